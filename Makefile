@@ -20,6 +20,8 @@ PYTEST  ?=
 C_FILES := $(shell find blufunc tests -name '*.h' -o -name '*.cuh')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start many interpreters: none compiles what another has compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 # What was installed for an interpreter that no longer runs, or for this tree in another folder, is not installed.
 ifneq ($(wildcard $(STAMPS)/venv),)
@@ -31,7 +33,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-peers check format bench bench-gpu goldens clean
+.PHONY: help demo test test-rest test-all test-peers check format bench bench-gpu goldens clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -41,20 +43,29 @@ help: ## list the targets
 demo: $(STAMPS)/examples ## set up, train a small GPT, write its outputs to runs/demo
 	$(PY) -m examples.gpt --preset $(PRESET) --out $(OUT)
 
-test: $(STAMPS)/dev ## set up, run the tests (PYTEST="-k name -x" adds options)
-	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST)
+RUN_TESTS = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
+
+test: $(STAMPS)/dev ## set up, run a quick tier of the tests (PYTEST="-k name -x" adds options)
+	$(RUN_TESTS) --tier=quick $(PYTEST)
+
+test-rest: $(STAMPS)/dev ## run the tests that make test leaves out
+	$(RUN_TESTS) --tier=rest $(PYTEST)
+
+test-all: $(STAMPS)/dev ## run all tests
+	$(RUN_TESTS) $(PYTEST)
 
 test-peers: $(STAMPS)/dev $(STAMPS)/peers ## run the tests that compare with JAX and optax
 	$(PY) -m pytest -q -m peer -n $(WORKERS) --dist worksteal $(PYTEST)
 
-check: $(STAMPS)/dev ## ruff, clang-format, mypy and import-linter
+check: $(STAMPS)/dev ## ruff, clang-format, mypy, import-linter and the word list
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $(C_FILES)
 	$(PY) -m mypy
 	$(PY) -c 'from importlinter.cli import lint_imports_command as main; main()' --no-logo --no-cache
+	$(PY) -m tests.word_list
 
-format: $(STAMPS)/dev ## let ruff and clang-format mend and lay out the code
+format: $(STAMPS)/dev ## let ruff and clang-format fix and format the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(C_FILES)
@@ -62,7 +73,9 @@ format: $(STAMPS)/dev ## let ruff and clang-format mend and lay out the code
 bench: $(STAMPS)/examples $(STAMPS)/peers ## measure against JAX on this machine, as ratios
 	$(PY) -m benchmarks.suites.trace
 	$(PY) -m benchmarks.suites.dispatch
+	$(PY) -m benchmarks.suites.import_time
 	$(PY) -m benchmarks.suites.cpu_kernels
+	$(PY) -m benchmarks.suites.user_primitive
 	$(PY) -m benchmarks.suites.cpu_train
 
 bench-gpu: $(STAMPS)/examples ## measure against PyTorch and JAX on a CUDA device, with what of them .venv has

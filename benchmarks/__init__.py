@@ -1,5 +1,5 @@
 """Benchmarks: ratios to peers measured in the same run.
 
-``suites`` are the commands, ``peers`` the programs of each library that they run, ``harness`` what these share,
-``results`` the records, and ``report.py`` makes ``docs/benchmarks.md`` of them.
+``suites`` has the commands, ``peers`` the programs of each library that they run, ``harness`` their shared code,
+``results`` the records; ``report.py`` generates ``docs/benchmarks.md`` from the records.
 """

@@ -1,4 +1,8 @@
-"""Writes ``docs/benchmarks.md`` from the records in ``benchmarks/results``: ``python -m benchmarks.report``."""
+"""Write ``docs/benchmarks.md``: ``python -m benchmarks.report``.
+
+In: the JSON records in ``benchmarks/results``, and the page as it was. Out: the page, with a section per record. The
+part of the page that follows ``BY_HAND`` is written by hand and is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +14,41 @@ from benchmarks.harness.cells import geometric_mean
 from benchmarks.harness.timing import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+BY_HAND = "<!-- By hand from here on: `python -m benchmarks.report` leaves it alone. -->"
 HEAD = """# Benchmarks
 
-Every figure is a median after warm-up, on random data, taken in turns with the peer in one run. A ratio of times below
-1, or of rates above 1, means that blufunc is ahead. This page is written by `python -m benchmarks.report` from the
-records in `benchmarks/results`; `BLUFUNC_SAVE_RESULTS=1 make bench` takes them again.
+Every figure is a median after warm-up, on random data, measured alternately with the peer in one run. A ratio of times
+below 1, or of rates above 1, means that blufunc is ahead. `python -m benchmarks.report` generates this page from the
+records in `benchmarks/results`, except for [design measurements](#design-measurements), which are written by hand.
+`BLUFUNC_SAVE_RESULTS=1 make bench` repeats the CPU measurements.
 """
 GPU_HEAD = """## On a GPU
 
-Each library runs in a process of its own, one after the other on the same device, from the same weights and data.
-Ratios compare with the best of the peers: above 1, blufunc is ahead. Kernels of blufunc and PyTorch are timed by events
-on the device, with the cache overwritten before each; JAX's by the wall clock over calls that follow each other, and so
-is blufunc's second figure. "Losses apart" is the largest difference from the first peer's losses, step by step. "Device
-GB" is the most that the driver saw taken of the device, with contexts, workspaces and what allocators hold; "arrays GB"
-is what each library's allocator says of its arrays.
+Each library runs in its own process, one after the other on the same device, from the same weights and data. Ratios
+compare with the best peer: above 1, blufunc is ahead. Kernels of blufunc and PyTorch are timed by events on the device,
+with L2 overwritten ahead of each launch; JAX's by the wall clock over back-to-back calls, and so is blufunc's second
+figure. "Losses apart" is the largest difference from the first peer's losses, step by step. "Device GB" is the peak
+device memory that the driver reports, including contexts, workspaces and allocator caches; "arrays GB" is what each
+library's allocator reports for its arrays.
 
-`make bench-gpu` takes the records again that one GPU has; these are the commands one by one. All but the last have a
-total `--limit` in seconds, `--libraries`, and `--merge`, with which rows of before are kept that were measured on this
-device; with `--device cpu` all but the timeline try themselves out at tiny sizes.
+`make bench-gpu` repeats the measurements of one GPU; these are the individual commands. All but the last accept a total
+`--limit` in seconds, `--libraries`, and `--merge`, which keeps earlier rows measured on this device. With
+`--device cpu`, all but the timeline run at tiny sizes.
 
-| command | what it shows |
+| command | measures |
 | --- | --- |
-| `python -m benchmarks.suites.gpt2` | GPT-2 124M's training step in every library and precision: the table below, at
-once |
-| `python -m benchmarks.suites.gpt2_curves` | 200 steps on real text beside PyTorch's, and gradients beside float64's |
-| `python -m benchmarks.suites.gpu_attention` | causal attention beside PyTorch's backends and JAX's |
+| `python -m benchmarks.suites.gpt2` | GPT-2 124M's training step in every library and precision: the table below |
+| `python -m benchmarks.suites.gpt2_curves` | 200 steps on real text against PyTorch, and gradients against float64 |
+| `python -m benchmarks.suites.gpu_attention` | causal attention against PyTorch's backends and JAX's |
 | `python -m benchmarks.suites.gpu --only copy,ops,kernels,small,repro` | the other tables of one GPU |
-| `python -m benchmarks.suites.multi_gpu --gpus 4` | data, FSDP and tensor parallel, in one process and in one for each
-GPU |
-| `python -m benchmarks.suites.gpu_timeline --gpus 4` | what the first GPU does in one step, as a trace and as figures |
-| `python -m benchmarks.suites.gpu_products` | products in float32 by every algorithm, with errors |
+| `python -m benchmarks.suites.multi_gpu --gpus 4` | data, FSDP, tensor parallelism; one process, one per GPU |
+| `python -m benchmarks.suites.gpu_timeline --gpus 4` | one step of the first GPU, as a trace and as figures |
+| `python -m benchmarks.suites.gpu_products` | float32 matmuls by every algorithm, with errors |
 """
 
 
 def section(record: dict) -> str:
-    """One record of the CPU's benchmarks as a section with a table."""
+    """Render a record of the CPU benchmarks as a section with a table."""
     if record["benchmark"] == "float32_errors":
         return errors(record)
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
@@ -59,16 +63,17 @@ def section(record: dict) -> str:
 
 
 def _times(rows: list[dict]) -> list[str]:
-    lines = ["| what | blufunc | jax | ratio |", "|---|---|---|---|"]
+    peer = next(k for k in rows[0] if k not in ("what", "unit", "blufunc", "ratio"))
+    lines = [f"| what | blufunc | {peer} | ratio |", "|---|---|---|---|"]
     for r in rows:
         digits = 0 if r["blufunc"] > 1000 else 3 if r["unit"] == "s" else 1
-        ours, theirs = (f"{r[k]:,.{digits}f} {r['unit']}" for k in ("blufunc", "jax"))
+        ours, theirs = (f"{r[k]:,.{digits}f} {r['unit']}" for k in ("blufunc", peer))
         lines.append(f"| {r['what']} | {ours} | {theirs} | {r['ratio']:.2f} |")
     return lines
 
 
 def _kernels(rows: list[dict]) -> list[str]:
-    """Times with what they come to in bytes moved, beside a plain copy on the same cores."""
+    """Render times with the bandwidth they reach, and its share of a plain copy's."""
     copy = rows[0]["copy_GB_s"]
     lines = [
         f"A copy on the same cores moves {copy:.0f} GB/s, bytes read and bytes written.",
@@ -87,14 +92,14 @@ def _kernels(rows: list[dict]) -> list[str]:
 
 
 def errors(record: dict) -> str:
-    """The errors of float32 products in parts, by operands and numbers of terms."""
+    """Render the errors of split float32 matmuls, by operands and contraction length."""
     methods = list(record["rows"][0]["errors"])
     lines = [
         "## float32_errors",
         "",
-        f"{record['date']}; a model of tensor cores in NumPy (`benchmarks/suites/float32_errors.py`). Largest error",
-        "of an element over the sum of absolute values of its terms; after it the root of the mean of squared errors",
-        "over that of squared results.",
+        f"{record['date']}; a NumPy model of tensor cores (`benchmarks/suites/float32_errors.py`). Each cell has the",
+        "largest error of an element over the sum of the absolute values of its terms, then the root mean square error",
+        "over the root mean square of the results.",
         "",
         f"| operands | terms | {' | '.join(methods)} |",
         "|---" * (len(methods) + 2) + "|",
@@ -106,7 +111,7 @@ def errors(record: dict) -> str:
 
 
 def page(records: list[dict]) -> str:
-    """The whole page, the CPU's records first."""
+    """Render the generated part of the page, CPU records first."""
     host = [r for r in records if "gpu" not in r]
     order = list(gpu_tables.TITLES)
     gpu = sorted((r for r in records if "gpu" in r), key=lambda r: order.index(r["benchmark"]))
@@ -115,8 +120,10 @@ def page(records: list[dict]) -> str:
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]))
+    """Write the page, and keep its part written by hand."""
+    _, marker, by_hand = PAGE.read_text().partition(BY_HAND)
+    generated = page([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
+    PAGE.write_text(f"{generated}\n{marker}{by_hand}" if marker else generated)
 
 
 if __name__ == "__main__":

@@ -1,111 +1,15 @@
 """blufunc: gradients, batches and compiled programs from pure Python functions over immutable arrays."""
 
-import importlib as _importlib
-
 from blufunc import _began as _began  # before all that it is asked about
-from blufunc import ad_checkpoint as ad_checkpoint
-from blufunc import custom_batching as custom_batching
-from blufunc import custom_derivatives as custom_derivatives
-from blufunc import debug as debug
-from blufunc import distributed as distributed
-from blufunc import extend as extend
-from blufunc import kernels as kernels  # registers the backends
-from blufunc import lax as lax
-from blufunc import multihost as multihost
-from blufunc import nn as nn
-from blufunc import numpy as numpy
-from blufunc import optim as optim
-from blufunc import random as random
-from blufunc import sharding as sharding
-from blufunc import tree as tree
+from blufunc import _lazy
 from blufunc.config import config as config
-from blufunc.core.arrays.array import Array as Array
-from blufunc.core.arrays.backend import Device as Device
-from blufunc.core.ir import dtypes as dtypes
-from blufunc.core.ir.check import check_jaxpr as check_jaxpr
-from blufunc.core.ir.dtypes import float0 as float0
-from blufunc.core.ir.jaxpr import Jaxpr as Jaxpr
-from blufunc.core.ir.trace import Tracer as Tracer
-from blufunc.core.primitives.override import override as override
-from blufunc.core.primitives.primitive import Primitive as Primitive
-from blufunc.explain import explain as explain
-from blufunc.parallel.collectives.shard_map import shard_map as shard_map
-from blufunc.parallel.mesh.constrain import constrain as constrain
-from blufunc.parallel.mesh.constrain import with_sharding_constraint as with_sharding_constraint
-from blufunc.parallel.mesh.mesh import AbstractMesh as AbstractMesh
-from blufunc.parallel.mesh.mesh import Mesh as Mesh
-from blufunc.parallel.mesh.mesh import make_mesh as make_mesh
-from blufunc.parallel.mesh.sharding import NamedSharding as NamedSharding
-from blufunc.parallel.mesh.spec import P as P
-from blufunc.parallel.mesh.spec import PartitionSpec as PartitionSpec
-from blufunc.parallel.programs.jit_shardings import ShardedJit as _ShardedJit  # noqa: F401 - makes itself known to jit
-from blufunc.parallel.programs.placement import device_put as device_put
-from blufunc.parallel.programs.placement import make_array_from_callback as make_array_from_callback
-from blufunc.parallel.programs.placement import (
-    make_array_from_process_local_data as make_array_from_process_local_data,
-)
-from blufunc.parallel.programs.placement import (
-    make_array_from_single_device_arrays as make_array_from_single_device_arrays,
-)
-from blufunc.parallel.programs.reshard import reshard as reshard
-from blufunc.parallel.programs.shard import shard as shard
-from blufunc.parallel.reports.collectives import collectives as collectives
-from blufunc.parallel.reports.hardware import DeviceSpec as DeviceSpec
-from blufunc.parallel.reports.hardware import LinkSpec as LinkSpec
-from blufunc.parallel.reports.plan import plan as plan
-from blufunc.parallel.reports.visualize import sharding_svg as sharding_svg
-from blufunc.parallel.reports.visualize import visualize_sharding as visualize_sharding
-from blufunc.transforms.arguments import ShapeDtypeStruct as ShapeDtypeStruct
-from blufunc.transforms.autodiff.grad import grad as grad
-from blufunc.transforms.autodiff.grad import jvp as jvp
-from blufunc.transforms.autodiff.grad import linearize as linearize
-from blufunc.transforms.autodiff.grad import value_and_grad as value_and_grad
-from blufunc.transforms.autodiff.grad import vjp as vjp
-from blufunc.transforms.autodiff.jacobian import hessian as hessian
-from blufunc.transforms.autodiff.jacobian import jacfwd as jacfwd
-from blufunc.transforms.autodiff.jacobian import jacobian as jacobian
-from blufunc.transforms.autodiff.jacobian import jacrev as jacrev
-from blufunc.transforms.autodiff.linear_transpose import linear_transpose as linear_transpose
-from blufunc.transforms.batching.vmap import vmap as vmap
-from blufunc.transforms.checkpointing import policies as checkpoint_policies  # noqa: F401
-from blufunc.transforms.checkpointing.checkpoint import checkpoint as checkpoint
-from blufunc.transforms.checkpointing.checkpoint import remat as remat
-from blufunc.transforms.checkpointing.policies import checkpoint_name as checkpoint_name
-from blufunc.transforms.custom_rules.closure_convert import closure_convert as closure_convert
-from blufunc.transforms.custom_rules.custom_gradient import custom_gradient as custom_gradient
-from blufunc.transforms.custom_rules.custom_jvp import custom_jvp as custom_jvp
-from blufunc.transforms.custom_rules.custom_vjp import custom_vjp as custom_vjp
-from blufunc.transforms.extension.cuda_kernel import cuda_kernel as cuda_kernel
-from blufunc.transforms.extension.elementwise import elementwise as elementwise
-from blufunc.transforms.extension.transform import Transform as Transform
-from blufunc.transforms.precision.autocast import autocast as autocast
-from blufunc.transforms.precision.policy import autocast_table as autocast_table
-from blufunc.transforms.staging.callback import effects_barrier as effects_barrier
-from blufunc.transforms.staging.callback import io_callback as io_callback
-from blufunc.transforms.staging.callback import pure_callback as pure_callback
-from blufunc.transforms.staging.compile_time import ensure_compile_time_eval as ensure_compile_time_eval
-from blufunc.transforms.staging.jit import clear_caches as clear_caches
-from blufunc.transforms.staging.jit import disable_jit as disable_jit
-from blufunc.transforms.staging.jit import jit as jit
-from blufunc.transforms.staging.make_jaxpr import eval_shape as eval_shape
-from blufunc.transforms.staging.make_jaxpr import make_jaxpr as make_jaxpr
-from blufunc.transforms.staging.make_jaxpr import typeof as typeof
-from blufunc.transforms.staging.named_scope import named_call as named_call
-from blufunc.transforms.staging.named_scope import named_scope as named_scope
-from blufunc.transforms.staging.transfer import block_until_ready as block_until_ready
-from blufunc.transforms.staging.transfer import default_backend as default_backend
-from blufunc.transforms.staging.transfer import device_count as device_count
-from blufunc.transforms.staging.transfer import device_get as device_get
-from blufunc.transforms.staging.transfer import devices as devices
-from blufunc.transforms.staging.transfer import local_device_count as local_device_count
-from blufunc.transforms.staging.transfer import local_devices as local_devices
-from blufunc.transforms.staging.transfer import process_count as process_count
-from blufunc.transforms.staging.transfer import process_index as process_index
+from blufunc.core.arrays import array as _array
+from blufunc.core.arrays import backend as _backend
+from blufunc.core.programs import alternatives as _alternatives
+from blufunc.numpy import methods as _methods
+from blufunc.transforms.staging import jit as _jit
 
 __version__ = "0.1.0.dev0"
-
-# Modules that most programs do without.
-_WHEN_ASKED_FOR = ("flatten_util", "ops", "scipy", "testing", "tree_util", "typing")
 
 _NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or use x.at[i].set(y)"
 _EXPLICIT_64 = "there is no mode: an explicit 64-bit dtype is honoured, and what has none is 32-bit"
@@ -165,14 +69,126 @@ _NOT_HERE = {
     "xla_computation": "jit(f).lower(...).as_text() shows a program",
 }
 
+with _lazy.names(__name__, hints=_NOT_HERE):
+    from blufunc import ad_checkpoint as ad_checkpoint
+    from blufunc import custom_batching as custom_batching
+    from blufunc import custom_derivatives as custom_derivatives
+    from blufunc import debug as debug
+    from blufunc import distributed as distributed
+    from blufunc import extend as extend
+    from blufunc import flatten_util as flatten_util
+    from blufunc import kernels as kernels
+    from blufunc import lax as lax
+    from blufunc import multihost as multihost
+    from blufunc import nn as nn
+    from blufunc import numpy as numpy
+    from blufunc import ops as ops
+    from blufunc import optim as optim
+    from blufunc import parallel as parallel
+    from blufunc import random as random
+    from blufunc import scipy as scipy
+    from blufunc import sharding as sharding
+    from blufunc import testing as testing
+    from blufunc import tree as tree
+    from blufunc import tree_util as tree_util
+    from blufunc import typing as typing
+    from blufunc.core.arrays.array import Array as Array
+    from blufunc.core.arrays.backend import Device as Device
+    from blufunc.core.ir import dtypes as dtypes
+    from blufunc.core.ir.check import check_jaxpr as check_jaxpr
+    from blufunc.core.ir.dtypes import float0 as float0
+    from blufunc.core.ir.jaxpr import Jaxpr as Jaxpr
+    from blufunc.core.ir.trace import Tracer as Tracer
+    from blufunc.core.primitives.override import override as override
+    from blufunc.core.primitives.primitive import Primitive as Primitive
+    from blufunc.explain import explain as explain
+    from blufunc.parallel.collectives.shard_map import shard_map as shard_map
+    from blufunc.parallel.mesh.constrain import constrain as constrain
+    from blufunc.parallel.mesh.constrain import with_sharding_constraint as with_sharding_constraint
+    from blufunc.parallel.mesh.mesh import AbstractMesh as AbstractMesh
+    from blufunc.parallel.mesh.mesh import Mesh as Mesh
+    from blufunc.parallel.mesh.mesh import make_mesh as make_mesh
+    from blufunc.parallel.mesh.sharding import NamedSharding as NamedSharding
+    from blufunc.parallel.mesh.spec import P as P
+    from blufunc.parallel.mesh.spec import PartitionSpec as PartitionSpec
+    from blufunc.parallel.programs.placement import device_put as device_put
+    from blufunc.parallel.programs.placement import make_array_from_callback as make_array_from_callback
+    from blufunc.parallel.programs.placement import (
+        make_array_from_process_local_data as make_array_from_process_local_data,
+    )
+    from blufunc.parallel.programs.placement import (
+        make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+    )
+    from blufunc.parallel.programs.reshard import reshard as reshard
+    from blufunc.parallel.programs.shard import shard as shard
+    from blufunc.parallel.reports.collectives import collectives as collectives
+    from blufunc.parallel.reports.hardware import DeviceSpec as DeviceSpec
+    from blufunc.parallel.reports.hardware import LinkSpec as LinkSpec
+    from blufunc.parallel.reports.plan import plan as plan
+    from blufunc.parallel.reports.visualize import sharding_svg as sharding_svg
+    from blufunc.parallel.reports.visualize import visualize_sharding as visualize_sharding
+    from blufunc.transforms.arguments import ShapeDtypeStruct as ShapeDtypeStruct
+    from blufunc.transforms.autodiff.grad import grad as grad
+    from blufunc.transforms.autodiff.grad import jvp as jvp
+    from blufunc.transforms.autodiff.grad import linearize as linearize
+    from blufunc.transforms.autodiff.grad import value_and_grad as value_and_grad
+    from blufunc.transforms.autodiff.grad import vjp as vjp
+    from blufunc.transforms.autodiff.jacobian import hessian as hessian
+    from blufunc.transforms.autodiff.jacobian import jacfwd as jacfwd
+    from blufunc.transforms.autodiff.jacobian import jacobian as jacobian
+    from blufunc.transforms.autodiff.jacobian import jacrev as jacrev
+    from blufunc.transforms.autodiff.linear_transpose import linear_transpose as linear_transpose
+    from blufunc.transforms.batching.vmap import vmap as vmap
+    from blufunc.transforms.checkpointing import policies as checkpoint_policies  # noqa: F401
+    from blufunc.transforms.checkpointing.checkpoint import checkpoint as checkpoint
+    from blufunc.transforms.checkpointing.checkpoint import remat as remat
+    from blufunc.transforms.checkpointing.policies import checkpoint_name as checkpoint_name
+    from blufunc.transforms.custom_rules.closure_convert import closure_convert as closure_convert
+    from blufunc.transforms.custom_rules.custom_gradient import custom_gradient as custom_gradient
+    from blufunc.transforms.custom_rules.custom_jvp import custom_jvp as custom_jvp
+    from blufunc.transforms.custom_rules.custom_vjp import custom_vjp as custom_vjp
+    from blufunc.transforms.extension.cuda_kernel import cuda_kernel as cuda_kernel
+    from blufunc.transforms.extension.elementwise import elementwise as elementwise
+    from blufunc.transforms.extension.transform import Transform as Transform
+    from blufunc.transforms.precision.autocast import autocast as autocast
+    from blufunc.transforms.precision.policy import autocast_table as autocast_table
+    from blufunc.transforms.staging.callback import effects_barrier as effects_barrier
+    from blufunc.transforms.staging.callback import io_callback as io_callback
+    from blufunc.transforms.staging.callback import pure_callback as pure_callback
+    from blufunc.transforms.staging.compile_time import ensure_compile_time_eval as ensure_compile_time_eval
+    from blufunc.transforms.staging.jit import clear_caches as clear_caches
+    from blufunc.transforms.staging.jit import disable_jit as disable_jit
+    from blufunc.transforms.staging.jit import jit as jit
+    from blufunc.transforms.staging.make_jaxpr import eval_shape as eval_shape
+    from blufunc.transforms.staging.make_jaxpr import make_jaxpr as make_jaxpr
+    from blufunc.transforms.staging.make_jaxpr import typeof as typeof
+    from blufunc.transforms.staging.named_scope import named_call as named_call
+    from blufunc.transforms.staging.named_scope import named_scope as named_scope
+    from blufunc.transforms.staging.transfer import block_until_ready as block_until_ready
+    from blufunc.transforms.staging.transfer import default_backend as default_backend
+    from blufunc.transforms.staging.transfer import device_count as device_count
+    from blufunc.transforms.staging.transfer import device_get as device_get
+    from blufunc.transforms.staging.transfer import devices as devices
+    from blufunc.transforms.staging.transfer import local_device_count as local_device_count
+    from blufunc.transforms.staging.transfer import local_devices as local_devices
+    from blufunc.transforms.staging.transfer import process_count as process_count
+    from blufunc.transforms.staging.transfer import process_index as process_index
 
-def __getattr__(name: str):
-    if name in _WHEN_ASKED_FOR:
-        return _importlib.import_module(f"blufunc.{name}")
-    hint = _NOT_HERE.get(name)
-    # an AttributeError it remains, so that hasattr and getattr with a default answer as usual
-    raise AttributeError(f"module 'blufunc' has no attribute {name!r}" + (f": {hint}" if hint else ""))
+# What lower packages take from upper ones: imported when they ask for it.
+with _lazy.modules(globals()):
+    from blufunc.kernels.backends.cpu import backend as _cpu
+    from blufunc.kernels.backends.cuda import backend as _cuda
+    from blufunc.kernels.backends.cuda.library.attention import kernels as _attention
+    from blufunc.nn.attention import recognised as _attention_recognised
+    from blufunc.parallel.programs import array_shards as _array_shards
+    from blufunc.parallel.programs import jit_shardings as _jit_shardings
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHEN_ASKED_FOR})
+_backend.register("cpu", lambda: _cpu.NumpyBackend())
+_backend.register("cuda", lambda: _cuda.CudaBackend())
+_array.shards = _array_shards
+_alternatives.recognisers.append(
+    (frozenset(("dot_general", "exp")), lambda jaxpr: _attention_recognised.recognise(jaxpr))
+)
+_alternatives.refusals["attention"] = lambda sizes, dtype: _attention.refused_everywhere(sizes, dtype)
+_jit.register_sharded(lambda *args, **options: _jit_shardings.ShardedJit(*args, **options))
+_methods.install()

@@ -1,6 +1,6 @@
-"""What is stored for the backward pass: ``checkpoint``, its policies and a look at their effect, under JAX's names.
+"""``checkpoint``, its policies and reports of saved residuals, under JAX's names.
 
-Face.
+Face over ``transforms.checkpointing``.
 """
 
 from blufunc.transforms.checkpointing import policies as checkpoint_policies

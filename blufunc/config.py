@@ -43,7 +43,7 @@ _OF_JAX = {
         "leave it out, or set the environment variable BLUFUNC_CACHE_DIR before the program starts",
     ),
 }
-"""What JAX's flags that blufunc does without have instead: why there is none, and what to write."""
+"""Replacements of JAX flags that blufunc lacks: the reason, and what to write."""
 
 STAGES = (
     "jaxpr",
@@ -57,17 +57,16 @@ STAGES = (
     "cache",
     "launch",
 )
-"""What ``debug`` can ask for."""
+"""The stages that ``debug`` can show."""
 
 _CHOICES = {
     "host_compiler": ("auto", "always", "never"),
     "matmul_precision": (
         "default", "high", "highest", "tf32", "fastest", "float32_tc", "TF32_TF32_F32", "F32_F32_F32",
-        "F16_F16_F32_SCALED", "F16_F16_F32_SHARED", "BF16_BF16_F32_X3", "TF32_TF32_F32_X3", "F16_F16_F32_X3",
-        "BF16_BF16_F32_X6",
+        "F16_F16_F32_SCALED", "F16_F16_F32_X3",
     ),
 }  # fmt: skip
-"""The values of flags that have only few."""
+"""The values of flags with a fixed set of them."""
 
 
 @dataclass
@@ -77,41 +76,42 @@ class Config:
     Attributes:
       debug: stages to print to stderr as programs pass them, with commas between (``STAGES``):
 
-        - ``jaxpr``: what was traced;
+        - ``jaxpr``: the traced program;
         - ``retrace``: why a function is traced again;
-        - ``fusion``: which equations run together, and why the others do not;
+        - ``fusion``: fused regions, and why other equations do not fuse;
         - ``loopir``: kernels, before they become C++ or CUDA;
-        - ``schedule``: of each CUDA kernel, its blocks and threads, vectors, and what is kept, copied and prefetched;
-        - ``source``: the generated text;
-        - ``memory``: the planned peak, and the largest values alive at it;
-        - ``compile``: what compilers are asked for, and how long they take;
-        - ``cache``: which plans of programs were found or kept on disk, and trouble with what is there;
+        - ``schedule``: the blocks and threads of each CUDA kernel, its vectors, shared memory, copies and prefetches;
+        - ``source``: the generated source;
+        - ``memory``: the planned peak, and the largest live values there;
+        - ``compile``: compiler invocations, and their times;
+        - ``cache``: plans read from and written to disk, and problems with them;
         - ``launch``: the steps of each call.
       debug_nans, debug_infs: look at every result, of single operations and of compiled programs, and raise
         ``NanError`` where there is a NaN (an infinity), naming the line that made the first one. A program that
         gives one runs once more, equation by equation. Slow; for debugging.
       debug_key_reuse: raise ``KeyReuseError`` where a random key is used twice.
-      host_compiler: whether programs on the CPU are compiled by the system's C++ compiler: ``auto`` (where they are
+      host_compiler: use of the system's C++ compiler for CPU programs: ``auto`` (if they are
         large enough to gain), ``always`` or ``never``.
-      default_device: where arrays are made when nothing says otherwise: ``cuda``, ``cuda:1``; empty for the CPU.
-      matmul_precision: how CUDA devices multiply float32 matrices that ask for no ``precision`` of their own:
-        ``default`` in IEEE float32, with the numbers that the CPU gives; ``tf32`` with operands rounded to 11 bits,
+      default_device: the default device of new arrays: ``cuda``, ``cuda:1``; empty for the CPU.
+      matmul_precision: the precision of float32 matmuls on CUDA devices without a ``precision`` argument:
+        ``default`` in IEEE float32, with the same values as on the CPU; ``tf32`` with operands rounded to 11 bits,
         several times faster, in TF32 or, where that is quicker, in float16 with a scale for each row and column;
         ``float32_tc`` as exactly as in IEEE float32 but not bit for bit the same, on tensor cores where that is
-        quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks for tf32 in one
-        product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions under ``jit``
-        have a program for each value that they are called under; what ``compile()`` gave stays as it is.
-      recognise: whether attention that is written by hand, as ``softmax(q @ k.T) @ v``, is given to the kernels of
-        ``nn.dot_product_attention`` on devices that have them. It holds for functions that are traced from then on.
-      cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
-      cuda_streams: how many streams the steps of such a graph take, those that are independent side by side; 1: all
-        steps wait for each other. Exchanges between devices have one more.
-      nccl_graphs: whether programs that exchange between GPUs are replayed as graphs too, with exchanges on a stream of
-        their own. Off, their steps are launched one by one, on one stream.
-      cpu_devices: how many devices the CPU is taken for. They share its cores: more than one serves to try programs
-        for many devices.
-      plan_cache: whether plans of programs are kept on disk, beside compiled kernels, for later processes.
-      check: run ``check_jaxpr`` on every jaxpr that a trace or transform produces. Slow; the tests set it.
+        quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` selects tf32 for one
+        matmul, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions under ``jit``
+        have a program per value of this flag; results of ``compile()`` keep theirs.
+      recognise: run hand-written attention, as ``softmax(q @ k.T) @ v``, on the kernels of
+        ``nn.dot_product_attention`` on devices that have them. It applies to functions traced afterwards.
+      cuda_graphs: replay a program that runs again on the same memory as one CUDA graph.
+      cuda_streams: the number of streams for independent steps of such a graph; 1 serializes all steps. Collectives
+        have one more stream.
+      nccl_graphs: replay programs with collectives between GPUs as graphs too, with the collectives on their own
+        stream. If off, their steps are launched one by one, on one stream.
+      cpu_devices: the number of simulated CPU devices, which share its cores; more than one is for testing
+        multi-device programs.
+      plan_cache: cache plans of programs on disk, with compiled kernels, for later processes.
+      check: verify every jaxpr that a trace or transform produces, every kernel of LoopIR, and every memory plan.
+        Slow; the tests set it.
     """
 
     debug: str = ""
@@ -128,7 +128,7 @@ class Config:
     nccl_graphs: bool = True
     cpu_devices: int = 1
     plan_cache: bool = True
-    guards: ClassVar[bool] = False  # whether results must be looked at
+    guards: ClassVar[bool] = False  # True if results must be checked
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__:
@@ -140,11 +140,11 @@ class Config:
             self.update(name, value)
 
     def update(self, name: str, value: Any) -> None:
-        """Set the flag called ``name``; a flag of JAX that blufunc has is known by JAX's name too.
+        """Set the flag ``name``, or its equivalent under JAX's name.
 
         Raises:
           ArgumentError: ``value`` is not of the flag's type.
-          UnsupportedError: JAX has such a flag and blufunc does not; the message says what does it here.
+          UnsupportedError: JAX has the flag and blufunc does not; the message has the replacement.
           ValueRangeError: there is no such flag, or the flag has no such value.
         """
         if name in _OF_JAX:
@@ -159,11 +159,11 @@ class Config:
         setattr(self, flag, value)
 
     def shows(self, stage: str) -> bool:
-        """Whether ``debug`` asks for ``stage``."""
+        """True if ``debug`` selects ``stage``."""
         return stage in _stages(self.debug)
 
     def show(self, text: object) -> None:
-        """Print what ``shows`` said was wanted."""
+        """Print a selected stage."""
         sys.stderr.write(f"{text}\n")
 
 
@@ -172,7 +172,7 @@ def _stages(text: str) -> list[str]:
 
 
 def _check_value(name: str, value: Any) -> None:
-    """Raise for a value that a flag cannot have, which would be passed over in silence."""
+    """Raise for an invalid value of a flag, which would otherwise be ignored."""
     wanted = Config.__dataclass_fields__[name].type
     if type(value).__name__ != wanted:
         raise errors.ArgumentError(
@@ -192,11 +192,11 @@ _SWITCH = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
 }
-"""What the environment may say of a flag that is on or off."""
+"""Values of on/off flags in the environment."""
 
 
 def from_environment(environ=os.environ) -> Config:
-    """A ``Config`` with the values that ``BLUFUNC_*`` variables give; an empty one gives none.
+    """A ``Config`` from ``BLUFUNC_*`` variables; empty ones are ignored.
 
     Raises:
       ValueRangeError: a flag has no such value.

@@ -1,4 +1,4 @@
-"""Batching rules of one's own, under the names that JAX has for them.
+"""Custom batching rules, under JAX's names.
 
 A face, upon ``transforms``.
 """

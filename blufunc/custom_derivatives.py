@@ -1,4 +1,4 @@
-"""What goes with derivative rules of one's own, under the names that JAX has for it.
+"""Helpers for custom derivative rules, under JAX's names.
 
 A face, upon ``transforms``.
 """

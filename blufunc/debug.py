@@ -1,8 +1,7 @@
-"""Looking into programs while they run: ``debug.print`` and ``debug.callback``; pictures of shardings.
+"""Debugging of running programs: ``debug.print``, ``debug.callback``, pictures of shardings.
 
-Face. Both work eagerly and under every transform: in compiled programs and loops they report at run time, for each
-iteration; ``vmap`` reports for each element; derivatives report in the forward pass, once. What ``checkpoint``
-computes again in the backward pass is not reported again (in JAX it is).
+Face. In: values of a program, eager or under any transform. Out: reports at run time, per iteration of a loop and per
+element of a ``vmap``. Derivatives report in the forward pass only, also under ``checkpoint`` (JAX repeats the report).
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ visualize_array_sharding = visualize_sharding
 def callback(
     callback: Callable, *args: Any, ordered: bool = False, partitioned: bool = False, **kwargs: Any
 ) -> None:
-    """Call a function of Python with the values of arrays, when they are known.
+    """Call a Python function with the values of arrays, at run time.
 
     Args:
-      callback: called for what it does; what it returns is dropped. It may keep the arrays that it is given.
-      args, kwargs: its arguments, pytrees; leaves that are no arrays, as strings, reach it as they are.
-      ordered: whether the calls must come in the order of the program, relative to other ordered ones.
+      callback: called for its side effects; its result is ignored. It may keep references to its arguments.
+      args, kwargs: its arguments, pytrees; leaves that are not arrays, such as strings, are passed unchanged.
+      ordered: keep the calls in program order relative to other ordered ones.
       partitioned: False; it sees whole arrays, on a mesh too, where the first device reports.
     Raises:
       ArgumentError: ``callback`` is not a function.
@@ -53,14 +52,14 @@ def print(
     skip_format_check: bool = False,
     **kwargs: Any,
 ) -> None:
-    """Print the values of arrays, when they are known: ``debug.print("x = {x}", x=x)``.
+    """Print the values of arrays at run time: ``debug.print("x = {x}", x=x)``.
 
     Args:
       fmt: a format string for ``str.format``, not an f-string.
-      args, kwargs: what it formats: pytrees of arrays, and anything else.
-      ordered: whether the lines must come in the order of the program, relative to other ordered ones.
+      args, kwargs: the values to format: pytrees of arrays, and any other objects.
+      ordered: keep the lines in program order relative to other ordered ones.
       partitioned: False; it sees whole arrays, on a mesh too, where the first device reports.
-      skip_format_check: whether to leave mistakes in ``fmt`` to be found when it is printed.
+      skip_format_check: do not check ``fmt`` before it is printed.
     Raises:
       ArgumentError: ``fmt`` is not a string, is an f-string of traced values, or does not fit the arguments.
     """
@@ -90,7 +89,7 @@ def print(
 
 
 def _check_format(fmt: str, args: tuple, kwargs: dict) -> None:
-    """Raise ArgumentError unless ``fmt`` uses all of the arguments, and no others, in ways that they know."""
+    """Raise ArgumentError unless ``fmt`` uses exactly the arguments, with valid format specs."""
     if "Tracer<" in fmt:
         raise errors.ArgumentError(
             f"debug.print was given the text of a traced value: {_short(fmt)}.",
@@ -116,7 +115,7 @@ def _check_format(fmt: str, args: tuple, kwargs: dict) -> None:
 
 
 def _fields(fmt: str) -> Iterator[tuple[int | str, bool, str]]:
-    """The fields of a format: the argument, whether it is formatted as it is, and the format that it gets.
+    """The fields of a format: the argument, whether it has no conversion, and its format spec.
 
     Raises:
       ValueError: it is not a format.
@@ -145,7 +144,7 @@ def _fields(fmt: str) -> Iterator[tuple[int | str, bool, str]]:
 
 
 def _check_spec(x: Any, spec: str) -> None:
-    """Raise ValueError unless the format of a number knows ``spec``; nothing is known of other objects."""
+    """Raise ValueError if ``spec`` is invalid for a scalar; other objects are not checked."""
     if not isinstance(x, (Value, np.ndarray, np.generic)):
         return
     if x.ndim or dtypes.is_key(x.dtype):

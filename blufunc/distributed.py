@@ -1,7 +1,7 @@
-"""One program as several processes, under the names of JAX's ``distributed``.
+"""Multi-process programs, under the names of JAX's ``distributed``.
 
-Face. After ``initialize()``, ``bf.devices()`` has the devices of all processes, and on meshes of them each process
-computes its shards.
+Face over ``parallel.runtime.bootstrap``. After ``initialize()``, ``bf.devices()`` has the devices of all processes, and
+on meshes of them each process computes its shards.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def initialize(
     *,
     initialization_timeout: float | None = None,
 ) -> None:
-    """Join the job that this process is part of; nothing happens if it has.
+    """Join the job of this process; no effect if it has already joined.
 
-    What is not given is taken from the variables of the launcher: ``python -m blufunc.parallel.launch``, torchrun,
-    Open MPI or Slurm. Without these, the process is a job of its own.
+    Missing arguments come from the variables of the launcher: ``python -m blufunc.parallel.launch``, torchrun,
+    Open MPI or Slurm. Without these, the process is a job by itself.
 
     Args:
       coordinator_address: ``host:port`` of process 0.
-      num_processes: how many processes there are.
-      process_id: the number of this one.
-      local_device_ids: the number of its GPU among those that it sees: its number on its host.
-      initialization_timeout: the seconds to wait for others, here and in every collective; ``BLUFUNC_DEADLINE``,
+      num_processes: the number of processes.
+      process_id: the index of this one.
+      local_device_ids: the index of its GPU among visible ones: its index on its host.
+      initialization_timeout: seconds to wait for others, here and in every collective; default ``BLUFUNC_DEADLINE``,
         or 300.
     Raises:
-      ArgumentError, ValueRangeError: arguments, or variables of a launcher, that make no sense together.
-      CollectiveError: the others do not come.
+      ArgumentError, ValueRangeError: inconsistent arguments or variables of a launcher.
+      CollectiveError: the others do not arrive in time.
     """
     bootstrap.initialize(
         coordinator_address, num_processes, process_id, local_device_ids, deadline=initialization_timeout
@@ -62,19 +62,19 @@ def initialize(
 
 
 def shutdown() -> None:
-    """Leave the job, at the end of the program; done by itself when it ends."""
+    """Leave the job; called automatically at exit."""
     bootstrap.shutdown()
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined a job."""
+    """True if this process has joined a job."""
     return bootstrap.world() is not None
 
 
 def is_launched() -> bool:
-    """Whether a launcher's variables say that this process is one of several.
+    """True if a launcher's variables describe a job of several processes.
 
     Raises:
-      ArgumentError, ValueRangeError: they make no sense together.
+      ArgumentError, ValueRangeError: inconsistent variables.
     """
     return bootstrap.find_placement(os.environ).size > 1

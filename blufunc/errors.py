@@ -2,7 +2,7 @@
 
 Stands before the path of a program: nothing here imports the rest of the package.
 
-A message says what happened, where (the user's line, not ours), why, and the fix. Each class also
+A message says what happened, where (the user's line), why, and the fix. Each class also
 derives from the builtin exception that a Python programmer would expect to catch, so that
 ``except TypeError`` keeps working.
 """
@@ -104,7 +104,7 @@ class RetraceError(BlufuncError, RuntimeError):
 
 
 class CarryError(BlufuncError, TypeError):
-    """A loop body that returns a carry of another type than it was given."""
+    """A loop body that changes the type of its carry."""
 
 
 class BranchError(BlufuncError, TypeError):
@@ -112,7 +112,7 @@ class BranchError(BlufuncError, TypeError):
 
 
 class JaxprTypeError(BlufuncError, TypeError):
-    """An ill-typed jaxpr, or a result that does not fit what a rule is for: a mistake in a rule or transform."""
+    """An ill-typed jaxpr, or a result that does not fit what a rule is for: an error in a rule or transform."""
 
 
 class UnsupportedError(BlufuncError, NotImplementedError):
@@ -132,16 +132,20 @@ class DataError(BlufuncError, ValueError):
 
 
 class CompileError(BlufuncError, RuntimeError):
-    """Source text that its compiler refused: the message shows the line, and the user's line it came from."""
+    """Generated source that its compiler rejected: the message shows its line, and the user's line."""
 
 
 class OutOfMemoryError(BlufuncError, MemoryError):
-    """A device without enough memory for an array or a program; the message lists what holds most of it."""
+    """A device without enough memory for an array or a program; the message lists the largest users."""
 
 
 class MemoryBudgetError(BlufuncError, ValueError):
-    """A ``memory_budget`` for which no plan was found; the message says what the least is, and what is alive there."""
+    """A ``memory_budget`` without a plan; the message has the minimum, and the live values there."""
 
 
 class CollectiveError(BlufuncError, RuntimeError):
-    """Ranks of a mesh that do not meet: one failed, ended or is late, or they do not agree on what to exchange."""
+    """A collective that fails: a rank failed, ended or is late, or ranks call different collectives."""
+
+
+class HostPrimitiveWarning(UserWarning):
+    """A primitive without ``lower=`` in a compiled program: NumPy computes it on the host, unfused."""

@@ -1,7 +1,7 @@
-"""``explain``: one table that says how a function runs, and what it costs.
+"""``explain``: a table of how a function runs, and what it costs.
 
-Face. It is all of ``jit(f).lower()`` for a device, to read: a row for each launch or library call, why neighbours are
-not one kernel, what costs nothing, what is done by the host, and where the memory goes.
+Face. In: a function and its arguments. Out: the reports of ``jit(f).lower()`` for a device: a row per launch or library
+call, why neighbours are not fused, what is free, what runs on the host, and memory by use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blufunc.kernels.machine import Machine
 from blufunc.kernels.tables import count, duration, size
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.staging.jit import Jitted, jit
-from blufunc.transforms.staging.stages import chosen
+from blufunc.transforms.staging.stages import device_or_default
 
 __all__ = ["Explanation", "explain"]
 
@@ -30,14 +30,14 @@ class Explanation:
 
     Attributes:
       name: of the function.
-      fusion: which equations run together, and why the others do not.
+      fusion: the fused regions, and why other equations do not fuse.
       cost: bytes and arithmetic of each step.
-      memory: the planned peak, and what it is made of.
+      memory: the planned peak, and its composition.
       machine: the measured speed of the device.
       timings: the measured times of the steps; None unless the function was run.
       why_not_compiled: why the program runs as NumPy calls; empty if it is compiled.
-      bodies: the programs within it, which its loops and branches run.
-      notes: operations that have kernels, but not here, and why: they run as what they are made of.
+      bodies: the programs of its loops and branches.
+      notes: composite operations that run without their kernels here, and why.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Explanation:
 
 
 def _of_body(body: Body, machine: Machine, outer: str = "") -> list[str]:
-    """The tables of a body and of those within it; of a loop, what one round costs."""
+    """The tables of a body and its nested bodies; for a loop, the cost of one iteration."""
     sight = body.sight
     number = f"{outer}{body.step}"
     lines = ["", f"step {number} runs {body.role}:"]
@@ -103,24 +103,24 @@ def _many(n: int, thing: str) -> str:
 def explain(
     fun: Callable, *args: Any, run: bool = False, device: backend.Device | None = None, **kwargs: Any
 ) -> Explanation:
-    """Say how ``fun`` runs under ``jit``: what is fused with what, why not more, and what each step costs.
+    """Report how ``fun`` runs under ``jit``: fused kernels, why not fewer, and the cost of each step.
 
     Args:
       fun: a function, under ``jit`` or not.
       args, kwargs: its arguments: arrays, or ``ShapeDtypeStruct`` where nothing is run.
-      run: whether to run the program step by step on the arguments, which are left as they are, and time it.
-      device: where; unless given where the arguments are, or the default device.
+      run: run the program step by step on the arguments, which stay intact, and time it; default False.
+      device: the device; default the arguments' device, or the default one.
     Returns:
-      an ``Explanation``, whose text is a table: for each launch or library call what it computes, its points, the bytes
-      that it must move, its arithmetic, the least time that the device allows for these (the roofline), and the lines
-      it came from. With ``run``, the measured time and the share of the roofline too.
+      an ``Explanation``, which prints as a table: for each launch or library call its computation, its points, the
+      bytes that it must move, its arithmetic, the lower bound of the time for these (the roofline), and its source
+      lines. With ``run``, the measured time and the share of the roofline too.
     Raises:
-      ArgumentError: ``fun`` is not a function, ``device`` no device, or an argument with which to run has no values.
+      ArgumentError: ``fun`` is not a function, ``device`` not a device, or an argument to run with has no values.
     """
     check_callable(fun, "explain")
     function = fun if isinstance(fun, Jitted) else jit(fun)
     lowered = function.lower(*args, **kwargs)
-    device = chosen(device or lowered.traced.device, "explain")
+    device = device_or_default(device or lowered.traced.device, "explain")
     sight = lowered.sight(device)
     timings = lowered.compile(device).timings(*args, **kwargs) if run else None
     return Explanation(

@@ -1,14 +1,16 @@
-"""What extensions are written with: the classes and helpers of primitives, rules and transforms.
+"""The extension API: classes and helpers for primitives, rules and transforms.
 
-Face over ``core`` and ``transforms``; ``docs/extending.md`` says how to use them, and ``blufunc.testing`` checks what
-is made of them.
+Face over ``core`` and ``transforms``; ``docs/extending.md`` describes them, and ``blufunc.testing`` checks
+extensions.
 """
 
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.primitives.c_form import CForm
 from blufunc.core.primitives.kinds import Elementwise, Reduction
 from blufunc.core.primitives.linear_ops import add_tangents, batched_front, instantiate
 from blufunc.core.primitives.override import override
 from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
+from blufunc.core.primitives.sharding import Factors, Rule
 from blufunc.core.primitives.tangents import Accumulator, Zero, is_linear, zero
 from blufunc.transforms.checkpointing.checkpoint import checkpoint_p
 from blufunc.transforms.control_flow.calls import jit_p
@@ -19,13 +21,16 @@ from blufunc.transforms.extension.transform import Transform
 
 __all__ = [
     # primitives
+    "CForm",
     "Elementwise",
+    "Factors",
     "Primitive",
     "RULES",
     "Reduction",
+    "Rule",
     "ShapedArray",
     "unsupported",
-    # what rules meet
+    # arguments of rules
     "Accumulator",
     "Zero",
     "add_tangents",
@@ -33,13 +38,13 @@ __all__ = [
     "instantiate",
     "is_linear",
     "zero",
-    # calls, for transforms with rules for them
+    # calls, for transforms with rules of their own
     "checkpoint_p",
     "custom_jvp_call_p",
     "custom_vjp_call_p",
     "custom_vmap_call_p",
     "jit_p",
-    # rules in a scope, and whole transforms
+    # scoped rules, and transforms
     "Transform",
     "override",
 ]

@@ -1,7 +1,7 @@
 """A pytree of arrays as one vector, and back.
 
-A face above ``blufunc.numpy``, with the name of JAX's module. In comes a pytree; out come its elements in one array of
-rank 1, and the function that undoes it. Both are differentiable.
+A face above ``blufunc.numpy``, with the name of JAX's module. In: a pytree. Out: its elements in a vector, and the
+function that unflattens it. Both are differentiable.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from blufunc.core.ir import source
 
 
 def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """All elements of a pytree as an array of rank 1, of the dtype that their dtypes promote to, and the way back.
+    """Flatten a pytree into a vector of the promoted dtype, with the inverse function.
 
     Returns:
-      the array, and a function from such an array to a pytree of the structure, shapes and dtypes of the first.
+      the vector, and a function from such a vector to a pytree of the original structure, shapes and dtypes.
     """
     leaves, structure = tree.flatten(pytree)
     values = [lift(x, f"the leaf {i} of the pytree") for i, x in enumerate(leaves)]

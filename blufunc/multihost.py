@@ -1,6 +1,6 @@
-"""What programs of several processes do beside computing, under the names of JAX's ``experimental.multihost_utils``.
+"""Operations between processes, under the names of JAX's ``experimental.multihost_utils``.
 
-Face.
+Face over ``parallel.runtime.multihost``.
 """
 
 from blufunc.parallel.runtime.multihost import (

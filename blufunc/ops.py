@@ -1,8 +1,8 @@
-"""Reductions of segments: sums and other folds of the rows of an array by the number of their group.
+"""Segment reductions: sums and other folds of the rows of an array by segment index.
 
 A face above ``blufunc.numpy`` and ``lax``, with the names of ``jax.ops``. Each is one scatter into the identity of its
-operation, so that gradients are gathers. In come the rows and their numbers; out comes one row for each segment, and
-empty segments hold the identity.
+operation, so that gradients are gathers. In: rows and their segment indices. Out: one row per segment; empty
+segments hold the identity.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def segment_sum(
     mode: Any = None,
     out_sharding: None = None,
 ) -> Any:
-    """The sums of the rows of ``data`` that have one number in ``segment_ids``; 0 for empty segments.
+    """Sum the rows of ``data`` by ``segment_ids``; 0 for empty segments.
 
     Args:
-      data: an array of rank 1 or more; its first axis is divided into segments, which need not lie together.
+      data: an array of rank 1 or more; its first axis is split into segments, which need not be contiguous.
       segment_ids: integers of shape ``(data.shape[0],)``: the segment of each row.
-      num_segments: how many segments there are, the size of the result's first axis; one more than the largest
-        number, if None, which wants to know the values of ``segment_ids``.
+      num_segments: the number of segments, the size of the result's first axis; None for one more than the largest
+        index, which requires concrete ``segment_ids``.
       indices_are_sorted, unique_indices: promises about ``segment_ids``.
-      bucket_size: reduce so many rows at a time, and then the results: long sums are more precise.
-      mode: what to do about numbers that are no segment: by default their rows are left out; with ``"clip"`` they go
+      bucket_size: the number of rows to reduce at a time, before their results; long sums are more precise.
+      mode: the treatment of out-of-range indices: by default their rows are dropped; with ``"clip"`` they go
         to the first or the last segment.
       out_sharding: None.
     Returns:
@@ -47,7 +47,7 @@ def segment_sum(
     Raises:
       ConcretizationError: ``num_segments`` is None, and ``segment_ids`` is traced.
       DtypeError: ``segment_ids`` are not integers, or the operation does not take the dtype of ``data``.
-      ShapeError: ``segment_ids`` is not one number for each row.
+      ShapeError: ``segment_ids`` is not one index per row.
       ValueRangeError: a negative ``num_segments``, or a ``bucket_size`` less than 1.
       UnsupportedError: an ``out_sharding``.
     """
@@ -65,7 +65,7 @@ def segment_prod(
     mode: Any = None,
     out_sharding: None = None,
 ) -> Any:
-    """The products of the rows of each segment; 1 for empty ones. See ``segment_sum``.
+    """Multiply the rows of each segment; 1 for empty ones. See ``segment_sum``.
 
     It can be differentiated with ``unique_indices=True``.
     """
@@ -83,7 +83,7 @@ def segment_max(
     mode: Any = None,
     out_sharding: None = None,
 ) -> Any:
-    """The largest elements among the rows of each segment; -inf, or the least integer, for empty ones.
+    """Maximum over the rows of each segment; -inf, or the least integer, for empty ones.
 
     See ``segment_sum``. Ties share the derivative.
     """
@@ -101,7 +101,7 @@ def segment_min(
     mode: Any = None,
     out_sharding: None = None,
 ) -> Any:
-    """The smallest elements among the rows of each segment; inf, or the greatest integer, for empty ones.
+    """Minimum over the rows of each segment; inf, or the greatest integer, for empty ones.
 
     See ``segment_sum``. Ties share the derivative.
     """
@@ -110,7 +110,7 @@ def segment_min(
 
 
 def _identity(name: str, dtype: np.dtype) -> Any:
-    """What empty segments hold."""
+    """The value of empty segments."""
     if name in ("segment_sum", "segment_prod"):
         return name == "segment_prod"
     if dtypes.is_bool(dtype):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from blufunc.config import config
+from tests.tiers import pytest_addoption, pytest_configure  # noqa: F401  (hooks)
 
 GOLDENS = Path(__file__).parent / "goldens"
 

@@ -71,8 +71,8 @@ def test_extending_runs(capsys):
     for block in python_blocks((ROOT / "docs/extending.md").read_text()):
         exec(compile(block, "docs/extending.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert "softsign: 8 checks passed" in printed and "fold: 9 checks passed" in printed
-    assert "polar: 8 checks passed" in printed
+    assert "softsign: 9 checks passed" in printed and "fold: 9 checks passed" in printed
+    assert "polar: 8 checks passed" in printed and "row_norm: 10 checks passed" in printed
     assert "rounding(f): 12 checks passed, 0 not supported" in printed
 
 

@@ -20,7 +20,7 @@ from tests.emulation import fake_cuda
 def machine(monkeypatch):
     """A machine that need not be measured."""
     m = Machine("a machine", bandwidth=1e10, flops=1e11, products=1e11)
-    for module in ("blufunc.explain", "blufunc.transforms.staging.stages"):
+    for module in ("blufunc.explain", "blufunc.kernels.inspect.roofline"):
         monkeypatch.setattr(importlib.import_module(module), "machine_of", lambda device: m)
     return m
 

@@ -99,6 +99,7 @@ def cases(function, draws):
                     yield args, {p.name: bad}
 
 
+@pytest.mark.sampled(150)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_junk_gets_an_error_of_blufunc(name):
     face, function = name.split(".")

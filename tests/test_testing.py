@@ -176,7 +176,7 @@ def arr_of(x):
 def test_the_report_reads_well():
     report = testing.check_primitive(lax.top_k_p, X, k=2)
     text = repr(report)
-    assert text.startswith("top_k: 8 checks passed, 1 not supported\n")
+    assert text.startswith("top_k: 9 checks passed, 1 not supported\n")
     assert report.unsupported.keys() == {"transpose"}
     assert "not supported: it is not linear" in text
     assert "f64[2,2], i32[2,2]" in report.checked["types"]
@@ -291,6 +291,7 @@ def test_what_to_differentiate():
         "types",
         "jit",
         "vmap",
+        "shard",
     }
 
 

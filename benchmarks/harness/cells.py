@@ -1,6 +1,6 @@
-"""The cells of the tables in Markdown: grids, numbers, and comparisons with the best of the peers.
+"""Cells of the Markdown tables: grids, numbers, ratios to the best peer.
 
-A row is of blufunc if its library is "blufunc", or that with a variant behind it; all others are peers.
+A row belongs to blufunc if its library is "blufunc", optionally followed by a variant; all others are peers.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ LOSS_TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 1e-2}
 
 
 def is_ours(library: str) -> bool:
-    """Whether it is blufunc, in whatever variant or form."""
+    """True for blufunc, in any variant or form."""
     return library.replace(",", " ").split()[0] == OURS
 
 
 def grid(head: list[str], body: Iterable[list[str]]) -> list[str]:
-    """The lines of a table."""
+    """Lines of a table."""
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body)]
 
 
 def number(x: float | None, digits: int = 2) -> str:
-    """With so many decimals; empty for None."""
+    """A number with this many decimals; empty for None."""
     return "" if x is None else f"{x:,.{digits}f}"
 
 
 def three(x: float | None) -> str:
-    """With three digits that count, as times have them; empty for None."""
+    """A time with three significant digits; empty for None."""
     return "" if x is None else f"{x:.3g}" if x < 100 else f"{x:,.0f}"
 
 
 def libraries(rows: list[dict]) -> list[str]:
-    """The libraries of some rows, ours first."""
+    """Libraries of some rows, blufunc first."""
     found = list(dict.fromkeys(r["library"] for r in rows))
     return sorted(found, key=lambda name: not is_ours(name))
 
@@ -49,13 +49,13 @@ def by(rows: list[dict], name: str) -> dict[str, dict[str, dict]]:
 
 
 def best_peer(row: dict[str, dict], name: str, most: bool = False) -> float | None:
-    """The least figure of the peers, or the most, by library."""
+    """Lowest (or highest) figure of the peers, by library."""
     peers = [r[name] for library, r in row.items() if not is_ours(library) and r.get(name) is not None]
     return (max if most else min)(peers) if peers else None
 
 
 def ratio(row: dict[str, dict], name: str, more_is_better: bool = False, ours: str = OURS) -> float | None:
-    """How far we, or a variant of ours, are ahead of the best peer in a figure."""
+    """Ratio of a figure of blufunc, or of a variant, to the best peer."""
     best, own = best_peer(row, name, more_is_better), row.get(ours, {}).get(name)
     if best is None or own is None:
         return None
@@ -63,13 +63,13 @@ def ratio(row: dict[str, dict], name: str, more_is_better: bool = False, ours: s
 
 
 def geometric_mean(ratios: Iterable[float | None]) -> float | None:
-    """Of those that there are."""
+    """Geometric mean of the given values; None if there are none."""
     found = [r for r in ratios if r is not None]
     return math.exp(sum(map(math.log, found)) / len(found)) if found else None
 
 
 def losses_apart(losses: list | None, reference: list | None, precision: str) -> str:
-    """The largest difference of two runs' losses, step by step, and a mark where it is beyond the tolerance."""
+    """Largest difference of two runs' losses, marked if beyond the tolerance."""
     if not losses or not reference:
         return ""
     steps = min(len(losses), len(reference))

@@ -1,7 +1,7 @@
-"""How much of a device's memory is taken, as the driver counts it: the same way for every library.
+"""Device memory in use, as the driver reports it for every library.
 
-``Watch`` asks NVML, the driver's own library, while programs run. What it finds has all in it that a process takes: its
-arrays, what its allocator holds beside them, the kernels' code, workspaces, and the context (about half a gigabyte).
+``Watch`` polls NVML, the driver's own library, while programs run. The figure includes everything that a process
+allocates: arrays, allocator caches, kernel code, workspaces, and the context (about half a gigabyte).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import threading
 from collections.abc import Callable
 
-INTERVAL = 0.02  # seconds between two questions
+INTERVAL = 0.02  # seconds between two polls
 
 
 class Watch:
-    """A context; ``peak`` is then how many bytes more were taken at most than at least, or None without a device.
+    """Context manager; ``peak``: the rise in allocated bytes, None without a device.
 
-    Allocators keep what they once had, so that what comes and goes between two questions is in the next answer.
+    Allocators keep their largest footprint, so short-lived allocations show up in the next poll.
     """
 
     def __init__(self, platform: str, used: Callable[[], int] | None = None):
@@ -42,26 +42,26 @@ class Watch:
             try:
                 now = self.used()
             except OSError:
-                self.peak = None  # no figure is better than one of a part of the time
+                self.peak = None  # a partial figure would be misleading
                 return
-            self._least = min(self._least, now)  # what others have just left may still go at the start
+            self._least = min(self._least, now)  # memory of the previous process may still be freed
             self.peak = max(self.peak, now - self._least)
 
 
 class _Memory(ctypes.Structure):
-    """nvmlMemory_t."""
+    """The struct nvmlMemory_t."""
 
     _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
 
 def first_device() -> int:
-    """The number of the first device that programs see, as the driver and its tools count all devices."""
+    """Index of the first visible device in the numbering of the driver and its tools."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
     return int(first) if first.isdecimal() else 0
 
 
 def reader() -> Callable[[], int] | None:
-    """A function for the bytes that are taken of the first device; None where there is no NVML or no such device."""
+    """Function for the allocated bytes of the first device; None without NVML."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

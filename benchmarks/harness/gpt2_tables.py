@@ -1,4 +1,7 @@
-"""The tables of training steps: rates, memory and starts beside the peers, and losses beside PyTorch and float64."""
+"""Tables of training steps: rates, memory, start-up and losses of all libraries.
+
+Losses and gradients are compared with PyTorch's and with float64.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,20 @@ from benchmarks.harness.cells import (
 from benchmarks.suites import seed_noise
 
 ASKED = {"bf16": (1.15, 0.60), "tf32": (1.7, 0.60), "fp32": (2.5, 0.60)}
-"""Of GPT-2 124M on an H200: at least so many times the best peer's rate, at most that part of its memory."""
+"""GPT-2 124M on an H200: target ratios to the best peer's rate and memory."""
 
-HEAD = {  # by the figure that a row has, or makes of several
+HEAD = {  # by the key of the figure in a row, or the figure derived from several rows
     "precision": "precision", "library": "library",
-    "tokens_s": "tokens/s", "rate": "of the best peer's rate", "asked": "rate asked", "step_ms": "step ms",
-    "TFLOP_s": "model TFLOP/s", "of_square": "% of 8192^3", "of_products": "% of its products",
-    "most_GB": "device GB", "memory": "of the best peer's memory", "asked_memory": "memory asked",
+    "tokens_s": "tokens/s", "rate": "rate / best peer", "asked": "target rate", "step_ms": "step ms",
+    "TFLOP_s": "model TFLOP/s", "of_square": "% of 8192^3", "of_products": "% of its matmuls",
+    "most_GB": "device GB", "memory": "memory / best peer", "asked_memory": "target memory",
     "peak_GB": "arrays GB",
     "first_step_s": "first step s", "warm_s": "from warm cache s", "last": "last loss", "apart": "losses apart",
 }  # fmt: skip
 
 
 def training(record: dict, rows: list[dict]) -> list[str]:
-    """A row for each precision and library, ours first; columns of which no row has a figure are left out."""
+    """One row per precision and library, blufunc first; empty columns are omitted."""
     asked = ASKED if record["benchmark"] == "gpu_gpt2" and record["gpu"]["name"].endswith("H200") else {}
     steps = [r for r in rows if "first_step_s" in r]
     warm = {(r["precision"], r["library"]): r["first_step_s"] for r in steps if r.get("cache") == "warm"}
@@ -47,12 +50,12 @@ def training(record: dict, rows: list[dict]) -> list[str]:
     cells_shown = [[cells.get(key, "") for key in shown] for cells in body]
     return [
         *(grid([HEAD[key] for key in shown], cells_shown) if body else []),
-        *_told(record, rows, steps, ceilings),
+        *_notes(record, rows, steps, ceilings),
     ]
 
 
 def _figures(r: dict, square: float | None, products: float | None) -> dict[str, str]:
-    """The cells of a row by itself; ``square`` and ``products``: the rates of the device, TFLOP/s."""
+    """Cells of one row; ``square`` and ``products`` are device rates in TFLOP/s."""
     of = lambda rate: number(100 * r["TFLOP_s"] / rate, 0) if rate and "TFLOP_s" in r else ""
     return {
         "precision": r["precision"],
@@ -70,7 +73,7 @@ def _figures(r: dict, square: float | None, products: float | None) -> dict[str,
 
 
 def _beside_peers(row: dict[str, dict], name: str, asked: tuple[float, float] | None) -> dict[str, str]:
-    """The cells that compare one of our rows with the best peers, and what is asked of it."""
+    """Cells that compare a row of blufunc with the best peers, and its targets."""
     rate, least = ratio(row, "tokens_s", True, ours=name), best_peer(row, "most_GB")
     memory = row[name]["most_GB"] / least if least and "most_GB" in row[name] else None
     cells = {"rate": number(rate, 3), "memory": number(memory, 3)}
@@ -82,28 +85,28 @@ def _beside_peers(row: dict[str, dict], name: str, asked: tuple[float, float] | 
     return cells
 
 
-def _told(record: dict, rows: list[dict], steps: list[dict], ceilings: dict[str, tuple]) -> list[str]:
-    """What stands below the table, behind an empty line."""
+def _notes(record: dict, rows: list[dict], steps: list[dict], ceilings: dict[str, tuple]) -> list[str]:
+    """Lines below the table, after an empty line."""
     counts = sorted({len(r["losses"]) for r in steps if "losses" in r})
     data = " on real text" if record.get("facts", {}).get("data") == "text" else ""
-    told = [f"Losses are of {' or '.join(map(str, counts))} steps{data}."] if counts else []
+    notes = [f"Losses are of {' or '.join(map(str, counts))} steps{data}."] if counts else []
     for precision, (square, products) in ceilings.items():
         if square and products:
             best = ", ".join(libraries(rows_of(rows, precision)))
-            told.append(
-                f"Products in {precision}, the best of {best}: {square:,.0f} TFLOP/s for 8192^3, "
+            notes.append(
+                f"Matmuls in {precision}, the best of {best}: {square:,.0f} TFLOP/s for 8192^3, "
                 f"{products:,.0f} for those of a step."
             )
-    return ["", *told] if told else []
+    return ["", *notes] if notes else []
 
 
 def rows_of(rows: list[dict], precision: str) -> list[dict]:
-    """The rows of products in a precision."""
+    """Rows of matmuls in a precision."""
     return [r for r in rows if "product" in r and r["precision"] == precision]
 
 
 def rates(rows: list[dict]) -> dict[str, tuple[float | None, float | None]]:
-    """By precision: TFLOP/s of the square product, and of a step's that have times, each in its quickest library."""
+    """TFLOP/s by precision: square matmul, step's matmuls, best of the libraries."""
     found = {}
     for precision in dict.fromkeys(r["precision"] for r in rows):
         best: dict[str, dict] = {}
@@ -118,7 +121,7 @@ def rates(rows: list[dict]) -> dict[str, tuple[float | None, float | None]]:
 
 
 def curves(record: dict, rows: list[dict]) -> list[str]:
-    """Losses over the steps beside PyTorch's, and losses and gradients beside float64's."""
+    """Losses by step against PyTorch's, and losses and gradients against float64."""
     return [*_curves([r for r in rows if "order" in r]), *_gradients([r for r in rows if "gradients" in r])]
 
 
@@ -142,7 +145,7 @@ def _curves(rows: list[dict]) -> list[str]:
     head = [
         "precision",
         "library",
-        "beside",
+        "peer",
         "steps",
         "orders of data",
         "largest difference",
@@ -174,7 +177,7 @@ def _gradients(rows: list[dict]) -> list[str]:
         "library",
         "error of the loss",
         "of the gradients",
-        "of the worst parameter's",
-        "which",
+        "of the worst parameter",
+        "parameter",
     ]
-    return grid([*head, "of the peers' fp32"], body) if body else []
+    return grid([*head, "relative to the peers' fp32"], body) if body else []

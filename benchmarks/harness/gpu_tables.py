@@ -1,8 +1,8 @@
-"""The records of ``benchmarks/suites/gpu.py`` as tables in Markdown.
+"""Render the records of ``benchmarks/suites/gpu.py`` as Markdown tables.
 
-A ratio compares blufunc with the best of the peers that ran on the same device: above 1, blufunc is ahead. Rows of
-which blufunc's or every peer's figure is missing have none. Kernels of blufunc and PyTorch are timed by events on the
-device, with the cache overwritten before each; JAX's by the wall clock over calls that follow each other.
+A ratio compares blufunc with the best peer on the same device: above 1, blufunc is ahead. Rows without a figure of
+blufunc or of any peer have no ratio. Kernels of blufunc and PyTorch are timed by events on the device, with L2
+overwritten ahead of each launch; JAX's by the wall clock over back-to-back calls.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from benchmarks.harness.cells import (
     three,
 )
 
-CHECK_TOLERANCE = 1e-3  # of a result's largest told element; float32 sums of many terms, in another order
+CHECK_TOLERANCE = 1e-3  # relative to the largest sampled element; long float32 sums in another order
 
 TITLES = {
     "gpu_copy": "Copying memory on the GPU",
-    "gpu_ops": "What a call costs on the GPU",
+    "gpu_ops": "Cost of a call on the GPU",
     "gpu_kernels": "Kernels on the GPU",
     "gpu_attention": "Causal attention on the GPU",
     "gpu_gpt2": "GPT-2 124M's training step",
-    "gpu_gpt2_curves": "GPT-2's losses and gradients beside PyTorch's",
+    "gpu_gpt2_curves": "GPT-2's losses and gradients against PyTorch",
     "gpu_small": "A small model's training step",
-    "gpu_repro": "Two runs from one key",
-    "gpu_multi": "GPT-2 124M over several GPUs",
+    "gpu_repro": "Reproducibility of two runs from one key",
+    "gpu_multi": "GPT-2 124M on several GPUs",
     "gpu_timeline": "One step of GPT-2 124M on the first GPU",
 }
 
 
 def table(record: dict) -> str:
-    """One record as a section."""
+    """Render one record as a section."""
     rows = [r for r in record["rows"] if "error" not in r]
     several = max((r.get("gpus", 1) for r in rows), default=1)
-    title = TITLES[record["benchmark"]] + f": {several} of one host" * (several > 1)
+    title = TITLES[record["benchmark"]] + f": {several} on one host" * (several > 1)
     lines = [f"### {title}", "", _circumstances(record), ""]
     lines += _BODIES[record["benchmark"]](record, rows)
     lines += ["", *_missing(record)] if _missing(record) else []
@@ -61,11 +61,11 @@ def _circumstances(record: dict) -> str:
 
 
 def _missing(record: dict) -> list[str]:
-    """Sentences on what failed or was not run."""
+    """Sentences on failed and skipped programs."""
     failed = sorted({_who(r) for r in record["rows"] if "error" in r})
     left = sorted({_who({"library": library} | tags) for library, tags in record["left_out"]})
     sentences = [f"Failed: {'; '.join(failed)}."] if failed else []
-    return sentences + ([f"Not run, for want of time: {'; '.join(left)}."] if left else [])
+    return sentences + ([f"Not run for lack of time: {'; '.join(left)}."] if left else [])
 
 
 def _who(row: dict) -> str:
@@ -110,7 +110,7 @@ def _kernels(record: dict, rows: list[dict]) -> list[str]:
 
 
 def _attention(record: dict, rows: list[dict]) -> list[str]:
-    """Times with errors against float64 behind them; peers in IEEE arithmetic are those of float32_tc, too."""
+    """Times with errors against float64; IEEE peers also serve float32_tc."""
     names, body = libraries(rows), []
     peers = {r["what"]: {} for r in rows}
     for r in rows:
@@ -118,17 +118,17 @@ def _attention(record: dict, rows: list[dict]) -> list[str]:
             peers[r["what"]][r["library"]] = r
     for precision in dict.fromkeys(r["precision"] for r in rows):
         for what, row in by([r for r in rows if r["precision"] == precision], "what").items():
-            beside = row if precision != "float32_tc" else peers[what] | row
+            with_ieee = row if precision != "float32_tc" else peers[what] | row
             which = "gradient_error" if "backward" in what else "out_error"
             cells = [f"{three(r['ms'])} ({r[which]:.0e})" if (r := row.get(n)) else "" for n in names]
             rate = number(row.get(OURS, {}).get("TFLOP_s"), 0)
-            body.append([precision, what, *cells, rate, number(ratio(beside, "ms"))])
+            body.append([precision, what, *cells, rate, number(ratio(with_ieee, "ms"))])
     head = ["precision", "milliseconds (error)", *names, "blufunc's TFLOP/s", "best peer / blufunc"]
     return grid(head, body)
 
 
 def check(row: dict[str, dict]) -> float | None:
-    """By how much our results differ from the first peer's, as a part of the largest; None if by rounding alone."""
+    """Relative difference from the first peer's results; None if only rounding."""
     peers = [r["check"] for library, r in row.items() if library != OURS and "check" in r]
     ours = row.get(OURS, {}).get("check")
     if ours is None or not peers:
@@ -136,11 +136,11 @@ def check(row: dict[str, dict]) -> float | None:
     if len(ours) != len(peers[0]):
         return math.inf
     found = float(np.abs(np.subtract(ours, peers[0])).max() / (np.abs(peers[0]).max() or 1.0))
-    return None if found <= CHECK_TOLERANCE else found  # NaN is no rounding either
+    return None if found <= CHECK_TOLERANCE else found  # NaN is not rounding either
 
 
 def _several(record: dict, rows: list[dict]) -> list[str]:
-    """Tokens a second over several GPUs, and what part that is of as many times one GPU of the same library."""
+    """Tokens/s on several GPUs, and efficiency against one GPU of the same library."""
     alone = {r["library"]: r for r in rows if r["layout"] == "one"}
     whole = next((r for r in rows if "whole batch" in r["library"]), None)
     body = []
@@ -174,7 +174,7 @@ def _several(record: dict, rows: list[dict]) -> list[str]:
 
 
 def _timelines(record: dict, rows: list[dict]) -> list[str]:
-    """What the first device did in one step, in milliseconds."""
+    """Activity of the first device in one step, in milliseconds."""
     body = []
     for r in (r for r in rows if "timeline" in r):
         found = r["timeline"]
@@ -186,12 +186,12 @@ def _timelines(record: dict, rows: list[dict]) -> list[str]:
             *classes,
             *(found[k] for k in ("only_nccl_us", "nccl_beside_us", "idle_us")),
         ]
-        beside = found["products"]
-        slower = beside["us"] / beside["alone_us"] if beside["times"] else None
+        overlapped = found["products"]
+        slower = overlapped["us"] / overlapped["alone_us"] if overlapped["times"] else None
         cells = [number(us / 1e3) for us in times]
         body.append([r["library"], r["layout"], str(r["gpus"]), number(r["step_ms"]), *cells, number(slower)])
     head = ["library", "layout", "GPUs", "step", "step recorded", *timeline.CLASSES, timeline.OTHERS]
-    return grid([*head, "only NCCL", "NCCL beside", "idle", "products beside NCCL / alone"], body)
+    return grid([*head, "only NCCL", "NCCL overlapped", "idle", "matmuls with NCCL / alone"], body)
 
 
 def _repeated(record: dict, rows: list[dict]) -> list[str]:
@@ -201,9 +201,9 @@ def _repeated(record: dict, rows: list[dict]) -> list[str]:
     body = []
     for (what, precision), same in runs.items():
         equal = len(same) > 1 and all(r["parameters"] == same[0]["parameters"] for r in same)
-        alike = equal and all(r["losses"] == same[0]["losses"] for r in same)
+        equal_losses = equal and all(r["losses"] == same[0]["losses"] for r in same)
         steps = len(same[0]["losses"])
-        body.append([what, precision, str(steps), str(len(same)), "yes" if alike else "**no**"])
+        body.append([what, precision, str(steps), str(len(same)), "yes" if equal_losses else "**no**"])
     return grid(["model", "precision", "steps", "runs", "parameters and losses equal to the last bit"], body)
 
 

@@ -1,9 +1,9 @@
-"""Programs that are run one after the other, and the records of what they tell: what the GPU's benchmarks share.
+"""Run programs one after the other and record their rows.
 
-Each library runs in processes of its own, so that none holds memory or threads while another is timed, and a crash or
-a time limit costs no more than one program's remaining rows: they come as JSON lines (``peers/clock.py``) and are
-written to the record as they come, with the most memory of the device that was taken while the program ran
-(``device_memory.py``), which is seen from outside and hence alike for all.
+Shared by the GPU suites. Each library runs in its own processes, so none holds memory or threads while another one is
+timed, and a crash or a time limit costs at most one program's remaining rows. Rows arrive as JSON lines
+(``peers/clock.py``) and are written to the record on arrival, with the peak device memory while the program ran
+(``device_memory.py``), which is measured from outside and therefore identically for all libraries.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from benchmarks.harness.timing import RESULTS
 
 ROOT = Path(__file__).parents[2]
 PEERS = "benchmarks.peers."
-SHORTEST = 10.0  # seconds: with less, a program is not begun
-SLOW = {"torch-max-autotune"}  # minutes of tuning: only when it is asked for by its whole name
+SHORTEST = 10.0  # seconds: with less time left, a program is not started
+SLOW = {"torch-max-autotune"}  # minutes of tuning: runs only if requested by its full name
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Program:
     """One process to run.
 
     Attributes:
-      library: what its rows are told of.
+      library: label of its rows.
       module, args: what to run.
-      tags: what is added to its rows.
+      tags: fields added to its rows.
       limit: seconds.
-      cache: programs with the same name share a folder of compiled code, which is empty for the first.
-      needs: seconds: with less left, it is not begun.
+      cache: programs with the same name share a folder of compiled code, which is empty for the first one.
+      needs: seconds: with less time left, it is not started.
     """
 
     library: str
@@ -59,12 +59,15 @@ class Program:
 
     @property
     def key(self) -> tuple:
-        """What it measures: two programs with the same key replace each other."""
+        """Key of the measurement: two programs with the same key replace each other."""
         return (self.library, *sorted(self.tags.items()))
 
 
 def chosen(library: str, wanted: Sequence[str]) -> bool:
-    """Whether a library, or the family before its first dash or space, is wanted; all but the slow ones by default."""
+    """True if a library, or its family up to the first dash or space, is selected.
+
+    All but the slow libraries are selected by default.
+    """
     if library in SLOW:
         return library in wanted
     family = re.split("[- ,]", library)[0]
@@ -72,7 +75,7 @@ def chosen(library: str, wanted: Sequence[str]) -> bool:
 
 
 def add_options(parser: argparse.ArgumentParser, limit: float) -> None:
-    """The options that all drivers have."""
+    """Add the options shared by all drivers."""
     parser.add_argument(
         "--libraries", type=names, default=[], help="such as blufunc,torch-compile,jax: families too"
     )
@@ -95,16 +98,19 @@ def add_options(parser: argparse.ArgumentParser, limit: float) -> None:
 
 
 def names(text: str) -> list[str]:
-    """The names in a list with commas."""
+    """Names in a comma-separated list."""
     return [name for name in text.split(",") if name]
 
 
 class Record:
-    """The results of one part, on disk at every moment.
+    """Results of one part, always up to date on disk.
 
-    ``gpu`` is what ``device()`` says; ``options`` are those of ``add_options``; ``programs`` are all that will run,
-    whose rows of before ``--merge`` does not keep; ``name`` is that of the file, if not the part's. ``facts`` are of
-    all rows, such as the number of steps: rows of before that had others are not kept either.
+    Args:
+      gpu: result of ``device()``.
+      options: those of ``add_options``.
+      programs: all programs that will run; ``--merge`` drops their earlier rows.
+      name: of the file, if not that of the part.
+      facts: properties of all rows, such as the number of steps; earlier rows with other facts are dropped too.
     """
 
     def __init__(
@@ -131,9 +137,9 @@ class Record:
         if options.merge and self.path.is_file():
             before = json.loads(self.path.read_text())
             if same_device(before["gpu"], gpu) and before.get("facts", facts) == facts:
-                again = {p.key for p in programs}
+                replaced = {p.key for p in programs}
                 self.contents["versions"] = before["versions"] | self.contents["versions"]
-                self.contents["rows"] = [r for r in before["rows"] if _key(r) not in again]
+                self.contents["rows"] = [r for r in before["rows"] if _key(r) not in replaced]
         copied = self.path.parent / "gpu_copy.json"
         if part != "copy" and copied.is_file():
             copy = json.loads(copied.read_text())
@@ -141,11 +147,11 @@ class Record:
                 self.contents["copy_GB_s"] = max(r["GB_s"] for r in copy["rows"] if "GB_s" in r)
 
     def save(self) -> None:
-        """Write the record; a reader sees the old one or the new one."""
+        """Write the record atomically: a reader sees the old or the new one."""
         write(self.path, json.dumps(self.contents, indent=1) + "\n")
 
     def run_all(self, programs: Iterable[Program], deadline: float, scratch: Path) -> None:
-        """Run programs until the deadline (of ``time.monotonic``), and print the table of what they told."""
+        """Run programs until the deadline (of ``time.monotonic``), and print their table."""
         for program in programs:
             self.run(program, deadline, scratch)
         if self.contents["rows"] or self.contents["left_out"]:
@@ -153,7 +159,7 @@ class Record:
             print("\n" + gpu_tables.table(self.contents), flush=True)
 
     def run(self, program: Program, deadline: float, scratch: Path) -> list[dict]:
-        """Run a program, take in its rows as they come, and note how it ended if not well; returns its rows."""
+        """Run a program and record its rows and any failure; return its rows."""
         left = deadline - time.monotonic()
         limit = min(program.limit, left)
         if left < max(SHORTEST, program.needs):
@@ -179,7 +185,10 @@ class Record:
         return self.contents["rows"][before:]
 
     def _rows_of(self, program: Program, cache: Path, limit: float, words: IO) -> str:
-        """Run a program, which says what goes wrong to ``words``, and add its rows; returns its bad end, or ""."""
+        """Run a program and add its rows; return its error or "".
+
+        Its diagnostics go to ``words``.
+        """
         python = self.options.torch_python if program.library.startswith("torch") else sys.executable
         cut = threading.Event()
 
@@ -210,7 +219,7 @@ class Record:
         return f"cut off after {limit:.0f} s" if cut.is_set() else f"exit status {status}" if status else ""
 
     def _take(self, program: Program, line: str) -> None:
-        """A line of a program's output: a row, versions, or what a library chose to print; behind the rank, if any."""
+        """Parse one line of output: a row, versions, or other; ranks prefix their lines."""
         try:
             row = json.loads(re.sub(r"^\[\d+\] ", "", line))
         except ValueError:
@@ -231,7 +240,7 @@ class Record:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of which a reader sees the old text or the new one, never a part."""
+    """Write a file atomically: a reader sees the old or the new contents."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     os.replace(part, path)
@@ -242,13 +251,13 @@ def _key(row: dict) -> tuple:
 
 
 def _short(row: dict) -> dict:
-    """A row to look at: numbers to four digits, and no long lists."""
+    """A row for display: numbers with four digits, without long lists."""
     kept = {k: v for k, v in row.items() if k not in ("check", "losses")}
     return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in kept.items()}
 
 
 def _environment(cache: Path) -> dict[str, str]:
-    """For a program: the folders of compiled code are its own, and empty when it is the first to use them."""
+    """Environment of a program: private folders of compiled code, empty at first use."""
     folders = {
         "BLUFUNC_CACHE_DIR": "blufunc",
         "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -261,12 +270,12 @@ def _environment(cache: Path) -> dict[str, str]:
 
 
 def same_device(one: dict, other: dict) -> bool:
-    """Whether both are one device, as its own number says."""
+    """True if both are the same device, by its UUID."""
     return one.get("uuid") is not None and one.get("uuid") == other.get("uuid")
 
 
 def device() -> dict:
-    """What ``nvidia-smi`` says of the first device; only the processor's name where it is not there."""
+    """Facts about the first device from ``nvidia-smi``; without it, the CPU's name."""
     fields = ("name", "uuid", "driver_version", "memory.total", "clocks.max.sm", "power.limit")
     query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     query.append(f"--id={device_memory.first_device()}")

@@ -1,7 +1,7 @@
-"""Real text without a download: the sources of Python's standard library, a token for each byte.
+"""Real text without a download: Python's standard library, one token per byte.
 
-The files come in the order of their names, so that the text depends on the version of Python alone. The windows that
-are trained on are shuffled with a fixed seed: neighbours in a batch are of all parts of the library.
+Files are sorted by name, so the text depends only on the version of Python. Training windows are shuffled with a fixed
+seed, so a batch covers all parts of the library.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ LEFT_OUT = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pyc
 
 
 def windows(count: int, length: int, seed: int = 0) -> np.ndarray:
-    """Tokens int32 [count, length], all below 256: of windows that follow each other and share one token."""
+    """Tokens int32 [count, length], below 256, of windows that share one token."""
     text = sources(count * (length - 1) + 1)
     starts = (length - 1) * np.random.default_rng(seed).permutation(count)
     return text[starts[:, None] + np.arange(length)].astype(np.int32)
 
 
 def sources(nbytes: int, root: Path | None = None) -> np.ndarray:
-    """The first bytes of the text, uint8 [nbytes]; ``root``: the folder of Python sources, if not the library's."""
+    """First bytes of the text, uint8 [nbytes]; ``root`` overrides the source folder."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
     parts: list[bytes] = []
     found = 0

@@ -1,8 +1,8 @@
-"""Analysis of one step from the times of all its kernels: what ``benchmarks/suites/gpu_timeline.py`` reports.
+"""Analysis of one step from the times of all its kernels, for ``gpu_timeline.py``.
 
-In: kernels, of all streams of one device, as the profiler recorded them. Out: how long each class of kernels took, when
-only collectives ran, when nothing did and between which kernels, and how much slower a product is with a collective
-beside it. All times are in microseconds.
+In: kernels of all streams of one device, as recorded by the profiler. Out: time per class of kernels, time when only
+collectives ran, idle time and the kernels around it, and the slowdown of matmuls that overlap with a collective. All
+times are in microseconds.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CLASSES = {  # the first that is found in a kernel's name; what has none is "fused"
+CLASSES = {  # the first one found in a kernel's name; kernels without a match are "fused"
     "NCCL": re.compile("nccl", re.I),
     "copies": re.compile("memcpy|memset", re.I),
     "attention": re.compile("attention|flash|fmha", re.I),
     "GEMM": re.compile("gemm|gemv|nvjet|cutlass|xmma|cublas|splitk|dot_general", re.I),
 }
 OTHERS = "fused"
-BESIDE = 0.5  # of a product's time: from here on it counts as beside collectives
-ALIKE = 1.2  # how many times as long the longest of some kernels takes which multiply matrices of one size
-LISTED = 12  # gaps and products in a summary, the most expensive first
+OVERLAPPED = 0.5  # share of a matmul's time: from here on it counts as overlapped with collectives
+SAME_SIZE = 1.2  # ratio of the longest to the shortest of the kernels that multiply matrices of one size
+LISTED = 12  # gaps and matmuls in a summary, the most expensive first
 
 Intervals = list[tuple[float, float]]
 
@@ -33,11 +33,11 @@ class Kernel:
     """A kernel, or a copy, on the device.
 
     Attributes:
-      name: the function's.
-      start: when it began, by the profiler's clock.
-      us: how long it ran.
-      stream: a number.
-      grid: its blocks.
+      name: of the function.
+      start: by the profiler's clock.
+      us: duration.
+      stream: its index.
+      grid: number of blocks per dimension.
     """
 
     name: str
@@ -48,17 +48,17 @@ class Kernel:
 
     @property
     def end(self) -> float:
-        """When it was over."""
+        """End of the kernel."""
         return self.start + self.us
 
     @property
     def kind(self) -> str:
-        """Its class."""
+        """Class of the kernel."""
         return next((kind for kind, found in CLASSES.items() if found.search(self.name)), OTHERS)
 
 
 def kernels_of(events: Iterable[dict], device: int = 0) -> list[Kernel]:
-    """The kernels and copies of a device among the events of a Chrome trace that ``torch.profiler`` wrote, by time."""
+    """Kernels and copies of a device in a trace of ``torch.profiler``, by time."""
     found = []
     for e in events:
         if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and e["args"].get("device") == device:
@@ -68,7 +68,10 @@ def kernels_of(events: Iterable[dict], device: int = 0) -> list[Kernel]:
 
 
 def events_of(kernels: Sequence[Kernel]) -> list[dict]:
-    """The other way: events that ``kernels_of``, Perfetto and chrome://tracing read, a row a stream."""
+    """Inverse of ``kernels_of``: events for Perfetto and chrome://tracing.
+
+    Each stream is a row.
+    """
     begin = min((k.start for k in kernels), default=0.0)
     return [
         {
@@ -80,7 +83,7 @@ def events_of(kernels: Sequence[Kernel]) -> list[dict]:
 
 
 def summary(kernels: Sequence[Kernel], alone: Sequence[Kernel] = ()) -> dict:
-    """The figures of a step; ``alone``: the kernels of the same step on one GPU, with which products are compared."""
+    """Figures of a step; ``alone``: the kernels of the step on one GPU, as reference."""
     if not kernels:
         raise ValueError("no kernels were recorded: the profiler did not see the device")
     kernels = sorted(kernels, key=lambda k: k.start)
@@ -105,7 +108,7 @@ def summary(kernels: Sequence[Kernel], alone: Sequence[Kernel] = ()) -> dict:
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-    """The same points in intervals that do not touch, by time."""
+    """Merge intervals into disjoint ones, by time."""
     found: Intervals = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -116,12 +119,12 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def length(intervals: Intervals) -> float:
-    """Of intervals that do not touch, in all."""
+    """Total length of disjoint intervals."""
     return sum(end - start for start, end in intervals)
 
 
 def covered(start: float, end: float, intervals: Intervals) -> float:
-    """How much of a time the intervals cover; they are sorted and do not touch."""
+    """Part of an interval covered by sorted, disjoint intervals."""
     first = bisect.bisect_right(intervals, (start, start)) - 1
     total = 0.0
     for a, b in intervals[max(0, first) :]:
@@ -132,9 +135,9 @@ def covered(start: float, end: float, intervals: Intervals) -> float:
 
 
 def gaps(kernels: Sequence[Kernel]) -> list[dict]:
-    """When no kernel ran: by the names of the kernels before and after, the longest in all first.
+    """Idle gaps by the names of the kernels around them, the longest total first.
 
-    The kernel before is the one of all streams that ended last.
+    The preceding kernel is the one of all streams that ended last.
     """
     found: dict[tuple[str, str], list[float]] = {}
     last = kernels[0]
@@ -150,21 +153,22 @@ def gaps(kernels: Sequence[Kernel]) -> list[dict]:
 
 
 def products(kernels: Sequence[Kernel], exchanges: Intervals, alone: Sequence[Kernel] = ()) -> dict:
-    """How much slower products are beside collectives than the same ones on one GPU.
+    """Slowdown of matmuls overlapped with collectives.
 
-    Kernels of one name and grid multiply matrices of different sizes: those in one place are the same, if both runs
-    have the same order; else only those count which all take about as long. Without a run on one GPU the kernels of
-    this run count, by name and grid, that no collective was beside. In the result "us" is of the kernels beside
-    collectives, "alone_us" what they would take; "kernels" lists the worst.
+    The reference is the same matmuls on one GPU. Kernels of one name and grid may multiply matrices of different
+    sizes. Kernels at the same position are the same if both runs have the same order; otherwise, only groups with
+    similar durations count. Without a run on one GPU, the reference is this run's kernels of the same name and grid
+    without an overlapping collective. In the result, "us" is the time of overlapped kernels, "alone_us" their
+    expected time; "kernels" lists the worst.
     """
     free = {
         k: covered(k.start, k.end, exchanges) / k.us if k.us else 0.0 for k in kernels if k.kind == "GEMM"
     }
     usual = _paired(free, alone) if alone else _means(free)
-    beside: dict[tuple, list[Kernel]] = {}
+    overlapped: dict[tuple, list[Kernel]] = {}
     for k, share in free.items():
-        if share >= BESIDE and k in usual:
-            beside.setdefault(_same(k), []).append(k)
+        if share >= OVERLAPPED and k in usual:
+            overlapped.setdefault(_same(k), []).append(k)
     rows = [
         {
             "name": name,
@@ -173,9 +177,9 @@ def products(kernels: Sequence[Kernel], exchanges: Intervals, alone: Sequence[Ke
             "us": sum(k.us for k in found),
             "alone_us": sum(usual[k] for k in found),
         }
-        for (name, grid), found in beside.items()
+        for (name, grid), found in overlapped.items()
     ]
-    unknown = sum(share >= BESIDE and k not in usual for k, share in free.items())
+    unknown = sum(share >= OVERLAPPED and k not in usual for k, share in free.items())
     rows.sort(key=lambda r: r["alone_us"] - r["us"])
     total = {name: sum(r[name] for r in rows) for name in ("times", "us", "alone_us")}
     return total | {"unknown": unknown, "kernels": rows[:LISTED]}
@@ -186,7 +190,7 @@ def _same(k: Kernel) -> tuple:
 
 
 def _groups(kernels: Iterable[Kernel]) -> dict[tuple, list[Kernel]]:
-    """Those of one name and grid, by time."""
+    """Kernels by name and grid, by time."""
     found: dict[tuple, list[Kernel]] = {}
     for k in sorted(kernels, key=lambda k: k.start):
         found.setdefault(_same(k), []).append(k)
@@ -194,8 +198,9 @@ def _groups(kernels: Iterable[Kernel]) -> dict[tuple, list[Kernel]]:
 
 
 def _paired(kernels: Iterable[Kernel], alone: Iterable[Kernel]) -> dict[Kernel, float]:
-    """For kernels, the times of those in their places in another run that has the same ones in the same order; else the
-    mean of those of one name and grid, where they all take about as long.
+    """Reference times from another run: by position if the order matches.
+
+    Otherwise the mean over one name and grid, if those kernels take similar times.
     """
     here, others = (
         [k for k in sorted(ks, key=lambda k: k.start) if k.kind == "GEMM"] for ks in (kernels, alone)
@@ -203,12 +208,12 @@ def _paired(kernels: Iterable[Kernel], alone: Iterable[Kernel]) -> dict[Kernel, 
     if [_same(k) for k in here] == [_same(k) for k in others]:
         return {k: other.us for k, other in zip(here, others, strict=True)}
     groups = {key: [k.us for k in found] for key, found in _groups(others).items()}
-    alike = {key: float(np.mean(us)) for key, us in groups.items() if max(us) <= ALIKE * min(us)}
-    return {k: alike[_same(k)] for k in here if _same(k) in alike}
+    similar = {key: float(np.mean(us)) for key, us in groups.items() if max(us) <= SAME_SIZE * min(us)}
+    return {k: similar[_same(k)] for k in here if _same(k) in similar}
 
 
 def _means(free: dict[Kernel, float]) -> dict[Kernel, float]:
-    """For kernels, the mean time of those of a name and grid that have nothing of their time covered."""
+    """Mean time of kernels of the same name and grid that overlap with nothing."""
     found = {}
     for here in _groups(free).values():
         times = [k.us for k in here if not free[k]]
@@ -224,7 +229,7 @@ def middle(steps: Sequence[Sequence[Kernel]]) -> list[Kernel]:
 
 
 def report(found: dict) -> str:
-    """A summary as text for the terminal."""
+    """Format a summary for the terminal."""
     step = found["step_us"]
     share = lambda us: f"{us / 1e3:9.3f} ms {100 * us / step:5.1f}%"
     lines = [f"step {share(step)}"]
@@ -233,7 +238,7 @@ def report(found: dict) -> str:
     ]
     lines += [
         f"  only NCCL   {share(found['only_nccl_us'])}",
-        f"  NCCL beside {share(found['nccl_beside_us'])}",
+        f"  overlapped  {share(found['nccl_beside_us'])}",
     ]
     lines += [f"  idle        {share(found['idle_us'])}"]
     lines += [
@@ -243,8 +248,8 @@ def report(found: dict) -> str:
     slower = found["products"]
     if slower["times"]:
         lines.append(
-            f"  products beside NCCL: {slower['times']}, {slower['us'] / 1e3:.3f} ms for {slower['alone_us'] / 1e3:.3f}"
-            f" alone ({slower['us'] / slower['alone_us']:.2f}x)"
+            f"  matmuls overlapped with NCCL: {slower['times']}, {slower['us'] / 1e3:.3f} ms for "
+            f"{slower['alone_us'] / 1e3:.3f} alone ({slower['us'] / slower['alone_us']:.2f}x)"
         )
         lines += [
             f"    {r['us'] / r['alone_us']:5.2f}x {r['times']:3d} times {r['us'] / r['times']:8.1f} us, "
@@ -252,5 +257,5 @@ def report(found: dict) -> str:
             for r in slower["kernels"]
         ]
     if slower["unknown"]:
-        lines.append(f"  and {slower['unknown']} that one GPU did not run alike")
+        lines.append(f"  and {slower['unknown']} without a counterpart on one GPU")
     return "\n".join(lines)

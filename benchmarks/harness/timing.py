@@ -1,4 +1,4 @@
-"""What the benchmarks share: medians after warm-up, ratios to a peer in the same run, and records of results."""
+"""Shared by the CPU suites: medians after warm-up, ratios to a peer, records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def seconds(function: Callable[[], object], calls: int) -> float:
-    """The time of one call, measured over ``calls`` calls after a warm-up."""
+    """Seconds per call, averaged over ``calls`` calls after a warm-up."""
     for _ in range(max(1, calls // 5)):
         function()
     start = time.perf_counter()
@@ -28,38 +28,39 @@ def seconds(function: Callable[[], object], calls: int) -> float:
 def together(
     ours: Callable[[], object], theirs: Callable[[], object], calls: int, repeats: int = 9
 ) -> tuple[float, float]:
-    """The medians of ``seconds`` of both, measured in turns so that a noisy machine disturbs both alike."""
+    """Median ``seconds`` of both, measured alternately: noise affects both equally."""
     pairs = [(seconds(ours, calls), seconds(theirs, calls)) for _ in range(repeats)]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 
 
-def row(what: str, ours: float, theirs: float, unit: str = "us") -> dict:
-    """Print one line with both times and our time as a ratio to the peer's; return it as a record."""
+def row(what: str, ours: float, theirs: float, unit: str = "us", peer: str = "jax") -> dict:
+    """Print both times and blufunc's ratio to the peer; return them as a record."""
     ratio = ours / theirs
     print(
-        f"{what:<42} blufunc {ours:10.3f} {unit}   jax {theirs:10.3f} {unit}   ratio {ratio:6.3f}", flush=True
+        f"{what:<42} blufunc {ours:10.3f} {unit}   {peer} {theirs:10.3f} {unit}   ratio {ratio:6.3f}",
+        flush=True,
     )
-    return {"what": what, "unit": unit, "blufunc": ours, "jax": theirs, "ratio": ratio}
+    return {"what": what, "unit": unit, "blufunc": ours, peer: theirs, "ratio": ratio}
 
 
-def report(name: str, rows: list[dict]) -> None:
-    """Write a benchmark's records to ``results/NAME-cpu.json`` if ``BLUFUNC_SAVE_RESULTS`` is set.
+def report(name: str, rows: list[dict], platform_name: str = "cpu", device: str = "") -> None:
+    """Write records to ``results/NAME-PLATFORM.json``.
 
-    The record says when, on what, and with which versions the figures were taken.
+    Only if ``BLUFUNC_SAVE_RESULTS`` is set. The record includes date, machine and versions.
     """
     if not os.environ.get("BLUFUNC_SAVE_RESULTS"):
         return
     record = {
         "benchmark": name,
         "date": datetime.date.today().isoformat(),
-        "device": f"{_processor()}, {os.cpu_count()} cores",
+        "device": device or f"{_processor()}, {os.cpu_count()} cores",
         "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
         "versions": {"python": platform.python_version()}
         | {p: metadata.version(p) for p in ("blufunc", "numpy", "jax")},
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}-cpu.json").write_text(json.dumps(record, indent=1) + "\n")
+    (RESULTS / f"{name}-{platform_name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _processor() -> str:

@@ -1,9 +1,9 @@
-"""Causal attention in blufunc or JAX, forward and with its gradients, under ``jit``.
+"""Causal attention in blufunc or JAX, forward and with gradients, under ``jit``.
 
 python -m benchmarks.peers.attention --library blufunc --precision bf16
 
-blufunc's times are by events on the device, with the cache overwritten before each call; JAX's, and blufunc's second
-figure, by the wall clock over calls that follow each other.
+blufunc's times are from events on the device, with L2 overwritten ahead of each call; JAX's, and blufunc's second
+figure, from the wall clock over back-to-back calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.suites import kernel_cases
 
 
 def main() -> None:
-    """Tell two rows a case."""
+    """Emit two rows per case."""
     parser = attention_cases.parser()
     parser.add_argument("--library", choices=["blufunc", "jax"], required=True)
     parser.add_argument("--implementation", help="of JAX: cudnn or xla")
@@ -54,7 +54,7 @@ def _jax(o) -> tuple:
 
 
 def time_case(lib: SimpleNamespace, attend, case: attention_cases.Case, events: bool) -> None:
-    """A case's times and errors."""
+    """Times and errors of a case."""
     low = lib.numpy.bfloat16 if case.precision == "bf16" else lib.numpy.float32
     cast = lib.jit(lambda x: x.astype(low))
     args = [cast(lib.put(x)) for x in case.operands()]
@@ -68,7 +68,7 @@ def time_case(lib: SimpleNamespace, attend, case: attention_cases.Case, events: 
     errors = attention_cases.errors([attention_cases.sampled(x) for x in args], results)
     calls = {part: lambda _, f=f, operands=operands: f(*operands) for part, (f, operands) in of.items()}
     times: dict[str, dict[str, float]] = {part: {} for part in calls}
-    # those of all parts first, one behind the other as PyTorch's: the wall clock's calls heat the device
+    # event times of all parts first, in PyTorch's order: the wall clock's calls heat the device
     if events:
         from blufunc.kernels.backends.cuda.driver import driver
 

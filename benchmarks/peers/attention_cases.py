@@ -1,8 +1,8 @@
-"""The attention that every library is timed on: causal, forward alone and with its gradients, and its exact results.
+"""Attention cases shared by all libraries: causal, forward and with gradients.
 
-Queries, keys, values and the cotangent of the result are random numbers from NumPy's generator, rounded to the dtype
-of the case first, so that every library has the same operands and the exact results are theirs, too. Heads are
-independent: the results of the first batch entry's first and last head are computed in float64, for comparison.
+Queries, keys, values and the cotangent of the result are random numbers from NumPy's generator, rounded to the dtype of
+the case first, so every library has the same operands and the same exact results. Heads are independent: the results of
+the first batch entry's first and last head are computed in float64 for comparison.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Case:
     features: int
 
     def label(self, part: str) -> str:
-        """What a row is called."""
+        """Label of a row."""
         return f"{part} {self.batch}x{self.heads}x{self.tokens}x{self.features}"
 
     def flops(self, part: str) -> float:
-        """Operations of two products forward and five backward, halved by the causal mask."""
+        """FLOPs of two matmuls forward and five backward, halved by the causal mask."""
         forward = 2.0 * self.batch * self.heads * self.tokens**2 * self.features
         return forward if part == PARTS[0] else 3.5 * forward
 
@@ -55,7 +55,7 @@ class Case:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of all programs."""
+    """Options of all programs."""
     p = argparse.ArgumentParser()
     p.add_argument("--platform", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--precision", choices=list(SHAPES), default="bf16")
@@ -64,13 +64,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def cases(o: argparse.Namespace) -> Iterator[Case]:
-    """The cases of a precision."""
+    """Cases of a precision."""
     for shape in TINY if o.tiny else SHAPES[o.precision]:
         yield Case(o.precision, *shape)
 
 
 def exact(operands: list[np.ndarray]) -> list[np.ndarray]:
-    """The result and the gradients of query, key and value, by softmax(q k^T / sqrt(D)) v with a causal mask.
+    """Result and gradients of causal attention, softmax(q k^T / sqrt(D)) v.
 
     Args:
       operands: query, key, value, cotangent: float64 [heads, tokens, features].
@@ -86,10 +86,10 @@ def exact(operands: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def errors(operands: list[np.ndarray], results: list[np.ndarray]) -> dict[str, float]:
-    """Root mean squares of errors over those of the exact results: of the result, and of the worst gradient.
+    """Relative root mean square errors: of the result, and of the worst gradient.
 
     Args:
-      operands, results: as ``exact`` takes and returns them, of the heads that ``sampled`` takes.
+      operands, results: as ``exact`` takes and returns them, of the heads that ``sampled`` selects.
     """
     found = [
         float(np.linalg.norm(mine - true) / np.linalg.norm(true))
@@ -99,10 +99,14 @@ def errors(operands: list[np.ndarray], results: list[np.ndarray]) -> dict[str, f
 
 
 def sampled(x: Any) -> np.ndarray:
-    """The first and the last head of the first batch entry: of [batch, tokens, heads, features], float64."""
+    """First and last head of the first batch entry, float64.
+
+    Args:
+      x: [batch, tokens, heads, features].
+    """
     return np.stack([np.asarray(x[0, :, head], np.float64) for head in (0, -1)])
 
 
 def tell(case: Case, part: str, ms: float, **more: float | Callable) -> None:
-    """Tell a row."""
+    """Emit a row."""
     clock.emit(what=case.label(part), ms=ms, TFLOP_s=case.flops(part) / ms / 1e9, **more)

@@ -1,9 +1,9 @@
-"""Causal attention in PyTorch, forward and with its gradients, by one of its backends; needs torch and NumPy.
+"""Causal attention in PyTorch, by one of its backends; needs torch and NumPy.
 
     python -m benchmarks.peers.attention_torch --backend cudnn --precision bf16
 
-The device's time is taken with Triton's ``do_bench``: events around each call, the cache overwritten in between. Each
-backend has the layout that it likes, [batch, heads, tokens, features].
+Device times are from Triton's ``do_bench``: events around each call, with L2 overwritten in between. Every backend gets
+its preferred layout, [batch, heads, tokens, features].
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BACKENDS = {
 
 
 def main() -> None:
-    """Tell two rows a case."""
+    """Emit two rows per case."""
     parser = attention_cases.parser()
     parser.add_argument("--backend", choices=list(BACKENDS), help="by default PyTorch chooses")
     parser.add_argument("--compile", action="store_true")
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def time_case(case: attention_cases.Case, o) -> None:
-    """A case's times and errors."""
+    """Times and errors of a case."""
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
     first = [torch.from_numpy(x).to(o.platform).to(dtype) for x in case.operands()]
     q, k, v, ct = (x.transpose(1, 2).contiguous().requires_grad_() for x in first)

@@ -1,7 +1,7 @@
-"""How the programs of this folder measure and tell: rows as JSON lines, and times of work that is done later.
+"""Timing and output of the peer programs: rows as JSON lines, asynchronous work.
 
-A program's output is one JSON object a line; ``benchmarks/suites/gpu.py`` reads them as they come, so that a program
-which is cut off has still told what it found.
+A program prints one JSON object per line; ``benchmarks/suites/gpu.py`` reads them on arrival, so an interrupted program
+has still reported its rows.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-FLUSH_BYTES = 256 << 20  # more than any device's second-level cache
-ROTATE_BYTES = 512 << 20  # inputs are taken in turns until this much has been read between two uses of one
+FLUSH_BYTES = 256 << 20  # larger than the L2 of any device
+ROTATE_BYTES = 512 << 20  # inputs rotate until this many bytes have been read between two uses of one
 
 
 def emit(**row: Any) -> None:
-    """Tell one row."""
+    """Emit one row."""
     print(json.dumps(row), flush=True)
 
 
 def emit_versions(*packages: str) -> None:
-    """Tell the versions of the packages, as far as they are installed."""
+    """Emit the versions of the installed packages."""
     found = {}
     for package in packages:
         try:
@@ -35,7 +35,7 @@ def emit_versions(*packages: str) -> None:
 
 
 def attempt(what: str, measurement: Callable[[], None]) -> None:
-    """Run it; a failure is told in the place of its row, and the other rows are still to be had."""
+    """Run it; on failure, emit an error row so that the other rows still run."""
     try:
         measurement()
     except Exception as error:
@@ -43,17 +43,17 @@ def attempt(what: str, measurement: Callable[[], None]) -> None:
 
 
 def copies(nbytes: int) -> int:
-    """How many copies of inputs of ``nbytes`` to take in turns, so that no cache holds the next one."""
+    """Number of copies of inputs of ``nbytes``, so that no cache holds the next one."""
     return max(1, min(16, math.ceil(ROTATE_BYTES / max(1, nbytes)))) if nbytes < ROTATE_BYTES else 1
 
 
 def wall_ms(
     call: Callable[[int], Any], wait: Callable[[Any], Any], budget: float = 0.3, repeats: int = 5
 ) -> float:
-    """Milliseconds of one ``call(i)``, which may return before its work is done; ``wait(result)`` waits for it.
+    """Milliseconds of one asynchronous ``call(i)``; ``wait(result)`` synchronizes.
 
-    Calls follow each other without waiting, as in a program; the median of ``repeats`` such runs of ``budget``
-    seconds in all.
+    Calls run back to back, as in a program; the result is the median of ``repeats`` such runs of ``budget`` seconds in
+    total.
     """
     for i in range(3):
         wait(call(i))
@@ -72,11 +72,11 @@ def wall_ms(
 
 
 def event_ms(call: Callable[[int], Any], stream: Any, repeats: int | None = None) -> float:
-    """Milliseconds of device time of one ``call(i)`` whose work goes on a CuPy stream: the median over ``repeats``.
+    """Milliseconds of device time of one ``call(i)`` on a CuPy stream, as a median.
 
-    Before each call the second-level cache is overwritten on the same stream, which also gives the host time to
-    put the whole call on the stream behind it. Without ``repeats`` there are as many as Triton's ``do_bench`` makes for
-    PyTorch's functions, 50 milliseconds of calls to warm up and 200 that count, so that devices are as warm.
+    Ahead of each call, L2 is overwritten on the same stream, which also gives the host time to enqueue the whole
+    call. Without ``repeats``, the counts are those of Triton's ``do_bench`` for PyTorch (50 milliseconds of warm-up
+    calls and 200 that count), so that devices are equally warm.
     """
     import cupy
 
@@ -93,7 +93,7 @@ def event_ms(call: Callable[[int], Any], stream: Any, repeats: int | None = None
         return events
 
     if repeats is None:
-        for i in range(3):  # those that compile, and capture
+        for i in range(3):  # these compile and capture
             call(i)
         stream.synchronize()
         few = runs(6)

@@ -1,4 +1,4 @@
-"""How fast this device copies its own memory, which is what bounds most kernels: the ceiling of the other tables."""
+"""Copy bandwidth of the device's memory: the ceiling of memory-bound kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES = (64 << 20, 256 << 20, 1 << 30, 4 << 30)  # bytes of one side
 
 
 def main() -> None:
-    """Tell one row a size."""
+    """Emit one row per size."""
     clock.emit_versions("cupy-cuda13x", "cupy-cuda12x")
     stream = cupy.cuda.Stream(non_blocking=True)
     for nbytes in SIZES:

@@ -1,8 +1,8 @@
-"""What a call costs on the device when the arithmetic is next to nothing, in blufunc, JAX or PyTorch.
+"""Cost of a call with negligible arithmetic, in blufunc, JAX or PyTorch.
 
     python -m benchmarks.peers.dispatch --library torch
 
-Calls follow each other without waiting, as in a program; the figure is the time of one.
+Calls run back to back, as in a program; the figure is the time of one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PRODUCTS = 20
 
 
 def main() -> None:
-    """Tell one row a case."""
+    """Emit one row per case."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", choices=["blufunc", "jax", "torch"], required=True)
     parser.add_argument("--platform", choices=["cuda", "cpu"], default="cuda")

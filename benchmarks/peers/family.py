@@ -1,8 +1,9 @@
-"""One model family in one library: ``python -m benchmarks.peers.family --library jax --family llama``.
+"""One model family in one library.
 
-The step of ``benchmarks/suites/families.py`` is compiled, warmed up, and timed by the wall clock over rounds of steps
-that follow each other without waiting. Steps that return their parameters and state are called with donated arguments,
-as a training loop calls them.
+    python -m benchmarks.peers.family --library jax --family llama
+
+The step of ``benchmarks/suites/families.py`` is compiled, warmed up, and timed by the wall clock over rounds of
+back-to-back steps. Steps that return their parameters and state receive donated arguments, as in a training loop.
 """
 
 from __future__ import annotations

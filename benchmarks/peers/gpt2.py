@@ -1,9 +1,9 @@
-"""What the GPT-2 programs of all libraries share: sizes, options, initial weights, tokens, and how steps are timed.
+"""Shared by the GPT-2 programs: sizes, options, initial weights, tokens, timing.
 
-Weights and tokens come from NumPy's generator, or tokens from a file, so that every library starts from the same
-numbers and their losses can be compared step by step. The recipe is plain: AdamW with a constant learning rate, no
-clipping, decay of all. A library is a ``Trainer``, and ``run`` does with it what the options ask for: time steps, tell
-the losses of runs with other orders of the data, or save the gradients of the first batch.
+Weights come from NumPy's generator, and tokens from there or from a file, so every library starts from the same values
+and losses are comparable step by step. The recipe is plain AdamW: constant learning rate, no clipping, decay of all
+parameters. A library is a ``Trainer``; ``run`` does what the options request: time steps, emit the losses of runs with
+other data orders, or save the gradients of the first batch.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from benchmarks.peers import clock
 
 ADAMW = {"b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 LEARNING_RATE = 6e-4
-BATCHES = 4  # of tokens, taken in turns
+BATCHES = 4  # of tokens, used cyclically
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """A training program of one library.
+    """Training program of one library.
 
     Attributes:
-      start: puts the initial weights and a fresh optimizer's state on the device, in the place of what was there.
+      start: puts the initial weights and a fresh optimizer state on the device, replacing the previous ones.
       load: puts batches of tokens, int32 [n, batch, context + 1], on the device.
-      step: takes training step ``i``, with batch ``i`` modulo n, waits for it, and returns its loss.
-      settle: waits for all that steps have put on the device, which may go on when their losses are there.
-      gradients: the loss of the first batch and the gradients in the tree of ``weights``; trains nothing.
-      after: what else to tell when steps are taken, such as the most memory there was.
+      step: runs training step ``i``, with batch ``i`` modulo n, waits for it, and returns its loss.
+      settle: waits for all device work of the steps, which may outlast their losses.
+      gradients: the loss of the first batch and the gradients in the tree of ``weights``; does not train.
+      after: further figures after the steps, such as peak memory.
     """
 
     start: Callable[[], None]
@@ -48,7 +48,7 @@ class Trainer:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options that all programs take."""
+    """Options of all programs."""
     p = argparse.ArgumentParser()
     p.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="bf16")
     p.add_argument("--tokens", help="a file of NumPy with batches of tokens, instead of random ones")
@@ -69,7 +69,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def weights(o: argparse.Namespace) -> dict:
-    """The parameters as ``examples/gpt/model.py`` nests them, float32 on the host. Matrices are [inputs, outputs]."""
+    """Parameters nested as in ``examples/gpt/model.py``, float32 on the host.
+
+    Matrices are [inputs, outputs].
+    """
     rng, C = np.random.default_rng(0), o.width
 
     def normal(*shape):
@@ -98,7 +101,7 @@ def weights(o: argparse.Namespace) -> dict:
 
 
 def tokens(o: argparse.Namespace) -> np.ndarray:
-    """Tokens [n, batch, context + 1], int32: those of the file, or random ones for ``BATCHES``."""
+    """Tokens [n, batch, context + 1], int32: of the file, or random for ``BATCHES``."""
     if o.tokens:
         found = np.load(o.tokens)
         if found.shape[1:] != (o.batch, o.context + 1) or found.max() >= o.vocab:
@@ -112,13 +115,13 @@ def tokens(o: argparse.Namespace) -> np.ndarray:
 
 
 def ordered(tokens: np.ndarray, seed: int) -> np.ndarray:
-    """The same sequences in other batches, in an order that the seed says."""
+    """The same sequences in other batches, in an order given by the seed."""
     sequences = tokens.reshape(-1, tokens.shape[-1])
     return np.random.default_rng(seed).permutation(sequences).reshape(tokens.shape)
 
 
 def run(o: argparse.Namespace, trainer: Trainer, leads: bool = True) -> None:
-    """Do what the options ask for; of several processes, one ``leads`` and tells the rows."""
+    """Run what the options request; the process that ``leads`` emits the rows."""
     batches = tokens(o)
     if o.orders:
         for seed in map(int, o.orders.split(",")):
@@ -142,7 +145,7 @@ def run(o: argparse.Namespace, trainer: Trainer, leads: bool = True) -> None:
 
 
 def measure(o: argparse.Namespace, trainer: Trainer) -> None:
-    """Take the steps and tell one row."""
+    """Run the steps and emit one row."""
     step = trainer.step
     begin = time.perf_counter()
     losses = [float(step(0))]
@@ -162,7 +165,7 @@ def measure(o: argparse.Namespace, trainer: Trainer) -> None:
 
 
 def named(values: Any, name: str = "") -> dict[str, np.ndarray]:
-    """The leaves of a tree of dicts and lists by names such as "blocks.0.mlp.up.weight", as NumPy arrays."""
+    """Leaves of a tree as NumPy arrays, by names like "blocks.0.mlp.up.weight"."""
     if isinstance(values, dict | list):
         items = values.items() if isinstance(values, dict) else enumerate(values)
         parts = (named(v, f"{name}.{k}" if name else str(k)) for k, v in items)
@@ -171,21 +174,24 @@ def named(values: Any, name: str = "") -> dict[str, np.ndarray]:
 
 
 def process_age() -> float:
-    """Seconds since this process began, imports and all (Linux: field 22 of proc_pid_stat(5))."""
+    """Seconds since this process began, imports included.
+
+    On Linux: field 22 of proc_pid_stat(5).
+    """
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def count(o: argparse.Namespace) -> int:
-    """The number of parameters."""
+    """Number of parameters."""
     C = o.width
     return (o.vocab + o.context) * C + o.layers * (12 * C * C + 13 * C) + 2 * C
 
 
 def model_flops(o: argparse.Namespace) -> float:
-    """Floating-point operations of a step's products: 6 for each weight and token, and causal attention at half."""
+    """FLOPs of a step's matmuls: 6 per weight and token, and causal attention at half."""
     matrices = o.layers * 12 * o.width**2 + o.vocab * o.width
     attention = (
         o.layers * 6 * o.width * o.context
-    )  # 12 C T for both products and both passes, halved by the mask
+    )  # 12 C T for both matmuls and both passes, halved by the mask
     return o.batch * o.context * (6.0 * matrices + attention)

@@ -1,12 +1,12 @@
-"""GPT-2's training step in blufunc: the model of ``examples/gpt``, as it stands.
+"""GPT-2's training step in blufunc: the unmodified model of ``examples/gpt``.
 
     python -m benchmarks.peers.gpt2_blufunc --precision bf16
 
-``--gpus N`` divides it among devices, of this process or of those that blufunc's launcher started, in one of three
-layouts: "data", every device has all parameters; "fsdp", each has a part of them; "tensor", each has some heads,
-hidden units and a part of the vocabulary, and between these a part of the tokens, as ``examples/gpt`` has it. In each
-of them a step has N times ``--batch`` sequences. With ``--hash`` the row has a fingerprint of the parameters after the
-steps, with which runs can be compared bit by bit.
+``--gpus N`` shards it over devices, of this process or of processes started by blufunc's launcher, in one of three
+layouts. "data": every device has all parameters. "fsdp": each has a shard of them. "tensor": each has some heads,
+hidden units and a shard of the vocabulary, and between these a shard of the tokens, as in ``examples/gpt``. A step has
+N times ``--batch`` sequences. With ``--hash``, the row has a fingerprint of the final parameters, to compare runs bit
+by bit.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.peers import clock, gpt2
 from blufunc import optim, tree
 from examples.gpt import model, sharded
 
-AXES = {"data": "data", "fsdp": "data", "tensor": "model"}  # of a mesh, by layout
+AXES = {"data": "data", "fsdp": "data", "tensor": "model"}  # mesh axes, by layout
 
 
 def main() -> None:
-    """Tell one row."""
+    """Emit one row."""
     o = parser().parse_args()
     start_devices(o)
     clock.emit_versions("blufunc", "cupy-cuda13x", "cupy-cuda12x", "numpy")
@@ -35,14 +35,14 @@ def main() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of this library's program."""
+    """Options of this library's program."""
     p = gpt2.parser()
     p.add_argument("--hash", action="store_true")
     p.add_argument("--key", type=int, help="make the initial weights from this key, not by NumPy's generator")
     p.add_argument("--gpus", type=int, help="divide batches of that many times --batch among devices")
     p.add_argument("--layout", choices=list(AXES), default="data", help="how parameters lie on them")
     p.add_argument(
-        "--products", default="default", help="how fp32 multiplies: float32_tc, BF16_BF16_F32_X6, ..."
+        "--products", default="default", help="how fp32 multiplies: float32_tc, F16_F16_F32_SCALED, ..."
     )
     p.add_argument("--budget", help="what a step may plan to need of a device's memory: 9.7GB")
     p.add_argument("--chunk", default="0", help="tokens that have logits at a time; auto; 0: all")
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def start_devices(o: argparse.Namespace) -> None:
-    """Join the other processes, or simulate devices on a CPU; from here on ``o.batch`` is that of all devices."""
+    """Join other processes, or simulate devices; sets ``o.batch`` to the global batch."""
     if o.gpus and bf.distributed.is_launched():
         bf.distributed.initialize()
     elif o.gpus and o.platform == "cpu":
@@ -62,7 +62,7 @@ def start_devices(o: argparse.Namespace) -> None:
 
 
 def trainer(o: argparse.Namespace) -> gpt2.Trainer:
-    """The training step that the options describe."""
+    """Build the training step that the options describe."""
     config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab)
     chunk = None if o.chunk == "auto" else int(o.chunk)
     plan = sharded.Plan(mesh_of(o), recompute=bool(o.recompute), loss_chunk=chunk)
@@ -113,9 +113,9 @@ def training(
     wiring: model.Wiring,
     keep: Callable[[dict], dict] | None = None,
 ) -> tuple[Callable, optim.GradientTransformation, Callable]:
-    """The loss, the optimizer, and the step (params, state, tokens) -> (params, state, loss), in the precision wanted.
+    """Loss, optimizer, and the step (params, state, tokens) -> (params, state, loss).
 
-    ``keep`` says where new values lie on a mesh.
+    ``keep`` constrains the shardings of new values on a mesh.
     """
     set_precision(o.precision, o.products)
     loss = lambda params, tokens: model.loss(params, tokens, config, wiring)
@@ -133,21 +133,24 @@ def training(
 
 
 def mesh_of(o: argparse.Namespace) -> bf.Mesh | None:
-    """The devices of a divided step; None: one device."""
+    """Devices of a sharded step; None: one device."""
     if not o.gpus:
         return None
     return bf.make_mesh((o.gpus,), (AXES[o.layout],), devices=bf.devices(o.platform)[: o.gpus])
 
 
 def ends(plan: sharded.Plan, o: argparse.Namespace) -> tuple[Any, Any]:
-    """Where what all devices have lies, and where batches of tokens do: divided by sequences, if any axis may."""
+    """Shardings of replicated values, and of batches of tokens.
+
+    Batches are sharded by sequences, if an axis allows it.
+    """
     if plan.mesh is None:
         return (bf.devices(o.platform)[0],) * 2
     return plan.sharding(), plan.sharding(plan.among(*sharded.ROWS))
 
 
 def shardings(values: dict, plan: sharded.Plan, o: argparse.Namespace) -> Any:
-    """Where the leaves of packed values lie, a tree like theirs; by its name at the root, "params" or "optimizer"."""
+    """Shardings of packed values, as a tree; the root is "params" or "optimizer"."""
     everywhere, divided = ends(plan, o)
     if o.layout == "tensor" and plan.mesh is not None:
         return sharded.shardings(values, plan)
@@ -156,12 +159,12 @@ def shardings(values: dict, plan: sharded.Plan, o: argparse.Namespace) -> Any:
 
 
 def set_precision(precision: str, products: str) -> None:
-    """How products of float32 are computed: as ``products`` says, or on tensor cores in TF32."""
+    """Precision of float32 matmuls: as ``products`` says, or TF32 on tensor cores."""
     bf.config.update("matmul_precision", "tf32" if precision == "tf32" else products)
 
 
 def memory(platform: str) -> dict:
-    """The most that arrays and plans held at once, and what was taken from the device for it."""
+    """Peak memory of arrays and plans, and the device memory allocated for it."""
     if platform != "cuda":
         return {}
     from blufunc.kernels.backends.cuda.driver import driver

@@ -1,4 +1,4 @@
-"""GPT-2's training step in JAX and optax, as their users write it for speed: one jitted function, cuDNN's attention.
+"""GPT-2's training step in JAX and optax: one jitted function, cuDNN attention.
 
 python -m benchmarks.peers.gpt2_jax --attention cudnn --precision bf16
 """
@@ -18,7 +18,7 @@ from benchmarks.peers import clock, gpt2
 
 
 def main() -> None:
-    """Tell one row."""
+    """Emit one row."""
     parser = gpt2.parser()
     parser.add_argument("--attention", choices=["xla", "cudnn"], default="cudnn")
     parser.add_argument("--gpus", type=int, help="divide batches of that many times --batch among devices")

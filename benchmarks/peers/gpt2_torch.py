@@ -1,9 +1,9 @@
-"""GPT-2's training step in PyTorch, as its users write it; eager, or compiled. Needs nothing but torch and NumPy.
+"""GPT-2's training step in idiomatic PyTorch, eager or compiled.
 
     python -m benchmarks.peers.gpt2_torch --compile --mode reduce-overhead --precision bf16
     torchrun --nproc-per-node 2 -m benchmarks.peers.gpt2_torch --parallel ddp --compile
 
-``--batch`` is that of one GPU.
+Needs only torch and NumPy. ``--batch`` is per GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.peers import clock, gpt2
 
 
 class Block(nn.Module):
-    """Attention and the two-layer network, each after a norm."""
+    """Attention and the two-layer MLP, each after a norm."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The loss of a batch."""
+    """Loss of a batch."""
 
     def __init__(self, o):
         super().__init__()
@@ -60,24 +60,24 @@ class GPT(nn.Module):
 
 
 def state(weights: dict) -> dict[str, torch.Tensor]:
-    """The common initial weights under PyTorch's names; its matrices are [outputs, inputs]."""
+    """Shared initial weights by PyTorch's names; its matrices are [outputs, inputs]."""
     found = {of_torch(name): torch.from_numpy(matrix(name, x)) for name, x in gpt2.named(weights).items()}
     return found | {"head.weight": found["tokens.weight"]}
 
 
 def of_torch(name: str) -> str:
-    """PyTorch's name of a parameter: that of the module here, and what a norm multiplies with is its weight."""
+    """PyTorch's name of a parameter: this file's modules, a norm's scale as weight."""
     name = name.replace("attention.", "").replace("mlp.", "").replace(".scale", ".weight")
     return f"{name}.weight" if name in ("tokens", "positions") else name
 
 
 def matrix(name: str, x: np.ndarray) -> np.ndarray:
-    """A parameter or its gradient from [inputs, outputs] to [outputs, inputs], or back; others as they are."""
+    """Transpose matrices between [inputs, outputs] and [outputs, inputs]."""
     return np.ascontiguousarray(x.T) if name.endswith(".weight") else x
 
 
 def main() -> None:
-    """Tell one row."""
+    """Emit one row."""
     parser = gpt2.parser()
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--mode", help="of torch.compile: reduce-overhead, max-autotune")
@@ -106,7 +106,7 @@ def main() -> None:
     optimizers, batches, a = [], [], gpt2.ADAMW
 
     def start():
-        if optimizers:  # a run before has trained
+        if optimizers:  # an earlier run has trained
             assert not o.parallel
             model.load_state_dict(initial)
         optimizers[:] = [
@@ -167,7 +167,7 @@ def main() -> None:
 
 
 def distributed(model: GPT, parallel: str | None) -> nn.Module:
-    """The model with its parameters on every GPU, or divided among them block by block."""
+    """The model with its parameters replicated on every GPU, or sharded by block."""
     if parallel == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     if parallel == "fsdp":

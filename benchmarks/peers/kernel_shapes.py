@@ -1,7 +1,7 @@
-"""The kernels that every library is timed on, with data that every library makes alike.
+"""Kernel cases shared by all libraries, with identical data.
 
-Large operands repeat a block of random rows made by NumPy, so that a program needs little of the host, and so that
-what the libraries computed can be compared afterwards: each tells the same few elements of its results.
+Large operands repeat a block of random rows made by NumPy, so a program needs little host memory. Each library emits
+the same few elements of its results, so results can be compared afterwards.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ SAMPLES = 16
 
 
 def cases(tiny: bool, only: str = "") -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes; ``only``: those with this in their names."""
+    """Names and shapes; ``only`` selects by a part of the name."""
     return [(name, shape) for name, shape in (TINY if tiny else CASES) if only in name]
 
 
 def label(name: str, shape: tuple[int, ...]) -> str:
-    """What a row is called."""
+    """Label of a row."""
     return f"{name} {'x'.join(map(str, shape))}"
 
 
 def adamw_label(shapes: dict) -> str:
-    """What the row of AdamW is called."""
+    """Label of the row of AdamW."""
     return f"adamw, {sum(map(math.prod, shapes.values())) / 1e6:.0f}M parameters"
 
 
 def block(shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, int]:
-    """Random rows [rows / n, ...], and how often, n, they have to be repeated to fill ``shape``."""
+    """Random rows [rows / n, ...], and the repetition count n that fills ``shape``."""
     rows, repeats = shape[0], 1
     while rows % 2 == 0 and rows * math.prod(shape[1:]) > BLOCK:
         rows, repeats = rows // 2, repeats * 2
@@ -55,15 +55,15 @@ def block(shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, int]:
 
 
 def row(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Random numbers of the last axis's length."""
+    """Random values of the last axis's length."""
     return np.random.default_rng(seed).standard_normal(shape[-1:], dtype=np.float32)
 
 
 def labels(shape: tuple[int, ...]) -> np.ndarray:
-    """A random class for each row."""
+    """A random class per row."""
     return np.random.default_rng(7).integers(0, shape[-1], shape[:-1], dtype=np.int32)
 
 
 def sampled(size: int) -> np.ndarray:
-    """Which elements of a result to tell."""
+    """Indices of the sampled elements of a result."""
     return np.unique(np.random.default_rng(11).integers(0, size, SAMPLES)).astype(np.int32)

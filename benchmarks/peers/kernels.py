@@ -1,4 +1,4 @@
-"""The kernels in blufunc or JAX: the same functions, under ``jit``, on the same data.
+"""The kernels in blufunc or JAX: identical functions and data, under ``jit``.
 
 python -m benchmarks.peers.kernels --library blufunc
 """
@@ -18,7 +18,7 @@ from benchmarks.suites import kernel_cases
 
 
 def main() -> None:
-    """Tell one row a kernel."""
+    """Emit one row per kernel."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", choices=["blufunc", "jax"], required=True)
     parser.add_argument("--platform", choices=["cuda", "cpu"], default="cuda")
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def time_kernel(lib: Any, name: str, shape: tuple[int, ...], events: bool) -> None:
-    """One kernel: its time, and a sample of its results."""
+    """Time of one kernel, and a sample of its results."""
     kernel = kernel_cases.kernels(lib)[name]
     f = lib.jit(kernel.function)
     nbytes = kernel.nbytes(shape)
@@ -53,7 +53,7 @@ def time_kernel(lib: Any, name: str, shape: tuple[int, ...], events: bool) -> No
 
 
 def time_adamw(lib: Any, shapes: dict, events: bool) -> None:
-    """AdamW over a model's parameters: each call takes the memory of the last one's results."""
+    """AdamW over a model's parameters; each call reuses the previous results' memory."""
     rng = np.random.default_rng(0)
     params, grads = (
         {name: lib.put(rng.standard_normal(shape, dtype=np.float32)) for name, shape in shapes.items()}
@@ -72,9 +72,9 @@ def time_adamw(lib: Any, shapes: dict, events: bool) -> None:
 
 
 def tell(what: str, call: Any, lib: Any, events: bool, nbytes: int, check: list[float]) -> None:
-    """Time the call and tell the row: by the device's events where we can have them, else by the wall clock."""
+    """Time the call and emit the row: by device events, else by the wall clock."""
     times = {}
-    # before the wall clock's calls, which heat the device
+    # ahead of the wall clock's calls, which heat the device
     if events:
         from blufunc.kernels.backends.cuda.driver import driver
 
@@ -96,7 +96,7 @@ def operand(lib: Any, name: str, shape: tuple[int, ...], seed: int) -> Any:
 
 
 def sample(lib: Any, results: list) -> list[float]:
-    """A few elements of each result."""
+    """Sampled elements of each result."""
     take = lib.jit(lambda x, where: x.reshape(-1)[where])
     return [
         float(v)

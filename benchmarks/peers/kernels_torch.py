@@ -1,8 +1,9 @@
-"""The kernels in PyTorch, eager or compiled, on the same data as the others; needs nothing but torch and NumPy.
+"""The kernels in PyTorch, eager or compiled, on the same data as other libraries.
 
     python -m benchmarks.peers.kernels_torch --compile
 
-The device's time is taken with Triton's ``do_bench``: events around each call, the cache overwritten in between.
+Needs only torch and NumPy. Device times are from Triton's ``do_bench``: events around each call, with L2 overwritten in
+between.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FUNCTIONS = {  # the function, its operands, and the passes over memory forward 
 
 
 def main() -> None:
-    """Tell one row a kernel."""
+    """Emit one row per kernel."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--platform", choices=["cuda", "cpu"], default="cuda")
@@ -39,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     clock.emit_versions("torch", "triton")
     torch._dynamo.config.cache_size_limit = 256
-    torch._functorch.config.donated_buffer = False  # backward is run many times on one graph
+    torch._functorch.config.donated_buffer = False  # backward runs many times on one graph
     for name, shape in kernel_shapes.cases(options.tiny, options.only):
         clock.attempt(kernel_shapes.label(name, shape), functools.partial(time_kernel, name, shape, options))
         if options.platform == "cuda":
@@ -50,8 +51,8 @@ def main() -> None:
 
 
 def time_kernel(name: str, shape: tuple[int, ...], options: argparse.Namespace) -> None:
-    """One kernel: its time, and a sample of its results."""
-    both = name.endswith(" and gradient")  # as others compute it, who keep nothing between the two
+    """Time of one kernel, and a sample of its results."""
+    both = name.endswith(" and gradient")  # recomputed, as in libraries that save nothing between
     function, operands, passes = FUNCTIONS[name.removesuffix(" backward").removesuffix(" and gradient")]
     f = torch.compile(function, dynamic=False) if options.compile else function
     args = [operand(o, shape, i, options.platform) for i, o in enumerate(operands)]
@@ -105,7 +106,7 @@ def time_adamw(shapes: dict, options: argparse.Namespace) -> None:
 
 
 def milliseconds(call, platform: str) -> float:
-    """The median time of a call."""
+    """Median time of a call."""
     if platform == "cpu":
         return clock.wall_ms(lambda _: call(), lambda _: None)
     from triton.testing import do_bench
@@ -124,7 +125,7 @@ def operand(name: str, shape: tuple[int, ...], seed: int, platform: str) -> torc
 
 
 def sample(results) -> list[float]:
-    """A few elements of each result."""
+    """Sampled elements of each result."""
     found = []
     for x in results:
         where = torch.from_numpy(kernel_shapes.sampled(x.numel())).long().to(x.device)

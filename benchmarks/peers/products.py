@@ -1,10 +1,10 @@
-"""How fast a library multiplies matrices: the rates against which the use of a device is reckoned.
+"""Matmul rates of a library: the reference for device utilization.
 
     python -m benchmarks.peers.products --library torch --precisions bf16,tf32,fp32
 
-A square product, and every product of GPT-2's step by its own shape: forward, of the gradient of the input, and of the
-gradient of the weight; "count" is how often a step has it. Products of attention are not among them. Times are by the
-wall clock over calls that follow each other, alike for all libraries: each call is long beside what it costs the host.
+A square matmul, and every matmul of GPT-2's step by its own shape: forward, gradient of the input, and gradient of the
+weight; "count" is its number in a step. Attention matmuls are excluded. Times are from the wall clock over back-to-back
+calls in all libraries: each call takes long compared with its host cost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def main() -> None:
-    """Tell one row a product and precision."""
+    """Emit one row per matmul and precision."""
     parser = gpt2.parser()
     parser.add_argument("--library", choices=["blufunc", "jax", "torch"], required=True)
     parser.add_argument("--precisions", type=lambda text: text.split(","), required=True)
@@ -46,7 +46,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A product: what it is of, its form, the shapes of both operands, and how often a step has it (the square: 0)."""
+    """A matmul: role, form, operand shapes, count in a step (0 for the square)."""
 
     what: str
     form: str
@@ -56,7 +56,7 @@ class Case:
 
     @property
     def product(self) -> str:
-        """What its row is called."""
+        """Label of its row."""
         return f"{self.what} {self.form}"
 
     @property
@@ -66,7 +66,7 @@ class Case:
 
 
 def time_product(case: Case, precision: str, put: Callable, compiled: Callable, wait: Callable) -> None:
-    """Tell the row of a product."""
+    """Emit the row of a matmul."""
     rng = np.random.default_rng(0)
     args = [put(*block(shape, rng)) for shape in (case.x, case.y)]
     f = compiled(FORMS[case.form])
@@ -77,7 +77,7 @@ def time_product(case: Case, precision: str, put: Callable, compiled: Callable, 
 
 
 def cases(o: argparse.Namespace) -> Iterator[Case]:
-    """The square and the products of a step."""
+    """The square matmul and the matmuls of a step."""
     yield Case("square", "x @ w", (o.square, o.square), (o.square, o.square), 0)
     M, C, V = o.batch * o.context, o.width, o.vocab
     for what, inputs, outputs in (("qkv", C, 3 * C), ("out", C, C), ("up", C, 4 * C), ("down", 4 * C, C)):
@@ -90,7 +90,7 @@ def cases(o: argparse.Namespace) -> Iterator[Case]:
 
 
 def block(shape: tuple[int, int], rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Random rows, and how often they have to be repeated to fill the shape: the host need not make gigabytes."""
+    """Random rows and the repetition count that fills the shape; saves host memory."""
     rows, repeats = shape[0], 1
     while rows % 2 == 0 and rows * shape[1] > BLOCK:
         rows, repeats = rows // 2, repeats * 2

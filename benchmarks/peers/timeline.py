@@ -1,11 +1,11 @@
-"""Records every kernel of a few of blufunc's training steps on this process's first device: for ``gpu_timeline.py``.
+"""Record every kernel of a few training steps on this process's first device.
 
     python -m benchmarks.peers.timeline --trace FILE --gpus 2 --layout data
 
-It is ``gpt2_blufunc.py`` with CUPTI listening, through ``torch.profiler``: of PyTorch nothing else is used. Of several
-processes the first one records. The profiler runs once before blufunc begins, as kernels of CUDA graphs are seen one by
-one only if it was there when these were made. ``FILE`` has the recorded steps, each a list of events as Chrome's traces
-have them.
+Used by ``gpu_timeline.py``. It is ``gpt2_blufunc.py`` with CUPTI attached through ``torch.profiler``; PyTorch serves no
+other purpose. Of several processes, the first one records. The profiler runs once before blufunc starts: it records
+kernels of CUDA graphs individually only if it was active when the graphs were created. ``FILE`` has the recorded steps,
+each a list of Chrome trace events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.peers import clock, gpt2, gpt2_blufunc
 
 
 def main() -> None:
-    """Tell one row and write the trace."""
+    """Emit one row and write the trace."""
     parser = gpt2_blufunc.parser()
     parser.add_argument("--trace", required=True, help="the file for the events")
     parser.add_argument("--recorded", type=int, default=5, help="steps to record, behind the timed ones")
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def recorded(step: Callable[[], Any], activity: ProfilerActivity) -> Sequence[timeline.Kernel]:
-    """The kernels of the first device while a step runs; ``step`` waits for the end of all that it put there."""
+    """Kernels of the first device during a step; ``step`` waits for all of its work."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         with profile(activities=[activity]) as profiler:

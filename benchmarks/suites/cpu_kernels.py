@@ -1,8 +1,8 @@
-"""Kernels on this machine's CPU at sizes far beyond its caches, under ``jit``, beside JAX.
+"""CPU kernels at sizes far beyond the caches, under ``jit``, against JAX.
 
-What bounds them is memory, so each row also says what share of a plain copy's bandwidth it reaches. Both sides take
-the same random inputs, and their results must agree before anything is timed; then they are timed in turns, in blocks
-of calls, so that the threads of one are asleep while the other works.
+These kernels are memory-bound, so each row also reports the share of a plain copy's bandwidth. Both libraries receive
+the same random inputs, and their results must agree ahead of timing. They are timed alternately, in blocks of calls, so
+that the threads of one sleep while the other works.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ CASES = (
     ("sum of columns", (16384, 1024)),
 )
 GPT = {"layers": 6, "width": 512, "vocab": 4096, "context": 256}  # of 21 million parameters, for AdamW
-TOLERANCE = 1e-4  # of the largest element; sums of 16,384 float32 numbers in another order differ by 1e-5
+TOLERANCE = (
+    1e-4  # relative to the largest element; sums of 16,384 float32 values in another order differ by 1e-5
+)
 
 
 def main() -> None:
@@ -82,7 +84,7 @@ def main() -> None:
 
 
 def kernel_call(lib, name: str, shape: tuple[int, ...]) -> Callable:
-    """A function that runs the kernel once, waits, and returns the results."""
+    """Function that runs the kernel once, waits, and returns the results."""
     rng = np.random.default_rng(0)
     kernel = kernels(lib)[name]
     f, args = lib.jit(kernel.function), [lib.put(host_operand(o, shape, rng)) for o in kernel.operands]
@@ -90,7 +92,7 @@ def kernel_call(lib, name: str, shape: tuple[int, ...]) -> Callable:
 
 
 def adamw_call(lib, shapes: dict) -> Callable:
-    """A function that takes one step of AdamW, waits, and returns the parameters, which it takes back next time."""
+    """Function that runs one step of AdamW and returns the parameters, its next input."""
     rng = np.random.default_rng(0)
     params, grads = (
         {name: lib.put(rng.standard_normal(shape, dtype=np.float32)) for name, shape in shapes.items()}
@@ -107,7 +109,7 @@ def adamw_call(lib, shapes: dict) -> Callable:
 
 
 def check(what: str, results: list) -> None:
-    """Stop where the results of the two differ by more than rounding."""
+    """Raise if the results of the two differ by more than rounding."""
     ours, theirs = (leaves(r) for r in results)
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         a, b = np.asarray(a), np.asarray(b)
@@ -117,7 +119,7 @@ def check(what: str, results: list) -> None:
 
 
 def leaves(x) -> list:
-    """The arrays of a result: one, a tuple of them, or a dict."""
+    """Arrays of a result: one, a tuple of them, or a dict."""
     import jax
 
     return jax.tree.leaves(x)
@@ -137,7 +139,7 @@ def _row(what: str, calls: list[Callable], nbytes: int, copy: float, options) ->
 
 
 def copy_bandwidth(floats: int = 1 << 25, repeats: int = 7) -> float:
-    """Bytes read and written each second by copying an array with all cores at once, in GB/s: the best of a few."""
+    """Bandwidth of copying an array with all cores, in GB/s: the best of a few runs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     source, target = np.ones(floats, np.float32), np.zeros(floats, np.float32)
     parts = [slice(floats * i // cores, floats * (i + 1) // cores) for i in range(cores)]

@@ -1,6 +1,6 @@
-"""Tokens per second of the demo's training step on this machine's CPU, beside JAX running the same program.
+"""Tokens per second of the demo's training step on the CPU, against JAX.
 
-Both train from the same kind of random tokens, on the preset and batch of ``make demo``.
+Both run the same program on the same kind of random tokens, with the preset and batch of ``make demo``.
 """
 
 from __future__ import annotations

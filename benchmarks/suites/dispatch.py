@@ -1,6 +1,6 @@
-"""The cost of getting to the arithmetic: eager operations, cached jit calls, and grad, beside JAX on the CPU.
+"""Dispatch cost of eager operations, jit calls and grad, against JAX on the CPU.
 
-Arrays have 8 elements, so that what is measured is dispatch. Ratios below 1 mean that blufunc is faster.
+Arrays have 8 elements, so that arithmetic is negligible. Ratios below 1 mean that blufunc is faster.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import blufunc.numpy as bnp
 from benchmarks.harness.timing import report, row, together
 
 MANY = 148
-"""The arrays of GPT-2's parameters."""
+"""Arrays with the shapes of GPT-2's parameters."""
 
 
 def small(np_like):
-    """A function of a few operations, in the terms of either library."""
+    """Function of a few operations, in either library."""
     return lambda x: np_like.sum(np_like.sin(x) * 2.0 + x)
 
 
 class Descent:
-    """A step of training: each call gives the parameters away that the last one returned."""
+    """Training step: each call donates the parameters returned by the previous one."""
 
     def __init__(self, jit, x):
         names = [f"layer{i}" for i in range(MANY)]

@@ -1,9 +1,10 @@
-"""Model families as one source for blufunc and JAX: each function takes the library as its first argument.
+"""Model families as one source for blufunc and JAX.
 
-A family is a function ``(lib, size) -> (step, make)``: ``lib`` is ``blufunc`` or ``jax``, ``size`` is ``"tiny"`` or
-``"full"``; ``step`` is what a user would pass to ``jit``, and ``make()`` returns its arguments. Only the library
-differs between two runs, so a ratio compares the libraries and not two ports. ``tests/kernels/test_golden_programs.py``
-keeps what the compiler makes of the tiny ones; ``benchmarks/breadth.py`` times the full ones.
+Each function takes the library as its first argument. A family is a function ``(lib, size) -> (step, make)``: ``lib``
+is ``blufunc`` or ``jax``, ``size`` is ``"tiny"`` or ``"full"``; ``step`` is what a user would pass to ``jit``, and
+``make()`` returns its arguments. Only the library differs between two runs, so a ratio compares libraries and not two
+ports. ``tests/kernels/test_golden_programs.py`` keeps the compiler's output for the tiny
+ones; ``benchmarks/peers/family.py`` times the full ones.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ Family = Callable[[Any, str], Step]
 
 
 class Decoder(NamedTuple):
-    """Sizes of a Llama-like decoder (Touvron et al., arXiv:2302.13971; grouped heads, arXiv:2305.13245)."""
+    """Sizes of a Llama-like decoder.
+
+    Touvron et al., arXiv:2302.13971; grouped heads, arXiv:2305.13245.
+    """
 
     layers: int
     width: int
@@ -37,9 +41,9 @@ LLAMA = {
 
 
 def llama(lib: Any, size: str, attention: dict | None = None) -> Step:
-    """A training step: RMSNorm, RoPE, grouped-query causal attention, SwiGLU, cross-entropy, AdamW.
+    """Training step: RMSNorm, RoPE, grouped-query attention, SwiGLU, AdamW.
 
-    Products are in bfloat16, parameters and the optimizer's state in float32. ``attention`` are keyword arguments of
+    Matmuls are in bfloat16, parameters and optimizer state in float32. ``attention`` are keyword arguments of
     ``dot_product_attention``, such as JAX's ``implementation="cudnn"``.
     """
     s, np, low = LLAMA[size], lib.numpy, lib.numpy.bfloat16
@@ -112,13 +116,17 @@ def llama(lib: Any, size: str, attention: dict | None = None) -> Step:
 
 
 def moments(lib: Any, params: Any) -> tuple:
-    """The state of ``adamw``: both moments and the step's number."""
+    """State of ``adamw``: both moments and the step count."""
     zeros = lambda: lib.tree.map(lib.numpy.zeros_like, params)
     return zeros(), zeros(), lib.numpy.zeros((), lib.numpy.int32)
 
 
 def adamw(lib: Any, loss: Callable, rate: float = 1e-4, decay: float = 0.1) -> Callable:
-    """``step(params, state, *batch) -> (params, state, value)`` (Loshchilov & Hutter, arXiv:1711.05101)."""
+    """AdamW step around a loss (Loshchilov & Hutter, arXiv:1711.05101).
+
+    Returns:
+      ``step(params, state, *batch) -> (params, state, value)``.
+    """
 
     def step(params, state, *batch):
         value, grads = lib.value_and_grad(loss)(params, *batch)
@@ -134,7 +142,10 @@ def adamw(lib: Any, loss: Callable, rate: float = 1e-4, decay: float = 0.1) -> C
 
 
 def gpt2(lib: Any, size: str) -> Step:
-    """A training step of GPT-2: layer norm, biases, GELU, learnt positions (Radford et al., 2019)."""
+    """Training step of GPT-2: layer norm, biases, GELU, learnt positions.
+
+    Radford et al., 2019.
+    """
     layers, width, heads, vocab, batch, length = {
         "tiny": (2, 128, 2, 512, 2, 64),
         "full": (12, 768, 12, 50304, 32, 1024),
@@ -190,7 +201,7 @@ def gpt2(lib: Any, size: str) -> Step:
 
 
 def vit(lib: Any, size: str) -> Step:
-    """Loss and gradients of a vision transformer (Dosovitskiy et al., arXiv:2010.11929)."""
+    """Loss and gradients of a vision transformer (arXiv:2010.11929)."""
     layers, width, heads, side, patch, batch = {
         "tiny": (2, 64, 2, 32, 8, 2),
         "full": (12, 768, 12, 224, 16, 128),
@@ -373,7 +384,7 @@ def scan(lib: Any, size: str) -> Step:
 
 
 def dropout(lib: Any, size: str) -> Step:
-    """Dropout after a residual sum, and its gradient: random bits beside arithmetic."""
+    """Dropout after a residual sum, and its gradient: random bits next to arithmetic."""
     shape = {"tiny": (64, 128), "full": (16384, 4096)}[size]
 
     def loss(x, y, key):
@@ -385,7 +396,7 @@ def dropout(lib: Any, size: str) -> Step:
 
 
 def sort(lib: Any, size: str) -> Step:
-    """Sorts, top-k and a gather by the order found."""
+    """Sorts, top-k, and a gather by the resulting order."""
     shape = {"tiny": (16, 64), "full": (4096, 4096)}[size]
 
     def program(x):
@@ -397,7 +408,7 @@ def sort(lib: Any, size: str) -> Step:
 
 
 def collectives(lib: Any, size: str) -> Step:
-    """Loss and gradients of a network whose weights are divided over the axis "m" of a mesh, by ``shard_map``."""
+    """Loss and gradients with weights sharded over mesh axis "m", by ``shard_map``."""
     batch, width, hidden = {"tiny": (8, 32, 64), "full": (8192, 2048, 8192)}[size]
     P = lib.sharding.PartitionSpec
     mesh = lib.make_mesh((len(lib.devices()),), ("m",))

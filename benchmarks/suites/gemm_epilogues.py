@@ -1,4 +1,6 @@
-"""Matmuls with epilogues against library matmuls and fused kernels: ``python -m benchmarks.suites.gemm_epilogues``.
+"""Matmuls with epilogues against the library and fused kernels.
+
+``python -m benchmarks.suites.gemm_epilogues [--only SwiGLU]``
 
 Each case is one matmul with its elementwise operations, compiled twice: with the epilogue in the matmul whatever the
 cost model says, and without. Both run by turns, many calls in a row where these are long, so that the device is as
@@ -32,7 +34,7 @@ SHAPES = [(m, k, n) for m in (1024, 4096, 8192, 32768) for k, n in ((768, 3072),
 
 
 LONG, IN_A_ROW = 8192, 60
-"""Rows from which on calls follow each other, as in training, where the device is warm; and how many."""
+"""Fewest rows of which calls follow each other, as in training; their count."""
 
 
 def in_a_row(call: Callable[[int], Any], stream: Any) -> float:
@@ -61,7 +63,7 @@ def exact(x: Any) -> Any:
 
 
 def slope_of(f: Callable) -> Callable:
-    """The derivative of a function of one array, at an array that is given, times a matmul."""
+    """The derivative of a function at a given array, times a matmul."""
     return lambda x, w, h: bf.vjp(f, h)[1](bnp.einsum("mk,nk->mn", x, w))
 
 
@@ -93,7 +95,7 @@ CASES: dict[str, tuple[Callable, str]] = {  # a function, and its operands: rows
 
 @contextlib.contextmanager
 def losing(seconds: float) -> Iterator[None]:
-    """Programs planned meanwhile take a kernel with an epilogue for so much slower than the library's."""
+    """Plan as if an epilogue cost some seconds more than the library."""
     usual = pointwise_gemm.GEMM_SECONDS
     pointwise_gemm.GEMM_SECONDS = seconds
     try:

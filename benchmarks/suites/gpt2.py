@@ -1,18 +1,18 @@
-"""GPT-2 124M's training step in every library, in one table: ``python -m benchmarks.suites.gpt2 [--precisions bf16]``.
+"""GPT-2 124M's training step in every library, in one table.
 
-The same step in blufunc, PyTorch (eager, compiled, compiled with max-autotune if it ends in time) and JAX (with the
-best attention it has for the precision): the same initial weights and tokens, AdamW, 32 x 1024 tokens a step, products
-in the precision that is named. One process after the other has the device; ``benchmarks/harness/programs.py`` says how
-they are run.
+    python -m benchmarks.suites.gpt2 [--precisions bf16]
 
-Rates are medians after warm-up. Memory is what the driver says was taken of the device, alike for all. The first step
-is timed twice, the second time in a new process that finds what the first left on disk. The use of the device is the
-model's operations over what the libraries' own products reach on this device in this run (``peers/products.py``):
-for each shape the best of all libraries counts.
+The same step in blufunc, PyTorch (eager, compiled, and compiled with max-autotune if that ends in time) and JAX (with
+its best attention for the precision): the same initial weights and tokens, AdamW, 32 x 1024 tokens per step, matmuls in
+the named precision. One process at a time uses the device; see ``benchmarks/harness/programs.py``.
 
-``--variants`` runs blufunc with other settings, too: ``--variants default,chunk=4096,chunk=auto+recompute=1``, in which
-a ``+`` joins settings: ``chunk``, tokens of the loss at a time (0: all); ``recompute=1``, each layer computed again in
-the backward pass; ``budget=9.7GB``, ``jit(memory_budget=)``; ``products=float32_tc`` and the like, of fp32 alone.
+Rates are medians after warm-up. Memory is the driver's figure for the device, in all libraries. The first step is timed
+twice, the second time in a new process with the first one's caches on disk. Utilization is the model's FLOPs over the
+matmul rates of this device in this run (``peers/products.py``): for each shape, the best of all libraries.
+
+``--variants`` also runs blufunc with other settings: ``--variants default,chunk=4096,chunk=auto+recompute=1``, where
+``+`` joins settings: ``chunk``, tokens of the loss at a time (0: all); ``recompute=1``, rematerialize each layer in the
+backward pass; ``budget=9.7GB``, ``jit(memory_budget=)``; ``products=float32_tc`` and others, for fp32 only.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ TRAINERS = {  # the module and its options
     "torch-max-autotune": ("gpt2_torch", "--compile", "--mode", "max-autotune"),
 }
 PRODUCTS = ("torch", "blufunc", "jax")
-VARIANTS = {  # the quickest, and what fits into 0.6 of the memory of the best peer
+VARIANTS = {  # the fastest, and one that fits into 0.6 of the best peer's memory
     "bf16": ["default", "chunk=8192+budget=9.35GB"],
     "tf32": ["chunk=4096"],
     "fp32": ["default", "chunk=2048+products=float32_tc"],
 }
-BATCHES = 4  # of tokens, taken in turns
-NEEDS = 30.0  # seconds that a training program takes at least, with its start
-TUNING = 150.0  # and with max-autotune
+BATCHES = 4  # of tokens, used cyclically
+NEEDS = 30.0  # minimum seconds of a training program, start-up included
+TUNING = 150.0  # the same with max-autotune
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def add_training_options(parser: argparse.ArgumentParser, tuning: float) -> None:
-    """The options of training programs; ``tuning``: how long max-autotune may take if nothing is said."""
+    """Options of training programs; ``tuning``: default limit of max-autotune."""
     parser.add_argument(
         "--precisions", type=names, default=["bf16", "tf32", "fp32"], help="of training steps"
     )
@@ -90,7 +90,7 @@ def add_training_options(parser: argparse.ArgumentParser, tuning: float) -> None
 
 
 def programs(o: argparse.Namespace, scratch: Path) -> Iterator[Program]:
-    """The programs of the table, the slowest last; ``scratch`` has what they share."""
+    """Programs of the table, the slowest last; ``scratch`` has their shared files."""
     sizes, extra = (TINY if o.device == "cpu" else GPT2), []
     if o.data == "text":
         path = scratch / "tokens.npy"
@@ -109,7 +109,7 @@ def programs(o: argparse.Namespace, scratch: Path) -> Iterator[Program]:
 
 
 def trainers(part: str, o: argparse.Namespace, skip: set[str], extra: list[str]) -> Iterator[Program]:
-    """The training programs of a part, "gpt2" or "small", with ``extra`` arguments."""
+    """Training programs of a part, "gpt2" or "small", with ``extra`` arguments."""
     tiny = o.device == "cpu"
     sizes = TINY if tiny else {"gpt2": GPT2, "small": SMALL}[part]
     size = [f"--{name}={value}" for name, value in sizes.items()]
@@ -131,12 +131,12 @@ def trainers(part: str, o: argparse.Namespace, skip: set[str], extra: list[str])
                 tags = {"precision": precision}
                 yield Program(name, PEERS + module, (*given, *steps), tags, cache=cache, **limits)
                 if (o.warm == "all" and not slow) or o.warm == library:
-                    again, tags = (*given, "--warmup=0", "--steps=0"), tags | {"cache": "warm"}
-                    yield Program(name, PEERS + module, again, tags, cache=cache)
+                    warm_args, tags = (*given, "--warmup=0", "--steps=0"), tags | {"cache": "warm"}
+                    yield Program(name, PEERS + module, warm_args, tags, cache=cache)
 
 
 def variants(library: str, precision: str, wanted: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """The names of a library's variants, and the options of its program that each sets."""
+    """Names of a library's variants, with the program options of each."""
     if library != "blufunc":
         yield library, []
         return

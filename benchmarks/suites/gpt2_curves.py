@@ -1,11 +1,13 @@
-"""Loss curves of blufunc and PyTorch, and errors against float64: ``python -m benchmarks.suites.gpt2_curves``.
+"""Loss curves of blufunc and PyTorch, and errors against float64.
 
-*Curves*: 200 steps of GPT-2 124M on real text, from one start, in blufunc and PyTorch, with two or more orders of the
-data each, in every precision. ``seed_noise.py`` says when two libraries' curves lie within seed noise.
+    python -m benchmarks.suites.gpt2_curves
 
-*Gradients*: the loss and the gradients of one batch in a smaller model, in every precision and library, beside those of
-PyTorch in float64: errors are relative, that of the gradients as one vector of all parameters, and of the worst
-parameter alone. Products that are float32-accurate should be as close as PyTorch's IEEE ones.
+*Curves*: 200 steps of GPT-2 124M on real text, from one start, in blufunc and PyTorch, with two or more data orders
+each, in every precision. ``seed_noise.py`` decides whether two libraries' curves lie within seed noise.
+
+*Gradients*: loss and gradients of one batch in a smaller model, in every precision and library, against PyTorch in
+float64. Errors are relative: of the gradients as one vector of all parameters, and of the worst parameter.
+float32-accurate matmuls should be as close as PyTorch's IEEE ones.
 
 Results are in ``DIR/gpu_gpt2_curves.json``. ``--variants`` are those of ``benchmarks/suites/gpt2.py``.
 """
@@ -69,7 +71,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def gradients(o: argparse.Namespace, scratch: Path) -> Iterator[Program]:
-    """The reference in float64, then every precision and library; each leaves a file of gradients in ``scratch``."""
+    """Programs of the float64 reference and of every precision and library.
+
+    Each writes a file of gradients to ``scratch``.
+    """
     if "gradients" not in o.only:
         return
     sizes = gpt2.TINY if o.device == "cpu" else SMALLER
@@ -83,7 +88,7 @@ def gradients(o: argparse.Namespace, scratch: Path) -> Iterator[Program]:
 
 
 def curves(o: argparse.Namespace, scratch: Path) -> Iterator[Program]:
-    """Every precision and library, the quickest precisions first."""
+    """Every precision and library, the fastest precisions first."""
     if "curves" not in o.only:
         return
     tiny = o.device == "cpu"
@@ -106,7 +111,7 @@ def _programs(o: argparse.Namespace) -> Iterator[tuple[str, str, str, list[str]]
 
 
 def _usual(o: argparse.Namespace, sizes: dict[str, int], path: Path, batches: int) -> list[str]:
-    """What all programs of a part are told; writes their batches of text to ``path``."""
+    """Options of all programs of a part; writes their batches of text to ``path``."""
     length = sizes["context"] + 1
     found = text.windows(batches * sizes["batch"], length)
     np.save(path, found.reshape(batches, sizes["batch"], length))
@@ -115,12 +120,12 @@ def _usual(o: argparse.Namespace, sizes: dict[str, int], path: Path, batches: in
 
 
 def gradients_file(scratch: Path, library: str, precision: str) -> Path:
-    """Where a program leaves its gradients."""
+    """File for a program's gradients."""
     return scratch / f"{library}-{precision}.npz".replace(" ", "-")
 
 
 def beside_float64(program: Program, rows: list[dict], scratch: Path) -> None:
-    """Add to a program's row its errors; the reference's own row has none, nor has a program that failed."""
+    """Add errors to a program's row; the reference and failed programs have none."""
     precision = program.tags["precision"]
     reference = gradients_file(scratch, REFERENCE, "fp32")
     path = gradients_file(scratch, program.library, precision)
@@ -133,7 +138,7 @@ def beside_float64(program: Program, rows: list[dict], scratch: Path) -> None:
 
 
 def errors(found: Path, reference: Path) -> dict:
-    """Relative errors of gradients in a file: of all as one vector, and of the worst parameter."""
+    """Relative errors of gradients in a file: as one vector, and the worst parameter."""
     apart, whole, worst = 0.0, 0.0, (0.0, "")
     with np.load(found) as ours, np.load(reference) as exact:
         if set(ours.files) != set(exact.files):

@@ -1,7 +1,7 @@
-"""The GPT example as a JAX program: the same source, with other modules behind its imports.
+"""The GPT example as a JAX program: the same source with other imports.
 
-``examples/gpt/model.py`` is executed with ``blufunc.numpy``, ``nn`` and ``random`` standing for their
-JAX counterparts, so that both sides of a benchmark are the same program to the letter.
+``examples/gpt/model.py`` is executed with the JAX counterparts of ``blufunc.numpy``, ``nn`` and ``random``, so both
+sides of a benchmark are textually the same program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _layer_norm(x, scale, bias, eps=1e-5):
 
 
 def _linear_cross_entropy(x, weight, labels, chunk=None):
-    """JAX and optax have the plain form only: ``chunk`` means nothing."""
+    """Plain loss: JAX and optax have no chunks, so ``chunk`` is ignored."""
     return optax.softmax_cross_entropy_with_integer_labels(x @ weight.T, labels).mean()
 
 
@@ -52,7 +52,7 @@ model = _load()
 
 
 def step(config, steps: int = 1000, lr: float = 1e-3):
-    """The optimiser and the training step, as in ``examples/gpt/train.py``, not yet jitted."""
+    """Optimizer and training step as in ``examples/gpt/train.py``, not jitted."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, lr, max(1, steps // 10), steps, end_value=lr / 10)
     mask = lambda params: jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
     optimizer = optax.chain(

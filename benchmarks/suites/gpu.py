@@ -1,17 +1,19 @@
-"""blufunc, PyTorch and JAX on a CUDA device: ``python -m benchmarks.suites.gpu [--only kernels,gpt2] [--out DIR]``.
+"""blufunc, PyTorch and JAX on a CUDA device.
 
-``benchmarks/harness/programs.py`` says how the libraries are run, one after the other; the results of each part are in
+    python -m benchmarks.suites.gpu [--only kernels,gpt2] [--out DIR]
+
+``benchmarks/harness/programs.py`` runs the libraries one after the other; the results of each part are in
 ``DIR/gpu_PART.json``. The parts:
 
-    copy     the device, and how fast it copies its memory
-    ops      what calls cost when there is nothing to compute
-    kernels  the usual kernels of a transformer, by device time
+    copy     copy bandwidth of the device
+    ops      cost of calls without arithmetic
+    kernels  typical transformer kernels, by device time
     gpt2     GPT-2 124M's training step: ``benchmarks/suites/gpt2.py``
-    small    the same for 6 layers of width 384, where launches are what costs
-    repro    whether two runs from one key end in the same bits
+    small    the same for 6 layers of width 384, which is launch-bound
+    repro    bitwise reproducibility of two runs from one key
 
-``--libraries`` and ``--precisions`` choose among the programs of a part, so that it can be split over several calls;
-``--merge`` then keeps the rows of programs that are not run now, if they were measured on this very device.
+``--libraries`` and ``--precisions`` select programs of a part, so that it can be split over several calls. ``--merge``
+then keeps the rows of programs that are not run now, if they were measured on this device.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def programs(part: str, options: argparse.Namespace, scratch: Path = Path()) -> Iterator[Program]:
-    """The programs of a part that the options leave; ``scratch``: the folder for what they share."""
+    """Selected programs of a part; ``scratch``: the folder of their shared files."""
     if part == "gpt2":
         yield from gpt2.programs(options, scratch)
         return

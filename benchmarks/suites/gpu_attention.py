@@ -1,10 +1,12 @@
-"""Causal attention in blufunc, PyTorch and JAX: ``python -m benchmarks.suites.gpu_attention [--precisions bf16]``.
+"""Causal attention in blufunc, PyTorch and JAX.
 
-``nn.dot_product_attention`` forward, and forward with its gradients, beside ``scaled_dot_product_attention`` by each of
-PyTorch's backends, as it chooses, and compiled, and JAX's with cuDNN and by XLA. In bfloat16, in float32 with products
-in TF32 and in IEEE arithmetic, and in "float32_tc", whose peers are those of IEEE arithmetic. Errors are relative to
-float64's results.
-``benchmarks/harness/programs.py`` says how the libraries are run; results are in ``DIR/gpu_attention.json``.
+    python -m benchmarks.suites.gpu_attention [--precisions bf16]
+
+``nn.dot_product_attention``, forward and with gradients, against ``scaled_dot_product_attention`` with each of
+PyTorch's backends, with its default, and compiled, and against JAX's with cuDNN and XLA. Precisions: bfloat16;
+float32 with matmuls in TF32 and in IEEE arithmetic; and "float32_tc", whose peers are those of IEEE arithmetic.
+Errors are relative to float64. ``benchmarks/harness/programs.py`` runs the libraries; results are in
+``DIR/gpu_attention.json``.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def main() -> None:
 
 
 def programs(o: argparse.Namespace) -> Iterator[Program]:
-    """A program for each precision and library; on a CPU only those that it has."""
+    """One program per precision and library; on a CPU only its backends."""
     for precision in o.precisions:
         for library, (precisions, module, *args) in LIBRARIES.items():
             absent = o.device == "cpu" and library.endswith(("-flash", "-cudnn", "-efficient"))

@@ -1,10 +1,11 @@
-"""Float32 products by each precision on a CUDA device: ``python -m benchmarks.suites.gpu_products [--only GPT]``.
+"""float32 matmuls by each precision on a CUDA device.
 
-One table: for each shape and precision the time of a program that multiplies two arrays and writes the result, with
-the splits of operands and what joins the sums in it (in a model those are mostly parts of kernels that are there
-anyway), the rate at which it does the product, that over the rate of IEEE arithmetic, the time of the products alone,
-and the error of a sample of elements against float64, relative to the size of the results. Precisions with a number
-behind them take chunks of so many terms.
+    python -m benchmarks.suites.gpu_products [--only GPT]
+
+For each shape and precision, one table lists the time of a program that multiplies two arrays and writes the result,
+including operand splits and joins of sums (in a model, those are mostly parts of other kernels); its rate, and that
+relative to IEEE arithmetic; the time of the matmuls alone; and the error of sampled elements against float64, relative
+to the size of the results. A number after a precision is the accumulation chunk in terms.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ SHAPES = {  # an einsum, and its sizes
 }
 TINY = {"tiny": ("mk,kn->mn", {"m": 64, "k": 1100, "n": 32})}
 PRECISIONS: tuple[tuple[str, int | None], ...] = (
-    ("highest", None), ("TF32_TF32_F32", None), ("F16_F16_F32_SCALED", None), ("F16_F16_F32_SHARED", None),
-    ("F16_F16_F32_X3", 512), ("F16_F16_F32_X3", 256), ("F16_F16_F32_X3", 1024), ("BF16_BF16_F32_X6", 512),
-    ("TF32_TF32_F32_X3", 256), ("BF16_BF16_F32_X3", 512),
+    ("highest", None), ("TF32_TF32_F32", None), ("F16_F16_F32_SCALED", None),
+    ("F16_F16_F32_X3", 512), ("F16_F16_F32_X3", 256), ("F16_F16_F32_X3", 1024),
 )  # fmt: skip
 SAMPLE = 64
 HEAD = "| product | precision | ms | TFLOP/s | of IEEE | products alone, ms | error |\n|---|---|---|---|---|---|---|"
@@ -85,7 +85,7 @@ def rows(name: str, equation: str, sizes: dict[str, int], device: Any) -> Iterat
 
 
 def sampled(equation: str, x: Any, y: Any) -> np.ndarray:
-    """The first rows and columns of a product in float64."""
+    """First rows and columns of a matmul in float64."""
     labels = equation.split("->")[0].split(",")
     few = [
         np.asarray(v[tuple(slice(SAMPLE if c in "mn" else None) for c in part)], np.float64)
@@ -95,7 +95,7 @@ def sampled(equation: str, x: Any, y: Any) -> np.ndarray:
 
 
 def time(compiled: Any, x: Any, y: Any, platform: str) -> tuple[float, float]:
-    """Milliseconds of the program, and of those of its steps that are products."""
+    """Milliseconds of the program, and of its matmul steps."""
     call = lambda i: compiled(x, y)
     if platform == "cuda":
         from blufunc.kernels.backends.cuda.driver import driver
@@ -110,7 +110,7 @@ def time(compiled: Any, x: Any, y: Any, platform: str) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def chunks_of(precision: str, chunk: int | None) -> Iterator[None]:
-    """Programs compiled meanwhile take chunks of so many terms for an algorithm."""
+    """Context: compiled programs accumulate an algorithm in chunks of this size."""
     usual = ALGORITHMS.get(precision)
     if usual is not None and chunk is not None:
         ALGORITHMS[precision] = replace(usual, chunk=chunk)

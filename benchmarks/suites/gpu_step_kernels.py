@@ -1,12 +1,14 @@
-"""The generated kernels of GPT-2's training step, each by itself: ``python -m benchmarks.suites.gpu_step_kernels``.
+"""Generated kernels of GPT-2's training step, each timed alone.
 
-The step is planned as ``benchmarks.peers.gpt2_blufunc`` runs it, and every kernel that moves more than the
-second-level cache holds is launched alone, on buffers of its own with random numbers: so its time can be compared with
-that of the bytes which it must move. ``lost`` is what a step would gain if the kernel reached ``--rate``.
+    python -m benchmarks.suites.gpu_step_kernels
 
-``--set MODULE.NAME=VALUE`` changes a constant of ``blufunc.kernels.MODULE`` before planning: what the compiler takes
-for granted of a device can so be measured, a process for each value. Without a device, ``--plan`` tells what the
-kernels take of a multiprocessor.
+The step is planned as in ``benchmarks.peers.gpt2_blufunc``, and every kernel that moves more than L2 holds is
+launched alone, on its own buffers with random values, to compare its time with that of the bytes it must move.
+``lost`` is what a step would gain if the kernel reached ``--rate``.
+
+``--set MODULE.NAME=VALUE`` changes a constant of ``blufunc.kernels.MODULE`` ahead of planning, to measure the
+compiler's assumptions about a device; use one process per value. Without a device, ``--plan`` reports the SM resources
+of each kernel.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ class Case(NamedTuple):
     """A kernel of the step.
 
     Attributes:
-      calls: how often a step launches it.
+      calls: launches per step.
       reads, writes: bytes that one launch must move.
-      buffers, places: its buffers, and what tells which of them lie in one place.
+      buffers, places: its buffers, and keys of those that share memory.
     """
 
     wanted: modules.Wanted
@@ -65,7 +67,7 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    """Print a line for each kernel, those that lose most first."""
+    """Print a line per kernel, the largest loss first."""
     o = _parser().parse_args()
     for text in o.set:
         change(*text.split("=", 1))
@@ -79,7 +81,7 @@ def main() -> None:
     for case, kernel, binary in zip(chosen, kernels, built, strict=True):
         us = float("nan") if o.plan else timed(case, kernel, binary.cubin)
         lost = case.calls * (0 if o.plan else us - case.nbytes / o.rate / 1e6) / 1e3
-        used = binary.resources().get(kernel.entry)  # of many compiled at once the log may lack some
+        used = binary.resources().get(kernel.entry)  # when many compile at once, the log may lack some
         registers, spilt = (used.registers, used.spill_stores) if used else ("?", "?")
         shared = (used.shared if used else 0) + kernel.shared_bytes
         lines.append(
@@ -93,9 +95,9 @@ def main() -> None:
 
 
 def change(name: str, value: str) -> None:
-    """Let a constant of a module of ``blufunc.kernels``, or a field of one, be something else.
+    """Override a constant of a module of ``blufunc.kernels``, or a field of one.
 
-    Plans on disk know nothing of it: from here on none are kept or found.
+    The plan cache does not know the override: from here on it is off.
     """
     bf.config.update("plan_cache", False)
     parts = name.split(".")
@@ -118,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def planned(o: argparse.Namespace) -> Schedule:
-    """The training step, as the options want it."""
+    """The training step, as the options request."""
     config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab)
     wiring = model.Wiring(recompute=bool(o.recompute), loss_chunk=None if o.chunk == "auto" else int(o.chunk))
     _, optimizer, train_step = gpt2_blufunc.training(o, config, wiring)
@@ -130,7 +132,7 @@ def planned(o: argparse.Namespace) -> Schedule:
 
 
 def cases(made: Schedule) -> Iterator[Case]:
-    """The distinct kernels of a schedule; of those that differ in a constant alone, one."""
+    """Distinct kernels of a schedule; those that differ in a constant count as one."""
     calls: Counter[Any] = Counter()
     found: dict[Any, Case] = {}
     for step, cost in zip(made.steps, cost_of(made).steps, strict=True):
@@ -151,7 +153,7 @@ def cases(made: Schedule) -> Iterator[Case]:
 
 
 def rendered(case: Case) -> CudaKernel:
-    """The kernel's source and shape."""
+    """Source and launch shape of the kernel."""
     kernels, aliased = case.wanted.kernels, case.wanted.names
     if len(kernels) > 1:
         return render(schedule_group(kernels, kernels[0].name, aliased))
@@ -159,7 +161,7 @@ def rendered(case: Case) -> CudaKernel:
 
 
 def timed(case: Case, kernel: CudaKernel, cubin: bytes) -> float:
-    """Microseconds of a launch: the mean of some, one behind the other."""
+    """Microseconds per launch: the mean of several back-to-back launches."""
     driver.use_device(0)
     stream = driver.compute_stream(0)
     arrays: dict[Any, DeviceBuffer] = {}
@@ -171,15 +173,15 @@ def timed(case: Case, kernel: CudaKernel, cubin: bytes) -> float:
         driver.Module(cubin).kernel(kernel.entry),
         kernel.grid, kernel.block, kernel.shared_bytes, kernel.counters, kernel.segments > 0,
     )  # fmt: skip
-    behind = [counters.ptr] if kernel.counters else []
-    launch, _ = loaded.prepare([*(arrays[place].ptr for place in case.places), *behind])
+    trailing = [counters.ptr] if kernel.counters else []
+    launch, _ = loaded.prepare([*(arrays[place].ptr for place in case.places), *trailing])
     for _ in range(3):
         launch(stream.ptr)
     return 1e3 * driver.elapsed_ms(lambda: launch(stream.ptr), stream, _REPEATS)
 
 
 def filled(b: Buffer) -> DeviceBuffer:
-    """Memory of a buffer: random numbers, again and again, where it has floats; else zeros."""
+    """Memory of a buffer: repeated random values for floats, otherwise zeros."""
     stream = driver.compute_stream(0)
     buffer = cuda_memory.allocate((b.size,), b.dtype)
     if not dtypes.is_floating(b.dtype):

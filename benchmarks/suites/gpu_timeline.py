@@ -1,13 +1,15 @@
-"""The timeline of one training step of blufunc: ``python -m benchmarks.suites.gpu_timeline --gpus 4 [--layout data]``.
+"""Timeline of one blufunc training step.
 
-Every kernel of all streams of the first device, recorded by CUPTI through ``torch.profiler``, the kernels of CUDA
-graphs included. The step runs on one GPU, then on several, with the same tokens a GPU: products beside collectives are
-compared with the same kernels on one GPU. With ``--gpus 1`` it is that alone. Of the recorded steps the one of median
+    python -m benchmarks.suites.gpu_timeline --gpus 4 [--layout data]
+
+Every kernel of all streams of the first device, recorded by CUPTI through ``torch.profiler``, including those of CUDA
+graphs. The step runs on one GPU, then on several with the same tokens per GPU; matmuls overlapped with collectives are
+compared with the same kernels on one GPU. With ``--gpus 1``, only the first part runs. The recorded step of median
 length counts.
 
-For each run ``DIR/gpu_timeline_NAME.trace.json.gz`` is for Perfetto or chrome://tracing, and the figures of
-``benchmarks/harness/timeline.py`` are printed, and are in ``DIR/gpu_timeline.json``. Recording costs a little time: the
-row has the time of steps without it, too.
+For each run, ``DIR/gpu_timeline_NAME.trace.json.gz`` is for Perfetto or chrome://tracing; the figures of
+``benchmarks/harness/timeline.py`` are printed and stored in ``DIR/gpu_timeline.json``. Recording takes a little time:
+the row also has the time of unrecorded steps.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ FORMS = {
 
 
 def main() -> None:
-    """Run the programs, print and save what their kernels did."""
+    """Run the programs; print and save the activity of their kernels."""
     parser = _parser()
     o = parser.parse_args()
     if o.device == "cpu":
@@ -77,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def programs(o: argparse.Namespace, scratch: Path) -> Iterator[Program]:
-    """One GPU by itself, then the layouts and forms on several; the first of the variants there."""
+    """One GPU, then the layouts and forms on several, with the first variant."""
     usual = [*(f"--{name}={value}" for name, value in GPT2.items()), "--precision", o.precision]
     usual += ["--warmup", "5", "--steps", "10"]
     for name, settings in variants("blufunc", o.precision, o.variants):
@@ -96,7 +98,7 @@ def programs(o: argparse.Namespace, scratch: Path) -> Iterator[Program]:
 
 
 def _traced(program: Program, scratch: Path) -> Program:
-    """The program with the name of its trace's file."""
+    """The program with the name of its trace file."""
     path = trace_file(scratch, program)
     return Program(
         program.library,
@@ -108,12 +110,12 @@ def _traced(program: Program, scratch: Path) -> Program:
 
 
 def trace_file(folder: Path, program: Program) -> Path:
-    """Where a program leaves its events."""
+    """File for a program's events."""
     return folder / f"{name_of(program)}.json"
 
 
 def name_of(program: Program) -> str:
-    """A name for a program's files."""
+    """Name for a program's files."""
     words = [program.library, *map(str, program.tags.values())]
     return "-".join(words).replace(", ", "-").replace(" ", "-").replace("=", "-")
 
@@ -125,7 +127,11 @@ def analysed(
     alone: list[timeline.Kernel],
     record: Record,
 ) -> list[timeline.Kernel]:
-    """Add what the kernels did to the program's row, print it, and save the trace; returns the kernels."""
+    """Add kernel figures to the program's row, print it, and save the trace.
+
+    Returns:
+      the kernels.
+    """
     if not kernels:
         print(f"{program.library}: no kernels were recorded", flush=True)
         return []

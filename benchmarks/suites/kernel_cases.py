@@ -1,9 +1,8 @@
-"""The kernels that the benchmarks time, in the terms of either library, and what each must at least move.
+"""Kernels timed by the benchmarks, for either library, and their minimum traffic.
 
-A kernel is a function of a few operands, named by what they are: ``x`` an array of the case's shape, ``ct`` another
-one (a cotangent), ``row`` one of the shape of the last axis, ``labels`` one class for each row. ``passes`` counts how
-often memory must see an array of the case's shape: one for each that is read or written once. Time is bounded from
-below by ``passes * bytes / bandwidth``, whoever wrote the kernel.
+A kernel is a function of a few operands, named by role: ``x`` an array of the case's shape, ``ct`` another one (a
+cotangent), ``row`` one of the shape of the last axis, ``labels`` one class per row. ``passes`` counts the reads and
+writes of arrays of the case's shape. ``passes * bytes / bandwidth`` is a lower bound of the time of any implementation.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ class Kernel:
     """A function to time.
 
     Attributes:
-      function: of the operands; to be put under ``jit``.
+      function: of the operands; to be passed to ``jit``.
       operands: their names.
-      passes: how many arrays of the case's shape it must read or write.
+      passes: number of arrays of the case's shape that it must read or write.
     """
 
     function: Callable
@@ -34,12 +33,12 @@ class Kernel:
     passes: int
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """The bytes that a call with float32 operands must move."""
+        """Bytes that a call with float32 operands must move."""
         return 4 * math.prod(shape) * self.passes
 
 
 def kernels(lib: Any) -> dict[str, Kernel]:
-    """The table, with ``lib`` one of the libraries below."""
+    """The table of kernels; ``lib`` is one of the libraries below."""
 
     def gelu(x):
         return lib.nn.gelu(x, approximate=True)
@@ -48,7 +47,7 @@ def kernels(lib: Any) -> dict[str, Kernel]:
         return lib.nn.softmax_cross_entropy_with_integer_labels(x, labels).mean()
 
     def backward(f):
-        """The cotangents of all operands but the last, which is the cotangent of the result."""
+        """Cotangents of all operands but the last one, the result's cotangent."""
         return lambda *args: lib.vjp(f, *args[:-1])[1](args[-1])
 
     layer_norm, softmax = lib.nn.layer_norm, lib.nn.softmax
@@ -67,7 +66,10 @@ def kernels(lib: Any) -> dict[str, Kernel]:
 
 
 def adamw_update(lib: Any) -> tuple[Callable, Callable]:
-    """AdamW's ``init(params)``, and ``update(params, state, grads) -> (params, state)``, which takes their memory."""
+    """AdamW as ``init(params)`` and a donating ``update(params, state, grads)``.
+
+    ``update`` returns the new parameters and state.
+    """
     optimizer = lib.optim.adamw(1e-3, b1=0.9, b2=0.95, weight_decay=0.1)
 
     def update(params, state, grads):
@@ -78,7 +80,7 @@ def adamw_update(lib: Any) -> tuple[Callable, Callable]:
 
 
 def gpt_shapes(layers: int, width: int, vocab: int, context: int) -> dict:
-    """The shapes of a GPT's parameters by name: what AdamW updates."""
+    """Shapes of a GPT's parameters by name, for AdamW."""
     C = width
     matrices = {"qkv": (C, 3 * C), "out": (C, C), "up": (C, 4 * C), "down": (4 * C, C)}
     block = matrices | {f"{name}_bias": shape[1:] for name, shape in matrices.items()}
@@ -88,7 +90,7 @@ def gpt_shapes(layers: int, width: int, vocab: int, context: int) -> dict:
 
 
 def host_operand(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """A random operand of this name (see the module's text)."""
+    """Random operand of this name (see the module's docstring)."""
     if name == "labels":
         return rng.integers(0, shape[-1], shape[:-1], dtype=np.int32)
     return rng.standard_normal(shape[-1:] if name == "row" else shape, dtype=np.float32)
@@ -98,7 +100,7 @@ def host_operand(name: str, shape: tuple[int, ...], rng: np.random.Generator) ->
 
 
 def in_jax() -> types.SimpleNamespace:
-    """JAX and optax, with the functions of ``nn`` that JAX has under other names or not at all."""
+    """JAX and optax, with the functions of ``nn`` that JAX names differently or lacks."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -123,7 +125,7 @@ def in_jax() -> types.SimpleNamespace:
 
 
 def in_blufunc(platform: str = "cpu") -> types.SimpleNamespace:
-    """blufunc, with its arrays on the first device of ``platform``."""
+    """blufunc, with arrays on the first device of ``platform``."""
     import blufunc as bf
 
     device = bf.devices(platform)[0]

@@ -1,10 +1,12 @@
-"""GPT-2 124M over several GPUs of one host, beside PyTorch and JAX: ``python -m benchmarks.suites.multi_gpu --gpus 2``.
+"""GPT-2 124M on several GPUs of one host, against PyTorch and JAX.
 
-A step has 32 x 1024 tokens for each GPU in every layout, so that rates compare: with "data" and "fsdp" each GPU has its
-own 32 sequences, with "tensor" all GPUs share each of the N x 32. Every program runs in processes of its own, one after
-the other, as ``benchmarks/harness/programs.py`` says. blufunc runs in both forms: one process with all GPUs, and a
-process for each under its launcher. The efficiency of a row is its tokens a second over those of the same library on
-one GPU, times the number of GPUs.
+    python -m benchmarks.suites.multi_gpu --gpus 2
+
+A step has 32 x 1024 tokens per GPU in every layout, so that rates are comparable: with "data" and "fsdp", each GPU has
+its own 32 sequences; with "tensor", all GPUs share each of the N x 32. Programs run one after the other
+(``benchmarks/harness/programs.py``). blufunc runs in both forms: one process with all GPUs, and one process per GPU
+under its launcher. The efficiency of a row is its tokens/s over those of the same library on one GPU, times the number
+of GPUs.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ ALONE = {  # the same on one GPU
     "jax": (PEERS + "gpt2_jax",),
 }
 SAME = "blufunc, one GPU, the whole batch"
-"""One GPU that computes what all of them do: whose losses theirs should have."""
+"""One GPU with the whole batch: the reference for the losses of all layouts."""
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def main() -> None:
 
 
 def programs(o: argparse.Namespace) -> Iterator[Program]:
-    """One GPU of each library, then several."""
+    """One GPU in each library, then several."""
     sizes = TINY if o.device == "cpu" else GPT2
     usual = [*(f"--{name}={value}" for name, value in sizes.items()), "--platform", o.device]
     usual += ["--precision", o.precision, "--warmup", "5", "--steps", str(o.steps)]

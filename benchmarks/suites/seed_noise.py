@@ -1,9 +1,9 @@
-"""Whether two libraries' losses differ by more than the order of the data makes them differ.
+"""Test whether two libraries' losses differ by more than the data order explains.
 
-In: the losses of runs from one start, for each library and each seed of the order of the data. Losses are smoothed by a
-running mean, as those of neighbouring batches differ by far more than anything of interest. The *difference* of two
-libraries is between runs with the same order; the *spread* is between runs of one library with two orders. The
-curves lie within seed noise if the difference is at most the spread, both at its largest and in the mean.
+In: losses of runs from one start, for each library and each seed of the data order. A running mean smooths the losses,
+since neighbouring batches differ far more than libraries. The *difference* of two libraries is between runs with the
+same order; the *spread* is between runs of one library with two orders. Curves lie within seed noise if the difference
+is at most the spread, both in the maximum and in the mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Comparison:
-    """Absolute differences of smoothed losses: at their largest, and in the mean over steps and runs."""
+    """Absolute differences of smoothed losses: maximum, and mean over steps and runs."""
 
     largest: float
     mean: float
@@ -25,21 +25,21 @@ class Comparison:
 
     @property
     def within_noise(self) -> bool:
-        """Whether the libraries differ by no more than the seeds."""
+        """True if the libraries differ by no more than the seeds."""
         return self.largest <= self.spread_largest and self.mean <= self.spread_mean
 
 
 def smoothed(losses: list[float], window: int) -> np.ndarray:
-    """The means of ``window`` losses that follow each other: ``window - 1`` fewer than there are losses."""
+    """Running means of ``window`` losses; ``window - 1`` fewer than there are losses."""
     return np.convolve(losses, np.full(window, 1 / window), "valid")
 
 
 def compare(
     ours: dict[int, list[float]], theirs: dict[int, list[float]], window: int = 20
 ) -> Comparison | None:
-    """The comparison of two libraries' losses by seed; None with fewer than two seeds that both have.
+    """Compare two libraries' losses by seed; None with fewer than two common seeds.
 
-    ``window`` is cut to a tenth of the steps that all runs have, so that there is something left of short runs.
+    ``window`` is limited to a tenth of the steps that all runs have, for short runs.
     """
     seeds = sorted(ours.keys() & theirs.keys())
     if len(seeds) < 2:

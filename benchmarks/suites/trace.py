@@ -1,7 +1,7 @@
-"""The time to trace the GPT-2 124M training step to a jaxpr, beside JAX tracing the same program.
+"""Time to trace the GPT-2 124M training step to a jaxpr, against JAX.
 
-Nothing is computed and no parameters are made: arguments are shapes. Both sides trace afresh each
-time; JAX's own caches of traced library functions stay warm, as they are in use.
+Nothing is computed and no parameters are made: arguments are shapes. Both sides retrace each time; JAX's own caches of
+traced library functions stay warm, as in real use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH, REPEATS = 32, 7
 
 
 def ours(config):
-    """A function that traces the step with blufunc; returns the number of equations."""
+    """Function that traces the step with blufunc; returns the number of equations."""
     optimizer = train.make_optimizer(1000, 1e-3)
     params = bf.eval_shape(lambda k: model.init(k, config), bf.random.key(0))
     state = bf.eval_shape(optimizer.init, params)
@@ -35,14 +35,14 @@ def ours(config):
 
 
 def theirs(config):
-    """A function that traces the step with JAX; returns the number of equations."""
+    """Function that traces the step with JAX; returns the number of equations."""
     optimizer, step = gpt_in_jax.step(config)
     params = jax.eval_shape(lambda k: gpt_in_jax.model.init(k, config), jax.random.key(0))
     state = jax.eval_shape(optimizer.init, params)
     tokens = jax.ShapeDtypeStruct((BATCH, config.context + 1), jnp.int32)
 
     def run():
-        fresh = lambda *args: step(*args)  # a new function, so that the trace is not remembered
+        fresh = lambda *args: step(*args)  # a new function, so that the trace is not cached
         return len(jax.make_jaxpr(fresh)(params, state, tokens).eqns)
 
     return run
@@ -62,8 +62,8 @@ def main() -> None:
                 print(f"{name}: {count} equations at the top level")
     first = row("make_jaxpr of the gpt2-124m step, first", times["blufunc"][0], times["jax"][0], "s")
     middle = lambda xs: sorted(xs[1:])[len(xs[1:]) // 2]
-    again = row("the same, median when warm", middle(times["blufunc"]), middle(times["jax"]), "s")
-    report("trace", [first, again])
+    warm = row("the same, median when warm", middle(times["blufunc"]), middle(times["jax"]), "s")
+    report("trace", [first, warm])
 
 
 if __name__ == "__main__":

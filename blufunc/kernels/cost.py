@@ -13,14 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.barrier import optimization_barrier_p
-from blufunc.core.ops.convolution import conv_general_dilated_p
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.programs.simplify import inline_pointwise, simplify
-from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.fusion.iteration_space import REDUCES
+from blufunc.kernels.fusion.iteration_space import reduces
 from blufunc.kernels.fusion.report import equations_of
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.loopir.index import Range
@@ -39,7 +36,6 @@ from blufunc.kernels.loopir.ir import (
     values_of,
 )
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.ops.gemm import PRODUCTS
 from blufunc.kernels.schedule import GroupStep, KernelStep, Schedule, Step
 from blufunc.kernels.tables import count, lines_of, run_lengths, size, table
 from blufunc.kernels.target import Target
@@ -255,7 +251,7 @@ class _Count:
         if v.op == "load":
             self.touch(v.attr[0], v.ranges())
         elif v.op == "apply":
-            self.flops += times * scalar_ops.cost(v.attr[0])
+            self.flops += times * v.attr[0].cost
         elif v.op == "fold":
             self.flops += times * v.attr[1].extent
         elif v.op == "bits":
@@ -303,37 +299,19 @@ def of_eqn(eqn: Eqn, kind: str) -> StepCost:
         products = _of_body(eqn.params[eqn.prim.body]).products
         products //= 2 if eqn.params.get("is_causal") else 1  # pairs that see nothing are left out
     else:
-        products = _products(eqn)
+        products = eqn.prim.flops(*[a.aval for a in eqn.invars], **eqn.params) if eqn.prim.flops else 0
     narrow = bool(products) and eqn.invars[0].aval.dtype.itemsize <= 2
     flops = products or arithmetic(eqn)
     return replace(row, reads=reads, writes=writes, flops=flops, products=products, narrow=narrow)
-
-
-def _products(eqn: Eqn) -> int:
-    """Multiplications and additions of a contraction: two for each term of each element of the result."""
-    if eqn.prim.flops is not None:
-        return eqn.prim.flops(*[a.aval for a in eqn.invars], **eqn.params)
-    if eqn.prim in PRODUCTS:
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        terms = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
-    elif eqn.prim is conv_general_dilated_p:
-        # a kernel has an axis of output features; its other axes are the terms of one element
-        spec = eqn.params["dimension_numbers"].rhs_spec
-        kernel = eqn.invars[1].aval
-        terms = kernel.size // max(1, kernel.shape[spec[0]])
-    else:
-        return 0
-    out = eqn.outvars[0].aval
-    return 2 * terms * out.size * (4 if dtypes.is_complex(out.dtype) else 1)
 
 
 def arithmetic(eqn: Eqn) -> int:
     """Operations of an equation that is no product; 0 for those that move elements, or of which nothing is known."""
     if moves(eqn) or len(eqn.outvars) != 1:
         return 0
-    if eqn.prim in REDUCES:
+    if reduces(eqn.prim):
         return eqn.invars[0].aval.size
-    return eqn.outvars[0].aval.size * scalar_ops.cost(eqn.prim) if eqn.prim.kind == "elementwise" else 0
+    return eqn.outvars[0].aval.size * eqn.prim.cost if eqn.prim.kind == "elementwise" else 0
 
 
 def _of_control(eqn: Eqn, row: StepCost) -> StepCost:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from blufunc import _lazy
 from blufunc.config import config
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
@@ -25,30 +26,39 @@ from blufunc.kernels.loopir.access_map import view_chain
 from blufunc.kernels.loopir.index import Index
 from blufunc.kernels.loopir.ir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
 from blufunc.kernels.loopir.launch import Scratch
-from blufunc.kernels.lower.dedupe_regions import Lowered
 from blufunc.kernels.lower.horizontal_fusion import groups, structure
+from blufunc.kernels.lower.region import Lowered
 from blufunc.kernels.memory.plan import plan
 from blufunc.kernels.memory.types import Step as PlanStep
 from blufunc.kernels.memory.types import Value
+from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.recompute.remat import rematerialise
-from blufunc.kernels.rewrites.canonicalize import rewrite
+from blufunc.kernels.rewrites.canonicalize import rewrite, with_columns_apart
 from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
-from blufunc.kernels.rewrites.packed_outputs import with_packed_gradients
-from blufunc.kernels.rewrites.partial_reductions import with_partial_sums
-from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
-from blufunc.kernels.rewrites.pointwise_epilogue import with_pointwise_epilogues
-from blufunc.kernels.rewrites.split_column_reductions import with_columns_apart
-from blufunc.kernels.rewrites.split_float32 import with_split_products
-from blufunc.kernels.rewrites.split_float32_attention import with_split_attention
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
+
+with _lazy.modules(globals()):  # for programs with a budget, and for targets with epilogues
+    from blufunc.kernels.recompute import budget as budgets
+    from blufunc.kernels.rewrites import (
+        packed_outputs,
+        partial_reductions,
+        pointwise_epilogue,
+        split_float32,
+        split_float32_attention,
+        user_kernel_fusion,
+    )
+    from blufunc.kernels.rewrites import pointwise_control_flow as point_control
 
 Planned = Callable[[Eqn], bool]
 
 _LEAST_SAVING = 1 << 16
 """Bytes below which nothing is computed again, however small a program is."""
 
+
+_FUSED = frozenset(("elementwise", "reduce", "movement"))
+"""Kinds of equations in generated kernels: programs of these alone have no library kernel to fuse or to call."""
 
 _LARGE = 1 << 24
 """Bytes that a kernel writes in several times the time of a launch."""
@@ -77,6 +87,21 @@ def schedule(
 cost.planner = schedule
 
 
+def within(planning: Planning, budget: int | None) -> Schedule:
+    """The schedule of a program whose planned peak is within a budget in bytes, if there is one.
+
+    It is the default schedule where that is within the budget.
+
+    Raises:
+      MemoryBudgetError: none was found; the message says how low the peak would come, and what is alive there.
+    """
+    with uncollected():
+        default = planning.default()
+        if budget is None or default.plan.peak_bytes <= budget:
+            return default
+        return budgets.search(planning, budget, default)
+
+
 class Planning:
     """A program for which plans can be made, and for variants of which that compute something again.
 
@@ -98,21 +123,28 @@ class Planning:
         keep: Callable[[Eqn], bool] = lambda eqn: False,
     ):
         self.notes: tuple[str, ...] = ()
-        if target.epilogues:
+        plain = all(e.prim.kind in _FUSED and not e.prim.body for e in jaxpr.eqns)
+        if target.epilogues and not plain:
             jaxpr, origins = inline_bodies(jaxpr, keep)
             # what nobody reads of a call is known now, and may be why there is no kernel for it
             jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
-            jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
+            jaxpr = packed_outputs.with_packed_gradients(
+                split_float32_attention.with_split_attention(jaxpr, origins), origins
+            )
             if target.splits is not None:
-                jaxpr = with_split_products(
+                jaxpr = split_float32.with_split_products(
                     jaxpr, origins, target.splits, target.partial_sums, target.in_one_kernel
                 )
-            jaxpr, self.notes = with_pointwise_epilogues(jaxpr, origins, target)
-            jaxpr = with_partial_sums(jaxpr, origins, target.rows_of_sums)
+            jaxpr, self.notes = pointwise_epilogue.with_pointwise_epilogues(jaxpr, origins, target)
+            jaxpr = partial_reductions.with_partial_sums(jaxpr, origins, target.rows_of_sums)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
-        jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
-        jaxpr = with_epilogues(jaxpr, origins) if target.epilogues else jaxpr
+        if target.epilogues and any(e.prim.kind == "kernel" for e in jaxpr.eqns):
+            jaxpr = user_kernel_fusion.with_fused_user_kernels(jaxpr, origins)
+        if any(e.prim.kind == "control" for e in jaxpr.eqns):
+            jaxpr = point_control.with_point_control(jaxpr, origins)
+        jaxpr = rewrite(jaxpr, origins, target.batch_first)
+        jaxpr = with_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
         self.jaxpr = with_columns_apart(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
         self._donated, self._planned = donated, planned
@@ -150,7 +182,8 @@ class Planning:
         target = self.target
         if fusion is None:
             fusion = fuse(jaxpr, origins, self._sorts, target.summed_lanes, target.recompute)
-            fusion.steps = target.ordered(fusion.steps)
+            if target.ordered is not None:
+                fusion.steps = target.ordered(fusion.steps)
         return _Scheduler(jaxpr, fusion, self._donated, self.target, self._planned, apart)
 
 
@@ -204,6 +237,8 @@ class _Scheduler:
             self.group()
         values = self.plan_values(set(inputs), outputs, labels=not estimate)
         made = plan(self.plan_steps, values, search=search)
+        if config.check:
+            check_plan(made, self.plan_steps, values)
         return Schedule(
             self.jaxpr,
             self.fusion,

@@ -10,55 +10,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.ir import dtypes
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Float32 products as sums of products of parts: ``x = x0 + x1 + ...``, each the rounding of what is left.
+    """Float32 matmuls as sums of float16 matmuls: ``x = x0 + x1``, each part the rounding of the remainder.
 
-    Of the products of parts ``xi yj`` those with ``i + j < parts`` are computed; the rest is below the rounding of what
-    the parts hold together. One part is rounding alone.
+    Rows are first multiplied by powers of two, since float16 has fewer exponents. One part is rounding alone; of two,
+    ``x1 y1`` is below the rounding of the parts and is not computed.
 
     Attributes:
-      dtype: of the parts; that of float32 stands for TF32, which it holds exactly.
-      parts: how many an operand has.
-      mantissa: the bits of a part behind the first, which is always 1.
-      largest: the largest finite number of a part.
-      chunk: how many terms of the leading product tensor cores add up: with these, sums of terms of both signs are as
-        exact as by IEEE additions. They take 16 terms at a time, 8 of TF32. None: all of them, where parts are so
-        short that what sums lose does not show.
-      scaled: whether rows are multiplied by powers of two first, as the parts' exponents do not reach as far.
-      raised: the second of two parts is held times 2 to this, so that it has all its bits in smaller elements too.
-      by_rows: whether scales are those of rows as they lie, also where it is rows that are contracted.
+      parts: the number of parts of an operand.
+      chunk: the terms of the leading matmul that tensor cores accumulate: with these, sums of terms of both signs are
+        as exact as by IEEE additions. None: all of them, where one part is so short that the loss does not show.
+      raised: the second part is held times 2 to this power, so that smaller elements have all their bits too.
     """
 
-    dtype: np.dtype
     parts: int
-    mantissa: int
-    largest: float
     chunk: int | None = 512
-    scaled: bool = False
     raised: int = 0
-    by_rows: bool = False
 
-
-_LARGEST_BF16 = float.fromhex("0x1.fep127")
-_LARGEST_TF32 = float.fromhex("0x1.ffcp127")
 
 ALGORITHMS = {
-    "F16_F16_F32_SHARED": Algorithm(dtypes.float16, 1, 10, 65504.0, chunk=None, scaled=True, by_rows=True),
-    "F16_F16_F32_SCALED": Algorithm(dtypes.float16, 1, 10, 65504.0, chunk=None, scaled=True),
-    "BF16_BF16_F32_X3": Algorithm(dtypes.bfloat16, 2, 7, _LARGEST_BF16),
-    "TF32_TF32_F32_X3": Algorithm(dtypes.float32, 2, 10, _LARGEST_TF32, chunk=256),
-    "F16_F16_F32_X3": Algorithm(dtypes.float16, 2, 10, 65504.0, scaled=True, raised=11),
-    "BF16_BF16_F32_X6": Algorithm(dtypes.bfloat16, 3, 7, _LARGEST_BF16),
+    "F16_F16_F32_SCALED": Algorithm(1, chunk=None),
+    "F16_F16_F32_X3": Algorithm(2, raised=11),
 }
-"""By name, which is JAX's (``DotAlgorithmPreset``) where it has one: types of operands and sums, number of products."""
+"""By name (``DotAlgorithmPreset``): types of operands and sums, number of matmuls."""
 
 _ROUNDED = ("high", "tf32", "fastest")
 
@@ -72,9 +51,7 @@ products that are quicker by it. The others are computed in IEEE arithmetic by `
 _TF32 = (*_ROUNDED, "TF32_TF32_F32")
 _IEEE = ("default", "highest", "F32_F32_F32")
 
-_ONE_PART = tuple(name for name, a in ALGORITHMS.items() if a.parts == 1)  # TF32's bits, of fewer elements
-
-_FROM_COARSE_TO_EXACT = (*_ONE_PART, *_TF32, *(n for n in ALGORITHMS if n not in _ONE_PART), ACCURATE, *_IEEE)
+_FROM_COARSE_TO_EXACT = ("F16_F16_F32_SCALED", *_TF32, "F16_F16_F32_X3", ACCURATE, *_IEEE)
 
 PRECISIONS = frozenset(_FROM_COARSE_TO_EXACT)
 """All names."""

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
+from blufunc.core.primitives.kinds import Reduction
+from blufunc.errors import HostPrimitiveWarning
 from blufunc.kernels.fusion.fuse import Fusion, Region
 from blufunc.kernels.loopir.ir import Kernel
 from blufunc.kernels.loopir.launch import Launch, Scratch
@@ -137,6 +142,12 @@ class Schedule:
         """The kernels in the order in which they are launched; a group counts as one."""
         return [s.kernel for s in self.steps if not isinstance(s, OpaqueStep)]
 
+    @property
+    def host_primitives(self) -> list[Eqn]:
+        """The first use of each primitive that NumPy computes on the host, because nothing says how to lower it."""
+        eqns = [s.eqn for s in self.steps if isinstance(s, OpaqueStep)]
+        return list({e.prim: e for e in reversed(eqns) if _lacks_lower(e)}.values())[::-1]
+
     def place(self, value: int) -> Placement | None:
         """Where a value lies; None where whoever runs its step makes the memory."""
         return self.plan.placement.get(value)
@@ -152,3 +163,32 @@ def uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _lacks_lower(eqn: Eqn) -> bool:
+    prim = eqn.prim
+    mended_by_lower = prim.kind in ("elementwise", "custom") or type(prim) is Reduction
+    return mended_by_lower and prim.lower is None and not prim.monoid and prim.reference is None
+
+
+def host_notes(eqns: Sequence[Eqn]) -> tuple[str, ...]:
+    """What to tell users of primitives that run on the host."""
+    return tuple(
+        f"{e.prim.name} runs on the host, by NumPy, unfused: it has an impl and nothing else. Give lower=, its "
+        f"definition in blufunc operations (docs/extending.md). First used at {source.summary(e.source)}"
+        for e in eqns
+    )
+
+
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def warn_of_host(schedule: Schedule) -> None:
+    """Warn, once for each primitive and at the user's line, that it runs on the host."""
+    for eqn in schedule.host_primitives:
+        if eqn.prim in _warned:
+            continue
+        _warned.add(eqn.prim)
+        line = eqn.source
+        where = (line[0].co_filename, source.line_of(line)) if line is not None else ("<unknown>", 1)
+        warnings.warn_explicit(host_notes([eqn])[0], HostPrimitiveWarning, *where)

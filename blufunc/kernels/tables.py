@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ir.jaxpr import Eqn, line_of
 
 
 def size(nbytes: float) -> str:
@@ -90,11 +89,6 @@ def times_head(groups: Sequence[list[int]]) -> tuple[str, ...]:
 def times(group: list[int], groups: Sequence[list[int]]) -> tuple[str, ...]:
     """How often a row is there, where there is a column for it."""
     return (str(len(group)),) if times_head(groups) else ()
-
-
-def line_of(eqn: Eqn) -> str:
-    """The user's line of an equation: of one that a derivative made, the forward line, marked."""
-    return source.summary(eqn.source) + (" backward" if source.is_backward(eqn.source) else "")
 
 
 def lines_of(eqns: Sequence[Eqn]) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class Target:
       cache_bytes, cache_speedup: of arrays up to that size, how many times as fast they are read again.
       scratch_bytes: from an equation that is a step of its own to the memory that it works in, in bytes.
       group: whether kernels that do the same to different arrays are launched as one.
-      ordered: from the steps of a fusion to these in the order in which they are best.
+      ordered: from the steps of a fusion to these in the order in which they are best; None: as they are.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
       scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again for its sake.
       machine: the speed that is taken for granted where time is weighed against memory. It is not measured, so that
@@ -84,7 +84,7 @@ class Target:
     cache_speedup: float = 1.0
     scratch_bytes: Callable[[Eqn], int] = lambda eqn: 0
     group: bool = False
-    ordered: Callable[[list[Any]], list[Any]] = lambda steps: steps
+    ordered: Callable[[list[Any]], list[Any]] | None = None
     recompute: bool = False
     scarce_bytes: int = 0
     machine: Machine = _A_CPU

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -43,6 +44,21 @@ class CudaSource:
     block: Dims
     shared: int = 0
     resident: bool = False
+
+
+@dataclass(frozen=True)
+class Accessor:
+    """What a kernel has in the place of the pointer to an argument or result: an object with ``operator[]``.
+
+    Attributes:
+      parameters: the parameters of the kernel that it is made of; of a result, its pointer is the last.
+      local: its declaration in the kernel.
+      text: the code of its class.
+    """
+
+    parameters: tuple[str, ...]
+    local: str
+    text: str
 
 
 C_TYPES: dict[np.dtype, str] = {
@@ -85,6 +101,9 @@ def write(
     preamble: str,
     line: str,
     body_line: tuple[str, int] | None = None,
+    accessors: Mapping[str, Accessor] = MappingProxyType({}),
+    extras: Sequence[str] = (),
+    declared: Callable[[str], str] = str,
 ) -> CudaSource:
     """The source of a kernel.
 
@@ -99,17 +118,30 @@ def write(
       line: where the kernel is defined, ``file.py:12 (function)``; the compiler's errors are reported with it.
       body_line: the file and the number of the line that the body begins on, where it is known: then they are reported
         with the very line.
+      accessors: for arguments and results that are computed inside of the kernel, what the body has of their names.
+      extras: parameters between arguments and results.
+      declared: the classes of accessors with what they need before them.
     """
     threads = int(np.prod(grid, dtype=object)) * int(np.prod(block, dtype=object))
     used = set(_WORD.findall(body))
-    parameters = [f"const {C_TYPES[a.dtype]}* __restrict__ {n}" for n, a in inputs]
-    parameters += [f"{C_TYPES[a.dtype]}* __restrict__ {n}" for n, a in outputs]
+    parameters: list[str] = []
+    for n, a in inputs:
+        plain = (f"const {C_TYPES[a.dtype]}* __restrict__ {n}",)
+        parameters += accessors[n].parameters if n in accessors else plain
+    parameters += extras
+    for n, a in outputs:
+        parameters.append(
+            accessors[n].parameters[-1] if n in accessors else f"{C_TYPES[a.dtype]}* __restrict__ {n}"
+        )
+    classes = "struct Tables {};\n" + "".join(a.text for a in accessors.values())
     constants = names_for([*inputs, *outputs], threads)
     lines = [f"{text};" for name, text in constants.items() if name in used]
+    lines += [a.local for a in accessors.values()]
     body = textwrap.indent(_with_lines(body, body_line), " " * 8)
     head = f'extern "C" __global__ void __launch_bounds__({int(np.prod(block))})\n{entry}('
     pieces = [
-        *_includes(" ".join([*parameters, preamble, body])),
+        *_includes(" ".join([*parameters, *[a.text for a in accessors.values()], preamble, body])),
+        *([declared(classes)] if accessors else []),
         *([f"// at {line}", textwrap.dedent(preamble).strip("\n")] if preamble else []),
         head + ",\n    ".join(parameters) + ")",
         "{",

@@ -18,20 +18,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ir.trace import state
+from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.primitives.linear_ops import add_any, move_dim
+from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
-from blufunc.core.programs.stage import stage
-from blufunc.parallel.partition.factors import Rule
-from blufunc.transforms.control_flow.calls import Call, jit_p
+from blufunc.transforms.control_flow.calls import jit_p
+from blufunc.transforms.control_flow.composite import Composite
 
 _LINEAR = 2 * math.sqrt(2 / math.pi)
 _CUBIC = 0.044715 * _LINEAR
@@ -41,7 +38,8 @@ def gelu(x: Any) -> Any:
     """The tanh formula of an array of any shape and inexact dtype; half precisions are rounded once, at the end."""
     if x.aval.weak_type:  # operations have strong results
         return x * _gate(x, bnp.square(x))
-    return gelu_p.at(x)
+    (out,) = gelu_p.at(x)
+    return out
 
 
 # -- definitions -----------------------------------------------------------------------------------
@@ -71,36 +69,14 @@ def _gelu_grad(x: Any, t: Any) -> list[Any]:
     return [(_wide(t) * slope).astype(x.dtype)]
 
 
-@functools.lru_cache(512)
-def _staged(fun: Callable, avals: tuple[ShapedArray, ...], context: Any) -> Jaxpr:
-    """A definition at the types of operands; ``context`` is that which traces depend on."""
-    jaxpr = stage(fun, avals, fun.__name__.strip("_"))
-    assert not jaxpr.consts, "definitions close over nothing"
-    return jaxpr
-
-
 # -- primitives ------------------------------------------------------------------------------------
 
 
-class _Pointwise(Call):
-    """A call of a definition that computes every element of the result by itself; operands have one type."""
+class _Pointwise(Composite):
+    """A composite that computes each element of the result by itself; operands have one type."""
 
-    definition: Callable
     pointwise = True
-    linearize = split = drop_outputs = None  # type: ignore[assignment]  # it has one result, and a jvp rule of its own
-
-    def at(self, *args: Any) -> Any:
-        """The operation on operands of any type."""
-        (out,) = self.bind(*args, jaxpr=self.staged([a.aval for a in args]))
-        return out
-
-    def staged(self, avals: Sequence[ShapedArray]) -> Jaxpr:
-        return _staged(type(self).definition, tuple([a.strong() for a in avals]), state.context)
-
-    def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
-        """What a transform made of the definition is a plain call."""
-        closed, consts = jaxpr.hoist()
-        return jit_p.bind(*consts, *args, jaxpr=closed, name=self.name)
+    linearize = split = None  # type: ignore[assignment]  # it has one result, and a jvp rule of its own
 
     def evaluate(self, args, params):
         """Equation by equation, as any function of arrays outside of a program."""
@@ -108,30 +84,22 @@ class _Pointwise(Call):
 
     def batch(self, axis, args, dims, *, jaxpr):
         if len(set(dims)) == 1:
-            return [self.at(*args)], dims[:1]
+            return self.at(*args), dims[:1]
         moved = [
             bnp.broadcast_to(a, (axis.size, *a.aval.shape)) if d is None else move_dim(a, d, 0)
             for a, d in zip(args, dims, strict=True)
         ]
-        return [self.at(*moved)], [0]
-
-    def rewrite(self, bodies, operands, *, jaxpr):
-        """The definition gone through."""
-        return bodies.inline(jaxpr, operands)
+        return self.at(*moved), [0]
 
     def autocast(self, cells, dtype, *, jaxpr):
         """In the low dtype: what comes from products is, and what goes into them will be."""
-        return [self.at(*[c.cast(dtype) for c in cells])]
+        return self.at(*[c.cast(dtype) for c in cells])
 
     def shard(self, avals, outs, *, jaxpr) -> Rule:
         """Every dimension may be divided."""
         shape = outs[0].shape
         dims = tuple((i,) for i in range(len(shape)))
-
-        def local(params: dict, shapes: list, _: list) -> dict:
-            return {"jaxpr": self.staged([a.with_shape(s) for a, s in zip(avals, shapes, strict=True)])}
-
-        return Rule((dims,) * len(avals), (dims,), shape, linear=self.linear, params=local)
+        return Rule((dims,) * len(avals), (dims,), shape, linear=self.linear, params=self.restaged(avals))
 
     linear: tuple[frozenset[int], ...] = ()
     """The operands in which it is linear."""
@@ -141,7 +109,7 @@ class _Gelu(_Pointwise):
     name, definition = "gelu", _gelu
 
     def jvp(self, primals, tangents, *, jaxpr):
-        return self.bind(*primals, jaxpr=jaxpr), [gelu_grad_p.at(*primals, *tangents)]
+        return self.bind(*primals, jaxpr=jaxpr), gelu_grad_p.at(*primals, *tangents)
 
 
 class _GeluGrad(_Pointwise):
@@ -153,7 +121,7 @@ class _GeluGrad(_Pointwise):
         dx, dt = tangents
         terms = []
         if dt.__class__ is not Zero:
-            terms.append(self.at(x, dt))
+            terms += self.at(x, dt)
         if dx.__class__ is not Zero:
             terms += jit_p.jvp(primals, [dx, zero(t.aval)], jaxpr=jaxpr, name=self.name)[1]
         return self.bind(*primals, jaxpr=jaxpr), [functools.reduce(add_any, terms)]
@@ -161,7 +129,7 @@ class _GeluGrad(_Pointwise):
     def transpose(self, cts, x, t, *, jaxpr):
         (ct,) = cts
         if is_linear(t) and ct.__class__ is not Zero:
-            t.add(self.at(x, ct))
+            t.add(*self.at(x, ct))
 
 
 gelu_p, gelu_grad_p = _Gelu(), _GeluGrad()

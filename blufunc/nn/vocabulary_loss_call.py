@@ -37,18 +37,16 @@ import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr
-from blufunc.core.ir.trace import set_trace, state
+from blufunc.core.ir.trace import set_trace
 from blufunc.core.ops.barrier import optimization_barrier
+from blufunc.core.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.core.primitives.linear_ops import add_any, batched_front
+from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear
-from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
-from blufunc.kernels.ops.linear_softmax import BELOW, FAR, NAME
-from blufunc.parallel.partition.factors import Rule
-from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 from blufunc.transforms.control_flow.calls import Call, jit_p
+from blufunc.transforms.control_flow.composite import Composite
 from blufunc.transforms.control_flow.platform_variants import either_p
 from blufunc.transforms.control_flow.scan import scan
 
@@ -359,44 +357,13 @@ def _summed(shares: Any, losses: Any) -> Any:
     return bnp.sum(bnp.where(shares == 0, bnp.zeros((), losses.dtype), shares * losses))
 
 
-@functools.lru_cache(512)
-def _staged(fun: Callable, avals: tuple[ShapedArray, ...], how: tuple, context: Any) -> Jaxpr:
-    """A definition at the types of operands; ``context`` is that which traces depend on.
-
-    Its equations have no lines: they are those of any call.
-    """
-    jaxpr = stage(functools.partial(fun, **dict(how)), avals, fun.__name__.strip("_"))
-    assert not jaxpr.consts, "definitions close over nothing"
-    return simplify.without_lines(jaxpr)
-
-
 # -- primitives ------------------------------------------------------------------------------------
 
 
-class _OfTokens(Call):
-    """A call of a definition; what transforms make of it, where they have no better rule, is a plain call."""
+class _OfTokens(Composite):
+    """A composite of tokens, of which some operands have a row each."""
 
-    definition: Callable
-    drop_outputs = None  # type: ignore[assignment]
-
-    def at(self, *args: Any, **how: Any) -> list[Any]:
-        """The operation on operands of any types."""
-        return self.bind(*args, jaxpr=self.staged([a.aval for a in args], **how), **how)
-
-    def staged(self, avals: Sequence[ShapedArray], **how: Any) -> Jaxpr:
-        strong = tuple([a.strong() for a in avals])
-        return _staged(type(self).definition, strong, tuple(how.items()), state.context)
-
-    def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
-        closed, consts = jaxpr.hoist()
-        return jit_p.bind(*consts, *args, jaxpr=closed, name=self.name)
-
-    def linearize(self, trace, primals, tangents, *, jaxpr, **how):
-        return jit_p.linearize(trace, primals, tangents, jaxpr=jaxpr, name=self.name)
-
-    def rewrite(self, bodies, operands, *, jaxpr, **how):
-        """The definition gone through."""
-        return bodies.inline(jaxpr, operands)
+    lines = False
 
     per_token: tuple[int, ...] = (0, 2)
     """The operands with an element, or a row, for each token."""
@@ -440,37 +407,13 @@ class _OfTokens(Call):
         results = tuple(dims(a, i < by_token) for i, a in enumerate(outs))
         reduced = dict.fromkeys(range(len(lead)), "sum") if self.summed(params) else {}
 
-        def local(params: dict, shapes: list, _: list) -> dict:
-            here = [a.with_shape(s) for a, s in zip(avals, shapes, strict=True)]
-            how = {k: v for k, v in params.items() if k != "jaxpr"}
-            return {**params, "jaxpr": self.staged(here, **how)}
-
-        return Rule(operands, results, tuple(lead), reduced, params=local)
+        return Rule(operands, results, tuple(lead), reduced, params=self.restaged(avals))
 
 
 class _Softmax(_OfTokens):
     name, definition = NAME, _softmax
     batch = Call.batch  # its operands are those of one chunk
     shard = autocast = None  # type: ignore[assignment]  # it is within an operation that has its own
-
-
-class _Losses(_OfTokens):
-    name, definition = "linear_cross_entropy", _losses
-
-    def linearize(self, trace, primals, tangents, *, jaxpr, how):
-        nonzeros = tuple(t.__class__ is not Zero for t in tangents)
-        (out,) = self.bind(*primals, jaxpr=jaxpr, how=how)
-        derived = jaxpr.memoised(("tangent", nonzeros), lambda: _tangent(jaxpr, nonzeros))
-        ins = [*primals, *(t for t in tangents if t.__class__ is not Zero)]
-        params = {"jaxpr": derived, "how": how, "nonzeros": nonzeros}
-        (tangent,) = trace.tangents.process(linear_cross_entropy_tangent_p, ins, params)
-        return [out], [tangent]
-
-
-def _tangent(jaxpr: Jaxpr, nonzeros: tuple[bool, ...]) -> Jaxpr:
-    """The tangent of the losses as a function of the operands of ``linear_cross_entropy_tangent``."""
-    both, _ = jvp_jaxpr(jaxpr, nonzeros, (True,))
-    return simplify.dce(both, (False, True))
 
 
 class _Tangent(_OfTokens):
@@ -490,6 +433,10 @@ class _Tangent(_OfTokens):
 
     batch = Call.batch  # the types of its operands do not say what it is
     shard = autocast = None  # type: ignore[assignment]  # likewise: its body is gone through
+
+
+class _Losses(_OfTokens):
+    name, definition, tangent = "linear_cross_entropy", _losses, _Tangent()
 
 
 class _Grads(_OfTokens):
@@ -526,5 +473,8 @@ class _Total(_OfTokens):
 
 
 linear_softmax_p = _Softmax()
-linear_cross_entropy_p, linear_cross_entropy_tangent_p = _Losses(), _Tangent()
-linear_cross_entropy_grads_p, linear_cross_entropy_total_p = _Grads(), _Total()
+linear_cross_entropy_p, linear_cross_entropy_grads_p, linear_cross_entropy_total_p = (
+    _Losses(),
+    _Grads(),
+    _Total(),
+)

@@ -1,4 +1,4 @@
-"""Arrays from nothing, from numbers and from other people's arrays.
+"""Array creation: from shapes, from scalars and sequences, and from other libraries' arrays.
 
 Face. What is made outside of a trace lies on the default device (or ``device``) in storage of its
 own; inside a trace, constants are equations (``broadcast_in_dim`` of a number, ``iota``), so that
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blufunc import errors, lax
+from blufunc import _lazy, errors, lax
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import Array, from_numpy
 from blufunc.core.ir import dtypes, source
@@ -36,9 +36,11 @@ from blufunc.numpy.promotion import (
     static_int,
     stretch,
 )
-from blufunc.parallel.mesh.constrain import constrain
-from blufunc.parallel.mesh.sharding import NamedSharding
-from blufunc.parallel.programs.placement import device_put, filled
+
+with _lazy.modules(globals()):
+    from blufunc.parallel.mesh import constrain as constraints
+    from blufunc.parallel.mesh import sharding as shardings
+    from blufunc.parallel.programs import placement
 
 # -- from values -----------------------------------------------------------------------------------
 
@@ -46,9 +48,9 @@ from blufunc.parallel.programs.placement import device_put, filled
 def asarray(
     a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, device: Any = None
 ) -> Value:
-    """An array with the values of ``a``: numbers, nested lists, NumPy arrays, or anything that NumPy reads.
+    """Convert ``a`` to an array: scalars, nested lists, NumPy arrays, or any array-like.
 
-    Without ``dtype``, Python numbers and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
+    Without ``dtype``, Python scalars and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
     and no value passes through 32 bits. An array is returned as it is where nothing has to change
     and ``copy`` is not true; with ``copy=False`` anything else is an error. ``order`` is of no effect but for
     ``'F'``, which arrays do not have.
@@ -61,7 +63,7 @@ def asarray(
         raise errors.ArgumentError(
             "asarray(copy=False): these values have to be copied to become an array.",
             where=source.here(),
-            why="arrays own their memory, so that nobody else can change it.",
+            why="arrays own their memory, so that it cannot change.",
             fix="copy=None copies where it must",
         )
     if isinstance(x, Value):
@@ -92,7 +94,7 @@ def array(
     ndmin: int = 0,
     device: Any = None,
 ) -> Value:
-    """Like ``asarray``, but in storage of its own, and of rank ``ndmin`` at least (axes are added in front)."""
+    """Like ``asarray``, but always a copy, of rank ``ndmin`` at least (new axes lead)."""
     result = asarray(object, dtype, order, copy=copy or None, device=device)
     missing = static_int(ndmin, "array", "ndmin") - result.aval.ndim
     if ndmin > 64:
@@ -190,12 +192,12 @@ def _host(x: Any, want: np.dtype | None) -> np.ndarray:
 
 
 def copy(a: Any, order: str | None = None) -> Value:
-    """``a`` in storage of its own."""
+    """Copy ``a``."""
     return array(a, order=order)
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Value:
-    """x in another dtype. Floats become integers toward zero; complex numbers lose their imaginary part.
+    """Cast to another dtype. Floats become integers toward zero; complex numbers lose their imaginary part.
 
     Floats beyond an integer dtype become its smallest or largest integer, and NaN becomes 0.
     """
@@ -205,13 +207,19 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> 
 # -- constants -------------------------------------------------------------------------------------
 
 
+def _divides(device: Any) -> bool:
+    """True for a ``NamedSharding``; meshes are imported for those who use them."""
+    known = device is None or isinstance(device, (str, backend.Device))
+    return not known and isinstance(device, shardings.NamedSharding)
+
+
 def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = None) -> Value:
     if any(n < 0 for n in shape):
         raise errors.ValueRangeError(f"the shape {shape} has a negative size.", where=source.here())
-    if isinstance(device, NamedSharding):
+    if _divides(device):
         if state.trace is EVAL:
-            return filled(shape, value, dtype, device)
-        return constrain(lax.full(shape, value, dtype), device)
+            return placement.filled(shape, value, dtype, device)
+        return constraints.constrain(lax.full(shape, value, dtype), device)
     return lax.full(shape, value, dtype, device=parse_device(device))
 
 
@@ -234,7 +242,7 @@ def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
-    """An array of a shape filled with a value, in its dtype (32-bit for Python numbers) or ``dtype``.
+    """A constant array, in the dtype of the value (32-bit for Python scalars) or ``dtype``.
 
     ``fill_value`` may be an array, which is broadcast to the shape.
     """
@@ -244,8 +252,12 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
     value = as_value(fill_value, "full")
     value = value if want is None else ops.convert(value, want)
     (stretched,) = match_to("full", shape, value)
-    if isinstance(device, NamedSharding):
-        return device_put(stretched, device) if state.trace is EVAL else constrain(stretched, device)
+    if _divides(device):
+        return (
+            placement.device_put(stretched, device)
+            if state.trace is EVAL
+            else constraints.constrain(stretched, device)
+        )
     return stretched
 
 
@@ -281,14 +293,14 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
 
 
 def _place_like(a: Any, shape: Any, device: Any) -> Any:
-    """Where the result of a ``*_like`` function lies: where ``a`` does, and on a mesh divided as it is."""
+    """The placement of a ``*_like`` result: the device or sharding of ``a``."""
     if device is None and shape is None and isinstance(a, Array) and a.device.joint:
-        return a.sharding  # type: ignore[attr-defined]
+        return a.sharding
     return device or getattr(a, "device", None)
 
 
 def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
-    """Zeros of the shape and dtype of ``a``, unless given, on its device or mesh, there divided as it is."""
+    """Zeros with the shape, dtype, device and sharding of ``a``, unless given."""
     own, kind = _like(a, "zeros_like", dtype, shape)
     return _filled(own, 0, kind, _place_like(a, shape, device))
 
@@ -441,7 +453,7 @@ def geomspace(
 
 
 def _below(rows: int, columns: int, k: int) -> Value:
-    """Whether ``column - row <= k``."""
+    """Mask of ``column - row <= k``."""
     row, column = (iota(dtypes.int32, (rows, columns), d) for d in (0, 1))
     return ops.ge_p.bind(row if not k else ops.add_p.bind(row, constant(k, dtypes.int32)), column)
 
@@ -518,7 +530,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value
 def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Value]:
     """Coordinate arrays of a grid from its coordinates along each axis.
 
-    ``indexing='ij'`` gives arrays of shape ``(n1, n2, ...)``; ``'xy'`` exchanges the first two axes. With
+    ``indexing='ij'`` gives arrays of shape ``(n1, n2, ...)``; ``'xy'`` swaps the first two axes. With
     ``sparse`` they keep size 1 along the axes on which they do not depend. ``copy`` has no effect.
     """
     if indexing not in ("xy", "ij"):

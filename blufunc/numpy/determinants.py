@@ -3,7 +3,7 @@
 Face, part of ``bnp.linalg``. The derivative of a determinant is the adjugate (Jacobi's formula), which is a polynomial
 in the elements: up to size 3 it comes of writing the determinant out, above it from a QR decomposition with pivoting,
 which shows the rank. (The second derivative above size 3 divides by the determinant: it exists here for regular
-matrices only.) That of its logarithm is the inverse.
+matrices only.) The derivative of its logarithm is the inverse.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
 
 
 def _parity(pivots: Any, dtype: Any) -> Any:
-    """The determinant of the exchange of rows that pivots say: 1 or -1."""
+    """The sign of the row permutation of pivots: 1 or -1."""
     last = pivots.aval.ndim - 1
     moved = ew.convert(ew.ne(pivots, iota(dtypes.int32, pivots.aval.shape, last)), dtypes.int32)
     count = reduce_sum(moved, (last,))

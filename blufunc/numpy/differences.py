@@ -49,7 +49,7 @@ def _steps(x: Value, d: int) -> Value:
 def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Value:
     """The differences of neighbours along an axis, taken ``n`` times; of booleans, whether they differ.
 
-    ``prepend`` and ``append`` come before and after ``a`` along the axis: numbers, or arrays that fit.
+    ``prepend`` and ``append`` come before and after ``a`` along the axis: scalars, or arrays that fit.
     """
     x = as_value(a, "diff")
     d = axis_in(axis, x.aval.ndim, "diff")

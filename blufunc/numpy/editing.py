@@ -1,7 +1,7 @@
 """Arrays with elements put in, taken out, or replaced, under NumPy's names for it.
 
 Face over gathers, scatters and joins. What NumPy does in place returns a new array here, and says so by
-``inplace=False``. Where the size of a result depends on values, these are given by NumPy arrays, Python numbers
+``inplace=False``. Where the size of a result depends on values, these are given by NumPy arrays, Python scalars
 or arrays outside of traces; or ``size`` is given.
 """
 
@@ -146,7 +146,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
     rest = lines.aval.shape[1:]
     at = ops.clamp(0, stretch(reshape(at, (at.aval.size,)), (count,)), n)
     order = sort_ops.argsort(at, 0)
-    # the i-th insertion moves those behind it by one
+    # the i-th insertion moves later ones by one
     shift = sort_ops.place_along(shape_ops.iota(_INT32, (count,), 0), order, 0)
     places = ops.add(cast(at, _INT32), shift)
     total = n + count
@@ -209,7 +209,7 @@ def compress(
 ) -> Value:
     """The positions along an axis where ``condition``, a vector, holds; ``a`` flattened if the axis is None.
 
-    ``size`` is how many to return, filled with ``fill_value``; it must be given while ``condition`` is traced.
+    ``size`` is the number of elements to return, filled with ``fill_value``; required if ``condition`` is traced.
     """
     only_none("compress", "out", out)
     mask, x = asarray(condition), as_value(a, "compress")
@@ -243,8 +243,8 @@ def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: An
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Value:
     """For each element of ``a``, an integer, the element at its place of the choice with that number.
 
-    ``a`` and the choices broadcast. For numbers out of range, ``mode='clip'`` takes the nearest choice and ``'wrap'``
-    counts round; ``'raise'`` is an error, and needs numbers that are known.
+    ``a`` and the choices broadcast. For indices out of range, ``mode='clip'`` takes the nearest choice and ``'wrap'``
+    wraps around; ``'raise'`` is an error, and requires concrete indices.
     """
     only_none("choose", "out", out)
     a = as_value(a, "choose")

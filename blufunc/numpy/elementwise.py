@@ -19,17 +19,22 @@ from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import special
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.numpy.families import binary, binary_inexact, extremum, named, ordering, unary_inexact
 from blufunc.numpy.promotion import (
     PYTHON_SCALARS,
     as_value,
+    binary,
+    binary_inexact,
     cast,
     constant,
+    extremum,
     inexact,
     match_shapes,
     meet,
+    named,
+    ordering,
     promote_dtypes,
     static_int,
+    unary_inexact,
     value_of,
 )
 
@@ -180,7 +185,7 @@ around = round
 
 
 def signbit(x: Any, /) -> Value:
-    """Whether the sign bit is set (also of -0.0), elementwise, as bool."""
+    """Test the sign bit (set for -0.0), elementwise, as bool."""
     x = value_of(x, "signbit")
     dtype = x.aval.dtype
     if dtypes.is_floating(dtype):
@@ -200,7 +205,7 @@ def copysign(x: Any, y: Any, /) -> Value:
 
 
 def _signs_differ(r: Value, y: Value) -> Value:
-    """Whether a remainder has to be moved into the interval of its divisor."""
+    """True where a remainder must be moved into the interval of its divisor."""
     zero = constant(0, y.aval.dtype)
     differ = ops.ne_p.bind(ops.lt_p.bind(r, zero), ops.lt_p.bind(y, zero))
     return ops.and_p.bind(differ, ops.ne_p.bind(r, zero))
@@ -323,7 +328,7 @@ def float_power(x: Any, y: Any, /) -> Value:
 
 
 def hypot(x: Any, y: Any, /) -> Value:
-    """``sqrt(x**2 + y**2)`` of real numbers without overflow on the way, elementwise, as floats.
+    """``sqrt(x**2 + y**2)`` of real numbers without intermediate overflow, elementwise, as floats.
 
     It is infinite where one of them is, even if the other is NaN.
     """
@@ -335,7 +340,7 @@ def hypot(x: Any, y: Any, /) -> Value:
     return special.hypot_p.bind(x, y)
 
 
-# -- logarithms and exponentials built on others ---------------------------------------------------
+# -- composite logarithms and exponentials ----------------------------------------------------------
 
 
 def log2(x: Any, /) -> Value:
@@ -463,26 +468,26 @@ isinf = _real_test(
 
 
 def isposinf(x: Any, /, out: Any = None) -> Value:
-    """Whether x is plus infinity, elementwise, as bool."""
+    """Test for plus infinity, elementwise, as bool."""
     only_none("isposinf", "out", out)
     x = inexact(x, "isposinf")
     return ops.eq_p.bind(x, constant(math.inf, x.aval.dtype))
 
 
 def isneginf(x: Any, /, out: Any = None) -> Value:
-    """Whether x is minus infinity, elementwise, as bool."""
+    """Test for minus infinity, elementwise, as bool."""
     only_none("isneginf", "out", out)
     x = inexact(x, "isneginf")
     return ops.eq_p.bind(x, constant(-math.inf, x.aval.dtype))
 
 
 def isreal(x: Any) -> Value:
-    """Whether the imaginary part is 0, elementwise, as bool."""
+    """Test for imaginary part 0, elementwise, as bool."""
     return equal(imag(x), 0)
 
 
 def iscomplex(x: Any) -> Value:
-    """Whether the imaginary part is not 0, elementwise, as bool."""
+    """Test for nonzero imaginary part, elementwise, as bool."""
     return not_equal(imag(x), 0)
 
 
@@ -551,7 +556,7 @@ logical_xor = _logical(ops.xor_p, "logical_xor", "Whether exactly one of x and y
 
 
 def logical_not(x: Any, /) -> Value:
-    """Whether x is false (0), elementwise, as bool."""
+    """Test for false (0), elementwise, as bool."""
     return ops.not_p.bind(truth(x, "logical_not"))
 
 

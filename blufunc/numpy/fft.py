@@ -131,16 +131,16 @@ _ONE = """
 
     Args:
       a: an array.
-      n: how many points; the axis is cut, or padded with zeros.
+      n: the number of points; the axis is truncated, or padded with zeros.
       axis: the axis.
-      norm: where to divide by the number of points: ``"backward"`` (None), in the inverse; ``"forward"``; or
+      norm: the direction that divides by the number of points: ``"backward"`` (None), in the inverse; ``"forward"``; or
         ``"ortho"``, by its root in both.
     """
 _SEVERAL = """
 
     Args:
       a: an array.
-      s: how many points along each axis, which are cut or padded with zeros.
+      s: the number of points along each axis, which are truncated or padded with zeros.
       axes: the axes; by default all, or as many last ones as ``s`` has sizes.
       norm: as of ``fft``.
     """

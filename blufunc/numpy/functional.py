@@ -173,7 +173,7 @@ def _parsed(signature: Any) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]
 def vectorize(
     pyfunc: Callable, *, excluded: Collection[int | str] = frozenset(), signature: str | None = None
 ) -> Callable:
-    """A function of numbers, or of small arrays, as a function of arrays that broadcast.
+    """Vectorize a function of scalars, or of small arrays, to arrays that broadcast.
 
     Args:
       pyfunc: the function; it is mapped by ``vmap``, so it is traced, and has to be made of operations on arrays.
@@ -217,7 +217,7 @@ def vectorize(
             return out
 
         f: Callable = core_function
-        # an argument takes part in the axes that it has; of those of size 1 it has none
+        # an argument is mapped over its axes, except those of size 1
         for axis in reversed(range(len(lead))):
             at = axis - len(lead)
             in_axes = [0 if len(own) >= -at and own[at] != 1 else None for own in leads]

@@ -1,4 +1,4 @@
-"""Counting: how often each integer occurs, and how many values lie in each bin.
+"""Counting: occurrences of integers, and histograms.
 
 Face over searches and ``scatter_add``. The number of bins has to be known while tracing, their edges have not.
 """
@@ -38,11 +38,11 @@ from blufunc.numpy.updating import At
 
 
 def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Value:
-    """How often each integer from 0 on occurs in x, int32; with ``weights``, the sum of those of its occurrences.
+    """Count the occurrences of each integer from 0 on, int32; with ``weights``, sum their weights.
 
     Args:
       x: integers; negative ones count as 0.
-      weights: None, or numbers of the shape of x.
+      weights: None, or values of the shape of x.
       minlength: the least size of the result.
       length: the size of the result, known while tracing; larger integers are not counted. By default it is the
         largest integer plus 1.
@@ -155,14 +155,14 @@ def _bins_of(edges: Value, x: Value) -> Value:
 def histogram(
     a: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
 ) -> tuple[Value, Value]:
-    """How many values lie in each bin, and the edges of the bins, both as floats.
+    """Histogram: the count in each bin, and the bin edges, both as floats.
 
     Bins hold their lower edge, the last one also its upper. For ``bins`` and ``range`` see ``histogram_bin_edges``.
 
     Args:
       a: real numbers.
       weights: how much each value counts.
-      density: whether to divide by the total and the width of the bin, so that the integral is 1.
+      density: divide by the total and the width of the bin, so that the integral is 1.
     """
     a = inexact(a, "histogram")
     edges = histogram_bin_edges(a, bins, range)
@@ -182,7 +182,7 @@ def histogram(
 def histogram2d(
     x: Any, y: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
 ) -> tuple[Value, Value, Value]:
-    """How many points ``(x, y)`` lie in each bin, ``(bins of x, bins of y)``, and the edges along both axes.
+    """2-D histogram: counts of points ``(x, y)``, (bins of x, bins of y), and the edges along both axes.
 
     ``bins`` is one for both, or a pair, each a number or edges; ``range`` a pair of pairs. See ``histogram``.
     """
@@ -198,14 +198,14 @@ def histogram2d(
 def histogramdd(
     sample: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
 ) -> tuple[Value, list[Value]]:
-    """How many points lie in each bin of a grid, and the edges along each axis.
+    """N-D histogram: counts of points in each bin of a grid, and the edges along each axis.
 
     Args:
       sample: the points ``(n, d)``.
       bins: a number for all axes, or for each axis a number or edges.
       range: None, or for each axis None or ``(low, high)``.
       weights: how much each point counts.
-      density: whether to divide by the total and the volume of the bin.
+      density: divide by the total and the volume of the bin.
     """
     points = inexact(sample, "histogramdd")
     if points.aval.ndim != 2:

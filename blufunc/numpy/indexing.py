@@ -126,7 +126,7 @@ def parse(shape: tuple[int, ...], index: Any) -> Parsed:
             items.append(_point(axis, shape[axis], e))
             axis += 1
         elif e.__class__ is bool:
-            items.append(Positions(-1, np.zeros(int(e), np.int64)))  # an axis of its own, kept or not
+            items.append(Positions(-1, np.zeros(int(e), np.int64)))  # a new axis of size 0 or 1
             arrays += 1
             lone_true = e
         elif _is_mask(e):
@@ -384,7 +384,7 @@ def _window(x: Value, p: Parsed) -> Value:
 
 
 class Layout:
-    """Where the axes of an advanced index come from.
+    """The origin of the axes of an advanced index.
 
     Attributes:
       first: the position, among the result's axes without new ones, of the arrays' broadcast axes.

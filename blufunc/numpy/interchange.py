@@ -60,7 +60,7 @@ def _held(host: np.ndarray, name: str) -> np.ndarray:
 
 
 def _read(name: str, dtype: Any, make: Any) -> Value:
-    """What NumPy reads as ``dtype``, or as 32-bit floats; its complaints become ours."""
+    """Read with NumPy as ``dtype``, or as 32-bit floats; its errors become blufunc's."""
     kind = dtypes.as_dtype(dtype)
     try:
         host = make(kind)
@@ -88,13 +88,13 @@ def fromfile(file: Any, dtype: Any = float, count: int = -1, sep: str = "", offs
 
 
 def fromiter(iter: Iterable, dtype: Any, count: int = -1) -> Value:
-    """What an iterable yields as a vector of ``dtype``; ``count`` of them, or all."""
+    """The items of an iterable as a vector of ``dtype``; the first ``count``, or all."""
     count = static_int(count, "fromiter", "count")
     return _read("fromiter", dtype, lambda kind: np.fromiter(iter, kind, count))
 
 
 def fromstring(string: str, dtype: Any = float, count: int = -1, *, sep: str) -> Value:
-    """The numbers in a text, separated by ``sep``, as a vector of ``dtype`` (float32)."""
+    """Parse the numbers in a string, separated by ``sep``, as a vector of ``dtype`` (float32)."""
     if not isinstance(string, str) or not isinstance(sep, str) or not sep:
         raise errors.ArgumentError(
             "fromstring takes a text and its separator.", where=source.here(), fix="frombuffer reads bytes"

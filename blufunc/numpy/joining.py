@@ -1,4 +1,4 @@
-"""Arrays put together, cut apart and repeated.
+"""Concatenating, stacking, splitting and repeating arrays.
 
 Face over ``core.ops.shape``. What only depends on static sizes becomes concatenations, slices and
 broadcasts; positions that are arrays become a gather.
@@ -127,7 +127,7 @@ def dstack(tup: Any, dtype: Any = None) -> Value:
 
 
 def column_stack(tup: Any) -> Value:
-    """Vectors as the columns of a matrix, beside matrices."""
+    """Stack vectors as columns, and matrices, into a matrix."""
     values = [atleast_1d(x) for x in _sequence(tup, "column_stack")]
     return concatenate([_reshape(v, (v.aval.size, 1)) if v.aval.ndim == 1 else v for v in values], 1)
 

@@ -82,7 +82,7 @@ def _square(x: Any, name: str) -> Value:
 
 
 def _number_or_array(x: Any, name: str, like: np.dtype) -> Value:
-    """A tolerance: a number, or an array with one for each matrix, as a column beside the singular values."""
+    """A tolerance: a scalar, or one per matrix with a trailing axis, to compare with singular values."""
     value = ew.convert(inexact(x, name), like)
     return reshape(value, (*value.aval.shape, 1)) if value.aval.ndim else value
 
@@ -98,7 +98,7 @@ def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> V
     """The lower triangular L with ``a = L @ L^H``, or with ``upper`` the upper triangular U with ``a = U^H @ U``.
 
     Args:
-      a: Hermitian positive definite matrices (..., n, n); the result is NaN for others.
+      a: Hermitian positive definite matrices (..., n, n); NaN for other matrices.
       symmetrize_input: decompose ``(a + a^H) / 2``; otherwise one triangle alone is read.
     """
     a = _square(a, "cholesky")
@@ -169,7 +169,7 @@ def svd(
     """The singular value decomposition of matrices (..., m, n).
 
     Args:
-      full_matrices: U is (..., m, m) and Vh (..., n, n), in the place of (..., m, k) and (..., k, n), k = min(m, n).
+      full_matrices: U is (..., m, m) and Vh (..., n, n), instead of (..., m, k) and (..., k, n), k = min(m, n).
       compute_uv: otherwise the result is S alone.
       hermitian: a is Hermitian: use ``eigh``.
       subset_by_index: None: all singular values are returned.
@@ -385,7 +385,7 @@ def lstsq(
     return reshape(x, (n,)) if b.aval.ndim == 1 else x, residuals, rank, s
 
 
-# -- numbers that describe a matrix ----------------------------------------------------------------
+# -- ranks, conditions and powers -------------------------------------------------------------------
 
 
 def cond(x: Any, p: Any = None) -> Value:
@@ -412,13 +412,13 @@ def cond(x: Any, p: Any = None) -> Value:
 
 
 def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any = None) -> Value:
-    """How many singular values of matrices (..., m, n) are not 0: int32.
+    """Rank of matrices (..., m, n), the number of nonzero singular values: int32.
 
     Args:
       M: matrices, or one vector, whose rank is 1 unless it is 0.
       rtol: singular values of at most this times the largest count as 0; by default ``max(m, n) * eps``.
       hermitian: M is Hermitian: use ``eigh``.
-      tol: an absolute bound in the place of ``rtol``.
+      tol: an absolute bound instead of ``rtol``.
     """
     x = inexact(M, "matrix_rank")
     if x.aval.ndim < 2:
@@ -461,7 +461,7 @@ def matrix_power(a: Any, n: int) -> Value:
 
 
 def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Value:
-    """The product of matrices, in the order of multiplications that costs least.
+    """Multiply a chain of matrices in the cheapest order.
 
     Args:
       arrays: two or more matrices; the first and the last may be vectors, a row and a column.

@@ -11,9 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import opt_einsum
-
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
 from blufunc.core.ir.trace import Value
@@ -36,6 +34,9 @@ from blufunc.numpy.promotion import (
     static_int,
 )
 
+with _lazy.modules(globals()):
+    import opt_einsum
+
 # -- contraction by labels -------------------------------------------------------------------------
 
 
@@ -50,7 +51,7 @@ def _contract(
     y, y_labels = _own_labels_summed(y, list(y_labels), x_labels, out)
     size_y = dict(zip(y_labels, y.aval.shape, strict=True))
     size_x = dict(zip(x_labels, x.aval.shape, strict=True))
-    # an axis of size 1 beside a longer one takes no part: the other operand has it alone
+    # an axis of size 1 that broadcasts is dropped: only the other operand has it
     x, x_labels = _without(x, x_labels, [k for k in x_labels if size_x[k] == 1 and size_y.get(k, 1) != 1])
     y, y_labels = _without(y, y_labels, [k for k in y_labels if size_y[k] == 1 and size_x.get(k, 1) != 1])
     x, x_labels = _own_labels_summed(x, x_labels, y_labels, out)
@@ -108,7 +109,7 @@ def _operands(name: str, x: Any, y: Any, preferred: Any) -> tuple[Value, Value, 
 
 
 def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
-    """``a @ b``: the matrix product of the last two axes, for each position of the others, which broadcast.
+    """``a @ b``: matmul over the last two axes; the leading ones broadcast.
 
     A vector on the left is a row, on the right a column, and the axis it lacks is missing in the result.
     ``preferred_element_type`` is the dtype of the result; ``precision`` how exactly devices multiply float32.
@@ -130,7 +131,7 @@ def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any
             f"the {place} axis of the second {size}.",
             where=source.here(),
             why="these are the axes that are summed over.",
-            fix="transpose one of them (x.mT exchanges the last two axes), or use bnp.einsum",
+            fix="transpose one of them (x.mT swaps the last two axes), or use bnp.einsum",
         )
     if len(right) <= 2:  # no batch axes on the right: all axes of a but the last are rows
         return _dot(a, b, ((len(left) - 1,), (0,)), ((), ()), precision, preferred)
@@ -145,7 +146,7 @@ def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any
 def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
     """The sum of products over the last axis of ``a`` and the next to last (or only) axis of ``b``.
 
-    The result has the other axes of ``a``, then those of ``b``; with a number, it is the product.
+    The result has the other axes of ``a``, then those of ``b``; with a scalar operand, it multiplies.
     """
     x, y, preferred = _operands("dot", a, b, preferred_element_type)
     if not x.aval.ndim or not y.aval.ndim:
@@ -163,7 +164,7 @@ def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = 
 
 
 def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
-    """The sum of products of all elements, those of ``a`` conjugated: a number."""
+    """The dot product of all elements, with ``a`` conjugated: a scalar."""
     x, y, preferred = _operands("vdot", a, b, preferred_element_type)
     return dot(
         reshape(ops.conj(x), (x.aval.size,)),
@@ -176,7 +177,7 @@ def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any =
 def vecdot(
     x: Any, y: Any, /, *, axis: int = -1, precision: Any = None, preferred_element_type: Any = None
 ) -> Value:
-    """The sum of products along one axis, x conjugated, for each position of the others, which broadcast."""
+    """The dot product along one axis, with x conjugated; the other axes broadcast."""
     x, y, preferred = _operands("vecdot", x, y, preferred_element_type)
     x, y = moveaxis(x, axis, -1), moveaxis(y, axis, -1)
     if x.aval.shape[-1] != y.aval.shape[-1]:
@@ -294,7 +295,7 @@ def cross(
 
 
 def matvec(x: Any, y: Any, /) -> Value:
-    """The products of matrices ``(..., m, n)`` and vectors ``(..., n)``; the other axes broadcast."""
+    """Matrix-vector products of ``(..., m, n)`` and ``(..., n)``; the other axes broadcast."""
     x, y, _ = _operands("matvec", x, y, None)
     if x.aval.ndim < 2 or not y.aval.ndim:
         raise errors.ShapeError(
@@ -564,7 +565,7 @@ def diagflat(v: Any, k: int = 0) -> Value:
 def trace(
     a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
 ) -> Value:
-    """The sum of a diagonal: that of positions ``i`` on ``axis1`` and ``i + offset`` on ``axis2``."""
+    """The sum of a diagonal: positions ``i`` on ``axis1`` and ``i + offset`` on ``axis2``."""
     only_none("trace", "out", out)
     x = as_value(a, "trace")
     if dtype is not None:

@@ -1,4 +1,4 @@
-"""The same elements in other shapes and orders: reshape, transpose, broadcast, flip, roll.
+"""Changes of shape and order: reshape, transpose, broadcast, flip, roll.
 
 Face over ``core.structure`` and ``core.ops.shape``. Shapes and axes are static, so all of this becomes
 reshapes, transposes, slices and reversals, and never a gather.
@@ -165,7 +165,7 @@ permute_dims = transpose
 
 
 def matrix_transpose(x: Any, /) -> Value:
-    """x ``(..., m, n)`` with its last two axes exchanged."""
+    """x ``(..., m, n)`` with its last two axes swapped."""
     x = as_value(x, "matrix_transpose")
     if x.aval.ndim < 2:
         raise errors.ShapeError(
@@ -177,7 +177,7 @@ def matrix_transpose(x: Any, /) -> Value:
 
 
 def swapaxes(a: Any, axis1: int, axis2: int) -> Value:
-    """``a`` with two axes exchanged."""
+    """Swap two axes of ``a``."""
     x = as_value(a, "swapaxes")
     rank = x.aval.ndim
     order = list(range(rank))

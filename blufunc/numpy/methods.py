@@ -33,7 +33,7 @@ _BOOL = dtypes.bool_
 
 
 def _foreign(y: Any) -> bool:
-    """Whether an operand is left to its own class: it is no array, number or sequence."""
+    """True if an operand's own class should handle it: not an array, scalar or sequence."""
     return not (
         y.__class__ in PYTHON_SCALARS
         or isinstance(y, (Value, np.ndarray, np.generic, bool, int, float, complex, list, tuple))
@@ -59,7 +59,7 @@ def _operator(prim: Primitive, function: Callable, bools: bool) -> Callable:
 
 
 def _comparison(prim: Primitive, function: Callable) -> Callable:
-    """A comparison by order, which complex numbers have in the function only."""
+    """A comparison by order; only the function accepts complex numbers."""
     bind = prim.bind
 
     def method(self: Value, other: Any) -> Any:
@@ -279,7 +279,7 @@ def _array_repr(self: Array) -> str:
 
 
 def _is_here(x: Any) -> bool:
-    """Whether this process has the values: of an array on several processes it may have a part."""
+    """True if this process has all values: an array may span several processes."""
     return x.is_fully_addressable or x.is_fully_replicated
 
 

@@ -16,8 +16,7 @@ from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import reductions as red
-from blufunc.numpy.families import named
-from blufunc.numpy.promotion import constant, value_of
+from blufunc.numpy.promotion import constant, named, value_of
 
 
 def _valid(x: Any, where: Any, name: str) -> tuple[Value, Any]:

@@ -55,7 +55,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> V
 def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
     """``sum(abs(x)**ord)**(1/ord)`` over one axis, several, or all (None).
 
-    ``ord`` may be any number, infinity (the largest absolute value), minus infinity (the smallest), or 0 (how many
+    ``ord`` may be any number, infinity (the largest absolute value), minus infinity (the smallest), or 0 (the count of
     elements are not 0).
     """
     x = inexact(x, "vector_norm")

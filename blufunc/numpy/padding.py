@@ -62,7 +62,7 @@ def pad(array: Any, pad_width: Any, mode: str | Callable = "constant", **kwargs:
         evenly to ``end_values`` (0); ``'maximum'``, ``'minimum'``, ``'mean'`` and ``'median'`` of the nearest
         ``stat_length`` elements, by default of all. Or a function ``(line, widths, axis, kwargs) -> line``, which is
         given lines with zeros added and returns them with other elements there.
-      kwargs: the options named above; each is a number, or numbers arranged like ``pad_width``.
+      kwargs: the options named above; each is a scalar, or scalars arranged like ``pad_width``.
     """
     x = as_value(array, "pad")
     rank = x.aval.ndim
@@ -132,7 +132,7 @@ def _by_function(x: Value, widths: list[tuple[int, int]], function: Callable, op
 
 
 def _numbers(given: Any, rank: int, what: str) -> list[tuple[Any, Any]]:
-    """Options that are numbers: a pair for each axis."""
+    """Scalar options as a pair per axis."""
     if given.__class__ in PYTHON_SCALARS or isinstance(given, Value):
         return [(given, given)] * rank
     try:

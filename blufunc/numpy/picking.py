@@ -55,7 +55,7 @@ def take(
 ) -> Value:
     """The elements of ``a`` at integer positions along an axis (of ``a`` flattened, by default).
 
-    The result has the shape of ``loopir/index`` in the place of the axis. Out of range: ``mode='fill'`` (the
+    The result has the shape of ``loopir/index`` instead of the axis. Out of range: ``mode='fill'`` (the
     default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element, the first for
     negative positions; ``'wrap'`` counts round.
     ``unique_indices`` and ``indices_are_sorted`` are promises that make for faster programs.
@@ -162,7 +162,7 @@ def ix_(*args: Any) -> tuple[Value, ...]:
 def unravel_index(indices: Any, shape: Any) -> tuple[Value, ...]:
     """Positions in a flattened array as one array of positions for each axis of ``shape``.
 
-    Negative positions count from the end; those out of range are those of the nearest element.
+    Negative positions count from the end; positions out of range are clamped.
     """
     rest = as_value(indices, "unravel_index")
     if rest.aval.dtype.itemsize < 4:
@@ -208,7 +208,7 @@ def where(
 def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Value, ...]:
     """The positions of the elements that are not 0, one int32 vector for each axis.
 
-    How many there are is only known from the values: while tracing, ``size`` must be given, which cuts the
+    Their number depends on the values: while tracing, ``size`` is required, which cuts the
     result off or fills it with ``fill_value`` (0; or a tuple, one for each axis).
     """
     x = as_value(a, "nonzero")
@@ -263,7 +263,7 @@ def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Valu
 
 
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Value:
-    """Whether two arrays have one shape and equal elements, as bool of rank 0."""
+    """Test for one shape and equal elements, as scalar bool."""
     x, y = as_value(a1, "array_equal"), as_value(a2, "array_equal")
     if x.aval.shape != y.aval.shape:
         return asarray(False)
@@ -274,7 +274,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Value:
 
 
 def array_equiv(a1: Any, a2: Any) -> Value:
-    """Whether two arrays broadcast and have equal elements then, as bool of rank 0."""
+    """Test for equal elements after broadcasting, as scalar bool."""
     x, y = as_value(a1, "array_equiv"), as_value(a2, "array_equiv")
     try:
         broadcast_shapes(x.aval.shape, y.aval.shape)
@@ -284,7 +284,7 @@ def array_equiv(a1: Any, a2: Any) -> Value:
 
 
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
-    """Whether ``|a - b| <= atol + rtol * |b|``, elementwise, as bool; infinities are close to themselves."""
+    """Test ``|a - b| <= atol + rtol * |b|``, elementwise, as bool; infinities are close to themselves."""
     x, y = meet(a, b, "isclose")
     if not dtypes.is_inexact(x.aval.dtype):
         x, y = cast(x, dtypes.float32), cast(y, dtypes.float32)
@@ -294,7 +294,7 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
 
 
 def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
-    """Whether all elements are close (see ``isclose``), as bool of rank 0."""
+    """Test that all elements are close (see ``isclose``), as scalar bool."""
     return _all(isclose(a, b, rtol, atol, equal_nan))
 
 

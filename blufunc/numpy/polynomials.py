@@ -1,4 +1,4 @@
-"""Polynomials as vectors of coefficients, that of the highest power first.
+"""Polynomials as vectors of coefficients, highest power first.
 
 Face over convolutions and linear algebra. In come vectors, or matrices of them for ``polyval``; sizes are static, so
 leading zeros stay unless they are asked to go.
@@ -40,7 +40,7 @@ from blufunc.numpy.signals import convolve
 
 
 class PolyfitResult(NamedTuple):
-    """What ``polyfit(full=True)`` returns."""
+    """The result of ``polyfit(full=True)``."""
 
     coefficients: Value
     residuals: Value
@@ -128,7 +128,7 @@ def polydiv(u: Any, v: Any, *, trim_leading_zeros: bool = False) -> tuple[Value,
         quotient.append(reshape(q, (1,)))
         line = shape_ops.pad(ops.mul(v, q), constant(0, u.aval.dtype), [(k, n - m - k, 0)])
         rest = ops.sub(rest, line)
-    # what was divided out is 0 by construction, whatever rounding left
+    # divided-out coefficients are 0 by construction, up to rounding
     keep = shape_ops.pad(
         shape_ops.slice_in_dim(rest, n - m + 1, n), constant(0, u.aval.dtype), [(n - m + 1, 0, 0)]
     )
@@ -181,7 +181,7 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Value:
 def poly(seq_of_zeros: Any) -> Value:
     """The coefficients of the polynomial with given zeros and leading coefficient 1.
 
-    Of a square matrix, those of its characteristic polynomial.
+    For a square matrix, of its characteristic polynomial.
     """
     x = asarray(seq_of_zeros)
     x = inexact(x, "poly")

@@ -1,14 +1,14 @@
 """User values become operands: lifting, dtype promotion, broadcasting.
 
 Face, at the mouth of a program's path: everything in ``blufunc.numpy`` goes through here before it
-binds a primitive, and nothing below promotes. In come arrays, tracers, NumPy arrays and Python numbers;
+binds a primitive, and nothing below promotes. In: arrays, tracers, NumPy arrays and Python scalars;
 out go values of one dtype whose shapes agree. Rank-0 operands are left alone, since elementwise
-primitives take them beside any shape; Python numbers become constants of the dtype that they meet.
+primitives broadcast them; Python scalars become constants of the other operand's dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,13 @@ from blufunc.core.ir.axes import axis_in as axis_in
 from blufunc.core.ir.axes import shape_of as shape_of
 from blufunc.core.ir.axes import static_int as static_int
 from blufunc.core.ir.trace import Value
+from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops.elementwise import convert_p
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p
+from blufunc.core.primitives.primitive import Primitive
+
+# -- operands ---------------------------------------------------------------------------------------
+
 
 PYTHON_SCALARS: dict[type, tuple[np.dtype, bool]] = {
     bool: (dtypes.bool_, False),
@@ -77,7 +82,7 @@ def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Value:
 
 
 def value_of(x: Any, name: str) -> Value:
-    """An argument of the function called ``name`` as a value of its own dtype; Python numbers are weak."""
+    """An argument of the function called ``name`` as a value of its own dtype; Python scalars are weak."""
     kind = PYTHON_SCALARS.get(x.__class__)
     return as_value(x, name) if kind is None else constant(x, *kind)
 
@@ -115,7 +120,7 @@ def inexact(x: Any, name: str) -> Value:
     return cast(x, *to_inexact(x.aval.dtype, x.aval.weak_type))
 
 
-# -- two operands: how they meet depends only on their types, and is worked out once ---------------
+# -- two operands: their promotion depends on their types only, and is cached       ---------------
 
 _Plan = tuple[np.dtype | None, np.dtype | None, bool, Any, Any]
 _plans: dict[tuple[ShapedArray, ShapedArray, bool], _Plan] = {}
@@ -284,3 +289,79 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
 def dtype_of(dtype: Any) -> np.dtype | None:
     """A ``dtype=`` option; None stays None."""
     return None if dtype is None else dtypes.as_dtype(dtype)
+
+
+# -- families of elementwise functions: a primitive becomes a function with a public name -----------
+
+
+def named(function: Callable, name: str, doc: str) -> Callable:
+    """The function under its public name."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    function.__module__ = "blufunc.numpy"
+    return function
+
+
+def unary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
+    """A function of real or complex numbers: integers become float32."""
+
+    def function(x: Any, /) -> Value:
+        if isinstance(x, Value) and dtypes.is_inexact(x.aval.dtype):
+            return prim.bind(x)
+        return prim.bind(inexact(x, name))
+
+    return named(function, name, f"{doc} Elementwise; integers and booleans are computed in float32.")
+
+
+def binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = None) -> Callable:
+    """A function of two operands; ``on_bool`` is what it means for booleans, where not an error."""
+    bind = prim.bind
+
+    def function(x: Any, y: Any, /) -> Value:
+        if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
+            x, y = meet(x, y, name)
+        if on_bool is not None and x.aval.dtype is dtypes.bool_:
+            return on_bool.bind(x, y)
+        return bind(x, y)
+
+    return named(function, name, f"{doc} Elementwise, with promotion and broadcasting.")
+
+
+def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Callable:
+    """A comparison by order; complex numbers compare by their real, then their imaginary part."""
+    bind = prim.bind
+
+    def function(x: Any, y: Any, /) -> Value:
+        if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
+            x, y = meet(x, y, name)
+        if x.aval.dtype.kind != "c":
+            return bind(x, y)
+        (a, b), (c, d) = [(ops.real(v), ops.imag(v)) for v in (x, y)]
+        return ops.or_p.bind(strict.bind(a, c), ops.and_p.bind(ops.eq_p.bind(a, c), bind(b, d)))
+
+    return named(function, name, f"{doc} Elementwise, with promotion and broadcasting.")
+
+
+def extremum(prim: Primitive, stays: Callable, name: str, doc: str) -> Callable:
+    """The one of two operands that ``stays(x, y)`` says; of complex numbers by the order of ``ordering``."""
+    bind = prim.bind
+
+    def function(x: Any, y: Any, /) -> Value:
+        if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
+            x, y = meet(x, y, name)
+        if x.aval.dtype.kind != "c":
+            return bind(x, y)
+        x, y = match_shapes(name, x, y)
+        return ops.select(ops.or_p.bind(stays(x, y), ops.ne_p.bind(x, x)), x, y)
+
+    return named(function, name, f"{doc} Elementwise, with promotion and broadcasting.")
+
+
+def binary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
+    """A function of two real numbers: integers become float32."""
+
+    def function(x: Any, y: Any, /) -> Value:
+        x, y = meet(x, y, name, inexact=True)
+        return prim.bind(x, y)
+
+    return named(function, name, f"{doc} Elementwise, with promotion (to floats) and broadcasting.")

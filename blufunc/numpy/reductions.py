@@ -25,7 +25,6 @@ from blufunc.core.primitives.linear_ops import reduce_sum, reshape
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import match_to
-from blufunc.numpy.families import named
 from blufunc.numpy.promotion import (
     as_value,
     axes_in,
@@ -35,6 +34,7 @@ from blufunc.numpy.promotion import (
     dtype_of,
     inexact,
     meet,
+    named,
     stretch,
     value_of,
 )
@@ -129,7 +129,7 @@ def prod(
 
 
 def extreme_of(dtype: np.dtype, largest: bool) -> Any:
-    """What no element exceeds, or is below."""
+    """The identity of a maximum or minimum."""
     if dtypes.is_bool(dtype):
         return largest
     if dtypes.is_integer(dtype):
@@ -237,7 +237,7 @@ def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Value:
 
 
 def _computation(dtype: np.dtype) -> np.dtype:
-    """What means are computed in: float32 for half precision."""
+    """The dtype of means: float32 for half precision."""
     return dtypes.float32 if dtypes.is_floating(dtype) and dtype.itemsize < 4 else dtype
 
 
@@ -365,7 +365,7 @@ def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Va
 
 
 def _rank_of_complex(x: Value, axis: Any, name: str) -> Value:
-    """Floats whose extremum, of the kind that ``name`` says, is where that of complex x is."""
+    """Floats whose extremum (``name``) is at the position of the extremum of complex x."""
     largest = name == "argmax"
     best = (max if largest else min)(x, axis, keepdims=True)
     hit = ops.bitwise_or(ew.equal(x, best), ew.isnan(x))

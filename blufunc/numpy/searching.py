@@ -30,7 +30,7 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None, *, meth
     Args:
       a: a vector in ascending order, NaN at its end; or in any order, with ``sorter``.
       v: an array.
-      side: ``'left'``, before equal elements, or ``'right'``, behind them.
+      side: ``'left'``, before equal elements, or ``'right'``, after them.
       sorter: the positions that sort ``a``.
       method: ``'scan'`` (or ``'scan_unrolled'``) bisects, ``'compare_all'`` compares all with all, ``'sort'`` sorts
         both together. The results are the same.
@@ -82,7 +82,7 @@ def _by_comparing(x: Value, v: Value, side: str) -> Value:
 
 
 def _nan_last(x: Value, v: Value, found: Value, side: str) -> Value:
-    """``found``, but NaN behind all numbers, where no comparison puts it."""
+    """``found``, but NaN after all numbers, which comparisons cannot do."""
     if not dtypes.is_inexact(x.aval.dtype):
         return found
     n = x.aval.size
@@ -91,7 +91,7 @@ def _nan_last(x: Value, v: Value, found: Value, side: str) -> Value:
 
 
 def _by_sorting(x: Value, v: Value, side: str) -> Value:
-    """Sorted together, each of v stands behind the elements of x that stay before it, and behind others of v."""
+    """In a joint sort each of v follows the elements of x before it, and preceding ones of v."""
     m, n = v.aval.size, x.aval.size
     first, last = (v, x) if side == "left" else (x, v)
     order = sort_ops.argsort(shape_ops.concatenate([first, last], 0), 0)
@@ -106,7 +106,7 @@ def digitize(x: Any, bins: Any, right: bool = False, *, method: str = "scan") ->
     """The number, int32, of the interval between ``bins`` in which each element of x lies.
 
     ``bins`` increase or decrease; they do the latter if their last is smaller than their first. ``right`` says
-    whether intervals include their larger end instead of the smaller one. ``method`` is that of ``searchsorted``.
+    True if intervals include their larger end instead of the smaller one. ``method``: see ``searchsorted``.
     """
     bins, side = as_value(bins, "digitize"), "left" if right else "right"
     n = bins.aval.size
@@ -126,7 +126,7 @@ def isin(
     *,
     method: str = "auto",
 ) -> Value:
-    """Whether each of ``element`` is one of ``test_elements``, as bool; with ``invert``, whether it is none of them.
+    """Test membership of each ``element`` in ``test_elements``, as bool, negated with ``invert``.
 
     method: ``'compare_all'`` compares all with all; ``'binary_search'`` and ``'sort'`` sort ``test_elements``
     and search, in ``(n + m) log m`` steps; ``'auto'`` chooses. ``assume_unique`` is a hint without effect.
@@ -161,7 +161,7 @@ def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period
     """The piecewise linear function through points ``(xp, fp)``, ``xp`` increasing, at x, as floats.
 
     Args:
-      x: real numbers, of any shape, which is that of the result.
+      x: real numbers, of any shape, also the result's.
       xp, fp: vectors of one size; ``fp`` may be complex.
       left, right: the values outside of ``xp``, by default the first and last of ``fp``; ``'extrapolate'`` continues
         the first and last line.

@@ -1,6 +1,6 @@
 """Arrays as sets: their distinct elements, and unions, intersections and differences.
 
-Face over sorting and gathers. In come arrays; out come vectors in ascending order. How many elements a set
+Face over sorting and gathers. In: arrays. Out: vectors in ascending order. How many elements a set
 has is only known from the values: while tracing, ``size`` must be given, which cuts the result off or fills it.
 """
 
@@ -40,7 +40,7 @@ _INT32 = dtypes.int32
 
 
 class UniqueAllResult(NamedTuple):
-    """What ``unique_all`` returns."""
+    """The result of ``unique_all``."""
 
     values: Value
     indices: Value
@@ -49,14 +49,14 @@ class UniqueAllResult(NamedTuple):
 
 
 class UniqueCountsResult(NamedTuple):
-    """What ``unique_counts`` returns."""
+    """The result of ``unique_counts``."""
 
     values: Value
     counts: Value
 
 
 class UniqueInverseResult(NamedTuple):
-    """What ``unique_inverse`` returns."""
+    """The result of ``unique_inverse``."""
 
     values: Value
     inverse_indices: Value
@@ -124,7 +124,7 @@ def unique(
       return_counts: also return how often each occurs, int32.
       axis: None, for the elements of ``ar`` flattened, or an axis.
       equal_nan: whether all NaN count as one element.
-      size: how many to return, known while tracing: the first ``size`` of them, filled at the end.
+      size: the static number of elements to return: the first ``size``, filled at the end.
       fill_value: what to fill with, by default the smallest element; counts are filled with 0.
       sorted: without effect: the elements are sorted always.
     Returns:
@@ -230,7 +230,7 @@ def _lines(name: str, x: Any, y: Any) -> tuple[Value, Value]:
 def _chosen(
     name: str, x: Value, keep: Value, size: int | None, fill_value: Any, *others: Value
 ) -> list[Value]:
-    """The elements of x, and of others beside it, where ``keep`` holds; beyond them ``fill_value``, or the first."""
+    """The elements of x, and of parallel arrays, where ``keep`` holds; then ``fill_value``, or the first."""
     size = _known(size, name, x, keep)
     n = x.aval.size
     at = flatnonzero(keep, size=size, fill_value=n)

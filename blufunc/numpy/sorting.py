@@ -1,7 +1,7 @@
 """Sorting along an axis, and the positions that sort.
 
 Face over the ``sort`` primitive. In come arrays, out come their lines in order, or int32 positions. NaN is
-sorted behind everything else, complex numbers by their real, then their imaginary part.
+sorted last, complex numbers by their real, then their imaginary part.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def _checked_kth(kth: Any, n: int, name: str) -> None:
 
 
 def partition(a: Any, kth: Any, axis: int | None = -1) -> Value:
-    """``a`` with element ``kth`` of each line where sorting would put it, smaller ones before, larger ones behind it.
+    """``a`` with element ``kth`` of each line where sorting would put it, smaller ones before, larger ones after it.
 
-    Which order the others have is not specified: here they are sorted too.
+    The order of the others is unspecified: here they are sorted, too.
     """
     x, d = _line(a, axis, "partition")
     _checked_kth(kth, x.aval.shape[d], "partition")

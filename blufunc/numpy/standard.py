@@ -1,4 +1,4 @@
-"""What the array API standard asks a namespace about itself: capabilities, devices and dtypes.
+"""Inspection of the namespace by the array API standard: capabilities, devices and dtypes.
 
 Face; ``blufunc.numpy`` is the namespace, of version 2024.12. ``docs/array-api.md`` lists what departs from it.
 """
@@ -41,11 +41,11 @@ class Info:
     __slots__ = ()
 
     def capabilities(self) -> dict[str, Any]:
-        """What may be relied on: the shapes of results may depend on values, outside of traces."""
+        """Capabilities: shapes of results may depend on values, outside of traces."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> backend.Device:
-        """Where arrays are made when nothing says otherwise."""
+        """The default device of new arrays."""
         return backend.default_device()
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:

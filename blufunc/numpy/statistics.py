@@ -240,7 +240,7 @@ def _fraction(q: Value, name: str) -> Value:
 
 
 def _positions(q: Value, lines: Value, method: str, pass_nan: bool) -> list[Value]:
-    """Where in a sorted line fractions lie: below, above, and the weight of the latter; ``(k,)`` or ``(..., k)``."""
+    """Positions of quantiles in a sorted line: below, above, and the weight of the latter; ``(k,)`` or ``(..., k)``."""
     *rest, n = lines.aval.shape
     if not pass_nan:
         count: Value = constant(n, q.aval.dtype)
@@ -301,7 +301,7 @@ def cov(
       m: observations ``(variables, observations)``, or of one variable ``(observations,)``.
       y: further variables.
       rowvar: whether the variables are rows; columns if not.
-      bias: whether to divide by the number of observations, instead of by one less.
+      bias: divide by the number of observations, instead of one less.
       ddof: what to subtract from the number, instead of what ``bias`` says.
       fweights: how often each observation was made: a vector of integers.
       aweights: how much each observation counts: a vector.
@@ -373,7 +373,7 @@ def _variables(m: Any, rowvar: bool) -> Value:
 
 
 def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> Value:
-    """The matrix of correlation coefficients of variables, as floats; the arguments are those of ``cov``."""
+    """The matrix of correlation coefficients of variables, as floats; arguments as for ``cov``."""
     c = cov(x, y, rowvar, dtype=dtype)
     if not c.aval.ndim:
         return ops.div(c, c)

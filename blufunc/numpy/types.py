@@ -92,7 +92,7 @@ _KINDS = {
 
 
 def issubdtype(arg1: Any, arg2: Any) -> bool:
-    """Whether the dtype ``arg1`` is of the kind ``arg2`` (``bnp.floating``, ...), or equal to it if that is a dtype.
+    """True if the dtype ``arg1`` is of the kind ``arg2`` (``bnp.floating``, ...), or equal to a dtype ``arg2``.
 
     bfloat16 and the 8-bit floats count as floating.
     """
@@ -104,7 +104,7 @@ def issubdtype(arg1: Any, arg2: Any) -> bool:
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """Whether ``dtype`` is of a kind named as in the array API standard (``'real floating'``, ...).
+    """True if ``dtype`` is of a kind named as in the array API standard (``'real floating'``, ...).
 
     ``kind`` is a name, a dtype, or a tuple of these of which one has to fit.
     """
@@ -145,7 +145,7 @@ def _pair(x: Any) -> tuple[np.dtype, bool]:
 
 
 def result_type(*args: Any) -> np.dtype:
-    """The dtype of arithmetic between arrays, Python numbers and dtypes."""
+    """The dtype of arithmetic between arrays, Python scalars and dtypes."""
     return dtypes.promote(*[_pair(x) for x in args])[0]
 
 
@@ -155,7 +155,7 @@ def promote_types(a: Any, b: Any) -> np.dtype:
 
 
 def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
-    """Whether arrays of a dtype (or an array) can become ``to`` under NumPy's casting rules."""
+    """True if a dtype (or an array) can be cast to ``to`` under NumPy's casting rules."""
     named = isinstance(from_, (str, type, np.dtype, ScalarType))
     frm = dtypes.as_dtype(from_) if named else _pair(from_)[0]
     return bool(np.can_cast(frm, dtypes.as_dtype(to), casting))  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ class FloatLimits:
     """What ``finfo`` returns: NumPy's attributes of the same names, as Python numbers.
 
     Attributes:
-      dtype: the ``np.dtype``; of a complex one, that of its parts.
+      dtype: the ``np.dtype``; for a complex one, the dtype of its parts.
       bits, eps, max, min, smallest_normal, tiny, smallest_subnormal, ...: as of ``np.finfo``.
     """
 
@@ -199,24 +199,24 @@ def iinfo(int_type: Any) -> Any:
 
 
 def iterable(y: Any) -> bool:
-    """Whether ``y`` can be run through: a sequence, or an array that has axes."""
+    """True if ``y`` is iterable: a sequence, or an array with axes."""
     if isinstance(y, Value):
         return y.aval.ndim > 0
     return bool(np.iterable(y))
 
 
 def isscalar(element: Any) -> bool:
-    """Whether ``element`` is a number or an array of rank 0."""
+    """True if ``element`` is a scalar."""
     return isinstance(element, (bool, int, float, complex, np.generic)) or (
         isinstance(element, Value) and not element.aval.ndim
     )
 
 
 def iscomplexobj(x: Any) -> bool:
-    """Whether x has a complex dtype."""
+    """True if x has a complex dtype."""
     return dtypes.is_complex(_pair(x)[0])
 
 
 def isrealobj(x: Any) -> bool:
-    """Whether x has a dtype that is not complex."""
+    """True if x has a dtype that is not complex."""
     return not iscomplexobj(x)

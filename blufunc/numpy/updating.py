@@ -1,6 +1,6 @@
 """``x.at[index]``: arrays with some elements changed.
 
-Face, beside ``indexing``, whose reading of index expressions it shares. Static positions become a
+Face; it shares the parser of index expressions with ``indexing``. Static positions become a
 ``dynamic_update_slice`` of the window that they make; a mask and a number become a choice; all else is
 one scatter.
 """
@@ -96,7 +96,7 @@ class Place:
     mul = multiply
 
     def divide(self, values: Any, **options: Any) -> Value:
-        """The elements divided by ``values``."""
+        """Divide the elements by ``values``."""
         ones = _update(stretch(constant(1, self.x.aval.dtype), self.x.aval.shape), self.index, values, "multiply",
                        **options)  # fmt: skip
         return ops.div(self.x, ones)
@@ -180,7 +180,7 @@ def _update(
 
 
 def _find_mask(index: Any) -> tuple[int, Any, int] | None:
-    """Where a boolean array stands in an index that holds whole slices besides: axes before it, itself, axes behind."""
+    """The position of a boolean array in an index of otherwise full slices: axes before, itself, axes after."""
     if isinstance(index, (Value, np.ndarray)):  # the usual case, which must be fast
         return (0, index, -1) if index.dtype.kind == "b" and index.ndim else None
     if index.__class__ is not tuple:
@@ -263,7 +263,7 @@ def _rank(dtype: np.dtype) -> int:
 
 
 def _fitted(x: Value, new: Value, layout: Layout, p: Parsed, how: str) -> Value:
-    """``new`` broadcast to the shape of ``x[index]``; numbers stay as they are."""
+    """``new`` broadcast to the shape of ``x[index]``; scalars stay unchanged."""
     own, shape = new.aval.shape, layout.shape
     while len(own) > len(shape) and own[0] == 1:
         own = own[1:]

@@ -1,7 +1,7 @@
-"""What an optimiser is: a pair of functions, their composition, and the step that applies their updates.
+"""Gradient transformations: their interface, composition, and the step that applies updates.
 
-A face, the first file of ``optim``. Gradients, parameters and states go through here as pytrees and are held
-against each other, so that a mismatch names the place and does not broadcast.
+A face, the first file of ``optim``. In: gradients, parameters and states, as pytrees. Out: updates. Pytrees are checked
+against each other, so that a mismatch is an error with its path, and does not broadcast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PyTree = Any
 
 
 class GradientTransformation(NamedTuple):
-    """From gradients to updates, or from updates to better ones.
+    """Maps gradients to updates, or updates to transformed ones.
 
     Attributes:
       init: ``params -> state``.
@@ -32,7 +32,7 @@ class GradientTransformation(NamedTuple):
 
 
 class EmptyState(NamedTuple):
-    """The state of a transformation that remembers nothing."""
+    """The state of a stateless transformation."""
 
 
 def stateless(update: Callable[[PyTree, PyTree | None], PyTree]) -> GradientTransformation:
@@ -48,7 +48,7 @@ def identity() -> GradientTransformation:
 
 
 def chain(*transformations: Any) -> GradientTransformation:
-    """Several transformations, one after the other; the state is the tuple of their states.
+    """Several transformations, in sequence; the state is the tuple of their states.
 
     Args:
       transformations: objects with ``init`` and ``update``, from here or elsewhere.
@@ -116,7 +116,7 @@ def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
 
 
 def aligned(trees: Mapping[str, PyTree]) -> list[Any]:
-    """The common structure of pytrees, given by name, and then the leaves of each as a list of arrays.
+    """The common structure of named pytrees, then the leaves of each as a list of arrays.
 
     Raises:
       TreeError: a structure differs from the first one.
@@ -147,7 +147,7 @@ def aligned(trees: Mapping[str, PyTree]) -> list[Any]:
 
 
 def required(params: PyTree | None, name: str) -> PyTree:
-    """``params``, which ``name`` cannot do without.
+    """``params``, which ``name`` requires.
 
     Raises:
       ArgumentError: they are None.
@@ -167,14 +167,14 @@ def wide_dtype(dtype: Any) -> Any:
 
 
 class Scalars:
-    """A few numbers, converted once to each dtype that is asked for: arrays of one dtype share them."""
+    """Scalars, converted once per dtype: arrays of one dtype share them."""
 
     def __init__(self, *values: Any):
         self.values = values
         self.known: dict[Any, tuple] = {}
 
     def of(self, dtype: Any) -> tuple:
-        """The numbers in ``dtype``; Python numbers stay as they are."""
+        """The scalars in ``dtype``; Python scalars stay unchanged."""
         if dtype not in self.known:
             self.known[dtype] = tuple(
                 [v if isinstance(v, (int, float)) else v.astype(dtype) for v in self.values]
@@ -186,7 +186,7 @@ class Scalars:
 
 
 def leafwise(f: Callable[..., tuple], n: int, trees: Mapping[str, PyTree]) -> list[PyTree]:
-    """``n`` pytrees: what ``f`` of the corresponding leaves of ``trees``, which are given by name, returns for each."""
+    """Apply ``f`` to corresponding leaves of named ``trees``; the ``n`` pytrees of its results."""
     treedef, *columns = aligned(trees)
     rows = [f(*leaves) for leaves in zip(*columns, strict=True)]
     return [tree.unflatten(treedef, [row[i] for row in rows]) for i in range(n)]
@@ -198,12 +198,12 @@ def zero_count() -> Any:
 
 
 def next_count(count: Any) -> Any:
-    """One more, up to the largest int32."""
+    """Increment, saturating at the largest int32."""
     return bnp.minimum(count, 2**31 - 2) + 1
 
 
 def full_like(params: PyTree, value: Any, dtype: Any = None) -> PyTree:
-    """A pytree like the parameters, filled with a number: in ``dtype``, or theirs, and float32 for half precisions."""
+    """A constant pytree like the parameters, in ``dtype`` or theirs, float32 for half precisions."""
 
     def one(p):
         p = bnp.asarray(p)
@@ -226,7 +226,7 @@ def bias_correction(decay: Any, steps: Any) -> Any:
 
 
 def corrected_mean(mean: Any, g: Any, decay: Any, steps: Any, nesterov: bool) -> Any:
-    """A moving average of the gradients as an estimate of their mean; with ``nesterov`` that of the step to come."""
+    """Bias-corrected mean of the gradients; with ``nesterov`` the next step's."""
     if not nesterov:
         return mean / bias_correction(decay, steps).astype(mean.dtype)
     ahead = bias_correction(decay, steps + 1).astype(mean.dtype)
@@ -240,12 +240,12 @@ def steps_of(count: Any, *trees: PyTree) -> Any:
 
 
 def number(x: Any) -> Any:
-    """A Python number as it is, anything else as an array of rank 0."""
+    """A Python scalar unchanged, anything else as a scalar array."""
     return x if isinstance(x, (int, float)) else bnp.asarray(x)
 
 
 def real_number(x: Any, what: str) -> Any:
-    """``number(x)``, which must be real and of rank 0; ``what`` it is, for the message."""
+    """``number(x)``, checked to be a real scalar; ``what`` names it in the message."""
     value = number(x)
     if isinstance(value, (int, float)):
         return value
@@ -259,7 +259,7 @@ def real_number(x: Any, what: str) -> Any:
 
 
 def scaled(updates: PyTree, factor: Any) -> PyTree:
-    """All leaves times one number; each keeps its dtype."""
+    """Scale all leaves; each keeps its dtype."""
     numbers = Scalars(number(factor))
 
     def one(u):

@@ -288,9 +288,9 @@ def scale_by_muon(
 
     Args:
       ns_coeffs, ns_steps, eps: see ``orthogonalize_via_newton_schulz``; of more triples than steps, the last serve.
-      beta: how much of the momentum survives a step.
-      mu_dtype: the dtype in which it is kept; see ``scale_by_adam``.
-      nesterov: look one step ahead.
+      beta: decay of the momentum per step.
+      mu_dtype: the dtype of its state; see ``scale_by_adam``.
+      nesterov: use Nesterov momentum.
       adaptive: multiply by the sum of the products of momentum and result (Bernstein & Newhouse, arXiv:2409.20325).
     Raises:
       ShapeError: a parameter has fewer than two axes. More than two are a stack of matrices.

@@ -1,6 +1,6 @@
-"""The losses of ``nn``, where programs written for optax look for them.
+"""The losses of ``nn``, under optax's names.
 
-A face beside the optimisers; nothing is computed here. See ``blufunc.nn`` for what each takes and returns.
+A face; nothing is computed here. See ``blufunc.nn`` for what each takes and returns.
 """
 
 from blufunc.nn.classification import (

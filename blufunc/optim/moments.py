@@ -108,7 +108,7 @@ def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> Gradi
     """Replace updates by their moving average ``average * decay + update * (1 - decay)``.
 
     Args:
-      decay: how much of the average survives a step.
+      decay: decay of the average per step.
       debias: divide what is returned, not what is kept, by ``1 - decay**count``: the average starts at 0.
       accumulator_dtype: the dtype of the average; that of the parameters by default, and float32 for half precisions.
     """
@@ -146,8 +146,8 @@ def scale_by_lion(
 
     Args:
       b1: how much of the momentum goes into the mix.
-      b2: how much of the momentum survives a step.
-      mu_dtype: the dtype in which it is kept; see ``scale_by_adam``.
+      b2: decay of the momentum per step.
+      mu_dtype: the dtype of its state; see ``scale_by_adam``.
       mode: ``"hard"``: the sign; ``"smooth"``: ``tanh(smooth_beta * x)``; ``"refined"``: x limited to [-1, 1].
       smooth_beta: see ``mode``.
     """
@@ -229,7 +229,7 @@ def scale_by_stddev(
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> GradientTransformation:
-    """``scale_by_rms`` with the variance in the place of the mean square (Graves, arXiv:1308.0850)."""
+    """``scale_by_rms`` with the variance instead of the mean square (Graves, arXiv:1308.0850)."""
     return _scale_by_deviation(decay, eps, initial_scale, eps_in_sqrt, bias_correction, centred=True)
 
 
@@ -278,7 +278,7 @@ def scale_by_adadelta(rho: Any = 0.9, eps: Any = 1e-6) -> GradientTransformation
     """Multiply by the ratio of the typical sizes of past updates and gradients (Zeiler, arXiv:1212.5701).
 
     Args:
-      rho: how much of the mean squares survives a step.
+      rho: decay of the mean squares per step.
       eps: added under both roots.
     """
 
@@ -345,7 +345,7 @@ def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> Gradient
     """Divide the mean by a decaying maximum of the gradients' sizes (Kingma & Ba, arXiv:1412.6980, section 7).
 
     Args:
-      b1, b2: how much of the mean, and of the maximum, survives a step.
+      b1, b2: decay rates of the mean and of the maximum.
       eps: added to the size of each gradient.
     """
 

@@ -1,6 +1,6 @@
 """Optimisers: the usual compositions, ready to use.
 
-A face, last in ``optim``. A learning rate is a number, an array of rank 0, or a schedule: a function of the steps
+A face, last in ``optim``. A learning rate is a scalar or a schedule: a function of the steps
 taken.
 """
 
@@ -51,9 +51,9 @@ def sgd(
     """Gradient descent, with momentum if asked for.
 
     Args:
-      learning_rate: a number or a schedule.
+      learning_rate: a scalar or a schedule.
       momentum: the decay of the sum of past gradients; None for none.
-      nesterov: look one step ahead (see ``trace``).
+      nesterov: use Nesterov momentum (see ``trace``).
       accumulator_dtype: the dtype of that sum; the parameters' by default.
     """
     if momentum is None:
@@ -90,9 +90,9 @@ def adamw(
     """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101).
 
     Args:
-      learning_rate: a number or a schedule.
+      learning_rate: a scalar or a schedule.
       b1, b2, eps, eps_root, mu_dtype, nesterov: see ``scale_by_adam``.
-      weight_decay: each step takes ``learning_rate * weight_decay`` of a parameter away; a number or a schedule.
+      weight_decay: each step takes ``learning_rate * weight_decay`` of a parameter away; a scalar or a schedule.
       mask: which parameters decay: a pytree of bools that is a prefix of the parameters, or a function that makes one
         of them. All by default.
     Returns:
@@ -165,7 +165,7 @@ def adafactor(
     """Adafactor: mean squares by rows and columns (Shazeer & Stern, arXiv:1804.04235).
 
     Args:
-      learning_rate: a number or a schedule; None for 1.
+      learning_rate: a scalar or a schedule; None for 1.
       min_dim_size_to_factor, decay_rate, decay_offset, eps, factored: see ``scale_by_factored_rms``.
       multiply_by_parameter_scale: updates are relative to the root mean square of their parameter.
       clipping_threshold: the largest root mean square of an update, before it is scaled; None for no limit.
@@ -372,7 +372,7 @@ def muon(
     """Muon for matrices, ``adamw`` for all else (K. Jordan et al., "Muon", 2024).
 
     Args:
-      learning_rate: a number or a schedule.
+      learning_rate: a scalar or a schedule.
       ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov, adaptive: see ``scale_by_muon``.
       weight_decay, weight_decay_mask: see ``add_decayed_weights``.
       adam_b1, adam_b2, adam_eps_root, adam_weight_decay, adam_learning_rate: for ``adamw``; the rate is the same by

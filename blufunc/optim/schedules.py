@@ -1,6 +1,6 @@
-"""Schedules: functions from the number of steps taken to a learning rate, or to another number.
+"""Schedules: functions of the step count, such as learning rates.
 
-A face. A schedule takes a Python int or an integer array of rank 0, traced or not, and returns a number of rank 0;
+A face. A schedule takes a Python int or an integer scalar array, traced or not, and returns a scalar;
 all formulas are in float32. Names and values are those of optax.
 """
 
@@ -48,7 +48,7 @@ def polynomial_schedule(
 def linear_schedule(
     init_value: Any, end_value: Any, transition_steps: int, transition_begin: int = 0
 ) -> Schedule:
-    """From ``init_value`` to ``end_value`` along a line: see ``polynomial_schedule``."""
+    """Linear from ``init_value`` to ``end_value``: see ``polynomial_schedule``."""
     return polynomial_schedule(init_value, end_value, 1, transition_steps, transition_begin)
 
 
@@ -59,7 +59,7 @@ def cosine_decay_schedule(
 
     Args:
       init_value: the first value.
-      decay_steps: how many steps the way down takes.
+      decay_steps: the number of steps of the decay.
       alpha: the last value, as a fraction of the first.
       exponent: power of the cosine, which is first scaled to go from 1 to 0.
     Raises:
@@ -92,7 +92,7 @@ def exponential_decay(
 
     Args:
       init_value: the first value.
-      transition_steps: how many steps multiply the value by ``decay_rate``; 0 for a constant schedule.
+      transition_steps: the number of steps per factor ``decay_rate``; 0 for a constant schedule.
       decay_rate: the factor; 0 for a constant schedule.
       transition_begin: steps at ``init_value`` before the decay starts.
       staircase: decay at whole multiples of ``transition_steps`` only.
@@ -135,7 +135,7 @@ def piecewise_constant_schedule(
 
 
 def warmup_constant_schedule(init_value: Any, peak_value: Any, warmup_steps: int) -> Schedule:
-    """From ``init_value`` to ``peak_value`` along a line, and constant from there."""
+    """Linear from ``init_value`` to ``peak_value``, then constant."""
     return linear_schedule(init_value, peak_value, warmup_steps)
 
 
@@ -147,7 +147,7 @@ def warmup_cosine_decay_schedule(
     end_value: Any = 0.0,
     exponent: float = 1.0,
 ) -> Schedule:
-    """From ``init_value`` to ``peak_value`` along a line, and down to ``end_value`` along half a cosine.
+    """Linear warm-up to ``peak_value``, then half a cosine down to ``end_value``.
 
     Args:
       init_value, peak_value, end_value: the values at the start, after the warm-up and at the end.
@@ -254,7 +254,7 @@ def linear_onecycle_schedule(
     div_factor: float = 25.0,
     final_div_factor: float = 1e4,
 ) -> Schedule:
-    """Up along a line, down again, and down further: one cycle (Smith & Topin, arXiv:1708.07120).
+    """One cycle: linear up, down, and further down (Smith & Topin, arXiv:1708.07120).
 
     Args:
       transition_steps: the steps of the cycle.
@@ -378,7 +378,7 @@ def _float(count: Any) -> Any:
 
 
 def _progress(count: Any, begin: int, steps: int) -> Any:
-    """How much of a transition is done, from 0 to 1."""
+    """Progress of a transition, from 0 to 1."""
     count = _float(count)
     return bnp.clip((count - begin if begin else count) / steps, 0, 1)
 

@@ -58,7 +58,7 @@ class ScaleByAdamState(NamedTuple):
 
 
 def scale(step_size: Any) -> GradientTransformation:
-    """Multiply updates by ``step_size``, a number or an array of rank 0."""
+    """Multiply updates by ``step_size``, a scalar."""
     step_size = real_number(step_size, "scale: the step size")
     return stateless(lambda updates, params: scaled(updates, step_size))
 
@@ -76,7 +76,7 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
 
 
 def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> GradientTransformation:
-    """Multiply updates by minus the learning rate, a number or a schedule; plus it without ``flip_sign``."""
+    """Multiply updates by minus the learning rate, a scalar or a schedule; plus it without ``flip_sign``."""
     sign = -1 if flip_sign else 1
     if callable(learning_rate):
         return scale_by_schedule(lambda count: learning_rate(count) * sign)
@@ -87,9 +87,10 @@ def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None) -> 
     """Momentum: replace updates by a decaying sum of them, ``trace = updates + decay * trace``.
 
     Args:
-      decay: how much of the sum survives a step.
-      nesterov: look one step ahead: return ``updates + decay * trace`` of the new trace (Sutskever et al., ICML 2013).
-      accumulator_dtype: the dtype in which the sum is kept; the parameters' by default.
+      decay: decay of the sum per step.
+      nesterov: use Nesterov momentum: return ``updates + decay * trace`` of the new trace (Sutskever et al., ICML
+        2013).
+      accumulator_dtype: the dtype of its state; the parameters' by default.
     """
 
     def init(params):
@@ -149,7 +150,7 @@ def add_decayed_weights(weight_decay: Any = 0.0, mask: PyTree = None) -> Gradien
     """Add ``weight_decay * params`` to the updates.
 
     Args:
-      weight_decay: a number, an array of rank 0, or a schedule.
+      weight_decay: a scalar or a schedule.
       mask: which parameters decay: a pytree of bools that is a prefix of the parameters, or a function that makes one
         of them. All by default.
     Raises:
@@ -196,10 +197,10 @@ def scale_by_adam(
     """Divide the mean of the gradients by the root of their mean square (Kingma & Ba, arXiv:1412.6980).
 
     Args:
-      b1, b2: how much of the mean, and of the mean square, survives a step.
+      b1, b2: decay rates of the mean and of the mean square.
       eps: added to the root.
       eps_root: added under the root; positive, to differentiate through the update.
-      mu_dtype: the dtype in which the mean is kept. By default that of the parameters, and float32 for half
+      mu_dtype: the dtype of its state. By default that of the parameters, and float32 for half
         precisions, whose 8 bits could not hold what a step changes; the mean square is always kept so.
       nesterov: estimate the mean of the step to come (Dozat, ICLR workshop 2016).
     """

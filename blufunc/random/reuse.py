@@ -1,4 +1,4 @@
-"""Keys that are used twice: the check behind ``config.debug_key_reuse``.
+"""Detection of key reuse, behind ``config.debug_key_reuse``.
 
 Below the samplers of ``random``. In come the keys that samplers and ``split`` use up; out comes a ``KeyReuseError``
 for a key that was used up before. A key is told by its identity: an array while it lives, a traced key while its
@@ -47,7 +47,7 @@ def consume(name: str, key: Any) -> None:
 
 
 def _underneath(key: Any) -> Any:
-    """The key that tracers of derivatives and batches stand for: it outlives their traces."""
+    """The underlying key of tracers of derivatives and batches, which outlives their traces."""
     while not isinstance(key, Array):
         inner = getattr(key, "primal", None)
         inner = getattr(key, "value", None) if inner is None else inner

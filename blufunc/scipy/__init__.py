@@ -3,11 +3,7 @@
 A face above ``blufunc.nn``; each module has the names of SciPy's module.
 """
 
-from blufunc.scipy import linalg as linalg
-from blufunc.scipy import optimize as optimize
-from blufunc.scipy import sparse as sparse
-from blufunc.scipy import special as special
-from blufunc.scipy import stats as stats
+from blufunc import _lazy
 
 _NOT_HERE = {
     "cluster": "there is no clustering yet",
@@ -19,7 +15,9 @@ _NOT_HERE = {
     "spatial": "there is no spatial algorithm yet",
 }
 
-
-def __getattr__(name: str):
-    hint = _NOT_HERE.get(name)
-    raise AttributeError(f"module 'blufunc.scipy' has no attribute {name!r}" + (f": {hint}" if hint else ""))
+with _lazy.names(__name__, hints=_NOT_HERE):
+    from blufunc.scipy import linalg as linalg
+    from blufunc.scipy import optimize as optimize
+    from blufunc.scipy import sparse as sparse
+    from blufunc.scipy import special as special
+    from blufunc.scipy import stats as stats

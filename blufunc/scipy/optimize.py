@@ -20,7 +20,7 @@ _SUFFICIENT, _CURVATURE = 1e-4, 0.9  # the constants of the strong Wolfe conditi
 
 
 class OptimizeResults(NamedTuple):
-    """What ``minimize`` found.
+    """The result of ``minimize``.
 
     Attributes:
       x: the point, (n,).

@@ -1,4 +1,4 @@
-"""Comparing what two ways of computing give, and saying by how much they differ.
+"""Comparison of two computations, with the size of their difference.
 
 Face, below the checks of ``blufunc.testing``. In come pytrees of arrays; nothing comes out but an ``AssertionError``
 with the path, the place and the size of the worst difference.
@@ -18,7 +18,7 @@ from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values
 
 ROUNDING = 256
-"""How many units in the last place two orders of the same operations may differ by."""
+"""The tolerance in units in the last place between two orders of the same operations."""
 
 
 def values_of(leaves: Sequence[Any], what: str) -> list[Any]:

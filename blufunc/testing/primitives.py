@@ -18,9 +18,12 @@ from blufunc import errors
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.check import check_jaxpr
+from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
-from blufunc.core.programs.stage import stage
+from blufunc.core.primitives.rule_errors import check_definition
+from blufunc.core.primitives.sharding import Rule, rule_of
+from blufunc.core.programs.stage import definition, stage
 from blufunc.testing.compare import assert_same, eps_of, random_like, values_of
 from blufunc.testing.gradients import Problem, check_grads, check_options, pairing
 from blufunc.testing.report import Report
@@ -31,7 +34,7 @@ from blufunc.transforms.staging.jit import jit
 from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 
 SIZE = 3
-"""How many examples a batch has."""
+"""Examples per batch."""
 
 
 def rule_state(prim: Primitive, rule: str) -> tuple[str, str]:
@@ -45,7 +48,7 @@ def rule_state(prim: Primitive, rule: str) -> tuple[str, str]:
         if len(found.reason) <= 10:
             return "missing", f"unsupported({found.reason!r}) gives no reason"
         return "unsupported", found.reason
-    if rule == "impl" and prim.reference is not None:
+    if (rule != "abstract" and prim.has_definition) or (rule == "impl" and prim.reference is not None):
         return "present", ""
     if found is vars(Primitive)[rule]:
         return "missing", f"define it in {type(prim).__qualname__}, or set it to unsupported('reason')"
@@ -62,6 +65,8 @@ def check_primitive(
       and new storage where the primitive promises it.
     - ``jit`` and ``make_jaxpr`` give the same as evaluation.
     - Derivatives agree with finite differences, forward and reverse, to ``order``.
+    - A definition (``lower``) traces, and agrees with ``abstract`` and ``impl``.
+    - A shard rule fits the operands, and halves along each factor give the same.
     - Where it is linear in an operand, ``<f(x), y> = <x, transpose(y)>``.
     - ``vmap`` agrees with a loop over the examples: for every operand along every axis, and for every choice of
       operands that are batched; nested; and over derivatives.
@@ -92,10 +97,13 @@ def check_primitive(
             where=source.here(),
         )
     check = _Check(prim, values, params, order, inexact if wrt is None else list(wrt))
-    for step in (check.rules, check.types, check.staging, check.derivatives, check.linearity, check.batches):
+    for step in (
+        check.rules, check.definition, check.types, check.staging, check.derivatives, check.linearity, check.batches,
+        check.shards,
+    ):  # fmt: skip
         try:
             step()
-        except errors.JaxprTypeError as e:  # a rule returned what no trace can use
+        except (errors.JaxprTypeError, errors.ShardingError) as e:  # a rule returned what no trace can use
             raise AssertionError(f"{prim.name}: {e}") from e
     return check.report
 
@@ -187,6 +195,54 @@ class _Check:
                     )
         return outs
 
+    def definition(self) -> None:
+        """The definition against ``abstract`` and ``impl``."""
+        if not self.prim.has_definition:
+            return
+        jaxpr = definition(self.prim, [x.aval for x in self.args], self.params)
+        if self.prim.has_impl:
+            check_definition(self.prim, eval_jaxpr(jaxpr, self.args), self._from_impl())
+        agrees = "abstract and impl agree with it" if self.prim.has_impl else "abstract agrees with it"
+        self.passed("definition", f"{agrees}: {len(jaxpr.eqns)} equations")
+
+    def shards(self) -> None:
+        """The shard rule: on halves along each factor, the same."""
+        prim, avals = self.prim, [x.aval for x in self.args]
+        outs = self.apply(*self.args)
+        if prim.shard is None or hasattr(prim.shard, "reason"):
+            return
+        rule = rule_of(prim, avals, [x.aval for x in outs], self.params)
+        if rule.special or rule.trusted or rule.partial or prim.effects:
+            return  # the partitioner computes these on shares in ways of its own
+        sides = (*rule.operands, *rule.results)
+        # a part of a dimension is no slice of it
+        parts = {f for dims in sides for fs in dims for f in fs if len(fs) > 1}
+        halved = [f for f, n in enumerate(rule.sizes) if n and n % 2 == 0 and f not in parts]
+        for f in halved:
+            axes = [dims.index((f,)) if (f,) in dims else None for dims in sides]
+            n = len(avals)
+            halves = [self._on_half(rule, k, axes[:n], axes[n:], outs) for k in (0, 1)]
+            joined = []
+            for a, b, d in zip(*halves, axes[n:], strict=True):
+                how = {"sum": np.add, "max": np.maximum, "min": np.minimum}.get(rule.reduced.get(f, ""))
+                joined.append(np.concatenate([a, b], d) if d is not None else a if how is None else how(a, b))
+            what = f"{prim.name}: the shard rule, computed on halves of factor {f}"
+            assert_same([from_numpy(x) for x in joined], list(outs), what)
+        self.passed("shard", f"halves along {len(halved)} of {len(rule.sizes)} factors give the same")
+
+    def _on_half(self, rule: Rule, k: int, ins: Sequence, results: Sequence, outs: Sequence[Any]) -> list:
+        """The results on half ``k`` of the operands, split along an axis each or left whole."""
+        pairs = zip(map(np.asarray, self.args), ins, strict=True)
+        operands = [x if d is None else np.split(x, 2, d)[k] for x, d in pairs]
+        params = self.params
+        if rule.params is not None:
+            shapes = [list(y.shape) for y in outs]
+            for shape, d in zip(shapes, results, strict=True):
+                shape[d or 0 : (d or 0) + (d is not None)] = [] if d is None else [shape[d] // 2]
+            params = rule.params(dict(params), [x.shape for x in operands], [*map(tuple, shapes)])
+        out = self.prim.bind(*map(from_numpy, operands), **params)
+        return [np.asarray(y) for y in (out if self.prim.multiple_results else [out])]
+
     def staging(self) -> None:
         """``jit`` and ``make_jaxpr``."""
         jaxpr = make_jaxpr(self.apply)(*self.args)
@@ -201,7 +257,7 @@ class _Check:
 
     @property
     def differentiable(self) -> bool:
-        """Whether there is a derivative to check: floats in, floats out."""
+        """True if there is a derivative to check: floats in, floats out."""
         return bool(self.wrt) and any(dtypes.is_inexact(x.dtype) for x in self.apply(*self.args))
 
     @property
@@ -337,12 +393,12 @@ class _Check:
 
 
 def _declared(error: errors.BlufuncError) -> bool:
-    """Whether an error comes from a rule that is declared not to exist."""
+    """True if an error comes from a rule declared unsupported."""
     return re.match(r"\S+ has no (jvp|transpose|batch): ", error.what) is not None
 
 
 def _is_linear(f: Callable, x: Any) -> bool:
-    """Whether ``f`` is linear, as far as random numbers tell, and not constant."""
+    """True if ``f`` is linear on random values, and not constant."""
     rng = np.random.default_rng(0)
     call = lambda v: [np.asarray(y) for y in f(from_numpy(np.asarray(v).astype(x.dtype)))]
     tol = min(1e4 * eps_of(x), 0.1)

@@ -1,4 +1,4 @@
-"""What a check found: a list to read of what holds, and of what is not supported and why.
+"""The report of a check: what holds, and what is not supported and why.
 
 Face, below the checks of ``blufunc.testing``.
 """

@@ -1,5 +1,5 @@
 """Transforms of functions: derivatives, batching, control flow, custom rules, compilation.
 
 In: functions or jaxprs. Out: functions or jaxprs. Packages, bottom first: ``batching``, ``autodiff``, ``control_flow``,
-``checkpointing``, ``custom_rules``, ``staging``, ``precision``, ``extension``; ``arguments`` serves all.
+``checkpointing``, ``custom_rules``, ``staging``, ``precision``, ``extension``; all use ``arguments``.
 """

@@ -1,7 +1,6 @@
-"""Arguments of transformed functions: from pytrees to flat leaves and back, with names for messages.
+"""Arguments of transformed functions: pytrees to flat leaves and back, with names for messages.
 
-Transforms, at their front door: every public transform flattens its arguments here and works on
-flat lists inside.
+Transforms, at their entry. In: a user's arguments. Out: flat lists, on which every transform works.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from blufunc.core.pytree import nodes, paths, tree
 
 
 class ShapeDtypeStruct:
-    """The shape and dtype of an array that does not exist: an argument or result of ``eval_shape``.
+    """The shape and dtype of an array without values: an argument or result of ``eval_shape``.
 
     Attributes:
       shape, dtype: of the array.
-      sharding: the ``NamedSharding`` by which it would lie on a mesh, for ``plan`` and ``collectives``; or None.
+      sharding: the ``NamedSharding`` of the array on a mesh, for ``plan`` and ``collectives``; or None.
     """
 
     __slots__ = ("dtype", "shape", "sharding")
@@ -37,8 +36,8 @@ class ShapeDtypeStruct:
         self.sharding = sharding
 
     def __repr__(self) -> str:
-        lies = "" if self.sharding is None else f", sharding={self.sharding}"
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.short_name(self.dtype)}{lies})"
+        sharding = "" if self.sharding is None else f", sharding={self.sharding}"
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.short_name(self.dtype)}{sharding})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ShapeDtypeStruct) and self._all() == other._all()
@@ -98,7 +97,7 @@ def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Value:
         raise errors.ArgumentError(
             f"{name(i)} is a ShapeDtypeStruct, which has no values: {x}",
             where=source.here(),
-            fix="lower() and explain() take types; what runs takes arrays",
+            fix="lower() and explain() take types; calls take arrays",
         )
     try:
         return lift(x)
@@ -107,7 +106,7 @@ def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Value:
 
 
 def abstract(x: Any, name: str | None = None) -> ShapedArray:
-    """The type of an argument: of a value, or of anything with ``shape`` and ``dtype`` that is not data."""
+    """The type of a value, or of an object with ``shape`` and ``dtype`` that is not data."""
     if isinstance(x, Value):
         return x.aval
     if isinstance(x, ShapeDtypeStruct):
@@ -116,14 +115,14 @@ def abstract(x: Any, name: str | None = None) -> ShapedArray:
 
 
 def name_of(fun: Any) -> str:
-    """What to call a function in messages."""
+    """The display name of a function."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     return getattr(fun, "__name__", None) or type(fun).__name__
 
 
 class LazyLabels(Sequence):
-    """Labels of flat arguments that are not worked out until somebody prints one."""
+    """Labels of flat arguments, computed when one is printed."""
 
     def __init__(self, labels: Callable[[], Sequence[str]], n: int):
         self.labels, self.n = labels, n
@@ -148,7 +147,7 @@ class _LazyLabel:
 
 
 def check_callable(fun: Any, transform: str) -> None:
-    """Raise ArgumentError unless ``fun`` can be called."""
+    """Raise ArgumentError unless ``fun`` is callable."""
     if not callable(fun):
         raise errors.ArgumentError(
             f"{transform} takes a function, not {fun!r}.", where=source.here(), fix=f"{transform}(f)(x)"
@@ -156,7 +155,7 @@ def check_callable(fun: Any, transform: str) -> None:
 
 
 def signature_of(fun: Callable) -> inspect.Signature | None:
-    """The signature, or None where Python does not know it."""
+    """The signature, or None if Python does not know it."""
     try:
         return inspect.signature(fun)
     except (TypeError, ValueError):
@@ -164,7 +163,7 @@ def signature_of(fun: Callable) -> inspect.Signature | None:
 
 
 def labels_of(fun: Callable, in_tree: tree.TreeDef) -> list[str]:
-    """For each leaf of ``(args, kwargs)`` the argument's name and path: ``params['w']``, ``x``."""
+    """The label of each leaf of ``(args, kwargs)``: name and path, as in ``params['w']``, ``x``."""
     parameters: list[str] = []
     signature = signature_of(fun)
     variadic = None
@@ -197,9 +196,23 @@ def argument_numbers(nums: Any, what: str) -> tuple[int, ...]:
         isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in listed
     ):
         raise errors.ArgumentError(
-            f"{what} is an int or a sequence of them, not {nums!r:.60}.", where=source.here()
+            f"{what} is an int or a sequence of them, not {nums!r:.60}.",
+            where=source.here(),
+            fix=f"{what.split()[-1]}=(0,)",
         )
     return tuple(map(int, listed))
+
+
+def argument_names(names: Any, what: str) -> tuple[str, ...]:
+    """``argnames`` as a tuple of strings; None for none."""
+    listed = (names,) if isinstance(names, str) else () if names is None else names
+    if not isinstance(listed, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in listed):
+        raise errors.ArgumentError(
+            f"{what} holds names of parameters, not {names!r:.60}.",
+            where=source.here(),
+            fix=f"{what.split()[-1]}=('n',)",
+        )
+    return tuple(listed)
 
 
 def argument_indices(argnums: int | Sequence[int], n_args: int, what: str) -> tuple[int, ...]:
@@ -220,12 +233,17 @@ def argument_indices(argnums: int | Sequence[int], n_args: int, what: str) -> tu
 
 
 def check_structure(
-    expected: tree.TreeDef, got: tree.TreeDef, what: str, names: tuple[str, str], fix: str = ""
+    expected: tree.TreeDef,
+    got: tree.TreeDef,
+    what: str,
+    names: tuple[str, str],
+    fix: str = "",
+    error: type[errors.BlufuncError] = errors.TreeError,
 ) -> None:
-    """Raise TreeError with the differing paths unless two structures agree."""
+    """Raise ``error`` with the differing paths unless two structures agree."""
     if expected != got:
-        raise errors.TreeError(
-            f"{what}: {names[1]} has another structure than {names[0]}.",
+        raise error(
+            f"{what}: {names[1]} has a different structure from {names[0]}.",
             where=source.here(),
             why="; ".join(paths.diff(expected, got, *names)[:5]),
             fix=fix or None,
@@ -233,7 +251,7 @@ def check_structure(
 
 
 def bind_positional(fun: Callable, args: tuple, kwargs: dict) -> tuple:
-    """Positional arguments, keyword arguments put in their places."""
+    """Bind keyword arguments to their positions."""
     code = getattr(fun, "__code__", None)
     if not kwargs and code is not None and len(args) == code.co_argcount:
         return args
@@ -241,7 +259,7 @@ def bind_positional(fun: Callable, args: tuple, kwargs: dict) -> tuple:
     bound.apply_defaults()
     if bound.kwargs:
         raise errors.ArgumentError(
-            f"{name_of(fun)} was given {', '.join(bound.kwargs)} by keyword only.",
+            f"{name_of(fun)} got {', '.join(bound.kwargs)} as keyword-only arguments.",
             why="functions with custom derivatives have positional arguments.",
             where=source.here(),
         )
@@ -249,7 +267,7 @@ def bind_positional(fun: Callable, args: tuple, kwargs: dict) -> tuple:
 
 
 def fix_static(fun: Callable, args: tuple, nondiff: tuple[int, ...]) -> tuple[Callable, tuple, tuple]:
-    """``fun`` of the differentiable arguments only, those arguments, and the others."""
+    """``fun`` of the differentiable arguments only; these; and the others."""
     if not nondiff:
         return fun, args, ()
     static = {i: args[i] for i in argument_indices(nondiff, len(args), "nondiff_argnums")}

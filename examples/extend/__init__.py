@@ -1,1 +1,1 @@
-"""Extending blufunc from outside: transforms, primitives and rules of one's own. Start with README.md."""
+"""User-defined transforms, primitives and rules. Start with README.md."""

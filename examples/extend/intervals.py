@@ -1,17 +1,15 @@
-"""Interval arithmetic as a transform: bounds on what a function can return over a whole box of inputs.
+"""Interval arithmetic as a transform: bounds of a function over a box of inputs.
 
     bounds(f)(Interval(lo, hi))
 
-gives an interval that holds f(x) for every x between ``lo`` and ``hi``. That is all there is to say to a user; what
-follows is what it takes to write it. A transform replaces each array in a function by a *box*, here two arrays,
-and each operation on arrays by a *rule*, here the operation on intervals. Most rules are one line: an increasing
-function is applied to both ends, and so is whatever only moves elements about.
+returns an interval that contains f(x) for every x between ``lo`` and ``hi``. A transform replaces each array in a
+function by a *box*, here two arrays, and each operation on arrays by a *rule*, here the operation on intervals. Most
+rules are one line: an increasing function applies to both ends, and so does any operation that only moves elements.
 
-What a rule computes with are ordinary arrays, so the bound is an ordinary function: it is compiled with ``jit``,
-batched with ``vmap`` and differentiated with ``grad``. Its gradient is what makes *certified training* possible:
-``main`` trains a small network not on its errors but on a bound on its errors over every perturbation of its inputs,
-the interval bound propagation of Gowal et al., "On the effectiveness of interval bound propagation for training
-verifiably robust models" (2018).
+Rules compute with ordinary arrays, so the bound is an ordinary function: it can be compiled with ``jit``, batched with
+``vmap`` and differentiated with ``grad``. Its gradient enables *certified training*: ``main`` trains a small network
+not on its errors but on a bound of its errors over every perturbation of its inputs, the interval bound propagation of
+Gowal et al., "On the effectiveness of interval bound propagation for training verifiably robust models" (2018).
 
 Bounds are sound up to rounding: the ends are computed in the arithmetic of the arrays, rounded to nearest.
 
@@ -30,20 +28,23 @@ from blufunc import lax, random
 
 
 class Interval(NamedTuple):
-    """All numbers from ``lo`` to ``hi``, elementwise. A namedtuple, and so a pytree: that is all a box must be."""
+    """All values from ``lo`` to ``hi``, elementwise.
+
+    A namedtuple is a pytree, which is the only requirement for a box.
+    """
 
     lo: bf.Array
     hi: bf.Array
 
 
 def point(x):
-    """A plain array as an interval without width; integers and booleans, which index and choose, stay as they are."""
+    """A plain array as an interval of width 0; integers and booleans stay as they are."""
     return Interval(x, x) if bnp.issubdtype(x.dtype, bnp.floating) else x
 
 
 bounds = bf.Transform("bounds", box=Interval, lift=point)
 
-# -- rules that are the operation itself, on each end ----------------------------------------------
+# -- rules that apply the operation itself to each end ---------------------------------------------
 
 increasing = [
     lax.exp_p,
@@ -64,7 +65,7 @@ moves = [
 ]  # fmt: skip
 bounds.leafwise(*increasing, *sums, *extremes, *moves)
 
-# -- rules that turn, mix or fold the ends ---------------------------------------------------------
+# -- rules that swap, mix or fold the ends ---------------------------------------------------------
 
 
 @bounds.rule(lax.neg_p)
@@ -74,7 +75,7 @@ def neg(x):
 
 @bounds.rule(lax.convert_p)
 def convert(x, *, dtype, **params):
-    """Rounding to another precision, or toward zero, keeps the order; being other than zero does not."""
+    """Rounding to another precision or toward zero is monotonic; ``!= 0`` is not."""
     if dtype.kind == "b":
         raise bf.errors.UnsupportedError(
             "bounds of a condition.", where=bounds.where(), fix="compare what is known"
@@ -89,7 +90,10 @@ def sub(x, y):
 
 @bounds.rule(lax.mul_p)
 def mul(x, y):
-    """A product is smallest and largest at corners. (x * x is more: use ``bnp.square``, whose two factors are one.)"""
+    """Multiplication: the extrema are at corners.
+
+    For x * x, use ``bnp.square``, which knows that both factors are equal.
+    """
     corners = [a * b for a in x for b in y]
     lower = bnp.minimum(bnp.minimum(corners[0], corners[1]), bnp.minimum(corners[2], corners[3]))
     upper = bnp.maximum(bnp.maximum(corners[0], corners[1]), bnp.maximum(corners[2], corners[3]))
@@ -105,7 +109,7 @@ def div(x, y):
         bnp.where(through_zero, bnp.inf, 1 / bnp.where(through_zero, 1, y.lo)),
     )
     product = mul(x, inverse)
-    # 0 * inf is nan, and says nothing: the quotient may be anything
+    # 0 * inf is NaN: the quotient may be anything
     return Interval(
         bnp.where(bnp.isnan(product.lo), -bnp.inf, product.lo),
         bnp.where(bnp.isnan(product.hi), bnp.inf, product.hi),
@@ -113,7 +117,7 @@ def div(x, y):
 
 
 def _fold(x):
-    """|x|: the smallest is zero if the interval holds it."""
+    """|x|: the minimum is zero if the interval contains it."""
     a, b = bnp.abs(x.lo), bnp.abs(x.hi)
     inside = (x.lo <= 0) & (x.hi >= 0)
     return Interval(bnp.where(inside, 0, bnp.minimum(a, b)), bnp.maximum(a, b))
@@ -131,17 +135,20 @@ def square(x):
 
 @bounds.rule(lax.integer_pow_p)
 def integer_pow(x, *, y):
-    """Even powers are powers of |x|, odd ones increase, and negative ones are divided by."""
+    """Even powers are powers of |x|, odd ones increase, negative ones are reciprocals."""
     ends = _fold(x) if y % 2 == 0 else x
     power = Interval(*[lax.integer_pow(v, abs(y)) for v in ends])
     return power if y >= 0 else div(point(bnp.ones_like(x.lo)), power)
 
 
 def _wave(x, top):
-    """The range of a wave of period 2 pi that is largest, 1, at ``top``: its ends, or 1 and -1 if it gets there."""
+    """Range of a wave of period 2 pi with its maximum, 1, at ``top``.
+
+    It is the values at the ends, or 1 and -1 where the interval contains an extremum.
+    """
 
     def holds(extremum):
-        # whether extremum + 2 pi k lies inside for some integer k
+        # true if extremum + 2 pi k lies inside for some integer k
         return bnp.floor((x.hi - extremum) / (2 * math.pi)) >= bnp.ceil((x.lo - extremum) / (2 * math.pi))
 
     a, b = bnp.cos(x.lo - top), bnp.cos(x.hi - top)
@@ -162,11 +169,14 @@ def cos(x):
 
 @bounds.rule(lax.dot_general_p)
 def dot_general(x, y, **params):
-    """In centre and radius, |x y - cx cy| <= |cx| ry + rx |cy| + rx ry: three products, and two if one is a point."""
+    """Midpoint-radius form of a bilinear operation.
+
+    |x y - cx cy| <= |cx| ry + rx |cy| + rx ry: three matmuls, and two if one operand is a point.
+    """
     dot = lambda a, b: lax.dot_general_p.bind(a, b, **params)
     (cx, rx), (cy, ry) = [((v.lo + v.hi) / 2, (v.hi - v.lo) / 2) for v in (x, y)]
     centre = dot(cx, cy)
-    if y.lo is y.hi:  # it was lifted from a plain array
+    if y.lo is y.hi:  # lifted from a plain array
         radius = dot(rx, bnp.abs(cy))
     elif x.lo is x.hi:
         radius = dot(bnp.abs(cx), ry)
@@ -179,7 +189,7 @@ def dot_general(x, y, **params):
 
 
 def init(key, sizes=(2, 32, 32, 1)):
-    """Weights and biases of a network of some layers."""
+    """Weights and biases of a network."""
     keys = random.split(key, len(sizes) - 1)
     shapes = list(itertools.pairwise(sizes))
     return [
@@ -189,7 +199,7 @@ def init(key, sizes=(2, 32, 32, 1)):
 
 
 def network(params, x):
-    """One example in, one score out: positive for the class 1."""
+    """Score of one example: positive for class 1."""
     *hidden, (w, b) = params
     for v, c in hidden:
         x = bnp.maximum(x @ v + c, 0)
@@ -197,13 +207,16 @@ def network(params, x):
 
 
 def worst_margin(params, x, label, eps):
-    """The least margin, over all inputs within ``eps`` of x, by which the score has the sign of its label (1 or -1)."""
+    """Worst margin over all inputs within ``eps`` of x.
+
+    The margin is the score times its label, 1 or -1.
+    """
     score = bounds(lambda v: network(params, v))(Interval(x - eps, x + eps))
     return bnp.where(label > 0, score.lo, -score.hi)
 
 
 def loss(params, xs, labels, eps):
-    """The logistic loss of the worst margins: what certified training minimises."""
+    """Logistic loss of the worst margins, which certified training minimizes."""
     margins = bf.vmap(worst_margin, (None, 0, 0, None))(params, xs, labels, eps)
     return bnp.mean(bnp.logaddexp(0, -margins))
 
@@ -225,7 +238,7 @@ def data(key, n):
 
 
 def train(eps, steps=400, seed=0):
-    """Parameters trained to be right within ``eps`` of every point, which grows to its value on the way."""
+    """Train to be right within ``eps`` of every point, with ``eps`` growing gradually."""
     params = init(random.key(seed))
     xs, labels = data(random.key(seed + 1), 200)
     for i in range(steps):
@@ -234,7 +247,7 @@ def train(eps, steps=400, seed=0):
 
 
 def certified(params, eps, seed=2):
-    """The share of fresh points that are right, and the share that provably stay right within ``eps``."""
+    """Shares of new points classified right, and provably right within ``eps``."""
     xs, labels = data(random.key(seed), 500)
     margins = lambda e: bf.vmap(worst_margin, (None, 0, 0, None))(params, xs, labels, e)
     return float((margins(0.0) > 0).mean()), float((margins(eps) > 0).mean())

@@ -1,4 +1,4 @@
-"""Taylor series as a transform: all derivatives along a line to any order, in one pass.
+"""Taylor series as a transform: directional derivatives of any order in one pass.
 
     taylor(n)(f)(Series((x, v)))    # terms c_k of  f(x + v t) = c_0 + c_1 t + ... + c_n t^n + ...
 
@@ -8,10 +8,10 @@ Walther, "Evaluating Derivatives", chapter 13): where v = g(u), the chain rule v
     k v_k = sum over j = 1..k of  j u_j d_(k-j),        d = the series of g'(u).
 
 For exp, d is v itself; for tanh it is 1 - v^2; for sin it is cos, whose d is -sin. Terms of d up to k - 1 are known
-when v_k is due, so that each rule is a loop in Python, unrolled while it is traced.
+when v_k is computed, so each rule is a Python loop, unrolled while it is traced.
 
-``solve`` puts it to use: the solution of x' = f(x) has a Taylor series whose terms follow from each other, since
-x_(k+1) is term k of f(x) divided by k + 1. Steps of such a series make an integrator of any order.
+``solve`` applies it: the Taylor series of the solution of x' = f(x) follows term by term, since x_(k+1) is term k of
+f(x) divided by k + 1. Steps of such a series make an integrator of any order.
 
     python -m examples.extend.jet
 """
@@ -28,18 +28,18 @@ from blufunc import lax
 
 
 class Series(NamedTuple):
-    """c_0 + c_1 t + c_2 t^2 + ...: arrays of one shape. Terms that are not there are zero."""
+    """c_0 + c_1 t + c_2 t^2 + ...: arrays of one shape. Missing terms are zero."""
 
     terms: tuple
 
     def padded(self, n):
-        """n terms."""
+        """The first n terms."""
         zero = bnp.zeros_like(self.terms[0])
         return Series((*self.terms, *[zero] * (n - len(self.terms)))[:n])
 
 
 def constant(x):
-    """A plain array as a series; what is not floating, as an index, stays as it is."""
+    """A plain array as a series; non-floating arrays, such as indices, are left alone."""
     return Series((x,)) if bnp.issubdtype(x.dtype, bnp.floating) else x
 
 
@@ -79,14 +79,14 @@ OF_VALUES = [
 
 
 def linear(prim, *xs, **params):
-    """Term by term; operands that are no series (the predicate of select) go with each."""
+    """Apply term by term; operands that are not series (a predicate) join each term."""
     n = max(len(x.terms) for x in xs if isinstance(x, Series))
     columns = [x.padded(n).terms if isinstance(x, Series) else [x] * n for x in xs]
     return Series(tuple(prim.bind(*row, **params) for row in zip(*columns, strict=True)))
 
 
 def product(order, prim, x, y, **params):
-    """The Cauchy product, of anything bilinear."""
+    """Cauchy product, for any bilinear operation."""
     n = min(len(x.terms) + len(y.terms) - 1, order + 1)
     return Series(
         tuple(
@@ -101,7 +101,7 @@ def product(order, prim, x, y, **params):
 
 
 def of_values(prim, *xs, **params):
-    """What depends on the values alone, and is constant around them."""
+    """Operations that depend only on the values and are locally constant."""
     return prim.bind(*[x.terms[0] if isinstance(x, Series) else x for x in xs], **params)
 
 
@@ -113,7 +113,12 @@ def total(xs):
 
 
 def chained(order, u, value, derivative):
-    """The series of g(u): ``value`` is its first term, ``derivative(v, k)`` term k of g'(u) from v up to term k."""
+    """Series of g(u), from its first term and a recurrence for g'(u).
+
+    Args:
+      value: the first term.
+      derivative: ``derivative(v, k)`` is term k of g'(u), from v up to term k.
+    """
     if len(u.terms) == 1:
         return Series((value,))
     u = u.padded(order + 1).terms
@@ -143,7 +148,7 @@ def logistic(order, u):
 
 
 def wave(which):
-    """sin and cos, which are each other's derivatives, side by side."""
+    """sin and cos together, since each is the other's derivative."""
 
     def rule(order, u):
         if len(u.terms) == 1:
@@ -194,7 +199,7 @@ def sqrt(order, u):
 
 
 def integer_pow(order, x, *, y):
-    """By squaring; negative powers are divided by."""
+    """Repeated squaring; negative powers are reciprocals."""
     if y < 0:
         return div(order, constant(bnp.ones_like(x.terms[0])), integer_pow(order, x, y=-y))
     if y == 0:
@@ -210,7 +215,7 @@ def power(order, x, y):
 
 
 def extremum(choose):
-    """max and min: the series of the one that is chosen."""
+    """max and min: the series of the selected operand."""
 
     def rule(order, x, y):
         first = choose(x.terms[0], y.terms[0])
@@ -236,18 +241,18 @@ SERIES = {
     lax.abs_p: lambda order, x: linear(lax.select_p, x.terms[0] >= 0, x, linear(lax.neg_p, x)),
 }
 
-# -- what it is good for ---------------------------------------------------------------------------
+# -- applications ----------------------------------------------------------------------------------
 
 
 def derivatives(f, x, order):
-    """f(x), f'(x), ..., up to the given order: elementwise for elementwise f."""
+    """f(x), f'(x), ..., up to the given order, for elementwise f."""
     x = bnp.asarray(x)
     series = taylor(order)(f)(Series((x, bnp.ones_like(x)))).padded(order + 1)
     return [math.factorial(k) * c for k, c in enumerate(series.terms)]
 
 
 def solution(f, x, order):
-    """The Taylor series of the solution of x' = f(x) that begins at x."""
+    """Taylor series of the solution of x' = f(x) that begins at x."""
     terms = [x]
     for k in range(order):
         terms.append(taylor(k)(f)(Series(tuple(terms))).padded(k + 1).terms[k] / (k + 1))
@@ -255,7 +260,7 @@ def solution(f, x, order):
 
 
 def solve(f, x, time, steps, order):
-    """The solution of x' = f(x) after ``time``, in steps of its Taylor series."""
+    """Solution of x' = f(x) after ``time``, by steps of its Taylor series."""
     h = time / steps
 
     def step(x, _):

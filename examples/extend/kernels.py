@@ -1,19 +1,19 @@
-"""Kernels of one's own: rotary positions in CUDA C++, and a capped logit in C.
+"""User-written kernels: rotary positions in CUDA C++, and a capped logit.
 
-    rotated(x)            # each pair of features turned by an angle that grows with the position
+    rotated(x)            # each pair of features rotated by an angle proportional to the position
     capped(x, cap=30.0)   # cap * tanh(x / cap)
 
-The second is a formula. ``bf.elementwise`` makes of it what the same formula in Python would be, so that it is fused
-with what is around it, and has derivatives and batches without another word.
+The second is a function of scalars. ``bf.elementwise`` applies it to arrays of any shape. It is traced like any
+function, so it fuses with its neighbours and has derivatives and batching rules.
 
-The first is a kernel. What it computes is defined by ``reference``, which is what runs without a GPU, and would give
-the derivative and the batch as well. Here both are better than that, since a rotation has a structure:
+The first is a kernel. ``reference`` defines it, runs without a GPU, and could supply the derivative and the batching
+rule. Here both have better forms, since a rotation has structure:
 
-- its derivative is the rotation backwards, that is the same kernel with the other sign;
-- a batch of sequences is only more heads, that is the same kernel again.
+- its derivative is the inverse rotation, the same kernel with the other sign;
+- a batch of sequences is only more heads, the same kernel again.
 
-So whatever a program does with it, it stays one launch that reads its argument once. The text of the kernel for
-arguments of certain types is ``rotate.source(x, 1.0)``.
+Under any transform it therefore stays one launch that reads its argument once. ``rotate.source(x, 1.0)`` returns the
+kernel's source for given argument types.
 
     python -m examples.extend.kernels
 """
@@ -23,15 +23,25 @@ from __future__ import annotations
 import blufunc as bf
 import blufunc.numpy as bnp
 
-# -- a formula -------------------------------------------------------------------------------------
+# -- a function of scalars ------------------------------------------------------------------------------
 
-capped = bf.elementwise("cap * tanh(x / cap)", cap=30.0)
+
+@bf.elementwise
+def capped(x, cap=30.0):
+    """``x`` with a soft bound on its magnitude."""
+    return cap * bnp.tanh(x / cap)
+
 
 # -- a kernel --------------------------------------------------------------------------------------
 
 
 def reference(x, sign):
-    """Pair k of position p of ``x`` (heads, positions, features) turned by sign * p / 10000 ** (2 k / features)."""
+    """Rotate pair k at position p by sign * p / 10000 ** (2 k / features).
+
+    Args:
+      x: (heads, positions, features).
+      sign: 1, or -1 for the inverse.
+    """
     _, positions, features = x.shape
     rates = 10000.0 ** (-bnp.arange(0, features, 2, dtype=x.dtype) / features)
     angles = sign * bnp.arange(positions, dtype=x.dtype)[:, None] * rates
@@ -55,12 +65,12 @@ BODY = """
 
 
 def forward(x, sign):
-    """The value, and what the way back needs: the sign alone."""
+    """The value, and the residual of the backward rule: only the sign."""
     return rotate(x, sign), sign
 
 
 def backward(sign, ct):
-    """A rotation is undone by the other one."""
+    """The inverse rotation of the cotangent."""
     return rotate(ct, -sign), None
 
 
@@ -85,15 +95,19 @@ rotate = bf.cuda_kernel(
 
 
 def rotated(x):
-    """Rotary position embedding of ``x``, (heads, positions, features) with an even number of features."""
+    """Rotary position embedding of (heads, positions, features), features even."""
     return rotate(x, 1.0)
 
 
-# -- the two of them -------------------------------------------------------------------------------
+# -- both together ---------------------------------------------------------------------------------
 
 
 def logits(q, k):
-    """Capped scores of queries with keys, each (heads, positions, features), by relative position."""
+    """Capped attention scores by relative position.
+
+    Args:
+      q, k: (heads, positions, features).
+    """
     return capped(rotated(q) @ bnp.swapaxes(rotated(k), 1, 2))
 
 

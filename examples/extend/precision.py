@@ -1,14 +1,14 @@
-"""Mixed precision as a transform, without a word about it in the function: a table says what runs in which dtype.
+"""Mixed precision as a transform: a table maps primitives to dtypes.
 
     lowered(f)(params, x)
 
-runs the matrix products of f in bfloat16 and what would lose digits in it in float32. The library has a transform of
-this kind, ``bf.autocast``; this one shows that nothing of it needs to be inside.
+runs the matmuls of f in bfloat16 and precision-sensitive operations in float32, without changes to f. The library has
+such a transform, ``bf.autocast``; this one shows that it needs no internals.
 
-Here a box is simply an array that may be of another dtype than the one it stands for: ``box=None`` says that every
-argument is to have one. Three more arguments of ``Transform`` are put to use: ``default`` is the rule of all
-primitives without one of their own, ``lower`` gives results the dtype that f would have given them, and ``settle``
-the same to what loops carry, since the first step must take what the last one leaves.
+A box is simply an array, possibly of another dtype than the one it replaces: ``box=None`` boxes every argument. Three
+more arguments of ``Transform`` appear: ``default`` is the rule of all primitives without their own, ``lower`` converts
+results to the dtype that f would have returned, and ``settle`` does the same for loop carries, whose type must not
+change between iterations.
 
     python -m examples.extend.precision
 """
@@ -25,7 +25,7 @@ LOW, WIDE = bnp.bfloat16, bnp.float32
 
 
 def as_stated(x, aval):
-    """The box as the array that it stands for."""
+    """The box as the array that it replaces."""
     return x.astype(aval.dtype)
 
 
@@ -33,19 +33,19 @@ lowered = bf.Transform("lowered", lower=as_stated, settle=as_stated)
 
 
 def cast(x, dtype):
-    """x in ``dtype`` if it is one of the two that this is about."""
+    """x in ``dtype`` if it is float32 or bfloat16."""
     return x.astype(dtype) if x.dtype in (LOW, WIDE) else x
 
 
 @lowered.rule(lax.dot_general_p)
 def contract(x, y, **params):
-    """In low precision. The executor adds up the products in float32 and rounds once, as tensor cores do."""
+    """Low precision, accumulated in float32 and rounded once, as on tensor cores."""
     params["preferred_element_type"] = None  # the dtype of the operands
     return lax.dot_general_p.bind(cast(x, LOW), cast(y, LOW), **params)
 
 
 def widened(prim):
-    """The rule of what needs its digits: differences of close numbers, long sums, steep functions."""
+    """float32, for differences of close values, long sums and steep functions."""
 
     def rule(*xs, **params):
         return prim.bind(*[cast(x, WIDE) for x in xs], **params)
@@ -62,19 +62,19 @@ for p in (
 
 @lowered.rule(lax.convert_p)
 def convert(x, **params):
-    """A conversion that the function asks for is made."""
+    """Conversions that the function requests stay."""
     return lax.convert_p.bind(x, **params)
 
 
 @lowered.default
 def as_wide_as_the_operands(prim, *xs, **params):
-    """All else runs in the dtype of its widest operand; numbers adapt to the arrays that they meet."""
+    """Other operations use the widest operand dtype; scalars adapt to arrays."""
     arrays = [x for x in xs if x.ndim] or xs
     wide = any(x.dtype == WIDE for x in arrays)
     return prim.bind(*[cast(x, WIDE if wide else LOW) for x in xs], **params)
 
 
-# -- a network in both ways ------------------------------------------------------------------------
+# -- a network in both precisions ------------------------------------------------------------------
 
 
 def init(key, sizes=(8, 64, 64, 1)):
@@ -84,7 +84,7 @@ def init(key, sizes=(8, 64, 64, 1)):
 
 
 def loss(params, x, y):
-    """The mean square error of a network with normalised hidden layers."""
+    """Mean square error of a network with normalized hidden layers."""
     for w in params[:-1]:
         x = bnp.tanh(x @ w)
         x = x / bnp.sqrt(bnp.mean(bnp.square(x), -1, keepdims=True) + 1e-6)
@@ -92,7 +92,7 @@ def loss(params, x, y):
 
 
 def train(loss, steps=300):
-    """The loss after some steps of gradient descent on a teacher's answers."""
+    """Loss after some steps of gradient descent on a teacher's outputs."""
     params, k = init(random.key(0)), random.key(1)
     x = random.normal(k, (256, 8))
     y = bnp.sin(x[:, 0]) * x[:, 1] + 0.5 * x[:, 2]
@@ -108,7 +108,7 @@ def train(loss, steps=300):
 
 
 def dtypes_by_primitive(jaxpr):
-    """How often each primitive has which dtype of result."""
+    """Count of each primitive by result dtype."""
     table = {}
     for eqn in jaxpr.eqns:
         key = (eqn.prim.name, str(eqn.outvars[0].aval.dtype))

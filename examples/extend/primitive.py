@@ -1,19 +1,19 @@
-"""A primitive of one's own: the solution of a banded system, with derivatives and batches that know its structure.
+"""A user-defined primitive: a banded solve with structured derivative and batch.
 
     banded_solve(bands, b)      # x with A x = b, A given by its diagonals
 
-A tridiagonal system of a million unknowns takes milliseconds; the same matrix written out would not fit into memory.
-No composition of array operations gets there, so it is a primitive: its ``impl`` is LAPACK's solver, and its rules say
-what the rest of the library needs to know. There are three:
+A tridiagonal system of a million unknowns takes milliseconds; the dense matrix would not fit into memory. No
+composition of array operations achieves that, so it is a primitive: its ``impl`` is LAPACK's solver, and three rules
+integrate it:
 
-- ``jvp``, by differentiating A x = b:  A x' = b' - A' x. So the derivative is another banded solve, and a product
-  with a banded matrix, which is an ordinary composition (``banded_matvec``) and brings its own derivatives.
-- ``transpose``, since x is linear in b: the cotangent of b solves the transposed system, banded too.
-- ``batch``: many right-hand sides of one matrix are columns of one solve, which factorises A once; many matrices are
-  a batch.
+- ``jvp``, by differentiating A x = b:  A x' = b' - A' x. The derivative is another banded solve and a banded matvec,
+  which is an ordinary composition (``banded_matvec``) with its own derivatives.
+- ``transpose``, since x is linear in b: the cotangent of b solves the transposed system, which is banded too.
+- ``batch``: many right-hand sides of one matrix are columns of one solve, which factorizes A once; many matrices are a
+  batch.
 
-From these, ``jit``, ``grad`` of any order, ``vmap`` and all the others follow; ``bf.testing.check_primitive`` holds
-every rule against the definition.
+``jit``, ``grad`` of any order, ``vmap`` and all other transforms follow. ``bf.testing.check_primitive`` checks every
+rule against the definition.
 
     python -m examples.extend.primitive
 """
@@ -31,13 +31,13 @@ from blufunc import errors, extend, lax, testing
 
 
 def shifted(x, d):
-    """The elements along the last axis moved d places up, zeros after them."""
+    """Elements along the last axis shifted by d places, padded with zeros."""
     widths = [(0, 0, 0)] * (x.ndim - 1) + [(d, -d, 0)]
     return lax.pad(x, bnp.zeros((), x.dtype), widths)
 
 
 def banded_matvec(bands, x):
-    """A x, columns by columns: ``bands`` (2w+1, n) holds A[i, j] at [w + i - j, j], ``x`` is (n, k)."""
+    """A x, column by column: ``bands[w + i - j, j]`` is A[i, j], x is (n, k)."""
     width = bands.shape[-2] // 2
     columns = bnp.swapaxes(x, -1, -2)  # the elements of a vector along the last axis
     terms = [shifted(bands[..., width + d, None, :] * columns, d) for d in range(-width, width + 1)]
@@ -45,19 +45,19 @@ def banded_matvec(bands, x):
 
 
 def transposed(bands):
-    """The bands of the transposed matrix: its diagonals in the other order, each moved to its new place."""
+    """Bands of the transposed matrix: diagonals in reverse order, shifted."""
     width = bands.shape[-2] // 2
     rows = [shifted(bands[..., width - d, :], -d) for d in range(-width, width + 1)]
     return bnp.stack(rows, -2)
 
 
 class BandedSolve(bf.Primitive):
-    """``bands`` (*batch, 2w+1, n) and ``b`` (*batch, n, k) to x (*batch, n, k)."""
+    """Solve: ``bands`` (*batch, 2w+1, n) and ``b`` (*batch, n, k) to x (*batch, n, k)."""
 
     name, kind, fresh = "banded_solve", "linalg", True
 
     def impl(self, bands, b):
-        """LAPACK's solver, for each matrix of the batch; NaN where it is singular."""
+        """LAPACK's solver, for each matrix of the batch; NaN if singular."""
         width = bands.shape[-2] // 2
         x = np.empty_like(b)
         for i in np.ndindex(b.shape[:-2]):
@@ -83,7 +83,7 @@ class BandedSolve(bf.Primitive):
 
     def jvp(self, primals, tangents):
         bands, b = primals
-        bands_t, b_t = tangents  # of which each may be a symbolic zero
+        bands_t, b_t = tangents  # either may be a symbolic zero
         x = self.bind(bands, b)
         if not isinstance(bands_t, extend.Zero):
             change = -banded_matvec(bands_t, x)
@@ -115,10 +115,10 @@ banded_solve_p = BandedSolve()
 
 
 def banded_solve(bands, b):
-    """x with A x = b.
+    """Solve A x = b for a banded A.
 
     Args:
-      bands: (2w+1, n), the diagonals of A in LAPACK's order: A[i, j] stands at [w + i - j, j].
+      bands: (2w+1, n), the diagonals of A in LAPACK's order: A[i, j] is at [w + i - j, j].
       b: (n,) or (n, k).
     """
     bands, b = bnp.asarray(bands), bnp.asarray(b)
@@ -131,7 +131,7 @@ def banded_solve(bands, b):
 
 
 def smooth(signal, stiffness):
-    """The curve near ``signal`` whose differences are small: (1 + stiffness L) x = signal, L the path's Laplacian."""
+    """Smooth a signal: solve (1 + stiffness L) x = signal, L the path's Laplacian."""
     n = signal.shape[0]
     inner = bnp.ones(n, signal.dtype)
     degree = inner.at[bnp.asarray([0, n - 1])].add(-0.5) * 2
@@ -160,7 +160,7 @@ def main():
         value, slope = step(log_stiffness)
         if i % 3 == 0:
             print(f"  stiffness {float(bnp.exp(log_stiffness)):10.1f}  error {float(value):.6f}")
-        log_stiffness = log_stiffness - slope / value  # the error falls by powers of the stiffness
+        log_stiffness = log_stiffness - slope / value  # the error is proportional to powers of the stiffness
     print(f"  12 solves and their derivatives in {time.perf_counter() - began:.1f} s")
 
 

@@ -1,13 +1,12 @@
-"""Rules replaced within a scope: gradients through rounding, and gradients that are clipped where they arise.
+"""Scoped rules: gradients through rounding, and gradients clipped at their source.
 
     with bf.override(lax.round_p, jvp=straight_through):
         grads = bf.grad(loss)(params)
 
 The derivative of ``round`` is zero, so a network with rounded weights learns nothing from its true gradient. The
-straight-through estimator (Bengio, Leonard and Courville, 2013) takes the derivative of rounding to be that of the
-identity. As a rule in a scope it needs no change of the network, and no second function that only looks like
-rounding: inside the block every ``round`` has it, at its end all is as before, and what was compiled inside is not
-used outside.
+straight-through estimator (Bengio, Leonard and Courville, 2013) uses the derivative of the identity instead. As a
+scoped rule it needs no change of the network and no second rounding function: inside the block every ``round`` uses
+it, after the block nothing does, and programs compiled inside are not used outside.
 
     python -m examples.extend.scope
 """
@@ -29,7 +28,10 @@ LIMIT = 1.0
 
 
 def tempered(primals, tangents):
-    """The jvp rule of log with a derivative of at most LIMIT in size: no example near zero outweighs the others."""
+    """The jvp rule of log with a derivative of at most LIMIT in magnitude.
+
+    No example near zero then dominates the others.
+    """
     (x,), (t,) = primals, tangents
     value = lax.log_p.bind(x)
     if isinstance(t, extend.Zero):
@@ -41,7 +43,7 @@ def tempered(primals, tangents):
 
 
 def rounded(w):
-    """Weights to the nearest quarter."""
+    """Weights rounded to the nearest quarter."""
     return bnp.round(4 * w) / 4
 
 
@@ -57,7 +59,7 @@ def step(params, x, y):
 
 
 def train(steps=200):
-    """The loss before and after."""
+    """Loss before and after training."""
     k1, k2, k3 = random.split(random.key(0), 3)
     params = (random.normal(k1, (4, 16)) / 2, random.normal(k2, (16,)) / 4)
     x = random.normal(k3, (256, 4))

@@ -1,15 +1,13 @@
-"""Sparsity as a transform: which outputs of a function depend on which inputs, without computing a derivative.
+"""Sparsity as a transform: which outputs depend on which inputs, structurally.
 
-    pattern(f, x)      # boolean (*f(x).shape, *x.shape): where the Jacobian of f may be other than zero
+    pattern(f, x)      # boolean (*f(x).shape, *x.shape): where the Jacobian of f may be nonzero
 
-A box is an array of booleans with the inputs as an extra axis at the end: element [i, j] says whether element i of
-the value depends on input j. Elementwise operations take the union; sums take it over what they add; what moves
-elements about moves their rows. A product of matrices is a product of patterns. The pattern holds for all values of
-the inputs: it is structural.
+A box is a boolean array with the inputs as an extra trailing axis: element [i, j] is true if element i of the value
+depends on input j. Elementwise operations take the union; reductions take it over the reduced axes; movement moves
+rows. A matmul is a matmul of patterns. The pattern holds for all values of the inputs, and no derivative is computed.
 
-What it buys is in ``sparse_jacobian``: inputs that no output depends on together can share one ``jvp``, so that a
-banded Jacobian of any size costs as many as its bands (Curtis, Powell and Reid, "On the estimation of sparse Jacobian
-matrices", 1974).
+``sparse_jacobian`` uses it: inputs that no output has in common can share one ``jvp``, so a banded Jacobian of any size
+costs as many of them as it has bands (Curtis, Powell and Reid, "On the estimation of sparse Jacobian matrices", 1974).
 
     python -m examples.extend.sparsity
 """
@@ -37,13 +35,13 @@ depends = bf.Transform("depends", box=Depends)
 
 
 def vectorised(prim, value, x, params):
-    """What a primitive that only moves elements does to rows of booleans: it is mapped over the inputs."""
+    """Apply a movement primitive to rows of booleans, mapped over the inputs."""
     move = lambda column: prim.bind(column, *value[1:], **params)
     return bf.vmap(move, in_axes=-1, out_axes=-1)(x.on)
 
 
 def moves(prim, *xs, **params):
-    """The first operand is moved; the others, which say where, are plain arrays."""
+    """The first operand is moved; the others, such as indices, are plain arrays."""
     x, *where = xs
     if not isinstance(x, Depends):
         raise bf.errors.UnsupportedError(
@@ -54,7 +52,7 @@ def moves(prim, *xs, **params):
 
 
 def joins(prim, *xs, **params):
-    """Elementwise: the union over the operands, each brought to the shape of the result."""
+    """Elementwise: the union over the operands, broadcast to the shape of the result."""
     values = [x.value if isinstance(x, Depends) else x for x in xs]
     out = prim.bind(*values, **params)
     on = [bnp.broadcast_to(x.on, (*out.shape, x.on.shape[-1])) for x in xs if isinstance(x, Depends)]
@@ -62,7 +60,7 @@ def joins(prim, *xs, **params):
 
 
 def gathers(prim, x, *, axes):
-    """Reductions: the union over what is reduced."""
+    """Reductions: the union over the reduced axes."""
     return Depends(prim.bind(x.value, axes=axes), bnp.any(x.on, axes))
 
 
@@ -91,7 +89,7 @@ for rule, prims in RULES.items():
 
 
 def column_of(x, n):
-    """The rows of an operand: none for a plain array."""
+    """Rows of an operand: none for a plain array."""
     return x.on if isinstance(x, Depends) else bnp.zeros((*x.shape, n), bool)
 
 
@@ -115,7 +113,7 @@ def pad(x, fill, **params):
 
 @depends.rule(lax.dot_general_p)
 def dot_general(x, y, **params):
-    """Every element of the result depends on what the rows and columns that it is made of depend on."""
+    """Every element of the result depends on the inputs of its row and its column."""
     values = [v.value if isinstance(v, Depends) else v for v in (x, y)]
     out = lax.dot_general_p.bind(*values, **params)
     params["preferred_element_type"] = None
@@ -132,11 +130,11 @@ def dot_general(x, y, **params):
     return Depends(out, reached)
 
 
-# -- what it is good for ---------------------------------------------------------------------------
+# -- applications ----------------------------------------------------------------------------------
 
 
 def pattern(f, x):
-    """Which elements of f(x) depend on which of x: boolean, of shape (*f(x).shape, *x.shape)."""
+    """Dependencies of f(x) on x: boolean, of shape (*f(x).shape, *x.shape)."""
     x = bnp.asarray(x)
     out = depends(f)(Depends(x, bnp.eye(x.size, dtype=bool).reshape(*x.shape, x.size)))
     if not isinstance(out, Depends):
@@ -145,7 +143,11 @@ def pattern(f, x):
 
 
 def colours(p):
-    """Inputs in groups of which no two share an output: for each input the number of its group. Greedy."""
+    """Group inputs greedily so that no two in a group share an output.
+
+    Returns:
+      the index of each input's group.
+    """
     clash = p.T.astype(int) @ p.astype(int) > 0
     groups = np.full(p.shape[1], -1)
     for j in range(p.shape[1]):
@@ -155,10 +157,10 @@ def colours(p):
 
 
 def sparse_jacobian(f, x):
-    """The Jacobian of f, from vectors to vectors, by as many ``jvp`` as there are groups of inputs.
+    """Jacobian of f, from vectors to vectors, by one ``jvp`` per group of inputs.
 
     Returns:
-      the Jacobian, and that number.
+      the Jacobian, and the number of groups.
     """
     p = np.asarray(pattern(f, x))
     groups = colours(p)

@@ -1,13 +1,13 @@
-"""Units as a transform: a function of plain numbers becomes a function of quantities, and refuses metres plus seconds.
+"""Units as a transform: plain numeric functions check the units of quantities.
 
     checked(kinetic)(Quantity(2.0, kg), Quantity(3.0, m / s))   # 9 kg m^2 s^-2
 
-The function knows nothing of units. A box is an array and its unit, and the unit is a *static* field of the box: it is
-part of the pytree's structure, so it is checked while the function is traced and costs nothing when it runs. ``jit``
-compiles the bare arithmetic; a loop that would change the unit of its carry is an error, as a changed shape would be.
+The function knows nothing of units. A box is an array and its unit, and the unit is a *static* field of the box: part
+of the pytree's structure, checked while the function is traced and free at run time. ``jit`` compiles the bare
+arithmetic; a loop that changes the unit of its carry is an error, as a changed shape would be.
 
-Derivatives need no rules of their own: under ``checked(bf.grad(f))`` the operations of the gradient are checked like
-any others, and the gradient of an energy by a position comes out as a force.
+Derivatives need no extra rules: ``checked(bf.grad(f))`` checks the operations of the gradient like any others, and the
+gradient of an energy by a position is a force.
 
     python -m examples.extend.units
 """
@@ -25,12 +25,12 @@ from blufunc import lax
 
 
 class UnitError(TypeError):
-    """An operation on units that do not fit."""
+    """Operation on incompatible units."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A product of powers of base units, as pairs of a name and its power in the order of names."""
+    """Product of powers of base units, as (name, power) pairs sorted by name."""
 
     powers: tuple[tuple[str, Fraction], ...] = ()
 
@@ -56,7 +56,7 @@ m, s, kg, au, yr = (Unit(((name, Fraction(1)),)) for name in ("m", "s", "kg", "a
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """An array in a unit; the unit None is that of the number 0, which has any."""
+    """An array in a unit; unit None is that of the constant 0, which fits any unit."""
 
     value: bf.Array
     unit: Unit | None = dataclasses.field(metadata={"static": True})
@@ -66,12 +66,12 @@ class Quantity:
 
 
 def plain(x):
-    """What has no unit given is a pure number, except for 0; integers and booleans are not quantities."""
+    """Values without a unit are pure numbers, but 0 fits all; integers stay plain."""
     if not bnp.issubdtype(x.dtype, bnp.floating):
         return x
     is_zero = (
         isinstance(x, bf.Array) and not x.ndim and float(x) == 0
-    )  # a number in the program, not an argument
+    )  # a constant in the program, not an argument
     return Quantity(x, None if is_zero else one)
 
 
@@ -79,12 +79,12 @@ checked = bf.Transform("units", box=Quantity, lift=plain)
 
 
 def fail(message):
-    """UnitError, with the line of the function that is being checked: a rule runs far from it."""
+    """Make a UnitError with the line of the checked function; rules run far from it."""
     raise UnitError(f"{message}\n  at: {checked.where()}")
 
 
 def common(prim, xs):
-    """The one unit of some quantities."""
+    """The common unit of some quantities."""
     units = [x.unit for x in xs if isinstance(x, Quantity) and x.unit is not None]
     for unit in units[1:]:
         if unit != units[0]:
@@ -97,23 +97,23 @@ def values(xs):
     return [x.value if isinstance(x, Quantity) else x for x in xs]
 
 
-# -- four kinds of rules, by what they ask of units ------------------------------------------------
+# -- four kinds of rules, by their requirements on units -------------------------------------------
 
 
 def keeps(prim, *xs, **params):
-    """Operands of one unit, which the result has too."""
+    """Operands of one unit, which is also that of the result."""
     unit = common(prim, xs)
     return Quantity(prim.bind(*values(xs), **params), unit)
 
 
 def compares(prim, *xs, **params):
-    """Operands of one unit, and a result that is no quantity."""
+    """Operands of one unit; the result is not a quantity."""
     common(prim, xs)
     return prim.bind(*values(xs), **params)
 
 
 def multiplies(prim, x, y, **params):
-    """The product of the units. (0 times anything is 0.)"""
+    """Multiply the units. (0 times anything is 0.)"""
     unit = None if x.unit is None or y.unit is None else x.unit * y.unit
     return Quantity(prim.bind(x.value, y.value, **params), unit)
 
@@ -146,7 +146,7 @@ for kind, prims in KINDS.items():
 
 
 def power(exponent):
-    """The rule of a fixed power: that power of the unit."""
+    """Rule of a fixed power: that power of the unit."""
 
     def rule(prim, x, **params):
         return Quantity(prim.bind(x.value, **params), x.unit and x.unit ** exponent(**params))
@@ -176,12 +176,12 @@ def kinetic(mass, velocity):
 
 
 def potential(position, mass, mu):
-    """The energy of a mass in the field of a sun, ``mu`` being Newton's constant times the mass of that."""
+    """Energy of a mass in the field of a sun; ``mu`` is G times the sun's mass."""
     return -mu * mass / bnp.sqrt(bnp.sum(bnp.square(position)))
 
 
 def orbit(position, velocity, mass, mu, dt, steps):
-    """Some steps of the leapfrog, and the energy after each."""
+    """Some leapfrog steps, with the energy after each."""
 
     def step(state, _):
         x, v = state

@@ -1,4 +1,4 @@
-"""``python -m examples.gpt``: train, report, and say how to continue."""
+"""``python -m examples.gpt``: train, report, and print how to continue."""
 
 import sys
 

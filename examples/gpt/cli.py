@@ -1,7 +1,7 @@
-"""The command line: settings from words and checkpoints, and what a run leaves behind.
+"""The command line: settings from arguments and checkpoints; outputs of a run.
 
-Stands last and ties the others together. In: the arguments. Out: a trained model's files, a sample, and the
-very command that continues. What is wrong with the user's input becomes a message and exit status 2.
+The last module, which ties the others together. In: the arguments. Out: a trained model's files, a sample, and the
+command that continues. Invalid input becomes a message and exit status 2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ in llm.c's format (.bin); default: the Python standard library's own source"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 2 where the user's input is at fault."""
+    """Run the command; the exit status is 2 for invalid input."""
     options = _parser().parse_args(arguments)
     if bf.distributed.is_launched():
         bf.distributed.initialize()
@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
             fix=f"ask for more of them: --steps {2 * run.done}",
         )
     if layout.leads:
-        with weights.writing(Path(settings.out)):  # better known now than when all is done
+        with weights.writing(Path(settings.out)):  # fail now rather than after training
             tempfile.TemporaryFile(dir=settings.out).close()
         _announce(run, dataset)
 
@@ -116,7 +116,7 @@ def _announce(run: train.Run, dataset: data.Dataset) -> None:
 
 
 def _settings(options: argparse.Namespace, resume: Path | None) -> train.Settings:
-    """What the command line says; else what the checkpoint says; else the preset's recipe."""
+    """Settings of the command line, else the checkpoint, else the preset's recipe."""
     names = [field.name for field in dataclasses.fields(train.Settings)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.data:
@@ -151,7 +151,7 @@ def _checkpoint_path(path: str) -> Path:
 
 
 def _continue_command(settings: train.Settings, done: int, options: argparse.Namespace) -> str:
-    """The command, for the shell and the folder that this one was given in."""
+    """The command to continue, for the current shell and folder."""
     python = sys.executable
     if python.startswith(os.getcwd() + os.sep):
         python = os.path.relpath(python)

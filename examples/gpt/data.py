@@ -1,12 +1,12 @@
-"""The data: where tokens come from, and which of them each step trains on.
+"""Data: sources of tokens, and the windows that each step trains on.
 
-Stands second in the program and knows nothing of models. In: nothing (then the text is the Python standard
-library's own source, found on this machine), or a path. Out: a ``Dataset`` of training and validation tokens,
-and ``Batches`` that cuts the windows of step k out of it as a pure function of the seed and k, so that a run
-which is continued sees exactly what an uninterrupted one would have seen.
+The second module; it knows nothing of models. In: nothing (then the text is the Python standard library's own source,
+found on this machine), or a path. Out: a ``Dataset`` of training and validation tokens, and ``Batches``, which returns
+the windows of step k as a pure function of the seed and k, so a continued run sees the same data as an uninterrupted
+one.
 
-Text is read as bytes: the vocabulary is 256 and there is no tokenizer. Everything that can be wrong with a
-file raises ``DataError`` before the first step or, for tokens out of range, on the step that would read them.
+Text is read as bytes: the vocabulary is 256 and there is no tokenizer. Every problem with a file raises ``DataError``
+ahead of the first step or, for out-of-range tokens, at the step that would read them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy as np
 from blufunc.errors import DataError
 
 SHARD_MAGIC, SHARD_VERSION, SHARD_HEADER_WORDS = 20240520, 1, 256  # llm.c's token shards
-PLAUSIBLE_VOCAB = 2**20  # no tokenizer comes near it
-HELD_OUT = 0.07  # the share of files that validation gets
-HELD_OUT_TAIL = 0.1, 1_000_000  # of a single file: this share of its end, and at most so many tokens
+PLAUSIBLE_VOCAB = 2**20  # larger than any tokenizer's vocabulary
+HELD_OUT = 0.07  # share of the files held out for validation
+HELD_OUT_TAIL = 0.1, 1_000_000  # of a single file: this share of its end, up to this number of tokens
 
-# Folders of the standard library that hold tests, other people's packages, or tables made by programs.
+# Folders of the standard library that hold tests, third-party packages, or generated tables.
 NOT_PROSE = frozenset(
     "site-packages dist-packages test tests idle_test encodings pydoc_data lib2to3 __pycache__".split()
 )
@@ -35,7 +35,7 @@ NOT_PROSE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Tokens that stand in one row (perhaps still on disk, memory-mapped), and the place they came from."""
+    """A row of tokens (possibly on disk, memory-mapped), and the source it came from."""
 
     tokens: np.ndarray
     place: str
@@ -43,7 +43,12 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Training and validation tokens. ``text``: they are bytes; ``opening``: how a sample may begin."""
+    """Training and validation tokens.
+
+    Attributes:
+      text: True if tokens are bytes.
+      opening: default beginning of a sample.
+    """
 
     name: str
     train: tuple[Part, ...]
@@ -73,7 +78,10 @@ class Dataset:
 
 
 def load(path: str | Path | None = None) -> Dataset:
-    """The dataset at ``path``: a text file, a folder, a ``.npy`` or ``.bin`` file; else the default text."""
+    """Dataset at ``path``: a text file, a folder, a ``.npy`` or ``.bin`` file.
+
+    Without a path, the default text.
+    """
     if path is None:
         return standard_library()
     if path == "":
@@ -98,7 +106,7 @@ def load(path: str | Path | None = None) -> Dataset:
 
 
 def standard_library() -> Dataset:
-    """The source of this Python's standard library: some 10 MB of text that every machine has."""
+    """Source of this Python's standard library: about 10 MB of text on every machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [
         path
@@ -117,14 +125,14 @@ def standard_library() -> Dataset:
 
 
 def read_text(path: Path) -> np.ndarray:
-    """The bytes of a file."""
+    """Bytes of a file."""
     with _reading(path):
         tokens = np.frombuffer(path.read_bytes(), np.uint8)
     return _not_empty(tokens, path)
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """A NumPy file that holds a row of integers, memory-mapped."""
+    """NumPy file with a row of integers, memory-mapped."""
     with _reading(path):
         if path.stat().st_size == 0:
             raise _empty(path)
@@ -163,7 +171,10 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def read_shard(path: Path) -> np.ndarray:
-    """A token shard in llm.c's format, memory-mapped: 256 int32 words of header, then uint16 tokens."""
+    """Token shard in llm.c's format, memory-mapped.
+
+    256 int32 words of header, then uint16 tokens.
+    """
     header_bytes = 4 * SHARD_HEADER_WORDS
     with _reading(path):
         size = path.stat().st_size
@@ -182,8 +193,8 @@ def read_shard(path: Path) -> np.ndarray:
         why = f"its header says version {version}; only version {SHARD_VERSION} (uint16 tokens) is known"
         raise DataError(f"{path} is a token shard of another version", where=str(path), why=why, fix=how)
     if count < 0:
-        why, again = f"its header promises {count} tokens", "download or write the shard again"
-        raise DataError(f"{path} has a damaged header", where=str(path), why=why, fix=again)
+        why, retry = f"its header promises {count} tokens", "download or write the shard again"
+        raise DataError(f"{path} has a damaged header", where=str(path), why=why, fix=retry)
     if size != header_bytes + 2 * count:
         raise DataError(
             f"{path} is {'truncated' if size < header_bytes + 2 * count else 'longer than its header says'}",
@@ -205,7 +216,7 @@ def _one_file(path: Path, tokens: np.ndarray, text: bool) -> Dataset:
 
 
 def _shards(root: Path, paths: list[Path]) -> Dataset:
-    """A folder of shards: those with 'val' in their name are for validation, else the end of the last one."""
+    """Folder of shards: names with 'val' are validation, else the end of the last one."""
     parts = {path: Part(read_shard(path), str(path)) for path in paths}
     validation = [parts.pop(path) for path in paths if "val" in path.name]
     train = list(parts.values())
@@ -223,7 +234,7 @@ def _shards(root: Path, paths: list[Path]) -> Dataset:
 
 
 def _text_folder(root: Path) -> Dataset:
-    """Every text file below a folder, but for hidden ones."""
+    """Every text file below a folder, except hidden ones."""
     files = [
         path
         for path in root.rglob("*")
@@ -237,14 +248,14 @@ def _text_folder(root: Path) -> Dataset:
 
 
 def _split_by_file(name: str, root: Path, files: list[Path]) -> Dataset:
-    """Split by a hash of each file's relative path: a file keeps its side whatever stands beside it."""
+    """Split by a hash of each file's relative path: independent of the other files."""
 
     def side(path: Path) -> float:
         digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
         return int.from_bytes(digest[:4], "big") / 2**32
 
     files = sorted(files, key=lambda path: path.relative_to(root).as_posix())
-    # Of few files perhaps none, or every one, falls below the line: then the lowest alone is held out.
+    # Of few files, none or all may fall below the threshold: then only the lowest is held out.
     held_out = {path for path in files if side(path) < HELD_OUT}
     if not 0 < len(held_out) < len(files):
         held_out = {min(files, key=side)}
@@ -272,7 +283,7 @@ def _split_by_file(name: str, root: Path, files: list[Path]) -> Dataset:
 
 
 def _first(part: Part) -> tuple[int, ...]:
-    """The token that token data begins with: in shards, the one that parts documents."""
+    """Token that token data begins with: in shards, the document separator."""
     return (int(part.tokens[0]),)
 
 
@@ -286,7 +297,7 @@ def _without_tail(part: Part) -> tuple[Part, Part]:
 
 
 class Windows(Sequence):
-    """Every run of ``length`` tokens within the parts, by number. None of them crosses from part to part."""
+    """Every run of ``length`` tokens within the parts, by index; none crosses parts."""
 
     def __init__(self, parts: Sequence[Part], length: int, vocab: int):
         self.parts, self.length, self.vocab = parts, length, vocab
@@ -321,12 +332,12 @@ class Windows(Sequence):
         return np.stack([self[number] for number in numbers])
 
     def evenly(self, count: int) -> np.ndarray:
-        """At most ``count`` windows, the same on every call, spread evenly from the first to the last."""
+        """At most ``count`` windows, evenly spaced and the same on every call."""
         return self.take(np.linspace(0, len(self) - 1, min(count, len(self))).astype(int))
 
 
 class Batches:
-    """``batches[k]`` is the int32 array [batch, context + 1] that step k trains on: random windows."""
+    """``batches[k]``: int32 [batch, context + 1], the random windows of step k."""
 
     def __init__(self, windows: Windows, batch: int, seed: int):
         self.windows, self.batch, self.seed = windows, batch, seed
@@ -337,7 +348,7 @@ class Batches:
 
 
 def windows(dataset: Dataset, context: int, vocab: int, batch: int = 1) -> tuple[Windows, Windows]:
-    """The training and validation windows of ``context`` tokens and the one to be predicted after them."""
+    """Training and validation windows of ``context`` tokens and the next one."""
     train = Windows(dataset.train, context + 1, vocab)
     validation = Windows(dataset.validation, context + 1, vocab)
     for what, found, wanted in (("training", train, batch), ("validation", validation, 1)):
@@ -358,7 +369,7 @@ def windows(dataset: Dataset, context: int, vocab: int, batch: int = 1) -> tuple
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into errors that name the path."""
+    """Turn errors of the operating system into errors that name the path."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,7 @@
-"""The devices of a run: one, or a mesh along whose axes it is divided.
+"""Devices of a run: one, or a mesh along whose axes the step is sharded.
 
-Stands before the training loop. In: the axes that are asked for, and the processes that a launcher started. Out: a
-``Layout``, which puts parameters and batches where they belong, and gets them back. What the axes mean for the step is
-in ``sharded.py``.
+Precedes the training loop. In: the requested axes, and the processes that a launcher started. Out: a ``Layout``, which
+places parameters and batches, and collects them. ``sharded.py`` defines the meaning of the axes for the step.
 """
 
 from __future__ import annotations
@@ -21,48 +20,48 @@ from examples.gpt import model, sharded
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a run lie: on one device, or as its plan says."""
+    """Placement of a run's arrays: on one device, or by its plan."""
 
     plan: sharded.Plan = sharded.ALONE
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that prints and saves."""
+        """True for the process that prints and saves."""
         return bf.process_index() == 0
 
     def placed(self, values: Any) -> Any:
-        """Parameters, named "params", and optimizer state of one device, where they belong."""
+        """Place parameters, named "params", and optimizer state given for one device."""
         if self.plan.mesh is None:
             return values
         values = sharded.packed(values, self.plan)
         return bf.device_put(values, sharded.shardings(values, self.plan))
 
     def whole(self, values: Any) -> Any:
-        """Values that were placed, whole, as NumPy arrays of the form of one device. All processes ask together."""
+        """Collect placed values as NumPy arrays in the form of one device, collectively."""
         if bf.process_count() > 1:
             values = bf.multihost.process_allgather(values)
         return sharded.unpacked(tree.map(np.asarray, values), self.plan)
 
     def divided(self, batch: np.ndarray) -> Any:
-        """The rows of a batch shared out; each process takes its own."""
+        """Shard the rows of a batch; each process takes its own."""
         if self.plan.mesh is None:
             return batch
         sharding = self.plan.sharding(self.plan.among(*sharded.ROWS))
         return bf.make_array_from_callback(batch.shape, sharding, lambda rows: batch[rows])
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so: all stop at the same step, or some would wait for the others."""
+        """True if any process says so: all stop at the same step, so that none waits."""
         return flag if bf.process_count() == 1 else bool(bf.multihost.process_allgather(flag).any())
 
 
 def layout(asked: dict[str, int] | None, config: model.Config, batch: int, **how: Any) -> Layout:
-    """The layout for the axes of a mesh, by default "data" for all processes.
+    """Layout for the axes of a mesh, by default "data" over all processes.
 
-    A process that is alone takes the CPU for as many devices as it needs.
+    A single process simulates the devices that it needs on the CPU.
 
     Args:
       asked: names and sizes of axes.
-      config: of the model that is to be divided.
+      config: of the model to be sharded.
       batch: sequences in a step.
       how: the other attributes of ``sharded.Plan``.
     """
@@ -86,7 +85,7 @@ def layout(asked: dict[str, int] | None, config: model.Config, batch: int, **how
 
 
 def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded.Plan) -> None:
-    """Raise DataError where the axes do not go together, or something cannot be divided among them."""
+    """Raise DataError if the axes do not combine, or a dimension is not divisible."""
 
     def refuse(what: str, why: str = "", fix: str = "") -> None:
         raise DataError(what, where=_flag(axes), why=why, fix=fix)

@@ -1,10 +1,10 @@
-"""The model: a decoder-only transformer (GPT-2's) as pure functions over a pytree of parameters.
+"""The model: a decoder-only transformer (GPT-2) as pure functions over a pytree.
 
-Stands first in the program and knows nothing of data, files or training. In: parameters and token ids.
-Out: logits, or one number to minimise. There are no layer objects: ``init`` makes a nested dict of arrays,
-and every function below takes its own part of that dict as its first argument.
+The first module; it knows nothing of data, files or training. In: parameters and token ids. Out: logits, or one number
+to minimize. There are no layer objects: ``init`` makes a nested dict of arrays, and every function below takes its own
+part of that dict as its first argument.
 
-Shapes are written with one letter an axis: B sequences, T tokens, C width, H heads, D = C / H, V vocabulary.
+Shapes use one letter per axis: B sequences, T tokens, C width, H heads, D = C / H, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from blufunc import nn, random
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The sizes that decide every shape. Frozen, hence hashable: it may be a static argument of ``jit``."""
+    """Sizes of the model. Frozen, hence hashable: may be a static argument of ``jit``."""
 
     layers: int
     heads: int
     width: int
     context: int
     vocab: int
-    experts: int = 0  # in the place of each layer's network; 0: there is one network
+    experts: int = 0  # replace each layer's MLP; 0: one MLP
 
 
 @dataclasses.dataclass(frozen=True)
 class Wiring:
-    """What may be otherwise on a mesh of devices, where ``sharded.py`` says how; these are one device's.
+    """Hooks for meshes of devices, set by ``sharded.py``; defaults are one device's.
 
     Attributes:
-      lay: ``lay(x, what)`` is ``x``: how a "stream", "heads", "hidden" or "logits" lies may be said here.
+      lay: ``lay(x, what)`` returns ``x``, and may constrain the sharding of a "stream", "heads", "hidden" or "logits".
       attend: causal attention, of q, k and v [B, T, H, D].
       mixture: a function like ``bf.parallel.mixture_of_experts``.
-      total: the sum of a product whose terms are on several devices.
-      order: the order in which tokens stand in the stream, int32 [T], or all as they come (``...``).
-      recompute: compute each layer again in the backward pass, rather than keep what that needs.
-      loss_chunk: how many tokens have logits at a time; None: as many as ``nn.linear_cross_entropy`` sees fit; 0: all,
-        which may then be laid out.
+      total: the sum of a matmul whose terms are on several devices.
+      order: order of tokens in the stream, int32 [T], or the original order (``...``).
+      recompute: rematerialize each layer in the backward pass.
+      loss_chunk: number of tokens whose logits exist at a time; None: chosen by ``nn.linear_cross_entropy``; 0: all,
+        which can then be sharded.
     """
 
     lay: Callable = lambda x, what: x
@@ -56,22 +56,22 @@ class Wiring:
 
 
 ONE_DEVICE = Wiring()
-BALANCE = 0.01  # how much an uneven use of experts adds to the loss, as in Switch
+BALANCE = 0.01  # weight of the load-balancing loss, as in Switch
 
 
 PRESETS = {
     "tiny": Config(layers=2, heads=2, width=128, context=64, vocab=256),
     "small": Config(layers=6, heads=6, width=384, context=256, vocab=256),
-    "gpt2-124m": Config(layers=12, heads=12, width=768, context=1024, vocab=50304),  # 50257, padded to 128s
+    "gpt2-124m": Config(layers=12, heads=12, width=768, context=1024, vocab=50304),  # 50257 padded to 128s
 }
 
 
 def init(key, config: Config) -> dict:
     """Fresh parameters, by GPT-2's recipe.
 
-    Weights are normal with deviation 0.02 at GPT-2's width of 768; narrower models get more, so that the
-    logits start out alike at every width. The two projections of a block that add to the residual stream are
-    smaller by sqrt(2 * layers), so that the stream's variance does not grow with depth.
+    Weights are normal with standard deviation 0.02 at GPT-2's width of 768; narrower models use a larger one, so that
+    initial logits have the same scale at every width. The two projections of a block that add to the residual stream
+    are smaller by sqrt(2 * layers), so that the stream's variance does not grow with depth.
     """
     C = config.width
     usual = 0.02 * math.sqrt(768 / C)
@@ -120,14 +120,14 @@ def _norm(width: int) -> dict:
 
 
 def forward(params: dict, tokens, config: Config):
-    """The logits [B, T, V] of the token that follows each of ``tokens`` [B, T]."""
+    """Logits [B, T, V] of the token that follows each of ``tokens`` [B, T]."""
     return head(params, stream(params, tokens, config)[0])
 
 
 def loss(params: dict, tokens, config: Config, wiring: Wiring = ONE_DEVICE):
-    """The mean cross-entropy, in nats a token, of predicting ``tokens[:, 1:]`` from what comes before.
+    """Mean cross-entropy, nats per token, of ``tokens[:, 1:]`` given their prefixes.
 
-    Where there are experts, something is added that is least when they are used alike.
+    With experts, the load-balancing loss is added.
     """
     x, balance = stream(params, tokens[:, :-1], config, wiring)
     entropy = cross_entropy(params, x, tokens[:, 1:][:, wiring.order], wiring)
@@ -135,7 +135,7 @@ def loss(params: dict, tokens, config: Config, wiring: Wiring = ONE_DEVICE):
 
 
 def stream(params: dict, tokens, config: Config, wiring: Wiring = ONE_DEVICE):
-    """What the layers make of ``tokens`` [B, T]: [B, T, C]; and the sum of their experts' balance losses."""
+    """Final activations [B, T, C] of ``tokens`` [B, T], and the sum of balance losses."""
     x = wiring.lay(embed(params, tokens, wiring.order), "stream")
     layer = lambda params, x: block(params, x, config, wiring)
     layer = bf.checkpoint(layer) if wiring.recompute else layer
@@ -147,12 +147,12 @@ def stream(params: dict, tokens, config: Config, wiring: Wiring = ONE_DEVICE):
 
 
 def embed(params: dict, tokens, order: Any = ...):
-    """The vectors [B, T, C] of tokens and of their positions."""
+    """Embeddings [B, T, C] of tokens and their positions."""
     return params["tokens"][tokens[:, order]] + params["positions"][: tokens.shape[1]][order]
 
 
 def block(params: dict, x, config: Config, wiring: Wiring = ONE_DEVICE):
-    """One layer; and the balance loss of its experts, 0 where there are none."""
+    """One layer, and the balance loss of its experts (0 without experts)."""
     x = x + attention(params["attention"], norm(params["norm1"], x), config.heads, wiring)
     x = wiring.lay(x, "stream")
     y, balance = norm(params["norm2"], x), 0.0
@@ -165,12 +165,12 @@ def block(params: dict, x, config: Config, wiring: Wiring = ONE_DEVICE):
 
 
 def head(params: dict, x):
-    """The logits: what the layers made is compared with the embeddings. The weights are tied."""
+    """Logits: final activations times the embeddings. The weights are tied."""
     return norm(params["norm"], x) @ params["tokens"].T
 
 
 def cross_entropy(params: dict, x, targets, wiring: Wiring = ONE_DEVICE):
-    """The mean cross-entropy of the tokens ``targets`` [B, T], from what the layers made [B, T, C]."""
+    """Mean cross-entropy of ``targets`` [B, T], from the final activations [B, T, C]."""
     if wiring.loss_chunk == 0:
         logits = wiring.lay(head(params, x), "logits")
         return nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
@@ -179,7 +179,7 @@ def cross_entropy(params: dict, x, targets, wiring: Wiring = ONE_DEVICE):
 
 
 def attention(params: dict, x, heads: int, wiring: Wiring = ONE_DEVICE):
-    """Causal self-attention: every token gathers from itself and from what stands before it."""
+    """Causal self-attention over each token and its predecessors."""
     B, T, C = x.shape
     qkv = linear(params["qkv"], x).reshape(B, T, 3, -1, C // heads)
     q, k, v = (wiring.lay(qkv[:, :, i], "heads") for i in range(3))
@@ -188,7 +188,7 @@ def attention(params: dict, x, heads: int, wiring: Wiring = ONE_DEVICE):
 
 
 def mlp(params: dict, x, wiring: Wiring = ONE_DEVICE):
-    """The two-layer network that every token goes through alone."""
+    """The two-layer MLP, applied to each token."""
     hidden = wiring.lay(nn.gelu(linear(params["up"], x), approximate=True), "hidden")
     return linear(params["down"], hidden, wiring.total)
 
@@ -198,5 +198,5 @@ def norm(params: dict, x):
 
 
 def linear(params: dict, x, total: Callable = lambda x: x):
-    """``x @ weight + bias``; a weight [inputs, m, n] makes [..., m, n]."""
+    """``x @ weight + bias``; a weight [inputs, m, n] gives [..., m, n]."""
     return total(bnp.tensordot(x, params["weight"], 1)) + params["bias"]

@@ -1,6 +1,6 @@
-"""The sight of a run: its progress while it trains, its loss curve, and the summary at the end.
+"""Output of a run: progress while it trains, its loss curve, and the summary.
 
-Stands at the rim of the program: it is told of numbers, and knows nothing of models or files of weights.
+It receives numbers, and knows nothing of models or weight files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ console = Console(highlight=False)
 
 @dataclasses.dataclass
 class History:
-    """The training loss of every step, and the validation loss after some of them."""
+    """Training loss of every step, and validation loss after some of them."""
 
     train: list[float] = dataclasses.field(default_factory=list)
     validation: list[tuple[int, float]] = dataclasses.field(default_factory=list)
@@ -35,7 +35,7 @@ class History:
 
 
 class Watch(Protocol):
-    """Is told of each step as it ends."""
+    """Called with each step as it ends."""
 
     def __call__(self, step: int, loss: float, validation: float | None) -> None: ...
 
@@ -44,12 +44,12 @@ class Watch(Protocol):
 def watch(
     first: int, steps: int, tokens_per_step: int, unit: str, bar: bool, shown: bool = True
 ) -> Iterator[Watch]:
-    """A progress bar on a terminal; in a log file, or when not wanted, some twenty lines; nothing if not ``shown``."""
+    """Progress bar on a terminal; about twenty lines in a log file; or nothing."""
     if not shown:
         yield lambda step, loss, validation: None
     elif bar and console.is_terminal:
-        with _bar(first, steps, tokens_per_step, unit) as told:
-            yield told
+        with _bar(first, steps, tokens_per_step, unit) as on_step:
+            yield on_step
     else:
         yield _lines(first, steps, tokens_per_step, unit)
 
@@ -68,18 +68,18 @@ def _bar(first: int, steps: int, tokens_per_step: int, unit: str) -> Iterator[Wa
     with progress.Progress(*columns, console=console, refresh_per_second=4, expand=True) as display:
         task = display.add_task("", total=steps, completed=first, loss="–", validation="–", speed="–")
 
-        def told(step: int, loss: float, validation: float | None) -> None:
+        def on_step(step: int, loss: float, validation: float | None) -> None:
             fields = {} if validation is None else {"validation": f"{validation:.3f}"}
             display.update(task, completed=step, loss=f"{loss:.3f}", speed=f"{speed(step):,.0f}", **fields)
 
-        yield told
+        yield on_step
 
 
 def _lines(first: int, steps: int, tokens_per_step: int, unit: str) -> Watch:
     speed = _Speed(first, tokens_per_step)
     every = max(1, steps // 20)
 
-    def told(step: int, loss: float, validation: float | None) -> None:
+    def on_step(step: int, loss: float, validation: float | None) -> None:
         if validation is None and step % every and step != steps:
             return
         rate = speed(step)
@@ -87,11 +87,11 @@ def _lines(first: int, steps: int, tokens_per_step: int, unit: str) -> Watch:
         line += f"   {duration((steps - step) * tokens_per_step / rate)} left"
         console.print(line if validation is None else f"{line}   validation {validation:.3f}", soft_wrap=True)
 
-    return told
+    return on_step
 
 
 class _Speed:
-    """Tokens a second since the first step was over: that one compiles."""
+    """Tokens per second since the end of the first step, which compiles."""
 
     def __init__(self, first: int, tokens_per_step: int):
         self.step, self.tokens_per_step, self.time = first, tokens_per_step, time.perf_counter()
@@ -109,7 +109,7 @@ class _Speed:
 
 
 def loss_curve(history: History, path: Path, unit: str, title: str) -> None:
-    """Draw the losses over the steps into a PNG. Needs no display."""
+    """Plot the losses over the steps into a PNG. Needs no display."""
     ink, faint = "#1f4e79", "#a9c4de"
     steps = np.arange(1, len(history.train) + 1)
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
@@ -130,7 +130,7 @@ def loss_curve(history: History, path: Path, unit: str, title: str) -> None:
 
 
 def smooth(losses: list[float]) -> np.ndarray:
-    """The centred moving average over a twentieth of the run; its window narrows towards both ends."""
+    """Centred moving average over a twentieth of the run; narrower near both ends."""
     at = np.arange(len(losses))
     reach = np.minimum(np.minimum(at, at[::-1]), max(1, len(losses) // 40))
     sums = np.concatenate([[0.0], np.cumsum(losses)])
@@ -141,10 +141,10 @@ def smooth(losses: list[float]) -> np.ndarray:
 
 
 def summary(rows: dict[str, str], sample: str | None) -> None:
-    """What the run came to: a sample, and a line for each of its results."""
+    """Results of the run: a sample, and one line per figure."""
     if sample is not None:
         console.print(Panel(Text(sample), title="a sample", title_align="left", border_style="dim"))
-    for name, value in rows.items():  # never wrapped: the last one is there to be copied
+    for name, value in rows.items():  # never wrapped: the last line is for copying
         console.print(Text.assemble((f"{name:<17}", "bold"), value), soft_wrap=True)
 
 

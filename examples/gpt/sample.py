@@ -1,8 +1,8 @@
 """Generation: continue a prompt, token by token.
 
-Stands after training. In: parameters and a prompt. Out: the tokens that the model makes of it. Every step
-runs one compiled program of one fixed shape: the last ``context`` tokens, padded at the end, which causal
-attention never sees from the positions that count. So there is a single trace however long the text grows.
+Follows training. In: parameters and a prompt. Out: generated tokens. Every step runs one compiled program of fixed
+shape: the last ``context`` tokens, padded at the end, where causal attention ignores the padding. There is a single
+trace, however long the text grows.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from examples.gpt import model
 
 
 def generate(params, config: model.Config, prompt, steps: int, key, temperature=0.8, top_k=None) -> list[int]:
-    """``steps`` tokens that follow the tokens ``prompt``.
+    """Generate ``steps`` tokens after the tokens ``prompt``.
 
     Args:
-      temperature: below 1 keeps to what is likely, above 1 dares more.
-      top_k: where given, draw from the k likeliest tokens only; 1 is greedy.
+      temperature: below 1 favours likely tokens, above 1 flattens the distribution.
+      top_k: if given, sample only from the k likeliest tokens; 1 is greedy.
     """
     tokens = list(prompt)
     if not tokens:

@@ -1,22 +1,22 @@
-"""What the axes of a mesh are for: how parameters, optimizer state and batches lie, and what of a step changes.
+"""Mesh axes: sharding of parameters, optimizer state and batches, and the step.
 
-Stands between the model and the training loop. The name of an axis says what it divides:
+Between the model and the training loop. The name of an axis says what it shards:
 
-    data      the sequences of a batch; parameters are the same on all ranks
-    zero1     the same, and the optimizer's state is divided (ZeRO-1): each device adds up whole gradients of its
-              microbatches, and these sums are scattered once
-    zero2     the same, and the sums are divided (ZeRO-2): the gradients of each microbatch are scattered
-    fsdp      the same, and the parameters are divided, too, and gathered where they are used (ZeRO-3)
+    data      the sequences of a batch; parameters are replicated
+    zero1     the same, with sharded optimizer state (ZeRO-1): each device accumulates the full gradients of its
+              microbatches, and reduce-scatters them once
+    zero2     the same, with sharded gradient sums (ZeRO-2): the gradients of each microbatch are reduce-scattered
+    fsdp      the same, with sharded parameters, all-gathered where they are used (ZeRO-3)
     model     heads, hidden units and the vocabulary (tensor parallel), and between these the sequences of a batch, or
-              the tokens of each where there are too few (sequence parallel)
+              the tokens of each if there are too few (sequence parallel)
     seq       the tokens of each sequence, also in attention (context parallel), in zigzag order
     expert    the experts of a mixture; outside of these, the sequences of a batch
     stage     the layers (pipeline parallel)
 
-All but pipelines are the step of one device with annotations: in the *global view*, in which ``jit`` divides the
-program and puts collectives in. Attention over divided sequences and mixtures of experts are functions of shards in it.
-A pipeline is a function of shards as a whole, which goes with all but "zero2" and "expert": parameters that are divided
-are gathered in front of it, and gradients scattered behind it, once for all microbatches.
+All but pipelines are the step of one device with annotations: the *global view*, in which ``jit`` partitions the
+program and inserts collectives. Attention over sharded sequences and mixtures of experts are ``shard_map`` functions
+in it. A pipeline is one ``shard_map`` function, which combines with all axes but "zero2" and "expert": sharded
+parameters are all-gathered ahead of it and gradients reduce-scattered after it, once for all microbatches.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ import blufunc.numpy as bnp
 from blufunc import P, lax, tree
 from examples.gpt import model
 
-ROWS = ("data", "zero1", "zero2", "fsdp", "expert")  # the axes that divide sequences in all layers
+ROWS = ("data", "zero1", "zero2", "fsdp", "expert")  # the axes that shard sequences in all layers
 AXES = (*ROWS, "model", "seq", "stage")
 
-# Which dimension of a parameter is divided along "model" or "expert", counted from the end: there may be more in front.
+# The dimension of a parameter sharded along "model" or "expert", counted from the end: there may be leading ones.
 TENSOR = {
     "tokens": -2, "qkv.weight": -1, "qkv.bias": -1, "out.weight": -2,
     "mlp.up.weight": -1, "mlp.up.bias": -1, "mlp.down.weight": -2,
@@ -45,24 +45,23 @@ EXPERT = {
     "experts.up.weight": -3, "experts.up.bias": -2, "experts.down.weight": -3, "experts.down.bias": -2,
 }  # fmt: skip
 
-# Along which axes parameters are divided, as they lie and as a stage works with them; all else is like the state.
+# Axes that shard parameters, at rest and inside a stage; everything else is sharded like the state.
 DIVIDED = {"params": ("fsdp",), "gathered": (), "state": ("fsdp", "zero1", "zero2")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a step is divided; by default it is not.
+    """Sharding of a step; by default one device.
 
     Attributes:
       mesh: axes of ``AXES``.
-      microbatches: how many a batch makes, one after the other; in a pipeline, one behind the other.
+      microbatches: number per batch, one after the other; in a pipeline, overlapped.
       routing: of context parallel attention: "ring", "all_gather", "all_to_all".
       schedule: of a pipeline: "1f1b", "gpipe".
-      recompute: compute each layer again in the backward pass, rather than keep what that needs (and with "fsdp"
-        gather its parameters again).
-      loss_chunk: how many of a device's tokens have logits at a time, see ``model.Wiring``; not with "model", along
-        which their vocabulary is divided.
-      memory_budget: what the step may plan to need of each device's memory at its peak, as for ``bf.jit``.
+      recompute: rematerialize each layer in the backward pass (and with "fsdp" all-gather its parameters again).
+      loss_chunk: tokens per device whose logits exist at a time, see ``model.Wiring``; not with "model", which shards
+        their vocabulary.
+      memory_budget: limit of the step's planned peak on each device, as for ``bf.jit``.
     """
 
     mesh: bf.Mesh | bf.AbstractMesh | None = None
@@ -74,15 +73,15 @@ class Plan:
     memory_budget: str | None = None
 
     def has(self, axis: str) -> bool:
-        """Whether the mesh has this axis."""
+        """True if the mesh has this axis."""
         return self.mesh is not None and axis in self.mesh.shape
 
     def among(self, *axes: str) -> Any:
-        """The entry of a partition spec for a dimension that is divided along those of the axes that there are."""
+        """Entry of a partition spec for a dimension sharded along the axes that exist."""
         return tuple(filter(self.has, axes)) or None
 
     def sharding(self, *entries: Any) -> bf.NamedSharding:
-        """Of a spec on the mesh, which there must be."""
+        """Sharding by a spec on the mesh, which must exist."""
         return bf.NamedSharding(self.mesh, P(*entries))
 
 
@@ -94,14 +93,13 @@ def spelled(axes: Mapping[str, int]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in axes.items())
 
 
-# -- how arrays lie --------------------------------------------------------------------------------
+# -- placement of arrays ---------------------------------------------------------------------------
 
 
 def packed(values: Any, plan: Plan) -> Any:
-    """Parameters, or what has a tree of them in it, in the form in which they can be divided.
+    """Pack parameters, or a tree that contains them, into their shardable form.
 
-    Columns of queries, keys and values get a dimension of their own, [..., 3, C], which leaves heads together; layers
-    of a pipeline are stacked.
+    QKV columns get a separate dimension, [..., 3, C], which keeps heads together; layers of a pipeline are stacked.
     """
     if plan.has("model"):
         values = _named(_of_qkv(3), values)
@@ -112,7 +110,7 @@ def packed(values: Any, plan: Plan) -> Any:
 
 
 def unpacked(values: Any, plan: Plan) -> Any:
-    """The form of one device again, in which files are written."""
+    """Restore the form of one device, which files use."""
     if plan.has("stage"):
 
         def apart(params):
@@ -127,10 +125,10 @@ def unpacked(values: Any, plan: Plan) -> Any:
 
 
 def specs(values: Any, plan: Plan) -> Any:
-    """How packed values lie: a tree of specs like them.
+    """Specs of packed values, as a tree.
 
-    At the root they have names: "params", divided along "fsdp"; "gathered", parameters that are not; and any other,
-    optimizer state and what it is made of, divided along "zero1" and "zero2", too.
+    Names at the root: "params", sharded along "fsdp"; "gathered", replicated parameters; and any other name,
+    optimizer state and its inputs, sharded along "zero1" and "zero2" too.
     """
     return _named(lambda name, x: _spec(name, np.shape(x), plan), values)
 
@@ -141,14 +139,14 @@ def shardings(values: Any, plan: Plan) -> Any:
 
 
 def keep(values: Any, plan: Plan) -> Any:
-    """Packed values, inside of a program, as they lie."""
+    """Constrain packed values to their shardings, inside a program."""
     if plan.mesh is None:
         return values
     return bf.constrain(values, shardings(values, plan))
 
 
 def _marked(lie: Any, kind: str, axes: Iterable[str]) -> Any:
-    """Specs in which those of ``axes`` that divide nothing are of a ``kind``: "unreduced" or "reduced"."""
+    """Add the ``axes`` that shard nothing as a ``kind``: "unreduced" or "reduced"."""
     return tree.map(lambda spec: P(*spec, **{kind: set(axes).difference(spec.axes)}), lie)
 
 
@@ -167,13 +165,13 @@ def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
 
 
 def _named(f: Callable, values: Any) -> Any:
-    """``f(name, leaf)`` of each leaf, in the tree's form; a name is like "params.blocks.0.mlp.up.weight"."""
+    """Map ``f(name, leaf)`` over a tree; names like "params.blocks.0.mlp.up.weight"."""
     name = lambda where: tree.keystr(where, simple=True, separator=".")
     return tree.map_with_path(lambda where, x: f(name(where), x), values)
 
 
 def _of_qkv(parts: int) -> Callable:
-    """The columns of queries, keys and values in so many parts of a dimension of its own, or in 1 without that."""
+    """Split QKV columns into this number of parts in a separate dimension; 1 merges."""
 
     def reshaped(name: str, x: Any) -> Any:
         if ".qkv." not in name:
@@ -184,13 +182,13 @@ def _of_qkv(parts: int) -> Callable:
 
 
 def _in_params(f: Callable, values: Any) -> Any:
-    """``f`` of each subtree that has the structure of parameters."""
+    """Apply ``f`` to each subtree that has the structure of parameters."""
     of_params = lambda x: isinstance(x, dict) and "blocks" in x
     return tree.map(lambda x: f(x) if of_params(x) else x, values, is_leaf=of_params)
 
 
 def even(windows: np.ndarray, config: model.Config, plan: Plan) -> np.ndarray:
-    """As many of the windows as functions of shards can share evenly; some twice where there are not enough."""
+    """As many windows as shard evenly; some are repeated if there are too few."""
     n = plan.mesh.size_of(plan.among(*ROWS) or ()) if plan.mesh is not None else 1
     if plan.has("stage") or plan.has("seq") or config.experts:
         return np.resize(windows, (max(1, len(windows) // n) * n, *windows.shape[1:]))
@@ -201,7 +199,7 @@ def even(windows: np.ndarray, config: model.Config, plan: Plan) -> np.ndarray:
 
 
 def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
-    """The function (packed parameters, tokens [B, T + 1]) -> (loss, gradients) of a batch."""
+    """Function (packed parameters, tokens [B, T + 1]) -> (loss, gradients) of a batch."""
     if plan.has("stage"):
         return _pipelined(config, plan)
     wired = wiring(config, plan)
@@ -216,7 +214,7 @@ def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
 
         zeros = tree.map(bnp.zeros_like, params)
         grads, values = lax.scan(add, zeros, _microbatches(tokens, plan))
-        if plan.has("zero1"):  # up to here each device has sums of its own, which lie like the parameters
+        if plan.has("zero1"):  # up to here each device has its own sums, sharded like the parameters
             lie = specs({"params": grads}, plan)["params"]
             grads = bf.constrain(grads, _marked(lie, "unreduced", plan.mesh.shape))
             grads = keep({"gradients": grads}, plan)["gradients"]
@@ -226,7 +224,7 @@ def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
 
 
 def wiring(config: model.Config, plan: Plan) -> model.Wiring:
-    """What of the model is otherwise in the global view of a mesh."""
+    """Hooks of the model in the global view of a mesh."""
     if plan.mesh is None:
         return model.Wiring(recompute=plan.recompute, loss_chunk=plan.loss_chunk)
     rows, features = plan.among(*ROWS), plan.among("model")
@@ -235,8 +233,8 @@ def wiring(config: model.Config, plan: Plan) -> model.Wiring:
     by_rows = plan.among(*ROWS, "model")
 
     def lay(x, what):
-        spec = heads  # and so hidden units and logits
-        if what == "stream":  # sequences are gathered as they lie, tokens of several sequences by copies
+        spec = heads  # and so are hidden units and logits
+        if what == "stream":  # all-gathers of sequences need no copies, those of tokens do
             even = not x.shape[0] % plan.mesh.size_of(by_rows or ())
             spec = P(by_rows, tokens) if even else P(rows, plan.among("seq", "model"))
         return bf.constrain(x, plan.sharding(*spec))
@@ -256,7 +254,7 @@ def wiring(config: model.Config, plan: Plan) -> model.Wiring:
 
 
 def _context_parallel(config: model.Config, plan: Plan) -> dict[str, Any]:
-    """Attention as a function of shards of sequences, and the order of their tokens."""
+    """Attention by ``shard_map`` over sequences, and the order of their tokens."""
     attend = functools.partial(
         bf.parallel.context_parallel_attention, axis="seq", routing=plan.routing, is_causal=True
     )
@@ -264,7 +262,7 @@ def _context_parallel(config: model.Config, plan: Plan) -> dict[str, Any]:
 
 
 def _microbatches(tokens: Any, plan: Plan) -> Any:
-    """[M, B / M, T + 1]: each device's rows make a part of every microbatch."""
+    """Microbatches [M, B / M, T + 1]; each device's rows are part of every one."""
     rows = tokens.reshape(-1, plan.microbatches, tokens.shape[-1])
     return rows.swapaxes(0, 1)
 
@@ -286,7 +284,10 @@ def _mixture(plan: Plan, rows: Any, tokens: Any) -> Callable:
 
 
 def _pipelined(config: model.Config, plan: Plan) -> Callable:
-    """Loss and gradients by a function of shards: each rank has some layers, and a share of their heads and units."""
+    """Loss and gradients of a pipeline by ``shard_map``.
+
+    Each rank has some layers, and a shard of their heads and units.
+    """
     divided, data = plan.has("model"), plan.among(*ROWS, "seq") or ()
     of_seq = _context_parallel(config, plan) if plan.has("seq") else {}
     total = (lambda x: lax.psum(x, "model")) if divided else model.ONE_DEVICE.total
@@ -319,7 +320,7 @@ def _pipelined(config: model.Config, plan: Plan) -> Callable:
         )  # fmt: skip
         return value, of_shared | {"blocks": of_layers}
 
-    # Gradients of what is divided outside are sums until they are scattered there; others are summed in buckets here.
+    # Gradients of parameters sharded outside stay unreduced until then; others are all-reduced in buckets here.
     later = ("stage", *data) if plan.among("zero1", "fsdp") else ()
 
     def step(params, tokens):

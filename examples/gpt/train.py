@@ -1,13 +1,12 @@
-"""Training: one compiled step, the state it acts on, and the loop around it.
+"""Training: one compiled step, the state it updates, and the loop around it.
 
-Stands after model, data and weights, and before the command line. The whole of training is one pure function,
+Follows model, data and weights, and precedes the command line. All of training is one pure function,
 
     step(params, state, tokens) -> (params, state, loss)
 
-which ``jit`` compiles once and whose first two arguments it may overwrite (they are donated). Step k reads
-the k-th batch and nothing else, so a run that stops and continues is the same run, as long as its number of
-steps stays: they are what the learning rate's schedule spans. On a mesh of devices (``devices.py``) it
-computes the same, divided as ``sharded.py`` says.
+which ``jit`` compiles once and whose first two arguments are donated. Step k reads only the k-th batch, so a run that
+stops and continues is the same run, as long as its number of steps is unchanged: the learning rate schedule spans them.
+On a mesh of devices (``devices.py``) it computes the same, sharded as in ``sharded.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from examples.gpt import data, devices, model, report, sharded, weights
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All that decides a run's numbers, and where it writes. Saved with its checkpoints."""
+    """Settings that determine a run's results and outputs. Saved with its checkpoints."""
 
     preset: str
     vocab: int
@@ -49,11 +48,11 @@ class Settings:
 
 
 RECIPES = {
-    "tiny": {"steps": 2500, "batch": 8, "lr": 3e-3},  # the demo: some 75 seconds on two CPU cores
+    "tiny": {"steps": 2500, "batch": 8, "lr": 3e-3},  # the demo: about 75 seconds on two CPU cores
     "small": {"steps": 5000, "batch": 32, "lr": 1e-3},
     "gpt2-124m": {"steps": 20000, "batch": 32, "lr": 6e-4},
 }
-EVALUATIONS = 10  # of the validation loss while training; each one also saves a checkpoint
+EVALUATIONS = 10  # validations while training; each one also saves a checkpoint
 QUICK, FULL = 32, 256  # validation windows while training, and at the end
 
 
@@ -61,7 +60,7 @@ QUICK, FULL = 32, 256  # validation windows while training, and at the end
 
 
 def make_optimizer(steps: int, lr: float):
-    """AdamW: clipped gradients, a short warm-up, a cosine down to a tenth, decay of the matrices alone."""
+    """AdamW: gradient clipping, short warm-up, cosine decay to a tenth, matrix decay."""
     warmup = max(1, steps // 10)
     schedule = optim.warmup_cosine_decay_schedule(0.0, lr, warmup, max(2, steps), end_value=lr / 10)
     return optim.chain(
@@ -87,12 +86,10 @@ def make_step(config: model.Config, optimizer, plan: sharded.Plan = sharded.ALON
 def make_evaluate(
     config: model.Config, batch: int, layout: devices.Layout
 ) -> Callable[[Any, np.ndarray], float]:
-    """The mean loss over many windows, a batch at a time."""
+    """Mean loss over many windows, one batch at a time."""
     plan = dataclasses.replace(layout.plan, microbatches=1, schedule="gpipe", recompute=False)
     value_and_grad = sharded.value_and_grad(config, plan)
-    loss = bf.jit(
-        lambda params, tokens: value_and_grad(params, tokens)[0]
-    )  # what is not asked for is not computed
+    loss = bf.jit(lambda params, tokens: value_and_grad(params, tokens)[0])  # unused results are not computed
 
     def evaluate(params, windows: np.ndarray) -> float:
         windows = sharded.even(windows, config, plan)
@@ -103,12 +100,12 @@ def make_evaluate(
 
 
 def _matrices(params):
-    """True for weights and embeddings: by name, as on a mesh biases may have several dimensions, too."""
+    """True for weights and embeddings, by name: on a mesh, biases may have more axes."""
     return tree.map_with_path(lambda where, _: where[-1].key not in ("bias", "scale"), params)
 
 
 class Run:
-    """The state of a run: what a checkpoint holds, and the devices that it lies on."""
+    """State of a run: the contents of a checkpoint, and its devices."""
 
     def __init__(self, settings: Settings, resume: Path | None, layout: devices.Layout):
         self.settings, self.layout = settings, layout
@@ -129,11 +126,11 @@ class Run:
 
     @property
     def done(self) -> int:
-        """The steps taken so far."""
+        """Number of completed steps."""
         return len(self.history.train)
 
     def save(self) -> None:
-        """All that ``--resume`` needs, whatever the mesh then is; one process writes it."""
+        """Save all that ``--resume`` needs, for any mesh; one process writes."""
         values = self.layout.whole(self.values)
         if not self.layout.leads:
             return
@@ -141,7 +138,7 @@ class Run:
         weights.save(path, values, {**self._facts, "history": dataclasses.asdict(self.history)})
 
     def save_weights(self, params: Any) -> Path:
-        """The parameters alone, of one device: what one gives to others."""
+        """Save only the parameters, in the form of one device."""
         path = Path(self.settings.out) / "weights.safetensors"
         weights.save(path, params, self._facts)
         return path
@@ -153,7 +150,11 @@ class Run:
 
 
 def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool = True) -> tuple[float, str]:
-    """Take the steps that remain, and save. Returns the validation loss and, if it stopped early, why."""
+    """Run the remaining steps, and save.
+
+    Returns:
+      the validation loss and, if training stopped early, the reason.
+    """
     settings, config, layout = run.settings, run.settings.config, run.layout
     train_windows, validation = data.windows(dataset, config.context, config.vocab, settings.batch)
     batches = data.Batches(train_windows, settings.batch, settings.seed)
@@ -169,7 +170,7 @@ def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool 
 
     tokens_per_step = settings.batch * config.context
     watch = report.watch(run.done, settings.steps, tokens_per_step, dataset.unit, bar, layout.leads)
-    with watch as told, _stop_signals() as signalled:
+    with watch as on_step, _stop_signals() as signalled:
         params, state = run.values["params"], run.values["optimizer"]
         for k in range(run.done, settings.steps):
             params, state, loss = step(params, state, layout.divided(batches[k]))
@@ -180,11 +181,11 @@ def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool 
                 score = evaluate(params, quick)
                 run.history.validation.append((run.done, score))
                 run.save()
-            told(run.done, run.history.train[-1], score)
+            on_step(run.done, run.history.train[-1], score)
             interrupted = layout.any(signalled.is_set())
             if interrupted or layout.any(time.monotonic() > deadline):
                 stopped = "interrupted" if interrupted else f"{minutes:g} minutes are over"
-                run.save()  # at once: whoever asked may not wait for the rest
+                run.save()  # at once: the process may be killed soon
                 break
         score = evaluate(params, full)
         run.history.validation.append((run.done, score))
@@ -194,7 +195,7 @@ def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool 
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Turn Ctrl-C and a polite kill into an event, so that no step is cut in two. A second Ctrl-C raises."""
+    """Turn Ctrl-C and SIGTERM into an event between steps. A second Ctrl-C raises."""
     stop = threading.Event()
 
     def note(number, frame):
@@ -202,7 +203,7 @@ def _stop_signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield stop
         return
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,8 +1,8 @@
-"""The files: pytrees of arrays as safetensors, written so that a good file is never lost.
+"""Files: pytrees of arrays as safetensors, written atomically.
 
-Stands beside the training loop. In: a pytree and a few facts about it. Out: one file, in which every array
-bears the name of its place in the tree (``blocks.0.mlp.up.weight``), and the header has the facts as JSON.
-The way back fills a tree of known shapes, and says exactly what differs when the file is of another model.
+Used by the training loop. In: a pytree and a few facts about it. Out: one file, in which every array has its key path
+as its name (``blocks.0.mlp.up.weight``), and the header has the facts as JSON. Reading fills a tree of known shapes,
+and reports the differences if the file belongs to another model.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import blufunc.numpy as bnp
 from blufunc import tree
 from blufunc.errors import DataError
 
-FACTS = "blufunc.gpt"  # the key of our facts among the header's metadata
+FACTS = "blufunc.gpt"  # key of the facts in the header's metadata
 
 
 def save(path: Path, values: Any, facts: dict) -> None:
     """Write the arrays of a pytree to ``path``, all or nothing.
 
-    The bytes go to a file beside it, reach the disk, and only then take the name. A run that is killed
-    half-way leaves the file of that name as it was.
+    The bytes go to a temporary file next to it, reach the disk, and only then take the name. A run that is killed
+    half-way leaves the previous file intact.
     """
     arrays = {name: np.asarray(leaf, order="C") for name, leaf in _named_leaves(values)}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -44,7 +44,7 @@ def save(path: Path, values: Any, facts: dict) -> None:
             os.replace(unfinished, path)
         finally:
             unfinished.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # the name must reach the disk too, where the file system lets us ask
+    with contextlib.suppress(OSError):  # the name must reach the disk too, where the file system allows it
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -54,7 +54,7 @@ def save(path: Path, values: Any, facts: dict) -> None:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Make the folder, and turn what stops us from writing there into an error that says so."""
+    """Make the folder; turn a failure to write there into an error that explains it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
@@ -79,8 +79,8 @@ def _way_out(error: Exception) -> str:
 
 
 def load(path: Path, like: Any) -> Any:
-    """The pytree in ``path``, of the structure, shapes and dtypes that ``like`` has (see ``eval_shape``)."""
-    facts(path)  # a broken file is reported there
+    """Read a pytree with the structure, shapes and dtypes of ``like``."""
+    facts(path)  # this reports a broken file
     arrays = safetensors.numpy.load_file(path)
     wanted = dict(_named_leaves(like))
     _check(path, found=arrays, wanted=wanted)
@@ -88,7 +88,7 @@ def load(path: Path, like: Any) -> Any:
 
 
 def facts(path: Path) -> dict:
-    """The facts that were saved with the arrays. Reads the header only."""
+    """Facts saved with the arrays. Reads only the header."""
     if not path.is_file():
         raise DataError(f"there is no {path}", where=str(path), fix="name the folder of a run, or its file")
     try:

@@ -1,10 +1,14 @@
-"""The digits that scikit-learn ships: 1797 images of 8 by 8 pixels, in ten classes."""
+"""scikit-learn's digits: 1797 images of 8 by 8 pixels, in ten classes."""
 
 import numpy as np
 
 
 def load(n_test=297):
-    """Images in [0, 1] and labels, for training and for testing: float32 (n, 64) and int32 (n,)."""
+    """Images in [0, 1] and labels, for training and testing.
+
+    Returns:
+      float32 (n, 64) and int32 (n,), for each.
+    """
     from sklearn.datasets import load_digits
 
     data = load_digits()

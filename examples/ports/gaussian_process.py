@@ -1,4 +1,4 @@
-"""Gaussian process regression: kernel parameters learnt by the gradient of the marginal likelihood."""
+"""Gaussian process regression, trained by the gradient of the marginal likelihood."""
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def covariances(kernel, xs, ys):
 
 
 def process(params, x, y, xtest=None):
-    """The negative log marginal likelihood, or the mean and variance at ``xtest``."""
+    """Negative log marginal likelihood, or the mean and variance at ``xtest``."""
     noise, amplitude, lengthscale = (softplus(params[k]) for k in ("noise", "amplitude", "lengthscale"))
     kernel = lambda a, b: amplitude * exp_quadratic(a / lengthscale, b / lengthscale)
     mean = jnp.mean(y)

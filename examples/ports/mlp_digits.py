@@ -1,4 +1,7 @@
-"""A multi-layer perceptron from scratch on small digits: parameters are a list of pairs, training is a jitted step."""
+"""A multi-layer perceptron from scratch on small digits.
+
+Parameters are a list of pairs; training is a jitted step.
+"""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
-"""A neural ODE: dynamics learnt from a trajectory, with gradients by the adjoint equation.
+"""A neural ODE: learnt dynamics, with gradients by the adjoint equation.
 
-R. T. Q. Chen et al., "Neural Ordinary Differential Equations" (2018): the backward pass solves another equation, from
-the end to the beginning, and keeps nothing of the forward pass but its results.
+R. T. Q. Chen et al., "Neural Ordinary Differential Equations" (2018): the backward pass solves another equation,
+backward in time, and saves only the results of the forward pass.
 """
 
 from functools import partial
@@ -28,14 +28,14 @@ def rk4(f, y, t, dt):
 
 
 def advance(f, y, t0, t1):
-    """From time t0 to t1."""
+    """Integrate from time t0 to t1."""
     dt = (t1 - t0) / SUBSTEPS
     return lax.fori_loop(0, SUBSTEPS, lambda i, y: rk4(f, y, t0 + i * dt, dt), y)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def odeint(f, y0, ts, params):
-    """The states at times ``ts`` of dy/dt = f(y, t, params) from y0 at the first of them."""
+    """States at times ``ts`` of dy/dt = f(y, t, params), from y0 at the first time."""
 
     def step(y, interval):
         y = advance(lambda y, t: f(y, t, params), y, interval[0], interval[1])
@@ -54,7 +54,7 @@ def odeint_bwd(f, res, g):
     ys, ts, params = res
 
     def reversed_dynamics(state, minus_t):
-        """Of the state, its adjoint, and the gradient of the parameters, in reversed time."""
+        """Dynamics of state, adjoint and parameter gradient, in reversed time."""
         y, adjoint, _ = state
         value, pullback = jax.vjp(lambda y, p: f(y, -minus_t, p), y, params)
         of_y, of_params = pullback(adjoint)
@@ -107,7 +107,7 @@ def main():
         "b1": jnp.zeros(32),
         "w2": random.normal(k2, (32, 2)) * 0.3,
     }
-    # the adjoint equation against differentiating the solver: they differ by the error of the steps
+    # adjoint equation and differentiated solver differ by the discretization error
     through = lambda p: jnp.mean((odeint.__wrapped__(dynamics, target[0], ts, p) - target) ** 2)
     adjoint, direct = jax.grad(loss)(params, ts, target), jax.grad(through)(params)
     gap = max(

@@ -1,4 +1,4 @@
-"""Differentially private training: every example's gradient is clipped by itself, and noise is added to their sum.
+"""Differentially private training: per-example clipping, and noise on the sum.
 
 The algorithm is that of M. Abadi et al., "Deep Learning with Differential Privacy" (2016).
 """
@@ -37,7 +37,7 @@ def loss(params, image, label):
 
 
 def clipped_grad(params, image, label):
-    """The gradient of one example, no longer than ``CLIP``."""
+    """Gradient of one example, clipped to norm ``CLIP``."""
     grads = grad(loss)(params, image, label)
     leaves, structure = jax.tree.flatten(grads)
     norm = jnp.linalg.norm(jnp.stack([jnp.linalg.norm(g) for g in leaves]))

@@ -1,4 +1,7 @@
-"""A variational autoencoder of small binary digits: D. P. Kingma and M. Welling, "Auto-Encoding Variational Bayes"."""
+"""A variational autoencoder of small binary digits.
+
+D. P. Kingma and M. Welling, "Auto-Encoding Variational Bayes".
+"""
 
 import numpy as np
 
@@ -50,7 +53,7 @@ def kl_to_standard_normal(mean, spread):
 
 
 def loss(params, key, images):
-    """The negative evidence lower bound, in nats an image."""
+    """Negative evidence lower bound, in nats per image."""
     mean, spread = encode(params, images)
     z = mean + spread * random.normal(key, mean.shape)
     return jnp.mean(kl_to_standard_normal(mean, spread) - bernoulli_logpdf(decode(params, z), images))
@@ -61,7 +64,7 @@ optimizer = optax.adam(2e-3)
 
 @jit
 def run_epoch(key, params, state, images):
-    """All batches of an epoch, as one scan."""
+    """Train on all batches of an epoch, as one scan."""
     order_key, key = random.split(key)
     batches = random.permutation(order_key, images).reshape(-1, BATCH, 64)
 

@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_named(tmp_path, capsys):
     record = programs.Record("gpt2", {"name": "a device"}, o, found)
     record.run_all(found, time.monotonic() + 100, tmp_path)  # less than tuning needs
     assert "left out" in (printed := capsys.readouterr().out)
-    assert "Not run, for want of time: torch-max-autotune bf16." in printed
+    assert "Not run for lack of time: torch-max-autotune bf16." in printed
     assert json.loads((tmp_path / "gpu_gpt2.json").read_text())["left_out"] == [
         ["torch-max-autotune", {"precision": "bf16"}]
     ]
@@ -246,6 +246,7 @@ def usual_settings(monkeypatch):
     monkeypatch.setattr(bf.config, "matmul_precision", bf.config.matmul_precision)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "settings", ["--chunk=auto", "--chunk=32", "--recompute=1", "--budget=1GB", "--products=float32_tc"]
 )
@@ -258,6 +259,7 @@ def test_variants_train_alike(settings):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", gpt2_blufunc.AXES)
 def test_layouts_train_alike(layout):
     whole, *_ = trained("--batch=4")

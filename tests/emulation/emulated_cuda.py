@@ -11,19 +11,10 @@ import numpy as np
 from blufunc.kernels.backends.cuda.device_model import SHARED_BYTES
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.render.source import function_of, source_of
-from blufunc.kernels.backends.cuda.schedule.online_reductions import ONLINE
-from blufunc.kernels.codegen import scalar_ops
-from tests.emulation.cuda_machines import BLOCK, Host
+from blufunc.kernels.codegen import scalar_ops, source_files
+from tests.emulation.cuda_machines import BLOCK, PARTS, Host
 
-_MORE = f"""
-#define __grid_constant__
-#define __constant__ static
-static inline int min(int x, int y) {{ return x < y ? x : y; }}
-static inline long long min(long long x, long long y) {{ return x < y ? x : y; }}
-static void __syncwarp() {{ wait(WAITS_FOR_WARP); }}
-alignas(128) __shared__ unsigned char shared_memory[{SHARED_BYTES}];
-extern "C" void poison() {{ memset(shared_memory, 0xa5, sizeof shared_memory); }}
-"""
+_MORE = source_files.declared(SHARED_BYTES=SHARED_BYTES) + PARTS["rendered"]
 
 _PACKED_GROUP = """
 extern "C" void {entry}_packed(void *p, void *, void *, void *) {{ {entry}(*({entry}_table *)p); }}
@@ -55,7 +46,7 @@ class Emulator:
 
     def compile(self, schedules):
         """One library of the functions of some ``ScheduledKernel``s."""
-        texts = [ONLINE]
+        texts = [source_files.parts("backends/cuda/include/kernel_parts.cuh")["take_up"]]
         for s in schedules:
             texts.append(function_of(s))
             if s.kind == "group":

@@ -28,6 +28,7 @@ from blufunc.kernels.backends.cuda.library import (
     collectives,
     cublaslt,
     cupy_ops,
+    host,
     pointwise_gemm,
     scatter,
     softmax_gemm,
@@ -35,11 +36,12 @@ from blufunc.kernels.backends.cuda.library import (
 )
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
-from blufunc.kernels.backends.cuda.library.attention.backward_source import ROWS_OF_SUM
-from blufunc.kernels.loopir import interpret as loop_interpreter
+from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.kernels.rewrites import split_dot
-from blufunc.nn import attention_call, vocabulary_loss_call
+from blufunc.nn import vocabulary_loss_call
+from blufunc.nn.attention import call as attention_call
+from tests.emulation import loop_interpreter
 from tests.kernels.backends.cuda.library.test_cupy_ops import NumpyLibrary
 
 
@@ -303,9 +305,9 @@ class FakeCuda:
 
     def library(self, prim, buffers, params, outs, label=""):
         if any(not b.nbytes for b in buffers) or any(not a.size for a in outs):
-            return cupy_ops.fallback(prim, buffers, params, outs, label)
+            return host.fallback(prim, buffers, params, outs, label)
         if cupy_ops.is_host_fallback(prim, [b.dtype for b in buffers], params):
-            return cupy_ops.fallback(prim, buffers, params, outs, label)
+            return host.fallback(prim, buffers, params, outs, label)
         pool = self.own if self.captures() else self.pool
         results = [pool.allocate(a.shape, a.dtype, label) for a in outs]
         sources, targets = ([(b.ptr, b.shape, b.dtype) for b in list_] for list_ in (buffers, results))

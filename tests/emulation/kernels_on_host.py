@@ -44,13 +44,17 @@ def launch_of(kernel, *avals):
 
 def run_on_host(kernel, args, folder):
     """The results of a kernel, its threads one after the other: it must not have them wait for each other."""
+    typed = kernel.typed(tuple(kernel._avals(args, {})))
+    given = [np.asarray(a, v.dtype) for a, v in zip(args, typed.in_avals)]
+    return run_source(launch_of(kernel, *args), given, typed.out_avals, folder)
+
+
+def run_source(found, args, out_avals, folder):
+    """The results of a kernel's source, as ``run_on_host``."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    found = launch_of(kernel, *args)
-    typed = kernel.typed(tuple(kernel._avals(args, {})))
-    buffers = [np.ascontiguousarray(np.asarray(a, v.dtype)) for a, v in zip(args, typed.in_avals)]
-    buffers += [np.zeros(a.shape, a.dtype) for a in typed.out_avals]
+    buffers = [np.ascontiguousarray(a) for a in args] + [np.zeros(a.shape, a.dtype) for a in out_avals]
     n = len(buffers)
     runs = RUNS % (", ".join(["void*"] * n), ", ".join(f"a[{k}]" for k in range(n)))
     (folder / "kernel.cpp").write_text(AS_HOST + found.text + runs)

@@ -22,6 +22,8 @@ def nano():
         small = model.Config(layers=2, heads=2, width=16, context=16, vocab=256)
         patch.setitem(model.PRESETS, "nano", small)
         patch.setitem(train.RECIPES, "nano", {"steps": 12, "batch": 4, "lr": 1e-2})
+        patch.setattr(train, "QUICK", 4)
+        patch.setattr(train, "FULL", 16)
         yield
 
 
@@ -47,6 +49,7 @@ def words(tmp_path):
 
 
 STEPS = ("--preset", "nano", "--sample-tokens", "3")
+NO_SAMPLE = ("--sample-tokens", "0")
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +66,10 @@ def history(out):
     return weights.facts(out / "checkpoint.safetensors")["history"]
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_path, capsys):
-    assert cli.main(["--preset", "nano", *words("one")]) == 0
+    assert cli.main(["--preset", "nano", *words("one", *NO_SAMPLE)]) == 0
     assert cli.main(["--preset", "nano", *words("simulated", "--mesh", "data=2")]) == 0
     simulated = capsys.readouterr().out
     assert simulated.splitlines()[-1].endswith(f"--resume {tmp_path / 'simulated'} --mesh data=2 --steps 24")
@@ -84,6 +88,7 @@ def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_p
         assert array.tobytes() == files[1][name].tobytes(), name
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "options",
     [
@@ -113,15 +118,17 @@ def test_files_are_those_of_one_device_whatever_the_mesh(options, trained, words
     np.testing.assert_allclose(mesh["params.tokens"], one["params.tokens"], rtol=1e-3, atol=1e-4)
     for name in ("one", "mesh"):  # each goes on where the other was
         there = options if name == "one" else []
-        assert cli.main([*words(name, "--resume", str(tmp_path / name), "--steps", "15", *there)]) == 0
+        resume = ["--resume", str(tmp_path / name), "--steps", "15", *NO_SAMPLE]
+        assert cli.main([*words(name, *resume, *there)]) == 0
     one, mesh = (history(tmp_path / name)["train"] for name in ("one", "mesh"))
     assert len(one) == len(mesh) == 15
     np.testing.assert_allclose(mesh, one, rtol=2e-5)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_processes_with_divided_parameters(words, tmp_path):
-    options = ["--mesh", "fsdp=2"]
+    options = ["--mesh", "fsdp=2", *NO_SAMPLE]
     assert cli.main(["--preset", "nano", *words("simulated", *options)]) == 0
     code, _, err, _ = run("-n", 2, PROGRAM, *words("launched", *options))
     assert code == 0, err
@@ -130,6 +137,7 @@ def test_processes_with_divided_parameters(words, tmp_path):
     assert {k: x.tobytes() for k, x in files[0].items()} == {k: x.tobytes() for k, x in files[1].items()}
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
     process = start("-n", 2, PROGRAM, *words("run", "--steps", "4000", "--sample-tokens", "0"))

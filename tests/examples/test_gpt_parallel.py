@@ -17,7 +17,7 @@ from tests.parallel.exchanged import by_axes
 L, H, C, T, V, E = 2, 8, 16, 16, 32, 8
 DENSE = model.Config(layers=L, heads=H, width=C, context=T, vocab=V)
 MIXTURE = model.Config(layers=L, heads=H, width=C, context=T, vocab=V, experts=E)
-B, STEPS = 16, 20
+B, STEPS = 16, 8
 TOKENS = np.random.default_rng(0).integers(0, V, (STEPS, B, T + 1)).astype(np.int32)
 
 
@@ -306,6 +306,7 @@ def programs(monkeypatch):
     return made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_losses_are_those_of_one_device_and_the_exchanges_those_of_the_textbook(name, programs):
     axes, how, textbook = CASES[name]
@@ -323,6 +324,7 @@ def test_what_is_added_up_over_microbatches_is_whole_or_a_share(axis, share, pro
     assert sum(4 * a.size for a in sums) == ALL // share and len(sums) == N
 
 
+@pytest.mark.slow
 def test_parameters_tokens_and_features_divided_at_once(programs):
     axes, how = {"fsdp": 2, "seq": 2, "model": 2}, {"recompute": True}
     np.testing.assert_allclose(trained(DENSE, axes, how), alone(), rtol=1e-6)
@@ -361,6 +363,7 @@ def test_mixtures_of_experts(axes, textbook, programs):
     assert by_axes(programs[0]) == textbook
 
 
+@pytest.mark.slow
 def test_experts_parameters_and_features_divided_at_once():
     got = trained(MIXTURE, {"expert": 2, "fsdp": 2, "model": 2}, {})
     np.testing.assert_allclose(got, alone(4), rtol=1e-6)

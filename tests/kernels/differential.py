@@ -25,14 +25,13 @@ from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.backends.cpu.program import HOST, Runner, aligned
 from blufunc.kernels.backends.cpu.renderer import render_many
 from blufunc.kernels.backends.numpy.program import Program
-from blufunc.kernels.loopir.interpret import run as interpret_kernel
 from blufunc.kernels.loopir.ir import Buffer, Kernel
 from blufunc.kernels.loopir.verify import check_kernel
-from blufunc.kernels.pipeline import Planning
-from blufunc.kernels.recompute.budget import within
+from blufunc.kernels.pipeline import Planning, within
 from blufunc.kernels.schedule import GroupStep, KernelStep, Schedule
 from blufunc.kernels.target import Target
 from blufunc.transforms.staging.jit import jit
+from tests.emulation.loop_interpreter import run as interpret_kernel
 
 POISON = 0xA5
 

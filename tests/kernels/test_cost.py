@@ -6,7 +6,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, vmap
-from blufunc.kernels.backends.cpu.lowered import Draft
+from blufunc.kernels.backends.cpu.program import Draft
 from blufunc.kernels.cost import cost_of, cost_of_equations
 from blufunc.kernels.inspect import roofline as machines
 from blufunc.kernels.machine import Machine

@@ -66,6 +66,7 @@ def test_operations_interpreted(rows):
     assert_agrees(cases, exact=False)
 
 
+@pytest.mark.sampled(1)
 @compiled
 @pytest.mark.parametrize("rows", chunks(ROWS, 400), ids=lambda rows: f"from-{rows[0][0].id}-{rows[0][1]}")
 def test_operations_compiled(rows):
@@ -79,6 +80,7 @@ def test_operations_compiled(rows):
 WAYS = [(name, way) for name, p in PROGRAMS.items() for way in ("values", "gradients")[: 1 + p.reverse]]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name, way", WAYS)
 def test_control_flow_interpreted(name, way, monkeypatch):
     """Bodies of loops and branches too."""
@@ -114,6 +116,7 @@ def target(request, monkeypatch):
     return made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, 20_000 if SWEEP else 600, 100))
 def test_random_graphs_interpreted(first, target):
     """Results are equal to those of NumPy, whatever was donated, and all kernels obey the rules."""
@@ -159,6 +162,7 @@ def test_random_training_steps(first, room, monkeypatch):
     assert any(r.again for r in regions)
 
 
+@pytest.mark.sampled(1)
 @compiled
 @pytest.mark.parametrize("first", range(0, 4_000 if SWEEP else 80, 80))
 def test_random_graphs_compiled(first, target):
@@ -166,6 +170,7 @@ def test_random_graphs_compiled(first, target):
     assert_agrees(cases, True, compile_all(cases))
 
 
+@pytest.mark.slow
 @compiled
 def test_random_graphs_compiled_for_threads(monkeypatch):
     """Every loop over points shared among threads, in strips where it can be, and keeps in a thread's own memory."""

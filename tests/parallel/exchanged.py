@@ -21,7 +21,7 @@ def equations(jaxpr, times=1):
 def meetings(fun, *args):
     """The collectives of ``fun(*args)``: for each the name, how often it runs, and its equation."""
     for e, times in equations(bf.jit(fun).lower(*args).jaxpr):
-        if getattr(e.prim, "meets", False):
+        if getattr(e.prim, "communicates", False):
             yield e.prim.name.removeprefix("mesh_"), times, e
 
 
@@ -69,7 +69,7 @@ def by_axes(local):
     """
     counts, sizes = Counter(), Counter()
     for e, times in equations(local):
-        if not getattr(e.prim, "meets", False):
+        if not getattr(e.prim, "communicates", False):
             continue
         name = e.prim.name.removeprefix("mesh_").removesuffix("_invariant")
         aval = (e.outvars if name == "all_gather" else e.invars)[0].aval

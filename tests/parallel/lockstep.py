@@ -8,7 +8,7 @@ from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir.jaxpr import eval_jaxpr, subjaxprs
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
-from blufunc.parallel.collectives.lowering import spell_out
+from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import P
@@ -63,7 +63,7 @@ def divided(jaxpr, args, specs, mesh, outs=None):
     ends = None if outs is None else [None if s is None else NamedSharding(mesh, s) for s in outs]
     local, results = localise(jaxpr, shardings, mesh, ends)
     parts = [padded_shards(a, s) for a, s in zip(args, shardings, strict=True)]
-    plain = spell_out(local)
+    plain = lower_collectives(local)
     ranks = run_ranks(mesh, lambda r: eval_jaxpr(plain, [from_numpy(p[r]) for p in parts]), deadline=60)
     whole = [
         assembled([r[i] for r in ranks], s, v.aval.shape, v.aval.dtype)

@@ -134,7 +134,7 @@ STATS = [
         S,
         order=0,
         dtypes=("float64",),
-        differs=("JAX is off by up to 1e-6 in float64; ours is SciPy's to rounding", ("value", "vmap")),
+        differs=("JAX is off by up to 1e-6 in float64; blufunc matches SciPy to rounding", ("value", "vmap")),
     ),
     stat(
         "multinomial.logpmf",
@@ -251,7 +251,7 @@ RANDOM = [
         order=0,
         dtypes=("float64",),
         differs=(
-            "what JAX's x64 switch widens inside of a sampler stays 32-bit, so that one key gives one sample",
+            "the intermediates that JAX's x64 switch widens in a sampler stay 32-bit: one key gives one sample",
             ("value", "vmap"),
         ),
     ),

@@ -18,6 +18,9 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.trace import Value
 
+shards: Any = None
+"""The module that knows how arrays are sharded; ``blufunc/__init__.py`` sets it."""
+
 
 class Donated:
     """Stands in the place of the buffers that were given away to one call: of what, and in which line of the user."""
@@ -142,6 +145,32 @@ class Array(Value):
                 fix="pass a Python int, or take one element of an integer array: int(x[0])",
             )
         return int(self._scalar("an index"))
+
+    # -- how it lies on devices: ``shards`` knows ------------------------------------------------------
+
+    @property
+    def sharding(self) -> Any:
+        """How the array lies on devices: a ``NamedSharding``, or a ``SingleDeviceSharding``."""
+        return shards.sharding_of(self)
+
+    @property
+    def addressable_shards(self) -> list[Any]:
+        """The parts of the array, one for each device of this process, in the order of the mesh."""
+        return shards.addressable_shards(self)
+
+    def addressable_data(self, index: int) -> Array:
+        """The shard on device ``index`` of this process."""
+        return shards.addressable_shards(self)[index].data
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether each device of the array holds all of it."""
+        return shards.sharding_of(self).is_fully_replicated
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all devices of the array are of this process."""
+        return shards.sharding_of(self).is_fully_addressable
 
     def item(self):
         """The one element, as a Python scalar."""

@@ -8,15 +8,68 @@ hoisted to arguments of the equation.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from blufunc.core.ir import printer
 from blufunc.core.ir import source as source_lib
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.trace import state
+
+# -- keys of parameters: ``exact`` tells apart what ``==`` does not, as 1 and True ------------------
+
+
+_NUMBERS = bool, int, float, complex, np.generic
+
+
+def exact(value: Any) -> Any:
+    """A key that tells numbers apart by class and sign: by themselves, and in tuples, frozensets and dataclasses."""
+    if isinstance(value, _NUMBERS):
+        return (value.__class__, repr(value))
+    if isinstance(value, tuple):
+        return (value.__class__, *map(exact, value))
+    if isinstance(value, frozenset):
+        return (value.__class__, frozenset(map(exact, value)))
+    made = getattr(value.__class__, "__dataclass_params__", None)
+    if made is None or not made.eq:
+        return value
+    fields = [exact(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare]
+    key = (value.__class__, value, *fields)
+    try:
+        hash(key)
+    except TypeError:  # a class may have a hash of its own
+        return value
+    return key
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are equal, and ``exact`` of them too."""
+    if a is b:
+        return True
+    if a.__class__ is tuple is b.__class__ and len(a) == len(b) and all(map(operator.is_, a, b)):
+        return True  # the most frequent case, at the speed of C
+    return bool(a == b) and exact(a) == exact(b)
+
+
+def shown(key: Any) -> str:
+    """The value that ``exact`` made a key of, as it is written."""
+    if not isinstance(key, tuple):
+        return repr(key)
+    kind, first, *rest = (*key, None) if len(key) == 1 else key
+    if issubclass(kind, tuple):
+        parts = [shown(k) for k in key[1:]]
+        return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+    if issubclass(kind, frozenset):
+        return f"frozenset({{{', '.join(sorted(map(shown, first)))}}})"
+    return first if issubclass(kind, _NUMBERS) else repr(first)
+
+
+# -- programs ---------------------------------------------------------------------------------------
 
 
 class Var:
@@ -242,8 +295,26 @@ def subjaxprs(params: dict[str, Any]) -> Iterable[Jaxpr]:
             yield from (v for v in value if isinstance(v, Jaxpr))
 
 
-def meets(eqn: Eqn) -> bool:
-    """Whether ranks exchange something in an equation, itself or in the jaxprs that it runs."""
-    if eqn.prim.kind == "collective" and eqn.prim.meets:  # type: ignore[attr-defined]
+def map_jaxprs(change: Callable[[Jaxpr], Jaxpr], params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an equation with each jaxpr among them changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Jaxpr):
+            return change(value)
+        if value.__class__ is tuple and any(isinstance(v, Jaxpr) for v in value):
+            return tuple([change(v) if isinstance(v, Jaxpr) else v for v in value])
+        return value
+
+    return {key: changed(value) for key, value in params.items()}
+
+
+def communicates(eqn: Eqn) -> bool:
+    """True if ranks communicate in an equation, or in a jaxpr that it runs."""
+    if eqn.prim.kind == "collective" and eqn.prim.communicates:  # type: ignore[attr-defined]
         return True
-    return any(map(meets, itertools.chain.from_iterable(j.eqns for j in subjaxprs(eqn.params))))
+    return any(map(communicates, itertools.chain.from_iterable(j.eqns for j in subjaxprs(eqn.params))))
+
+
+def line_of(eqn: Eqn) -> str:
+    """The user's line of an equation: of one that a derivative made, the forward line, marked."""
+    return source_lib.summary(eqn.source) + (" backward" if source_lib.is_backward(eqn.source) else "")

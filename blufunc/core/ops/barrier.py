@@ -11,6 +11,7 @@ from typing import Any
 
 from blufunc.core.arrays.array import lift
 from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.sharding import one_by_one
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.pytree import tree
 
@@ -19,6 +20,8 @@ class _OptimizationBarrier(Primitive):
     """All operands, as they are."""
 
     name, kind, multiple_results, opaque = "optimization_barrier", "barrier", True, True
+
+    shard = staticmethod(one_by_one)
 
     def impl(self, *xs):
         return list(xs)

@@ -36,6 +36,7 @@ from blufunc.core.ops.sliding import (
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.linear_ops import add_tangents, move_dim, reshape
 from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.sharding import EITHER, Factoring
 from blufunc.core.primitives.tangents import Zero, is_linear
 
 
@@ -61,6 +62,25 @@ class _ConvGeneralDilated(Primitive):
     """Windows of the lhs times the kernel; see ``conv_general_dilated``."""
 
     name, kind, fresh = "conv_general_dilated", "contract", True
+    linear, autocast_class = EITHER, "low"
+
+    def flops(self, lhs, rhs, **params) -> int:
+        # a kernel has an axis of output features; its other axes are the terms of one element
+        terms = rhs.size // max(1, rhs.shape[params["dimension_numbers"].rhs_spec[0]])
+        return 2 * terms * self.abstract(lhs, rhs, **params).size * (4 if dtypes.is_complex(lhs.dtype) else 1)
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        numbers = params["dimension_numbers"]
+        dims: list[list] = [[()] * a.ndim for a in (*avals, *outs)]
+        lhs, rhs, out = dims
+        (n, c), (o, i), (on, oc) = (s[:2] for s in (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
+        if params["batch_group_count"] == 1:
+            lhs[n] = out[on] = b.new(avals[0].shape[n])
+            if params["feature_group_count"] == 1:
+                rhs[o] = out[oc] = b.new(avals[1].shape[o])
+                lhs[c] = rhs[i] = b.new(avals[0].shape[c], "sum")
+        return b.rule([lhs, rhs], [out])
 
     def impl(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type, **slide):
         out = preferred_element_type or lhs.dtype

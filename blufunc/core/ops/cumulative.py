@@ -20,6 +20,7 @@ from blufunc.core.ops.prefix import Elements, prefix_scan
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.linear_ops import add_any, full
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import FIRST, along
 from blufunc.core.primitives.tangents import Zero, zero
 
 
@@ -29,13 +30,18 @@ class Cumulative(Primitive):
     Args:
       accumulate: the ufunc that combines two elements.
       types: a key of ``kinds.TYPES``.
+      monoid: what combines two elements, as kernels know it.
+      autocast: its class in mixed precision.
     """
 
     kind, fresh = "cumulative", True
 
-    def __init__(self, name: str, accumulate: np.ufunc, types: str):
+    shard = staticmethod(along("axis"))
+
+    def __init__(self, name: str, accumulate: np.ufunc, types: str, monoid: str, autocast: str):
         super().__init__(name)
         self.accumulate, self.types = accumulate, types
+        self.monoid, self.autocast_class = monoid, autocast
 
     def impl(self, x, *, axis, reverse):
         dtype = x.dtype
@@ -75,6 +81,8 @@ class Cumulative(Primitive):
 class _CumSum(Cumulative):
     """The cumulative sum, which is linear."""
 
+    linear = FIRST
+
     def tangent(self, x, t, axis, reverse):
         return self.bind(t, axis=axis, reverse=reverse)
 
@@ -85,8 +93,8 @@ class _CumSum(Cumulative):
 class _Scanned(Cumulative):
     """Differentiated by a scan with ``combine``, which joins the (value, tangent) of two neighbouring stretches."""
 
-    def __init__(self, name: str, accumulate: np.ufunc, types: str, combine: Callable):
-        super().__init__(name, accumulate, types)
+    def __init__(self, name: str, accumulate: np.ufunc, types: str, monoid: str, combine: Callable):
+        super().__init__(name, accumulate, types, monoid, "float32")
         self.combine = combine
 
     def tangent(self, x, t, axis, reverse):
@@ -96,8 +104,8 @@ class _Scanned(Cumulative):
 class _CumExtremum(Cumulative):
     """The cumulative maximum or minimum: elements that share it so far share its derivative equally."""
 
-    def __init__(self, name: str, accumulate: np.ufunc, later_wins: Callable):
-        super().__init__(name, accumulate, "ordered")
+    def __init__(self, name: str, accumulate: np.ufunc, monoid: str, later_wins: Callable):
+        super().__init__(name, accumulate, "ordered", monoid, "widest")
         self.later_wins = later_wins
 
     def tangent(self, x, t, axis, reverse):
@@ -128,11 +136,11 @@ def _log_add_exp(a: Elements, b: Elements) -> Elements:
     return [add(log(total), top), add_any(mul(tx, div(ex, safe)), mul(ty, div(ey, safe)))]
 
 
-cumsum_p = _CumSum("cumsum", np.add, "number")
-cumprod_p = _Scanned("cumprod", np.multiply, "number", _times)
-cummax_p = _CumExtremum("cummax", np.maximum, lambda later, earlier: gt(later, earlier))
-cummin_p = _CumExtremum("cummin", np.minimum, lambda later, earlier: gt(earlier, later))
-cumlogsumexp_p = _Scanned("cumlogsumexp", np.logaddexp, "float", _log_add_exp)
+cumsum_p = _CumSum("cumsum", np.add, "number", "sum", "float32")
+cumprod_p = _Scanned("cumprod", np.multiply, "number", "prod", _times)
+cummax_p = _CumExtremum("cummax", np.maximum, "max", lambda later, earlier: gt(later, earlier))
+cummin_p = _CumExtremum("cummin", np.minimum, "min", lambda later, earlier: gt(earlier, later))
+cumlogsumexp_p = _Scanned("cumlogsumexp", np.logaddexp, "float", "logaddexp", _log_add_exp)
 
 # -- functions -------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from blufunc.core.ops.elementwise import convert
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.linear_ops import add_tangents, transpose
 from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.sharding import EITHER, Factoring
 from blufunc.core.primitives.tangents import Zero, is_linear
 
 Axes = tuple[int, ...]
@@ -41,9 +42,9 @@ class Precision(enum.StrEnum):
 class DotAlgorithmPreset(enum.StrEnum):
     """How a device with tensor cores multiplies float32: the dtypes of operands and sums, and the number of products.
 
-    Names as in JAX, but for those that begin with ``F16``. With ``_Xn`` an operand is the sum of 2 parts (3 of ``_X6``)
-    that are rounded to that dtype, and n products of parts are summed; without, it is rounded. Operands of other
-    dtypes, and devices without tensor cores, take no notice. ``docs/design/006-headline.md`` has the errors.
+    Names as in JAX, except for those that begin with ``F16``. With ``_X3`` an operand is the sum of 2 parts that are
+    rounded to that dtype, and 3 products of parts are summed; without, it is rounded. Operands of other dtypes, and
+    devices without tensor cores, ignore it. ``docs/design/006-headline.md`` has the errors.
     """
 
     F32_F32_F32 = "F32_F32_F32"
@@ -51,12 +52,6 @@ class DotAlgorithmPreset(enum.StrEnum):
     F16_F16_F32_SCALED = "F16_F16_F32_SCALED"
     """Of rows and columns multiplied by powers of two, so that their largest elements are alike: an element is
     rounded to 11 bits as by ``TF32_TF32_F32``, if it is above 2^-27 of the largest that it is summed up with."""
-    F16_F16_F32_SHARED = "F16_F16_F32_SHARED"
-    """The same with scales of the rows of operands as they lie, so that one copy serves forward and backward passes.
-    Gradients of weights are less exact for features below 2^-27 of the largest of every example."""
-    TF32_TF32_F32_X3 = "TF32_TF32_F32_X3"
-    BF16_BF16_F32_X3 = "BF16_BF16_F32_X3"
-    BF16_BF16_F32_X6 = "BF16_BF16_F32_X6"
     F16_F16_F32_X3 = "F16_F16_F32_X3"
     """Of rows and columns that were scaled as by ``F16_F16_F32_SCALED``."""
 
@@ -68,6 +63,32 @@ class _DotGeneral(Primitive):
     """Products summed over the contracted axes; result axes are the batch, lhs free and rhs free ones."""
 
     name, kind, fresh = "dot_general", "contract", True
+    linear, autocast_class = EITHER, "low"
+
+    def flops(self, lhs, rhs, *_, dimension_numbers, **__) -> int:
+        (contracted, _), (batch, _) = dimension_numbers
+        shared = math.prod(lhs.shape[d] for d in (*contracted, *batch))
+        return 2 * lhs.size * rhs.size // max(1, shared) * (4 if dtypes.is_complex(lhs.dtype) else 1)
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        x, y = avals
+        (xc, yc), (xb, yb) = params["dimension_numbers"]
+        dx: list[Any] = [None] * x.ndim
+        dy: list[Any] = [None] * y.ndim
+        summed = not dtypes.is_bool(x.dtype)
+        for i, j in zip(xb, yb, strict=True):
+            dx[i] = dy[j] = b.new(x.shape[i])
+        for i, j in zip(xc, yc, strict=True):
+            dx[i] = dy[j] = b.new(x.shape[i], "sum") if summed else ()
+        for dims, aval in ((dx, x), (dy, y)):
+            for d, n in enumerate(aval.shape):
+                if dims[d] is None:
+                    dims[d] = b.new(n)
+        free = [
+            [f for d, f in enumerate(dims) if d not in used] for dims, used in ((dx, xc + xb), (dy, yc + yb))
+        ]
+        return b.rule([dx, dy], [[dx[i] for i in xb] + free[0] + free[1]])
 
     def impl(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type):
         out = preferred_element_type or lhs.dtype
@@ -203,7 +224,7 @@ def _check_precision(precision: Any) -> None:
         if p not in _PRECISIONS:
             raise errors.ArgumentError(
                 f"dot_general: {p!r} is not a precision.",
-                fix="'default', 'high', 'highest', 'tf32', 'float32_tc', one of lax.DotAlgorithmPreset, or a pair",
+                fix=f"one of {', '.join(repr(str(p)) for p in _PRECISIONS if p)}, or a pair",
             )
 
 

@@ -45,6 +45,7 @@ from blufunc.core.primitives.linear_ops import (
     zeros,
 )
 from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.sharding import BOTH, Factoring
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
@@ -52,6 +53,17 @@ class _DynamicSlice(Linear):
     """The window of ``slice_sizes`` at starts that are operands; starts are clamped so that it fits."""
 
     name, kind = "dynamic_slice", "index"
+    autocast_class = "widest"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        x, *starts = avals
+        dims = b.each(x.shape, [d for d, n in enumerate(outs[0].shape) if n != x.shape[d]])
+
+        def local(params, operands, results):
+            return {**params, "slice_sizes": results[0]}
+
+        return b.rule([dims, *[()] * len(starts)], [dims], params=local)
 
     def impl(self, x, *starts, slice_sizes):
         return x[_window(x.shape, slice_sizes, starts)]
@@ -93,6 +105,13 @@ class _DynamicUpdateSlice(Primitive):
     """The operand with a window replaced by ``update``; starts are clamped so that the window fits."""
 
     name, kind, fresh = "dynamic_update_slice", "index", True
+    linear, autocast_class = BOTH, "widest"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        x, update, *starts = avals
+        dims = b.each(x.shape, [d for d, n in enumerate(update.shape) if n != x.shape[d]])
+        return b.rule([dims, dims, *[()] * len(starts)], [dims])
 
     def impl(self, x, update, *starts):
         out = np.array(x, order="C")

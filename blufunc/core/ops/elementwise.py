@@ -18,10 +18,14 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import static_int
 from blufunc.core.ir.trace import Value
 from blufunc.core.ops import numerics
-from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.c_form import CForm, arithmetic, bitwise, call, comparison, same
+from blufunc.core.primitives.kinds import C_FORMS, Elementwise
 from blufunc.core.primitives.linear_ops import add_any, full, move_dim, zeros
 from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import Zero, zero
+
+_FIRST, _EITHER, _BOTH = [{0}], [{0}, {1}], [{0, 1}]  # groups of operands in which an operation is linear
 
 _PY_SCALARS = (bool, int, float, complex)
 
@@ -66,6 +70,9 @@ class _Div(Elementwise):
     def ufunc_for(self, dtype):
         return None if dtypes.is_integer(dtype) else np.true_divide
 
+    def linear_in(self, avals, outs, **params):
+        return self.linear if dtypes.is_inexact(outs[0].dtype) else ()
+
 
 def _pow_deriv_x(t, ans, x, y):
     # 0 * 0**-1 is NaN where the derivative of x**0 is 0; at other x the exponent must stay what it is
@@ -90,13 +97,25 @@ def _maximum_deriv(choose_x):
     return deriv
 
 
-neg_p = Elementwise("neg", np.negative, "number", [lambda t, ans, x: neg(t)], [lambda ct, x: neg(ct)])
+neg_p = Elementwise(
+    "neg",
+    np.negative,
+    "number",
+    [lambda t, ans, x: neg(t)],
+    [lambda ct, x: neg(ct)],
+    lower=CForm({"f": "-{0}", "c": "-{0}", "i": "{T}({U}(0) - {U}({0}))"}, exact=True),
+    linear=_FIRST,
+    autocast="widest",
+)
 add_p = Elementwise(
     "add",
     np.add,
     "number",
     [lambda t, ans, x, y: t, lambda t, ans, x, y: t],
     [lambda ct, x, y: ct, lambda ct, x, y: ct],
+    lower=arithmetic("+"),
+    linear=_BOTH,
+    autocast="widest",
 )
 sub_p = Elementwise(
     "sub",
@@ -104,6 +123,9 @@ sub_p = Elementwise(
     "number",
     [lambda t, ans, x, y: t, lambda t, ans, x, y: neg(t)],
     [lambda ct, x, y: ct, lambda ct, x, y: neg(ct)],
+    lower=arithmetic("-"),
+    linear=_BOTH,
+    autocast="float32",
 )
 mul_p = Elementwise(
     "mul",
@@ -111,6 +133,9 @@ mul_p = Elementwise(
     "number",
     [lambda t, ans, x, y: mul(t, y), lambda t, ans, x, y: mul(x, t)],
     [lambda ct, x, y: mul(ct, y), lambda ct, x, y: mul(x, ct)],
+    lower=arithmetic("*"),
+    linear=_EITHER,
+    autocast="widest",
 )
 div_p = _Div(
     "div",
@@ -118,13 +143,46 @@ div_p = _Div(
     "number",
     [lambda t, ans, x, y: div(t, y), lambda t, ans, x, y: mul(neg(t), div(ans, y))],
     [lambda ct, x, y: div(ct, y), None],
+    lower=CForm({"f": "{0} / {1}", "c": "{0} / {1}", "i": "bf_div({0}, {1})"}),
+    linear=_FIRST,
+    autocast="widest",
+    cost=4,
 )
+C_FORMS[np.true_divide] = div_p
 rem_p = Elementwise(
-    "rem", np.fmod, "real", [lambda t, ans, x, y: t, lambda t, ans, x, y: mul(neg(t), trunc(div(x, y)))]
+    "rem",
+    np.fmod,
+    "real",
+    [lambda t, ans, x, y: t, lambda t, ans, x, y: mul(neg(t), trunc(div(x, y)))],
+    lower=call("rem", "fi", 2),
+    autocast="widest",
+    cost=4,
 )
-max_p = Elementwise("max", np.maximum, "ordered", [_maximum_deriv(True), _maximum_deriv(False)])
-min_p = Elementwise("min", np.minimum, "ordered", [_maximum_deriv(True), _maximum_deriv(False)])
-pow_p = Elementwise("pow", np.power, "inexact", [_pow_deriv_x, _pow_deriv_y])
+max_p = Elementwise(
+    "max",
+    np.maximum,
+    "ordered",
+    [_maximum_deriv(True), _maximum_deriv(False)],
+    lower=CForm({"f": "bf_max({0}, {1})", "i": "bf_max({0}, {1})", "b": "bool({0} | {1})"}, exact=True),
+    autocast="widest",
+)
+min_p = Elementwise(
+    "min",
+    np.minimum,
+    "ordered",
+    [_maximum_deriv(True), _maximum_deriv(False)],
+    lower=CForm({"f": "bf_min({0}, {1})", "i": "bf_min({0}, {1})", "b": "bool({0} & {1})"}, exact=True),
+    autocast="widest",
+)
+pow_p = Elementwise(
+    "pow",
+    np.power,
+    "inexact",
+    [_pow_deriv_x, _pow_deriv_y],
+    lower=call("pow", "fc", 2),
+    autocast="float32",
+    cost=20,
+)
 atan2_p = Elementwise(
     "atan2",
     np.arctan2,
@@ -133,27 +191,79 @@ atan2_p = Elementwise(
         lambda t, ans, x, y: mul(t, div(y, add(square(x), square(y)))),
         lambda t, ans, x, y: mul(t, div(neg(x), add(square(x), square(y)))),
     ],
+    lower=call("atan2", "f", 2),
+    autocast="float32",
+    cost=12,
 )
-nextafter_p = Elementwise("nextafter", np.nextafter, "float", [None, None])
+nextafter_p = Elementwise(
+    "nextafter",
+    np.nextafter,
+    "float",
+    [None, None],
+    lower=CForm({"f": "bf_nextafter({0}, {1})"}, stored=True),
+    cost=20,
+)
 # at 0 the symmetric derivative: compositions such as exp(-|x - y|) count on its being no other
-abs_p = Elementwise("abs", np.abs, "real", [lambda t, ans, x: mul(t, sign(x))])
-sign_p = Elementwise("sign", np.sign, "number", [None])
-square_p = Elementwise("square", np.square, "number", [lambda t, ans, x: mul(t, mul(x, 2))])
-sqrt_p = Elementwise("sqrt", np.sqrt, "inexact", [lambda t, ans, x: mul(t, div(ones_of(ans), mul(ans, 2)))])
+abs_p = Elementwise(
+    "abs",
+    np.abs,
+    "real",
+    [lambda t, ans, x: mul(t, sign(x))],
+    lower=call("abs", "fi", exact=True),
+    autocast="widest",
+)
+sign_p = Elementwise(
+    "sign", np.sign, "number", [None], lower=call("sign", "fic", exact=True), autocast="widest"
+)
+square_p = Elementwise(
+    "square",
+    np.square,
+    "number",
+    [lambda t, ans, x: mul(t, mul(x, 2))],
+    lower=CForm({"f": "{0} * {0}", "c": "{0} * {0}", "i": "{T}({U}({0}) * {U}({0}))"}),
+    autocast="float32",
+)
+sqrt_p = Elementwise(
+    "sqrt",
+    np.sqrt,
+    "inexact",
+    [lambda t, ans, x: mul(t, div(ones_of(ans), mul(ans, 2)))],
+    lower=call("sqrt", "fc"),
+    autocast="float32",
+    cost=4,
+)
 rsqrt_p = Elementwise(
     "rsqrt",
     lambda x: np.asarray(1, x.dtype) / np.sqrt(x),
     "inexact",
     [lambda t, ans, x: mul(t, mul(div(ans, x), -0.5))],
+    lower=call("rsqrt", "fc"),
+    autocast="float32",
+    cost=4,
 )
-cbrt_p = Elementwise("cbrt", np.cbrt, "float", [lambda t, ans, x: div(t, mul(square(ans), 3))])
+cbrt_p = Elementwise(
+    "cbrt",
+    np.cbrt,
+    "float",
+    [lambda t, ans, x: div(t, mul(square(ans), 3))],
+    lower=call("cbrt", "f"),
+    autocast="float32",
+    cost=12,
+)
 
 
 class _IntegerPow(Elementwise):
     """x to a static integer power: cheaper and defined on more than ``pow``."""
 
     def __init__(self):
-        super().__init__("integer_pow", None, "number", [self._deriv])
+        super().__init__(
+            "integer_pow",
+            None,
+            "number",
+            [self._deriv],
+            lower=CForm(special="integer_pow", repeats=True),
+            autocast="float32",
+        )
 
     def impl(self, x, *, y):
         if y == 2:
@@ -184,79 +294,288 @@ integer_pow_p = _IntegerPow()
 _TWO_OVER_ROOT_PI = 1.1283791670955126
 _ROOT_PI_OVER_TWO = 0.8862269254527580
 
-exp_p = Elementwise("exp", np.exp, "inexact", [lambda t, ans, x: mul(t, ans)])
-exp2_p = Elementwise("exp2", np.exp2, "float", [lambda t, ans, x: mul(t, mul(ans, 0.6931471805599453))])
-expm1_p = Elementwise("expm1", np.expm1, "inexact", [lambda t, ans, x: mul(t, add(ans, 1))])
-log_p = Elementwise("log", np.log, "inexact", [lambda t, ans, x: div(t, x)])
-log1p_p = Elementwise("log1p", np.log1p, "inexact", [lambda t, ans, x: div(t, add(x, 1))])
+exp_p = Elementwise(
+    "exp",
+    np.exp,
+    "inexact",
+    [lambda t, ans, x: mul(t, ans)],
+    lower=call("exp", "fc"),
+    autocast="float32",
+    cost=8,
+)
+exp2_p = Elementwise(
+    "exp2",
+    np.exp2,
+    "float",
+    [lambda t, ans, x: mul(t, mul(ans, 0.6931471805599453))],
+    lower=call("exp2", "f"),
+    autocast="float32",
+    cost=8,
+)
+expm1_p = Elementwise(
+    "expm1",
+    np.expm1,
+    "inexact",
+    [lambda t, ans, x: mul(t, add(ans, 1))],
+    lower=call("expm1", "fc"),
+    autocast="float32",
+    cost=8,
+)
+log_p = Elementwise(
+    "log",
+    np.log,
+    "inexact",
+    [lambda t, ans, x: div(t, x)],
+    lower=call("log", "fc"),
+    autocast="float32",
+    cost=8,
+)
+log1p_p = Elementwise(
+    "log1p",
+    np.log1p,
+    "inexact",
+    [lambda t, ans, x: div(t, add(x, 1))],
+    lower=call("log1p", "fc"),
+    autocast="float32",
+    cost=8,
+)
 logistic_p = Elementwise(
-    "logistic", numerics.logistic, "inexact", [lambda t, ans, x: mul(t, mul(ans, sub(1, ans)))]
+    "logistic",
+    numerics.logistic,
+    "inexact",
+    [lambda t, ans, x: mul(t, mul(ans, sub(1, ans)))],
+    lower=call("logistic", "fc"),
+    autocast="widest",
+    cost=8,
 )
-sin_p = Elementwise("sin", np.sin, "inexact", [lambda t, ans, x: mul(t, cos(x))])
-cos_p = Elementwise("cos", np.cos, "inexact", [lambda t, ans, x: mul(t, neg(sin(x)))])
-tan_p = Elementwise("tan", np.tan, "inexact", [lambda t, ans, x: mul(t, add(square(ans), 1))])
-asin_p = Elementwise("asin", np.arcsin, "inexact", [lambda t, ans, x: mul(t, rsqrt(sub(1, square(x))))])
-acos_p = Elementwise("acos", np.arccos, "inexact", [lambda t, ans, x: mul(t, neg(rsqrt(sub(1, square(x)))))])
-atan_p = Elementwise("atan", np.arctan, "inexact", [lambda t, ans, x: div(t, add(square(x), 1))])
-sinh_p = Elementwise("sinh", np.sinh, "inexact", [lambda t, ans, x: mul(t, cosh(x))])
-cosh_p = Elementwise("cosh", np.cosh, "inexact", [lambda t, ans, x: mul(t, sinh(x))])
-tanh_p = Elementwise("tanh", np.tanh, "inexact", [lambda t, ans, x: mul(t, sub(1, square(ans)))])
-asinh_p = Elementwise("asinh", np.arcsinh, "inexact", [lambda t, ans, x: mul(t, rsqrt(add(square(x), 1)))])
+sin_p = Elementwise(
+    "sin",
+    np.sin,
+    "inexact",
+    [lambda t, ans, x: mul(t, cos(x))],
+    lower=call("sin", "fc"),
+    autocast="widest",
+    cost=8,
+)
+cos_p = Elementwise(
+    "cos",
+    np.cos,
+    "inexact",
+    [lambda t, ans, x: mul(t, neg(sin(x)))],
+    lower=call("cos", "fc"),
+    autocast="widest",
+    cost=8,
+)
+tan_p = Elementwise(
+    "tan",
+    np.tan,
+    "inexact",
+    [lambda t, ans, x: mul(t, add(square(ans), 1))],
+    lower=call("tan", "fc"),
+    autocast="float32",
+    cost=12,
+)
+asin_p = Elementwise(
+    "asin",
+    np.arcsin,
+    "inexact",
+    [lambda t, ans, x: mul(t, rsqrt(sub(1, square(x))))],
+    lower=call("asin", "fc"),
+    autocast="float32",
+    cost=12,
+)
+acos_p = Elementwise(
+    "acos",
+    np.arccos,
+    "inexact",
+    [lambda t, ans, x: mul(t, neg(rsqrt(sub(1, square(x)))))],
+    lower=call("acos", "fc"),
+    autocast="float32",
+    cost=12,
+)
+atan_p = Elementwise(
+    "atan",
+    np.arctan,
+    "inexact",
+    [lambda t, ans, x: div(t, add(square(x), 1))],
+    lower=call("atan", "fc"),
+    autocast="float32",
+    cost=12,
+)
+sinh_p = Elementwise(
+    "sinh",
+    np.sinh,
+    "inexact",
+    [lambda t, ans, x: mul(t, cosh(x))],
+    lower=call("sinh", "fc"),
+    autocast="float32",
+    cost=12,
+)
+cosh_p = Elementwise(
+    "cosh",
+    np.cosh,
+    "inexact",
+    [lambda t, ans, x: mul(t, sinh(x))],
+    lower=call("cosh", "fc"),
+    autocast="float32",
+    cost=12,
+)
+tanh_p = Elementwise(
+    "tanh",
+    np.tanh,
+    "inexact",
+    [lambda t, ans, x: mul(t, sub(1, square(ans)))],
+    lower=call("tanh", "fc"),
+    autocast="widest",
+    cost=8,
+)
+asinh_p = Elementwise(
+    "asinh",
+    np.arcsinh,
+    "inexact",
+    [lambda t, ans, x: mul(t, rsqrt(add(square(x), 1)))],
+    lower=call("asinh", "fc"),
+    autocast="float32",
+    cost=20,
+)
 acosh_p = Elementwise(
-    "acosh", np.arccosh, "inexact", [lambda t, ans, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))))]
+    "acosh",
+    np.arccosh,
+    "inexact",
+    [lambda t, ans, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))))],
+    lower=call("acosh", "fc"),
+    autocast="float32",
+    cost=20,
 )
-atanh_p = Elementwise("atanh", np.arctanh, "inexact", [lambda t, ans, x: div(t, sub(1, square(x)))])
+atanh_p = Elementwise(
+    "atanh",
+    np.arctanh,
+    "inexact",
+    [lambda t, ans, x: div(t, sub(1, square(x)))],
+    lower=call("atanh", "fc"),
+    autocast="float32",
+    cost=20,
+)
 erf_p = Elementwise(
     "erf",
     numerics.erf,
     "float",
     [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), _TWO_OVER_ROOT_PI))],
+    lower=call("erf", "f"),
+    autocast="widest",
+    cost=12,
 )
 erfc_p = Elementwise(
     "erfc",
     numerics.erfc,
     "float",
     [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), -_TWO_OVER_ROOT_PI))],
+    lower=call("erfc", "f"),
+    autocast="float32",
+    cost=20,
 )
 erf_inv_p = Elementwise(
-    "erf_inv", numerics.erf_inv, "float", [lambda t, ans, x: mul(t, mul(exp(square(ans)), _ROOT_PI_OVER_TWO))]
+    "erf_inv",
+    numerics.erf_inv,
+    "float",
+    [lambda t, ans, x: mul(t, mul(exp(square(ans)), _ROOT_PI_OVER_TWO))],
+    lower=call("erf_inv", "f"),
+    autocast="float32",
+    cost=20,
 )
 
 # -- rounding, tests, bits -------------------------------------------------------------------------
 
-floor_p = Elementwise("floor", np.floor, "float", [None])
-ceil_p = Elementwise("ceil", np.ceil, "float", [None])
-trunc_p = Elementwise("trunc", np.trunc, "float", [None])
-round_p = Elementwise("round", np.rint, "float", [None])
+floor_p = Elementwise(
+    "floor", np.floor, "float", [None], lower=call("floor", "f", exact=True), autocast="widest"
+)
+ceil_p = Elementwise("ceil", np.ceil, "float", [None], lower=call("ceil", "f", exact=True), autocast="widest")
+trunc_p = Elementwise(
+    "trunc", np.trunc, "float", [None], lower=call("trunc", "f", exact=True), autocast="widest"
+)
+round_p = Elementwise(
+    "round", np.rint, "float", [None], lower=call("round", "f", exact=True), autocast="widest"
+)
 reduce_precision_p = Elementwise(
     "reduce_precision",
     numerics.reduce_precision,
     "float",
     [lambda t, ans, x, **bits: reduce_precision_p.bind(t, **bits)],
     [lambda ct, x, **bits: reduce_precision_p.bind(ct, **bits)],
+    lower=CForm({"f": "bf_reduce_precision({0}, {exponent_bits}, {mantissa_bits})"}, stored=True),
 )
-is_finite_p = Elementwise("is_finite", np.isfinite, "inexact", [None], out=dtypes.bool_)
+is_finite_p = Elementwise(
+    "is_finite",
+    np.isfinite,
+    "inexact",
+    [None],
+    out=dtypes.bool_,
+    lower=call("is_finite", "fc"),
+    autocast="widest",
+)
 
-eq_p = Elementwise("eq", np.equal, "numeric", [None, None], out=dtypes.bool_)
-ne_p = Elementwise("ne", np.not_equal, "numeric", [None, None], out=dtypes.bool_)
-lt_p = Elementwise("lt", np.less, "ordered", [None, None], out=dtypes.bool_)
-le_p = Elementwise("le", np.less_equal, "ordered", [None, None], out=dtypes.bool_)
-gt_p = Elementwise("gt", np.greater, "ordered", [None, None], out=dtypes.bool_)
-ge_p = Elementwise("ge", np.greater_equal, "ordered", [None, None], out=dtypes.bool_)
+eq_p = Elementwise(
+    "eq",
+    np.equal,
+    "numeric",
+    [None, None],
+    out=dtypes.bool_,
+    lower=comparison("==", "bifc"),
+    autocast="widest",
+)
+ne_p = Elementwise(
+    "ne",
+    np.not_equal,
+    "numeric",
+    [None, None],
+    out=dtypes.bool_,
+    lower=comparison("!=", "bifc"),
+    autocast="widest",
+)
+lt_p = Elementwise(
+    "lt", np.less, "ordered", [None, None], out=dtypes.bool_, lower=comparison("<"), autocast="widest"
+)
+le_p = Elementwise(
+    "le", np.less_equal, "ordered", [None, None], out=dtypes.bool_, lower=comparison("<="), autocast="widest"
+)
+gt_p = Elementwise(
+    "gt", np.greater, "ordered", [None, None], out=dtypes.bool_, lower=comparison(">"), autocast="widest"
+)
+ge_p = Elementwise(
+    "ge",
+    np.greater_equal,
+    "ordered",
+    [None, None],
+    out=dtypes.bool_,
+    lower=comparison(">="),
+    autocast="widest",
+)
 
 
-not_p = Elementwise("not", np.invert, "bits", [None])
-and_p = Elementwise("and", np.bitwise_and, "bits", [None, None])
-or_p = Elementwise("or", np.bitwise_or, "bits", [None, None])
-xor_p = Elementwise("xor", np.bitwise_xor, "bits", [None, None])
-shift_left_p = Elementwise("shift_left", numerics.shift_left, "integer", [None, None])
+not_p = Elementwise("not", np.invert, "bits", [None], lower=CForm({"i": "{T}(~{0})", "b": "!{0}"}))
+and_p = Elementwise("and", np.bitwise_and, "bits", [None, None], lower=bitwise("&"))
+or_p = Elementwise("or", np.bitwise_or, "bits", [None, None], lower=bitwise("|"))
+xor_p = Elementwise("xor", np.bitwise_xor, "bits", [None, None], lower=bitwise("^"))
+shift_left_p = Elementwise(
+    "shift_left", numerics.shift_left, "integer", [None, None], lower=call("shift_left", "i", 2)
+)
 shift_right_logical_p = Elementwise(
-    "shift_right_logical", numerics.shift_right_logical, "integer", [None, None]
+    "shift_right_logical",
+    numerics.shift_right_logical,
+    "integer",
+    [None, None],
+    lower=call("shift_right_logical", "i", 2),
 )
 shift_right_arithmetic_p = Elementwise(
-    "shift_right_arithmetic", numerics.shift_right_arithmetic, "integer", [None, None]
+    "shift_right_arithmetic",
+    numerics.shift_right_arithmetic,
+    "integer",
+    [None, None],
+    lower=call("shift_right_arithmetic", "i", 2),
 )
-population_count_p = Elementwise("population_count", numerics.population_count, "integer", [None])
+population_count_p = Elementwise(
+    "population_count", numerics.population_count, "integer", [None], lower=call("population_count", "i")
+)
 
 # -- choice, conversion, identity ------------------------------------------------------------------
 
@@ -267,7 +586,15 @@ class _Select(Elementwise):
     def __init__(self):
         on_true = lambda ct, p, x, y: select(p, ct, zeros_of(ct))
         on_false = lambda ct, p, x, y: select(p, zeros_of(ct), ct)
-        super().__init__("select", np.where, "any", transposes=(None, on_true, on_false))
+        super().__init__(
+            "select",
+            np.where,
+            "any",
+            transposes=(None, on_true, on_false),
+            lower=same("{0} ? {1} : {2}", "bifck", exact=True),
+            linear=[{1, 2}],
+            autocast="widest",
+        )
 
     def abstract(self, pred, x, y):
         if not dtypes.is_bool(pred.dtype):
@@ -302,10 +629,16 @@ class _Convert(Elementwise):
     fresh = False
 
     def __init__(self):
-        super().__init__("convert", None, "any")
+        super().__init__("convert", None, "any", lower=CForm(special="convert", repeats=True), linear=_FIRST)
 
     def impl(self, x, *, dtype, weak=False):
         return x if x.dtype == dtype else numerics.convert(x, dtype)
+
+    def linear_in(self, avals, outs, **params):
+        (x,), (out,) = avals, outs
+        # terms that are rounded to integers have another sum
+        both_integers = dtypes.is_integer(x.dtype) and dtypes.is_integer(out.dtype)
+        return self.linear if dtypes.is_inexact(out.dtype) or both_integers else ()
 
     def abstract(self, x, *, dtype, weak=False):
         if dtypes.is_key(x.dtype) or dtypes.is_key(dtype):
@@ -329,8 +662,15 @@ class _Bitcast(Elementwise):
 
     fresh = False
 
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        dims = b.each(
+            avals[0].shape[: outs[0].ndim]
+        )  # to another width it adds a last dimension, or takes it away
+        return b.rule(*[[[*dims, *[()] * (a.ndim - len(dims))]] for a in (avals[0], outs[0])])
+
     def __init__(self):
-        super().__init__("bitcast", None, "any", [None])
+        super().__init__("bitcast", None, "any", [None], lower=CForm(special="bitcast"), cost=0)
 
     def impl(self, x, *, dtype):
         if x.dtype.itemsize == dtype.itemsize:
@@ -363,7 +703,14 @@ class _Clamp(Elementwise):
     """``min(max(x, low), high)``; the bounds may be of rank 0."""
 
     def __init__(self):
-        super().__init__("clamp", lambda low, x, high: np.minimum(np.maximum(x, low), high), "ordered")
+        form = dict.fromkeys("fi", "bf_min(bf_max({1}, {0}), {2})")
+        super().__init__(
+            "clamp",
+            lambda low, x, high: np.minimum(np.maximum(x, low), high),
+            "ordered",
+            lower=CForm({**form, "b": "bool(({1} | {0}) & {2})"}, exact=True),
+            autocast="widest",
+        )
 
     def jvp(self, primals, tangents):
         low, x, high = primals
@@ -392,9 +739,28 @@ select_p = _Select()
 convert_p = _Convert()
 bitcast_p = _Bitcast()
 clamp_p = _Clamp()
-stop_gradient_p = _StopGradient("stop_gradient", lambda x: x, "any", [None])
+stop_gradient_p = _StopGradient(
+    "stop_gradient",
+    lambda x: x,
+    "any",
+    [None],
+    lower=same("{0}", "bifck", exact=True),
+    linear=_FIRST,
+    autocast="widest",
+    cost=0,
+)
 stop_gradient_p.fresh, stop_gradient_p.identity = False, True  # it returns its operand
-copy_p = Elementwise("copy", np.copy, "any", [lambda t, ans, x: copy(t)], [lambda ct, x: ct])
+copy_p = Elementwise(
+    "copy",
+    np.copy,
+    "any",
+    [lambda t, ans, x: copy(t)],
+    [lambda ct, x: ct],
+    lower=same("{0}", "bifck", exact=True),
+    linear=_FIRST,
+    autocast="widest",
+    cost=0,
+)
 
 # -- complex numbers -------------------------------------------------------------------------------
 
@@ -410,6 +776,9 @@ complex_p = Elementwise(
     [lambda t, ans, x, y: complex_(t, zeros_of(t)), lambda t, ans, x, y: complex_(zeros_of(t), t)],
     [lambda ct, x, y: real(ct), lambda ct, x, y: imag(neg(ct))],
     out=lambda d: np.dtype(f"c{2 * d.itemsize}"),
+    lower=same("{T}{{0}, {1}}", "f"),
+    linear=_BOTH,
+    cost=0,
 )
 real_p = Elementwise(
     "real",
@@ -418,6 +787,9 @@ real_p = Elementwise(
     [lambda t, ans, x: real(t)],
     [lambda ct, x: complex_(ct, zeros_of(ct))],
     out=_component,
+    lower=same("{0}.re", "c"),
+    linear=_FIRST,
+    cost=0,
 )
 imag_p = Elementwise(
     "imag",
@@ -426,6 +798,9 @@ imag_p = Elementwise(
     [lambda t, ans, x: imag(t)],
     [lambda ct, x: complex_(zeros_of(ct), neg(ct))],
     out=_component,
+    lower=same("{0}.im", "c"),
+    linear=_FIRST,
+    cost=0,
 )
 real_p.fresh = imag_p.fresh = False  # views
 # not the root of a sum of squares, which overflows and has no derivative at 0; the derivative there is 0
@@ -435,8 +810,18 @@ complex_abs_p = Elementwise(
     "complex",
     [lambda t, ans, x: div(real(mul(t, conj(x))), select(eq(ans, 0), ones_of(ans), ans))],
     out=_component,
+    lower=call("complex_abs", "c"),
 )
-conj_p = Elementwise("conj", np.conjugate, "inexact", [lambda t, ans, x: conj(t)], [lambda ct, x: conj(ct)])
+conj_p = Elementwise(
+    "conj",
+    np.conjugate,
+    "inexact",
+    [lambda t, ans, x: conj(t)],
+    [lambda ct, x: conj(ct)],
+    lower=CForm({"f": "{0}", "c": "bf_conj({0})"}, exact=True),
+    linear=_FIRST,
+    cost=0,
+)
 
 
 # -- functions -------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg.common import complex_dtype, real_dtype
 from blufunc.core.ops.shape import iota
 from blufunc.core.primitives.linear_ops import Linear, move_dim
+from blufunc.core.primitives.sharding import leading
 
 
 class FftType(enum.Enum):
@@ -63,6 +64,9 @@ class _FFT(Linear):
     """The transform of ``kind`` over as many last axes as ``lengths``, the sizes of what is not a half spectrum."""
 
     name, kind, fresh = "fft", "fft", True
+
+    def shard(self, avals, outs, **params):
+        return leading(len(params["lengths"]))(avals, outs)
 
     def impl(self, x, *, type, lengths):
         out = _DEFINITIONS[type](x, lengths, tuple(range(-len(lengths), 0)))

@@ -20,7 +20,11 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import scipy.special
+
+from blufunc import _lazy
+
+with _lazy.modules(globals()):
+    import scipy.special
 
 _SMALL = 20.0
 _DECAY = 40.0

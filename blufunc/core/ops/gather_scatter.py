@@ -46,6 +46,7 @@ from blufunc.core.primitives.linear_ops import (
     zeros,
 )
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
@@ -62,10 +63,65 @@ def gather_fill(dtype: np.dtype, fill_value: Any = None) -> Any:
     return np.zeros((), dtype)[()]  # keys
 
 
+def _windows(
+    b: Factoring, x: tuple[int, ...], indices: tuple[int, ...], numbers: Any, sizes, ndim, rows: str | None
+):
+    """The factors of operand, indices, and windows of a gather or scatter, and those of the batch of indices alone.
+
+    ``rows`` says what dividing the rows that indices choose does: "sum", "" for nothing, or None if it cannot be.
+    """
+    dx: list[Any] = [()] * len(x)
+    di: list[Any] = [()] * len(indices)
+    batch = [d for d in range(ndim) if d not in numbers.offset_dims]
+    for d, i in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+        dx[d] = di[i] = b.new(x[d])
+    own = set()
+    for i, n in enumerate(indices[:-1]):
+        if not di[i]:
+            di[i] = b.new(n)
+            own |= {*di[i]}
+    removed = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    window = [d for d in range(len(x)) if d not in removed]
+    for d in range(len(x)):
+        if d in numbers.start_index_map:
+            if d in numbers.collapsed_slice_dims and rows is not None and x[d] > 1:
+                dx[d] = b.new(x[d], rows or None)
+        elif d in window and sizes[d] == x[d]:
+            dx[d] = b.new(x[d])
+    out: list[Any] = [()] * ndim
+    for place, d in zip(numbers.offset_dims, window, strict=True):
+        out[place] = dx[d] if d not in numbers.start_index_map else ()
+    for place, f in zip(batch, di[:-1], strict=True):
+        out[place] = f
+    return dx, di, out, own
+
+
 class _Gather(Linear):
     """Windows of the operand, at starts given by an array of indices."""
 
     name, kind, fresh = "gather", "index", True
+    autocast_class = "widest"
+
+    def linear_in(self, avals, outs, *, mode, fill_value, **params):
+        if mode is not GatherScatterMode.FILL_OR_DROP:
+            return self.linear
+        fill = gather_fill(avals[0].dtype, fill_value)
+        return self.linear if not fill or np.isnan(fill) else ()  # every term would have it
+
+    def shard(self, avals, outs, **params):
+        """Batch dimensions pass, and whole window dimensions; a table may be divided along the rows to look up."""
+        b = Factoring()
+        x, indices = avals
+        numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+        table = dtypes.is_numeric(x.dtype) and not dtypes.is_bool(x.dtype)
+        dx, di, out, _ = _windows(
+            b, x.shape, indices.shape, numbers, sizes, outs[0].ndim, "sum" if table else None
+        )
+
+        def local(params, operands, results):
+            return {**params, "slice_sizes": tuple(map(min, params["slice_sizes"], operands[0]))}
+
+        return b.rule([dx, di], [out], params=local, special="gather", harmless=frozenset({0}))
 
     def impl(
         self,
@@ -187,6 +243,24 @@ class _Scatter(Primitive):
     kind, fresh = "index", True
     types = "number"
 
+    def shard(self, avals, outs, **params):
+        """Whole window dimensions pass, and rows; of sums the batch may be divided, each device adding its part."""
+        b = Factoring()
+        x, indices, updates = avals
+        numbers = as_gather(params["dimension_numbers"])
+        sizes = window_sizes(x.shape, updates.shape, params["dimension_numbers"])
+        adds = self is scatter_add_p and dtypes.is_inexact(x.dtype)
+        dx, di, du, own = _windows(b, x.shape, indices.shape, numbers, sizes, updates.ndim, "")
+        if adds:
+            b.reduced.update(dict.fromkeys(own, "sum"))
+        else:
+            di = [() if set(f) & own else f for f in di]
+            du = [() if set(f) & own else f for f in du]
+        partial, linear = (frozenset({0}), (frozenset({0, 2}),)) if adds else (frozenset(), ())
+        return b.rule(
+            [dx, di, du], [dx], special="scatter", partial=partial, linear=linear, harmless=frozenset({1})
+        )
+
     def impl(self, x, indices, updates, *, dimension_numbers, indices_are_sorted, unique_indices, mode):
         sizes = window_sizes(x.shape, updates.shape, dimension_numbers)
         plan = plan_for(x.shape, indices.shape, as_gather(dimension_numbers), sizes)
@@ -284,6 +358,7 @@ class _ScatterSet(_Scatter):
     """The operand with windows replaced; where they overlap, the last one stays."""
 
     name, types = "scatter", "any"
+    autocast_class = "widest"
 
     def combine(self, x, rows, updates, n, unique):
         out = np.array(x, order="C")
@@ -324,6 +399,7 @@ class _ScatterAdd(_Scatter):
     """The operand with updates added; half-precision floats are summed in float32."""
 
     name = "scatter_add"
+    linear, autocast_class = (frozenset({0, 2}),), "float32"
 
     def combine(self, x, rows, updates, n, unique):
         wide, width = wide_dtype(x.dtype), updates.shape[1]
@@ -360,6 +436,7 @@ class _ScatterMul(_Scatter):
     """The operand with windows multiplied by updates."""
 
     name = "scatter_mul"
+    autocast_class = "float32"
 
     def combine(self, x, rows, updates, n, unique):
         return combine_at(np.multiply, x, rows, updates)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from blufunc.core.primitives.c_form import call
 from blufunc.core.primitives.kinds import Elementwise
 
-gcd_p = Elementwise("gcd", np.gcd, "integer", [None, None])
+gcd_p = Elementwise("gcd", np.gcd, "integer", [None, None], lower=call("gcd", "i", 2), cost=20)

@@ -7,9 +7,12 @@ NumPy arrays of the same dtype. Half precision goes through float32 where the fu
 from __future__ import annotations
 
 import numpy as np
-import scipy.special
 
+from blufunc import _lazy
 from blufunc.core.ir import dtypes
+
+with _lazy.modules(globals()):
+    import scipy.special
 
 
 def divide(x, y):
@@ -113,8 +116,8 @@ def through_single(f):
     return impl
 
 
-erf = through_single(scipy.special.erf)
-erfc = through_single(scipy.special.erfc)
+erf = through_single(lambda x: scipy.special.erf(x))
+erfc = through_single(lambda x: scipy.special.erfc(x))
 
 
 def erf_inv(x):

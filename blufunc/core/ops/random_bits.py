@@ -20,6 +20,7 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.primitives.linear_ops import all_front
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import Factoring, elementwise, leading
 from blufunc.core.primitives.tangents import zero
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -113,6 +114,8 @@ class _Seed(_Random):
 
     name = "random_seed"
 
+    shard = staticmethod(elementwise)
+
     def impl(self, x):
         x = np.asarray(x)
         lo = x.astype(np.uint32)
@@ -129,6 +132,13 @@ class _Bits(_Random):
     """Random unsigned integers of ``bit_width`` bits: an array of ``shape`` for each key."""
 
     name = "random_bits"
+
+    def shard(self, avals, outs, **params):
+        if math.prod(params["shape"]) >= 2**32:  # shares count their elements in one word
+            return leading(0)(avals, outs)
+        b = Factoring()
+        dims = b.each(outs[0].shape)
+        return b.rule([dims[: avals[0].ndim]], [dims], special="random_bits")
 
     def impl(self, keys, *, shape, bit_width):
         keys = np.asarray(keys)
@@ -149,6 +159,8 @@ class _Split(_Random):
 
     name = "random_split"
 
+    shard = staticmethod(leading(0))
+
     def impl(self, keys, *, shape):
         keys = np.asarray(keys)
         size = math.prod(shape)
@@ -165,6 +177,8 @@ class _FoldIn(_Random):
     """A new key from a key and a uint32, for each of them."""
 
     name = "random_fold_in"
+
+    shard = staticmethod(elementwise)
 
     def impl(self, keys, data):
         keys, data = np.asarray(keys), np.asarray(data)
@@ -186,6 +200,8 @@ class _Wrap(_Random):
 
     name = "random_wrap"
 
+    shard = staticmethod(leading(1))
+
     def impl(self, words):
         return _pack(words[..., 0], words[..., 1])
 
@@ -199,6 +215,8 @@ class _Unwrap(_Random):
     """The two uint32 words of each key, along a new last axis."""
 
     name = "random_unwrap"
+
+    shard = staticmethod(leading(0))
 
     def impl(self, keys):
         keys = np.asarray(keys)

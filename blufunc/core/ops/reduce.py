@@ -30,6 +30,7 @@ from blufunc.core.primitives.linear_ops import (
     transpose,
 )
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import shard_reduction
 from blufunc.core.primitives.tangents import zero
 
 # -- extrema ---------------------------------------------------------------------------------------
@@ -65,10 +66,20 @@ def _extremum_deriv(t, ans, x, axes):
 
 
 reduce_max_p = Reduction(
-    "reduce_max", _extremum_impl(np.maximum, largest=True), "ordered", deriv=_extremum_deriv
+    "reduce_max",
+    _extremum_impl(np.maximum, largest=True),
+    "ordered",
+    deriv=_extremum_deriv,
+    monoid="max",
+    autocast="widest",
 )
 reduce_min_p = Reduction(
-    "reduce_min", _extremum_impl(np.minimum, largest=False), "ordered", deriv=_extremum_deriv
+    "reduce_min",
+    _extremum_impl(np.minimum, largest=False),
+    "ordered",
+    deriv=_extremum_deriv,
+    monoid="min",
+    autocast="widest",
 )
 
 # -- products --------------------------------------------------------------------------------------
@@ -111,13 +122,19 @@ def _times(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
     return mul(x, y), add_any(mul(tx, y), mul(x, ty))
 
 
-reduce_prod_p = Reduction("reduce_prod", _prod_impl, "number", deriv=_prod_deriv)
+reduce_prod_p = Reduction(
+    "reduce_prod", _prod_impl, "number", deriv=_prod_deriv, monoid="prod", autocast="float32"
+)
 
 # -- bits ------------------------------------------------------------------------------------------
 
-reduce_and_p = Reduction("reduce_and", lambda x, axes: np.bitwise_and.reduce(x, axis=axes), "bits")
-reduce_or_p = Reduction("reduce_or", lambda x, axes: np.bitwise_or.reduce(x, axis=axes), "bits")
-reduce_xor_p = Reduction("reduce_xor", lambda x, axes: np.bitwise_xor.reduce(x, axis=axes), "bits")
+reduce_and_p = Reduction(
+    "reduce_and", lambda x, axes: np.bitwise_and.reduce(x, axis=axes), "bits", monoid="and"
+)
+reduce_or_p = Reduction("reduce_or", lambda x, axes: np.bitwise_or.reduce(x, axis=axes), "bits", monoid="or")
+reduce_xor_p = Reduction(
+    "reduce_xor", lambda x, axes: np.bitwise_xor.reduce(x, axis=axes), "bits", monoid="xor"
+)
 
 # -- where the extrema are -------------------------------------------------------------------------
 
@@ -126,10 +143,14 @@ class _ArgExtremum(Primitive):
     """The index of the first extremum along the one axis in ``axes``; of the first NaN if there is one."""
 
     kind, fresh = "reduce", True
+    autocast_class = "widest"
+
+    def shard(self, avals, outs, **params):
+        return shard_reduction("", avals, outs, **params)
 
     def __init__(self, name: str, function: Callable):
         super().__init__(name)
-        self.function = function
+        self.function, self.monoid = function, name
 
     def impl(self, x, *, axes, index_dtype):
         if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):

@@ -25,6 +25,7 @@ from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.linear_ops import Linear, reshape
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import Zero, zero
 
 
@@ -36,6 +37,21 @@ class WindowReduction(Primitive):
     """
 
     kind, fresh, types = "reduce", True, "number"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        still = [
+            (w, s, tuple(p)) == (1, 1, (0, 0)) and bd == 1
+            for w, s, p, bd in zip(
+                params["window_dimensions"],
+                params["window_strides"],
+                params["padding"],
+                params["base_dilation"],
+                strict=True,
+            )
+        ]
+        dims = b.each(avals[0].shape, [d for d, s in enumerate(still) if not s])
+        return b.rule([dims] * len(avals), [dims] * len(outs))
 
     def abstract(self, x, **params):
         check_types(self.name, self.types, x)
@@ -57,6 +73,7 @@ class _Sum(Linear, WindowReduction):
     """The sum of each window; half precisions add in float32."""
 
     name = "reduce_window_sum"
+    autocast_class = "float32"
 
     def impl(self, x, **params):
         half = x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype)
@@ -88,6 +105,7 @@ class _Extremum(WindowReduction):
     """
 
     types = "ordered"
+    autocast_class = "widest"
 
     def __init__(self, name: str, ufunc: np.ufunc, position: Primitive, largest: bool):
         super().__init__(name)

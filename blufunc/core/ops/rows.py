@@ -12,10 +12,13 @@ import math
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
+from blufunc import _lazy
 from blufunc.core.ir import dtypes
 from blufunc.core.ops.windows import GatherDimensionNumbers
+
+with _lazy.modules(globals()):
+    import scipy.sparse
 
 
 class Plan:

@@ -31,6 +31,7 @@ from blufunc.core.primitives.linear_ops import (
     reshape,
 )
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import BOTH, FIRST, Factoring, of_results
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 _py_slice = slice
@@ -41,6 +42,21 @@ class _Slice(Linear):
     """The elements from ``start_indices`` to ``limit_indices``, every ``strides``-th (None: every one)."""
 
     name, kind = "slice", "movement"
+    autocast_class = "widest"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        x, out = avals[0].shape, outs[0].shape
+        dims = b.each(x, [d for d in range(len(x)) if x[d] != out[d]])
+
+        def local(params, operands, results):
+            limits = [
+                m if f else limit
+                for m, f, limit in zip(operands[0], dims, params["limit_indices"], strict=True)
+            ]
+            return {**params, "limit_indices": tuple(limits)}
+
+        return b.rule([dims], [dims], params=local, linear=FIRST)
 
     def impl(self, x, *, start_indices, limit_indices, strides):
         if strides is None:
@@ -96,6 +112,16 @@ class _Pad(Primitive):
     """The operand with a value before, after and between its elements; negative counts cut elements off."""
 
     name, kind, fresh = "pad", "movement", True
+    linear, autocast_class = BOTH, "widest"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        dims = b.each(
+            avals[0].shape, [d for d, c in enumerate(params["padding_config"]) if tuple(c) != (0, 0, 0)]
+        )
+        return b.rule(
+            [dims, ()], [dims], linear=BOTH
+        )  # a sum that is owed is padded with zeros only, which any sum is
 
     def impl(self, x, value, *, padding_config):
         shape = _padded_shape(x.shape, padding_config)
@@ -191,6 +217,15 @@ class _Concatenate(Primitive):
     """Arrays one after the other along ``dimension``."""
 
     name, kind, fresh = "concatenate", "movement", True
+    autocast_class = "widest"
+
+    def linear_in(self, avals, outs, **params):
+        return (frozenset(range(len(avals))),)
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        dims = b.each(outs[0].shape, [params["dimension"]])
+        return b.rule([dims] * len(avals), [dims], linear=self.linear_in(avals, outs))
 
     def impl(self, *xs, dimension):
         return np.concatenate(xs, axis=dimension)
@@ -247,6 +282,12 @@ class _Rev(Linear):
     """The elements in reverse order along ``dimensions``."""
 
     name, kind = "rev", "movement"
+    autocast_class = "widest"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        dims = b.each(avals[0].shape, params["dimensions"])
+        return b.rule([dims], [dims], linear=FIRST)
 
     def impl(self, x, *, dimensions):
         return np.flip(x, dimensions)
@@ -274,6 +315,10 @@ class _Iota(Primitive):
     jvp = unsupported("it has no operands")
     transpose = unsupported("it has no operands")
     batch = unsupported("it has no operands")
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        return b.rule([], [b.each(outs[0].shape)], params=of_results, special="iota")
 
     def impl(self, *, dtype, shape, dimension):
         line = np.arange(shape[dimension]).astype(dtype)

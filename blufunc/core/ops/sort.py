@@ -20,6 +20,7 @@ from blufunc.core.ops.shape import canonical_axis, iota
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.linear_ops import Linear, all_front, move_dim
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import Factoring, along, leading
 from blufunc.core.primitives.tangents import Zero, zero
 
 # -- picking and placing ---------------------------------------------------------------------------
@@ -29,6 +30,13 @@ class _Along(Linear):
     """A kind: operations that move elements along ``dimension`` by an array of distinct indices."""
 
     kind, fresh = "index", True
+    autocast_class = "widest"
+
+    def shard(self, avals, outs, **params):
+        """The rule of what picks elements of a line by their places, which are the second operand."""
+        b = Factoring()
+        dims = b.each(avals[0].shape, [params["dimension"]])
+        return b.rule([dims, dims], [dims], trusted=frozenset({1}))
 
     def _check(self, x: ShapedArray, index: ShapedArray, dimension: int) -> None:
         rest = [s[:dimension] + s[dimension + 1 :] for s in (x.shape, index.shape)]
@@ -93,6 +101,8 @@ class _Sort(Primitive):
 
     name, kind, multiple_results, fresh = "sort", "sort", True, True
 
+    shard = staticmethod(along("dimension"))
+
     def impl(self, *xs, dimension, is_stable, num_keys):
         if len(xs) == 1 and not _by_way_of_float32(xs[0].dtype):
             return [np.sort(xs[0], dimension, stable=is_stable)]
@@ -143,6 +153,9 @@ class _TopK(Primitive):
     """
 
     name, kind, multiple_results, fresh = "top_k", "sort", True, True
+    autocast_class = "widest"
+
+    shard = staticmethod(leading(1))
 
     def impl(self, x, *, k):
         # a stable ascending sort of the reversed line, read backwards, is a stable descending one

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy.special
 
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import source
 from blufunc.core.ir.trace import Value
@@ -45,16 +44,23 @@ from blufunc.core.ops.elementwise import (
     zeros_of,
 )
 from blufunc.core.ops.numerics import through_single
+from blufunc.core.primitives.c_form import call
 from blufunc.core.primitives.kinds import Elementwise
-from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.primitive import Primitive, unsupported
+
+with _lazy.modules(globals()):
+    import scipy.special
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _ROOT_TWO_PI = math.sqrt(2 * math.pi)
 _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
 
-def _special(name: str, f: Callable, derivs: list) -> Elementwise:
-    return Elementwise(name, through_single(f), "float", derivs)
+def _special(name: str, f: str | Callable, derivs: list, lower: Any = None, cost: int = 1) -> Elementwise:
+    """A primitive; ``f`` is its definition, or the name of that in ``scipy.special``."""
+    impl = f if callable(f) else lambda *xs: getattr(scipy.special, f)(*xs)
+    lower = lower or unsupported("SciPy defines it, and computes it on the host")
+    return Elementwise(name, through_single(impl), "float", derivs, lower=lower, cost=cost)
 
 
 def _no_derivative(name: str, argument: str) -> Callable:
@@ -99,8 +105,8 @@ def _lgamma(x):
     return np.where(x == -np.inf, np.asarray(np.inf, value.dtype), value)
 
 
-gamma_p = _special("gamma", scipy.special.gamma, [lambda t, ans, x: mul(t, mul(ans, digamma(x)))])
-gammasgn_p = _special("gammasgn", scipy.special.gammasgn, [None])
+gamma_p = _special("gamma", "gamma", [lambda t, ans, x: mul(t, mul(ans, digamma(x)))])
+gammasgn_p = _special("gammasgn", "gammasgn", [None])
 lgamma_p = _special("lgamma", _lgamma, [lambda t, ans, x: mul(t, digamma(x))])
 digamma_p = _special("digamma", _digamma, [lambda t, ans, x: mul(t, polygamma(1, x))])
 polygamma_p = _special(
@@ -110,12 +116,12 @@ polygamma_p = _special(
 )
 zeta_p = _special(
     "zeta",
-    scipy.special.zeta,
+    "zeta",
     [_no_derivative("zeta", "x"), lambda t, ans, x, q: mul(t, mul(neg(x), zeta(add(x, 1), q)))],
 )
 betaln_p = _special(
     "betaln",
-    scipy.special.betaln,
+    "betaln",
     [
         lambda t, ans, a, b: mul(t, sub(digamma(a), digamma(add(a, b)))),
         lambda t, ans, a, b: mul(t, sub(digamma(b), digamma(add(a, b)))),
@@ -123,7 +129,7 @@ betaln_p = _special(
 )
 poch_p = _special(
     "poch",
-    scipy.special.poch,
+    "poch",
     [
         lambda t, ans, z, m: mul(t, mul(ans, sub(digamma(add(z, m)), digamma(z)))),
         lambda t, ans, z, m: mul(t, mul(ans, digamma(add(z, m)))),
@@ -148,7 +154,7 @@ def _beta_density(a: Any, b: Any, x: Any) -> Any:
 
 igamma_p = _special(
     "igamma",
-    scipy.special.gammainc,
+    "gammainc",
     [
         lambda t, ans, a, x: mul(t, igamma_grad_a(a, x)),
         lambda t, ans, a, x: mul(t, _gamma_density(a, x)),
@@ -156,7 +162,7 @@ igamma_p = _special(
 )
 igammac_p = _special(
     "igammac",
-    scipy.special.gammaincc,
+    "gammaincc",
     [
         lambda t, ans, a, x: mul(t, neg(igamma_grad_a(a, x))),
         lambda t, ans, a, x: mul(t, neg(_gamma_density(a, x))),
@@ -183,7 +189,7 @@ random_gamma_grad_p = _special(
 )
 regularized_incomplete_beta_p = _special(
     "regularized_incomplete_beta",
-    scipy.special.betainc,
+    "betainc",
     [
         _no_derivative("betainc", "a"),
         _no_derivative("betainc", "b"),
@@ -202,10 +208,10 @@ def _i1e_deriv(t, ans, x):
 
 bessel_i0e_p = _special(
     "bessel_i0e",
-    scipy.special.i0e,
+    "i0e",
     [lambda t, ans, x: mul(t, sub(bessel_i1e(x), mul(sign(x), ans)))],
 )
-bessel_i1e_p = _special("bessel_i1e", scipy.special.i1e, [_i1e_deriv])
+bessel_i1e_p = _special("bessel_i1e", "i1e", [_i1e_deriv])
 
 # -- sums of exponentials, and lengths, without overflow --------------------------------------------
 
@@ -231,11 +237,15 @@ logaddexp_p = _special(
     "logaddexp",
     np.logaddexp,
     [lambda t, ans, x, y: _share(x, y, ans, t), lambda t, ans, x, y: _share(y, x, ans, t)],
+    call("logaddexp", "f", 2),
+    cost=20,
 )
 hypot_p = _special(
     "hypot",
     np.hypot,
     [lambda t, ans, x, y: mul(t, _direction(x, ans)), lambda t, ans, x, y: mul(t, _direction(y, ans))],
+    call("hypot", "f", 2),
+    cost=20,
 )
 
 # -- integrals of exponentials, logarithms and of the normal density -------------------------------
@@ -264,23 +274,23 @@ def _spence_deriv(t, ans, x):
     return mul(t, select(near, series, div(log(safe), sub(1, safe))))
 
 
-expi_p = _special("expi", scipy.special.expi, [lambda t, ans, x: mul(t, div(exp(x), x))])
-exp1_p = _special("exp1", scipy.special.exp1, [lambda t, ans, x: mul(t, neg(div(exp(neg(x)), x)))])
+expi_p = _special("expi", "expi", [lambda t, ans, x: mul(t, div(exp(x), x))])
+exp1_p = _special("exp1", "exp1", [lambda t, ans, x: mul(t, neg(div(exp(neg(x)), x)))])
 expn_p = _special("expn", _expn, [None, _expn_deriv])
-spence_p = _special("spence", scipy.special.spence, [_spence_deriv])
+spence_p = _special("spence", "spence", [_spence_deriv])
 erfcx_p = _special(
     "erfcx",
-    scipy.special.erfcx,
+    "erfcx",
     [lambda t, ans, x: mul(t, sub(mul(mul(x, 2), ans), _TWO_OVER_ROOT_PI))],
 )
-dawsn_p = _special("dawsn", scipy.special.dawsn, [lambda t, ans, x: mul(t, sub(1, mul(mul(x, 2), ans)))])
+dawsn_p = _special("dawsn", "dawsn", [lambda t, ans, x: mul(t, sub(1, mul(mul(x, 2), ans)))])
 log_ndtr_p = _special(
     "log_ndtr",
-    scipy.special.log_ndtr,
+    "log_ndtr",
     [lambda t, ans, x: mul(t, exp(sub(mul(square(x), -0.5), add(ans, _HALF_LOG_TWO_PI))))],
 )
 ndtri_p = _special(
-    "ndtri", scipy.special.ndtri, [lambda t, ans, x: mul(t, mul(exp(mul(square(ans), 0.5)), _ROOT_TWO_PI))]
+    "ndtri", "ndtri", [lambda t, ans, x: mul(t, mul(exp(mul(square(ans), 0.5)), _ROOT_TWO_PI))]
 )
 
 # -- functions -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, map_jaxprs, subjaxprs
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.errors import UnsupportedError
 
@@ -60,15 +60,7 @@ def silenced(jaxpr: Jaxpr) -> Jaxpr:
 
 def silenced_params(params: dict[str, Any]) -> dict[str, Any]:
     """The parameters of an equation with every jaxpr among them silenced."""
-
-    def silence(value: Any) -> Any:
-        if isinstance(value, Jaxpr):
-            return silenced(value)
-        if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
-            return tuple([silence(v) for v in value])
-        return value
-
-    return {key: silence(value) for key, value in params.items()}
+    return map_jaxprs(silenced, params)
 
 
 def calls_back(jaxpr: Jaxpr) -> bool:

@@ -8,7 +8,7 @@ a new member of a family says only what is its own:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.primitives import sharding
+from blufunc.core.primitives.c_form import KINDS, CForm
 from blufunc.core.primitives.linear_ops import (
     add_any,
     batch_reduction,
@@ -25,7 +27,7 @@ from blufunc.core.primitives.linear_ops import (
     reduced_shape,
     unbroadcast,
 )
-from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 TYPES: dict[str, tuple[str, Callable[[np.dtype], bool]]] = {
@@ -57,6 +59,40 @@ def check_types(name: str, types: str, *avals: ShapedArray) -> None:
                 f"{name} takes {text}, not {a}.",
                 fix=f"convert first: x.astype('{_LIKELY.get(types, 'float32')}') or another dtype",
             )
+
+
+AUTOCAST = ("low", "widest", "float32", "exact")
+"""The classes of ``bf.autocast``; ``transforms/precision/policy.py`` says what they mean."""
+
+C_FORMS: dict[np.ufunc, Elementwise] = {}
+"""The first primitive with a C form for each ufunc: others of that ufunc have the same form."""
+
+
+def _check_lower(name: str, impl: Any, lower: Any, autocast_class: str | None, cost: Any) -> None:
+    """Raise ArgumentError for what is neither a C form nor a definition, and for no class or cost."""
+    wrong = fix = None
+    if impl is None and not callable(lower):
+        wrong, fix = (
+            "it has neither impl nor a definition",
+            "give a function of NumPy arrays, or lower=definition",
+        )
+    elif isinstance(lower, CForm):
+        unknown = [k for k in lower.templates if k not in KINDS]
+        if unknown:
+            wrong = f"the C form has a template for {', '.join(unknown)}"
+            fix = f"kinds of operands are {', '.join(f'{k} ({n})' for k, n in KINDS.items())}"
+    elif not (lower is None or callable(lower) or isinstance(lower, unsupported)):
+        wrong = f"lower={lower!r:.60} is neither a definition nor a C form"
+        fix = 'lower=lambda x: x / (1 + bnp.abs(x)), or lower=extend.CForm({"f": "{0} / (1 + bf_abs({0}))"})'
+    elif autocast_class is not None and autocast_class not in AUTOCAST:
+        wrong, fix = f"autocast={autocast_class!r:.60} is no class", f"one of {', '.join(AUTOCAST)}, or None"
+    elif cost.__class__ is not int or cost < 0:
+        wrong, fix = (
+            f"cost={cost!r:.60} is no number of additions",
+            "1 for an addition, 4 a division, 8 an exponential",
+        )
+    if wrong:
+        raise errors.ArgumentError(f"the primitive {name}: {wrong}.", where=source.here(), fix=fix)
 
 
 def _check_made(name: str, impl: Any, types: Any, rules: dict[str, Any], out: Any) -> None:
@@ -92,10 +128,17 @@ class Elementwise(Primitive):
         the derivative is zero everywhere that it exists; None for a function without derivatives at all.
       transposes: for each operand that the function may be linear in, ``(ct, *operands) -> ct``; None otherwise.
       out: the result's dtype where it is not the operands': a dtype, or a function of the dtype.
+      lower: how kernels compute it: a ``CForm``, or a definition by other operations, which also supplies the
+        derivative where ``derivs`` is None, and ``impl`` where that is None. Without either, and with an ``impl`` that
+        is no ufunc of a known primitive, NumPy computes it on the host.
+      linear: groups of operands in which it is linear together.
+      autocast: its class in mixed precision, one of ``AUTOCAST``; None: it runs on the dtypes that were traced.
+      cost: about how many additions of floats one application is worth.
     """
 
     kind = "elementwise"
     fresh = True
+    out: Any
 
     def __init__(
         self,
@@ -105,20 +148,41 @@ class Elementwise(Primitive):
         derivs: Sequence[Callable | None] | None = None,
         transposes: Sequence[Callable | None] = (),
         out: np.dtype | Callable[[np.dtype], np.dtype] | None = None,
+        *,
+        lower: Any = None,
+        linear: Sequence[Collection[int]] = (),
+        autocast: str | None = None,
+        cost: int | None = None,
     ):
-        super().__init__(name)
         _check_made(
             name, impl, types, {"derivs": () if derivs is None else derivs, "transposes": transposes}, out
         )
         self._impl: Any = impl
         self.ufunc = impl if isinstance(impl, np.ufunc) else None
+        if lower is not None:
+            self.lower = lower
+        twin = C_FORMS.get(self.ufunc) if self.ufunc and type(self) is Elementwise and lower is None else None
+        if twin is not None and twin.out == out:
+            self.lower, self.cost = twin.lower, twin.cost
+        super().__init__(name)
+        if impl is not None or type(self) is Elementwise:
+            _check_lower(name, impl, lower, autocast, 1 if cost is None else cost)
+        if self.ufunc is not None and isinstance(lower, CForm):
+            C_FORMS.setdefault(self.ufunc, self)
+        self.linear = tuple(map(frozenset, linear))
+        self.autocast_class = autocast
+        self.cost = self.cost if cost is None else cost
         self.types = types
         self.derivs = derivs
         self.transposes = transposes
         self.out = out
 
+    @property
+    def has_impl(self):
+        return self._impl is not None
+
     def impl(self, *args, **params):
-        return self._impl(*args, **params)
+        return super().impl(*args, **params) if self._impl is None else self._impl(*args, **params)
 
     def abstract(self, *avals, **params):
         check_types(self.name, self.types, *avals)
@@ -133,6 +197,16 @@ class Elementwise(Primitive):
         dtype = self.out_dtype(first.dtype, **params)
         return ShapedArray(shape, dtype, all(a.weak_type for a in avals) and dtype == first.dtype)
 
+    def shard(self, avals, outs, **params):
+        def stays_owed(group):
+            # to narrow before a sum that is owed would round every part of it
+            types = [avals[i].dtype for i in group]
+            wide = all(outs[0].dtype.itemsize >= d.itemsize for d in types)
+            return wide and all(map(dtypes.is_inexact, (*types, outs[0].dtype)))
+
+        groups = self.linear_in(avals, outs, **params)
+        return sharding.elementwise(avals, outs, tuple(filter(stays_owed, groups)))
+
     def _checked(self, avals, params):
         self._check_operands(len(avals))
         return super()._checked(avals, params)
@@ -141,6 +215,12 @@ class Elementwise(Primitive):
         """Raise ArgumentError unless there is a derivative, and a transposition, for each of ``n`` operands."""
         if not n:
             raise errors.ArgumentError(f"{self.name} takes one operand or more.", where=source.here())
+        if isinstance(self.lower, CForm) and self.lower.operands() > n:
+            raise errors.ArgumentError(
+                f"the C form of {self.name} has {self.lower.operands()} operands, and is given {n}.",
+                where=source.here(),
+                fix=f"write its operands as {', '.join(f'{{{i}}}' for i in range(n))}, or give {self.name} as many",
+            )
         for what, rules in (("derivs", self.derivs), ("transposes", self.transposes or None)):
             if rules is not None and len(rules) != n:
                 raise errors.ArgumentError(
@@ -157,6 +237,8 @@ class Elementwise(Primitive):
         return self.out(dtype) if callable(self.out) else self.out
 
     def jvp(self, primals, tangents, **params):
+        if self.derivs is None and self.has_definition:
+            return super().jvp(primals, tangents, **params)
         ans = self.bind(*primals, **params)
         total = None
         if self.derivs is not None:
@@ -168,6 +250,8 @@ class Elementwise(Primitive):
         return ans, zero(ans.aval) if total is None else total
 
     def transpose(self, ct, *args, **params):
+        if not self.transposes and self.has_definition:
+            return super().transpose(ct, *args, **params)
         rules = self.transposes or (None,) * len(args)
         for i, (rule, x) in enumerate(zip(rules, args, strict=True)):
             if is_linear(x):
@@ -222,6 +306,8 @@ class Reduction(Primitive):
     Args:
       impl: ``(x, axes) -> array``.
       deriv: ``(t, ans, x, axes) -> tangent``; None for results without derivative.
+      monoid: what combines elements: a key of ``REDUCTIONS`` in ``kernels/loopir/ir.py``; kernels compute those.
+      autocast: its class in mixed precision.
       out: the result's dtype where it is not the operand's.
     """
 
@@ -235,9 +321,13 @@ class Reduction(Primitive):
         types: str,
         deriv: Callable | None = None,
         out: np.dtype | None = None,
+        *,
+        monoid: str = "",
+        autocast: str | None = None,
     ):
         super().__init__(name)
         _check_made(name, impl, types, {"deriv": [deriv]}, out)
+        self.monoid, self.autocast_class = monoid, autocast
         self._impl, self.types, self.deriv, self.out = impl, types, deriv, out
 
     def impl(self, x, *, axes):
@@ -256,6 +346,9 @@ class Reduction(Primitive):
 
     def transpose(self, ct, x, *, axes):
         raise errors.GradError(f"{self.name} is not linear: it is transposed through its derivative.")
+
+    def shard(self, avals, outs, **params):
+        return sharding.shard_reduction(self.monoid, avals, outs, **params)
 
     def batch(self, axis, args, dims, *, axes):
         return batch_reduction(self, args[0], dims[0], axes)

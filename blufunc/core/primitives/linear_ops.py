@@ -17,12 +17,24 @@ from blufunc import errors
 from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.primitives.c_form import arithmetic
 from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.sharding import (
+    BOTH,
+    FIRST,
+    Factoring,
+    common_factors,
+    elementwise,
+    of_results,
+    shard_reduction,
+)
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
 class Linear(Primitive):
     """A kind: operations linear in their first argument and constant in the others."""
+
+    linear: tuple[frozenset[int], ...] = FIRST
 
     def jvp(self, primals, tangents, **params):
         out = self.bind(*primals, **params)
@@ -36,6 +48,17 @@ class _BroadcastInDim(Linear):
     """Gives an array a larger shape: operand axis i becomes axis ``dims[i]``, new axes repeat it."""
 
     name, kind = "broadcast_in_dim", "movement"
+    autocast_class = "widest"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        dims = b.each(outs[0].shape)
+        x = [
+            dims[d] if n == outs[0].shape[d] else ()
+            for n, d in zip(avals[0].shape, params["dims"], strict=True)
+        ]
+        linear = FIRST if avals[0].size == outs[0].size else ()
+        return b.rule([x], [dims], params=of_results, linear=linear)
 
     def impl(self, x, *, shape, dims):
         strides = [0] * len(shape)
@@ -78,6 +101,12 @@ class _Reshape(Linear):
     """The same elements in row-major order under another shape."""
 
     name, kind = "reshape", "movement"
+    autocast_class = "widest"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        before, after = common_factors(avals[0].shape, outs[0].shape, b.new)
+        return b.rule([before], [after], params=of_results, linear=FIRST)
 
     def impl(self, x, *, shape):
         return x.reshape(shape)
@@ -100,6 +129,12 @@ class _Transpose(Linear):
     """Axes in another order: axis i of the result is axis ``permutation[i]`` of the operand."""
 
     name, kind = "transpose", "movement"
+    autocast_class = "widest"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        dims = b.each(avals[0].shape)
+        return b.rule([dims], [[dims[p] for p in params["permutation"]]], linear=FIRST)
 
     def impl(self, x, *, permutation):
         return x.transpose(permutation)
@@ -123,6 +158,12 @@ class _ReduceSum(Linear):
 
     name, kind, fresh = "reduce_sum", "reduce", True
 
+    monoid = "sum"
+    autocast_class = "float32"
+
+    def shard(self, avals, outs, **params):
+        return shard_reduction(self.monoid, avals, outs, **params)
+
     def impl(self, x, *, axes):
         if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
             return np.add.reduce(x, axes, np.float32).astype(x.dtype)
@@ -145,6 +186,10 @@ class _AddAny(Primitive):
     """The sum of two tangents of one type: the addition that differentiation itself introduces."""
 
     name, kind, ufunc, fresh = "add_any", "elementwise", np.add, True
+    lower, linear, autocast_class = arithmetic("+"), BOTH, "widest"
+
+    def shard(self, avals, outs, **params):
+        return elementwise(avals, outs, self.linear if dtypes.is_inexact(outs[0].dtype) else ())
 
     def impl(self, x, y):
         return np.add(x, y)

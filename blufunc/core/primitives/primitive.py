@@ -7,6 +7,7 @@ primitive for its rule. There are no tables of rules elsewhere: to know what ``s
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -21,6 +22,13 @@ from blufunc.core.primitives.rule_errors import checked_types
 
 RULES = ("impl", "abstract", "jvp", "transpose", "batch")
 """The rules that the completeness test asks of every primitive."""
+
+named: weakref.WeakValueDictionary[str, Primitive] = weakref.WeakValueDictionary()
+"""All primitives by name; of several with one name the first."""
+
+derived: dict[str, Callable] = {}
+"""For ``impl``, ``jvp``, ``transpose`` and ``batch``: ``(prim, *arguments of the rule, params)``, which computes the
+rule of a primitive from its definition. Modules above this one add them, each transform its own."""
 
 
 class Primitive:
@@ -44,6 +52,11 @@ class Primitive:
       pointwise: whether the body is a few elementwise equations, which every program is better off with.
       inline: whether it only names a call of ``params["jaxpr"]``, which programs put in its place.
       effects: what it does besides computing its results; programs never drop or reorder these.
+      autocast_class: its class in mixed precision, a word of ``kinds.AUTOCAST``; None: as traced.
+      linear: groups of operands in which a use is linear together; ``linear_in`` where types or parameters decide.
+      monoid: of reductions and scans, what combines elements; kernels compute those that have one.
+      cost: of elementwise operations, about how many additions of floats one application is worth.
+      has_definition: whether ``lower`` is a definition: a function that is traced.
     """
 
     name: str
@@ -59,6 +72,10 @@ class Primitive:
     pointwise = False
     inline = False
     effects: frozenset[str] = frozenset()
+    autocast_class: str | None = None
+    linear: tuple[frozenset[int], ...] = ()
+    monoid = ""
+    cost = 1
 
     def __init__(self, name: str | None = None):
         if name is not None:
@@ -70,7 +87,13 @@ class Primitive:
                 why="jaxprs and errors show a primitive by its name.",
                 fix=f'class {type(self).__name__}(...): name = "..."',
             )
+        named.setdefault(self.name, self)
         self._typed: dict[tuple, Any] = {}
+        self.has_definition = self._has_definition()
+        self.definitions: dict[tuple, Any] = {}  # traced: ``core/programs/stage.py``
+
+    def _has_definition(self) -> bool:
+        return callable(self.lower) and not hasattr(self.lower, "reason")
 
     def __repr__(self) -> str:
         return self.name
@@ -82,8 +105,12 @@ class Primitive:
     # -- rules ---------------------------------------------------------------------------------
 
     def impl(self, *args: Any, **params: Any) -> Any:
-        """The value: NumPy arrays in, NumPy array (or list of them) out. The definition of the primitive."""
-        raise self._missing("impl")
+        """The value: NumPy arrays in, NumPy array (or list of them) out. The reference for all other rules.
+
+        Without one of its own, a primitive with a definition evaluates that.
+        """
+        values = self._derived("impl")(self, args, params)
+        return values if self.multiple_results else values[0]
 
     def abstract(self, *avals: ShapedArray, **params: Any) -> Any:
         """The type of the result (or list of them) from the types of the arguments; checks both."""
@@ -91,15 +118,30 @@ class Primitive:
 
     def jvp(self, primals: Sequence, tangents: Sequence, **params: Any) -> Any:
         """``(out, out_tangent)`` from primals and tangents; a tangent may be a symbolic ``Zero``."""
-        raise self._missing("jvp")
+        return self._derived("jvp")(self, primals, tangents, params)
 
     def transpose(self, ct: Any, *args: Any, **params: Any) -> None:
         """Reverse of a linear use: adds to the ``Accumulator`` that stands for each linear argument."""
-        raise self._missing("transpose")
+        self._derived("transpose")(self, ct, args, params)
 
     def batch(self, axis: Any, args: Sequence, dims: Sequence[int | None], **params: Any) -> Any:
         """``(out, out_dim)`` for arguments with an extra axis at ``dims`` (None: not batched)."""
-        raise self._missing("batch")
+        return self._derived("batch")(self, axis, args, dims, params)
+
+    lower: Any = None
+    """``(*args, **params) -> result`` (or list of them) by other operations: the *definition* of the primitive.
+    Compilers put it in the place of every use, and it supplies the rules that the primitive has not. For an elementwise
+    primitive alternatively a ``CForm``. None or ``unsupported("reason")``: ``impl`` computes it, on the host."""
+
+    @property
+    def has_impl(self) -> bool:
+        """Whether there is an ``impl`` besides the definition."""
+        return type(self).impl is not Primitive.impl
+
+    def lowered(self, args: Sequence, params: dict) -> list:
+        """The results of the definition under the current trace, always a list."""
+        out = self.lower(*args, **params)
+        return list(out) if self.multiple_results else [out]
 
     linearize: Callable | None = None
     """``(trace, primals, tangents, **params) -> (outs, out_tangents)`` where the jvp rule, split into its
@@ -131,12 +173,16 @@ class Primitive:
 
     shard: Callable | None = None
     """``(operand types, result types, **params) -> Rule``: how dimensions go together where the operation is divided
-    among devices, of primitives that ``parallel/partition/factors.py`` does not know; that module says what a rule
-    is."""
+    among devices; ``core/primitives/sharding.py`` has rules, and ``Factors``, which writes them in words. Without one
+    the definition is partitioned, and what has no definition either is computed whole on every device."""
 
     home: Callable | None = None
     """``(**params) -> Device or None``: the one device on which programs with this use run, wherever their arguments
     are: of operations that lay values out on a mesh."""
+
+    def linear_in(self, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], **params: Any) -> tuple:
+        """The groups of operands in which one use is linear together."""
+        return self.linear
 
     drop_outputs: Callable | None = None
     """``(eqn, reads) -> Eqn`` without the outputs that nobody reads, for primitives that can do without computing
@@ -174,6 +220,8 @@ class Primitive:
             result = self.abstract(*avals, **params)
         except errors.BlufuncError as e:
             raise source.located(e) from None
+        if result.__class__ is ShapedArray and not self.multiple_results:
+            return result
         return checked_types(self, result)
 
     def evaluate(self, args: Sequence, params: dict) -> Any:
@@ -192,11 +240,17 @@ class Primitive:
             nan_check.check_operation(self, arrays, params, wrapped)
         return wrapped if self.multiple_results else wrapped[0]
 
+    def _derived(self, rule: str) -> Callable:
+        """What computes a rule from the definition."""
+        if not self.has_definition:
+            raise self._missing(rule)
+        return derived[rule]
+
     def _missing(self, rule: str) -> errors.UnsupportedError:
         return errors.UnsupportedError(
             f"the primitive {self.name} has no {rule} rule.",
             where=source.here(),
-            fix=f"define {rule} in its class, or set it to unsupported('reason')",
+            fix=f"define {rule} in its class, give a definition (lower=), or set it to unsupported('reason')",
         )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
@@ -36,6 +38,38 @@ def rule_error(prim: Any, rule: str, what: str) -> errors.JaxprTypeError:
     )
 
 
+def definition_error(prim: Any, what: str, fix: str) -> errors.JaxprTypeError:
+    """The error for a definition of ``prim`` that cannot take its place; ``what`` completes "the definition ..."."""
+    return errors.JaxprTypeError(
+        f"the definition (lower=) of {prim.name} {what}.",
+        where=source.here(),
+        why="compilers put the definition in the place of the primitive, so it must compute the same.",
+        fix=fix,
+    )
+
+
+def check_definition(prim: Any, defined: Sequence[Any], computed: Sequence[Any]) -> None:
+    """Check what the definition computes against what ``impl`` does, on the same operands."""
+    for i, (x, y) in enumerate(zip(map(np.asarray, defined), map(np.asarray, computed), strict=True)):
+        inexact = dtypes.is_inexact(y.dtype)
+        wide = np.complex128 if dtypes.is_complex(y.dtype) else np.float64
+        a, b = (x.astype(wide), y.astype(wide)) if inexact else (x, y)
+        tol = float(dtypes.finfo(y.dtype).eps) ** 0.5 if inexact else 0.0
+        same = np.isclose(a, b, tol, tol, equal_nan=True) if inexact else a == b
+        if not np.all(same):
+            at = np.unravel_index(int(np.argmin(same)), same.shape) if same.ndim else ()
+            raise definition_error(
+                prim,
+                f"gives {a[at]} where impl gives {b[at]} (result {i}, element {[*map(int, at)]})",
+                "correct one of them, or leave out impl: the definition is evaluated then",
+            )
+
+
+def type_of(aval: ShapedArray) -> str:
+    """The shape and dtype of a type, without its weakness."""
+    return f"{dtypes.short_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"
+
+
 def described(x: Any) -> str:
     """What a rule returned, in a few words."""
     if isinstance(x, (list, tuple)):
@@ -53,13 +87,11 @@ def pair_of(prim: Any, rule: str, result: Any) -> tuple[Any, Any]:
     raise rule_error(prim, rule, f"returned {described(result)}, not a pair")
 
 
-def checked_types(prim: Any, result: Any) -> Any:
-    """What the abstract rule returned: a type, or a tuple of them."""
-    if prim.multiple_results:
-        if isinstance(result, (list, tuple)) and all(a.__class__ is ShapedArray for a in result):
+def checked_types(prim: Any, result: Any) -> tuple[ShapedArray, ...]:
+    """The types that the abstract rule returned, where that is not the one type of one result."""
+    if prim.multiple_results and isinstance(result, (list, tuple)):
+        if all(a.__class__ is ShapedArray for a in result):
             return tuple(result)
-    elif result.__class__ is ShapedArray:
-        return result
     raise rule_error(prim, "abstract", f"returned {described(result)}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.typed_key import shown
+from blufunc.core.ir.jaxpr import shown
 from blufunc.core.pytree import paths, tree
 
 

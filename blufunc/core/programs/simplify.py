@@ -21,12 +21,13 @@ from blufunc.config import config
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import Array
 from blufunc.core.ir import check, dtypes, source
-from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, subjaxprs
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, exact, map_jaxprs, subjaxprs
 from blufunc.core.ops.elementwise import add_p, convert_p, div_p, mul_p, select_p, stop_gradient_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p
+from blufunc.core.primitives.override import is_replaced
 from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.programs import stage
 
 
 def dce(
@@ -150,6 +151,29 @@ def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable)
     for var, atom in zip(eqn.outvars, body.outvars, strict=True):
         alias(var, atom if atom.__class__ is Literal else env[atom])
     return inlined
+
+
+def inline_definitions(jaxpr: Jaxpr, keep: Callable[[Primitive], bool] = lambda prim: False) -> Jaxpr:
+    """With the definition of each primitive that has one (``prim.lower``) in its place, also in bodies.
+
+    For compilers and the partitioner, when all transforms are done; ``keep`` says of which primitives they have a
+    better form.
+    """
+
+    def inlines(prim: Primitive) -> bool:
+        return prim.has_definition and not keep(prim) and not is_replaced(prim, "impl")
+
+    def step(eqn, invars, alias):
+        if inlines(eqn.prim):
+            body = stage.definition(eqn.prim, [a.aval for a in invars], eqn.params)
+            return put_in_place(eqn, inline_definitions(body, keep), invars, alias)
+        params = map_jaxprs(lambda body: inline_definitions(body, keep), eqn.params)
+        return [Eqn(eqn.prim, invars, eqn.outvars, params, eqn.source)]
+
+    def has_any(body: Jaxpr) -> bool:
+        return any(inlines(e.prim) or any(map(has_any, subjaxprs(e.params))) for e in body.eqns)
+
+    return rewrite(jaxpr, step) if has_any(jaxpr) else jaxpr
 
 
 def without_lines(jaxpr: Jaxpr) -> Jaxpr:

@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from blufunc import errors
 from blufunc.config import config
-from blufunc.core.arrays.array import Array, lift
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import Array, from_numpy, lift
 from blufunc.core.ir import check, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
-from blufunc.core.ir.trace import Trace, Tracer, leak_error, new_trace, state
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr
+from blufunc.core.ir.trace import EVAL, Trace, Tracer, leak_error, new_trace, set_trace, state
+from blufunc.core.primitives.primitive import derived
+from blufunc.core.primitives.rule_errors import definition_error, type_of
 
 
 class StagedTracer(Tracer):
@@ -55,6 +61,8 @@ class StageTrace(Trace):
             a.variable if a.__class__ is StagedTracer and a.trace is self else self.atom(a) for a in args
         ]
         outs = prim.typed(tuple([v.aval for v in invars]), params)
+        if prim.has_definition:
+            definition(prim, [v.aval for v in invars], params)
         line = source.replay.line or source.current()
         if prim.multiple_results:
             outvars = [Var(aval) for aval in outs]
@@ -135,3 +143,66 @@ def stage(
     finally:
         source.replay.line = previous
         source.open_scopes(scopes)
+
+
+_TRACING = object()  # in the place of a definition that is being traced
+
+
+def definition(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
+    """The definition of a primitive as a jaxpr, traced once for each combination of operand types and parameters.
+
+    Raises:
+      JaxprTypeError: it does not trace, uses the primitive itself, or its results are not those of ``abstract``.
+    """
+    key = (*avals, *params.items())
+    found = prim.definitions.get(key)
+    if found is _TRACING:
+        raise definition_error(prim, "uses the primitive itself", "write it with other operations")
+    if found is None:
+        prim.definitions[key] = _TRACING
+        try:
+            found = _traced(prim, avals, params)
+        finally:
+            del prim.definitions[key]
+        prim.definitions[key] = found
+    return found
+
+
+def _traced(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
+    outs = prim.typed(tuple(avals), params)
+    try:
+        jaxpr = stage(lambda *xs: prim.lowered(xs, params), avals, prim.name)
+    except errors.JaxprTypeError:
+        raise
+    except Exception as e:
+        raise definition_error(
+            prim,
+            f"cannot be traced: {type(e).__name__}: {e}",
+            "write it with blufunc operations: bnp.exp(x), not np.exp(x); bnp.where, not if",
+        ) from e
+    if jaxpr.consts:
+        raise definition_error(
+            prim,
+            f"captures an array of {jaxpr.consts[0].aval}",
+            "take it as an operand: a definition is a function of the operands, numbers and parameters alone",
+        )
+    expected = [type_of(a) for a in (outs if prim.multiple_results else (outs,))]
+    got = [type_of(a) for a in jaxpr.out_avals]
+    if got != expected:
+        raise definition_error(
+            prim,
+            f"returns {', '.join(got) or 'nothing'}, and abstract says {', '.join(expected)}",
+            "convert with .astype or reshape in the definition, or correct abstract (out= of an elementwise one)",
+        )
+    return jaxpr.replace(eqns=[Eqn(e.prim, e.invars, e.outvars, e.params, None) for e in jaxpr.eqns])
+
+
+def _evaluated(prim: Any, args: Sequence[Any], params: dict) -> list[np.ndarray]:
+    """The definition on NumPy arrays, in the place of ``impl``."""
+    values = [from_numpy(np.asarray(a), backend.host_device()) for a in args]
+    jaxpr = definition(prim, [x.aval for x in values], params)
+    with set_trace(EVAL):
+        return [np.asarray(x) for x in eval_jaxpr(jaxpr, values)]
+
+
+derived["impl"] = _evaluated

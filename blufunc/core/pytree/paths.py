@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from blufunc.core.ir import source
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import exact
 from blufunc.core.pytree import tree as _tree
 from blufunc.core.pytree.nodes import (
     KINDS,

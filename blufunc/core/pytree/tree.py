@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from blufunc.core.ir import source
-from blufunc.core.ir.typed_key import same
+from blufunc.core.ir.jaxpr import same
 from blufunc.core.pytree.nodes import (
     DEFAULT,
     DICT,

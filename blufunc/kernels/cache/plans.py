@@ -47,7 +47,7 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal
 from blufunc.core.ir.trace import state
 from blufunc.core.primitives.override import override
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.core.programs.recognizers import is_as_written
+from blufunc.core.programs.alternatives import is_as_written
 from blufunc.kernels.cache import fingerprint
 from blufunc.kernels.cache.disk import DiskCache, default_folder, key_of
 from blufunc.kernels.cache.fingerprint import Spelling, Unspelled

@@ -22,8 +22,7 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.special import logaddexp_p
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.scalar_ops import bare, grouped
-from blufunc.kernels.codegen.scopes import Scope, Writer, comment, indented
-from blufunc.kernels.codegen.use_counts import Survey, written_in
+from blufunc.kernels.codegen.scopes import Scope, Survey, Writer, comment, indented, written_in
 from blufunc.kernels.loopir.index import Atom, Computed, Index, Quotient, Range, Remainder, ranges_of
 from blufunc.kernels.loopir.ir import (
     ARG_REDUCTIONS,

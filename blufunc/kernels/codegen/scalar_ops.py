@@ -2,6 +2,7 @@
 
 Kernels, stage 6, below the renderers. ``c_renderer.py`` asks here for the expression of every ``apply`` of LoopIR. What
 plain C says, it says: ``x + y``, ``x < y``. The rest calls ``bf_<primitive>``, which each dialect's prelude defines.
+The expressions are on the primitives, as their C forms (``core/primitives/c_form.py``).
 
 A scalar lives in a variable of its **register type**. That of float16, bfloat16 and the 8-bit floats is ``float``,
 which holds them exactly; what is computed of them is rounded to them at once, as NumPy does. ``storage_type`` is
@@ -10,7 +11,6 @@ what memory holds. Arithmetic of integers goes through unsigned types, where ove
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 
 from blufunc.core.ir import dtypes
-from blufunc.core.ops import elementwise as ew
-from blufunc.core.ops import integers, special
-from blufunc.core.primitives.kinds import Elementwise
-from blufunc.core.primitives.linear_ops import add_any_p
+from blufunc.core.primitives.c_form import CForm
 
 # -- types -----------------------------------------------------------------------------------------
 
@@ -152,102 +149,7 @@ def _filled(template: str, args: Sequence[str], **names: str) -> str:
     return re.sub(r"\{([A-Za-z_]+)\}", lambda slot: names[slot[1]], text)
 
 
-# -- the table -------------------------------------------------------------------------------------
-# A row has a template for each kind of operand: "b" booleans, "i" integers, "f" floats, "c" complex numbers, "k" keys.
-# In templates {0}, {1} and {2} are operands, {T} the register type of the result, {U} the unsigned type in which
-# integers are computed, {S} the storage type of the operands.
-
-
-def _same(template: str, kinds: str) -> dict[str, str]:
-    return dict.fromkeys(kinds, template)
-
-
-def _arithmetic(op: str) -> dict[str, str]:
-    plain = f"{{0}} {op} {{1}}"
-    return {"f": plain, "c": plain, "i": f"{{T}}({{U}}({{0}}) {op} {{U}}({{1}}))"}
-
-
-def _comparison(op: str, kinds: str) -> dict[str, str]:
-    return _same(f"{{0}} {op} {{1}}", kinds)
-
-
-def _bitwise(op: str) -> dict[str, str]:
-    return {"i": f"{{T}}({{0}} {op} {{1}})", "b": f"bool({{0}} {op} {{1}})"}
-
-
-def _calls(kinds: str, prims: Sequence[Any], operands: int = 1) -> dict[Any, dict[str, str]]:
-    """Those that the prelude defines under their own names."""
-    args = ", ".join(f"{{{i}}}" for i in range(operands))
-    return {p: _same(f"bf_{p.name}({args})", kinds) for p in prims}
-
-
-_TABLE: dict[Any, dict[str, str]] = {
-    ew.neg_p: {"f": "-{0}", "c": "-{0}", "i": "{T}({U}(0) - {U}({0}))"},
-    ew.add_p: _arithmetic("+"),
-    add_any_p: _arithmetic("+"),
-    ew.sub_p: _arithmetic("-"),
-    ew.mul_p: _arithmetic("*"),
-    ew.square_p: {"f": "{0} * {0}", "c": "{0} * {0}", "i": "{T}({U}({0}) * {U}({0}))"},
-    ew.div_p: {"f": "{0} / {1}", "c": "{0} / {1}", "i": "bf_div({0}, {1})"},
-    ew.max_p: {**_same("bf_max({0}, {1})", "fi"), "b": "bool({0} | {1})"},
-    ew.min_p: {**_same("bf_min({0}, {1})", "fi"), "b": "bool({0} & {1})"},
-    ew.clamp_p: {**_same("bf_min(bf_max({1}, {0}), {2})", "fi"), "b": "bool(({1} | {0}) & {2})"},
-    ew.eq_p: _comparison("==", "bifc"),
-    ew.ne_p: _comparison("!=", "bifc"),
-    ew.lt_p: _comparison("<", "bif"),
-    ew.le_p: _comparison("<=", "bif"),
-    ew.gt_p: _comparison(">", "bif"),
-    ew.ge_p: _comparison(">=", "bif"),
-    ew.not_p: {"i": "{T}(~{0})", "b": "!{0}"},
-    ew.and_p: _bitwise("&"),
-    ew.or_p: _bitwise("|"),
-    ew.xor_p: _bitwise("^"),
-    ew.select_p: _same("{0} ? {1} : {2}", "bifck"),
-    ew.copy_p: _same("{0}", "bifck"),
-    ew.stop_gradient_p: _same("{0}", "bifck"),
-    ew.conj_p: {"f": "{0}", "c": "bf_conj({0})"},
-    ew.real_p: _same("{0}.re", "c"),
-    ew.imag_p: _same("{0}.im", "c"),
-    ew.complex_p: _same("{T}{{0}, {1}}", "f"),
-    ew.abs_p: _same("bf_abs({0})", "fi"),
-    ew.sign_p: _same("bf_sign({0})", "fic"),
-    ew.rem_p: _same("bf_rem({0}, {1})", "fi"),
-    ew.population_count_p: _same("bf_population_count({0})", "i"),
-    ew.complex_abs_p: _same("bf_complex_abs({0})", "c"),
-    **_calls("f", (ew.floor_p, ew.ceil_p, ew.trunc_p, ew.round_p, ew.exp2_p, ew.cbrt_p)),
-    **_calls("f", (ew.erf_p, ew.erfc_p, ew.erf_inv_p)),
-    **_calls("fc", (ew.exp_p, ew.expm1_p, ew.log_p, ew.log1p_p, ew.logistic_p, ew.tanh_p, ew.sqrt_p, ew.rsqrt_p)),
-    **_calls("fc", (ew.sin_p, ew.cos_p, ew.tan_p, ew.asin_p, ew.acos_p, ew.atan_p, ew.is_finite_p)),
-    **_calls("fc", (ew.sinh_p, ew.cosh_p, ew.asinh_p, ew.acosh_p, ew.atanh_p)),
-    **_calls("f", (ew.atan2_p, special.logaddexp_p, special.hypot_p), 2),
-    **_calls("fc", (ew.pow_p,), 2),
-    **_calls("i", (ew.shift_left_p, ew.shift_right_logical_p, ew.shift_right_arithmetic_p, integers.gcd_p), 2),
-}  # fmt: skip
-
-_STORED: dict[Any, str] = {
-    ew.nextafter_p: "bf_nextafter({0}, {1})",
-    ew.reduce_precision_p: "bf_reduce_precision({0}, {exponent_bits}, {mantissa_bits})",
-}
-"""Those that are about the bits of floats: they take and give what memory holds."""
-
-_EXACT = frozenset(
-    (
-        ew.neg_p,
-        ew.max_p,
-        ew.min_p,
-        ew.clamp_p,
-        ew.select_p,
-        ew.copy_p,
-        ew.stop_gradient_p,
-        ew.conj_p,
-        ew.abs_p,
-    )
-    + (ew.sign_p, ew.floor_p, ew.ceil_p, ew.trunc_p, ew.round_p)
-)
-"""What small floats are taken to small floats by, without rounding."""
-
-_BY_UFUNC = {p.ufunc: p for p in _TABLE if getattr(p, "ufunc", None) is not None and p is not add_any_p}
-_BY_UFUNC[np.true_divide] = ew.div_p
+# -- expressions ------------------------------------------------------------------------------------
 
 _POWERS = 8
 _INTEGER_POWERS = 64
@@ -264,28 +166,19 @@ def _kind(dtype: np.dtype) -> str:
     return "c" if dtypes.is_complex(dtype) else "k"
 
 
-def _meant(prim: Any) -> Any:
-    """The primitive of the core that ``prim`` is, or that does the same by its ufunc."""
-    if prim in _TABLE or prim in _STORED or prim in _SPECIAL:
-        return prim
-    plain = type(prim) is Elementwise and prim.ufunc is not None
-    twin = _BY_UFUNC.get(prim.ufunc) if plain else None
-    return twin if twin is not None and prim.out == twin.out else None
+def _form(prim: Any) -> CForm | None:
+    """The C form of a primitive."""
+    return prim.lower if isinstance(prim.lower, CForm) else None
 
 
 def known(prim: Any, params: Mapping[str, Any], in_dtypes: Sequence[np.dtype]) -> bool:
     """Whether there is a C form of ``prim`` applied to operands of ``in_dtypes``."""
-    prim = _meant(prim)
-    if prim is None or not in_dtypes or any(d not in STORAGE for d in in_dtypes):
+    form = _form(prim)
+    if form is None or not in_dtypes or any(d not in STORAGE for d in in_dtypes):
         return False
-    if prim is ew.convert_p:
-        return not dtypes.is_key(in_dtypes[0]) and not dtypes.is_key(params["dtype"])
-    if prim is ew.bitcast_p:
-        return in_dtypes[0].itemsize == params["dtype"].itemsize and _kind(in_dtypes[0]) not in "bck"
-    kind = _kind(in_dtypes[-1])
-    if prim is ew.integer_pow_p:
-        return kind in "fc" or (kind == "i" and 0 <= params["y"] <= _INTEGER_POWERS)
-    return kind == "f" if prim in _STORED else kind in _TABLE[prim]
+    if form.special:
+        return _WRITES[form.special](params, in_dtypes[0])
+    return _kind(in_dtypes[-1]) in form.templates
 
 
 def expression(
@@ -305,26 +198,22 @@ def expression(
       args: an operand each, as an expression of its register type that needs no parentheses; where ``repeats``, it
         may stand in the result more than once.
     """
-    prim = _meant(prim)
-    if prim in _SPECIAL:
-        return _SPECIAL[prim](params, in_dtypes[0], out_dtype, args)
+    form: CForm = prim.lower
+    if form.special:
+        return _SPECIAL[form.special](params, in_dtypes[0], out_dtype, args)
     dtype = in_dtypes[-1]
-    if prim in _STORED:
-        text = _filled(
-            _STORED[prim], [stored(bare(a), dtype) for a in args], **{k: str(n) for k, n in params.items()}
-        )
-        return loaded(text, dtype)
+    template, names = form.templates[_kind(dtype)], {k: str(n) for k, n in params.items()}
+    if form.stored:
+        return loaded(_filled(template, [stored(bare(a), dtype) for a in args], **names), dtype)
     unsigned = "uint64_t" if dtype.itemsize == 8 else "uint32_t"
-    text = _filled(_TABLE[prim][_kind(dtype)], args, T=register_type(out_dtype), U=unsigned)
-    return text if prim in _EXACT else _rounded(text, out_dtype)
+    text = _filled(template, args, **names, T=register_type(out_dtype), U=unsigned)
+    return text if form.exact else _rounded(text, out_dtype)
 
 
 def repeats(prim: Any, params: Mapping[str, Any]) -> bool:
     """Whether an expression holds an operand more than once."""
-    prim = _meant(prim)
-    if prim in (ew.square_p, ew.convert_p):
-        return True
-    return prim is ew.integer_pow_p and params["y"] not in (-1, 0, 1)
+    form: CForm = prim.lower
+    return form.holds_twice() and not (form.special == "integer_pow" and params["y"] in (-1, 0, 1))
 
 
 def _convert(params: Mapping[str, Any], source: np.dtype, target: np.dtype, args: Sequence[str]) -> str:
@@ -381,9 +270,20 @@ def _power(x: str, n: int) -> str:
     return f"{half} * {half}" if n % 2 == 0 else f"{half} * {half} * {x}" if n > 3 else f"{x} * ({x} * {x})"
 
 
-_SPECIAL = {ew.convert_p: _convert, ew.bitcast_p: _bitcast, ew.integer_pow_p: _integer_pow}
+def _writes_integer_pow(params: Mapping[str, Any], source: np.dtype) -> bool:
+    kind = _kind(source)
+    return kind in "fc" or (kind == "i" and 0 <= params["y"] <= _INTEGER_POWERS)
 
-# -- what expressions need, and what they cost -----------------------------------------------------
+
+_SPECIAL = {"convert": _convert, "bitcast": _bitcast, "integer_pow": _integer_pow}
+_WRITES = {
+    "convert": lambda params, x: not dtypes.is_key(x) and not dtypes.is_key(params["dtype"]),
+    "bitcast": lambda params, x: x.itemsize == params["dtype"].itemsize and _kind(x) not in "bck",
+    "integer_pow": _writes_integer_pow,
+}
+"""For the forms whose expression depends on parameters: what writes it, and for which operands it can."""
+
+# -- what expressions need --------------------------------------------------------------------------
 
 _HELPER = re.compile(
     r"\b(bf_\w+|round_to|to_float|from_float|u?int\d+_t|bf16|f16|e4m3|e5m2|c64|c128|INFINITY|NAN)\b"
@@ -393,21 +293,3 @@ _HELPER = re.compile(
 def helpers(text: str) -> set[str]:
     """The names of the prelude that a piece of C uses."""
     return set(_HELPER.findall(text))
-
-
-@functools.cache
-def _costs() -> dict[Any, int]:
-    rows: dict[int, tuple] = {
-        0: (ew.copy_p, ew.stop_gradient_p, ew.real_p, ew.imag_p, ew.complex_p, ew.bitcast_p, ew.conj_p),
-        4: (ew.div_p, ew.sqrt_p, ew.rem_p, ew.rsqrt_p),
-        8: (ew.exp_p, ew.exp2_p, ew.log_p, ew.tanh_p, ew.logistic_p, ew.expm1_p, ew.log1p_p, ew.sin_p, ew.cos_p),
-        12: (ew.erf_p, ew.atan_p, ew.tan_p, ew.sinh_p, ew.cosh_p, ew.cbrt_p, ew.asin_p, ew.acos_p, ew.atan2_p),
-        20: (ew.pow_p, ew.erfc_p, ew.erf_inv_p, ew.asinh_p, ew.acosh_p, ew.atanh_p, ew.nextafter_p, integers.gcd_p)
-        + (special.logaddexp_p, special.hypot_p),
-    }  # fmt: skip
-    return {p: cost for cost, prims in rows.items() for p in prims}
-
-
-def cost(prim: Any) -> int:
-    """About how many additions of floats one application is worth: what recomputing it instead of loading costs."""
-    return _costs().get(_meant(prim), 1)

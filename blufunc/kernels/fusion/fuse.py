@@ -25,28 +25,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, meets
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, communicates
 from blufunc.core.ops.gather_scatter import gather_p
 from blufunc.core.ops.shape import iota_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
-from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.fusion import iteration_space
-from blufunc.kernels.fusion.classify import READERS, one_hot, one_hot_batch, sort_of
-from blufunc.kernels.fusion.fuse_into_copies import computed_in_copies
 from blufunc.kernels.fusion.iteration_space import (
-    REDUCES,
+    READERS,
     Canonical,
     Frame,
     canonical_of,
     common,
+    one_hot,
+    one_hot_batch,
+    reduces,
     role_of,
     scans,
+    sort_of,
     sums_of_long_rows,
 )
-from blufunc.kernels.fusion.position_tables import position_tables
 from blufunc.kernels.fusion.reachability import Waits
-from blufunc.kernels.fusion.recompute_in_consumers import computed_by_readers
+from blufunc.kernels.fusion.recompute_in_consumers import (
+    COPIES,
+    computed_by_readers,
+    computed_in_copies,
+    position_tables,
+)
 from blufunc.kernels.loopir.access_map import Place, gathered, moves, view_chain
 from blufunc.kernels.loopir.index import ZERO, Computed, Index, flat, of
 from blufunc.kernels.loopir.index import constant as fixed
@@ -210,8 +215,9 @@ class _Fuser:
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.last_effect: int | None = None
         self.first_result: dict[Any, Var] = {}  # of loops and branches at points
-        self.tables = position_tables(jaxpr)
-        self.by_readers = computed_in_copies(jaxpr, self.tables)
+        prims = {e.prim for e in jaxpr.eqns}
+        self.tables = position_tables(jaxpr) if iota_p in prims else set()
+        self.by_readers = computed_in_copies(jaxpr, self.tables) if prims & COPIES else set()
         if read_again:
             for eqn in jaxpr.eqns:
                 if eqn not in sorts:
@@ -300,13 +306,13 @@ class _Fuser:
         """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""
         if moves(eqn) or eqn.prim is iota_p:
             return True
-        cost = scalar_ops.cost(eqn.prim) + sum(self.costs.get(a, 0) for a in eqn.invars if isinstance(a, Var))
+        cost = eqn.prim.cost + sum(self.costs.get(a, 0) for a in eqn.invars if isinstance(a, Var))
         self.costs[eqn.outvars[0]] = cost
         return cost <= NUMBER_COST
 
     def region_of(self, eqn: Eqn) -> Region:
         out = eqn.outvars[0]
-        points = eqn.invars[0] if eqn.prim in REDUCES else out
+        points = eqn.invars[0] if reduces(eqn.prim) else out
         role, frame = role_of(eqn, Frame(points.aval.size)) or ("element", Frame(out.aval.size))
         return Region(frame, [eqn], {out: role}, self.origin(eqn))
 
@@ -318,7 +324,7 @@ class _Fuser:
             self.home[v] = number
         for s in homes:
             self.order.wait(number, s)
-        if isinstance(step, Opaque) and (eqn.effects or meets(eqn)):  # all ranks meet in one order
+        if isinstance(step, Opaque) and (eqn.effects or communicates(eqn)):  # all ranks meet in one order
             if self.last_effect is not None:
                 self.order.wait(number, self.last_effect)
                 step.after = self.steps[self.last_effect]  # type: ignore[union-attr]
@@ -389,7 +395,7 @@ class _Fuser:
         if eqn.prim in READERS or one_hot(eqn):
             return not any(self.reads_of(region, a) for a in eqn.invars)
         reads = role
-        if eqn.prim in REDUCES:
+        if reduces(eqn.prim):
             over_rows = role == "total" and eqn.invars[0].aval.size != frame.size
             reads = "row" if over_rows else "element"
         place: Place | None = None

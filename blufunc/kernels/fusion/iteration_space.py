@@ -1,48 +1,54 @@
-"""Frames: the points that a fused region works on, and what its values are in them.
+"""Iteration spaces: the points that a fused region works on; and which equations have one.
 
 Kernels, stage 5, below ``fuse.py``. In: an equation, and the frame of a region that it might join. Out: the role of its
 result there (an element, a row, a column or a total; ``fuse.py`` says what these are), the frame with it, and the place
-of a role's values.
+of a role's values. ``sort_of`` says whether an equation is virtual, a node of a region or opaque; passes before fusion
+ask, too.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn
-from blufunc.core.ops.cumulative import cumlogsumexp_p, cummax_p, cummin_p, cumprod_p, cumsum_p
-from blufunc.core.ops.reduce import (
-    argmax_p,
-    argmin_p,
-    reduce_and_p,
-    reduce_max_p,
-    reduce_min_p,
-    reduce_or_p,
-    reduce_prod_p,
-    reduce_xor_p,
+from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
+from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
+from blufunc.core.ops.random_bits import (
+    random_bits_p,
+    random_fold_in_p,
+    random_seed_p,
+    random_split_p,
+    random_unwrap_p,
+    random_wrap_p,
 )
-from blufunc.core.primitives.linear_ops import reduce_sum_p
-from blufunc.kernels.loopir.access_map import Place, source_of
-from blufunc.kernels.loopir.index import Index, Range, flat, of, unflat
+from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any_p
+from blufunc.core.primitives.override import is_replaced
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.loopir.access_map import Place, moves, source_of
+from blufunc.kernels.loopir.index import ZERO, Index, Range, flat, of, unflat
+from blufunc.kernels.ops.points import POINTS
 
-REDUCES = {
-    reduce_sum_p: "sum",
-    reduce_prod_p: "prod",
-    reduce_max_p: "max",
-    reduce_min_p: "min",
-    reduce_and_p: "and",
-    reduce_or_p: "or",
-    reduce_xor_p: "xor",
-    argmax_p: "argmax",
-    argmin_p: "argmin",
-}
-"""Reductions, and what LoopIR calls them."""
+# -- iteration spaces -------------------------------------------------------------------------------
 
-SCANS = {cumsum_p: "sum", cumprod_p: "prod", cummax_p: "max", cummin_p: "min", cumlogsumexp_p: "logaddexp"}
-"""Cumulative operations, and what LoopIR calls what they combine by."""
+
+def reduces(prim: Primitive) -> str:
+    """What a reduction combines elements by, as LoopIR calls it; empty for what kernels do not reduce."""
+    return prim.monoid if prim.kind == "reduce" else ""
+
+
+def scans_by(prim: Primitive) -> str:
+    """What a cumulative operation combines elements by; empty for all others."""
+    return prim.monoid if prim.kind == "cumulative" else ""
+
 
 ONE_ROW = 1 << 16
 """Up to as many elements, a reduction of everything is that of one row, whose lanes can meet."""
@@ -94,7 +100,7 @@ def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[i
 
 def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
     """The role of an equation's result in a frame, and the frame with it; None where it has none."""
-    if eqn.prim in REDUCES:
+    if reduces(eqn.prim):
         return _reduction_role(eqn, frame)
     if scans(eqn):
         return _scan_role(eqn, frame)
@@ -108,7 +114,7 @@ def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
 
 def scans(eqn: Eqn) -> bool:
     """Whether an equation is a cumulative operation that combines anything: of one element alone it is that element."""
-    return eqn.prim in SCANS and scanned_axes(eqn)[1] > 1
+    return bool(scans_by(eqn.prim)) and scanned_axes(eqn)[1] > 1
 
 
 def scanned_axes(eqn: Eqn) -> tuple[int, int, int]:
@@ -124,7 +130,7 @@ def can_be_scanned(eqn: Eqn) -> bool:
     """
     outer, n, inner = scanned_axes(eqn)
     if inner == 1:
-        return not _is_few(eqn) or eqn.prim is not cumprod_p
+        return not _is_few(eqn) or scans_by(eqn.prim) != "prod"
     return outer * inner >= _SCANNED_COLUMNS or n * inner <= ONE_ROW
 
 
@@ -236,3 +242,82 @@ class Canonical(dict[str, Index]):
 
 
 canonical_of = functools.lru_cache(256)(Canonical)
+
+
+# -- sorts of equations -----------------------------------------------------------------------------
+
+
+RANDOM = (
+    frozenset(
+        (random_bits_p, random_split_p, random_fold_in_p, random_seed_p, random_wrap_p, random_unwrap_p)
+    )
+    if sys.byteorder == "little"
+    else frozenset()
+)
+"""The random primitives that kernels compute: on machines that store the low byte of a number first."""
+
+READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_update_slice_p, *RANDOM))
+"""Nodes that read their operands at other elements than their own."""
+
+
+def sort_of(eqn: Eqn) -> str:
+    """``virtual``, ``node`` or ``opaque``."""
+    prim = eqn.prim
+    if prim.multiple_results or eqn.effects or prim.opaque or len(eqn.outvars) != 1:
+        return "opaque"
+    if is_replaced(prim, "impl"):
+        return "opaque"
+    for a in (*eqn.invars, *eqn.outvars):
+        if not a.aval.size or not _plain(a.aval.dtype):
+            return "opaque"
+    if moves(eqn) or prim is iota_p:
+        return "virtual"
+    if isinstance(prim, Elementwise) or prim is add_any_p:
+        if not scalar_ops.known(prim, eqn.params, [a.aval.dtype for a in eqn.invars]):
+            return "opaque"
+        return "virtual" if eqn.outvars[0].aval.size == 1 else "node"
+    if reduces(prim):
+        return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or _positions_apart(eqn) else "node"
+    if scans_by(prim):
+        return "node" if can_be_scanned(eqn) and not dtypes.is_complex(eqn.invars[0].aval.dtype) else "opaque"
+    if prim in READERS or prim in POINTS or one_hot(eqn):
+        return "node"
+    return "opaque"
+
+
+@functools.cache
+def _plain(dtype: Any) -> bool:
+    return dtypes.is_numeric(dtype) or dtypes.is_bool(dtype) or dtypes.is_key(dtype)
+
+
+def one_hot(eqn: Eqn) -> bool:
+    """Whether a ``scatter_add`` adds one number to each row at one place: then every element can look for itself."""
+    if eqn.prim is not scatter_add_p:
+        return False
+    d = eqn.params["dimension_numbers"]
+    x, indices, updates = (a.aval for a in eqn.invars)
+    return (
+        not d.update_window_dims
+        and len(d.scatter_dims_to_operand_dims) == 1
+        and d.inserted_window_dims == d.scatter_dims_to_operand_dims
+        and len(d.operand_batching_dims) == x.ndim - 1
+        and indices.shape[-1] == 1
+        and updates.size * x.shape[d.scatter_dims_to_operand_dims[0]] == x.size
+    )
+
+
+def one_hot_batch(eqn: Eqn, place: Place) -> Place:
+    """Where the index and the update for an element's row are."""
+    d = eqn.params["dimension_numbers"]
+    batch = [ZERO] * (eqn.invars[1].aval.ndim - 1)
+    for a, b in zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True):
+        batch[b] = place[a]
+    return tuple(batch)
+
+
+def _positions_apart(eqn: Eqn) -> bool:
+    """Whether it looks for positions along an axis that is not the last: those of no row."""
+    if "index_dtype" not in eqn.params:
+        return False
+    pattern = reduction_pattern(eqn.invars[0].aval.shape, eqn.params["axes"])
+    return not pattern or not pattern[-1][1] or len(pattern) > 2

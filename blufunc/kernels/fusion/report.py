@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from blufunc.core.ir.jaxpr import Eqn, Literal
+from blufunc.core.ir.jaxpr import Eqn, Literal, line_of
 from blufunc.kernels.fusion.fuse import Fusion, Opaque, Region, Step
-from blufunc.kernels.tables import alike, line_of, lines_of, run_lengths, table, times, times_head
+from blufunc.kernels.tables import alike, lines_of, run_lengths, table, times, times_head
 
 
 class Fused:

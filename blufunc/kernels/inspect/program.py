@@ -12,12 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from blufunc.core.arrays.backend import Device
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, line_of
 from blufunc.core.programs.simplify import simplify
-from blufunc.kernels.backends.cuda import dispatch
-from blufunc.kernels.backends.cuda.library import cupy_ops
-from blufunc.kernels.backends.cuda.library.attention.op import is_attention
-from blufunc.kernels.backends.cuda.library.softmax_gemm import is_softmax
+from blufunc.kernels.backends.cuda.dispatch import kernel_of
+from blufunc.kernels.backends.cuda.library.control_flow import written_over
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
 from blufunc.kernels.fusion.report import Fused
@@ -25,18 +23,8 @@ from blufunc.kernels.machine import Machine
 from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import fused
 from blufunc.kernels.recompute.budget_report import Bought
-from blufunc.kernels.schedule import OpaqueStep, Schedule
-from blufunc.kernels.tables import (
-    alike,
-    count,
-    duration,
-    line_of,
-    run_lengths,
-    size,
-    table,
-    times,
-    times_head,
-)
+from blufunc.kernels.schedule import OpaqueStep, Schedule, host_notes
+from blufunc.kernels.tables import alike, count, duration, run_lengths, size, table, times, times_head
 
 
 class Memory:
@@ -128,7 +116,8 @@ class Sight:
     @property
     def notes(self) -> tuple[str, ...]:
         """Operations that have kernels, but not here, and why; and why its plan is not kept on disk, if it could be."""
-        notes = self.schedule.notes  # before the question, for planning may find a reason
+        # before the question, for planning may find a reason
+        notes = (*self.schedule.notes, *host_notes(self.schedule.host_primitives))
         reason = "" if self.why_not_compiled else plan_store.why_not(self.jaxpr)
         return (*notes, f"planned anew in each process: {reason}") if reason else tuple(notes)
 
@@ -148,21 +137,25 @@ class Sight:
     @functools.cached_property
     def cost(self) -> Cost:
         """The bytes and the arithmetic of each step."""
-        return cost_of(self.schedule, None if self.device.platform == "cpu" else on_host)
+        return cost_of(
+            self.schedule, None if self.device.platform == "cpu" else lambda eqn: kernel_of(eqn).on_host
+        )
 
     @functools.cached_property
     def bodies(self) -> list[Body]:
         """The programs within the program: what loops, branches and calls run, each once."""
         found: dict[int, Body] = {}
         for n, step in enumerate(self.schedule.steps):
-            if not isinstance(step, OpaqueStep) or (self.device.platform != "cpu" and on_host(step.eqn)):
+            if not isinstance(step, OpaqueStep) or (
+                self.device.platform != "cpu" and kernel_of(step.eqn).on_host
+            ):
                 continue
-            if is_attention(step.eqn) or is_softmax(step.eqn):
-                continue  # by a kernel: its definition runs nowhere
+            if kernel_of(step.eqn).composite:
+                continue  # a kernel runs it, not its definition
             for role, jaxpr in _roles(step.eqn):
                 donated = (False,) * len(jaxpr.invars)
                 if self.device.platform != "cpu" and step.eqn.prim.name == "scan":
-                    donated = dispatch.written_over(**step.eqn.params)
+                    donated = written_over(**step.eqn.params)
                 sight = Sight(simplify(jaxpr), donated, self.device)
                 found.setdefault(id(jaxpr), Body(n, role, sight))
         return list(found.values())
@@ -215,20 +208,6 @@ def _roles(eqn: Eqn) -> Iterator[tuple[str, Jaxpr]]:
             if isinstance(jaxpr, Jaxpr):
                 which = "body" if key == "jaxpr" else f"{key}[{i}]" if isinstance(value, tuple) else key
                 yield f"the {which} of {name} at {line_of(eqn)}{rounds}", jaxpr
-
-
-def on_host(eqn: Eqn) -> bool:
-    """Whether a program on a CUDA device has the host compute an equation, because nothing there does."""
-    prim = eqn.prim
-    if hasattr(prim, "cuda_source") or prim.kind == "contract" or prim.name in _CONTROL:
-        return False
-    if prim.reference is not None:
-        return prim.kind != "call"
-    types = [a.aval.dtype for a in eqn.invars]
-    return not types or cupy_ops.is_host_fallback(prim, types, eqn.params)
-
-
-_CONTROL = ("scan", "while", "cond")
 
 
 class TimedStep(NamedTuple):

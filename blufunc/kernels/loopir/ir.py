@@ -1,7 +1,7 @@
 """LoopIR: the small language in which a fused kernel is written before it becomes C++.
 
 Kernels, stage 6. In: nothing; lowering builds kernels of it. Out: ``codegen/c_renderer.py`` prints them as CUDA or host
-C++, ``interpret.py`` runs them in NumPy, ``verify.py`` holds them to the rules.
+C++, ``verify.py`` checks them under ``config.check``; the tests have an interpreter in NumPy.
 
 A kernel does the same work at every point of a **grid** of independent points. At a point, statements run in order:
 

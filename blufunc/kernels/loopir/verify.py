@@ -1,6 +1,6 @@
 """``check_kernel``: does a kernel obey the rules of LoopIR?
 
-Kernels, stage 6, after lowering in the tests (``config.check``), before a renderer turns the kernel into C++.
+Kernels, stage 6: ``config.check`` runs it on each kernel after lowering, before a renderer turns the kernel into C++.
 A failure is a mistake in lowering, never in the user's program. The rules:
 
 - a loop variable is used only where a loop over it, or over the grid, is open; rows stand on the grid, and lanes on
@@ -27,9 +27,8 @@ import numpy as np
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.primitives.kinds import TYPES
-from blufunc.errors import BlufuncError
+from blufunc.errors import BlufuncError, JaxprTypeError
 from blufunc.kernels.loopir.index import Index, Range, ranges_of
-from blufunc.kernels.loopir.interpret import BITS, wrong
 from blufunc.kernels.loopir.ir import (
     ARG_REDUCTIONS,
     REDUCTIONS,
@@ -58,6 +57,20 @@ _TAKES = {"sum": "number", "prod": "number", "max": "ordered", "min": "ordered",
 """What each reduction takes: keys of ``kinds.TYPES``."""
 
 _TRIED = 1 << 16  # indices whose bounds say too little are computed at up to so many places
+
+
+RANDOM_BITS: dict[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    8: lambda a, b: (a ^ b).astype(np.uint8),
+    16: lambda a, b: (a ^ b).astype(np.uint16),
+    32: lambda a, b: a ^ b,
+    64: lambda a, b: (a.astype(np.uint64) << np.uint64(32)) | b,
+}
+"""How the two words of the cipher become random bits, by width."""
+
+
+def wrong(kernel: Kernel, what: str) -> JaxprTypeError:
+    """The error for a kernel that breaks a rule of LoopIR, with the kernel in its text."""
+    return JaxprTypeError(f"{what}, in\n{kernel}", why="lowering built a wrong kernel")
 
 
 def check_kernel(kernel: Kernel) -> None:
@@ -339,9 +352,9 @@ class _Check:
         return v.args[0].dtype
 
     def _bits(self, v: Value) -> np.dtype | None:
-        if [a.dtype for a in v.args] != [dtypes.uint32] * 2 or v.attr[1] not in BITS:
+        if [a.dtype for a in v.args] != [dtypes.uint32] * 2 or v.attr[1] not in RANDOM_BITS:
             self.fail(
-                f"{v} does not have two uint32 words of a key, and a width among {', '.join(map(str, BITS))}"
+                f"{v} does not have two uint32 words of a key, and a width among {', '.join(map(str, RANDOM_BITS))}"
             )
         return np.dtype(f"u{v.attr[1] // 8}")
 

@@ -17,7 +17,7 @@ from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.loopir.access_map import Place
 from blufunc.kernels.loopir.index import ZERO, Range
 from blufunc.kernels.loopir.ir import Branch, Loop, Value, apply, branch, carried, const, loop
-from blufunc.kernels.lower.random import held, held_as
+from blufunc.kernels.lower.scalars import held, held_as
 from blufunc.kernels.ops.points import POINTS
 from blufunc.kernels.ops.points import Loop as PointLoop
 

@@ -19,7 +19,7 @@ from blufunc.core.ops.elementwise import add_p, clamp_p
 from blufunc.core.ops.gather_scatter import gather_fill, gather_p, scatter_add_p
 from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
 from blufunc.core.ops.windows import GatherScatterMode
-from blufunc.kernels.fusion.classify import one_hot_batch
+from blufunc.kernels.fusion.iteration_space import one_hot_batch
 from blufunc.kernels.loopir.access_map import Place, gathered
 from blufunc.kernels.loopir.index import UNBOUNDED, ZERO, Computed, Index, of
 from blufunc.kernels.loopir.index import constant as fixed
@@ -30,8 +30,7 @@ from blufunc.kernels.loopir.ir import (
     number,
     within,
 )
-from blufunc.kernels.lower.random import held, held_as
-from blufunc.kernels.lower.scalars import both, choose, converted
+from blufunc.kernels.lower.scalars import both, choose, converted, held, held_as
 
 
 class Reader(Protocol):

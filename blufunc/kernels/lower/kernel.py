@@ -1,45 +1,315 @@
-"""Kernels put together: names, notes and operands, what loops keep, and what is done when all points are done.
+"""Kernels put together: the loops of a row, what one loop keeps for the next, operands, and the finish.
 
-Kernels, stage 6, below ``region.py``. In: the statements of a region's points. Out: launches.
+Kernels, stage 6, below ``region.py``. In: the statements of a region's points: reductions and stores, as values of
+LoopIR. Out: loops over lanes in an order of dependence, in launches.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Var
-from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.fusion.iteration_space import REDUCES, SCANS
+from blufunc.core.ops.elementwise import mul_p, rsqrt_p, square_p
+from blufunc.kernels.fusion.iteration_space import reduces, scans_by
 from blufunc.kernels.loopir.index import ZERO, Range, of
 from blufunc.kernels.loopir.ir import (
     Buffer,
     Keep,
     Kernel,
     Lanes,
+    Prefix,
     Reduce,
+    Scan,
+    Set,
     Store,
     Total,
     Value,
+    apply,
+    dependencies,
     load,
     outside,
     post_order,
+    read,
+    values_of,
 )
 from blufunc.kernels.loopir.launch import Launch, Scratch
-from blufunc.kernels.lower.names import type_text
-from blufunc.kernels.lower.row_loops import (
-    is_scanned,
-    roots_of,
-    shared_between,
-    with_keeps,
-    with_late_stores,
-    with_scans,
-)
-from blufunc.kernels.lower.values import Values
+from blufunc.kernels.lower.values import Values, type_text
+
+# -- the loops of a row -----------------------------------------------------------------------------
+
+
+class Levels:
+    """How many loops must be over before a value can be computed."""
+
+    def __init__(self, body: Sequence[Any]):
+        self.of_cell: dict[Any, int] = {}
+        loop = 0
+        for s in body:
+            if isinstance(s, Lanes):
+                for x in s.body:
+                    self.found_by(x, loop)
+                loop += 1
+        self.known: dict[Value, int] = {}
+
+    def found_by(self, s: Any, loop: int) -> None:
+        """Take up what a statement of a loop finds: a total is there after the loop, a prefix in it."""
+        if isinstance(s, Reduce):
+            self.of_cell[s.total] = loop + 1
+        elif isinstance(s, Scan):
+            self.of_cell[s.prefix] = loop
+
+    def of(self, value: Value) -> int:
+        for v in post_order([value]):
+            if v not in self.known:
+                level = self.of_cell.get(v.attr, 0) if v.op == "read" else 0
+                self.known[v] = max([level, *[self.known[d] for d in dependencies(v)]])
+        return self.known[value]
+
+
+def in_generations(
+    meetings: Sequence[Reduce | Scan], lane_stores: Sequence[Store], row_stores: Sequence[Store], k: Range
+) -> list[Any]:
+    """Loops over lanes: in each the reductions and scans that depend on those before, and every store as soon as it can
+    be. What lanes meet in is given in an order of dependence.
+    """
+    level = Levels(())
+    loops: list[list[Any]] = []
+    for s in meetings:
+        at = level.of(s.value)
+        while isinstance(s, Scan) and at < len(loops) and not _takes(loops[at], s):
+            at += 1
+        while len(loops) <= at:
+            loops.append([])
+        loops[at].append(s)
+        level.found_by(s, at)
+        level.known = {}
+    after: dict[int, list[Any]] = {}
+    for s in lane_stores:
+        at = level.of(s.value)
+        while len(loops) <= at:
+            loops.append([])
+        loops[at].append(s)
+    for s in row_stores:
+        after.setdefault(max(level.of(s.value) - 1, 0), []).append(s)
+    body: list[Any] = []
+    for i, statements in enumerate(loops):
+        # stores last: what a reduction of the loop reads may be what a store writes over
+        body.append(Lanes(k, tuple(sorted(statements, key=lambda s: isinstance(s, Store)))))
+        body.extend(after.get(i, ()))
+    return body if loops else [*after.get(0, ())]
+
+
+def _takes(loop: Sequence[Any], scan: Scan) -> bool:
+    """Whether a loop can have a scan too: all of its scans go one way, and read none of each other."""
+    there = {s.prefix for s in loop if isinstance(s, Scan)}
+    return all(p.reverse == scan.prefix.reverse for p in there) and there.isdisjoint(prefixes_of([scan]))
+
+
+def prefixes_of(statements: Sequence[Any]) -> dict[Prefix, None]:
+    """The prefixes that statements of a loop read."""
+    values = post_order([v for s in statements for v in values_of(s)])
+    return {v.attr: None for v in values if is_scanned(v)}
+
+
+def with_scans(body: Sequence[Any]) -> list[Any]:
+    """The loops, where those that read what an earlier one has scanned, and nobody has kept, scan it again."""
+    scans: dict[Prefix, Scan] = {}
+    out: list[Any] = []
+    for s in body:
+        if isinstance(s, Lanes):
+            mine = {x.prefix: x for x in s.body if isinstance(x, Scan)}
+            again = [scans[p] for p in prefixes_of(s.body) if p not in mine]
+            scans.update(mine)
+            if again:
+                s = _scanning_again(s, again)
+        out.append(s)
+    return out
+
+
+def _scanning_again(s: Lanes, again: Sequence[Scan]) -> Lanes:
+    assert not any(prefixes_of([x]) for x in again), "what takes up another scan is kept"
+    new = {x.prefix: Scan(replace(x.prefix), x.value) for x in again}
+    values = post_order([v for x in s.body for v in values_of(x)])
+    put = _Replace({v: read(new[v.attr].prefix) for v in values if v.op == "read" and v.attr in new})
+    return Lanes(s.range, (*new.values(), *[put.statement(x) for x in s.body]), s.note)
+
+
+def root_apart(value: Value, k: Range, summed: Mapping[Total, Value]) -> tuple[Value, Value] | None:
+    """A product as ``(rest, root)``: a reciprocal root of a sum of squares over ``k``, and the other factors.
+
+    The sum of the products is the sum of the rests times the root, and need not wait for what is under the root: so the
+    gradient of a normalisation has one generation of reductions less. One of the other factors must be what was
+    squared: so the rest is finite unless cotangents are near the largest number divided by that factor. None for other
+    values, and where the rest would have to wait as long.
+
+    Args:
+      summed: what totals add up.
+    """
+    found = _root_apart(value, k)
+    if found is None:
+        return None
+    rest, root = found
+    factors = _factors(rest)
+    waits = _totals_in(root) - _totals_in(rest)
+    squares = [_square_root(summed[t]) for t in waits if t in summed]
+    return found if any(s is f for s in squares if s is not None for f in factors) else None
+
+
+def _root_apart(value: Value, k: Range) -> tuple[Value, Value] | None:
+    if value.op != "apply" or value.attr[0] is not mul_p:
+        return None
+    for n, factor in enumerate(value.args):
+        rest = value.args[1 - n]
+        if factor.op == "apply" and factor.attr[0] is rsqrt_p and k not in factor.ranges():
+            return rest, factor
+    for n, factor in enumerate(value.args):
+        found = _root_apart(factor, k)
+        if found is not None:
+            pair = (found[0], value.args[1]) if n == 0 else (value.args[0], found[0])
+            return apply(mul_p, pair, {}, value.dtype), found[1]
+    return None
+
+
+def _factors(value: Value) -> list[Value]:
+    """The values that a product is of, and the product itself."""
+    found, pending = [], [value]
+    while pending:
+        v = pending.pop()
+        found.append(v)
+        if v.op == "apply" and v.attr[0] is mul_p:
+            pending.extend(v.args)
+    return found
+
+
+def _square_root(value: Value) -> Value | None:
+    """What a value is the square of, if it is one."""
+    if value.op != "apply" or value.attr[0] not in (square_p, mul_p):
+        return None
+    return value.args[0] if value.args[0] is value.args[-1] else None
+
+
+def _totals_in(value: Value) -> set[Total]:
+    return {v.attr for v in post_order([value]) if v.op == "read" and isinstance(v.attr, Total)}
+
+
+def roots_of(body: Sequence[Any]) -> list[Value]:
+    out: list[Value] = []
+    for s in body:
+        out.extend(values_of(s))
+        out.extend(roots_of(getattr(s, "body", ())))
+    return out
+
+
+def shared_between(loops: Sequence[Lanes], k: Range, worth: Callable[[Value], bool]) -> list[Value]:
+    """The values that a loop needs which an earlier one has computed: of nested ones, the outermost worth keeping."""
+    seen: set[Value] = set()
+    scanned: set[Prefix] = set()
+    wanted: dict[Value, None] = {}
+    for loop in loops:
+        stack = [v for s in loop.body for v in values_of(s)]
+        visited: set[Value] = set()
+        while stack:
+            v = stack.pop()
+            if v in visited:
+                continue
+            visited.add(v)
+            if (v in seen or _reads(v, scanned)) and k in v.ranges() and worth(v):
+                wanted[v] = None
+                continue
+            stack.extend(outside(v))
+        seen.update(post_order([v for s in loop.body for v in values_of(s)]))
+        scanned.update(s.prefix for s in loop.body if isinstance(s, Scan))
+    return list(wanted)
+
+
+def with_keeps(body: Sequence[Any], keeps: dict[Value, Keep]) -> list[Any]:
+    """The loops, where the first that computes a value keeps it and later ones read it."""
+    have: dict[Value, Value] = {}
+    out: list[Any] = []
+    for s in body:
+        if not isinstance(s, Lanes):
+            out.append(s)
+            continue
+        needed = set(post_order([v for x in s.body for v in values_of(x)]))
+        scanned = {x.prefix for x in s.body if isinstance(x, Scan)}
+        put = _Replace(dict(have))
+        statements = [put.statement(x) for x in s.body]
+        still = set(post_order([v for x in statements for v in values_of(x)]))
+        found = [v for v in keeps if _reads(v, scanned) or (v in needed and (v in still or put(v) in still))]
+        new = [v for v in found if v not in have]
+        statements += [Set(keeps[v], put(v)) for v in new]
+        # what is kept is kept before anything is stored over it
+        statements.sort(key=lambda x: isinstance(x, Store))
+        have.update((v, read(keeps[v])) for v in new)
+        out.append(Lanes(s.range, tuple(statements), s.note))
+    return out
+
+
+def with_late_stores(body: Sequence[Any]) -> list[Any]:
+    """The loops of a row that is read again and again, where a store waits for the last loop that computes its value.
+
+    Then nothing reads the row behind the store, which may so be over the row.
+    """
+    late: dict[Store, Lanes] = {}
+    for loop in (s for s in body if isinstance(s, Lanes)):
+        computed = set(post_order([v for x in loop.body for v in values_of(x)]))
+        stores = [x for x in loop.body if isinstance(x, Store)]
+        late.update((x, loop) for x in [*late, *stores] if x.value in computed)
+    out: list[Any] = []
+    for s in body:
+        if isinstance(s, Lanes):
+            stays = [x for x in s.body if late.get(x, s) is s]
+            s = Lanes(
+                s.range, (*stays, *(x for x, loop in late.items() if loop is s and x not in stays)), s.note
+            )
+        out.append(s)
+    return out
+
+
+def is_scanned(v: Value) -> bool:
+    """Whether a value is what a scan has found."""
+    return v.op == "read" and isinstance(v.attr, Prefix)
+
+
+def _reads(v: Value, prefixes: Collection[Prefix]) -> bool:
+    return v.op == "read" and v.attr in prefixes
+
+
+class _Replace:
+    """Puts values in the place of others, in values and statements."""
+
+    def __init__(self, by: dict[Value, Value]):
+        self.by = by
+        self.done: dict[Value, Value] = dict(by)
+
+    def __call__(self, value: Value) -> Value:
+        for v in post_order([value]):
+            if v not in self.done:
+                args = tuple(self.done[a] for a in v.args)
+                same = all(a is b for a, b in zip(args, v.args, strict=True))
+                self.done[v] = v if same else Value(v.op, args, v.attr, v.dtype)
+        return self.done[value]
+
+    def statement(self, s: Any) -> Any:
+        if not self.by:
+            return s
+        if isinstance(s, Store):
+            return Store(s.buffer, s.index, self(s.value), None if s.guard is None else self(s.guard))
+        if isinstance(s, Reduce):
+            return Reduce(s.total, self(s.value), s.position)
+        if isinstance(s, Scan):
+            return Scan(s.prefix, self(s.value))
+        return type(s)(s.keep, self(s.value))
+
+
+# -- kernels ----------------------------------------------------------------------------------------
+
 
 _KEEP_COST = 8  # operations from which on a value is kept for the next loop rather than computed again
 
@@ -60,7 +330,7 @@ class Lowering(Values):
         loops: dict[int, list[Any]] = {}
         for v, (buffer, _) in self.parts.items():
             e = self.producers[v]
-            total = Total(self.names.of(v, e), buffer.dtype, REDUCES[e.prim])
+            total = Total(self.names.of(v, e), buffer.dtype, e.prim.monoid)
             self.totals[v] = total
             loops.setdefault(buffer.size, []).append((total, buffer))
         body: list[Any] = []
@@ -109,7 +379,7 @@ class Lowering(Values):
             if x.op in ("fold", "bits", "result") or is_scanned(x):
                 return True
             if x.op == "apply":
-                cost += scalar_ops.cost(x.attr[0])
+                cost += x.attr[0].cost
         return cost >= _KEEP_COST
 
     # -- putting it together -------------------------------------------------------------------
@@ -139,9 +409,7 @@ class Lowering(Values):
         eqns = self.region.eqns or [self.virtual[v] for v in self.region.outputs]
         functions = [source.function_of(e.source) for e in eqns if e.source is not None]
         where = re.sub(r"\W", "", functions[-1]).strip("_") if functions else ""
-        telling = [
-            e.prim.name for e in eqns if e.prim in REDUCES or e.prim in SCANS or scalar_ops.cost(e.prim) > 1
-        ]
+        telling = [e.prim.name for e in eqns if reduces(e.prim) or scans_by(e.prim) or e.prim.cost > 1]
         telling = list(dict.fromkeys(telling))[:3] or [eqns[-1].prim.name]
         return re.sub(r"\W", "_", "_".join([where, *telling] if where else telling))
 

@@ -1,7 +1,8 @@
-"""Kernels without reductions: one value at each point.
+"""Kernels without rows: one value at each point, or all elements reduced to a number.
 
-Kernels, stage 6, below ``region.py``. In: a region whose frame has no lanes. Out: a launch whose grid has as few ranges
-as the accesses allow.
+Kernels, stage 6, below ``region.py``. In: a region whose iteration space has no lanes. Out: a launch whose grid has as
+few ranges as the accesses allow; or, for a total, one whose points are chunks of all elements and whose finish
+combines the chunks.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Sequence
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.loopir.index import Index, Range, flat, of, ranges_of, unflat
-from blufunc.kernels.loopir.ir import (
-    Store,
-    post_order,
-)
+from blufunc.kernels.loopir.ir import Reduce, Store, Total, const, identity, post_order, read, within
 from blufunc.kernels.loopir.launch import Launch
-from blufunc.kernels.lower.kernel import Lowering
+from blufunc.kernels.lower.kernel import Lowering, in_generations
+from blufunc.kernels.lower.scalars import choose
+
+# -- points -----------------------------------------------------------------------------------------
 
 
 def pointwise(low: Lowering) -> Launch:
@@ -91,3 +92,37 @@ def _as_one(index: Index, a: Range, b: Range, n: int) -> bool:
         return a not in ranges_of(index) and b not in ranges_of(index)
     ca, cb = index.coefficient(a), index.coefficient(b)
     return ca is not None and cb is not None and ca == cb * n
+
+
+# -- totals -----------------------------------------------------------------------------------------
+
+
+def in_total(low: Lowering) -> Launch:
+    """Every chunk of points adds up its own; when all have, the chunks are added up."""
+    size = low.region.frame.size
+    chunks = max(1, min(size, low.target.total_chunks(size)))
+    per = -(-size // chunks)
+    chunks = -(-size // per)
+    g, k = Range("g", chunks), Range("k", per)
+    low.start()
+    position = of(g) * per + of(k)
+    inside = within(position, 0, size)
+    low.guard = inside
+    reduces, part_stores = [], []
+    for e in low.region.eqns:
+        v = e.outvars[0]
+        if low.region.roles[v] != "total":
+            low.at(v, unflat(position, v.aval.shape))
+            continue
+        value, dtype, op = low.reduced(e, unflat(position, e.invars[0].aval.shape))
+        if inside is not None:
+            value = choose(inside, value, const(identity(op, dtype), dtype), dtype)
+        total = Total(f"{low.names.of(v, e)}_part", dtype, op)
+        reduces.append(Reduce(total, value))
+        part_stores.append(Store(low.part(v, dtype, chunks), of(g), read(total)))
+    stores = []
+    for v, b in low.outputs.items():
+        if low.region.roles.get(v) == "element":
+            place = unflat(position, v.aval.shape)
+            stores.append(Store(b, flat(place, v.aval.shape), low.at(v, place), inside))
+    return low.launch([g], in_generations(reduces, stores, part_stores, k))

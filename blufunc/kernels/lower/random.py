@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.ops.elementwise import convert_p, or_p, shift_left_p, shift_right_logical_p
 from blufunc.core.ops.random_bits import (
@@ -27,19 +26,9 @@ from blufunc.kernels.loopir.access_map import Place
 from blufunc.kernels.loopir.index import Computed, Index, flat, of
 from blufunc.kernels.loopir.index import constant as fixed
 from blufunc.kernels.loopir.ir import Value, apply, const
+from blufunc.kernels.lower.scalars import KEY
 
-_WORD, _KEY = np.dtype(np.uint32), np.dtype(np.uint64)
-
-
-def held_as(dtype: np.dtype) -> np.dtype:
-    """The dtype in which kernels hold values of ``dtype``: keys as uint64, all else as it is."""
-    return _KEY if dtypes.is_key(dtype) else dtype
-
-
-def held(value: Any, dtype: np.dtype) -> np.ndarray:
-    """A constant of ``dtype`` as kernels hold it."""
-    array = np.asarray(value, dtype)
-    return array.view(_KEY) if dtypes.is_key(dtype) else array
+_WORD = np.dtype(np.uint32)
 
 
 def _to(value: Value, dtype: np.dtype) -> Value:
@@ -47,12 +36,12 @@ def _to(value: Value, dtype: np.dtype) -> Value:
 
 
 def _shifted(value: Value, prim: Any) -> Value:
-    return apply(prim, (value, const(32, _KEY)), {}, _KEY)
+    return apply(prim, (value, const(32, KEY)), {}, KEY)
 
 
 def _swapped(value: Value) -> Value:
     """A uint64 with its halves exchanged."""
-    return apply(or_p, (_shifted(value, shift_left_p), _shifted(value, shift_right_logical_p)), {}, _KEY)
+    return apply(or_p, (_shifted(value, shift_left_p), _shifted(value, shift_right_logical_p)), {}, KEY)
 
 
 def words(key: Value) -> tuple[Value, Value]:
@@ -95,18 +84,18 @@ def _fold_in(eqn: Eqn, place: Place, at: Asked) -> Value:
 
 def _seed(eqn: Eqn, place: Place, at: Asked) -> Value:
     seed = at(eqn.invars[0], place)
-    return _swapped(_to(seed if seed.dtype.itemsize == 8 else _to(seed, _WORD), _KEY))
+    return _swapped(_to(seed if seed.dtype.itemsize == 8 else _to(seed, _WORD), KEY))
 
 
 def _wrap(eqn: Eqn, place: Place, at: Asked) -> Value:
-    hi, lo = (_to(at(eqn.invars[0], (*place, fixed(i))), _KEY) for i in range(2))
-    return apply(or_p, (hi, _shifted(lo, shift_left_p)), {}, _KEY)
+    hi, lo = (_to(at(eqn.invars[0], (*place, fixed(i))), KEY) for i in range(2))
+    return apply(or_p, (hi, _shifted(lo, shift_left_p)), {}, KEY)
 
 
 def _unwrap(eqn: Eqn, place: Place, at: Asked) -> Value:
     key = at(eqn.invars[0], place[:-1])
-    bits = apply(shift_left_p, (Value("number", (), place[-1], _KEY), const(5, _KEY)), {}, _KEY)
-    return _to(apply(shift_right_logical_p, (key, bits), {}, _KEY), _WORD)
+    bits = apply(shift_left_p, (Value("number", (), place[-1], KEY), const(5, KEY)), {}, KEY)
+    return _to(apply(shift_right_logical_p, (key, bits), {}, KEY), _WORD)
 
 
 RULES: dict[Any, Callable[[Eqn, Place, Asked], Value]] = {
@@ -117,4 +106,4 @@ RULES: dict[Any, Callable[[Eqn, Place, Asked], Value]] = {
     random_wrap_p: _wrap,
     random_unwrap_p: _unwrap,
 }
-"""By primitive, of those in ``fusion.classify.RANDOM``."""
+"""By primitive, of those in ``fusion.iteration_space.RANDOM``."""

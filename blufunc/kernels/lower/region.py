@@ -1,24 +1,124 @@
-"""Stage 6: a fused region becomes kernels of LoopIR.
+"""Stage 6: a fused region becomes kernels of LoopIR, and structurally identical regions are lowered once.
 
-Kernels. In: a ``Region`` of a ``Fusion`` and a ``Target``. Out: ``Launch``es: one kernel; where a reduction over rows
-was cut in chunks that found too much to be added up at its end, a second that does.
+Kernels. In: the regions of a ``Fusion``, one after another, and a ``Target``. Out: ``Launch``es: one kernel; where a
+reduction over rows was cut in chunks with partial results too large for its finish, a second that combines them.
 
-The frame of the region says which of three shapes its kernel has:
-``pointwise.py``, ``rows.py`` or ``total.py``. What is computed at a point is asked for by index, in
-``values.py``, whose rules for reading other elements are in ``indexed_reads.py``; ``kernel.py`` puts kernels
-together, and in ``subbuffers.py`` parts of arrays become buffers.
+The iteration space of the region says which shape its kernel has: ``pointwise.py`` or ``rows.py``. ``values.py``
+computes a variable at an index, with the rules of ``indexed_reads.py`` for operations that read other elements;
+``kernel.py`` puts kernels together. A part of an array that a kernel reads becomes a buffer of its own, a **window**
+whose start belongs to the launch: kernels that differ in the offsets of slices alone are compiled once. Regions of one
+**spelling** share kernels: all that lowering reads of a region, with numbers in the place of variables.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from blufunc.config import config
+from blufunc.core.ir.jaxpr import Eqn, Literal, Var, exact
 from blufunc.kernels.fusion.fuse import Fusion, Region
-from blufunc.kernels.loopir.launch import Launch
+from blufunc.kernels.loopir.index import Index
+from blufunc.kernels.loopir.ir import (
+    Buffer,
+    Kernel,
+    Lanes,
+    Rows,
+    Substitution,
+    Value,
+    computed_in,
+    dependencies,
+    post_order,
+)
+from blufunc.kernels.loopir.launch import Launch, Scratch
+from blufunc.kernels.loopir.verify import check_kernel
 from blufunc.kernels.lower.kernel import Lowering
-from blufunc.kernels.lower.pointwise import pointwise
+from blufunc.kernels.lower.pointwise import in_total, pointwise
 from blufunc.kernels.lower.rows import in_rows
-from blufunc.kernels.lower.subbuffers import with_windows
-from blufunc.kernels.lower.total import in_total
+from blufunc.kernels.lower.values import stem_of
 from blufunc.kernels.target import Target
+
+# -- windows ----------------------------------------------------------------------------------------
+
+
+ALIGNMENT = 32
+"""Alignment of a buffer's memory, in bytes: kernels with vector loads rely on it (``backends/cuda/render``)."""
+
+
+class _Window(NamedTuple):
+    buffer: Buffer
+    start: int  # in elements of the array
+
+
+def with_windows(launch: Launch) -> Launch:
+    """The launch, each array of which it reads a part given as that part."""
+    kernel = launch.kernel
+    windows = _windows(kernel)
+    if not windows:
+        return launch
+    moved = _Moved(windows)
+    body, finish = (tuple(map(moved.statement, part)) for part in (kernel.body, kernel.finish))
+    given = {windows[b].buffer if b in windows else b: x for b, x in launch.operands.items()}
+    made = replace(kernel, buffers=tuple(given), body=body, finish=finish)
+    return Launch(made, given, {w.buffer: w.start for w in windows.values()})
+
+
+def _windows(kernel: Kernel) -> dict[Buffer, _Window]:
+    loads: dict[Buffer, list[Value]] = {}
+    for v in post_order(kernel.roots()):
+        if v.op == "load" and not v.attr[0].written:
+            loads.setdefault(v.attr[0], []).append(v)
+    alone = _one_at_a_time(kernel)
+    found: dict[Buffer, _Window] = {}
+    for b, many in loads.items():
+        bounds = [v.attr[1].bounds() for v in many]
+        start, end = min(low for low, _ in bounds), min(b.size, max(high for _, high in bounds) + 1)
+        if not alone.issuperset(many):
+            start -= start % (ALIGNMENT // b.dtype.itemsize)
+        if 0 <= start < end and end - start < b.size:
+            found[b] = _Window(replace(b, size=end - start), start)
+    return found
+
+
+def _one_at_a_time(kernel: Kernel) -> set[Value]:
+    """The loads that are never part of a vector, whatever their alignment: those of points and rows, where a kernel has
+    loops over lanes, for these are what is cut in vectors.
+    """
+    if not any(isinstance(s, (Lanes, Rows)) for s in kernel.body):
+        return set()
+    points = {*kernel.grid, *(s.range for s in kernel.body if isinstance(s, Rows))}
+    in_finish = post_order(replace(kernel, body=()).roots())
+    loads = {v for v in post_order(kernel.roots()) if v.op == "load" and v.ranges() <= points}
+    return loads.difference(in_finish)
+
+
+class _Moved(Substitution):
+    """Puts windows in the place of arrays."""
+
+    def __init__(self, windows: dict[Buffer, _Window]):
+        super().__init__({})
+        self.windows = windows
+
+    def __call__(self, value: Value) -> Value:
+        for v in post_order([value]):
+            if v not in self.done:
+                moved = v.op == "load" and v.attr[0] in self.windows
+                same = not moved and all(self.done[d] is d for d in dependencies(v))
+                self.done[v] = v if same else self._rebuilt(v)
+        return self.done[value]
+
+    def index(self, index: Index) -> Index:
+        return index if all(self(c) is c for c in computed_in(index)) else super().index(index)
+
+    def _rebuilt(self, v: Value) -> Value:
+        made = super()._rebuilt(v)
+        if v.op == "load" and v.attr[0] in self.windows:
+            window, start = self.windows[v.attr[0]]
+            made.attr = window, made.attr[1] - start
+        return made
+
+
+# -- a region ---------------------------------------------------------------------------------------
 
 
 def lower(region: Region, fusion: Fusion, target: Target) -> list[Launch]:
@@ -33,3 +133,85 @@ def _lowered(region: Region, fusion: Fusion, target: Target) -> list[Launch]:
     if region.frame.lanes:
         return in_rows(low)
     return [pointwise(low)]
+
+
+# -- regions of one spelling ------------------------------------------------------------------------
+
+
+class Lowered:
+    """Lowers the regions of one fusion for one target."""
+
+    def __init__(self, fusion: Fusion, target: Target):
+        self.fusion, self.target = fusion, target
+        self.paths = dict(zip(fusion.jaxpr.invars, fusion.jaxpr.arg_names, strict=False))
+        self.heads: dict[Eqn, int] = {}
+        self.numbers: dict[Any, int] = {}  # of what operations are, all but their operands
+        self.known: dict[tuple, tuple[list[Launch], dict[Var, int]]] = {}
+
+    def launches(self, region: Region) -> list[Launch]:
+        """The kernels of a region."""
+        key, variables = self.spelled(region)
+        found = self.known.get(key)
+        if found is None:
+            made = lower(region, self.fusion, self.target)
+            if config.check:
+                for launch in made:
+                    check_kernel(launch.kernel)
+            self.known[key] = made, {v: n for n, v in enumerate(variables)}
+            return made
+        launches, numbers = found
+        scratch = {
+            x: Scratch(x.dtype, x.size)
+            for launch in launches
+            for x in launch.operands.values()
+            if isinstance(x, Scratch)
+        }
+        return [
+            Launch(
+                launch.kernel,
+                {
+                    b: scratch[x] if isinstance(x, Scratch) else variables[numbers[x]]
+                    for b, x in launch.operands.items()
+                },
+                launch.starts,
+            )
+            for launch in launches
+        ]
+
+    def spelled(self, region: Region) -> tuple[tuple, list[Var]]:
+        """The spelling of a region, and the variables that its numbers stand for."""
+        numbers: dict[Var, int] = {}
+        parts: list[Any] = []
+        virtual = self.fusion.virtual
+
+        def operand(atom: Any) -> Any:
+            number = numbers.get(atom)
+            if number is not None:
+                return number
+            if atom.__class__ is Literal:
+                return atom.aval, atom.value.tobytes()
+            eqn = virtual.get(atom)
+            if eqn is None:
+                parts.append((atom.aval, stem_of(self.paths.get(atom))))
+            else:
+                parts.append((self.head(eqn), *map(operand, eqn.invars)))
+            numbers[atom] = len(numbers)
+            return numbers[atom]
+
+        for eqn in region.eqns:
+            out = eqn.outvars[0]
+            parts.append((self.head(eqn), region.roles[out], *map(operand, eqn.invars)))
+            numbers[out] = len(numbers)
+        ends = tuple(map(operand, region.outputs)), tuple(map(operand, region.numbers))
+        roles = tuple([numbers[v] for v in region.roles])
+        return (region.frame, roles, ends, *parts), list(numbers)
+
+    def head(self, eqn: Eqn) -> int:
+        """A number for an operation: its primitive, parameters, result and line."""
+        number = self.heads.get(eqn)
+        if number is None:
+            params = tuple([(k, exact(v)) for k, v in eqn.params.items()])
+            line = eqn.source and (id(eqn.source[0]), *eqn.source[1:])  # code is compared by its bytes alone
+            key = eqn.prim, params, eqn.outvars[0].aval, line
+            number = self.heads[eqn] = self.numbers.setdefault(key, len(self.numbers))
+        return number

@@ -12,7 +12,7 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn, Var
 from blufunc.core.ops.elementwise import mul_p
 from blufunc.core.ops.gather_scatter import gather_fill, gather_p
-from blufunc.kernels.fusion.iteration_space import REDUCES, scans
+from blufunc.kernels.fusion.iteration_space import reduces, scans
 from blufunc.kernels.loopir.index import ZERO, Index, Range, flat, of, unflat
 from blufunc.kernels.loopir.ir import (
     Accumulate,
@@ -35,12 +35,10 @@ from blufunc.kernels.loopir.ir import (
     within,
 )
 from blufunc.kernels.loopir.launch import Launch, Scratch
-from blufunc.kernels.lower.column_scans import scanned_rows
 from blufunc.kernels.lower.indexed_reads import placed
-from blufunc.kernels.lower.kernel import Lowering
-from blufunc.kernels.lower.long_scans import scanned_chunks
-from blufunc.kernels.lower.row_loops import Levels, in_generations, root_apart
+from blufunc.kernels.lower.kernel import Levels, Lowering, in_generations, root_apart
 from blufunc.kernels.lower.scalars import choose, converted
+from blufunc.kernels.lower.scans import scanned_chunks, scanned_rows
 
 
 def in_rows(low: Lowering) -> list[Launch]:
@@ -201,7 +199,7 @@ def finish_columns(low: Lowering, outputs, scratch, outer: int, chunks: int, lan
     a, column = of(i) // lanes, of(i) % lanes
     body, operands = [], {}
     for v, (buffer, part) in scratch.items():
-        op = REDUCES[low.producers[v].prim]
+        op = low.producers[v].prim.monoid
         source_buffer = Buffer(buffer.name, buffer.dtype, buffer.size)
         operands[source_buffer] = part
         value = fold(op, g, load(source_buffer, (a * chunks + of(g)) * lanes + column))
@@ -223,7 +221,7 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
     for e in region.eqns:
         v = e.outvars[0]
         role = region.roles[v]
-        if e.prim in REDUCES and role in ("row", "column"):
+        if reduces(e.prim) and role in ("row", "column"):
             value, dtype, op = low.reduced(e, unflat(position, e.invars[0].aval.shape))
             if role == "column":
                 low.columns[v] = (op, dtype, value)
@@ -280,7 +278,7 @@ def picks(low: Lowering, gather: Eqn, row: Index) -> bool:
     if x in low.region.roles:
         return True
     elements = [e for e in low.region.eqns if e is not gather and x in e.invars]
-    if not any(e.outvars[0].aval.size == x.aval.size or e.prim in REDUCES for e in elements):
+    if not any(e.outvars[0].aval.size == x.aval.size or reduces(e.prim) for e in elements):
         return False
     found, _ = placed(low, gather, unflat(row, gather.outvars[0].aval.shape))
     assert frame.lanes

@@ -5,6 +5,8 @@ Kernels, stage 6, below ``region.py``. In: values of LoopIR. Out: values of Loop
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from blufunc.core.ir import dtypes
@@ -13,6 +15,9 @@ from blufunc.kernels.loopir.ir import (
     Value,
     apply,
 )
+
+KEY = np.dtype(np.uint64)
+"""The dtype in which kernels hold keys."""
 
 
 def both(a: Value | None, b: Value | None) -> Value | None:
@@ -37,3 +42,14 @@ def wide_for(dtype: np.dtype, op: str) -> np.dtype:
     if op in ("sum", "prod", "logaddexp") and dtype.itemsize <= 2 and dtypes.is_floating(dtype):
         return np.dtype(np.float32)
     return dtype
+
+
+def held_as(dtype: np.dtype) -> np.dtype:
+    """The dtype in which kernels hold values of ``dtype``: keys as uint64, all else as it is."""
+    return KEY if dtypes.is_key(dtype) else dtype
+
+
+def held(value: Any, dtype: np.dtype) -> np.ndarray:
+    """A constant of ``dtype`` as kernels hold it."""
+    array = np.asarray(value, dtype)
+    return array.view(KEY) if dtypes.is_key(dtype) else array

@@ -1,16 +1,18 @@
-"""Values of variables at indices, as values of LoopIR.
+"""Values of variables at indices, as values of LoopIR, and their names.
 
 Kernels, stage 6, below ``region.py``. In: a region, and a variable with the index of an element. Out: the value there.
 
 Movement turns the index into that of an operand, arithmetic asks for its operands at the same index, a variable in
 memory becomes a load. So a transpose of a slice of a broadcast costs one address computation, and nothing is copied.
-What is asked for twice at one index is one value.
+What is asked for twice at one index is one value. Buffers and values are named after the user's arguments and the
+operations that made them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,30 +21,68 @@ from blufunc.core.ir.jaxpr import Eqn, Literal, Var
 from blufunc.core.ops.elementwise import add_p, convert_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
-from blufunc.kernels.fusion.classify import RANDOM
 from blufunc.kernels.fusion.fuse import Fusion, Region
-from blufunc.kernels.fusion.iteration_space import REDUCES, SCANS, scans
+from blufunc.kernels.fusion.iteration_space import RANDOM, reduces, scans, scans_by
 from blufunc.kernels.loopir.access_map import Place, moves, source_of
 from blufunc.kernels.loopir.index import Index, Range, flat, of, unflat
-from blufunc.kernels.loopir.ir import (
-    Buffer,
-    Total,
-    Value,
-    apply,
-    const,
-    fold,
-    load,
-    read,
-)
+from blufunc.kernels.loopir.ir import Buffer, Total, Value, apply, const, fold, load, read
 from blufunc.kernels.loopir.launch import Scratch
 from blufunc.kernels.lower import random
 from blufunc.kernels.lower.control_flow import Control
 from blufunc.kernels.lower.indexed_reads import RULES
-from blufunc.kernels.lower.names import Names, type_text
-from blufunc.kernels.lower.random import held, held_as
-from blufunc.kernels.lower.scalars import both, converted, wide_for
+from blufunc.kernels.lower.scalars import both, converted, held, held_as, wide_for
 from blufunc.kernels.ops.points import POINTS
 from blufunc.kernels.target import Target
+
+# -- names ------------------------------------------------------------------------------------------
+
+
+class Names:
+    """Names for buffers and values: those of the user's arguments, and of the operations that made the others."""
+
+    def __init__(self, invars: Sequence[Var], arg_names: Sequence[str]):
+        self.paths = dict(zip(invars, arg_names, strict=False))
+        self.given: dict[Var, str] = {}
+        self.taken: dict[str, int] = {}
+
+    def of(self, v: Var, eqn: Eqn | None) -> str:
+        """The name of a variable: an identifier of C."""
+        name = self.given.get(v)
+        if name is None:
+            stem = eqn.prim.name if eqn is not None else stem_of(self.paths.get(v))
+            name = self.given[v] = self.fresh(re.sub(r"\W+", "_", stem).strip("_") or "x")
+        return name
+
+    def fresh(self, stem: str) -> str:
+        """``stem``, with a number if it is taken."""
+        if stem[0].isdigit():
+            stem = f"x{stem}"
+        count = self.taken[stem] = self.taken.get(stem, 0) + 1
+        return f"{stem}_" if count == 1 and stem in _RESERVED else stem if count == 1 else f"{stem}_{count}"
+
+    def text(self, atom: Any, maker: Callable[[Var], Eqn | None]) -> str:
+        """An operand as text."""
+        return str(atom.value) if atom.__class__ is Literal else self.of(atom, maker(atom))
+
+
+_RESERVED = frozenset(
+    "and or not xor double float int long short char bool auto const static for if else while do switch case "
+    "return void register signed unsigned new delete this class struct union template operator public private "
+    "max min abs exp log sin cos tan sqrt floor ceil round pow select i k r g j a t".split()
+)
+
+
+def stem_of(path: str | None) -> str:
+    """The last name in the path of an argument; ``x`` for what is none."""
+    names = re.findall(r"[A-Za-z_]\w*", path) if path else None
+    return names[-1] if names else "x"
+
+
+def type_text(v: Var) -> str:
+    return str(v.aval)
+
+
+# -- values -----------------------------------------------------------------------------------------
 
 
 class Values:
@@ -72,7 +112,7 @@ class Values:
     def start(self) -> None:
         """Forget all values: they belong to loop variables."""
         self.memo: dict[Any, Value] = {}
-        self.control = Control()
+        self.control: Control | None = None
         self.totals: dict[Var, Total] = {}
         self.scans: dict[Var, tuple[Index, Value]] = {}
         self.columns: dict[Var, tuple[str, np.dtype, Value]] = {}
@@ -114,9 +154,9 @@ class Values:
         if moves(eqn):
             return self.at(eqn.invars[0], source_of(eqn, place))
         prim = eqn.prim
-        if prim in REDUCES:
+        if reduces(prim):
             return self.folded(eqn, place)
-        if prim in SCANS:
+        if scans_by(prim):
             if not scans(eqn):
                 return self.at(eqn.invars[0], place)
             position, value = self.scans[v]
@@ -127,6 +167,7 @@ class Values:
         if prim in RANDOM:
             return random.RULES[prim](eqn, place, self.at)
         if prim in POINTS:
+            self.control = self.control or Control()
             return self.control.at(eqn, place, self.guard, self.at)
         assert isinstance(prim, Elementwise) or prim is add_any_p, prim
         args = [self.at(a, place if a.aval.ndim else ()) for a in eqn.invars]
@@ -154,7 +195,7 @@ class Values:
 
     def folded(self, eqn: Eqn, place: Place) -> Value:
         """A reduction done by one lane alone, in order: where it fits no frame."""
-        x, op = eqn.invars[0], REDUCES[eqn.prim]
+        x, op = eqn.invars[0], eqn.prim.monoid
         axes = sorted(eqn.params["axes"])
         shape = x.aval.shape
         over = Range(f"j{len(self.memo)}", math.prod([shape[d] for d in axes]))
@@ -169,7 +210,7 @@ class Values:
 
     def reduced(self, eqn: Eqn, element: Place) -> tuple[Value, np.dtype, str]:
         """What a reduction or a scan takes up at an element, in the dtype in which it adds up."""
-        op = REDUCES.get(eqn.prim) or SCANS[eqn.prim]
+        op = eqn.prim.monoid
         value = self.at(eqn.invars[0], element)
         dtype = value.dtype if op.startswith("arg") else wide_for(eqn.outvars[0].aval.dtype, op)
         return converted(value, dtype), dtype, op

@@ -15,21 +15,238 @@ per cent of the bound. A plan holds for steps that run one after another, as on 
 given on to the next step without waiting.
 
 What it takes and gives is in ``types.py``; the graph of the steps, their order, the sharing of buffers and the
-packing have a file each (``dependencies.py``, ``order.py``, ``buffers.py``, ``pack.py``).
+packing have a file each (``order.py``, ``order.py``, ``plan.py``, ``plan.py``).
 ``verify.py`` replays a plan on labelled bytes, and believes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from blufunc.kernels.memory.buffers import Buffer, share, windows
-from blufunc.kernels.memory.dependencies import Graph
-from blufunc.kernels.memory.order import better_order
-from blufunc.kernels.memory.pack import GOOD_ENOUGH, pack
+from blufunc.kernels.memory.order import Graph, better_order
 from blufunc.kernels.memory.types import Placement, Plan, Step, Value
+
+# -- buffers ----------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Bytes that one value after another lies in.
+
+    Attributes:
+      spans: when they are needed: first and last position of each value in it.
+      roots: those values.
+      home: None for what may lie anywhere; else the block that it is, ("output" or "argument", id).
+      scratch: the step whose scratch it is.
+    """
+
+    nbytes: int
+    spans: list[tuple[int, int]]
+    roots: list[int]
+    home: tuple[str, int] | None = None
+    scratch: int | None = None
+    place: Placement | None = None
+
+    @property
+    def start(self) -> int:
+        return min(s for s, _ in self.spans)
+
+    @property
+    def end(self) -> int:
+        return max(e for _, e in self.spans)
+
+
+def share(graph: Graph, order: Sequence[int], spans: dict[int, tuple[int, int]]) -> list[Buffer]:
+    """One buffer for each storage, those that can be one merged.
+
+    Outputs choose first, so that an updated parameter takes the place of the old one: in place where the
+    step allows it, else by taking over an argument of the same size that is dead. Then every other
+    result is written over an operand that dies with the step.
+    """
+    holder: dict[int, Buffer] = {}
+    for r, span in spans.items():
+        kind = graph.kind[r]
+        home = ("argument", r) if graph.is_argument(r) else None
+        if kind == "output":
+            home = ("output", graph.returned[r])
+        holder[r] = Buffer(graph.values[r].nbytes, [span], [r], home)
+
+    def overwrite(wanted: Callable[[int, int], bool]) -> None:
+        for i in order:
+            for written, read in graph.overwrites[i]:
+                if wanted(written, read):
+                    _merge(holder, written, read)
+
+    overwrite(lambda written, read: graph.kind[written] == "output" and graph.kind[read] == "donated")
+    idle: dict[int, list[int]] = {}  # donated arguments by size, the first to die first
+    for r in sorted((r for r in spans if graph.kind[r] == "donated"), key=lambda r: spans[r][1]):
+        idle.setdefault(graph.values[r].nbytes, []).append(r)
+    for r in sorted((r for r in spans if graph.kind[r] == "output"), key=lambda r: spans[r][0]):
+        if holder[r].home == ("output", graph.returned[r]):
+            free = idle.get(graph.values[r].nbytes, [])
+            for donated in free:
+                if holder[donated].end < spans[r][0]:
+                    free.remove(donated)
+                    _merge(holder, r, donated)
+                    break
+    overwrite(lambda written, read: True)
+    scratch = [
+        Buffer(graph.steps[i].scratch, [(at, at)], [], scratch=i)
+        for at, i in enumerate(order)
+        if graph.steps[i].scratch
+    ]
+    return [*{id(b): b for b in holder.values()}.values(), *scratch]
+
+
+def _merge(holder: dict[int, Buffer], written: int, read: int) -> None:
+    """Makes two buffers one if they fit: equal sizes, at most one owner, never both needed.
+
+    Where the value written begins as the one read dies, the two share that position.
+    """
+    a, b = holder[read], holder[written]
+    takes_over = (
+        a.home is not None and a.home[0] == "argument" and b.home is not None and b.home[0] == "output"
+    )
+    if a is b or a.nbytes != b.nbytes or not (a.home is None or b.home is None or takes_over):
+        return
+    at = b.spans[b.roots.index(written)][0]
+    for i, (s, e) in enumerate(a.spans):
+        for j, (t, f) in enumerate(b.spans):
+            touching = a.roots[i] == read and b.roots[j] == written and e == at == t
+            if s <= f and t <= e and not touching:
+                return
+    a.spans += b.spans
+    a.roots += b.roots
+    a.home = a.home or b.home
+    for r in b.roots:
+        holder[r] = a
+
+
+@dataclass(eq=False)
+class Window:
+    """A block of memory while its owner does not need it: positions ``start`` to ``end``, both included."""
+
+    home: tuple[str, int]
+    start: int
+    end: int
+    limit: int
+    shelf: Shelf
+
+
+def windows(buffers: list[Buffer], n: int) -> list[Window]:
+    """The idle times of every block that is not the arena."""
+    windows = []
+    for b in buffers:
+        if b.home is None or not b.nbytes:
+            continue
+        free = 0
+        for start, end in [*sorted(b.spans), (n, n)]:
+            if start > free:
+                windows.append(Window(b.home, free, start - 1, b.nbytes, Shelf()))
+            free = max(free, end + 1)
+    return windows
+
+
+# -- packing ----------------------------------------------------------------------------------------
+
+
+ROOMY = 1 << 62  # the end of a space without a limit
+GOOD_ENOUGH = 1.005  # a gain below this is not worth a search, nor another order of the steps
+ROUNDS, PLACEMENTS = 48, 8_000  # the longest search for a better packing: about 0.1 s
+
+
+class Shelf:
+    """Rectangles that lie in one space, bytes by positions, sorted by offset."""
+
+    def __init__(self, capacity: int = 16):
+        self.count = 0
+        self.table = np.empty((4, capacity), np.int64)  # first and last position, offset, top
+
+    def fit(self, start: int, end: int, nbytes: int, limit: int = ROOMY) -> int | None:
+        """The offset of the tightest gap that is free all the while, or None."""
+        firsts, lasts, offsets, tops = self.table
+        n = self.count
+        (meanwhile,) = ((firsts[:n] <= end) & (lasts[:n] >= start)).nonzero()
+        floors = np.zeros(len(meanwhile) + 1, np.int64)  # the tops below each gap; the last gap is open
+        np.maximum.accumulate(tops[meanwhile], out=floors[1:])
+        room = np.empty_like(floors)
+        room[:-1], room[-1] = offsets[meanwhile], limit
+        room -= floors
+        room[room < nbytes] = ROOMY + 1
+        which = int(room.argmin())
+        return int(floors[which]) if room[which] <= ROOMY else None
+
+    def put(self, start: int, end: int, offset: int, nbytes: int) -> None:
+        """Adds a rectangle; ``nbytes`` is aligned, so that every gap begins at an aligned offset."""
+        if self.count == self.table.shape[1]:
+            self.table = np.concatenate([self.table, np.empty_like(self.table)], axis=1)
+        at = int(self.table[2, : self.count].searchsorted(offset))
+        self.table[:, at + 1 : self.count + 1] = self.table[:, at : self.count]
+        self.table[:, at] = start, end, offset, offset + nbytes
+        self.count += 1
+
+
+Rectangle = tuple[int, int, int]  # first position, last position, bytes
+
+# What comes first lies best. The first row is usually within the aim on training steps.
+_STRATEGIES: tuple[Callable[[Rectangle], tuple[int, ...]], ...] = (
+    lambda r: (-r[2], r[0] - r[1]),  # the largest
+    lambda r: ((r[0] - r[1] - 1) * r[2],),  # the largest area
+)
+
+
+def pack(rectangles: list[Rectangle], bound: int, search: bool = True) -> tuple[list[int], int]:
+    """Offsets for rectangles, and the height that they reach: the lowest of a few packings.
+
+    ``search``: whether to search for a better one where the first few are not good enough.
+    """
+    best: list[int] = []
+    lowest = ROOMY
+    for offsets in _packings(rectangles, bound, search):
+        height = max((offset + r[2] for offset, r in zip(offsets, rectangles, strict=True)), default=0)
+        if height < lowest:
+            best, lowest = offsets, height
+        if lowest <= bound * GOOD_ENOUGH:
+            break
+    return best, lowest
+
+
+def _packings(rectangles: list[Rectangle], bound: int, search: bool) -> Iterator[list[int]]:
+    """Offsets by each strategy, then by blame: what reached above ``bound`` is placed earlier next time."""
+    indices = range(len(rectangles))
+    largest: list[int] = []
+    for strategy in _STRATEGIES:
+        offsets = _place(rectangles, sorted(indices, key=lambda i: strategy(rectangles[i])))
+        largest = largest or offsets
+        yield offsets
+    offsets = largest
+    weights = [r[2] for r in rectangles]
+    for _ in range(min(ROUNDS, PLACEMENTS // (len(rectangles) + 1)) if search else 0):
+        for i in indices:
+            if offsets[i] + rectangles[i][2] > bound:
+                weights[i] *= 3
+        offsets = _place(rectangles, sorted(indices, key=lambda i: -weights[i]))
+        yield offsets
+
+
+def _place(rectangles: list[Rectangle], order: list[int]) -> list[int]:
+    """Offsets for rectangles, each placed in the tightest gap among those before it."""
+    shelf = Shelf(len(rectangles))
+    offsets = [0] * len(rectangles)
+    for i in order:
+        start, end, nbytes = rectangles[i]
+        offset = shelf.fit(start, end, nbytes)
+        assert offset is not None  # the arena has no limit
+        shelf.put(start, end, offset, nbytes)
+        offsets[i] = offset
+    return offsets
+
+
+# -- the plan ---------------------------------------------------------------------------------------
+
 
 LARGE = 1 / 256  # of the arena: what is smaller stays there
 

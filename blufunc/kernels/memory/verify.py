@@ -1,7 +1,7 @@
 """Checks of memory plans: a plan is replayed on bytes that hold the names of values.
 
-Kernels, stage 7, behind ``plan.py``. In: a plan, and the steps and values it is for. Out: an error where a step would
-read what is not there. Nothing of the planner is used but the roots of views.
+Kernels, stage 7, after ``plan.py``, under ``config.check``. In: a plan, and the steps and values it is for. Out: an
+error where a step would read bytes that do not hold its value. It shares only the roots of views with the planner.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from blufunc import errors
-from blufunc.kernels.memory.dependencies import roots_of
+from blufunc.kernels.memory.order import roots_of
 from blufunc.kernels.memory.types import Placement, Plan, Step, Value
 
 _Region = tuple[tuple[str, int], int, int]

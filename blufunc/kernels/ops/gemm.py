@@ -27,7 +27,7 @@ class _ProductAndSum(Primitive):
     the result or, repeated, for each of the rhs's free ones.
     """
 
-    kind, fresh = "contract", True
+    kind, fresh, flops = "contract", True, dot_general_p.flops
 
     def impl(self, lhs, rhs, addend, *, preferred_element_type, **numbers):
         half = dtypes.is_floating(preferred_element_type) and preferred_element_type.itemsize == 2
@@ -55,7 +55,7 @@ class _PromotedProduct(Primitive):
     terms. ``chunk`` is how many terms it has at most.
     """
 
-    name, kind, fresh = "dot_general+promoted", "contract", True
+    name, kind, fresh, flops = "dot_general+promoted", "contract", True, dot_general_p.flops
 
     def impl(self, lhs, rhs, *addend, dimension_numbers, precision, preferred_element_type, chunk):
         (lc, rc), (lb, rb) = dimension_numbers

@@ -22,7 +22,7 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.kernels.recompute.budget_cuts import Choice, Cuts
 from blufunc.kernels.recompute.budget_report import Dropped, bought_of, dropped, no_plan
 from blufunc.kernels.recompute.recompute_cost import plan_seconds
-from blufunc.kernels.schedule import Schedule, uncollected
+from blufunc.kernels.schedule import Schedule
 
 _PEAKS = 5
 """Peaks, one after the other, that are cut."""
@@ -54,22 +54,16 @@ _RATES = range(-3 * _STEPS, 12 * _STEPS)
 """
 
 
-def within(planning: Any, budget: int | None) -> Schedule:
-    """The schedule of a program whose planned peak is within a budget: its default one if that is, or without a budget.
+def search(planning: Any, budget: int, default: Schedule) -> Schedule:
+    """The cheapest schedule found with its planned peak within a budget in bytes; ``bought`` says what it recomputes.
 
     Args:
       planning: the program, a ``pipeline.Planning``.
-      budget: in bytes; None for no budget.
-    Returns:
-      the schedule; where something is computed again for the budget, its ``bought`` says what.
+      default: its schedule without a budget.
     Raises:
       MemoryBudgetError: none was found; the message says how low the peak would come, and what is alive there.
     """
-    with uncollected():
-        default = planning.default()
-        if budget is None or default.plan.peak_bytes <= budget:
-            return default
-        return _Search(planning, budget, default).run()
+    return _Search(planning, budget, default).run()
 
 
 @dataclass(frozen=True)

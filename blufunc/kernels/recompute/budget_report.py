@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blufunc import errors
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import Eqn, Var
+from blufunc.core.ir.jaxpr import Eqn, Var, line_of
 from blufunc.kernels.cost import Cost, cost_of
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.recompute.recompute_cost import plan_seconds
 from blufunc.kernels.recompute.repeat import nbytes
-from blufunc.kernels.tables import count, duration, line_of, size
+from blufunc.kernels.tables import count, duration, size
 
 if TYPE_CHECKING:
     from blufunc.kernels.schedule import Schedule

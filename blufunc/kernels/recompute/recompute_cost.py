@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blufunc.core.ir.jaxpr import Eqn, Var, meets
+from blufunc.core.ir.jaxpr import Eqn, Var, communicates
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.primitives.effects import eqn_calls_back
 from blufunc.kernels.cost import arithmetic, of_eqn
@@ -233,7 +233,7 @@ class Repeatable(Divided):
 
     def _seconds_of(self, eqn: Eqn) -> float | None:
         """The time of a library call; None for what is done once: effects, exchanges, calls of the user's functions."""
-        once = eqn.effects or meets(eqn) or eqn.prim.opaque or eqn.prim is optimization_barrier_p
+        once = eqn.effects or communicates(eqn) or eqn.prim.opaque or eqn.prim is optimization_barrier_p
         if once or not eqn.outvars or eqn_calls_back(eqn.prim, eqn.params):
             return None
         cost = of_eqn(eqn, "library")

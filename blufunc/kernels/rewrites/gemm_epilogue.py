@@ -22,7 +22,7 @@ from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.simplify import Origins, dce
-from blufunc.kernels.fusion.classify import sort_of
+from blufunc.kernels.fusion.iteration_space import sort_of
 from blufunc.kernels.gemm_layout import has_bias_epilogue, result_dtypes
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.gemm import SUMS, dot_accumulate_p, dot_bias_p

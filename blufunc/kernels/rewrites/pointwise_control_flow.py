@@ -23,8 +23,7 @@ from typing import Any
 
 from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, exact
 from blufunc.core.ops.elementwise import select_p
 from blufunc.core.ops.reduce import reduce_or_p
 from blufunc.core.ops.shape import iota_p

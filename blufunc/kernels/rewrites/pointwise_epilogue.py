@@ -26,7 +26,7 @@ from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p, reshape_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import Origins, dce
-from blufunc.kernels.fusion.classify import sort_of
+from blufunc.kernels.fusion.iteration_space import sort_of
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.gemm import SUMS
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, columns_of, dot_pointwise_p, scalar

@@ -1,45 +1,51 @@
-"""Which form of a computation a CUDA device takes: what was written, or the one that it has kernels for.
+"""Choice between platform variants: the computation as written, or the one that a device has library kernels for.
 
-Kernels, before stage 5; what there is to take, recognisers have found (``core/programs/recognizers.py``), or an
-operation has brought with it (``nn/vocabulary_loss_call.py``). Recognisers are asked once more here, when all
-transforms are done: what nobody differentiates was not looked at before.
+Kernels, before stage 5. Recognizers have found the variants (``core/programs/alternatives.py``), or an operation
+brought its own (``nn/vocabulary_loss_call.py``). Recognizers run once more here, after all transforms: they have not
+seen what is not differentiated.
 """
 
 from __future__ import annotations
 
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr
-from blufunc.core.programs.alternatives import chosen
-from blufunc.core.programs.recognizers import recognised_everywhere
+from typing import Protocol
+
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, line_of
+from blufunc.core.programs.alternatives import chosen, recognised_everywhere
 from blufunc.core.programs.simplify import inline_calls
-from blufunc.kernels.backends.cuda.library import softmax_gemm
-from blufunc.kernels.backends.cuda.library.attention.op import is_attention, why_not
-from blufunc.kernels.backends.cuda.library.softmax_gemm import is_softmax
-from blufunc.kernels.tables import line_of
 
 
-def in_kernels(jaxpr: Jaxpr, arch: str) -> tuple[Jaxpr, tuple[str, ...]]:
-    """A jaxpr in the forms that a device of an architecture has kernels for; and a line for each of them, and for each
-    that is like one but is not, which says why."""
+class Library(Protocol):
+    """The registry of a device's library kernels, as far as a choice depends on it."""
+
+    def is_composite(self, eqn: Eqn) -> bool:
+        """Whether an equation is an operation with a definition that some architecture has a kernel for."""
+
+    def why_not(self, eqn: Eqn) -> str | None:
+        """The reason why a composite has no kernel on the device; None if it has one."""
+
+    def note(self, eqn: Eqn, line: str, reason: str | None) -> str | None:
+        """What ``explain`` says of a composite at a user's line: it has a kernel, or the reason why not."""
+
+    def needs_all(self, eqn: Eqn) -> bool:
+        """Whether a variant requires a kernel for every call such as this one, not just for some."""
+
+
+def select_variants(jaxpr: Jaxpr, library: Library) -> tuple[Jaxpr, tuple[str, ...]]:
+    """A jaxpr in the variants that a library has kernels for.
+
+    Returns:
+      the jaxpr, and a line for each variant taken and for each near miss, with its reason.
+    """
     found, misses = recognised_everywhere(jaxpr)
     notes: dict[str, None] = {}
 
     def prefers(eqn: Eqn) -> bool:
-        made = inline_calls(eqn.params["preferred"]).eqns
-        softmax = [e for e in made if is_softmax(e)]
-        if softmax:
-            reasons = [reason for e in softmax if (reason := softmax_gemm.why_not(e, arch)) is not None]
-            if reasons and arch == "sm_90a":
-                notes[f"a chunk of linear_cross_entropy reads its logits for their softmax: {reasons[0]}"] = (
-                    None
-                )
-            return len(reasons) < len(softmax)  # a chunk without a kernel is computed by the definition
-        calls = [e for e in made if is_attention(e)]
-        reasons = [reason for e in calls if (reason := why_not(e, arch)) is not None]
-        if reasons:
-            notes[f"attention at {line_of(eqn)} runs as it is written, without a kernel: {reasons[0]}"] = None
-        elif calls:
-            notes[f"recognised as attention at {line_of(eqn)}"] = None
-        return bool(calls) and not reasons
+        calls = [e for e in inline_calls(eqn.params["preferred"]).eqns if library.is_composite(e)]
+        reasons = [reason for e in calls if (reason := library.why_not(e)) is not None]
+        if calls:
+            note = library.note(calls[0], line_of(eqn), reasons[0] if reasons else None)
+            notes.update({note: None} if note else {})
+        return len(reasons) < (1 if calls and library.needs_all(calls[0]) else len(calls))
 
     made = chosen(found, prefers)
     return made, (*sorted(notes), *misses)

@@ -15,7 +15,7 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.kernels.backends.cuda.device_model import SM_BANDWIDTH, SM_COUNT
-from blufunc.kernels.backends.cuda.library.split_gemm import ROWS, STEP, SplitProduct, source
+from blufunc.kernels.backends.cuda.library.split_gemm import ROWS, STEP, SplitGemm, source
 from blufunc.kernels.precision import ALGORITHMS, ProductShape
 from blufunc.kernels.user_kernel import CudaSource
 
@@ -75,7 +75,7 @@ class _SplitDot(Primitive):
         k = math.prod(lhs.shape[d] for d in contracts[0])
         m, n = lhs.size // k, rhs.size // k
         by_rows = (0 not in contracts[0], 0 not in contracts[1])
-        made = SplitProduct(m, n, k, by_rows, columns_of(n), sums)
+        made = SplitGemm(m, n, k, by_rows, columns_of(n), sums)
         grid, block = (made.blocks, 1, 1), (made.threads, 1, 1)
         return CudaSource(source(made), "split_product", grid, block, made.shared_bytes, resident=True)
 

@@ -19,11 +19,7 @@ column it is multiplied by r twice, so that nothing overflows or loses bits on t
 is left of such a row behind its first part is held times 2^11, and so is the sum of the products with it: an element
 has all its bits, 11 of each part, down to 2^-27 of the largest of its row.
 
-A row goes along what is contracted, so that forward and backward passes have other ones. Of algorithms that are
-``by_rows`` it goes along the last axes either way, and the one copy serves all products. Where rows of both operands
-are summed up, as in the gradient of a weight, row t of one is multiplied by ``4^i`` and of the other by ``4^j``: one of
-them is multiplied by ``4^(m - i - j)`` too, where m is the least ``i + j``, and the result by ``4^-m``. What that loses
-is small beside the largest of all terms of all results, not beside those of each.
+A row runs along the contracted axes, so forward and backward passes scale different ones.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from blufunc.core.ir import dtypes
@@ -52,12 +48,11 @@ from blufunc.kernels.rewrites import split_dot
 from blufunc.kernels.rewrites.split_dot import split_dot_p
 
 _LONGER = 4
-"""Chunks of the products behind it are 2^4 times as long for each order: those are smaller by 2^7 or more."""
+"""Chunks of the matmuls with a remainder are 2^4 times as long: those are smaller by 2^10 or more."""
 
 NEAR = 8
 """For how many products the parts of an operand are kept, for one that reads it too. They are quick to compute again;
-what is kept from a forward to a backward pass decides how much memory a step of training takes. A part that serves all
-products is kept in the place of the operand, and takes half of its memory."""
+what is kept from a forward to a backward pass decides how much memory a step of training takes."""
 
 Pays = Callable[[str, ProductShape], bool]
 """From an algorithm of ``QUICKER_BY`` and a shape to whether such a product is quicker by it than without."""
@@ -117,11 +112,6 @@ class _Operand(NamedTuple):
         return tuple(map(self.order.index, self.contract))
 
     @property
-    def free(self) -> tuple[int, ...]:
-        """The other ones in that order."""
-        return tuple(d for d in range(len(self.batch), self.x.aval.ndim) if d not in self.contracted)
-
-    @property
     def by_rows(self) -> bool:
         """Whether the contracted axes are the last ones."""
         return all(d >= self.x.aval.ndim - len(self.contract) for d in self.contract)
@@ -138,11 +128,11 @@ class _Parts(NamedTuple):
 
     Attributes:
       parts: from the largest to the smallest.
-      roots: 2^-j of each row, in the shape of an operand without the axes of a row; none where it is not scaled.
+      roots: 2^-j of each row, in the shape of an operand without the axes of a row.
     """
 
     parts: list[Atom]
-    roots: list[Atom]
+    root: Atom
 
 
 class _Factors(NamedTuple):
@@ -193,19 +183,16 @@ class _Splitter:
         self.count += 1
         n = len(lhs.batch)
         numbers = ((lhs.contracted, rhs.contracted), (tuple(range(n)),) * 2)
-        if algorithm.by_rows and not (lhs.by_rows or rhs.by_rows):
-            return self.across(eqn, (lhs, rhs), numbers, algorithm, made)
-        sides = [self.parts(side, side.contracted, algorithm, eqn, made) for side in (lhs, rhs)]
+        sides = [self.parts(side, algorithm, eqn, made) for side in (lhs, rhs)]
         if algorithm is split_dot.ALGORITHM and (sums := self.sums_in_one_kernel(lhs, rhs)):
             return self.whole(eqn, sides, {"dimension_numbers": numbers, "sums": sums}, made)
         factors = [_Factors(sides[0].parts, sides[1].parts, numbers)]
         if algorithm.chunk is not None:
             count = self.partial_sums(_shape(lhs, rhs), algorithm.chunk)
             factors = self.divided(factors[0], count, eqn, made)
-        orders = [[0], range(algorithm.parts - 1, 0, -1)][: algorithm.parts]
-        sums = [_sum(eqn, order, algorithm, f, made) for order in orders for f in factors]
+        sums = [_sum(eqn, order, algorithm, f, made) for order in range(algorithm.parts) for f in factors]
         how = (algorithm, lhs.x.aval.ndim - len(lhs.contract), n, eqn.outvars[0].aval.ndim, len(factors))
-        (total,) = self.placed(_joined, how, [*sums, *sides[0].roots, *sides[1].roots], eqn, made)
+        (total,) = self.placed(_joined, how, [*sums, sides[0].root, sides[1].root], eqn, made)
         return total
 
     def sums_in_one_kernel(self, lhs: _Operand, rhs: _Operand) -> int:
@@ -220,28 +207,11 @@ class _Splitter:
     def whole(self, eqn: Eqn, sides: Sequence[_Parts], how: dict[str, Any], made: list[Eqn]) -> Atom:
         """The same by one kernel."""
         lhs, rhs = sides
-        operands = [*lhs.parts, *rhs.parts, *lhs.roots, *rhs.roots]
+        operands = [*lhs.parts, *rhs.parts, lhs.root, rhs.root]
         result = Var(split_dot_p.abstract(*[a.aval for a in operands], **how))
         made.append(Eqn(split_dot_p, operands, [result], how, eqn.source))
         rank = eqn.outvars[0].aval.ndim
         return self.placed(_summed, (rank,), [result], eqn, made)[0] if how["sums"] > 1 else result
-
-    def across(
-        self, eqn: Eqn, operands: Sequence[_Operand], numbers: Any, algorithm: Algorithm, made: list[Eqn]
-    ) -> Atom:
-        """The same for operands that are scaled by rows although these are what is summed up.
-
-        Both scales of a term are taken out of the smaller operand, but for the largest of all, which the result has.
-        """
-        sides = [self.parts(side, side.free, algorithm, eqn, made) for side in operands]
-        small = min((0, 1), key=lambda i: operands[i].x.aval.size)
-        contracts, (batch, _) = numbers
-        how = (contracts[small], contracts, len(batch))
-        given = [*sides[small].parts, *sides[0].roots, *sides[1].roots]
-        part, root = self.placed(_levelled, how, given, eqn, made)
-        sides[small] = _Parts([part], [])
-        total = _sum(eqn, [0], algorithm, _Factors(sides[0].parts, sides[1].parts, numbers), made)
-        return self.placed(_unscaled, (batch,), [total, root], eqn, made)[0]
 
     def untransposed(self, x: Atom, contract: tuple[int, ...], batch: tuple[int, ...]) -> _Operand:
         """What an operand is a transpose of, if its free axes come in the same order there, with the axes of that.
@@ -260,23 +230,16 @@ class _Splitter:
         to = lambda own: tuple(axes[d] for d in own)
         return self.untransposed(eqn.invars[0], to(contract), to(batch))
 
-    def parts(
-        self, side: _Operand, along: tuple[int, ...], algorithm: Algorithm, eqn: Eqn, made: list[Eqn]
-    ) -> _Parts:
-        """An operand in parts, scaled along some axes of its order; what computes them is added to the equations made,
-        unless a near product has them, or any whose scales serve all products.
+    def parts(self, side: _Operand, algorithm: Algorithm, eqn: Eqn, made: list[Eqn]) -> _Parts:
+        """An operand in parts, scaled along its contracted axes; the equations that compute them are added to those
+        made, unless a near product has them.
         """
-        key = (
-            side.x,
-            side.order,
-            frozenset(along) if algorithm.scaled else None,
-            algorithm,
-            self.origins.get(eqn),
-        )
+        along = side.contracted
+        key = side.x, side.order, frozenset(along), algorithm, self.origins.get(eqn)
         found, last = self.known.get(key, (None, 0))
-        if found is None or (self.count - last > NEAR and not algorithm.by_rows):
+        if found is None or self.count - last > NEAR:
             placed = self.placed(_ordered_parts, (side.order, along, algorithm), [side.x], eqn, made)
-            found = _Parts(placed[: algorithm.parts], placed[algorithm.parts :])
+            found = _Parts(placed[:-1], placed[-1])
         self.known[key] = found, self.count
         return found
 
@@ -320,26 +283,24 @@ def _terms(factors: _Factors) -> int:
     return math.prod(factors.lhs[0].aval.shape[d] for d in factors.numbers[0][0])
 
 
-def _sum(eqn: Eqn, orders: Iterable[int], algorithm: Algorithm, factors: _Factors, made: list[Eqn]) -> Var:
-    """The sum of the products ``xi yj`` where ``i + j`` is one of some orders, one after another."""
+def _sum(eqn: Eqn, order: int, algorithm: Algorithm, factors: _Factors, made: list[Eqn]) -> Var:
+    """The sum of the matmuls ``xi yj`` with ``i + j == order``, one after another."""
     params = {
         "dimension_numbers": factors.numbers,
-        # TF32 holds parts exactly
-        "precision": "TF32_TF32_F32" if algorithm.dtype == dtypes.float32 else None,
+        "precision": None,
         "preferred_element_type": dtypes.float32,
     }
     terms = _terms(factors)
     total: list[Var] = []
-    for order in orders:
-        chunk = terms if algorithm.chunk is None else algorithm.chunk << _LONGER * order
-        for i in range(order + 1):
-            prim: Primitive = dot_accumulate_p if total else dot_general_p
-            given = params
-            if terms > chunk:
-                prim, given = dot_promoted_p, {**params, "chunk": chunk}
-            operands = [factors.lhs[i], factors.rhs[order - i], *total]
-            total = [Var(prim.abstract(*[a.aval for a in operands], **given))]
-            made.append(Eqn(prim, operands, total, given, eqn.source))
+    chunk = terms if algorithm.chunk is None else algorithm.chunk << _LONGER * order
+    for i in range(order + 1):
+        prim: Primitive = dot_accumulate_p if total else dot_general_p
+        given = params
+        if terms > chunk:
+            prim, given = dot_promoted_p, {**params, "chunk": chunk}
+        operands = [factors.lhs[i], factors.rhs[order - i], *total]
+        total = [Var(prim.abstract(*[a.aval for a in operands], **given))]
+        made.append(Eqn(prim, operands, total, given, eqn.source))
     return total[0]
 
 
@@ -353,22 +314,14 @@ def _ordered_parts(
 
 
 def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[Any]:
-    """The parts of an operand, and 2^-j of its rows where they are scaled."""
-    roots = []
-    if algorithm.scaled:
-        root, scale = _scales(x, contract)
-        roots.append(root)
-        x = ew.mul(x, _spread(scale, x.aval.shape, contract))
-    parts: list[Any] = []
-    for n in range(algorithm.parts):
-        leading = x if n or algorithm.scaled else _bounded(x, algorithm.largest)
-        if algorithm.dtype == dtypes.float32:
-            parts.append(ew.reduce_precision(leading, 8, algorithm.mantissa))
-        else:
-            parts.append(ew.convert(leading, algorithm.dtype))
-        if n + 1 < algorithm.parts:
-            x = ew.mul(ew.sub(x, ew.convert(parts[-1], dtypes.float32)), 2.0**algorithm.raised)
-    return [*parts, *roots]
+    """The parts of an operand, and 2^-j of its rows."""
+    root, scale = _scales(x, contract)
+    x = ew.mul(x, _spread(scale, x.aval.shape, contract))
+    parts = [ew.convert(x, dtypes.float16)]
+    if algorithm.parts == 2:
+        rest = ew.sub(x, ew.convert(parts[0], dtypes.float32))
+        parts.append(ew.convert(ew.mul(rest, 2.0**algorithm.raised), dtypes.float16))
+    return [*parts, root]
 
 
 def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
@@ -383,11 +336,6 @@ def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
     return pieces + [slice_in_dim(x, whole, terms, axis=at)] * (whole < terms)
 
 
-def _bounded(x: Any, largest: float) -> Any:
-    """``x``, but what is finite no farther from zero than a number, so that it is not rounded to infinity."""
-    return ew.select(ew.is_finite(x), ew.clamp(-largest, x, largest), x)
-
-
 def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
     """``2^-j`` and ``4^j`` for each row of an operand: what brings its largest element to between 2^13 and 2^15.
 
@@ -399,36 +347,6 @@ def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
     )  # the number is below 2^(exponent - 126)
     j = ew.min(ew.binary(ew.shift_right_arithmetic_p, ew.sub(15 + 126, exponent), 1), 63)
     return power_of_two(ew.neg(j)), power_of_two(ew.add(j, j))
-
-
-def _levelled(
-    contract: tuple[int, ...], contracts: tuple[tuple[int, ...], ...], batch: int, part: Any, *roots: Any
-) -> list[Any]:
-    """An operand without the scales of its rows and of those that they are multiplied by, and ``2^-j`` of the result.
-
-    Args:
-      contract: its contracted axes.
-      contracts: the contracted axes of both.
-      batch: the number of axes of the batch.
-      part: the operand, scaled by rows.
-      roots: of both operands, for each position of the batch and of the contracted axes.
-    """
-    paired = lambda axes: (*range(batch), *(batch + sorted(axes).index(d) for d in axes))
-    exponent = ew.add(
-        *(_exponent(transpose(root, paired(axes))) for root, axes in zip(roots, contracts, strict=True))
-    )
-    top = reduce.reduce_max(exponent, tuple(range(batch, exponent.aval.ndim)))
-    below = ew.max(ew.sub(exponent, broadcast_in_dim(top, exponent.aval.shape, tuple(range(batch)))), -63)
-    sorted_back = (*range(batch), *(batch + contract.index(d) for d in sorted(contract)))
-    scale = power_of_two(transpose(ew.add(below, below), sorted_back))
-    scale = broadcast_in_dim(scale, part.aval.shape, (*range(batch), *sorted(contract)))
-    return [ew.convert(ew.mul(ew.convert(part, dtypes.float32), scale), part.aval.dtype), power_of_two(top)]
-
-
-def _exponent(power: Any) -> Any:
-    """The int32 of which a float32 is that power of 2."""
-    bits = ew.binary(ew.shift_right_logical_p, ew.bitcast(power, dtypes.int32), 23)
-    return ew.sub(bits, 127)
 
 
 def power_of_two(exponent: Any) -> Any:
@@ -466,27 +384,17 @@ def _joined(
       batch: the number of axes of the batch.
       rank: the number of axes of the result.
       each: how many arrays a sum is in.
-      given: the arrays of the leading sum and, where there are more parts than one, of that of the rest; then, of
-        operands that are scaled, the roots.
+      given: the arrays of the leading sum and, with two parts, of that of the rest; then the roots.
     """
-    sums, roots = given[: each * min(algorithm.parts, 2)], given[each * min(algorithm.parts, 2) :]
+    *sums, left, right = given
     total, *rest = (_total(sums[i : i + each], rank) for i in range(0, len(sums), each))
     for low in rest:
         low = ew.mul(ew.select(ew.ne(low, low), 0.0, low), 2.0**-algorithm.raised)
         total = ew.add(total, low)
-    if not roots:
-        return [total]
     shape = total.aval.shape
-    lhs = broadcast_in_dim(roots[0], shape, tuple(range(before_rhs)))
-    rhs = broadcast_in_dim(roots[1], shape, (*range(batch), *range(before_rhs, len(shape))))
-    return [_times_twice(total, ew.mul(lhs, rhs))]
-
-
-def _unscaled(batch: tuple[int, ...], total: Any, root: Any) -> list[Any]:
-    """A result with the scale of each position of the batch taken out."""
-    return [_times_twice(total, broadcast_in_dim(root, total.aval.shape, batch))]
-
-
-def _times_twice(total: Any, root: Any) -> Any:
-    """What a scale is taken out of, in two steps, neither of which overflows if the result does not."""
-    return ew.mul(ew.mul(total, root), root)
+    lhs = broadcast_in_dim(left, shape, tuple(range(before_rhs)))
+    rhs = broadcast_in_dim(right, shape, (*range(batch), *range(before_rhs, len(shape))))
+    root = ew.mul(lhs, rhs)
+    return [
+        ew.mul(ew.mul(total, root), root)
+    ]  # in two steps, neither of which overflows if the result does not

@@ -32,7 +32,7 @@ from blufunc.kernels.precision import ACCURATE, ALGORITHMS, QUICKER_BY, is_tf32,
 from blufunc.kernels.rewrites.split_float32 import power_of_two
 
 OPERANDS = {"attention": (0, 1, 2), "attention_grad": (0, 1, 2, 5)}
-"""Of each primitive (``nn/attention_call.py``), the operands that are multiplied: queries, keys, values, cotangents."""
+"""Of each primitive (``nn/attention/call.py``), the operands that are multiplied: queries, keys, values, cotangents."""
 
 
 class _InParts(Primitive):
@@ -69,7 +69,7 @@ def parts_of(eqn: Eqn) -> int | str:
     if is_tf32(name):
         return 1
     algorithm = ALGORITHMS.get(QUICKER_BY.get(name, name))
-    if algorithm is not None and algorithm.dtype == dtypes.float16:
+    if algorithm is not None:
         return algorithm.parts
     return (
         f"elements are float32, and its products are to have precision {name!r}: tensor-core attention has 'tf32' and "

@@ -1,8 +1,8 @@
-"""Sums over ranks as early as they can be, and several as one: what is computed then need not wait for them.
+"""All-reduce bucketing: issue sums over ranks early, and fuse small ones.
 
-Parallel, between stages 3 and 4, the last pass over a local jaxpr that is spelled out. In: sums where transforms left
-them. Out: each where its operand is there. Those that nothing computes with for a while, as gradients, are collected
-until a bucket is full (Li et al., "PyTorch Distributed", 2020, section 3.2.3): links are slow with small pieces.
+Parallel, between stages 3 and 4, the last pass over a lowered local jaxpr. In: sums where transforms left them. Out:
+each sum right after its operand. Sums whose results are not read for a while, such as gradients, share a bucket (Li et
+al., "PyTorch Distributed", 2020, section 3.2.3), because links are slow for small messages.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from blufunc.kernels.loopir.access_map import moves
 from blufunc.parallel.collectives import primitives as mc
 
 BUCKET_BYTES = 25 << 20
-"""From how many bytes on a bucket is full: links reach their full speed from about here on."""
+"""Bytes at which a bucket is full: links reach about their full bandwidth from here on."""
 
 _KINDS = {mc.psum_invariant_p: "all_reduce", mc.mesh_psum_scatter_p: "reduce_scatter"}
 
 
 def in_buckets(jaxpr: Jaxpr) -> Jaxpr:
-    """The program with sums over ranks where their operands are there, or behind the last operand of their bucket.
+    """Move each sum after its operand, or after the last operand of its bucket.
 
-    What moves or converts a gradient goes with its sum, on both sides: a program that casts its parameters once has the
-    conversions of all gradients at its end. What gathers stays where it is wanted, for it makes values larger.
+    Equations that move or convert a gradient move with its sum: a program that casts its parameters once converts all
+    gradients at its end. All-gathers stay at their first use, because they make values larger.
     """
     return _Buckets(jaxpr).run()
 
@@ -35,14 +35,14 @@ class _Buckets:
     """One pass over a jaxpr.
 
     Attributes:
-      order: the equations so far.
-      known: the variables that they and the parameters have.
-      waiting: by the axes of the ranks, the sums of the bucket that is being filled.
-      nbytes: of the operands of these.
-      left: by the same, how many sums are not there yet.
-      sum_of: for a variable that waits, its sum.
-      behind: for a sum that waits, what passes it on, which waits too.
-      readers: of variables, the sums, and what passes on what is summed.
+        order: the equations emitted so far.
+        known: the variables that these and the parameters define.
+        waiting: the sums of the bucket being filled, by mesh axes.
+        nbytes: the size in bytes of their operands, by mesh axes.
+        left: the number of sums still to come, by mesh axes.
+        sum_of: the sum that a waiting variable depends on.
+        followers: the equations that pass on a waiting sum, and wait with it.
+        readers: the sums that read a variable, directly or through equations that pass it on.
     """
 
     def __init__(self, jaxpr: Jaxpr):
@@ -54,7 +54,7 @@ class _Buckets:
         self.nbytes: Counter[Any] = Counter()
         self.left = Counter(_axes(e) for e in jaxpr.eqns if e.prim in _KINDS)
         self.sum_of: dict[Any, Eqn] = {}
-        self.behind: dict[Eqn, list[Eqn]] = {}
+        self.followers: dict[Eqn, list[Eqn]] = {}
         self.readers: dict[Any, list[Eqn]] = {}
         early = _early(jaxpr)
         for eqn in jaxpr.eqns:
@@ -78,7 +78,7 @@ class _Buckets:
         return self.jaxpr.replace(eqns=self.order)
 
     def take(self, eqn: Eqn) -> None:
-        """Put an equation whose operands are known behind the others, or into a bucket."""
+        """Emit an equation whose operands are known, or add it to a bucket."""
         self.seen.add(eqn)
         if eqn.prim not in _KINDS:
             self.emit(eqn)
@@ -92,9 +92,9 @@ class _Buckets:
             self.flush(axes)
 
     def wait(self, eqn: Eqn, sum_: Eqn) -> None:
-        """Let an equation wait with the sum that it reads."""
+        """Delay an equation together with the sum that it reads."""
         self.seen.add(eqn)
-        self.behind.setdefault(sum_, []).append(eqn)
+        self.followers.setdefault(sum_, []).append(eqn)
         self.sum_of[eqn.outvars[0]] = sum_
 
     def emit(self, eqn: Eqn) -> None:
@@ -107,7 +107,7 @@ class _Buckets:
                 self.take(reader)
 
     def want(self, eqn: Eqn) -> None:
-        """A sum is read now: the newest goes by itself, unless no more will come; another takes its bucket along."""
+        """Emit a sum that is read now: alone if it is the newest and more will come, else with its bucket."""
         axes = _axes(eqn)
         if eqn is not self.waiting[axes][-1] or not self.left[axes]:
             self.flush(axes)
@@ -117,7 +117,7 @@ class _Buckets:
         self.settle([eqn], eqn)
 
     def flush(self, axes: Any) -> None:
-        """The sums of a bucket become one equation."""
+        """Fuse the sums of a bucket into one equation."""
         bucket = self.waiting.pop(axes)
         del self.nbytes[axes]
         if not bucket:
@@ -129,11 +129,11 @@ class _Buckets:
         self.settle(bucket, Eqn(mc.mesh_sums_p, invars, outvars, params, bucket[0].source))
 
     def settle(self, sums: Sequence[Eqn], eqn: Eqn) -> None:
-        """Sums are made by an equation here, and what waits with them follows."""
-        behind = [e for s in sums for e in self.behind.pop(s, ())]
-        for e in (*sums, *behind):
+        """Emit ``eqn``, which computes ``sums``, then the equations that waited for them."""
+        followers = [e for s in sums for e in self.followers.pop(s, ())]
+        for e in (*sums, *followers):
             del self.sum_of[e.outvars[0]]
-        for e in (eqn, *behind):
+        for e in (eqn, *followers):
             self.emit(e)
 
 
@@ -142,12 +142,12 @@ def _axes(eqn: Eqn) -> tuple[Any, Any]:
 
 
 def passes_on(eqn: Eqn) -> bool:
-    """Whether an equation only moves or converts the elements of its operand."""
+    """True if an equation only moves or converts the elements of its operand."""
     return moves(eqn) or eqn.prim is convert_p
 
 
 def _early(jaxpr: Jaxpr) -> set[Eqn]:
-    """The sums, and what only passes their operands on."""
+    """The sums, and the equations that only pass on their operands."""
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     early: set[Eqn] = set()
     for eqn in reversed(jaxpr.eqns):

@@ -1,11 +1,10 @@
-"""What runs beside the last sum over ranks: products whose results only earlier sums wait for.
+"""Overlap the last all-reduce with matmuls whose results only earlier sums read.
 
-Parallel, between stages 3 and 4, behind ``allreduce_buckets.py``. In: a local jaxpr with buckets. Out: the same, in
-which products that nothing but a bucket needs come after the last bucket, as many as take about its time, with their
-bucket behind them. In training the last is the gradient of the first layer, often that of an embedding as large as many
-layers: links would carry it while multiprocessors idle. Where it is small nothing is gained: ranks would wait for the
-larger bucket in the end. That gradients of weights can wait while those of activations cannot is known from pipelines
-(Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+Parallel, between stages 3 and 4, after ``allreduce_buckets.py``. In: a local jaxpr with buckets. Out: the same, with
+such matmuls moved after the last bucket, about as many as it takes time, each followed by its own bucket. In training
+the last bucket is the gradient of the first layer, often an embedding as large as many layers, and the SMs would idle
+while links carry it. If it is small nothing moves, since ranks would then wait for a larger bucket at the end. The
+idea that gradients of weights can wait comes from pipelines (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, meets
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, communicates
 from blufunc.kernels.backends.cuda.streams import product_seconds
 from blufunc.parallel.collectives import primitives as mc
 from blufunc.parallel.collectives.allreduce_buckets import passes_on
 
 SUMMED = 1e11
-"""Bytes a second that the GPUs of one host sum, about: four H200s without multicast made it."""
+"""All-reduce bandwidth of the GPUs of one host, bytes per second. measured: four H200s without multicast."""
 
 WORTH = 0.9
-"""What ranks may still wait of what they did: for more of it operands are not kept in memory for longer."""
+"""Fraction of the wait that may remain: hiding more of it is not worth keeping operands alive for longer."""
 
 
 def with_cover(jaxpr: Jaxpr) -> Jaxpr:
-    """The program with products behind its last bucket, if ranks wait less at its end then."""
+    """Move matmuls after the last bucket, if ranks then wait less at the end."""
     eqns = list(jaxpr.eqns)
     buckets = [i for i, e in enumerate(eqns) if e.prim is mc.mesh_sums_p]
     if len(buckets) < 2:
         return jaxpr
     end = buckets.pop()
     last = _summed(eqns[end])
-    kept = {a for a in jaxpr.outvars if a.__class__ is Var} | _ancestors(eqns[: end + 1], eqns[end].invars)
+    live = {a for a in jaxpr.outvars if a.__class__ is Var} | _ancestors(eqns[: end + 1], eqns[end].invars)
     later: set[Eqn] = set()
     best, least = set(later), last
     work: list[tuple[float, float]] = []
@@ -41,7 +40,7 @@ def with_cover(jaxpr: Jaxpr) -> Jaxpr:
         whole = _with_readers(eqns[i:end], later)
         if whole is None or sum(products for products, _ in work) >= last:
             break
-        alone = _only_for(whole, eqns[:end], later, kept)
+        alone = _only_for(whole, eqns[:end], later, live)
         products = sum(map(product_seconds, alone))
         if not products:
             continue
@@ -56,11 +55,11 @@ def with_cover(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _wait(last: float, work: Sequence[tuple[float, float]]) -> float:
-    """How long ranks wait for sums when all is computed.
+    """Seconds for which ranks wait for sums after all computation.
 
     Args:
       last: the seconds of the last bucket.
-      work: what comes behind it: the seconds of the products of each bucket, and those of its sum.
+      work: for each bucket moved after it, the seconds of its matmuls and of its sum.
     """
     computed, summed = 0.0, last
     for products, seconds in work:
@@ -70,13 +69,13 @@ def _wait(last: float, work: Sequence[tuple[float, float]]) -> float:
 
 
 def _summed(bucket: Eqn) -> float:
-    """How long links are busy with a bucket, about."""
+    """Estimate of the seconds for which a bucket occupies the links."""
     return sum(a.aval.nbytes for a in bucket.invars) / SUMMED
 
 
-def _ancestors(eqns: Sequence[Eqn], wanted: Iterable[Any]) -> set[Any]:
-    """The variables that it takes to compute some."""
-    found = {a for a in wanted if a.__class__ is Var}
+def _ancestors(eqns: Sequence[Eqn], needed: Iterable[Any]) -> set[Any]:
+    """The variables that some variables depend on."""
+    found = {a for a in needed if a.__class__ is Var}
     for eqn in reversed(eqns):
         if not found.isdisjoint(eqn.outvars):
             found.update(a for a in eqn.invars if a.__class__ is Var)
@@ -84,7 +83,7 @@ def _ancestors(eqns: Sequence[Eqn], wanted: Iterable[Any]) -> set[Any]:
 
 
 def _with_readers(eqns: Sequence[Eqn], later: set[Eqn]) -> set[Eqn] | None:
-    """The first of some equations, a bucket, and what passes its sums on; None if other things read these."""
+    """A bucket (the first of ``eqns``) and what passes its sums on; None if other equations read them."""
     found = {eqns[0]}
     values = set(eqns[0].outvars)
     for e in eqns[1:]:
@@ -96,17 +95,17 @@ def _with_readers(eqns: Sequence[Eqn], later: set[Eqn]) -> set[Eqn] | None:
     return found
 
 
-def _only_for(bucket: set[Eqn], eqns: Sequence[Eqn], later: set[Eqn], kept: set[Any]) -> list[Eqn]:
-    """The equations whose results nothing but a bucket, and what comes later with it, reads."""
-    read = set(kept)  # by others
-    wanted: set[Any] = set()
+def _only_for(bucket: set[Eqn], eqns: Sequence[Eqn], later: set[Eqn], live: set[Any]) -> list[Eqn]:
+    """The equations whose results only the bucket, and what follows with it, reads."""
+    read = set(live)  # by other equations
+    needed: set[Any] = set()
     alone: list[Eqn] = []
     for eqn in reversed(eqns):
         mine = eqn in bucket or eqn in later
-        if not mine and not wanted.isdisjoint(eqn.outvars) and read.isdisjoint(eqn.outvars):
-            mine = not (eqn.effects or meets(eqn))  # these keep their order
+        if not mine and not needed.isdisjoint(eqn.outvars) and read.isdisjoint(eqn.outvars):
+            mine = not (eqn.effects or communicates(eqn))  # these keep their order
             alone += [eqn] * mine
-        (wanted if mine else read).update(_variables(eqn))
+        (needed if mine else read).update(_variables(eqn))
     return alone
 
 

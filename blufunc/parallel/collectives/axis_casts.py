@@ -1,6 +1,6 @@
-"""The types of values over the axes of a mesh, and equations with the casts between these types.
+"""Types of values over mesh axes, and a writer of equations that inserts casts.
 
-Parallel, below ``axis_types``, which says what the types mean and which operation needs which.
+Parallel, below ``axis_types``, which defines the types and the operand types of each operation.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Types = tuple[str, ...]
 
 
 def invariant(mesh: AbstractMesh) -> Types:
-    """The type of what is the same everywhere."""
+    """The type of a value that is the same on all ranks."""
     return ("I",) * len(mesh.axis_names)
 
 
 class CastWriter:
-    """Writes equations whose values have types, and casts where a value is wanted under another type.
+    """Writes typed equations, and casts operands to the types that are required.
 
     Attributes:
-      types: of each variable.
-      zeros: variables that are known to be zeros everywhere.
-      eqns: what was written.
+      types: the types of each variable.
+      zeros: variables known to be zero on all ranks.
+      eqns: the equations written so far.
       broadcasts: the equations that made variables by broadcasting.
     """
 
@@ -43,7 +43,7 @@ class CastWriter:
         self.broadcasts: dict[Any, Eqn] = {}
 
     def type_of(self, atom: Atom) -> Types:
-        """The types of a variable; what is not known comes from outside and is the same everywhere."""
+        """The types of a variable; one from outside the body is invariant."""
         return self.types.get(atom) or invariant(self.mesh)
 
     def write(self, prim: Any, invars: Sequence[Atom], params: dict, outvars: Sequence[Var], types) -> None:
@@ -55,43 +55,43 @@ class CastWriter:
             self.types[v] = t
 
     def new(self, prim: Any, x: Atom, params: dict, types: Types) -> Var:
-        """Write an equation of one operand; its result."""
+        """Write an equation of one operand and return its result."""
         out = Var(prim.typed((x.aval,), params))
         self.write(prim, [x], params, [out], [types])
         return out
 
     def over(self, axes: Sequence[str]) -> dict[str, Any]:
-        """Axes and their sizes, as collectives take them."""
+        """Axes and their sizes, as parameters of a collective."""
         sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True))
         return {"axes": tuple(axes), "sizes": tuple(sizes[a] for a in axes)}
 
-    def cast(self, atom: Atom, wanted: Types) -> Atom:
-        """An atom under other types; it is cast once, however often it is used.
+    def cast(self, atom: Atom, required: Types) -> Atom:
+        """Cast an atom to other types, at most once per atom and types.
 
-        What is broadcast is cast before it is: the transpose then sums over ranks what is summed on each already.
+        The operand of a broadcast is cast in its place, so that the transpose sums on each rank before it communicates.
         """
         have = self.type_of(atom)
-        if atom.__class__ is Literal and "U" in wanted and not self.is_zero(atom):
+        if atom.__class__ is Literal and "U" in required and not self.is_zero(atom):
             atom = self.new(elementwise.copy_p, atom, {}, have)
-        if have == wanted or atom.__class__ is Literal:
+        if have == required or atom.__class__ is Literal:
             return atom
-        known = self._casts.get((atom, wanted))
+        known = self._casts.get((atom, required))
         if known is not None:
             return known
         x: Any = atom
-        if made := self.broadcasts.get(atom):
-            x = self.new(made.prim, self.cast(made.invars[0], wanted), made.params, wanted)
+        if broadcast := self.broadcasts.get(atom):
+            x = self.new(broadcast.prim, self.cast(broadcast.invars[0], required), broadcast.params, required)
         for src, dst, prim in _STEPS:
             axes = [
                 a
-                for a, h, w in zip(self.mesh.axis_names, self.type_of(x), wanted, strict=True)
+                for a, h, w in zip(self.mesh.axis_names, self.type_of(x), required, strict=True)
                 if h == src and w != h and dst == _towards(h, w)
             ]
             if axes:
                 x = self.new(prim, x, {**self.over(axes), "src": src, "dst": dst}, self.changed(x, axes, dst))
-        if self.type_of(x) != wanted:
-            raise _no_cast(self.mesh, have, wanted)
-        self._casts[atom, wanted] = x
+        if self.type_of(x) != required:
+            raise _no_cast(self.mesh, have, required)
+        self._casts[atom, required] = x
         if atom in self.zeros:
             self.zeros.add(x)
         return x
@@ -103,7 +103,7 @@ class CastWriter:
         )
 
     def cast_operand(self, atom: Atom, types: Types) -> Atom:
-        """An atom under types that count: a literal that must be more than invariant becomes a variable."""
+        """Cast an operand; a literal that must be more than invariant becomes a variable."""
         if atom.__class__ is Literal and types != invariant(self.mesh):
             literal, atom = atom, self.new(elementwise.copy_p, atom, {}, invariant(self.mesh))
             if self.is_zero(literal):
@@ -111,7 +111,7 @@ class CastWriter:
         return self.cast(atom, types)
 
     def is_zero(self, atom: Atom) -> bool:
-        """Whether a value is known to be zero."""
+        """True if a value is known to be zero."""
         return not atom.value if atom.__class__ is Literal else atom in self.zeros  # type: ignore[union-attr]
 
 
@@ -122,16 +122,16 @@ _STEPS: tuple[tuple[str, str, Any], ...] = (
     ("I", "V", mesh_ops.pcast_p),
     ("I", "U", mesh_ops.keep_first_p),
 )
-"""The casts that come without asking, in the order in which they are put in: none of them changes what a value is."""
+"""Implicit casts, in the order in which they are inserted: none changes the value."""
 
 
-def _towards(have: str, wanted: str) -> str:
-    """The next type on the way."""
-    return "I" if (have, wanted) == ("R", "U") else wanted
+def _towards(have: str, required: str) -> str:
+    """The next type on the way from ``have`` to ``wanted``."""
+    return "I" if (have, required) == ("R", "U") else required
 
 
 def join(letters: Sequence[str]) -> str:
-    """The type of the result of an operation on operands that are not unreduced."""
+    """The type of the result of an operation whose operands are not unreduced."""
     return "V" if "V" in letters else "R" if "R" in letters else "I"
 
 
@@ -141,29 +141,29 @@ _WORDS = {"V": "varying", "I": "invariant", "U": "unreduced", "R": "reduced"}
 def unreduced_error(
     eqn: Eqn, axis: str, operands: set[int], other: int | None = None
 ) -> errors.ShardingError:
-    """What is said of an operation that is not linear in what is unreduced, or not in it beside a varying operand."""
+    """The error of an operation that is not linear in an unreduced operand, or not in it alone."""
     which = ", ".join(map(str, sorted(operands)))
     with_other = f" and a varying operand {other}" if other is not None else ""
     return errors.ShardingError(
-        f"{eqn.prim.name} of what is unreduced over {axis!r} (operand {which}){with_other}.",
+        f"{eqn.prim.name} of a value unreduced over {axis!r} (operand {which}){with_other}.",
         where=source.here(),
-        why="the value is a sum that is still owed: only what is linear in it can be done to its terms.",
+        why="the value is a sum pending an all-reduce: only linear operations apply to its terms.",
         fix=f"sum it first: lax.psum(x, {axis!r})",
     )
 
 
 def unequal_error(eqn: Eqn, axis: str, operand: int, letter: str) -> errors.ShardingError:
-    """What is said of a sum of what is unreduced and an operand that is not."""
+    """The error of adding an unreduced operand and one that is not."""
     return errors.ShardingError(
-        f"{eqn.prim.name} of what is unreduced over {axis!r} and what is {_WORDS[letter]} (operand {operand}).",
+        f"{eqn.prim.name} of a value unreduced over {axis!r} and one that is {_WORDS[letter]} (operand {operand}).",
         where=source.here(),
-        why="the one is a sum that is still owed, the other is not: every rank would add it.",
-        fix=f"lax.psum(x, {axis!r}) the one, or lax.pcast(x, {axis!r}, to='unreduced') the other",
+        why="the first is a sum pending an all-reduce, the second is not: every rank would add it.",
+        fix=f"lax.psum(x, {axis!r}) the first, or lax.pcast(x, {axis!r}, to='unreduced') the second",
     )
 
 
-def _no_cast(mesh: AbstractMesh, have: Types, wanted: Types) -> errors.ShardingError:
-    axis, h, w = next((a, h, w) for a, h, w in zip(mesh.axis_names, have, wanted, strict=True) if h != w)
+def _no_cast(mesh: AbstractMesh, have: Types, required: Types) -> errors.ShardingError:
+    axis, h, w = next((a, h, w) for a, h, w in zip(mesh.axis_names, have, required, strict=True) if h != w)
     fix = f"lax.psum(x, {axis!r})" if w in "IR" or h == "U" else f"lax.pcast(x, {axis!r}, to={_WORDS[w]!r})"
     if h == "V" and w in "IR":
         fix = (

@@ -1,18 +1,18 @@
-"""Types of the values of a ``shard_map`` body over the axes of its mesh, and the casts that they need.
+"""Typing of ``shard_map`` bodies over mesh axes, with the casts that it inserts.
 
-Parallel, at the end of stage 1 and in stage 2. In come the equations of a body, with collectives as the user wrote
-them; out come equations with the typed collectives of ``primitives``, in which a cast stands wherever values of
-two types meet. A value has one letter for each axis, as said there: V varying, I invariant, U unreduced, R reduced.
+Parallel, at the end of stage 1 and in stage 2. In: the equations of a body, with collectives as the user wrote them.
+Out: equations with the typed collectives of ``primitives``, and a cast wherever operands of two types combine. A value
+has one letter per axis: V varying, I invariant, U unreduced, R reduced.
 
-Casts are what makes transposes right: the transpose of I->V is a sum over the ranks, so that the cotangent of what all
-ranks share is the sum of what each of them adds. So they must be there before anything is differentiated:
+Casts make transposes right: the transpose of I->V is a sum over the ranks, so the cotangent of a replicated value is
+the sum of the contributions of all ranks. So casts must be inserted before differentiation:
 
 - ``TypedTrace`` stages the function of a ``shard_map`` and types each equation as it is made;
 - ``typed`` does the same for a jaxpr, such as the body of a loop;
 - a function that is differentiated inside of the body is staged and typed before it is (``TypedTrace.typed``).
 
 Literals, and values without derivatives, need no casts. Over each axis operands are joined: V with I or R is V, R with
-I is R. Only what is linear takes U (``linear_operands``): sums of U alone, products of one U with I or R.
+I is R. Only linear operations take U (``Primitive.linear_in``): sums of U alone, products of one U with I or R.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from blufunc.core.programs.stage import StagedTracer, StageTrace
 from blufunc.parallel.collectives import named
 from blufunc.parallel.collectives import primitives as mesh_ops
 from blufunc.parallel.collectives.axis_casts import Types, invariant, join, unequal_error, unreduced_error
-from blufunc.parallel.collectives.linear_operands import linear_in
 from blufunc.parallel.collectives.typing import CollectiveTyper
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.transforms.autodiff.jvp import JVPTracer
@@ -51,17 +50,18 @@ _KEEPS_ZEROS = (
 def typed(
     jaxpr: Jaxpr, mesh: AbstractMesh, in_types: Sequence[Types], out_types: Sequence[Types] | None = None
 ) -> tuple[Jaxpr, tuple[Types, ...]]:
-    """A jaxpr with typed collectives and casts.
+    """Type the collectives of a jaxpr, and insert casts.
 
     Args:
-      jaxpr: without collectives over axes of the mesh, or with those that an earlier pass typed.
+      jaxpr: without collectives over mesh axes, or with typed ones from an earlier pass.
       mesh: the axes.
       in_types: the types of its parameters.
+      out_types: the required types of its results; the inferred ones by default.
       out_types: the types that its results must have; those that they have, by default.
     Returns:
       the jaxpr, and the types of its results.
     Raises:
-      ShardingError: an operation cannot take the types of its operands; a result cannot have the type it must have.
+      ShardingError: an operation cannot take the types of its operands; a result cannot have its required type.
     """
     key = ("axis types", mesh.axis_names, mesh.axis_sizes, tuple(in_types), tuple(out_types or ()))
     return jaxpr.memoised(key, lambda: _typed(jaxpr, mesh, in_types, out_types, ()))
@@ -89,7 +89,7 @@ def _typed(
 
 
 class TypedTrace(StageTrace):
-    """Stages operations as equations and types them; its tracers have types.
+    """A staging trace that types each equation; its tracers have types.
 
     Args:
       mesh: the axes.
@@ -104,13 +104,13 @@ class TypedTrace(StageTrace):
         self.eqns = self.typer.eqns
 
     def typed_parameter(self, aval, types: Types, label: str | None = None) -> StagedTracer:
-        """A new parameter of the jaxpr, of given types."""
+        """Add a parameter with the given types to the jaxpr."""
         tracer = self.parameter(aval, label)
         self.typer.types[tracer.variable] = types
         return tracer
 
     def tracer_of(self, atom: Atom) -> Any:
-        """The value that an atom of this trace stands for."""
+        """The value that an atom of this trace represents."""
         if atom.__class__ is Literal:
             return atom.array  # type: ignore[union-attr]
         return StagedTracer(self, atom, source.current())  # type: ignore[arg-type]
@@ -127,11 +127,11 @@ class TypedTrace(StageTrace):
         return found
 
     def is_zero(self, x: Any) -> bool:
-        """Whether a value is known to be zero everywhere."""
+        """True if a value is known to be zero on all ranks."""
         return self.typer.is_zero(self.atom(x))
 
     def typed(self, fun: Callable, primals: Sequence[Any]) -> Callable:
-        """``fun`` with casts, to be differentiated at ``primals`` while this trace is current."""
+        """Type and cast ``fun``, to be differentiated at ``primals`` under this trace."""
         types = [types_of(p, self.mesh) or invariant(self.mesh) for p in primals]
         trace = TypedTrace(self.mesh, self.name)
         with new_trace(trace):
@@ -141,7 +141,7 @@ class TypedTrace(StageTrace):
 
 
 def types_of(x: Any, mesh: AbstractMesh) -> Types | None:
-    """The types of a value in the body of a ``shard_map``; None for values from outside of it."""
+    """Types of a value in a ``shard_map`` body; None for a value from outside."""
     while isinstance(x, Tracer):
         if isinstance(x, StagedTracer):
             return x.trace.typer.types[x.variable] if isinstance(x.trace, TypedTrace) else None
@@ -155,10 +155,10 @@ def types_of(x: Any, mesh: AbstractMesh) -> Types | None:
 
 
 class Typer(CollectiveTyper):
-    """Types equations one by one, and writes them down with the casts that they need."""
+    """Types equations one by one, and writes them with the casts they need."""
 
     def step(self, eqn: Eqn) -> None:
-        """Type one equation and write it down."""
+        """Type one equation and write it."""
         before, source.replay.line = source.replay.line, eqn.source
         try:
             rule = _RULES.get(eqn.prim)
@@ -178,22 +178,22 @@ class Typer(CollectiveTyper):
     # -- operations ----------------------------------------------------------------------------
 
     def _operation(self, eqn: Eqn) -> None:
-        """Whatever computes on each rank by itself: operands are cast to one type."""
+        """Type an operation that runs on each rank alone: cast its operands to one type."""
         if any(_collective_axes(j, self.mesh) for j in subjaxprs(eqn.params)):
             raise errors.UnsupportedError(
                 f"a collective over an axis of a mesh inside of a {eqn.prim.name}.",
                 where=source.here(),
-                why="its derivative is given by a rule, which says nothing of the types of values over that axis.",
+                why="its derivative is a custom rule, which has no types over that axis.",
                 fix="move the collective out of it",
             )
-        wanted, result = [], []
+        required, result = [], []
         for i in range(len(self.mesh.axis_names)):
             letters = [self.type_of(a)[i] for a in eqn.invars]
             ins, out = self._over_axis(eqn, letters, self.mesh.axis_names[i])
-            wanted.append(ins)
+            required.append(ins)
             result.append(out)
         invars = [
-            self.cast(a, tuple(w[k] for w in wanted)) if dtypes.is_inexact(a.aval.dtype) else a
+            self.cast(a, tuple(w[k] for w in required)) if dtypes.is_inexact(a.aval.dtype) else a
             for k, a in enumerate(eqn.invars)
         ]
         self.write(eqn.prim, invars, eqn.params, eqn.outvars, [tuple(result)] * len(eqn.outvars))
@@ -204,12 +204,12 @@ class Typer(CollectiveTyper):
             self.zeros.update(eqn.outvars)
 
     def _over_axis(self, eqn: Eqn, letters: list[str], axis: str) -> tuple[list[str], str]:
-        """What the operands must be over one axis, and what the results are."""
+        """The required type of each operand over one axis, and the type of the results."""
         if "U" not in letters:
             out = join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
-        terms = next((s for s in linear_in(eqn) if unreduced <= s), None)
+        terms = next((s for s in _linear_in(eqn) if unreduced <= s), None)
         if terms is None:
             raise unreduced_error(eqn, axis, unreduced)
         ins = []
@@ -227,10 +227,10 @@ class Typer(CollectiveTyper):
     # -- calls and control flow ----------------------------------------------------------------
 
     def _custom_vjp(self, eqn: Eqn) -> None:
-        """A function with rules of its own. Typed collectives in its body take what varies to what varies.
+        """Type a function with custom rules, whose body may hold collectives typed V->V.
 
-        So do those in its rules, which are not seen here: the library's own, as in ``spmd.context_parallel``.
-        Collectives as users write them would have no types there, and are refused.
+        So may its rules, not visible here: the library's own, as in ``recipes.context_parallel``. Collectives as
+        users write them would have no types there, and raise an error.
         """
         body = eqn.params["jaxpr"]
         over = sorted(_collective_axes(body, self.mesh))
@@ -240,8 +240,8 @@ class Typer(CollectiveTyper):
         types = functools.reduce(self._joined, [self.changed(a, over, "V") for a in eqn.invars])
         if "U" in types:
             axis = types.index("U")
-            owed = {k for k, a in enumerate(eqn.invars) if self.type_of(a)[axis] == "U"}
-            raise unreduced_error(eqn, self.mesh.axis_names[axis], owed)
+            unreduced = {k for k, a in enumerate(eqn.invars) if self.type_of(a)[axis] == "U"}
+            raise unreduced_error(eqn, self.mesh.axis_names[axis], unreduced)
         invars = [self.cast(a, types) for a in eqn.invars]
         self.write(eqn.prim, invars, eqn.params, eqn.outvars, [types] * len(eqn.outvars))
 
@@ -255,10 +255,10 @@ class Typer(CollectiveTyper):
     def _cast_outside(
         self, body: Jaxpr, ins: Sequence[Types], outs: Sequence[Types] | None, which: Iterable[int]
     ) -> list[Types]:
-        """The types of the parameters of a body, of those in ``which`` after the casts that it would begin with.
+        """The types of a body's parameters; those in ``which`` after the casts at its start.
 
-        What a body does nothing with but let it vary had better come in varying: the transpose of the cast is a sum
-        over the ranks, and outside of a loop it is made once.
+        If a body only casts a parameter to varying, cast it outside: the transpose of the cast is a sum over the ranks,
+        which then runs once, outside of a loop.
         """
         jaxpr, _ = typed(body, self.mesh, ins, outs)
         found = list(ins)
@@ -287,7 +287,7 @@ class Typer(CollectiveTyper):
             if joined == carry:
                 break
             carry = joined
-        # The zeros helped to find the types; from here on they are the types of the carry of every step.
+        # Zeros only helped to infer the types, which from here on hold for the carry of every step.
         ends = [*carry, *outs[k:]]
         ins = self._cast_outside(params["jaxpr"], ins, ends, range(m))
         jaxpr, types = typed(params["jaxpr"], self.mesh, ins, ends)
@@ -302,7 +302,7 @@ class Typer(CollectiveTyper):
         consts, carry = operands[: a + b], operands[a + b :]
         while True:
             cond, (verdict,) = typed(params["cond"], self.mesh, [*consts[:a], *carry])
-            # where ranks stop at steps of their own, what comes out varies
+            # ranks may stop at different steps, so the results vary
             chosen = [self._among_ways(t, verdict) for t in [*consts, *carry]]
             _, outs = _typed(params["body"], self.mesh, chosen[a:], None, zeros)
             joined = [self._joined(c, o) for c, o in zip(chosen[a + b :], outs, strict=True)]
@@ -332,44 +332,44 @@ class Typer(CollectiveTyper):
         self.write(eqn.prim, invars, {**eqn.params, "branches": bodies}, eqn.outvars, outs)
 
     def _among_ways(self, types: Types, verdict: Types) -> Types:
-        """The types of what goes into, or comes out of, one of several ways that ranks may take.
+        """The types of operands or results of branches that ranks may choose independently.
 
-        Where ranks differ in the way they take, values are cast before: the transpose of a cast is a collective, to
-        which all ranks must come.
+        If ranks may choose differently, cast values outside: the transpose of a cast is a collective, which all ranks
+        must reach.
         """
         return self._joined(types, tuple("V" if t == "V" else "I" for t in verdict))
 
     def _joined(self, one: Types, other: Types) -> Types:
-        """The types of what comes from two places."""
+        """The types of a value that comes from two paths."""
         joined = []
         for axis, pair in zip(self.mesh.axis_names, zip(one, other, strict=True), strict=True):
             if "U" in pair and "V" in pair:
                 raise errors.ShardingError(
                     f"a value is unreduced over {axis!r} on one path and varying on the other.",
                     where=source.here(),
-                    fix=f"lax.psum the one, or lax.pcast(x, {axis!r}, to='unreduced') the other",
+                    fix=f"lax.psum the first, or lax.pcast(x, {axis!r}, to='unreduced') the second",
                 )
             joined.append("U" if "U" in pair else join(pair))
         return tuple(joined)
 
     def _check_predicate(self, name: str, types: Types, bodies: Sequence[Jaxpr]) -> None:
-        """Ranks that go ways of their own must not meet in a collective on one of them: they would wait for ever."""
+        """Raise ShardingError if ranks could branch apart at a collective, which would deadlock."""
         used = set().union(*[_collective_axes(b, self.mesh) for b in bodies])
         for axis, t in zip(self.mesh.axis_names, types, strict=True):
             if t in "VU" and axis in used:
                 raise errors.ShardingError(
                     f"the predicate of a {name} varies over {axis!r}, and a collective inside is over that axis.",
                     where=source.here(),
-                    why="ranks that take another way would not come to the collective.",
-                    fix=f"make the predicate the same everywhere, as by lax.pmax(p, {axis!r})",
+                    why="ranks that take another branch would never reach the collective.",
+                    fix=f"make the predicate the same everywhere, for example with lax.pmax(p, {axis!r})",
                 )
 
 
 def _collective_axes(jaxpr: Jaxpr, mesh: AbstractMesh) -> set[str]:
-    """The axes of the mesh over which ranks meet in a jaxpr."""
+    """The mesh axes over which ranks communicate in a jaxpr."""
     found: set[str] = set()
     for e in jaxpr.eqns:
-        if mesh_ops.meets(e) or isinstance(e.prim, named.Collective):
+        if mesh_ops.communicates(e) or isinstance(e.prim, named.Collective):
             found.update(a for a in e.params["axes"] if a in mesh.axis_names)
         for body in subjaxprs(e.params):
             found |= _collective_axes(body, mesh)
@@ -377,11 +377,11 @@ def _collective_axes(jaxpr: Jaxpr, mesh: AbstractMesh) -> set[str]:
 
 
 def _typed_varying(jaxpr: Jaxpr) -> bool:
-    """Whether all collectives of a jaxpr are typed already, and take what varies to what varies."""
+    """True if all collectives of a jaxpr are already typed V->V."""
     for e in jaxpr.eqns:
         if isinstance(e.prim, named.Collective):
             return False
-        if mesh_ops.meets(e) and (e.params["src"], e.params["dst"]) != ("V", "V"):
+        if mesh_ops.communicates(e) and (e.params["src"], e.params["dst"]) != ("V", "V"):
             return False
         if not all(map(_typed_varying, subjaxprs(e.params))):
             return False
@@ -396,3 +396,8 @@ _RULES: dict[Any, Callable[[Typer, Eqn], None]] = {
     while_p: Typer._while,
     cond_p: Typer._cond,
 }
+
+
+def _linear_in(eqn: Eqn) -> Sequence[frozenset[int]]:
+    """The groups of operands in which an equation is linear together."""
+    return eqn.prim.linear_in([a.aval for a in eqn.invars], [v.aval for v in eqn.outvars], **eqn.params)

@@ -1,10 +1,10 @@
-"""A local jaxpr with fewer ways to say things: exchanges along the leading dimension, and the place of the rank.
+"""Lowering of collectives: collectives along dimension 0, and the index of the rank.
 
-Parallel, between stages 3 and 4. In: a local jaxpr. Out: the same program, in which what no rank needs another for
-(``shard_slice``, ``shard_pad``, ``keep_first``) is slices and choices at ``mesh_axis_index``, and exchanges join and
-divide dimension 0 only. So what engines and devices must know is little; movement fuses with what stands around it.
-Sums go into buckets (``allreduce_buckets.py``), and work beside the last of them (``allreduce_overlap.py``).
-It comes after transforms: what is spelled out has lost the types over axes that transposes go by.
+Parallel, between stages 3 and 4. In: a local jaxpr. Out: the same program, in which local operations (``shard_slice``,
+``shard_pad``, ``keep_first``) are slices and selects at ``mesh_axis_index``, and collectives join and split dimension 0
+only. Engines and devices then need little code, and movement fuses with its neighbours. All-reduces go into buckets
+(``allreduce_buckets.py``), and matmuls overlap the last of them (``allreduce_overlap.py``).
+It runs after transforms: lowered collectives have lost the types over axes that transposes depend on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from blufunc.parallel.collectives.allreduce_buckets import in_buckets
 from blufunc.parallel.collectives.allreduce_overlap import with_cover
 
 
-def spell_out(jaxpr: Jaxpr) -> Jaxpr:
-    """The program without ``shard_slice``, ``shard_pad`` and ``keep_first``, and with exchanges along dimension 0."""
+def lower_collectives(jaxpr: Jaxpr) -> Jaxpr:
+    """Lower ``shard_slice``, ``shard_pad`` and ``keep_first``, and move collectives to dimension 0."""
 
     def step(eqn: Eqn, invars: Sequence[Any], alias: Callable) -> list[Eqn]:
         eqn = eqn.with_invars(invars)
@@ -45,12 +45,12 @@ def spell_out(jaxpr: Jaxpr) -> Jaxpr:
 
 def _inner(param: Any) -> Any:
     if isinstance(param, Jaxpr):
-        return spell_out(param)
+        return lower_collectives(param)
     return type(param)(map(_inner, param)) if isinstance(param, (tuple, list)) else param
 
 
 def _of(eqn: Eqn) -> Callable | None:
-    """What to compute in the place of an equation; None if it stays."""
+    """The function that replaces an equation; None if it stays."""
     rule = _RULES.get(eqn.prim)
     return None if rule is None else rule(**eqn.params)
 
@@ -59,14 +59,14 @@ def _all_gather(axes: Any, sizes: Any, src: str, dst: str, dim: int) -> Callable
     how = {"axes": axes, "sizes": sizes, "src": src, "dst": dst}
     if not dim:
         return None
-    return lambda x: [_joined(mc.mesh_all_gather_p.bind(x, dim=0, **how), dim, math.prod(sizes))]
+    return lambda x: [_join(mc.mesh_all_gather_p.bind(x, dim=0, **how), dim, math.prod(sizes))]
 
 
 def _psum_scatter(axes: Any, sizes: Any, src: str, dst: str, dim: int) -> Callable | None:
     how = {"axes": axes, "sizes": sizes, "src": src, "dst": dst}
     if not dim:
         return None
-    return lambda x: [mc.mesh_psum_scatter_p.bind(_divided(x, dim, math.prod(sizes)), dim=0, **how)]
+    return lambda x: [mc.mesh_psum_scatter_p.bind(_split(x, dim, math.prod(sizes)), dim=0, **how)]
 
 
 def _all_to_all(
@@ -78,22 +78,22 @@ def _all_to_all(
     n = math.prod(sizes)
 
     def run(x: Any) -> list[Any]:
-        swapped = mc.mesh_all_to_all_p.bind(_divided(x, split_dim, n), split_dim=0, concat_dim=0, **how)
-        return [_joined(swapped, concat_dim, n)]
+        swapped = mc.mesh_all_to_all_p.bind(_split(x, split_dim, n), split_dim=0, concat_dim=0, **how)
+        return [_join(swapped, concat_dim, n)]
 
     return run
 
 
-def _divided(x: Any, dim: int, n: int) -> Any:
-    """The n parts of ``x`` along ``dim``, joined along dimension 0."""
+def _split(x: Any, dim: int, n: int) -> Any:
+    """Split ``x`` into n parts along ``dim``, joined along dimension 0."""
     shape = x.aval.shape
     parts = reshape(x, (*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :]))
     parts = transpose(parts, (dim, *(d for d in range(len(shape) + 1) if d != dim)))
     return reshape(parts, (n * parts.aval.shape[1], *parts.aval.shape[2:]))
 
 
-def _joined(x: Any, dim: int, n: int) -> Any:
-    """The n parts of ``x`` along dimension 0, joined along ``dim``."""
+def _join(x: Any, dim: int, n: int) -> Any:
+    """Join the n parts of ``x`` along dimension 0 along ``dim``."""
     shape = x.aval.shape
     parts = reshape(x, (n, shape[0] // n, *shape[1:]))
     parts = transpose(parts, (*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1)))
@@ -129,7 +129,7 @@ def _keep_first(axes: Any, sizes: Any, src: str, dst: str) -> Callable:
 
 
 def _starts(axes: Any, sizes: Any, dim: int, shape: Sequence[int]) -> list[Any]:
-    """Where the part of this rank begins, of a whole whose parts along ``dim`` have this shape."""
+    """Start indices of this rank's part in the whole, given the shape of a part."""
     start = ew.mul(_place(axes, sizes), scalar(shape[dim], dtypes.int32))
     return [start if d == dim else scalar(0, dtypes.int32) for d in range(len(shape))]
 

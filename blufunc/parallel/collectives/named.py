@@ -1,11 +1,11 @@
-"""Collectives: operations across a named axis, as equations.
+"""Collectives over named axes, as equations: ``psum``, ``all_gather``, ``ppermute``, ...
 
-Parallel, used at stage 2. ``lax.psum(x, "i")`` inside of a function that ``vmap`` maps over the axis ``i`` sees all
-elements of that axis at once: the batching rule for the axis of that name replaces the collective by an ordinary
-operation. Under any other trace it is an equation like any other.
+Parallel, used at stage 2. In: ``lax.psum(x, "i")`` inside a function that ``vmap`` maps over the axis ``i``, or that
+``shard_map`` runs. Out: an equation. The batching rule for the axis of that name replaces the collective by an ordinary
+operation on all elements of the axis.
 
-The transposes are those of functions of all elements together, as in JAX's ``vmap``: a cotangent of a sum goes to
-every term, so that ``psum`` is its own transpose.
+Transposes treat all elements of the axis together, as JAX's ``vmap`` does: the cotangent of a sum goes to every term,
+so ``psum`` is its own transpose.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNBOUND = "it only has a meaning inside of the vmap that names its axis"
 
 
 class Collective(Primitive):
-    """A kind: operations over the named axes ``axes``, of lengths ``sizes``."""
+    """Base of operations over the named axes ``axes``, of lengths ``sizes``."""
 
     kind = "collective"
     impl = unsupported(_UNBOUND)
@@ -52,7 +52,7 @@ class Collective(Primitive):
 
 
 class _Reduce(Collective):
-    """A reduction over axes: the same result everywhere."""
+    """A reduction over axes, with the same result at every element."""
 
     def __init__(self, name: str, reduce: Callable, repeated: Callable, types: str):
         super().__init__(name)
@@ -81,7 +81,7 @@ class _Sum(_Reduce):
 
 
 class _Extremum(_Reduce):
-    """The maximum or minimum: elements that share it share its derivative equally."""
+    """The maximum or minimum; tied elements share its derivative equally."""
 
     def jvp(self, primals, tangents, **params):
         (x,), (t,) = primals, tangents
@@ -96,7 +96,7 @@ class _Extremum(_Reduce):
 
 
 class _AllGather(Collective):
-    """The elements of an axis along a new dimension ``dim``, everywhere."""
+    """The elements of an axis along a new dimension ``dim``."""
 
     def abstract(self, x, *, axes, sizes, dim):
         return ShapedArray((*x.shape[:dim], math.prod(sizes), *x.shape[dim:]), x.dtype)
@@ -112,7 +112,7 @@ class _AllGather(Collective):
 
 
 class _SumScatter(Collective):
-    """The sum over an axis, of which each element of the axis gets its slice along ``dim``."""
+    """The sum over an axis; each element gets its slice along ``dim``."""
 
     def abstract(self, x, *, axes, sizes, dim):
         return ShapedArray(x.shape[:dim] + x.shape[dim + 1 :], x.dtype)
@@ -129,7 +129,10 @@ class _SumScatter(Collective):
 
 
 class _AllToAll(Collective):
-    """Element k of the axis gets slice k along ``split`` of every element, stacked along a new dimension ``join``."""
+    """Transpose of slices and elements: element k gets slice k of every element.
+
+    The slices along ``split`` are stacked along a new dimension ``join``.
+    """
 
     def abstract(self, x, *, axes, sizes, split, join):
         rest = x.shape[:split] + x.shape[split + 1 :]
@@ -148,7 +151,7 @@ class _AllToAll(Collective):
 
 
 class _Permute(Collective):
-    """Element ``dst`` gets the value of element ``src`` for each (src, dst) of ``perm``; the others get zeros."""
+    """Send values by (src, dst) pairs of ``perm``; elements without a source get zeros."""
 
     def abstract(self, x, *, axes, sizes, perm):
         return x.strong()
@@ -171,7 +174,7 @@ class _Permute(Collective):
 
 
 class _AxisIndex(Collective):
-    """The position along an axis, an int32."""
+    """The index along an axis, an int32."""
 
     jvp = unsupported("it has no operands")
     transpose = unsupported("it has no operands")
@@ -184,9 +187,9 @@ class _AxisIndex(Collective):
 
 
 class _CastTo(Collective):
-    """The same value, of another type over axes of a mesh: a letter, as in ``primitives``."""
+    """The same value under another type over mesh axes: a letter, as in ``primitives``."""
 
-    transpose = unsupported("types are known, and casts put in, before anything is differentiated")
+    transpose = unsupported("casts are inserted before differentiation")
 
     def abstract(self, x, *, axes, sizes, to):
         if to == "U":
@@ -217,9 +220,9 @@ AxisName = Hashable
 
 
 def psum(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
-    """The sum over named axes, one or several (none: x); x is a pytree. Of a Python number it is a Python number.
+    """Sum over one or several named axes (none: ``x``); ``x`` is a pytree.
 
-    Integers stay what they are; of bools it is an int32.
+    Integers keep their dtype, bools sum to int32, and a Python scalar gives a Python scalar.
     """
     axes, sizes = _axes(axis_name, "psum", axis_index_groups)
 
@@ -234,7 +237,7 @@ def psum(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups:
 
 
 def pmean(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
-    """The mean over named axes, one or several; x is a pytree. Of integers and bools it is a float32."""
+    """Mean over one or several named axes; ``x`` is a pytree. Integers and bools give a float32."""
     axes, sizes = _axes(axis_name, "pmean", axis_index_groups)
 
     def one(v):
@@ -247,13 +250,13 @@ def pmean(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups
 
 
 def pmax(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
-    """The maximum over named axes, one or several; x is a pytree."""
+    """Maximum over one or several named axes; ``x`` is a pytree."""
     axes, sizes = _axes(axis_name, "pmax", axis_index_groups)
     return tree.map(lambda v: _bound(pmax_p, lift(v), axes, sizes), x)
 
 
 def pmin(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
-    """The minimum over named axes, one or several; x is a pytree."""
+    """Minimum over one or several named axes; ``x`` is a pytree."""
     axes, sizes = _axes(axis_name, "pmin", axis_index_groups)
     return tree.map(lambda v: _bound(pmin_p, lift(v), axes, sizes), x)
 
@@ -267,11 +270,14 @@ def all_gather(
     tiled: bool = False,
     to: str = "varying",
 ) -> Any:
-    """The values of all elements of a named axis, along a new dimension ``axis`` or, tiled, joined along that one.
+    """Gather the values along a named axis into every element.
 
-    The axis may be several of a mesh, in row-major order, as in the functions below.
-    Over an axis of a mesh ``to`` is the type of the result: ``varying``; ``invariant``, of which the cotangent is
-    sliced; or ``reduced``, of which the cotangent is summed and scattered.
+    ``axis_name`` may be several mesh axes, in row-major order, as in the functions below.
+
+    Args:
+      axis: the new dimension; or, if ``tiled``, the dimension along which values are concatenated.
+      to: over mesh axes the type of the result: ``varying``; ``invariant``, whose cotangent is sliced; or ``reduced``,
+        whose cotangent is reduce-scattered.
     """
     axes, sizes = _ranks(axis_name, "all_gather", axis_index_groups)
     letter = _letter(to, "VIR", "all_gather")
@@ -298,9 +304,9 @@ def psum_scatter(
     axis_index_groups: None = None,
     tiled: bool = False,
 ) -> Any:
-    """The sum over a named axis, of which each element gets its slice along ``scatter_dimension``.
+    """Sum over a named axis; each element gets its slice along ``scatter_dimension``.
 
-    That dimension has the size of the axis, and goes; or, tiled, is a multiple of it, and is divided.
+    That dimension has the size of the axis and is removed; or, if ``tiled``, is a multiple of it and is split.
     """
     axes, sizes = _ranks(axis_name, "psum_scatter", axis_index_groups)
 
@@ -322,10 +328,10 @@ def all_to_all(
     axis_index_groups: None = None,
     tiled: bool = False,
 ) -> Any:
-    """Every element k of a named axis gets slice k along ``split_axis`` of all, along ``concat_axis``.
+    """Exchange slices: element k gets slice k along ``split_axis`` of all elements.
 
-    The dimension that is split has the size of the axis and goes, and a new one is made; or, tiled, the one is
-    divided and the other extended.
+    The split dimension has the size of the axis and is removed, and slices are stacked along a new ``concat_axis``; or,
+    if ``tiled``, the first is split and the second extended.
     """
     axes, sizes = _ranks(axis_name, "all_to_all", axis_index_groups)
 
@@ -342,12 +348,12 @@ def all_to_all(
 def pswapaxes(
     x: Any, axis_name: AxisName | Sequence[AxisName], axis: int, *, axis_index_groups: None = None
 ) -> Any:
-    """A named axis and dimension ``axis``, of its size, in the place of one another: ``all_to_all`` of the one."""
+    """Swap a named axis with dimension ``axis`` of the same size, by ``all_to_all``."""
     return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
 
 
 def ppermute(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> Any:
-    """Element dst of a named axis gets the value of element src for each (src, dst) of ``perm``; others get zeros."""
+    """Send values from src to dst for each (src, dst) of ``perm``; elements without a source get zeros."""
     axes, sizes = _ranks(axis_name, "ppermute", None)
     n = math.prod(sizes)
     pairs = [ints(pair, "ppermute", "a pair of perm") for pair in sequence(perm, "ppermute", "perm", "pairs")]
@@ -366,7 +372,7 @@ def ppermute(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[tu
 
 
 def pshuffle(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[int]) -> Any:
-    """Element i of a named axis gets the value of element ``perm[i]``; ``perm`` is a permutation."""
+    """Permute a named axis: element i gets the value of element ``perm[i]``."""
     sources = ints(perm, "pshuffle", "perm")
     n = axis_size(axis_name)
     if sorted(sources) != list(range(n)):
@@ -379,7 +385,7 @@ def pshuffle(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[in
 
 
 def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Any:
-    """The position along a named axis, an int32 of rank 0; of several axes, in row-major order; 0 of none."""
+    """Index along a named axis, a scalar int32; row-major over several axes, 0 over none."""
     axes, sizes = _axes(axis_name, "axis_index", None)
     position: Any = None
     for name, size in zip(axes, sizes, strict=True):
@@ -389,12 +395,13 @@ def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Any:
 
 
 def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
-    """The same value with another type over axes of a mesh; x is a pytree. Only inside of ``shard_map``.
+    """Cast to another type over mesh axes, without communication; only in ``shard_map``.
 
     Args:
+      x: a pytree of arrays.
       axis_name: one axis, several, or none.
-      to: ``varying``: each rank has its own; ``unreduced``: the value is the sum of what the ranks have; ``reduced``:
-        all have the same, and the cotangent is unreduced; ``invariant``: of what is reduced.
+      to: ``varying``: each rank has its own value; ``unreduced``: the value is the sum over the ranks; ``reduced``: all
+        ranks have the same value, and its cotangent is unreduced; ``invariant``: the same, from a reduced value.
     Raises (while traced):
       ShardingError: the value cannot have that type without communication.
     """
@@ -410,7 +417,7 @@ def pvary(x: Any, axis_name: AxisName | Sequence[AxisName]) -> Any:
 
 
 def axis_size(axis_name: AxisName | Sequence[AxisName]) -> int:
-    """The length of a named axis, or the product of several: a Python int."""
+    """Length of a named axis, or the product of several: a Python int."""
     return math.prod(_axes(axis_name, "axis_size", None)[1])
 
 
@@ -418,7 +425,7 @@ _LETTERS = {"varying": "V", "invariant": "I", "unreduced": "U", "reduced": "R"}
 
 
 def _letter(to: Any, allowed: str, what: str) -> str:
-    """The letter of a type over an axis, given as a word."""
+    """The letter of a type over an axis, from its name."""
     letter = _LETTERS.get(to) if isinstance(to, str) else None
     if letter is None or letter not in allowed:
         words = [word for word, a in _LETTERS.items() if a in allowed]
@@ -429,7 +436,7 @@ def _letter(to: Any, allowed: str, what: str) -> str:
 
 
 def _mesh_axes(axes: Sequence[AxisName], what: str) -> None:
-    """Raise AxisNameError unless all axes are those of a mesh."""
+    """Raise AxisNameError unless all axes are mesh axes."""
     if wrong := _of_vmaps(axes):
         raise errors.AxisNameError(
             f"{what} over {wrong[0]!r:.60}, which is an axis of a vmap.",
@@ -439,13 +446,13 @@ def _mesh_axes(axes: Sequence[AxisName], what: str) -> None:
 
 
 def _of_vmaps(axes: Sequence[AxisName]) -> list[AxisName]:
-    """Those of the axes that are not of a mesh."""
+    """The axes that are not mesh axes."""
     of_mesh = {e.name: isinstance(e, MeshAxis) for e in state.context if isinstance(e, NamedAxis)}
     return [a for a in axes if not of_mesh[a]]
 
 
 def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
-    """The names and sizes of axes that must be there."""
+    """The names and sizes of axes, which must be bound."""
     if groups is not None:
         raise errors.UnsupportedError(
             f"{what}: axis_index_groups are not supported.",
@@ -475,7 +482,7 @@ def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...]
 
 
 def _ranks(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
-    """The names and sizes of axes whose positions are counted together: at least one; if several, of a mesh."""
+    """The names and sizes of axes with a common row-major index: at least one; if several, mesh axes."""
     axes, sizes = _axes(axis_name, what, groups)
     if not axes:
         raise errors.ArgumentError(f"{what} over no axis.", where=source.here(), fix="name one")
@@ -483,31 +490,31 @@ def _ranks(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...
         raise errors.UnsupportedError(
             f"{what} over {axes}, of which {wrong[0]!r:.60} is an axis of a vmap.",
             where=source.here(),
-            why="several axes are for those of a mesh.",
+            why="only mesh axes can be combined.",
             fix="use it once for each",
         )
     return axes, sizes
 
 
 def _bound(prim: Primitive, x: Any, axes: tuple, sizes: tuple, **params: Any) -> Any:
-    """An operation over axes; over none it is the identity."""
+    """Bind an operation over axes; over none it is the identity."""
     return prim.bind(x, axes=axes, sizes=sizes, **params) if axes else x
 
 
 def _parts(x: Any, dim: int, n: int, tiled: bool, what: str) -> Any:
-    """x with its n parts along dimension ``dim``: of size 1, or, tiled, of a size that gets a dimension behind it."""
+    """Give the n parts of ``x`` along ``dim`` a dimension: ``dim`` itself or, if tiled, the one after it."""
     shape = x.aval.shape
     if shape[dim] % n if tiled else shape[dim] != n:
         raise errors.ShapeError(
             f"{what} of {x.aval}: dimension {dim} must {'be a multiple of' if tiled else 'have'} the size of the "
             f"axis, {n}.",
             where=source.here(),
-            fix="pad it" if tiled else "tiled=True divides a dimension that is a multiple of it",
+            fix="pad it" if tiled else "tiled=True splits a dimension that is a multiple of it",
         )
     return reshape(x, (*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :])) if tiled else x
 
 
 def _merged(x: Any, dim: int) -> Any:
-    """Dimensions ``dim`` and the one behind it as one."""
+    """Merge dimension ``dim`` and the next one."""
     shape = x.aval.shape
     return reshape(x, (*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))

@@ -1,19 +1,19 @@
-"""Collectives and casts over axes of a mesh, as primitives of the local program.
+"""Collectives and casts over mesh axes, as primitives of the local program.
 
-Parallel, stages 2 and 8: ``axis_types`` puts them into the body of a ``shard_map``, ``partition`` into the local
-jaxpr; their ``impl`` asks the engine of the rank. All take ``axes``, names of axes of the mesh, and their ``sizes``;
-several axes count in row-major order.
+Parallel, stages 2 and 8. In: ``axis_types`` binds them in the body of a ``shard_map``, ``partition`` in the local
+jaxpr. Out: their ``impl`` calls the engine of the rank. All take ``axes``, names of mesh axes, and their ``sizes``;
+several axes are in row-major order.
 
-Over each axis a value has a type, of which a primitive takes one, ``src``, to another, ``dst``:
+Over each axis a value has a type; a primitive converts one, ``src``, to another, ``dst``:
 
-- ``V``, varying: each rank has its own;
-- ``I``, invariant: all ranks have the same;
-- ``U``, unreduced: the value is the sum of what the ranks have;
+- ``V``, varying: each rank has its own value;
+- ``I``, invariant: all ranks have the same value;
+- ``U``, unreduced: the value is the sum over the ranks;
 - ``R``, reduced: as ``I``, but its cotangent is unreduced.
 
 The cotangent of V is V, of I is I, of R is U, and of U is R. So each primitive has one transpose, with ``src`` and
-``dst`` of cotangents in the other direction. (Were psum to I transposed to a psum, gradients would be as many times
-too large as there are ranks.)
+``dst`` of the cotangents swapped. (If psum to I were its own transpose, gradients would be too large by a factor of
+the number of ranks.)
 
 | forward | transpose |
 |---|---|
@@ -29,7 +29,8 @@ too large as there are ranks.)
 | mesh_ppermute, mesh_all_to_all | with the permutation inverted, the dimensions swapped |
 | mesh_axis_index | none |
 
-The names begin with ``mesh_`` where a collective over the named axes of ``vmap`` (``named.py``) has the other.
+The prefix ``mesh_`` marks primitives whose plain name belongs to a collective over the named axes of ``vmap``
+(``named.py``).
 """
 
 from __future__ import annotations
@@ -53,42 +54,42 @@ from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.parallel.runtime import engine
 
 COTANGENT = {"V": "V", "I": "I", "R": "U", "U": "R"}
-"""The type of the cotangent of a value, by the type of the value."""
+"""The type of a value's cotangent, by the type of the value."""
 
 
 class MeshCollective(Primitive):
-    """A kind: operations on the values of the ranks along ``axes``, linear in the one operand.
+    """Base of operations on the ranks along ``axes``, linear in their one operand.
 
     Attributes:
-      types: the pairs ``(src, dst)`` that there are.
-      meets: whether the ranks exchange anything: then ``exchange`` says what.
-      in_place: whether what the ranks get may take the memory of what they give.
-      deferred: whether nothing waits for the results for a while: then nothing should delay the operands either.
+      types: the supported pairs ``(src, dst)``.
+      communicates: whether ranks communicate; then ``engine_call`` names the collective.
+      in_place: whether results may reuse the memory of operands.
+      deferred: whether results are read late, so that nothing should delay the operands.
     """
 
-    kind, fresh, opaque, meets = "collective", True, True, True
+    kind, fresh, opaque, communicates = "collective", True, True, True
     in_place, deferred = False, False
     types: tuple[tuple[str, str], ...] = (("V", "V"),)
 
     def impl(self, x, *, axes, sizes, src, dst, **params):
-        kind, options = self.exchange(**params)
-        return engine.current().exchange(kind, x, axes, **options)
+        kind, options = self.engine_call(**params)
+        return engine.current().collective(kind, x, axes, **options)
 
     @staticmethod
     def engine() -> Any:
         """The engine of the rank that runs in this thread, for compiled programs."""
         return engine.current()
 
-    def exchange(self, **params: Any) -> tuple[str, dict[str, Any]]:
-        """The kind of exchange that engines know it by, and its options."""
+    def engine_call(self, **params: Any) -> tuple[str, dict[str, Any]]:
+        """The kind of collective that engines know, and its options."""
         raise NotImplementedError
 
-    def exchanges(self, **params: Any) -> list[tuple[str, dict[str, Any]]]:
-        """``exchange`` of each operand."""
-        return [self.exchange(**params)]
+    def engine_calls(self, **params: Any) -> list[tuple[str, dict[str, Any]]]:
+        """``engine_call`` for each operand."""
+        return [self.engine_call(**params)]
 
     def written_over(self, **params: Any) -> list[int]:
-        """The operands whose memory their results may take."""
+        """The operands whose memory results may reuse."""
         return [0] if self.in_place else []
 
     def jvp(self, primals, tangents, **params):
@@ -97,7 +98,7 @@ class MeshCollective(Primitive):
         return out, zero(out.aval) if t.__class__ is Zero else self.bind(t, **params)
 
     def batch(self, axis, args, dims, **params):
-        """The dimensions that parameters name move up behind a batch axis; the batch axis stays."""
+        """Shift the dimensions that parameters name past a batch axis; the batch axis stays."""
         (x,), (d,) = args, dims
         moved = {k: v + (v >= d) if k in _DIMENSIONS else v for k, v in params.items()}
         return self.bind(x, **moved), d
@@ -107,11 +108,11 @@ class MeshCollective(Primitive):
         x.add(prim.bind(ct, src=COTANGENT[dst], dst=COTANGENT[src], **{**params, **more}))
 
     def transposed(self, src: str, dst: str, **params: Any) -> tuple[Primitive, dict[str, Any]]:
-        """The primitive of the cotangents, and those of its parameters that are not the same."""
+        """The primitive of the cotangents, and its parameters that differ."""
         raise NotImplementedError
 
     def check(self, src: str, dst: str) -> None:
-        """Raise ValueRangeError unless the primitive takes ``src`` to ``dst``."""
+        """Raise ValueRangeError unless the primitive converts ``src`` to ``dst``."""
         if (src, dst) not in self.types:
             listed = ", ".join(f"{s}->{d}" for s, d in self.types)
             raise errors.ValueRangeError(f"{self.name} has no {src}->{dst}.", fix=f"one of {listed}")
@@ -120,18 +121,18 @@ class MeshCollective(Primitive):
 _DIMENSIONS = ("dim", "split_dim", "concat_dim")
 
 
-def meets(eqn: Eqn) -> bool:
-    """Whether an equation makes ranks exchange something."""
-    return isinstance(eqn.prim, MeshCollective) and eqn.prim.meets
+def communicates(eqn: Eqn) -> bool:
+    """True if ranks communicate in an equation."""
+    return isinstance(eqn.prim, MeshCollective) and eqn.prim.communicates
 
 
 class _PsumInvariant(MeshCollective):
-    """The sum over the ranks, the same everywhere."""
+    """The sum over the ranks, the same on all of them."""
 
     name, in_place = "psum_invariant", True
     types = (("V", "I"), ("U", "I"), ("U", "R"))
 
-    def exchange(self):
+    def engine_call(self):
         return "all_reduce", {"op": "sum"}
 
     def abstract(self, x, *, axes, sizes, src, dst):
@@ -144,7 +145,7 @@ class _PsumInvariant(MeshCollective):
 
 
 class _Extremum(MeshCollective):
-    """The maximum or minimum over the ranks: those that share it share its derivative equally."""
+    """The maximum or minimum over the ranks; tied ranks share its derivative equally."""
 
     in_place = True
     types = (("V", "I"),)
@@ -153,7 +154,7 @@ class _Extremum(MeshCollective):
         super().__init__(name)
         self.op = op
 
-    def exchange(self):
+    def engine_call(self):
         return "all_reduce", {"op": self.op}
 
     def abstract(self, x, *, axes, sizes, src, dst):
@@ -175,13 +176,13 @@ class _Extremum(MeshCollective):
 
 
 class _Pcast(MeshCollective):
-    """The same local values under another type; free.
+    """The same local values under another type; no communication.
 
-    V->I is for what the user vouches to be the same everywhere; its transpose gives each rank its share. U->V is for
-    values that are kept for the linear half of a derivative, and has no transpose.
+    V->I asserts that a value is the same on all ranks; its transpose gives each rank its share. U->V is for residuals
+    of the linear half of a derivative, and has no transpose.
     """
 
-    name, fresh, opaque, identity, meets = "pcast", False, False, True, False
+    name, fresh, opaque, identity, communicates = "pcast", False, False, True, False
     types = (("I", "V"), ("I", "R"), ("V", "U"), ("R", "V"), ("R", "I"), ("V", "I"), ("U", "V"))
 
     def impl(self, x, *, axes, sizes, src, dst):
@@ -198,7 +199,7 @@ class _Pcast(MeshCollective):
             x.add(div(ct, scalar(math.prod(sizes), ct.aval.dtype)))
         elif (src, dst) == ("U", "V"):
             raise errors.GradError(
-                "the second derivative of a function of unreduced values is not there.",
+                "second derivatives of functions of unreduced values are not supported.",
                 where=source.here(),
                 fix="sum them first: lax.psum(x, axis_name)",
             )
@@ -212,9 +213,9 @@ class _Pcast(MeshCollective):
 
 
 class _KeepFirst(MeshCollective):
-    """The values of the first rank, and zeros on the others, so that their sum is what all had."""
+    """The values of the first rank, and zeros on the others, so that their sum is the common value."""
 
-    name, meets = "keep_first", False
+    name, communicates = "keep_first", False
     types = (("I", "U"),)
 
     def impl(self, x, *, axes, sizes, src, dst):
@@ -229,12 +230,12 @@ class _KeepFirst(MeshCollective):
 
 
 class _AllGather(MeshCollective):
-    """The values of the ranks, joined along ``dim``."""
+    """The values of the ranks, concatenated along ``dim``."""
 
     name = "mesh_all_gather"
     types = (("V", "V"), ("V", "I"), ("V", "R"))
 
-    def exchange(self, dim):
+    def engine_call(self, dim):
         return "all_gather", {"dim": dim, "tiled": True}
 
     def abstract(self, x, *, axes, sizes, src, dst, dim):
@@ -246,18 +247,18 @@ class _AllGather(MeshCollective):
 
 
 class _PsumScatter(MeshCollective):
-    """The sum over the ranks, of which each gets its part along ``dim``."""
+    """The sum over the ranks, scattered along ``dim``."""
 
     name = "mesh_psum_scatter"
     types = (("V", "V"), ("U", "V"))
 
-    def exchange(self, dim):
+    def engine_call(self, dim):
         return "reduce_scatter", {"dim": dim, "tiled": True}
 
     def abstract(self, x, *, axes, sizes, src, dst, dim):
         self.check(src, dst)
         check_types(self.name, "number", x)
-        return _divided(self, x, dim, math.prod(sizes))
+        return _split_type(self, x, dim, math.prod(sizes))
 
     def transposed(self, src, dst, **params):
         return mesh_all_gather_p, {}
@@ -265,7 +266,7 @@ class _PsumScatter(MeshCollective):
 
 @dataclass(frozen=True)
 class Lines:
-    """The user's lines behind an equation that stands for several."""
+    """The user's lines of an equation that fuses several."""
 
     of: tuple[source.Source | None, ...]
 
@@ -274,10 +275,10 @@ class Lines:
 
 
 class _Sums(MeshCollective):
-    """Several sums over the same ranks, which cross the links as one exchange: a bucket.
+    """A bucket: several sums over the same ranks, as one collective.
 
-    ``kinds`` has for each operand ``"all_reduce"``, or ``"reduce_scatter"`` along dimension 0, and ``lines`` the user's
-    line. It is made of sums of local programs after all transforms, so it has no derivative.
+    Per operand, ``kinds`` has ``"all_reduce"``, or ``"reduce_scatter"`` along dimension 0, and ``lines`` the user's
+    line. It fuses sums of local programs after all transforms, so it has no derivative.
     """
 
     name, multiple_results, deferred = "mesh_sums", True, True
@@ -286,13 +287,13 @@ class _Sums(MeshCollective):
     batch = unsupported("it is made after transforms")
 
     def impl(self, *xs, axes, sizes, kinds, lines):
-        exchange = engine.current().exchange
+        collective = engine.current().collective
         return [
-            source.at(line, functools.partial(exchange, kind, x, axes, **_SUMMED[kind]))()
+            source.at(line, functools.partial(collective, kind, x, axes, **_SUMMED[kind]))()
             for x, kind, line in zip(xs, kinds, lines.of, strict=True)
         ]
 
-    def exchanges(self, *, kinds, lines):
+    def engine_calls(self, *, kinds, lines):
         return [(kind, _SUMMED[kind]) for kind in kinds]
 
     def written_over(self, *, kinds, **params):
@@ -302,7 +303,7 @@ class _Sums(MeshCollective):
         check_types(self.name, "number", *xs)
         n = math.prod(sizes)
         return [
-            x.strong() if kind == "all_reduce" else _divided(self, x, 0, n)
+            x.strong() if kind == "all_reduce" else _split_type(self, x, 0, n)
             for x, kind in zip(xs, kinds, strict=True)
         ]
 
@@ -314,9 +315,9 @@ _SUMMED: dict[str, dict[str, Any]] = {
 
 
 class _ShardSlice(MeshCollective):
-    """Of what all ranks have, each its part along ``dim``."""
+    """Each rank's part along ``dim`` of a replicated value."""
 
-    name, meets = "shard_slice", False
+    name, communicates = "shard_slice", False
     types = (("I", "V"), ("R", "V"))
 
     def impl(self, x, *, axes, sizes, src, dst, dim):
@@ -326,16 +327,16 @@ class _ShardSlice(MeshCollective):
 
     def abstract(self, x, *, axes, sizes, src, dst, dim):
         self.check(src, dst)
-        return _divided(self, x, dim, math.prod(sizes))
+        return _split_type(self, x, dim, math.prod(sizes))
 
     def transposed(self, src, dst, **params):
         return (mesh_all_gather_p if src == "I" else shard_pad_p), {}
 
 
 class _ShardPad(MeshCollective):
-    """The values of a rank at its part along ``dim``, and zeros elsewhere."""
+    """A rank's values at its part along ``dim``, and zeros elsewhere."""
 
-    name, meets = "shard_pad", False
+    name, communicates = "shard_pad", False
     types = (("V", "U"),)
 
     def impl(self, x, *, axes, sizes, src, dst, dim):
@@ -355,11 +356,11 @@ class _ShardPad(MeshCollective):
 
 
 class _Permute(MeshCollective):
-    """Rank ``dst`` gets the values of rank ``src`` for each (src, dst) of ``perm``; the others get zeros."""
+    """Send values by (src, dst) pairs of ``perm``; ranks without a source get zeros."""
 
     name = "mesh_ppermute"
 
-    def exchange(self, perm):
+    def engine_call(self, perm):
         return "permute", {"perm": perm}
 
     def abstract(self, x, *, axes, sizes, src, dst, perm):
@@ -371,26 +372,26 @@ class _Permute(MeshCollective):
 
 
 class _AllToAll(MeshCollective):
-    """Rank k gets part k along ``split_dim`` of the values of every rank, joined along ``concat_dim``."""
+    """Send part k along ``split_dim`` to rank k; concatenate along ``concat_dim``."""
 
     name = "mesh_all_to_all"
 
-    def exchange(self, split_dim, concat_dim):
+    def engine_call(self, split_dim, concat_dim):
         return "all_to_all", {"split_dim": split_dim, "concat_dim": concat_dim, "tiled": True}
 
     def abstract(self, x, *, axes, sizes, src, dst, split_dim, concat_dim):
         self.check(src, dst)
         n = math.prod(sizes)
-        return _scaled(self, _divided(self, x, split_dim, n), concat_dim, n)
+        return _scaled(self, _split_type(self, x, split_dim, n), concat_dim, n)
 
     def transposed(self, src, dst, *, split_dim, concat_dim, **params):
         return self, {"split_dim": concat_dim, "concat_dim": split_dim}
 
 
 class _AxisIndex(MeshCollective):
-    """The place of the rank along ``axes``, an int32; varying."""
+    """The index of the rank along ``axes``, a varying int32."""
 
-    name, meets = "mesh_axis_index", False
+    name, communicates = "mesh_axis_index", False
     jvp = unsupported("it has no operands")
     transpose = unsupported("it has no operands")
     batch = unsupported("it has no operands")
@@ -403,7 +404,7 @@ class _AxisIndex(MeshCollective):
 
 
 def position(axes: tuple[str, ...], sizes: tuple[int, ...]) -> int:
-    """The place of this rank along ``axes``."""
+    """The index of this rank along ``axes``."""
     place = engine.current().coordinates
     position = 0
     for name, size in zip(axes, sizes, strict=True):
@@ -412,12 +413,12 @@ def position(axes: tuple[str, ...], sizes: tuple[int, ...]) -> int:
 
 
 def _scaled(prim: Primitive, x: ShapedArray, dim: int, n: int) -> ShapedArray:
-    """The type with dimension ``dim`` n times as large."""
+    """The type with dimension ``dim`` multiplied by n."""
     _check_dim(prim, x, dim)
     return ShapedArray((*x.shape[:dim], x.shape[dim] * n, *x.shape[dim + 1 :]), x.dtype)
 
 
-def _divided(prim: Primitive, x: ShapedArray, dim: int, n: int) -> ShapedArray:
+def _split_type(prim: Primitive, x: ShapedArray, dim: int, n: int) -> ShapedArray:
     """The type of one of ``n`` parts along ``dim``."""
     _check_dim(prim, x, dim)
     if x.shape[dim] % n:

@@ -1,12 +1,12 @@
-"""``shard_map``: a function of shards, run by every rank of a mesh.
+"""``shard_map``: a function of shards that every rank of a mesh runs.
 
-Parallel, stages 1, 2 and 8. In come a function of local shapes and the specs of its arguments and results; out comes
-one equation, ``shard_map``, on global values, that holds the local jaxpr with typed collectives (``axis_types``). Its
-derivatives and batches are ``shard_map`` equations of the transformed local jaxpr, whose specs follow those of the
-operands: a tangent has the spec of its primal, a cotangent that with unreduced and reduced exchanged.
+Parallel, stages 1, 2 and 8. In: a function of local shapes, and the specs of its arguments and results. Out: one
+``shard_map`` equation on global values, which holds the local jaxpr with typed collectives (``axis_types``). Its
+derivatives and batches are ``shard_map`` equations of the transformed local jaxpr, whose specs follow the operands: a
+tangent has the spec of its primal, a cotangent the same with unreduced and reduced swapped.
 
-On one process it runs on arrays as they are: they are divided by their specs, each rank runs the compiled local jaxpr
-in a thread (``runtime/simulated``), and the results are put together.
+On one process it runs eagerly on arrays: it splits them by their specs, each rank runs the compiled local jaxpr in a
+thread (``runtime/simulated``), and the results are assembled.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _WHOLE = PartitionSpec()
 
 
 class _ShardMap(Primitive):
-    """``jaxpr``, of local shapes and without constants, run by every rank of ``mesh``.
+    """Every rank of ``mesh`` runs ``jaxpr``, of local shapes and without constants.
 
-    Params: jaxpr; mesh, a ``Mesh`` or ``AbstractMesh``; in_specs and out_specs, one for each operand and result; name.
+    Params: jaxpr; mesh, a ``Mesh`` or ``AbstractMesh``; in_specs and out_specs, one per operand and result; name.
     """
 
     name, kind, multiple_results = "shard_map", "mesh", True
@@ -68,7 +68,7 @@ class _ShardMap(Primitive):
     def reference(self, compile, *, jaxpr: Jaxpr, mesh, in_specs: Specs, out_specs: Specs, name: str):
         if isinstance(mesh, Mesh) and mesh.spans_processes:
             raise errors.ShardingError(
-                f"shard_map of {name} was given no array on mesh({mesh}), which other processes have parts of.",
+                f"shard_map of {name} got no array on mesh({mesh}), which spans several processes.",
                 where=source.here(),
                 why="a program runs where its arguments are.",
                 fix="put them there: bf.device_put(x, NamedSharding(mesh, spec))",
@@ -88,7 +88,7 @@ class _ShardMap(Primitive):
     # -- transforms ----------------------------------------------------------------------------
 
     def call(self, jaxpr: Jaxpr, args: Sequence, in_specs: Sequence, out_specs: Sequence, params) -> list:
-        """Use a transformed local jaxpr; its constants are the same everywhere."""
+        """Apply a transformed local jaxpr; its constants are replicated."""
         closed, consts = jaxpr.hoist()
         specs = (*(_WHOLE,) * len(consts), *in_specs)
         return self.bind(*consts, *args, **_with(params, closed, specs, out_specs))
@@ -119,17 +119,17 @@ class _ShardMap(Primitive):
         return outs[:n], _with_zeros(outs, trace.tangents.process(self, *second), out_nonzeros)
 
     def split(self, trace, args, **params):
-        """Two maps, where operands are values and tangents side by side."""
+        """Two maps, if operands mix values and tangents."""
         in_specs, out_specs = params["in_specs"], params["out_specs"]
         sides = tuple(map(trace.is_tangent, args))
         values = tuple(not t for t in sides)
         primal, linear, flags = split_jaxpr(params["jaxpr"], sides, (False,) * len(out_specs))
-        kept = [not f for f in flags]
+        results = [not f for f in flags]
         with_parent = state.trace
         try:
             state.trace = trace.parent
             outs, second = self._two_maps(
-                primal, linear, _chosen(args, values), _chosen(in_specs, values), _chosen(out_specs, kept),
+                primal, linear, _chosen(args, values), _chosen(in_specs, values), _chosen(out_specs, results),
                 _chosen(args, sides), _chosen(in_specs, sides), _chosen(out_specs, flags), params,
             )  # fmt: skip
         finally:
@@ -141,7 +141,7 @@ class _ShardMap(Primitive):
         self, primal: Jaxpr, linear: Jaxpr, args: Sequence, in_specs: Sequence, out_specs: Sequence,
         tangents: Sequence, tangent_specs: Sequence, tangent_out_specs: Sequence, params: dict,
     ) -> tuple[list, tuple]:  # fmt: skip
-        """Run a body that was divided on ``args``; prepare the linear half on the tangents.
+        """Run the primal half of a split body on ``args``, and prepare the linear half.
 
         Returns:
           the results of the first without the residuals; operands and parameters of the second.
@@ -194,7 +194,7 @@ class _ShardMap(Primitive):
         out_specs = [
             _shifted(s, entry) if b else s for s, b in zip(params["out_specs"], out_batched, strict=True)
         ]
-        if over:  # what is batched varies over more axes than the casts of the body know of
+        if over:  # batched values vary over axes that the casts of the body do not know
             closed, consts = derived.hoist()
             ins = [_types(s, mesh) for s in ((_WHOLE,) * len(consts) + tuple(in_specs))]
             closed, _ = typed(closed, mesh.abstract, ins, [_types(s, mesh) for s in out_specs])
@@ -205,7 +205,7 @@ class _ShardMap(Primitive):
         return self.call(derived, ins, in_specs, out_specs, params), [0 if b else None for b in out_batched]
 
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
-        """Without the results that nobody reads, and without the operands that only they need."""
+        """Drop results that are not read, and operands that only they need."""
         body = eqn.params["jaxpr"]
         jaxpr: Jaxpr = body.memoised(("drop", tuple(reads)), lambda: simplify.dce(body, reads))
         used = simplify.used(jaxpr)
@@ -224,14 +224,14 @@ shard_map_p = _ShardMap()
 
 
 def _residuals(primal: Jaxpr, linear: Jaxpr, n: int, mesh: AxisSizes, specs: Specs) -> tuple:
-    """The two halves of a divided body, so that what the first leaves can lie on the mesh until the second needs it.
+    """The halves of a split body, with residuals in a form that can lie on the mesh.
 
-    A residual that is an operand stays that. Of the others, what varies gets a dimension in front that counts the ranks
-    it varies over; what is invariant or reduced stays as it is, so that all derivatives of it are right.
+    A residual that is an operand stays one. Other varying residuals get a leading dimension over the ranks they vary
+    on; invariant and reduced residuals stay as they are, so that their derivatives are right.
 
     Returns:
       the halves; the specs of the residuals that the first half returns, from result ``n`` on; for each residual the
-      number of the operand that it is, or None.
+      index of the operand that it is, or None.
     """
     abstract = mesh.abstract
     typed_primal, types = typed(primal, abstract, [_types(s, mesh) for s in specs])
@@ -242,8 +242,8 @@ def _residuals(primal: Jaxpr, linear: Jaxpr, n: int, mesh: AxisSizes, specs: Spe
 
     def first(*args):
         outs = eval_jaxpr(typed_primal, args)
-        kept = [x for x, place in zip(outs[n:], places, strict=True) if place is None]
-        return [*outs[:n], *(_stacked(x, t, abstract) for x, t in zip(kept, kinds, strict=True))]
+        residuals = [x for x, place in zip(outs[n:], places, strict=True) if place is None]
+        return [*outs[:n], *(_stacked(x, t, abstract) for x, t in zip(residuals, kinds, strict=True))]
 
     def second(*args):
         m = len(places)
@@ -268,7 +268,7 @@ def _residual_spec(types: Types, mesh: AbstractMesh) -> PartitionSpec:
 
 
 def _stacked(x: Any, types: Types, mesh: AbstractMesh) -> Any:
-    """A residual as it is kept: with the ranks it differs on as a dimension in front, if there are any."""
+    """A residual as saved: with a leading dimension over the ranks it varies on, if any."""
     x = _recast(x, types, mesh, "U", "V")
     return reshape(x, (1, *x.aval.shape)) if set(types) & {"V", "U"} else x
 
@@ -280,7 +280,7 @@ def _unstacked(x: Any, types: Types, mesh: AbstractMesh) -> Any:
 
 
 def _recast(x: Any, types: Types, mesh: AbstractMesh, src: str, dst: str) -> Any:
-    """``x``, what is unreduced cast from ``src`` to ``dst``."""
+    """Cast ``x`` from ``src`` to ``dst`` over the axes on which it is unreduced."""
     axes = tuple(a for a, t in zip(mesh.axis_names, types, strict=True) if t == "U")
     if not axes:
         return x
@@ -311,12 +311,12 @@ def _cotangent(spec: PartitionSpec) -> PartitionSpec:
 
 
 def _shifted(spec: PartitionSpec, entry: Any) -> PartitionSpec:
-    """The spec with a dimension in front."""
+    """The spec with a leading dimension."""
     return spec.with_entries([entry, *spec])
 
 
 def _local_batch(axis: Axis, mesh: AxisSizes, jaxpr: Jaxpr) -> int:
-    """How many elements of a mapped axis that is divided over axes of the mesh each rank has."""
+    """The number of elements per rank of a mapped axis that is sharded over mesh axes."""
     for name in axis.mesh_axes:
         if name not in mesh.shape:
             raise errors.ShardingError(
@@ -326,14 +326,14 @@ def _local_batch(axis: Axis, mesh: AxisSizes, jaxpr: Jaxpr) -> int:
             )
     if axis.name is not None and axis.name in jaxpr.named_axes:
         raise errors.UnsupportedError(
-            f"a collective over {axis.name!r}, a mapped axis that is divided over axes of a mesh.",
+            f"a collective over {axis.name!r}, a mapped axis that is sharded over mesh axes.",
             where=source.here(),
-            fix="use lax.psum over the axes of the mesh",
+            fix="use lax.psum over the mesh axes",
         )
     parts = mesh.size_of(axis.mesh_axes)
     if axis.size % parts:
         raise errors.ShardingError(
-            f"vmap over {axis.size} elements cannot be divided over {axis.mesh_axes}, of {parts} ranks.",
+            f"vmap over {axis.size} elements cannot be sharded over {axis.mesh_axes}, of {parts} ranks.",
             where=source.here(),
             fix=f"a multiple of {parts} elements, or vmap without spmd_axis_name",
         )
@@ -341,7 +341,7 @@ def _local_batch(axis: Axis, mesh: AxisSizes, jaxpr: Jaxpr) -> int:
 
 
 def _types(spec: PartitionSpec, mesh: AxisSizes) -> Types:
-    """The type of a value with a spec, over each axis."""
+    """The type over each axis of a value with a spec."""
 
     def letter(axis: str) -> str:
         if axis in spec.unreduced:
@@ -362,7 +362,7 @@ def _global_type(local: ShapedArray, mesh: AxisSizes, spec: PartitionSpec) -> Sh
 
 
 def divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndarray]:
-    """What each rank has of ``x``; of what is unreduced the first rank has all, and the others zeros."""
+    """Split ``x`` into shards; over unreduced axes the first rank gets all, the others zeros."""
     parts = []
     for rank, index in enumerate(NamedSharding(mesh, spec).indices(x.shape)):  # type: ignore[arg-type]
         part = x[index]
@@ -373,7 +373,7 @@ def divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndarr
 
 
 def assemble(parts: Sequence[np.ndarray], mesh: AxisSizes, spec: PartitionSpec) -> np.ndarray:
-    """The value of which the ranks have ``parts``: what is unreduced is summed, in the order of ranks."""
+    """Assemble the global value from shards; unreduced ones are summed in the order of ranks."""
     first = np.asarray(parts[0])
     sharding = NamedSharding(mesh, spec)  # type: ignore[arg-type]
     shape = tuple(n * k for n, k in zip(first.shape, sharding.parts(first.ndim), strict=True))
@@ -399,17 +399,17 @@ def shard_map(
 ) -> Callable:
     """Run ``fun`` on every rank of a mesh, on its shards of the arguments.
 
-    Inside, collectives of ``lax`` work over the axes of the mesh. Each value is varying or invariant over each axis;
-    where the two meet, what is invariant is cast, so that derivatives sum over the ranks as they must.
+    Inside, collectives of ``lax`` work over the mesh axes. Over each axis a value is varying or invariant. Where both
+    are operands, the invariant one is cast, so that derivatives sum over the ranks as they must.
 
     Args:
       fun: a function of pytrees of arrays, of the shapes of shards. Without it, a decorator is returned.
       mesh: the mesh; the current one (``with mesh:``) by default. An ``AbstractMesh`` runs on simulated ranks.
       in_specs: for each argument a ``PartitionSpec``, or a pytree prefix of them; a dimension that a spec does not
-        divide is whole on every rank.
+        shard is whole on every rank.
       out_specs: a pytree prefix of the results: how their shards make up the whole. A result must be the same over
         the axes that its spec does not mention.
-      check_vma: whether that is checked. Without, the user vouches for it.
+      check_vma: check the latter (default). If False, you are responsible for it.
     Returns:
       a function of global arrays.
     Raises (when called):
@@ -447,13 +447,13 @@ def shard_map(
             raise errors.UnsupportedError(
                 f"shard_map of {name_of(fun)} inside of another shard_map.",
                 where=source.here(),
-                fix="one shard_map over all axes of the mesh, and collectives over those that are wanted",
+                fix="one shard_map over all axes of the mesh, and collectives over some of them",
             )
         leaves, in_tree = tree.flatten((args, {}))
         labels = functools.cache(lambda: labels_of(fun, in_tree))
         values = as_values(leaves, lambda i: f"the argument {labels()[i]}")
-        given = tuple(in_specs) if isinstance(in_specs, list) else in_specs
-        specs = _broadcast(given, args, fun, "in_specs", "the arguments")
+        entries = tuple(in_specs) if isinstance(in_specs, list) else in_specs
+        specs = _broadcast(entries, args, fun, "in_specs", "the arguments")
         avals = [
             _local(v.aval, s, where, labels()[i]) for i, (v, s) in enumerate(zip(values, specs, strict=True))
         ]
@@ -502,10 +502,10 @@ def _trace(
 
 
 def _claimed(trace: TypedTrace, x: Any, spec: PartitionSpec, mesh: AxisSizes, what: str, check: bool) -> Any:
-    """A result with the types that its spec says it has."""
+    """A result cast to the types that its spec claims."""
     atom = trace.atom(x)
-    have, wanted = trace.typer.type_of(atom), _types(spec, mesh)
-    for axis, h, w in zip(mesh.axis_names, have, wanted, strict=True):
+    have, required = trace.typer.type_of(atom), _types(spec, mesh)
+    for axis, h, w in zip(mesh.axis_names, have, required, strict=True):
         if h == "V" and w == "I" and not check:
             atom = trace.typer.new(
                 pcast_p,
@@ -518,7 +518,7 @@ def _claimed(trace: TypedTrace, x: Any, spec: PartitionSpec, mesh: AxisSizes, wh
                 f"shard_map: {what} varies over {axis!r}, and its spec {spec} does not say so.",
                 where=source.here(),
                 why="the ranks along that axis may have different values, of which only one would be kept.",
-                fix=f"lax.psum or lax.pmean over {axis!r}, or a spec that divides a dimension along it",
+                fix=f"lax.psum or lax.pmean over {axis!r}, or a spec that shards a dimension along it",
             )
         elif h == "U" and w != "U":
             raise errors.ShardingError(
@@ -532,11 +532,11 @@ def _claimed(trace: TypedTrace, x: Any, spec: PartitionSpec, mesh: AxisSizes, wh
                 where=source.here(),
                 fix=f"lax.pcast(x, {axis!r}, to='unreduced'), if its value is the sum over the ranks",
             )
-    return trace.tracer_of(trace.typer.cast(atom, wanted))
+    return trace.tracer_of(trace.typer.cast(atom, required))
 
 
 def _broadcast(specs: Any, whole: Any, fun: Callable, name: str, what: str) -> list[PartitionSpec]:
-    """Specs with one entry for each leaf."""
+    """Specs with one entry per leaf."""
     try:
         found = tree.broadcast_prefix(
             specs, whole, is_leaf=lambda s: isinstance(s, PartitionSpec) or s is None
@@ -546,20 +546,20 @@ def _broadcast(specs: Any, whole: Any, fun: Callable, name: str, what: str) -> l
             f"shard_map of {name_of(fun)}: {name} is not a pytree prefix of {what}.",
             where=source.here(),
             why=e.why or e.what,
-            fix="one spec for each argument or result, P() for what every rank has",
+            fix="one spec for each argument or result, P() for replicated values",
         ) from None
     for s in found:
         if not isinstance(s, PartitionSpec):
             raise errors.ArgumentError(
                 f"shard_map of {name_of(fun)}: {name} holds partition specs, not {s!r:.60}.",
                 where=source.here(),
-                fix="P('x'), or P() for what every rank has",
+                fix="P('x'), or P() for replicated values",
             )
     return found
 
 
 def _check_spec(spec: PartitionSpec, aval: ShapedArray, mesh: AxisSizes, what: str) -> None:
-    """Raise ShardingError, naming the argument or result, where a spec does not fit."""
+    """Raise ShardingError, naming the argument or result, if a spec does not fit."""
     try:
         NamedSharding(mesh, spec).parts(aval.ndim)  # type: ignore[arg-type]
     except errors.ShardingError as e:
@@ -576,7 +576,7 @@ def _local(aval: ShapedArray, spec: PartitionSpec, mesh: AxisSizes, label: str) 
         parts = mesh.size_of(names_of(entry))
         if n % parts:
             raise errors.ShardingError(
-                f"shard_map: dimension {d} of the argument {label} ({aval}) cannot be divided over {entry!r}, "
+                f"shard_map: dimension {d} of the argument {label} ({aval}) cannot be sharded over {entry!r}, "
                 f"of {parts} ranks.",
                 where=source.here(),
                 fix=f"pad it to a multiple of {parts}, or leave that dimension whole",

@@ -1,7 +1,7 @@
-"""Types of the collectives of a ``shard_map`` body: what each takes and gives, and the primitive it becomes.
+"""Typing of the collectives of a ``shard_map`` body.
 
-Parallel, beside ``axis_types``, which types all else. In: a collective as the user wrote it (``collectives``), over
-axes of the mesh. Out: the typed one (``primitives``), and casts before it.
+Parallel, a part of ``axis_types``, which types all other operations. In: a collective over mesh axes as the user wrote
+it (``named``). Out: the typed one (``primitives``), and casts of its operands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CollectiveTyper(CastWriter):
     """Types collectives."""
 
     def mesh_collective(self, eqn: Eqn) -> None:
-        """A collective that is typed already."""
+        """Type a collective of ``primitives``."""
         params = eqn.params
         if eqn.prim is mesh_ops.mesh_axis_index_p:
             self._axis_index(eqn.outvars, params)
@@ -33,7 +33,7 @@ class CollectiveTyper(CastWriter):
         self.write(eqn.prim, [x], params, eqn.outvars, [self.changed(x, params["axes"], params["dst"])])
 
     def named_collective(self, eqn: Eqn) -> None:
-        """A collective as the user wrote it."""
+        """Type a collective as the user wrote it."""
         axes = eqn.params["axes"]
         absent = [a for a in axes if a not in self.mesh.axis_names]
         if absent:
@@ -53,20 +53,20 @@ class CollectiveTyper(CastWriter):
         return self.cast(x, self.changed(x, eqn.params["axes"], "V"))
 
     def _summands(self, eqn: Eqn) -> tuple[Atom, str]:
-        """The operand of a sum, and its type over all axes of the sum: V, or U if over one of them it is owed."""
+        """The operand of a sum, and its type over all axes of the sum: U if over any of them, else V."""
         axes, (x,) = eqn.params["axes"], eqn.invars
-        owed = {a for a in axes if self._letter(x, a) == "U"}
-        varying = [a for a in axes if a not in owed]
+        unreduced = {a for a in axes if self._letter(x, a) == "U"}
+        varying = [a for a in axes if a not in unreduced]
         if varying:
             x = self.cast(x, self.changed(x, varying, "V"))
-        if varying and owed:  # one sum over all of them
+        if varying and unreduced:  # one sum over all of them
             x = self.new(
                 mesh_ops.pcast_p,
                 x,
                 {**self.over(varying), "src": "V", "dst": "U"},
                 self.changed(x, varying, "U"),
             )
-        return x, "U" if owed else "V"
+        return x, "U" if unreduced else "V"
 
     def _psum(self, eqn: Eqn) -> None:
         axes, (x, src) = eqn.params["axes"], self._summands(eqn)
@@ -98,7 +98,7 @@ class CollectiveTyper(CastWriter):
     def _all_to_all(self, eqn: Eqn) -> None:
         x, split, join = self._varying(eqn), eqn.params["split"], eqn.params["join"]
         n = x.aval.shape
-        place = join if join <= split else join + 1  # of the new dimension, before the other goes
+        place = join if join <= split else join + 1  # of the new dimension, before the other is removed
         x = self._reshape(x, (*n[:place], 1, *n[place:]))
         dims = {"split_dim": split + (place <= split), "concat_dim": place}
         params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", **dims}
@@ -121,7 +121,7 @@ class CollectiveTyper(CastWriter):
             params = {**self.over(varying), "src": "V", "dst": "U"}
             x = self.new(mesh_ops.pcast_p, x, params, self.changed(x, varying, "U"))
         x = self.cast_operand(x, self.changed(x, axes, to))
-        self._reshaped(eqn, x)  # to its own shape: nothing moves
+        self._reshaped(eqn, x)  # to its own shape: a no-op
         if self.is_zero(x):
             self.zeros.update(eqn.outvars)
 

@@ -1,4 +1,4 @@
 """Meshes, partition specs and shardings.
 
-In: devices, or their number, and named axes. Out: descriptions of layouts. May import ``core``.
+In: devices, or a device count, and named axes. Out: descriptions of layouts. May import ``core``.
 """

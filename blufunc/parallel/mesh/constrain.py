@@ -1,8 +1,8 @@
-"""``constrain``: the user says how a value inside of a program lies on the mesh.
+"""``constrain``: sharding annotations of values inside a program.
 
-Parallel, stages 1 to 3. One equation, the identity on values; its derivative constrains tangents and cotangents alike.
-``partition/propagate.py`` starts from these equations, and ``partition/partition.py`` removes them. A program for one
-device has no use for them, and runs as if they were not there.
+Parallel, stages 1 to 3. In: a value and a spec. Out: an identity equation, whose derivative constrains tangents and
+cotangents in the same way. ``partition/propagate.py`` starts from these equations, and ``partition/partition.py``
+removes them. A single-device program ignores them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.primitives.linear_ops import Linear
+from blufunc.core.primitives.sharding import elementwise
 from blufunc.core.pytree import tree
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
@@ -20,9 +21,10 @@ from blufunc.parallel.mesh.spec import PartitionSpec
 
 
 class ShardingConstraint(Linear):
-    """The operand, laid out by ``spec``; dimensions in ``free`` as propagation finds best."""
+    """The operand, laid out by ``spec``; propagation chooses the dimensions in ``free``."""
 
     name, kind, identity = "sharding_constraint", "elementwise", True
+    linear, shard = (), staticmethod(elementwise)
 
     def impl(self, x, *, spec, mesh, free):
         return x
@@ -31,7 +33,7 @@ class ShardingConstraint(Linear):
         return x
 
     def transpose(self, ct, x, *, spec, mesh, free):
-        # the cotangent of a sum that is owed is the same everywhere
+        # the cotangent of an unreduced value is replicated
         x.add(self.bind(ct, spec=PartitionSpec(*spec), mesh=mesh, free=free))
 
     def batch(self, axis, args, dims, *, spec, mesh, free):
@@ -46,18 +48,18 @@ sharding_constraint_p = ShardingConstraint()
 
 
 def constrain(x: Any, spec: Any) -> Any:
-    """``x`` as it is; where the program is divided among devices, laid out by ``spec`` here.
+    """Annotate ``x`` with a sharding, for programs that are partitioned among devices.
 
     Args:
-      x: an array, or a pytree of them.
-      spec: a ``PartitionSpec`` for the current mesh (``with mesh:``) or the one that the program is partitioned for;
-        a ``NamedSharding``; or a pytree of these like ``x``. Sums over ``unreduced`` axes may stay owed here: what
-        reads the result settles them, by a reduce-scatter where it is divided along these. So each device adds up
-        whole gradients of many microbatches, and they are exchanged once.
+      x: an array, or a pytree of arrays.
+      spec: a ``PartitionSpec`` for the current mesh (``with mesh:``) or the mesh of the partitioned program; a
+        ``NamedSharding``; or a pytree of these like ``x``. Sums over ``unreduced`` axes may stay pending here: the
+        consumer reduces them, by a reduce-scatter where it is sharded along these axes. So each device can add up
+        gradients of many microbatches before one reduction.
     Raises:
-      ArgumentError: ``spec`` is something else.
-      ShardingError: the spec has more entries than ``x`` dimensions, names an axis that the mesh has not, or has
-        ``reduced`` axes.
+        ArgumentError: ``spec`` is something else.
+        ShardingError: the spec has more entries than ``x`` has dimensions, names an axis that the mesh lacks, or has
+          ``reduced`` axes.
     """
     if isinstance(spec, (PartitionSpec, NamedSharding)):
         return tree.map(lambda leaf: _constrain(leaf, spec), x)
@@ -76,16 +78,16 @@ def constrain(x: Any, spec: Any) -> Any:
 with_sharding_constraint = constrain
 
 
-def _constrain(x: Any, given: PartitionSpec | NamedSharding) -> Any:
+def _constrain(x: Any, to: PartitionSpec | NamedSharding) -> Any:
     x = lift(x, "x")
     mesh: Mesh | AbstractMesh | None
-    spec, mesh = (given.spec, given.mesh) if isinstance(given, NamedSharding) else (given, current_mesh())
+    spec, mesh = (to.spec, to.mesh) if isinstance(to, NamedSharding) else (to, current_mesh())
     spec = spec.for_rank(x.aval.ndim)
     if spec.reduced:
         raise errors.ShardingError(
             f"constrain takes no reduced axes: {spec}.",
             where=source.here(),
-            why="only in shard_map a value has a cotangent of another type than its own.",
+            why="only in shard_map may the type of a cotangent differ from its primal's.",
             fix="leave them out",
         )
     if mesh is not None:

@@ -1,8 +1,8 @@
-"""Meshes: devices, or only their number, arranged along named axes.
+"""Meshes: devices, or only their count, arranged along named axes.
 
-Parallel, before stage 3. A partition spec refers to the axes of a mesh by name; a program is partitioned for the names
-and sizes alone (``AbstractMesh``), and runs on a mesh that has devices (``Mesh``). The rank of a device is its position
-in the mesh in row-major order.
+Parallel, before stage 3. In: devices or sizes, and names of axes. Out: ``AbstractMesh``, for which programs are
+partitioned, and ``Mesh``, on which they run. Partition specs refer to axes by name. The rank of a device is its
+row-major position in the mesh.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from blufunc.core.ir.trace import state
 
 
 class AxisType(enum.Enum):
-    """Who decides how values are divided along an axis of a mesh.
+    """Who decides how values are sharded along a mesh axis.
 
-    ``Auto``: the compiler, from what is given; where operands disagree, by the order that ``partition/propagate.py``
-    says. ``Explicit``: the program. Results lie as their operands do, and operands that disagree are an error.
+    ``Auto``: the compiler; if operands disagree, by the priorities of ``partition/propagate.py``. ``Explicit``: the
+    program. Results have the layout of their operands, and operands that disagree are an error.
     """
 
     Auto = enum.auto()
@@ -39,12 +39,12 @@ class AxisType(enum.Enum):
 
 
 class AxisSizes:
-    """What meshes with and without devices have in common: named axes and their sizes.
+    """Base of meshes with and without devices: named axes and their sizes.
 
     Attributes:
-      axis_names: the name of each axis.
-      axis_sizes: its size.
-      axis_types: its ``AxisType``.
+        axis_names: the name of each axis.
+        axis_sizes: its size.
+        axis_types: its ``AxisType``.
     """
 
     axis_names: tuple[str, ...]
@@ -59,7 +59,7 @@ class AxisSizes:
 
     @functools.cached_property
     def shape(self) -> Mapping[str, int]:
-        """The size of each axis, by name, in the order of the axes."""
+        """The size of each axis by name, in the order of the axes."""
         return MappingProxyType(dict(zip(self.axis_names, self.axis_sizes, strict=True)))
 
     @functools.cached_property
@@ -73,11 +73,11 @@ class AxisSizes:
         return AbstractMesh(self.axis_sizes, self.axis_names, axis_types=self.axis_types)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The position of a rank along each axis."""
+        """The index of a rank along each axis."""
         return dict(zip(self.axis_names, map(int, np.unravel_index(rank, self.axis_sizes)), strict=True))
 
     def size_of(self, axes: Sequence[str]) -> int:
-        """The number of devices along several axes together."""
+        """The product of the sizes of several axes."""
         return math.prod(self.shape[name] for name in axes)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class AxisSizes:
 
 
 class AbstractMesh(AxisSizes):
-    """Named axes without devices: what a program can be partitioned and planned for.
+    """Named axes without devices, to partition and plan programs for.
 
     Args:
       axis_sizes: the size of each axis.
@@ -129,7 +129,7 @@ class AbstractMesh(AxisSizes):
 
 
 class Mesh(AxisSizes):
-    """Devices along named axes. As a context manager, the current mesh: that of specs that come without one.
+    """Devices along named axes. As a context manager, the current mesh: the default of specs.
 
     Args:
       devices: an array of devices, of one dimension for each axis.
@@ -142,9 +142,9 @@ class Mesh(AxisSizes):
 
     Attributes:
       devices: the array of devices.
-      device_list: the same in the order of ranks.
-      local_ranks, local_devices: the ranks whose devices are of this process, and these.
-      spans_processes: whether other processes have some of the devices.
+        device_list: the same in the order of ranks.
+        local_ranks, local_devices: the ranks and devices of this process.
+        spans_processes: whether other processes own some of the devices.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Mesh(AxisSizes):
         wrong = [d for d in grid.flat if not isinstance(d, backend.Device)]
         if wrong:
             raise errors.ArgumentError(
-                f"Mesh takes an array of devices, and {wrong[0]!r:.60} is none.",
+                f"Mesh takes an array of devices, and {wrong[0]!r:.60} is not a device.",
                 where=source.here(),
                 fix="bf.make_mesh((2, 4), ('x', 'y'))",
             )
@@ -170,14 +170,14 @@ class Mesh(AxisSizes):
         twice = [device for device, n in Counter(self.device_list).items() if n > 1]
         if twice:
             raise errors.ShardingError(
-                f"the device {twice[0]} is twice in a mesh.", where=source.here(), fix="use each once"
+                f"the device {twice[0]} appears twice in a mesh.", where=source.here(), fix="use each once"
             )
         platforms = sorted({d.platform for d in self.device_list})
         if len(platforms) > 1:
             raise errors.ShardingError(
-                f"a mesh holds devices of {' and of '.join(platforms)}.",
+                f"a mesh mixes devices of {' and '.join(platforms)}.",
                 where=source.here(),
-                why="the devices of a mesh all run the same program.",
+                why="all devices of a mesh run the same program.",
                 fix="make one mesh of each",
             )
         grid.flags.writeable = False
@@ -207,7 +207,7 @@ class Mesh(AxisSizes):
         return functools.partial(Mesh, axis_types=self.axis_types), (self.devices, self.axis_names)
 
     def __enter__(self) -> Mesh:
-        state.context = (*state.context, self)  # so that what is traced or memoised meanwhile is kept apart
+        state.context = (*state.context, self)  # part of the cache key of traces
         return self
 
     def __exit__(self, *exc) -> None:
@@ -217,7 +217,7 @@ class Mesh(AxisSizes):
 
 
 def current_mesh() -> Mesh | None:
-    """The mesh of the innermost ``with mesh:`` that is open in this thread, or None."""
+    """The mesh of the innermost open ``with mesh:`` in this thread, or None."""
     return next((entry for entry in reversed(state.context) if isinstance(entry, Mesh)), None)
 
 
@@ -228,13 +228,15 @@ def make_mesh(
     devices: Sequence[backend.Device] | None = None,
     axis_types: AxisType | Sequence[AxisType] | None = None,
 ) -> Mesh:
-    """A mesh of the first devices of the default platform, or of ``devices``; all processes make the same.
+    """Make a mesh of ``devices``, or of the first devices of the default platform.
+
+    All processes of a job make the same mesh.
 
     Args:
       axis_sizes: the size of each axis.
       axis_names: its name.
-      devices: at least as many devices as the sizes multiply to; the first are taken.
-      axis_types: the ``AxisType`` of each axis, or one for all. ``Auto`` unless given.
+      devices: at least as many devices as the product of the sizes; the first are used.
+      axis_types: the ``AxisType`` of each axis, or one for all; default ``Auto``.
     Raises:
       ArgumentError: sizes, names or types are not integers, strings and axis types.
       ShardingError: there are too few devices, or sizes and names do not fit each other.
@@ -242,24 +244,24 @@ def make_mesh(
     sizes = ints(axis_sizes, "make_mesh", "axis_sizes")
     names = _names(axis_names, len(sizes), "make_mesh")
     _check_sizes(sizes, "make_mesh")
-    given = devices is not None
+    explicit = devices is not None
     found = list(devices) if devices is not None else backend.all_devices(backend.default_device().platform)
-    wanted = math.prod(sizes)
-    if wanted > len(found):
-        there = "given" if given else f"on {backend.default_device().platform}"
+    n_devices = math.prod(sizes)
+    if n_devices > len(found):
+        there = "given" if explicit else f"on {backend.default_device().platform}"
         raise errors.ShardingError(
-            f"a mesh of shape {sizes} takes {wanted} devices, and {len(found)} are {there}.",
+            f"a mesh of shape {sizes} takes {n_devices} devices, and {len(found)} are {there}.",
             where=source.here(),
-            fix=f"smaller axes; or, with simulated devices on the CPU, start Python with BLUFUNC_CPU_DEVICES={wanted}; "
-            f"or {wanted} processes: python -m blufunc.parallel.launch -n {wanted} script.py",
+            fix=f"smaller axes; or, with simulated CPU devices, start Python with BLUFUNC_CPU_DEVICES={n_devices}; "
+            f"or {n_devices} processes: python -m blufunc.parallel.launch -n {n_devices} script.py",
         )
     grid = np.empty(sizes, dtype=object)
-    grid.flat[:] = found[:wanted] if wanted else []
+    grid.flat[:] = found[:n_devices] if n_devices else []
     return Mesh(grid, names, axis_types=axis_types)
 
 
 def _types(types: Any, n: int, what: str) -> tuple[AxisType, ...]:
-    """Types of ``n`` axes as a tuple."""
+    """Axis types of ``n`` axes as a tuple."""
     if types is None or isinstance(types, AxisType):
         return (types or AxisType.Auto,) * n
     if not isinstance(types, (tuple, list)) or not all(isinstance(t, AxisType) for t in types):

@@ -1,8 +1,8 @@
-"""Shardings: a mesh and a partition spec, and with the shape of an array which device holds what.
+"""Shardings: a mesh with a partition spec; for a shape, the shard of each device.
 
-Parallel, before stage 3 and after stage 8. All shards of an array have one shape, that of the largest: where a
-dimension is not a multiple of what divides it, the last shards are padded, and ``loopir/index`` says what of each is
-inside of the array.
+Parallel, before stage 3 and after stage 8. In: a mesh, a spec, a global shape. Out: shard shapes and indices. All
+shards of an array have the shape of the largest: if a dimension does not divide evenly, the last shards are padded, and
+``loopir/index`` tells which part of each is inside the array.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ Index = tuple[slice, ...]
 
 
 class Sharding(ABC):
-    """How an array lies on devices."""
+    """The layout of an array on devices."""
 
     @property
     @abstractmethod
     def device_set(self) -> set[backend.Device]:
-        """The devices that hold a part of the array."""
+        """The devices that hold a shard of the array."""
 
     @property
     def addressable_devices(self) -> set[backend.Device]:
-        """Those of them that are of this process."""
+        """The devices of this process among them."""
         return {d for d in self.device_set if d.process is None}
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether all of them are."""
+        """True if all devices belong to this process."""
         return all(d.process is None for d in self.device_set)
 
     @property
     @abstractmethod
     def is_fully_replicated(self) -> bool:
-        """Whether each of them holds all of it."""
+        """True if each device holds the whole array."""
 
     @abstractmethod
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of each part of an array of a shape."""
+        """The shape of each shard of an array of shape ``global_shape``."""
 
     @abstractmethod
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
-        """For each device the part of the array that it holds, as an index."""
+        """The index of each device's shard in the array."""
 
 
 @dataclass(frozen=True)
 class SingleDeviceSharding(Sharding):
-    """All of an array on one device."""
+    """The whole array on one device."""
 
     device: backend.Device
 
@@ -67,7 +67,7 @@ class SingleDeviceSharding(Sharding):
 
     @property
     def is_fully_replicated(self) -> bool:
-        """True: the one device holds all."""
+        """True: the one device holds the whole array."""
         return True
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
@@ -83,14 +83,14 @@ class SingleDeviceSharding(Sharding):
 
 
 class NamedSharding(Sharding):
-    """The dimensions of an array divided along named axes of a mesh.
+    """The dimensions of an array sharded along named axes of a mesh.
 
     Raises:
-      ArgumentError: these are no mesh and no partition spec.
+      ArgumentError: an argument is not a mesh, or not a partition spec.
       ShardingError: the spec names an axis that the mesh does not have.
 
     Attributes:
-      mesh, spec: as given.
+      mesh, spec: the arguments.
     """
 
     __slots__ = ("_hash", "mesh", "spec")
@@ -99,10 +99,10 @@ class NamedSharding(Sharding):
     spec: PartitionSpec
 
     def __init__(self, mesh: Mesh | AbstractMesh, spec: PartitionSpec):
-        for given, kind, what in ((mesh, (Mesh, AbstractMesh), "mesh"), (spec, PartitionSpec, "spec")):
-            if not isinstance(given, kind):
+        for value, kind, what in ((mesh, (Mesh, AbstractMesh), "mesh"), (spec, PartitionSpec, "spec")):
+            if not isinstance(value, kind):
                 raise errors.ArgumentError(
-                    f"NamedSharding takes a {what}, not {given!r:.60}.",
+                    f"NamedSharding takes a {what}, not {value!r:.60}.",
                     where=source.here(),
                     fix="NamedSharding(mesh, P('x'))",
                 )
@@ -123,28 +123,28 @@ class NamedSharding(Sharding):
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether each device holds all of the array, and its value."""
+        """True if each device holds the whole array, and its reduced value."""
         spec = self.spec
         return all(self.mesh.shape[name] == 1 for name in (*spec.axes, *spec.unreduced))
 
     def parts(self, ndim: int) -> tuple[int, ...]:
-        """Into how many parts each of ``ndim`` dimensions is divided.
+        """The number of parts along each of ``ndim`` dimensions.
 
         Raises:
-          ShardingError: the spec is of a higher rank.
+          ShardingError: the spec has more entries.
         """
         return tuple(self.mesh.size_of(names_of(entry)) for entry in self.spec.for_rank(ndim))
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of each shard, padding included: of each dimension its share, rounded up."""
+        """The shape of each shard, padding included: each dimension divided by its parts, rounded up."""
         return tuple(-(-n // k) for n, k in zip(global_shape, self.parts(len(global_shape)), strict=True))
 
     def is_even(self, global_shape: Sequence[int]) -> bool:
-        """Whether no shard of an array of this shape is padded."""
+        """True if no shard of an array of this shape is padded."""
         return all(n % k == 0 for n, k in zip(global_shape, self.parts(len(global_shape)), strict=True))
 
     def position(self, rank: int, ndim: int) -> tuple[int, ...]:
-        """Which part of each of ``ndim`` dimensions a rank of the mesh holds."""
+        """The index of a rank's part along each of ``ndim`` dimensions."""
         at = self.mesh.coordinates(rank)
         position = []
         for entry in self.spec.for_rank(ndim):
@@ -155,7 +155,7 @@ class NamedSharding(Sharding):
         return tuple(position)
 
     def indices(self, global_shape: Sequence[int]) -> list[Index]:
-        """For each rank of the mesh what of an array of this shape it holds, without padding; may be empty."""
+        """For each rank the index of its shard in an array of this shape, without padding; may be empty."""
         sizes = self.shard_shape(global_shape)
         return [
             tuple(
@@ -166,9 +166,9 @@ class NamedSharding(Sharding):
         ]
 
     def replica_ids(self) -> list[int]:
-        """For each rank, how many ranks before it hold the same shard."""
-        divided = set(self.spec.axes)
-        names = [name for name in self.mesh.axis_names if name not in divided]
+        """For each rank, the number of preceding ranks with the same shard."""
+        sharded = set(self.spec.axes)
+        names = [name for name in self.mesh.axis_names if name not in sharded]
         ids = []
         for rank in range(self.mesh.size):
             at = self.mesh.coordinates(rank)
@@ -177,15 +177,15 @@ class NamedSharding(Sharding):
         return ids
 
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
-        """For each device of the mesh what it holds, without padding."""
+        """For each device of the mesh the index of its shard, without padding."""
         return dict(zip(self._concrete().device_list, self.indices(global_shape), strict=True))
 
     def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
-        """The same for those of this process."""
+        """The same for the devices of this process."""
         return {d: i for d, i in self.devices_indices_map(global_shape).items() if d.process is None}
 
     def with_spec(self, spec: PartitionSpec) -> NamedSharding:
-        """Another spec on the same mesh."""
+        """The same mesh with another spec."""
         return NamedSharding(self.mesh, spec)
 
     def _concrete(self) -> Mesh:
@@ -210,9 +210,9 @@ class NamedSharding(Sharding):
         return f"NamedSharding(mesh({self.mesh}), {self.spec})"
 
     def __reduce__(self):
-        return NamedSharding, (self.mesh, self.spec)  # the hash is of this process
+        return NamedSharding, (self.mesh, self.spec)  # the hash is valid in this process only
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """All of an array on each device of a mesh."""
+    """The sharding of a value that is whole on each device of a mesh."""
     return NamedSharding(mesh, PartitionSpec())

@@ -1,6 +1,6 @@
-"""Partition specs: along which mesh axes each dimension of an array is divided.
+"""Partition specs: the mesh axes along which each dimension of an array is sharded.
 
-Parallel, before stage 3. A spec knows axes by name only; ``sharding.py`` joins it with a mesh.
+Parallel, before stage 3. In: names. Out: a ``PartitionSpec``; ``sharding.py`` binds it to a mesh.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from blufunc.core.ir import source
 from blufunc.core.ir.axes import sequence
 
 Entry = None | str | tuple[str, ...]
-"""What a spec says of one dimension: the mesh axes that divide it, the first of several the slowest."""
+"""One entry of a spec: the mesh axes that shard a dimension, major first."""
 
 
 class PartitionSpec(tuple):
-    """For each dimension of an array None, the name of a mesh axis, or a tuple of names; ``P`` for short.
+    """Per dimension None, a mesh axis, or a tuple of mesh axes; ``P`` for short.
 
-    ``P('x', None)`` divides the rows along ``x``; ``P(('x', 'y'))`` divides them along both, ``x`` first. Dimensions
-    that are not mentioned are whole. Specs are equal if they mean the same: ``P('x') == P('x', None)``.
+    ``P('x', None)`` shards the rows along ``x``; ``P(('x', 'y'))`` shards them along both, ``x`` major. Dimensions
+    without an entry are whole. Specs are equal if they mean the same: ``P('x') == P('x', None)``.
 
     Args:
-      entries: one for each dimension.
-      unreduced: axes over which the value is a sum still owed.
-      reduced: axes over which the value is the same everywhere, and its cotangent is unreduced.
+      entries: one per dimension.
+      unreduced: axes over which the value is a sum pending a reduction.
+      reduced: axes over which the value is replicated, and its cotangent is unreduced.
     Raises:
       ArgumentError: an entry is something else.
       ShardingError: an axis is used twice.
 
     Attributes:
-      unreduced, reduced: as frozen sets.
+        unreduced, reduced: the same, as frozen sets.
     """
 
     unreduced: frozenset[str]
@@ -47,33 +47,33 @@ class PartitionSpec(tuple):
             raise errors.ShardingError(
                 f"{self} uses the axis {twice[0]!r} twice.",
                 where=source.here(),
-                why="an axis of the mesh divides one dimension, or is unreduced, or is reduced.",
+                why="a mesh axis shards one dimension, or is unreduced, or is reduced.",
                 fix="use each axis once",
             )
         return self
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes that divide dimensions, in the order of these."""
+        """The mesh axes that shard dimensions, in the order of the dimensions."""
         return tuple(name for entry in self for name in names_of(entry))
 
     def for_rank(self, ndim: int) -> PartitionSpec:
-        """The spec with an entry for each of ``ndim`` dimensions.
+        """The spec padded with None to ``ndim`` entries.
 
         Raises:
-          ShardingError: it has more.
+          ShardingError: the spec has more entries.
         """
-        meant = _stripped(self)
-        if len(meant) > ndim:
+        entries = _stripped(self)
+        if len(entries) > ndim:
             raise errors.ShardingError(
-                f"{self} is of rank {len(meant)}, and the array of rank {ndim}.",
+                f"{self} has rank {len(entries)}, and the array has rank {ndim}.",
                 where=source.here(),
-                fix="a spec has at most one entry for each dimension",
+                fix="use at most one entry per dimension",
             )
-        return self.with_entries([*meant, *[None] * (ndim - len(meant))])
+        return self.with_entries([*entries, *[None] * (ndim - len(entries))])
 
     def with_entries(self, entries: Sequence[Entry]) -> PartitionSpec:
-        """Other entries, the same unreduced and reduced axes."""
+        """Replace the entries, and keep the unreduced and reduced axes."""
         return PartitionSpec(*entries, unreduced=self.unreduced, reduced=self.reduced)
 
     def __eq__(self, other: object) -> bool:
@@ -103,7 +103,7 @@ P = PartitionSpec
 
 
 def names_of(entry: Entry) -> tuple[str, ...]:
-    """The axes of one entry of a spec."""
+    """The mesh axes of one entry of a spec."""
     return () if entry is None else (entry,) if isinstance(entry, str) else entry
 
 
@@ -112,7 +112,7 @@ def _rebuild(entries: tuple, unreduced: frozenset, reduced: frozenset) -> Partit
 
 
 def _stripped(entries: tuple) -> tuple:
-    """Entries without the None at the end, which say nothing."""
+    """Entries without trailing None, which have no meaning."""
     n = len(entries)
     while n and entries[n - 1] is None:
         n -= 1
@@ -120,7 +120,7 @@ def _stripped(entries: tuple) -> tuple:
 
 
 def _entry(entry: Any) -> Entry:
-    """An entry in its plain form: no tuple of fewer than two names."""
+    """An entry in canonical form: no tuple of fewer than two names."""
     if entry is None or (isinstance(entry, str) and entry):
         return entry
     if not isinstance(entry, (tuple, list)) or not all(isinstance(name, str) and name for name in entry):

@@ -1,7 +1,7 @@
-"""Specs for whole pytrees: what users write for arguments and results, as one sharding for each leaf.
+"""Specs for whole pytrees, flattened to one sharding per leaf.
 
-Parallel, at the front door of ``shard``, ``reshard`` and ``jit(in_shardings=)``. In comes a prefix of a pytree that
-holds specs, shardings and None, out comes a list.
+Parallel, called by ``shard``, ``reshard`` and ``jit(in_shardings=)``. In: a pytree prefix of specs, shardings and None.
+Out: a list.
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ Shardings = list[NamedSharding | None]
 
 
 def is_spec(x: Any) -> bool:
-    """Whether it is a leaf of a tree of specs."""
+    """True for a leaf of a tree of specs."""
     return x is None or isinstance(x, (PartitionSpec, NamedSharding))
 
 
 def shardings_of(prefix: Any, whole: Any, mesh: Mesh | AbstractMesh | None, what: str) -> Shardings:
-    """The sharding of each leaf of ``whole``, None where nothing is said.
+    """The sharding of each leaf of ``whole``, None where unspecified.
 
     Args:
       prefix: a pytree prefix of ``whole`` of ``PartitionSpec``s, ``NamedSharding``s and None.
       whole: any pytree.
-      mesh: that of specs; the current one (``with mesh:``) if None.
-      what: what the user calls ``prefix``.
+      mesh: the mesh of specs; None for the current one (``with mesh:``).
+      what: the user's name for ``prefix``.
     Raises:
-      ArgumentError: something else is in ``prefix``, or a spec has no mesh.
-      ShardingError: a spec names an axis that the mesh has not.
-      TreeError: it is no prefix.
+      ArgumentError: ``prefix`` holds something else, or a spec has no mesh.
+      ShardingError: a spec names an axis that the mesh does not have.
+      TreeError: ``prefix`` is not a prefix.
     """
     try:
         found = tree.broadcast_prefix(prefix, whole, is_leaf=is_spec)
     except errors.TreeError as e:
         raise errors.TreeError(
-            f"{what} is no pytree prefix of what it is for.",
+            f"{what} is not a pytree prefix of the values it is for.",
             where=source.here(),
             why=e.why or e.what,
-            fix="one spec for each leaf, or one for all below it; None where nothing is to be said",
+            fix="one spec for each leaf, or one for all below it; None where unspecified",
         ) from None
-    return [_sharding(given, mesh, what) for given in found]
+    return [_sharding(entry, mesh, what) for entry in found]
 
 
-def _sharding(given: Any, mesh: Mesh | AbstractMesh | None, what: str) -> NamedSharding | None:
-    if given is None or isinstance(given, NamedSharding):
-        return given
-    if not isinstance(given, PartitionSpec):
+def _sharding(entry: Any, mesh: Mesh | AbstractMesh | None, what: str) -> NamedSharding | None:
+    if entry is None or isinstance(entry, NamedSharding):
+        return entry
+    if not isinstance(entry, PartitionSpec):
         raise errors.ArgumentError(
-            f"{what} holds {given!r:.60}.",
+            f"{what} holds {entry!r:.60}.",
             where=source.here(),
             fix="P('x', None), NamedSharding(mesh, P('x', None)) or None; bf.device_put moves to a single device",
         )
     on = mesh or current_mesh()
     if on is None:
         raise errors.ArgumentError(
-            f"{what} holds {given}, which has no mesh.",
+            f"{what} holds {entry}, which has no mesh.",
             where=source.here(),
-            fix="NamedSharding(mesh, spec), or do it `with mesh:`",
+            fix="NamedSharding(mesh, spec), or a `with mesh:` block",
         )
-    return NamedSharding(on, given)
+    return NamedSharding(on, entry)
 
 
 def check_ranks(shardings: Shardings, avals: Sequence[ShapedArray], treedef: tree.TreeDef, what: str) -> None:
-    """Raise ShardingError, with the path of the leaf, where a spec has more entries than its value has dimensions."""
+    """Raise ShardingError, with the leaf's path, if a spec has more entries than its value has dimensions."""
     for i, (sharding, aval) in enumerate(zip(shardings, avals, strict=True)):
         if sharding is None:
             continue

@@ -1,17 +1,16 @@
-"""Precedence: which layouts go first where the same mesh axis is asked for along several dimensions.
+"""Axis priority: which dimension gets a mesh axis that several dimensions claim.
 
-Parallel, stage 3, above ``dim_groups.py`` and below ``propagate.py``. In come the nodes of a program and the layouts
-that are given; out comes the part of these layouts that is propagated before all others.
+Parallel, stage 3, above ``dim_groups.py`` and below ``propagate.py``. In: the nodes of a program and the layouts of its
+parameters. Out: the part of these layouts that propagates first.
 
-Dimensions that the nodes tie together, through the whole program, are one *line*: the batch, the width of the stream,
-the vocabulary. A batch divided along ``data`` and parameters divided along ``data`` (FSDP, ZeRO) ask for one axis along
-several lines, and a value that has two of them can be divided along one only: one operation at a time would settle
-this here for the batch and there for the parameter, and move activations back and forth. So each axis goes first to
-one line, that along which it saves most: the bytes of the operands that it divides, of all operations that are neither
-elementwise nor mere movement, less the bytes that must be exchanged, which are those of operands that an operation
-wants whole along the line and of results that become sums over it. With more tokens in a
-batch than the model is wide that is the batch, and parameters are gathered where they are used; with few, as in
-decoding, it is a dimension of the parameters, and activations are exchanged.
+Dimensions that nodes tie together through the program form a *line*: the batch, the width of the model, the vocabulary.
+A batch sharded along ``data`` and parameters sharded along ``data`` (FSDP, ZeRO) claim one axis on several lines, and a
+value with two of these lines can be sharded along one only. Decided operation by operation, the batch would win here
+and the parameter there, and activations would move back and forth. So each axis first goes to one line, the one with
+the largest saving: the bytes of the operands that it shards, over all operations that are neither elementwise nor mere
+movement, less the bytes of collectives, for operands that an operation needs whole along the line and for results that
+become sums over it. If a batch has more tokens than the model is wide, the batch wins, and parameters are gathered on
+use. With few tokens, as in decoding, a dimension of the parameters wins, and collectives move activations.
 """
 
 from __future__ import annotations
@@ -26,38 +25,44 @@ from blufunc.parallel.partition.dim_groups import Node
 from blufunc.parallel.partition.resharding import Axes, Layout
 
 Line = Any
-"""One dimension or factor of a line stands for all of it."""
+"""The representative dimension or factor of a line."""
 
 
 def first(
-    nodes: Sequence[Node], given: Mapping[Var, Layout], said: Mapping[Var, Layout], explicit: Set[str]
+    nodes: Sequence[Node],
+    parameter_layouts: Mapping[Var, Layout],
+    constraints: Mapping[Var, Layout],
+    explicit: Set[str],
 ) -> dict[Var, Layout]:
-    """The part of the layouts ``given`` to parameters that goes first.
+    """The part of the parameter layouts that propagates first.
 
     Args:
-      nodes: those of the whole program.
-      given: layouts of parameters.
-      said: layouts that the user constrains values to: an axis that is in one of these goes first to lines of these.
-      explicit: axes that need no precedence.
+      nodes: the nodes of the whole program.
+      parameter_layouts: layouts of parameters.
+      constraints: layouts of the user's constraints: an axis in one of these first goes to its lines.
+      explicit: axes that need no priority.
     """
     lines = _Lines(nodes)
-    asked = _asked(lines, given)
-    several = {axis: group for axis, group in asked.items() if len(group) > 1}
+    claims = _claims(lines, parameter_layouts)
+    several = {axis: group for axis, group in claims.items() if len(group) > 1}
     if several:
         saved = lines.saved(nodes)
         for axis, group in several.items():
-            asked[axis] = [max(group, key=lambda line: saved[line])]
-    asked |= _asked(lines, said)
+            claims[axis] = [max(group, key=lambda line: saved[line])]
+    claims |= _claims(lines, constraints)
 
-    def kept(var: Var, d: int, axes: Axes) -> Axes:
+    def prefix(var: Var, d: int, axes: Axes) -> Axes:
         line = lines.of(var, d)
-        return tuple(itertools.takewhile(lambda axis: axis in explicit or line in asked[axis], axes))
+        return tuple(itertools.takewhile(lambda axis: axis in explicit or line in claims[axis], axes))
 
-    return {var: tuple(kept(var, d, axes) for d, axes in enumerate(layout)) for var, layout in given.items()}
+    return {
+        var: tuple(prefix(var, d, axes) for d, axes in enumerate(layout))
+        for var, layout in parameter_layouts.items()
+    }
 
 
-def _asked(lines: _Lines, layouts: Mapping[Var, Layout]) -> dict[str, list[Line]]:
-    """For each axis the lines along which layouts have it, in the order of these."""
+def _claims(lines: _Lines, layouts: Mapping[Var, Layout]) -> dict[str, list[Line]]:
+    """For each axis the lines on which layouts use it, in the order of the layouts."""
     found: dict[str, dict[Line, None]] = defaultdict(dict)
     for var, layout in layouts.items():
         for d, axes in enumerate(layout):
@@ -67,7 +72,7 @@ def _asked(lines: _Lines, layouts: Mapping[Var, Layout]) -> dict[str, list[Line]
 
 
 class _Lines:
-    """The dimensions of values and the factors of nodes, joined into lines: of a compound dimension the major one."""
+    """Dimensions of values and factors of nodes, joined into lines; compound dimensions by their major factor."""
 
     def __init__(self, nodes: Sequence[Node]):
         self._parent: dict[Any, Any] = {}
@@ -83,9 +88,9 @@ class _Lines:
         return self._root((owner, part))
 
     def saved(self, nodes: Sequence[Node]) -> dict[Line, int]:
-        """For each line the bytes of operands that are divided with it, less those that would have to be exchanged.
+        """Bytes that sharding each line saves, less the bytes of its collectives.
 
-        These are operands that must be whole along the line, and results that would be sums over it.
+        The latter are operands that must be whole along the line, and results that become sums over it.
         """
         total: dict[Line, int] = defaultdict(int)
         for node in nodes:

@@ -1,7 +1,7 @@
-"""Nodes: what ties the dimensions of values together, so that they are divided alike.
+"""Nodes: groups of dimensions that must be sharded in the same way.
 
-Parallel, stage 3, between ``factors.py`` and ``propagate.py``. Every equation is a node, by the rule of its primitive;
-so is each way of a value into the body of a loop, a branch or a call, and out of it.
+Parallel, stage 3, below ``propagate.py``. In: equations and the factor rules of their primitives. Out: a node per
+equation, and one for each value that enters or leaves the body of a loop, a branch or a call.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal
+from blufunc.core.primitives.sharding import Dims, Rule
 from blufunc.core.programs import simplify as passes
 from blufunc.parallel.mesh.mesh import AbstractMesh
-from blufunc.parallel.partition.factors import Dims, Rule
 from blufunc.parallel.partition.resharding import Axes, Layout
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p
@@ -23,13 +23,13 @@ from blufunc.transforms.control_flow.while_loop import while_p
 
 @dataclass(eq=False)
 class Node:
-    """Operands and results that share factors, and the axes along which these are divided.
+    """Operands and results that share factors, and the mesh axes of these.
 
     Attributes:
-      early: whether it takes part in the first rounds.
-      axes: by factor.
-      exact: the factors that can only be divided evenly.
-      majors: for each factor those that come before it in any dimension.
+      early: True if it takes part in the first rounds.
+      axes: the mesh axes of each factor.
+      exact: the factors that must be split evenly.
+      majors: for each factor, the factors that precede it in any dimension.
     """
 
     rule: Rule
@@ -48,25 +48,25 @@ class Node:
                     self.majors.setdefault(f, set()).update(factors[:i])
 
     def may_divide(self, factor: int, mesh: AbstractMesh) -> bool:
-        """Whether all factors that come before it in a dimension are divided into single elements."""
+        """True if all factors that precede it in a dimension are split into single elements."""
         sizes = self.rule.sizes
         return all(mesh.size_of(self.axes.get(f, ())) == sizes[f] for f in self.majors.get(factor, ()))
 
     def claims(self, layout: Layout, dims: Dims, mesh: AbstractMesh) -> Iterable[tuple[int, Axes]]:
-        """Along which axes a layout of dimensions of these factors wants each factor divided."""
+        """The mesh axes that a layout claims for each factor of its dimensions."""
         for axes, factors in zip(layout, dims, strict=True):
             rest = list(axes)
             for f in factors:
-                size, taken = self.rule.sizes[f], ()
-                while rest and (f not in self.exact or size % mesh.size_of((*taken, rest[0])) == 0):
-                    taken += (rest.pop(0),)
-                if taken:
-                    yield f, taken
-                if not rest or mesh.size_of(taken) != size:
+                size, used_axes = self.rule.sizes[f], ()
+                while rest and (f not in self.exact or size % mesh.size_of((*used_axes, rest[0])) == 0):
+                    used_axes += (rest.pop(0),)
+                if used_axes:
+                    yield f, used_axes
+                if not rest or mesh.size_of(used_axes) != size:
                     break
 
     def concede(self, f: int, axes: Axes, mesh: AbstractMesh) -> bool:
-        """Divide a factor along ``axes`` as far as the other axes allow; whether that was any further."""
+        """Shard a factor along ``axes`` as far as other axes allow; True if that changed it."""
         now = self.axes.get(f, ())
         if axes[: len(now)] != now or not self.may_divide(f, mesh):
             return False
@@ -77,22 +77,22 @@ class Node:
 
     @property
     def used(self) -> frozenset[str]:
-        """All axes along which it is divided."""
+        """All mesh axes in use."""
         return frozenset(a for axes in self.axes.values() for a in axes)
 
     def without(self, axes: frozenset[str]) -> Node:
-        """The node divided along other axes only."""
+        """The node without some mesh axes."""
         if not axes & self.used:
             return self
-        kept = {f: tuple(a for a in own if a not in axes) for f, own in self.axes.items()}
-        return replace(self, axes=kept)
+        remaining = {f: tuple(a for a in own if a not in axes) for f, own in self.axes.items()}
+        return replace(self, axes=remaining)
 
     def layouts(self, dims: Sequence[Dims], mesh: AbstractMesh) -> list[Layout]:
-        """The layouts of operands or results that go with its axes."""
+        """The layouts of operands or results under the node's axes."""
         return [tuple(self._along(factors, mesh) for factors in ds) for ds in dims]
 
     def _along(self, factors: tuple[int, ...], mesh: AbstractMesh) -> Axes:
-        """The axes that divide a dimension of these factors: of a minor one only if the major are used up."""
+        """The mesh axes of a dimension of these factors: of a minor one only if the major ones are used up."""
         found: Axes = ()
         for f in factors:
             axes = self.axes.get(f, ())
@@ -103,9 +103,9 @@ class Node:
 
 
 def body_ties(eqn: Eqn) -> tuple[list[Node], list[Node]] | None:
-    """How operands and results of a loop, a branch or a call go together with those of its bodies; else None.
+    """Nodes that tie operands and results of control flow to its bodies, else None.
 
-    Those to look at before the bodies, and those after.
+    Those to visit before the bodies, and those after.
     """
     p, ins, outs = eqn.params, list(eqn.invars), list(eqn.outvars)
     if eqn.prim is scan_p:
@@ -146,14 +146,14 @@ def _tie(operands: Sequence[Atom], results: Sequence[Atom]) -> Node:
 
 
 def _tie_scanned(stacked: Atom, one: Atom) -> Node:
-    """The inputs or results of all steps, which are whole along the steps, and that of one."""
+    """Tie stacked inputs or results, whole along the steps, to one step's."""
     shape = one.aval.shape
     dims = tuple((d,) for d in range(len(shape)))
     return Node(Rule((((), *dims),), (dims,), shape), [stacked], [one], early=True)
 
 
 def distinct(jaxpr: Jaxpr) -> Jaxpr:
-    """A copy in which every variable, those of bodies too, is bound once; bodies are simplified, as the whole is."""
+    """A copy in which every variable, in bodies too, is bound once; bodies are simplified, too."""
     new: dict[Any, Atom] = {}
 
     def of(atom: Any) -> Any:

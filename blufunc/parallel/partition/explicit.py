@@ -1,13 +1,13 @@
-"""Explicit axes: how values lie along them, from operands to results, and errors where that is ambiguous.
+"""Explicit axes: layouts follow from operands, and ambiguity is an error.
 
-Parallel, stage 3, above ``dim_groups.py`` and below ``propagate.py``. Along an ``Explicit`` axis of the mesh nothing is
-guessed: the layout of a result follows from those of the operands by the rule of the operation, loops and branches
-included, and only ``reshard`` and ``constrain`` change it. Operands that want an axis along two dimensions of one
-operation, or other axes along the same, are an error with the candidates. That an operand is whole where another is
-divided is no disagreement, and a sum over a divided dimension is settled where it is read, as along all axes.
+Parallel, stage 3, above ``dim_groups.py`` and below ``propagate.py``. In: layouts of parameters along ``Explicit`` mesh
+axes. Out: those of all values. Nothing is guessed: the layout of a result follows from the operands by the rule of the
+operation, loops and branches included, and only ``reshard`` and ``constrain`` change it. Operands that claim an axis
+for two dimensions of one operation, or different axes for one dimension, are an error with the candidates. A whole
+operand agrees with a sharded one, and consumers reduce sums over sharded dimensions, as along all axes.
 
-The cotangent of what was resharded is *loose*: where it came from nobody knows when it is transposed, so it goes along
-with what it meets.
+The cotangent of a resharded value is *loose*: the layout of its origin is unknown at transposition, so it adopts the
+layout of the operands it combines with.
 """
 
 from __future__ import annotations
@@ -35,27 +35,26 @@ class Explicit:
 
     Args:
       jaxpr: a jaxpr whose variables, those of bodies too, are bound once.
-      nodes: the node of each equation that is no loop, branch or call. Their factors get the explicit axes that
-        they are divided along.
-      given: layouts of parameters.
-      mesh: the mesh.
-    Raises:
-      ShardingError: operands of an operation disagree.
-    Attributes:
-      layouts: by variable.
+        nodes: the node of each equation other than loops, branches and calls. Their factors get the explicit axes.
+        layouts_in: layouts of parameters.
+        mesh: the mesh.
+      Raises:
+        ShardingError: operands of an operation disagree.
+      Attributes:
+        layouts: by variable.
     """
 
     def __init__(
-        self, jaxpr: Jaxpr, nodes: Mapping[Eqn, Node], given: Sequence[Layout | None], mesh: AbstractMesh
+        self, jaxpr: Jaxpr, nodes: Mapping[Eqn, Node], layouts_in: Sequence[Layout | None], mesh: AbstractMesh
     ):
         self.nodes, self.mesh = nodes, mesh
         self.layouts: dict[Var, Layout] = {}
         self._loose: set[Var] = set()
-        ins = [self._explicit(g) if g is not None else None for g in given]
+        ins = [self._explicit(g) if g is not None else None for g in layouts_in]
         self._body(jaxpr, ins)
 
     def _explicit(self, layout: Iterable[Axes]) -> Layout:
-        """The explicit axes of a layout; an axis behind one that is not explicit divides shares, and is left out."""
+        """The explicit axes of a layout; an axis after a non-explicit one shards shares, and is dropped."""
         explicit = self.mesh.explicit
         return tuple(tuple(itertools.takewhile(explicit.__contains__, axes)) for axes in layout)
 
@@ -77,7 +76,7 @@ class Explicit:
     # -- equations -----------------------------------------------------------------------------------
 
     def _body(self, jaxpr: Jaxpr, ins: Sequence[Layout | None], loose: Sequence[bool] = ()) -> list[Layout]:
-        """Go through a body whose parameters lie like ``ins``; the layouts of its results."""
+        """Propagate through a body with parameters of layouts ``ins``; the layouts of its results."""
         for var, layout, free in zip(jaxpr.invars, ins, loose or [False] * len(ins), strict=True):
             if layout is not None:
                 self._set(var, layout, free)
@@ -108,74 +107,74 @@ class Explicit:
 
     def _constraint(self, eqn: Eqn) -> None:
         (x,), (out,) = eqn.invars, eqn.outvars
-        free, wanted = eqn.params["free"], self._spec(eqn.params["spec"], out.aval.ndim)
-        kept = [a if d in free else b for d, (a, b) in enumerate(zip(self._of(x), wanted, strict=True))]
-        used = {a for axes in wanted for a in axes}
-        kept = [
+        free, required = eqn.params["free"], self._spec(eqn.params["spec"], out.aval.ndim)
+        chosen = [a if d in free else b for d, (a, b) in enumerate(zip(self._of(x), required, strict=True))]
+        used = {a for axes in required for a in axes}
+        chosen = [
             tuple(itertools.takewhile(lambda a: a not in used, k)) if d in free else k
-            for d, k in enumerate(kept)
+            for d, k in enumerate(chosen)
         ]
-        self._set(out, tuple(kept), loose=len(free) == out.aval.ndim)
+        self._set(out, tuple(chosen), loose=len(free) == out.aval.ndim)
 
     def _operation(self, eqn: Eqn, node: Node) -> None:
-        """The layout of the results from those of the operands, which have to agree."""
+        """Derive the layout of the results from the operands, which must agree."""
         sides = list(zip(eqn.invars, node.rule.operands, strict=True))
-        wants = [(atom, list(node.claims(self._of(atom), dims, self.mesh))) for atom, dims in sides]
-        strict = [w for w in wants if not self._is_loose(w[0])]
+        claimed = [(atom, list(node.claims(self._of(atom), dims, self.mesh))) for atom, dims in sides]
+        strict = [w for w in claimed if not self._is_loose(w[0])]
         if _disagree([claim for _, claims in strict for claim in claims]):
             raise self._ambiguous(eqn, node, strict)
-        loose = [w for w in wants if self._is_loose(w[0])]
+        loose = [w for w in claimed if self._is_loose(w[0])]
         self._concede(node, [*strict, *loose])
         free = not any(claims for _, claims in strict)
         for var, layout in zip(eqn.outvars, node.layouts(node.rule.results, self.mesh), strict=True):
             self._set(var, layout, loose=free and any(layout))
 
-    def _concede(self, node: Node, wants: Iterable[tuple[Atom, Sequence]]) -> None:
-        claims = [claim for _, own in wants for claim in own]
+    def _concede(self, node: Node, claimed: Iterable[tuple[Atom, Sequence]]) -> None:
+        claims = [claim for _, own in claimed for claim in own]
         while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
             pass
 
     def _ambiguous(
-        self, eqn: Eqn, node: Node, wants: Sequence[tuple[Atom, Sequence]]
+        self, eqn: Eqn, node: Node, claimed: Sequence[tuple[Atom, Sequence]]
     ) -> errors.ShardingError:
-        """The error of an operation whose operands disagree; the candidates are what each of them would have."""
+        """The error of operands that disagree; the candidates are their individual layouts."""
         candidates: dict[PartitionSpec, None] = {}
-        for first in range(len(wants)):
-            if wants[first][1]:
+        for first in range(len(claimed)):
+            if claimed[first][1]:
                 choice = replace(node, axes={})
-                self._concede(choice, [wants[first], *wants[:first], *wants[first + 1 :]])
+                self._concede(choice, [claimed[first], *claimed[:first], *claimed[first + 1 :]])
                 layout = choice.layouts(node.rule.results[:1], self.mesh)[0]
                 candidates[PartitionSpec(*layout)] = None
-        lie = " and ".join(str(PartitionSpec(*self._of(a))) for a, claims in wants if claims)
+        specs_of_operands = " and ".join(str(PartitionSpec(*self._of(a))) for a, claims in claimed if claims)
         return self._error(
-            eqn, f"{eqn.prim.name} of operands that lie as {lie} is ambiguous", list(candidates)
+            eqn, f"{eqn.prim.name} of operands sharded as {specs_of_operands} is ambiguous", list(candidates)
         )
 
     def _error(self, eqn: Eqn, what: str, candidates: Sequence[PartitionSpec]) -> errors.ShardingError:
         names = ", ".join(map(repr, sorted(self.mesh.explicit)))
         return errors.ShardingError(
-            f"{what}; the result could lie as {' or as '.join(map(str, candidates))}.",
+            f"{what}; the result could be sharded as {' or as '.join(map(str, candidates))}.",
             where=source.describe(eqn.source),
-            why=f"along Explicit axes ({names}) the program says how values lie, and nothing is guessed.",
+            why=f"along Explicit axes ({names}) layouts follow from the operands, and nothing is guessed.",
             fix=f"bf.reshard an operand before, for {candidates[0]}; or make_mesh(..., axis_types=AxisType.Auto)",
         )
 
     # -- bodies --------------------------------------------------------------------------------------
 
     def _join(self, eqn: Eqn, a: Layout, b: Layout, what: str) -> Layout:
-        """Both layouts together: what one says and the other does not."""
+        """Merge two layouts: each fills the gaps of the other."""
         joined = tuple(x if len(x) >= len(y) else y for x, y in zip(a, b, strict=True))
         prefixes = all(j[: len(x)] == x for side in (a, b) for j, x in zip(joined, side, strict=True))
         used = [axis for axes in joined for axis in axes]
         if not prefixes or len(used) > len(set(used)):
             specs = [PartitionSpec(*a), PartitionSpec(*b)]
-            raise self._error(eqn, f"{what} lies as {specs[0]} and as {specs[1]}", specs)
+            raise self._error(eqn, f"{what} is sharded as {specs[0]} and as {specs[1]}", specs)
         return joined
 
     def _loop(
         self, eqn: Eqn, carry: list[Layout], step: Callable[[list[Layout]], list[Layout]]
     ) -> list[Layout]:
-        """The layouts of carries that a step leaves as they are, or divides further at most."""
+        """The layouts of carries at a fixpoint: a step may shard them further, but not otherwise."""
         while True:
             after = step(carry)
             joined = [
@@ -219,7 +218,7 @@ class Explicit:
 
 
 def _disagree(claims: Sequence[tuple[int, Axes]]) -> bool:
-    """Whether an axis is wanted along two factors, or a factor along different axes."""
+    """True if claims put an axis on two factors, or different axes on one factor."""
     where: dict[str, int] = {}
     axes_of: dict[int, Axes] = {}
     for f, axes in claims:

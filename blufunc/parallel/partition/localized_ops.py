@@ -1,8 +1,7 @@
-"""Operations that are computed otherwise on a share than on the whole: those whose values depend on where a share lies.
+"""Local forms of operations whose values depend on the position of a share.
 
-Parallel, stage 3, below ``partition.py``. In come the operands of one equation as a device has them, and the layouts
-of its results; operations on shares go into the program that is being traced, and the results come out. ``factors.py``
-says in a rule, by name, which operations these are.
+Parallel, stage 3, below ``partition.py``. In: the local operands of an equation, and the layouts of its results. Out:
+operations on shares, staged into the local program. Rules (``core.primitives.sharding``) name these forms.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from blufunc.core.ops.windows import GatherScatterMode, window_sizes
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, broadcast_in_dim_p, broadcast_to, reshape
 from blufunc.parallel.collectives import primitives as mc
 from blufunc.parallel.partition.dim_groups import Node
-from blufunc.parallel.partition.resharding import Layout, Transitions
+from blufunc.parallel.partition.resharding import Layout, Resharder
 
 
 def _iota(to, eqn, node, operands, params, results):
-    """Counting from where the share begins."""
+    """Count from the start of the share."""
     d, dtype = params["dimension"], params["dtype"]
     out = eqn.prim.bind(**params)
     axes = results[0][d]
@@ -38,7 +37,7 @@ def _iota(to, eqn, node, operands, params, results):
 
 
 def _shifted(
-    to: Transitions,
+    to: Resharder,
     indices: Any,
     index_map: Sequence[int],
     tops: Sequence[int],
@@ -46,9 +45,9 @@ def _shifted(
     layout: Layout,
     clip: bool,
 ) -> tuple[Any, Any]:
-    """Indices counted from where the share of the table begins, along the dimensions that are divided; and in all.
+    """Indices relative to the start of the table's share, along sharded dimensions; and absolute ones.
 
-    ``tops`` are the last places at which a window may begin in the whole table.
+    ``tops`` are the last valid starts of a window in the whole table.
     """
     if indices.aval.dtype.itemsize < 4:
         indices = ew.convert(indices, dtypes.int32)
@@ -61,18 +60,18 @@ def _shifted(
 
 
 def _tops(index_map: Sequence[int], shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Of the dimensions that indices are of, the last place at which a window of ``sizes`` may begin."""
+    """The last valid start of a window of ``sizes`` along each indexed dimension."""
     return [shape[d] - sizes[d] for d in index_map]
 
 
 def _row(numbers: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """An array of ``shape`` that has ``numbers`` along the last dimension."""
+    """An array of ``shape`` with ``numbers`` along the last dimension."""
     ones = [broadcast_in_dim_p.bind(x, shape=(*shape[:-1], 1), dims=()) for x in numbers]
     return ones[0] if len(ones) == 1 else concatenate_p.bind(*ones, dimension=len(shape) - 1)
 
 
 def _gather(to, eqn, node, operands, params, results):
-    """A lookup in the share of a table: what lies in another gives 0, and the sum over the shares is owed."""
+    """Look up the share of a table; rows of other shares give 0, and the result is a sum over the shares."""
     x, indices = operands
     numbers, mode = params["dimension_numbers"], params["mode"]
     shape = eqn.invars[0].aval.shape
@@ -87,7 +86,7 @@ def _gather(to, eqn, node, operands, params, results):
     out = eqn.prim.bind(x, local, **how)
     if not drops:
         return [out]
-    # outside of the whole table: the fill, once in the sum
+    # out of range: the fill, once in the sum
     dtype = indices.aval.dtype
     top = _row([scalar(n, dtype) for n in tops], indices.aval.shape)
     outside = ew.bitwise_or(ew.lt(indices, ew.zeros_of(indices)), ew.gt(indices, top))
@@ -99,7 +98,7 @@ def _gather(to, eqn, node, operands, params, results):
 
 
 def _scatter(to, eqn, node, operands, params, results):
-    """Updates of the share of a table: those of other shares are dropped."""
+    """Update the share of a table; updates to other shares are dropped."""
     x, indices, updates = operands
     numbers = params["dimension_numbers"]
     index_map = numbers.scatter_dims_to_operand_dims
@@ -111,12 +110,12 @@ def _scatter(to, eqn, node, operands, params, results):
         params = {**params, "mode": GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
     layout = node.layouts(node.rule.operands[1:2], to.mesh)[0]
     if any(n % to.parts(axes) for n, axes in zip(of_indices, layout, strict=True)):
-        params = {**params, "indices_are_sorted": False, "unique_indices": False}  # padding is not
+        params = {**params, "indices_are_sorted": False, "unique_indices": False}  # padding breaks both
     return [eqn.prim.bind(x, indices, updates, **params)]
 
 
 def _random_bits(to, eqn, node, operands, params, results):
-    """The bits of this share's elements: those of an element depend on the key and its place in the whole alone."""
+    """Random bits of this share: each element's depend only on the key and its global position."""
     (keys,) = operands
     shape, width, k = params["shape"], params["bit_width"], keys.aval.ndim
     layout = results[0][k:]
@@ -132,9 +131,7 @@ def _random_bits(to, eqn, node, operands, params, results):
     whole = (*keys.aval.shape, *local)
     counter = broadcast_in_dim(counter, whole, tuple(range(k, len(whole))))
     keys = broadcast_in_dim(keys, whole, tuple(range(k)))
-    words = random_unwrap_p.bind(
-        random_fold_in_p.bind(keys, counter)
-    )  # the cipher of the counter, as for bits
+    words = random_unwrap_p.bind(random_fold_in_p.bind(keys, counter))  # encrypt the counter, as for bits
     hi, lo = (reshape(slice_in_dim(words, i, i + 1, axis=len(whole)), whole) for i in range(2))
     dtype = eqn.outvars[0].aval.dtype
     if width < 64:
@@ -142,7 +139,7 @@ def _random_bits(to, eqn, node, operands, params, results):
     return [ew.bitwise_or(ew.shift_left(ew.convert(hi, dtype), scalar(32, dtype)), ew.convert(lo, dtype))]
 
 
-SPECIAL: dict[str, Callable[[Transitions, Eqn, Node, list, dict, list[Layout]], list]] = {
+SPECIAL: dict[str, Callable[[Resharder, Eqn, Node, list, dict, list[Layout]], list]] = {
     "iota": _iota,
     "gather": _gather,
     "scatter": _scatter,

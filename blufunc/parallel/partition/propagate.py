@@ -1,17 +1,16 @@
-"""Propagation: from the shardings that are given to those of all values and operations of a program.
+"""Propagation: shardings of all values and operations from a few annotated ones.
 
-Parallel, stage 3, above ``factors.py`` and below ``partition.py``. In comes a global jaxpr whose variables are all
-distinct, and the layouts of its parameters (and, if given, results); out comes for each variable a layout, and for each
-equation the mesh axes along which its factors are divided.
+Parallel, stage 3, below ``partition.py``, by the rules of primitives. In: a global jaxpr whose variables are distinct,
+and the layouts of its parameters (and, if given, results). Out: a layout per variable, and per equation the mesh axes
+of its factors.
 
-Every equation is a *node* that ties dimensions by its factors; so is each way of a value into the body of a loop,
-a branch or a call, and out. Layouts only ever grow, until nothing changes: first from the user's constraints through
-elementwise and moving operations, then from parameters too, then through all operations.
+Every equation is a *node* that ties dimensions by its factors; so is each value that enters or leaves the body of a
+loop, a branch or a call. Layouts only grow, to a fixpoint: first from the user's constraints through elementwise and
+movement operations, then from parameters too, then through all operations.
 
-Where an equation's operands and results do not agree, the decision goes to what an operand has before what only a
-result has; then to the larger tensors; then to factors that pass before those that are reduced; then to more shards.
-What has lost is moved to the layout that has won. Along explicit axes of the mesh there is nothing to decide:
-``explicit.py`` says how values lie, and is an error where that is ambiguous.
+If operands and results of an equation disagree, operands win over results; then larger tensors; then factors that pass
+through over reduced ones; then more shards. The loser is resharded. Along explicit mesh axes nothing is decided here:
+``explicit.py`` derives the layouts, and raises an error if they are ambiguous.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
+from blufunc.core.primitives.sharding import rule_of
 from blufunc.parallel.collectives.shard_map import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
@@ -28,7 +29,6 @@ from blufunc.parallel.mesh.spec import PartitionSpec, names_of
 from blufunc.parallel.partition.axis_priority import first
 from blufunc.parallel.partition.dim_groups import Node, body_ties
 from blufunc.parallel.partition.explicit import Explicit
-from blufunc.parallel.partition.factors import rule_of
 from blufunc.parallel.partition.resharding import Axes, Layout
 
 
@@ -36,20 +36,20 @@ class Propagation:
     """The layouts of the variables of ``jaxpr``, bodies included, and the nodes of its equations.
 
     Args:
-      jaxpr: a jaxpr of which no body is run by two equations: see ``distinct``.
-      given: layouts of parameters, which stay; None where one is free.
-      wanted: the same of results.
-    Attributes:
-      layouts: by variable.
-      nodes: by equation, for those that are no loop, branch or call.
+        jaxpr: a jaxpr in which no two equations share a body: see ``distinct``.
+        in_layouts: fixed layouts of parameters, or None.
+        out_layouts: the same of results.
+      Attributes:
+        layouts: by variable.
+        nodes: by equation, other than loops, branches and calls.
     """
 
     def __init__(
         self,
         jaxpr: Jaxpr,
         mesh: AbstractMesh,
-        given: Sequence[Layout | None],
-        wanted: Sequence[Layout | None],
+        in_layouts: Sequence[Layout | None],
+        out_layouts: Sequence[Layout | None],
     ):
         self.mesh = mesh
         self.layouts: dict[Var, Layout] = {}
@@ -57,7 +57,7 @@ class Propagation:
         self._fixed: set[Var] = set(jaxpr.constvars)
         self._all: list[Node] = []
         of_parameters = {
-            v: layout for v, layout in zip(jaxpr.invars, given, strict=True) if layout is not None
+            v: layout for v, layout in zip(jaxpr.invars, in_layouts, strict=True) if layout is not None
         }
         self._fixed.update(of_parameters)
         self._visit(jaxpr)
@@ -66,14 +66,14 @@ class Propagation:
         said = {v: layout for v, layout in self.layouts.items() if v not in begin and v not in end}
         self.layouts = dict(said)
         if mesh.explicit:
-            for var, layout in Explicit(jaxpr, self.nodes, given, mesh).layouts.items():
+            for var, layout in Explicit(jaxpr, self.nodes, in_layouts, mesh).layouts.items():
                 if var not in self._fixed:
                     self.layouts[var] = layout
         self._early()
         self.layouts.update(first(self._all, of_parameters, said, mesh.explicit))
         self._everywhere()
         self.layouts.update(of_parameters | end)
-        for atom, layout in zip(jaxpr.outvars, wanted, strict=True):
+        for atom, layout in zip(jaxpr.outvars, out_layouts, strict=True):
             if layout is not None and isinstance(atom, Var) and self._free(atom):
                 self.layouts[atom] = layout
         self._everywhere()
@@ -86,18 +86,20 @@ class Propagation:
     def _free(self, var: Var) -> bool:
         return var not in self._fixed and not any(self.layout(var))
 
-    def _ends(self, jaxpr: Jaxpr, given: dict[Var, Layout]) -> tuple[dict[Var, Layout], dict[Var, Layout]]:
-        """The constraints at both ends of a program, which say how arguments and results lie: ``shard`` makes these.
+    def _ends(
+        self, jaxpr: Jaxpr, in_layouts: dict[Var, Layout]
+    ) -> tuple[dict[Var, Layout], dict[Var, Layout]]:
+        """Constraints at both ends of a program, which state the layouts of arguments and results, as by ``shard``.
 
-        They are no wishes for what is between, and so go the way of given layouts. A constraint that has an argument
-        lie otherwise than it does is one of the user's, unless it divides what was whole.
+        They are not preferences for values in between, so they propagate like given layouts. A constraint that reshards
+        an argument is a preference of the user, unless it shards a whole value.
         """
         readers = Counter(a for eqn in jaxpr.eqns for a in eqn.invars if isinstance(a, Var))
         fixed = [e for e in jaxpr.eqns if isinstance(e.prim, ShardingConstraint) and not e.params["free"]]
         begin: dict[Var, Layout] = {}
         for eqn in fixed:
             (x,), (out,) = eqn.invars, eqn.outvars
-            before = begin.get(x, given.get(x)) if isinstance(x, Var) else None
+            before = begin.get(x, in_layouts.get(x)) if isinstance(x, Var) else None
             if before is not None and (not any(before) or before == self.layouts[out]):
                 begin[out] = self.layouts[out]
         results = {v for v in jaxpr.outvars if isinstance(v, Var)}
@@ -126,13 +128,14 @@ class Propagation:
                 self.nodes[eqn] = self._node(eqn)
 
     def _node(self, eqn: Eqn) -> Node:
-        rule = rule_of(eqn.prim, [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars], eqn.params)
+        avals, outs = [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars]
+        rule = source.at(eqn.source, rule_of)(eqn.prim, avals, outs, eqn.params)
         node = Node(rule, eqn.invars, eqn.outvars, eqn.prim.kind in ("elementwise", "movement", "call"))
         self._all.append(node)
         return node
 
     def _constraint(self, eqn: Eqn) -> None:
-        """A constraint is the layout of its result; what it leaves free goes through."""
+        """A constraint fixes the layout of its result, except for the free dimensions."""
         spec, free = eqn.params["spec"], eqn.params["free"]
         (out,) = eqn.outvars
         self.layouts[out] = layout_of(spec, out.aval.ndim, self.mesh)
@@ -142,7 +145,7 @@ class Propagation:
             self._fixed.add(out)
 
     def _manual(self, eqn: Eqn) -> None:
-        """A function of shards: its specs are the layouts of its operands, where these are free, and of its results."""
+        """A ``shard_map``: its specs are the layouts of its results, and of free operands."""
         for atom, spec in zip(eqn.invars, eqn.params["in_specs"], strict=True):
             if isinstance(atom, Var) and atom not in self._fixed:
                 self._grow(atom, layout_of(spec, atom.aval.ndim, self.mesh))
@@ -153,7 +156,7 @@ class Propagation:
     # -- rounds --------------------------------------------------------------------------------------
 
     def _early(self) -> bool:
-        """Propagate through the nodes of the first rounds until nothing changes; whether anything did."""
+        """Propagate through the nodes of the first rounds to a fixpoint; True if anything changed."""
         nodes = [node for node in self._all if node.early]
         changed = False
         while self._sweep(nodes) | self._sweep(nodes[::-1]):
@@ -161,7 +164,7 @@ class Propagation:
         return changed
 
     def _everywhere(self) -> None:
-        """Propagate until nothing changes: through the nodes of the first rounds as far as possible, then all."""
+        """Propagate to a fixpoint: through the nodes of the first rounds as far as possible, then all."""
         self._early()
         while self._sweep(self._all) | self._early() or self._sweep(self._all[::-1]) | self._early():
             pass
@@ -179,7 +182,7 @@ class Propagation:
         return changed
 
     def _grow(self, var: Var, layout: Layout) -> bool:
-        """Divide a value further, as far as ``layout`` does."""
+        """Shard a value further, as far as ``layout`` does."""
         now = self.layout(var)
         used = {a for axes in now for a in axes}
         grown = []
@@ -195,7 +198,7 @@ class Propagation:
         return True
 
     def _decide(self, node: Node) -> None:
-        """Divide the factors of a node further, as far as its operands and results say and agree."""
+        """Shard the factors of a node further, as far as its operands and results agree."""
         support: dict[tuple[int, Axes], list] = {}
         sides = ((True, node.operands, node.rule.operands), (False, node.results, node.rule.results))
         for of_operand, atoms, dims in sides:
@@ -214,9 +217,9 @@ class Propagation:
 
         claims = sorted(support, key=weight, reverse=True)
         while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
-            pass  # minor factors may be divided once the major ones are
+            pass  # minor factors may be sharded once the major ones are
 
 
 def layout_of(spec: PartitionSpec, ndim: int, mesh: Mesh | AbstractMesh) -> Layout:
-    """The layout of a spec; axes of one device divide nothing."""
+    """The layout of a spec; mesh axes of size 1 are dropped."""
     return tuple(tuple(a for a in names_of(e) if mesh.shape[a] > 1) for e in spec.for_rank(ndim))

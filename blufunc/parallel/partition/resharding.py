@@ -1,15 +1,15 @@
-"""Transitions: a value that lies on a mesh in one way, in another.
+"""Resharding: move a value from one layout to another.
 
-Parallel, stage 3, below ``partition.py``. In comes a ``Shard``, what one device has of a value of the global program;
-out comes another of the same value, and meanwhile collectives and local slices are put into the local program:
+Parallel, stage 3, below ``partition.py``. In: a ``Shard``, one device's part of a global value. Out: another ``Shard``
+of it; collectives and local slices are staged into the local program:
 
-    divided -> whole                        all_gather
-    whole -> divided                        a slice, local
+    sharded -> whole                        all_gather
+    whole -> sharded                        a local slice
     one dimension -> another, same axis     all_to_all
-    a sum owed -> whole                     all_reduce (psum_invariant)
-    a sum owed -> divided                   reduce_scatter
+    unreduced -> whole                      all_reduce (psum_invariant)
+    unreduced -> sharded                    reduce_scatter
 
-A dimension of n elements among p devices has shards of ``ceil(n / p)``, of which the last may be padded.
+A dimension of n elements on p devices has shards of ``ceil(n / p)`` elements, of which the last may be padded.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from blufunc.parallel.mesh.mesh import AbstractMesh
 
 Axes = tuple[str, ...]
 Layout = tuple[Axes, ...]
-"""For each dimension the mesh axes that divide it, the slowest first."""
+"""For each dimension the mesh axes that shard it, major first."""
 
 _COLLECTIVES = {"sum": mc.psum_invariant_p, "max": mc.pmax_invariant_p, "min": mc.pmin_invariant_p}
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What a device has of a value.
+    """One device's part of a value.
 
     Attributes:
       value: a tracer of the local program.
-      aval: the type of the whole value.
-      layout: how dimensions are divided.
-      owed: the axes over which the value is the sum of what the devices have.
-      zero: whether the value is known to be 0 everywhere.
+      aval: the global type.
+      layout: the mesh axes of each dimension.
+      unreduced: the axes over which the value is a sum over the devices.
+      zero: True if the value is known to be 0 everywhere.
     """
 
     value: Any
     aval: ShapedArray
     layout: Layout
-    owed: frozenset[str] = frozenset()
+    unreduced: frozenset[str] = frozenset()
     zero: bool = False
 
 
-class Transitions:
-    """Puts operations between devices of ``mesh`` into the program that is being traced."""
+class Resharder:
+    """Stages the operations that reshard values on ``mesh``."""
 
     def __init__(self, mesh: AbstractMesh):
         self.mesh = mesh
 
     def parts(self, axes: Axes) -> int:
-        """Among how many devices ``axes`` divide."""
+        """The number of devices along ``axes``."""
         return self.mesh.size_of(axes)
 
     def share(self, n: int, axes: Axes) -> int:
@@ -70,7 +70,7 @@ class Transitions:
         return -(-n // self.parts(axes))
 
     def local_shape(self, shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-        """The shape of the shards of a value of a shape."""
+        """The shape of the shards of a value of a global shape."""
         return tuple(self.share(n, axes) for n, axes in zip(shape, layout, strict=True))
 
     def over(self, axes: Axes) -> dict[str, Any]:
@@ -78,25 +78,25 @@ class Transitions:
         return {"axes": axes, "sizes": tuple(self.mesh.shape[a] for a in axes)}
 
     def start(self, n: int, axes: Axes, dtype: np.dtype = dtypes.int32) -> Any:
-        """The first element of this device's shard of a dimension of ``n``."""
+        """The index of this device's first element along a dimension of ``n``."""
         index = ew.convert(mc.mesh_axis_index_p.bind(**self.over(axes)), dtype)
         return ew.mul(index, scalar(self.share(n, axes), dtype))
 
     # -- one step --------------------------------------------------------------------------------
 
     def reduce(self, x: Any, axes: Axes, how: str = "sum", src: str = "V") -> Any:
-        """``x`` combined over ``axes``."""
+        """Reduce ``x`` over ``axes``."""
         return _COLLECTIVES[how].bind(x, src=src, dst="I", **self.over(axes)) if axes else x
 
     def inside(self, x: Any, n: int, dim: int, axes: Axes, other: Any) -> Any:
-        """``x`` with ``other`` in place of the padding of a dimension of ``n`` elements."""
+        """Replace the padding of a dimension of ``n`` elements by ``other``."""
         shape = x.aval.shape
         position = iota_p.bind(dtype=dtypes.int32, shape=shape, dimension=dim)
         valid = ew.lt(ew.add(position, broadcast_to(self.start(n, axes), shape)), scalar(n, dtypes.int32))
         return ew.select(valid, x, broadcast_to(scalar(other, x.aval.dtype), shape))
 
     def sized(self, x: Any, dim: int, size: int) -> Any:
-        """``x`` with dimension ``dim`` cut or padded at the end to ``size``."""
+        """Truncate or pad dimension ``dim`` at the end to ``size``."""
         shape = x.aval.shape
         if size == shape[dim]:
             return x
@@ -107,7 +107,7 @@ class Transitions:
         return pad_p.bind(x, _zero(x.aval.dtype), padding_config=config)
 
     def divide(self, x: Any, dim: int, n: int, axes: Axes) -> Any:
-        """This device's share of dimension ``dim``, which is whole and of ``n`` elements."""
+        """This device's share of dimension ``dim``, whole and of ``n`` elements."""
         size = self.share(n, axes)
         x = self.sized(x, dim, size * self.parts(axes))
         if x.aval.dtype == dtypes.key:
@@ -118,66 +118,66 @@ class Transitions:
         return mc.shard_slice_p.bind(x, src="I", dst="V", dim=dim, **self.over(axes))
 
     def gather(self, x: Any, dim: int, n: int, axes: Axes) -> Any:
-        """Dimension ``dim`` whole, of ``n`` elements."""
+        """Gather dimension ``dim`` of ``n`` elements."""
         x = mc.mesh_all_gather_p.bind(x, src="V", dst="I", dim=dim, **self.over(axes))
         return self.sized(x, dim, n)
 
     # -- from one layout to another --------------------------------------------------------------
 
     def nests(self, n: int, outer: Axes, inner: Axes) -> bool:
-        """Whether the shards of a dimension along ``outer`` divided along ``inner`` are those along both."""
+        """True if sharding along ``outer``, then ``inner``, gives the shards along both."""
         return not outer or self.share(n, outer) == self.share(n, outer + inner) * self.parts(inner)
 
-    def move(self, x: Shard, layout: Layout, owed: frozenset[str] = frozenset()) -> Shard:
-        """``x`` laid out by ``layout``, with sums owed over no more than ``owed``."""
-        x = self._settle(x, layout, owed)
-        x = self._exchange(x, layout)
+    def move(self, x: Shard, layout: Layout, unreduced: frozenset[str] = frozenset()) -> Shard:
+        """Reshard ``x`` to ``layout``, with sums pending over at most ``unreduced``."""
+        x = self._reduce_pending(x, layout, unreduced)
+        x = self._swap(x, layout)
         for dim, (n, now, then) in enumerate(zip(x.aval.shape, x.layout, layout, strict=True)):
-            kept = _common(now, then)
-            if kept and not (
-                self.nests(n, kept, now[len(kept) :]) and self.nests(n, kept, then[len(kept) :])
+            prefix = _common(now, then)
+            if prefix and not (
+                self.nests(n, prefix, now[len(prefix) :]) and self.nests(n, prefix, then[len(prefix) :])
             ):
-                kept = ()
-            size = self.share(n, kept)
+                prefix = ()
+            size = self.share(n, prefix)
             value = x.value
-            if now[len(kept) :]:
-                value = self.gather(value, dim, size, now[len(kept) :])
-            x = _with(x, value, dim, kept)
+            if now[len(prefix) :]:
+                value = self.gather(value, dim, size, now[len(prefix) :])
+            x = _with(x, value, dim, prefix)
         for dim, (n, now, then) in enumerate(zip(x.aval.shape, x.layout, layout, strict=True)):
             if then != now:
                 size = self.share(n, now)
                 x = _with(x, self.divide(x.value, dim, size, then[len(now) :]), dim, then)
         return x
 
-    def cost(self, x: Shard, layout: Layout, owed: frozenset[str]) -> int:
-        """How many exchanges ``move`` makes, at most."""
+    def cost(self, x: Shard, layout: Layout, unreduced: frozenset[str]) -> int:
+        """An upper bound on the number of collectives of ``move``."""
         pairs = zip(x.layout, layout, strict=True)
-        return sum(now != then[: len(now)] for now, then in pairs) + len(x.owed - owed)
+        return sum(now != then[: len(now)] for now, then in pairs) + len(x.unreduced - unreduced)
 
-    def _settle(self, x: Shard, layout: Layout, owed: frozenset[str]) -> Shard:
-        """Sums that may not stay owed: scattered along the dimension that their axes divide in the end, or reduced."""
-        due = x.owed - owed
+    def _reduce_pending(self, x: Shard, layout: Layout, unreduced: frozenset[str]) -> Shard:
+        """Reduce sums that may not stay pending; scatter along the dimension that their axes shard."""
+        pending = x.unreduced - unreduced
         for dim, (n, now, then) in enumerate(zip(x.aval.shape, x.layout, layout, strict=True)):
             more = then[len(now) :]
             if (
                 now != then[: len(now)]
                 or not more
-                or not due.issuperset(more)
+                or not pending.issuperset(more)
                 or not self.nests(n, now, more)
             ):
                 continue
             size = self.share(n, now)
             value = self.sized(x.value, dim, self.share(size, more) * self.parts(more))
             value = mc.mesh_psum_scatter_p.bind(value, src="U", dst="V", dim=dim, **self.over(more))
-            x = replace(_with(x, value, dim, then), owed=x.owed - {*more})
-            due -= {*more}
-        if due:
-            axes = tuple(a for a in self.mesh.axis_names if a in due)
-            x = replace(x, value=self.reduce(x.value, axes, src="U"), owed=x.owed - due)
+            x = replace(_with(x, value, dim, then), unreduced=x.unreduced - {*more})
+            pending -= {*more}
+        if pending:
+            axes = tuple(a for a in self.mesh.axis_names if a in pending)
+            x = replace(x, value=self.reduce(x.value, axes, src="U"), unreduced=x.unreduced - pending)
         return x
 
-    def _exchange(self, x: Shard, layout: Layout) -> Shard:
-        """The last axes of one dimension at the end of another, where that is what is wanted."""
+    def _swap(self, x: Shard, layout: Layout) -> Shard:
+        """All-to-all, if the last axes of one dimension move to the end of another."""
         for source, now in enumerate(x.layout):
             then = layout[source]
             moved = now[len(then) :]
@@ -203,7 +203,7 @@ def _with(x: Shard, value: Any, dim: int, axes: Axes) -> Shard:
 
 
 def _common(a: Axes, b: Axes) -> Axes:
-    """The axes that both begin with."""
+    """The common prefix of two tuples of axes."""
     n = 0
     while n < min(len(a), len(b)) and a[n] == b[n]:
         n += 1

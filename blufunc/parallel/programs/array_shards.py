@@ -1,6 +1,7 @@
-"""What arrays say of how they lie on devices: ``sharding``, ``addressable_shards`` and the like.
+"""Sharding attributes of arrays: ``sharding``, ``addressable_shards`` and the like.
 
-Parallel, after stage 8. Installed on ``Array`` here, as the core knows nothing of shardings.
+Parallel, after stage 8. In: an array. Out: its layout and shards. ``Array`` calls this module, since the core does not
+know shardings.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
 
 @dataclass(frozen=True)
 class Shard:
-    """What one device holds of an array.
+    """One device's shard of an array.
 
     Attributes:
       device: the device.
-      index: which part of the array that is: a slice for each dimension.
-      replica_id: how many devices before it hold the same part.
-      data: the part, an array on the device, without padding.
+      index: the position of the shard in the array: a slice per dimension.
+      replica_id: the number of preceding devices with the same shard.
+      data: the shard without padding, an array on the device.
     """
 
     device: backend.Device
@@ -38,13 +39,13 @@ class Shard:
 
 
 def sharding_of(self: Array) -> Sharding:
-    """How the array lies on devices: a ``NamedSharding``, or a ``SingleDeviceSharding``."""
+    """The layout of the array: a ``NamedSharding``, or a ``SingleDeviceSharding``."""
     buffer = self.buffer
     return buffer.sharding if isinstance(buffer, ShardedBuffer) else SingleDeviceSharding(self.device)
 
 
-def _addressable_shards(self: Array) -> list[Shard]:
-    """The parts of the array, one for each device of this process, in the order of the mesh."""
+def addressable_shards(self: Array) -> list[Shard]:
+    """The shards on devices of this process, in mesh order."""
     buffer = self.buffer
     if not isinstance(buffer, ShardedBuffer):
         return [Shard(self.device, tuple(slice(0, n) for n in self.aval.shape), 0, self)]
@@ -56,28 +57,3 @@ def _addressable_shards(self: Array) -> list[Shard]:
         data = slice_(Array(shard, padded, device), [0] * len(index), tuple(s.stop - s.start for s in index))
         shards.append(Shard(device, index, replicas[rank], data))
     return shards
-
-
-def _addressable_data(self: Array, index: int) -> Array:
-    """What the device number ``index`` of those of this process holds of the array."""
-    return _addressable_shards(self)[index].data
-
-
-def _is_fully_replicated(self: Array) -> bool:
-    """Whether each device of the array holds all of it."""
-    return sharding_of(self).is_fully_replicated
-
-
-def _is_fully_addressable(self: Array) -> bool:
-    """Whether all devices of the array are of this process."""
-    return sharding_of(self).is_fully_addressable
-
-
-for _name, _function in (
-    ("sharding", sharding_of),
-    ("addressable_shards", _addressable_shards),
-    ("is_fully_replicated", _is_fully_replicated),
-    ("is_fully_addressable", _is_fully_addressable),
-):
-    setattr(Array, _name, property(_function))
-Array.addressable_data = _addressable_data  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """``jit`` with the shardings of arguments and results.
 
-Parallel, stages 1 and 8, upon ``transforms/staging/jit.py``, which makes a ``ShardedJit`` where shardings are given:
-they are equations at both ends of what is traced, and arguments are moved before a call.
+Parallel, stages 1 and 8, above ``transforms/staging/jit.py``, which makes a ``ShardedJit`` if shardings are given. In:
+shardings. Out: constraints at both ends of the traced function, and arguments that are resharded before a call.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from blufunc.parallel.partition.propagate import layout_of
 from blufunc.parallel.programs.placement import device_put
 from blufunc.parallel.programs.reshard import reshard
 from blufunc.transforms.arguments import FlatFunction, abstract, labels_of
-from blufunc.transforms.staging.jit import Jitted, register_sharded
+from blufunc.transforms.staging.jit import Jitted
 
 
 class ShardedJit(Jitted):
-    """What ``jit`` returns where ``in_shardings`` or ``out_shardings`` are given."""
+    """The result of ``jit`` with ``in_shardings`` or ``out_shardings``."""
 
     def __init__(self, fun: Callable, *options: Any, in_shardings: Any, out_shardings: Any):
         super().__init__(fun, *options)
         self.in_shardings, self.out_shardings = in_shardings, out_shardings
-        self._plain = False  # the short way to a program takes arguments as they are
+        self._plain = False  # the fast path does not place arguments
         self._given: dict[Any, Shardings] = {}
 
     def _of_arguments(self, call: Any) -> Shardings:
@@ -44,8 +44,8 @@ class ShardedJit(Jitted):
         return found
 
     def _matched(self, call: Any) -> Shardings:
-        given = self.in_shardings
-        if given is None:
+        in_shardings = self.in_shardings
+        if in_shardings is None:
             return [None] * len(call.leaves)
         if call.kwargs:
             raise errors.ArgumentError(
@@ -55,17 +55,19 @@ class ShardedJit(Jitted):
                 fix="pass these by position, or make them static",
             )
         n = len(call.args)
-        if isinstance(given, (tuple, list)) and not is_spec(given):  # without the static arguments
-            rest = iter(given)
+        if isinstance(in_shardings, (tuple, list)) and not is_spec(
+            in_shardings
+        ):  # without the static arguments
+            rest = iter(in_shardings)
             dynamic = n - sum(i in self.static_nums for i in range(n))
-            if len(given) != dynamic:
+            if len(in_shardings) != dynamic:
                 raise errors.TreeError(
-                    f"in_shardings of {self.name} has {len(given)} entries, and the call {dynamic} arguments.",
+                    f"in_shardings of {self.name} has {len(in_shardings)} entries, and the call {dynamic} arguments.",
                     where=source.here(),
                     fix="one for each argument that is not static, or one sharding for all",
                 )
-            given = tuple(None if i in self.static_nums else next(rest) for i in range(n))
-        found = shardings_of(given, call.args, None, f"in_shardings of {self.name}")
+            in_shardings = tuple(None if i in self.static_nums else next(rest) for i in range(n))
+        found = shardings_of(in_shardings, call.args, None, f"in_shardings of {self.name}")
         avals = [abstract(x) for x in call.leaves]
         check_ranks(found, avals, tree.structure(call.args), f"{self.name}: argument ")
         return found
@@ -80,19 +82,19 @@ class ShardedJit(Jitted):
         return [v if s is None else self._onto(v, s, call, i) for i, (v, s) in enumerate(pairs)]
 
     def _onto(self, x: Array, sharding: NamedSharding, call: Any, i: int) -> Array:
-        """Argument leaf ``i`` with the sharding that it is to have: moved if nobody said where it should be."""
+        """Move argument leaf ``i`` to its sharding, unless the user placed it elsewhere."""
         if x.device.joint:
             own = x.buffer.sharding
-            if own == sharding or (own.mesh == sharding.mesh and _alike(own, sharding, x.aval.ndim)):
+            if own == sharding or (own.mesh == sharding.mesh and _same_shards(own, sharding, x.aval.ndim)):
                 return x
         elif x.device in (default_device(), host_device()):
             return device_put(x, sharding)
-        lies = f"{x.buffer.sharding.spec} on {x.device}" if x.device.joint else str(x.device)
+        placement = f"{x.buffer.sharding.spec} on {x.device}" if x.device.joint else str(x.device)
         raise errors.ShardingError(
-            f"the argument {labels_of(self.fun, call.in_tree)[i]} of {self.name} lies as {lies}, and in_shardings says "
-            f"{sharding.spec} on the mesh ({sharding.mesh}).",
+            f"the argument {labels_of(self.fun, call.in_tree)[i]} of {self.name} is placed as {placement}, and "
+            f"in_shardings says {sharding.spec} on the mesh ({sharding.mesh}).",
             where=source.here(),
-            why="jit moves only arrays that nobody has put anywhere.",
+            why="jit moves uncommitted arrays only.",
             fix="bf.reshard(x, sharding) before the call, or None in in_shardings",
         )
 
@@ -108,7 +110,7 @@ class _Annotated(FlatFunction):
         self.shardings, self.owner = shardings, owner
 
     def __call__(self, *leaves: Any) -> list[Any]:
-        # both: one moves, and a cotangent is laid out like its argument
+        # both: reshard moves the argument, constrain lays out its cotangent
         ins = [
             x if s is None else constrain(reshard(x, s), s)
             for x, s in zip(leaves, self.shardings, strict=True)
@@ -123,9 +125,6 @@ class _Annotated(FlatFunction):
         return [x if s is None else constrain(reshard(x, s), s) for x, s in zip(flat, shardings, strict=True)]
 
 
-def _alike(a: NamedSharding, b: NamedSharding, ndim: int) -> bool:
-    """Whether two shardings of one mesh divide an array alike: axes of one device divide nothing."""
+def _same_shards(a: NamedSharding, b: NamedSharding, ndim: int) -> bool:
+    """True if two shardings of one mesh give the same shards: mesh axes of size 1 are ignored."""
     return layout_of(a.spec, ndim, a.mesh) == layout_of(b.spec, ndim, b.mesh)
-
-
-register_sharded(ShardedJit)

@@ -1,8 +1,7 @@
-"""A mesh as a device: arrays lie on it, and programs are compiled for it.
+"""A mesh as a device, which holds arrays and runs programs.
 
-Parallel, stages 3 and 8. ``jit``, eager operations and donation know devices and their backends only. The backend of a
-mesh keeps arrays as ``ShardedBuffer``s and makes ``MeshProgram``s; all of it stands on the backend of the mesh's own
-devices.
+Parallel, stages 3 and 8. In: arrays and jaxprs, from ``jit``, eager operations and donation, which know only devices
+and backends. Out: ``ShardedBuffer``s and ``MeshPrograms``, built on the backend of the mesh's devices.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.programs.simplify import simplify
-from blufunc.parallel.collectives.lowering import spell_out
+from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding, replicated
 from blufunc.parallel.programs.mesh_program import LocalProgram, MeshProgram, local_jaxpr, reshard
@@ -32,7 +31,7 @@ from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
 
 @dataclass(frozen=True)
 class MeshDevice(backend.Device):
-    """The devices of a mesh together. Made by ``device_on``."""
+    """All devices of a mesh as one; made by ``device_on``."""
 
     mesh: Mesh = field(kw_only=True)
     joint: ClassVar[bool] = True
@@ -44,11 +43,11 @@ class MeshDevice(backend.Device):
 
     @property
     def own(self) -> backend.Device:
-        """The first of these that is of this process."""
+        """The first device of this process."""
         return self.mesh.local_devices[0]
 
     def layouts(self, values: Sequence[Any]) -> tuple[NamedSharding, ...]:
-        """The sharding of each argument, or of what will be one; those that are not on the mesh will be replicated."""
+        """The sharding of each argument; values that are not on the mesh will be replicated."""
 
         def layout(value: Any) -> NamedSharding:
             if isinstance(value, Array) and value.device == self:
@@ -60,17 +59,17 @@ class MeshDevice(backend.Device):
     def local(
         self, jaxpr: Jaxpr, donated: Sequence[bool], layouts: tuple[NamedSharding, ...]
     ) -> tuple[Jaxpr, Sequence[bool], backend.Device]:
-        """The local jaxpr as it runs, constants first among its parameters, and the first device of this process."""
+        """The local jaxpr as it runs, constants as leading parameters, and this process's first device."""
         jaxpr = simplify(self.own.backend.chosen(jaxpr))
         made, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
-        return spell_out(made), (False,) * len(consts) + tuple(donated), self.own
+        return lower_collectives(made), (False,) * len(consts) + tuple(donated), self.own
 
     def local_program(self, program: MeshProgram, layouts: tuple[NamedSharding, ...]) -> LocalProgram:
         """The program that all devices run."""
         return program.local(layouts or self._all_replicated(program.jaxpr))
 
     def whole(self, buffer: ShardedBuffer) -> np.ndarray:
-        """The shards put together, those of other processes among them."""
+        """Gather the shards, including those of other processes."""
         if not buffer.is_fully_addressable:
             buffer = reshard(buffer, replicated(self.mesh))
         return sharded_buffer.gather(buffer)
@@ -89,7 +88,7 @@ _devices: dict[Mesh, MeshDevice] = {}
 
 
 def device_on(mesh: Mesh) -> MeshDevice:
-    """The one ``MeshDevice`` of a mesh."""
+    """The unique ``MeshDevice`` of a mesh."""
     found = _devices.get(mesh)
     if found is None:
         made = MeshBackend(mesh)
@@ -116,7 +115,7 @@ class MeshBackend:
         return sharded_buffer.scatter(x, replicated(self.mesh))
 
     def to_host(self, buffer: ShardedBuffer) -> np.ndarray:
-        """The shards put together."""
+        """Gather the shards."""
         return sharded_buffer.gather(buffer)
 
     def block_until_ready(self, buffer: ShardedBuffer) -> None:
@@ -127,7 +126,7 @@ class MeshBackend:
     def run(
         self, prim: Any, buffers: Sequence[ShardedBuffer], params: dict, outs: Sequence[ShapedArray]
     ) -> Sequence[ShardedBuffer]:
-        """One primitive: a program of one equation, kept for the next time."""
+        """Run one primitive as a cached program of one equation."""
         avals = tuple(ShapedArray(b.shape, b.dtype) for b in buffers)
         made = self._operation(prim, avals, tuple(params.items()), config.matmul_precision)
         return made(list(buffers))
@@ -135,31 +134,31 @@ class MeshBackend:
     def _compile_operation(
         self, prim: Any, avals: tuple[ShapedArray, ...], params: tuple, precision: str
     ) -> MeshProgram:
-        """``precision``: what its products go by, for which it is kept."""
+        """``precision`` is part of the cache key: the program's matmuls depend on it."""
         named = dict(params)
         outs = prim.typed(avals, named)
         invars = [Var(a) for a in avals]
         outvars = [Var(a) for a in (outs if prim.multiple_results else (outs,))]
-        eqn = Eqn(prim, invars, outvars, named, None)  # of no line: it serves many
+        eqn = Eqn(prim, invars, outvars, named, None)  # no source line: the program is cached
         return self.compile(Jaxpr(invars, [eqn], outvars, name=prim.name), (False,) * len(invars))
 
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> MeshProgram:
-        """A program that is partitioned for the shardings of its arguments when it is called."""
+        """Make a program, partitioned at each call for the shardings of its arguments."""
         return MeshProgram(jaxpr, donated, self.mesh, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
-        """As the devices of the mesh prefer it."""
+        """Select the variants that the devices of the mesh prefer."""
         return self.device.own.backend.chosen(jaxpr)
 
     def claim(self, buffers: list[ShardedBuffer], donated: Sequence[bool]) -> None:
-        """Copy the shards of donated buffers that somebody else still sees."""
-        holders = list(references(compress(buffers, donated)))  # the array and ``buffers``
+        """Copy shards of donated buffers that are referenced elsewhere."""
+        n_references = list(references(compress(buffers, donated)))  # the array and ``buffers``
         places = list(compress(range(len(buffers)), donated))
-        # whoever sees a buffer sees its shards: they have a holder more
-        seen = [[*buffers[i].shards] for i, n in zip(places, holders, strict=True) if n > ALONE + 1]
+        # a reference to a buffer is a reference to its shards
+        seen = [[*buffers[i].shards] for i, n in zip(places, n_references, strict=True) if n > ALONE + 1]
         copies: dict[int, list[Any]] = {}
         for rank, device in enumerate(self.mesh.local_devices):
-            row = [buffers[i].shards[rank] for i in places]  # the buffer holds a shard as its array would
+            row = [buffers[i].shards[rank] for i in places]  # the buffer holds a shard like an array does
             device.backend.claim(row, (True,) * len(row))
             for i, shard in zip(places, row, strict=True):
                 if shard is not buffers[i].shards[rank]:

@@ -1,8 +1,8 @@
 """Programs for a mesh: partitioned for the shardings of their arguments, run by all ranks.
 
-Parallel, stages 3 to 8. In comes a global jaxpr; at a call the shardings of the arguments choose, or make, the local
-program. Its collectives meet those of the other ranks in an engine, which are threads here or other processes
-(``runtime/processes.py``); without collectives ranks need not meet.
+Parallel, stages 3 to 8. In: a global jaxpr; at a call, shardings of arguments, which select or compile the local
+program. Out: sharded results. Ranks communicate through an engine, in threads or with other processes
+(``runtime/processes.py``); without collectives they run independently.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
 from blufunc.core.primitives.primitive import concrete
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
-from blufunc.parallel.collectives.lowering import spell_out
-from blufunc.parallel.collectives.primitives import meets
+from blufunc.parallel.collectives.lowering import lower_collectives
+from blufunc.parallel.collectives.primitives import communicates
 from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding, replicated
@@ -37,11 +37,11 @@ class MeshProgram:
     """A compiled jaxpr: call it with a list of ``ShardedBuffer``, all on its mesh.
 
     Attributes:
-      jaxpr: the global jaxpr, simplified.
-      donated: the parameters whose memory results may take.
-      mesh: where it runs.
-      budget: the bytes that its planned peak may have on each device; None: as it comes.
-      local_programs: for the shardings of arguments that it was called with, the program of one device.
+        jaxpr: the global jaxpr, simplified.
+        donated: the parameters whose memory results may reuse.
+        mesh: the mesh.
+        budget: the limit in bytes on the planned peak of each device, or None.
+        local_programs: the single-device program for each tuple of argument shardings.
     """
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], mesh: Mesh, budget: int | None = None):
@@ -56,26 +56,26 @@ class MeshProgram:
 
     def local(self, in_shardings: Shardings) -> LocalProgram:
         """The program for arguments of these shardings."""
-        if self._last is not None:  # most often they are the very results of a call before
+        if self._last is not None:  # usually the arguments are results of the previous call
             known, program = self._last
             if len(known) == len(in_shardings) and all(map(operator.is_, known, in_shardings)):
                 return program
         found = self.local_programs.get(in_shardings)
         if found is None:
-            made = LocalProgram(self.jaxpr, in_shardings, self.donated, self.mesh, self.budget)
-            found = self.local_programs[in_shardings] = made
+            program = LocalProgram(self.jaxpr, in_shardings, self.donated, self.mesh, self.budget)
+            found = self.local_programs[in_shardings] = program
         self._last = in_shardings, found
         return found
 
     def source(self) -> str:
-        """The source of each local program, under the specs of the arguments that it is for."""
+        """The source of each local program, under the specs of its arguments."""
         return "\n".join(
             f"// mesh({self.mesh}): {', '.join(str(s.spec) for s in key)}\n{program.source()}"
             for key, program in self.local_programs.items()
         )
 
     def timings(self, buffers: Sequence[ShardedBuffer], repeats: int = 5) -> Sequence[Any]:
-        """How long each step of the first rank of this process takes, while all of them run."""
+        """Time each step of this process's first rank, while all ranks run."""
         return self.local(tuple([b.sharding for b in buffers])).timings(buffers, repeats)
 
 
@@ -84,7 +84,7 @@ class LocalProgram:
 
     Attributes:
       jaxpr: the local jaxpr, of shards and collectives.
-      meets: whether ranks exchange something.
+      communicates: True if it has collectives that communicate.
       in_shardings, out_shardings: the shardings of arguments and results.
       programs: the jaxpr compiled for each device of this process; simulated devices share one.
     """
@@ -105,13 +105,13 @@ class LocalProgram:
         ]
         self.mesh = mesh
         self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.local_devices]
-        self.meets = _any(self.jaxpr, meets)
-        # whether the engine is asked for anything, be it the place of the rank
+        self.communicates = _any(self.jaxpr, communicates)
+        # True if it uses the engine at all, if only for the rank's index
         self._asks = _any(self.jaxpr, lambda eqn: eqn.prim.kind == "collective")
-        self._agreed = not (self.meets and mesh.spans_processes)
+        self._agreed = not (self.communicates and mesh.spans_processes)
         self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
         self._on_gpus = mesh.local_devices[0].platform == "cuda"
-        self._plain = spell_out(self.jaxpr)  # as it runs
+        self._plain = lower_collectives(self.jaxpr)  # lowered
         self.programs = self._compiled((False,) * len(consts) + tuple(donated), budget)
 
     def _compiled(self, donated: Sequence[bool], budget: int | None) -> list[Any]:
@@ -134,7 +134,7 @@ class LocalProgram:
 
     @property
     def schedule(self) -> Any:
-        """The steps, if the program for one device has such."""
+        """The schedule, if the single-device program has one."""
         return self.program.schedule
 
     def source(self) -> str:
@@ -142,7 +142,7 @@ class LocalProgram:
         return self.program.source()
 
     def timings(self, buffers: Sequence[ShardedBuffer], repeats: int) -> Sequence[Any]:
-        """How long each step of the first rank takes; arguments that lie otherwise are moved first."""
+        """Time each step of the first rank; arguments are resharded first if necessary."""
         placed = [
             b if b.sharding == s else reshard(b, s) for b, s in zip(buffers, self.in_shardings, strict=True)
         ]
@@ -156,14 +156,16 @@ class LocalProgram:
         return [[*consts, *row] for consts, row in zip(self.consts, rows, strict=True)]
 
     def _agree(self, buffers: Sequence[ShardedBuffer]) -> None:
-        """Before the first run: all processes have this program, and give it what they should have in common.
+        """Before the first run, check that all processes have this program and the same replicated arguments.
 
-        An argument that is on the host of each process is taken for the same in all, and would often be a mistake.
+        Arguments on the host are assumed equal in all processes, and would often not be, by mistake.
         """
         if self._agreed:
             return
         processes.check_agreement(self.jaxpr, self.mesh)  # with the user's lines
-        processes.check_agreement(self._plain, self.mesh)  # buckets go by what is computed between sums, too
+        processes.check_agreement(
+            self._plain, self.mesh
+        )  # buckets depend on the computation between sums, too
         common = {
             name or f"argument {i}": b.host_shard(b.ranks[0])
             for i, (name, b) in enumerate(zip(self._names, buffers, strict=True))
@@ -173,7 +175,7 @@ class LocalProgram:
         self._agreed = True
 
     def _on_all_ranks(self, function: Callable[[int], Any]) -> list[Any]:
-        """What ``function(i)`` gives for the i-th rank of this process, while the others do the same."""
+        """Run ``function(i)`` for the i-th rank of this process while the others run theirs."""
         if not self._asks:
             return [function(i) for i in range(len(self.consts))]
         if not self.mesh.spans_processes:
@@ -190,7 +192,7 @@ class LocalProgram:
 
 
 def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:
-    """The same array with another sharding, on the same mesh or another. All processes that have it call it together.
+    """Change the sharding, on the same mesh or another; all processes of both meshes call it together.
 
     Raises:
       ShardingError: as ``sharded_buffer.reshard``.
@@ -205,7 +207,7 @@ def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:
 
 @functools.lru_cache(512)
 def _mover(aval: ShapedArray, before: NamedSharding, after: NamedSharding) -> LocalProgram:
-    """The program that has processes exchange what they lack."""
+    """A program that moves missing shards between processes."""
     jaxpr = stage(lambda x: [constrain(x, after)], (aval,), "reshard")
     return LocalProgram(jaxpr, (before,), (False,), sharded_buffer.mesh_of(after))
 
@@ -213,15 +215,15 @@ def _mover(aval: ShapedArray, before: NamedSharding, after: NamedSharding) -> Lo
 def local_jaxpr(
     jaxpr: Jaxpr, in_shardings: Shardings, mesh: Mesh
 ) -> tuple[Jaxpr, list[Array], list[NamedSharding]]:
-    """The local jaxpr with its constants as leading parameters, these, and the shardings of the results."""
+    """The local jaxpr with constants as leading parameters; these; and the shardings of results."""
     try:
-        made, out_shardings = localise(jaxpr, in_shardings, mesh)
-    except errors.BlufuncError as e:  # single operations are of no line of their own
+        program, out_shardings = localise(jaxpr, in_shardings, mesh)
+    except errors.BlufuncError as e:  # single operations have no source line
         raise source.located(e) from None
-    closed, consts = made.hoist()
+    closed, consts = program.hoist()
     return closed, [concrete(c) for c in consts], out_shardings
 
 
 def _any(jaxpr: Jaxpr, is_one: Callable[[Eqn], bool]) -> bool:
-    """Whether one of the equations is, those of bodies among them."""
+    """True if a predicate holds for an equation, bodies included."""
     return any(is_one(e) or any(_any(sub, is_one) for sub in subjaxprs(e.params)) for e in jaxpr.eqns)

@@ -1,6 +1,7 @@
-"""Putting arrays where they are wanted: onto a device, or onto a mesh by a sharding.
+"""Placement: arrays on a device, or on a mesh by a sharding.
 
-Parallel, before stage 1. ``device_put`` moves values; arrays that are too large for one device are made in parts.
+Parallel, before stage 1. In: values on the host or on devices. Out: arrays. ``device_put`` moves values; the
+``make_array`` functions build arrays that are too large for one device.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ Place = backend.Device | NamedSharding
 
 
 def device_put(x: Any, device: Any = None) -> Any:
-    """A pytree of arrays, NumPy arrays and numbers as arrays on a device, or on a mesh.
+    """Put a pytree of arrays and scalars on a device, or on a mesh by a sharding.
 
-    Onto a mesh of several processes all of them put the same values, of which each takes its part; that they are the
-    same is checked.
+    On a mesh of several processes all of them pass the same values (which is checked), and each takes its shards.
 
     Args:
-      x: the pytree.
-      device: a device, a sharding, or a partition spec on the current mesh (``with mesh:``); or a pytree of these that
-        is a prefix of ``x``. The default device unless given. An array that is there already is returned as it is.
+      x: a pytree of arrays, NumPy arrays and scalars.
+      device: a device, a sharding, or a partition spec on the current mesh (``with mesh:``); or a pytree prefix of
+        ``x`` of these. Default: the default device. An array that is already there is returned without a copy.
     Raises:
       ArgumentError: ``device`` holds something else, or a spec without a mesh.
-      CollectiveError: processes put other values than this one.
-      ShardingError: a spec is of a higher rank than its array; or an array on several processes is put onto one device.
-      TreeError: the pytree of places is no prefix of ``x``.
-      UnsupportedError: a value is traced; or the device is that of another process.
+      CollectiveError: the values differ between processes.
+      ShardingError: a spec has more entries than its array has dimensions; or an array of several processes is put on
+        one device.
+      TreeError: ``device`` is not a pytree prefix of ``x``.
+      UnsupportedError: a value is traced, or the device belongs to another process.
     """
     if device is None:
         return tree.map(lambda leaf: _put(leaf, backend.default_device()), x)
@@ -58,7 +59,7 @@ def device_put(x: Any, device: Any = None) -> Any:
 
 
 def _check_same(leaves: Sequence[Any], places: Sequence[Place], treedef: tree.TreeDef) -> None:
-    """Check that all processes of a mesh put the same values onto it."""
+    """Check that all processes of a mesh pass the same values."""
     of_mesh: dict[Mesh, dict[str, np.ndarray]] = {}
     for path, leaf, place in zip(paths.leaf_paths(treedef), leaves, places, strict=True):
         if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh) and place.mesh.spans_processes:
@@ -91,14 +92,14 @@ def on_current_mesh(spec: PartitionSpec) -> NamedSharding:
     """``spec`` on the mesh of the innermost ``with mesh:``.
 
     Raises:
-      ArgumentError: there is none.
+      ArgumentError: there is no such mesh.
     """
     mesh = current_mesh()
     if mesh is None:
         raise errors.ArgumentError(
             f"{spec} has no mesh.",
             where=source.here(),
-            fix="NamedSharding(mesh, spec), or do it `with mesh:`",
+            fix="NamedSharding(mesh, spec), or a `with mesh:` block",
         )
     return NamedSharding(mesh, spec)
 
@@ -133,69 +134,70 @@ def _wrapped(buffer: ShardedBuffer, weak_type: bool = False) -> Array:
 def make_array_from_callback(
     shape: Sequence[int], sharding: NamedSharding, data_callback: Callable[[Index], Any], *, dtype: Any = None
 ) -> Array:
-    """An array made in parts, so that no device and no host need hold all of it. Each process makes its own.
+    """Build an array shard by shard, so that no device and no host holds all of it.
+
+    Each process builds its own shards.
 
     Args:
-      shape: the shape of the whole.
-      sharding: how it lies on a mesh.
-      data_callback: gives the part at an index, a tuple of slices, as anything that NumPy sees as an array. It is
-        called once for each different part that devices of this process hold.
-      dtype: of the array; that of the parts unless given.
+      shape: the global shape.
+      sharding: the sharding on a mesh.
+      data_callback: returns the part at an index, a tuple of slices, as an array-like. Called once per distinct shard
+        of this process.
+      dtype: the dtype; default that of the parts.
     Raises:
-      ArgumentError: ``sharding`` is no ``NamedSharding``.
-      ShapeError: a part is of another shape than asked for.
-      DtypeError: the parts are of different dtypes.
+      ArgumentError: ``sharding`` is not a ``NamedSharding``.
+      ShapeError: a part has another shape than its index.
+      DtypeError: the parts have different dtypes.
     """
     whole, sharding = (
         shape_of(shape, "make_array_from_callback"),
         _named(sharding, "make_array_from_callback"),
     )
-    wanted = None if dtype is None else dtypes.as_dtype(dtype)
+    requested = None if dtype is None else dtypes.as_dtype(dtype)
 
     def part(index: Index) -> np.ndarray:
         given = np.asarray(data_callback(index))
-        x = dtypes.canonical_numpy(given) if wanted is None else given.astype(wanted)
+        x = dtypes.canonical_numpy(given) if requested is None else given.astype(requested)
         size = tuple(s.stop - s.start for s in index)
         if x.shape != size:
             raise errors.ShapeError(
                 f"data_callback gave an array of shape {x.shape} for the index {index}.",
                 where=source.here(),
-                fix=f"the part there is of shape {size}",
+                fix=f"return a part of shape {size}",
             )
         return x
 
-    if wanted is None:
+    if requested is None:
         first = sharding.indices(whole)[mesh_of(sharding).local_ranks[0]]
-        kept = part(first)
-        of_kept = kept.dtype
+        x = part(first)
+        dtype = x.dtype
         return _wrapped(
-            from_parts(lambda i: kept if i == first else _alike(part(i), of_kept), whole, of_kept, sharding)
+            from_parts(lambda i: x if i == first else _checked(part(i), dtype), whole, dtype, sharding)
         )
-    return _wrapped(from_parts(part, whole, wanted, sharding))
+    return _wrapped(from_parts(part, whole, requested, sharding))
 
 
 def make_array_from_process_local_data(
     sharding: NamedSharding, local_data: Any, global_shape: Sequence[int] | None = None
 ) -> Array:
-    """An array of which each process gives the part that its devices hold: of a batch, its own examples.
+    """Build an array from the part of each process, such as its examples of a batch.
 
     Args:
-      sharding: how the whole lies on a mesh.
-      local_data: the part, anything that NumPy sees as an array; of a dimension that the devices of this process hold
-        only a part of, that part.
-      global_shape: the shape of the whole. By default each dimension of ``local_data`` times the number of different
-        parts of it that processes hold.
+      sharding: the sharding of the whole on a mesh.
+      local_data: the part of this process, an array-like; of a sharded dimension only this process's part.
+      global_shape: the shape of the whole. Default: each dimension of ``local_data`` times the number of its distinct
+        parts over processes.
     Raises:
-      ArgumentError: ``sharding`` is no ``NamedSharding``.
-      ShapeError: ``local_data`` is of another shape than this process holds of the whole.
-      ShardingError: the devices of this process hold no single block of the array.
+      ArgumentError: ``sharding`` is not a ``NamedSharding``.
+      ShapeError: ``local_data`` has another shape than this process's part.
+      ShardingError: the devices of this process do not hold a single block of the array.
     """
     name = "make_array_from_process_local_data"
     sharding = _named(sharding, name)
     given = dtypes.canonical_numpy(np.asarray(local_data))
     if global_shape is None:
-        parts, ours = sharding.parts(given.ndim), _own_parts(sharding, given.ndim)
-        whole = tuple(n * k // max(1, len(own)) for n, k, own in zip(given.shape, parts, ours, strict=True))
+        parts, mine = sharding.parts(given.ndim), _own_parts(sharding, given.ndim)
+        whole = tuple(n * k // max(1, len(own)) for n, k, own in zip(given.shape, parts, mine, strict=True))
     else:
         whole = shape_of(global_shape, name)
     indices = sharding.indices(whole)
@@ -208,7 +210,7 @@ def make_array_from_process_local_data(
             where=source.here(),
             why=f"of an array of shape {whole} with {sharding.spec} on mesh({sharding.mesh}) this process holds"
             f" {size}.",
-            fix="give that part; or global_shape=..., where dimensions are not divided evenly",
+            fix="pass that part; or global_shape=..., if dimensions do not divide evenly",
         )
 
     def part(index: Index) -> np.ndarray:
@@ -218,19 +220,19 @@ def make_array_from_process_local_data(
 
 
 def _own_parts(sharding: NamedSharding, ndim: int) -> list[set[int]]:
-    """Of each dimension the parts that devices of this process hold, which must follow one another."""
+    """The indices of this process's parts along each dimension, which must be contiguous."""
     places = [sharding.position(rank, ndim) for rank in mesh_of(sharding).local_ranks]
-    ours = [{place[d] for place in places} for d in range(ndim)]
-    if any(max(own) - min(own) + 1 != len(own) for own in ours):
+    mine = [{place[d] for place in places} for d in range(ndim)]
+    if any(max(own) - min(own) + 1 != len(own) for own in mine):
         raise errors.ShardingError(
-            f"with {sharding} this process holds parts that are not side by side.",
+            f"with {sharding} this process holds parts that are not contiguous.",
             where=source.here(),
             fix="make_array_from_callback, which asks for each part",
         )
-    return ours
+    return mine
 
 
-def _alike(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _checked(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     if x.dtype != dtype:
         raise errors.DtypeError(
             f"data_callback gave parts of {dtype} and of {x.dtype}.", where=source.here(), fix="dtype=..."
@@ -241,16 +243,18 @@ def _alike(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def make_array_from_single_device_arrays(
     shape: Sequence[int], sharding: NamedSharding, arrays: Sequence[Array]
 ) -> Array:
-    """An array of shards that are on their devices already; nothing is copied. Each process gives its own.
+    """Build an array from shards that are already on their devices, without a copy.
+
+    Each process passes its own shards.
 
     Args:
-      shape: the shape of the whole, which must be divided evenly.
-      sharding: how it lies on a mesh.
+      shape: the global shape, which must divide evenly.
+      sharding: the sharding on a mesh.
       arrays: the shard of each device of this process, in any order.
     Raises:
-      ArgumentError: a shard is no array, or on no device of the mesh; or a device has none.
-      DtypeError: the shards are of different dtypes.
-      ShapeError: a shard is of another shape than the sharding says, or padding would be needed.
+      ArgumentError: a shard is not an array, or not on a device of the mesh; or a device has none.
+      DtypeError: the shards have different dtypes.
+      ShapeError: a shard has another shape than the sharding implies, or padding would be needed.
     """
     name = "make_array_from_single_device_arrays"
     whole, sharding = shape_of(shape, name), _named(sharding, name)
@@ -288,10 +292,10 @@ def make_array_from_single_device_arrays(
 
 
 def filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, sharding: NamedSharding) -> Array:
-    """An array of one number, of which each device makes its part. What is beyond the edge is that number too.
+    """Make a constant array, each device its own shard, padding included.
 
     Raises:
-      ShardingError: the spec is of a higher rank than ``shape``, has unreduced axes, or the mesh no devices.
+      ShardingError: the spec has more entries than ``shape``, or unreduced axes; or the mesh has no devices.
     """
     check_reduced(sharding)
     number, size = np.asarray(value, dtype), sharding.shard_shape(shape)

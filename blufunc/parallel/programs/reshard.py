@@ -1,7 +1,7 @@
-"""``reshard``: a value moved to another sharding, as an equation inside of programs, or now.
+"""``reshard``: move a value to another sharding, eagerly or inside a program.
 
-Parallel, stages 1 to 3. Where ``constrain`` says how a value of a divided program lies, ``reshard`` divides: outside of
-programs it moves arrays, and a program that has it runs on its mesh wherever the arguments are.
+Parallel, stages 1 to 3. In: a value and a sharding. Out: the value there. Unlike ``constrain``, which annotates a
+partitioned program, ``reshard`` makes a program run on its mesh, wherever the arguments are; eagerly it moves arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from blufunc.parallel.runtime.sharded_buffer import mesh_of
 
 
 class _Reshard(ShardingConstraint):
-    """The operand, moved to ``mesh`` and laid out by ``spec``; dimensions in ``free`` as propagation finds best."""
+    """Move the operand to ``mesh`` with ``spec``; propagation chooses the dimensions in ``free``."""
 
     name = "reshard"
 
@@ -40,7 +40,7 @@ class _Reshard(ShardingConstraint):
         return super().evaluate([x], params)
 
     def transpose(self, ct, x, *, spec, mesh, free):
-        # a cotangent belongs where its primal came from, which nobody knows here: it lies like what it meets next
+        # the primal's layout is unknown here, so the cotangent adopts the layout of its consumers
         everywhere = tuple(range(ct.aval.ndim))
         x.add(sharding_constraint_p.bind(ct, spec=PartitionSpec(), mesh=mesh, free=everywhere))
 
@@ -49,20 +49,20 @@ reshard_p = _Reshard()
 
 
 def reshard(x: Any, sharding: Any) -> Any:
-    """``x`` laid out by ``sharding``: moved now, or by an equation of the program that is being traced.
+    """Move ``x`` to ``sharding``: now, or by an equation of the traced program.
 
-    The cotangent of the result is laid out like the operations that it meets on its way back: the gradient of a
-    parameter that was gathered here is scattered where it is added to the parameter's optimizer state.
+    The cotangent of the result adopts the layout of the operations it flows into: the gradient of a parameter that was
+    gathered here is scattered where it is added to the parameter's optimizer state.
 
     Args:
       x: a pytree of arrays.
       sharding: a ``NamedSharding``, or a ``PartitionSpec`` on the current mesh (``with mesh:``); or a pytree prefix of
-        ``x`` with these, and None for what stays as it is.
+        ``x`` of these, and None for leaves to leave in place.
     Raises:
       ArgumentError: ``sharding`` is something else, or a spec without a mesh.
-      ShardingError: a spec has more entries than its array dimensions, unreduced or reduced axes, or an axis that the
-        mesh has not; an array outside of programs is to lie on a mesh without devices.
-      TreeError: the shardings are no prefix of ``x``.
+        ShardingError: a spec has more entries than its array has dimensions, unreduced or reduced axes, or an axis that
+          the mesh does not have; or an eager array is moved to an abstract mesh.
+        TreeError: ``sharding`` is not a pytree prefix of ``x``.
     """
     leaves, treedef = tree.flatten(x)
     values = [lift(leaf, "x") for leaf in leaves]
@@ -76,12 +76,12 @@ def _moved(x: Any, sharding: NamedSharding | None) -> Any:
     if sharding is None:
         return x
     if isinstance(x, Array):
-        mesh_of(sharding)  # is there where to move it?
+        mesh_of(sharding)  # raises for an abstract mesh
     spec = sharding.spec.for_rank(x.aval.ndim)
     if spec.unreduced or spec.reduced:
         raise errors.ShardingError(
             f"reshard takes no unreduced or reduced axes: {spec}.",
             where=source.here(),
-            fix="leave them out: sums stay owed for as long as what follows is linear",
+            fix="leave them out: sums stay unreduced while their consumers are linear",
         )
     return reshard_p.bind(x, spec=spec, mesh=sharding.mesh, free=())

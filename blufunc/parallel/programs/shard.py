@@ -1,7 +1,7 @@
 """``shard``: a function with the shardings of its arguments and results.
 
-Parallel, stage 1. What comes out is a program under ``jit`` in which the annotations are equations, so that it may be
-transformed, and be called inside of others, as any function; ``partition/partition.py`` divides it when it is compiled.
+Parallel, stage 1. In: a function of global arrays, and specs. Out: a ``jit`` program whose annotations are equations,
+so that it can be transformed and called like any function; ``partition/partition.py`` partitions it at compile time.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from blufunc.transforms.staging.jit import jit
 
 
 def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: Any) -> Callable:
-    """``fun``, written for whole arrays, as a program divided among the devices of ``mesh``.
+    """Partition ``fun``, written for global arrays, among the devices of ``mesh``.
 
-    ``fun`` sees global shapes, and computes what it would on one device. How its arguments and results lie is given;
-    what is between follows, and can be annotated with ``constrain`` and ``reshard``, whose specs are of this mesh.
-    ``grad``, ``vmap`` and ``checkpoint`` may come before or after: gradients lie like their arguments.
+    ``fun`` sees global shapes, and computes the same as on one device. You specify the layouts of its arguments and
+    results; those in between are propagated, and can be annotated with ``constrain`` and ``reshard`` on this mesh.
+    ``grad``, ``vmap`` and ``checkpoint`` compose in any order: gradients have the layouts of their arguments.
 
     Args:
       fun: a pure function of positional arguments, pytrees of arrays.
-      mesh: the devices. One without devices serves for programs that are looked at and not run.
-      in_specs: a pytree prefix of the tuple of arguments: a ``PartitionSpec`` for each, or for all; None where the
-        sharding that one has is to stay.
-      out_specs: the same of the results: a pytree prefix, None where the program may decide.
+      mesh: the devices; abstract for programs that are inspected and not run.
+      in_specs: a pytree prefix of the tuple of arguments, of ``PartitionSpec``s; None to keep an argument's sharding.
+      out_specs: a pytree prefix of the results; None to let propagation decide.
     Returns:
-      a function like ``fun``. Its arguments may lie anywhere: they are moved.
+      a function like ``fun``. Its arguments may be anywhere: they are moved.
     Raises:
-      ArgumentError: ``fun`` is no function, ``mesh`` no mesh, or specs hold something else.
+      ArgumentError: ``fun`` is not a function, ``mesh`` not a mesh, or specs hold something else.
       ShardingError: a spec does not fit its array or the mesh.
-      TreeError: the specs are no prefix of arguments or results.
+      TreeError: the specs are not a prefix of arguments or results.
     """
     check_callable(fun, "shard")
     if not isinstance(mesh, (Mesh, AbstractMesh)):
@@ -77,7 +76,7 @@ def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: An
 
 
 def _each(how: Callable, x: Any, shardings: Shardings, what: str) -> Any:
-    """The leaves of ``x``, those with a sharding put through ``how``."""
+    """Apply ``how`` to the leaves of ``x`` that have a sharding."""
     leaves, treedef = tree.flatten(x)
     values = [lift(leaf) for leaf in leaves]
     check_ranks(shardings, [v.aval for v in values], treedef, what)

@@ -1,10 +1,10 @@
-"""Products with a gather before or a scattered sum behind, in as many steps as there are ranks.
+"""Matmuls fused with an all-gather or a reduce-scatter, one step per rank.
 
-A face, for the inside of ``shard_map``: the two ends of a tensor-parallel pair of layers with sequence parallelism
-(Korthikanti et al., arXiv:2205.05198). The plain forms exchange everything and then multiply, or the reverse. Here
-each step multiplies one part, and sends another to the next rank, of which neither needs the other: a device that can
-do both at once hides the one behind the other (Wang et al., ASPLOS 2023, doi:10.1145/3567955.3567959). Each is the
-transpose of the other in the left operand, so the derivatives are as divided and as overlapped.
+A face, for use inside ``shard_map``: the two ends of a tensor-parallel pair of layers with sequence parallelism
+(Korthikanti et al., arXiv:2205.05198). In: operands sharded over a mesh axis. Out: the matmul of the gathered operand,
+or its reduce-scattered sum. The plain forms communicate everything before or after the matmul. Here each step
+multiplies one part and sends another, independent of it, so a device can overlap both (Wang et al., ASPLOS 2023,
+doi:10.1145/3567955.3567959). The two are transposes in the left operand, so derivatives overlap as well.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from blufunc.core.ir.axes import axis_in
 
 
 def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
-    """``all_gather(x, axis, axis=dim, tiled=True) @ weight``, one rank's part at a time. Inside of ``shard_map``.
+    """``all_gather(x, axis, axis=dim, tiled=True) @ weight``, one rank's part at a time.
+
+    For use inside ``shard_map``.
 
     Args:
-      x: [..., t, ..., C], of which dimension ``dim`` (not the last) is divided over the mesh axis.
+      x: [..., t, ..., C], with dimension ``dim`` (not the last) sharded over the mesh axis.
       weight: [C, F], this rank's columns.
       axis: the mesh axis, of n ranks.
+      dim: the gathered dimension; default -2.
     Returns:
       [..., n * t, ..., F], varying over the axis.
     Raises:
-      ShapeError, ValueRangeError: the operands do not go together, or have no such dimension of rows.
+      ShapeError, ValueRangeError: incompatible operands, or no such dimension of rows.
     """
     x, weight = bnp.asarray(x), bnp.asarray(weight)
     dim = _row_dimension(x, weight, dim, "all_gather_matmul")
     n = lax.axis_size(axis)
     parts = []
-    for distance in range(n):  # x is that of the rank so far behind
+    for distance in range(n):  # x came from the rank this far behind
         sent = lax.ppermute(x, axis, _onwards(n)) if distance < n - 1 else x
         parts.append(x @ weight)
         x = sent
@@ -43,33 +46,35 @@ def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
 
 
 def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
-    """``psum_scatter(x @ weight, axis, scatter_dimension=dim, tiled=True)``, one part at a time. Inside of
-    ``shard_map``.
+    """``psum_scatter(x @ weight, axis, scatter_dimension=dim, tiled=True)``, one part at a time.
 
-    A sum goes round the ranks, each of which adds its product, and ends where it belongs.
+    For use inside ``shard_map``. A sum travels around the ranks, each of which adds its matmul, and ends at its owner.
 
     Args:
-      x: [..., n * t, ..., F], this rank's columns; dimension ``dim`` (not the last) is to be divided.
+      x: [..., n * t, ..., F], this rank's columns; dimension ``dim`` (not the last) is scattered.
       weight: [F, C], this rank's rows.
       axis: the mesh axis, of n ranks.
+      dim: the scattered dimension; default -2.
     Returns:
-      [..., t, ..., C], varying over the axis; sums are rounded to the dtype of the product on each rank.
+      [..., t, ..., C], varying over the axis; sums are rounded to the dtype of the matmul on each rank.
     Raises:
-      ShapeError, ValueRangeError: the operands do not go together, or cannot be divided.
+      ShapeError, ValueRangeError: incompatible operands, or a dimension that does not divide.
     """
     x, weight = bnp.asarray(x), bnp.asarray(weight)
     dim = _row_dimension(x, weight, dim, "matmul_reduce_scatter")
     n = lax.axis_size(axis)
     if x.shape[dim] % n:
         raise errors.ShapeError(
-            f"matmul_reduce_scatter: dimension {dim} of {x.aval} cannot be divided among {n} ranks.",
+            f"matmul_reduce_scatter: dimension {dim} of {x.aval} cannot be split among {n} ranks.",
             where=source.here(),
             fix=f"make it a multiple of {n}",
         )
     size, rank = x.shape[dim] // n, lax.axis_index(axis)
     total: Any = None
     for step in range(n):
-        part = (rank - 1 - step) % n  # the sum that is here: the first rank to add to it is the next one's
+        part = (
+            rank - 1 - step
+        ) % n  # the part whose sum is here: the first rank to add to it follows its owner
         product = lax.dynamic_slice_in_dim(x, part * size, size, dim) @ weight
         total = product if total is None else lax.ppermute(total, axis, _onwards(n)) + product
     return total
@@ -80,12 +85,12 @@ def _onwards(n: int) -> list[tuple[int, int]]:
 
 
 def _behind(n: int, rank: Any) -> Any:
-    """How far each rank's part is behind this rank in the ring."""
+    """How far each rank's part is behind this rank on the ring."""
     return (rank - bnp.arange(n, dtype=dtypes.int32)) % n
 
 
 def _row_dimension(x: Any, weight: Any, dim: int, what: str) -> int:
-    """``dim`` from 0, of operands that go together."""
+    """``dim`` counted from 0, after checking the operands."""
     if x.ndim < 2 or weight.ndim != 2 or x.shape[-1] != weight.shape[0]:
         raise errors.ShapeError(
             f"{what} takes [..., rows, n] and [n, columns], not {x.aval} and {weight.aval}.",

@@ -1,21 +1,21 @@
-"""Attention over sequences that are divided among the ranks of a mesh axis.
+"""Context parallelism: attention over sequences sharded over a mesh axis.
 
-A face, for the inside of ``shard_map``. Each rank has the queries, keys and values of its part of every sequence.
-Three routings bring queries and keys together, behind ``context_parallel_attention``:
+A face, for use inside ``shard_map``. In: this rank's queries, keys and values of every sequence. Out: its part of the
+attention. Three routings behind ``context_parallel_attention`` bring queries and keys together:
 
-- ``all_gather``: each rank gets all keys and values at once (Llama 3, arXiv:2407.21783, section 3.3.2);
-- ``ring``: keys and values go round, and are attended to one block at a time (Liu et al., arXiv:2310.01889);
-- ``all_to_all``: ranks exchange parts of sequences for heads (Ulysses, arXiv:2309.14509).
+- ``all_gather``: each rank gathers all keys and values (Llama 3, arXiv:2407.21783, section 3.3.2);
+- ``ring``: keys and values travel on a ring, one block at a time (Liu et al., arXiv:2310.01889);
+- ``all_to_all``: ranks swap parts of sequences for heads (Ulysses, arXiv:2309.14509).
 
-Causal attention wants the *zigzag* order: of 2n chunks rank i has those at i and 2n - 1 - i. Of the other ranks' blocks
-each rank then sees exactly half, whichever it is, so that all have the same work: from a rank before it the first chunk
-of the keys, for both chunks of queries; from a rank behind it both chunks of keys, for its second chunk of queries.
-Either is two products of chunk by chunk without a mask, of which one is always (second queries, first keys).
+Causal attention requires the *zigzag* order: of 2n chunks rank i has those at i and 2n - 1 - i. Each rank then sees
+exactly half of every other rank's block, so all ranks have equal work: from a preceding rank the first chunk of keys,
+for both chunks of queries; from a following rank both chunks of keys, for its second chunk of queries. Either is two
+chunk-by-chunk matmuls without a mask, one of which is always (second queries, first keys).
 
-The first two routings have one derivative of their own, by FlashAttention-2's formulas (arXiv:2307.08691): with the
-results and log-sum-exps of whole rows each block's part of the gradients stands by itself. Nothing is kept between
-forward and backward pass but what the rank has: keys and values come again, and their cotangents go home with them.
-Forward mode differentiates the function as it stands, and second derivatives the rule.
+The first two routings share one custom derivative, by the formulas of FlashAttention-2 (arXiv:2307.08691): given the
+results and log-sum-exps of whole rows, each block's gradients are independent. Residuals are this rank's data only:
+keys and values travel again in the backward pass, and their cotangents travel home with them. Forward mode
+differentiates the function directly, and second derivatives the rule.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in
-from blufunc.nn.attention import dot_product_attention
-from blufunc.nn.attention_call import attention_grad_p, attention_p
+from blufunc.nn.attention.call import attention_grad_p, attention_p
+from blufunc.nn.attention.dot_product import dot_product_attention
 from blufunc.parallel.recipes.varying import Ring, ring_of
 from blufunc.transforms.autodiff.grad import jvp
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
@@ -42,22 +42,22 @@ from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
 
 
 def zigzag_order(length: int, ranks: int) -> np.ndarray:
-    """The positions of ``length`` tokens in zigzag order: divided evenly, rank i has chunks i and 2n - 1 - i.
+    """Positions of ``length`` tokens in zigzag order: rank i gets chunks i and 2n - 1 - i.
 
     Args:
       length: a multiple of twice the number of ranks.
       ranks: n, the size of the mesh axis.
     Returns:
-      int32 [length], so that ``tokens[:, order]`` is what to divide; ``np.argsort(order)`` is its inverse.
+      int32 [length], to shard ``tokens[:, order]``; ``np.argsort(order)`` is its inverse.
     Raises:
-      ValueRangeError: there are no ranks.
-      ShapeError: the length cannot be divided so.
+      ValueRangeError: ``ranks`` is below 1.
+      ShapeError: the length does not divide.
     """
     if ranks < 1:
         raise errors.ValueRangeError(f"zigzag order for {ranks} ranks.", where=source.here(), fix="1 or more")
     if length % (2 * ranks):
         raise errors.ShapeError(
-            f"{length} tokens cannot be divided into two chunks for each of {ranks} ranks.",
+            f"{length} tokens cannot be split into two chunks for each of {ranks} ranks.",
             where=source.here(),
             fix=f"pad the sequence to a multiple of {2 * ranks}",
         )
@@ -67,7 +67,7 @@ def zigzag_order(length: int, ranks: int) -> np.ndarray:
 
 
 def zigzag(x: Any, ranks: int, axis: int = 1) -> Any:
-    """``x`` with the tokens along ``axis`` in zigzag order (see ``zigzag_order``); for outside of ``shard_map``."""
+    """Reorder the tokens along ``axis`` (default 1) into ``zigzag_order``; for use outside ``shard_map``."""
     return _reordered(x, ranks, axis, lambda order: order)
 
 
@@ -83,11 +83,11 @@ def _reordered(x: Any, ranks: int, axis: int, of: Callable) -> Any:
 
 
 def zigzag_positions(length: int, axis: str) -> Any:
-    """The positions, int32 [length], of the ``length`` tokens that this rank has of a sequence in zigzag order."""
+    """Positions, int32 [length], of this rank's ``length`` tokens of a sequence in zigzag order."""
     n, half = lax.axis_size(axis), length // 2
     if length % 2:
         raise errors.ShapeError(
-            f"a rank has two chunks of each sequence in zigzag order, and not {length} tokens.",
+            f"zigzag order has two chunks per rank, and {length} tokens do not split into two.",
             where=source.here(),
         )
     i, within = lax.axis_index(axis), bnp.arange(half, dtype=dtypes.int32)
@@ -107,23 +107,23 @@ def context_parallel_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Any:
-    """``nn.dot_product_attention`` of sequences that are divided over a mesh axis. Only inside of ``shard_map``.
+    """``nn.dot_product_attention`` of sequences sharded over a mesh axis, inside ``shard_map``.
 
     Args:
       query: [B, T / n, N, H], this rank's part of T queries.
       key, value: [B, T / n, K, H] of the same dtype, where K divides N.
       axis: the mesh axis, of n ranks.
-      routing: ``"all_gather"``, ``"ring"`` or ``"all_to_all"``. The last wants n to divide N and K, and exchanges about
-        1 / n of what the others do where K is N; the ring needs the least memory, and no product of it waits for the
-        block that is sent beside it.
-      is_causal: let each query see what does not come after it. The sequence is then in zigzag order (``zigzag``).
-      scale: factor of the scores; ``1 / sqrt(H)`` by default.
+      routing: ``"all_gather"``, ``"ring"`` or ``"all_to_all"``. The last requires n to divide N and K, and sends about
+        1 / n of the others' bytes if K is N; the ring needs the least memory, and its matmuls overlap with the block in
+        transit.
+      is_causal: mask later tokens. The sequence must then be in zigzag order (``zigzag``).
+      scale: factor of the scores; default ``1 / sqrt(H)``.
     Returns:
-      [B, T / n, N, H], of the dtype of ``query``, differentiable in both modes.
+      [B, T / n, N, H], in the dtype of ``query``, differentiable in both modes.
     Raises:
       ArgumentError: an unknown routing.
-      AxisNameError: there is no such axis of a mesh.
-      ShapeError, DtypeError: the operands do not go together, or cannot be divided as the routing wants.
+      AxisNameError: no such mesh axis.
+      ShapeError, DtypeError: incompatible operands, or sizes that the routing cannot split.
     """
     if routing not in _ROUTINGS:
         raise errors.ArgumentError(
@@ -152,7 +152,7 @@ def _check(query: Any, key: Any, value: Any, n: int, routing: str, is_causal: bo
         raise errors.ShapeError(f"context_parallel_attention: {why}: {shapes}.", where=source.here(), fix=fix)
 
     if not query.ndim == key.ndim == value.ndim == 4 or tuple(key.shape) != tuple(value.shape):
-        fail("operands are [batch, tokens, heads, features], key and value alike")
+        fail("operands are [batch, tokens, heads, features], with key and value of one shape")
     B, T, N, H = query.shape
     if key.shape[:2] != (B, T) or key.shape[3] != H or key.shape[2] == 0 or N % key.shape[2]:
         fail("each rank has as many keys as queries, and key heads divide the query heads")
@@ -173,7 +173,7 @@ def _check(query: Any, key: Any, value: Any, n: int, routing: str, is_causal: bo
 
 
 def _by_heads(query: Any, key: Any, value: Any, axis: str, *, scale: float, is_causal: bool) -> Any:
-    """Each rank attends with its share of the heads to whole sequences: one exchange before, and one after."""
+    """Attend to whole sequences with this rank's share of the heads: one all-to-all before, one after."""
     n, (B, t, N, H), K = lax.axis_size(axis), query.shape, key.shape[2]
     parts = [x.reshape(B, t, n, x.shape[2] // n, H) for x in (query, key, value)]
     x = lax.all_to_all(bnp.concatenate(parts, 3), axis, 2, 1)  # [B, ranks, t, heads of q, k and v / n, H]
@@ -206,7 +206,7 @@ def _forward(
 def _attend(
     query: Any, key: Any, value: Any, ring: Ring, routing: str, scale: float, is_causal: bool
 ) -> tuple[Any, Any]:
-    """The result [B, T, N, H], and the log-sum-exp of each row of scores [B, N, T]."""
+    """Result [B, T, N, H], and log-sum-exp of each row of scores [B, N, T]."""
     out, lse = _of_rows(attention_p, scale, is_causal, query, key, value)
     total = out.astype(lse.dtype), lse
     for distance, (k, v) in _blocks(ring, key, value, routing):
@@ -220,9 +220,9 @@ def _attend(
 
 def _backward(ring: Ring, routing: str, scale: float, is_causal: bool, residuals: tuple, ct: Any) -> tuple:
     query, key, value, out, lse = residuals
-    wide = lse.dtype
+    accumulator = lse.dtype
     own = _of_rows(attention_grad_p, scale, is_causal, query, key, value, out, lse, ct)
-    d_query, *d_own = (g.astype(wide) for g in own)
+    d_query, *d_own = (g.astype(accumulator) for g in own)
     home = _Home(ring, routing)
     for distance, (k, v) in _blocks(ring, key, value, routing):
         halves = _Halves(ring, distance, is_causal)
@@ -230,18 +230,18 @@ def _backward(ring: Ring, routing: str, scale: float, is_causal: bool, residuals
             attention_grad_p, scale, False, halves.queries(query), halves.keys(k), halves.keys(v),
             halves.queries(out), halves.queries(lse, 2), halves.queries(ct),
         )  # fmt: skip
-        d_query = d_query + halves.of_queries(dq.astype(wide))
-        home.send(bnp.stack([halves.of_keys(g.astype(wide)) for g in (dk, dv)]))
+        d_query = d_query + halves.of_queries(dq.astype(accumulator))
+        home.send(bnp.stack([halves.of_keys(g.astype(accumulator)) for g in (dk, dv)]))
     d_key, d_value = bnp.stack(d_own) + home.arrived()
     return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
 
 
 @functools.partial(custom_jvp, nondiff_argnums=(0, 1, 2))
 def _of_rows(operation: Any, scale: float, is_causal: bool, *operands: Any) -> tuple:
-    """``operation``, attention or its backward pass, of one of the blocks of keys that rows see.
+    """Attention, or its backward pass, on one of the blocks of keys that rows see.
 
-    Its own derivatives are for rows that see one block: they take the log-sum-exp for a number that nobody reads, and
-    ``out`` and ``lse`` in the backward pass for results of its other operands. Here all of these count.
+    The derivatives of ``operation`` assume rows that see one block: they ignore the cotangent of the log-sum-exp, and
+    treat ``out`` and ``lse`` in the backward pass as functions of its other operands. Here all of these count.
     """
     return tuple(operation.at(*operands, scale=scale, is_causal=is_causal))
 
@@ -259,7 +259,7 @@ _by_blocks.defvjp(_forward, _backward, forward_mode=True)
 
 
 def _blocks(ring: Ring, key: Any, value: Any, routing: str) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    """For each distance 1 to n - 1, keys and values of the rank that is so far behind this one in the circle."""
+    """Keys and values of the rank at each distance 1 to n - 1 behind this one on the ring."""
     both = bnp.stack([key, value])
     if routing == "all_gather":
         everyone = ring.gather(both)
@@ -272,20 +272,20 @@ def _blocks(ring: Ring, key: Any, value: Any, routing: str) -> Iterator[tuple[in
 
 
 class _Home:
-    """Brings cotangents of the blocks of other ranks, which come in the order of ``_blocks``, to where they belong."""
+    """Sends cotangents of other ranks' blocks, which come in the order of ``_blocks``, to their owners."""
 
     def __init__(self, ring: Ring, routing: str):
         self.ring, self.routing = ring, routing
         self._found: list[Any] = []
 
     def send(self, d: Any) -> None:
-        """The cotangent of the next block."""
-        if self.routing == "ring" and self._found:  # with the block, which went one rank on
+        """Send the cotangent of the next block."""
+        if self.routing == "ring" and self._found:  # with the block, which moved on by one rank
             d = self.ring.permute(self._found.pop(), self.ring.following()) + d
         self._found.append(d)
 
     def arrived(self) -> Any:
-        """What the other ranks sent to this one, summed."""
+        """The sum of the cotangents that other ranks sent to this one."""
         if self.routing == "ring":
             return self.ring.permute(self._found[0], self.ring.following())
         ring = self.ring
@@ -295,24 +295,24 @@ class _Home:
 
 
 class _Halves:
-    """Which queries see which keys of a block that is ``distance`` ranks away: its parts, as one batch.
+    """The parts of queries and keys that interact, for a block ``distance`` ranks away, as one batch.
 
-    Without causality everything sees everything. With it there are two pairs of chunks, as the module says: the second
-    queries with the first keys, and, as the block's rank comes earlier or later, both first or both second chunks.
+    Without causality, all of them. With it, two pairs of chunks, as described above: the second queries with the first
+    keys; and, if the block's rank precedes or follows this one, both first or both second chunks.
     """
 
     def __init__(self, ring: Ring, distance: int, is_causal: bool):
         self.earlier = ring.rank() >= distance if is_causal else None
 
     def queries(self, x: Any, dim: int = 1) -> Any:
-        """Of ``x``, with queries along ``dim``, what goes with ``keys``."""
+        """The part of ``x``, with queries along ``dim``, that attends to ``keys``."""
         if self.earlier is None:
             return x
         first, second = bnp.split(x, 2, axis=dim)
         return bnp.concatenate([second, bnp.where(self.earlier, first, second)])
 
     def keys(self, x: Any) -> Any:
-        """Of keys or values [B, T, K, H], what is seen."""
+        """The visible part of keys or values [B, T, K, H]."""
         if self.earlier is None:
             return x
         first, second = bnp.split(x, 2, axis=1)
@@ -333,7 +333,7 @@ class _Halves:
         return bnp.concatenate([bnp.where(self.earlier, a + b, a), bnp.where(self.earlier, 0, b)], 1)
 
     def merged(self, total: tuple[Any, Any], part: tuple[Any, Any]) -> tuple[Any, Any]:
-        """``total`` of all rows with a ``part`` of ``queries``."""
+        """Merge a ``part`` of the queries into ``total``, of all rows."""
         if self.earlier is None:
             return _merged(total, part)
         (out_1, out_2), (lse_1, lse_2) = bnp.split(total[0], 2, axis=1), bnp.split(total[1], 2, axis=2)
@@ -347,7 +347,7 @@ class _Halves:
 
 
 def _merged(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Attention to two sets of keys from attention to each: results weighed by their sums of exponentials."""
+    """Merge attention to two sets of keys, weighted by their sums of exponentials."""
     lse = bnp.logaddexp(one[1], other[1])
     first, second = (bnp.moveaxis(bnp.exp(x[1] - lse), 1, 2)[..., None] for x in (one, other))
     return one[0] * first + other[0] * second, lse

@@ -1,14 +1,14 @@
-"""A mixture of experts, on one device or with the experts divided among the ranks of a mesh axis.
+"""Mixture of experts, on one device or with experts sharded over a mesh axis.
 
-A face. A router sends each token to the ``top_k`` experts that it scores highest; their results come back as a sum,
-weighed by the scores (Shazeer et al., arXiv:1701.06538; GShard, arXiv:2006.16668; Switch, arXiv:2101.03961). An expert
-takes at most ``capacity`` tokens of each *group*: the first choices of all tokens go before the second ones, and among
-equals the earlier token. What does not fit is dropped: that choice adds nothing. So shapes are static, and the same
-tokens are sent whatever the number of ranks.
+A face. In: tokens. Out: the weighted sum of their experts' results, and a load-balancing loss. A router sends each
+token to the ``top_k`` experts with the highest scores (Shazeer et al., arXiv:1701.06538; GShard, arXiv:2006.16668;
+Switch, arXiv:2101.03961). An expert takes at most ``capacity`` tokens of each *group*: first choices of all tokens
+before second ones, and earlier tokens first. Choices beyond that are dropped, and add nothing. So shapes are static,
+and routing does not depend on the number of ranks.
 
-With an ``axis`` each rank's tokens are one group. It fills the places that its tokens have at all E experts; an
-``all_to_all`` brings these to the ranks of the experts, and another the results back. Without one, ``groups`` says how
-the tokens are divided: the same function of whole arrays.
+With an ``axis`` each rank's tokens are one group. The rank fills its slots at all E experts; an ``all_to_all`` sends
+them to the ranks of the experts, and another returns the results. Without an axis, ``groups`` splits the tokens, for
+the same function of global arrays.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ def mixture_of_experts(
     data_axes: str | Sequence[str] = (),
     groups: int = 1,
 ) -> tuple[Any, Any]:
-    """The sum of the ``top_k`` experts of each token, weighed by their shares of the router's probabilities.
+    """Sum of each token's ``top_k`` experts, weighted by the router's normalized probabilities.
 
     Args:
-      expert: ``expert(params of one, tokens [n, C]) -> [n, C]``, as the MLP of a transformer.
-      params: a pytree of arrays with the experts in front: [E, ...], or with an axis [E / n, ...], this rank's.
-      router: [C, E], the weights of the scores, which are taken in float32; the same on all ranks.
+      expert: ``expert(params of one, tokens [n, C]) -> [n, C]``, such as a transformer's MLP.
+      params: a pytree of arrays with a leading expert dimension: [E, ...], or with an axis [E / n, ...], this rank's.
+      router: [C, E], the weights of the scores, computed in float32; the same on all ranks.
       x: [..., C], the tokens; with an axis those of this rank.
-      top_k: how many experts a token has. With one its result is weighed by the probability itself, as in Switch.
-      capacity_factor: an expert has places for this many times the tokens that it would get of a group if all had the
-        same number, rounded up; with ``math.inf`` no token is dropped.
-      axis: inside of ``shard_map``, the mesh axis over which tokens and experts are divided.
-      data_axes: inside of ``shard_map``, more axes over which tokens are divided, and experts are the same.
-      groups: without an axis, how many groups the tokens make, in order.
+      top_k: the number of experts per token. With one its result is weighted by the raw probability, as in Switch.
+      capacity_factor: the slots of an expert per group, as a multiple of its tokens under a uniform distribution,
+        rounded up; ``math.inf`` drops no tokens.
+      axis: inside ``shard_map``, the mesh axis over which tokens and experts are sharded.
+      data_axes: inside ``shard_map``, further axes over which tokens are sharded, and experts replicated.
+      groups: without an axis, the number of groups of tokens, in order.
     Returns:
-      the results, of the shape and dtype of ``x``; and the load-balancing loss (Switch, equation 4): E times the sum
-      over experts of the share of choices that went there, dropped or not, times the mean probability; 1 if balanced,
-      of the tokens of all ranks.
+      the results, of the shape and dtype of ``x``; and the load-balancing loss (Switch, equation 4), over the tokens of
+      all ranks: E times the sum over experts of the fraction of choices, dropped or not, times the mean probability; 1
+      if balanced.
     Raises:
-      ShapeError, ValueRangeError: sizes that do not go together; an expert that changes the shape of its tokens.
+      ShapeError, ValueRangeError: inconsistent sizes; an expert that changes the shape of its tokens.
     """
     router, x = bnp.asarray(router), bnp.asarray(x)
     E = _check(params, router, x, top_k, capacity_factor, axis, groups)
@@ -78,7 +78,7 @@ def mixture_of_experts(
         sent = route.dispatch(tokens)
         sent = lax.all_to_all(
             sent.reshape(n, E // n, *sent.shape[1:]), axis, 0, 0
-        )  # from each rank, for my experts
+        )  # from each rank, for this rank's experts
         results = lax.all_to_all(_by_expert(expert, params, sent), axis, 0, 0)
         out = route.combine(results.reshape(E, *results.shape[2:]))
         statistics = route.statistics()
@@ -88,12 +88,12 @@ def mixture_of_experts(
 
 
 def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int:
-    """The places that an expert has for a group of ``tokens``: never more than these, of which each takes one."""
+    """Slots of an expert for a group of ``tokens``, at most one per token."""
     return max(1, math.ceil(min(tokens, tokens * top_k * factor / experts)))
 
 
 def _by_expert(expert: Callable, params: Any, x: Any) -> Any:
-    """The experts on what was sent to them, [groups, experts, capacity, C]."""
+    """Apply the experts to their tokens, [groups, experts, capacity, C]."""
     groups, experts, capacity, C = x.shape
     per_expert = bnp.moveaxis(x, 1, 0).reshape(experts, groups * capacity, C)
     y = vmap(expert)(params, per_expert)
@@ -108,10 +108,10 @@ def _by_expert(expert: Callable, params: Any, x: Any) -> Any:
 
 
 class _Routes:
-    """Which places the tokens of a group have at the experts.
+    """The slots of a group's tokens at the experts.
 
     Attributes:
-      places: int32 [choices, tokens], numbers below E * capacity, or that where a choice was dropped.
+      places: int32 [choices, tokens], indices below E * capacity, or E * capacity for a dropped choice.
       weights: float32 [choices, tokens].
     """
 
@@ -129,7 +129,7 @@ class _Routes:
         self.places = bnp.where(place < capacity, chosen * capacity + place, none).reshape(top_k, self.n)
 
     def dispatch(self, tokens: Any) -> Any:
-        """The tokens at their places, [E, capacity, C]; zeros where there is none."""
+        """Tokens in their slots, [E, capacity, C]; empty slots are zero."""
         none = self.experts * self.capacity
         numbers = bnp.tile(bnp.arange(self.n, dtype=dtypes.int32), self.top_k)
         at = bnp.full(none + 1, self.n, dtypes.int32).at[self.places.reshape(-1)].set(numbers)[:none]
@@ -137,19 +137,19 @@ class _Routes:
         return padded[at].reshape(self.experts, self.capacity, -1)
 
     def combine(self, results: Any) -> Any:
-        """What the experts made of the tokens, [tokens, C], from [E, capacity, C]."""
+        """Weighted sums of the experts' results, [tokens, C], from [E, capacity, C]."""
         results = results.reshape(self.experts * self.capacity, -1)
         padded = bnp.concatenate([results, bnp.zeros((1, results.shape[1]), results.dtype)])
         return bnp.sum(padded[self.places] * self.weights[..., None].astype(results.dtype), 0)
 
     def statistics(self) -> Any:
-        """The share of choices, and the mean probability, of each expert: [2, E]."""
+        """The fraction of choices, and the mean probability, of each expert: [2, E]."""
         shares = bnp.mean(self.sent_to.astype(dtypes.float32), 0)
         return bnp.stack([shares, bnp.mean(self.probabilities, 0)])
 
 
 def _check(params: Any, router: Any, x: Any, top_k: int, factor: float, axis: str | None, groups: int) -> int:
-    """How many experts there are, if everything goes together."""
+    """Check the sizes, and return the number of experts."""
     name = "mixture_of_experts"
     if router.ndim != 2 or not x.ndim or x.shape[-1] != router.shape[0]:
         raise errors.ShapeError(
@@ -160,13 +160,13 @@ def _check(params: Any, router: Any, x: Any, top_k: int, factor: float, axis: st
     n = 1 if axis is None else lax.axis_size(axis)
     if E % n:
         raise errors.ShapeError(
-            f"{name}: {E} experts cannot be divided over {axis!r}, of {n} ranks.", where=source.here()
+            f"{name}: {E} experts cannot be sharded over {axis!r}, of {n} ranks.", where=source.here()
         )
     found = {leaf.shape[0] if np.ndim(leaf) else None for leaf in tree.leaves(params)}
     if found != {E // n}:
         raise errors.ShapeError(
-            f"{name}: all parameters have the {E // n} experts {'of a rank ' if axis else ''}in front, and not "
-            f"{', '.join(map(str, found)) or 'nothing'}.",
+            f"{name}: the leading dimension of all parameters is the {E // n} experts{' of a rank' if axis else ''}, "
+            f"not {', '.join(map(str, found)) or 'nothing'}.",
             where=source.here(),
         )
     if not 1 <= top_k <= E:
@@ -180,7 +180,7 @@ def _check(params: Any, router: Any, x: Any, top_k: int, factor: float, axis: st
     tokens = math.prod(x.shape[:-1])
     if groups < 1 or tokens % groups or (axis is not None and groups != 1):
         raise errors.ValueRangeError(
-            f"{name}: {tokens} tokens do not make {groups} groups."
+            f"{name}: {tokens} tokens do not split into {groups} groups."
             if axis is None
             else f"{name}: with an axis the tokens of each rank are one group.",
             where=source.here(),

@@ -1,10 +1,9 @@
-"""Gradients of what all ranks share: summed in few, large collectives, and once for many microbatches.
+"""Gradients of replicated parameters: few large all-reduces, once for many microbatches.
 
-A face, for the inside of ``shard_map``. A parameter that is cast to ``reduced`` (``lax.pcast(p, axis, to="reduced")``)
-gets an *unreduced* gradient: the sum over the ranks is owed, and may be paid when it suits. ``bucketed_psum`` pays for
-many gradients at once, in buckets as PyTorch DDP's (Li et al., arXiv:2006.15704): the links are slow at small
-messages. The buckets follow the order in which the backward pass ends, so that the first could be sent while it still
-runs.
+A face, for use inside ``shard_map``. In: gradients of parameters cast to ``reduced`` (``lax.pcast(p, axis,
+to="reduced")``), which are *unreduced*: sums pending an all-reduce. Out: reduced gradients. ``bucketed_psum`` reduces
+them in buckets like PyTorch DDP's (Li et al., arXiv:2006.15704), since links are slow for small messages. Buckets
+follow the order of the backward pass, so that the first can be reduced while the backward pass still runs.
 """
 
 from __future__ import annotations
@@ -24,24 +23,23 @@ from blufunc.parallel.recipes.typed import current_trace, element, like, likes, 
 from blufunc.transforms.autodiff.grad import value_and_grad
 
 BUCKET = 25 * 2**20
-"""The bytes of a bucket, as PyTorch DDP's: more than a message needs to be at the speed of the links."""
+"""Bytes of a bucket, as in PyTorch DDP: enough for the full bandwidth of the links."""
 
 
 def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET) -> Any:
-    """``lax.psum(grads, axis)`` by one all-reduce a bucket. Inside of ``shard_map``, outside of loops in it.
+    """``lax.psum(grads, axis)`` with one all-reduce per bucket.
 
-    Each all-reduce stands in the program where the last gradient of its bucket is made, before the rest of the backward
-    pass.
+    For use inside ``shard_map``, outside of loops in it. Each all-reduce is issued right after the last gradient of its
+    bucket, before the rest of the backward pass.
 
     Args:
-      grads: a pytree of gradients that are unreduced over the axis, or vary over it.
-      axis: one mesh axis, several, or none: then nothing is summed.
-      bytes: a bucket is full when it has as many; a larger array is one by itself. All arrays in it have one dtype.
+      grads: a pytree of gradients that are unreduced or varying over the axis.
+      axis: one mesh axis, several, or none for no sum.
+      bytes: the size of a full bucket; a larger array is a bucket by itself. All arrays of a bucket have one dtype.
     Returns:
-      the sums, the same values as those of ``psum``. Gradients that are known to be zero, as those of parameters that
-      are not used, are not sent.
+      the same values as ``psum``. Gradients known to be zero, as of unused parameters, are not sent.
     Raises:
-      ShardingError: a gradient is the same on all ranks: it is summed already.
+      ShardingError: a gradient is replicated: it is summed already.
       ValueRangeError: ``bytes`` is not positive.
     """
     if bytes <= 0:
@@ -54,9 +52,9 @@ def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET)
     trace = current_trace("bucketed_psum")
     leaves, structure = tree.flatten(grads)
     leaves = [lift(x) for x in leaves]
-    owed = [i for i, x in enumerate(leaves) if _is_owed(x, axes, trace)]
+    unreduced = [i for i, x in enumerate(leaves) if _is_unreduced(x, axes, trace)]
     sums: list[Any] = [bnp.zeros_like(x) for x in leaves]
-    for bucket in _buckets(leaves, owed, trace, bytes):
+    for bucket in _buckets(leaves, unreduced, trace, bytes):
         start = len(trace.eqns)
         for i, total in zip(bucket, _summed([leaves[i] for i in bucket], axes), strict=True):
             sums[i] = total
@@ -67,30 +65,31 @@ def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET)
 def accumulated_value_and_grad(
     loss: Callable, params: Any, microbatches: Any, axis: str | Sequence[str], *, bytes: int = BUCKET
 ) -> tuple[Any, Any]:
-    """The mean of a loss over microbatches and ranks, and its gradient, reduced once. Inside of ``shard_map``.
+    """Mean of a loss over microbatches and ranks, and its gradient, reduced once.
 
-    The backward pass of each microbatch follows its forward pass, in one loop: activations of one microbatch are live.
+    For use inside ``shard_map``. One loop runs the forward and backward pass of each microbatch, so that activations of
+    one microbatch are live.
 
     Args:
       loss: ``loss(params, microbatch) -> scalar``, a mean over the microbatch.
-      params: a pytree. A parameter is the same on all ranks of the axis, or each rank has its own, as of experts or of
-        what is gathered where it is used.
+      params: a pytree. A parameter is replicated over the axis, or differs by rank, like experts or parameters that are
+        gathered on use.
       microbatches: a pytree of this rank's arrays, [M, ...].
-      axis: the mesh axis, or axes, over which data are divided.
+      axis: the mesh axis, or axes, over which data are sharded.
       bytes: see ``bucketed_psum``.
     Returns:
-      value and gradient, summed in the dtype of the parameters; they are the same on all ranks where these are.
+      value and gradient, summed in the dtype of the parameters; replicated where the parameters are.
     Raises:
-      ShapeError: microbatches of several numbers, or none.
+      ShapeError: no microbatches, or arrays with different numbers of them.
     """
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     trace = current_trace("accumulated_value_and_grad")
     n = lax.axis_size(axes) * count_of(microbatches, "accumulated_value_and_grad")
-    owed = Owed(params, axes, trace)
-    params = owed.cast(params, "reduced")
+    unreduced = Reducer(params, axes, trace)
+    params = unreduced.cast(params, "reduced")
     microbatches = lax.pcast(microbatches, axes, to="varying")
     step, _, (of_value, *_) = typed_jaxpr(
-        # A value that varies has a cotangent of each rank's own, whatever the loss depends on.
+        # Cast the value to varying, so that its cotangent is per rank, whatever the loss depends on.
         value_and_grad(lambda p, m: lax.pcast(loss(p, m) / n, axes, to="varying")),
         (likes(params, trace), element(microbatches, trace)),
         "accumulated_value_and_grad",
@@ -99,20 +98,20 @@ def accumulated_value_and_grad(
     def add(total, microbatch):
         return list(map(bnp.add, total, eval_jaxpr(step, tree.leaves((params, microbatch))))), None
 
-    zero = [bnp.zeros((), of_value.aval.dtype), *owed.zeros(params)]
+    zero = [bnp.zeros((), of_value.aval.dtype), *unreduced.zeros(params)]
     (value, *grads), _ = lax.scan(add, zero, microbatches)
-    return lax.psum(value, axes), owed.paid(tree.unflatten(tree.structure(params), grads), bytes)
+    return lax.psum(value, axes), unreduced.reduce(tree.unflatten(tree.structure(params), grads), bytes)
 
 
-class Owed:
-    """Over which axes the gradient of each parameter is a sum that is owed: those along which it does not vary.
+class Reducer:
+    """The axes over which each parameter's gradient is unreduced: those over which it is replicated.
 
-    Where it varies each rank's gradient is its own, and whole: the transposes of the collectives by which others saw
-    the parameter bring what they add.
+    Where a parameter varies, each rank's gradient is complete: the transposes of the collectives that gathered the
+    parameter add the contributions of other ranks.
 
     Args:
-      params: a pytree, of whose form the arguments of the methods are.
-      axes: those over which data are divided.
+      params: a pytree; the methods take pytrees of the same structure.
+      axes: the axes over which data are sharded.
     """
 
     def __init__(self, params: Any, axes: Sequence[str], trace: TypedTrace):
@@ -122,30 +121,30 @@ class Owed:
         self._axes = [tuple(a for a in axes if t.get(a) != "V") for t in types]
 
     def cast(self, xs: Any, to: str) -> Any:
-        """Each leaf cast over its axes: parameters to reduced, gradients to unreduced (all are but zeros)."""
+        """Cast each leaf over its axes: parameters to reduced, gradients to unreduced (only zeros are not yet)."""
         leaves, structure = tree.flatten(xs)
         return tree.unflatten(
             structure, [lax.pcast(x, a, to=to) for x, a in zip(leaves, self._axes, strict=True)]
         )
 
     def zeros(self, params: Any) -> list[Any]:
-        """What gradients of the leaves are added to."""
+        """Initial accumulators of the gradients."""
         return self.cast([bnp.zeros_like(p) for p in tree.leaves(params)], "unreduced")
 
-    def paid(
+    def reduce(
         self, grads: Any, bytes: int, later: Sequence[frozenset[str]] = (), more: tuple[str, ...] = ()
     ) -> Any:
-        """The sums, in buckets, over the axes of each gradient and ``more``, along which it varies.
+        """Reduce in buckets over the axes of each gradient and ``more``, over which it varies.
 
         Args:
-          later: for each gradient the axes over which it stays owed; none by default.
+          later: for each gradient the axes over which it stays unreduced; default none.
         """
         leaves, structure = tree.flatten(grads)
         groups: dict[tuple[str, ...], list[int]] = {}
         for i, own in enumerate(self._axes):
-            kept = later[i] if later else frozenset()
-            leaves[i] = lax.pcast(leaves[i], tuple(a for a in more if a in kept), to="unreduced")
-            groups.setdefault(tuple(a for a in more + own if a not in kept), []).append(i)
+            deferred = later[i] if later else frozenset()
+            leaves[i] = lax.pcast(leaves[i], tuple(a for a in more if a in deferred), to="unreduced")
+            groups.setdefault(tuple(a for a in more + own if a not in deferred), []).append(i)
         for axes, which in groups.items():
             sums = bucketed_psum([leaves[i] for i in which], axes, bytes=bytes)
             for i, x in zip(which, sums, strict=True):
@@ -153,42 +152,47 @@ class Owed:
         return tree.unflatten(structure, leaves)
 
 
+Reducers = tuple[Reducer, Reducer]
+
+
 def count_of(microbatches: Any, what: str) -> int:
-    """How many microbatches there are."""
+    """The number of microbatches."""
     counts = {x.shape[0] if x.ndim else None for x in map(lift, tree.leaves(microbatches))}
     if len(counts) != 1 or not (found := counts.pop()):
         raise errors.ShapeError(
-            f"{what}: all arrays of the microbatches have their number in front, [M, ...].",
+            f"{what}: all arrays of the microbatches have the same leading dimension, [M, ...].",
             where=source.here(),
         )
     return found
 
 
-def _is_owed(x: Any, axes: Sequence[str], trace: TypedTrace) -> bool:
-    """Whether a gradient is to be summed: it is not if it is known to be zero, and must be if it is not."""
+def _is_unreduced(x: Any, axes: Sequence[str], trace: TypedTrace) -> bool:
+    """True if a gradient is to be summed: not if it is a known zero; an error if it is summed already."""
     if trace.is_zero(x):
         return False
     types = dict(zip(trace.mesh.axis_names, like(x, trace).types, strict=True))
     for axis in axes:
         if types.get(axis) in ("I", "R"):
             raise errors.ShardingError(
-                f"bucketed_psum: a gradient ({x.aval}) is the same on all ranks along {axis!r} already.",
+                f"bucketed_psum: a gradient ({x.aval}) is already the same on all ranks along {axis!r}.",
                 where=source.here(),
-                why="gradients of what all ranks share are summed where they arise, one by one.",
+                why="gradients of invariant parameters are summed where they arise, one by one.",
                 fix=f"cast the parameters before differentiating: lax.pcast(params, {axis!r}, to='reduced')",
             )
     return True
 
 
-def _buckets(leaves: Sequence[Any], owed: Sequence[int], trace: TypedTrace, limit: int) -> list[list[int]]:
-    """Of the leaves that are ``owed`` which go together: in the order in which they are made, ``limit`` bytes each."""
-    made = {v: i for i, e in enumerate(trace.eqns) for v in e.outvars}
+def _buckets(
+    leaves: Sequence[Any], unreduced: Sequence[int], trace: TypedTrace, limit: int
+) -> list[list[int]]:
+    """Group leaves in the order in which they are computed, into buckets of ``limit`` bytes."""
+    position = {v: i for i, e in enumerate(trace.eqns) for v in e.outvars}
     order = sorted(
-        owed,
-        key=lambda i: made.get(leaves[i].variable, -1) if isinstance(leaves[i], StagedTracer) else -1,
+        unreduced,
+        key=lambda i: position.get(leaves[i].variable, -1) if isinstance(leaves[i], StagedTracer) else -1,
     )
     buckets: list[list[int]] = []
-    open_: dict[Any, tuple[list[int], int]] = {}  # of each type: a bucket that is not full, and its bytes
+    open_: dict[Any, tuple[list[int], int]] = {}  # by type: an open bucket, and its bytes
     for i in order:
         x = leaves[i]
         size = x.aval.size * x.dtype.itemsize
@@ -203,7 +207,7 @@ def _buckets(leaves: Sequence[Any], owed: Sequence[int], trace: TypedTrace, limi
 
 
 def _move_up(trace: TypedTrace, start: int) -> None:
-    """Put the equations from number ``start`` on right behind those that they need."""
+    """Move the equations from index ``start`` on to right after their operands."""
     new = trace.eqns[start:]
     needed = {a for e in new for a in e.invars}
     last = max([i for i, e in enumerate(trace.eqns[:start]) if not needed.isdisjoint(e.outvars)], default=-1)
@@ -211,7 +215,7 @@ def _move_up(trace: TypedTrace, start: int) -> None:
 
 
 def _summed(xs: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
-    """The sums of one bucket."""
+    """Sum one bucket."""
     if len(xs) == 1:
         return [lax.psum(xs[0], axes)]
     total = lax.psum(bnp.concatenate([x.reshape(-1) for x in xs]), axes)

@@ -1,19 +1,19 @@
-"""Pipelines: the layers of a model divided among the ranks of a mesh axis, and microbatches sent through.
+"""Pipeline parallelism: layers sharded over a mesh axis, microbatches sent from rank to rank.
 
-A face, for the inside of ``shard_map``. The layers are stacked in one pytree that is divided over the axis
-(``P("stage")``): each rank has a *stage*, and sends what it makes of a microbatch to the next. Two schedules:
+A face, for use inside ``shard_map``. In: this rank's layers, of a stacked pytree sharded over the axis
+(``P("stage")``), and microbatches. Out: results, or loss and gradients. Each rank runs a *stage*, and sends its result
+to the next. Two schedules:
 
-- ``gpipe`` (Huang et al., arXiv:1811.06965): all microbatches forward, then all backward, which is the derivative of
-  the forward loop. Of every microbatch the values that the backward pass needs are kept.
-- ``1f1b`` (Narayanan et al., arXiv:1806.03377, 2104.04473): the backward pass of a microbatch follows as soon as its
-  forward pass has left the last stage. In lock step, rank i of n does at tick t the forward pass of microbatch t - i
-  and the backward pass of microbatch t - (2n - 2 - i): n - 1 ticks forward only, M both, n - 1 backward only, as long
-  as gpipe takes, and of 2 (n - 1 - i) + 1 microbatches at most, whatever M is, values are kept: in 2n - 1 slots, the
-  same on all ranks (M + n - 1 if these are fewer: no more than gpipe keeps).
+- ``gpipe`` (Huang et al., arXiv:1811.06965): all microbatches forward, then all backward, as the derivative of the
+  forward loop. Residuals of every microbatch are live.
+- ``1f1b`` (Narayanan et al., arXiv:1806.03377, 2104.04473): the backward pass of a microbatch starts when its forward
+  pass has left the last stage. In lock step, rank i of n runs at tick t the forward pass of microbatch t - i and the
+  backward pass of microbatch t - (2n - 2 - i): n - 1 ticks forward only, M both, n - 1 backward only, as long as gpipe.
+  Residuals of at most 2 (n - 1 - i) + 1 microbatches are live, for any M: in 2n - 1 slots, the same on all ranks
+  (M + n - 1 if these are fewer: no more than gpipe).
 
-Every rank runs the same program, with numbers of microbatches that depend on its place. Where a rank has no microbatch
-it computes with what is there, and nothing takes note of the results. A stage that is a ``checkpoint`` keeps only what
-goes into it.
+Every rank runs the same program, with microbatch indices that depend on its rank. A rank without a microbatch computes
+on stale data, and its results are ignored. A stage under ``checkpoint`` saves only its input.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Literal, eval_jaxpr
 from blufunc.core.pytree import tree
-from blufunc.parallel.recipes.gradients import BUCKET, Owed, count_of
+from blufunc.parallel.recipes.gradients import BUCKET, Reducer, Reducers, count_of
 from blufunc.parallel.recipes.typed import Like, current_trace, element, likes, typed_jaxpr
 from blufunc.parallel.recipes.varying import Ring, ring_of, same_on_all
 from blufunc.transforms.autodiff.grad import value_and_grad
@@ -39,17 +39,17 @@ from blufunc.transforms.autodiff.transpose import transpose_jaxpr
 
 
 def forward_microbatch(tick: Any, rank: Any) -> Any:
-    """The microbatch whose forward pass a rank does at a tick; there is none below 0 and from M on."""
+    """The microbatch that a rank runs forward at a tick; none below 0 or from M on."""
     return tick - rank
 
 
 def backward_microbatch(tick: Any, rank: Any, ranks: int) -> Any:
-    """The microbatch whose backward pass a rank does at a tick of ``1f1b``; as above."""
+    """The microbatch that a rank runs backward at a tick of ``1f1b``; none below 0 or from M on."""
     return tick - (2 * ranks - 2 - rank)
 
 
 def schedule_1f1b(ranks: int, microbatches: int) -> np.ndarray:
-    """What each rank does: int [ticks, ranks, 2], the microbatches of forward and backward pass, -1 for none."""
+    """The schedule: int [ticks, ranks, 2], microbatches of forward and backward pass, -1 for none."""
     tick = np.arange(microbatches + 2 * ranks - 2)[:, None]
     rank = np.arange(ranks)
     both = np.stack([forward_microbatch(tick, rank), backward_microbatch(tick, rank, ranks)], -1)
@@ -57,15 +57,15 @@ def schedule_1f1b(ranks: int, microbatches: int) -> np.ndarray:
 
 
 def pipeline(stage: Callable, layers: Any, x: Any, axis: str) -> Any:
-    """The results of all stages, one behind the other, for microbatches. Inside of ``shard_map``; differentiable.
+    """Run all stages in sequence on microbatches, inside ``shard_map``; differentiable.
 
     Args:
-      stage: ``stage(layers, x) -> x``, of one microbatch; result and argument have one shape and dtype.
+      stage: ``stage(layers, x) -> x`` on one microbatch; result and argument have one shape and dtype.
       layers: this rank's layers.
-      x: [M, ...], the microbatches; those of the first rank count.
+      x: [M, ...], the microbatches; only the first rank's are used.
       axis: the mesh axis of stages.
     Returns:
-      [M, ...], what the last rank made of them, *unreduced*: ``lax.psum(y, axis)`` gives it to all ranks.
+      [M, ...], the results of the last rank, *unreduced*: ``lax.psum(y, axis)`` gives them to all ranks.
     Raises:
       ArgumentError: a stage that does not return an array.
       ShapeError: a stage changes shape or dtype; no microbatches.
@@ -90,29 +90,30 @@ def pipeline_value_and_grad(
     data_axes: str | Sequence[str] = (),
     bytes: int = BUCKET,
 ) -> tuple[Any, tuple[Any, Any]]:
-    """The mean loss of microbatches that go through a pipeline, and its gradients. Inside of ``shard_map``.
+    """Mean loss of microbatches through a pipeline, and its gradients, inside ``shard_map``.
 
     Args:
-      embed: ``embed(shared, microbatch) -> x``, an array, which goes into the first stage.
+      embed: ``embed(shared, microbatch) -> x``, an array, the input of the first stage.
       stage: ``stage(layers, x) -> x``, of the same shape and dtype.
-      loss: ``loss(shared, x, microbatch) -> scalar``, of what comes out of the last stage: a mean over the microbatch.
+      loss: ``loss(shared, x, microbatch) -> scalar``, of the output of the last stage: a mean over the microbatch.
       shared: a pytree of floating arrays, the parameters of ``embed`` and ``loss``, the same on all ranks; both may use
         the same ones.
-      layers: those of this rank's stage, floating, too.
+      layers: the parameters of this rank's stage, floating.
       microbatches: a pytree of arrays [M, ...], the same on all ranks of the axis.
       axis: the mesh axis of stages.
       schedule: ``"1f1b"`` or ``"gpipe"``.
-      data_axes: axes over which microbatches are divided. Along these a parameter is the same on all ranks, or each has
-        its own, as of experts or of what is gathered in a stage.
+      data_axes: axes over which microbatches are sharded. Over these a parameter is replicated, or differs by rank,
+        like experts or parameters that are gathered in a stage.
       bytes: see ``bucketed_psum``: gradients are reduced once, after all microbatches.
     Returns:
       the value, and the gradients of ``shared`` and ``layers``, summed in the dtype of the parameters. Over an axis
-      over which a parameter is *reduced* (``P("stage", reduced={"fsdp"})``) its gradient is left unreduced, to be
-      scattered by whoever divides it.
+      over which a parameter is *reduced* (``P("stage", reduced={"fsdp"})``) its gradient is left unreduced, for the
+      caller to scatter.
     Raises:
       ArgumentError: an unknown schedule; an embedding or stage that does not return an array.
       DtypeError: a parameter is not floating.
-      ShapeError: a stage changes shape or dtype; a loss is no scalar; microbatches of several numbers, or none.
+      ShapeError: a stage changes shape or dtype; a loss that is not a scalar; no microbatches, or arrays with different
+        numbers of them.
       ShardingError: ``shared`` or ``microbatches`` vary over the axis.
     """
     steps = {"1f1b": _one_forward_one_backward, "gpipe": _value_and_grad_of_gpipe}
@@ -129,10 +130,10 @@ def pipeline_value_and_grad(
     shared, microbatches = same_on_all((shared, microbatches), axis)
     shared, layers = lax.pcast((shared, layers), axis, to="varying")
     trace = current_trace(_NAME)
-    owed = Owed(shared, data, trace), Owed(layers, data, trace)
-    shared, layers = owed[0].cast(shared, "reduced"), owed[1].cast(layers, "reduced")
+    sync = Reducer(shared, data, trace), Reducer(layers, data, trace)
+    shared, layers = sync[0].cast(shared, "reduced"), sync[1].cast(layers, "reduced")
     everywhere = axis, *data
-    microbatches = lax.pcast(microbatches, everywhere, to="varying")  # ranks are at different ones
+    microbatches = lax.pcast(microbatches, everywhere, to="varying")  # each rank is at another one
     share = M * lax.axis_size(data)
 
     def share_of_loss(shared: Any, x: Any, microbatch: Any) -> Any:
@@ -143,14 +144,14 @@ def pipeline_value_and_grad(
                 where=source.here(),
                 fix="take its mean: .mean()",
             )
-        # A value that varies has a cotangent of each rank's own, whatever the loss depends on.
+        # Cast the value to varying, so that its cotangent is per rank, whatever the loss depends on.
         return lax.pcast(value / share, everywhere, to="varying")
 
     model = _Model(_of_array(embed, "embed"), _of_array(stage, "a stage"), share_of_loss)
-    value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, owed)
-    of_shared = lax.pcast(owed[0].cast(of_shared, "unreduced"), axis, to="varying")
-    of_layers = owed[1].cast(of_layers, "unreduced")
-    grads = owed[0].paid(of_shared, bytes, later[0], (axis,)), owed[1].paid(of_layers, bytes, later[1])
+    value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, sync)
+    of_shared = lax.pcast(sync[0].cast(of_shared, "unreduced"), axis, to="varying")
+    of_layers = sync[1].cast(of_layers, "unreduced")
+    grads = sync[0].reduce(of_shared, bytes, later[0], (axis,)), sync[1].reduce(of_layers, bytes, later[1])
     return lax.psum(value, everywhere), grads
 
 
@@ -161,15 +162,15 @@ def _check_floating(*params: Any) -> None:
     for leaf in tree.leaves(params):
         if not dtypes.is_inexact(lift(leaf).aval.dtype):
             raise errors.DtypeError(
-                f"{_NAME}: parameters are floating, and not {lift(leaf).aval}.",
+                f"{_NAME}: parameters must be floating, not {lift(leaf).aval}.",
                 where=source.here(),
-                why="functions of integers have no derivative.",
-                fix="let the functions close over what is no parameter, or give it with the microbatches",
+                why="functions of integers are not differentiable.",
+                fix="close over other values, or pass them with the microbatches",
             )
 
 
 def _reduced(params: Any) -> list[frozenset[str]]:
-    """Over which axes each leaf is reduced."""
+    """The axes over which each leaf is reduced."""
     trace = current_trace(_NAME)
     names = trace.mesh.axis_names
     return [
@@ -185,12 +186,12 @@ class _Model(NamedTuple):
 
 
 def _onwards(ring: Ring, step: int) -> tuple[tuple[int, int], ...]:
-    """To the next rank, or with -1 the one before; the pipeline is no circle."""
+    """Pairs that send to the next rank, or with -1 to the previous; the pipeline is not circular."""
     return tuple([(i, i + step) for i in range(ring.size) if 0 <= i + step < ring.size])
 
 
 def _at(xs: Any, i: Any) -> Any:
-    """Element ``i``, or the nearest that there is, along the first dimension of the leaves of a pytree."""
+    """Element ``i``, clamped to the range, along the first dimension of the leaves of a pytree."""
 
     def one(x: Any) -> Any:
         return lax.dynamic_index_in_dim(x, bnp.clip(i, 0, x.shape[0] - 1), 0, keepdims=False)
@@ -202,12 +203,12 @@ def _at(xs: Any, i: Any) -> Any:
 
 
 def _all_forward(stage: Callable, layers: Any, xs: Any, ring: Ring) -> Any:
-    """What each rank makes of the microbatches [M, ...]: on the last rank, the results."""
+    """The result of this rank for each microbatch [M, ...]; final on the last rank."""
     rank, M = lax.axis_index(ring.axis), xs.shape[0]
 
     def tick(received, t):
-        # Before its first microbatch comes, a rank computes with one as well: the derivative of what nobody reads is
-        # zero times a number, which must not be infinite.
+        # Until its first microbatch arrives, a rank computes on one, too: the derivative of an ignored result is zero
+        # times a value, which must not be infinite.
         x = bnp.where((rank == 0) | (t < rank), _at(xs, t), received)
         y = stage(layers, x)
         _check_stage(x, y)
@@ -219,7 +220,7 @@ def _all_forward(stage: Callable, layers: Any, xs: Any, ring: Ring) -> Any:
 
 
 def _value_and_grad_of_gpipe(
-    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, owed: tuple[Owed, Owed]
+    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, sync: Reducers
 ) -> tuple:
     def whole(shared, layers):
         _, xs = lax.scan(lambda _, m: (None, model.embed(shared, m)), None, microbatches)
@@ -232,7 +233,7 @@ def _value_and_grad_of_gpipe(
 
 
 def _of_array(fun: Callable, what: str) -> Callable:
-    """A function of the user, which must return one array."""
+    """Wrap a user's function that must return one array."""
 
     def checked(*args: Any) -> Any:
         x = fun(*args)
@@ -240,7 +241,7 @@ def _of_array(fun: Callable, what: str) -> Callable:
             raise errors.ArgumentError(
                 f"pipeline: {what} returns one array, not a {type(x).__name__}.",
                 where=source.here(),
-                fix="stack or concatenate what goes from stage to stage",
+                fix="stack or concatenate the values passed between stages",
             )
         return bnp.asarray(x)
 
@@ -252,7 +253,7 @@ def _check_stage(x: Any, y: Any) -> None:
         raise errors.ShapeError(
             f"pipeline: a stage takes {x.aval} and returns {y.aval}.",
             where=source.here(),
-            why="what one stage returns goes into the next.",
+            why="the output of a stage is the input of the next.",
         )
 
 
@@ -260,9 +261,9 @@ def _check_stage(x: Any, y: Any) -> None:
 
 
 def _one_forward_one_backward(
-    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, owed: tuple[Owed, Owed]
+    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, sync: Reducers
 ) -> tuple:
-    """The loss on the last rank, and the gradients of what this rank did; each is still to be summed."""
+    """The loss on the last rank, and this rank's contributions to the gradients, not yet summed."""
     n, rank = ring.size, lax.axis_index(ring.axis)
     first, last = rank == 0, rank == n - 1
     halves = _Halves(model, shared, layers, microbatches, ring)
@@ -278,18 +279,20 @@ def _one_forward_one_backward(
         return lax.ppermute(x, ring.axis, _onwards(ring, step))
 
     def forward(state: _State, t: Any) -> tuple[_State, Any]:
-        """Its result goes to the next rank; what the backward pass needs, to this tick's slot."""
-        y, kept = halves.forward(fixed, _at(microbatches, forward_microbatch(t, rank)), state.x)
+        """Send the result to the next rank, and save the residuals in this tick's slot."""
+        y, saved = halves.forward(fixed, _at(microbatches, forward_microbatch(t, rank)), state.x)
         slot = lax.rem(t, slots)
-        kept = [lax.dynamic_update_index_in_dim(s, k, slot, 0) for s, k in zip(state.kept, kept, strict=True)]
-        return state._replace(x=send(y, 1), kept=kept), y
+        saved = [
+            lax.dynamic_update_index_in_dim(s, x, slot, 0) for s, x in zip(state.saved, saved, strict=True)
+        ]
+        return state._replace(x=send(y, 1), saved=saved), y
 
     def of_loss(state: _State, t: Any, y: Any) -> _State:
-        """The last rank's loss, and its cotangent in the place of one that is received."""
+        """The last rank's loss, and its cotangent in place of a received one."""
         m = _at(microbatches, t - (n - 1))
         value, *grads = eval_jaxpr(head, tree.leaves((shared, y, m)))
         *of_shared, ct = (bnp.where(last, g, 0) for g in grads)
-        of_shared = owed[0].cast(of_shared, "unreduced")
+        of_shared = sync[0].cast(of_shared, "unreduced")
         return state._replace(
             value=state.value + bnp.where(last, value, 0),
             shared=list(map(bnp.add, state.shared, of_shared)),
@@ -298,18 +301,18 @@ def _one_forward_one_backward(
 
     def backward(state: _State, t: Any) -> _State:
         m = backward_microbatch(t, rank, n)
-        kept = _at(state.kept, (t - 2 * (n - 1 - rank)) % slots)  # of the tick of its forward pass
-        of_shared, of_layers, ct = halves.backward(fixed, kept, state.ct)
+        saved = _at(state.saved, (t - 2 * (n - 1 - rank)) % slots)
+        of_shared, of_layers, ct = halves.backward(fixed, saved, state.ct)
         there = (m >= 0) & (m < M)
 
-        def sums(totals, grads, owed):
+        def sums(totals, grads, sync):
             return [
-                a + bnp.where(there, g, 0) for a, g in zip(totals, owed.cast(grads, "unreduced"), strict=True)
+                a + bnp.where(there, g, 0) for a, g in zip(totals, sync.cast(grads, "unreduced"), strict=True)
             ]
 
         return state._replace(
-            shared=sums(state.shared, of_shared, owed[0]),
-            layers=sums(state.layers, of_layers, owed[1]),
+            shared=sums(state.shared, of_shared, sync[0]),
+            layers=sums(state.layers, of_layers, sync[1]),
             ct=send(ct, -1),
         )
 
@@ -320,10 +323,10 @@ def _one_forward_one_backward(
     state = _State(
         x=bnp.zeros(halves.of_x.aval.shape, halves.of_x.aval.dtype),
         ct=bnp.zeros(halves.of_x.aval.shape, halves.of_x.aval.dtype),
-        kept=[bnp.zeros((slots, *a.shape), a.dtype) for a in halves.kept],
+        saved=[bnp.zeros((slots, *a.shape), a.dtype) for a in halves.saved],
         value=bnp.zeros((), head.out_avals[0].dtype),
-        shared=owed[0].zeros(shared),
-        layers=owed[1].zeros(layers),
+        shared=sync[0].zeros(shared),
+        layers=sync[1].zeros(layers),
     )
     phases = (n - 1, lambda s, t: forward(s, t)[0]), (M, both), (n - 1, backward)
     start = 0
@@ -339,32 +342,32 @@ def _one_forward_one_backward(
 
 
 class _State(NamedTuple):
-    """What goes from tick to tick.
+    """The state carried from tick to tick.
 
     Attributes:
-      x, ct: what the ranks before and behind sent.
-      kept: for each value that the backward pass needs, slots [min(2n - 1, M + n - 1), ...].
-      value, shared, layers: the sums of the loss and of the gradients.
+      x, ct: received from the previous and the next rank.
+      saved: for each residual, slots [min(2n - 1, M + n - 1), ...].
+      value, shared, layers: the accumulated loss and gradients.
     """
 
     x: Any
     ct: Any
-    kept: list
+    saved: list
     value: Any
     shared: list
     layers: list
 
 
 class _Halves:
-    """The forward pass of a stage, with the embedding in the first one, and the backward pass, as equations.
+    """The forward pass of a stage (the first with the embedding), and its backward pass, as equations.
 
-    What depends on parameters and the place of the rank alone, as casts, is computed once for all microbatches
-    (``fixed``) and not kept.
+    Values that depend on parameters and the rank alone, such as casts, are computed once for all microbatches
+    (``fixed``) and not saved.
 
     Attributes:
-      likes: what ``shared`` and ``layers`` are like.
-      of_x: what that is like which goes from stage to stage.
-      kept: the types of what the backward pass needs of each microbatch.
+      likes: the types of ``shared`` and ``layers``.
+      of_x: the type of the values passed between stages.
+      saved: the types of the residuals of a microbatch.
     """
 
     def __init__(self, model: _Model, shared: Any, layers: Any, microbatches: Any, ring: Ring):
@@ -385,10 +388,10 @@ class _Halves:
 
         of_first = Like(ShapedArray((), np.dtype(np.bool_)), varying)
         jaxpr, _, (y,) = typed_jaxpr(forward, (*self.likes, of_first, of_m, self.of_x), _NAME)
-        for axis, wanted, found in zip(names, self.of_x.types, y.types, strict=True):
-            if wanted != found:
+        for axis, taken, found in zip(names, self.of_x.types, y.types, strict=True):
+            if taken != found:
                 raise errors.ShardingError(
-                    f"pipeline: what goes into a stage and what comes out have other types over {axis!r} ({wanted} and "
+                    f"pipeline: the input and output of a stage have different types over {axis!r} ({taken} and "
                     f"{found}).",
                     where=source.here(),
                     fix=f"in embed, lax.pcast(x, {axis!r}, to='varying')",
@@ -397,8 +400,8 @@ class _Halves:
 
     def _divide(self, jaxpr: Jaxpr) -> None:
         n = sum(self._counts)
-        wanted = [i < n for i in range(len(jaxpr.invars) - 1)] + [True]
-        whole, linear, _, n_residuals = linearize_jaxpr(jaxpr, tuple(wanted), (True,))
+        linear_in = [i < n for i in range(len(jaxpr.invars) - 1)] + [True]
+        whole, linear, _, n_residuals = linearize_jaxpr(jaxpr, tuple(linear_in), (True,))
         flags = (False,) * n_residuals + (True,) * (n + 1)
         self._transposed, _ = transpose_jaxpr(linear, flags, (True,), (True,) * (n + 1))
         whole, self._consts = whole.hoist()
@@ -407,38 +410,38 @@ class _Halves:
         found = [v for v in self._each.outvars[1:] if v not in places and not isinstance(v, Literal)]
         slots = {v: i for i, v in enumerate(dict.fromkeys(found))}
         self._each = self._each.replace(outvars=[whole.outvars[0], *slots])
-        self.kept = [v.aval for v in slots]
+        self.saved = [v.aval for v in slots]
         self._residuals = [
             (_CONSTANT, v.array) if isinstance(v, Literal)
-            else (_FIXED, places[v]) if v in places else (_KEPT, slots[v])
+            else (_FIXED, places[v]) if v in places else (_SAVED, slots[v])
             for v in whole.outvars[1:]
         ]  # fmt: skip
 
     def fixed(self, shared: Any, layers: Any, first: Any) -> list:
-        """What both passes of all microbatches need; ``first`` is whether this is the first rank."""
+        """Values that both passes of all microbatches need; ``first`` is True on the first rank."""
         return eval_jaxpr(self._once, [*self._consts, *tree.leaves((shared, layers)), first])
 
     def forward(self, fixed: list, microbatch: Any, received: Any) -> tuple[Any, list]:
-        """What goes to the next stage, and what the backward pass needs."""
-        y, *kept = eval_jaxpr(self._each, [*fixed, *tree.leaves(microbatch), received])
-        return y, kept
+        """The input of the next stage, and the residuals."""
+        y, *saved = eval_jaxpr(self._each, [*fixed, *tree.leaves(microbatch), received])
+        return y, saved
 
-    def backward(self, fixed: list, kept: list, ct: Any) -> tuple[list, list, Any]:
-        """The cotangents of ``shared``, of ``layers`` and of what was received."""
-        sources = {_FIXED: fixed, _KEPT: kept}
+    def backward(self, fixed: list, saved: list, ct: Any) -> tuple[list, list, Any]:
+        """Cotangents of ``shared``, of ``layers`` and of the received value."""
+        sources = {_FIXED: fixed, _SAVED: saved}
         residuals = [x if kind == _CONSTANT else sources[kind][x] for kind, x in self._residuals]
         outs = eval_jaxpr(self._transposed, [*residuals, ct])
         n, m = self._counts
         return outs[:n], outs[n : n + m], outs[-1]
 
 
-_CONSTANT, _FIXED, _KEPT = "constant", "fixed", "kept"
+_CONSTANT, _FIXED, _SAVED = "constant", "fixed", "saved"
 
 
 def _by_dependence(jaxpr: Jaxpr, n: int) -> tuple[Jaxpr, Jaxpr]:
-    """A jaxpr without constants in two: what depends on its first ``n`` parameters alone, and the rest.
+    """Split a jaxpr without constants by dependence on its first ``n`` parameters alone.
 
-    The results of the first, which hold those of the parameters that are used, are the first parameters of the second.
+    The results of the first part, including parameters that are used, are the first parameters of the second.
     """
     known: dict[Any, None] = dict.fromkeys(jaxpr.invars[:n])
     once, each = [], []

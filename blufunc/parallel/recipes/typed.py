@@ -1,9 +1,9 @@
-"""Functions of the body of a ``shard_map`` that are traced and typed before the loop that runs them.
+"""Tracing and typing of functions before the loop that runs them.
 
-A face's foundation. Derivatives inside of ``shard_map`` need to know the types of values over the axes of the mesh
-(``parallel.axis_types``), and in the body of a loop, which is traced by itself, these are not known yet. A function
-that is traced outside of the loop, for values of the types that it will get, has its casts and typed collectives, and
-may differentiate; inside of the loop it is a list of equations.
+Shared by recipes. In: a function, and the types of its arguments. Out: equations with casts and typed collectives.
+Derivatives inside ``shard_map`` need the types of values over mesh axes (``collectives/axis_types.py``), which are
+unknown in a loop's body, as it is traced separately. A function traced outside the loop may differentiate; inside the
+loop it is a list of equations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blufunc.parallel.collectives.axis_types import TypedTrace, types_of
 
 
 class Like:
-    """What a value is like: its shape and dtype, and its types over the axes of the mesh. A leaf of pytrees."""
+    """A value's shape, dtype, and types over mesh axes. A leaf of pytrees."""
 
     __slots__ = ("aval", "types")
 
@@ -32,7 +32,7 @@ class Like:
 
 
 def current_trace(what: str) -> TypedTrace:
-    """The trace of the ``shard_map`` that is being traced; UnsupportedError if something else is being traced."""
+    """The trace of the current ``shard_map``; UnsupportedError inside another trace."""
     trace = state.trace
     if not isinstance(trace, TypedTrace):
         raise errors.UnsupportedError(
@@ -45,30 +45,30 @@ def current_trace(what: str) -> TypedTrace:
 
 
 def like(x: Any, trace: TypedTrace) -> Like:
-    """What a value is like; what comes from outside is the same everywhere."""
+    """The type of a value; one from outside is invariant."""
     x = lift(x)
     return Like(x.aval.strong(), types_of(x, trace.mesh) or invariant(trace.mesh))
 
 
 def likes(x: Any, trace: TypedTrace) -> Any:
-    """What the leaves of a pytree are like."""
+    """The types of the leaves of a pytree."""
     return tree.map(lambda v: like(v, trace), x)
 
 
 def element(x: Any, trace: TypedTrace) -> Any:
-    """What the elements along the first dimension of the leaves of a pytree are like."""
+    """The types of the elements along the first dimension of the leaves."""
     return tree.map(lambda v: Like(v.aval.with_shape(v.aval.shape[1:]), v.types), likes(x, trace))
 
 
 def typed_jaxpr(fun: Callable, examples: tuple, what: str) -> tuple[Jaxpr, tree.TreeDef, list[Like]]:
-    """``fun`` as equations with casts and typed collectives.
+    """Stage ``fun`` as equations with casts and typed collectives.
 
     Args:
-      fun: a function of pytrees; it may be, or hold, a derivative.
+      fun: a function of pytrees; it may be, or contain, a derivative.
       examples: for each argument a pytree of ``Like``.
       what: the name of the caller, for messages.
     Returns:
-      the jaxpr, from leaves to leaves; the structure of the results, and what they are like.
+      the jaxpr, from leaves to leaves; the structure of the results, and their types.
     """
     leaves, in_tree = tree.flatten(examples)
     inner = TypedTrace(current_trace(what).mesh, what)

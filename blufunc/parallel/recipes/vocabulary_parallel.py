@@ -1,9 +1,9 @@
-"""The embedding and the loss of a language model whose vocabulary is divided among the ranks of a mesh axis.
+"""Embedding and loss of a language model with a vocabulary sharded over a mesh axis.
 
-A face, for the inside of ``shard_map`` (Shoeybi et al., arXiv:1909.08053, section 3). Of a table [V, C] each rank has
-V / n consecutive rows. A lookup is a masked one on each rank and a sum; of the logits [..., V / n] only two numbers a
-token are exchanged: the largest, and the sums of exponentials with the logit of the label. A vocabulary that does not
-divide is padded (``pad_vocabulary``), and the loss told of its true size.
+A face, for use inside ``shard_map`` (Shoeybi et al., arXiv:1909.08053, section 3). In: V / n consecutive rows of a
+table [V, C] per rank. Out: embeddings, by a masked lookup on each rank and a sum; or losses, for which ranks reduce two
+scalars per token of the logits [..., V / n]: the maximum, and the sum of exponentials with the label's logit. A
+vocabulary that does not divide is padded (``pad_vocabulary``), and the loss takes its true size.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from blufunc.parallel.recipes.varying import same_on_all
 
 
 def pad_vocabulary(table: Any, ranks: int) -> Any:
-    """A table [V, ...] with rows of zeros up to a multiple of the number of ranks; for outside of ``shard_map``."""
+    """Pad a table [V, ...] with zero rows to a multiple of ``ranks``; for use outside ``shard_map``."""
     table = bnp.asarray(table)
     missing = -table.shape[0] % ranks
     return bnp.pad(table, [(0, missing)] + [(0, 0)] * (table.ndim - 1)) if missing else table
 
 
 def vocabulary_parallel_embedding(table: Any, ids: Any, axis: str, *, scatter_dim: int | None = None) -> Any:
-    """``table[ids]`` of a table whose rows are divided over a mesh axis. Inside of ``shard_map``.
+    """``table[ids]`` of a table with rows sharded over a mesh axis, inside ``shard_map``.
 
     Args:
       table: [V / n, C], this rank's rows.
-      ids: integers of any shape, in [0, V), the same on all ranks of the axis. One out of range gives zeros.
+      ids: integers of any shape, in [0, V), the same on all ranks of the axis. Out of range gives zeros.
       axis: the mesh axis.
-      scatter_dim: the dimension of the ids, of tokens, along which each rank gets its part of the result, as sequence
-        parallelism has it between the layers; by default all ranks get all.
+      scatter_dim: the token dimension of ``ids`` along which each rank gets its part of the result, for sequence
+        parallelism between layers; by default all ranks get all.
     Returns:
       [*ids.shape, C], the same on all ranks, by one ``psum``; or a part of it, by one ``psum_scatter``.
     Raises:
@@ -54,20 +54,20 @@ def vocabulary_parallel_embedding(table: Any, ids: Any, axis: str, *, scatter_di
 def vocabulary_parallel_cross_entropy(
     logits: Any, labels: Any, axis: str, vocabulary: int | None = None
 ) -> Any:
-    """``nn.softmax_cross_entropy_with_integer_labels`` of logits that are divided over a mesh axis. In ``shard_map``.
+    """``nn.softmax_cross_entropy_with_integer_labels`` of logits sharded over a mesh axis, in ``shard_map``.
 
     Args:
-      logits: [..., V / n], this rank's classes; half precisions are taken to float32.
-      labels: integers [...], in [0, V), the same on all ranks of the axis. The loss of one out of range is NaN, or
-        infinite if it is padding.
+      logits: [..., V / n], this rank's classes; half precisions are converted to float32.
+      labels: integers [...], in [0, V), the same on all ranks of the axis. Out of range the loss is NaN, or infinite
+        for a padding class.
       axis: the mesh axis.
-      vocabulary: how many classes there are, where the last ones are padding; by default all are classes.
+      vocabulary: the number of classes, if the last ones are padding; by default all count.
     Returns:
       the losses [...], the same on all ranks: one ``pmax`` and one ``psum``, and none for the gradient.
     Raises:
       ShapeError, DtypeError: labels that are not integers, or not of the logits' shape.
       ShardingError: labels that vary over the axis.
-      ValueRangeError: there are not so many classes, or none.
+      ValueRangeError: ``vocabulary`` is not between 1 and the number of classes.
     """
     name = "vocabulary_parallel_cross_entropy"
     logits, labels = bnp.asarray(logits), bnp.asarray(labels)
@@ -99,7 +99,7 @@ def vocabulary_parallel_cross_entropy(
 
 
 def _own(ids: Any, size: int, axis: str) -> tuple[Any, Any]:
-    """Indices among the ``size`` rows of this rank, and where they are its own; those of others become 0."""
+    """Row indices on this rank, and a mask of the rows it owns; other indices become 0."""
     local = ids - lax.axis_index(axis) * size
     here = (local >= 0) & (local < size)
     return bnp.where(here, local, 0), here

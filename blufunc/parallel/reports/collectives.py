@@ -1,7 +1,7 @@
-"""``collectives``: a table of what the devices of a program exchange, and why.
+"""``collectives``: a table of a program's collectives, with their bytes and causes.
 
-Parallel, after stage 3. In: a function, its arguments and, from these or from annotations, a mesh. Out: a row for each
-collective of the local program, those of loops as often as they run, with the user's line that asked for it.
+Parallel, after stage 3. In: a function, its arguments and, from these or from annotations, a mesh. Out: a row per
+collective of the local program, with its trip count in loops and the user's line that caused it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from blufunc.core.programs import simplify as passes
 from blufunc.core.programs.alternatives import chosen
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.tables import duration, run_lengths, size, table
-from blufunc.parallel.collectives.primitives import MeshCollective, meets
+from blufunc.parallel.collectives.primitives import MeshCollective, communicates
 from blufunc.parallel.collectives.shard_map import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
@@ -41,22 +41,21 @@ from blufunc.transforms.staging.stages import Lowered
 
 @dataclass(frozen=True)
 class Collective:
-    """An exchange of a program, or several that are alike.
+    """A collective of a program, or several identical ones.
 
     Attributes:
       operation: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` or ``permute``.
-      axes, sizes: the axes of the mesh that it is over, and their sizes.
-      type: of the operand on each device.
-      bytes: of one exchange, as NCCL counts them: of the result of an all_gather, of the operand of others.
-      count: how often it happens in a call.
-      condition: ``a round`` in a loop without a known end, of which one round is counted; ``if taken`` in a branch;
+      axes, sizes: its mesh axes, and their sizes.
+      type: the operand type on each device.
+      bytes: message size as NCCL counts it: bytes of the result of an all_gather, of the operand otherwise.
+      count: executions per call.
+      condition: ``a round`` in a loop of unknown length, of which one iteration is counted; ``if taken`` in a branch;
         else empty.
-      cause: the operation that made what is summed, or that wanted what is gathered or moved; ``asked for`` where the
+      cause: the operation whose result is summed, or that consumes the gathered or moved value; ``asked for`` if the
         user wrote the collective.
-      line: the user's line of that operation, or of the collective that the user wrote; in the backward pass, the line
-        of the forward operation.
-      backward: whether a derivative made it.
-      forward: in the backward pass, the operations that the forward pass does on that line.
+      line: the user's line of that operation or collective; in the backward pass, the line of the forward operation.
+      backward: True if a derivative made it.
+      forward: in the backward pass, the forward operations on that line.
     """
 
     operation: str
@@ -73,32 +72,32 @@ class Collective:
 
     @property
     def ranks(self) -> int:
-        """How many devices exchange with each other."""
+        """The number of devices that communicate with each other."""
         return math.prod(self.sizes)
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all ``count`` exchanges."""
+        """Bytes of all ``count`` executions."""
         return self.bytes * self.count
 
     @property
     def sent(self) -> float:
-        """The bytes that each device sends in all of them, by a ring."""
+        """Bytes that each device sends in all of them, on a ring."""
         return self.count * wire_bytes(self.operation, self.bytes, self.ranks)
 
     @property
     def because(self) -> str:
-        """The cause, and what it is the derivative of."""
+        """The cause, with the forward operations that it differentiates."""
         if not self.backward or self.forward in ("", self.cause):
             return self.cause
         return f"{self.cause}, of {self.forward}"
 
 
 class Collectives(Sequence):
-    """The exchanges of a program, a ``Collective`` for each kind; as text, a table.
+    """The collectives of a program, a ``Collective`` per kind; printed as a table.
 
     Attributes:
-      rows: in the order in which they first happen.
+      rows: in the order of first execution.
     """
 
     def __init__(self, rows: Sequence[Collective]):
@@ -112,7 +111,7 @@ class Collectives(Sequence):
 
     @property
     def count(self) -> int:
-        """How many exchanges there are in a call."""
+        """Collectives executed per call."""
         return sum(r.count for r in self.rows)
 
     @property
@@ -122,16 +121,16 @@ class Collectives(Sequence):
 
     @property
     def sent(self) -> float:
-        """What each device sends."""
+        """Bytes that each device sends."""
         return sum(r.sent for r in self.rows)
 
     def __str__(self) -> str:
         return self.table()
 
     def table(self, seconds: Callable[[Collective], float] | None = None) -> str:
-        """The table; with a column of times, if there is a function that knows them."""
+        """The table; with a column of times if ``seconds`` is given."""
         if not self.rows:
-            return "nothing is exchanged"
+            return "no collectives"
         rows = [
             (
                 r.operation,
@@ -152,24 +151,24 @@ class Collectives(Sequence):
             "operation", "over", "ranks", "operand", "bytes", "count", "sent", *time, "because of", "line",
         )  # fmt: skip
         shown = table(head, rows, ("ranks", "bytes", "sent", "time"))
-        many = "1 exchange" if self.count == 1 else f"{self.count} exchanges"
+        many = "1 collective" if self.count == 1 else f"{self.count} collectives"
         return f"{shown}\n{many} of {size(self.total_bytes)}; each device sends {size(self.sent)}"
 
 
 def collectives(fun: Callable, *args: Any, **kwargs: Any) -> Collectives:
-    """What the devices exchange in a call of ``fun``: operation, axes, bytes, how often, for which line and why.
+    """List the collectives of a call of ``fun``: operation, axes, bytes, count, line and cause.
 
-    Nothing is compiled or run. The mesh is that of the arguments, or else of the annotations of ``fun`` (``shard``,
+    Nothing is compiled or run. The mesh comes from the arguments, or else from the annotations of ``fun`` (``shard``,
     ``jit(in_shardings=)``, ``reshard``, ``shard_map``); it may be an ``AbstractMesh``.
 
     Args:
       fun: a function, under ``jit`` or not.
-      args, kwargs: its arguments: arrays, or ``ShapeDtypeStruct``, with a ``sharding`` or without. What is not on the
-        mesh lies there as the first annotation of it says, or whole on each device.
+      args, kwargs: arrays, or ``ShapeDtypeStruct`` with or without a ``sharding``. An argument that is not on the mesh
+        gets the sharding of its first annotation, or is replicated.
     Returns:
-      ``Collectives``, a sequence of rows, whose text is a table; without rows where no mesh is to be seen.
+      ``Collectives``, a sequence of rows that prints as a table; empty if there is no mesh.
     Raises:
-      ArgumentError: ``fun`` is not a function, or the ``sharding`` of a shape no ``NamedSharding``.
+      ArgumentError: ``fun`` is not a function, or the ``sharding`` of a shape is not a ``NamedSharding``.
       ShardingError: annotations do not fit the mesh.
     """
     found = local_program(fun, "collectives", None, args, kwargs)
@@ -177,15 +176,15 @@ def collectives(fun: Callable, *args: Any, **kwargs: Any) -> Collectives:
 
 
 class Local(NamedTuple):
-    """A program of one device.
+    """A single-device program.
 
     Attributes:
-      name: of the function.
-      mesh: what it is for.
-      whole: the global jaxpr that it was made of, simplified.
-      jaxpr: the local jaxpr, simplified, constants first among its parameters.
-      donated: which of these are.
-      budget: the bytes that its planned peak may have; None: as it comes.
+      name: the name of the function.
+      mesh: the mesh.
+      whole: the global jaxpr, simplified.
+      jaxpr: the local jaxpr, simplified, constants as leading parameters.
+      donated: its donated parameters.
+      budget: the limit in bytes on the planned peak, or None.
     """
 
     name: str
@@ -204,9 +203,9 @@ def local_program(
     kwargs: dict,
     in_forms: Callable[[Jaxpr], Jaxpr] = chosen,
 ) -> Local | None:
-    """The program of one device; None if no mesh is given, and none is to be seen.
+    """The single-device program; None if there is no mesh.
 
-    ``in_forms`` says what of it the devices have kernels for: by default they run what was written.
+    ``in_forms`` selects variants for the devices' kernels; default: the program as written.
     """
     check_callable(fun, caller)
     function = fun if isinstance(fun, Jitted) else jit(fun)
@@ -217,15 +216,15 @@ def local_program(
     if mesh is None:
         return None
     values = [*lowered.traced.entry.consts, *leaves]
-    lies = [_sharding(x, v, jaxpr, mesh) for x, v in zip(values, jaxpr.invars, strict=True)]
-    local, _ = localise(jaxpr, lies, mesh)
+    shardings = [_sharding(x, v, jaxpr, mesh) for x, v in zip(values, jaxpr.invars, strict=True)]
+    local, _ = localise(jaxpr, shardings, mesh)
     closed, consts = local.hoist()
     donated = (False,) * len(consts) + lowered.donated
     return Local(function.name, mesh, jaxpr, passes.simplify(closed), donated, lowered.traced.entry.budget)
 
 
 def _as_placed(x: Any, caller: str) -> Any:
-    """The sharding of a shape that has one; anything else as it is."""
+    """The sharding of a shape that has one; anything else unchanged."""
     if not isinstance(x, ShapeDtypeStruct) or x.sharding is None:
         return x
     if not isinstance(x.sharding, NamedSharding):
@@ -238,7 +237,7 @@ def _as_placed(x: Any, caller: str) -> Any:
 
 
 def _mesh_of(lowered: Lowered, leaves: Sequence[Any]) -> Mesh | AbstractMesh | None:
-    """The mesh that a program runs on, or that its arguments or annotations are of."""
+    """The mesh of a program, its arguments or its annotations."""
     device = lowered.traced.device
     if isinstance(device, MeshDevice):
         return device.mesh
@@ -249,7 +248,7 @@ def _mesh_of(lowered: Lowered, leaves: Sequence[Any]) -> Mesh | AbstractMesh | N
 
 
 def _sharding(x: Any, var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """How an argument will lie: as it does, as the first annotation of it says, or whole everywhere."""
+    """The sharding of an argument: its own, its first annotation's, or replicated."""
     if isinstance(x, Array) and isinstance(x.device, MeshDevice):
         return x.buffer.sharding
     if isinstance(x, NamedSharding):
@@ -278,11 +277,11 @@ def _annotated(var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> NamedShardi
 
 
 def collectives_of(local: Jaxpr, whole: Jaxpr) -> Collectives:
-    """The exchanges of a local jaxpr.
+    """The collectives of a local jaxpr.
 
     Args:
-      local: the program of one device.
-      whole: the global jaxpr that it was made of, which knows what the user asked for and what the forward pass does.
+      local: the single-device program.
+      whole: its global jaxpr, for the user's collectives and the forward operations.
     """
     context = _Context(whole)
     alike: dict[Collective, int] = {}
@@ -293,11 +292,11 @@ def collectives_of(local: Jaxpr, whole: Jaxpr) -> Collectives:
 
 
 class _Context:
-    """What a global jaxpr says of the equations of a local one.
+    """Facts about a global jaxpr that explain the equations of its local one.
 
     Attributes:
-      forward: by line, the operations of the forward pass there, each once.
-      asked_for: the lines of collectives that are in the global program: in bodies of ``shard_map``.
+      forward: by line, the forward operations there, without duplicates.
+      asked_for: the lines of collectives in the global program, in bodies of ``shard_map``.
     """
 
     def __init__(self, whole: Jaxpr):
@@ -311,17 +310,17 @@ class _Context:
 
 
 def _name(eqn: Eqn) -> str:
-    """What to call an operation: collectives by what they exchange."""
-    return _kind(eqn) if meets(eqn) else eqn.prim.name
+    """The display name of an operation; for collectives the engine's name."""
+    return _kind(eqn) if communicates(eqn) else eqn.prim.name
 
 
 def _kind(eqn: Eqn) -> str:
     options = {k: v for k, v in eqn.params.items() if k not in ("axes", "sizes", "src", "dst")}
-    return eqn.prim.exchange(**options)[0]  # type: ignore[attr-defined]
+    return eqn.prim.engine_call(**options)[0]  # type: ignore[attr-defined]
 
 
 def _all(jaxpr: Jaxpr) -> Iterator[Eqn]:
-    """The equations, those of bodies among them."""
+    """The equations, bodies included."""
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in subjaxprs(eqn.params):
@@ -336,7 +335,7 @@ def _rows(jaxpr: Jaxpr, times: int, condition: str, context: _Context) -> Iterat
             if isinstance(a, Var):
                 readers.setdefault(a, []).append(e)
     for eqn in jaxpr.eqns:
-        if meets(eqn):
+        if communicates(eqn):
             yield _row(eqn, makers, readers, times, condition, context)
         inside, when, prim = times, condition, eqn.prim
         if prim is cond_p:
@@ -359,7 +358,7 @@ def _row(
     condition: str,
     context: _Context,
 ) -> Collective:
-    """The row of one exchange."""
+    """The row of one collective."""
     kind = _kind(eqn)
     summed = kind in ("all_reduce", "reduce_scatter")
     found = _maker(eqn.invars[0], makers) if summed else _reader(eqn, readers)
@@ -386,14 +385,14 @@ def _row(
 
 
 def _cause(eqn: Eqn) -> str:
-    """The name of an operation; a choice in which one rank makes a callback for all is that callback."""
+    """The name of an operation; a branch in which one rank runs a callback for all counts as the callback."""
     bodies = eqn.params["branches"] if eqn.prim is cond_p else ()
     alone = [body.eqns[0] for body in bodies if len(body.eqns) == 1 and body.eqns[0].prim.kind == "callback"]
     return alone[0].prim.name if alone else eqn.prim.name
 
 
 def _maker(atom: Any, makers: dict[Any, Eqn]) -> Eqn | None:
-    """The operation whose result is summed; what a sum may be owed through is passed over."""
+    """The operation whose result is summed, through equations that keep it unreduced."""
     found = makers.get(atom)
     if found is None:
         return None
@@ -409,7 +408,7 @@ def _maker(atom: Any, makers: dict[Any, Eqn]) -> Eqn | None:
 
 
 def _reader(eqn: Eqn, readers: dict[Any, list[Eqn]]) -> Eqn | None:
-    """The first operation that takes what was exchanged."""
+    """The first operation that reads the result of a collective."""
     for found in itertools.chain.from_iterable(readers.get(v, ()) for v in eqn.outvars):
         at = _reader(found, readers) if _passes_on(found) else found
         if at is not None:

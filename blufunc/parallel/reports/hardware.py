@@ -1,8 +1,8 @@
-"""What a user says of devices and links, and how long exchanges take on them.
+"""Hardware figures: devices and links, and the time of collectives on them.
 
-Parallel, beside stage 3: figures for programs that are planned and not run (``plan.py``). Bandwidths of links are
-*bus bandwidths* as NCCL defines them (nccl-tests, doc/PERFORMANCE.md): bytes a second that a device gets through its
-link, whatever the operation and the number of ranks. An operation on S bytes by n ranks takes at least
+Parallel, used by ``plan.py`` for programs that are not run. In: figures from the user. Out: seconds. Bandwidths of
+links are *bus bandwidths* as NCCL defines them (nccl-tests, doc/PERFORMANCE.md): bytes per second through each device's
+link, for any operation and number of ranks. An operation on S bytes by n ranks takes at least
 
 | operation | S is | bytes over each link | steps of a ring |
 |---|---|---|---|
@@ -13,8 +13,8 @@ link, whatever the operation and the number of ranks. An operation on S bytes by
 | permute | the operand | S | 1 |
 
 bytes / bandwidth + steps x latency: the alpha-beta model of Thakur, Rabenseifner and Gropp ("Optimization of Collective
-Communication Operations in MPICH", 2005), with rings throughout. For small arrays and many ranks engines use trees,
-which have fewer steps: there the time is an upper bound.
+Communication Operations in MPICH", 2005), with rings throughout. Engines use trees for small arrays and many ranks,
+which take fewer steps, so the time is an upper bound there.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from blufunc.core.ir import source
 from blufunc.kernels.machine import Machine
 
 _ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
-"""How often an exchange goes around a ring."""
+"""Steps per execution, in rounds of a ring."""
 
 
-@dataclass(frozen=True, init=False)  # a generated __init__ would be taken for the user's code in messages
+@dataclass(frozen=True, init=False)  # messages would report a generated __init__ as the user's code
 class LinkSpec:
-    """The links of devices along an axis of a mesh.
+    """The links of devices along a mesh axis.
 
     Attributes:
-      bandwidth: bytes a second in one direction for each device: the bus bandwidth that nccl-tests shows.
-      latency: seconds from one device to the next.
+      bandwidth: bytes per second and direction for each device: the bus bandwidth that nccl-tests reports.
+      latency: seconds per hop between neighbouring devices; default 0.
     Raises:
       ValueRangeError: the bandwidth is not positive, or the latency negative.
     """
@@ -57,13 +57,13 @@ class LinkSpec:
 
 @dataclass(frozen=True, init=False)
 class DeviceSpec:
-    """A device that programs are planned for.
+    """A device to plan programs for.
 
     Attributes:
-      flops: multiplications and additions a second in products of matrices, of the dtype that the program uses.
-      bandwidth: bytes a second from and to its memory.
-      memory: the bytes of its memory, to say whether a program fits.
-      elementwise_flops: operations a second outside of products; None: as ``flops``.
+      flops: floating-point operations per second in matmuls, in the program's dtype.
+      bandwidth: bytes per second of its memory.
+      memory: bytes of its memory, to report whether a program fits; default None.
+      elementwise_flops: operations per second outside of matmuls; default ``flops``.
     Raises:
       ValueRangeError: one of them is not positive.
     """
@@ -91,19 +91,19 @@ class DeviceSpec:
 
     @property
     def machine(self) -> Machine:
-        """As what costs are divided by."""
+        """The device as a ``Machine`` of the cost model."""
         return Machine("the device", self.bandwidth, self.elementwise_flops or self.flops, self.flops)
 
 
 def wire_bytes(operation: str, nbytes: int, ranks: int) -> float:
-    """The bytes that each rank sends in an exchange of ``nbytes``, in the sense of the table above."""
+    """Bytes that each rank sends in a collective of ``nbytes``, by the table above."""
     return nbytes * (_ROUNDS[operation] * (ranks - 1) / ranks if operation in _ROUNDS else 1)
 
 
 def exchange_seconds(operation: str, nbytes: int, sizes: Sequence[int], links: Sequence[LinkSpec]) -> float:
-    """How long an exchange takes at least, along axes of these sizes with these links.
+    """Lower bound in seconds of a collective along axes of these sizes, with these links.
 
-    Over several axes it is one ring of all their ranks, as fast as the slowest of the links.
+    Over several axes it is one ring of all ranks, as fast as the slowest link.
     """
     ranks = math.prod(sizes)
     if ranks == 1:
@@ -119,7 +119,7 @@ def links_by_axis(links: Any, axis_names: Sequence[str]) -> dict[str, LinkSpec]:
 
     Raises:
       ArgumentError: it is something else.
-      ShardingError: an axis has none, or there is one for an axis that is not there.
+      ShardingError: an axis has no link, or a link no axis.
     """
     if isinstance(links, LinkSpec):
         return dict.fromkeys(axis_names, links)
@@ -139,7 +139,7 @@ def links_by_axis(links: Any, axis_names: Sequence[str]) -> dict[str, LinkSpec]:
 
 
 def _set(spec: Any, **values: Any) -> None:
-    """The attributes of a frozen object that is being made."""
+    """Set attributes of a frozen object in its ``__init__``."""
     for name, value in values.items():
         object.__setattr__(spec, name, value)
 

@@ -1,8 +1,9 @@
-"""``plan``: a program for devices that are not there, with its memory, exchanges and times.
+"""``plan``: memory, collectives and times of a program, without its devices.
 
-Parallel, after stage 3, with stages 4 to 7 of the compiler but without a compiler or a device: the program of one
-device is partitioned, fused and laid out in memory as for a GPU, as large as the mesh may be. Times follow from figures
-that the user gives: the roofline of each step (``kernels/inspect/cost.py``) and rings for exchanges (``hardware.py``).
+Parallel, after stage 3, with stages 4 to 7 of the compiler but no C++ compiler or device. In: a function, a mesh of any
+size, and hardware figures from the user. Out: a ``Forecast``. The single-device program is partitioned, fused and
+planned as for a GPU. Times follow from a roofline of each step (``kernels/inspect/cost.py``) and rings for collectives
+(``hardware.py``).
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from blufunc import errors
 from blufunc.core.arrays.backend import Device
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.kernels.backends.cuda.dispatch import Library
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.cost import Cost
 from blufunc.kernels.inspect.program import Memory, Sight
-from blufunc.kernels.rewrites.select_variant import in_kernels
+from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.tables import count, duration, size
 from blufunc.parallel.collectives import primitives
-from blufunc.parallel.collectives.lowering import spell_out
+from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.reports.collectives import Collective, Collectives, collectives_of, local_program
 from blufunc.parallel.reports.hardware import DeviceSpec, LinkSpec, exchange_seconds, links_by_axis
@@ -29,23 +31,23 @@ from blufunc.parallel.reports.hardware import DeviceSpec, LinkSpec, exchange_sec
 _ARCH = "sm_90"
 
 _EXCHANGES = frozenset(
-    [p.name for p in vars(primitives).values() if isinstance(p, primitives.MeshCollective) and p.meets]
+    [p.name for p in vars(primitives).values() if isinstance(p, primitives.MeshCollective) and p.communicates]
 )
-"""The names of operations that wait for links and not for memory."""
+"""Operations bound by links, not by memory."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a program will be on a mesh; ``print`` it.
+    """The plan of a program on a mesh; ``print`` it.
 
     Attributes:
-      name: of the function.
+      name: the name of the function.
       mesh: the mesh without its devices.
-      collectives: what the devices exchange.
+      collectives: the collectives.
       cost: bytes and arithmetic of each step of one device.
-      memory: where the bytes of one device are.
-      body_bytes: what loops and branches need besides while they run, at most.
-      device, links: the figures, if they were given.
+      memory: the memory of one device by use, in bytes.
+      body_bytes: additional bytes that loops and branches need while they run, at most.
+      device, links: the hardware figures, or None.
     """
 
     name: str
@@ -59,27 +61,27 @@ class Forecast:
 
     @property
     def argument_bytes(self) -> int:
-        """What one device holds of the arguments."""
+        """Bytes of the arguments on one device."""
         return self.memory.argument_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that one device needs: arguments, results, and what is between. An upper bound where there
-        are loops, whose results are counted as if all were alive at once."""
+        """Peak bytes of one device: arguments, results and intermediates. An upper bound if there are loops, whose
+        results are counted as live at once."""
         return self.memory.peak_bytes + self.memory.unplanned_bytes + self.body_bytes
 
     @property
     def fits(self) -> bool | None:
-        """Whether that is in the memory of the device; None if this was not given."""
+        """True if the peak fits in the device's memory; None if that is unknown."""
         if self.device is None or self.device.memory is None:
             return None
         return self.peak_bytes <= self.device.memory
 
     @property
     def compute_seconds(self) -> float | None:
-        """The time that one device takes at least for its steps, one after another; None without a device.
+        """Lower bound in seconds of one device's steps, run in sequence; None without a device.
 
-        Operands and results of exchanges are left out: these are bytes of links.
+        Operands and results of collectives are not counted: these are bytes of links.
         """
         if self.device is None:
             return None
@@ -88,7 +90,7 @@ class Forecast:
 
     @property
     def exchange_seconds(self) -> float | None:
-        """The time that exchanges take by rings, one after another; None without links."""
+        """Seconds of all collectives on rings, in sequence; None without links."""
         if self.links is None:
             return None
         return sum(map(self._exchange, self.collectives))
@@ -101,13 +103,13 @@ class Forecast:
 
     @property
     def seconds(self) -> float | None:
-        """Both, if nothing overlaps; None without both figures."""
+        """Seconds without any overlap; None without both figures."""
         compute, exchange = self.compute_seconds, self.exchange_seconds
         return None if compute is None or exchange is None else compute + exchange
 
     @property
     def overlapped_seconds(self) -> float | None:
-        """The longer of both: no schedule is faster on these figures. None without both."""
+        """Seconds with perfect overlap, a lower bound for any schedule. None without both figures."""
         compute, exchange = self.compute_seconds, self.exchange_seconds
         return None if compute is None or exchange is None else max(compute, exchange)
 
@@ -135,14 +137,14 @@ class Forecast:
             line += f": at least {duration(self.compute_seconds)}"
         yield line
         if self.exchange_seconds is not None:
-            yield f"exchanges: {duration(self.exchange_seconds)}"
+            yield f"collectives: {duration(self.exchange_seconds)}"
         if self.seconds is not None and self.overlapped_seconds is not None:
             yield (
                 f"a call: {duration(self.seconds)} if nothing overlaps, "
                 f"at least {duration(self.overlapped_seconds)} if all does"
             )
         if any(s.unbounded for s in c.steps) or any(r.condition == "a round" for r in self.collectives):
-            yield "of loops without a known end one round is counted"
+            yield "loops of unknown length count as one iteration"
 
 
 def plan(
@@ -152,23 +154,24 @@ def plan(
     device: DeviceSpec | None = None,
     links: LinkSpec | Mapping[str, LinkSpec] | None = None,
 ) -> Forecast:
-    """Compile ``fun`` for the devices of ``mesh``, of which none has to be there, and say what it needs.
+    """Plan ``fun`` for the devices of ``mesh``, none of which needs to exist.
 
-    The program of one device is partitioned, fused and planned as for a GPU of compute capability 9.0; no source is
-    compiled, and nothing is run. So the time that it takes does not depend on the size of the mesh.
+    The single-device program is partitioned, fused and planned as for a GPU of compute capability 9.0; no source is
+    compiled, and nothing runs. So the time this takes does not depend on the size of the mesh.
 
     Args:
-      fun: a function, under ``jit`` or not. What ``jit(donate_argnums=)`` donates gives its memory to results.
+      fun: a function, under ``jit`` or not. Arguments that ``jit(donate_argnums=)`` donates give their memory to
+        results.
       mesh: an ``AbstractMesh``, or a mesh.
-      args: arrays, or ``ShapeDtypeStruct``, of global shapes. How they lie is said by the ``sharding`` of these, or by
+      args: arrays, or ``ShapeDtypeStruct``, of global shapes. Shardings come from the ``sharding`` of these, or from
         annotations: ``bf.shard(fun, mesh, in_specs, out_specs)``, or the first ``constrain`` or ``reshard`` of an
-        argument. Else they are whole on each device.
-      device: the figures of a device, for times and to say whether the program fits.
-      links: those of the links along each axis, by name; or of all.
+        argument. Otherwise arguments are replicated.
+      device: figures of a device, for times and to report whether the program fits; default None.
+      links: figures of the links, by mesh axis, or one for all; default None.
     Returns:
-      a ``Forecast``: peak bytes of a device, collectives, and times from the figures; its text says all.
+      a ``Forecast``: peak bytes of a device, collectives, and times from the figures; print it for a summary.
     Raises:
-      ArgumentError: ``fun`` is not a function, ``mesh`` no mesh, ``device`` or ``links`` something else.
+      ArgumentError: ``fun`` is not a function, ``mesh`` not a mesh, ``device`` or ``links`` something else.
       ShardingError: annotations do not fit the mesh, or ``links`` its axes.
     """
     if not isinstance(mesh, (AbstractMesh, Mesh)):
@@ -184,10 +187,12 @@ def plan(
             fix="device=bf.DeviceSpec(flops=800e12, bandwidth=3e12, memory=80e9)",
         )
     by_axis = None if links is None else links_by_axis(links, mesh.axis_names)
-    local = local_program(fun, "plan", mesh, args, {}, lambda jaxpr: in_kernels(jaxpr, _ARCH)[0])
+    local = local_program(
+        fun, "plan", mesh, args, {}, lambda jaxpr: select_variants(jaxpr, Library(_ARCH))[0]
+    )
     assert local is not None  # there is a mesh
     device_of_mesh = Device("cuda", 0, _Drafts())  # type: ignore[arg-type]
-    sight = Sight(spell_out(local.jaxpr), local.donated, device_of_mesh, local.budget)
+    sight = Sight(lower_collectives(local.jaxpr), local.donated, device_of_mesh, local.budget)
     return Forecast(
         local.name,
         mesh.abstract,
@@ -201,17 +206,17 @@ def plan(
 
 
 class _Drafts:
-    """As much of the backend of a GPU as it takes to plan for one."""
+    """The part of a GPU's backend that planning needs."""
 
     name = "cuda"
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
-        """What the backend would make of a jaxpr."""
+        """The backend's lowering of a jaxpr."""
         return Draft(jaxpr, donated, _ARCH, budget=budget)
 
 
 def _body_bytes(sight: Sight) -> int:
-    """The most memory that a body has for itself: only one of them runs at a time."""
+    """Peak bytes of a single body: only one runs at a time."""
     return max(
         (
             b.sight.memory.arena_bytes

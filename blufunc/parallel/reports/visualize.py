@@ -1,8 +1,9 @@
-"""Pictures of shardings: which device holds which part of an array.
+"""Pictures of shardings: the devices of each part of an array.
 
-Parallel, after stage 8. ``visualize_sharding`` writes to the terminal, in colour where ``rich`` is installed and the
-terminal has colours; ``sharding_svg`` gives the text of an SVG file, with blocks as large as the parts are. Of arrays
-with more than two divided dimensions there is a picture for each part of the first of these.
+Parallel, after stage 8. In: an array, or a shape and a sharding. Out: a table in the terminal
+(``visualize_sharding``), in colour if ``rich`` is installed and the terminal supports it; or an SVG file
+(``sharding_svg``), to scale. An array with more than two sharded dimensions gives one picture per part of the first of
+them.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ _WIDTH, _HEIGHT, _MARGIN, _LINE = 480, 160, 72, 24  # of an SVG picture, in pixe
 
 
 def visualize_sharding(x: Any, sharding: Sharding | None = None, *, file: TextIO | None = None) -> None:
-    """Write to the terminal which device holds which part of an array.
+    """Print the devices that hold each part of an array.
 
     Args:
-      x: an array; or the shape of one, with a sharding.
-      sharding: how it lies on devices, where ``x`` is a shape. The mesh may be abstract: it shows ranks.
-      file: where to write; the standard output unless given.
+      x: an array; or a shape, with a sharding.
+      sharding: the sharding, if ``x`` is a shape. On an abstract mesh, ranks are shown.
+      file: the output; default the standard output.
     Raises:
-      ArgumentError: ``x`` is a shape and there is no sharding, or ``file`` is no file.
-      ShardingError: the sharding is of a higher rank than the array.
+      ArgumentError: ``x`` is a shape and there is no sharding, or ``file`` is not a file.
+      ShardingError: the sharding has more entries than the array has dimensions.
     """
     shape, sharding = _shape_and_sharding(x, sharding, "visualize_sharding")
     if file is not None and not hasattr(file, "write"):
@@ -62,7 +63,7 @@ def visualize_sharding(x: Any, sharding: Sharding | None = None, *, file: TextIO
 
 
 def sharding_svg(x: Any, sharding: Sharding | None = None) -> str:
-    """The picture of ``visualize_sharding`` as the text of an SVG file.
+    """The picture of ``visualize_sharding`` as SVG source.
 
     Raises:
       ArgumentError, ShardingError: as ``visualize_sharding``.
@@ -80,9 +81,9 @@ class _Picture:
     """A table of parts.
 
     Attributes:
-      title: what it is of.
-      rows, columns: the parts of the two dimensions that are drawn.
-      holders: for each row and column, which devices hold that part.
+        title: the caption.
+        rows, columns: the parts of the two dimensions that are drawn.
+        holders: for each row and column, the devices that hold that part.
     """
 
     title: str
@@ -91,7 +92,7 @@ class _Picture:
     holders: Sequence[Sequence[str]]
 
     def colour(self, row: int, column: int) -> str:
-        """Of a part: another than those of its neighbours."""
+        """The colour of a part, different from its neighbours'."""
         n = len(self.columns)
         return _COLOURS[(row * (n + (n % len(_COLOURS) == 0)) + column) % len(_COLOURS)]
 
@@ -109,7 +110,7 @@ def _shape_and_sharding(x: Any, sharding: Any, name: str) -> tuple[tuple[int, ..
 
 
 def _pictures(shape: tuple[int, ...], sharding: Sharding) -> Iterator[_Picture]:
-    """The pictures of an array: more than one only where more than two dimensions are divided."""
+    """The pictures of an array: several if more than two dimensions are sharded."""
     missing = max(0, 2 - len(shape))
     parts = [((slice(0, 1),) * missing + index, who) for index, who in _parts(shape, sharding)]
     cuts = [_cuts([index[d] for index, _ in parts]) for d in range(len(shape) + missing)]
@@ -129,14 +130,14 @@ def _pictures(shape: tuple[int, ...], sharding: Sharding) -> Iterator[_Picture]:
 
 
 def _parts(shape: tuple[int, ...], sharding: Sharding) -> list[tuple[tuple[slice, ...], int]]:
-    """Each part with the number of a device that holds it, or with a rank where there are no devices."""
+    """Each part with the index of a device that holds it, or with a rank on an abstract mesh."""
     if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
         return [(index, rank) for rank, index in enumerate(sharding.indices(shape))]
     return [(index, device.id) for device, index in sharding.devices_indices_map(shape).items()]
 
 
 def _cuts(slices: list[slice]) -> list[slice]:
-    """The different ones, in order."""
+    """The distinct slices, in order."""
     return [slice(*ends) for ends in sorted({(s.start, s.stop) for s in slices})]
 
 
@@ -172,7 +173,7 @@ def _text(picture: _Picture) -> str:
 
 
 def _write_in_colour(picture: _Picture, out: TextIO) -> bool:
-    """Write a table of coloured blocks; False, and nothing is written, where there is no way to."""
+    """Write a table of coloured blocks; return False if that is not possible."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -194,7 +195,7 @@ def _write_in_colour(picture: _Picture, out: TextIO) -> bool:
 
 
 def _svg(picture: _Picture) -> str:
-    """Blocks as large as their parts, with the devices in them and the indices beside them."""
+    """Blocks to scale, with devices inside and indices along the edges."""
     across, down = _places(picture.columns, _MARGIN, _WIDTH), _places(picture.rows, _MARGIN, _HEIGHT)
     lines = [_svg_text(_MARGIN, _LINE, picture.title, "start")]
     lines += [
@@ -213,7 +214,7 @@ def _svg(picture: _Picture) -> str:
 
 
 def _places(parts: Sequence[slice], start: int, length: int) -> list[tuple[float, float]]:
-    """Where each part begins, and how long it is, on a line of a length; empty parts have none."""
+    """Start and length of each part on a line of a length; empty parts have none."""
     scale = length / max(1, parts[-1].stop)
     return [(round(start + s.start * scale, 2), round((s.stop - s.start) * scale, 2)) for s in parts]
 

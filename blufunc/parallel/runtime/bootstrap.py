@@ -1,8 +1,8 @@
-"""Bootstrap: a process learns its rank, and how to reach the others.
+"""Bootstrap: rank discovery and the connection to the other ranks.
 
-Parallel, before stage 3. In come explicit arguments or the variables of a launcher (``python -m
-blufunc.parallel.launch``, torchrun, Open MPI, Slurm), out comes a ``World``: the rank, a store that all ranks share,
-and a watchdog. Engines (``mpi``, ``nccl``) are made of it. One process is one rank.
+Parallel, before stage 3. In: explicit arguments, or the variables of a launcher (``python -m blufunc.parallel.launch``,
+torchrun, Open MPI, Slurm). Out: a ``World`` with the rank, a store shared by all ranks, and a watchdog, on which
+engines (``mpi``, ``nccl``) are built. One process is one rank.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a process stands among those of its job.
+    """The position of a process in its job.
 
     Attributes:
-      rank, size: its number, and how many there are.
-      local_rank, local_size: the same among those of its host; ``local_rank`` is the number of its GPU.
-      host, port: where the store listens.
-      hosted: whether somebody keeps the store already; otherwise rank 0 does.
-      by: who said so.
+      rank, size: the index of the process, and the number of processes.
+      local_rank, local_size: the same within its host; ``local_rank`` is the index of its GPU.
+      host, port: the address of the store.
+      hosted: True if a launcher runs the store; otherwise rank 0 does.
+      by: the source of these values, for messages.
     """
 
     rank: int
@@ -55,14 +55,14 @@ class Placement:
 
 
 class World:
-    """The processes of a job, as one of them sees it.
+    """The processes of a job, from the view of one of them.
 
     Attributes:
       placement, rank, size, local_rank: see ``Placement``.
-      store: what all ranks share.
-      recorder: where engines note their collectives.
-      engines: those that meshes of these processes have, made when they are first needed.
-      watchdog: what ends this process when others are gone.
+      store: key-value store shared by all ranks.
+      recorder: the log to which engines write their collectives.
+      engines: one per mesh of these processes, made on first use.
+      watchdog: ends this process when others have failed.
     """
 
     def __init__(self, placement: Placement, *, deadline: float):
@@ -90,19 +90,19 @@ class World:
         return range(self.size)
 
     def barrier(self, name: str = "") -> None:
-        """Return when all ranks have called it.
+        """Wait until all ranks have called it.
 
         Raises:
-          CollectiveError: a rank has failed, or does not come.
+          CollectiveError: a rank has failed, or does not arrive.
         """
         self.store.barrier(name, self.rank, self.members)
 
     def gather(self, name: str, value: bytes, members: Sequence[int] | None = None) -> list[bytes]:
-        """The values that all ranks (of ``members``, in that order) give under ``name``."""
+        """Gather the values of all ranks (or of ``members``, in that order) under ``name``."""
         return self.store.gather(name, value, self.rank, self.members if members is None else members)
 
     def close(self) -> None:
-        """Leave the job. Rank 0 stays until the others have left, where it keeps the store."""
+        """Leave the job. If rank 0 hosts the store, it stays until the others have left."""
         self.watchdog.close()
         self.store.close()
         if self._server is not None:
@@ -129,19 +129,19 @@ def initialize(
     *,
     deadline: float | None = None,
 ) -> World:
-    """Join the job that this process is part of; once it has, it returns the same ``World``.
+    """Join the job of this process; later calls return the same ``World``.
 
-    What is not given is taken from the variables of the launcher; without these, the process is a job of its own.
+    Missing arguments come from the variables of the launcher; without these, the process is a job by itself.
 
     Args:
-      address: ``host:port`` of rank 0, where the store of the job will be.
+      address: ``host:port`` of the job's store, on the host of rank 0.
       world_size: the number of processes.
-      rank: the number of this one.
-      local_rank: its number on its host.
-      deadline: the seconds to wait for others, here and in every collective; ``BLUFUNC_DEADLINE``, or 300.
+      rank: the index of this process.
+      local_rank: its index on its host.
+      deadline: seconds to wait for other ranks, here and in every collective; default ``BLUFUNC_DEADLINE`` or 300.
     Raises:
-      ArgumentError, ValueRangeError: arguments, or variables of a launcher, that make no sense together.
-      CollectiveError: the others do not come within ``deadline``.
+      ArgumentError, ValueRangeError: inconsistent arguments or variables of a launcher.
+      CollectiveError: the others do not arrive within ``deadline``.
     """
     global _world
     with _lock:
@@ -156,12 +156,12 @@ def initialize(
 
 
 def world() -> World | None:
-    """The job that this process has joined, if it has."""
+    """The job that this process has joined, or None."""
     return _world
 
 
 def shutdown() -> None:
-    """Leave the job; done by itself when the program ends."""
+    """Leave the job; called automatically at exit."""
     global _world
     with _lock:
         if _world is not None:
@@ -171,24 +171,24 @@ def shutdown() -> None:
 
 
 def _end_together(world: World) -> None:
-    """Have an exception that ends this process end the others too, at once and with its message."""
+    """Install a hook: an exception that ends this process ends the other ranks too, with its message."""
     atexit.register(shutdown)
-    before = sys.excepthook
+    previous = sys.excepthook
 
     def hook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
-        before(kind, value, trace)
+        previous(kind, value, trace)
         if _world is world and world.size > 1:
             last = traceback.format_exception_only(kind, value)[0].strip().splitlines()[0]
             world.watchdog.fail(f"rank {world.rank} has failed: {last}")
             sys.stdout.flush()
             sys.stderr.flush()
-            # not the usual way out: in it a library of communication would wait for the others
+            # a normal exit would wait for the other ranks in the communication library
             os._exit(ABORTED if world.store.failed else 1)
 
     sys.excepthook = hook
 
 
-# -- who am I --------------------------------------------------------------------------------------
+# -- placement -------------------------------------------------------------------------------------
 
 
 def find_placement(
@@ -198,10 +198,10 @@ def find_placement(
     rank: int | None = None,
     local_rank: int | None = None,
 ) -> Placement:
-    """Where explicit arguments, or else the variables of a launcher, say that this process stands.
+    """Find this process's placement, from explicit arguments or else a launcher's variables.
 
     Raises:
-      ArgumentError, ValueRangeError: they make no sense together.
+      ArgumentError, ValueRangeError: inconsistent values.
     """
     if address is not None or world_size is not None or rank is not None:
         if address is None or world_size is None or rank is None:
@@ -217,7 +217,7 @@ def find_placement(
         local = rank if local_rank is None else static_int(local_rank, "initialize", "local_rank")
         found = Placement(rank, size, local, size, host, port)
     else:
-        # Open MPI before Slurm: mpirun inside of a Slurm job starts its daemons, and not the ranks, with srun
+        # Open MPI before Slurm: inside a Slurm job mpirun starts its daemons with srun, not the ranks
         for launcher in (_torchrun, _open_mpi, _slurm):
             placed = launcher(environ)
             if placed is not None:
@@ -227,7 +227,7 @@ def find_placement(
             found = Placement(0, 1, by="no launcher")
     if not 0 <= found.rank < found.size:
         raise errors.ValueRangeError(
-            f"rank {found.rank} of {found.size} processes ({found.by}) is none.",
+            f"rank {found.rank} is out of range for {found.size} processes ({found.by}).",
             fix="ranks are 0 to world_size - 1",
         )
     if "BLUFUNC_STORE" in environ and address is None:
@@ -282,7 +282,7 @@ def _open_mpi(environ: Mapping[str, str]) -> Placement | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> Placement | None:
-    """SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST: set by srun, not by sbatch alone."""
+    """SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST; set by srun, not by sbatch."""
     if "SLURM_PROCID" not in environ or "SLURM_STEP_NUM_TASKS" not in environ:
         return None
     by = "the variables of Slurm"
@@ -301,13 +301,13 @@ def _slurm(environ: Mapping[str, str]) -> Placement | None:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a list as Slurm writes it: ``node[007-009,12],login`` gives ``node007``."""
+    """The first host of a Slurm node list: ``node[007-009,12],login`` gives ``node007``."""
     match = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\]([^\[,]*))?", nodes)
     return match[1] + (match[2] or "") + (match[3] or "") if match else nodes
 
 
 def _port_of(job: str) -> int:
-    """A port for a job, the same for all of its processes; below those that systems hand out by themselves."""
+    """A port for a job, the same in all its processes, below the ephemeral range."""
     return 15000 + zlib.crc32(job.encode()) % 15000
 
 
@@ -319,7 +319,7 @@ def _address(text: Any) -> tuple[str, int]:
     host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not host or not port.isdigit() or int(port) > 65535:
         raise errors.ValueRangeError(
-            f"{text!r:.60} is no address of a store.", fix="host:port, 'host0:29500'"
+            f"{text!r:.60} is not the address of a store.", fix="host:port, 'host0:29500'"
         )
     return host.strip("[]"), int(port)
 
@@ -331,7 +331,7 @@ def _int(environ: Mapping[str, str], name: str, by: str, default: int | None = N
             raise errors.ArgumentError(f"{name} is missing among {by}.", fix=f"export {name}=...")
         return default
     if not text.strip().isdigit():
-        raise errors.ValueRangeError(f"{name} is {text!r:.60}, and must be a number ({by}).")
+        raise errors.ValueRangeError(f"{name} is {text!r:.60}, and must be an integer ({by}).")
     return int(text)
 
 
@@ -342,5 +342,5 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise errors.ValueRangeError(f"{name} is {text!r:.60}, and must be a number of seconds above 0.")
+        raise errors.ValueRangeError(f"{name} is {text!r:.60}, and must be a positive number of seconds.")
     return seconds

@@ -1,8 +1,8 @@
-"""The parameters of a local program and the order of its collectives, compared between ranks before it first runs.
+"""Cross-rank consistency check of a local program before its first run.
 
-Parallel, at the end of stage 3. Ranks whose programs differ would wait for each other for ever, or take each other's
-bytes: here it is an error, which names the first parameter or collective that differs and the user's lines on both
-sides. Lines themselves may differ.
+Parallel, at the end of stage 3. In: the local jaxprs of all ranks. Out: nothing, or an error: ranks with different
+programs would deadlock or mix up data. The error names the first parameter or collective that differs, and the user's
+lines on both ranks. Line numbers themselves may differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
 
 
 class Step(NamedTuple):
-    """One parameter or collective, or the beginning or end of a loop or branch that holds some collectives."""
+    """A parameter, a collective, or the begin or end of a body that holds collectives."""
 
     text: str
     line: str
@@ -32,12 +32,12 @@ class _World(Protocol):
 
 
 def collectives(jaxpr: Jaxpr) -> list[Step]:
-    """The collectives of a local jaxpr in the order of its equations, those of nested jaxprs among them."""
+    """The collectives of a local jaxpr in the order of its equations, nested jaxprs included."""
     return list(_steps(jaxpr))
 
 
 def parameters(jaxpr: Jaxpr) -> list[Step]:
-    """The types of the parameters of a local jaxpr: shards of other shapes give other means, if not other exchanges."""
+    """The parameter types of a local jaxpr: with other shapes, means and messages would differ."""
     names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
     return [
         Step(f"the parameter {name or i}: {v.aval}", "")
@@ -46,40 +46,40 @@ def parameters(jaxpr: Jaxpr) -> list[Step]:
 
 
 def digest(jaxpr: Jaxpr) -> str:
-    """A hash of ``parameters`` and ``collectives``, lines apart: ranks with the same digest meet in every exchange."""
+    """A hash of ``parameters`` and ``collectives`` without lines: equal digests cannot deadlock."""
     return _hash([*parameters(jaxpr), *collectives(jaxpr)])
 
 
 def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None:
-    """Compare the program of this rank with those of the others; all ranks of ``members`` call it together.
+    """Compare this rank's program with the other ranks'; all ranks of ``members`` call it.
 
     Raises:
-      CollectiveError: they differ; it is raised on all ranks. Or a rank does not come.
+      CollectiveError: programs differ, which is raised on all ranks; or a rank does not arrive.
     """
-    given = parameters(jaxpr)
-    steps = [*given, *collectives(jaxpr)]
+    n_parameters = parameters(jaxpr)
+    steps = [*n_parameters, *collectives(jaxpr)]
     mine = _hash(steps)
     hashes = [h.decode() for h in world.gather("a program", mine.encode(), members)]
     if len(set(hashes)) == 1:
         return
     lists = world.gather("the steps of a program", json.dumps(steps).encode(), members)
     here = members.index(world.rank)
-    # the first rank that differs from the first: all ranks report the same pair, but those that differ in another way
+    # Compare with the first rank that differs from rank 0, so that ranks with the same program report the same pair.
     other = next(i for i, h in enumerate(hashes) if h != hashes[0]) if hashes[0] == mine else 0
     theirs = [Step(*s) for s in json.loads(lists[other])]
-    _raise_difference(jaxpr.name, len(given), members[here], steps, members[other], theirs)
+    _raise_difference(jaxpr.name, len(n_parameters), members[here], steps, members[other], theirs)
 
 
 def _raise_difference(
-    name: str, given: int, rank: int, mine: Sequence[Step], other: int, theirs: Sequence[Step]
+    name: str, n_parameters: int, rank: int, mine: Sequence[Step], other: int, theirs: Sequence[Step]
 ) -> None:
-    """``given`` of the steps are parameters, and the others collectives."""
+    """Raise the error; the first ``n_parameters`` steps are parameters, the rest collectives."""
     at = next(
         (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a.text != b.text),
         min(len(mine), len(theirs)),
     )
     a, b = (steps[at] if at < len(steps) else Step("no further collective", "") for steps in (mine, theirs))
-    what = f"parameter {at + 1}" if at < given else f"collective {at + 1 - given}"
+    what = f"parameter {at + 1}" if at < n_parameters else f"collective {at + 1 - n_parameters}"
     raise errors.CollectiveError(
         f"ranks {rank} and {other} run different programs{f' ({name})' * bool(name)}: their {what} is not the same.",
         where=source.here(),

@@ -1,11 +1,11 @@
-"""Engines: what has the ranks of one program exchange arrays.
+"""Engines: the collectives of one rank of a program.
 
-Parallel, used at stage 8. A collective of a local program (``collectives/primitives.py``) asks the engine of the rank
-that runs it, ``current()``; the engine meets those of the other ranks. All ranks make the same calls in the same order.
-In come arrays of the rank, out come arrays that nobody else holds. Engines exchange, and decide nothing else.
+Parallel, used at stage 8. In: an array of the rank, from a collective of a local program
+(``collectives/primitives.py``), through the engine of the rank, ``current()``. Out: an array that shares no memory with
+other ranks. All ranks must make the same calls in the same order.
 
-``exchanged`` is the definition of every exchange, on all parts at once: engines without a library of collectives use
-it, and tests compare the others with it.
+``reference`` defines every collective on all parts at once: engines without a library use it, and tests compare the
+others with it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from blufunc.parallel.mesh.mesh import AbstractMesh
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-"""The exchanges, with their options: ``all_reduce(op)``, ``all_gather(dim, tiled)``, ``reduce_scatter(dim, tiled)``,
+"""Collectives with their options: ``all_reduce(op)``, ``all_gather(dim, tiled)``, ``reduce_scatter(dim, tiled)``,
 ``all_to_all(split_dim, concat_dim, tiled)``, ``permute(perm)``."""
 
 
 class Engine(Protocol):
-    """One rank's end of the exchanges of a mesh.
+    """One rank's side of the collectives of a mesh.
 
     Attributes:
-      rank: the number of this rank: its place in the mesh, in row-major order.
+      rank: the index of this rank in the mesh, row-major.
       mesh: the mesh of all ranks.
-      coordinates: the place of this rank along each axis.
+      coordinates: the index of this rank along each axis.
     """
 
     rank: int
     mesh: AbstractMesh
     coordinates: dict[str, int]
 
-    def exchange(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
-        """Exchange ``x`` with the ranks that differ from this one in ``axes`` only; ``axes[0]`` counts slowest.
+    def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
+        """Run a collective with the ranks that differ from this one in ``axes`` only; ``axes[0]`` is major.
 
         Args:
-          kind: one of ``KINDS``, with its options; ``exchanged`` says what each does.
+          kind: one of ``KINDS``, with its options; see ``reference``.
         Raises:
-          CollectiveError: the ranks do not meet, or do not agree on what to exchange.
+          CollectiveError: ranks do not arrive, or call different collectives.
         """
 
 
@@ -63,13 +63,13 @@ def current() -> Engine:
     """The engine of the rank that runs in this thread.
 
     Raises:
-      CollectiveError: none does.
+      CollectiveError: no rank runs in this thread.
     """
     if _current.engine is None:
         raise errors.CollectiveError(
             "a collective over an axis of a mesh ran outside of a program of that mesh.",
             where=source.here(),
-            why="it exchanges arrays with other ranks, and there are none here.",
+            why="there are no other ranks here.",
             fix="call it inside of bf.shard_map(f, mesh=..., in_specs=..., out_specs=...)",
         )
     return _current.engine
@@ -77,22 +77,22 @@ def current() -> Engine:
 
 @contextlib.contextmanager
 def use(engine: Engine) -> Iterator[Engine]:
-    """Context manager: makes ``engine`` that of this thread within its block."""
-    before, _current.engine = _current.engine, engine
+    """Context manager: make ``engine`` current in this thread."""
+    previous, _current.engine = _current.engine, engine
     try:
         yield engine
     finally:
-        _current.engine = before
+        _current.engine = previous
 
 
 def coordinates_of(rank: int, mesh: AbstractMesh) -> dict[str, int]:
-    """The place of ``rank`` along each axis of ``mesh``, of which the last counts fastest."""
+    """The index of ``rank`` along each axis of ``mesh``, row-major."""
     places = np.unravel_index(rank, mesh.axis_sizes) if mesh.axis_sizes else ()
     return {name: int(i) for name, i in zip(mesh.axis_names, places, strict=True)}
 
 
 def group_of(rank: int, mesh: AbstractMesh, axes: tuple[str, ...]) -> list[int]:
-    """The ranks that differ from ``rank`` in ``axes`` only, in row-major order over ``axes`` as they are given.
+    """The ranks that differ from ``rank`` in ``axes`` only, row-major over ``axes`` in the given order.
 
     Raises:
       CollectiveError: the mesh has no such axis.
@@ -100,7 +100,7 @@ def group_of(rank: int, mesh: AbstractMesh, axes: tuple[str, ...]) -> list[int]:
     missing = [a for a in axes if a not in mesh.axis_names]
     if missing:
         raise errors.CollectiveError(
-            f"an exchange over the axis {missing[0]!r}, and the mesh has the axes {mesh.axis_names}.",
+            f"a collective over the axis {missing[0]!r}, and the mesh has the axes {mesh.axis_names}.",
             where=source.here(),
         )
     ranks = np.arange(math.prod(mesh.axis_sizes)).reshape(mesh.axis_sizes)
@@ -111,10 +111,10 @@ def group_of(rank: int, mesh: AbstractMesh, axes: tuple[str, ...]) -> list[int]:
 
 
 def rank_in(process: int, mesh: AbstractMesh, members: Sequence[int]) -> int:
-    """The rank in ``mesh`` of a process of a job, where ``members`` are the processes of the ranks of the mesh.
+    """The rank in ``mesh`` of a process; ``members`` are the processes of the mesh in order.
 
     Raises:
-      ValueRangeError: the mesh has another number of ranks than ``members``, or the process is not among them.
+      ValueRangeError: the mesh size differs from ``members``, or the process is not among them.
     """
     size = math.prod(mesh.axis_sizes)
     if size != len(members) or process not in members:
@@ -131,31 +131,31 @@ _OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def reduced(parts: Sequence[np.ndarray], op: str = "sum") -> np.ndarray:
-    """The parts combined from first to last; half-precision floats are summed in float32."""
+    """Reduce the parts from first to last; half-precision floats are summed in float32."""
     dtype = parts[0].dtype
-    wide = (
+    accumulator = (
         np.dtype(np.float32) if op == "sum" and dtypes.is_floating(dtype) and dtype.itemsize <= 2 else dtype
     )
-    total = parts[0].astype(wide)
+    total = parts[0].astype(accumulator)
     for part in parts[1:]:
-        total = _OPS[op](total, part, dtype=wide) if op == "sum" else _OPS[op](total, part)
+        total = _OPS[op](total, part, dtype=accumulator) if op == "sum" else _OPS[op](total, part)
     return np.asarray(total).astype(dtype, copy=False)
 
 
-def exchanged(kind: str, parts: Sequence[np.ndarray], **options: Any) -> list[np.ndarray]:
-    """What each rank of a group gets, of the parts that they gave, in order of their places in the group.
+def reference(kind: str, parts: Sequence[np.ndarray], **options: Any) -> list[np.ndarray]:
+    """The results of a collective for all ranks of a group, from all their operands, in rank order.
 
     Args:
       kind: one of
 
-        - ``all_reduce`` (``op``: sum, max or min): everybody gets all parts combined;
-        - ``all_gather`` (``dim``, ``tiled``): everybody gets all parts, joined along ``dim``, or stacked along a new
-          dimension ``dim`` where not tiled;
-        - ``reduce_scatter`` (``dim``, ``tiled``): rank i gets the i-th slice along ``dim`` of the sum; where not
-          tiled the slices are of size 1, and the dimension goes;
+        - ``all_reduce`` (``op``: sum, max or min): every rank gets the reduction of all parts;
+        - ``all_gather`` (``dim``, ``tiled``): every rank gets all parts, concatenated along ``dim`` or, if not tiled,
+          stacked along a new dimension ``dim``;
+        - ``reduce_scatter`` (``dim``, ``tiled``): rank i gets the i-th slice along ``dim`` of the sum; if not tiled,
+          slices have size 1, and the dimension is removed;
         - ``all_to_all`` (``split_dim``, ``concat_dim``, ``tiled``): rank i gets the i-th slice along ``split_dim`` of
-          every part, joined along ``concat_dim``; where not tiled the one dimension goes, and the other is new;
-        - ``permute`` (``perm``): rank dst gets the part of rank src for each (src, dst); the others get zeros.
+          every part, concatenated along ``concat_dim``; if not tiled, the first is removed, and the second is new;
+        - ``permute`` (``perm``): rank dst gets the part of rank src for each (src, dst); other ranks get zeros.
     Returns:
       arrays that share no memory with the parts, nor with each other.
     """
@@ -167,11 +167,11 @@ def exchanged(kind: str, parts: Sequence[np.ndarray], **options: Any) -> list[np
         join = np.concatenate if options.get("tiled", True) else np.stack
         return [join(parts, axis=options["dim"]) for _ in range(n)]
     if kind == "reduce_scatter":
-        shares = divided(reduced(parts), n, options["dim"], options.get("tiled", True))
+        shares = split(reduced(parts), n, options["dim"], options.get("tiled", True))
         return [np.array(s, order="C") for s in shares]
     if kind == "all_to_all":
         tiled = options.get("tiled", True)
-        rows = [divided(p, n, options["split_dim"], tiled) for p in parts]
+        rows = [split(p, n, options["split_dim"], tiled) for p in parts]
         join = np.concatenate if tiled else np.stack
         return [join([row[i] for row in rows], axis=options["concat_dim"]) for i in range(n)]
     if kind == "permute":
@@ -180,14 +180,14 @@ def exchanged(kind: str, parts: Sequence[np.ndarray], **options: Any) -> list[np
             parts[sources[i]].copy() if i in sources else np.zeros(p.shape, p.dtype)
             for i, p in enumerate(parts)
         ]
-    raise errors.ValueRangeError(f"no exchange is called {kind!r:.60}.", fix=f"one of {', '.join(KINDS)}")
+    raise errors.ValueRangeError(f"no collective is called {kind!r:.60}.", fix=f"one of {', '.join(KINDS)}")
 
 
-def divided(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
-    """``x`` in n parts along ``dim``; where not tiled that dimension goes."""
+def split(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
+    """Split ``x`` into n parts along ``dim``, which is removed if not tiled."""
     if x.shape[dim] % n or (not tiled and x.shape[dim] != n):
         raise errors.ShapeError(
-            f"dimension {dim} of an array of shape {x.shape} cannot be divided among {n} ranks."
+            f"dimension {dim} of an array of shape {x.shape} cannot be split among {n} ranks."
         )
     parts = np.split(x, n, axis=dim)
     return parts if tiled else [p.squeeze(dim) for p in parts]

@@ -1,8 +1,8 @@
-"""The engine of processes on CPUs: MPI moves the bytes.
+"""``MpiEngine``: collectives between CPU processes over MPI.
 
-Parallel, used at stage 8; needs mpi4py, and a process that ``mpirun`` has started (``python -m
-blufunc.parallel.launch`` does). MPI moves parts between ranks, and sums are made here in the order of ranks: the
-results are those of ``ThreadEngine`` bit for bit, for every dtype, those included that MPI does not know.
+Parallel, used at stage 8. In: arrays of this rank. Out: arrays from the group. Needs mpi4py, and a process started by
+``mpirun`` (as ``python -m blufunc.parallel.launch`` does). MPI moves parts between ranks; sums are computed here in
+rank order, so results match ``ThreadEngine`` bit for bit, for every dtype, including those that MPI lacks.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from blufunc.parallel.runtime.bootstrap import World
 
 _SMALL = 4096
-"""Bytes up to which a sum is one exchange of everything: above, each rank sums a part of it."""
+"""Bytes up to which a sum gathers everything; above, each rank sums one part."""
 
 _PATIENT = 65536
-"""Bytes up to which a rank that waits for others leaves its core to them: MPI's own waiting occupies it, and ranks that
-share cores, as in tests, would wait for each other's time to run out. Large exchanges need MPI's full attention."""
+"""Bytes up to which a waiting rank yields its core: MPI's own wait spins, and ranks that share cores, as in tests,
+would starve each other. Large messages need MPI's full attention."""
 
-_SPIN = 100e-6  # seconds that it waits at full attention at first
+_SPIN = 100e-6  # seconds of spinning before it yields
 
 
 class _Group:
-    """The ranks that differ in some axes only, and their communicator: a ``stacked.Transport``."""
+    """The ranks that differ in some axes only, and their communicator: a ``transport.Transport``."""
 
     def __init__(self, comm: Any, ranks: Sequence[int]):
         self.comm, self.ranks, self.size = comm, ranks, len(ranks)
@@ -51,11 +51,11 @@ class _Group:
 
     def gather(self, x: np.ndarray) -> np.ndarray:
         out = np.empty((self.size, *x.shape), x.dtype)
-        given, got = _words(x, x.nbytes), _words(out, x.nbytes)
+        sent, received = _words(x, x.nbytes), _words(out, x.nbytes)
         if out.nbytes <= _PATIENT:
-            _wait(self.comm.Iallgather(given, got))
+            _wait(self.comm.Iallgather(sent, received))
         else:
-            self.comm.Allgather(given, got)
+            self.comm.Allgather(sent, received)
         return out
 
     def reduce_scatter(self, parts: np.ndarray) -> np.ndarray:
@@ -64,11 +64,11 @@ class _Group:
     def swap(self, parts: np.ndarray) -> np.ndarray:
         out = np.empty_like(parts)
         part = parts.nbytes // self.size
-        given, got = _words(parts, part), _words(out, part)
+        sent, received = _words(parts, part), _words(out, part)
         if out.nbytes <= _PATIENT:
-            _wait(self.comm.Ialltoall(given, got))
+            _wait(self.comm.Ialltoall(sent, received))
         else:
-            self.comm.Alltoall(given, got)
+            self.comm.Alltoall(sent, received)
         return out
 
     def permute(self, x: np.ndarray, perm: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -83,7 +83,7 @@ class _Group:
 
 
 def _wait(request: Any) -> None:
-    """Return when a request is through."""
+    """Wait for a request to complete."""
     began, pause = time.perf_counter(), 20e-6
     while not request.Test():
         if time.perf_counter() - began > _SPIN:
@@ -92,7 +92,7 @@ def _wait(request: Any) -> None:
 
 
 def _words(x: np.ndarray, part: int) -> np.ndarray:
-    """The memory of a contiguous array, of parts of so many bytes, in words for MPI: few, as it counts by int32."""
+    """The memory of a contiguous array as MPI words; large words, since MPI counts in int32."""
     return x.reshape(-1).view(np.uint64 if part % 8 == 0 else np.uint8)
 
 
@@ -100,12 +100,12 @@ class MpiEngine:
     """``Engine`` of one process.
 
     Args:
-      world: the job; every collective is noted in its recorder.
+      world: the job; its recorder logs every collective.
       mesh: the mesh of all ranks.
-      members: the process of each rank of the mesh, in its order; all processes in their order by default.
+      members: the process of each rank of the mesh; default all processes in order.
     Raises:
       UnsupportedError: mpi4py is not installed, or MPI did not start this process.
-      ValueRangeError: the mesh has another number of ranks than ``members``, or this process is not among them.
+      ValueRangeError: the mesh size differs from ``members``, or this process is not among them.
     """
 
     def __init__(self, world: World, mesh: AbstractMesh, members: Sequence[int] | None = None):
@@ -116,13 +116,13 @@ class MpiEngine:
         self.coordinates = engines.coordinates_of(self.rank, mesh)
         self._groups: dict[tuple[str, ...], _Group] = {}
 
-    def exchange(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
+    def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
         """See ``engine.Engine``."""
-        x = np.ascontiguousarray(x).reshape(np.shape(x))  # the former makes rank 0 rank 1
+        x = np.ascontiguousarray(x).reshape(np.shape(x))  # ascontiguousarray makes scalars 1-d
         group = self._group(axes)
         with self.world.recorder.during(kind, axes, x.nbytes, [self.members[r] for r in group.ranks]):
             self._agree(group, kind, x, axes, options)
-            return transport.exchange(group, kind, x, **options)
+            return transport.run(group, kind, x, **options)
 
     def _group(self, axes: tuple[str, ...]) -> _Group:
         group = self._groups.get(axes)
@@ -137,17 +137,17 @@ class MpiEngine:
     def _agree(
         self, group: _Group, kind: str, x: np.ndarray, axes: tuple[str, ...], options: dict[str, Any]
     ) -> None:
-        """Raise on all ranks of the group where they do not exchange the same thing."""
+        """Raise on all ranks of the group if their collectives differ."""
         shape = ",".join(map(str, x.shape))
-        told = ", ".join([f"axes={axes}", *(f"{k}={v}" for k, v in sorted(options.items()))])
-        mine = f"{kind}({dtypes.short_name(x.dtype)}[{shape}], {told})"
+        described = ", ".join([f"axes={axes}", *(f"{k}={v}" for k, v in sorted(options.items()))])
+        mine = f"{kind}({dtypes.short_name(x.dtype)}[{shape}], {described})"
         hashes = group.gather(np.frombuffer(hashlib.md5(mine.encode()).digest(), np.uint8))
         if (hashes == hashes[0]).all():
             return
         lines = [json.loads(t) for t in group.comm.allgather(json.dumps([mine, source.here()]))]
         other = next(i for i, line in enumerate(lines) if line[0] != lines[0][0])
         raise errors.CollectiveError(
-            f"ranks {group.ranks[0]} and {group.ranks[other]} do not exchange the same thing.",
+            f"ranks {group.ranks[0]} and {group.ranks[other]} call different collectives.",
             where=source.here(),
             why="\n".join(f"rank {group.ranks[i]}: {lines[i][0]}, at {lines[i][1]}" for i in (0, other)),
             fix="all ranks run one program, on shards of one shape; branch only on what all ranks agree on",
@@ -158,7 +158,7 @@ def _mpi(world: World) -> Any:
     fix = "pip install 'blufunc[mpi]', then: python -m blufunc.parallel.launch -n 4 script.py"
     if importlib.util.find_spec("mpi4py") is None:
         raise errors.UnsupportedError(
-            "processes on CPUs exchange through MPI, and mpi4py is missing.", fix=fix
+            "processes on CPUs communicate through MPI, and mpi4py is missing.", fix=fix
         )
     from mpi4py import MPI
 
@@ -166,7 +166,7 @@ def _mpi(world: World) -> Any:
         raise errors.UnsupportedError(
             f"this process is rank {world.rank} of {world.size}, and for MPI {MPI.COMM_WORLD.rank} of"
             f" {MPI.COMM_WORLD.size}.",
-            why="processes on CPUs exchange through MPI, whose own launcher must start them.",
+            why="processes on CPUs communicate through MPI, whose own launcher must start them.",
             fix="python -m blufunc.parallel.launch -n 4 script.py, or mpirun -n 4 python script.py",
         )
     return MPI

@@ -1,7 +1,7 @@
-"""What programs of several processes do beside computing: gather values, give them to all, wait for one another.
+"""Operations between processes outside of programs: gather, broadcast, synchronize.
 
-Parallel, after stage 8, upon ``processes.py``. All processes of the job call each of these together. Alone, a process
-gets what it gives.
+Parallel, after stage 8, above ``processes.py``. In: a pytree of each process. Out: a pytree of NumPy arrays. All
+processes of the job call each function together; a single process gets its own values.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _AXIS = "processes"
 
 
 def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
-    """The values of all processes, in each of them.
+    """Gather the values of all processes into each of them.
 
     Args:
-      in_tree: a pytree of arrays and numbers. Arrays that lie on several processes are put together. Of others each
-        process gives its own, of one shape and dtype.
-      tiled: whether the latter are joined along their first dimension; they are stacked along a new one otherwise.
+      in_tree: a pytree of arrays and scalars. Arrays on several processes are assembled. Of others each process
+        contributes its own, of one shape and dtype.
+      tiled: concatenate the latter along their first dimension; by default they are stacked along a new one.
     Returns:
-      the pytree with NumPy arrays: those that lie on several processes whole, those of n processes with a leading
-      dimension of n, or n times as long.
+      the pytree with NumPy arrays: arrays on several processes whole; others with a leading dimension of n processes,
+      or, if tiled, n times as long.
     Raises:
-      CollectiveError: processes give different shapes, or one does not come.
+      CollectiveError: shapes differ between processes, or one does not arrive.
       UnsupportedError: a value is traced.
     """
 
@@ -43,26 +43,26 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
         x = _array(leaf, "process_allgather")
         if isinstance(x.buffer, ShardedBuffer) and not x.buffer.is_fully_addressable:
             return x.device.whole(x.buffer)
-        rows = _exchange("all_gather", np.asarray(x), dim=0, tiled=False)
+        rows = _collective("all_gather", np.asarray(x), dim=0, tiled=False)
         return rows.reshape(-1, *rows.shape[2:]) if tiled and rows.ndim > 1 else rows
 
     return tree.map(gathered, in_tree)
 
 
 def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
-    """The values of one process, in all of them.
+    """Broadcast the values of one process to all.
 
     Args:
-      in_tree: a pytree of arrays and numbers, of the same shapes and dtypes in all processes.
-      is_source: whether this process is the one; process 0 is by default.
+      in_tree: a pytree of arrays and scalars, of the same shapes and dtypes in all processes.
+      is_source: True in the source process only; default process 0.
     Returns:
       the pytree with NumPy arrays.
     Raises:
-      CollectiveError: processes give different shapes, none or several are the source, or one does not come.
+      CollectiveError: shapes differ, there is no or more than one source, or a process does not arrive.
       UnsupportedError: a value is traced.
     """
-    ours = process_info.current().index == 0 if is_source is None else bool(is_source)
-    sources = np.flatnonzero(_exchange("all_gather", np.array(ours), dim=0, tiled=False))
+    is_root = process_info.current().index == 0 if is_source is None else bool(is_source)
+    sources = np.flatnonzero(_collective("all_gather", np.array(is_root), dim=0, tiled=False))
     if len(sources) != 1:
         raise errors.CollectiveError(
             f"broadcast_one_to_all has {len(sources)} sources: the processes {sources.tolist()}.",
@@ -70,22 +70,22 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
             fix="is_source=True in one process",
         )
 
-    def given(leaf: Any) -> np.ndarray:
+    def broadcast(leaf: Any) -> np.ndarray:
         x = np.array(_array(leaf, "broadcast_one_to_all"))
         data = (
-            x.tobytes() if ours else bytes(x.nbytes)
-        )  # the maximum of these and zeros are the bytes of the source
-        got = _exchange("all_reduce", np.frombuffer(data, np.uint8), op="max")
+            x.tobytes() if is_root else bytes(x.nbytes)
+        )  # the maximum with zeros gives the bytes of the source
+        got = _collective("all_reduce", np.frombuffer(data, np.uint8), op="max")
         return np.frombuffer(got.tobytes(), x.dtype).reshape(x.shape)
 
-    return tree.map(given, in_tree)
+    return tree.map(broadcast, in_tree)
 
 
 def sync_global_devices(name: str) -> None:
-    """Return when all processes have called it with this name.
+    """Wait until all processes have called it with this name.
 
     Raises:
-      CollectiveError: one has failed, or does not come.
+      CollectiveError: a process has failed, or does not arrive.
     """
     world = bootstrap.world()
     if world is not None:
@@ -96,7 +96,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
     """Check that a pytree has the same values in all processes.
 
     Raises:
-      CollectiveError: it has not; the error says where they differ first.
+      CollectiveError: values differ; the error names the first difference.
       UnsupportedError: a value is traced.
     """
     if process_info.current().count == 1:
@@ -106,17 +106,17 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
     values = {
         f"in_tree{p}": np.asarray(_array(x, "assert_equal")) for p, x in zip(paths, leaves, strict=True)
     }
-    processes.check_same(values, _everybody(), fail_message or "assert_equal")
+    processes.check_same(values, _all_processes(), fail_message or "assert_equal")
 
 
-def _exchange(kind: str, x: np.ndarray, **options: Any) -> np.ndarray:
+def _collective(kind: str, x: np.ndarray, **options: Any) -> np.ndarray:
     if process_info.current().count == 1:
         return x[None] if kind == "all_gather" else x
-    with processes.engine_in_use(_everybody()) as engine:
-        return engine.exchange(kind, x, (_AXIS,), **options)
+    with processes.engine_in_use(_all_processes()) as engine:
+        return engine.collective(kind, x, (_AXIS,), **options)
 
 
-def _everybody() -> Mesh:
+def _all_processes() -> Mesh:
     return Mesh(backend.all_devices(backend.default_device().platform), _AXIS)
 
 
@@ -126,7 +126,7 @@ def _array(x: Any, name: str) -> Array:
         raise errors.UnsupportedError(
             f"{name} inside a traced function.",
             where=source.here(),
-            why="programs exchange arrays by collectives of their own.",
+            why="programs communicate by collectives.",
             fix="call it on the results of the program",
         )
     return value  # type: ignore[return-value]

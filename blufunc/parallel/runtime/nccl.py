@@ -1,10 +1,10 @@
-"""The engine of GPUs: NCCL puts exchanges on streams.
+"""``NcclEngine``: collectives between GPUs over NCCL, on streams.
 
-Parallel, used at stage 8; needs CuPy and the NCCL library. A rank is one GPU: a process of its own, or a thread. An
-exchange does not wait: it is ordered with the other work of its stream, and an event tells when it is over.
-Compiled programs give addresses (``enqueue``); arrays of CuPy are for everything else (``exchange``).
+Parallel, used at stage 8. In: addresses from compiled programs (``enqueue``), or CuPy arrays (``collective``). Out:
+collectives on a stream. Needs CuPy and the NCCL library. A rank is one GPU: a process, or a thread. A collective is
+asynchronous: it is ordered with other work of its stream, and an event marks its end.
 
-Communicators are made on first use, in the order of the program: a program runs once before it becomes a graph.
+Communicators are made on first use, in program order: a program runs once before it is captured as a graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from blufunc.core.ir import dtypes, source
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.library.collectives import Exchange
 from blufunc.parallel.runtime import engine as engines
-from blufunc.parallel.runtime import transport as stacked
+from blufunc.parallel.runtime import transport as transports
 
 if TYPE_CHECKING:
     from blufunc.parallel.mesh.mesh import AbstractMesh
@@ -36,7 +36,7 @@ _OPS = {"sum": 0, "max": 2, "min": 3}
 
 
 class Peers(Protocol):
-    """The ranks of a job, as one of them sees it: a ``bootstrap.World``, or threads of one process."""
+    """The ranks of a job from the view of one: a ``bootstrap.World``, or threads of one process."""
 
     rank: int
     recorder: Recorder
@@ -47,7 +47,7 @@ class Peers(Protocol):
         """The number of each."""
 
     def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]:
-        """The values that all of ``members`` give under ``name``."""
+        """Gather the values of ``members`` under ``name``."""
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def library() -> Any:
 
     if not nccl.available:
         raise errors.UnsupportedError(
-            "GPUs exchange through NCCL, and its library is missing.",
+            "GPUs communicate through NCCL, and its library is missing.",
             fix="pip install 'blufunc[cuda13]', or [cuda12]: both bring NCCL",
         )
     return nccl
@@ -74,12 +74,12 @@ class NcclEngine:
     Args:
       world: the job.
       mesh: the mesh of all ranks.
-      device: the number of the GPU in this process.
-      members: the process of each rank of the mesh, in its order; all processes in their order by default.
-      nccl: the binding to use in the place of CuPy's.
+      device: the index of the GPU in this process.
+      members: the process of each rank of the mesh; default all processes in order.
+      nccl: the binding; default CuPy's.
     Raises:
       UnsupportedError: CuPy or NCCL is missing.
-      ValueRangeError: the mesh has another number of ranks than ``members``, or this process is not among them.
+      ValueRangeError: the mesh size differs from ``members``, or this process is not among them.
     """
 
     def __init__(
@@ -100,22 +100,22 @@ class NcclEngine:
         world.watchdog.checks.append(self._asynchronous_error)
         world.watchdog.aborts.append(self.abort)
 
-    def exchange(self, kind: str, x: Any, axes: tuple[str, ...], **options: Any) -> Any:
-        """See ``engine.Engine``; of an array of CuPy it gives one, on the device's work stream."""
+    def collective(self, kind: str, x: Any, axes: tuple[str, ...], **options: Any) -> Any:
+        """See ``engine.Engine``; CuPy arrays in and out, on the device's work stream."""
         import cupy
 
         stream = driver.work_stream(self.device)
         with cupy.cuda.Device(self.device), stream:
-            given = cupy.ascontiguousarray(cupy.asarray(x)).reshape(x.shape)
+            operand = cupy.ascontiguousarray(cupy.asarray(x)).reshape(x.shape)
             transport = _Arrays(self, axes, stream)
-            out = stacked.exchange(transport, kind, given, **options)
+            out = transports.run(transport, kind, operand, **options)
         return out if isinstance(x, cupy.ndarray) else out.get(stream=stream)
 
     def enqueue(self, exchanges: Sequence[Exchange], axes: tuple[str, ...], stream: Any) -> None:
-        """Put exchanges on a stream (``cupy.cuda.Stream``), whose device must be current; several go as one.
+        """Enqueue collectives on a ``cupy.cuda.Stream`` of the current device; several are grouped.
 
         Raises:
-          UnsupportedError: NCCL has no sums of a dtype.
+          UnsupportedError: NCCL cannot sum a dtype.
         """
         if not exchanges:
             return
@@ -133,12 +133,12 @@ class NcclEngine:
             recorder.give_up(record)
             raise
         if driver.is_capturing(stream.ptr):
-            recorder.end(record)  # it has not run, and runs whenever the graph does
+            recorder.end(record)  # captured: it runs whenever the graph does
         else:
             recorder.end(record, functools.partial(_passed, driver.recorded(stream)))
 
     def abort(self) -> None:
-        """Make exchanges that are under way give up; the engine cannot be used any more."""
+        """Abort pending collectives; the engine is unusable afterwards."""
         for group in self._groups.values():
             group.comm.abort()
 
@@ -159,7 +159,7 @@ class NcclEngine:
         for axes, group in tuple(self._groups.items()):
             try:
                 group.comm.check_async_error()
-            except Exception as e:  # the classes of its errors are the library's
+            except Exception as e:  # its error classes belong to the library
                 return f"NCCL over {', '.join(axes)} reports {e}"
         return None
 
@@ -170,7 +170,7 @@ def _passed(event: Any) -> bool:
 
 @contextlib.contextmanager
 def together(nccl: Any = None) -> Iterator[None]:
-    """Context manager: exchanges that one thread asks for, of several GPUs or several peers, begin at its end."""
+    """Context manager: group the collectives that one thread enqueues, for several GPUs or peers."""
     nccl = library() if nccl is None else nccl
     nccl.groupStart()
     try:
@@ -186,12 +186,12 @@ class _Group:
         self.comm, self.ranks, self.size, self.place = comm, ranks, len(ranks), ranks.index(rank)
 
     def nbytes(self, e: Exchange) -> int:
-        """The bytes that one rank gives."""
+        """Bytes that one rank sends."""
         factor = self.size if e.kind in ("reduce_scatter", "all_to_all") else 1
         return factor * e.count * e.dtype.itemsize
 
     def call(self, nccl: Any, e: Exchange, stream: int) -> Callable[[], object]:
-        """What asks NCCL for an exchange: found first, as an error within a group would leave it open."""
+        """The NCCL call of a collective: resolved before the group, which an error would leave open."""
         nbytes = e.count * e.dtype.itemsize
         if e.kind == "all_reduce":
             code, n = _type_of(e.dtype, e.count, e.op)
@@ -205,7 +205,9 @@ class _Group:
             return lambda: self._swap(nccl, e, nbytes, stream)
         if e.kind == "permute":
             return lambda: self._permute(nccl, e, nbytes, stream)
-        raise errors.ValueRangeError(f"no exchange is called {e.kind!r:.60}.", fix=f"one of {engines.KINDS}")
+        raise errors.ValueRangeError(
+            f"no collective is called {e.kind!r:.60}.", fix=f"one of {engines.KINDS}"
+        )
 
     def _swap(self, nccl: Any, e: Exchange, nbytes: int, stream: int) -> None:
         with together(nccl):
@@ -223,7 +225,7 @@ class _Group:
 
 
 def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
-    """NCCL's number for a dtype that it combines, and how many of these ``count`` elements are."""
+    """NCCL's dtype code for a reduction, and the element count in that dtype."""
     if dtypes.is_complex(dtype) and op == "sum":
         return _TYPES[f"float{4 * dtype.itemsize}"], 2 * count
     name = "uint8" if dtypes.is_bool(dtype) and op != "sum" else dtype.name
@@ -237,7 +239,7 @@ def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
 
 
 class _Arrays:
-    """A ``stacked.Transport`` of arrays of CuPy."""
+    """A ``transport.Transport`` of CuPy arrays."""
 
     def __init__(self, engine: NcclEngine, axes: tuple[str, ...], stream: Any):
         self.engine, self.axes, self.stream = engine, axes, stream
@@ -248,8 +250,8 @@ class _Arrays:
 
         make = cupy.zeros if kind == "permute" else cupy.empty
         out = make(shape, x.dtype)
-        wanted = Exchange(kind, x.data.ptr, out.data.ptr, count, x.dtype, **options)
-        self.engine.enqueue([wanted], self.axes, self.stream)
+        request = Exchange(kind, x.data.ptr, out.data.ptr, count, x.dtype, **options)
+        self.engine.enqueue([request], self.axes, self.stream)
         return out
 
     def all_reduce(self, x: Any, op: str) -> Any:

@@ -1,8 +1,8 @@
-"""Meshes of several processes: the engine of this one, and what all of them must agree on before they meet.
+"""Meshes of several processes: the engine of this process, and agreement checks.
 
-Parallel, at the end of stage 3 and used at stage 8. Each process has one device of such a mesh. A program is compared
-with those of the other processes before it first runs (``consistency_check.py``); the engine notes its collectives for
-the watchdog of the job (``bootstrap.World``), which ends this process when another is gone.
+Parallel, at the end of stage 3 and used at stage 8. In: a mesh of which each process owns one device. Out: its engine.
+Before a program first runs, it is compared between processes (``consistency_check.py``). The engine logs its
+collectives for the job's watchdog (``bootstrap.World``), which ends this process when another is gone.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from blufunc.parallel.runtime.nccl import NcclEngine
 
 
 def members_of(mesh: Mesh) -> list[int]:
-    """The process of each rank."""
+    """The process of each rank of a mesh."""
     return [device.process_index for device in mesh.device_list]
 
 
 def world_of(mesh: Mesh) -> bootstrap.World:
-    """The job whose processes have the devices of ``mesh``.
+    """The job whose processes own the devices of ``mesh``.
 
     Raises:
-      CollectiveError: this process has left it.
+      CollectiveError: this process has left the job.
     """
     world = bootstrap.world()
     if world is None:
@@ -46,7 +46,7 @@ def world_of(mesh: Mesh) -> bootstrap.World:
 
 
 def engine_in_use(mesh: Mesh) -> AbstractContextManager[engine.Engine]:
-    """Context manager: collectives that this thread runs meet those of the other processes of ``mesh``.
+    """Context manager: run the collectives of this thread with the other processes of ``mesh``.
 
     Raises:
       UnsupportedError: no engine works here; the message says why.
@@ -59,7 +59,7 @@ def engine_in_use(mesh: Mesh) -> AbstractContextManager[engine.Engine]:
 
 
 def _new_engine(world: bootstrap.World, mesh: Mesh) -> engine.Engine:
-    """NCCL's where the mesh is of GPUs, MPI's otherwise."""
+    """NCCL for a mesh of GPUs, MPI otherwise."""
     (device,) = mesh.local_devices
     if device.platform == "cuda":
         return NcclEngine(world, mesh.abstract, device.index, members_of(mesh))
@@ -67,10 +67,10 @@ def _new_engine(world: bootstrap.World, mesh: Mesh) -> engine.Engine:
 
 
 def check_agreement(jaxpr: Jaxpr, mesh: Mesh) -> None:
-    """Compare the local program of this process with those of the others; all call it before they run theirs.
+    """Compare the local program of this process with the others'; all call it before the first run.
 
     Raises:
-      CollectiveError: they differ, or a process does not come.
+      CollectiveError: programs differ, or a process does not arrive.
     """
     world, members = world_of(mesh), members_of(mesh)
     with world.recorder.during(f"comparison of {jaxpr.name}", mesh.axis_names, 0, members):
@@ -78,28 +78,29 @@ def check_agreement(jaxpr: Jaxpr, mesh: Mesh) -> None:
 
 
 def check_same(values: Mapping[str, np.ndarray], mesh: Mesh, what: str) -> None:
-    """Check that all processes of ``mesh`` have the same arrays, by their hashes; all call it together.
+    """Check by hash that all processes of ``mesh`` have the same arrays; all call it together.
 
     Args:
-      values: arrays, by what the message calls them.
-      what: who asks.
+      values: arrays by name, for the message.
+      what: the caller.
     Raises:
-      CollectiveError: they differ; it is raised in all of them, and names the first difference. Or one does not come.
+      CollectiveError: values differ, which is raised in all processes and names the first difference; or a process does
+        not arrive.
     """
     world, members = world_of(mesh), members_of(mesh)
     mine = [f"{name}: {_described(x)}" for name, x in values.items()]
     with world.recorder.during(f"comparison of values in {what}", mesh.axis_names, 0, members):
-        everybody = [
+        gathered = [
             json.loads(t) for t in world.gather(f"the values of {what}", json.dumps(mine).encode(), members)
         ]
-    first = everybody[0]
-    other = next((i for i, theirs in enumerate(everybody) if theirs != first), None)
+    first = gathered[0]
+    other = next((i for i, theirs in enumerate(gathered) if theirs != first), None)
     if other is None:
         return
-    pairs = itertools.zip_longest(first, everybody[other], fillvalue="nothing")
+    pairs = itertools.zip_longest(first, gathered[other], fillvalue="nothing")
     a, b = next((a, b) for a, b in pairs if a != b)
     raise errors.CollectiveError(
-        f"{what} was given other values in process {members[other]} than in process {members[0]}.",
+        f"{what} got different values in process {members[other]} and in process {members[0]}.",
         where=source.here(),
         why=f"process {members[0]}: {a}; process {members[other]}: {b}.",
         fix="the same values in all processes; or bf.make_array_from_process_local_data, where each has its own part",
@@ -107,7 +108,7 @@ def check_same(values: Mapping[str, np.ndarray], mesh: Mesh, what: str) -> None:
 
 
 def _described(x: np.ndarray) -> str:
-    """The type of an array, and its values or, of more than a few, their hash."""
+    """The type of an array, and its values or, if there are many, their hash."""
     kind = f"{dtypes.short_name(x.dtype)}[{','.join(map(str, x.shape))}]"
     if x.size <= 4:
         return f"{kind} {x.tolist()}"

@@ -1,8 +1,8 @@
-"""The storage of an array on a mesh: a shard on each device of this process.
+"""Storage of an array on a mesh: a shard on each device of this process.
 
-Parallel, at both ends of stage 8. Arrays come from the host in ``scatter``, go back in ``gather``, and get another
-sharding in ``reshard``, which moves no more than what each device lacks. All of it is within one process: what other
-processes have comes here by programs (``programs/mesh_program.py``) only.
+Parallel, at both ends of stage 8. In: host arrays (``scatter``). Out: host arrays (``gather``), or another sharding
+(``reshard``), which moves only what each device lacks. All of it is within one process: data of other processes arrives
+through programs only (``programs/mesh_program.py``).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from blufunc.parallel.runtime import engine
 
 
 class ShardedBuffer:
-    """Buffers of the devices of a mesh, one each.
+    """Buffers on the devices of a mesh, one per device of this process.
 
     Attributes:
-      shards: the buffer of each rank of this process (``mesh.local_ranks``), all of one shape: that of
-        ``sharding.shard_shape``, padding included.
-      sharding: which part of the array each of them is.
-      shape, dtype: those of the whole array.
+      shards: the buffer of each rank of this process (``mesh.local_ranks``), all of shape ``sharding.shard_shape``,
+        padding included.
+      sharding: the layout.
+      shape, dtype: the global shape and dtype.
     """
 
     __slots__ = ("dtype", "shape", "sharding", "shards")
@@ -53,11 +53,11 @@ class ShardedBuffer:
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether the shards of all ranks are here."""
+        """True if this process has the shards of all ranks."""
         return not mesh_of(self.sharding).spans_processes
 
     def host_shard(self, rank: int) -> np.ndarray:
-        """What a rank of this process holds, padding included, on the host; read-only."""
+        """The shard of a rank of this process on the host, padding included; read-only."""
         i = self.ranks.index(rank)
         return self.devices[i].backend.to_host(self.shards[i])
 
@@ -66,7 +66,7 @@ def sharded_buffers(
     rows: Sequence[Sequence[backend.Buffer]],
     types: Sequence[tuple[NamedSharding, tuple[int, ...], np.dtype]],
 ) -> list[ShardedBuffer]:
-    """The results of a program, of which a step of training has hundreds.
+    """Wrap the results of a program; fast, since a training step has hundreds.
 
     Args:
       rows: for each rank of this process, its shard of each result.
@@ -74,17 +74,17 @@ def sharded_buffers(
     """
     new, out = ShardedBuffer.__new__, []
     for shards, (sharding, shape, dtype) in zip(zip(*rows, strict=True), types, strict=True):
-        made = new(ShardedBuffer)  # what __init__ does, in half the time
-        made.shards, made.sharding, made.shape, made.dtype = shards, sharding, shape, dtype
-        out.append(made)
+        buffer = new(ShardedBuffer)  # like __init__, in half the time
+        buffer.shards, buffer.sharding, buffer.shape, buffer.dtype = shards, sharding, shape, dtype
+        out.append(buffer)
     return out
 
 
 def mesh_of(sharding: NamedSharding) -> Mesh:
-    """The mesh of a sharding for arrays.
+    """The concrete mesh of a sharding.
 
     Raises:
-      ShardingError: it is abstract, or no device of it is of this process.
+      ShardingError: it is abstract, or has no device of this process.
     """
     mesh = sharding.mesh
     if not isinstance(mesh, Mesh):
@@ -97,17 +97,17 @@ def mesh_of(sharding: NamedSharding) -> Mesh:
         raise errors.ShardingError(
             f"mesh({mesh}) has no device of process {process_info.current().index}.",
             where=source.here(),
-            why="a process takes part in what runs on a mesh with the devices that it has.",
+            why="a process needs a device of the mesh to run a program on it.",
             fix="only the processes of the mesh call this; or a mesh of all devices: bf.make_mesh(...)",
         )
     return mesh
 
 
 def scatter(x: np.ndarray, sharding: NamedSharding) -> ShardedBuffer:
-    """An array of the host on the devices of a mesh.
+    """Put a host array onto the devices of a mesh.
 
     Raises:
-      ShardingError: the spec is of a higher rank than ``x``, has unreduced axes, or the mesh no devices.
+      ShardingError: the spec has more entries than ``x`` dimensions, or unreduced axes; or the mesh has no devices.
     """
     return from_parts(lambda index: x[index], x.shape, x.dtype, sharding)
 
@@ -115,8 +115,7 @@ def scatter(x: np.ndarray, sharding: NamedSharding) -> ShardedBuffer:
 def from_parts(
     part: Callable[[Index], np.ndarray], shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
 ) -> ShardedBuffer:
-    """The array of which ``part(index)`` gives each part; asked once for each of this process, whatever the number of
-    replicas.
+    """Build an array from ``part(index)``, called once per distinct shard of this process.
 
     Raises:
       ShardingError: as ``scatter``.
@@ -137,18 +136,18 @@ def from_parts(
 
 
 def check_reduced(sharding: NamedSharding) -> None:
-    """Raise ShardingError if values of this sharding are sums of what the ranks have."""
+    """Raise ShardingError if the sharding has unreduced axes."""
     if sharding.spec.unreduced:
         raise errors.ShardingError(
-            f"no array can be put onto {sharding.spec}.",
+            f"an array cannot have the sharding {sharding.spec}.",
             where=source.here(),
-            why="unreduced values are sums that a program still owes.",
+            why="unreduced values exist inside of programs only: they are sums pending a reduction.",
             fix="leave unreduced out",
         )
 
 
 def _padded(x: np.ndarray, size: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """``x`` with zeros after it up to the shape ``size``."""
+    """Pad ``x`` with zeros to the shape ``size``."""
     if x.shape == size:
         return x
     out = np.zeros(size, dtype)
@@ -160,7 +159,7 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
     """The whole array on the host, read-only; unreduced axes are summed.
 
     Raises:
-      ShardingError: other processes have parts of it.
+      ShardingError: other processes hold parts of it.
     """
     spec = buffer.sharding.spec
     if buffer.sharding.is_fully_replicated:
@@ -169,18 +168,18 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
         raise errors.ShardingError(
             f"the values of an array of shape {buffer.shape} with {buffer.sharding} are not all in this process.",
             where=source.here(),
-            why="other processes have parts of it, and to fetch these all processes must take part.",
+            why="other processes hold parts of it, and must all take part in a gather.",
             fix="bf.multihost.process_allgather(x) in all processes; or x.addressable_shards, the parts that are here",
         )
     out = np.empty(buffer.shape, buffer.dtype)
-    owed: dict[tuple, list[int]] = {}  # the ranks whose shards add up to a part
+    summands: dict[tuple, list[int]] = {}  # ranks whose shards sum to a part
     of_parts = {*spec.axes, *spec.unreduced}
     mesh = buffer.sharding.mesh
     for rank in range(mesh.size):
         if not any(i for name, i in mesh.coordinates(rank).items() if name not in of_parts):
-            owed.setdefault(buffer.sharding.position(rank, len(buffer.shape)), []).append(rank)
+            summands.setdefault(buffer.sharding.position(rank, len(buffer.shape)), []).append(rank)
     indices = buffer.sharding.indices(buffer.shape)
-    for ranks in owed.values():
+    for ranks in summands.values():
         part = (
             engine.reduced([buffer.host_shard(r) for r in ranks])
             if spec.unreduced
@@ -193,12 +192,12 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
 
 
 def _inner(index: Index) -> Index:
-    """Where within its shard a part is: without the padding."""
+    """Index of a part within its shard: without the padding."""
     return tuple(slice(0, s.stop - s.start) for s in index)
 
 
 def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:
-    """The same array with another sharding, on the same mesh or another; all of it is in this process, or each shard.
+    """Change the sharding, on the same mesh or another; each source shard must be in this process.
 
     Raises:
       ShardingError: as ``scatter`` and ``gather``.
@@ -227,5 +226,5 @@ def _common(a: slice, b: slice) -> slice:
 
 
 def _from(s: slice, start: int) -> slice:
-    """A slice as counted from ``start`` on."""
+    """A slice relative to ``start``."""
     return slice(s.start - start, s.stop - start)

@@ -1,9 +1,9 @@
 """Simulated devices: the ranks of a mesh as threads of one process.
 
-Parallel, used at stage 8. In come a mesh and what each rank does; out come the results of all ranks. The threads meet
-in a ``_Room``: the last rank of a group to come computes what everybody gets (``engine.exchanged``, in the order of
-ranks, so that results do not depend on who was late). No program hangs: when all ranks that still run wait for
-one another, when one failed, or when one is late, all of them end with an error that says who waits where.
+Parallel, used at stage 8. In: a mesh and a function of the rank. Out: the results of all ranks. Threads synchronize in
+a ``_Rendezvous``: the last rank of a group to arrive computes the results of all (``engine.reference``, in rank order,
+so that results are deterministic). No program hangs: when all running ranks wait for one another, one failed, or one is
+late, all of them end with an error that tells where each waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blufunc.parallel.mesh.mesh import AbstractMesh
 
 DEADLINE = 300.0
-"""The seconds that a rank waits for another that still computes."""
+"""Seconds that a rank waits for another one that still computes."""
 
 
 def run_ranks(mesh: AbstractMesh, function: Callable[[int], Any], *, deadline: float = DEADLINE) -> list[Any]:
@@ -32,45 +32,45 @@ def run_ranks(mesh: AbstractMesh, function: Callable[[int], Any], *, deadline: f
 
     Args:
       mesh: a mesh, abstract or not.
-      function: what a rank does; collectives that it runs meet those of the others.
-      deadline: the seconds that a rank waits for another.
+      function: the program of a rank; its collectives synchronize with the other ranks.
+      deadline: seconds that a rank waits for another.
     Returns:
-      the results, in order of ranks.
+      the results, in rank order.
     Raises:
-      CollectiveError: the ranks do not meet, or do not agree on what to exchange.
-      what a rank raises; the others then end at their next exchange.
+      CollectiveError: ranks do not arrive, or call different collectives.
+      any error of a rank; the others then end at their next collective.
     """
-    room = _Room(mesh, deadline)
+    rendezvous = _Rendezvous(mesh, deadline)
     results: list[Any] = [None] * mesh.size
     line = source.replay.line or source.current()
 
     def run(rank: int) -> None:
-        source.replay.line = line  # what goes wrong in a rank belongs to the line that runs the program
+        source.replay.line = line  # errors of a rank are reported at the line that runs the program
         try:
-            with engines.use(ThreadEngine(rank, mesh, room)):
+            with engines.use(ThreadEngine(rank, mesh, rendezvous)):
                 results[rank] = function(rank)
         except _Stopped:
             pass
         except BaseException as e:
-            room.fail(e)
+            rendezvous.fail(e)
         else:
-            room.leave(rank)
+            rendezvous.leave(rank)
 
-    crew = _crew_of(mesh.size)
+    pool = _pool_of(mesh.size)
     try:
-        crew.run(run)
-    except BaseException as e:  # an interrupt: let nobody wait for what will not come
-        room.fail(e)
-        crew.dismiss()
+        pool.run(run)
+    except BaseException as e:  # an interrupt: release the ranks that wait
+        rendezvous.fail(e)
+        pool.dismiss()
         raise
-    _idle.setdefault(mesh.size, []).append(crew)
-    if room.failure is not None:
-        raise room.failure
+    _idle.setdefault(mesh.size, []).append(pool)
+    if rendezvous.failure is not None:
+        raise rendezvous.failure
     return results
 
 
-class _Crew:
-    """Threads, one for each rank, that wait for work: to start them anew takes longer than what small programs do."""
+class _ThreadPool:
+    """Threads, one per rank, that wait for work: starting them takes longer than a small program."""
 
     def __init__(self, size: int):
         self._work: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(size)]
@@ -81,14 +81,14 @@ class _Crew:
             threading.Thread(target=self._serve, args=(rank, work), name=f"rank {rank}", daemon=True).start()
 
     def run(self, function: Callable[[int], None]) -> None:
-        """Return when ``function(rank)``, which raises nothing, has returned in all threads."""
+        """Run ``function(rank)``, which raises nothing, in all threads, and wait for them."""
         self._running = len(self._work)
         for work in self._work:
             work.put(function)
         self._done.acquire()
 
     def dismiss(self) -> None:
-        """Have the threads end after what they do now."""
+        """End the threads after their current work."""
         for work in self._work:
             work.put(None)
 
@@ -103,42 +103,42 @@ class _Crew:
                 self._done.release()
 
 
-_idle: dict[int, list[_Crew]] = {}  # by size; a crew is nobody else's while it runs, so that runs may nest
-os.register_at_fork(after_in_child=_idle.clear)  # threads do not come along
+_idle: dict[int, list[_ThreadPool]] = {}  # by size; a running pool is not in here, so that runs may nest
+os.register_at_fork(after_in_child=_idle.clear)  # threads do not survive a fork
 
 
-def _crew_of(size: int) -> _Crew:
+def _pool_of(size: int) -> _ThreadPool:
     try:
         return _idle[size].pop()
     except (KeyError, IndexError):
-        return _Crew(size)
+        return _ThreadPool(size)
 
 
 class ThreadEngine:
     """``Engine`` of one simulated device."""
 
-    def __init__(self, rank: int, mesh: AbstractMesh, room: _Room):
+    def __init__(self, rank: int, mesh: AbstractMesh, rendezvous: _Rendezvous):
         self.rank = rank
         self.mesh = mesh
         self.coordinates = engines.coordinates_of(rank, mesh)
-        self._room = room
+        self._room = rendezvous
         self._groups: dict[tuple[str, ...], list[int]] = {}
 
-    def exchange(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
+    def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
         """See ``engine.Engine``."""
         group = self._groups.get(axes)
         if group is None:
             group = self._groups[axes] = engines.group_of(self.rank, self.mesh, axes)
-        return self._room.meet(self.rank, group, _Call(kind, axes, options, np.asarray(x)))
+        return self._room.synchronize(self.rank, group, _Call(kind, axes, options, np.asarray(x)))
 
     def gather(self, name: str, x: np.ndarray, members: Sequence[int]) -> np.ndarray:
-        """The arrays that all of ``members`` give under ``name``, stacked."""
+        """Gather the arrays of ``members`` under ``name``, stacked."""
         call = _Call("all_gather", (name,), {"dim": 0, "tiled": False}, x)
-        return self._room.meet(self.rank, list(members), call)
+        return self._room.synchronize(self.rank, list(members), call)
 
 
 class _Call:
-    """What one rank asks for."""
+    """The collective that one rank calls."""
 
     __slots__ = ("axes", "kind", "options", "x")
 
@@ -146,7 +146,7 @@ class _Call:
         self.kind, self.axes, self.options, self.x = kind, axes, options, x
 
     def agrees(self, other: _Call) -> bool:
-        """Whether two ranks can exchange these."""
+        """True if two ranks call the same collective on the same type."""
         return (
             (self.kind, self.axes, self.options) == (other.kind, other.axes, other.options)
             and self.x.shape == other.x.shape
@@ -159,8 +159,8 @@ class _Call:
         return f"{self.kind}({dtypes.short_name(self.x.dtype)}[{shape}], axes={self.axes}{options})"
 
 
-class _Meeting:
-    """One exchange of one group, while it is under way."""
+class _Pending:
+    """A pending collective of one group."""
 
     __slots__ = ("calls", "group", "results")
 
@@ -170,69 +170,69 @@ class _Meeting:
         self.results: dict[int, np.ndarray] | None = None
 
     def run(self) -> dict[int, np.ndarray]:
-        """What each rank gets; CollectiveError if they disagree."""
+        """The result of each rank; CollectiveError if the calls differ."""
         first = self.calls[self.group[0]]
         for rank in self.group[1:]:
             if not first.agrees(self.calls[rank]):
                 raise errors.CollectiveError(
-                    f"ranks {self.group[0]} and {rank} do not exchange the same thing.",
+                    f"ranks {self.group[0]} and {rank} call different collectives.",
                     where=source.here(),
                     why=f"rank {self.group[0]} is in {first}, rank {rank} in {self.calls[rank]}.",
                     fix="all ranks run one program, on shards of one shape; branch only on what all ranks agree on",
                 )
         parts = [self.calls[rank].x for rank in self.group]
-        return dict(zip(self.group, engines.exchanged(first.kind, parts, **first.options), strict=True))
+        return dict(zip(self.group, engines.reference(first.kind, parts, **first.options), strict=True))
 
 
 class _Stopped(BaseException):
     """Ends a rank because another failed."""
 
 
-class _Room:
-    """Where the ranks of one program meet."""
+class _Rendezvous:
+    """The rendezvous of the ranks of one program."""
 
     def __init__(self, mesh: AbstractMesh, deadline: float):
         self.size = mesh.size
         self.deadline = deadline
         self.changed = threading.Condition()
-        self.open: dict[frozenset[int], _Meeting] = {}  # of a group: it has one at a time, as its ranks wait
-        self.waiting: dict[int, _Meeting] = {}
+        self.open: dict[frozenset[int], _Pending] = {}  # by group; one at a time, as its ranks wait
+        self.waiting: dict[int, _Pending] = {}
         self.ended: set[int] = set()
         self.failure: BaseException | None = None
 
-    def meet(self, rank: int, group: list[int], call: _Call) -> np.ndarray:
-        """Exchange with the other ranks of ``group``."""
+    def synchronize(self, rank: int, group: list[int], call: _Call) -> np.ndarray:
+        """Run a collective with the other ranks of ``group``."""
         key = frozenset(group)
         with self.changed:
             if self.failure is not None:
                 raise _Stopped
-            meeting = self.open.setdefault(key, _Meeting(group))
-            meeting.calls[rank] = call
-            if len(meeting.calls) < len(group):
-                self.waiting[rank] = meeting
+            pending = self.open.setdefault(key, _Pending(group))
+            pending.calls[rank] = call
+            if len(pending.calls) < len(group):
+                self.waiting[rank] = pending
                 self._check_progress()
-                if not self.changed.wait_for(lambda: self._over(meeting), self.deadline):
-                    self._fail(self._late(rank, meeting))
-                if meeting.results is None:
+                if not self.changed.wait_for(lambda: self._over(pending), self.deadline):
+                    self._fail(self._late(rank, pending))
+                if pending.results is None:
                     raise _Stopped
-                return meeting.results[rank]
+                return pending.results[rank]
             del self.open[key]
-        results = meeting.run()
+        results = pending.run()
         with self.changed:
-            meeting.results = results
+            pending.results = results
             for other in group:
                 self.waiting.pop(other, None)
             self.changed.notify_all()
         return results[rank]
 
     def leave(self, rank: int) -> None:
-        """Note that a rank is done."""
+        """Record that a rank is done."""
         with self.changed:
             self.ended.add(rank)
             self._check_progress()
 
     def fail(self, error: BaseException) -> None:
-        """End all ranks; the first error is the one that counts."""
+        """End all ranks; the first error is raised."""
         with self.changed:
             self._fail(error)
 
@@ -241,26 +241,26 @@ class _Room:
             self.failure = error
         self.changed.notify_all()
 
-    def _over(self, meeting: _Meeting) -> bool:
-        return meeting.results is not None or self.failure is not None
+    def _over(self, pending: _Pending) -> bool:
+        return pending.results is not None or self.failure is not None
 
     def _check_progress(self) -> None:
-        """Fail if no rank can go on: each of them waits or has ended."""
+        """Fail if no rank can proceed: each of them waits or has ended."""
         if self.waiting and len(self.waiting) + len(self.ended) == self.size:
             states = [self._state_of(r) for r in range(self.size)]
             self._fail(
                 errors.CollectiveError(
-                    "ranks wait for one another, and none can go on.",
+                    "deadlock: ranks wait for one another.",
                     where=source.here(),
                     why="; ".join(states[:8]) + ".",
                     fix="all ranks make the same collectives in the same order; branch only on what all agree on",
                 )
             )
 
-    def _late(self, rank: int, meeting: _Meeting) -> errors.CollectiveError:
-        absent = [r for r in meeting.group if r not in meeting.calls]
+    def _late(self, rank: int, pending: _Pending) -> errors.CollectiveError:
+        absent = [r for r in pending.group if r not in pending.calls]
         return errors.CollectiveError(
-            f"rank {rank} waited {self.deadline:g} s in {meeting.calls[rank]} for ranks {absent}.",
+            f"rank {rank} waited {self.deadline:g} s in {pending.calls[rank]} for ranks {absent}.",
             where=source.here(),
             why="; ".join(self._state_of(r) for r in absent[:8]) + ".",
         )
@@ -268,7 +268,7 @@ class _Room:
     def _state_of(self, rank: int) -> str:
         if rank in self.ended:
             return f"rank {rank} has ended"
-        meeting = self.waiting.get(rank)
-        if meeting is None:
+        pending = self.waiting.get(rank)
+        if pending is None:
             return f"rank {rank} computes"
-        return f"rank {rank} is in {meeting.calls[rank]}"
+        return f"rank {rank} is in {pending.calls[rank]}"

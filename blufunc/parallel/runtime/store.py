@@ -1,8 +1,8 @@
-"""A key-value store over TCP: how the processes of a job find each other and agree, before they have an engine.
+"""A key-value store over TCP, for agreement between processes before they have an engine.
 
-Parallel, before stage 3. ``StoreServer`` is kept by the launcher, or by rank 0; every rank has a ``Store``, and a
-``watch`` connection over which it learns that another rank has died. A message is a length and a JSON list: nothing
-that is received is ever run. For identifiers, digests and last words, not for arrays.
+Parallel, before stage 3. In: short byte strings of each rank. Out: those of the others. The launcher or rank 0 runs the
+``StoreServer``; every rank has a ``Store``, and a ``watch`` connection that reports the death of other ranks. A message
+is a length and a JSON list, and never executed. For identifiers, digests and error messages, not for arrays.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 from blufunc import errors
 
 DEADLINE = 300.0
-"""The seconds that a rank waits for what another must say."""
+"""Seconds that a rank waits for another one's value."""
 
-_LONGEST = 1 << 26  # bytes of a message: more is not ours
+_LONGEST = 1 << 26  # maximum bytes of a message; a longer one is from another program
 _LENGTH = struct.Struct(">I")
 
 
@@ -34,7 +34,7 @@ def send(connection: socket.socket, *message: Any) -> None:
 
 
 def receive(connection: socket.socket) -> list[Any] | None:
-    """The next message, or None where the other end has closed, or is gone."""
+    """Receive a message; None if the other end has closed or died."""
     try:
         head = _read(connection, _LENGTH.size)
         if head is None:
@@ -57,30 +57,30 @@ def _read(connection: socket.socket, n: int) -> bytes | None:
 
 
 def _tuned(connection: socket.socket) -> socket.socket:
-    """A connection whose small messages go at once, and that notices within half a minute that a host is gone."""
+    """Disable Nagle's algorithm, and detect within half a minute that a host is gone."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):  # not on every system
+        if hasattr(socket, option):  # not on all systems
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return connection
 
 
 class StoreServer:
-    """The store itself: a thread for each connection.
+    """The server of the store, with a thread per connection.
 
-    A rank that leaves its ``watch`` connection without a goodbye has failed: whoever waits is told at once.
+    A rank that drops its ``watch`` connection without a goodbye has failed: all waiting ranks are told at once.
 
     Args:
-      host: the address to listen at; "" for all of this machine's.
-      port: the port; 0 for any that is free.
+      host: the address to listen on; "" for all interfaces.
+      port: the port; 0 for any free one.
     Raises:
-      CollectiveError: the port is taken, or the address is not of this machine.
+      CollectiveError: the port is taken, or the address is not local.
 
     Attributes:
-      port: the port that it listens at.
-      failure: what ended the job, once something has.
-      died: the rank whose end without a word that was.
+      port: the port it listens on.
+      failure: the reason for the end of the job, or None.
+      died: the rank that died without a message, or None.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0):
@@ -88,7 +88,7 @@ class StoreServer:
             self._listener = socket.create_server((host, port), backlog=1024)
         except OSError as e:
             raise errors.CollectiveError(
-                f"the store of the job cannot listen at {host or '*'}:{port}: {e.strerror or e}.",
+                f"the store of the job cannot listen on {host or '*'}:{port}: {e.strerror or e}.",
                 fix="another port: BLUFUNC_PORT=... for all ranks",
             ) from e
         self.port: int = self._listener.getsockname()[1]
@@ -96,17 +96,17 @@ class StoreServer:
         self.died: int | None = None
         self._values: dict[str, str] = {}
         self._gathers: dict[str, dict[int, str]] = {}
-        self._taken: dict[str, int] = {}  # how many have got the result of each gather
+        self._taken: dict[str, int] = {}  # ranks that have received the result of each gather
         self._watchers: dict[int, socket.socket] = {}
-        self._names: dict[int, str] = {}  # the process that each of them is
+        self._names: dict[int, str] = {}  # the name of each rank's process
         self._gone: list[int] = []  # the ranks that have said goodbye
         self._changed = threading.Condition()
-        self._telling = threading.Lock()  # messages to one watcher come from several threads
+        self._telling = threading.Lock()  # several threads send to one watcher
         self._closed = False
         threading.Thread(target=self._accept, name="blufunc store", daemon=True).start()
 
     def fail(self, text: str, died: int | None = None) -> None:
-        """End the job: all who wait are told, and all who watch. The first failure is the one that counts."""
+        """End the job: notify all who wait or watch. The first failure counts."""
         with self._changed:
             if self.failure is not None or self._closed:
                 return
@@ -116,12 +116,12 @@ class StoreServer:
         self._tell(watchers, "abort", text)
 
     def hear_out(self, rank: int, seconds: float) -> None:
-        """Wait, at most that long, until all that a process said which has ended has come here: its last words too."""
+        """Wait up to ``seconds`` for the remaining messages of a process that has ended."""
         with self._changed:
             self._wait_for(lambda: rank not in self._watchers or self.failure is not None, seconds)
 
     def close(self, seconds: float = 0.0) -> None:
-        """Stop, after waiting that long for those who still watch to say goodbye."""
+        """Stop, after waiting up to ``seconds`` for watchers to say goodbye."""
         with self._changed:
             self._wait_for(lambda: not self._watchers or self.failure is not None, seconds)
             self._closed = True
@@ -159,7 +159,7 @@ class StoreServer:
                         return None
 
     def _wait_for(self, predicate: Callable[[], bool], seconds: float) -> None:
-        """Wait, at most that long; locks take no more seconds than some."""
+        """Wait up to ``seconds``, capped at the maximum that locks accept."""
         self._changed.wait_for(predicate, min(seconds, threading.TIMEOUT_MAX))
 
     def _get(self, key: str, seconds: float) -> tuple[Any, ...]:
@@ -171,22 +171,22 @@ class StoreServer:
 
     def _gather(self, key: str, place: int, value: str, count: int, seconds: float) -> tuple[Any, ...]:
         with self._changed:
-            given = self._gathers.setdefault(key, {})
-            given[place] = value
+            values = self._gathers.setdefault(key, {})
+            values[place] = value
             self._changed.notify_all()
-            self._wait_for(lambda: len(given) == count or self.failure is not None, seconds)
-            if len(given) < count:
-                absent = [i for i in range(count) if i not in given]
+            self._wait_for(lambda: len(values) == count or self.failure is not None, seconds)
+            if len(values) < count:
+                absent = [i for i in range(count) if i not in values]
                 return ("failed", self.failure) if self.failure is not None else ("late", absent)
             self._taken[key] = self._taken.get(key, 0) + 1
             if self._taken[key] == count:
                 del self._gathers[key], self._taken[key]
-            return "value", [given[i] for i in range(count)]
+            return "value", [values[i] for i in range(count)]
 
     def _watch(self, connection: socket.socket, rank: int, name: str) -> None:
         with self._changed:
-            with contextlib.suppress(OSError):  # one that is gone already is registered: it has died
-                send(connection, "watching")  # first, as the lock lets nobody else send here yet
+            with contextlib.suppress(OSError):  # register a watcher that is already gone: it has died
+                send(connection, "watching")  # first: the lock keeps other senders out
             other = self._names.setdefault(rank, name)
             if other == name:
                 self._watchers[rank] = connection
@@ -213,7 +213,7 @@ class StoreServer:
         if bye:
             self._tell(others, "ended", rank)
         else:
-            self.fail(f"rank {rank} ({name}) has died: it ended without a word.", rank)
+            self.fail(f"rank {rank} ({name}) has died without a message.", rank)
 
     def _tell(self, watchers: Sequence[socket.socket], *message: Any) -> None:
         for connection in watchers:
@@ -222,17 +222,17 @@ class StoreServer:
 
 
 class Store:
-    """A rank's connection to the store of its job. Threads may share it: they take turns.
+    """A rank's connection to the store of its job. Threads may share it.
 
     Args:
-      host, port: where the server listens; it is tried until ``deadline``, as it may not have started yet.
-      deadline: the seconds to wait for the server, and for what others say.
+      host, port: the address of the server; retried until ``deadline``, as it may not have started yet.
+      deadline: seconds to wait for the server, and for values of other ranks.
     Raises:
-      CollectiveError: no server answers; the same of all methods: the server is gone, the job has failed, or what
-        is waited for does not come within ``deadline``.
+      CollectiveError: no server answers. All methods raise it if the server is gone, the job has failed, or a value
+        does not arrive within ``deadline``.
 
     Attributes:
-      failed: whether it has said that another rank failed.
+      failed: True once the server has reported that another rank failed.
     """
 
     def __init__(self, host: str, port: int, *, deadline: float = DEADLINE):
@@ -251,7 +251,7 @@ class Store:
                 if time.monotonic() + pause > end:
                     raise errors.CollectiveError(
                         f"no store of the job answers at {self.host}:{self.port} within {self.deadline:g} s: {e}.",
-                        why="rank 0, or the launcher, keeps it: it has not started, has ended, or listens elsewhere.",
+                        why="rank 0, or the launcher, runs it: it has not started, has ended, or listens elsewhere.",
                         fix="check MASTER_ADDR, MASTER_PORT and BLUFUNC_PORT: all ranks need the same",
                     ) from e
                 time.sleep(pause)
@@ -261,16 +261,16 @@ class Store:
                 return _tuned(connection)
 
     def set(self, key: str, value: bytes) -> None:
-        """Keep ``value`` under ``key``."""
+        """Set ``key`` to ``value``."""
         self._ask(f"the key {key!r}", "set", key, _text(value))
 
     def get(self, key: str, *, deadline: float | None = None) -> bytes:
-        """The value of ``key``; waits until somebody sets it."""
+        """The value of ``key``; waits until it is set."""
         seconds = self.deadline if deadline is None else deadline
         return base64.b64decode(self._ask(f"the key {key!r}", "get", key, float(seconds), seconds=seconds))
 
     def wait(self, keys: Sequence[str], *, deadline: float | None = None) -> None:
-        """Return when all ``keys`` are set."""
+        """Wait until all ``keys`` are set."""
         end = time.monotonic() + (self.deadline if deadline is None else deadline)
         for key in keys:
             self.get(key, deadline=max(0.0, end - time.monotonic()))
@@ -278,9 +278,9 @@ class Store:
     def gather(
         self, name: str, value: bytes, rank: int, members: Sequence[int], *, deadline: float | None = None
     ) -> list[bytes]:
-        """The values that all ranks of ``members`` give under ``name``, in that order; waits for them.
+        """Gather the values of all ranks of ``members`` under ``name``, in that order.
 
-        A name may be used again: the n-th call of one rank meets the n-th calls of the others.
+        A name may be reused: the n-th call of one rank matches the n-th calls of the others.
         """
         seconds = self.deadline if deadline is None else deadline
         key = f"{name} of {','.join(map(str, members))}"
@@ -299,7 +299,7 @@ class Store:
         return [base64.b64decode(v) for v in got]
 
     def barrier(self, name: str, rank: int, members: Sequence[int], *, deadline: float | None = None) -> None:
-        """Return when all ranks of ``members`` have called it."""
+        """Wait until all ranks of ``members`` have called it."""
         self.gather(f"barrier {name}", b"", rank, members, deadline=deadline)
 
     def close(self) -> None:
@@ -315,7 +315,7 @@ class Store:
             self.failed = True
             raise errors.CollectiveError(
                 f"the store of the job at {self.host}:{self.port} is gone.",
-                why="whoever keeps it, rank 0 or the launcher, has ended.",
+                why="its host, rank 0 or the launcher, has ended.",
             )
         if answer[0] == "failed":
             self.failed = True
@@ -324,7 +324,11 @@ class Store:
             late = [members[i] for i in answer[1]]
             raise errors.CollectiveError(
                 f"waited {seconds:g} s for {what}"
-                + (f", for which rank{'s' * (len(late) > 1)} {_listed(late)} did not come." if late else "."),
+                + (
+                    f", for which rank{'s' * (len(late) > 1)} {_listed(late)} did not arrive."
+                    if late
+                    else "."
+                ),
                 why="a rank is stuck, slow, or runs another program.",
                 fix="a longer deadline, if it is only slow: BLUFUNC_DEADLINE=seconds",
             )
@@ -332,13 +336,13 @@ class Store:
 
 
 def watch(host: str, port: int, rank: int, name: str, *, deadline: float) -> socket.socket:
-    """A connection on which the server says ``["abort", why]`` when a rank fails, ``["ended", rank]`` when one ends.
+    """Open a connection that receives ``["abort", why]`` when a rank fails, ``["ended", rank]`` when one ends.
 
-    The rank sends ``"fail", why`` to end the job, and ``"bye"`` before it closes the connection. From the return of
-    this function on the server knows of the rank, and takes a silent end of the connection for its death.
+    Send ``"fail", why`` to end the job, and ``"bye"`` before closing. Once this function returns, the server treats a
+    silent end of the connection as the death of the rank.
 
     Args:
-      rank, name: who watches, for messages about its own end.
+      rank, name: the watching process, for messages about its end.
     Raises:
       CollectiveError: no server answers.
     """

@@ -1,9 +1,8 @@
-"""The watchdog of a rank: no rank waits for ever for one that will not come.
+"""The watchdog of a rank: it ends the process instead of letting it hang.
 
-Parallel, beside stage 8. An engine writes every collective into the ``Recorder``; the thread of the ``Watchdog`` ends
-the process when a collective is not over within its deadline, when another rank has failed, or when the communication
-library reports an error. It prints what this rank was doing, and exits with ``ABORTED``: a rank that is inside a
-library of communication cannot be ended in a gentler way.
+Parallel, during stage 8. In: collectives that an engine logs in the ``Recorder``, messages of the store. Out: an exit
+with ``ABORTED``, if a collective misses its deadline, another rank has failed, or the communication library reports an
+error. It prints what this rank was doing. A hung communication library cannot be interrupted more gently.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from blufunc.core.ir import source
 from blufunc.parallel.runtime import store
 
 ABORTED = 113
-"""The exit code of a rank that ended because of another."""
+"""Exit code of a rank that ended because of another."""
 
 PATIENCE = 2.0
-"""The seconds that a collective may still take after a rank that takes part in it has ended."""
+"""Seconds that a collective may still take after one of its ranks has ended."""
 
-_SLOT = 512  # bytes of the file of a recorder
-_TICK = 0.2  # seconds between two looks at the time
+_SLOT = 512  # bytes of a recorder's file
+_TICK = 0.2  # seconds between checks
 
 
 class Record:
     """One collective of this rank.
 
     Attributes:
-      sequence: its number, from 1, in the order in which the rank began them.
-      operation, axes, nbytes: the exchange, the axes of the mesh, and the bytes that the rank gives.
-      group: the ranks that take part.
-      line: the user's line.
-      began: when (``time.monotonic``).
+        sequence: its number, from 1, in the order of begin.
+        operation, axes, nbytes: the collective, its mesh axes, and the bytes that this rank sends.
+        group: the ranks that take part.
+        line: the user's line.
+        began: time of begin (``time.monotonic``).
     """
 
     __slots__ = ("axes", "began", "group", "line", "nbytes", "operation", "over", "sequence")
@@ -55,7 +54,7 @@ class Record:
         self.over: Callable[[], bool] | None = None  # None: not yet
 
     def is_over(self) -> bool:
-        """Whether the rank is through with it."""
+        """True if the rank has completed it."""
         return self.over is not None and self.over()
 
     def __str__(self) -> str:
@@ -73,21 +72,21 @@ class Recorder:
     """The last collectives of this rank.
 
     Args:
-      path: a file that always holds the last one, for whoever must tell what a killed process was doing.
-      keep: how many are remembered.
+        path: a file that always holds the last record, to diagnose a killed process.
+        keep: the number of records to keep.
     """
 
     def __init__(self, path: str | None = None, keep: int = 8):
         self._numbers = itertools.count(1)
         self.records: deque[Record] = deque(maxlen=keep)
-        self._open: deque[Record] = deque()  # not known to be over, oldest first
+        self._open: deque[Record] = deque()  # possibly pending, oldest first
         self._slot = _mapped(path) if path else None
 
     @contextlib.contextmanager
     def during(
         self, operation: str, axes: Sequence[str], nbytes: int, group: Sequence[int] = ()
     ) -> Iterator[Record]:
-        """Context manager: the collective takes as long as the block."""
+        """Context manager: record a collective that lasts for the block."""
         record = self.begin(operation, axes, nbytes, group)
         try:
             yield record
@@ -97,7 +96,7 @@ class Recorder:
         self.end(record)
 
     def begin(self, operation: str, axes: Sequence[str], nbytes: int, group: Sequence[int] = ()) -> Record:
-        """Note that the rank begins a collective, with the user's line that is being run."""
+        """Record that a collective begins, with the user's current line."""
         record = Record(next(self._numbers), operation, axes, nbytes, group)
         self.records.append(record)
         self._open.append(record)
@@ -105,37 +104,37 @@ class Recorder:
         return record
 
     def end(self, record: Record, over: Callable[[], bool] = _yes) -> None:
-        """Note that it is over, or that ``over()`` will tell: whether what was put on a stream has passed."""
+        """Record the end of a collective, or a function ``over()`` that polls for it on a stream."""
         record.over = over
         self.pending()
         if over is _yes:
             self._write(record, "after")
 
     def give_up(self, record: Record) -> None:
-        """Note that it raised: nobody waits in it any more. The file keeps it as what the rank was in."""
+        """Record that a collective raised. The file keeps it as the last one."""
         record.over = _yes
         self.pending()
 
     def pending(self) -> Record | None:
-        """The oldest collective that is not over."""
+        """The oldest pending collective."""
         while self._open:
             record = self._open[0]
             if not record.is_over():
                 return record
-            with contextlib.suppress(IndexError):  # the watchdog and the program may both drop it
+            with contextlib.suppress(IndexError):  # watchdog and program may race to drop it
                 if self._open[0] is record:
                     self._open.popleft()
         return None
 
     def summary(self) -> str:
-        """What the rank is in, or was in last."""
+        """The pending collective, or the last one."""
         record = self.pending()
         if record is not None:
             return f"in {record}, for {time.monotonic() - record.began:.1f} s"
         return f"after {self.records[-1]}" if self.records else "before its first collective"
 
     def table(self) -> str:
-        """The last collectives, one a line."""
+        """The last collectives, one per line."""
         return "\n".join(f"  {r}{'' if r.is_over() else '  <- not over'}" for r in tuple(self.records))
 
     def _write(self, record: Record, state: str) -> None:
@@ -145,14 +144,14 @@ class Recorder:
 
 
 def _mapped(path: str) -> mmap.mmap:
-    """Memory that outlives the process: a signal that cannot be caught does not lose what was written."""
+    """Map a file, whose contents survive a signal that cannot be caught."""
     with open(path, "w+b") as file:
         file.truncate(_SLOT)
         return mmap.mmap(file.fileno(), _SLOT)
 
 
 def last_record(path: str) -> tuple[int, str]:
-    """The number and the text of what the recorder that wrote the file was in; (0, ...) if in none yet."""
+    """Index and text of the last record in a recorder's file; (0, ...) if there is none."""
     try:
         with open(path, "rb") as file:
             number, _, text = file.read().rstrip(b"\0").decode(errors="replace").partition("\t")
@@ -162,18 +161,18 @@ def last_record(path: str) -> tuple[int, str]:
 
 
 class Watchdog:
-    """The thread that ends this process when it would wait in vain.
+    """A thread that ends this process instead of letting it hang.
 
     Args:
-      rank: who is watched.
-      connection: a connection of ``store.watch``; None for a rank that is alone.
-      recorder: where the engine writes.
-      deadline: the seconds that a collective may take.
-      exit: what ends the process; tests give another.
+      rank: the rank of this process.
+      connection: a connection of ``store.watch``; None for a single rank.
+      recorder: the log of the engine.
+      deadline: seconds that a collective may take.
+      exit: ends the process; replaced in tests.
 
     Attributes:
-      checks: functions that return what is wrong with the communication, or None; looked at several times a second.
-      aborts: functions that make libraries give up, called before the process ends.
+      checks: functions that return a communication error, or None; polled several times a second.
+      aborts: functions that abort communication libraries, called before the process ends.
     """
 
     def __init__(
@@ -190,13 +189,13 @@ class Watchdog:
         self.aborts: list[Callable[[], Any]] = []
         self._connection = connection
         self._exit = exit
-        self._ended: dict[int, float] = {}  # other ranks, and when they ended
+        self._ended: dict[int, float] = {}  # end times of other ranks
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="blufunc watchdog", daemon=True)
         self._thread.start()
 
     def fail(self, why: str) -> None:
-        """Tell all other ranks that this one has failed."""
+        """Report to all other ranks that this one has failed."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 store.send(self._connection, "fail", why)
@@ -218,7 +217,7 @@ class Watchdog:
                 return
 
     def _heard(self) -> str | None:
-        """What the store says, after waiting for a tick."""
+        """A failure that the store reports, after waiting for a tick."""
         if self._connection is None:
             self._stop.wait(_TICK)
             return None
@@ -226,12 +225,12 @@ class Watchdog:
             return None
         match store.receive(self._connection):
             case ["abort", str(why)]:
-                self._stop.wait(_TICK)  # this rank may be about to report the same error by itself
+                self._stop.wait(_TICK)  # this rank may be about to raise the same error
                 return why
             case ["ended", int(rank)]:
                 self._ended[rank] = time.monotonic()
                 return None
-        return "the store of the job is gone: rank 0, or the launcher, which keeps it, has died"
+        return "the store of the job is gone: rank 0, or the launcher, which runs it, has died"
 
     def _late(self) -> str | None:
         record = self.recorder.pending()

@@ -40,7 +40,7 @@ def cg(
       maxiter: or after so many steps; 10 times the number of unknowns by default.
       M: an approximation of the inverse of A, in the same form: the preconditioner.
     Returns:
-      the solution, and None in the place of SciPy's code.
+      the solution, and None instead of SciPy's code.
     """
     return _solve(_conjugate_gradients, "cg", A, b, x0, tol, atol, maxiter, M, symmetric=True)
 

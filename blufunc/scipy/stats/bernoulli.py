@@ -1,7 +1,7 @@
 """The Bernoulli distribution: 1 with probability ``p``, and 0 otherwise.
 
 A face, one module of ``scipy.stats``. ``p`` is a probability. With ``loc`` the distribution is that of such a number
-plus ``loc``. They and the arguments are numbers or arrays that broadcast together; integers become float32.
+plus ``loc``. They and the arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def cdf(k: Any, p: Any) -> Any:
 
 
 def ppf(q: Any, p: Any) -> Any:
-    """The number that is not exceeded with probability ``q``: the inverse of ``cdf``."""
+    """Quantile function: the inverse of ``cdf``, at probability ``q``."""
     q, p = arguments("bernoulli.ppf", q, p)
     valid = (p >= 0) & (p <= 1) & (q >= 0) & (q <= 1)
     return bnp.where(valid, (q > 1 - p).astype(q.dtype), math.nan)

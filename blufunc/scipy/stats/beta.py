@@ -1,7 +1,7 @@
 """The beta distribution: of density proportional to ``x**(a - 1) * (1 - x)**(b - 1)`` on [0, 1].
 
 A face, one module of ``scipy.stats``. ``a`` and ``b`` are positive. With ``loc`` and ``scale`` the distribution is
-that of ``scale`` times such a number plus ``loc``. They and the arguments are numbers or arrays that broadcast
+that of ``scale`` times such a number plus ``loc``. They and the arguments are scalars or arrays that broadcast
 together; integers become float32.
 """
 

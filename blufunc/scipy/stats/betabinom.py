@@ -1,7 +1,7 @@
 """The beta-binomial distribution: of ``n`` trials whose probability of success is beta-distributed.
 
 A face, one module of ``scipy.stats``. ``a`` and ``b`` are positive. With ``loc`` the distribution is that of such a
-number plus ``loc``. They and the arguments are numbers or arrays that broadcast together; integers become float32.
+number plus ``loc``. They and the arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The binomial distribution: the successes in ``n`` trials of success probability ``p``.
 
 A face, one module of ``scipy.stats``. ``n`` is a number from 0 on, ``p`` a probability. With ``loc`` the distribution
-is that of such a number plus ``loc``. They and the arguments are numbers or arrays that broadcast together; integers
+is that of such a number plus ``loc``. They and the arguments are scalars or arrays that broadcast together; integers
 become float32.
 """
 

@@ -1,7 +1,7 @@
 """The Cauchy distribution: of density ``1 / (pi * (1 + x**2))``.
 
 A face, one module of ``scipy.stats``. With ``loc`` and ``scale`` the distribution is that of ``scale`` times such a
-number plus ``loc``. Arguments are numbers or arrays that broadcast together; integers become float32.
+number plus ``loc``. Arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def logsf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 def ppf(q: Any, loc: Any = 0, scale: Any = 1) -> Any:
-    """The number that is not exceeded with probability ``q``: the inverse of ``cdf``."""
+    """Quantile function: the inverse of ``cdf``, at probability ``q``."""
     q, loc, scale = arguments("cauchy.ppf", q, loc, scale)
     y = bnp.tan((q - 0.5) * math.pi)
     return y * scale + loc

@@ -2,7 +2,7 @@
 
 A face, one module of ``scipy.stats``. ``df`` is positive. It is the gamma distribution of shape ``df / 2`` and scale
 2. With ``loc`` and ``scale`` the distribution is that of ``scale`` times such a number plus ``loc``. They and the
-arguments are numbers or arrays that broadcast together; integers become float32.
+arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations

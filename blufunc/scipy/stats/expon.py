@@ -1,7 +1,7 @@
 """The exponential distribution: of density ``exp(-x)`` from 0 on.
 
 A face, one module of ``scipy.stats``. With ``loc`` and ``scale`` the distribution is that of ``scale`` times such a
-number plus ``loc``. Arguments are numbers or arrays that broadcast together; integers become float32.
+number plus ``loc``. Arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def logsf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 def ppf(q: Any, loc: Any = 0, scale: Any = 1) -> Any:
-    """The number that is not exceeded with probability ``q``: the inverse of ``cdf``."""
+    """Quantile function: the inverse of ``cdf``, at probability ``q``."""
     q, loc, scale = arguments("expon.ppf", q, loc, scale)
     valid = (q >= 0) & (q <= 1)
     return bnp.where(valid, loc - scale * bnp.log1p(-q), math.nan)

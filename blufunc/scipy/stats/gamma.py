@@ -1,7 +1,7 @@
 """The gamma distribution: of density ``x**(a - 1) * exp(-x) / gamma(a)`` from 0 on.
 
 A face, one module of ``scipy.stats``. ``a`` is positive. With ``loc`` and ``scale`` the distribution is that of
-``scale`` times such a number plus ``loc``. They and the arguments are numbers or arrays that broadcast together;
+``scale`` times such a number plus ``loc``. They and the arguments are scalars or arrays that broadcast together;
 integers become float32.
 """
 

@@ -1,7 +1,7 @@
 """The geometric distribution: the trials of success probability ``p`` until the first success.
 
 A face, one module of ``scipy.stats``. ``p`` is a probability. With ``loc`` the distribution is that of such a number
-plus ``loc``. They and the arguments are numbers or arrays that broadcast together; integers become float32.
+plus ``loc``. They and the arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Gumbel distribution of largest values: of distribution function ``exp(-exp(-x))``.
 
 A face, one module of ``scipy.stats``. With ``loc`` and ``scale`` the distribution is that of ``scale`` times such a
-number plus ``loc``. Arguments are numbers or arrays that broadcast together; integers become float32.
+number plus ``loc``. Arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def logsf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 def ppf(p: Any, loc: Any = 0, scale: Any = 1) -> Any:
-    """The number that is not exceeded with probability ``p``: the inverse of ``cdf``."""
+    """Quantile function: the inverse of ``cdf``, at probability ``p``."""
     p, loc, scale = arguments("gumbel_r.ppf", p, loc, scale)
     valid = (p > 0) & (p < 1)
     return bnp.where(valid, loc - scale * bnp.log(-bnp.log(p)), math.nan)

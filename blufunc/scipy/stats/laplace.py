@@ -1,7 +1,7 @@
 """The Laplace distribution: of density ``exp(-abs(x)) / 2``.
 
 A face, one module of ``scipy.stats``. With ``loc`` and ``scale`` the distribution is that of ``scale`` times such a
-number plus ``loc``. Arguments are numbers or arrays that broadcast together; integers become float32.
+number plus ``loc``. Arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The logistic distribution: of distribution function ``1 / (1 + exp(-x))``.
 
 A face, one module of ``scipy.stats``. With ``loc`` and ``scale`` the distribution is that of ``scale`` times such a
-number plus ``loc``. Arguments are numbers or arrays that broadcast together; integers become float32.
+number plus ``loc``. Arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def sf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 def ppf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
-    """The number that is not exceeded with probability ``x``: the inverse of ``cdf``."""
+    """Quantile function: the inverse of ``cdf``, at probability ``x``."""
     x, loc, scale = arguments("logistic.ppf", x, loc, scale)
     y = special.logit(x)
     return y * scale + loc

@@ -1,4 +1,4 @@
-"""The multinomial distribution: how many of ``n`` trials have each of several outcomes.
+"""The multinomial distribution: counts of the outcomes of ``n`` trials.
 
 A face, one module of ``scipy.stats``. The outcomes stand along the last axis.
 """
@@ -22,8 +22,8 @@ def logpmf(x: Any, n: Any, p: Any) -> Any:
 
     Args:
       x: integers, of shape [..., k].
-      n: integers, of a shape that broadcasts to that of ``x`` without its last axis.
-      p: probabilities, of a shape that broadcasts to that of ``x``.
+      n: integers, broadcasts to the shape of ``x`` without its last axis.
+      p: probabilities, broadcasts to the shape of ``x``.
     Raises:
       DtypeError: ``x`` or ``n`` does not hold integers.
     """

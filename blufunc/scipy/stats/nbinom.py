@@ -1,7 +1,7 @@
 """The negative binomial distribution: the failures before ``n`` successes of probability ``p``.
 
 A face, one module of ``scipy.stats``. ``n`` is positive, ``p`` a probability. With ``loc`` the distribution is that
-of such a number plus ``loc``. They and the arguments are numbers or arrays that broadcast together; integers become
+of such a number plus ``loc``. They and the arguments are scalars or arrays that broadcast together; integers become
 float32.
 """
 

@@ -1,7 +1,7 @@
 """The Pareto distribution: of density ``b * x**(-b - 1)`` from 1 on.
 
 A face, one module of ``scipy.stats``. ``b`` is positive. With ``loc`` and ``scale`` the distribution is that of
-``scale`` times such a number plus ``loc``. They and the arguments are numbers or arrays that broadcast together;
+``scale`` times such a number plus ``loc``. They and the arguments are scalars or arrays that broadcast together;
 integers become float32.
 """
 
@@ -57,7 +57,7 @@ def logsf(x: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 def ppf(q: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
-    """The number that is not exceeded with probability ``q``: the inverse of ``cdf``."""
+    """Quantile function: the inverse of ``cdf``, at probability ``q``."""
     q, b, loc, scale = arguments("pareto.ppf", q, b, loc, scale)
     valid = (q >= 0) & (q <= 1)
     return bnp.where(valid, loc + scale * (1 - q) ** (-1 / b), math.nan)

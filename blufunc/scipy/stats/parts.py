@@ -1,4 +1,4 @@
-"""What the distributions of ``scipy.stats`` share: their arguments, and logarithms of differences.
+"""Shared by the distributions of ``scipy.stats``: arguments, and logarithms of differences.
 
 A face, below the other modules of this package. In come what users write; out come floating values of one dtype, whose
 shapes agree or are ().
@@ -32,7 +32,7 @@ def arguments(name: str, *xs: Any) -> list[Any]:
 
 
 def log_difference(log_x: Any, log_y: Any) -> Any:
-    """``log(x - y)`` of numbers that are given by their logarithms; ``y`` is the smaller one."""
+    """``log(x - y)`` from logarithms of x and y; ``y`` is the smaller one."""
     equal = log_x == log_y  # also two of minus infinity, whose difference is not a number
     distance = bnp.where(equal, 1, log_x - log_y)
     return bnp.where(equal, -math.inf, log_x + log1mexp(distance))

@@ -1,7 +1,7 @@
 """The Poisson distribution of mean ``mu``.
 
 A face, one module of ``scipy.stats``. ``mu`` is a number from 0 on. With ``loc`` the distribution is that of such a
-number plus ``loc``. They and the arguments are numbers or arrays that broadcast together; integers become float32.
+number plus ``loc``. They and the arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Student's t distribution of ``df`` degrees of freedom.
 
 A face, one module of ``scipy.stats``. ``df`` is positive. With ``loc`` and ``scale`` the distribution is that of
-``scale`` times such a number plus ``loc``. They and the arguments are numbers or arrays that broadcast together;
+``scale`` times such a number plus ``loc``. They and the arguments are scalars or arrays that broadcast together;
 integers become float32.
 """
 

@@ -1,7 +1,7 @@
 """The uniform distribution on [0, 1].
 
 A face, one module of ``scipy.stats``. With ``loc`` and ``scale`` the distribution is that of ``scale`` times such a
-number plus ``loc``. Arguments are numbers or arrays that broadcast together; integers become float32.
+number plus ``loc``. Arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cdf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 def ppf(q: Any, loc: Any = 0, scale: Any = 1) -> Any:
-    """The number that is not exceeded with probability ``q``: the inverse of ``cdf``."""
+    """Quantile function: the inverse of ``cdf``, at probability ``q``."""
     q, loc, scale = arguments("uniform.ppf", q, loc, scale)
     valid = (q >= 0) & (q <= 1)
     return bnp.where(valid, loc + scale * q, math.nan)

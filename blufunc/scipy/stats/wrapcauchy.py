@@ -1,6 +1,6 @@
 """The Cauchy distribution wrapped around a circle, on [0, 2 pi].
 
-A face, one module of ``scipy.stats``. ``c`` is in (0, 1). They and the arguments are numbers or arrays that broadcast
+A face, one module of ``scipy.stats``. ``c`` is in (0, 1). They and the arguments are scalars or arrays that broadcast
 together; integers become float32.
 """
 

@@ -1,8 +1,7 @@
 """Differentiation for users: ``grad``, ``value_and_grad``, ``vjp``, ``jvp``, ``linearize``.
 
-Transforms, stage 2. Thin fronts over ``jvp_flat`` (forward) and over ``linearize_flat`` with
-``backward_pass`` (reverse): they flatten pytrees, check what can be differentiated, and say clearly
-what cannot.
+Transforms, stage 2. In: functions of pytrees. Out: their derivatives. Thin wrappers of ``jvp_flat`` (forward mode), and
+of ``linearize_flat`` with ``backward_pass`` (reverse mode), which flatten pytrees and check their arguments.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ def grad(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable:
-    """The gradient of a scalar function, by reverse mode.
+    """Gradient of a scalar function, by reverse mode.
 
     Args:
-      fun: returns a floating scalar (rank 0); with ``has_aux`` a pair of it and any pytree.
-      argnums: which positional arguments to differentiate with respect to.
-      has_aux: whether ``fun`` also returns auxiliary data.
-      holomorphic: whether ``fun`` is holomorphic, from complex to complex.
-      allow_int: whether integer arguments are allowed; their gradients have dtype float0.
+      fun: returns a floating scalar; with ``has_aux`` a pair of it and any pytree.
+      argnums: the positional arguments to differentiate with respect to; default 0.
+      has_aux: True if ``fun`` also returns auxiliary data.
+      holomorphic: True if ``fun`` is holomorphic, from complex to complex.
+      allow_int: allow integer arguments; their gradients have dtype float0.
     Returns:
       a function of the same arguments that returns the gradient, of the structure, shapes and dtypes of the
       argument (a tuple for several ``argnums``); with ``has_aux``, the pair of it and the auxiliary data.
@@ -74,7 +73,7 @@ def value_and_grad(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable:
-    """Like ``grad``, and returns the pair of the function's value and its gradient.
+    """Return the value and the gradient of a scalar function; arguments as for ``grad``.
 
     With ``has_aux`` the value is itself the pair that ``fun`` returned.
     """
@@ -135,11 +134,11 @@ def check_argnums(argnums: Any) -> None:
 
 
 class Chosen:
-    """The arguments of one call that are differentiated, flat, and the function of them alone.
+    """The differentiated arguments of a call as flat leaves, and the function of these alone.
 
     Attributes:
-      values: the leaves of the arguments that ``argnums`` names.
-      in_tree: the structure of those arguments, a tuple.
+      values: the leaves of the arguments in ``argnums``.
+      in_tree: the structure of these arguments, a tuple.
     """
 
     def __init__(self, fun: Callable, args: tuple, kwargs: dict, argnums: int | Sequence[int]):
@@ -151,19 +150,19 @@ class Chosen:
         self.values = as_values(leaves, lambda i: f"the argument {self.labels()[i]}")
 
     def call(self, xs: Sequence) -> Any:
-        """The function's result, with ``xs`` for the leaves of the chosen arguments."""
+        """Call the function with ``xs`` for the leaves of the chosen arguments."""
         inner = list(self.args)
         for i, x in zip(self.nums, tree.unflatten(self.in_tree, xs), strict=True):
             inner[i] = x
         return self.fun(*inner, **self.kwargs)
 
     def rebuild(self, leaves: Sequence) -> Any:
-        """Leaves as the one chosen argument, or as the tuple of them."""
+        """Unflatten leaves to the one chosen argument, or to the tuple of several."""
         whole = tree.unflatten(self.in_tree, leaves)
         return whole[0] if self.single else whole
 
     def labels(self) -> list[str]:
-        """The names of the leaves; worked out when first asked for."""
+        """Labels of the leaves, computed on first use."""
         if self._names is None:
             self._names = self._work_out_names()
         return self._names
@@ -186,9 +185,9 @@ class Chosen:
 
 def check_inputs(transform: str, chosen: Chosen, holomorphic: bool, allow_int: bool) -> None:
     """Raise GradError unless every chosen argument can be differentiated in reverse mode."""
-    wanted = dtypes.is_complex if holomorphic else dtypes.is_inexact
+    is_allowed = dtypes.is_complex if holomorphic else dtypes.is_inexact
     for i, p in enumerate(chosen.values):
-        if not wanted(p.aval.dtype) and not (allow_int and not dtypes.is_inexact(p.aval.dtype)):
+        if not is_allowed(p.aval.dtype) and not (allow_int and not dtypes.is_inexact(p.aval.dtype)):
             kind = "complex" if holomorphic else "floating or complex"
             label = chosen.labels()[i]
             raise errors.GradError(
@@ -197,7 +196,7 @@ def check_inputs(transform: str, chosen: Chosen, holomorphic: bool, allow_int: b
                 where=source.here(),
                 why="holomorphic functions go from complex to complex numbers."
                 if holomorphic
-                else "functions of integers have no derivative.",
+                else "functions of integers are not differentiable.",
                 fix=f"convert {label} to a {'complex' if holomorphic else 'floating'} dtype, "
                 "choose other argnums, or "
                 + ("leave out holomorphic=True" if holomorphic else "pass allow_int=True"),
@@ -205,7 +204,7 @@ def check_inputs(transform: str, chosen: Chosen, holomorphic: bool, allow_int: b
 
 
 def split_aux(fun: Callable, out: Any, form: str = "(result, auxiliary)") -> tuple:
-    """The pair that a function with ``has_aux`` returned."""
+    """Unpack the pair that a function with ``has_aux`` returned."""
     if not (isinstance(out, tuple) and len(out) == 2):
         raise errors.GradError(
             f"has_aux=True, but {name_of(fun)} returned a {type(out).__name__}.",
@@ -230,8 +229,8 @@ def _scalar_output(fun, out: Any, holomorphic: bool) -> Any:
             where=source.here(),
             fix="reduce the result (.sum(), .mean()), or use vjp or jacrev for functions with array results",
         )
-    wanted = dtypes.is_complex if holomorphic else dtypes.is_floating
-    if not wanted(value.aval.dtype):
+    is_allowed = dtypes.is_complex if holomorphic else dtypes.is_floating
+    if not is_allowed(value.aval.dtype):
         raise errors.GradError(
             f"grad needs a {'complex' if holomorphic else 'real floating'} result, "
             f"{name_of(fun)} returned {value.aval}.",
@@ -242,13 +241,13 @@ def _scalar_output(fun, out: Any, holomorphic: bool) -> Any:
 
 
 def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = False) -> tuple:
-    """The value of ``fun`` and its directional derivative, by forward mode.
+    """Value of ``fun`` and its directional derivative, by forward mode.
 
     Args:
       fun: any function of pytrees.
       primals: the arguments, a tuple or list.
-      tangents: for each argument its tangent, of the same structure, shapes and dtypes (float0 for integers).
-      has_aux: whether ``fun`` returns a pair of its result and auxiliary data.
+      tangents: a tangent per argument, of the same structure, shapes and dtypes (float0 for integers).
+      has_aux: True if ``fun`` returns a pair of its result and auxiliary data.
     Returns:
       ``(out, out_tangent)``, and the auxiliary data third with ``has_aux``.
     Raises:
@@ -280,7 +279,7 @@ def _label(fun: Callable, in_tree: tree.TreeDef, i: int) -> str:
 
 
 def _tangent(p: Value, t: Any, label: Callable[[], str]) -> Any:
-    """A tangent given by the user, checked against its primal."""
+    """Check a user's tangent against its primal."""
     if getattr(t, "dtype", None) == dtypes.float0:
         return zero(p.aval)
     (t,) = as_values([t], lambda _: f"the tangent of {label()}")
@@ -296,13 +295,13 @@ def _tangent(p: Value, t: Any, label: Callable[[], str]) -> Any:
         raise errors.GradError(
             f"the tangent of {label()} must be {expected} like its primal, not {t.aval}.",
             where=source.here(),
-            fix="give it the primal's shape and dtype",
+            fix="use the primal's shape and dtype",
         )
     return t
 
 
 def _with_aux(flat: FlatFunction, has_aux: bool) -> tuple[Callable, Callable]:
-    """A flat function and how to put its results together: ``(out, ..., aux)`` with ``has_aux``."""
+    """A flat function, and a function that assembles its results: ``(out, ..., aux)`` with ``has_aux``."""
     if not has_aux:
         return flat, lambda outs, *rest: (
             tree.unflatten(flat.out_tree, outs),
@@ -330,9 +329,9 @@ def _with_aux(flat: FlatFunction, has_aux: bool) -> tuple[Callable, Callable]:
 
 
 class LinearFunction:
-    """A linear map that a transform returned: the derivative at a point, or its transpose.
+    """A linear map: the derivative at a point, or its transpose.
 
-    A pytree of its residuals, so that it can be passed through ``jit`` and ``vmap``.
+    A pytree of its residuals, so that it passes through ``jit`` and ``vmap``.
     """
 
     def __init__(self, residuals: list, jaxpr: Jaxpr, static: tuple):
@@ -342,7 +341,7 @@ class LinearFunction:
 
 
 class Linearized(LinearFunction):
-    """From tangents of the arguments to tangents of the results, at a point."""
+    """Maps tangents of the arguments to tangents of the results, at a point."""
 
     def __call__(self, *tangents):
         in_tree, in_avals, out_tree, out_avals, out_nonzeros = self.static
@@ -363,7 +362,7 @@ class Linearized(LinearFunction):
 
 
 class Pullback(LinearFunction):
-    """From cotangents of the results to cotangents of the arguments, at a point: what ``vjp`` returns."""
+    """Maps cotangents of the results to cotangents of the arguments, at a point: the result of ``vjp``."""
 
     def __call__(self, ct):
         in_tree, in_avals, out_tree, out_avals, out_nonzeros = self.static
@@ -381,7 +380,7 @@ class Pullback(LinearFunction):
                 raise errors.GradError(
                     f"the cotangent{path} must be {expected} like the result, not {x.aval}.",
                     where=source.here(),
-                    fix="give it the result's shape and dtype",
+                    fix="use the result's shape and dtype",
                 )
             if nz:
                 cts.append(x)
@@ -406,7 +405,7 @@ for _cls in (Linearized, Pullback):
 
 
 def _linear_at(cls: type, fun: Callable, primals: tuple, has_aux: bool) -> tuple:
-    """Linearize at a point: results, auxiliary data (in a tuple, empty without), and the linear map."""
+    """Linearize at a point: results, auxiliary data (a tuple, possibly empty), and the linear map."""
     check_callable(fun, "vjp" if cls is Pullback else "linearize")
     leaves, in_tree = tree.flatten((primals, {}))
     ps = as_values(leaves, lambda i: f"primal {labels_of(fun, in_tree)[i]}")
@@ -417,8 +416,8 @@ def _linear_at(cls: type, fun: Callable, primals: tuple, has_aux: bool) -> tuple
     outs, out_nonzeros, linear = linearize_flat(differentiable(run, ps), ps, nonzeros, labels=labels)
     out, *aux = finish(outs)
     n = flat.out_tree.num_leaves
-    kept = sum(out_nonzeros[:n])
-    linear = linear.replace(outvars=linear.outvars[:kept])
+    n_outs = sum(out_nonzeros[:n])
+    linear = linear.replace(outvars=linear.outvars[:n_outs])
     closed, residuals = linear.hoist()
     static = (
         in_tree,
@@ -431,26 +430,26 @@ def _linear_at(cls: type, fun: Callable, primals: tuple, has_aux: bool) -> tuple
 
 
 def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    """The value of ``fun`` and its pullback, by reverse mode.
+    """Value of ``fun`` and its pullback, by reverse mode.
 
     Args:
       fun: any function of pytrees.
       primals: its arguments.
-      has_aux: whether ``fun`` returns a pair of its result and auxiliary data.
+      has_aux: True if ``fun`` returns a pair of its result and auxiliary data.
     Returns:
-      ``(out, pullback)``, and the auxiliary data third with ``has_aux``. ``pullback(cotangent)`` takes a pytree like
-      ``out`` and returns a tuple with a cotangent for each primal; it may be called any number of times.
+        ``(out, pullback)``, and the auxiliary data third with ``has_aux``. ``pullback(cotangent)`` takes a pytree like
+        ``out`` and returns a tuple with a cotangent per primal; it may be called repeatedly.
     """
     out, aux, pullback = _linear_at(Pullback, fun, primals, has_aux)
     return (out, pullback, *aux)
 
 
 def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    """The value of ``fun`` and its derivative at a point as a linear function.
+    """Value of ``fun`` and its derivative at a point, as a linear function.
 
     Returns:
-      ``(out, derivative)``, and the auxiliary data third with ``has_aux``. ``derivative(*tangents)`` does not
-      evaluate ``fun`` again.
+        ``(out, derivative)``, and the auxiliary data third with ``has_aux``. ``derivative(*tangents)`` does not
+        evaluate ``fun`` again.
     """
     out, aux, derivative = _linear_at(Linearized, fun, primals, has_aux)
     return (out, derivative, *aux)

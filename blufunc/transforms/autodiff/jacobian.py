@@ -1,9 +1,8 @@
-"""Whole derivatives: ``jacfwd``, ``jacrev``, ``hessian``.
+"""Jacobians and Hessians: ``jacfwd``, ``jacrev``, ``hessian``.
 
-Transforms, stage 2. A Jacobian is the derivative applied to every vector of the standard basis at once: the
-basis of the inputs through ``jvp`` (a column each), or that of the outputs through the pullback (a row each).
-The basis is one batch axis, so that the function itself is evaluated once. In go pytrees, out comes the tree of
-the results with the tree of the arguments in the place of each leaf.
+Transforms, stage 2. In: functions of pytrees. Out: the tree of the results with the tree of the arguments in place of
+each leaf. A Jacobian applies the derivative to the standard basis as one batch: the basis of the inputs through ``jvp``
+(columns), or the basis of the outputs through the pullback (rows). So the function is evaluated once.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from blufunc.transforms.batching.batch import Axis, batch_flat
 def jacfwd(
     fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
 ) -> Callable:
-    """The Jacobian of a function, by forward mode: best for more results than arguments.
+    """Jacobian of a function by forward mode, for more results than arguments.
 
     Args:
       fun: any function of pytrees of arrays.
-      argnums: which positional arguments to differentiate with respect to.
-      has_aux: whether ``fun`` returns a pair of its result and auxiliary data.
-      holomorphic: whether ``fun`` is holomorphic, from complex to complex.
+      argnums: the positional arguments to differentiate with respect to; default 0.
+      has_aux: True if ``fun`` returns a pair of its result and auxiliary data.
+      holomorphic: True if ``fun`` is holomorphic, from complex to complex.
     Returns:
-      a function of the same arguments that returns the tree of the results, with the tree of the argument (a tuple
-      for several ``argnums``) in the place of each leaf: arrays of the result's shape followed by the argument's, of
-      the result's dtype (float0 for integer results). With ``has_aux``, the pair of it and the auxiliary data.
+        a function of the same arguments that returns the tree of the results, with the tree of the argument (a tuple
+        for several ``argnums``) in place of each leaf: arrays of the result's shape followed by the argument's, in
+        the result's dtype (float0 for integer results). With ``has_aux``, the pair of it and the auxiliary data.
     Raises (when called):
       GradError: an argument is not real floating (with ``holomorphic``: it or a result is not complex).
     """
@@ -91,16 +90,16 @@ def jacrev(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable:
-    """The Jacobian of a function, by reverse mode: best for more arguments than results.
+    """Jacobian of a function by reverse mode, for more arguments than results.
 
     Args:
       fun: any function of pytrees of arrays.
-      argnums: which positional arguments to differentiate with respect to.
-      has_aux: whether ``fun`` returns a pair of its result and auxiliary data.
-      holomorphic: whether ``fun`` is holomorphic, from complex to complex.
-      allow_int: whether integer arguments are allowed; their derivatives have dtype float0.
+      argnums: the positional arguments to differentiate with respect to; default 0.
+      has_aux: True if ``fun`` returns a pair of its result and auxiliary data.
+      holomorphic: True if ``fun`` is holomorphic, from complex to complex.
+      allow_int: allow integer arguments; their derivatives have dtype float0.
     Returns:
-      a function like that of ``jacfwd``; here the arrays have the argument's dtype.
+      a function like the result of ``jacfwd``, except that arrays have the argument's dtype.
     Raises (when called):
       GradError: a result is not real floating (with ``holomorphic``: complex), or an argument is not floating or
         complex.
@@ -146,19 +145,19 @@ def jacrev(
 
 
 jacobian = jacrev
-"""``jacrev`` under its other name."""
+"""Alias of ``jacrev``."""
 
 
 def hessian(
     fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
 ) -> Callable:
-    """The matrix of second derivatives, forward over reverse: ``jacfwd(jacrev(fun))``.
+    """Matrix of second derivatives, forward over reverse: ``jacfwd(jacrev(fun))``.
 
     Args:
       fun, argnums, has_aux, holomorphic: as for ``jacrev``.
     Returns:
       a function of the same arguments that returns the tree of the results, with the tree of the argument in the
-      place of each leaf, twice: arrays of the result's shape followed by the argument's two times.
+      place of each leaf, twice: arrays of the result's shape followed twice by the argument's.
     """
     check_callable(fun, "hessian")
     reverse = jacrev(fun, argnums, has_aux, holomorphic)
@@ -166,7 +165,7 @@ def hessian(
 
 
 class _Results:
-    """The function of the chosen leaves, with flat results; the auxiliary ones last."""
+    """The function of the chosen leaves, with flat results, auxiliary ones last."""
 
     def __init__(self, chosen: Chosen, has_aux: bool):
         self.chosen, self.has_aux = chosen, has_aux
@@ -185,7 +184,7 @@ class _Results:
         return [*outs, *as_values(aux, lambda i: f"auxiliary output {i} of {name}")]
 
     def check(self, outs: Sequence, transform: str, holomorphic: bool, real: bool) -> None:
-        """Raise GradError unless the results can be differentiated."""
+        """Raise GradError unless the results are differentiable."""
         if not holomorphic and not real:
             return
         accepts = dtypes.is_complex if holomorphic else dtypes.is_floating
@@ -225,7 +224,7 @@ def _check_forward_inputs(chosen: Chosen, holomorphic: bool) -> None:
 
 
 def _basis(avals: Sequence[ShapedArray]) -> list:
-    """The standard basis of arrays of these types together, as a batch: axis 0 counts its vectors."""
+    """The standard basis of arrays of these types, as a batch along axis 0."""
     n = sum(a.size for a in avals)
     vectors, start = [], 0
     for a in avals:
@@ -237,7 +236,7 @@ def _basis(avals: Sequence[ShapedArray]) -> list:
 
 
 def _pieces(x: Any, axis: int, avals: Sequence[ShapedArray], shape: Callable) -> list:
-    """``x`` divided along ``axis`` into a piece for each type, each given ``shape(piece, aval)``."""
+    """Split ``x`` along ``axis`` into a piece per type, reshaped to ``shape(piece, aval)``."""
     pieces, start = [], 0
     for a in avals:
         piece = slice_in_dim(x, start, start + a.size, axis=axis)
@@ -247,5 +246,5 @@ def _pieces(x: Any, axis: int, avals: Sequence[ShapedArray], shape: Callable) ->
 
 
 def _unmapped(x: Any, d: int | None) -> Any:
-    """A primal result: the same for all vectors of the basis, should a rule have repeated it."""
+    """A primal result without the batch axis, in case a rule broadcast it."""
     return x if d is None else squeeze(slice_in_dim(x, 0, 1, axis=d), (d,))

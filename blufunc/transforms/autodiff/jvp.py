@@ -1,7 +1,7 @@
-"""Forward-mode differentiation: ``jvp``.
+"""Forward-mode differentiation: the trace behind ``jvp``.
 
-Transforms, stage 2 of a program's path. A ``JVPTracer`` is a primal with its tangent. Rules run
-under the parent trace, so that what they compute is seen by the transforms outside.
+Transforms, stage 2. In: a function, primals and tangents. Out: results and their tangents. A ``JVPTracer`` pairs a
+primal with its tangent. Rules run under the parent trace, so outer transforms see their operations.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.ir.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.linear_ops import instantiate
+from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import check_lists, check_tangent, pair_of
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs.stage import stage
@@ -34,7 +35,7 @@ class JVPTracer(Tracer):
 
 
 class JVPTrace(Trace):
-    """Computes primals and tangents side by side."""
+    """Propagates primals and tangents together."""
 
     __slots__ = ("parent",)
     name = "jvp"
@@ -71,7 +72,7 @@ class JVPTrace(Trace):
         return self.wrap(prim, out, out_t)
 
     def wrap(self, prim, out, out_t):
-        """Tracers for the results of a rule, which are checked."""
+        """Check the results of a rule, and wrap them in tracers."""
         line = source.replay.line or source.current()
         if prim.multiple_results:
             check_lists(prim, "jvp", out, out_t)
@@ -87,7 +88,7 @@ class JVPTrace(Trace):
         return self.tracer(out, out_t, line)
 
     def tracer(self, primal: Any, tangent: Any, line: Any = None, label: str | None = None) -> Any:
-        """A tracer; the primal itself where the tangent is ``Zero``."""
+        """A tracer, or the primal itself if the tangent is ``Zero``."""
         return primal if tangent.__class__ is Zero else JVPTracer(self, primal, tangent, line, label)
 
 
@@ -109,10 +110,10 @@ def jvp_jaxpr(
     """The jaxpr of the derivative, from primals and nonzero tangents to primals and nonzero tangents.
 
     Args:
-      nonzeros: which inputs have a tangent.
-      instantiate_outs: which outputs must have one, zeros if need be.
+      nonzeros: a flag per input, True if it has a tangent.
+      instantiate_outs: a flag per output, True if its tangent must be materialized.
     Returns:
-      the jaxpr, and which outputs have a tangent.
+      the jaxpr, and a flag per output, True if it has a tangent.
     """
 
     def make():
@@ -134,3 +135,11 @@ def jvp_jaxpr(
         return stage(fun, avals, jaxpr.name), out_nonzeros
 
     return jaxpr.memoised(("jvp", nonzeros, instantiate_outs), make)
+
+
+def _of_definition(prim: Primitive, primals: Sequence[Any], tangents: Sequence[Any], params: dict) -> tuple:
+    outs, out_tangents = jvp_flat(lambda *xs: prim.lowered(xs, params), primals, tangents)
+    return (outs, out_tangents) if prim.multiple_results else (outs[0], out_tangents[0])
+
+
+derived["jvp"] = _of_definition

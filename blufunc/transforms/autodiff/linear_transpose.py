@@ -1,8 +1,7 @@
-"""``linear_transpose``: the transpose of a function that is linear already.
+"""``linear_transpose``: the transpose of a linear function.
 
-Transforms, stage 2. The function is staged at the types of its arguments and its jaxpr is transposed: nothing is
-linearized and nothing evaluated. What is not linear is found here, where the transform is applied, and named
-with the line that it stands in.
+Transforms, stage 2. In: a linear function, and types of its arguments. Out: its transpose. The function is staged, and
+its jaxpr transposed: nothing is linearized or evaluated. A nonlinear operation is reported here, with its line.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from blufunc.transforms.autodiff.linearize import differentiable, in_shard_map
 from blufunc.transforms.autodiff.transpose import transpose_jaxpr
 
 _REFUSALS = (errors.BlufuncError, AttributeError, TypeError)
-"""What transposing raises where there is no transpose. The last two come from a rule for one factor of a product that
-meets, in the place of the other, not a value but a factor that is transposed too."""
+"""Errors of transposition. The last two come from rules for one factor of a product, if the other is transposed
+too and so has no value."""
 
 
 def linear_transpose(fun: Callable, *primals: Any) -> Callable:
-    """The transpose of a linear function.
+    """Transpose a linear function.
 
     Args:
-      fun: a function of pytrees of arrays that is linear in all of its arguments together. That it has no constant
-        part, as ``x + 1`` has, is taken on trust: a constant is ignored, as in the derivative.
+      fun: a function of pytrees of arrays, jointly linear in all its arguments. Constant parts, as in ``x + 1``, are
+        not detected: they are ignored, as in the derivative.
       primals: arguments, or anything with their ``shape`` and ``dtype``; only their types are used. Inside of
         ``shard_map`` they are arrays: what a cotangent is depends on whether they vary.
     Returns:
-      a function that takes a cotangent of the structure and types of the result, and returns a tuple with a cotangent
-      for each argument: for ``x -> A @ x`` it is ``y -> (A.T @ y,)``.
+        a function that takes a cotangent of the structure and types of the result, and returns a tuple with a cotangent
+        per argument: for ``x -> A @ x`` it is ``y -> (A.T @ y,)``.
     Raises:
-      GradError: ``fun`` is not linear, or maps integers to floats or the other way round.
+      GradError: ``fun`` is not linear, or maps integers to floats or floats to integers.
     """
     check_callable(fun, "linear_transpose")
     name = name_of(fun)
@@ -102,7 +101,7 @@ def _check_kinds(name: str, avals: list[ShapedArray]) -> None:
 
 
 def _not_linear(jaxpr: Jaxpr, name: str, error: Exception) -> Exception:
-    """The error that names the first equation that has no transpose; the one that was raised if there is none."""
+    """The error for the first equation without a transpose; the original error if there is none."""
     eqn = _culprit(jaxpr)
     if eqn is None:
         return error
@@ -114,7 +113,7 @@ def _not_linear(jaxpr: Jaxpr, name: str, error: Exception) -> Exception:
         why=f"{prim} is linear in each operand alone, and several of them depend on the arguments."
         if joint or not isinstance(error, errors.BlufuncError)
         else error.what,
-        fix=f"close over what is to be constant, or take the derivative: bf.vjp({name}, x)[1]",
+        fix=f"close over constant operands, or take the derivative: bf.vjp({name}, x)[1]",
     )
 
 
@@ -123,9 +122,9 @@ def _is_variable(atom: Any) -> bool:
 
 
 def _culprit(jaxpr: Jaxpr, jointly: bool = True) -> Eqn | None:
-    """The first equation that cannot be transposed with respect to what depends on the parameters.
+    """The first equation that cannot be transposed with respect to operands that depend on the parameters.
 
-    Without ``jointly``: with respect to any one such operand, the others constant.
+    Without ``jointly``: with respect to any one of these operands, the others constant.
     """
     linear = set(jaxpr.invars)
     for eqn in jaxpr.eqns:

@@ -1,9 +1,9 @@
-"""Direct linearization: the first half of reverse mode.
+"""Linearization: the first half of reverse mode.
 
-Transforms, stage 2. The function runs once: primal operations in the parent trace, tangent
-operations into a linear jaxpr. No rule of its own is needed: a jvp rule splits by itself when each
-operation that it makes goes to the linear jaxpr if it touches a tangent, and to the parent
-otherwise. Values that the linear jaxpr takes from the parent are its residuals.
+Transforms, stage 2. In: a function and primals. Out: its results, and a linear jaxpr with residuals. The function runs
+once: primal operations in the parent trace, tangent operations into the linear jaxpr. No linearization rules are
+needed: of a jvp rule, operations that touch a tangent go to the linear jaxpr, and all others to the parent. Residuals
+are the values that the linear jaxpr reads from the parent.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.rule_errors import pair_of
 from blufunc.core.primitives.tangents import Zero
 from blufunc.core.programs import simplify
-from blufunc.core.programs.recognizers import recognised
+from blufunc.core.programs.alternatives import recognised
 from blufunc.core.programs.stage import StagedTracer, StageTrace, is_staging, stage
 from blufunc.transforms.autodiff.jvp import JVPTrace
 from blufunc.transforms.batching.batch import MeshAxis
 
 
 class SplitTrace(Trace):
-    """Sends what touches a tangent to the linear jaxpr, and the rest to the parent.
+    """Sends operations on tangents to the linear jaxpr, and others to the parent.
 
-    What runs a jaxpr may touch tangents and still compute primal values: it is divided by its own ``split`` rule,
-    ``(trace, args, **params) -> outs``.
+    An operation that runs a jaxpr may touch tangents and still compute primal values: its ``split`` rule,
+    ``(trace, args, **params) -> outs``, splits it.
     """
 
     __slots__ = ("parent", "tangents")
@@ -41,7 +41,7 @@ class SplitTrace(Trace):
         self.tangents = tangents
 
     def is_tangent(self, x: Any) -> bool:
-        """Whether a value is a variable of the linear jaxpr."""
+        """True if a value is a variable of the linear jaxpr."""
         return x.__class__ is StagedTracer and x.trace is self.tangents
 
     def process(self, prim, args, params):
@@ -56,7 +56,7 @@ class SplitTrace(Trace):
 
 
 class LinearizeTrace(JVPTrace):
-    """A jvp whose tangents are variables of a linear jaxpr."""
+    """A JVP trace whose tangents are variables of a linear jaxpr."""
 
     __slots__ = ("split", "tangents")
     name = "grad"
@@ -90,11 +90,10 @@ class LinearizeTrace(JVPTrace):
 
 
 def differentiable(fun: Callable, primals: Sequence[Any]) -> Callable:
-    """A user's function of flat lists, ready for ``linearize_flat``: with the better forms of what is recognised in it.
+    """Prepare a user's function of flat lists for ``linearize_flat``: apply pattern recognizers.
 
-    These are put in before derivatives are taken, which would need values that the better forms do not have. Outside
-    of programs the function runs as it is, as there its Python code may look at values. Inside of ``shard_map`` it gets
-    its casts.
+    Replacements must precede differentiation, which would need values that they do not compute. Outside of programs the
+    function runs unchanged, since its Python code may inspect values. Inside ``shard_map`` it is typed, with casts.
     """
     if in_shard_map():
         return state.trace.typed(fun, primals)
@@ -102,7 +101,7 @@ def differentiable(fun: Callable, primals: Sequence[Any]) -> Callable:
 
 
 class _Recognising:
-    """A function of flat lists that is traced first, and then evaluated with what was recognised in it."""
+    """A function of flat lists that is traced, rewritten by recognizers, and then evaluated."""
 
     def __init__(self, fun: Callable):
         self.fun = fun
@@ -116,12 +115,12 @@ class _Recognising:
 
 
 def with_recognised(jaxpr: Jaxpr) -> Jaxpr:
-    """A jaxpr that is to be linearized, with the better forms of what is recognised in it, within programs."""
+    """Apply recognizers to a jaxpr before its linearization, within programs."""
     return recognised(jaxpr).jaxpr if is_staging() else jaxpr
 
 
 def in_shard_map() -> bool:
-    """Whether the function of a ``shard_map`` is being traced."""
+    """True while the function of a ``shard_map`` is traced."""
     return any(isinstance(e, MeshAxis) for e in state.context)
 
 
@@ -132,14 +131,14 @@ def linearize_flat(
     instantiate_outs: Sequence[bool] | None = None,
     labels: Sequence[str | None] | None = None,
 ) -> tuple[list, list[bool], Jaxpr]:
-    """Evaluate ``fun`` on flat primals and stage its derivative there.
+    """Evaluate ``fun`` on flat primals, and stage its derivative there.
 
     Args:
-      nonzeros: which inputs have a tangent; all of them by default.
-      instantiate_outs: which outputs must have one, zeros if need be; none by default.
+      nonzeros: a flag per input, True if it has a tangent; default all.
+      instantiate_outs: a flag per output, True if its tangent must be materialized; default none.
       labels: paths of the arguments, for messages.
     Returns:
-      the outputs, which of them have a tangent, and the linear jaxpr from nonzero input tangents to
+      the outputs; a flag per output, True if it has a tangent; and the linear jaxpr from nonzero input tangents to
       nonzero output tangents, with the residuals attached as constants.
     """
     trace = LinearizeTrace(state.trace)
@@ -166,12 +165,12 @@ def linearize_jaxpr(
     """Split a jaxpr into its primal and its linear half.
 
     Args:
-      nonzeros: which inputs have a tangent.
-      instantiate_outs: which outputs must have one, zeros if need be.
+      nonzeros: a flag per input, True if it has a tangent.
+      instantiate_outs: a flag per output, True if its tangent must be materialized.
     Returns:
-      the primal jaxpr, from the inputs to the outputs and then the residuals; the linear jaxpr, from
-      the residuals and then the nonzero input tangents to the nonzero output tangents; which outputs
-      have a tangent; the number of residuals.
+      the primal jaxpr, from the inputs to the outputs and then the residuals; the linear jaxpr, from the residuals and
+      then the nonzero input tangents to the nonzero output tangents; a flag per output, True if it has a tangent; the
+      number of residuals.
     """
 
     def make():
@@ -196,14 +195,14 @@ def linearize_jaxpr(
 def split_jaxpr(
     jaxpr: Jaxpr, tangents: tuple[bool, ...], tangent_outs: tuple[bool, ...]
 ) -> tuple[Jaxpr, Jaxpr, tuple[bool, ...]]:
-    """Divide a jaxpr in which some parameters are tangents already, as the jaxpr of a jvp.
+    """Split a jaxpr some of whose parameters are tangents, like the jaxpr of a jvp.
 
     Args:
-      tangents: which parameters are tangents.
-      tangent_outs: which results to count among them in any case.
+      tangents: a flag per parameter, True for tangents.
+      tangent_outs: a flag per result, True to treat it as a tangent in any case.
     Returns:
       the primal jaxpr, from the other parameters to the other results and then the residuals; the linear jaxpr,
-      from the residuals and then the tangents to the tangents among the results; which results those are.
+      from the residuals and then the tangents to the tangent results; and a flag per result, True for tangents.
     """
 
     def make():

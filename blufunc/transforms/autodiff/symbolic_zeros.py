@@ -1,8 +1,7 @@
-"""Zeros and perturbations as users' derivative rules see them, with ``symbolic_zeros=True``.
+"""Symbolic zeros for users' derivative rules, with ``symbolic_zeros=True``.
 
-Transforms, stage 2, between ``core/primitives/tangents.py`` and the rules of ``custom_jvp`` and ``custom_vjp``. Inside,
-a tangent that is zero by construction is a ``Zero``; a rule that asks to be told gets a ``SymbolicZero`` in its
-place and can leave out work; any other rule gets zeros.
+Transforms, stage 2. In: tangents, of which structural zeros are ``Zero`` internally. Out: for rules of ``custom_jvp``
+and ``custom_vjp`` that opt in, ``SymbolicZero``s, so that they can skip work; for other rules, arrays of zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from blufunc.transforms.arguments import as_values
 
 
 class SymbolicZero:
-    """A tangent or cotangent that is zero whatever the values are; a leaf, and not an array.
+    """A tangent or cotangent that is zero for all values; a leaf, and not an array.
 
     Attributes:
       aval: its type.
@@ -38,7 +37,7 @@ class SymbolicZero:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype; float0 where the primal has no derivative."""
+        """The dtype; float0 if the primal is not differentiable."""
         return self.aval.dtype
 
     @property
@@ -52,7 +51,7 @@ class SymbolicZero:
         return self.aval.size
 
     def instantiate(self) -> Any:
-        """The array of zeros that it stands for."""
+        """The array of zeros."""
         return zeros(self.aval)
 
     def __repr__(self) -> str:
@@ -60,11 +59,11 @@ class SymbolicZero:
 
 
 class CustomVJPPrimal:
-    """An argument of the forward rule of a ``custom_vjp`` that was defined with ``symbolic_zeros=True``; a leaf.
+    """An argument of a ``custom_vjp`` forward rule with ``symbolic_zeros=True``; a leaf.
 
     Attributes:
       value: the argument.
-      perturbed: whether it is being differentiated; if not, its cotangent is not used.
+        perturbed: True if it is differentiated; otherwise its cotangent is not used.
     """
 
     __slots__ = ("perturbed", "value")
@@ -78,7 +77,7 @@ class CustomVJPPrimal:
 
 
 def instantiate(t: Any) -> Any:
-    """A tangent or cotangent as an array: zeros for a ``SymbolicZero``."""
+    """A tangent or cotangent as an array."""
     return t.instantiate() if t.__class__ is SymbolicZero else t
 
 
@@ -87,7 +86,7 @@ def zero_from_primal(x: Any, symbolic_zeros: bool = False) -> Any:
 
     Args:
       x: an array.
-      symbolic_zeros: whether to return a ``SymbolicZero`` instead of an array.
+      symbolic_zeros: return a ``SymbolicZero`` instead of an array; default False.
     """
     (value,) = as_values([x], lambda i: "the primal")
     aval = value.aval.tangent()
@@ -95,12 +94,12 @@ def zero_from_primal(x: Any, symbolic_zeros: bool = False) -> Any:
 
 
 def for_rule(tangents: Sequence, symbolic: bool) -> list:
-    """Tangents or cotangents as a user's rule gets them."""
+    """Tangents or cotangents in the form that a user's rule expects."""
     if not symbolic:
         return [_instantiate(t) for t in tangents]
     return [SymbolicZero(t.aval) if t.__class__ is Zero else t for t in tangents]
 
 
 def example_zero(z: Zero) -> Zero:
-    """A symbolic zero of one example, from that of a batch along axis 0."""
+    """The symbolic zero of one example, from one of a batch along axis 0."""
     return zero(z.aval.with_shape(z.aval.shape[1:]))

@@ -1,8 +1,8 @@
 """Transposition of linear jaxprs: the second half of reverse mode.
 
-Transforms, stage 2. The equations are visited from the last to the first. Each linear variable has
-an accumulator; an equation's rule is given the cotangent of its result and adds to the
-accumulators of its linear operands. What no cotangent reaches is never visited.
+Transforms, stage 2. In: a linear jaxpr and cotangents of its results. Out: cotangents of its arguments. Equations are
+visited in reverse. Each linear variable has an accumulator; a rule gets the cotangent of its result, and adds to the
+accumulators of its linear operands. Equations without a cotangent are skipped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Literal
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.linear_ops import add_any, instantiate
+from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import described, misfit, rule_error
-from blufunc.core.primitives.tangents import Accumulator, Zero, zero
-from blufunc.core.programs.stage import stage
+from blufunc.core.primitives.tangents import Accumulator, Zero, is_linear, zero
+from blufunc.core.programs.stage import definition, stage
 
 
 class _Misfit(Exception):
-    """A rule added what does not fit: ``args`` are the type of the variable and the cotangent."""
+    """A rule added a cotangent of the wrong type: ``args`` are the type of the variable and the cotangent."""
 
 
 class SumAccumulator(Accumulator):
@@ -51,10 +52,10 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
 
     Args:
       jaxpr: linear in the arguments to transpose.
-      args: for each parameter its value, or None for those to transpose with respect to.
-      cts: the cotangents of the results; ``Zero`` or None where there is none.
-    Returns:
-      the cotangents of the linear arguments, in order; ``Zero`` where nothing arrived.
+        args: a value per parameter, or None for those to transpose with respect to.
+        cts: the cotangents of the results; ``Zero`` or None where there is none.
+      Returns:
+        the cotangents of the linear arguments, in order; ``Zero`` where there is none.
     """
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     values.update((v, a) for v, a in zip(jaxpr.invars, args, strict=True) if a is not None)
@@ -69,7 +70,7 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
                 pending.append(eqn)
                 for v in eqn.outvars:
                     linear[v] = SumAccumulator(v.aval)
-            else:  # no tangent reaches it: it is a constant of the linear map
+            else:  # without a tangent: a constant of the linear map
                 source.replay.line = eqn.source
                 ins = [a.array if a.__class__ is Literal else values[a] for a in eqn.invars]
                 out = eqn.prim.bind(*ins, **eqn.params)
@@ -82,7 +83,7 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
             source.replay.line = source.backward(eqn.source)
             outs = [linear.pop(v).result() for v in eqn.outvars]
             if all(ct.__class__ is Zero for ct in outs) and eqn.effects <= effects.REPORTS:
-                continue  # what acts on the world refuses to be left out
+                continue  # operations with side effects raise instead of being skipped
             ins = [
                 a.array if a.__class__ is Literal else linear[a] if a in linear else values[a]
                 for a in eqn.invars
@@ -106,16 +107,16 @@ def transpose_jaxpr(
     ct_nonzeros: tuple[bool, ...],
     instantiate_outs: tuple[bool, ...] | None = None,
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
-    """The jaxpr from non-linear arguments and nonzero cotangents to the cotangents of the linear arguments.
+    """The jaxpr from non-linear arguments and nonzero cotangents to cotangents of the linear arguments.
 
     Args:
-      linear: which arguments to transpose with respect to.
-      ct_nonzeros: which results have a cotangent.
-      instantiate_outs: which linear arguments must get one, zeros if need be; none by default.
+      linear: a flag per argument, True to transpose with respect to it.
+      ct_nonzeros: a flag per result, True if it has a cotangent.
+      instantiate_outs: a flag per linear argument, True if its cotangent must be materialized; default none.
     Returns:
-      the jaxpr, whose results are the nonzero cotangents only, and which those are.
+      the jaxpr, whose results are the nonzero cotangents only, and a flag per linear argument for these.
     """
-    wanted = instantiate_outs or (False,) * sum(linear)
+    required = instantiate_outs or (False,) * sum(linear)
 
     def make():
         out_nonzeros: tuple[bool, ...] = ()
@@ -126,7 +127,7 @@ def transpose_jaxpr(
             ins = [None if lin else next(values) for lin in linear]
             cts = [next(values) if nz else None for nz in ct_nonzeros]
             outs = backward_pass(jaxpr, ins, cts)
-            outs = [instantiate(ct) if w else ct for ct, w in zip(outs, wanted, strict=True)]
+            outs = [instantiate(ct) if w else ct for ct, w in zip(outs, required, strict=True)]
             out_nonzeros = tuple(ct.__class__ is not Zero for ct in outs)
             return [ct for ct in outs if ct.__class__ is not Zero]
 
@@ -134,4 +135,15 @@ def transpose_jaxpr(
         avals += [a for a, nz in zip(jaxpr.out_avals, ct_nonzeros, strict=True) if nz]
         return stage(fun, avals, jaxpr.name), out_nonzeros
 
-    return jaxpr.memoised(("transpose", linear, ct_nonzeros, wanted), make)
+    return jaxpr.memoised(("transpose", linear, ct_nonzeros, required), make)
+
+
+def _of_definition(prim: Primitive, ct: Any, args: Sequence[Any], params: dict) -> None:
+    jaxpr = definition(prim, [a.aval for a in args], params)
+    values = [None if is_linear(a) else a for a in args]
+    cotangents = iter(backward_pass(jaxpr, values, ct if prim.multiple_results else [ct]))
+    for a in filter(is_linear, args):
+        a.add(next(cotangents))
+
+
+derived["transpose"] = _of_definition

@@ -1,7 +1,7 @@
 """Batching: the trace behind ``vmap``.
 
-Transforms, stage 2. A ``BatchTracer`` is an array with one more axis than the user sees; every
-operation on one is replaced by the operation that does it for all positions of that axis at once.
+Transforms, stage 2. In: a function and batch axes. Out: batched results. A ``BatchTracer`` is an array with one axis
+more than the user sees; each operation on it is replaced by its batched form.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr, named_axes
 from blufunc.core.ir.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.linear_ops import batched_front
+from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import check_batch, check_example, check_lists, pair_of
 from blufunc.core.programs.stage import stage
 
 
 class Axis:
-    """The axis that one ``vmap`` maps over.
+    """The mapped axis of a ``vmap``.
 
     Attributes:
       size: its length.
-      name: what collectives call it, or None.
-      mesh_axes: the axes of a mesh that it is divided over.
+      name: its name for collectives, or None.
+      mesh_axes: the mesh axes over which it is sharded.
     """
 
     __slots__ = ("mesh_axes", "name", "size")
@@ -38,14 +39,14 @@ class Axis:
 
 
 class NamedAxis(NamedTuple):
-    """A named axis in ``state.context``, for as long as the mapped function runs."""
+    """A named axis in ``state.context`` while the mapped function runs."""
 
     name: Hashable
     size: int
 
 
 class MeshAxis(NamedAxis):
-    """An axis of a mesh in ``state.context``, for as long as the function of a ``shard_map`` runs."""
+    """A mesh axis in ``state.context`` while the function of a ``shard_map`` runs."""
 
 
 class BatchTracer(Tracer):
@@ -78,7 +79,7 @@ class BatchTrace(Trace):
         return self.parent.typed(fun, primals)
 
     def split(self, x: Any) -> tuple[Any, int | None]:
-        """The value with its batch axis, and where that is; None for constants."""
+        """The value and its batch dimension; None for constants."""
         if x.__class__ is BatchTracer:
             if x.trace is self:
                 return x.value, x.dim
@@ -116,9 +117,9 @@ class BatchTrace(Trace):
         return self.tracer(out, out_dims, line)
 
     def check(self, prim, values, dims, params, out, out_dims):
-        """Compare the types of one example of the results with those that the primitive has."""
+        """Check the types of one example of the results against the primitive's ``abstract``."""
         if prim.reference is not None or named_axes(prim, params):
-            return  # their types are those of bodies, or speak of the whole axis
+            return  # their types come from bodies, or depend on the whole axis
         outs, out_dims = (out, out_dims) if prim.multiple_results else ([out], [out_dims])
         check_lists(prim, "batch", outs, out_dims)
         for v, d in zip(outs, out_dims, strict=True):
@@ -132,14 +133,14 @@ class BatchTrace(Trace):
             check_example(prim, v, d, aval)
 
     def tracer(self, value: Any, dim: int | None, line: Any = None, label: str | None = None) -> Any:
-        """A tracer; the value itself where it is not batched."""
+        """A tracer, or the value itself if it is not batched."""
         return value if dim is None else BatchTracer(self, value, dim, line, label)
 
 
 def batch_flat(
     fun: Callable, axis: Axis, args: Sequence[Any], dims: Sequence[int | None], labels=None
 ) -> tuple[list[Any], list[int | None]]:
-    """Batch a function of flat lists: its results and where their batch axis is (None: not batched)."""
+    """Batch a function of flat lists; its results and their batch dimensions (None: not batched)."""
     trace = BatchTrace(state.trace, axis)
     labels = labels or [None] * len(args)
     context = state.context
@@ -157,15 +158,15 @@ def batch_flat(
 def batch_jaxpr(
     jaxpr: Jaxpr, axis: Axis, batched: tuple[bool, ...], batched_outs: tuple[bool, ...] | None = None
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
-    """The batched jaxpr. Batch axes are in front, in and out.
+    """The batched jaxpr. Batch axes are leading, in and out.
 
     Args:
-      batched: which parameters have the axis.
-      batched_outs: which results must have it, repeated if need be.
+      batched: a flag per parameter, True if it has the axis.
+      batched_outs: a flag per result, True if it must have the axis, broadcast if necessary.
     Returns:
-      the jaxpr, and which results have the axis.
+      the jaxpr, and a flag per result, True if it has the axis.
     """
-    wanted = batched_outs or (False,) * len(jaxpr.outvars)
+    required = batched_outs or (False,) * len(jaxpr.outvars)
 
     def make():
         out_batched: tuple[bool, ...] = ()
@@ -174,7 +175,7 @@ def batch_jaxpr(
             nonlocal out_batched
             dims = [0 if b else None for b in batched]
             outs, out_dims = batch_flat(lambda *xs: eval_jaxpr(jaxpr, xs), axis, args, dims)
-            out_batched = tuple(d is not None or w for d, w in zip(out_dims, wanted, strict=True))
+            out_batched = tuple(d is not None or w for d, w in zip(out_dims, required, strict=True))
             return [
                 batched_front(axis, x, d) if b else x
                 for x, d, b in zip(outs, out_dims, out_batched, strict=True)
@@ -186,4 +187,14 @@ def batch_jaxpr(
         ]
         return stage(fun, avals, jaxpr.name), out_batched
 
-    return jaxpr.memoised(("batch", axis.size, axis.name, axis.mesh_axes, batched, wanted), make)
+    return jaxpr.memoised(("batch", axis.size, axis.name, axis.mesh_axes, batched, required), make)
+
+
+def _of_definition(
+    prim: Primitive, axis: Axis, args: Sequence[Any], dims: Sequence[int | None], params: dict
+) -> tuple:
+    outs, out_dims = batch_flat(lambda *xs: prim.lowered(xs, params), axis, args, dims)
+    return (outs, out_dims) if prim.multiple_results else (outs[0], out_dims[0])
+
+
+derived["batch"] = _of_definition

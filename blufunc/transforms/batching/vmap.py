@@ -1,7 +1,7 @@
-"""``vmap`` for users: a function of one example becomes a function of a batch.
+"""``vmap`` for users: from a function of one example to a function of a batch.
 
-Transforms, stage 2. A thin front over ``batch_flat``: it works out which axis of which argument is
-mapped, and puts the batch axes of the results where the user wants them.
+Transforms, stage 2. In: a function, and its mapped axes. Out: the batched function. A thin wrapper of ``batch_flat``
+that resolves ``in_axes``, and moves batch axes of results to ``out_axes``.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ def vmap(
     axis_size: int | None = None,
     spmd_axis_name: str | tuple[str, ...] | None = None,
 ) -> Callable:
-    """Map ``fun`` over an axis of its arguments, in one pass.
+    """Map ``fun`` over an axis of its arguments, as one batched computation.
 
     Args:
       fun: a function of pytrees of arrays.
-      in_axes: the axis to map for every argument: an int, None (not mapped), or a tuple with an entry for each
-        positional argument, each an int, None, or a pytree prefix of the argument. Keyword arguments are mapped
-        over axis 0.
-      out_axes: where the mapped axis goes in the results: an int, None (for results that are not mapped), or a
-        pytree prefix of the results.
-      axis_name: a name for the axis, by which collectives in ``fun`` (``lax.psum`` and its kin) refer to it.
-      axis_size: its size, needed only if no argument is mapped.
-      spmd_axis_name: the axes of a mesh that the mapped axis is divided over: shardings in ``fun`` gain them.
+        in_axes: the axis to map of every argument: an int, None (not mapped), or a tuple with an entry per positional
+          argument, each an int, None, or a pytree prefix of the argument. Keyword arguments are mapped over axis 0.
+          Default 0.
+        out_axes: the position of the mapped axis in the results: an int, None (for results that are not mapped), or a
+          pytree prefix of the results. Default 0.
+        axis_name: a name of the axis for collectives in ``fun`` (``lax.psum`` and others).
+        axis_size: its size, required only if no argument is mapped.
+        spmd_axis_name: the mesh axes over which the mapped axis is sharded; shardings in ``fun`` gain them.
     Returns:
       a function of the same arguments with one more axis.
     Raises (when called):
       VmapSizeError: mapped axes differ in size, do not exist, or there is none.
-      TreeError: ``in_axes`` or ``out_axes`` is not a prefix of what it describes.
+      TreeError: ``in_axes`` or ``out_axes`` is not a pytree prefix.
     """
     check_callable(fun, "vmap")
     if not isinstance(in_axes, (int, np.integer, tuple, list)) and in_axes is not None:
@@ -70,14 +70,14 @@ def vmap(
         raise errors.ValueRangeError(f"vmap: axis_size={axis_size} is negative.", where=source.here())
     if not isinstance(axis_name, Hashable):
         raise errors.ArgumentError(
-            f"vmap: axis_name is a string, or anything that can be hashed, not {axis_name!r:.60}.",
+            f"vmap: axis_name is a string or another hashable value, not {axis_name!r:.60}.",
             where=source.here(),
         )
     mesh_axes: Any = () if spmd_axis_name is None else spmd_axis_name
     mesh_axes = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes
     if not isinstance(mesh_axes, tuple) or not all(isinstance(a, str) for a in mesh_axes):
         raise errors.ArgumentError(
-            f"spmd_axis_name names axes of a mesh, not {spmd_axis_name!r:.60}.", where=source.here()
+            f"spmd_axis_name names mesh axes, not {spmd_axis_name!r:.60}.", where=source.here()
         )
 
     @functools.wraps(fun)
@@ -104,10 +104,10 @@ def vmap(
         outs, out_dims = batch_flat(flat, axis, values, dims, LazyLabels(labels, len(values)))
         out_tree = flat.out_tree
         skeleton = tree.unflatten(out_tree, [0] * out_tree.num_leaves)
-        wanted = _broadcast(out_axes, skeleton, fun, "out_axes", "the results")
+        target = _broadcast(out_axes, skeleton, fun, "out_axes", "the results")
         paths = treepath.leaf_paths(out_tree)
         placed = [
-            _place(axis, x, d, w, p, fun) for x, d, w, p in zip(outs, out_dims, wanted, paths, strict=True)
+            _place(axis, x, d, w, p, fun) for x, d, w, p in zip(outs, out_dims, target, paths, strict=True)
         ]
         return tree.unflatten(out_tree, placed)
 
@@ -115,7 +115,7 @@ def vmap(
 
 
 def _broadcast(axes: Any, whole: Any, fun: Callable, name: str, what: str) -> list:
-    """``in_axes`` or ``out_axes`` with one entry for each leaf."""
+    """``in_axes`` or ``out_axes`` with one entry per leaf."""
     try:
         return tree.broadcast_prefix(axes, whole, is_leaf=_is_axis)
     except errors.TreeError as e:
@@ -123,7 +123,7 @@ def _broadcast(axes: Any, whole: Any, fun: Callable, name: str, what: str) -> li
             f"vmap of {name_of(fun)}: {name} is not a pytree prefix of {what}.",
             where=source.here(),
             why=e.why or e.what,
-            fix="give each container of which the leaves differ an entry of its structure; None means not mapped",
+            fix="use a nested entry for a container whose leaves differ; None means not mapped",
         ) from None
 
 
@@ -165,8 +165,8 @@ def _axis_size(fun, values, dims, labels, axis_size: int | None) -> int:
     return distinct.pop()
 
 
-def _place(axis: Axis, x: Any, d: int | None, wanted: Any, path: str, fun: Callable) -> Any:
-    if wanted is None:
+def _place(axis: Axis, x: Any, d: int | None, target: Any, path: str, fun: Callable) -> Any:
+    if target is None:
         if d is not None:
             raise errors.VmapSizeError(
                 f"vmap of {name_of(fun)}: out_axes is None for the result{path}, but it differs along the axis.",
@@ -176,10 +176,10 @@ def _place(axis: Axis, x: Any, d: int | None, wanted: Any, path: str, fun: Calla
         return x
     if d is None:
         x, d = batched_front(axis, x, None), 0
-    if not isinstance(wanted, (int, np.integer)) or not -x.aval.ndim <= wanted < x.aval.ndim:
+    if not isinstance(target, (int, np.integer)) or not -x.aval.ndim <= target < x.aval.ndim:
         raise errors.VmapSizeError(
-            f"vmap of {name_of(fun)}: out_axes {wanted!r} is not an axis of the result{path}, "
+            f"vmap of {name_of(fun)}: out_axes {target!r} is not an axis of the result{path}, "
             f"which is {x.aval} with the batch axis.",
             where=source.here(),
         )
-    return move_dim(x, d, int(wanted) % x.aval.ndim)
+    return move_dim(x, d, int(target) % x.aval.ndim)

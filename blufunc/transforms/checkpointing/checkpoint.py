@@ -1,12 +1,11 @@
-"""``checkpoint``: keep the arguments, recompute the rest when the derivative needs it.
+"""``checkpoint``: save the arguments, and rematerialize the rest in the backward pass.
 
-Transforms, stage 2. Linearizing a checkpointed call stores its arguments (and what a policy says),
-and stages as its derivative one equation that recomputes the primal and applies the tangent map.
-Transposing that equation is transposing its jaxpr: the recomputation moves to the backward pass by
-itself.
+Transforms, stage 2. In: a function and a policy. Out: a call whose linearization saves its arguments (and values that
+the policy names), and stages one equation that recomputes the primal and applies the tangent map. Its transpose is the
+transposed jaxpr, which moves the recomputation to the backward pass.
 
-What is computed again has no effects: what reports, as ``debug.print``, reports in the forward pass only, and the
-results of what acts, as ``io_callback``, are stored whatever the policy says.
+Recomputation has no side effects: ``debug.print`` and other reports run in the forward pass only, and results of
+``io_callback`` are saved under any policy.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from blufunc.core.ir.trace import Trace, set_trace, state
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs import simplify
-from blufunc.core.programs.recognizers import recognised
+from blufunc.core.programs.alternatives import recognised
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
 from blufunc.errors import ArgumentError, UnsupportedError
 from blufunc.transforms.arguments import (
     FlatFunction,
     argument_indices,
+    argument_names,
     as_values,
     labels_of,
     name_of,
@@ -43,10 +43,10 @@ from blufunc.transforms.control_flow.calls import Call, jit_p
 
 
 class _Checkpoint(Call):
-    """A call whose intermediate values are recomputed for its derivative.
+    """A call whose intermediate values are rematerialized for its derivative.
 
-    The tangent equation that it leaves in a linear jaxpr is a call of the same primitive: it must not be merged
-    with the computation it repeats.
+    Its tangent equation in a linear jaxpr is a call of the same primitive, which must not be merged with the forward
+    computation.
     """
 
     name, again = "checkpoint", True
@@ -64,37 +64,37 @@ class _Checkpoint(Call):
 
 
 def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
-    """The forward jaxpr, which also returns what is kept, and the jaxpr of the tangent map, each with its constants.
+    """The forward jaxpr, which also returns saved values, and the jaxpr of the tangent map; each with its constants.
 
-    Both compute what linearizing computes: for a function with a rule of its own, the rule. The latter goes from the
-    constants, the arguments and the kept values that it reads, and the nonzero tangents to the nonzero output
-    tangents. Also returned: which arguments it reads, and which outputs have a tangent.
+    Both apply custom derivative rules, as linearization does. The second maps its constants, the arguments and saved
+    values it reads, and the nonzero tangents to the nonzero output tangents. Also returned: a flag per argument, True
+    if it is read, and a flag per output, True if it has a tangent.
     """
 
     def make():
-        body = simplify.inline_calls(jaxpr, only=jit_p)  # all other calls have derivatives of their own
-        if policy is nothing_saveable:  # else what is written says what is kept
-            body = recognised(body).jaxpr  # of what it has both halves, whatever runs around it
+        body = simplify.inline_calls(jaxpr, only=jit_p)  # all other calls have their own derivatives
+        if policy is nothing_saveable:  # a policy refers to the program as written
+            body = recognised(body).jaxpr  # both halves are here, so recognizers apply
         verdicts = {v: verdict for e in body.eqns if (verdict := _verdict(policy, e)) for v in e.outvars}
-        kept = list(verdicts)
+        saved_vars = list(verdicts)
         out_nonzeros: tuple[bool, ...] = ()
-        n, m, n_out = len(body.invars), len(kept), len(body.outvars)
+        n, m, n_out = len(body.invars), len(saved_vars), len(body.outvars)
 
         def tangent_map(*args):
             nonlocal out_nonzeros
             primals, values, tangents = args[:n], args[n : n + m], args[n + m :]
-            known = {v: _fetched(x, verdicts[v]) for v, x in zip(kept, values, strict=True)}
+            known = {v: _fetched(x, verdicts[v]) for v, x in zip(saved_vars, values, strict=True)}
             with set_trace(_Silent(state.trace)):
                 _, nz, linear = linearize_flat(lambda *xs: _eval_knowing(body, xs, known), primals, nonzeros)
             out_nonzeros = tuple(nz)
             return eval_jaxpr(linear, tangents)
 
-        avals = [v.aval for v in (*body.invars, *kept)]
+        avals = [v.aval for v in (*body.invars, *saved_vars)]
         avals += [v.aval.tangent() for v, nz in zip(body.invars, nonzeros, strict=True) if nz]
         tangent = simplify.dce(stage(tangent_map, avals, jaxpr.name))
         used = simplify.used(tangent)
         reads = [v in used for v in tangent.invars[: n + m]]
-        saved = [v for v, read in zip(kept, reads[n:], strict=True) if read]
+        saved = [v for v, read in zip(saved_vars, reads[n:], strict=True) if read]
         whole = body.replace(outvars=[*body.outvars, *saved])
 
         def forward_map(*xs):
@@ -113,7 +113,7 @@ def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
 
 
 def _verdict(policy: Policy, eqn: Eqn) -> Verdict:
-    """Whether, and where, the results of an equation are stored."""
+    """The policy's verdict on the results of an equation."""
     if effects.acts(eqn):
         return True
     if eqn.prim.linearize is not None:
@@ -129,17 +129,17 @@ def _verdict(policy: Policy, eqn: Eqn) -> Verdict:
 
 
 def _stored(x: Any, verdict: Verdict) -> Any:
-    """A value on its way to where it waits for the backward pass."""
+    """Move a value to the memory where it waits for the backward pass."""
     return offload_p.bind(x, src=verdict.src, dst=verdict.dst) if isinstance(verdict, Offload) else x
 
 
 def _fetched(x: Any, verdict: Verdict) -> Any:
-    """A value back from there."""
+    """Move a value back for the backward pass."""
     return offload_p.bind(x, src=verdict.dst, dst=verdict.src) if isinstance(verdict, Offload) else x
 
 
 class _Silent(Trace):
-    """Computes again what was computed before, without its effects."""
+    """Recomputes without side effects."""
 
     __slots__ = ("inner",)
 
@@ -154,17 +154,17 @@ class _Silent(Trace):
             params = effects.silenced_params(params)
             if prim.effects_of(params):
                 raise UnsupportedError(
-                    f"checkpoint would repeat the effect of {prim}, to compute it again for the derivative.",
+                    f"checkpoint would repeat the effect of {prim} when it recomputes it.",
                     where=source.describe(source.replay.line or source.current()),
-                    why="the results of an io_callback are stored, but not those inside of a loop, a branch, a further "
-                    "checkpoint or a function with derivative rules of its own.",
-                    fix="move the io_callback out of that, or checkpoint that by itself",
+                    why="the results of an io_callback are saved, but not inside of a loop, a branch, another "
+                    "checkpoint or a function with custom derivative rules.",
+                    fix="move the io_callback out of it, or checkpoint that part separately",
                 )
         return self.inner.process(prim, args, params)
 
 
 def _eval_knowing(jaxpr: Jaxpr, args: tuple, known: dict[Var, Any]) -> list[Any]:
-    """``eval_jaxpr`` under a ``LinearizeTrace``, where the primal values of some variables are known already."""
+    """``eval_jaxpr`` under a ``LinearizeTrace``, with known primal values for some variables."""
     if not known:
         return eval_jaxpr(jaxpr, args)
     trace: Any = state.trace
@@ -191,7 +191,7 @@ def _eval_knowing(jaxpr: Jaxpr, args: tuple, known: dict[Var, Any]) -> list[Any]
 
 
 class _Known(Trace):
-    """While the jvp rule of one equation runs: its primal result is known, so it is not computed again."""
+    """Supplies an equation's known primal result to its jvp rule instead of recomputing it."""
 
     __slots__ = ("args", "eqn", "inner", "outs")
 
@@ -219,18 +219,18 @@ def checkpoint(
     static_argnames: str | Sequence[str] = (),
     concrete: bool = False,
 ) -> Callable:
-    """Recompute the inside of ``fun`` in the backward pass instead of storing it.
+    """Rematerialize the intermediate values of ``fun`` in the backward pass instead of saving them.
 
-    Effects are not repeated: ``debug.print`` prints in the forward pass only.
+    Side effects are not repeated: ``debug.print`` prints in the forward pass only.
 
     Args:
       fun: a function of pytrees of arrays. Without it, a decorator is returned.
-      prevent_cse: True or False alike: what is computed again is never merged with the forward pass.
-      policy: which intermediate results to store nevertheless: one of ``policies``, ``nothing_saveable``
-        by default, or a hashable function ``(primitive, *input_avals, **params) -> bool``.
-      static_argnums, static_argnames: arguments that are Python values, passed as they are. A name also holds for
-        what is passed by position, where the signature tells.
-      concrete: False: arguments of which Python needs the values are static ones.
+      prevent_cse: True or False has no effect: recomputation is never merged with the forward pass.
+      policy: the intermediate results to save nevertheless: one of ``policies``, default ``nothing_saveable``,
+        or a hashable function ``(primitive, *input_avals, **params) -> bool``.
+      static_argnums, static_argnames: arguments that are Python values, passed unchanged. A name also applies to
+        a positional argument, if the signature has it.
+      concrete: must be False; use static arguments for values that Python code inspects.
     Returns:
       a function with the same values and derivatives.
     Raises:
@@ -242,15 +242,10 @@ def checkpoint(
         raise UnsupportedError(
             f"checkpoint takes no concrete={concrete!r:.60}.",
             where=source.here(),
-            why="the function is traced, so that it can be computed again.",
-            fix="static_argnums=... for the arguments of which Python needs the values",
+            why="the function is traced, so that it can be recomputed.",
+            fix="static_argnums=... for arguments whose values Python code inspects",
         )
-    names = (static_argnames,) if isinstance(static_argnames, str) else static_argnames
-    if not isinstance(names, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in names):
-        raise ArgumentError(
-            f"checkpoint: static_argnames holds names of parameters, not {static_argnames!r:.60}.",
-            where=source.here(),
-        )
+    names = argument_names(static_argnames, "checkpoint: static_argnames")
     if fun is None:
         return functools.partial(
             checkpoint,
@@ -296,7 +291,7 @@ remat = checkpoint
 
 
 def _with_static(fun: Callable, args: tuple, static: tuple[int, ...], named: dict[str, Any]) -> Callable:
-    """``fun`` of the arguments that are not static."""
+    """``fun`` of the dynamic arguments only."""
 
     def call(*dynamic, **kwargs):
         rest = iter(dynamic)

@@ -1,12 +1,11 @@
-"""Policies of ``checkpoint``: which intermediate results are stored, and where.
+"""Policies of ``checkpoint``: the intermediate results to save, and where.
 
-Transforms, stage 2. A policy is asked about every equation of a checkpointed function, those inside of jitted
-functions among them: ``policy(primitive, *input_avals, **params)``. True stores the results, False computes them again,
-an ``Offload`` stores them in another memory. It is not asked about equations inside of loops, branches and functions
-with derivative rules of their own: what these compute is computed again as a whole. Policies are compared by value:
-equal ones share a trace.
+Transforms, stage 2. In: an equation of a checkpointed function, including jitted calls in it, as ``policy(primitive,
+*input_avals, **params)``. Out: True to save its results, False to recompute them, or an ``Offload`` to save them in
+another memory. Loops, branches and functions with custom derivative rules are recomputed as a whole, without asking.
+Policies are compared by value: equal ones share a trace.
 
-Here too are the operations that policies are about: the identity that names a value, and the one that moves it.
+The operations that policies refer to are here too: the identity that names a value, and the one that moves it.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.linear_ops import Linear
+from blufunc.core.primitives.sharding import FIRST, one_by_one
 from blufunc.core.pytree import tree
 from blufunc.errors import ArgumentError, ValueRangeError
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Offload:
-    """A policy's verdict: store the results, but in the memory ``dst``; they come back to ``src`` when needed."""
+    """A verdict: save the results in the memory ``dst``, and move them back to ``src`` for the backward pass."""
 
     src: str
     dst: str
@@ -41,16 +41,19 @@ class Offload:
 
 Verdict = bool | Offload
 Policy = Callable[..., Verdict]
-"""``(primitive, *input_avals, **params) -> verdict``: whether, and where, the results of an equation are stored."""
+"""``(primitive, *input_avals, **params) -> verdict``: whether and where to save the results of an equation."""
 
 
 # -- operations --------------------------------------------------------------------------------------
 
 
 class _Identity(Linear):
-    """The operand itself, in an equation that says something about it."""
+    """The operand itself, with an annotation."""
 
     kind, identity = "movement", True
+    linear, autocast_class = FIRST, "widest"
+
+    shard = staticmethod(one_by_one)
 
     def impl(self, x, **params):
         return x
@@ -63,7 +66,7 @@ class _Identity(Linear):
 
 
 class _Name(_Identity):
-    """A value that policies know by ``name``; its tangent has none."""
+    """A value with a ``name`` for policies; its tangent has none."""
 
     name = "name"
 
@@ -75,7 +78,7 @@ class _Name(_Identity):
 
 
 class _Offload(_Identity):
-    """A value moved from the memory ``src`` to ``dst``. The NumPy executor has one memory: there it stays in place."""
+    """A value moved from the memory ``src`` to ``dst``; a no-op on NumPy, which has one memory."""
 
     name = "offload"
 
@@ -88,13 +91,13 @@ offload_p = _Offload()
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """``x`` under a name, by which policies of ``checkpoint`` decide whether to store it.
+    """Name a value for policies of ``checkpoint``.
 
     Args:
       x: a pytree of arrays.
       name: the name.
     Returns:
-      the pytree, to be used in the place of ``x``.
+      the pytree, to use instead of ``x``.
     """
     if not isinstance(name, str):
         raise ArgumentError(
@@ -111,22 +114,22 @@ def checkpoint_name(x: Any, name: str) -> Any:
 
 
 def nothing_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
-    """Recompute everything: the default."""
+    """Recompute all: the default."""
     return False
 
 
 def everything_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
-    """Keep everything that the derivative reads; only what is inside loops and other calls is recomputed."""
+    """Save all residuals; only bodies of loops and other calls are recomputed."""
     return True
 
 
 def dots_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
-    """Keep the results of contractions (matrix products, convolutions), recompute what is cheap."""
+    """Save the results of contractions (matmuls, convolutions), recompute the rest."""
     return prim.kind == "contract"
 
 
 def dots_with_no_batch_dims_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
-    """Keep the results of matrix products that share no batch axes, as those with weights; not, say, of attention."""
+    """Save the results of matmuls without batch axes, such as those with weights, but not attention's."""
     return prim is dot_general_p and not params["dimension_numbers"][1][0]
 
 
@@ -135,7 +138,7 @@ checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
 
 
 class _Named:
-    """A policy with parameters, printed as the call that made it."""
+    """A policy with parameters, printed as the call that constructs it."""
 
     @property
     def __name__(self) -> str:
@@ -155,7 +158,7 @@ class _OffloadDots(_Named):
 
 @dataclass(frozen=True)
 class _ByName(_Named):
-    """Verdicts on named values in ``names``, other named values, and values without a name."""
+    """Verdicts on values named in ``names``, on other named values, and on unnamed values."""
 
     made_by: str
     names: frozenset[str]
@@ -201,36 +204,36 @@ class _Both(_Named):
 
 
 def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Policy:
-    """``dots_with_no_batch_dims_saveable``, stored in the memory ``offload_dst``.
+    """``dots_with_no_batch_dims_saveable``, saved in the memory ``offload_dst``.
 
     Args:
-      offload_src, offload_dst: memories: where the values are made and read (``"device"``), where they wait
+      offload_src, offload_dst: memories: where values are computed and read (``"device"``), and where they wait
         (``"pinned_host"``).
     """
     return _OffloadDots(_memories("offload_dot_with_no_batch_dims", offload_src, offload_dst))
 
 
 def save_only_these_names(*names_which_can_be_saved: str) -> Policy:
-    """Keep the values that ``checkpoint_name`` gave one of these names."""
+    """Save the values that ``checkpoint_name`` gave one of these names."""
     return _by_name(
         "save_only_these_names", names_which_can_be_saved, listed=True, other=False, unnamed=False
     )
 
 
 def save_any_names_but_these(*names_not_to_save: str) -> Policy:
-    """Keep the values that have a name, but not one of these."""
+    """Save the named values, except these names."""
     return _by_name("save_any_names_but_these", names_not_to_save, listed=False, other=True, unnamed=False)
 
 
 def save_anything_except_these_names(*names_not_to_save: str) -> Policy:
-    """Keep everything, named or not, but the values that have one of these names."""
+    """Save all values, named or not, except these names."""
     return _by_name(
         "save_anything_except_these_names", names_not_to_save, listed=False, other=True, unnamed=True
     )
 
 
 def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
-    """Keep what either policy keeps; where both do, the first says where."""
+    """Save the values that either policy saves; the first one's memory wins."""
     for policy in (policy_1, policy_2):
         check_callable(policy, "save_from_both_policies")
     return _Both(policy_1, policy_2)
@@ -243,11 +246,11 @@ def save_and_offload_only_these_names(
     offload_src: str,
     offload_dst: str,
 ) -> Policy:
-    """Keep the values that have a name: of the one list where they are, of the other in the memory ``offload_dst``.
+    """Save the values of the first list of names in place, of the second in the memory ``offload_dst``.
 
     Args:
       names_which_can_be_saved, names_which_can_be_offloaded: the names; no name may be in both.
-      offload_src, offload_dst: memories: where the values are made and read (``"device"``), where they wait
+      offload_src, offload_dst: memories: where values are computed and read (``"device"``), and where they wait
         (``"pinned_host"``).
     """
     api = "save_and_offload_only_these_names"
@@ -255,9 +258,9 @@ def save_and_offload_only_these_names(
     offloaded = _names(api, names_which_can_be_offloaded)
     if both := saved & offloaded:
         raise ValueRangeError(
-            f"{api}: {', '.join(map(repr, sorted(both)))} can be saved and can be offloaded.",
+            f"{api}: both lists hold {', '.join(map(repr, sorted(both)))}.",
             where=source.here(),
-            fix="give each name to one of the lists",
+            fix="use each name in one list",
         )
     return _SaveAndOffload(saved, offloaded, _memories(api, offload_src, offload_dst))
 

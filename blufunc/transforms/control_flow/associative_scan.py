@@ -1,7 +1,7 @@
-"""``associative_scan``: prefix combinations with the user's associative function, in logarithmically many steps.
+"""``associative_scan``: prefix scan with a user's associative function, in O(log n) steps.
 
-Transforms, stage 2: a front over ``core/ops/prefix.py`` for pytrees. Nothing here is a primitive, so that
-derivatives and batches are those of the operations that the function is made of.
+Transforms, stage 2: the pytree version of ``core/ops/prefix.py``. In: a function and arrays. Out: all prefixes. It is
+not a primitive: derivatives and batches come from the operations of the function.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from blufunc.transforms.arguments import as_values, check_callable, name_of
 
 
 def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
-    """All prefixes of ``elems`` along ``axis`` combined by ``fn``.
+    """Combine all prefixes of ``elems`` along ``axis`` by ``fn``.
 
     Args:
-      fn: ``fn(earlier, later)``, associative, of pytrees like ``elems`` whose size along ``axis`` may be any, to
-        one of the same structure, shapes and dtypes.
-      elems: a pytree of arrays that agree in size along ``axis``.
-      reverse: whether to go from the end to the front.
-      axis: the axis, of every array; a negative one counts from the end of the first.
+      fn: ``fn(earlier, later)``, associative, of pytrees like ``elems`` with any size along ``axis``; returns one of
+        the same structure, shapes and dtypes.
+      elems: a pytree of arrays with one size along ``axis``.
+      reverse: combine suffixes, from the end; default False.
+      axis: the axis of every array; a negative one counts from the end of the first. Default 0.
     Returns:
-      a pytree like ``elems``: the element i is the combination of the elements up to i.
+      a pytree like ``elems``: element i combines the elements up to i.
     """
     check_callable(fn, "associative_scan")
     leaves, in_tree = tree.flatten(elems)
@@ -48,7 +48,7 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
         results = as_values(out, lambda i: f"the result of {name_of(fn)}")
         if out_tree != in_tree or any(not r.aval.same_type(x.aval) for r, x in zip(results, a, strict=True)):
             raise errors.CarryError(
-                f"the function of associative_scan, {name_of(fn)}, must return what it is given: "
+                f"the function of associative_scan, {name_of(fn)}, must return the types of its arguments: "
                 f"{', '.join(str(x.aval) for x in a)}, not {', '.join(str(r.aval) for r in results)}.",
                 where=source.here(),
             )

@@ -1,7 +1,7 @@
-"""Primitives that call jaxprs: ``jit`` and the rules that all plain calls share.
+"""Primitives that call jaxprs: ``jit``, and the rules shared by all plain calls.
 
-Transforms, stage 2. A call equation holds a closed jaxpr. Its rules transform that jaxpr (once,
-memoised on it) and call the result, so that the structure the user gave a program is kept.
+Transforms, stage 2. In: a call equation, which holds a closed jaxpr. Out: calls of transformed jaxprs (memoized on the
+original), so that the program keeps the structure the user gave it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from blufunc.transforms.batching.batch import batch_jaxpr
 
 
 class Call(Primitive):
-    """A kind: calls of ``params["jaxpr"]``, a jaxpr without constants, on all operands."""
+    """Base of calls of ``params["jaxpr"]``, a jaxpr without constants, on all operands."""
 
     kind = "call"
     multiple_results = True
@@ -44,11 +44,11 @@ class Call(Primitive):
         return params["jaxpr"].effects
 
     def derived(self, params: dict, jaxpr: Jaxpr, n_args: int) -> dict:
-        """The parameters of the call of a transformed jaxpr with ``n_args`` operands."""
+        """Parameters of the call of a transformed jaxpr with ``n_args`` operands."""
         return {**params, "jaxpr": jaxpr}
 
     def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
-        """Call a jaxpr that a transform produced, its constants first."""
+        """Call a jaxpr that a transform returned, constants first."""
         closed, consts = jaxpr.hoist()
         ins = [*consts, *args]
         return self.bind(*ins, **self.derived(params, closed, len(ins)))
@@ -81,7 +81,7 @@ class Call(Primitive):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)
         primal, linear, out_nonzeros, _ = linearize_jaxpr(params["jaxpr"], nonzeros)
         n = len(out_nonzeros)
-        # A residual that is a parameter or already a result need not be returned: the value is at hand.
+        # A residual that is a parameter or a result need not be returned: the caller has it.
         primal, places = forward_residuals(primal, n)
         results = self.call(primal, primals, params)
         outs, residuals = results[:n], [(primals if of_input else results)[i] for of_input, i in places]
@@ -90,7 +90,7 @@ class Call(Primitive):
         return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
 
     def split(self, trace, args, *, jaxpr: Jaxpr, **params):
-        """The body, each of its equations on its side."""
+        """Split the body, and inline its equations on their sides."""
         return eval_jaxpr(jaxpr, args)
 
     def transpose(self, cts, *args, **params):
@@ -110,13 +110,13 @@ class Call(Primitive):
         return self.call(jaxpr, ins, params), [0 if b else None for b in out_batched]
 
     def rewrite(self, bodies, operands, **params):
-        """The call of the transformed body."""
+        """Call the transformed body."""
         body = params["jaxpr"]
         jaxpr, kinds = bodies.body(body, [bodies.kind(x) for x in operands])
         return bodies.boxes(self.call(jaxpr, bodies.leaves(operands), params), kinds, body.out_avals)
 
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
-        """The call without the results that nobody reads, and without the operands that only they need."""
+        """Drop results that are not read, and operands that only they need."""
         key = ("drop", tuple(reads))
         body = eqn.params["jaxpr"]
         jaxpr: Jaxpr = body.memoised(key, lambda: simplify.dce(body, reads))
@@ -135,9 +135,9 @@ class Call(Primitive):
 
 
 def forward_residuals(primal: Jaxpr, n: int) -> tuple[Jaxpr, list[tuple[bool, int]]]:
-    """The primal jaxpr without residuals (outputs from ``n`` on) that its caller has anyway.
+    """Drop residuals (outputs from ``n`` on) that the caller already has from the primal jaxpr.
 
-    Also where each residual is found: ``(True, i)`` is argument i, ``(False, i)`` is result i.
+    Also returns where each residual is: ``(True, i)`` is argument i, ``(False, i)`` is result i.
     """
     return primal.memoised(("forwarded", n), lambda: _forwarded(primal, n))
 
@@ -159,14 +159,12 @@ def _forwarded(primal: Jaxpr, n: int) -> tuple[Jaxpr, list[tuple[bool, int]]]:
 
 
 class _Jit(Call):
-    """A function compiled as one program; inlined into the program around it."""
+    """A function compiled as one program; inlined into an enclosing program."""
 
     name, inline = "jit", True
 
     def linearize(self, trace, primals, tangents, *, jaxpr, **params):
-        if (
-            state.trace is EVAL
-        ):  # two programs, whose device is known: what is kept between them is for one form only
+        if state.trace is EVAL:  # two programs on a known device: their residuals are for one variant only
             jaxpr = _in_forms_of(
                 device_of([*map(concrete, primals)], self.name, simplify.home_of(jaxpr)), jaxpr
             )
@@ -176,11 +174,11 @@ class _Jit(Call):
 
 
 def _in_forms_of(device: Device, jaxpr: Jaxpr) -> Jaxpr:
-    """A jaxpr in the forms that a device prefers."""
+    """Select the variants of a jaxpr that a device prefers."""
 
     def choose() -> tuple[Jaxpr | None]:
-        made = device.backend.chosen(jaxpr)
-        return (None if made is jaxpr else made,)  # a memo of itself would keep it alive
+        selected = device.backend.chosen(jaxpr)
+        return (None if selected is jaxpr else selected,)  # memoizing itself would keep it alive
 
     (found,) = jaxpr.memoised(("in forms of", device, config.matmul_precision), choose)
     return found or jaxpr

@@ -1,8 +1,8 @@
-"""``cond`` and ``switch``: one of several jaxprs runs, as one primitive with all rules.
+"""``cond`` and ``switch``: one primitive that runs one of several jaxprs, with all rules.
 
-Transforms, stage 2. The operands are the index of the branch and then the operands of every branch; the branches
-are closed jaxprs of one type. Derivatives and batches of a cond are conds of transformed branches. What branches
-have of their own, constants and residuals, is joined: each takes, or returns, what any of them needs.
+Transforms, stage 2. In: the index of the branch, and the operands of all branches, which are closed jaxprs of one type.
+Out: the results of the branch. Derivatives and batches of a cond are conds of transformed branches. Constants and
+residuals of branches are merged: each branch takes, or returns, the union.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Flags = tuple[bool, ...]
 
 
 class _Cond(Primitive):
-    """Branch ``index`` of ``branches`` on the other operands; an index out of range takes the nearest branch."""
+    """Runs branch ``index`` of ``branches`` on the other operands; the index is clamped."""
 
     name, kind, multiple_results = "cond", "control", True
 
@@ -70,7 +70,7 @@ class _Cond(Primitive):
     def jvp(self, primals, tangents, *, branches: Branches):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents[1:])
         derived, out_nonzeros = _agree(
-            branches, lambda b, wanted: jvp_jaxpr(b, nonzeros, wanted), len(branches[0].outvars)
+            branches, lambda b, required: jvp_jaxpr(b, nonzeros, required), len(branches[0].outvars)
         )
         ts = [t for t in tangents[1:] if t.__class__ is not Zero]
         results = self._call(primals[0], derived, [*primals[1:], *ts])
@@ -87,7 +87,7 @@ class _Cond(Primitive):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents[1:])
         parts, flags = _agree(
             branches,
-            lambda b, wanted: _halves(linearize_jaxpr(b, nonzeros, wanted)),
+            lambda b, required: _halves(linearize_jaxpr(b, nonzeros, required)),
             len(branches[0].outvars),
         )
         outs, out_ts = self._two_conds(trace.tangents, index, parts, operands, ts)
@@ -95,11 +95,13 @@ class _Cond(Primitive):
         return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, flags, strict=True)]
 
     def split(self, trace, args, *, branches: Branches):
-        """Two conds, where operands are values and tangents side by side."""
+        """Two conds, if operands mix values and tangents."""
         index, *operands = args
         tangents = tuple(map(trace.is_tangent, operands))
         parts, flags = _agree(
-            branches, lambda b, wanted: _halves(split_jaxpr(b, tangents, wanted)), len(branches[0].outvars)
+            branches,
+            lambda b, required: _halves(split_jaxpr(b, tangents, required)),
+            len(branches[0].outvars),
         )
         ps = [x for x, t in zip(operands, tangents, strict=True) if not t]
         ts = [x for x, t in zip(operands, tangents, strict=True) if t]
@@ -111,7 +113,7 @@ class _Cond(Primitive):
     def _two_conds(
         self, tangents, index: Any, halves: Sequence[tuple[Jaxpr, Jaxpr]], ps: Sequence, ts: Sequence
     ) -> tuple[list, list]:
-        """Run branches that were divided: now on the values ``ps``, and in the linear jaxpr on the tangents ``ts``.
+        """Run split branches: the primal halves on ``ps``, the linear ones on the tangents ``ts``.
 
         Returns:
           the results of the first without the residuals, and those of the second.
@@ -132,7 +134,7 @@ class _Cond(Primitive):
         linear = tuple(map(is_linear, args))
         ct_nonzeros = tuple(ct.__class__ is not Zero for ct in cts)
         derived, nonzeros = _agree(
-            branches, lambda b, wanted: transpose_jaxpr(b, linear, ct_nonzeros, wanted), sum(linear)
+            branches, lambda b, required: transpose_jaxpr(b, linear, ct_nonzeros, required), sum(linear)
         )
         ins = [a for a in args if not is_linear(a)] + [ct for ct in cts if ct.__class__ is not Zero]
         outs = iter(self._call(index, derived, ins))
@@ -146,10 +148,12 @@ class _Cond(Primitive):
         ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(operands, dims, strict=True)]
         if index_dim is None:
             derived, out_batched = _agree(
-                branches, lambda b, wanted: batch_jaxpr(b, axis, batched, wanted), len(branches[0].outvars)
+                branches,
+                lambda b, required: batch_jaxpr(b, axis, batched, required),
+                len(branches[0].outvars),
             )
             return self._call(index, derived, ins), [0 if b else None for b in out_batched]
-        # each element takes its own branch: all run, and the results are chosen from
+        # each element has its own branch: all run, and a select chooses
         effects.check_divergence(self, {"branches": branches})
         everywhere = (True,) * len(branches[0].outvars)
         index = clamp(0, index, len(branches) - 1)
@@ -160,8 +164,8 @@ class _Cond(Primitive):
         batched = tuple(b or is_inexact(a) for a, b in zip(operands, batched, strict=True))
         choices = []
         for i, branch in enumerate(branches):
-            taken = eq(index, i)
-            mine = [where_taken(taken, x) if b else x for x, b in zip(ins, batched, strict=True)]
+            chosen = eq(index, i)
+            mine = [where_taken(chosen, x) if b else x for x, b in zip(ins, batched, strict=True)]
             choices.append(eval_jaxpr(batch_jaxpr(branch, axis, batched, everywhere)[0], mine))
         outs = [_choose(index, xs) for xs in zip(*choices, strict=True)]
         return outs, [0] * len(outs)
@@ -173,7 +177,7 @@ class _Cond(Primitive):
         kinds = [bodies.kind(x) for x in operands]
         derived, _ = _agree(
             branches,
-            lambda b, wanted: _with_flags(bodies.body(b, kinds, wanted)),
+            lambda b, required: _with_flags(bodies.body(b, kinds, required)),
             len(branches[0].outvars),
         )
         jaxprs = [jaxpr for jaxpr, _ in derived]
@@ -182,12 +186,12 @@ class _Cond(Primitive):
         return bodies.boxes(outs, out_kinds, branches[0].out_avals)
 
     def _call(self, index: Any, branches: Sequence[Jaxpr], operands: Sequence[Any]) -> list[Any]:
-        """A cond of jaxprs that a transform produced, their constants first."""
+        """Bind a cond of jaxprs that a transform returned, constants first."""
         joined, consts = _joined(branches)
         return self.bind(index, *consts, *operands, branches=joined)
 
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
-        """The cond without the results that nobody reads, and without the operands that only they need."""
+        """Drop results that are not read, and operands that only they need."""
         branches = eqn.params["branches"]
 
         def narrow():
@@ -212,13 +216,13 @@ class _Cond(Primitive):
 def _agree(
     branches: Sequence[Jaxpr], transform: Callable[[Jaxpr, Flags], tuple[Any, Flags]], n: int
 ) -> tuple[list[Any], Flags]:
-    """Transformed branches of one type.
+    """Transform branches so that they have one type.
 
     Args:
       transform: gives ``(transformed, flags)`` from a branch and the flags to set in any case.
       n: the number of flags.
     Returns:
-      the transformed branches, and the flags that are set in any of them and therefore in all.
+      the transformed branches, and the union of their flags, which all of them have.
     """
     flags = [transform(b, (False,) * n)[1] for b in branches]
     union = tuple(map(any, zip(*flags, strict=True)))
@@ -226,17 +230,17 @@ def _agree(
 
 
 def _halves(divided: tuple) -> tuple[tuple[Jaxpr, Jaxpr], Flags]:
-    """The two jaxprs that ``linearize_jaxpr`` and ``split_jaxpr`` begin with, and the flags."""
+    """The two jaxprs that ``linearize_jaxpr`` or ``split_jaxpr`` returned first, and the flags."""
     return divided[:2], divided[2]
 
 
 def _with_flags(transformed: tuple) -> tuple[tuple, Flags]:
-    """A body under a user's transform with the kinds of its results, and which of them are boxed."""
+    """A body under a user's transform with the kinds of its results, and a flag per boxed result."""
     return transformed, tuple(k is not None for k in transformed[1])
 
 
 def _joined(branches: Sequence[Jaxpr]) -> tuple[Branches, tuple]:
-    """Closed branches that all take the constants of all as leading operands, each once, and those constants."""
+    """Closed branches that take the deduplicated constants of all as leading operands, and these constants."""
     if not any(b.constvars for b in branches):
         return tuple(branches), ()
     consts = {id(c): c for b in branches for c in b.consts}
@@ -249,21 +253,21 @@ def _joined(branches: Sequence[Jaxpr]) -> tuple[Branches, tuple]:
             joined.append(b.replace(invars=[*leading, *b.invars], constvars=(), consts=(), arg_names=()))
         return tuple(joined)
 
-    # a memo by identity: the constants of a jaxpr are part of it
+    # memoized by identity: constants are part of a jaxpr
     return branches[0].memoised(("cond joined", *branches[1:]), join), tuple(consts.values())
 
 
 def _join_residuals(
     primals: Sequence[Jaxpr], linears: Sequence[Jaxpr], n_res: Sequence[int]
 ) -> tuple[list[Jaxpr], list[Jaxpr], list[int], int]:
-    """Give divided branches the same residuals.
+    """Give split branches the same residuals.
 
-    A residual that is an operand is taken from there. The others are returned through slots, which branches share
-    where the types agree; a branch that does not use a slot fills it with zeros.
+    A residual that is an operand is read from there. Others are returned in slots, which branches share by type; a
+    branch fills the slots it does not use with zeros.
 
     Returns:
       primal branches that return the results and then the slots; linear branches that take operands, slots and
-      tangents; which operands those are; the number of slots.
+      tangents; the indices of these operands; the number of slots.
     """
     n_out = len(primals[0].outvars) - n_res[0]
     operands: list[int] = []
@@ -298,8 +302,8 @@ def _join_residuals(
 
     def linear_branch(linear, mine):
         def fun(*args):
-            taken, rest = args[: len(operands)], args[len(operands) :]
-            residuals = [taken[operands.index(i)] if is_operand else rest[i] for is_operand, i in mine]
+            chosen, rest = args[: len(operands)], args[len(operands) :]
+            residuals = [chosen[operands.index(i)] if is_operand else rest[i] for is_operand, i in mine]
             return eval_jaxpr(linear, [*residuals, *rest[len(slots) :]])
 
         avals = [primals[0].in_avals[i] for i in operands] + slots + linear.in_avals[len(mine) :]
@@ -314,29 +318,29 @@ def _join_residuals(
 
 
 def _filler(aval: ShapedArray) -> Any:
-    """What a branch returns in a slot that it does not use."""
+    """The filler of an unused slot."""
     if dtypes.is_key(aval.dtype):
         return broadcast_to(scalar(np.zeros((), aval.dtype)[()], aval.dtype), aval.shape)
     return zeros(aval)
 
 
 def is_inexact(x: Any) -> bool:
-    """Whether a value can have a derivative."""
+    """True if a value is differentiable."""
     return dtypes.is_inexact(x.aval.dtype)
 
 
-def where_taken(taken: Any, x: Any) -> Any:
-    """The values of a batch for a way that some elements take, differentiated for these only.
+def where_taken(chosen: Any, x: Any) -> Any:
+    """The operands of one branch of a batched cond, without derivatives at elements that take another.
 
-    The derivative of a way at an element that does not take it may be infinite, and zero times that is NaN.
+    The derivative of a branch at an element that does not take it may be infinite, and zero times that is NaN.
     """
     if not is_inexact(x):
         return x
-    return select(broadcast_in_dim(taken, x.aval.shape, (0,)), x, stop_gradient(x))
+    return select(broadcast_in_dim(chosen, x.aval.shape, (0,)), x, stop_gradient(x))
 
 
 def _choose(index: Any, choices: Sequence[Any]) -> Any:
-    """For each element of a batch the choice that its index names."""
+    """Select for each element of a batch the choice at its index."""
     shape = choices[0].aval.shape
     result = choices[-1]
     for i in range(len(choices) - 2, -1, -1):
@@ -355,15 +359,15 @@ _NO_OPERAND = object()  # None is an operand: a pytree of nothing
 def cond(
     pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any, operand: Any = _NO_OPERAND
 ) -> Any:
-    """``true_fun(*operands)`` where ``pred`` holds, else ``false_fun(*operands)``.
+    """``true_fun(*operands)`` if ``pred`` holds, else ``false_fun(*operands)``.
 
-    Both are traced, one runs. Under ``vmap`` with a mapped ``pred`` both run, and the results are chosen from.
+    Both are traced, one runs. Under ``vmap`` with a mapped ``pred`` both run, and a select chooses.
 
     Args:
-      pred: a boolean or number of rank 0; numbers hold unless they are zero.
+      pred: a boolean or numeric scalar; a number holds unless it is zero.
       true_fun, false_fun: functions of the operands with results of one structure and type.
       operands: pytrees.
-      operand: a single operand, by name, in the place of ``operands``.
+      operand: a single operand, by name, instead of ``operands``.
     Raises:
       BranchError: the results of the branches differ in structure or type.
     """
@@ -385,19 +389,19 @@ def cond(
 def switch(index: Any, branches: Sequence[Callable], *operands: Any, operand: Any = _NO_OPERAND) -> Any:
     """``branches[index](*operands)``; an index out of range takes the nearest branch.
 
-    All are traced, one runs. Under ``vmap`` with a mapped ``index`` all run, and the results are chosen from.
+    All are traced, one runs. Under ``vmap`` with a mapped ``index`` all run, and a select chooses.
 
     Args:
-      index: an integer of rank 0.
+      index: an integer scalar; clamped to the range.
       branches: functions of the operands with results of one structure and type.
       operands: pytrees.
-      operand: a single operand, by name, in the place of ``operands``.
+      operand: a single operand, by name, instead of ``operands``.
     Raises:
       BranchError: the results of the branches differ in structure or type.
     """
     if not isinstance(branches, Sequence) or not branches:
         raise errors.ArgumentError(
-            f"switch takes a sequence of functions, one at least, not {branches!r:.60}.", where=source.here()
+            f"switch takes a non-empty sequence of functions, not {branches!r:.60}.", where=source.here()
         )
     for f in branches:
         check_callable(f, "switch")
@@ -409,19 +413,19 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any, operand: An
     operands = _operands("switch", operands, operand)
     dtype = (
         index.aval.dtype
-    )  # clamped there: an index beyond 32 bits is no branch, and a small dtype may not reach all
+    )  # clamped in int64, since an index may exceed 32 bits, and a small dtype may not reach all branches
     bound = scalar(min(len(branches) - 1, int(dtypes.iinfo(dtype).max)), dtype)
     index = convert(clamp(scalar(0, dtype), index, bound), np.dtype(np.int32))
     return _branch("switch", index, tuple(branches), operands)
 
 
 def _operands(what: str, operands: tuple, operand: Any) -> tuple:
-    """The operands, given by place or the only one by name."""
+    """The operands, positional or the single one by name."""
     if operand is _NO_OPERAND:
         return operands
     if operands:
         raise errors.ArgumentError(
-            f"{what} was given operands by place and another by name.",
+            f"{what} got positional operands and another by name.",
             where=source.here(),
             fix="pass all by place",
         )
@@ -447,25 +451,27 @@ def _branch(what: str, index: Any, functions: Sequence[Callable], operands: tupl
     common = []
     for path, outs in zip(out_paths, zip(*[j.out_avals for j, _ in traced], strict=True), strict=True):
         strong = [a for a in outs if not a.weak_type] or outs
-        wanted = strong[0]
+        required = strong[0]
         for f, a in zip(functions, outs, strict=True):
-            joins = a.weak_type and dtypes.promote((a.dtype, True), (wanted.dtype, False))[0] == wanted.dtype
-            if a.shape != wanted.shape or (a.dtype != wanted.dtype and not joins):
-                i = outs.index(wanted)
+            joins = (
+                a.weak_type and dtypes.promote((a.dtype, True), (required.dtype, False))[0] == required.dtype
+            )
+            if a.shape != required.shape or (a.dtype != required.dtype and not joins):
+                i = outs.index(required)
                 raise errors.BranchError(
-                    f"the branches of {what} return different types: the result{path} is {wanted} from "
+                    f"the branches of {what} return different types: the result{path} is {required} from "
                     f"{name_of(functions[i])} and {a} from {name_of(f)}.",
                     where=source.here(),
                     fix="make them agree: .astype(dtype), or bnp.broadcast_to(x, shape)",
                 )
-        common.append(wanted.dtype)
+        common.append(required.dtype)
     jaxprs = [_with_dtypes(j, common) for j, _ in traced]
     outs = cond_p._call(index, jaxprs, values)
     return tree.unflatten(out_tree, outs)
 
 
 def _trace(f: Callable, what: str, in_tree: tree.TreeDef, avals: Sequence[ShapedArray]) -> tuple[Jaxpr, Any]:
-    """A branch as a jaxpr, and the structure of its results."""
+    """Trace a branch; its jaxpr, and the structure of its results."""
     out_tree: Any = None
     name = name_of(f)
 
@@ -477,12 +483,12 @@ def _trace(f: Callable, what: str, in_tree: tree.TreeDef, avals: Sequence[Shaped
     return stage(flat, avals, name), out_tree
 
 
-def _with_dtypes(jaxpr: Jaxpr, wanted: Sequence[np.dtype]) -> Jaxpr:
-    """The jaxpr with its weakly typed results converted to the dtypes that all branches return."""
-    if all(a.dtype == d for a, d in zip(jaxpr.out_avals, wanted, strict=True)):
+def _with_dtypes(jaxpr: Jaxpr, required: Sequence[np.dtype]) -> Jaxpr:
+    """Convert weakly typed results of the jaxpr to the common dtypes of the branches."""
+    if all(a.dtype == d for a, d in zip(jaxpr.out_avals, required, strict=True)):
         return jaxpr
     return stage(
-        lambda *xs: [convert(x, d) for x, d in zip(eval_jaxpr(jaxpr, xs), wanted, strict=True)],
+        lambda *xs: [convert(x, d) for x, d in zip(eval_jaxpr(jaxpr, xs), required, strict=True)],
         jaxpr.in_avals,
         jaxpr.name,
     )

@@ -1,7 +1,7 @@
-"""The carry of a loop, which keeps its structure and types from step to step.
+"""The carry of a loop, whose structure and types must not change between steps.
 
-Transforms, stage 2, shared by ``scan`` and ``while_loop``. In come the initial carry and what a traced body returns;
-out comes the carry to begin with, or an error that names the part that differs.
+Transforms, stage 2, shared by ``scan`` and ``while_loop``. In: the initial carry, and the results of a traced body.
+Out: the carry with its final types, or an error that names the part that differs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from blufunc.core.pytree import tree
 def settle(
     carry: Sequence[Any], body: Jaxpr, restage: Callable[[list[ShapedArray]], Jaxpr]
 ) -> tuple[list[Any], Jaxpr]:
-    """The carry with strong types, and the body traced with them.
+    """The carry with strong types, and the body traced for them.
 
-    A weakly typed carry is strong after one step, of the dtype that the body gives it.
+    A weakly typed carry becomes strong after one step, in the dtype that the body returns.
     """
     if not any(c.aval.weak_type for c in carry):
         return list(carry), body
@@ -32,7 +32,7 @@ def settle(
 
 
 def strengthened(c: Any, after: ShapedArray) -> Any:
-    """A value, converted as promotion says if it is weak and becomes a value of another dtype."""
+    """Promote a weakly typed value that becomes a value of another dtype."""
     dtype = c.aval.dtype
     if not c.aval.weak_type or not (dtypes.is_numeric(after.dtype) or dtypes.is_bool(after.dtype)):
         return c
@@ -40,10 +40,10 @@ def strengthened(c: Any, after: ShapedArray) -> Any:
 
 
 def check_structure(loop: str, name: str, before: tree.TreeDef, after: tree.TreeDef) -> None:
-    """Raise CarryError unless a body returns the structure that it is given."""
+    """Raise CarryError unless a body returns the structure it takes."""
     if before != after:
         raise errors.CarryError(
-            f"the body of {loop}, {name}, returns a carry of another structure than it is given.",
+            f"the body of {loop}, {name}, returns a carry of a different structure than it takes.",
             where=source.here(),
             why="; ".join(treepath.diff(before, after, "init", "the returned carry")[:4]),
         )
@@ -52,14 +52,14 @@ def check_structure(loop: str, name: str, before: tree.TreeDef, after: tree.Tree
 def check_types(
     loop: str, name: str, paths: Sequence[str], before: Sequence[Any], after: Sequence[ShapedArray]
 ) -> None:
-    """Raise CarryError unless a body returns the types that it is given."""
+    """Raise CarryError unless a body returns the types it takes."""
     for path, c, a in zip(paths, before, after, strict=False):
         if not c.aval.same_type(a):
             raise errors.CarryError(
-                f"the body of {loop}, {name}, is given the carry{path} as {c.aval} and returns it as {a}.",
+                f"the body of {loop}, {name}, takes the carry{path} as {c.aval} and returns it as {a}.",
                 where=source.here(),
                 why="every step must take and return the same type.",
-                fix="give init the type that the body returns, or convert in the body with .astype",
+                fix="use the body's result type for init, or convert in the body with .astype",
             )
 
 
@@ -68,19 +68,19 @@ def boxed(
 ) -> tuple[list[Any], Jaxpr, tuple]:
     """The carry and body of a loop under a user's transform.
 
-    A carry has a box if it is given one or if a step gives it one; which do is found by iterating to a fixpoint.
+    A carry is boxed if its initial value is, or if a step boxes it; found by iteration to a fixpoint.
 
     Args:
-      bodies: what transforms jaxprs, a ``transform.Bodies``.
-      kinds_of: the kinds of the operands of the body, from those of the carry.
+      bodies: transforms jaxprs, a ``transform.Bodies``.
+      kinds_of: maps the kinds of the carry to the kinds of the body's operands.
     Returns:
-      the carry, boxed where need be; the transformed body, which returns such carries; the kinds of its results.
+      the carry, boxed if necessary; the transformed body, which returns such carries; the kinds of its results.
     """
     carry, n = [x if bodies.kind(x) is None else bodies.lifted(x) for x in carry], len(carry)
     while True:
         kinds = [bodies.kind(x) for x in carry]
-        wanted = [*(k is not None for k in kinds), *(False,) * (len(body.outvars) - n)]
-        transformed, out_kinds = bodies.body(body, kinds_of(kinds), wanted)
+        required = [*(k is not None for k in kinds), *(False,) * (len(body.outvars) - n)]
+        transformed, out_kinds = bodies.body(body, kinds_of(kinds), required)
         if all(k is not None or after is None for k, after in zip(kinds, out_kinds, strict=False)):
             break
         carry = [bodies.lifted(x) if k is not None else x for x, k in zip(carry, out_kinds, strict=False)]

@@ -1,6 +1,6 @@
-"""Loops written with ``scan`` and ``while_loop``: ``fori_loop`` and ``map``.
+"""``fori_loop`` and ``map``, in terms of ``scan`` and ``while_loop``.
 
-Transforms, stage 2. Nothing here is a primitive: what a user writes becomes the loop that says the same.
+Transforms, stage 2. In: a user's loop. Out: equivalent loop primitives; there are no primitives here.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from blufunc.transforms.control_flow.while_loop import while_loop
 def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unroll: int | None = None) -> Any:
     """``for i in range(lower, upper): val = body_fun(i, val)``.
 
-    With static bounds (Python integers, or arrays that are not traced) it is a scan, and both modes work; otherwise
-    a ``while_loop``, and reverse mode does not.
+    With static bounds (Python integers, or arrays that are not traced) it is a scan, differentiable in both modes;
+    otherwise a ``while_loop``, which has no reverse mode.
 
     Args:
-      lower, upper: integers of rank 0.
-      body_fun: from (i, val) to the next val, of the same structure, shapes and dtypes; i is an int32, or of the
+      lower, upper: integer scalars.
+      body_fun: from (i, val) to the next val, of the same structure, shapes and dtypes; i is an int32, or has the
         dtype of the bounds if they are arrays.
-      init_val: the first val, a pytree.
-      unroll: a hint to compilers, for static bounds: how many steps to lay out in a row.
+      init_val: the initial val, a pytree.
+      unroll: for static bounds, a hint to compilers: the number of steps to unroll.
     Returns:
       the last val; ``init_val`` if ``upper <= lower``.
     """
@@ -45,7 +45,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
     for b in bounds:
         if b.aval.ndim or not dtypes.is_integer(b.aval.dtype):
             raise errors.ArgumentError(
-                f"the bounds of fori_loop are integers of rank 0, not {b.aval}.", where=source.here()
+                f"the bounds of fori_loop are integer scalars, not {b.aval}.", where=source.here()
             )
     kinds = [(b.aval.dtype, b.aval.weak_type) for b in bounds]
     dtype = dtypes.promote(*kinds)[0]
@@ -78,12 +78,12 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
 
 
 def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
-    """``f`` of each x along the first axis of ``xs``, one after the other, the results stacked.
+    """Apply ``f`` to each element along the first axis of ``xs``, sequentially, and stack the results.
 
     Args:
       f: from an element, a pytree, to a pytree.
       xs: a pytree of arrays with one leading axis size.
-      batch_size: how many elements to do at once, by ``vmap``: memory for speed.
+      batch_size: the number of elements to run at once by ``vmap``: faster, for more memory. Default 1.
     """
     check_callable(f, "map")
     if batch_size is None:
@@ -97,7 +97,7 @@ def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     if not values or any(not v.aval.ndim or v.aval.shape[0] != values[0].aval.shape[0] for v in values):
         listed = ", ".join(f"xs{p} {v.aval}" for p, v in zip(paths, values, strict=True))
         raise errors.ShapeError(
-            f"map takes arrays with one leading axis size, not {listed or 'none at all'}.",
+            f"map takes arrays with one leading axis size, not {listed or 'none'}.",
             where=source.here(),
         )
     n = values[0].aval.shape[0]

@@ -1,13 +1,13 @@
-"""``either``: one computation in two forms, of which the device that runs the program takes one.
+"""``either``: a computation in two variants, of which the device that runs the program takes one.
 
-Transforms, stage 2. An equation has a plain body, which is what a user wrote, and a preferred one, which computes the
-same by operations that some devices have kernels for. Which device runs a program is known when it is compiled, long
-after it was differentiated; so both bodies go through all transforms, and ``core/programs/alternatives.py`` chooses.
+Transforms, stage 2. In: a plain body, as the user wrote it, and a preferred one, with operations that some devices have
+kernels for. Out: an equation with both. The device is known at compilation, long after differentiation, so both bodies
+go through all transforms, and ``core/programs/alternatives.py`` selects one.
 
-Linearizing keeps what either needs: the results of the forward equation are those that both have, then what only the
-backward pass of the plain body reads, then what only that of the preferred one does (``parts``). Both bodies compute
-all of it, but nobody reads what belongs to the one that is not taken, so that a device without kernels runs exactly
-what it would run had nothing been recognised.
+Linearization saves the residuals of either: the forward equation returns the common results, then residuals that only
+the plain backward pass reads, then those of the preferred one (``parts``). Both bodies compute all of them, but dead
+code elimination removes the residuals of the variant that is not taken, so that a device without kernels runs exactly
+the program as written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, eval_jaxpr
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
-from blufunc.core.programs.recognizers import as_written
+from blufunc.core.programs.alternatives import as_written
 from blufunc.core.programs.stage import stage
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.autodiff.linearize import linearize_jaxpr
@@ -30,12 +30,12 @@ Flags = tuple[bool, ...]
 
 
 class _Either(Call):
-    """Params: jaxpr, the plain body; preferred, the other, of the same types; parts: how many results are of both, of
-    the plain body alone, and of the preferred one alone; held: for each operand whether the preferred body is without
-    a good derivative in it."""
+    """Params: jaxpr, the plain body; preferred, the other, of the same types; parts: the numbers of results of both, of
+    the plain body alone, and of the preferred one alone; held: a flag per operand, True if the preferred body has no
+    good derivative in it."""
 
     name, alternative = "either", "preferred"
-    drop_outputs = None  # type: ignore[assignment]  # whose results are read says which body is taken
+    drop_outputs = None  # type: ignore[assignment]  # the results that are read select the body
 
     def both(
         self,
@@ -44,44 +44,44 @@ class _Either(Call):
         parts: tuple[int, int, int],
         held: Sequence[bool],
     ) -> list:
-        """The equation for bodies that a transform produced, which may have constants."""
+        """Bind bodies that a transform returned, which may have constants."""
         (first, consts), (second, more) = [body.hoist() for body in bodies]
         n, m = len(consts), len(more)
-        mine, other = first.invars, second.invars
+        mine, n_preferred = first.invars, second.invars
         pad = lambda like: [Var(v.aval) for v in like]
         params = {
-            "jaxpr": first.replace(invars=[*mine[:n], *pad(other[:m]), *mine[n:]], arg_names=()),
-            "preferred": second.replace(invars=[*pad(mine[:n]), *other], arg_names=()),
+            "jaxpr": first.replace(invars=[*mine[:n], *pad(n_preferred[:m]), *mine[n:]], arg_names=()),
+            "preferred": second.replace(invars=[*pad(mine[:n]), *n_preferred], arg_names=()),
             "parts": parts,
             "held": (False,) * (n + m) + tuple(held),
         }
         return self.bind(*consts, *more, *args, **params)
 
     def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
-        """What other transforms make of the plain body is a plain call."""
+        """Other transforms see a plain call of the plain body."""
         closed, consts = jaxpr.hoist()
         return jit_p.bind(*consts, *args, jaxpr=closed, name=self.name)
 
     def evaluate(self, args, params):
-        """As a program of one equation, so that a device may choose."""
+        """Evaluate as a program of one equation, so that a device may select."""
         jaxpr: Jaxpr = params["jaxpr"]
 
         def alone() -> Jaxpr:
             ins, outs = [Var(v.aval) for v in jaxpr.invars], [Var(a.strong()) for a in jaxpr.out_avals]
             return Jaxpr(ins, [Eqn(self, ins, outs, params, None)], outs, name=self.name)
 
-        made = jaxpr.memoised(("alone", params["preferred"], params["parts"]), alone)
-        return super().evaluate(args, {**params, "jaxpr": made})
+        single = jaxpr.memoised(("alone", params["preferred"], params["parts"]), alone)
+        return super().evaluate(args, {**params, "jaxpr": single})
 
     def jvp(self, primals, tangents, *, jaxpr, preferred, parts, held):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)
         bodies, flags = _agreeing(
-            lambda body, wanted: jvp_jaxpr(body, nonzeros, wanted), (jaxpr, preferred), len(jaxpr.outvars)
+            lambda body, required: jvp_jaxpr(body, nonzeros, required), (jaxpr, preferred), len(jaxpr.outvars)
         )
-        given = [t for t in tangents if t.__class__ is not Zero]
+        nonzero = [t for t in tangents if t.__class__ is not Zero]
         n = len(flags)
         flat = (n + sum(flags), 0, 0)
-        outs = self.both(bodies, [*primals, *given], flat, (*held, *(False,) * len(given)))
+        outs = self.both(bodies, [*primals, *nonzero], flat, (*held, *(False,) * len(nonzero)))
         rest = iter(outs[n:])
         return outs[:n], [next(rest) if f else zero(o.aval) for o, f in zip(outs, flags, strict=False)]
 
@@ -92,15 +92,15 @@ class _Either(Call):
                 return jit_p.linearize(trace, primals, tangents, jaxpr=jaxpr, name=self.name)
         n = len(jaxpr.outvars)
         halves, flags = _agreeing(
-            lambda body, wanted: _halves(linearize_jaxpr(body, nonzeros, wanted)), (jaxpr, preferred), n
+            lambda body, required: _halves(linearize_jaxpr(body, nonzeros, required)), (jaxpr, preferred), n
         )
         (plain, places), (better, other_places) = [forward_residuals(primal, n) for primal, _ in halves]
-        kept, other = len(plain.outvars) - n, len(better.outvars) - n
+        n_plain, n_preferred = len(plain.outvars) - n, len(better.outvars) - n
         first = _computing(plain, better, n, plain_first=True)
         second = _computing(plain, better, n, plain_first=False)
-        results = self.both([first, second], primals, (n, kept, other), held)
+        results = self.both([first, second], primals, (n, n_plain, n_preferred), held)
         shared = results[:n]
-        own = [*shared, *results[n : n + kept]], [*shared, *results[n + kept :]]
+        own = [*shared, *results[n : n + n_plain]], [*shared, *results[n + n_plain :]]
         residuals = [
             [(primals if of_input else mine)[i] for of_input, i in found]
             for mine, found in zip(own, (places, other_places), strict=True)
@@ -121,7 +121,7 @@ class _Either(Call):
         linear = tuple(is_linear(a) for a in args)
         nonzeros = tuple(ct.__class__ is not Zero for ct in cts)
         bodies, flags = _agreeing(
-            lambda body, wanted: transpose_jaxpr(body, linear, nonzeros, wanted),
+            lambda body, required: transpose_jaxpr(body, linear, nonzeros, required),
             (jaxpr, preferred),
             sum(linear),
         )
@@ -134,7 +134,7 @@ class _Either(Call):
     def batch(self, axis, args, dims, *, jaxpr, preferred, parts, held):
         batched = tuple(d is not None for d in dims)
         bodies, flags = _agreeing(
-            lambda body, wanted: batch_jaxpr(body, axis, batched, wanted),
+            lambda body, required: batch_jaxpr(body, axis, batched, required),
             (jaxpr, preferred),
             len(jaxpr.outvars),
         )
@@ -142,14 +142,14 @@ class _Either(Call):
         return self.both(bodies, ins, parts, held), [0 if f else None for f in flags]
 
     def rewrite(self, bodies, operands, *, jaxpr, **params):
-        """The plain body gone through."""
+        """Transform the plain body."""
         return bodies.inline(jaxpr, operands)
 
 
 def _agreeing(
     transform: Callable[[Jaxpr, Flags], tuple[Any, Flags]], bodies: tuple[Jaxpr, Jaxpr], n: int
 ) -> tuple[list[Any], Flags]:
-    """Both bodies transformed, with the same flags: those that either has."""
+    """Transform both bodies with the union of their flags."""
     found = [tuple(transform(body, (False,) * n)[1]) for body in bodies]
     union = tuple([a or b for a, b in zip(*found, strict=True)])
     same = [flags == union for flags in found]
@@ -162,22 +162,22 @@ def _halves(divided: tuple) -> tuple[tuple[Jaxpr, Jaxpr], Flags]:
 
 
 def _computing(plain: Jaxpr, better: Jaxpr, n: int, plain_first: bool) -> Jaxpr:
-    """The forward equation's body: the ``n`` results from one, and what is kept for either from it."""
+    """The forward body: its ``n`` results from one body, and the residuals of both."""
 
     def run(*xs: Any) -> list[Any]:
-        mine, other = eval_jaxpr(plain, xs), eval_jaxpr(better, xs)
-        return [*(mine if plain_first else other)[:n], *mine[n:], *other[n:]]
+        mine, n_preferred = eval_jaxpr(plain, xs), eval_jaxpr(better, xs)
+        return [*(mine if plain_first else n_preferred)[:n], *mine[n:], *n_preferred[n:]]
 
     key = ("either", better, n, plain_first)
     return plain.memoised(key, lambda: stage(run, plain.in_avals, plain.name))
 
 
-def _side_by_side(plain: Jaxpr, better: Jaxpr, kept: int, other: int) -> tuple[Jaxpr, Jaxpr]:
-    """Both linear jaxprs as functions of what is kept for the one, what is kept for the other, and the tangents."""
-    theirs = [Var(v.aval) for v in better.invars[:other]]
-    mine = [Var(v.aval) for v in plain.invars[:kept]]
+def _side_by_side(plain: Jaxpr, better: Jaxpr, n_plain: int, n_preferred: int) -> tuple[Jaxpr, Jaxpr]:
+    """Both linear jaxprs as functions of the residuals of the one, the residuals of the other, and the tangents."""
+    unused = [Var(v.aval) for v in better.invars[:n_preferred]]
+    mine = [Var(v.aval) for v in plain.invars[:n_plain]]
     return (
-        plain.replace(invars=[*plain.invars[:kept], *theirs, *plain.invars[kept:]], arg_names=()),
+        plain.replace(invars=[*plain.invars[:n_plain], *unused, *plain.invars[n_plain:]], arg_names=()),
         better.replace(invars=[*mine, *better.invars], arg_names=()),
     )
 

@@ -1,9 +1,8 @@
 """``scan``: a loop with a carry, as one primitive with all rules.
 
-Transforms, stage 2. The body is a closed jaxpr ``(consts, carry, x) -> (carry, y)``; the operands are
-the constants, the initial carry, and the stacked inputs. Derivatives and batches of a scan are scans
-of transformed bodies; which carries have a tangent (or a batch axis) is found by iterating to a
-fixpoint.
+Transforms, stage 2. In: a closed body ``(consts, carry, x) -> (carry, y)``, and as operands the constants, the initial
+carry and the stacked inputs. Out: the last carry and the stacked ys. Derivatives and batches of a scan are scans of
+transformed bodies; the carries with a tangent (or a batch axis) are found by iteration to a fixpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from blufunc.transforms.control_flow import loop_carry
 
 
 def _parts(xs: Iterable, n_consts: int, n_carry: int) -> tuple[list, list, list]:
-    """Operands (or anything listed like them) as constants, carry, inputs."""
+    """Split operands (or a list parallel to them) into constants, carry, inputs."""
     xs = list(xs)
     return xs[:n_consts], xs[n_consts : n_consts + n_carry], xs[n_consts + n_carry :]
 
@@ -43,8 +42,8 @@ def _parts(xs: Iterable, n_consts: int, n_carry: int) -> tuple[list, list, list]
 class _Scan(Primitive):
     """``length`` steps of ``jaxpr``.
 
-    Params: jaxpr, closed; length; reverse: whether to go from the last input to the first; n_consts, n_carry: how
-    the operands divide; unroll: a hint to compilers, how many steps to lay out in a row.
+    Params: jaxpr, closed; length; reverse: iterate from the last input to the first; n_consts, n_carry: the counts of
+    leading operands; unroll: a hint to compilers, the number of steps to unroll.
     """
 
     name, kind, multiple_results = "scan", "control", True
@@ -84,8 +83,8 @@ class _Scan(Primitive):
         nz_consts, nz_carry, nz_xs = _parts(map(is_nonzero, tangents), n_consts, n_carry)
         while True:
             nonzeros = (*nz_consts, *nz_carry, *nz_xs)
-            wanted = (*nz_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
-            derived, out_nonzeros = jvp_jaxpr(jaxpr, nonzeros, wanted)
+            required = (*nz_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
+            derived, out_nonzeros = jvp_jaxpr(jaxpr, nonzeros, required)
             if list(out_nonzeros[:n_carry]) == nz_carry:
                 break
             nz_carry = list(out_nonzeros[:n_carry])
@@ -129,8 +128,8 @@ class _Scan(Primitive):
         nz_consts, nz_carry, nz_xs = _parts(map(is_nonzero, tangents), n_consts, n_carry)
         while True:
             nonzeros = (*nz_consts, *nz_carry, *nz_xs)
-            wanted = (*nz_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
-            primal, linear, out_nonzeros, _ = linearize_jaxpr(jaxpr, nonzeros, wanted)
+            required = (*nz_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
+            primal, linear, out_nonzeros, _ = linearize_jaxpr(jaxpr, nonzeros, required)
             if list(out_nonzeros[:n_carry]) == nz_carry:
                 break
             nz_carry = list(out_nonzeros[:n_carry])
@@ -145,7 +144,7 @@ class _Scan(Primitive):
         return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
 
     def split(self, trace, args, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
-        """Two scans, where the carry has values and tangents side by side."""
+        """Two scans, if the carry mixes values and tangents."""
         tangents = tuple(map(trace.is_tangent, args))
         primal, linear, flags, sides = _divide(jaxpr, tangents, n_consts, n_carry)
         ps, ts = _by_side(args, sides, n_consts, n_carry)
@@ -157,7 +156,7 @@ class _Scan(Primitive):
     def _two_scans(
         self, primal: Jaxpr, linear: Jaxpr, ps: Sequence[list], ts: Sequence[list], n_out: int, params
     ) -> tuple[list, list, dict]:
-        """Scan a body that was divided over the values ``ps``, and prepare the scan over the tangents ``ts``.
+        """Scan a split body over the values ``ps``, and prepare the scan over the tangents ``ts``.
 
         Returns:
           the ``n_out`` results of the first scan, without the residuals; operands and parameters of the second.
@@ -166,7 +165,7 @@ class _Scan(Primitive):
         consts, carry, xs = [*extra, *ps[0]], ps[1], ps[2]
         p_consts, _, p_xs = _parts(closed.invars, len(consts), len(carry))
         residuals = closed.outvars[n_out:]
-        # A residual that is a constant, an input or a result of the body need not be stacked: that serves.
+        # A residual that is a constant, an input or a result of the body need not be stacked.
         of_const: dict[Any, Any] = dict(zip(p_consts, consts, strict=True))
         at_hand = {*p_consts, *p_xs, *closed.outvars[len(carry) : n_out]}
         stacked = [v for v in residuals if v not in at_hand]
@@ -196,7 +195,9 @@ class _Scan(Primitive):
     def transpose(self, cts, *args, jaxpr: Jaxpr, n_consts, n_carry, reverse, length, unroll):
         consts, carry, xs = _parts(args, n_consts, n_carry)
         linear = tuple(map(is_linear, args))
-        if not _reaches_every_carry(jaxpr, linear, n_consts, n_carry):  # a counter, say: its steps go forward
+        if not _reaches_every_carry(
+            jaxpr, linear, n_consts, n_carry
+        ):  # such as a counter, whose steps run forward
             primal, derived, flags, sides = _divide(jaxpr, linear, n_consts, n_carry)
             ps, ts = _by_side(args, sides, n_consts, n_carry)
             params = {"reverse": reverse, "length": length, "unroll": unroll}
@@ -234,8 +235,8 @@ class _Scan(Primitive):
     def batch(self, axis, args, dims, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
         b_consts, b_carry, b_xs = _parts([d is not None for d in dims], n_consts, n_carry)
         while True:
-            wanted = (*b_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
-            derived, out_batched = batch_jaxpr(jaxpr, axis, (*b_consts, *b_carry, *b_xs), wanted)
+            required = (*b_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
+            derived, out_batched = batch_jaxpr(jaxpr, axis, (*b_consts, *b_carry, *b_xs), required)
             if list(out_batched[:n_carry]) == b_carry:
                 break
             b_carry = list(out_batched[:n_carry])
@@ -248,7 +249,7 @@ class _Scan(Primitive):
         return outs, [None if not b else 0 if i < n_carry else 1 for i, b in enumerate(out_batched)]
 
     def rewrite(self, bodies, operands, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
-        """The scan of the transformed body, whose carries have boxes wherever a step gives them one."""
+        """The scan of the transformed body, with boxed carries wherever a step boxes them."""
         consts, carry, xs = _parts(operands, n_consts, n_carry)
         const_kinds = [bodies.kind(x) for x in consts]
         x_kinds = [k and k.of_element("scan") for k in map(bodies.kind, xs)]
@@ -268,7 +269,7 @@ class _Scan(Primitive):
         return bodies.boxes(outs, kinds, [*jaxpr.out_avals[:n_carry], *ys])
 
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
-        """The scan without the outputs that nobody reads, the carries that serve only them, and their operands."""
+        """Drop outputs that are not read, carries that serve only them, and their operands."""
         params = eqn.params
         jaxpr, n_consts, n_carry = params["jaxpr"], params["n_consts"], params["n_carry"]
         keep_carry, keep_ys = list(reads[:n_carry]), reads[n_carry:]
@@ -280,36 +281,36 @@ class _Scan(Primitive):
                 break
             keep_carry = needed
         v_consts, v_carry, v_xs = _parts(jaxpr.invars, n_consts, n_carry)
-        kept = [*(v in used for v in v_consts), *keep_carry, *(v in used for v in v_xs)]
-        body = body.replace(invars=[v for v, k in zip(jaxpr.invars, kept, strict=True) if k], arg_names=())
-        body = jaxpr.memoised(("scan drop", tuple(kept), tuple(keep_ys)), lambda: body)
-        new = {**params, "jaxpr": body, "n_consts": sum(kept[:n_consts]), "n_carry": sum(keep_carry)}
+        keep = [*(v in used for v in v_consts), *keep_carry, *(v in used for v in v_xs)]
+        body = body.replace(invars=[v for v, k in zip(jaxpr.invars, keep, strict=True) if k], arg_names=())
+        body = jaxpr.memoised(("scan drop", tuple(keep), tuple(keep_ys)), lambda: body)
+        new = {**params, "jaxpr": body, "n_consts": sum(keep[:n_consts]), "n_carry": sum(keep_carry)}
         outvars = [v for v, k in zip(eqn.outvars, [*keep_carry, *keep_ys], strict=True) if k]
-        return Eqn(self, [a for a, k in zip(eqn.invars, kept, strict=True) if k], outvars, new, eqn.source)
+        return Eqn(self, [a for a, k in zip(eqn.invars, keep, strict=True) if k], outvars, new, eqn.source)
 
 
 def _divide(
     jaxpr: Jaxpr, tangents: Sequence[bool], n_consts: int, n_carry: int
 ) -> tuple[Jaxpr, Jaxpr, tuple, tuple]:
-    """The two halves of a body some of whose operands are tangents; which results are, and which parameters then."""
+    """Split a body with tangent operands; flags of tangent results, and of tangent parameters at the fixpoint."""
     consts, carry, xs = _parts(tangents, n_consts, n_carry)
     while True:
-        wanted = (*carry, *(False,) * (len(jaxpr.outvars) - n_carry))
-        primal, linear, flags = split_jaxpr(jaxpr, (*consts, *carry, *xs), wanted)
+        required = (*carry, *(False,) * (len(jaxpr.outvars) - n_carry))
+        primal, linear, flags = split_jaxpr(jaxpr, (*consts, *carry, *xs), required)
         if list(flags[:n_carry]) == carry:
             return primal, linear, flags, (*consts, *carry, *xs)
         carry = list(flags[:n_carry])
 
 
 def _by_side(args: Sequence, sides: Sequence[bool], n_consts: int, n_carry: int) -> tuple[list, list]:
-    """The operands that are values, and those that are tangents: each as constants, carry and inputs."""
+    """Split operands into values and tangents, each as constants, carry and inputs."""
     pairs = _parts(zip(args, sides, strict=True), n_consts, n_carry)
     values, tangents = ([[x for x, t in part if t is side] for part in pairs] for side in (False, True))
     return values, tangents
 
 
 def _reaches_every_carry(jaxpr: Jaxpr, linear: Sequence[bool], n_consts: int, n_carry: int) -> bool:
-    """Whether each carry depends, after enough steps, on the linear operands."""
+    """True if each carry depends, after enough steps, on the linear operands."""
     flags = list(linear)
     while not all(flags[n_consts : n_consts + n_carry]):
         reached = {v for v, f in zip(jaxpr.invars, flags, strict=True) if f}
@@ -325,7 +326,7 @@ def _reaches_every_carry(jaxpr: Jaxpr, linear: Sequence[bool], n_consts: int, n_
 
 
 def _linear_body(linear: Jaxpr, places: tuple[int, ...], n_consts: int, n_carry: int) -> Jaxpr:
-    """The body of the tangent scan, operands in a scan's order: residuals at place 0 are constants, at 1 inputs."""
+    """The body of the tangent scan, with operands in scan order: residuals at place 0 are constants, at 1 inputs."""
     n_res = len(places)
     residuals = linear.invars[:n_res]
     t_consts, t_carry, t_xs = _parts(linear.invars[n_res:], n_consts, n_carry)
@@ -337,10 +338,10 @@ def _linear_body(linear: Jaxpr, places: tuple[int, ...], n_consts: int, n_carry:
 def _backward_body(
     jaxpr: Jaxpr, n_carry: int, lin_consts: tuple, lin_xs: tuple, ct_nonzeros: tuple
 ) -> tuple[Jaxpr, tuple]:
-    """The body of the transposed scan, and constants to hand to it first.
+    """The body of the transposed scan, and its leading constants.
 
-    It goes from residual constants, cotangents of the linear constants so far, of the carry, of the outputs, and
-    residual inputs to the cotangents of the linear constants, the carry and the linear inputs.
+    It maps residual constants, accumulated cotangents of the linear constants, cotangents of the carry and of the
+    outputs, and residual inputs to the cotangents of the linear constants, the carry and the linear inputs.
     """
     consts, carry, xs = _parts(jaxpr.in_avals, len(lin_consts), n_carry)
     res_consts = [a for a, lin in zip(consts, lin_consts, strict=True) if not lin]
@@ -383,16 +384,16 @@ def scan(
     The body is traced once in each call of ``scan``; under ``jit``, once for all.
 
     Args:
-      f: the body, from (carry, x) to (carry, y), pytrees all; the carry keeps its structure, shapes and dtypes.
-      init: the first carry.
-      xs: a pytree of arrays with one leading axis size, or None.
-      length: the number of steps; needed if ``xs`` has no arrays.
-      reverse: whether to go from the last x to the first (ys stay in the order of xs).
-      unroll: a hint to compilers: how many steps to lay out in a row.
+        f: the body, from (carry, x) to (carry, y), all pytrees; the carry keeps its structure, shapes and dtypes.
+        init: the initial carry.
+        xs: a pytree of arrays with one leading axis size, or None.
+        length: the number of steps; required if ``xs`` has no arrays.
+        reverse: iterate from the last x to the first (ys keep the order of xs); default False.
+        unroll: a hint to compilers: the number of steps to unroll; default 1.
     Returns:
       the last carry, and the ys stacked along a new first axis.
     Raises:
-      CarryError: the body returns another type of carry.
+      CarryError: the body changes the type of the carry.
       ShapeError: the leading sizes of ``xs`` differ.
     """
     check_callable(f, "scan")

@@ -1,9 +1,8 @@
-"""``while_loop``: a loop of a length that its values decide, as one primitive with all rules.
+"""``while_loop``: a loop with a data-dependent trip count, as one primitive with all rules.
 
-Transforms, stage 2. Condition and body are closed jaxprs with constants of their own; the operands are those
-constants and the first carry. Forward mode is a loop over values and tangents. Reverse mode must keep what each step
-leaves behind, so that it needs a bound on the number of steps: with ``max_steps`` the loop is differentiated as a
-scan of that length whose steps are conds.
+Transforms, stage 2. In: closed condition and body, and as operands their constants and the initial carry. Out: the last
+carry. Forward mode is a loop over values and tangents. Reverse mode saves residuals of each step, so it requires a
+bound: with ``max_steps`` the loop is differentiated as a scan of that length whose steps are conds.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from blufunc.transforms.control_flow.scan import scan_p
 
 
 def _parts(xs: Iterable, n_cond: int, n_body: int) -> tuple[list, list, list]:
-    """Operands (or anything listed like them) as constants of the condition, constants of the body, carry."""
+    """Split operands (or a list parallel to them) into constants of the condition, constants of the body, carry."""
     xs = list(xs)
     return xs[:n_cond], xs[n_cond : n_cond + n_body], xs[n_cond + n_body :]
 
 
 class _While(Primitive):
-    """``carry = body(carry)`` for as long as ``cond(carry)`` holds, and no more than ``max_steps`` times if given.
+    """``carry = body(carry)`` while ``cond(carry)`` holds, at most ``max_steps`` times if given.
 
     Params: cond, body, closed, whose first n_cond and n_body parameters are constants; max_steps.
     """
@@ -127,7 +126,7 @@ class _While(Primitive):
     def linearize(self, trace, primals, tangents, **params):
         if params["max_steps"] is not None:
             return scan_p.linearize(trace, primals, tangents, **_as_scan(**params))
-        # without a bound nothing can be kept of each step: the tangent loop computes the values once more
+        # without a bound residuals cannot be saved: the tangent loop recomputes the values
         with set_trace(trace.split):
             return self.jvp(primals, tangents, **params)
 
@@ -147,10 +146,10 @@ class _While(Primitive):
         out_ts = trace.tangents.process(self, args, self._repeatable(params))
 
         def values_only():
-            kept = simplify.dce(primal, (True,) * n + (False,) * (len(primal.outvars) - n)).hoist()
-            sides = (*(False,) * n_cond, *flags)  # of a value whose tangent is kept apart nothing is compared
+            keeps = simplify.dce(primal, (True,) * n + (False,) * (len(primal.outvars) - n)).hoist()
+            sides = (*(False,) * n_cond, *flags)  # the condition does not read tangents
             invars = [v for v, t in zip(cond.invars, sides, strict=True) if not t]
-            return cond.replace(invars=invars, arg_names=()), *kept
+            return cond.replace(invars=invars, arg_names=()), *keeps
 
         p_cond, p_body, extra = primal.memoised(("while split", cond), values_only)
         ps = [x for x, t in zip([*b_consts, *carry], [*t_consts, *flags], strict=True) if not t]
@@ -169,23 +168,23 @@ class _While(Primitive):
         return [t if is_t else next(values) for t, is_t in zip(out_ts, flags, strict=True)]
 
     def _repeatable(self, params: dict) -> dict:
-        """The parameters of the loop that computes the values once more: without reports, and refused if it acts."""
-        again = effects.silenced_params(params)
-        if self.effects_of(again):
+        """Parameters of the loop that recomputes the values: without reports; an error if it has side effects."""
+        repeatable = effects.silenced_params(params)
+        if self.effects_of(repeatable):
             raise errors.UnsupportedError(
-                f"a while_loop with the effects {', '.join(sorted(self.effects_of(again)))} is linearized.",
+                f"a while_loop with the effects {', '.join(sorted(self.effects_of(repeatable)))} is linearized.",
                 where=source.here(),
-                why="without a bound on its steps the tangent map computes the values once more, and its effects "
+                why="without a bound on its steps the tangent map recomputes the values, and its effects "
                 "would happen twice.",
                 fix="lax.while_loop(..., max_steps=n); or move the io_callback out of the loop",
             )
-        return again
+        return repeatable
 
     def transpose(self, cts, *args, max_steps, **params):
         raise errors.GradError(
             "reverse mode through a while_loop needs a bound on the number of steps.",
             where=source.here(),
-            why="the backward pass goes through the steps from the last to the first, and must keep what each leaves.",
+            why="the backward pass visits the steps in reverse, and must save the residuals of each.",
             fix="lax.while_loop(cond_fun, body_fun, init, max_steps=1000); lax.fori_loop with static bounds; "
             "lax.scan; or forward mode: bf.jvp, bf.jacfwd",
         )
@@ -194,13 +193,13 @@ class _While(Primitive):
         b_cond, b_body, b_carry = map(tuple, _parts([d is not None for d in dims], n_cond, n_body))
         while True:
             cond_b, (verdict_batched,) = batch_jaxpr(cond, axis, (*b_cond, *b_carry))
-            wanted = (True,) * len(b_carry) if verdict_batched else b_carry
-            body_b, out_batched = batch_jaxpr(body, axis, (*b_body, *wanted), wanted)
+            required = (True,) * len(b_carry) if verdict_batched else b_carry
+            body_b, out_batched = batch_jaxpr(body, axis, (*b_body, *required), required)
             if out_batched == b_carry:
                 break
             b_carry = out_batched
         c_consts, b_consts, carry = _parts(zip(args, dims, strict=True), n_cond, n_body)
-        guarded = verdict_batched and max_steps is not None  # it may be differentiated backwards
+        guarded = verdict_batched and max_steps is not None  # it may be differentiated in reverse
         if guarded:
             b_consts = [(batched_front(axis, a, d), 0) if is_inexact(a) else (a, d) for a, d in b_consts]
             b_body = tuple(d is not None for _, d in b_consts)
@@ -253,7 +252,7 @@ class _While(Primitive):
         return bodies.boxes(outs, kinds, body.out_avals)
 
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
-        """The loop without the carries that nobody reads and no step needs, and their operands."""
+        """Drop carries that are not read and that no step needs, and their operands."""
         params = eqn.params
         cond, body, n_cond, n_body = params["cond"], params["body"], params["n_cond"], params["n_body"]
         cond = simplify.dce(cond)
@@ -269,8 +268,8 @@ class _While(Primitive):
         c_keep = [v in compared for v in cond.invars[:n_cond]]
         b_keep = [v in used for v in body.invars[:n_body]]
 
-        def narrow(jaxpr, kept):
-            invars = [v for v, k in zip(jaxpr.invars, kept, strict=True) if k]
+        def narrow(jaxpr, keeps):
+            invars = [v for v, k in zip(jaxpr.invars, keeps, strict=True) if k]
             return jaxpr.replace(invars=invars, arg_names=())
 
         cond, body = body.memoised(
@@ -278,8 +277,8 @@ class _While(Primitive):
             lambda: (narrow(cond, [*c_keep, *keep]), narrow(step, [*b_keep, *keep])),
         )
         new = {**params, "cond": cond, "body": body, "n_cond": sum(c_keep), "n_body": sum(b_keep)}
-        kept = [*c_keep, *b_keep, *keep]
-        invars = [a for a, k in zip(eqn.invars, kept, strict=True) if k]
+        keeps = [*c_keep, *b_keep, *keep]
+        invars = [a for a, k in zip(eqn.invars, keeps, strict=True) if k]
         return Eqn(self, invars, [v for v, k in zip(eqn.outvars, keep, strict=True) if k], new, eqn.source)
 
 
@@ -288,12 +287,12 @@ def _in_lock_step(
 ) -> tuple[Jaxpr, Jaxpr]:
     """Condition and body of a loop over a batch whose elements end at different steps.
 
-    The loop goes on while any element does, and elements that have ended stay as they are. The body takes the
-    constants of the condition before its own.
+    The loop runs while any element does, and finished elements are frozen. The body takes the constants of the
+    condition before its own.
 
     Args:
-      guarded: which of the last constants of the body have the batch axis, if it will be differentiated backwards: it
-        then is for the elements only that go on.
+      guarded: flags of the last constants of the body with the batch axis, if it may be differentiated in reverse:
+        their derivatives then come from running elements only.
     """
     carry = cond.in_avals[n_cond:]
 
@@ -319,7 +318,7 @@ def _in_lock_step(
 
 
 def _as_scan(cond: Jaxpr, body: Jaxpr, n_cond: int, n_body: int, max_steps: int) -> dict:
-    """The parameters of a scan on the operands of the loop: as many steps as there may be, the spare ones idle."""
+    """Parameters of a scan on the operands of the loop: ``max_steps`` steps, idle after the end."""
 
     def make():
         idle = stage(lambda *xs: xs[n_body:], body.in_avals, body.name)
@@ -348,20 +347,20 @@ while_p = _While()
 
 
 def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, *, max_steps: int | None = None) -> Any:
-    """``val = body_fun(val)`` for as long as ``cond_fun(val)`` holds, beginning with ``init_val``.
+    """``val = body_fun(val)`` while ``cond_fun(val)`` holds, starting with ``init_val``.
 
-    Forward mode always works. Reverse mode needs ``max_steps``, and then memory for what that many steps leave
-    behind. Under ``vmap`` the loop goes on until every element has ended.
+    Forward mode always works. Reverse mode requires ``max_steps``, and memory for the residuals of that many steps.
+    Under ``vmap`` the loop runs until every element has ended.
 
     Args:
-      cond_fun: from the value to a boolean of rank 0.
+      cond_fun: from the value to a boolean scalar.
       body_fun: from the value to the next, of the same structure, shapes and dtypes.
-      init_val: the first value, a pytree.
-      max_steps: the loop ends after so many steps even if ``cond_fun`` still holds.
+      init_val: the initial value, a pytree.
+      max_steps: the maximum number of steps, after which the loop ends even if ``cond_fun`` holds; default None.
     Returns:
       the last value.
     Raises:
-      CarryError: the body returns another type than it is given.
+      CarryError: the body changes the type of the value.
     """
     check_callable(cond_fun, "while_loop")
     check_callable(body_fun, "while_loop")
@@ -408,7 +407,7 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, *, max_ste
 
 
 def _verdict(x: Any, cond_fun: Callable) -> Any:
-    """What a condition returned, checked."""
+    """Check the result of a condition."""
     leaves, x_tree = tree.flatten(x)
     if x_tree is tree.LEAF:
         (value,) = as_values(leaves, lambda i: f"the result of {name_of(cond_fun)}")

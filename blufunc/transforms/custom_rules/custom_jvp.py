@@ -1,8 +1,6 @@
 """``custom_jvp``: a function whose forward-mode rule the user gives.
 
-Transforms, stage 2. The function reaches a differentiating trace as a call of the rule. A trace that
-does not differentiate stages the function, so that the rule is still there for a transform further
-out; evaluation just calls it.
+Transforms, stage 2, on ``custom_call``. The function reaches a differentiating trace as a call of the rule.
 """
 
 from __future__ import annotations
@@ -12,89 +10,31 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr
-from blufunc.core.ir.trace import EVAL, Tracer, set_trace, state
+from blufunc.core.ir.trace import Tracer, set_trace
 from blufunc.core.ops.elementwise import stop_gradient
-from blufunc.core.primitives.linear_ops import add_any, all_front, instantiate, move_dim, zeros
+from blufunc.core.primitives.linear_ops import add_any, all_front, instantiate, zeros
 from blufunc.core.primitives.tangents import Zero, zero
-from blufunc.core.programs.stage import stage
-from blufunc.core.pytree import paths, tree
-from blufunc.errors import ArgumentError, GradError, TreeError, ValueRangeError
+from blufunc.core.pytree import tree
+from blufunc.errors import GradError
 from blufunc.transforms.arguments import (
-    FlatFunction,
     argument_indices,
     as_values,
     bind_positional,
     check_callable,
     fix_static,
-    labels_of,
     name_of,
-    signature_of,
 )
-from blufunc.transforms.autodiff.jvp import JVPTrace
-from blufunc.transforms.autodiff.linearize import LinearizeTrace, SplitTrace
+from blufunc.transforms.autodiff.linearize import LinearizeTrace
 from blufunc.transforms.autodiff.symbolic_zeros import SymbolicZero, for_rule
-from blufunc.transforms.batching.batch import Axis, batch_flat, batch_jaxpr
-from blufunc.transforms.control_flow.calls import Call, jit_p
-
-
-class _CustomJVPCall(Call):
-    """A call that is differentiated by ``rule(primals, tangents) -> (outs, out_tangents)``, on flat lists.
-
-    The first ``n_consts`` operands are what the function closes over: the rule does not take them.
-    """
-
-    name, inline = "custom_jvp_call", True
-    linearize = None  # type: ignore[assignment]  # the rule splits by itself, as any jvp rule
-
-    def jvp(self, primals, tangents, *, jaxpr, rule, n_consts, name):
-        check_closure(tangents[:n_consts], name)
-        return rule(primals[n_consts:], tangents[n_consts:])
-
-    def transpose(self, cts, *args, jaxpr, rule, n_consts, name):
-        """The body's: what is transposed is linear already, so that the rule has nothing to say."""
-        jit_p.transpose(cts, *args, jaxpr=jaxpr, name=name)
-
-    def batch(self, axis, args, dims, *, jaxpr, rule, n_consts, name):
-        body, consts, ins, batched = batched_call(jaxpr, axis, args, dims)
-        params = {"rule": _BatchedRule(rule, axis, batched[n_consts:]), "n_consts": len(consts) + n_consts}
-        outs = self.bind(*consts, *ins, jaxpr=body, name=name, **params)
-        return outs, [0] * len(outs)
-
-    def rewrite(self, bodies, operands, *, jaxpr, **params):
-        """The function gone through: its rule is of arrays, not of boxes."""
-        return bodies.inline(jaxpr, operands)
-
-    drop_outputs = None  # type: ignore[assignment]  # the rules are for all results
-
-
-def batched_call(jaxpr: Jaxpr, axis: Axis, args: Sequence, dims: Sequence) -> tuple:
-    """A call with rules of its own over a batch: its body, constants, operands, and which of these are batched.
-
-    All results are: a rule may mix what the function keeps apart.
-    """
-    batched = tuple(d is not None for d in dims)
-    body, _ = batch_jaxpr(jaxpr, axis, batched, (True,) * len(jaxpr.outvars))
-    body, consts = body.hoist()
-    return (
-        body,
-        consts,
-        [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)],
-        batched,
-    )
-
-
-def check_closure(tangents: Sequence, name: str) -> None:
-    """Raise GradError if a function with rules of its own closes over a value that is differentiated."""
-    for t in tangents:
-        if t.__class__ is not Zero:
-            raise GradError(
-                f"{name} has derivative rules of its own and closes over a value that is differentiated ({t.aval}).",
-                where=source.here(),
-                why="its rules give derivatives with respect to its arguments only.",
-                fix="pass the value as an argument",
-            )
+from blufunc.transforms.batching.batch import Axis, batch_flat
+from blufunc.transforms.control_flow.calls import jit_p
+from blufunc.transforms.custom_rules.custom_call import (
+    CustomFunction,
+    FlatRules,
+    RuledCall,
+    check_closure,
+    expand_nones,
+)
 
 
 class _BatchedRule:
@@ -122,6 +62,24 @@ class _BatchedRule:
         return results[:n], results[n:]
 
 
+class _CustomJVPCall(RuledCall):
+    """A call that is differentiated by ``rule(primals, tangents) -> (outs, out_tangents)``, on flat lists.
+
+    The first ``n_consts`` operands are what the function closes over: the rule does not take them.
+    """
+
+    name, rule, batched_rule = "custom_jvp_call", "rule", _BatchedRule
+    linearize = None  # type: ignore[assignment]  # the rule splits by itself, as any jvp rule
+
+    def jvp(self, primals, tangents, *, jaxpr, rule, n_consts, name):
+        check_closure(tangents[:n_consts], name)
+        return rule(primals[n_consts:], tangents[n_consts:])
+
+    def transpose(self, cts, *args, jaxpr, rule, n_consts, name):
+        """The body's: what is transposed is linear already, so that the rule has nothing to say."""
+        jit_p.transpose(cts, *args, jaxpr=jaxpr, name=name)
+
+
 custom_jvp_call_p = _CustomJVPCall()
 
 
@@ -132,7 +90,7 @@ def owner_of(rule: Any) -> Any:
     return None if rule is None else rule.owner
 
 
-class custom_jvp:
+class custom_jvp(CustomFunction):
     """A function whose forward-mode rule the user gives; reverse mode follows from it.
 
         @bf.custom_jvp
@@ -157,10 +115,7 @@ class custom_jvp:
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ):
-        check_callable(fun, "custom_jvp")
-        functools.update_wrapper(self, fun)
-        self.fun = fun
-        self.nondiff = nondiff_positions(fun, nondiff_argnums, nondiff_argnames)
+        super().__init__(fun, nondiff_argnums, nondiff_argnames)
         self.symbolic_zeros = False
         self.rule: Any = None
 
@@ -202,22 +157,15 @@ class custom_jvp:
 
         self.rule, self.symbolic_zeros = rule, False
 
-    def __get__(self, obj: Any, owner: type | None = None) -> Any:
-        return self if obj is None else functools.partial(self, obj)
-
     def __call__(self, *args, **kwargs):
         if self.rule is None:
-            raise GradError(
-                f"{name_of(self.fun)} is a custom_jvp without a rule.",
-                where=source.here(),
-                fix=f"@{name_of(self.fun)}.defjvp",
-            )
+            raise self.undefined("a rule", "@{}.defjvp")
         args = bind_positional(self.fun, args, kwargs)
         if not any(isinstance(a, Tracer) for a in args) or not self.nondiff:
             fun, dynamic, static = fix_static(self.fun, args, self.nondiff)
         else:
             fun, dynamic, static = self._hold(args)
-        return _call_custom_jvp(self, fun, dynamic, static)
+        return self.run(fun, dynamic, lambda in_tree, values: _FlatRule(self, in_tree, static))
 
     def _hold(self, args: tuple) -> tuple[Callable, tuple, tuple]:
         """``fix_static`` where traced arrays that are not differentiated stay operands, held constant."""
@@ -239,75 +187,14 @@ class _Held:
         self.place = place
 
 
-def _call_custom_jvp(owner: custom_jvp, fun: Callable, args: tuple, static: tuple) -> Any:
-    trace = state.trace
-    if trace is EVAL:
-        return fun(*args)
-    leaves, in_tree = tree.flatten((args, {}))
-    values = as_values(leaves, lambda i: f"the argument {labels_of(fun, in_tree)[i]}")
-    rule = _FlatRule(owner, in_tree, static)
-    if isinstance(trace, SplitTrace) and not any(map(trace.is_tangent, values)):
-        with set_trace(trace.parent):  # a rule calls the function: its Python code runs where the rule's does
-            return _call_custom_jvp(owner, fun, args, static)
-    if isinstance(trace, JVPTrace):
-        pairs = [trace.pair(v) for v in values]
-        primals, tangents = [p for p, _ in pairs], [t for _, t in pairs]
-        if all(t.__class__ is Zero for t in tangents):
-            with set_trace(trace.parent):
-                return _call_custom_jvp(owner, fun, tree.unflatten(in_tree, primals)[0], static)
-        inner = trace.split if isinstance(trace, LinearizeTrace) else trace.parent
-        with set_trace(inner):
-            outs, out_ts = rule(primals, tangents)
-        return tree.unflatten(rule.out_tree, trace.wrap(custom_jvp_call_p, outs, out_ts))
-    flat = FlatFunction(fun, in_tree)
-    jaxpr, consts = stage(flat, [v.aval for v in values], name_of(owner.fun)).hoist()
-    rule.out_tree, rule.out_avals = flat.out_tree, jaxpr.out_avals
-    outs = custom_jvp_call_p.bind(
-        *consts, *values, jaxpr=jaxpr, rule=rule, n_consts=len(consts), name=name_of(owner.fun)
-    )
-    return tree.unflatten(flat.out_tree, outs)
-
-
-def nondiff_positions(fun: Callable, argnums: Any, argnames: Any) -> tuple[int, ...]:
-    """``nondiff_argnums`` and ``nondiff_argnames`` as one tuple of positions."""
-    nums = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
-    names = (argnames,) if isinstance(argnames, str) else argnames
-    if any(isinstance(i, bool) or not isinstance(i, int) for i in nums):
-        raise ArgumentError(
-            f"nondiff_argnums are ints, not {argnums!r:.60}.",
-            where=source.here(),
-            fix="nondiff_argnums=(0,)",
-        )
-    if not isinstance(names, (tuple, list)) or not all(isinstance(n, str) for n in names):
-        raise ArgumentError(
-            f"nondiff_argnames are names of parameters, not {argnames!r:.60}.",
-            where=source.here(),
-            fix="nondiff_argnames=('n',)",
-        )
-    found = list(nums)
-    if names:
-        signature = signature_of(fun)
-        parameters = list(signature.parameters) if signature else []
-        for name in names:
-            if name not in parameters:
-                raise ValueRangeError(
-                    f"nondiff_argnames: {name_of(fun)} has no parameter {name!r}.",
-                    where=source.here(),
-                    fix=f"its parameters are {', '.join(parameters)}",
-                )
-            if parameters.index(name) not in found:
-                found.append(parameters.index(name))
-    return tuple(sorted(found, key=lambda i: (i < 0, i)))  # in the order of the parameters
-
-
-class _FlatRule:
+class _FlatRule(FlatRules):
     """The user's jvp rule on flat lists, its results checked."""
 
+    prim = custom_jvp_call_p
+
     def __init__(self, owner: custom_jvp, in_tree: tree.TreeDef, static: tuple):
-        self.owner, self.in_tree, self.static = owner, in_tree, static
+        super().__init__(owner, in_tree, static)
         self.held = {s.place for s in static if s.__class__ is _Held}
-        self.out_tree: Any = None  # of the function's result, where it is known, and the types
-        self.out_avals: Any = None
 
     @property
     def __name__(self) -> str:
@@ -322,66 +209,16 @@ class _FlatRule:
             ps, ts = (tuple(x for i, x in enumerate(xs) if i not in self.held) for xs in (ps, ts))
         with source.own_lines():
             pair = self.owner.rule(*static, ps, ts)
-        name = name_of(self.owner.fun)
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise GradError(
-                f"the jvp rule of {name} must return (out, out_tangent), it returned a {type(pair).__name__}.",
-                where=source.here(),
-            )
-        outs, self.out_tree = rule_results(
-            pair[0], self.out_tree, self.out_avals, f"the jvp rule of {name}", "out"
-        )
-        out_ts = expand_nones(pair[1], self.out_tree, f"the jvp rule of {name}", ("out", "out_tangent"))
-        return outs, [_checked_tangent(o, t, name) for o, t in zip(outs, out_ts, strict=True)]
+        outs, found = self.results(pair, "jvp", "out_tangent")
+        out_ts = expand_nones(found, self.out_tree, f"the jvp rule of {self.name}", ("out", "out_tangent"))
+        return outs, [_checked_tangent(o, t, self.name) for o, t in zip(outs, out_ts, strict=True)]
 
+    def differentiate(self, trace, primals, tangents):
+        with set_trace(trace.split if isinstance(trace, LinearizeTrace) else trace.parent):
+            return self(primals, tangents)
 
-def rule_results(
-    out: Any, expected: tree.TreeDef | None, avals: Sequence[ShapedArray] | None, rule: str, what: str
-) -> tuple[list, tree.TreeDef]:
-    """What a rule returns as the function's result, flat, and its structure; both as the function has them."""
-    leaves, structure = tree.flatten(out)
-    values = as_values(leaves, lambda i: f"{what} of {rule}")
-    if expected is not None:
-        check_rule_structure(expected, structure, rule, ("the function's result", what))
-    for i, (got, want) in enumerate(zip(values, avals or (), strict=bool(avals))):
-        if not got.aval.same_type(want):
-            raise GradError(
-                f"{rule} returned {what}{paths.leaf_paths(structure)[i]} as {got.aval}, "
-                f"where the function returns {want}.",
-                where=source.here(),
-                fix="return the value of the function itself first",
-            )
-    return values, structure
-
-
-def check_rule_structure(
-    expected: tree.TreeDef, got: tree.TreeDef, rule: str, names: tuple[str, str]
-) -> None:
-    """Raise GradError with the differing paths unless two structures agree."""
-    if expected != got:
-        raise GradError(
-            f"{rule}: {names[1]} has another structure than {names[0]}.",
-            where=source.here(),
-            why="; ".join(paths.diff(expected, got, *names)[:5]),
-        )
-
-
-def expand_nones(found: Any, expected: tree.TreeDef, rule: str, names: tuple[str, str]) -> list:
-    """Tangents or cotangents that a rule returned, flat, where None may stand for a whole subtree of zeros."""
-    skeleton = tree.unflatten(expected, [0] * expected.num_leaves)
-    try:
-        flat = tree.broadcast_prefix(found, skeleton, is_leaf=lambda x: x is None)
-    except TreeError:
-        flat = []
-    given = tree.leaves(found)
-    kept = [x for x in flat if x is not None]
-    if (
-        len(flat) != expected.num_leaves
-        or len(kept) != len(given)
-        or any(a is not b for a, b in zip(kept, given, strict=True))
-    ):
-        check_rule_structure(expected, tree.structure(found), rule, names)
-    return flat
+    def params(self, n_consts):
+        return {"rule": self, "n_consts": n_consts, "name": self.name}
 
 
 def _checked_tangent(out: Any, t: Any, name: str) -> Any:

@@ -1,8 +1,7 @@
 """``custom_vjp``: a function whose reverse-mode rule the user gives.
 
 Transforms, stage 2. Linearizing runs the forward rule and stages one equation that stands for the
-unknown derivative; transposing that equation runs the backward rule. A trace that does not
-differentiate stages the function and keeps the rules with it; evaluation just calls it.
+unknown derivative; transposing that equation runs the backward rule. ``custom_call`` has the rest.
 """
 
 from __future__ import annotations
@@ -13,36 +12,33 @@ from typing import Any
 
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.trace import EVAL, Tracer, set_trace, state
+from blufunc.core.ir.trace import Tracer, set_trace, state
 from blufunc.core.ops.elementwise import convert
 from blufunc.core.primitives.linear_ops import all_front, batched_front, instantiate, move_dim, reduce_sum
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
-from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
 from blufunc.errors import GradError
 from blufunc.transforms.arguments import (
-    FlatFunction,
     argument_indices,
     as_values,
     bind_positional,
     check_callable,
     fix_static,
-    labels_of,
     name_of,
 )
 from blufunc.transforms.autodiff.jvp import JVPTrace
-from blufunc.transforms.autodiff.linearize import LinearizeTrace, SplitTrace
+from blufunc.transforms.autodiff.linearize import LinearizeTrace
 from blufunc.transforms.autodiff.symbolic_zeros import CustomVJPPrimal, SymbolicZero, example_zero, for_rule
 from blufunc.transforms.batching.batch import Axis, batch_flat
-from blufunc.transforms.control_flow.calls import Call, jit_p
-from blufunc.transforms.custom_rules.custom_jvp import (
-    batched_call,
+from blufunc.transforms.control_flow.calls import jit_p
+from blufunc.transforms.custom_rules.custom_call import (
+    CustomFunction,
+    FlatRules,
+    RuledCall,
     check_closure,
     expand_nones,
-    nondiff_positions,
-    rule_results,
 )
 
 
@@ -56,6 +52,7 @@ class _CustomVJPLinear(Primitive):
 
     impl = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")
     jvp = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")
+    shard = unsupported("it is transposed before anything runs")
 
     def abstract(self, *avals, bwd, n_res, outs, name):
         return list(outs)
@@ -79,44 +76,6 @@ class _CustomVJPLinear(Primitive):
 
 
 custom_vjp_linear_p = _CustomVJPLinear()
-
-
-class _CustomVJPCall(Call):
-    """A call differentiated by ``fwd(args, perturbed) -> (outs, residuals, bwd)``, on flat lists.
-
-    ``bwd(residuals, cts) -> cts`` belongs to this run of the forward rule and its residuals. The first ``n_consts``
-    operands are what the function closes over: the rules do not take them.
-    """
-
-    name, inline = "custom_vjp_call", True
-
-    def linearize(self, trace, primals, tangents, *, jaxpr, fwd, n_consts, name, forward_mode):
-        check_closure(tangents[:n_consts], name)
-        tangents = tangents[n_consts:]
-        outs, residuals, bwd = fwd(primals[n_consts:], [t.__class__ is not Zero for t in tangents])
-        return outs, linear_outputs(trace, outs, residuals, tangents, bwd, name)
-
-    def jvp(self, primals, tangents, *, jaxpr, fwd, n_consts, name, forward_mode):
-        if not forward_mode:
-            raise forward_mode_error(name)
-        return jit_p.jvp(primals, tangents, jaxpr=jaxpr, name=name)
-
-    transpose = unsupported("it is differentiated by its own rules before anything is transposed")
-
-    def batch(self, axis, args, dims, *, jaxpr, fwd, n_consts, name, forward_mode):
-        body, consts, ins, batched = batched_call(jaxpr, axis, args, dims)
-        params = {"fwd": _BatchedFwd(fwd, axis, batched[n_consts:]), "n_consts": len(consts) + n_consts}
-        outs = self.bind(*consts, *ins, jaxpr=body, name=name, forward_mode=forward_mode, **params)
-        return outs, [0] * len(outs)
-
-    def rewrite(self, bodies, operands, *, jaxpr, **params):
-        """The function gone through: its rules are of arrays, not of boxes."""
-        return bodies.inline(jaxpr, operands)
-
-    drop_outputs = None  # type: ignore[assignment]  # the rules are for all results
-
-
-custom_vjp_call_p = _CustomVJPCall()
 
 
 def linear_outputs(trace: LinearizeTrace, outs, residuals, tangents, bwd, name: str) -> list:
@@ -192,7 +151,33 @@ class _BatchedBwd:
         return ct if d is None else reduce_sum(ct, (d,))
 
 
-class custom_vjp:
+class _CustomVJPCall(RuledCall):
+    """A call differentiated by ``fwd(args, perturbed) -> (outs, residuals, bwd)``, on flat lists.
+
+    ``bwd(residuals, cts) -> cts`` belongs to this run of the forward rule and its residuals. The first ``n_consts``
+    operands are what the function closes over: the rules do not take them.
+    """
+
+    name, rule, batched_rule = "custom_vjp_call", "fwd", _BatchedFwd
+
+    def linearize(self, trace, primals, tangents, *, jaxpr, fwd, n_consts, name, forward_mode):
+        check_closure(tangents[:n_consts], name)
+        tangents = tangents[n_consts:]
+        outs, residuals, bwd = fwd(primals[n_consts:], [t.__class__ is not Zero for t in tangents])
+        return outs, linear_outputs(trace, outs, residuals, tangents, bwd, name)
+
+    def jvp(self, primals, tangents, *, jaxpr, fwd, n_consts, name, forward_mode):
+        if not forward_mode:
+            raise forward_mode_error(name)
+        return jit_p.jvp(primals, tangents, jaxpr=jaxpr, name=name)
+
+    transpose = unsupported("it is differentiated by its own rules before anything is transposed")
+
+
+custom_vjp_call_p = _CustomVJPCall()
+
+
+class custom_vjp(CustomFunction):
     """A function whose reverse-mode rule the user gives.
 
         @bf.custom_vjp
@@ -219,10 +204,7 @@ class custom_vjp:
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ):
-        check_callable(fun, "custom_vjp")
-        functools.update_wrapper(self, fun)
-        self.fun = fun
-        self.nondiff = nondiff_positions(fun, nondiff_argnums, nondiff_argnames)
+        super().__init__(fun, nondiff_argnums, nondiff_argnames)
         self.symbolic_zeros = self.forward_mode = False
         self.fwd: Any = None
         self.bwd: Any = None
@@ -255,21 +237,16 @@ class custom_vjp:
         self.fwd, self.bwd = fwd, bwd
         self.symbolic_zeros, self.forward_mode = bool(symbolic_zeros), bool(forward_mode)
 
-    def __get__(self, obj: Any, owner: type | None = None) -> Any:
-        return self if obj is None else functools.partial(self, obj)
-
     def __call__(self, *args, **kwargs):
-        name = name_of(self.fun)
         if self.fwd is None or self.bwd is None:
-            raise GradError(
-                f"{name} is a custom_vjp without rules.", where=source.here(), fix=f"{name}.defvjp(fwd, bwd)"
-            )
+            raise self.undefined("rules", "{}.defvjp(fwd, bwd)")
         args = bind_positional(self.fun, args, kwargs)
         if self.nondiff:
             for i in argument_indices(self.nondiff, len(args), "nondiff_argnums"):
                 if isinstance(args[i], Tracer):
                     raise GradError(
-                        f"the argument {i} of {name}, which is not differentiated, is traced ({args[i].aval}).",
+                        f"the argument {i} of {name_of(self.fun)}, which is not differentiated, is traced "
+                        f"({args[i].aval}).",
                         where=source.here(),
                         why="the backward rule is given that argument later, when the trace may have ended.",
                         fix="make it a differentiable argument: fwd keeps it among the residuals, and bwd returns "
@@ -277,51 +254,33 @@ class custom_vjp:
                     )
         fun, dynamic, static = fix_static(self.fun, args, self.nondiff)
         fwd, _, _ = fix_static(self.fwd, args, self.nondiff)
-        return _call_custom_vjp(self, fun, fwd, dynamic, static)
+        return self.run(fun, dynamic, functools.partial(_FlatRules, self, fwd, static))
+
+    def run(self, fun, args, rules_of):
+        trace = state.trace
+        if self.forward_mode and isinstance(trace, JVPTrace) and not isinstance(trace, LinearizeTrace):
+            return fun(*args)
+        return super().run(fun, args, rules_of)
 
 
-def _call_custom_vjp(owner: custom_vjp, fun: Callable, fwd: Callable, args: tuple, static: tuple) -> Any:
-    trace = state.trace
-    if trace is EVAL:
-        return fun(*args)
-    name = name_of(owner.fun)
-    leaves, in_tree = tree.flatten((args, {}))
-    values = as_values(leaves, lambda i: f"the argument {labels_of(fun, in_tree)[i]}")
-    rules = _FlatRules(owner, fwd, in_tree, static, [v.aval for v in values])
-    if isinstance(trace, SplitTrace) and not any(map(trace.is_tangent, values)):
-        with set_trace(trace.parent):
-            return _call_custom_vjp(owner, fun, fwd, args, static)
-    if owner.forward_mode and isinstance(trace, JVPTrace) and not isinstance(trace, LinearizeTrace):
-        return fun(*args)
-    if isinstance(trace, JVPTrace):
-        pairs = [trace.pair(v) for v in values]
-        primals, tangents = [p for p, _ in pairs], [t for _, t in pairs]
-        with set_trace(trace.parent):
-            if all(t.__class__ is Zero for t in tangents):
-                return _call_custom_vjp(owner, fun, fwd, tree.unflatten(in_tree, primals)[0], static)
-            if not isinstance(trace, LinearizeTrace):
-                raise forward_mode_error(name)
-            outs, residuals, bwd = rules(primals, [t.__class__ is not Zero for t in tangents])
-            out_ts = linear_outputs(trace, outs, residuals, tangents, bwd, name)
-        return tree.unflatten(rules.out_tree, trace.wrap(custom_vjp_call_p, outs, out_ts))
-    flat = FlatFunction(fun, in_tree)
-    jaxpr, consts = stage(flat, [v.aval for v in values], name).hoist()
-    rules.out_tree, rules.out_avals = flat.out_tree, jaxpr.out_avals
-    params = {"fwd": rules, "n_consts": len(consts), "name": name, "forward_mode": owner.forward_mode}
-    outs = custom_vjp_call_p.bind(*consts, *values, jaxpr=jaxpr, **params)
-    return tree.unflatten(flat.out_tree, outs)
-
-
-class _FlatRules:
+class _FlatRules(FlatRules):
     """The user's rules on flat lists, their results checked: called, the forward rule, which returns the other."""
 
-    def __init__(
-        self, owner: custom_vjp, fwd: Callable, in_tree: tree.TreeDef, static: tuple, avals: list[ShapedArray]
-    ):
-        self.owner, self.fwd, self.in_tree, self.static, self.avals = owner, fwd, in_tree, static, avals
-        self.name = name_of(owner.fun)
-        self.out_tree: Any = None  # of the function's result, where it is known, and the types
-        self.out_avals: Any = None
+    prim = custom_vjp_call_p
+
+    def __init__(self, owner: custom_vjp, fwd: Callable, static: tuple, in_tree: tree.TreeDef, values: list):
+        super().__init__(owner, in_tree, static)
+        self.fwd, self.avals = fwd, [v.aval for v in values]
+
+    def differentiate(self, trace, primals, tangents):
+        if not isinstance(trace, LinearizeTrace):
+            raise forward_mode_error(self.name)
+        with set_trace(trace.parent):
+            outs, residuals, bwd = self(primals, [t.__class__ is not Zero for t in tangents])
+            return outs, linear_outputs(trace, outs, residuals, tangents, bwd, self.name)
+
+    def params(self, n_consts):
+        return {"fwd": self, "n_consts": n_consts, "name": self.name, "forward_mode": self.owner.forward_mode}
 
     @property
     def __name__(self) -> str:
@@ -334,15 +293,8 @@ class _FlatRules:
         args, _ = tree.unflatten(self.in_tree, primals)
         with source.own_lines():
             pair = self.fwd(*args)
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise GradError(
-                f"the fwd rule of {self.name} must return (out, residuals), it returned a {type(pair).__name__}.",
-                where=source.here(),
-            )
-        outs, self.out_tree = rule_results(
-            pair[0], self.out_tree, self.out_avals, f"the fwd rule of {self.name}", "out"
-        )
-        leaves, res_tree = tree.flatten(pair[1])
+        outs, found = self.results(pair, "fwd", "residuals")
+        leaves, res_tree = tree.flatten(found)
         residuals = as_values(leaves, lambda i: f"a residual of {self.name}")
 
         def bwd(residuals: Sequence, cts: Sequence) -> list:

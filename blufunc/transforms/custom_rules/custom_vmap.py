@@ -9,7 +9,6 @@ keeps is not what the inside of one example keeps.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,20 +32,25 @@ from blufunc.transforms.arguments import (
     bind_positional,
     check_callable,
     check_structure,
-    labels_of,
     name_of,
 )
 from blufunc.transforms.autodiff.jvp import jvp_flat, jvp_jaxpr
 from blufunc.transforms.autodiff.transpose import backward_pass, transpose_jaxpr
 from blufunc.transforms.batching.batch import Axis
-from blufunc.transforms.control_flow.calls import Call
 from blufunc.transforms.control_flow.scan import scan
+from blufunc.transforms.custom_rules.custom_call import (
+    CustomFunction,
+    RuledCall,
+    check_pair,
+    flat_arguments,
+    staged,
+)
 
 
-class _CustomVmapCall(Call):
+class _CustomVmapCall(RuledCall):
     """A call that is batched by ``rule``."""
 
-    name, inline = "custom_vmap_call", True
+    name = "custom_vmap_call"
 
     def jvp(self, primals, tangents, *, jaxpr, rule, name):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)
@@ -89,12 +93,6 @@ class _CustomVmapCall(Call):
         fronts = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
         outs, out_batched = rule(axis, [d is not None for d in dims], fronts)
         return outs, [0 if b else None for b in out_batched]
-
-    def rewrite(self, bodies, operands, *, jaxpr, **params):
-        """The function gone through: its rule is of arrays, not of boxes."""
-        return bodies.inline(jaxpr, operands)
-
-    drop_outputs = None  # type: ignore[assignment]  # the rule is for all results
 
 
 custom_vmap_call_p = _CustomVmapCall()
@@ -164,16 +162,13 @@ class _UserRule(Rule):
         values, _ = tree.unflatten(self.in_tree, args[n:])
         with source.own_lines():
             pair = self.rule(axis.size, flags, *values)
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise TreeError(
-                f"{text} must return (out, out_batched), it returned a {type(pair).__name__}.",
-                where=source.here(),
-                fix="return out, tree.map(lambda _: True, out)",
-            )
-        leaves, structure = tree.flatten(pair[0])
+        out, flags_out = check_pair(
+            pair, text, "(out, out_batched)", TreeError, "return out, tree.map(lambda _: True, out)"
+        )
+        leaves, structure = tree.flatten(out)
         check_structure(self.out_tree, structure, text, ("the function's result", "out"))
         outs = as_values(leaves, lambda i: f"out of {text}")
-        out_batched = self._flags(pair[1], text)
+        out_batched = self._flags(flags_out, text)
         paths = treepath.leaf_paths(structure)
         for path, out, b, aval in zip(paths, outs, out_batched, self.out_avals, strict=True):
             want = aval.with_shape((axis.size, *aval.shape)) if b else aval
@@ -297,7 +292,7 @@ class _TransposedRule(Rule):
         return kept, [True] * len(kept)
 
 
-class custom_vmap:
+class custom_vmap(CustomFunction):
     """A function whose batching rule the user gives.
 
         @bf.custom_batching.custom_vmap
@@ -318,9 +313,7 @@ class custom_vmap:
     """
 
     def __init__(self, fun: Callable):
-        check_callable(fun, "custom_vmap")
-        functools.update_wrapper(self, fun)
-        self.fun = fun
+        super().__init__(fun)
         self.rule: Any = None
 
     def def_vmap(self, rule: Callable) -> Callable:
@@ -335,24 +328,16 @@ class custom_vmap:
         self.rule = rule
         return rule
 
-    def __get__(self, obj: Any, owner: type | None = None) -> Any:
-        return self if obj is None else functools.partial(self, obj)
-
     def __call__(self, *args, **kwargs):
-        name = name_of(self.fun)
         if self.rule is None:
-            raise ArgumentError(
-                f"{name} is a custom_vmap without a rule.", where=source.here(), fix=f"@{name}.def_vmap"
-            )
+            raise self.undefined("a rule", "@{}.def_vmap", ArgumentError)
         args = bind_positional(self.fun, args, kwargs)
         if state.trace is EVAL:
             return self.fun(*args)
-        leaves, in_tree = tree.flatten((args, {}))
-        values = as_values(leaves, lambda i: f"the argument {labels_of(self.fun, in_tree)[i]}")
-        flat = FlatFunction(self.fun, in_tree)
-        jaxpr, consts = stage(flat, [v.aval for v in values], name).hoist()
+        in_tree, values = flat_arguments(self.fun, args)
+        flat, jaxpr, consts = staged(self.fun, in_tree, values)
         rule = _UserRule(self, in_tree, len(consts), flat, jaxpr)
-        outs = custom_vmap_call_p.bind(*consts, *values, jaxpr=jaxpr, rule=rule, name=name)
+        outs = custom_vmap_call_p.bind(*consts, *values, jaxpr=jaxpr, rule=rule, name=name_of(self.fun))
         return tree.unflatten(flat.out_tree, outs)
 
 

@@ -16,7 +16,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.ops.elementwise import neg
 from blufunc.core.primitives.linear_ops import add_tangents, batched_front, instantiate, move_dim
-from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
@@ -47,6 +47,8 @@ class _LinearSolve(Primitive):
     """
 
     name, kind, multiple_results = "linear_solve", "call", True
+    autocast_class = "exact"
+    shard = unsupported("its operands are any, and go to the user's functions together")
 
     def effects_of(self, params):
         return params["solve"].effects

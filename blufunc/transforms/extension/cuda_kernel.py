@@ -36,6 +36,7 @@ from blufunc.transforms.custom_rules.custom_vmap import custom_vmap, sequential_
 from blufunc.transforms.extension.kernel_call import RESERVED, TypedKernel, cuda_kernel_p
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_CHANGES = r"\s*(?:=(?!=)|[-+*/%&|^]=|<<=|>>=|\+\+|--)"
 
 
 def cuda_kernel(
@@ -49,6 +50,7 @@ def cuda_kernel(
     name: str | None = None,
     inputs: str | Sequence[str] | None = None,
     preamble: str = "",
+    elementwise: str | Sequence[str] = (),
     jvp: Callable | None = None,
     vjp: tuple[Callable, Callable] | None = None,
     vmap: Callable | str | None = None,
@@ -83,6 +85,9 @@ def cuda_kernel(
       name: of the kernel; by default the reference's.
       inputs: names of the arguments, where those of the reference are not to be used.
       preamble: what stands before the kernel: ``__device__`` functions, includes.
+      elementwise: names of arguments and results that the body has as ``x[...]``, and as ``out[...] = ...``, and in no
+        other way. Elementwise operations that make such an argument, or read such a result, and are of no other use
+        become part of the kernel: the array between is not stored.
       jvp: a derivative, as of ``custom_jvp``: ``jvp(primals, tangents) -> (out, out_tangent)``.
       vjp: a reverse-mode derivative, as of ``custom_vjp``: ``(fwd, bwd)``.
       vmap: a batching rule, as of ``custom_vmap``: ``vmap(axis_size, in_batched, *args) -> (out, out_batched)``; or
@@ -118,7 +123,12 @@ def cuda_kernel(
         )
     names = _argument_names(reference, inputs)
     name = _identifier(name_of(reference) if name is None else name, "name", chosen=name is not None)
-    return CudaKernel(body, reference, names, out, (grid, block, shared), name, preamble, (jvp, vjp, vmap))
+    kernel = CudaKernel(body, reference, names, out, (grid, block, shared), name, preamble, (jvp, vjp, vmap))
+    kernel.elementwise = _names_of(elementwise, "elementwise")
+    for n in kernel.elementwise:
+        if n in names:
+            kernel.check_elementwise(n, False)
+    return kernel
 
 
 class CudaKernel:
@@ -150,6 +160,7 @@ class CudaKernel:
             source.summary(source.current()),
             _line_of(body),
         )
+        self.elementwise: tuple[str, ...] = ()
         self._typed: dict[Any, TypedKernel] = {}
         self._function = self._with_rules(*rules)
         signature = signature_of(reference)
@@ -162,6 +173,24 @@ class CudaKernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*self._values(args, kwargs))
+
+    def check_elementwise(self, name: str, written: bool) -> None:
+        """Raise ValueRangeError if the body has an argument or result otherwise than by its elements."""
+        code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", self.body, flags=re.DOTALL)
+        for use in re.finditer(rf"(?<![\w.]){name}\b(.*?)(?:;|$)", code, re.DOTALL):
+            rest = _after_index(use[1])
+            plain = rest is not None and (
+                re.match(r"\s*=(?!=)", rest) if written else not re.match(_CHANGES, rest)
+            )
+            if not plain or (not written and re.search(r"&\s*$", code[: use.start()])):
+                how = f"{name}[...] = value" if written else f"{name}[...]"
+                raise ValueRangeError(
+                    f"{self.__name__}: elementwise={name!r}, and the body has it otherwise than as {how}: "
+                    f"{name}{use[1].strip():.40}",
+                    where=self.where,
+                    why="elements are computed where the kernel reads or writes them: there is no array to point to.",
+                    fix=f"use {name} as {how} alone, or leave it out of elementwise=",
+                )
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The text of the kernel for arguments of these types: arrays, or ``ShapeDtypeStruct``."""
@@ -256,11 +285,7 @@ class CudaKernel:
 def _argument_names(reference: Callable, inputs: Any) -> tuple[str, ...]:
     """The names of the arguments: those given, or the parameters of the reference."""
     if inputs is not None:
-        names = inputs.replace(",", " ").split() if isinstance(inputs, str) else inputs
-        if not isinstance(names, (tuple, list)) or not all(isinstance(n, str) for n in names):
-            raise ArgumentError(
-                f"cuda_kernel: inputs={inputs!r:.60} are no names.", where=source.here(), fix="inputs='x, y'"
-            )
+        names: Any = _names_of(inputs, "inputs")
     else:
         signature = signature_of(reference)
         parameters = list(signature.parameters.values()) if signature else None
@@ -277,6 +302,27 @@ def _argument_names(reference: Callable, inputs: Any) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ValueRangeError(f"cuda_kernel: inputs={inputs!r:.60} has a name twice.", where=source.here())
     return tuple([_identifier(n, "an argument") for n in names])
+
+
+def _names_of(given: Any, option: str) -> tuple[str, ...]:
+    """An option that lists names, or is one text of them."""
+    names = given.replace(",", " ").split() if isinstance(given, str) else given
+    if not isinstance(names, (tuple, list)) or not all(isinstance(n, str) for n in names):
+        raise ArgumentError(
+            f"cuda_kernel: {option}={given!r:.60} are no names.", where=source.here(), fix=f"{option}='x, y'"
+        )
+    return tuple(names)
+
+
+def _after_index(text: str) -> str | None:
+    """What follows the ``[...]`` that a text begins with; None where it begins with none."""
+    text = text.lstrip()
+    level = 0
+    for k, c in enumerate(text):
+        level += (c == "[") - (c == "]")
+        if not level:
+            return text[k + 1 :] if c == "]" else None
+    return None
 
 
 def _identifier(word: Any, what: str, chosen: bool = True) -> str:

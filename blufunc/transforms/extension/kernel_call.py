@@ -8,7 +8,7 @@ asks the primitive for the source (``user_kernel``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,13 @@ from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.linear_ops import move_dim
-from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import paths, tree
 from blufunc.errors import ArgumentError, DtypeError, ShapeError, TreeError, UnsupportedError, ValueRangeError
-from blufunc.kernels.user_kernel import C_TYPES, CudaSource, Dims, write
+from blufunc.kernels.user_kernel import C_TYPES, Accessor, CudaSource, Dims, write
 from blufunc.transforms.arguments import FlatFunction, ShapeDtypeStruct, abstract
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.batching.batch import batch_jaxpr
@@ -81,9 +81,40 @@ class TypedKernel:
         closed, consts = jaxpr.hoist()
         return jit_p.bind(*consts, *args, jaxpr=closed, name=self.kernel.__name__)
 
-    def cuda_source(self) -> CudaSource:
-        """The kernel's source and launch."""
-        if self._source is None:
+    @property
+    def elementwise(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The positions of the arguments and of the results that the body reads and writes by their elements alone."""
+        names, outs = self.kernel.elementwise, self._out_names()
+        for n in names:
+            if n not in (*self.kernel.inputs, *outs):
+                raise ValueRangeError(
+                    f"{self.kernel.__name__}: elementwise={n!r} is neither an argument nor a result.",
+                    where=self.kernel.where,
+                    fix=f"of {', '.join((*self.kernel.inputs, *outs))} those that the body has as x[...] alone",
+                )
+            self.kernel.check_elementwise(n, n in outs)
+        return tuple(
+            tuple(i for i, n in enumerate(given) if n in names) for given in (self.kernel.inputs, outs)
+        )  # type: ignore[return-value]
+
+    @property
+    def inputs(self) -> list[tuple[str, ShapedArray]]:
+        """The names and types of arguments."""
+        return list(zip(self.kernel.inputs, self.in_avals, strict=True))
+
+    @property
+    def outputs(self) -> list[tuple[str, ShapedArray]]:
+        """The names and types of results."""
+        return list(zip(self._out_names(), self.out_avals, strict=True))
+
+    def cuda_source(
+        self,
+        accessors: Mapping[str, Accessor] | None = None,
+        extras: Sequence[str] = (),
+        declared: Callable[[str], str] = str,
+    ) -> CudaSource:
+        """The kernel's source and launch; with accessors, those of one that computes more (``user_kernel.write``)."""
+        if self._source is None or accessors:
             k = self.kernel
             block = _dims(self._of_types(k.block), f"{k.__name__}: block", _MOST_THREADS)
             if int(np.prod(block)) > _MOST_THREADS or 0 in block:
@@ -100,18 +131,24 @@ class TypedKernel:
                 raise ArgumentError(
                     f"{k.__name__}: shared={shared!r:.60} is no number of bytes.", where=k.where
                 )
-            self._source = write(
+            made = write(
                 k.__name__,
                 k.body,
-                list(zip(k.inputs, self.in_avals, strict=True)),
-                list(zip(self._out_names(), self.out_avals, strict=True)),
+                self.inputs,
+                self.outputs,
                 grid=_dims(grid, f"{k.__name__}: grid", 2**31 - 1),
                 block=block,
                 shared=int(shared),
                 preamble=k.preamble,
                 line=k.line,
                 body_line=k.body_line,
+                accessors=accessors or {},
+                extras=extras,
+                declared=declared,
             )
+            if accessors:
+                return made
+            self._source = made
         return self._source
 
     def _of_types(self, option: Any) -> Any:
@@ -173,6 +210,7 @@ class _CudaKernel(Primitive):
     """A call of a kernel; its rules are those of the reference."""
 
     name, kind, multiple_results, fresh = "cuda_kernel", "kernel", True, True
+    shard = unsupported("it is the user's, and says nothing of its dimensions")
 
     def reference(self, compile, *, kernel: TypedKernel):
         return kernel.on_host(compile)

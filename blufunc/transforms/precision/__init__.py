@@ -1,4 +1,4 @@
 """``autocast``: mixed precision as a transform of jaxprs.
 
-In: a function and a low dtype. Out: a function. May import ``transforms.custom_rules`` and what that may.
+In: a function and a low dtype. Out: a function. May import ``transforms.custom_rules`` and its imports.
 """

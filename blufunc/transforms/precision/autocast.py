@@ -1,13 +1,13 @@
 """``autocast``: mixed precision, as a transform of jaxprs.
 
-Transforms, stage 2. The function is staged as it is, in float32, and its equations are evaluated one by one with
-casts put in, as the table in ``policy.py`` says. A value that is float32 in the program may be *low* for a
-while: it stays so through what is cheap and goes back where precision is needed. Results have the dtypes that they
-have without the transform, and casts are differentiable, so gradients have the dtypes of the parameters.
+Transforms, stage 2. In: a function, staged in float32. Out: the same with casts, by the table in ``policy.py``. A value
+that is float32 in the program may be *low* for a while: cheap operations keep it low, and sensitive ones cast it back.
+Results keep the dtypes they have without the transform, and casts are differentiable, so gradients have the dtypes of
+the parameters.
 
-Bodies of ``jit`` and ``checkpoint`` take and return low values; so do functions with rules of their own, whose rules
-are cast like any function. ``scan`` takes low inputs, and weights are cast before the loop; its carry, and what goes
-in and out of ``cond`` and ``while_loop``, keep the program's dtypes.
+Bodies of ``jit`` and ``checkpoint`` take and return low values; so do functions with custom rules, whose rules are cast
+like any function. ``scan`` takes low inputs, and weights are cast before the loop; its carry, and operands and results
+of ``cond`` and ``while_loop``, keep the program's dtypes.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ Flags = tuple[bool, ...]
 def autocast(
     fun: Callable | None = None, dtype: Any = "bfloat16", *, float32: Any = (), low: Any = ()
 ) -> Callable:
-    """``fun`` in mixed precision: matrix products and convolutions in ``dtype``, sensitive operations in float32.
+    """Run ``fun`` in mixed precision: matmuls in ``dtype``, sensitive operations in float32.
 
         loss, grads = bf.value_and_grad(bf.autocast(loss_fn))(params, batch)   # params and grads: float32
 
     Args:
-      fun: a function of pytrees of arrays. It is traced in each call; under ``jit``, once. Without it, a decorator is
-        returned.
-      dtype: the low dtype, bfloat16 or float16. (With float16, scale the loss: gradients may underflow.)
-      float32: primitives, or names of primitives, to run in float32 besides those of the table.
-      low: primitives, or names of primitives, to run in ``dtype`` besides those of the table.
-        ``print(bf.autocast_table())`` shows the table.
+        fun: a function of pytrees of arrays. It is traced in each call; under ``jit``, once. Without it, a decorator is
+          returned.
+        dtype: the low dtype, bfloat16 (default) or float16. (With float16, scale the loss: gradients may underflow.)
+        float32: additional primitives, or names of primitives, to run in float32.
+        low: additional primitives, or names of primitives, to run in ``dtype``. ``print(bf.autocast_table())`` shows
+          the table.
     Returns:
       a function of the same arguments whose results have the structure, shapes and dtypes of ``fun``'s.
     Raises:
       DtypeError: ``dtype`` is not a half-precision float.
-      ValueRangeError, ArgumentError: ``float32`` or ``low`` name what is no primitive, or one in both.
+      ValueRangeError, ArgumentError: ``float32`` or ``low`` hold something other than primitives, or share one.
     """
     policy = make_policy(dtype, float32, low)
     if fun is None:
@@ -77,12 +77,12 @@ def autocast(
 
 
 class _Cell:
-    """A value of the program: what it was traced as, and what it is now.
+    """A value of the program: its traced type, and its current value.
 
     Attributes:
       aval: its type in the program.
       value: the value; low, or of the program's dtype.
-      literal: whether it is a number that the program was written with.
+      literal: True for a constant that the program was written with.
     """
 
     __slots__ = ("_other", "aval", "literal", "value")
@@ -104,7 +104,7 @@ class _Cell:
         return self.value.aval.dtype != self.aval.dtype
 
     def cast(self, dtype: np.dtype) -> Any:
-        """As ``dtype``, which is that of the program or the low one; each cast is made once."""
+        """The value as ``dtype``, the program's or the low one; each cast is made once."""
         if not self.eligible or self.value.aval.dtype == dtype:
             return self.value
         if self.literal:
@@ -150,8 +150,8 @@ def _apply(eqn: Eqn, policy: Policy, ins: list[_Cell]) -> list[Any]:
         return rule(prim, policy, ins, params)
     if prim is convert_p:
         (x,) = ins
-        kept = x.eligible and params["dtype"] == WIDE  # weak becomes strong, no more
-        return [x.value if kept and x.is_low else prim.bind(x.value, **params)]
+        exact = x.eligible and params["dtype"] == WIDE  # only drops the weak type
+        return [x.value if exact and x.is_low else prim.bind(x.value, **params)]
     target = _target(policy, prim, ins, params)
     if target is None:
         if policy.class_of(prim) != "exact":
@@ -163,14 +163,14 @@ def _apply(eqn: Eqn, policy: Policy, ins: list[_Cell]) -> list[Any]:
 
 
 def _target(policy: Policy, prim: Any, ins: list[_Cell], params: dict) -> np.dtype | None:
-    """The dtype to cast float32 operands to; None: the program's own."""
+    """The dtype to cast float32 operands to; None for the program's own."""
     inexact = [c for c in ins if dtypes.is_inexact(c.aval.dtype)]
     if not inexact or not all(c.eligible for c in inexact):
         return None
     cls = policy.class_of(prim)
     if cls == "low":
         declared = params.get("preferred_element_type")
-        # Anything but float32 was asked for on purpose; the operands then keep their precision too.
+        # Any other dtype is explicit, so the operands keep their precision, too.
         return policy.dtype if declared is None or declared == WIDE else None
     if cls == "widest":
         arrays = [c.is_low for c in inexact if not c.literal]
@@ -184,13 +184,13 @@ def _target(policy: Policy, prim: Any, ins: list[_Cell], params: dict) -> np.dty
 def _body(
     jaxpr: Jaxpr, policy: Policy, low_ins: Flags, wide_outs: Sequence[bool] = ()
 ) -> tuple[Jaxpr, Flags]:
-    """A body with casts, and which of its results are low.
+    """A body with casts, and a flag per low result.
 
     Args:
-      low_ins: which parameters are low.
-      wide_outs: which results must have the program's dtype; none by default.
+      low_ins: a flag per parameter, True if it is low.
+      wide_outs: a flag per result, True if it must have the program's dtype; default none.
     """
-    wanted = tuple(wide_outs or (False,) * len(jaxpr.outvars))
+    wide = tuple(wide_outs or (False,) * len(jaxpr.outvars))
 
     def make():
         low_outs: Flags = ()
@@ -198,7 +198,7 @@ def _body(
         def fun(*args):
             nonlocal low_outs
             outs = [
-                c.traced() if w else c.value for c, w in zip(_run(jaxpr, policy, args), wanted, strict=True)
+                c.traced() if w else c.value for c, w in zip(_run(jaxpr, policy, args), wide, strict=True)
             ]
             low_outs = tuple(x.aval.dtype != a.dtype for x, a in zip(outs, jaxpr.out_avals, strict=True))
             return outs
@@ -206,7 +206,7 @@ def _body(
         avals = [_typed(a, low, policy) for a, low in zip(jaxpr.in_avals, low_ins, strict=True)]
         return stage(fun, avals, jaxpr.name), low_outs
 
-    return jaxpr.memoised(("autocast", policy, low_ins, wanted), make)
+    return jaxpr.memoised(("autocast", policy, low_ins, wide), make)
 
 
 def _typed(aval: ShapedArray, low: bool, policy: Policy) -> ShapedArray:
@@ -214,7 +214,7 @@ def _typed(aval: ShapedArray, low: bool, policy: Policy) -> ShapedArray:
 
 
 def _closed(param: Any, policy: Policy) -> Any:
-    """A parameter, with casts inside if it is a jaxpr or a tuple of jaxprs, whose types stay."""
+    """A parameter; if it is a jaxpr or a tuple of jaxprs, with casts inside and unchanged types."""
     if isinstance(param, Jaxpr):
         body, _ = _body(param, policy, (False,) * len(param.invars), (True,) * len(param.outvars))
         return body
@@ -235,13 +235,13 @@ def _call(prim: Call, policy: Policy, ins: list[_Cell], params: dict) -> list[An
 
 
 def _scan(prim, policy: Policy, ins: list[_Cell], params: dict) -> list[Any]:
-    """A loop: low inputs and constants go in, low outputs come out, the carry has the program's dtypes."""
+    """A loop: low inputs and constants go in, low outputs come out; the carry keeps the program's dtypes."""
     jaxpr, n_consts, n_carry = params["jaxpr"], params["n_consts"], params["n_carry"]
     carry = range(n_consts, n_consts + n_carry)
     wide_outs = [i < n_carry for i in range(len(jaxpr.outvars))]
     flags = tuple(c.is_low and i not in carry for i, c in enumerate(ins))
     body, _ = _body(jaxpr, policy, flags, wide_outs)
-    # A constant that each step would only cast is cast once, before the loop.
+    # Cast a constant once before the loop, if each step would only cast it.
     casts = [e for e in body.eqns if e.prim is convert_p and e.params["dtype"] == policy.dtype]
     cast = {e.invars[0] for e in casts}
     read = {a for e in body.eqns if e not in casts for a in e.invars} | set(body.outvars)
@@ -289,38 +289,38 @@ _CALLS: dict[Any, Callable] = {
 
 
 def _run_rule(rule: Callable, policy: Policy, args: Sequence[Any], low: Sequence[bool]) -> list[_Cell]:
-    """A rule (of flat lists) with casts, on arguments of which some are low."""
+    """Run a rule (of flat lists) with casts, on arguments of which some are low."""
     avals = [x.aval.with_dtype(WIDE) if is_low else x.aval for x, is_low in zip(args, low, strict=True)]
     return _run(stage(rule, avals, name_of(rule)), policy, args)
 
 
 def _as_flags(cells: Sequence[_Cell], low: Sequence[bool], policy: Policy) -> list[Any]:
-    """Results, low where they have to be."""
+    """Cast results to low where flagged, else to the program's dtype."""
     return [c.cast(policy.dtype) if is_low else c.traced() for c, is_low in zip(cells, low, strict=True)]
 
 
 class _JVPRule:
-    """The jvp rule of a function with casts: the rule with casts."""
+    """A jvp rule with casts."""
 
     def __init__(self, rule: Callable, policy: Policy, low_ins: Flags, low_outs: Flags):
         self.rule, self.policy, self.low_ins, self.low_outs = rule, policy, low_ins, low_outs
         self.__name__ = name_of(rule)
 
     def __call__(self, primals: Sequence, tangents: Sequence) -> tuple[list, list]:
-        given = [t.__class__ is not Zero for t in tangents]
+        nonzero = [t.__class__ is not Zero for t in tangents]
         n = len(primals)
         filled: list[bool] = []
 
         def flat(*xs):
             ps, rest = xs[:n], iter(xs[n:])
-            ts = [next(rest) if g else zero(p.aval) for p, g in zip(ps, given, strict=True)]
+            ts = [next(rest) if g else zero(p.aval) for p, g in zip(ps, nonzero, strict=True)]
             outs, out_ts = self.rule(ps, ts)
             filled[:] = [t.__class__ is not Zero for t in out_ts]
             return [*outs, *(t for t in out_ts if t.__class__ is not Zero)]
 
         flat.__name__ = self.__name__
-        ts = [t for t, g in zip(tangents, given, strict=True) if g]
-        low_ts = [low for low, g in zip(self.low_ins, given, strict=True) if g]
+        ts = [t for t, g in zip(tangents, nonzero, strict=True) if g]
+        low_ts = [low for low, g in zip(self.low_ins, nonzero, strict=True) if g]
         cells = _run_rule(flat, self.policy, [*primals, *ts], [*self.low_ins, *low_ts])
         k = len(self.low_outs)
         outs = _as_flags(cells[:k], self.low_outs, self.policy)
@@ -330,7 +330,7 @@ class _JVPRule:
 
 
 class _Fwd:
-    """The forward rule of a function with casts, which returns the backward rule, both with casts."""
+    """A forward rule with casts, which returns the backward rule with casts."""
 
     def __init__(self, fwd: Callable, policy: Policy, low_ins: Flags, low_outs: Flags):
         self.fwd, self.policy, self.low_ins, self.low_outs = fwd, policy, low_ins, low_outs
@@ -356,24 +356,24 @@ class _Fwd:
         return _as_flags(cells[:n], self.low_outs, self.policy), [c.value for c in cells[n:]], cast_bwd
 
     def _backward(self, bwd: Callable, residuals: Sequence, low_residuals: Flags, cts: Sequence) -> list:
-        given = [ct.__class__ is not Zero for ct in cts]
+        nonzero = [ct.__class__ is not Zero for ct in cts]
         n = len(residuals)
         filled: list[bool] = []
 
         def flat(*xs):
             rest = iter(xs[n:])
-            # a zero of the type that the cotangent has in the program
+            # a zero of the cotangent's type in the program
             own = [
                 next(rest) if g else zero(ct.aval.with_dtype(WIDE) if low else ct.aval)
-                for ct, g, low in zip(cts, given, self.low_outs, strict=True)
+                for ct, g, low in zip(cts, nonzero, self.low_outs, strict=True)
             ]
             found = bwd(xs[:n], own)
             filled[:] = [ct is not None for ct in found]
             return [ct for ct in found if ct is not None]
 
         flat.__name__ = name_of(bwd)
-        values = [ct for ct, g in zip(cts, given, strict=True) if g]
-        low_cts = [low for low, g in zip(self.low_outs, given, strict=True) if g]
+        values = [ct for ct, g in zip(cts, nonzero, strict=True) if g]
+        low_cts = [low for low, g in zip(self.low_outs, nonzero, strict=True) if g]
         cells = _run_rule(flat, self.policy, [*residuals, *values], [*low_residuals, *low_cts])
         low_found = [low for low, f in zip(self.low_ins, filled, strict=True) if f]
         found = iter(_as_flags(cells, low_found, self.policy))
@@ -381,7 +381,7 @@ class _Fwd:
 
 
 class _VmapRule(Rule):
-    """The batching rule of a function with casts: the rule with casts. Its first operands are ``n_extra`` constants."""
+    """A batching rule with casts. Its first operands are ``n_extra`` constants."""
 
     def __init__(self, rule: Rule, policy: Policy, low_ins: Flags, low_outs: Flags, n_extra: int):
         super().__init__(rule.__name__, [*(True,) * n_extra, *rule.closed])

@@ -1,23 +1,23 @@
-"""What ``autocast`` computes in which precision: the table.
+"""The precision of each primitive under ``autocast``: the table.
 
-Transforms, stage 2, read by ``autocast.py``. The table is data. Each primitive is in one class, by name:
+Transforms, stage 2, read by ``autocast.py``. In: a primitive. Out: its ``autocast_class``, one of these:
 
-- ``low``: contractions. Operands are cast to the low dtype; products are summed in float32 all the same, and the
-  result is rounded to the low dtype, unless the program declared another with ``preferred_element_type``. So are
-  attention and the tanh form of GELU, beside the table: each is one operation, computed in float32 inside.
-- ``widest``: cheap elementwise operations, comparisons, selections, and those that only move elements: low if all
-  operands are, as types promote anywhere else. One float32 operand makes the operation float32; numbers follow the
-  arrays. So a residual stream that begins in float32 stays there, to which blocks add what their products give.
+- ``low``: contractions. Operands are cast to the low dtype; they accumulate in float32, and the result is rounded to
+  the low dtype, unless the program sets ``preferred_element_type``. Attention and the tanh form of GELU, outside the
+  table, do the same: each is one operation, computed in float32 inside.
+- ``widest``: cheap elementwise operations, comparisons, selects, and movement: low if all operands are, by type
+  promotion. One float32 operand makes the operation float32; scalars follow the arrays. So a residual stream that
+  starts in float32 stays there, and blocks add their low results to it.
 - ``float32``: functions that amplify rounding errors, and sums: exponentials, logarithms, powers, roots, reductions,
-  running sums and scatter-additions. So are differences, of which the leading digits cancel: with them softmax,
-  cross entropy, variance and normalisation are float32 throughout. Low operands are cast back.
-- ``exact``: solvers, whose bodies are left as they are: rounded products would keep them from converging.
+  cumulative sums and scatter-adds. Differences, too, since their leading digits cancel: softmax, cross entropy,
+  variance and normalisation are therefore float32 throughout. Low operands are cast back.
+- ``exact``: solvers, whose bodies stay unchanged: rounded matmuls would keep them from converging.
 
-Everything else (linear algebra, FFTs, sorts, special functions, random bits, callbacks, primitives of users) runs
-on operands of the dtypes that the program was traced with. Only values that are float32 in the program take part:
-float64 and what the program itself made half precision stay as they are.
+All other primitives (linear algebra, FFTs, sorts, special functions, random bits, callbacks, users' primitives) run in
+the dtypes of the traced program. Only values that are float32 in the program take part: float64, and values that the
+program itself made half precision, stay as they are.
 
-The choice of what keeps float32 follows common practice in mixed-precision training (Micikevicius et al., 2018).
+The float32 class follows common practice in mixed-precision training (Micikevicius et al., 2018).
 """
 
 from __future__ import annotations
@@ -30,62 +30,49 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.kinds import AUTOCAST
+from blufunc.core.primitives.primitive import Primitive, named
 
-TABLE: dict[str, tuple[str, ...]] = {
-    "low": ("conv_general_dilated", "dot_general"),
-    "widest": (
-        # elementwise
-        "abs", "add", "add_any", "ceil", "clamp", "copy", "div", "erf", "floor", "logistic", "max", "min", "mul",
-        "neg", "rem", "round", "select", "sign", "sin", "cos", "stop_gradient", "tanh", "trunc",
-        "eq", "ge", "gt", "is_finite", "le", "lt", "ne",
-        # movement
-        "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "name", "offload", "pad",
-        "pick_along", "place_along", "reshape", "rev", "scatter", "slice", "top_k", "transpose",
-        # selections are exact
-        "argmax", "argmin", "cummax", "cummin", "reduce_max", "reduce_min", "reduce_window_max",
-        "reduce_window_min",
-    ),
-    "float32": (
-        "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "erf_inv", "erfc", "exp", "exp2",
-        "expm1", "integer_pow", "log", "log1p", "pow", "rsqrt", "sinh", "sqrt", "square", "sub",
-        "tan",
-        "cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum", "reduce_window_sum",
-        "scatter_add", "scatter_mul",
-    ),
-    "exact": ("linear_solve",),
-}  # fmt: skip
-"""The class of each primitive, by name."""
 
-_CLASSES = {name: cls for cls, names in TABLE.items() for name in names}
+def table() -> dict[str, tuple[str, ...]]:
+    """The names of the primitives of each class: a view of ``autocast_class`` of all that there are."""
+    classes: dict[str, list[str]] = {cls: [] for cls in AUTOCAST}
+    for name, prim in sorted(named.items()):
+        if prim.autocast_class is not None:
+            classes[prim.autocast_class].append(name)
+    return {cls: tuple(names) for cls, names in classes.items()}
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The table with a user's changes, for one low dtype; hashable, so that transformed jaxprs are kept under it."""
+    """The table with a user's changes, for one low dtype; hashable, as a memo key of transformed jaxprs."""
 
     dtype: np.dtype
     changes: tuple[tuple[str, str], ...] = ()
 
     def class_of(self, prim: Primitive) -> str | None:
         """The class of a primitive; None: as traced."""
-        return dict(self.changes).get(prim.name) or _CLASSES.get(prim.name)
+        return dict(self.changes).get(prim.name) or prim.autocast_class
 
     def table(self) -> dict[str, tuple[str, ...]]:
-        """The table as it is for this policy."""
-        classes = {**_CLASSES, **dict(self.changes)}
-        return {cls: tuple(sorted(n for n, c in classes.items() if c == cls)) for cls in TABLE}
+        """The table of this policy."""
+        changed, plain = dict(self.changes), table()
+        own = {cls: [n for n in names if n not in changed] for cls, names in plain.items()}
+        return {
+            cls: tuple(sorted((*names, *[n for n in changed if changed[n] == cls])))
+            for cls, names in own.items()
+        }
 
 
 def make_policy(dtype: Any, float32: Any = (), low: Any = ()) -> Policy:
-    """A policy from what users write.
+    """Make a policy from a user's options.
 
     Args:
       dtype: bfloat16 or float16.
       float32: primitives, or names of primitives in the table, to run in float32.
       low: likewise, to run in the low dtype.
     Raises:
-      DtypeError, ArgumentError, ValueRangeError: they are something else, or contradict each other.
+      DtypeError, ArgumentError, ValueRangeError: invalid or contradictory options.
     """
     try:
         dtype = dtypes.as_dtype(dtype)
@@ -97,12 +84,12 @@ def make_policy(dtype: Any, float32: Any = (), low: Any = ()) -> Policy:
             where=source.here(),
             fix="autocast(f, dtype='bfloat16')",
         )
-    kept, lowered = _names(float32, "float32"), _names(low, "low")
-    if both := sorted(kept & lowered):
+    wide, lowered = _names(float32, "float32"), _names(low, "low")
+    if both := sorted(wide & lowered):
         raise errors.ValueRangeError(
             f"autocast: {', '.join(both)} in float32= and in low=.", where=source.here(), fix="name it once"
         )
-    return Policy(dtype, (*((n, "float32") for n in sorted(kept)), *((n, "low") for n in sorted(lowered))))
+    return Policy(dtype, (*((n, "float32") for n in sorted(wide)), *((n, "low") for n in sorted(lowered))))
 
 
 def _names(prims: Any, option: str) -> set[str]:
@@ -122,7 +109,7 @@ def _names(prims: Any, option: str) -> set[str]:
                 where=source.here(),
                 fix=f"{option}=('add', lax.tanh_p)",
             )
-        if isinstance(p, str) and p not in _CLASSES:
+        if isinstance(p, str) and not any(p in names for names in table().values()):
             raise errors.ValueRangeError(
                 f"autocast: {option}= names {p!r}, which is not in the table.",
                 where=source.here(),
@@ -141,7 +128,7 @@ _MEANINGS = {
 
 
 def autocast_table(dtype: Any = "bfloat16", *, float32: Any = (), low: Any = ()) -> str:
-    """What ``autocast`` with these options computes in which precision, as text; print it."""
+    """The precision of each primitive under ``autocast`` with these options, as a table to print."""
     policy = make_policy(dtype, float32, low)
     lines = []
     for cls, names in policy.table().items():

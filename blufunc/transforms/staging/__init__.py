@@ -1,5 +1,5 @@
-"""``jit`` and its stages, ``make_jaxpr``, callbacks, scopes, and moving arrays between devices.
+"""``jit`` and its stages, ``make_jaxpr``, callbacks, scopes, and transfers between devices.
 
-In: functions and arguments. Out: compiled calls, jaxprs, reports. May import ``kernels`` and the packages of transforms
-before it.
+In: functions and arguments. Out: compiled calls, jaxprs, reports. May import ``kernels`` and the preceding packages of
+transforms.
 """

@@ -1,9 +1,9 @@
-"""Callbacks: functions of Python that a program calls while it runs.
+"""Callbacks: Python functions that a program calls while it runs.
 
-Transforms, stage 2. ``pure_callback`` computes a value, and may be dropped or repeated like any operation;
-``io_callback`` acts on the world, and runs exactly as often as the program says; ``debug_callback`` reports, and
-stands aside of every transform. In a jaxpr each is one equation, whatever axes it was mapped over: the loop over a
-batch runs on the host.
+Transforms, stage 2. In: a Python function and its arguments. Out: one equation, under any number of ``vmap``s: the loop
+over a batch runs on the host. ``pure_callback`` computes a value, and may be dropped or repeated like any operation;
+``io_callback`` has side effects, and runs exactly as often as the program says; ``debug_callback`` reports, and is
+ignored by transforms.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from blufunc.transforms.arguments import abstract, as_values, check_callable, la
 
 
 class HostFunction:
-    """A function of the user's, from a list of NumPy arrays to a list of new ones.
+    """A user's function, from a list of NumPy arrays to a list of new ones.
 
     Args:
       fun: the function, of pytrees of arrays.
       in_tree: the structure of its arguments, ``(args, kwargs)``.
-      static: the leaves of the arguments that are no arrays, by position.
-      out_tree: the ``TreeDef`` of its results; None for a function whose results nobody wants.
+      static: the leaves of the arguments that are not arrays, by position.
+      out_tree: the ``TreeDef`` of its results; None if results are ignored.
       outs: the types of their leaves.
-      api: what the user called, for messages.
+      api: the function that the user called, for messages.
     """
 
     def __init__(
@@ -56,14 +56,16 @@ class HostFunction:
         self.__name__ = name_of(fun)
 
     def with_outs(self, outs: tuple[ShapedArray, ...]) -> HostFunction:
-        """The same function where it returns arrays of other types."""
+        """The same function with other result types."""
         changed = copy.copy(self)
         changed.outs = outs
         return changed
 
     def __call__(self, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
         device = backend.host_device()
-        values = iter([from_numpy(np.asarray(b), device) for b in buffers])  # copies: the user may keep them
+        values = iter(
+            [from_numpy(np.asarray(b), device) for b in buffers]
+        )  # copies, since the user may keep references
         n = self.in_tree.num_leaves
         leaves = [self.static[i] if i in self.static else next(values) for i in range(n)]
         args, kwargs = tree.unflatten(self.in_tree, leaves)
@@ -72,20 +74,20 @@ class HostFunction:
                 out = self.fun(*args, **kwargs)
         except Exception as e:
             where = source.describe(self.source)
-            if getattr(e, "where", None) != where:  # else it says so itself
+            if getattr(e, "where", None) != where:  # else the message has the line
                 e.add_note(f"in {self.__name__}, which {self.api} calls, at {where}")
             raise
         return self._results(out)
 
     def _results(self, out: Any) -> list[np.ndarray]:
-        """What the function returned, checked."""
+        """Check the results of the function."""
         if self.out_tree is None:
             return []
         leaves, structure = tree.flatten(out)
         if structure != self.out_tree and not self._is_like_declared(out):
             names = ("result_shape_dtypes", "the result")
             raise errors.TreeError(
-                f"{self.api}: {self.__name__} returned another structure than result_shape_dtypes.",
+                f"{self.api}: {self.__name__} returned a different structure from result_shape_dtypes.",
                 where=source.describe(self.source),
                 why="; ".join(treepath.diff(self.out_tree, structure, *names)[:5]),
                 fix="return a pytree of arrays of that structure, or correct result_shape_dtypes",
@@ -94,12 +96,12 @@ class HostFunction:
         return [self._checked(x, a, p) for x, a, p in zip(leaves, self.outs, paths, strict=True)]
 
     def _is_like_declared(self, out: Any) -> bool:
-        """Whether a result differs from what was declared only in having lists for tuples, or the other way round."""
+        """True if a result differs from its declaration only in lists for tuples, or the reverse."""
         declared = tree.unflatten(self.out_tree, [0] * self.out_tree.num_leaves)
         return tree.structure(_with_tuples(out)) == tree.structure(_with_tuples(declared))
 
     def _checked(self, x: Any, aval: ShapedArray, path: str) -> np.ndarray:
-        """One result as a new array; 64-bit numbers are taken for the 32-bit ones that NumPy's defaults stand for."""
+        """Copy one result to a new array; NumPy's default 64-bit dtypes are accepted as 32-bit."""
         what = f"{self.api}: the result{path} of {self.__name__}"
         where = source.describe(self.source)
         host = np.asarray(x)
@@ -124,14 +126,14 @@ class HostFunction:
 
 
 def _with_tuples(x: Any) -> Any:
-    """A result with its lists as tuples."""
+    """A result with tuples for lists."""
     if x.__class__ in (list, tuple):
         return tuple(map(_with_tuples, x))
     return {k: _with_tuples(v) for k, v in x.items()} if x.__class__ is dict else x
 
 
 class Repeated:
-    """A host function over a batch: one call for each position along the first axis, in order."""
+    """A host function over a batch: one call per position along the first axis, in order."""
 
     outs: tuple[ShapedArray, ...]
     __name__: str
@@ -151,7 +153,7 @@ class Repeated:
 
 
 class _Callback(Primitive):
-    """A kind: calls of ``callback``, a ``HostFunction`` or what a batch made of it."""
+    """Base of calls of ``callback``, a ``HostFunction`` or its batched form."""
 
     kind, multiple_results, fresh = "callback", True, True
 
@@ -162,7 +164,7 @@ class _Callback(Primitive):
         return callback
 
     def repeat(self, axis, args, dims, *, callback, **params):
-        """The batch rule of a call for each element."""
+        """Batching rule with one call per element."""
         ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
         callback = Repeated(callback, axis.size, tuple([d is not None for d in dims]))
         return self.bind(*ins, callback=callback, **params), [0] * len(callback.outs)
@@ -180,15 +182,16 @@ VMAP_METHODS = {
 
 
 class _PureCallback(_Callback):
-    """A function of Python for its value."""
+    """A Python function called for its value."""
 
     name = "pure_callback"
 
     jvp = unsupported(
-        "it calls Python, which has no derivative; give the function that makes the call one, with custom_jvp or "
-        "custom_vjp, or call it on lax.stop_gradient of its arguments"
+        "it calls Python, which has no derivative; use custom_jvp or custom_vjp for the calling function, or "
+        "call it on lax.stop_gradient of its arguments"
     )
-    transpose = unsupported("it calls Python, of which nobody knows whether it is linear")
+    transpose = unsupported("it calls Python, which may not be linear")
+    shard = unsupported("the user's function is of whole values")
 
     def batch(self, axis, args, dims, *, callback, vmap_method):
         if vmap_method is None:
@@ -206,7 +209,7 @@ class _PureCallback(_Callback):
         return results, [0] * len(outs)
 
     def _in_front(self, axis: Any, x: Any, d: int | None, vmap_method: str) -> Any:
-        """An argument of a call that does a whole batch at once."""
+        """An argument of a call for a whole batch, with the batch axis leading."""
         if d is not None:
             return move_dim(x, d, 0)
         if vmap_method == "expand_dims":
@@ -225,27 +228,27 @@ def pure_callback(
     vmap_method: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call a function of Python for its value, under ``jit`` and in loops too.
+    """Call a Python function for its value, also under ``jit`` and in loops.
 
-    A program may drop the call where nobody reads its results, and may make it more than once: ``callback`` must
-    depend on its arguments alone and do nothing else.
+    A program may drop the call if its results are not read, or repeat it: ``callback`` must be a pure function of its
+    arguments.
 
     Args:
-      callback: takes pytrees of arrays, which it may keep, and returns a pytree of arrays.
-      result_shape_dtypes: what it returns: a pytree of ``ShapeDtypeStruct`` or of anything with a shape and a dtype.
+      callback: takes pytrees of arrays, of which it may keep references, and returns a pytree of arrays.
+      result_shape_dtypes: the result types: a pytree of ``ShapeDtypeStruct`` or of anything with a shape and a dtype.
       args, kwargs: its arguments, pytrees of arrays.
       sharding: None; a callback sees whole arrays.
-      vmap_method: how ``vmap`` maps the call: ``"sequential"`` calls once for each element. The others call once for
-        the whole batch, with its axis in front: an argument that is not mapped has there an axis of size 1
-        (``"expand_dims"``), is repeated (``"broadcast_all"``), or comes as it is (``"legacy_vectorized"``). Without
-        it ``vmap`` is an error.
+      vmap_method: how ``vmap`` maps the call: ``"sequential"`` makes one call per element. The others make one call for
+        the batch, with a leading batch axis: an argument that is not mapped gets an axis of size 1
+        (``"expand_dims"``), is broadcast (``"broadcast_all"``), or has none (``"legacy_vectorized"``). Default
+        None: ``vmap`` is an error.
     Returns:
-      what the callback returns, in the structure that is declared; lists count as tuples. Where a 32-bit dtype is
-      declared, NumPy's 64-bit default is taken for it.
-    Raises:
-      ArgumentError: an argument is of the wrong kind.
-      TreeError, ShapeError, DtypeError (when it runs): the callback returns something else than was declared.
-      GradError (when it is differentiated): it has no derivative; give one with ``custom_jvp``.
+        the callback's results, in the declared structure; lists count as tuples. NumPy's default 64-bit dtypes are
+        accepted for 32-bit ones.
+      Raises:
+        ArgumentError: an argument is of the wrong kind.
+        TreeError, ShapeError, DtypeError (when it runs): the results differ from their declaration.
+        GradError (when it is differentiated): it has no derivative; give one with ``custom_jvp``.
     """
     if vmap_method is not None and vmap_method not in list(VMAP_METHODS):
         raise errors.ArgumentError(
@@ -263,15 +266,16 @@ def pure_callback(
 
 
 class _IOCallback(_Callback):
-    """A function of Python for what it does, and for its value."""
+    """A Python function called for its side effects, and its value."""
 
     name = "io_callback"
 
     jvp = unsupported(
-        "what it does has no derivative; call it on lax.stop_gradient of its arguments, or give the function that "
-        "makes the call a derivative of its own with custom_jvp"
+        "side effects have no derivative; call it on lax.stop_gradient of its arguments, or use custom_jvp for the "
+        "function that makes the call"
     )
-    transpose = unsupported("what it does cannot be done backwards")
+    transpose = unsupported("side effects have no transpose")
+    shard = unsupported("the user's function is of whole values")
 
     def effects_of(self, params):
         return frozenset({effects.ORDERED_IO if params["ordered"] else effects.IO})
@@ -281,7 +285,7 @@ class _IOCallback(_Callback):
             raise errors.UnsupportedError(
                 f"vmap of an ordered io_callback of {callback.__name__}.",
                 where=source.here(),
-                why="the elements of a batch have no order in which its effects could come.",
+                why="the elements of a batch are unordered, and so would be its effects.",
                 fix="use ordered=False, or loop with lax.scan",
             )
         return self.repeat(axis, args, dims, callback=callback, ordered=ordered)
@@ -298,34 +302,35 @@ def io_callback(
     ordered: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call a function of Python for what it does: files, random numbers of the host, state.
+    """Call a Python function for its side effects: files, the host's random numbers, state.
 
-    The call is made exactly as often as the untransformed program makes it: never dropped, repeated or merged.
-    ``vmap`` calls once for each element. Of what ``checkpoint`` computes again it is no part: its results are stored.
-    On a mesh the first device makes the call, and all get its results; inside of ``shard_map`` every device makes it.
+    The call runs exactly as often as in the untransformed program: never dropped, repeated or merged. ``vmap`` makes
+    one call per element. ``checkpoint`` saves its results instead of repeating it. On a mesh the first device makes the
+    call, and broadcasts its results; inside ``shard_map`` every device makes it.
 
     Args:
-      callback: takes pytrees of arrays, which it may keep, and returns a pytree of arrays, or None.
-      result_shape_dtypes: what it returns, as for ``pure_callback``; None for nothing.
+      callback: takes pytrees of arrays, of which it may keep references, and returns a pytree of arrays, or None.
+      result_shape_dtypes: the result types, as for ``pure_callback``; None for nothing.
       args, kwargs: its arguments, pytrees of arrays.
       sharding: None; a callback sees whole arrays.
-      ordered: whether the calls must come in the order of the program, relative to other ordered ones.
+      ordered: keep the calls in program order relative to other ordered ones; default False.
     Returns:
-      what the callback returns.
+      the callback's results.
     Raises:
       ArgumentError: an argument is of the wrong kind.
-      TreeError, ShapeError, DtypeError (when it runs): the callback returns something else than was declared.
-      GradError (when it is differentiated): an argument depends on what the derivative is taken of.
-      UnsupportedError: ``vmap`` of an ordered one.
+        TreeError, ShapeError, DtypeError (when it runs): the results differ from their declaration.
+        GradError (when it is differentiated): an argument depends on a differentiated value.
+        UnsupportedError: ``vmap`` of an ordered callback.
     """
     host, values = _host_function(callback, result_shape_dtypes, args, kwargs, sharding, "io_callback")
     return tree.unflatten(host.out_tree, io_callback_p.bind(*values, callback=host, ordered=bool(ordered)))
 
 
 class _DebugCallback(_Callback):
-    """A function of Python that reports values: without results, and without a part in derivatives."""
+    """A Python function that reports values: no results, and ignored by derivatives."""
 
     name = "debug_callback"
+    shard = unsupported("the user's function is of whole values")
 
     def effects_of(self, params):
         return frozenset({effects.ORDERED_DEBUG if params["ordered"] else effects.DEBUG})
@@ -334,7 +339,7 @@ class _DebugCallback(_Callback):
         return self.bind(*primals, **params), []
 
     def transpose(self, cts, *args, **params):
-        """A report of a tangent: reverse mode has no tangents, and does not make it."""
+        """A report of a tangent: reverse mode has no tangents, so it is dropped."""
 
     def batch(self, axis, args, dims, **params):
         return self.repeat(axis, args, dims, **params)
@@ -346,11 +351,11 @@ debug_callback_p = _DebugCallback()
 def debug_callback(
     fun: Callable, args: tuple, kwargs: dict, ordered: bool, api: str, keep: tuple = ()
 ) -> None:
-    """Stage or make a call of ``fun`` for what it reports.
+    """Stage or make a call of ``fun`` for its report.
 
     Args:
-      args, kwargs: its arguments; leaves that are no arrays, and those of the types ``keep``, reach it as they are.
-      api: what the user called, for messages.
+      args, kwargs: its arguments; leaves that are not arrays, or of the types ``keep``, are passed unchanged.
+      api: the function that the user called, for messages.
     """
     leaves, in_tree = tree.flatten((args, kwargs))
     static, values = {}, []
@@ -373,9 +378,9 @@ def _lifted(x: Any) -> Value | None:
 
 
 def effects_barrier() -> None:
-    """Wait until all effects of the programs called so far have happened, and are seen.
+    """Wait until all side effects of the programs called so far are complete and visible.
 
-    The NumPy executor is done when a call returns; what was printed is flushed.
+    The NumPy executor is synchronous; only printed output is flushed.
     """
     sys.stdout.flush()
 
@@ -403,7 +408,7 @@ def _host_function(
 
 
 def _declared(x: Any, name: str, api: str) -> ShapedArray:
-    """The type that one leaf of ``result_shape_dtypes`` stands for."""
+    """The type of one leaf of ``result_shape_dtypes``."""
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise errors.ArgumentError(
             f"{api}: {name} is a {type(x).__name__}, which has no shape and dtype.",

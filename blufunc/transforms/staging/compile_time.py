@@ -1,6 +1,7 @@
-"""``ensure_compile_time_eval``: computing with known values while a function is traced.
+"""``ensure_compile_time_eval``: eager evaluation of known values while tracing.
 
-Transforms, stage 1. In its block the evaluating trace is current, whatever trace is around it.
+Transforms, stage 1. In: operations on concrete values. Out: concrete values: the evaluating trace is current in the
+block, inside any other trace.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from blufunc.core.ir.trace import EVAL, set_trace
 
 @contextlib.contextmanager
 def ensure_compile_time_eval() -> Iterator[None]:
-    """A block in which operations are computed at once, under ``jit``, ``grad`` and other transforms too.
+    """Context manager for eager evaluation, under ``jit``, ``grad`` and other transforms too.
 
-    For what a traced function derives from known values alone: tables, positions, shapes. The results are concrete,
-    so Python may branch on them, and the program holds them as constants. Also a decorator.
+    For values that a traced function derives from known ones alone: tables, positions, shapes. The results are
+    concrete, so Python may branch on them, and the program holds them as constants. Also a decorator.
 
     Raises (in the block):
-      LeakedTracerError: an operation is given a traced value: it has no value to compute with.
+      LeakedTracerError: an operand is a traced value, which has no concrete value.
     """
     with set_trace(EVAL), source.own_lines():
         yield

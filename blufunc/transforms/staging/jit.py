@@ -1,9 +1,9 @@
-"""``jit``: trace once for each kind of argument, compile, run.
+"""``jit``: trace once per signature, compile, run.
 
-Transforms; the one caller of compilation on the main path, and where all stages meet:
+Transforms. In: a function and its arguments. Out: results, by way of all stages:
 
     s = bf.jit(f).trace(*args)    # stages 1 and 2: s.jaxpr
-    l = s.lower()                 # stage 4: l.jaxpr, simplified; and 5 to 7 as far as nothing is compiled:
+    l = s.lower()                 # stage 4: l.jaxpr, simplified; and 5 to 7 without compiling:
                                   # l.fusion, l.source(), l.memory, l.cost
     c = l.compile()               # stages 5 to 7
     c(*args)                      # stage 8; c.timings(*args)
@@ -27,8 +27,8 @@ from blufunc.core.arrays.array import Array, Donated, arrays_of
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import static_int
+from blufunc.core.ir.jaxpr import exact
 from blufunc.core.ir.trace import EVAL, Tracer, state
-from blufunc.core.ir.typed_key import exact
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.primitive import concrete, device_of
 from blufunc.core.programs import simplify
@@ -39,6 +39,7 @@ from blufunc.transforms.arguments import (
     FlatFunction,
     abstract,
     argument_indices,
+    argument_names,
     argument_numbers,
     as_values,
     check_callable,
@@ -49,7 +50,7 @@ from blufunc.transforms.arguments import (
 from blufunc.transforms.batching.batch import MeshAxis
 from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.staging.memory_sizes import budget_in_bytes
-from blufunc.transforms.staging.stages import Entry, Lowered, Traced, give, part_with
+from blufunc.transforms.staging.stages import Entry, Lowered, Traced, donate, mark_donated
 
 
 def jit(
@@ -69,36 +70,35 @@ def jit(
     backend: None = None,
     compiler_options: None = None,
 ) -> Any:
-    """Compile ``fun`` as one program for each combination of argument types.
+    """Compile ``fun`` as one program per combination of argument types.
 
     Args:
       fun: a pure function of pytrees of arrays. Without it, a decorator is returned.
-      static_argnums, static_argnames: arguments that are Python values, not arrays: hashable, and a new value means
-        a new trace.
-      donate_argnums, donate_argnames: arguments whose memory the results may take. The caller's arrays may not be
-        used afterwards.
-      max_traces: how often the function may be traced before that is an error.
-      memory_budget: how much memory the program may plan to need at its peak, on each device, its arguments and results
-        included: bytes, or text such as ``"12GB"`` or ``"11.5GiB"``. Where it would need more, values that wait for
-        their readers are computed again instead of being kept, the cheapest for what they free first, products of
-        matrices among them; ``lower(...).memory.bought`` says which, and the price. Results are as without a budget up
-        to rounding. Where it would not, the program is the very same. A call inside another program becomes part of
-        it, and that program's budget counts.
-      inline, keep_unused: without effect. A call inside another program always becomes part of it, and parameters
-        that are not used cost nothing.
-      in_shardings: how the arguments that are not static lie on a mesh: a ``NamedSharding``, a ``PartitionSpec`` on the
-        current mesh, or None where an argument stays as it is; or a pytree prefix of the tuple of arguments with these.
-        Arrays that nobody has put anywhere are moved; others have to lie like that.
-      out_shardings: the same of the results; None where the program may decide.
+      static_argnums, static_argnames: arguments that are hashable Python values, not arrays; a new value means a new
+        trace.
+      donate_argnums, donate_argnames: arguments whose memory the results may reuse. The caller's arrays become
+        invalid.
+      max_traces: the number of traces after which another one is an error; default None, no limit.
+      memory_budget: the limit on the planned peak of each device, arguments and results included: bytes, or a string
+        such as ``"12GB"`` or ``"11.5GiB"``. If the plan exceeds it, values are rematerialized instead of kept in
+        memory, cheapest per freed byte first, matmuls included; ``lower(...).memory.bought`` lists them with their
+        cost. Results are the same up to rounding. If the plan fits, the program is unchanged. A call inside another
+        program is inlined, and uses that program's budget.
+      inline, keep_unused: no effect. A call inside another program is always inlined, and unused parameters are free.
+      in_shardings: the shardings of dynamic arguments: a ``NamedSharding``, a ``PartitionSpec`` on the current mesh, or
+        None to keep an argument's sharding; or a pytree prefix of the tuple of arguments of these. Uncommitted arrays
+        are moved; others must have that sharding.
+      out_shardings: the same for the results; None to let propagation decide.
       device, backend, compiler_options: None.
     Returns:
       a function like ``fun``, with the stages ``trace`` and ``lower``, ``clear_cache`` and ``trace_count``.
     Raises:
-      ArgumentError: ``fun`` is not a function, ``inline`` or ``keep_unused`` not a bool, or ``memory_budget`` no size.
+      ArgumentError: ``fun`` is not a function, ``inline`` or ``keep_unused`` not a bool, or ``memory_budget`` not a
+        size.
       MemoryBudgetError: at a call, if no plan within ``memory_budget`` was found.
-      ShardingError: at a call, if an argument lies otherwise than ``in_shardings`` says, or a spec does not fit.
-      TreeError: at a call, if shardings are no prefix of arguments or results.
-      UnsupportedError: one of the options that have to be None is not.
+      ShardingError: at a call, if an argument has another sharding than ``in_shardings``, or a spec does not fit.
+      TreeError: at a call, if shardings are not a prefix of arguments or results.
+      UnsupportedError: one of the options that must be None is not.
     """
     _check_options(
         {"inline": inline, "keep_unused": keep_unused},
@@ -128,7 +128,7 @@ _sharded: list[Callable[..., Jitted]] = []
 
 
 def register_sharded(make: Callable[..., Jitted]) -> None:
-    """Make known what ``jit`` returns where shardings are given: meshes are above this module."""
+    """Register the class for ``jit`` with shardings: meshes are above this module."""
     _sharded.append(make)
 
 
@@ -142,8 +142,8 @@ _NOT_HERE = {
         "put them there: f(bf.device_put(x, device))",
     ),
     "compiler_options": (
-        "there is no compiler that has options",
-        "leave it out; bf.config has what can be set",
+        "no compiler takes options",
+        "leave it out; see bf.config for settings",
     ),
 }
 
@@ -163,18 +163,18 @@ def _check_options(flags: dict[str, Any], absent: dict[str, Any]) -> None:
 
 
 _DISABLED = "jit is disabled"
-_SCOPES_KEPT = 16
+_MAX_SCOPES = 16
 
 
 @contextlib.contextmanager
 def disable_jit(disable: bool = True) -> Iterator[None]:
-    """Context manager in which functions under ``jit`` just run, in this thread, so that values can be printed.
+    """Context manager: run functions under ``jit`` eagerly in this thread, so that values can be printed.
 
-    The bodies of ``scan``, ``cond`` and ``while_loop`` are traced all the same: ``debug.print`` looks into those.
+    Bodies of ``scan``, ``cond`` and ``while_loop`` are traced all the same: use ``debug.print`` there.
     """
     before = state.context
-    kept = tuple(e for e in before if e != _DISABLED)
-    state.context = (*kept, _DISABLED) if disable else kept
+    others = tuple(e for e in before if e != _DISABLED)
+    state.context = (*others, _DISABLED) if disable else others
     try:
         yield
     finally:
@@ -185,7 +185,7 @@ _jitted: weakref.WeakSet[Jitted] = weakref.WeakSet()
 
 
 def clear_caches() -> None:
-    """Forget the traces and programs of all functions under ``jit``."""
+    """Drop the traces and programs of all jitted functions."""
     for function in list(_jitted):
         function.clear_cache()
 
@@ -207,7 +207,7 @@ class Jitted:
         self._entries: dict[Key, Entry] = {}
         self._plain = not self.static_nums and not self.static_names
         self._fast: dict[tuple, Entry] = {}
-        # The structure of the last call's arguments, and of the positional ones if there were no others.
+        # The structure of the last call's arguments, and of the positional ones if there were only these.
         self._last = tree.LEAF, tree.LEAF
         _jitted.add(self)
 
@@ -227,17 +227,17 @@ class Jitted:
                 if len(key) != 1 + len(arrays):
                     arrays = self._values(arrays, in_tree)
                     key[1:] = [a.aval for a in arrays if a.__class__ is Array]
-            entry = self._fast.get(tuple(key))  # too short to be found if tracers are among the arguments
+            entry = self._fast.get(tuple(key))  # tracers make the key too short to be found
             if entry is not None:
                 return self._run(entry, arrays)
         return self._call(args, kwargs)
 
     def _run(self, entry: Entry, arrays: Sequence[Array]) -> Any:
-        """Run a program on arrays; those that are donated lose their buffers."""
+        """Run a program on arrays; donated ones lose their buffers."""
         if config.guards:
             return self._run_guarded(entry, arrays)
         device, program, precision = entry.ran
-        buffers = [  # the inner loop is an assignment that lasts no longer: references are counted
+        buffers = [  # no loop variable outlives this line: references are counted
             b for a in arrays if a.device is device for b in (a._buffer,) if b.__class__ is not Donated
         ]
         if len(buffers) != len(arrays) or not buffers or precision != config.matmul_precision:
@@ -248,21 +248,21 @@ class Jitted:
         if entry.consts:
             arrays = [*entry.constants(device), *arrays]
             buffers = [*[c.buffer for c in entry.constants(device)], *buffers]
-        if entry.taken:
-            give(arrays, buffers, entry.taken, device, self.name)
+        if entry.donates:
+            donate(arrays, buffers, entry.donates, device, self.name)
         return self._results(entry, program(buffers), device)
 
     def _run_guarded(self, entry: Entry, arrays: Sequence[Array]) -> Any:
-        """Run a program, and look for NaN in its results, and for the equation that made the first.
+        """Run a program, check its results for NaN, and find the first equation that made one.
 
-        Its arguments must outlive it, for it may have to run again.
+        Arguments must outlive the call, since it may have to run again.
         """
         device = entry.place(arrays, self.name)
-        given = [*entry.constants(device), *arrays]
-        outs = entry.program_on(device, donating=False)([a.buffer_on(device) for a in given])
+        inputs = [*entry.constants(device), *arrays]
+        outs = entry.program_on(device, donating=False)([a.buffer_on(device) for a in inputs])
         shown = effects.silenced(simplify.inline_calls(entry.jaxpr))
-        nan_check.check_program(self.name, shown, given, outs, device)
-        part_with(given, entry.taken, self.name)
+        nan_check.check_program(self.name, shown, inputs, outs, device)
+        mark_donated(inputs, entry.donates, self.name)
         return self._results(entry, outs, device)
 
     def _results(self, entry: Entry, outs: Sequence, device: backend.Device) -> Any:
@@ -273,7 +273,7 @@ class Jitted:
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if state.context and (
             _DISABLED in state.context or any(e.__class__ is MeshAxis for e in state.context)
-        ):  # in the function of a shard_map values have types: they are not known in a body traced by itself
+        ):  # inside shard_map values have types, which a separately traced body would not know
             return self.fun(*args, **kwargs)
         call = self._split(args, kwargs)
         values = self._values(call.leaves, call.in_tree)
@@ -287,7 +287,7 @@ class Jitted:
     # -- stages --------------------------------------------------------------------------------
 
     def trace(self, *args, **kwargs) -> Traced:
-        """Trace at the types of the arguments (arrays or ``ShapeDtypeStruct``); nothing is computed."""
+        """Trace for the types of the arguments (arrays or ``ShapeDtypeStruct``); nothing is computed."""
         call = self._split(args, kwargs)
         entry = self._entry(call, [abstract(x) for x in call.leaves])
         arrays = [x for x in call.leaves if isinstance(x, Array) and x.aval.ndim]
@@ -299,14 +299,14 @@ class Jitted:
         return self.trace(*args, **kwargs).lower()
 
     def clear_cache(self) -> None:
-        """Forget all traces and programs."""
+        """Drop all traces and programs."""
         self._entries.clear()
         self._fast.clear()
 
     # -- tracing -------------------------------------------------------------------------------
 
     def _split(self, args: tuple, kwargs: dict) -> _CallArguments:
-        """Divide the arguments into dynamic leaves and static values."""
+        """Split the arguments into dynamic leaves and static values."""
         if self._plain:
             return _CallArguments(*self._flatten(args, kwargs), (), args, kwargs)
         n = len(args)
@@ -327,7 +327,7 @@ class Jitted:
                     f"the static argument {self._name(where)} of {self.name} is a {type(value).__name__}, "
                     "which is not hashable.",
                     where=source.here(),
-                    why="a trace is kept for each value of the static arguments.",
+                    why="traces are cached by the values of static arguments.",
                     fix="pass a tuple, a frozen dataclass or another hashable value; or make it dynamic",
                 ) from None
         dynamic = tuple(_STATIC if i in static_nums else a for i, a in enumerate(args))
@@ -337,12 +337,12 @@ class Jitted:
         return _CallArguments(leaves, in_tree, key, dynamic, dynamic_kw, {w: v for _, w, v in static})
 
     def _flatten(self, args: tuple, kwargs: dict) -> tuple[list, tree.TreeDef]:
-        """The leaves of arguments, whose structure is most often that of the call before."""
+        """The leaves of arguments; fast if their structure is that of the previous call."""
         in_tree, args_tree = self._last
         leaves = tree.leaves_like(in_tree, (args, kwargs)) if kwargs else tree.leaves_like(args_tree, args)
         if leaves is None:
             leaves, in_tree = tree.flatten((args, kwargs))
-            hash(in_tree)  # raises where static data cannot be hashed, which need not be comparable either
+            hash(in_tree)  # raises for unhashable static data, which need not be comparable either
             self._last = in_tree, tree.LEAF if kwargs else in_tree.children()[0]
         return leaves, in_tree
 
@@ -351,7 +351,7 @@ class Jitted:
         return as_values(leaves, lambda i: f"the argument {labels_of(self.fun, in_tree)[i]}")
 
     def _donated(self, in_tree: tree.TreeDef) -> tuple[bool, ...]:
-        """Which leaves of the arguments are donated."""
+        """A flag per leaf of the arguments, True if donated."""
         args, kwargs = in_tree.children()
         _, names = kwargs.node_data()  # type: ignore[misc]
         flags = [i in self.donate_nums for i in range(len(args.children()))]
@@ -360,23 +360,23 @@ class Jitted:
         return tuple(flag for flag, n in zip(flags, counts, strict=True) for _ in range(n))
 
     def _name(self, where: int | str) -> str:
-        """What the function calls an argument that was given by position or name."""
+        """The parameter name of an argument, passed by position or by name."""
         signature = signature_of(self.fun)
         names = list(signature.parameters) if signature else []
         return str(names[where] if isinstance(where, int) and where < len(names) else where)
 
-    # What a subclass does otherwise that knows how arguments and results lie on a mesh.
+    # Overridden by a subclass that knows the shardings of arguments and results.
 
     def _flat(self, call: _CallArguments) -> FlatFunction:
-        """What is traced for a call."""
+        """The function to trace for a call."""
         return FlatFunction(call.rebuild(self.fun), call.in_tree)
 
     def _placed(self, call: _CallArguments, values: list) -> list:
-        """The arguments where the program wants them."""
+        """The arguments, moved to where the program needs them."""
         return values
 
     def _layouts(self, call: _CallArguments) -> Sequence[Any]:
-        """For each argument itself, or how it will lie: what ``Device.layouts`` takes."""
+        """Each argument, or its future sharding, for ``Device.layouts``."""
         return call.leaves
 
     def _entry(self, call: _CallArguments, avals: Sequence[ShapedArray]) -> Entry:
@@ -396,8 +396,8 @@ class Jitted:
                 fix="keep shapes, dtypes and static arguments the same, or raise max_traces",
             )
         entry = self._entries[key] = self._trace(call, key)
-        if key.context:  # scopes may be entered without end: the last few are enough
-            for old in [k for k in self._entries if k.context][:-_SCOPES_KEPT]:
+        if key.context:  # keep the last few: there may be any number of scopes
+            for old in [k for k in self._entries if k.context][:-_MAX_SCOPES]:
                 del self._entries[old]
         if self._plain and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
             self._fast[(call.in_tree, *key.types)] = entry
@@ -420,7 +420,7 @@ class Jitted:
 
 
 class _Static:
-    """Holds the place of a static argument among the dynamic ones; a pytree without leaves."""
+    """A placeholder for a static argument; a pytree without leaves."""
 
     def __repr__(self) -> str:
         return "<static>"
@@ -432,7 +432,7 @@ nodes.register_node(_Static, lambda x: ((), None), lambda aux, children: _STATIC
 
 @dataclass
 class _CallArguments:
-    """The arguments of one call, divided."""
+    """The arguments of one call, split into dynamic and static."""
 
     leaves: list
     in_tree: tree.TreeDef
@@ -442,7 +442,7 @@ class _CallArguments:
     static: dict = field(default_factory=dict)
 
     def rebuild(self, fun: Callable) -> Callable:
-        """``fun`` of the dynamic arguments, with the static ones put back."""
+        """``fun`` of the dynamic arguments, with the static ones bound."""
         if not self.static:
             return fun
         static = self.static
@@ -456,13 +456,9 @@ class _CallArguments:
 
 
 def _positions(fun: Callable, nums: Any, names: Any, what: str) -> tuple[frozenset[int], frozenset[str]]:
-    """Argument numbers and names, each completed from the other by the signature."""
+    """Argument indices and names, each completed from the other by the signature."""
     nums = argument_numbers(nums, f"{what}_argnums")
-    names = (names,) if isinstance(names, str) else () if names is None else names
-    if not isinstance(names, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in names):
-        raise errors.ArgumentError(
-            f"{what}_argnames holds names of parameters, not {names!r:.60}.", where=source.here()
-        )
+    names = argument_names(names, f"{what}_argnames")
     signature = signature_of(fun)
     if signature is None:
         return frozenset(nums), frozenset(names)

@@ -1,6 +1,6 @@
-"""Looking without computing: ``make_jaxpr``, ``eval_shape`` and ``typeof``.
+"""Inspection without computation: ``make_jaxpr``, ``eval_shape`` and ``typeof``.
 
-Transforms, stage 1. The first two trace; the first shows the equations, the second only the types.
+Transforms, stage 1. In: a function and its arguments, or a value. Out: a jaxpr, or types.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from blufunc.transforms.arguments import (
 def make_jaxpr(
     fun: Callable, static_argnums: int | Sequence[int] = (), return_shape: bool = False
 ) -> Callable:
-    """A function that traces ``fun`` and returns its jaxpr.
+    """Return a function that traces ``fun`` and returns its jaxpr.
 
     Args:
       fun: a function of pytrees of arrays.
-      static_argnums: positional arguments to pass as they are.
-      return_shape: whether to return the pair of the jaxpr and the results as ``ShapeDtypeStruct``.
+      static_argnums: positional arguments to pass unchanged; default none.
+      return_shape: return the pair of the jaxpr and the results as ``ShapeDtypeStruct``; default False.
     """
 
     @functools.wraps(fun)
@@ -57,24 +57,24 @@ def make_jaxpr(
 
 
 def eval_shape(fun: Callable, *args: Any, **kwargs: Any) -> Any:
-    """The shapes and dtypes of ``fun(*args, **kwargs)``, without computing anything.
+    """Shapes and dtypes of ``fun(*args, **kwargs)``, without computing anything.
 
     Args:
       fun: a function of pytrees of arrays.
       args, kwargs: its arguments; arrays, or anything with ``shape`` and ``dtype`` as ``ShapeDtypeStruct``.
     Returns:
-      the results, with ``ShapeDtypeStruct`` in the place of arrays.
+      the results, with ``ShapeDtypeStruct`` instead of arrays.
     """
     return make_jaxpr(fun, return_shape=True)(*args, **kwargs)[1]
 
 
 def typeof(x: Any) -> ShapedArray:
-    """The type of an array, a traced value, or what becomes one: its ``shape``, ``dtype`` and ``weak_type``.
+    """Type of an array, traced value or scalar: its ``shape``, ``dtype`` and ``weak_type``.
 
     It prints as ``f32[3]``, with a ``~`` in front if the type is weak.
 
     Raises:
-      ArgumentError: ``x`` is no array, number or ``ShapeDtypeStruct``.
+      ArgumentError: ``x`` is not an array, scalar or ``ShapeDtypeStruct``.
     """
     return abstract(x)
 

@@ -1,6 +1,6 @@
-"""Sizes of memory as people write them: ``"12GB"`` is 12e9 bytes, ``"12GiB"`` is 12 * 2**30.
+"""Parsing of memory sizes: ``"12GB"`` is 12e9 bytes, ``"12GiB"`` is 12 * 2**30.
 
-Transforms, beside ``jit.py``. In: what was given for ``memory_budget``. Out: bytes.
+Transforms, used by ``jit.py``. In: a user's ``memory_budget``. Out: bytes.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
-def budget_in_bytes(given: Any) -> int:
-    """The bytes of a ``memory_budget``: a positive whole number, or a number with a unit.
+def budget_in_bytes(size: Any) -> int:
+    """The bytes of a ``memory_budget``: a positive integer, or a number with a unit.
 
     Raises:
       ArgumentError: it is neither.
     """
     found = None
-    if isinstance(given, str):
-        match = _SIZE.fullmatch(given)
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
         unit = _UNITS.get(match[2].lower()) if match else None
         if match and unit:
             found = int(float(match[1]) * unit)
-    elif not isinstance(given, bool):
+    elif not isinstance(size, bool):
         try:
-            found = operator.index(given)
+            found = operator.index(size)
         except TypeError:
             found = None
     if found is None or found <= 0:
         raise errors.ArgumentError(
-            f"jit: memory_budget={given!r:.60} is no size of memory.",
+            f"jit: memory_budget={size!r:.60} is not a memory size.",
             where=source.here(),
             fix='memory_budget="12GB" for 12e9 bytes, "12GiB" for 12 * 2**30, or bytes as an int',
         )

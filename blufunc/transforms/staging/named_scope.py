@@ -1,8 +1,8 @@
-"""``named_scope`` and ``named_call``: names for parts of a program, which every transform keeps.
+"""``named_scope`` and ``named_call``: names of parts of a program, kept by every transform.
 
-Transforms, stage 1. The names of the open blocks go onto the source line of each equation that is staged in them, and
-from there into everything that shows lines: jaxprs printed with lines, the text of compiled programs. An equation of a
-derivative has the scopes of the equation that it is derived from.
+Transforms, stage 1. In: a name. Out: source lines with the names of open scopes, for each equation staged in them; they
+appear wherever lines are shown: jaxprs printed with lines, the source of compiled programs. A derivative's equations
+have the scopes of the equations they come from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blufunc.transforms.arguments import check_callable, name_of
 
 
 def named_scope(name: str) -> contextlib._GeneratorContextManager[None]:
-    """Name the operations made in a block, or in a function that it decorates. Blocks nest: ``encoder/layer``.
+    """Name the operations of a block, or of a decorated function. Scopes nest: ``encoder/layer``.
 
     Args:
       name: the name, of printable characters.
@@ -46,7 +46,7 @@ def named_scope(name: str) -> contextlib._GeneratorContextManager[None]:
 @contextlib.contextmanager
 def _scope(name: str) -> Iterator[None]:
     replayed = source.replay.line
-    if replayed is not None:  # a rule is at work on an equation: its scopes go on, with this one inside
+    if replayed is not None:  # within a rule for an equation: this scope nests in the equation's
         source.replay.line = source.within(source.scopes_of(replayed) + (name,), replayed[:2])
         try:
             yield
@@ -62,17 +62,17 @@ def _scope(name: str) -> Iterator[None]:
 
 
 def named_call(fun: Callable, *, name: str | None = None) -> Callable:
-    """``fun`` with its operations in a scope of their own.
+    """Wrap ``fun`` in a named scope.
 
     Args:
       fun: a function.
-      name: the name of the scope; that of the function by default.
+      name: the name of the scope; default the name of the function.
     Returns:
       a function of the same arguments.
     """
     check_callable(fun, "named_call")
     scope = name_of(fun) if name is None else name
-    named_scope(scope)  # an error in the name belongs here, not at the first call
+    named_scope(scope)  # raise for a bad name here, not at the first call
 
     @functools.wraps(fun)
     def named(*args, **kwargs):

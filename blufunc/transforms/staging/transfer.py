@@ -1,6 +1,6 @@
-"""The devices there are; pytrees of arrays to the host, and waiting for them.
+"""Devices, transfers of pytrees to the host, and synchronization.
 
-Transforms, at both ends of a program's path (before stage 1 and after stage 8).
+Transforms, before stage 1 and after stage 8. In: pytrees of arrays. Out: NumPy arrays, or the same arrays when ready.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from blufunc.core.pytree import tree
 
 
 def devices(platform: str | None = None) -> list[_backend.Device]:
-    """The devices of a platform (``"cpu"``, ``"cuda"``), or of the one on which arrays are made.
+    """The devices of a platform (``"cpu"``, ``"cuda"``), or of the default one.
 
-    In a job of several processes (``bf.distributed``) those of all of them, in their order; ``device.process_index``
-    says whose each is.
+    In a job of several processes (``bf.distributed``) the devices of all of them, in order; ``device.process_index`` is
+    the owner.
 
     Raises:
-      UnsupportedError: the platform cannot be used here; the message says why.
-      ValueRangeError: there is no such platform.
+      UnsupportedError: the platform is not available; the message says why.
+      ValueRangeError: an unknown platform.
     """
     if platform is not None and not isinstance(platform, str):
         raise errors.ArgumentError(
-            f"a platform is named by a string, not {platform!r:.60}.",
+            f"a platform is a string, not {platform!r:.60}.",
             where=source.here(),
             fix='"cpu", or None',
         )
@@ -43,54 +43,54 @@ def devices(platform: str | None = None) -> list[_backend.Device]:
 def local_devices(
     process_index: int | None = None, backend: str | None = None, host_id: int | None = None
 ) -> list[_backend.Device]:
-    """Those of ``devices(backend)`` that this process has, or the one that is named.
+    """The devices of ``devices(backend)`` that this process, or ``process_index``, owns.
 
     Raises:
       ValueRangeError: there is no such process.
     """
-    us = process_info.current()
-    wanted = us.index
+    this = process_info.current()
+    owner = this.index
     for index in (process_index, host_id):
         if index is not None:
-            wanted = static_int(index, "local_devices", "process_index")
-    if not 0 <= wanted < us.count:
+            owner = static_int(index, "local_devices", "process_index")
+    if not 0 <= owner < this.count:
         raise errors.ValueRangeError(
-            f"there is no process {wanted} among {us.count}: this one is {us.index}.",
+            f"there is no process {owner} among {this.count}: this one is {this.index}.",
             where=source.here(),
             fix="leave it out",
         )
-    return [d for d in devices(backend) if d.process_index == wanted]
+    return [d for d in devices(backend) if d.process_index == owner]
 
 
 def device_count(backend: str | None = None) -> int:
-    """How many devices a platform, or the default one, has in all processes."""
+    """Number of devices of a platform, or the default one, in all processes."""
     return len(devices(backend))
 
 
 def local_device_count(backend: str | None = None) -> int:
-    """How many of them this process has."""
+    """Number of devices of this process."""
     return len(local_devices(backend=backend))
 
 
 def process_index(backend: str | None = None) -> int:
-    """The number of this process: 0 where it is alone."""
+    """Index of this process; 0 without a job."""
     devices(backend)
     return process_info.current().index
 
 
 def process_count(backend: str | None = None) -> int:
-    """How many processes there are: 1 unless this one has joined a job (``bf.distributed.initialize()``)."""
+    """Number of processes; 1 unless this one has joined a job (``bf.distributed.initialize()``)."""
     devices(backend)
     return process_info.current().count
 
 
 def default_backend() -> str:
-    """The platform on which arrays are made when nothing says otherwise: ``"cpu"``, or ``config.default_device``'s."""
+    """The default platform: ``"cpu"``, or the one of ``config.default_device``."""
     return _backend.default_device().platform
 
 
 def device_get(x: Any) -> Any:
-    """A pytree of arrays as NumPy arrays, when their values are ready."""
+    """Copy a pytree of arrays to NumPy arrays, once their values are ready."""
     return tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, Array) else leaf, x)
 
 

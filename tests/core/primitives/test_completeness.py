@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import blufunc.core.ops
@@ -11,6 +12,7 @@ import blufunc.parallel
 import blufunc.transforms
 from blufunc.core.ir import dtypes
 from blufunc.core.primitives import kinds, linear_ops
+from blufunc.core.primitives.c_form import CForm
 from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
 from blufunc.testing.primitives import rule_state
 from tests.op_table.rows import OPS
@@ -22,9 +24,9 @@ TESTED_ELSEWHERE = {
     "cuda_kernel": ("tests/transforms/extension/test_cuda_kernel.py", "bf.cuda_kernel("),
     "while": ("tests/transforms/control_flow/test_while_loop.py", "while_loop("),
     "linear_solve": ("tests/transforms/custom_rules/test_linear_solve.py", "custom_linear_solve("),
-    "attention": ("tests/nn/test_attention.py", "dot_product_attention("),
-    "attention_grad": ("tests/nn/test_attention.py", "grad(f, (0, 1, 2))(q, k, v)"),
-    "either": ("tests/nn/test_attention_recognised.py", "TRANSFORMED"),
+    "attention": ("tests/nn/attention/test_dot_product.py", "dot_product_attention("),
+    "attention_grad": ("tests/nn/attention/test_dot_product.py", "grad(f, (0, 1, 2))(q, k, v)"),
+    "either": ("tests/nn/attention/test_recognised.py", "TRANSFORMED"),
     "scan": ("tests/transforms/control_flow/test_scan.py", "scan("),
     "sharding_constraint": ("tests/parallel/partition/test_partition.py", "constrain("),
     "reshard": ("tests/parallel/programs/test_shard.py", "reshard("),
@@ -140,6 +142,50 @@ def test_differentiable_primitives_are_differentiated(prim):
     flat = [x for out in results for x in (out if prim.multiple_results else [out])]
     if any(dtypes.is_inexact(x.dtype) for x in flat):
         assert any(op.grad == 2 for op in mine), f"no row of {prim.name} has grad=2"
+
+
+@pytest.mark.parametrize("prim", [p for p in PRIMITIVES if isinstance(p, kinds.Elementwise)], ids=str)
+def test_every_elementwise_primitive_has_a_c_form_or_a_reason(prim):
+    """Or a definition: kernels compute it, or it says why the host must."""
+    if isinstance(prim.lower, unsupported):
+        assert len(prim.lower.reason) > 10
+    else:
+        assert prim.has_definition or (
+            isinstance(prim.lower, CForm) and (prim.lower.templates or prim.lower.special)
+        )
+    assert prim.cost >= 0
+
+
+@pytest.mark.parametrize("prim", PRIMITIVES, ids=str)
+def test_the_class_of_autocast_is_one(prim):
+    assert prim.autocast_class is None or prim.autocast_class in kinds.AUTOCAST
+
+
+def rows_with_linear_operands():
+    for op in OPS:
+        if "float64" in op.dtypes and isinstance(op.prim, Primitive) and op.args and op.prim.kind != "random":
+            avals = [a.aval("float64") for a in op.args]
+            outs = op.prim.abstract(*avals, **op.params)
+            outs = list(outs) if op.prim.multiple_results else [outs]
+            for group in op.prim.linear_in(avals, outs, **op.params):
+                if all(dtypes.is_floating(avals[i].dtype) for i in group) and dtypes.is_inexact(
+                    outs[0].dtype
+                ):
+                    yield pytest.param(op, group, id=f"{op.id} in {sorted(group)}")
+
+
+@pytest.mark.parametrize("op, group", list(rows_with_linear_operands()))
+def test_linear_operands_are(op, group):
+    """f(2 x - y) = 2 f(x) - f(y) in the operands of a group together, the others as they are."""
+    rng = np.random.default_rng(len(op.id))
+    args = [np.asarray(x) for x in op.sample("float64")]
+    draws = [[rng.normal(size=x.shape) if i in group else x for i, x in enumerate(args)] for _ in range(2)]
+    both = [2 * x - y if i in group else x for i, (x, y) in enumerate(zip(*draws, strict=True))]
+    found = [op.prim.impl(*xs, **op.params) for xs in (*draws, both)]
+    fx, fy, fb = (f if op.prim.multiple_results else [f] for f in found)
+    for x, y, b in zip(fx, fy, fb, strict=True):
+        tol = 1e-9 if b.dtype.itemsize >= 8 else 0.02
+        np.testing.assert_allclose(b, 2 * x - y, tol, tol)
 
 
 def test_there_are_primitives():

@@ -188,11 +188,12 @@ def test_unsupported_rules_can_be_supplied():
             return x
 
     p = Opaque()
+    own = vars(p).keys() | set()
     with bf.override(p, jvp=lambda ps, ts: (p.bind(*ps), lax.mul(ts[0], 3))):
         np.testing.assert_allclose(bf.grad(lambda x: p.bind(x).sum())(X), 3)
     with pytest.raises(errors.GradError, match="opaque has no jvp: it is only an example"):
         bf.grad(lambda x: p.bind(x).sum())(X)
-    assert vars(p).keys() == {"_typed"}
+    assert vars(p).keys() == own
 
 
 def test_several_rules_and_primitives_at_once():

@@ -22,7 +22,7 @@ from blufunc.config import config, from_environment
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Literal
 from blufunc.core.ir.trace import state
-from blufunc.core.programs.recognizers import as_written
+from blufunc.core.programs.alternatives import as_written
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import program as host_program
 from blufunc.kernels.backends.cuda import program as cuda_program

@@ -17,8 +17,8 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.fusion import recompute_in_consumers
-from blufunc.kernels.fusion.classify import sort_of
 from blufunc.kernels.fusion.fuse import Opaque, fuse
+from blufunc.kernels.fusion.iteration_space import sort_of
 from blufunc.kernels.fusion.recompute_in_consumers import computed_by_readers
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.parallel.collectives import primitives as mc

@@ -8,7 +8,6 @@ import pytest
 from blufunc.core.ir import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels.loopir.index import Computed, Range, constant, of
-from blufunc.kernels.loopir.interpret import run
 from blufunc.kernels.loopir.ir import (
     REDUCTIONS,
     Buffer,
@@ -37,6 +36,7 @@ from blufunc.kernels.loopir.ir import (
     values_of,
     within,
 )
+from tests.emulation.loop_interpreter import run
 from tests.kernels.loop_kernels import CASES, F32, I32, op
 
 I, J, K = Range("i", 4), Range("j", 3), Range("k", 5)

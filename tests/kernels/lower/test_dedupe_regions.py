@@ -12,8 +12,7 @@ from blufunc.core.arrays.array import from_numpy
 from blufunc.core.programs.simplify import inline_bodies, simplify
 from blufunc.kernels.fusion.fuse import Region, fuse
 from blufunc.kernels.loopir.launch import Scratch
-from blufunc.kernels.lower.dedupe_regions import Lowered
-from blufunc.kernels.lower.region import lower
+from blufunc.kernels.lower.region import Lowered, lower
 from tests.kernels import random_graphs
 from tests.kernels.differential import SMALL
 

@@ -15,8 +15,7 @@ from blufunc.kernels.backends.cuda.render.source import render
 from blufunc.kernels.backends.cuda.schedule.passes import schedule
 from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.fusion.fuse import Region, fuse
-from blufunc.kernels.lower.dedupe_regions import Lowered
-from blufunc.kernels.lower.subbuffers import ALIGNMENT
+from blufunc.kernels.lower.region import ALIGNMENT, Lowered
 from tests.emulation import fake_cuda
 from tests.kernels.differential import LIKE_A_GPU, SMALL, case, compile_all, differences
 

@@ -428,6 +428,7 @@ def collisions(p, made):
                 yield v, w
 
 
+@pytest.mark.slow
 @given(p=programs(), alignment=hs.sampled_from([1, 64, 256]), reorder=hs.booleans(), borrow=hs.booleans())
 @settings(max_examples=300)
 def test_every_plan_is_sound(p, alignment, reorder, borrow):

@@ -67,6 +67,7 @@ def layers(seed, n):
     return random.Random(seed).choices(list(random_networks.LAYERS), k=n)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_training_steps(seed, target):
@@ -286,6 +287,7 @@ def transformer(batch):
     return lambda budget: cuda_program.planned(jaxpr, (False,) * len(jaxpr.invars), "sm_90", budget)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch", [32, 64, 128])
 def test_a_transformer_planned_for_a_gpu(batch):
     """With less than half of the memory it costs less than one more forward pass, and less memory costs more.

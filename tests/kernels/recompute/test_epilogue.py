@@ -131,6 +131,7 @@ def steps(n, missing, mixed=False, tokens=TOKENS):
     return plain, bf.jit(fun, memory_budget=int(peak - missing * tokens * 4 * COLUMNS * 2)), there
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mixed", [False, True])
 def test_gradients_are_those_without_a_budget(mixed, small):
     """To the bit, as the argument is that of the forward pass; with graphs, too."""

@@ -114,7 +114,7 @@ def cut():
     traced = bf.jit(layers(4)).trace(*shapes(4, 32768, 768))
     jaxpr = simplify(traced.jaxpr)
     donated = (False,) * len(jaxpr.invars)
-    planning = steps.Planning(jaxpr, donated, TARGET, dispatch.planned)
+    planning = steps.Planning(jaxpr, donated, TARGET, dispatch.Library("sm_90a").planned)
     made = planning.default()
     estimate = planning.estimate(made.jaxpr)
     return Cuts(estimate, estimate.plan.peak_bytes * 3 // 4, cuda_program.TARGET.machine), estimate, made

@@ -16,7 +16,7 @@ from blufunc.kernels.rewrites import split_float32
 from blufunc.kernels.schedule import OpaqueStep
 from tests.kernels.backends.cuda.test_program import on, uniform
 from tests.kernels.rewrites.test_gemm_epilogue import draft
-from tests.kernels.rewrites.test_split_float32 import SCALED, SHARED, SPECIAL, X3, columns, product
+from tests.kernels.rewrites.test_split_float32 import SCALED, SPECIAL, X3, columns, product
 
 UNIT = 2.0**-10
 """What two roundings to 11 bits lose of a product, and what float32 sums add to that, at most."""
@@ -58,7 +58,6 @@ CHOSEN = {  # the dtypes of the operands of a product, of that for the gradient 
     ("high", "TF32_TF32_F32"): ("float32", "float32", "float32"),
     "TF32_TF32_F32": ("float32", "float32", "float32"),
     SCALED: EACH_ROUNDED,
-    SHARED: EACH_ROUNDED,
 }
 
 
@@ -100,43 +99,18 @@ def rewritten(precision):
     return simplify(split_float32.with_split_products(jaxpr, {}, lambda *_: True))
 
 
-@pytest.mark.parametrize("precision", [SCALED, SHARED])
-def test_golden_gradients(golden, precision):
-    golden(f"gradients_{precision}", str(rewritten(precision)))
+def test_golden_gradients(golden):
+    golden(f"gradients_{SCALED}", str(rewritten(SCALED)))
 
 
-def copies(precision):
-    """The shapes of arrays of float16 in it."""
-    made = rewritten(precision)
-    return sorted(v.aval.shape for e in made.eqns for v in e.outvars if v.aval.dtype == np.float16)
-
-
-def test_one_copy_serves_forward_and_backward_passes():
-    """Of the input; the cotangent has one too, and one that both scales are taken out of."""
-    assert copies(SCALED) == sorted([(24, 40), (40, 16), (24, 16)] * 2)
-    assert copies(SHARED) == sorted([(24, 40), (40, 16), (24, 16), (40, 16), (24, 16)])
-
-
-def test_a_copy_that_serves_all_is_kept(cuda):
-    """Behind more products than parts are kept for otherwise."""
-
-    def f(x, w, v):
-        p = product(SHARED)
-        y = p(x, w.T)
-        for _ in range(split_float32.NEAR + 1):
-            y = p(y, v.T)
-        return bnp.einsum("km,kn->mn", y, x, precision=SHARED)
-
-    args = uniform(24, 40), uniform(16, 40), uniform(16, 16)
-    made = split_float32.with_split_products(simplify(bf.jit(f).trace(*args).jaxpr), {}, lambda *_: True)
-    shapes = [v.aval.shape for e in made.eqns for v in e.outvars if v.aval.dtype == np.float16]
-    assert shapes.count((24, 40)) == 1 and shapes.count((16, 16)) == 1
+def test_forward_and_backward_passes_have_copies_of_their_own():
+    """Each is scaled along other axes."""
+    shapes = [v.aval.shape for e in rewritten(SCALED).eqns for v in e.outvars if v.aval.dtype == np.float16]
+    assert sorted(shapes) == sorted([(24, 40), (40, 16), (24, 16)] * 2)
 
 
 def test_gradients_and_memory_at_size(cuda):
-    """A layer whose input is kept: in half its bytes where one copy serves all, in float32 for TF32's gradient, and in
-    half its bytes again where that is a product of float16, too.
-    """
+    """A layer whose input is kept: in float32 for TF32's gradient, and in half its bytes where that is float16, too."""
 
     def peak(precision, width):
         shapes = [bf.ShapeDtypeStruct(s, np.float32) for s in ((1 << 15, 768), (768, width))]
@@ -144,33 +118,21 @@ def test_gradients_and_memory_at_size(cuda):
         jaxpr = bf.jit(bf.grad(f, argnums=(0, 1))).trace(*shapes).jaxpr
         return Draft(jaxpr, (False,) * 2, "sm_90").schedule.plan.peak_bytes
 
-    assert (
-        peak(SHARED, 1024)
-        < peak("TF32_TF32_F32", 1024)
-        <= peak("high", 1024)
-        < 1.35 * peak("TF32_TF32_F32", 1024)
-    )
-    assert peak(SCALED, 3072) == peak("high", 3072) < peak(SHARED, 3072) < peak("TF32_TF32_F32", 3072)
+    assert peak("TF32_TF32_F32", 1024) <= peak("high", 1024) < 1.35 * peak("TF32_TF32_F32", 1024)
+    assert peak(SCALED, 3072) == peak("high", 3072) < peak("TF32_TF32_F32", 3072)
 
 
 # -- numbers -----------------------------------------------------------------------------------------
 
-BESIDE = ("infinities", "infinities and ones", "large rows by small columns")
-"""Special numbers that ``SHARED`` loses where rows are contracted: the scale of one column is not that of another."""
 
-
-@pytest.mark.parametrize("precision", [SCALED, SHARED])
 @pytest.mark.parametrize("name", SPECIAL)
-def test_special_numbers_of_columns(name, precision, cuda):
+def test_special_numbers_of_columns(name, cuda):
     x, y = (np.asarray(v, np.float32) for v in SPECIAL[name])
     with np.errstate(all="ignore"):
         want = (x.astype(np.float64) @ y.T.astype(np.float64)).astype(np.float32)
         bound = np.abs(x).astype(np.float64) @ np.abs(y.T).astype(np.float64)
-    got = np.asarray(bf.jit(columns(precision))(*on(cuda, x.T.copy(), y.T.copy())))
+    got = np.asarray(bf.jit(columns(SCALED))(*on(cuda, x.T.copy(), y.T.copy())))
     finite = np.isfinite(want)
-    if precision == SHARED and name in BESIDE:
-        assert not np.isfinite(got[~finite]).any()
-        return
     np.testing.assert_array_equal(got[~finite], want[~finite])
     assert (np.abs(got[finite] - want[finite]) <= UNIT * bound[finite]).all()
 
@@ -187,15 +149,15 @@ def test_down_to_where_elements_have_all_bits(top, precision):
     assert (np.abs(held - row) <= 2.0 ** -(11 * algorithm.parts) * np.abs(row)).all()
 
 
-SCALES = {  # powers of two of the lhs' rows, of the rhs' columns, of the contracted axis there and back, and what holds
-    "as they are": (0, 0, 0, {SCALED, SHARED}),
-    "rows and columns, a little": (6, 6, 0, {SCALED, SHARED}),
-    "rows and columns": (60, 40, 0, {SCALED}),
-    "small rows": ([-120], [100], 0, {SCALED, SHARED}),
-    "subnormal rows": ([-136], [120], 0, {SCALED, SHARED}),
-    "huge rows": ([124], [-100], 0, {SCALED, SHARED}),
-    "contracted, a little": (0, 0, 12, {SCALED, SHARED}),
-    "contracted, a lot": (0, 0, 30, {SHARED}),
+SCALES = {  # powers of two of the lhs' rows, the rhs' columns, the contracted axis and back; whether the bound holds
+    "as they are": (0, 0, 0, True),
+    "rows and columns, a little": (6, 6, 0, True),
+    "rows and columns": (60, 40, 0, True),
+    "small rows": ([-120], [100], 0, True),
+    "subnormal rows": ([-136], [120], 0, True),
+    "huge rows": ([124], [-100], 0, True),
+    "contracted, a little": (0, 0, 12, True),
+    "contracted, a lot": (0, 0, 30, False),
 }
 
 
@@ -211,12 +173,8 @@ def test_scales_where_rows_are_contracted(name, cuda):
     x = (rng.uniform(-4, 4, (256, 8)) * draw(rows, 1, 8) * inner[:, None]).astype(np.float32)
     y = (rng.uniform(-4, 4, (256, 12)) / inner[:, None] * draw(column, 1, 12)).astype(np.float32)
     exact, bound = x.T.astype(np.float64) @ y, np.abs(x).T.astype(np.float64) @ np.abs(y)
-    found = {
-        p
-        for p in (SCALED, SHARED)
-        if (np.abs(np.asarray(bf.jit(columns(p))(*on(cuda, x, y)), np.float64) - exact) <= UNIT * bound).all()
-    }
-    assert found == holds
+    got = np.asarray(bf.jit(columns(SCALED))(*on(cuda, x, y)), np.float64)
+    assert (np.abs(got - exact) <= UNIT * bound).all() == holds
 
 
 def test_rows_of_very_different_size(cuda):
@@ -230,10 +188,9 @@ def test_rows_of_very_different_size(cuda):
     )
     args = [v.astype(np.float32) for v in (x, w, g)]
     x, w, g = (v.astype(np.float64) for v in args)
-    for precision in (SCALED, SHARED):
-        _, dx, dw = (np.asarray(v, np.float64) for v in bf.jit(both(precision))(*on(cuda, *args)))
-        assert (np.abs(dx - g @ w.T) <= UNIT * (np.abs(g) @ np.abs(w.T))).all()
-        assert (np.abs(dw - x.T @ g) <= UNIT * (np.abs(x.T) @ np.abs(g))).all()
+    _, dx, dw = (np.asarray(v, np.float64) for v in bf.jit(both(SCALED))(*on(cuda, *args)))
+    assert (np.abs(dx - g @ w.T) <= UNIT * (np.abs(g) @ np.abs(w.T))).all()
+    assert (np.abs(dw - x.T @ g) <= UNIT * (np.abs(x.T) @ np.abs(g))).all()
 
 
 EXACT = dict.fromkeys(float32_errors.OPERANDS, 1.1) | {
@@ -245,18 +202,12 @@ EXACT = dict.fromkeys(float32_errors.OPERANDS, 1.1) | {
 @pytest.mark.parametrize("operands", EXACT)
 def test_errors_beside_tf32(operands):
     """By the model of tensor cores; elements are rounded to the same numbers, and sums are as exact or more."""
-    found = float32_errors.errors_of(operands, 768, ("TF32", SCALED, SHARED))
+    found = float32_errors.errors_of(operands, 768, ("TF32", SCALED))
     assert found[SCALED]["worst"] <= EXACT[operands] * found["TF32"]["worst"]
     assert found[SCALED]["rms"] <= EXACT[operands] * found["TF32"]["rms"]
-    # beside the largest, not beside their own terms, where the columns of a result differ
-    differ = operands.startswith("rows scaled")
-    assert found[SHARED]["rms"] <= 1.1 * found["TF32"]["rms"]
-    assert (found[SHARED]["worst"] <= 1.1 * found["TF32"]["worst"]) is not differ
 
 
 def test_every_choice_is_as_exact_as_what_it_stands_for():
     """By the number of bits that parts hold together."""
     for precision, name in QUICKER_BY.items():
-        bits = ALGORITHMS[name].parts * (ALGORITHMS[name].mantissa + 1)
-        assert bits >= (11 if is_tf32(precision) else 22)
-        assert not ALGORITHMS[name].by_rows
+        assert 11 * ALGORITHMS[name].parts >= (11 if is_tf32(precision) else 22)

@@ -6,14 +6,14 @@ import pytest
 import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.library import mma_source
+from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.nn import attention_call
-from blufunc.nn.attention_mods import traced
+from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.nn.attention import call as attention_call
+from blufunc.nn.attention.mods import traced
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator, maps
 from tests.kernels.rewrites.test_split_float32_attention import DEVIATION, F16, IN_PARTS, KERNELS, SMALL, Case
@@ -88,7 +88,7 @@ class Modified(Case):
         sizes = cuda_attention.group_sizes(features, tiling, self.parts)
         emulator.launch(
             cuda_attention.source(kernel, F16, features, causal, tiling, self.code, self.parts),
-            mma_source.instructions("float16", sizes),
+            mma.instructions("float16", sizes),
             "float16", kernel.entry, parameters, grid, tiling.launched if shared else tiling.threads, shared,
         )  # fmt: skip
 
@@ -109,6 +109,7 @@ CASES += [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name, shape, parts, causal, arch, sizes", CASES)
 def test_kernels_on_the_host(emulator, name, shape, parts, causal, arch, sizes):
     case = Modified(name, shape, parts, sizes)
@@ -117,6 +118,7 @@ def test_kernels_on_the_host(emulator, name, shape, parts, causal, arch, sizes):
         assert deviation < 2 * DEVIATION[parts], result
 
 
+@pytest.mark.sampled(2)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("features", [64, 128])
@@ -125,7 +127,7 @@ def test_compiles(features, arch):
     *_, code = given("soft cap")
     for kernel in KERNELS:
         tiling = kernel.tiling(features, arch, code, 2)
-        text = with_prelude(cuda_attention.source(kernel, F16, features, True, tiling, code, 2))
+        text = DEVICE.with_prelude(cuda_attention.source(kernel, F16, features, True, tiling, code, 2))
         binary = nvrtc.build(text, arch, kernel.entry)
         assert binary.resources()[kernel.entry].spill_stores <= (32 if features <= 64 else 240)
         assert "serialized" not in binary.log

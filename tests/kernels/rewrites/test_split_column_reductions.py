@@ -10,7 +10,7 @@ import blufunc.numpy as bnp
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir.jaxpr import Literal
 from blufunc.core.programs.simplify import inline_bodies, simplify
-from blufunc.kernels.rewrites.split_column_reductions import with_columns_apart
+from blufunc.kernels.rewrites.canonicalize import with_columns_apart
 from blufunc.kernels.schedule import KernelStep
 from tests.kernels.differential import LIKE_A_GPU, case
 

@@ -7,14 +7,14 @@ import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir.check import check_jaxpr
-from blufunc.core.ir.jaxpr import eval_jaxpr, meets
+from blufunc.core.ir.jaxpr import communicates, eval_jaxpr
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.kernels import pipeline as steps
 from blufunc.parallel.collectives import allreduce_buckets
 from blufunc.parallel.collectives import primitives as mc
 from blufunc.parallel.collectives.allreduce_buckets import in_buckets
-from blufunc.parallel.collectives.lowering import spell_out
+from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.runtime.simulated import run_ranks
 from tests.kernels.differential import LIKE_A_GPU
@@ -108,7 +108,7 @@ def staged(function):
 @pytest.mark.parametrize("function, bucket, want", CASES, ids=lambda x: getattr(x, "__name__", None))
 def test_where_sums_stand(monkeypatch, function, bucket, want):
     monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", bucket)
-    out = spell_out(staged(function))
+    out = lower_collectives(staged(function))
     check_jaxpr(out)
     names = [e.prim.name for e in out.eqns if e.prim.kind == "collective" or e.prim.name == "dot_general"]
     assert " ".join(names) == want, out
@@ -123,7 +123,7 @@ def test_what_ranks_get_is_the_same(monkeypatch, function, bucket):
     parts = [[from_numpy(rng.standard_normal((8, 8), np.float32)) for _ in range(2)] for _ in range(4)]
     want, got = (
         run_ranks(MESH, lambda r, j=j: [np.asarray(x) for x in eval_jaxpr(j, parts[r])])
-        for j in (jaxpr, simplify(spell_out(jaxpr)))
+        for j in (jaxpr, simplify(lower_collectives(jaxpr)))
     )
     for w, g in zip(want, got, strict=True):
         for x, y in zip(w, g, strict=True):
@@ -191,8 +191,8 @@ def test_compiled_programs_come_to_exchanges_in_their_order(function):
     jaxpr = staged(function)
     made = steps.schedule(jaxpr, (False,) * 2, LIKE_A_GPU, lambda eqn: eqn.prim.kind == "collective")
     ran = [s.eqn for s in made.steps if isinstance(s, steps.OpaqueStep)]
-    want = [e.outvars for e in jaxpr.eqns if meets(e)]
-    assert [e.outvars for e in ran if meets(e)] == want and len(want) > 1
+    want = [e.outvars for e in jaxpr.eqns if communicates(e)]
+    assert [e.outvars for e in ran if communicates(e)] == want and len(want) > 1
 
 
 def test_alike_kernels_behind_exchanges_are_one_launch_whatever_is_before():

@@ -7,13 +7,13 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir.check import check_jaxpr
-from blufunc.core.ir.jaxpr import eval_jaxpr, meets
+from blufunc.core.ir.jaxpr import communicates, eval_jaxpr
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.backends.cuda.device_model import H200
 from blufunc.parallel.collectives import allreduce_buckets, allreduce_overlap
 from blufunc.parallel.collectives import primitives as mc
-from blufunc.parallel.collectives.lowering import spell_out
+from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.runtime.simulated import run_ranks
 
@@ -86,13 +86,13 @@ def behind(n):
     ],
 )
 def test_products_behind_the_last_sum(monkeypatch, products, rows, moved):
-    out = spell_out(staged(gradients, monkeypatch, products, rows))
+    out = lower_collectives(staged(gradients, monkeypatch, products, rows))
     check_jaxpr(out)
     assert order(out) == behind(moved), out
 
 
 def test_what_converts_a_sum_goes_with_it(monkeypatch):
-    out = spell_out(staged(cast, monkeypatch, 2))
+    out = lower_collectives(staged(cast, monkeypatch, 2))
     check_jaxpr(out)
     assert order(out) == behind(2), out
 
@@ -105,8 +105,8 @@ def test_what_has_an_order_is_not_moved(monkeypatch):
         total, _ = bf.lax.scan(lambda c, w: (c + psum(w), None), weights[0][0], weights[0])
         return [psum((x * scale).T @ (x + total)), psum(x * 2)]
 
-    out = spell_out(staged(called, monkeypatch, 1))
-    kept = [e.prim.name for e in out.eqns if e.effects or meets(e) or e.prim.name == "dot_general"]
+    out = lower_collectives(staged(called, monkeypatch, 1))
+    kept = [e.prim.name for e in out.eqns if e.effects or communicates(e) or e.prim.name == "dot_general"]
     assert kept == ["io_callback", "scan", "mesh_sums", "dot_general", "mesh_sums"]
 
 
@@ -120,15 +120,15 @@ def test_what_ranks_get_is_the_same(monkeypatch, function, products):
     ]
     want, got = (
         run_ranks(MESH, lambda r, j=j: [np.asarray(x) for x in eval_jaxpr(j, args[r])])
-        for j in (jaxpr, simplify(spell_out(jaxpr)))
+        for j in (jaxpr, simplify(lower_collectives(jaxpr)))
     )
     for w, g in zip(want, got, strict=True):
         for a, b in zip(w, g, strict=True):
             np.testing.assert_array_equal(a, b)
-    check_jaxpr(spell_out(jaxpr))
+    check_jaxpr(lower_collectives(jaxpr))
 
 
 def test_one_bucket_is_left_as_it_is(monkeypatch):
     jaxpr = staged(gradients, monkeypatch, 4)
     monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", 1 << 30)
-    assert order(spell_out(jaxpr)) == "dddd" + "dd" * 4 + "s"
+    assert order(lower_collectives(jaxpr)) == "dddd" + "dd" * 4 + "s"

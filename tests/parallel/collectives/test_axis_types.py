@@ -33,27 +33,27 @@ summed.defvjp(lambda v: (lax.psum(v, "x"), None), lambda _, ct: (ct,))
 
 # a function of a shard that is divided along x, part of the message
 REFUSED = {
-    "a nonlinear operation": (lambda v: bnp.exp(unreduced(v)), "exp of what is unreduced over 'x'"),
-    "a product of two": (lambda v: unreduced(v) * unreduced(v), "mul of what is unreduced"),
+    "a nonlinear operation": (lambda v: bnp.exp(unreduced(v)), "exp of a value unreduced over 'x'"),
+    "a product of two": (lambda v: unreduced(v) * unreduced(v), "mul of a value unreduced"),
     "a product with what varies": (lambda v: unreduced(v) * v, "and a varying operand 1"),
-    "a matrix product of two": (lambda v: unreduced(v) @ unreduced(v).T, "dot_general of what is unreduced"),
-    "division by it": (lambda v: 1.0 / unreduced(v), "div of what is unreduced over 'x'"),
-    "rounding to integers": (lambda v: unreduced(v).astype("int32"), "convert of what is unreduced over 'x'"),
-    "a truth value": (lambda v: unreduced(v).astype("bool"), "convert of what is unreduced over 'x'"),
-    "a division of integers": (lambda v: lax.div(unreduced(v.astype("int32")), 2), "div of what is unreduced over 'x'"),
+    "a matrix product of two": (lambda v: unreduced(v) @ unreduced(v).T, "dot_general of a value unreduced"),
+    "division by it": (lambda v: 1.0 / unreduced(v), "div of a value unreduced over 'x'"),
+    "rounding to integers": (lambda v: unreduced(v).astype("int32"), "convert of a value unreduced over 'x'"),
+    "a truth value": (lambda v: unreduced(v).astype("bool"), "convert of a value unreduced over 'x'"),
+    "a division of integers": (lambda v: lax.div(unreduced(v.astype("int32")), 2), "div of a value unreduced over 'x'"),
     "a lookup with a fill": (
         lambda v: unreduced(v).at[bnp.array([0, 9])].get(mode="fill", fill_value=1.0),
-        "gather of what is unreduced over 'x'",
+        "gather of a value unreduced over 'x'",
     ),
-    "a sum with what varies": (lambda v: unreduced(v) + v, "add of what is unreduced over 'x' and what is varying"),
-    "a sum with a number": (lambda v: unreduced(v) + 1.0, "add of what is unreduced over 'x' and what is invariant"),
+    "a sum with what varies": (lambda v: unreduced(v) + v, "add of a value unreduced over 'x' and what is varying"),
+    "a sum with a number": (lambda v: unreduced(v) + 1.0, "add of a value unreduced over 'x' and what is invariant"),
     "a sum over unequal axes": (
         lambda v: unreduced(v) + unreduced(lax.pcast(lax.psum(v, "x"), "y", to="varying"), "y"),
-        "add of what is unreduced over",
+        "add of a value unreduced over",
     ),
-    "the maximum": (lambda v: lax.pmax(unreduced(v), "x"), "pmax of what is unreduced"),
-    "the maximum over another axis": (lambda v: lax.pmax(unreduced(v), "y"), "pmax of what is unreduced"),
-    "a gather": (lambda v: lax.all_gather(unreduced(v), "x"), "all_gather of what is unreduced"),
+    "the maximum": (lambda v: lax.pmax(unreduced(v), "x"), "pmax of a value unreduced"),
+    "the maximum over another axis": (lambda v: lax.pmax(unreduced(v), "y"), "pmax of a value unreduced"),
+    "a gather": (lambda v: lax.all_gather(unreduced(v), "x"), "all_gather of a value unreduced"),
     "a predicate of cond": (
         lambda v: lax.cond(v.sum() > 0, lambda: lax.psum(v, "x"), lambda: v),
         "the predicate of a cond varies over 'x'",
@@ -137,7 +137,7 @@ def test_results_that_are_not_what_their_spec_says(what):
 
 ARGUMENTS = {
     "an axis that is not there": (P("z"), errors.ShardingError, "the argument v: .* names the axis 'z'"),
-    "a spec of another rank": (P(None, None, "x"), errors.ShardingError, "the argument v: .* is of rank 3"),
+    "a spec of another rank": (P(None, None, "x"), errors.ShardingError, "the argument v: .* has rank 3"),
     "no multiple": (P(("x", "y"), None), errors.ShardingError, "dimension 0 of the argument v"),
     "no spec": ("x", errors.ArgumentError, "in_specs holds partition specs, not 'x'"),
     "None": (None, errors.ArgumentError, "in_specs holds partition specs, not None"),
@@ -172,7 +172,7 @@ def test_one_inside_of_another():
 
 
 @pytest.mark.parametrize(
-    "n, message", [(3, "cannot be divided over"), (2, "'q', which the mesh")], ids=["size", "name"]
+    "n, message", [(3, "cannot be sharded over"), (2, "'q', which the mesh")], ids=["size", "name"]
 )
 def test_vmaps_that_do_not_fit_the_mesh(n, message):
     mapped = shard_map(lambda v: v * 2, mesh=MESH, in_specs=P("x"), out_specs=P("x"))
@@ -193,7 +193,7 @@ def test_terms_of_sums_that_are_owed_have_no_derivatives_of_their_own():
     f = shard_map(local, mesh=MESH, in_specs=(P(None, "x"), P("x")), out_specs=P())
     first = bf.grad(f, 1)(X, X.T)
     assert first.shape == (8, 4)
-    with pytest.raises(errors.GradError, match="second derivative of a function of unreduced values") as e:
+    with pytest.raises(errors.GradError, match="second derivatives of functions of unreduced values") as e:
         bf.grad(lambda w: bf.grad(f, 1)(X, w).sum())(X.T)
     assert "test_axis_types.py" in e.value.where
 
@@ -273,7 +273,7 @@ def test_what_is_joined_is_unreduced_together():
         ["UI"],
         ["keep_first IU"],
     )
-    with pytest.raises(errors.ShardingError, match="concatenate of what is unreduced over 'x'"):
+    with pytest.raises(errors.ShardingError, match="concatenate of a value unreduced over 'x'"):
         types_after(joined, "UI", "VI")
 
 

@@ -433,7 +433,7 @@ def test_a_gradient_is_partitioned_without_a_collective_more():
     jaxpr = bf.make_jaxpr(bf.grad(loss, (1, 2)))(X, W1, W2)
     local, out = localise(jaxpr, [NamedSharding(MESH, s) for s in SHARDED], MESH)
     assert [s.spec for s in out] == list(SHARDED[1:])
-    meeting = [e.prim.name for e in local.eqns if getattr(e.prim, "meets", False)]
+    meeting = [e.prim.name for e in local.eqns if getattr(e.prim, "communicates", False)]
     assert meeting == [
         "psum_invariant"
     ]  # of the forward pass; in the backward pass the cotangent is everywhere

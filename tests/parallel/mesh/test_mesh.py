@@ -171,7 +171,7 @@ def test_specs():
         (lambda: P(1), errors.ArgumentError, "not 1"),
         (lambda: P(("x", 1)), errors.ArgumentError, "not"),
         (lambda: P(unreduced="x"), errors.ArgumentError, "unreduced is a sequence of names"),
-        (lambda: P("x", None, "y").for_rank(2), errors.ShardingError, "of rank 3, and the array of rank 2"),
+        (lambda: P("x", None, "y").for_rank(2), errors.ShardingError, "has rank 3, and the array has rank 2"),
     ],
 )
 def test_bad_specs(make, error, text):

@@ -7,7 +7,8 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.core.programs.simplify import simplify
-from blufunc.kernels.rewrites.select_variant import in_kernels
+from blufunc.kernels.backends.cuda.dispatch import Library
+from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.partition.partition import localise
@@ -35,7 +36,7 @@ def test_batch_and_heads_are_divided(shape, axes, spec):
     rng = np.random.default_rng(0)
     args = [bnp.asarray(rng.standard_normal((B, T, N, H)), "bfloat16") for _ in range(3)]
     step = bf.jit(bf.value_and_grad(loss, (0, 1, 2)))
-    jaxpr, notes = in_kernels(step.trace(*args).jaxpr, "sm_90a")
+    jaxpr, notes = select_variants(step.trace(*args).jaxpr, Library("sm_90a"))
     whole, local = divided(simplify(jaxpr), args, [spec] * 3, mesh)
     value, grads = step(*args)
     for got, want in zip(whole, [value, *grads], strict=True):

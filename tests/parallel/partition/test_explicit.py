@@ -85,7 +85,7 @@ def test_results_lie_like_operands_and_not_like_what_reads_them():
 AMBIGUOUS = {
     "one axis along two dimensions": (
         lambda a, b: a + b, (A, B), (P("x"), P(None, "x")),
-        r"add of operands that lie as P\('x', None\) and P\(None, 'x'\)",
+        r"add of operands sharded as P\('x', None\) and P\(None, 'x'\)",
         r"P\('x', None\) or as P\(None, 'x'\)",
     ),
     "two axes along one dimension": (
@@ -109,7 +109,7 @@ AMBIGUOUS = {
     ),
     "a carry that turns": (
         lambda a, b: lax.scan(lambda c, _: (to(c, None, "x"), None), a, None, length=2)[0], (A, B), (P("x"), P()),
-        "carry 0 of scan lies as", r"P\('x', None\) or as P\(None, 'x'\)",
+        "carry 0 of scan is sharded as", r"P\('x', None\) or as P\(None, 'x'\)",
     ),
     "branches": (
         lambda a, b: lax.cond(a.sum() > 0, lambda a, b: a, lambda a, b: b, a, b), (A, B), (P("x"), P(None, "x")),
@@ -122,7 +122,7 @@ AMBIGUOUS = {
 def test_operands_that_disagree_are_an_error_with_the_candidates(case):
     f, args, specs, what, candidates = AMBIGUOUS[case]
     with pytest.raises(
-        errors.ShardingError, match=f"{what}.*; the result could lie as {candidates}"
+        errors.ShardingError, match=f"{what}.*; the result could be sharded as {candidates}"
     ) as caught:
         check(f, args, specs, EXPLICIT)
     assert "test_explicit.py" in str(caught.value.where) and "Explicit" in caught.value.why
@@ -196,7 +196,7 @@ def test_programs_are_right_or_refused(name, seed, derive):
         check(run, args, specs, EXPLICIT, rtol=2e-3, atol=2e-3)
     except errors.ShardingError as e:
         refused = e
-    assert refused is None or "the result could lie as" in refused.what
+    assert refused is None or "the result could be sharded as" in refused.what
 
 
 # -- axis types ------------------------------------------------------------------------------------

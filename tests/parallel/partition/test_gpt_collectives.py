@@ -13,7 +13,7 @@ from blufunc import lax, optim
 from blufunc.core.ir.jaxpr import subjaxprs
 from blufunc.core.programs.simplify import simplify
 from blufunc.parallel.collectives import allreduce_buckets
-from blufunc.parallel.collectives.lowering import spell_out
+from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.partition.partition import localise
 from examples.gpt import model
@@ -126,7 +126,7 @@ def test_gradients_in_low_precision_go_in_buckets_too(monkeypatch, loss, of_para
     mesh = AbstractMesh((4,), ("data",))
     jaxpr = bf.make_jaxpr(lambda *args: step(*args, loss=loss))(PARAMS, STATE, TOKENS)
     local, _ = localise(simplify(jaxpr), tuple(bf.NamedSharding(mesh, s) for s in specs), mesh)
-    eqns = spell_out(local).eqns
+    eqns = lower_collectives(local).eqns
     names = [e.prim.name for e in eqns]
     assert not {"psum_invariant", "mesh_psum_scatter"} & set(names)
     sums = [e for e in eqns if e.prim.name == "mesh_sums"]

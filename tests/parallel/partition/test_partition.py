@@ -372,7 +372,7 @@ def test_wrong_annotations_name_the_line_of_the_user():
 
 def test_shardings_of_another_mesh_or_rank_are_refused():
     jaxpr = bf.make_jaxpr(lambda x: x + 1)(floats(4))
-    with pytest.raises(errors.ShardingError, match="parameter x lies on the mesh"):
+    with pytest.raises(errors.ShardingError, match="parameter x is on the mesh"):
         localise(jaxpr, [NamedSharding(X4, P("x"))], X2)
     with pytest.raises(errors.ShardingError, match="rank 2"):
         localise(jaxpr, [NamedSharding(X2, P(None, "x"))], X2)

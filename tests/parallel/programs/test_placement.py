@@ -164,14 +164,14 @@ def test_helpers_of_jobs_in_a_process_that_is_alone(mesh):
 @pytest.mark.parametrize(
     "make, error, text",
     [
-        (lambda m, y: bf.device_put(np.ones(4), NamedSharding(m, P(None, "x"))), errors.ShardingError, "of rank 2"),
+        (lambda m, y: bf.device_put(np.ones(4), NamedSharding(m, P(None, "x"))), errors.ShardingError, "has rank 2"),
         (lambda m, y: bf.device_put(np.ones(4), P("x")), errors.ArgumentError, "P\\('x'\\) has no mesh"),
         (lambda m, y: bf.device_put(np.ones(4), "mesh"), errors.ArgumentError, "a device or a sharding"),
         (lambda m, y: bf.device_put((1, 2), [m.device_list[0]]), errors.TreeError, "structure"),
         (
             lambda m, y: bf.device_put(np.ones(4), NamedSharding(m, P(unreduced={"x"}))),
             errors.ShardingError,
-            "no array can be put",
+            "an array cannot have the sharding",
         ),
         (
             lambda m, y: bf.device_put(np.ones(4), NamedSharding(m.abstract, P("x"))),
@@ -285,7 +285,7 @@ def test_jit_follows_its_arguments(mesh, rng, monkeypatch):
         a, b = bf.device_put(x, NamedSharding(mesh, x_spec)), bf.device_put(w, NamedSharding(mesh, w_spec))
         for _ in range(2):
             np.testing.assert_allclose(np.asarray(f(a, b)), want, rtol=1e-5, atol=1e-6)
-        assert made[-1].meets == bool(exchanges)
+        assert made[-1].communicates == bool(exchanges)
         collectives = [e for e in made[-1].jaxpr.eqns if e.prim.kind == "collective"]
         assert len(collectives) == exchanges
     assert f.trace_count == 1 and len(made) == 3  # traced once, partitioned for each combination of shardings
@@ -422,7 +422,7 @@ def test_pictures_in_colour(mesh, monkeypatch):
 def test_bad_pictures(mesh):
     with pytest.raises(errors.ArgumentError, match="a shape and a sharding"):
         bf.visualize_sharding((8, 10))
-    with pytest.raises(errors.ShardingError, match="of rank 2"):
+    with pytest.raises(errors.ShardingError, match="has rank 2"):
         bf.sharding_svg((8,), NamedSharding(mesh, P(None, "x")))
 
 

@@ -138,7 +138,7 @@ def test_an_abstract_mesh_serves_for_programs_that_are_not_run():
 
 def test_wrong_specs_of_shard(mesh):
     for specs, match in (
-        ((SPECS,), r"in_specs of network is no pytree prefix(.*\n)*.*test_shard.py"),
+        ((SPECS,), r"in_specs of network is not a pytree prefix(.*\n)*.*test_shard.py"),
         ((SPECS, P("q")), "names the axis 'q'"),
         ((SPECS, P(None, None, "x")), r"network: argument \[1\]: .*rank 3"),
         (({**SPECS, "bias": P(None, "x")}, None), r"network: argument \[0\]\['bias'\].*rank 2"),
@@ -260,11 +260,11 @@ def test_arguments_that_lie_otherwise_are_refused(mesh):
     f = bf.jit(network, in_shardings=(None, at("x")))
     for wrong in (at("y"), at(None, "x"), NamedSharding(make_mesh((8,), "z"), P())):
         with pytest.raises(
-            errors.ShardingError, match=r"argument x of network lies as P(.*\n)*.*test_shard.py"
+            errors.ShardingError, match=r"argument x of network is placed as P(.*\n)*.*test_shard.py"
         ) as e:
             f(PARAMS, bf.device_put(X, wrong))
         assert "bf.reshard" in e.value.fix
-    with pytest.raises(errors.ShardingError, match="lies as cpu:3"):
+    with pytest.raises(errors.ShardingError, match="is placed as cpu:3"):
         f(PARAMS, bf.device_put(X, bf.devices()[3]))
     one = make_mesh((1, 2), ("one", "x"))
     g = bf.jit(bnp.sin, in_shardings=NamedSharding(one, P("x", "one")))
@@ -278,12 +278,12 @@ def test_wrong_shardings_of_jit(mesh):
         (
             {"in_shardings": ({"up": at()}, at())},
             errors.TreeError,
-            "in_shardings of network is no pytree prefix",
+            "in_shardings of network is not a pytree prefix",
         ),
         ({"in_shardings": (None, at(None, None, "x"))}, errors.ShardingError, r"argument \[1\]: .*rank 3"),
         ({"in_shardings": (None, "cpu")}, errors.ArgumentError, "holds 'cpu'"),
         ({"in_shardings": (None, P("x"))}, errors.ArgumentError, "has no mesh"),
-        ({"out_shardings": (at(),)}, errors.TreeError, "out_shardings of network is no pytree prefix"),
+        ({"out_shardings": (at(),)}, errors.TreeError, "out_shardings of network is not a pytree prefix"),
         ({"out_shardings": (at(), at("x"))}, errors.ShardingError, r"result \[1\]: .*rank 1"),
     ]
     for options, error, match in cases:

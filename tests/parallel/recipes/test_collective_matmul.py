@@ -158,5 +158,5 @@ def test_errors():
         mapped(lambda x: gathered(x, W[:3]), 2, ROWS, COLUMNS)(X)
     with pytest.raises(errors.ShapeError, match=r"takes \[..., rows, n\] and \[n, columns\]"):
         mapped(scattered, 2, (ROWS, P("x")), ROWS)(X, W)
-    with pytest.raises(errors.ShapeError, match="cannot be divided among 8 ranks"):
+    with pytest.raises(errors.ShapeError, match="cannot be split among 8 ranks"):
         mapped(scattered, 8, (COLUMNS, P("x")), ROWS)(X[:, :4], W)

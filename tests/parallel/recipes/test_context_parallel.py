@@ -241,7 +241,7 @@ def test_errors():
     q, k, v = operands()
     with pytest.raises(errors.ArgumentError, match="routing is one of all_gather, ring, all_to_all"):
         divided(2, "star", False)(q, k, v)
-    with pytest.raises(errors.ShapeError, match="cannot be divided into two chunks"):
+    with pytest.raises(errors.ShapeError, match="cannot be split into two chunks"):
         divided(16, "ring", True)(q, k, v)
     with pytest.raises(errors.ValueRangeError, match="zigzag order for 0 ranks"):
         zigzag(q, 0)

@@ -194,7 +194,7 @@ def test_accumulation_over_several_axes_and_under_jit():
 
 def test_errors():
     invariant = data_parallel(lambda grads: bucketed_psum(lax.psum(grads, "data"), "data"))
-    with pytest.raises(errors.ShardingError, match="is the same on all ranks along 'data' already"):
+    with pytest.raises(errors.ShardingError, match="is already the same on all ranks along 'data'"):
         invariant(PARAMS, TOKENS)
     with pytest.raises(errors.ValueRangeError, match="a positive number of bytes, not 0"):
         in_buckets(0)(PARAMS, TOKENS)
@@ -210,7 +210,7 @@ def test_errors():
     def of_several_numbers(params, x):
         return accumulated_value_and_grad(lambda p, m: p * m["a"].sum(), params, x, "data")
 
-    with pytest.raises(errors.ShapeError, match=r"have their number in front, \[M, \.\.\.\]"):
+    with pytest.raises(errors.ShapeError, match=r"have the same leading dimension, \[M, \.\.\.\]"):
         bf.shard_map(of_several_numbers, mesh=MESH, in_specs=P(), out_specs=P())(
             np.float32(1), {"a": np.ones((2, 4)), "b": np.ones((3, 4))}
         )

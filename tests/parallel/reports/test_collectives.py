@@ -89,12 +89,12 @@ def test_a_loop_without_a_known_end_counts_a_round():
 
     found = bf.collectives(f, shape(16, 16, spec=P("data")))
     assert {r.condition for r in found} == {"a round"} and "1 a round" in str(found)
-    assert "one round is counted" in str(bf.plan(f, MESH, shape(16, 16, spec=P("data"))))
+    assert "count as one iteration" in str(bf.plan(f, MESH, shape(16, 16, spec=P("data"))))
 
 
 def test_without_a_mesh_nothing_is_exchanged():
     found = bf.collectives(loss, PARAMS, X)
-    assert len(found) == 0 and str(found) == "nothing is exchanged"
+    assert len(found) == 0 and str(found) == "no collectives"
 
 
 def test_arrays_on_a_mesh_are_asked_where_they_are(eight):
@@ -192,7 +192,7 @@ WRONG = {
     "another mesh": (
         lambda: bf.plan(loss, AbstractMesh((8,), ("d",)), PARAMS, shape(8, 16, spec=P("data"))),
         errors.ShardingError,
-        "lies on the mesh",
+        "is on the mesh",
     ),
     "a shape with a spec": (
         lambda: bf.collectives(bnp.sin, ShapeDtypeStruct((8,), "float32", sharding=P("data"))),

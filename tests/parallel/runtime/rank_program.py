@@ -43,15 +43,15 @@ def trials(engine, rank):
     mesh, results = engine.mesh, []
     for axes in [("x",), ("y",), ("x", "y"), ("y", "x")]:
         size = len(engines.group_of(rank, mesh, axes))
-        results.append(engine.exchange("all_reduce", inputs(rank, (1237, 3), "float32"), axes))
+        results.append(engine.collective("all_reduce", inputs(rank, (1237, 3), "float32"), axes))
         for dtype in DTYPES:
             for kind, options in calls(size):
                 if kind in ("all_reduce", "reduce_scatter") and dtype in ("bool", "complex64"):
                     continue
                 x = inputs(rank, (2 * size, size, 3), dtype)
-                results.append(engine.exchange(kind, x, axes, **options))
-    results.append(engine.exchange("all_reduce", np.float32(rank), ("x",)))
-    results.append(engine.exchange("all_gather", np.zeros((0, 2), np.float32), ("x",), dim=0))
+                results.append(engine.collective(kind, x, axes, **options))
+    results.append(engine.collective("all_reduce", np.float32(rank), ("x",)))
+    results.append(engine.collective("all_gather", np.zeros((0, 2), np.float32), ("x",), dim=0))
     return results
 
 
@@ -65,7 +65,7 @@ def exchanges(world):
         assert a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes(), (a, b)
     reordered = MpiEngine(world, AbstractMesh((world.size,), ("z",)), members=range(world.size)[::-1])
     assert reordered.rank == world.size - 1 - world.rank
-    assert reordered.exchange("all_gather", np.array([world.rank]), ("z",), dim=0).tolist() == [
+    assert reordered.collective("all_gather", np.array([world.rank]), ("z",), dim=0).tolist() == [
         *range(world.size)[::-1]
     ]
     print(f"{len(got)} exchanges agree")
@@ -94,7 +94,7 @@ def programs(world):
 
 
 def shapes(world):
-    MpiEngine(world, AbstractMesh((world.size,), ("x",))).exchange(
+    MpiEngine(world, AbstractMesh((world.size,), ("x",))).collective(
         "all_reduce", np.ones(3 + world.rank), ("x",)
     )
 
@@ -119,13 +119,13 @@ def fault(world, what, deadline=60.0):
     """Three steps; then rank 1 does ``what`` while the others wait for it, for ``deadline`` seconds."""
     engine = MpiEngine(world, AbstractMesh((world.size,), ("data",)))
     for _ in range(3):
-        engine.exchange("all_reduce", np.ones(256, np.float32), ("data",))
+        engine.collective("all_reduce", np.ones(256, np.float32), ("data",))
     world.watchdog.deadline = deadline
     print("process", os.getpid(), flush=True)
     if world.rank == 1:
         print("at", time.time(), flush=True)
         what()
-    engine.exchange("all_gather", np.ones(256, np.float32), ("data",), dim=0)  # where they wait
+    engine.collective("all_gather", np.ones(256, np.float32), ("data",), dim=0)  # where they wait
 
 
 if __name__ == "__main__":

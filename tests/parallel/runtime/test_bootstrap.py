@@ -87,14 +87,14 @@ def test_a_store_that_the_launcher_keeps():
     ("environ", "arguments", "message"),
     [
         ({"RANK": "1"}, (), "WORLD_SIZE is missing"),
-        ({"RANK": "1", "WORLD_SIZE": "two"}, (), "WORLD_SIZE is 'two', and must be a number"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, (), "rank 2 of 2 processes"),
+        ({"RANK": "1", "WORLD_SIZE": "two"}, (), "WORLD_SIZE is 'two', and must be an integer"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, (), "rank 2 is out of range for 2"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": ""}, (), "OMPI_COMM_WORLD_SIZE is ''"),
         ({k: v for k, v in OPEN_MPI.items() if k != "MASTER_ADDR"}, (), "no MASTER_ADDR"),
         ({}, ("host0:29500",), "address, world_size and rank together"),
-        ({}, ("host0", 2, 0), "'host0' is no address"),
-        ({}, ("host0:99999", 2, 0), "is no address"),
-        ({}, ("host0:1", 2, 2), "rank 2 of 2"),
+        ({}, ("host0", 2, 0), "'host0' is not the address"),
+        ({}, ("host0:99999", 2, 0), "is not the address"),
+        ({}, ("host0:1", 2, 2), "rank 2 is out of range for 2"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(environ, arguments, message):
@@ -240,7 +240,7 @@ def test_who_does_not_come_is_named(clients):
         lambda: b.gather("digests", b"", 3, range(4), deadline=0.2),
     )
     for e in errs:
-        assert "waited 0.2 s for 'digests', for which ranks 1, 2 did not come." in str(e)
+        assert "waited 0.2 s for 'digests', for which ranks 1, 2 did not arrive." in str(e)
     with pytest.raises(errors.CollectiveError, match=r"waited 0\.1 s for the key 'no'"):
         a.get("no", deadline=0.1)
 

@@ -118,7 +118,7 @@ def test_programs_tell_the_engine_the_users_line(compiler, monkeypatch):
         x = psum(bnp.sin(x) * 2)
         return psum(bnp.cos(x) + 1)
 
-    with engines.use(types.SimpleNamespace(exchange=exchange)):
+    with engines.use(types.SimpleNamespace(collective=exchange)):
         f(bnp.ones(1000)).block_until_ready()
     # both in psum above, whose line is the innermost of the user's
     assert len(lines) == 2 and set(lines) == {psum.__code__.co_firstlineno + 1}

@@ -45,7 +45,7 @@ def test_ranks_with_different_programs_are_told_where_they_differ():
 def test_ranks_with_different_shapes_get_an_error():
     code, out, err, _ = run("-n", 2, PROGRAM, "shapes")
     assert code == 1
-    assert "CollectiveError: ranks 0 and 1 do not exchange the same thing." in err
+    assert "CollectiveError: ranks 0 and 1 call different collectives." in err
     assert "rank 0: all_reduce(f64[3]" in err
     assert "rank 1: all_reduce(f64[4]" in err
 
@@ -146,7 +146,7 @@ def test_no_mpirun_is_an_error_that_says_what_to_install(monkeypatch, capsys, sc
     monkeypatch.setattr(launch.shutil, "which", lambda *args, **kwargs: None)
     assert launch.main(["-n", "2", "--engine", "mpi", str(script)]) == 2
     err = capsys.readouterr().err
-    assert "there is no mpirun" in err and "pip install 'blufunc[mpi]'" in err
+    assert "mpirun was not found" in err and "pip install 'blufunc[mpi]'" in err
 
 
 @needs_mpi

@@ -201,7 +201,7 @@ def test_every_exchange(axes, dtype):
         group = engines.group_of(rank, MESH, axes)
         parts = [stacked(r, size, dtype) for r in group]
         for (kind, options), mine in zip(calls, got, strict=True):
-            np.testing.assert_array_equal(mine, engines.exchanged(kind, parts, **options)[group.index(rank)])
+            np.testing.assert_array_equal(mine, engines.reference(kind, parts, **options)[group.index(rank)])
 
 
 def test_maximum_and_records():
@@ -278,7 +278,7 @@ def test_errors_of_the_library_reach_the_watchdog_which_can_abort():
     ("kind", "dtype", "error", "message"),
     [
         ("all_reduce", "int16", errors.UnsupportedError, "NCCL cannot combine int16 by 'sum'"),
-        ("broadcast", "float32", errors.ValueRangeError, "no exchange is called 'broadcast'"),
+        ("broadcast", "float32", errors.ValueRangeError, "no collective is called 'broadcast'"),
     ],
 )
 def test_what_nccl_cannot_do(kind, dtype, error, message):

@@ -21,7 +21,7 @@ def mesh_of(*sizes: int) -> SimpleNamespace:
 
 
 def on_ranks(mesh, kind, parts, axes, **options):
-    return run_ranks(mesh, lambda r: engine.current().exchange(kind, parts[r], axes, **options))
+    return run_ranks(mesh, lambda r: engine.current().collective(kind, parts[r], axes, **options))
 
 
 PARTS = [np.arange(8.0, dtype=np.float32).reshape(4, 2) * (r + 1) for r in range(4)]
@@ -94,7 +94,7 @@ def test_the_error_of_a_rank_ends_all():
     def function(rank):
         if rank == 2:
             raise KeyError("rank two")
-        return engine.current().exchange("all_reduce", PARTS[0], ("x",), op="sum")
+        return engine.current().collective("all_reduce", PARTS[0], ("x",), op="sum")
 
     with pytest.raises(KeyError, match="rank two"):
         run_ranks(mesh_of(4), function)
@@ -102,9 +102,9 @@ def test_the_error_of_a_rank_ends_all():
 
 def test_a_rank_that_ended_is_not_waited_for():
     def function(rank):
-        return rank == 3 or engine.current().exchange("all_reduce", PARTS[0], ("x",), op="sum")
+        return rank == 3 or engine.current().collective("all_reduce", PARTS[0], ("x",), op="sum")
 
-    with pytest.raises(errors.CollectiveError, match="none can go on") as e:
+    with pytest.raises(errors.CollectiveError, match="deadlock: ranks wait for one another") as e:
         run_ranks(mesh_of(4), function)
     assert "rank 3 has ended" in str(e.value) and "test_simulated.py" in str(e.value)
 
@@ -112,9 +112,9 @@ def test_a_rank_that_ended_is_not_waited_for():
 def test_ranks_that_wait_for_one_another_end():
     def function(rank):
         axes = ("x",) if rank == 0 else ("y",)
-        return engine.current().exchange("all_reduce", PARTS[0], axes, op="sum")
+        return engine.current().collective("all_reduce", PARTS[0], axes, op="sum")
 
-    with pytest.raises(errors.CollectiveError, match="none can go on"):
+    with pytest.raises(errors.CollectiveError, match="deadlock: ranks wait for one another"):
         run_ranks(mesh_of(2, 2), function)
 
 
@@ -122,7 +122,7 @@ def test_a_late_rank_is_named():
     def function(rank):
         if rank == 1:
             time.sleep(0.3)
-        return engine.current().exchange("all_reduce", PARTS[0], ("x",), op="sum")
+        return engine.current().collective("all_reduce", PARTS[0], ("x",), op="sum")
 
     with pytest.raises(errors.CollectiveError, match=r"waited 0.05 s in all_reduce.* for ranks \[1\]"):
         run_ranks(mesh_of(2), function, deadline=0.05)
@@ -131,7 +131,7 @@ def test_a_late_rank_is_named():
 @pytest.mark.parametrize("other", [np.zeros(3, np.float32), np.zeros((4, 2))])
 def test_ranks_that_exchange_different_types_end(other):
     parts = [PARTS[0], PARTS[1], PARTS[2], other]
-    with pytest.raises(errors.CollectiveError, match="ranks 0 and 3 do not exchange the same thing"):
+    with pytest.raises(errors.CollectiveError, match="ranks 0 and 3 call different collectives"):
         on_ranks(mesh_of(4), "all_reduce", parts, ("x",), op="sum")
 
 
@@ -172,7 +172,7 @@ def test_an_interrupt_ends_the_run(monkeypatch):
     def function(rank):
         if rank == 0:
             released.wait(20)
-        return engine.current().exchange("all_reduce", PARTS[0], ("x",), op="sum")
+        return engine.current().collective("all_reduce", PARTS[0], ("x",), op="sum")
 
     run = simulated._Crew.run
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it

@@ -277,7 +277,7 @@ WRONG = {
             names_which_can_be_saved=["h"], names_which_can_be_offloaded=["h"], **TO_HOST
         ),
         errors.ValueRangeError,
-        "'h' can be saved and can be offloaded",
+        "both lists hold 'h'",
     ),
     "a memory that is none": (
         lambda: policies.offload_dot_with_no_batch_dims("device", None),

@@ -136,7 +136,7 @@ ERRORS = {
     "another structure": (
         lambda: associative_scan(lambda a, b: (a, b), X),
         errors.CarryError,
-        ("must return what it is given",),
+        ("must return the types of its arguments",),
     ),
     "another shape": (
         lambda: associative_scan(lambda a, b: a.sum(), X),

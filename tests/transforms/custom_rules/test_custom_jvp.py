@@ -673,13 +673,17 @@ def test_symbolic_zeros_are_leaves_that_say_what_they_are():
     [
         (lambda: custom_jvp(3), errors.ArgumentError, "takes a function"),
         (lambda: custom_jvp(bnp.sin).defjvp(None), errors.ArgumentError, "takes a function"),
-        (lambda: custom_jvp(bnp.sin, nondiff_argnums="x"), errors.ArgumentError, "nondiff_argnums are ints"),
+        (lambda: custom_jvp(bnp.sin, nondiff_argnums="x"), errors.ArgumentError, "nondiff_argnums is an int"),
         (
             lambda: custom_jvp(bnp.sin, nondiff_argnums=(1.5,)),
             errors.ArgumentError,
-            "nondiff_argnums are ints",
+            "nondiff_argnums is an int",
         ),
-        (lambda: custom_jvp(bnp.sin, nondiff_argnames=3), errors.ArgumentError, "nondiff_argnames are names"),
+        (
+            lambda: custom_jvp(bnp.sin, nondiff_argnames=3),
+            errors.ArgumentError,
+            "nondiff_argnames holds names",
+        ),
         (lambda: custom_jvp(lambda x: x, nondiff_argnames="y"), errors.ValueRangeError, "no parameter 'y'"),
     ],
 )

@@ -783,7 +783,7 @@ def test_optimize_remat():
         (lambda: custom_vjp(3), errors.ArgumentError, "takes a function"),
         (lambda: custom_vjp(bnp.sin).defvjp(None, bnp.sin), errors.ArgumentError, "takes a function"),
         (lambda: custom_vjp(bnp.sin).defvjp(bnp.sin, 1), errors.ArgumentError, "takes a function"),
-        (lambda: custom_vjp(bnp.sin, nondiff_argnums="x"), errors.ArgumentError, "nondiff_argnums are ints"),
+        (lambda: custom_vjp(bnp.sin, nondiff_argnums="x"), errors.ArgumentError, "nondiff_argnums is an int"),
         (lambda: custom_vjp(lambda x: x, nondiff_argnames="y"), errors.ValueRangeError, "no parameter 'y'"),
         (lambda: custom_gradient(3), errors.ArgumentError, "takes a function"),
         (lambda: custom_gradient(lambda x: x)(X), errors.GradError, r"must return \(out, rule\)"),

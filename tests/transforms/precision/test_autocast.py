@@ -21,7 +21,7 @@ from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
 from blufunc.transforms.custom_rules.custom_vmap import custom_vmap
 from blufunc.transforms.precision.autocast import autocast
-from blufunc.transforms.precision.policy import TABLE, autocast_table
+from blufunc.transforms.precision.policy import autocast_table, table
 from blufunc.transforms.staging.jit import jit
 from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 from tests.transforms.common import arr
@@ -241,7 +241,7 @@ def test_changes_of_the_table():
 def test_the_table_names_primitives_once():
     from tests.core.primitives.test_completeness import PRIMITIVES
 
-    names = [n for names in TABLE.values() for n in names]
+    names = [n for names in table().values() for n in names]
     assert sorted(set(names)) == sorted(names)
     assert set(names) <= {p.name for p in PRIMITIVES}
     text = autocast_table(low="exp", float32=lax.tanh_p)

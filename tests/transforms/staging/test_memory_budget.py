@@ -57,7 +57,7 @@ def test_sizes(given, expected):
 
 @pytest.mark.parametrize("given", [0, -1, True, 1.5, "12", "GB", "12 GBs", "-1GB", "0B", "1e3MB", [1]])
 def test_no_sizes(given):
-    with pytest.raises(errors.ArgumentError, match=r"memory_budget=.* is no size of memory") as caught:
+    with pytest.raises(errors.ArgumentError, match=r"memory_budget=.* is not a memory size") as caught:
         bf.jit(lambda x: x, memory_budget=given)
     assert "12GiB" in caught.value.fix
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import scipy
 
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops import elementwise as ew
@@ -22,6 +21,10 @@ from blufunc.core.ops.dot import dot_general
 from blufunc.core.ops.shape import iota, slice_in_dim
 from blufunc.core.primitives.linear_ops import all_front, broadcast_in_dim, broadcast_to, reshape, transpose
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import leading
+
+with _lazy.modules(globals()):
+    import scipy
 
 MATRIX_DTYPES = (dtypes.float32, dtypes.float64, dtypes.complex64, dtypes.complex128)
 
@@ -32,6 +35,8 @@ class MatrixOp(Primitive):
     kind, fresh = "linalg", True
 
     transpose = unsupported("it is not linear: it is transposed through its derivative")
+
+    shard = staticmethod(leading(2))
 
     def batch(self, axis, args, dims, **params):
         outs = self.bind(*all_front(axis, args, dims), **params)

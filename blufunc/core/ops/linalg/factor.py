@@ -45,6 +45,7 @@ from blufunc.core.ops.shape import pad, slice_
 from blufunc.core.ops.sort import pick_along
 from blufunc.core.primitives.linear_ops import add_any, batched_front, broadcast_in_dim
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import leading
 from blufunc.core.primitives.tangents import Zero, zero
 
 # -- Cholesky --------------------------------------------------------------------------------------
@@ -167,6 +168,8 @@ class _PivotsToPermutation(Primitive):
     for i = 0, 1, ... in turn."""
 
     name, kind, fresh = "lu_pivots_to_permutation", "linalg", True
+
+    shard = staticmethod(leading(1, trusted=frozenset({0})))
 
     def impl(self, pivots, *, permutation_size):
         out = np.empty((*pivots.shape[:-1], permutation_size), np.int32)

@@ -18,6 +18,7 @@ from blufunc.core.ops.linalg.common import MatrixOp, check_here, check_matrices,
 from blufunc.core.ops.linalg.factor import lu_p
 from blufunc.core.ops.linalg.triangular import batch_columns, check_system, solve_triangles
 from blufunc.core.primitives.linear_ops import add_tangents
+from blufunc.core.primitives.sharding import leading
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
@@ -29,6 +30,8 @@ class _LUSolve(MatrixOp):
     """
 
     name = "lu_solve"
+
+    shard = staticmethod(leading(2, trusted=frozenset({2})))
 
     def impl(self, a, lu, permutation, b, *, transposed):
         order = permutation[..., None]

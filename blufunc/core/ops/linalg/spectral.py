@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy
 
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
@@ -46,6 +45,9 @@ from blufunc.core.ops.reduce import argmax
 from blufunc.core.ops.shape import iota
 from blufunc.core.primitives.linear_ops import add_any, broadcast_in_dim, reduce_sum
 from blufunc.core.primitives.tangents import Zero, zero
+
+with _lazy.modules(globals()):
+    import scipy
 
 # -- Hermitian matrices ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from blufunc import _lazy
 from blufunc.config import config
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.errstate import openly, quietly
@@ -19,12 +20,16 @@ from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.effects import calls_back, eqn_calls_back
-from blufunc.core.primitives.rule_errors import check_values
+from blufunc.core.primitives.override import is_replaced
+from blufunc.core.primitives.rule_errors import check_definition, check_values
 from blufunc.core.programs.alternatives import chosen
-from blufunc.kernels.backends.cpu import program as host_program
-from blufunc.kernels.backends.cpu.lowered import Draft
-from blufunc.kernels.backends.cpu.program import HostProgram
+from blufunc.core.programs.simplify import inline_definitions
+from blufunc.core.programs.stage import definition
+from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.backends.numpy.program import CallingProgram, Program, interpret
+
+with _lazy.modules(globals()):  # the compiler: for programs that are compiled, or shown
+    from blufunc.kernels.backends.cpu import program as host_program
 
 
 class NumpyBackend:
@@ -64,23 +69,30 @@ class NumpyBackend:
             results = quietly(_apply, prim, buffers, params)
             if config.check or (prim.multiple_results and not _are(results, len(outs))):
                 check_values(prim, results, outs)
+            if config.check and prim.has_definition and prim.has_impl and not is_replaced(prim, "impl"):
+                avals = [ShapedArray(b.shape, b.dtype) for b in buffers]
+                check_definition(
+                    prim, quietly(interpret(definition(prim, avals, params)), [*buffers]), results
+                )
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
 
     def compile(
         self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
-    ) -> Program | HostProgram:
+    ) -> Program | host_program.HostProgram:
         """A program over buffers: compiled loops where they gain, or a budget asks for them, NumPy calls otherwise."""
-        jaxpr = self.chosen(jaxpr)
-        program = host_program.compile_program(jaxpr, donated, budget)
+        jaxpr = inline_definitions(self.chosen(jaxpr))
+        program = None
+        if budget is not None or toolchain.compiles(jaxpr):
+            program = host_program.compile_program(jaxpr, donated, budget)
         if program is None:
             program = (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
         if config.shows("source"):
             config.show(program.source())
         return program
 
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> host_program.Draft:
         """What ``compile`` would make, before anything is compiled."""
-        return Draft(self.chosen(jaxpr), donated, budget)
+        return host_program.Draft(inline_definitions(self.chosen(jaxpr)), donated, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """As it was written: no operation has a kernel here that its definition has not."""
@@ -101,6 +113,3 @@ def _apply(prim: Any, buffers: Sequence, params: dict) -> Sequence:
 
 def _are(results: Any, n: int) -> bool:
     return isinstance(results, (tuple, list)) and len(results) == n
-
-
-backend.register("cpu", NumpyBackend)

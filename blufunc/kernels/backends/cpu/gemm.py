@@ -21,6 +21,7 @@ import numpy as np
 from blufunc.core.ir.jaxpr import Literal
 from blufunc.kernels.backends.cpu.renderer import SCRATCH
 from blufunc.kernels.backends.cpu.toolchain import Compiler
+from blufunc.kernels.codegen import source_files
 from blufunc.kernels.loopir.access_map import view
 from blufunc.kernels.loopir.index import strides_of
 from blufunc.kernels.schedule import OpaqueStep
@@ -39,152 +40,7 @@ _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _OPTIONS = ("-ffp-contract=fast",)
 """Multiply and add are one instruction, as in any BLAS."""
 
-_SOURCE = (
-    SCRATCH
-    + r"""
-#include <stdint.h>
-
-// The bytes of a vector register, and the rows of a tile: two vectors of each row stay in registers.
-#if defined(__AVX512F__)
-enum { WIDTH = 64, ROWS = 8 };
-#elif defined(__aarch64__)
-enum { WIDTH = 16, ROWS = 8 };
-#elif defined(__AVX__)
-enum { WIDTH = 32, ROWS = 6 };
-#else
-enum { WIDTH = 16, ROWS = 6 };
-#endif
-
-// The most rows and columns of a block of the result, and how much of the sum a block of the operands covers.
-enum { BLOCK_ROWS = 256, BLOCK_COLUMNS = 512, DEPTH = 256 };
-
-// Panels that are packed together: as many streams as a first cache holds lines of one set.
-enum { STREAMS = 8 };
-
-// Stacks of matrices: extents, and strides in elements. The result is in order.
-struct Product {
-  int64_t rows, columns, inner, batches, axes;
-  int64_t lhs_row, lhs_inner, rhs_inner, rhs_column;
-  int64_t extent[8], lhs_batch[8], rhs_batch[8];
-};
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
-// Panels of W rows (or columns): of each its W elements at position 0 of the sum, then those at 1, and so on.
-// The last panel is filled up with zeros.
-template <int W, typename T>
-static void pack(T *__restrict to, const T *__restrict from, int64_t count, int64_t inner, int64_t across,
-                 int64_t along) {
-  const int64_t whole = count / W * W;
-  if (across == 1) {
-    for (int64_t group = 0; group < whole; group += STREAMS * W)
-      for (int64_t k = 0; k < inner; ++k)
-        for (int64_t p = group; p < least(group + STREAMS * W, whole); p += W)
-          for (int i = 0; i < W; ++i) to[p * inner + k * W + i] = from[p + i + k * along];
-  } else {
-    for (int64_t p = 0; p < whole; p += W)
-      for (int64_t k = 0; k < inner; k += 8)  // small blocks are transposed within the first cache
-        for (int i = 0; i < W; ++i)
-          for (int64_t j = k; j < least(k + 8, inner); ++j)
-            to[p * inner + j * W + i] = from[(p + i) * across + j * along];
-  }
-  for (int64_t k = 0; whole < count && k < inner; ++k)
-    for (int i = 0; i < W; ++i)
-      to[whole * inner + k * W + i] = whole + i < count ? from[(whole + i) * across + k * along] : T(0);
-}
-
-template <typename T>
-struct Gemm {
-  typedef T Vector __attribute__((vector_size(WIDTH), aligned(sizeof(T)), may_alias));
-  enum { LANES = WIDTH / sizeof(T), COLUMNS = 2 * LANES };
-
-  // One tile of the result, of which the first ``rows`` rows and ``columns`` columns are wanted.
-  static void tile(int64_t inner, const T *__restrict a, const T *__restrict b, T *__restrict out, int64_t stride,
-                   int64_t rows, int64_t columns, bool add) {
-    Vector sum[ROWS][2] = {};
-    for (int64_t k = 0; k < inner; ++k, a += ROWS, b += COLUMNS) {
-      const Vector left = *(const Vector *)b, right = *(const Vector *)(b + LANES);
-#pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i) {
-        sum[i][0] += a[i] * left;
-        sum[i][1] += a[i] * right;
-      }
-    }
-    if (rows >= ROWS && columns >= COLUMNS) {
-#pragma GCC unroll 8
-      for (int i = 0; i < ROWS; ++i) {
-        Vector *to = (Vector *)(out + i * stride);
-        to[0] = add ? to[0] + sum[i][0] : sum[i][0];
-        to[1] = add ? to[1] + sum[i][1] : sum[i][1];
-      }
-      return;
-    }
-    T all[ROWS][COLUMNS];
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; ++i) {
-      *(Vector *)all[i] = sum[i][0];
-      *(Vector *)(all[i] + LANES) = sum[i][1];
-    }
-    for (int i = 0; i < least(rows, ROWS); ++i)
-      for (int j = 0; j < least(columns, COLUMNS); ++j) {
-        T *to = out + i * stride + j;
-        *to = add ? *to + all[i][j] : all[i][j];
-      }
-  }
-
-  // One block of the result.
-  static void block(const Product &p, const T *lhs, const T *rhs, T *out, int64_t rows, int64_t columns) {
-    const int64_t most = least(p.inner, DEPTH);
-    const int64_t a_size = round_up(rows, ROWS) * most, b_size = round_up(columns, COLUMNS) * most;
-    T *a = (T *)scratch.of(sizeof(T) * (round_up(a_size, 64) + b_size)), *b = a + round_up(a_size, 64);
-    for (int64_t k = 0; k < p.inner; k += DEPTH) {
-      const int64_t inner = least(DEPTH, p.inner - k);
-      pack<ROWS>(a, lhs + k * p.lhs_inner, rows, inner, p.lhs_row, p.lhs_inner);
-      pack<COLUMNS>(b, rhs + k * p.rhs_inner, columns, inner, p.rhs_column, p.rhs_inner);
-      for (int64_t j = 0; j < columns; j += COLUMNS)
-        for (int64_t i = 0; i < rows; i += ROWS)
-          tile(inner, a + i * inner, b + j * inner, out + i * p.columns + j, p.columns, rows - i, columns - j, k > 0);
-    }
-  }
-
-  static void run(const Product &p, const T *lhs, const T *rhs, T *out, int threads) {
-    int64_t down = ceil_div(p.rows, BLOCK_ROWS), across = ceil_div(p.columns, BLOCK_COLUMNS);
-    // a few blocks are cut further, until all threads have as many
-    const bool tall = p.rows > p.columns;
-    int64_t &cuts = tall ? down : across;
-    const int64_t most = tall ? ceil_div(p.rows, ROWS) : ceil_div(p.columns, COLUMNS);
-    while (cuts < most && p.batches * down * across < 4 * threads && p.batches * down * across % threads) ++cuts;
-    const int64_t rows = round_up(ceil_div(p.rows, down), ROWS);
-    const int64_t columns = round_up(ceil_div(p.columns, across), COLUMNS);
-    down = ceil_div(p.rows, rows);
-    across = ceil_div(p.columns, columns);
-    const int64_t blocks = p.batches * down * across;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t at = 0; at < blocks; ++at) {
-      const int64_t batch = at / (down * across), i = at / across % down * rows, j = at % across * columns;
-      const T *x = lhs + i * p.lhs_row, *y = rhs + j * p.rhs_column;
-      int64_t rest = batch;
-      for (int64_t d = p.axes - 1; d >= 0; rest /= p.extent[d--]) {
-        x += rest % p.extent[d] * p.lhs_batch[d];
-        y += rest % p.extent[d] * p.rhs_batch[d];
-      }
-      T *to = out + (batch * p.rows + i) * p.columns + j;
-      block(p, x, y, to, least(rows, p.rows - i), least(columns, p.columns - j));
-    }
-  }
-};
-
-extern "C" void product_float32(const Product *p, const float *lhs, const float *rhs, float *out, int threads) {
-  Gemm<float>::run(*p, lhs, rhs, out, threads);
-}
-
-extern "C" void product_float64(const Product *p, const double *lhs, const double *rhs, double *out, int threads) {
-  Gemm<double>::run(*p, lhs, rhs, out, threads);
-}
-"""
-)
+_FILE = "backends/cpu/include/gemm.h"
 
 
 class Layout(ctypes.Structure):
@@ -248,8 +104,13 @@ def product_of(step: OpaqueStep, values: Sequence[Any], compiler: Compiler) -> P
     return None if layout is None else Product(_function_for(compiler, dtype), layout, *places)
 
 
+def _source() -> str:
+    """The complete C++."""
+    return source_files.source(SCRATCH) + source_files.source(_FILE)
+
+
 def _function_for(compiler: Compiler, dtype: np.dtype) -> Any:
-    library = compiler.compile(_SOURCE, "products of matrices", _OPTIONS)
+    library = compiler.compile(_source(), "products of matrices", _OPTIONS)
     function = getattr(library, f"product_{dtype.name}")
     function.argtypes = [ctypes.POINTER(Layout), *[ctypes.c_void_p] * 3, ctypes.c_int]
     function.restype = None

@@ -16,7 +16,7 @@ from blufunc.core.ir import dtypes
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import CStyle, turns_of
 from blufunc.kernels.codegen.scalar_ops import bare
-from blufunc.kernels.codegen.use_counts import Cell, written_in
+from blufunc.kernels.codegen.scopes import Cell, written_in
 from blufunc.kernels.loopir.index import Range
 from blufunc.kernels.loopir.ir import (
     BODIES,
@@ -183,9 +183,7 @@ class _Strip:
 def _is_simple(v: Value) -> bool:
     """Whether a loop has as many turns everywhere, of arithmetic alone: several points then share vector registers."""
     body = post_order(v.args[len(v.attr.carries) :])
-    calls = any(
-        x.op in BODIES or (x.op == "apply" and scalar_ops.cost(x.attr[0]) > _ARITHMETIC) for x in body
-    )
+    calls = any(x.op in BODIES or (x.op == "apply" and x.attr[0].cost > _ARITHMETIC) for x in body)
     return v.attr.going(v).op == "const" and not calls
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import operator
 import threading
 import time
@@ -22,7 +23,7 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays.errstate import openly, quietly
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
+from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.effects import calls_back
 from blufunc.core.programs.simplify import simplify
@@ -32,9 +33,8 @@ from blufunc.kernels.backends.cpu.renderer import render_many
 from blufunc.kernels.backends.numpy.program import Program
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.loopir.access_map import view
-from blufunc.kernels.pipeline import Planning, show_stages
-from blufunc.kernels.recompute.budget import within
-from blufunc.kernels.schedule import KernelStep, OpaqueStep, Schedule, Step, touched
+from blufunc.kernels.pipeline import Planning, show_stages, within
+from blufunc.kernels.schedule import KernelStep, OpaqueStep, Schedule, Step, touched, warn_of_host
 from blufunc.kernels.target import Target
 from blufunc.kernels.timings import StepTime, medians
 
@@ -46,24 +46,6 @@ HOST = Target(
     tile=2048,
 )
 """Chunks do not depend on the number of processors, so that results do not."""
-
-WORTH_COMPILING = 1 << 18
-"""From how many bytes in the arrays of a program on it is compiled."""
-
-
-def worth_compiling(jaxpr: Jaxpr) -> bool:
-    """Whether a program's arrays are large enough for compiled loops to gain what compiling takes."""
-    return jaxpr.memoised("array bytes", lambda: _bytes_of(jaxpr)) >= WORTH_COMPILING
-
-
-def _bytes_of(jaxpr: Jaxpr) -> int:
-    total = 0
-    for e in jaxpr.eqns:
-        # of what a reduction takes in it writes little
-        variables = (*e.invars, *e.outvars) if e.prim.kind == "reduce" else e.outvars
-        total += sum(v.aval.size * v.aval.dtype.itemsize for v in variables)
-        total += sum(_bytes_of(body) for body in subjaxprs(e.params))
-    return total
 
 
 class HostProgram:
@@ -83,6 +65,7 @@ class HostProgram:
         self.jaxpr = simplify(jaxpr)
         made, self.text, names = prepared(self.jaxpr, donated, budget)
         self.schedule = made
+        warn_of_host(made)
         show_stages(made, jaxpr.name)
         library = compiler.compile(self.text, jaxpr.name or "program") if names else None
         self.arenas = _Arenas(made.plan.arena_bytes)
@@ -153,6 +136,31 @@ def _in_order(x: Any) -> np.ndarray:
     return x if x.__class__ is np.ndarray and x.flags.c_contiguous else np.array(x, order="C")
 
 
+class Draft:
+    """A program before anything is compiled: what ``lower()`` shows.
+
+    Attributes:
+      why_not_compiled: why the program runs as NumPy calls; empty if it will be compiled.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None):
+        self.jaxpr, self.donated, self.budget = simplify(jaxpr), donated, budget
+        self.why_not_compiled = toolchain.why_as_numpy(jaxpr)
+        if budget is not None and self.schedule.bought is not None and config.host_compiler == "auto":
+            self.why_not_compiled = "" if toolchain.find() is not None else toolchain.why_none()
+
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        """Its steps and their memory, if it is compiled."""
+        return planned(self.jaxpr, self.donated, self.budget)
+
+    def source(self) -> str:
+        """The text that will run."""
+        if self.why_not_compiled:
+            return Program(self.jaxpr, self.donated).source()
+        return source_of(self.schedule)[0]
+
+
 def compile_program(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> HostProgram | None:
     """The compiled program; None where there is no compiler, or no gain in one.
 
@@ -168,11 +176,11 @@ def compile_program(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = 
             raise errors.UnsupportedError(
                 f"memory_budget={budget} needs {jaxpr.name or 'the program'} to be compiled.",
                 where=source.here(),
-                why=f"it would run as NumPy calls, which allocate as they go: {why_as_numpy(jaxpr)}.",
+                why=f"it would run as NumPy calls, which allocate as they go: {toolchain.why_as_numpy(jaxpr)}.",
                 fix="install a C++ compiler, or leave out the budget",
             )
         return HostProgram(jaxpr, donated, compiler, budget)
-    if config.host_compiler == "never" or (config.host_compiler == "auto" and not worth_compiling(jaxpr)):
+    if not toolchain.compiles(jaxpr):
         return None
     compiler = toolchain.find()
     if compiler is None:
@@ -190,15 +198,6 @@ def compile_program(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = 
         else:
             _say_once(f"{jaxpr.name or 'a program'} could not be compiled")
         return None
-
-
-def why_as_numpy(jaxpr: Jaxpr) -> str:
-    """Why a program runs as NumPy calls; empty if it is compiled."""
-    if config.host_compiler == "never":
-        return "config.host_compiler is 'never'"
-    if config.host_compiler == "auto" and not worth_compiling(jaxpr):
-        return "its arrays are too small to gain from compiling; config.host_compiler = 'always' does so all the same"
-    return "" if toolchain.find() is not None else toolchain.why_none()
 
 
 _said: list[bool] = []
@@ -538,4 +537,4 @@ class _Memory:
         self.addresses.pop(i, None)
 
 
-__all__ = ["DropVar", "HostProgram", "body_of", "compile_program", "worth_compiling"]
+__all__ = ["DropVar", "HostProgram", "body_of", "compile_program"]

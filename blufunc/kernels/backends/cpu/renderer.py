@@ -20,9 +20,8 @@ from typing import Any
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cpu.lockstep import uniform_branch, with_sides
 from blufunc.kernels.backends.cpu.loop_splitting import split_innermost
-from blufunc.kernels.backends.cpu.prelude import with_prelude
 from blufunc.kernels.backends.cpu.scans import Scans
-from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen import scalar_ops, source_files
 from blufunc.kernels.codegen.c_renderer import (
     CStyle,
     accumulator,
@@ -32,8 +31,9 @@ from blufunc.kernels.codegen.c_renderer import (
     update,
     written_in,
 )
+from blufunc.kernels.codegen.prelude import HOST
 from blufunc.kernels.codegen.scalar_ops import bare, grouped
-from blufunc.kernels.codegen.use_counts import Survey
+from blufunc.kernels.codegen.scopes import Survey
 from blufunc.kernels.loopir.index import Range, of
 from blufunc.kernels.loopir.ir import (
     BODIES,
@@ -93,24 +93,7 @@ _BOOLEAN = {"max": "or", "min": "and"}
 
 _BETTER = {"argmax": ">", "argmin": "<"}
 
-SCRATCH = """\
-// memory of this thread, kept from call to call
-#include <stdlib.h>
-struct Scratch {
-  void *block = nullptr;
-  size_t size = 0;
-  ~Scratch() { free(block); }
-  char *of(size_t bytes) {
-    if (bytes > size) {
-      free(block);
-      block = aligned_alloc(64, size = bytes);
-    }
-    return (char *)block;
-  }
-};
-static thread_local Scratch scratch;
-"""
-"""C++ that gives a thread memory of its own: ``scratch.of(bytes)``."""
+SCRATCH = "backends/cpu/include/scratch.h"
 
 
 class HostStyle(Scans):
@@ -491,7 +474,7 @@ def _body_work(v: Value) -> int:
 def _cost(v: Value) -> int:
     if v.op == "bits":
         return 80  # 20 rounds of the cipher
-    return scalar_ops.cost(v.attr[0]) if v.op == "apply" else int(v.op == "load")
+    return v.attr[0].cost if v.op == "apply" else int(v.op == "load")
 
 
 # -- sources ---------------------------------------------------------------------------------------
@@ -510,5 +493,5 @@ def render_many(kernels: Sequence[Kernel]) -> str:
     writers = [HostStyle(kernel) for kernel in kernels]
     functions = "\n".join(writer.render() for writer in writers)
     reductions = sorted(set[str]().union(*[writer.reductions for writer in writers]))
-    scratch = [SCRATCH] if any(writer.uses_scratch for writer in writers) else []
-    return with_prelude("\n".join([*scratch, *reductions, functions]))
+    scratch = [source_files.source(SCRATCH)] if any(writer.uses_scratch for writer in writers) else []
+    return HOST.with_prelude("\n".join([*scratch, *reductions, functions]))

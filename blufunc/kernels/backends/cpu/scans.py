@@ -17,7 +17,7 @@ from blufunc.kernels.backends.cpu.lockstep import LockStep
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import reducing, update
 from blufunc.kernels.codegen.scalar_ops import bare
-from blufunc.kernels.codegen.use_counts import written_in
+from blufunc.kernels.codegen.scopes import written_in
 from blufunc.kernels.loopir.ir import Lanes, Prefix, Scan, identity
 
 STRIP = 256

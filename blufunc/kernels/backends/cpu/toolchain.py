@@ -29,7 +29,9 @@ from pathlib import Path
 
 from blufunc import errors
 from blufunc.config import config
+from blufunc.core.ir.jaxpr import Jaxpr, subjaxprs
 from blufunc.kernels.cache.disk import DiskCache, key_of
+from blufunc.kernels.codegen import source_files
 
 _FLAGS = (
     "-std=c++17",
@@ -56,14 +58,7 @@ _OPTIONAL_FLAGS = (
 )
 """What is asked for beyond ``_FLAGS``: the first row that the compiler takes and whose result can be loaded."""
 
-_PROBE = r"""
-extern "C" int blufunc_probe(int n) {
-  int total = 0;
-  #pragma omp parallel for reduction(+ : total) num_threads(2)
-  for (int i = 0; i < n; ++i) total += i;
-  return total;
-}
-"""
+_PROBE = "backends/cpu/include/probe.h"
 _SECONDS = 300  # a compiler that takes longer hangs
 _ERROR = re.compile(r"<stdin>:(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<what>.*)")
 _USER_LINE = re.compile(r"^\s*// at (?P<where>.+)$")
@@ -264,16 +259,17 @@ def _probe(command: tuple[str, ...], program: str, cache: DiskCache) -> Compiler
         return None
     version = (said.stdout.splitlines() or ["unknown"])[0]
     for extra in _OPTIONAL_FLAGS:
+        probe = source_files.source(_PROBE)
         compiler = Compiler(command, version, (*_FLAGS, *extra), "-fopenmp" in extra, cpu(), cache)
         try:
-            answer = compiler.compile(_PROBE, "a probe of the compiler").blufunc_probe(10)
+            answer = compiler.compile(probe, "a probe of the compiler").blufunc_probe(10)
         except errors.CompileError as e:
             if config.shows("compile"):
                 config.show(e)
             continue
         if answer == 45:
             facts = {"version": version, "flags": compiler.flags, "openmp": compiler.openmp}
-            cache.put(_probe_key(command, program), json.dumps(facts).encode(), _PROBE, ".json")
+            cache.put(_probe_key(command, program), json.dumps(facts).encode(), probe, ".json")
             return compiler
     return None
 
@@ -351,3 +347,36 @@ def _settings(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in values:
             del os.environ[name]
+
+
+WORTH_COMPILING = 1 << 18
+"""From how many bytes in the arrays of a program on it is compiled."""
+
+
+def worth_compiling(jaxpr: Jaxpr) -> bool:
+    """Whether a program's arrays are large enough for compiled loops to gain what compiling takes."""
+    return jaxpr.memoised("array bytes", lambda: _bytes_of(jaxpr)) >= WORTH_COMPILING
+
+
+def _bytes_of(jaxpr: Jaxpr) -> int:
+    total = 0
+    for e in jaxpr.eqns:
+        # of what a reduction takes in it writes little
+        variables = (*e.invars, *e.outvars) if e.prim.kind == "reduce" else e.outvars
+        total += sum(v.aval.size * v.aval.dtype.itemsize for v in variables)
+        total += sum(_bytes_of(body) for body in subjaxprs(e.params))
+    return total
+
+
+def compiles(jaxpr: Jaxpr) -> bool:
+    """True for a program that is compiled, where there is a compiler."""
+    return config.host_compiler == "always" or (config.host_compiler == "auto" and worth_compiling(jaxpr))
+
+
+def why_as_numpy(jaxpr: Jaxpr) -> str:
+    """Why a program runs as NumPy calls; empty if it is compiled."""
+    if config.host_compiler == "never":
+        return "config.host_compiler is 'never'"
+    if not compiles(jaxpr):
+        return "its arrays are too small to gain from compiling; config.host_compiler = 'always' does so all the same"
+    return "" if find() is not None else why_none()

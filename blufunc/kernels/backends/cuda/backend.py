@@ -20,16 +20,17 @@ from blufunc.core.arrays import backend
 from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, exact
 from blufunc.core.primitives.linear_ops import reshape_p
+from blufunc.core.programs.simplify import inline_definitions
 from blufunc.kernels.backends.cuda.device_model import limits_of
+from blufunc.kernels.backends.cuda.dispatch import Library
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.backends.cuda.program import CudaProgram
-from blufunc.kernels.rewrites.select_variant import in_kernels
+from blufunc.kernels.rewrites.select_variant import select_variants
 
 _OPERATIONS_KEPT = 4096
 _STORAGE = operator.attrgetter("_storage")
@@ -101,11 +102,11 @@ class CudaBackend:
 
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> CudaProgram:
         """A program for the device."""
-        return CudaProgram(jaxpr, donated, self.index, budget)
+        return CudaProgram(inline_definitions(jaxpr), donated, self.index, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """In the forms that the device has kernels for."""
-        return in_kernels(jaxpr, driver.properties(self.index).arch)[0]
+        return select_variants(jaxpr, Library(driver.properties(self.index).arch))[0]
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What ``compile`` would make of a jaxpr, without compiling it."""
@@ -136,6 +137,3 @@ def _one_equation(
     ins = [Var(ShapedArray(b.shape, b.dtype)) for b in buffers]
     results = [Var(a.strong()) for a in outs]
     return Jaxpr(ins, [Eqn(prim, ins, results, params, source.current())], results, name=prim.name)
-
-
-backend.register("cuda", CudaBackend)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from blufunc.config import config
 from blufunc.core.ir.jaxpr import Jaxpr
-from blufunc.core.programs.simplify import simplify
+from blufunc.core.programs.simplify import inline_definitions, simplify
 from blufunc.kernels.backends.cuda.device_model import HOPPER, Limits
 from blufunc.kernels.backends.cuda.program import Prepared, prepared
 from blufunc.kernels.schedule import Schedule
@@ -29,7 +29,7 @@ class Draft:
         limits: Limits = HOPPER,
         budget: int | None = None,
     ):
-        self.jaxpr, self.donated, self.arch = simplify(jaxpr), donated, arch
+        self.jaxpr, self.donated, self.arch = simplify(inline_definitions(jaxpr)), donated, arch
         self.limits, self.budget = limits, budget
 
     @functools.cached_property

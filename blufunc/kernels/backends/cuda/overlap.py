@@ -17,7 +17,7 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from blufunc.core.ir.jaxpr import Var, meets
+from blufunc.core.ir.jaxpr import Var, communicates
 from blufunc.kernels.backends.cuda.streams import exchange_seconds, product_seconds
 from blufunc.kernels.fusion.fuse import Opaque, Step
 from blufunc.kernels.ops.gemm import PRODUCTS
@@ -146,7 +146,7 @@ def _product(step: Step) -> float:
 
 def _exchanged(step: Step) -> float:
     """How long devices exchange in a step, about; 0 where they do not, and where they do other things besides."""
-    if not isinstance(step, Opaque) or step.eqn.prim.kind != "collective" or not meets(step.eqn):
+    if not isinstance(step, Opaque) or step.eqn.prim.kind != "collective" or not communicates(step.eqn):
         return 0.0
     return exchange_seconds(step.eqn)
 

@@ -22,8 +22,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, exact, line_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.device_model import H200, L2_BYTES, L2_SPEEDUP, Limits
@@ -32,21 +31,17 @@ from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
-from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm, softmax_gemm
-from blufunc.kernels.backends.cuda.library.attention.op import is_attention, why_not
-from blufunc.kernels.backends.cuda.library.softmax_gemm import is_softmax
+from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm
 from blufunc.kernels.backends.cuda.overlap import with_products_beside
 from blufunc.kernels.backends.cuda.replay import Replays
 from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.backends.cuda.timings import times_of
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.memory.types import Plan
-from blufunc.kernels.pipeline import Planning, show_stages
-from blufunc.kernels.recompute.budget import within
+from blufunc.kernels.pipeline import Planning, show_stages, within
 from blufunc.kernels.rewrites import split_dot
-from blufunc.kernels.rewrites.select_variant import in_kernels
-from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected
-from blufunc.kernels.tables import line_of
+from blufunc.kernels.rewrites.select_variant import select_variants
+from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected, warn_of_host
 from blufunc.kernels.timings import StepTime
 
 TARGET = dataclasses.replace(
@@ -60,7 +55,6 @@ TARGET = dataclasses.replace(
     recompute=True,
     scarce_bytes=1 << 30,
     pointwise_seconds=pointwise_gemm.extra_seconds,
-    rows_of_sums=dispatch.rows_of_sums,
     cache_bytes=L2_BYTES,
     cache_speedup=L2_SPEEDUP,
     machine=H200,
@@ -73,29 +67,28 @@ _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 @uncollected()
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None = None) -> Schedule:
     """The schedule of a simplified jaxpr on a CUDA device of an architecture, its peak within a budget in bytes."""
-    jaxpr, told = in_kernels(jaxpr, arch)
+    library = dispatch.Library(arch)
+    jaxpr, told = select_variants(jaxpr, library)
     jaxpr = simplify(jaxpr)
     notes: dict[str, None] = {}
 
     def keep(eqn: Eqn) -> bool:
-        if is_softmax(eqn):
-            unread = eqn.outvars[0].__class__ is DropVar  # losses alone are a product and a kernel
-            return not unread and softmax_gemm.why_not(eqn, arch) is None
-        if not is_attention(eqn):
+        if not library.is_composite(eqn):
             return False
-        reason = why_not(eqn, arch)
+        reason = library.why_not(eqn)
         if reason is not None:
             notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
         return reason is None
 
     target = dataclasses.replace(
         TARGET,
-        scratch_bytes=functools.partial(dispatch.scratch_bytes, arch=arch),
+        scratch_bytes=library.scratch_bytes,
+        rows_of_sums=library.rows_of_sums,
         pointwise_gemm=functools.partial(pointwise_gemm.why_not, arch=arch),
     )
     if arch == "sm_90a":  # where groups of four warps multiply
         target = dataclasses.replace(target, in_one_kernel=split_dot.sums_of)
-    planning = Planning(jaxpr, donated, target, dispatch.planned, keep)
+    planning = Planning(jaxpr, donated, target, library.planned, keep)
     made = within(planning, budget)
     made.notes = (*told, *notes, *planning.notes)
     return made
@@ -140,7 +133,7 @@ def prepared(
         for n, step in enumerate(schedule.steps):
             if isinstance(step, OpaqueStep):
                 if not _is_users(step):
-                    others.update(dict.fromkeys(dispatch.texts(step, arch)))
+                    others.update(dict.fromkeys(dispatch.Library(arch).sources(step)))
             else:
                 wanted[n] = wanted_by(schedule, step)
         every = [w for many in wanted.values() for w in many]
@@ -153,7 +146,7 @@ def prepared(
 def _written_by_users(schedule: Schedule, arch: str) -> list[modules.Text]:
     """The sources of users' kernels."""
     users = [s for s in schedule.steps if isinstance(s, OpaqueStep) and _is_users(s)]
-    return [text for step in users for text in dispatch.texts(step, arch)]
+    return [text for step in users for text in dispatch.Library(arch).sources(step)]
 
 
 def _is_users(step: OpaqueStep) -> bool:
@@ -195,6 +188,7 @@ class CudaProgram:
         arch, limits = driver.properties(device).arch, modules.limits_on(device)
         made = prepared(self.jaxpr, donated, arch, limits, budget)
         self.schedule = made.schedule
+        warn_of_host(self.schedule)
         show_stages(self.schedule, self.name, schedule=lambda: made.schedules(limits))
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
@@ -273,7 +267,7 @@ class CudaProgram:
     # -- its parts -------------------------------------------------------------------------------------
 
     def _opaque(self, executor: Executor, step: OpaqueStep) -> Work:
-        return dispatch.work(executor, step, functools.partial(body_of, self.device))
+        return dispatch.bind(executor, step, functools.partial(body_of, self.device))
 
     def _copier(self, chain: Sequence[Eqn]) -> Callable[[DeviceBuffer], DeviceBuffer]:
         """A function that makes a dense array of what movement equations make of a buffer: one for all alike."""

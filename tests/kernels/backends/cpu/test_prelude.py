@@ -17,8 +17,8 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ops import elementwise, integers, numerics, special
 from blufunc.core.ops.random_bits import threefry2x32
 from blufunc.core.primitives.kinds import TYPES, Elementwise
-from blufunc.kernels.backends.cpu import prelude as host_prelude
 from blufunc.kernels.backends.cpu import toolchain
+from blufunc.kernels.codegen.prelude import HOST
 
 C_TYPES = {
     "bool": "bool",
@@ -42,7 +42,7 @@ PRIMITIVES = {
     p.name: p
     for module in (elementwise, integers, special)
     for p in vars(module).values()
-    if isinstance(p, Elementwise) and f"bf_{p.name}" in host_prelude.names() and p.name not in ELSEWHERE
+    if isinstance(p, Elementwise) and f"bf_{p.name}" in HOST.names and p.name not in ELSEWHERE
 }
 _BINARY = """add sub mul div rem max min pow atan2 nextafter eq ne lt le gt ge and or xor shift_left shift_right_logical
 shift_right_arithmetic complex gcd logaddexp hypot"""
@@ -265,7 +265,7 @@ def test_primitives(compiler, rng, name):
         made.append((prim, params))
     if name in STORAGE:  # their arithmetic is that of float, which is tested as it is used
         compiler = dataclasses.replace(compiler, flags=(*compiler.flags, "-O1"))
-    library = compiler.compile(host_prelude.with_prelude(source), f"all primitives of {name}")
+    library = compiler.compile(HOST.with_prelude(source), f"all primitives of {name}")
     with np.errstate(all="ignore"):
         for prim, params in made:
             xs = operands(prim, dtype, rng)
@@ -279,7 +279,7 @@ def test_every_primitive_is_there():
         p.name
         for module in (elementwise, integers)
         for p in vars(module).values()
-        if isinstance(p, Elementwise) and f"bf_{p.name}" not in host_prelude.names()
+        if isinstance(p, Elementwise) and f"bf_{p.name}" not in HOST.names
     }
     assert not missing
     assert {"lgamma", "logaddexp", "hypot"} <= set(PRIMITIVES)
@@ -304,7 +304,7 @@ def test_convert(compiler, rng, name):
     )
     if name not in ULPS:
         compiler = dataclasses.replace(compiler, flags=(*compiler.flags, "-O1"))
-    library = compiler.compile(host_prelude.with_prelude(source), f"conversions of {name}")
+    library = compiler.compile(HOST.with_prelude(source), f"conversions of {name}")
     with np.errstate(all="ignore"):
         for t in C_TYPES:
             to = as_dtype(t)
@@ -321,7 +321,7 @@ def test_convert(compiler, rng, name):
 def test_bitcast(compiler, rng):
     x = values(np.dtype(np.float32), rng)
     source = loop("f", ["float"], "int32_t", "bf_bitcast<int32_t>(x0[i])")
-    library = compiler.compile(host_prelude.with_prelude(source), "bitcast")
+    library = compiler.compile(HOST.with_prelude(source), "bitcast")
     np.testing.assert_array_equal(call(library.f, [x], np.int32), x.view(np.int32))
 
 
@@ -331,7 +331,7 @@ def test_sine_of_every_size(compiler):
     near = (np.arange(1, 200000, dtype=np.float64) * (np.pi / 2)).astype(np.float32)  # where they vanish
     x = np.concatenate([x, near, -near])
     source = loop("s", ["float"], "float", "bf_sin(x0[i])") + loop("c", ["float"], "float", "bf_cos(x0[i])")
-    library = compiler.compile(host_prelude.with_prelude(source), "sine")
+    library = compiler.compile(HOST.with_prelude(source), "sine")
     assert ulps_between(call(library.s, [x], np.float32), np.sin(x.astype(np.float64))).max() < 1.6
     assert ulps_between(call(library.c, [x], np.float32), np.cos(x.astype(np.float64))).max() < 1.6
 
@@ -340,7 +340,7 @@ def test_threefry(compiler, rng):
     words = rng.integers(0, 2**32, (4, 1000), dtype=np.uint32)
     source = loop("a", ["uint32_t"] * 4, "uint32_t", "bf_threefry2x32(x0[i], x1[i], x2[i], x3[i]).a")
     source += loop("b", ["uint32_t"] * 4, "uint32_t", "bf_threefry2x32(x0[i], x1[i], x2[i], x3[i]).b")
-    library = compiler.compile(host_prelude.with_prelude(source), "threefry")
+    library = compiler.compile(HOST.with_prelude(source), "threefry")
     a, b = threefry2x32(*words)
     np.testing.assert_array_equal(call(library.a, list(words), np.uint32), a)
     np.testing.assert_array_equal(call(library.b, list(words), np.uint32), b)
@@ -366,7 +366,7 @@ def test_loops_become_vector_instructions(compiler):
     if "avx2" not in compiler.cpu or "clang" in compiler.version:
         pytest.skip("the compiler is not GCC, or the processor lacks AVX2")
     source = "".join(loop(name, [t], t, text) for name, (t, text) in LOOPS.items())
-    source = host_prelude.with_prelude(source)
+    source = HOST.with_prelude(source)
     command = [
         *compiler.command,
         *compiler.flags,
@@ -386,16 +386,46 @@ def test_loops_become_vector_instructions(compiler):
 
 
 def test_prelude_has_what_is_needed_and_no_more():
-    assert host_prelude.prelude(set()) == "namespace {\n}\n"
-    text = host_prelude.prelude({"bf_add"})
+    assert HOST.source(set()) == "namespace {\n}\n"
+    text = HOST.source({"bf_add"})
     assert "bf_add" in text and "wrapping" in text and "bf_exp" not in text
-    assert "Complex" not in host_prelude.prelude({"bf_exp"}) and "c64 bf_exp" in host_prelude.prelude(
-        {"bf_exp", "c64"}
-    )
-    assert len(host_prelude.prelude({"bf_tanh"})) < 5000
-    assert host_prelude.used_names("y = bf_exp(x); // bf_log") == {"bf_exp"}
+    assert "Complex" not in HOST.source({"bf_exp"}) and "c64 bf_exp" in HOST.source({"bf_exp", "c64"})
+    assert len(HOST.source({"bf_tanh"})) < 5000
+    assert HOST.used_names("y = bf_exp(x); // bf_log") == {"bf_exp"}
 
 
 def test_unknown_name():
     with pytest.raises(errors.UnsupportedError, match="no bf_sinc"):
-        host_prelude.prelude({"bf_sinc"})
+        HOST.source({"bf_sinc"})
+
+
+def test_the_table_of_two_over_pi():
+    """``2^e 2/pi`` modulo 4 in two parts, the first with 26 bits after the point; Machin's formula gives pi."""
+    bits = 300
+    two_over_pi = (2 << 2 * bits) // pi_in_units(bits)
+    (source,) = (part.source for part in HOST.parts if "two_over_pi_high" in part.names)
+    found = {
+        name: list(map(float, row.split(",")))
+        for name, row in re.findall(r"(high|low)\[106\] = {(.*?)}", source, re.S)
+    }
+    for e in range(105):
+        value = (two_over_pi << e) % (4 << bits)
+        first = value >> (bits - 26)
+        assert found["high"][e] == first / 2**26
+        assert found["low"][e] == (value - (first << (bits - 26))) / 2**bits
+    assert found["high"][105:] == found["low"][105:] == [0.0]  # of infinity and NaN
+
+
+def pi_in_units(bits):
+    """Pi in units of ``2**-bits``: 16 atan(1/5) - 4 atan(1/239)."""
+    unit = 1 << (bits + 16)  # the last bits are lost to rounding
+
+    def atan_inverse(n):
+        total, power, k = 0, unit // n, 0
+        while power:
+            total += (-1) ** k * (power // (2 * k + 1))
+            power //= n * n
+            k += 1
+        return total
+
+    return (16 * atan_inverse(5) - 4 * atan_inverse(239)) >> 16

@@ -11,7 +11,6 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.kernels.backends.cpu import renderer, toolchain
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.loopir.index import Range, constant, of
-from blufunc.kernels.loopir.interpret import run as interpret
 from blufunc.kernels.loopir.ir import (
     Accumulate,
     Buffer,
@@ -30,6 +29,7 @@ from blufunc.kernels.loopir.ir import (
     within,
 )
 from blufunc.kernels.loopir.verify import check_kernel
+from tests.emulation.loop_interpreter import run as interpret
 from tests.kernels.loop_kernels import CASES, F32, I32, draw, op
 
 

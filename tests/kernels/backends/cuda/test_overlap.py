@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import blufunc as bf
 from blufunc import lax, nn
 from blufunc.core.arrays.array import from_numpy
-from blufunc.core.ir.jaxpr import meets
+from blufunc.core.ir.jaxpr import communicates
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.backends.cuda import overlap
@@ -21,7 +21,7 @@ from blufunc.kernels.backends.cuda.overlap import MOST, SOON, with_products_besi
 from blufunc.kernels.fusion.fuse import Opaque
 from blufunc.kernels.schedule import OpaqueStep
 from blufunc.parallel.collectives import primitives as mc
-from blufunc.parallel.collectives.lowering import spell_out
+from blufunc.parallel.collectives.lowering import lower_collectives
 from tests.parallel import divided_mlp
 
 
@@ -138,7 +138,7 @@ def test_a_loop_with_exchanges_is_no_exchange():
     looped = lambda x: bf.tree.leaves(lax.scan(lambda c, row: (c + psum(row), None), x[0], x))
     x = from_numpy(np.zeros((4, 8), np.float32)).aval
     (eqn,) = [e for e in stage(looped, [x], "f").eqns if e.prim.name == "scan"]
-    assert meets(eqn) and not overlap._exchanged(Opaque(eqn)) and not overlap._product(Opaque(eqn))
+    assert communicates(eqn) and not overlap._exchanged(Opaque(eqn)) and not overlap._product(Opaque(eqn))
 
 
 def product(name, *reads, seconds=1e-3):
@@ -263,7 +263,7 @@ def test_a_layer_s_weights_wait_for_its_scattered_sum():
 def test_gradients_of_divided_layers(monkeypatch, rng, worth, beside):
     monkeypatch.setattr(overlap, "LEAST", worth)
     jaxpr, args = divided_mlp.gradients(rng)
-    plain = simplify(spell_out(jaxpr))
+    plain = simplify(lower_collectives(jaxpr))
     steps = cuda_program.planned(plain, (False,) * len(args), "sm_90").steps
     eqns = [s.eqn if isinstance(s, OpaqueStep) else None for s in steps]
     found = [s for s in steps if isinstance(s, OpaqueStep) and s.beside is not None]

@@ -14,25 +14,10 @@ from typing import Any
 
 from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER, WARP
 from blufunc.kernels.backends.cuda.driver import driver, modules
+from blufunc.kernels.codegen import source_files
 from blufunc.kernels.user_kernel import CudaSource
 
-_TEXT = f"""\
-#if __CUDA_ARCH__ >= 900
-#define TOGETHER __cluster_dims__({COLLECTIVE_CLUSTER}, 1, 1)
-#else
-#define TOGETHER
-#endif
-static __device__ unsigned long long now() {{
-  unsigned long long ns;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-  return ns;
-}}
-static __device__ void wait(unsigned long long ns) {{
-  for (const unsigned long long end = now() + ns; now() < end;) __nanosleep(200);
-}}
-extern "C" __global__ void TOGETHER keep_multiprocessors(unsigned long long ns) {{ wait(ns); }}
-extern "C" __global__ void pause(unsigned long long ns) {{ wait(ns); }}
-"""
+_FILE = "backends/cuda/include/sm_reservation.cuh"
 
 
 @contextlib.contextmanager
@@ -67,4 +52,5 @@ def _stream(device: int) -> Any:
 
 
 def _loaded(device: int, entry: str, blocks: int, shared: int) -> modules.Loaded:
-    return modules.load_source(CudaSource(_TEXT, entry, (blocks, 1, 1), (WARP, 1, 1), shared), device)
+    source = source_files.source(_FILE, CLUSTER=COLLECTIVE_CLUSTER)
+    return modules.load_source(CudaSource(source, entry, (blocks, 1, 1), (WARP, 1, 1), shared), device)

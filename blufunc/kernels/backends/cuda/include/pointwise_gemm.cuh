@@ -77,7 +77,8 @@ struct PointwiseEpilogue : EpilogueHooks {
     tile.wait();
 #pragma unroll
     for (int r = 0; r < OWN_ROWS; ++r) {
-      if (warp + r * EPILOGUE_WARPS >= ROWS) break;  // for each: what is begun before it is known takes registers
+      if (warp + r * EPILOGUE_WARPS >= ROWS)
+        break;  // for each: what is begun before it is known takes registers
 #pragma unroll
       for (int j = 0; j < WORDS; ++j) {
         if (!inside(column + j * 64)) break;

@@ -61,9 +61,7 @@ constexpr int WORDS = COLUMNS / 64;  // of two elements, that an epilogue lane h
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // of a cluster
-struct Tile {
-  int band, column;
-};
+struct Tile { int band, column; };
 inline Tile tile_of(int i) {
   const int above = i / (BANDS * TILES_N) * BANDS, within = i % (BANDS * TILES_N),
             bands = min(BANDS, TILES_M - above);

@@ -20,6 +20,7 @@ from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.schedule import OpaqueStep
 
 WHOLE = {"all_reduce": 1, "permute": 1, "all_gather": 1, "reduce_scatter": 0, "all_to_all": 0}
@@ -49,13 +50,19 @@ class Exchange:
     perm: Sequence[tuple[int, int]] = ()
 
 
-def is_collective(eqn: Eqn) -> bool:
-    """Whether an equation is an exchange, or asks for the place of the rank."""
-    return eqn.prim.kind == "collective" and not eqn.prim.identity
+class Collective(LibraryKernel):
+    """A collective, or the index of the rank along axes of the mesh."""
+
+    def matches(self, eqn: Eqn) -> bool:
+        return eqn.prim.kind == "collective" and not eqn.prim.identity
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        return _work(executor, step, operands)
 
 
-def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
-    """The step, ready to run."""
+def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     eqn = step.eqn
     targets = [_target(executor, value, out) for value, out in zip(step.results, eqn.outvars, strict=True)]
     if not eqn.invars:
@@ -64,7 +71,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
     parts = [
         _Part(eqn, kind, options, operand, x.aval, target)
         for (kind, options), operand, x, target in zip(
-            eqn.prim.exchanges(**params), operands, eqn.invars, targets, strict=True
+            eqn.prim.engine_calls(**params), operands, eqn.invars, targets, strict=True
         )
     ]
 

@@ -17,15 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.config import config
-from blufunc.core.arrays.errstate import quietly
-from blufunc.core.ir import dtypes
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.library import cupy_entries as entries
 from blufunc.kernels.backends.cuda.library import scatter as cuda_scatter
 from blufunc.kernels.backends.cuda.library.cupy_entries import narrowed, widened
+from blufunc.kernels.backends.cuda.library.host import fallback
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
 
 # -- running ---------------------------------------------------------------------------------------
 
@@ -110,25 +111,6 @@ def run(
             cuda_memory.from_cupy(r, a.dtype, device, label or prim.name)
             for r, a in zip(results, outs, strict=True)
         ]
-
-
-def fallback(
-    prim: Any,
-    buffers: Sequence[cuda_memory.DeviceBuffer],
-    params: dict,
-    outs: Sequence[ShapedArray],
-    label: str = "",
-) -> list[cuda_memory.DeviceBuffer]:
-    """The results of a primitive by its definition, on the host: copies there and back, and waits for the device."""
-    if config.shows("fusion"):
-        config.show(f"{prim.name} is computed on the host: no kernel or library does it here")
-    device = buffers[0].device
-    results = quietly(functools.partial(prim.impl, **params), *[cuda_memory.to_host(b) for b in buffers])
-    results = results if prim.multiple_results else (results,)
-    return [
-        cuda_memory.to_device(np.asarray(r, a.dtype), device, label or prim.name)
-        for r, a in zip(results, outs, strict=True)
-    ]
 
 
 def evaluate(
@@ -304,3 +286,21 @@ TABLE: dict[str, Entry] = {
 }
 """By name of the primitive. Not here, and so computed on the host: ``eig``, as its documentation says, and
 ``tridiagonal_solve``."""
+
+
+class CupyOperation(FunctionKernel):
+    """A primitive in ``TABLE``; one use of it, if that has operands and results with elements."""
+
+    def matches(self, eqn: Eqn) -> bool:
+        types = [a.aval.dtype for a in eqn.invars]
+        return (
+            bool(types) and eqn.prim.reference is None and not is_host_fallback(eqn.prim, types, eqn.params)
+        )
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+        outs, label = [v.aval for v in eqn.outvars], f"{eqn.prim.name} at {source.summary(eqn.source)}"
+        whole = all(x.aval.size for x in (*eqn.invars, *eqn.outvars))
+        return lambda given: run(eqn.prim, given, eqn.params, outs, label), whole and is_captured(eqn.prim)
+
+
+CUPY = CupyOperation()

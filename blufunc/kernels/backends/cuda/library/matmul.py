@@ -7,6 +7,7 @@ the two factors there may be what is added to the product. Out: a ``Product``, o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from blufunc.core.ir.jaxpr import Eqn, Var
 from blufunc.core.primitives.linear_ops import transpose_p
 from blufunc.kernels.backends.cuda.device_model import (
     BANDWIDTH,
+    COLLECTIVE_SMS,
     H200,
     L2_BYTES,
     MATMUL,
@@ -30,11 +32,19 @@ from blufunc.kernels.backends.cuda.device_model import (
 )
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
-from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Executor, Operand, Place
+from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Executor, Operand, Place, Work
 from blufunc.kernels.backends.cuda.library import cublaslt
+from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
+from blufunc.kernels.backends.cuda.library.host import HOST
+from blufunc.kernels.backends.cuda.library.library_kernel import (
+    Compile,
+    Function,
+    FunctionKernel,
+    run_function,
+)
 from blufunc.kernels.gemm_layout import UNIT, Copies, Gemm, Layout, chunks_of, plan_dot_general
 from blufunc.kernels.loopir.index import strides_of
-from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p, dot_promoted_p
+from blufunc.kernels.ops.gemm import PRODUCTS, dot_accumulate_p, dot_bias_p, dot_promoted_p
 from blufunc.kernels.precision import ALGORITHMS, ProductShape, is_tf32, resolved
 from blufunc.kernels.schedule import OpaqueStep
 
@@ -263,6 +273,34 @@ class Product:
             self.calls_beside = self.calls
         self._plans = plans
         return True
+
+
+class Matmul(FunctionKernel):
+    """Matmuls by cuBLASLt; what it has no algorithm for, by CuPy."""
+
+    planned = True
+
+    def matches(self, eqn: Eqn) -> bool:
+        return eqn.prim in PRODUCTS
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+        if eqn.prim in PRODUCTS:
+            other = CUPY if CUPY.matches(eqn) else HOST
+            return other.function(eqn, device, compile)
+        separate = functools.cache(lambda: eqn.prim.reference(compile, **eqn.params))
+        return lambda given: separate()(given), True
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        function, captured = self.function(step.eqn, executor.device, compile)
+        otherwise, name = run_function(function, step, operands), step.eqn.prim.name
+        product = Product.of(executor, step, operands, otherwise)
+        if product is None:
+            return Work(otherwise, name, step, captured=captured)
+        if step.beside is not None and config.cuda_graphs and config.nccl_graphs:
+            product.leave(COLLECTIVE_SMS)
+        return Work(product.run, name, step, anywhere=lambda: product.alone)
 
 
 def _chunks(gemm: Gemm, most: int) -> list[_Call]:

@@ -26,6 +26,7 @@ from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver.tensor_map import BYTES, Mapped
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library import tile_gemm
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.backends.cuda.library.tile_gemm import (
     COLUMNS,
     EPILOGUE_WARPS,
@@ -36,8 +37,8 @@ from blufunc.kernels.backends.cuda.library.tile_gemm import (
     factors_of,
 )
 from blufunc.kernels.backends.cuda.render import device_functions
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
 from blufunc.kernels.codegen import scalar_ops, source_files
+from blufunc.kernels.codegen.prelude import DEVICE
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, columns_of, dot_pointwise_p
 from blufunc.kernels.rewrites.split_dot import is_matrix
 from blufunc.kernels.schedule import OpaqueStep
@@ -134,7 +135,7 @@ def extra_seconds(eqn: Eqn) -> float:
 
 def _operations(eqn: Eqn) -> int:
     """Instructions of an equation: those of its function, and two that round to 16 bits."""
-    return scalar_ops.cost(eqn.prim) + 2 * scalar_ops.is_small_float(eqn.outvars[0].aval.dtype)
+    return eqn.prim.cost + 2 * scalar_ops.is_small_float(eqn.outvars[0].aval.dtype)
 
 
 # -- source ------------------------------------------------------------------------------------------
@@ -198,17 +199,43 @@ def _parameters(p: PointwiseGemm) -> list[tuple[str, str]]:
 # -- steps -------------------------------------------------------------------------------------------
 
 
-def text(step: OpaqueStep, arch: str) -> modules.Text:
-    """The source of the kernel that a step will ask for, and its name."""
-    gemm = gemm_of(step.eqn, arch)
-    assert isinstance(gemm, PointwiseGemm), gemm
-    contracts, _ = step.eqn.params["dimension_numbers"]
-    return _text(replace(gemm, by_rows=by_rows_of(step, 1, contracts[1])))
+class DotPointwise(LibraryKernel):
+    def matches(self, eqn: Eqn) -> bool:
+        return eqn.prim is dot_pointwise_p
+
+    def rows_of_sums(self, eqn: Eqn) -> int:
+        return ROWS
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
+        gemm = gemm_of(step.eqn, arch)
+        assert isinstance(gemm, PointwiseGemm), gemm
+        contracts, _ = step.eqn.params["dimension_numbers"]
+        return [_text(replace(gemm, by_rows=by_rows_of(step, 1, contracts[1])))]
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        gemm = gemm_of(step.eqn, driver.properties(executor.device).arch)
+        assert isinstance(gemm, PointwiseGemm), gemm
+        contracts, _ = step.eqn.params["dimension_numbers"]
+        left, right = factors_of(operands[:2], contracts, gemm.k)
+        gemm = replace(gemm, by_rows=right.by_rows)
+        kernel = Kernel(gemm, (left.row, right.row), executor.device)
+        results = Results(executor, step)
+
+        def run(executor: Executor) -> None:
+            factors = [side.address(executor) for side in (left, right)]
+            given = [o.buffer(executor) for o in operands[2:]]
+            others = [*(b.ptr for b in given), *results.addresses(executor)]
+            kernel([address for address, _ in factors], others, executor.work_stream())
+
+        copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
+        return Work(run, dot_pointwise_p.name, step, anywhere=lambda: not copied)
 
 
 @functools.lru_cache(256)
 def _text(gemm: PointwiseGemm) -> modules.Text:
-    return with_prelude(source(gemm)), ENTRY
+    return DEVICE.with_prelude(source(gemm)), ENTRY
 
 
 class Kernel:
@@ -235,23 +262,3 @@ class Kernel:
         for i, address in enumerate(others, 2):
             arguments.set_pointer(i, address)
         self._launch(stream.ptr)
-
-
-def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
-    """The step, ready to run."""
-    gemm = gemm_of(step.eqn, driver.properties(executor.device).arch)
-    assert isinstance(gemm, PointwiseGemm), gemm
-    contracts, _ = step.eqn.params["dimension_numbers"]
-    left, right = factors_of(operands[:2], contracts, gemm.k)
-    gemm = replace(gemm, by_rows=right.by_rows)
-    kernel = Kernel(gemm, (left.row, right.row), executor.device)
-    results = Results(executor, step)
-
-    def run(executor: Executor) -> None:
-        factors = [side.address(executor) for side in (left, right)]
-        given = [o.buffer(executor) for o in operands[2:]]
-        others = [*(b.ptr for b in given), *results.addresses(executor)]
-        kernel([address for address, _ in factors], others, executor.work_stream())
-
-    copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
-    return Work(run, dot_pointwise_p.name, step, anywhere=lambda: not copied)

@@ -9,12 +9,13 @@ the integer atomics only count. Nothing waits for the host, so that a graph can 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.ops.gather_scatter import (
     scatter_add_p,
@@ -23,140 +24,29 @@ from blufunc.core.ops.gather_scatter import (
     scatter_mul_p,
     scatter_p,
 )
+from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.kernels.backends.cuda.driver import driver, modules
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
-from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
+from blufunc.kernels.codegen import scalar_ops, source_files
+from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.schedule import OpaqueStep
 
 _NAMES = ("count", "begin", "gather", "rank", "partial", "combine")
 
 _COMBINE = {
-    "set": "u",
-    "add": "acc + u",
-    "mul": "acc * u",
-    "max": "(u != u || u > acc) ? u : acc",  # NaN stays: no number is greater
-    "min": "(u != u || u < acc) ? u : acc",
+    "set": "(u)",
+    "add": "((acc) + (u))",
+    "mul": "((acc) * (u))",
+    "max": "(((u) != (u) || (u) > (acc)) ? (u) : (acc))",  # NaN stays: no number is greater
+    "min": "(((u) != (u) || (u) < (acc)) ? (u) : (acc))",
 }
-
-_ROW = {
-    False: "return row >= 0 && row < height ? int(row) : -1;",
-    True: "return row < 0 ? 0 : row < height ? int(row) : height - 1;",
-}
-"""The row of an update: by whether rows that there are not are the nearest that there is, or left out."""
 
 _THREADS = 256
 _SCAN_THREADS = 1024
 _CHUNK = 64
 
-_SOURCE = """\
-// The row of an update, or -1 if there is no such row.
-__device__ int row_of({index} row, int height) {{
-  {row}
-}}
-
-// How many updates each row has; the place of an update among them, as it happens to come.
-extern "C" __global__ void count(const {index} *rows, int *counts, int *place, int n, int height) {{
-  int j = blockIdx.x * {threads} + threadIdx.x;
-  if (j >= n) return;
-  int row = row_of(rows[j], height);
-  place[j] = row < 0 ? -1 : atomicAdd(&counts[row], 1);
-}}
-
-// Where the updates of each row begin, and after the last row where they end. One block.
-extern "C" __global__ void begin(const int *__restrict__ counts, int *__restrict__ starts, int height) {{
-  __shared__ int sums[{scan}];
-  int t = threadIdx.x, each = (height + {scan} - 1) / {scan};
-  int first = min(t * each, height), last = min(first + each, height), sum = 0;
-  #pragma unroll 8  // a block is alone with all rows: what it waits for is memory
-  for (int r = first; r < last; ++r) sum += counts[r];
-  sums[t] = sum;
-  for (int step = 1; step < {scan}; step *= 2) {{
-    __syncthreads();
-    int before = t >= step ? sums[t - step] : 0;
-    __syncthreads();
-    sums[t] += before;
-  }}
-  int start = sums[t] - sum;
-  #pragma unroll 8
-  for (int r = first; r < last; ++r) {{
-    starts[r] = start;
-    start += counts[r];
-  }}
-  if (t == {scan} - 1) starts[height] = sums[t];
-}}
-
-// The updates of each row side by side, in any order.
-extern "C" __global__ void gather(const {index} *rows, const int *starts, const int *place, int *found, int n,
-                                  int height) {{
-  int j = blockIdx.x * {threads} + threadIdx.x;
-  if (j < n && place[j] >= 0) found[starts[row_of(rows[j], height)] + place[j]] = j;
-}}
-
-// And in their order: the rank of an update is the number of those before it.
-extern "C" __global__ void rank(const {index} *rows, const int *starts, const int *place, const int *found,
-                                int *order, int n, int height) {{
-  int j = blockIdx.x * {threads} + threadIdx.x;
-  if (j >= n || place[j] < 0) return;
-  int row = row_of(rows[j], height), first = starts[row], last = starts[row + 1], before = 0;
-  for (int k = first; k < last; ++k) before += found[k] < j;
-  order[first + before] = j;
-}}
-
-// What a row of very many updates would otherwise wait for, one after the other: the updates in each {chunk} places of
-// the order are combined by themselves, where they are of one row.
-extern "C" __global__ void partial(const {index} *rows, const {type} *updates, const int *starts, const int *order,
-                                   {wide} *partials, long long size, int width, int height) {{
-  long long i = ((long long)blockIdx.x * {threads} + threadIdx.x) * {vector};
-  if (i >= size) return;
-  int first = int(i / width) * {chunk}, column = int(i % width);
-  if (first + {chunk} > starts[height]) return;
-  if (row_of(rows[order[first]], height) != row_of(rows[order[first + {chunk} - 1]], height)) return;
-  {wide} acc[{vector}];
-  #pragma unroll 8  // the additions wait for each other; what they add need not
-  for (int k = first; k < first + {chunk}; ++k) {{
-    const {type} *from = updates + (long long)order[k] * width + column;
-    for (int v = 0; v < {vector}; ++v) {{
-      {wide} u = {loaded_u};
-      {wide} &acc_v = acc[v];
-      acc_v = k == first ? u : {combined};
-    }}
-  }}
-  for (int v = 0; v < {vector}; ++v) partials[i + v] = acc[v];
-}}
-
-// Each element of the result takes up its updates: those before the first whole chunk, chunks, and those after.
-extern "C" __global__ void combine(const {type} *x, const {type} *updates, const int *starts, const int *order,
-                                   {type} *out, const {wide} *partials, long long size, int width) {{
-  long long i = ((long long)blockIdx.x * {threads} + threadIdx.x) * {vector};
-  if (i >= size) return;
-  int row = int(i / width), column = int(i % width);
-  {wide} acc[{vector}];
-  for (int v = 0; v < {vector}; ++v) acc[v] = {loaded_x};
-  int begin = starts[row], end = starts[row + 1];
-  int chunk = (begin + {chunk} - 1) / {chunk}, chunks = end / {chunk};  // whole ones
-  int upto = chunk < chunks ? chunk * {chunk} : end;
-  for (int part = 0; part < 2; ++part) {{
-    #pragma unroll 8
-    for (int k = begin; k < upto; ++k) {{
-      const {type} *from = updates + (long long)order[k] * width + column;
-      for (int v = 0; v < {vector}; ++v) {{
-        {wide} u = {loaded_u};
-        {wide} &acc_v = acc[v];
-        acc_v = {combined};
-      }}
-    }}
-    #pragma unroll 8
-    for (; chunk < chunks; ++chunk)
-      for (int v = 0; v < {vector}; ++v) {{
-        {wide} u = partials[(long long)chunk * width + column + v];
-        {wide} &acc_v = acc[v];
-        acc_v = {combined};
-      }}
-    begin = upto < end ? chunks * {chunk} : end;
-    upto = end;
-  }}
-  for (int v = 0; v < {vector}; ++v) out[i + v] = {stored};
-}}
-"""
+_FILE = "backends/cuda/include/scatter.cuh"
 
 
 Own = Callable[[tuple[int, ...], np.dtype], Any]
@@ -266,6 +156,44 @@ _WAYS = {
 }
 
 
+class RowScatter(LibraryKernel):
+    """Updates of whole rows, combined in their order."""
+
+    def matches(self, eqn: Eqn) -> bool:
+        return rows_of(eqn) is not None
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
+        how, width = rows_of(step.eqn)  # type: ignore[misc]
+        x, indices, _ = (a.aval for a in step.eqn.invars)
+        return [text(how, x.dtype, indices.dtype, width, _clips(step.eqn))]
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        eqn = step.eqn
+        how, width = rows_of(eqn)  # type: ignore[misc]
+        x, indices, _ = (a.aval for a in eqn.invars)
+        own = lambda shape, dtype: executor.own(ShapedArray(shape, dtype), "the order of a scatter")
+        scatter = Scatter(
+            how, x.dtype, indices.dtype, indices.size, x.shape[0], width, executor.device, own, _clips(eqn)
+        )
+        (result,) = step.results
+        assert result is not None
+        place = executor.roots.place(result)
+
+        def run(executor: Executor) -> None:
+            given = [o.buffer(executor) for o in operands]  # copies live until they have been read
+            x, rows, updates = (b.ptr for b in given)
+            scatter(x, rows, updates, executor.address(place), executor.work_stream())
+
+        return Work(run, eqn.prim.name, step, anywhere=lambda: all(o.in_place for o in operands))
+
+
+def _clips(eqn: Eqn) -> bool:
+    """Whether an index out of range means the nearest row."""
+    return eqn.params["mode"] is GatherScatterMode.CLIP
+
+
 def scatter(x: Any, rows: Any, updates: Any, how: str, dtype: np.dtype, library: Any, device: int) -> Any:
     """``x`` (height, width) with the ``updates`` (n, width) combined into ``rows`` (n), in their order.
 
@@ -305,22 +233,17 @@ def _vector(width: int) -> int:
 
 def source(how: str, dtype: np.dtype, index: str, vector: int, clip: bool) -> str:
     """The CUDA C++ of the kernels for one way to combine, one dtype, and indices of ``int32`` or ``int64``."""
-    storage, wide = scalar_ops.storage_type(dtype), scalar_ops.register_type(dtype)
-    text = _SOURCE.format(
-        index={"int32": "int", "int64": "long long"}[index],
-        row=_ROW[clip],
-        type=storage,
-        wide=wide,
-        vector=vector,
-        threads=_THREADS,
-        scan=_SCAN_THREADS,
-        chunk=_CHUNK,
-        loaded_x=scalar_ops.loaded("x[i + v]", dtype),
-        loaded_u=scalar_ops.loaded("from[v]", dtype),
-        combined=_COMBINE[how].replace("acc", "acc_v"),
-        stored=scalar_ops.stored("acc[v]", dtype),
-    )
-    return with_prelude(text)
+    sizes = source_files.declared(
+        THREADS=_THREADS, SCAN_THREADS=_SCAN_THREADS, CHUNK=_CHUNK, VECTOR=vector, CLIP=clip,
+        Index={"int32": "int", "int64": "long long"}[index],
+        Storage=scalar_ops.storage_type(dtype), Wide=scalar_ops.register_type(dtype),
+    )  # fmt: skip
+    macros = {
+        "LOADED(x)": scalar_ops.loaded("(x)", dtype),
+        "STORED(x)": scalar_ops.stored("(x)", dtype),
+        "COMBINED(acc, u)": _COMBINE[how],
+    }
+    return DEVICE.with_prelude(sizes + source_files.source(_FILE, **macros))
 
 
 @functools.lru_cache(256)

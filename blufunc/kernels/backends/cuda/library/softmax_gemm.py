@@ -32,11 +32,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ir.jaxpr import DropVar, Eqn
+from blufunc.core.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver.tensor_map import BYTES, Mapped
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library import tile_gemm
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.backends.cuda.library.tile_gemm import (
     ROWS,
     TERMS,
@@ -47,7 +49,6 @@ from blufunc.kernels.backends.cuda.library.tile_gemm import (
     factors_of,
 )
 from blufunc.kernels.codegen import source_files
-from blufunc.kernels.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.kernels.schedule import OpaqueStep
 
 _FILE = "backends/cuda/include/softmax_gemm.cuh"
@@ -85,39 +86,53 @@ def source(p: SoftmaxGemm) -> str:
     return tile_gemm.source(p, epilogue, FAR=FAR, BELOW=BELOW, SHARES=_SHARES)
 
 
-def is_softmax(eqn: Eqn) -> bool:
-    """Whether an equation is the operation."""
-    return eqn.prim.name == NAME and eqn.prim.kind == "call"
+class LinearSoftmax(LibraryKernel):
+    """``linear_softmax`` by one kernel: a GEMM whose rows' softmax statistics its epilogue accumulates."""
 
+    composite = True
 
-def why_not(eqn: Eqn, arch: str) -> str | None:
-    """Why there is no kernel for the operation on an architecture as ``sm_90a``; None if there is one."""
-    if arch != "sm_90a":
-        return "there are kernels for Hopper only"
-    x, weight = (a.aval for a in eqn.invars[:2])
-    if any(a.dtype != dtypes.bfloat16 for a in (x, weight)):
-        return f"there are kernels for bfloat16 only, and x is {x.dtype}"
-    product = _product(eqn)
-    of = (("tokens", product.m, product.band), ("classes", product.n, VECTOR), ("features", product.k, TERMS))
-    return next(
-        (f"{n} {what} are no multiple of {least}" for what, n, least in of if not n or n % least), None
-    )
+    def matches(self, eqn: Eqn) -> bool:
+        return eqn.prim.name == NAME and eqn.prim.kind == "call"
 
+    def why_not(self, eqn: Eqn, arch: str) -> str | None:
+        if eqn.outvars[0].__class__ is DropVar:
+            return "its gradients are not read: losses alone are a GEMM and a kernel"
+        if arch != "sm_90a":
+            return "there are kernels for Hopper only"
+        x, weight = (a.aval for a in eqn.invars[:2])
+        if any(a.dtype != dtypes.bfloat16 for a in (x, weight)):
+            return f"there are kernels for bfloat16 only, and x is {x.dtype}"
+        product = _product(eqn)
+        of = (
+            ("tokens", product.m, product.band),
+            ("classes", product.n, VECTOR),
+            ("features", product.k, TERMS),
+        )
+        return next(
+            (f"{n} {what} are no multiple of {least}" for what, n, least in of if not n or n % least), None
+        )
 
-def scratch_bytes(eqn: Eqn) -> int:
-    """What a step works in."""
-    return 4 * sum(_product(eqn).scratch)
+    def note(self, line: str, reason: str | None) -> str | None:
+        if reason is None:
+            return None
+        return f"a chunk of linear_cross_entropy at {line} reads its logits for their softmax: {reason}"
+
+    def scratch_bytes(self, eqn: Eqn, arch: str) -> int:
+        return 4 * sum(_product(eqn).scratch)
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
+        features = step.eqn.params["features"]
+        return [_text(replace(_product(step.eqn), by_rows=by_rows_of(step, 1, (features,))))]
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        return _work(executor, step, operands)
 
 
 def _product(eqn: Eqn) -> SoftmaxGemm:
     (m, k), weight, features = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.params["features"]
     return SoftmaxGemm(m, weight[1 - features], k, by_rows=features == 1)
-
-
-def text(step: OpaqueStep) -> modules.Text:
-    """The source of the kernels that a step will ask for, and their name."""
-    features = step.eqn.params["features"]
-    return _text(replace(_product(step.eqn), by_rows=by_rows_of(step, 1, (features,))))
 
 
 @functools.lru_cache(64)
@@ -178,8 +193,7 @@ def _call(launch: driver.Launch, first: int, addresses: Sequence[int], stream: A
     launch(stream.ptr)
 
 
-def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
-    """The step, ready to run."""
+def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     product, features = _product(step.eqn), step.eqn.params["features"]
     left, right = factors_of(operands[:2], ((1,), (features,)), product.k)
     product = replace(product, by_rows=right.by_rows)

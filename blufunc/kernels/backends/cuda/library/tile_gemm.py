@@ -17,7 +17,7 @@ from blufunc.core.ir.jaxpr import Literal
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.tensor_map import Box
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Strided, strided
-from blufunc.kernels.backends.cuda.library import mma_source, tma_source
+from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.source_files import Constant
 from blufunc.kernels.schedule import OpaqueStep
@@ -94,11 +94,8 @@ class TileGemm:
 
 def instructions(p: TileGemm) -> str:
     """The part of the source that is PTX, which tests replace on the host."""
-    return (
-        mma_source.shared_instructions("bfloat16", COLUMNS, (False, not p.by_rows))
-        + tma_source.INSTRUCTIONS
-        + source_files.source(FILE, "instructions")
-    )
+    own = source_files.source(FILE, "instructions")
+    return mma.shared_instructions("bfloat16", COLUMNS, (False, not p.by_rows)) + own
 
 
 def source(p: TileGemm, epilogue: str, **constants: Constant) -> str:

@@ -1,8 +1,8 @@
 """Asynchronous copies of rows to shared memory, as CUDA C++.
 
 Kernels, stage 6, functions of a ``CudaWriter``, for ``kernel.py``. Each thread copies the very vectors that it reads,
-so that no thread waits for another: of a staged row (``schedule/stage_rows.py``), or of the rows that its group
-computes next (``schedule/prefetch_rows.py``). On devices of compute capability 9.0 one thread copies a staged row in
+so that no thread waits for another: of a staged row (``schedule/shared_rows.py``), or of the rows that its group
+computes next (likewise). On devices of compute capability 9.0 one thread copies a staged row in
 bulk, and barriers count the bytes that have arrived.
 """
 

@@ -14,14 +14,13 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Jaxpr, Var
 from blufunc.core.ops.gather_scatter import scatter_add_p
 from blufunc.core.programs.simplify import inline_bodies, simplify
-from blufunc.kernels.backends.cuda.schedule.fast_exp import fast_exps, with_fast_exp
+from blufunc.kernels.backends.cuda.schedule.vectorize import fast_exps, with_fast_exp
 from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import CStyle
 from blufunc.kernels.codegen.scopes import Scope, indented
-from blufunc.kernels.fusion.classify import sort_of
 from blufunc.kernels.fusion.fuse import Fusion, Region
-from blufunc.kernels.fusion.iteration_space import REDUCES, SCANS, Frame
+from blufunc.kernels.fusion.iteration_space import Frame, reduces, scans_by, sort_of
 from blufunc.kernels.loopir.access_map import Place
 from blufunc.kernels.loopir.index import ZERO, Range, of
 from blufunc.kernels.loopir.ir import Buffer, Kernel, Store, Value, load, number
@@ -43,15 +42,21 @@ def why_not(jaxpr: Jaxpr) -> str | None:
         if dtypes.is_key(v.aval.dtype) or dtypes.is_complex(v.aval.dtype):
             return f"it reads an array of {v.aval.dtype}"
     for eqn in jaxpr.eqns:
-        if sort_of(eqn) == "opaque" or eqn.prim in SCANS or eqn.prim in POINTS or eqn.prim is scatter_add_p:
+        if sort_of(eqn) == "opaque" or scans_by(eqn.prim) or eqn.prim in POINTS or eqn.prim is scatter_add_p:
             return f"{eqn.prim.name} has no scalar code"
-        if eqn.prim in REDUCES and eqn.invars[0].aval.size > 1:
+        if reduces(eqn.prim) and eqn.invars[0].aval.size > 1:
             return f"{eqn.prim.name} would go over an array for each number"
     return None
 
 
 def function(
-    jaxpr: Jaxpr, name: str, arrays: int, numbers: Sequence[str], results: Sequence[str], first: int = 0
+    jaxpr: Jaxpr,
+    name: str,
+    arrays: int,
+    numbers: Sequence[str],
+    results: Sequence[str],
+    first: int = 0,
+    indices: bool = True,
 ) -> str:
     """The text of ``void name(const Tables &tables, <numbers>, <results by reference>)``.
 
@@ -61,8 +66,9 @@ def function(
       numbers: the names of the others. Integers are from 0 to 2**24 - 1.
       results: the names of the results. Whoever stores them rounds them to their dtypes.
       first: where the arrays begin among the members ``t0``, ``t1`` and so on of ``Tables``.
+      indices: whether integers are indices, in the range above; else they are any values of their dtype.
     """
-    values = _Numbers(jaxpr, arrays, numbers, first)
+    values = _Numbers(jaxpr, arrays, numbers, first, indices)
     stores = [
         Store(Buffer(n, a.aval.dtype, 1, True), ZERO, values.at(a, ()))
         for n, a in zip(results, jaxpr.outvars, strict=True)
@@ -74,13 +80,15 @@ def function(
 class _Numbers(Values):
     """The values of a jaxpr of which some parameters are numbers that are at hand."""
 
-    def __init__(self, jaxpr: Jaxpr, arrays: int, names: Sequence[str], first: int):
+    def __init__(self, jaxpr: Jaxpr, arrays: int, names: Sequence[str], first: int, indices: bool):
         region = Region(Frame(1), eqns=list(jaxpr.eqns))
         super().__init__(region, Fusion(jaxpr, [region], {}, []), CUDA)
         given = jaxpr.invars[arrays:]
         self.parameters = list(zip(names, [v.aval.dtype for v in given], strict=True))
         self.ranges = {
-            v: Range(n, _MOST) for v, n in zip(given, names, strict=True) if dtypes.is_integer(v.aval.dtype)
+            v: Range(n, _MOST)
+            for v, n in zip(given, names, strict=True)
+            if indices and dtypes.is_integer(v.aval.dtype)
         }
         self.scalars = {
             v: Buffer(n, v.aval.dtype, 1) for v, n in zip(given, names, strict=True) if v not in self.ranges

@@ -20,6 +20,7 @@ from blufunc.kernels.backends.cuda.device_model import WARP
 from blufunc.kernels.backends.cuda.render import async_copies, reductions
 from blufunc.kernels.backends.cuda.render.lane_scans import scanned_lanes
 from blufunc.kernels.backends.cuda.render.writer import CudaWriter
+from blufunc.kernels.backends.cuda.schedule.reductions import OneLane, only_reduces
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import (
     ScheduledKernel,
     Vectors,
@@ -27,7 +28,6 @@ from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import (
     lane_loops,
     values_in,
 )
-from blufunc.kernels.backends.cuda.schedule.single_lanes import OneLane, only_reduces
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import comment, reducing, update, written_in
 from blufunc.kernels.codegen.scalar_ops import bare

@@ -3,7 +3,7 @@
 Kernels, stage 6, functions of a ``CudaWriter``, for ``kernel.py``. Threads of a warp combine by shuffles, warps
 through shared memory, blocks of a cluster in each other's memory, always in the order of their ranks, so that results
 are deterministic. Two totals of one kind are reduced together; so are a maximum with the sum below it
-(``schedule/online_reductions.py``), and a sum with the squares about its mean (``schedule/welford.py``).
+and a sum with the squares about its mean (``schedule/online_reductions.py``).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Collection, Sequence
 from blufunc.kernels.backends.cuda.device_model import WARP
 from blufunc.kernels.backends.cuda.render.lane_scans import REDUCERS
 from blufunc.kernels.backends.cuda.render.writer import CudaWriter
-from blufunc.kernels.backends.cuda.schedule.online_reductions import OnlineSum
+from blufunc.kernels.backends.cuda.schedule.online_reductions import OnlineSum, Spread, sums_of_spreads
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import Vectors
-from blufunc.kernels.backends.cuda.schedule.welford import Spread, sums_of_spreads
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import accumulator, is_arg, reducing, update
 from blufunc.kernels.codegen.scalar_ops import bare, grouped

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blufunc.kernels.backends.cuda.render import prelude as cuda_prelude
 from blufunc.kernels.backends.cuda.render.column_scans import ColumnScanRenderer
 from blufunc.kernels.backends.cuda.render.grouped import GroupRenderer
 from blufunc.kernels.backends.cuda.render.kernel import KernelRenderer
 from blufunc.kernels.backends.cuda.render.transpose import TransposeRenderer
 from blufunc.kernels.backends.cuda.render.writer import CudaWriter
-from blufunc.kernels.backends.cuda.schedule.online_reductions import ONLINE
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import Kind, ScheduledKernel
+from blufunc.kernels.codegen import source_files
+from blufunc.kernels.codegen.prelude import DEVICE
 
 RENDERERS: dict[Kind, type[CudaWriter]] = {
     "points": KernelRenderer,
@@ -29,17 +29,8 @@ RENDERERS: dict[Kind, type[CudaWriter]] = {
 _DYNAMIC = "extern __shared__ __align__(128) unsigned char shared_memory[];"
 # measured: where a copied row is not aligned to sectors as the row is, it takes a tenth more time
 
-_ROUND = """
-// the upper half of a pair of bfloat16, the lower one 0, is a float already
-template<> inline float round_to<bf16>(float x) {
-  uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(x), "f"(0.0f));
-  return __uint_as_float(r);
-}
-"""
-
-_PARTS = {"take_up": ONLINE, "round_to<bf16>": _ROUND}
-"""What a source needs besides the prelude, if it contains this."""
+_FILE = "backends/cuda/include/kernel_parts.cuh"
+"""Functions that precede a source which contains the name of their part."""
 
 
 @dataclass(frozen=True)
@@ -97,5 +88,5 @@ def source_of(scheduled: Sequence[ScheduledKernel]) -> str:
     """The translation unit of some functions."""
     dynamic = [_DYNAMIC] if any(s.shared_bytes for s in scheduled) else []
     text = "\n".join([*dynamic, *map(function_of, scheduled)])
-    parts = [part for mark, part in _PARTS.items() if mark in text]
-    return cuda_prelude.with_prelude("".join([*parts, text]))
+    parts = [part for name, part in source_files.parts(_FILE).items() if name in text]
+    return DEVICE.with_prelude("".join([*parts, text]))

@@ -13,12 +13,11 @@ from typing import Any
 
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.device_model import ACCESS_BYTES
-from blufunc.kernels.backends.cuda.render import prelude as cuda_prelude
-from blufunc.kernels.backends.cuda.schedule.fast_exp import with_fast_exp
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel, Vectors
-from blufunc.kernels.backends.cuda.schedule.vectorize import is_contiguous
+from blufunc.kernels.backends.cuda.schedule.vectorize import is_contiguous, with_fast_exp
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import CStyle, Scope, written_in
+from blufunc.kernels.codegen.prelude import DEVICE
 from blufunc.kernels.codegen.scalar_ops import bare
 from blufunc.kernels.loopir.index import Index, Range, of
 from blufunc.kernels.loopir.ir import Buffer, Store, Total, Value, computed_in
@@ -28,13 +27,13 @@ _LDG = frozenset(
 )
 """The dtypes whose C types CUDA's own loads take."""
 
-_NAMES = cuda_prelude.names() | frozenset(
+_NAMES = frozenset(
     (
         "threadIdx blockIdx blockDim gridDim warpSize thread group finished shared_memory uint2 uint4 min max "
         "table segment block vectors step met"
     ).split()
 )
-"""Names that no variable of a kernel may have."""
+"""Names that no variable of a kernel may have, besides those of the prelude."""
 
 
 class CudaWriter(CStyle):
@@ -69,7 +68,7 @@ class CudaWriter(CStyle):
 
     def fresh(self, wish: str) -> str:
         """An identifier that is not taken, by CUDA either."""
-        return super().fresh(f"{wish}_" if wish in _NAMES else wish)
+        return super().fresh(f"{wish}_" if wish in _NAMES or wish in DEVICE.names else wish)
 
     def signature(self) -> str:
         pointers = [

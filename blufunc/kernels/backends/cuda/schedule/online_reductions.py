@@ -1,15 +1,25 @@
-"""Online reductions: a maximum and the sum of exponentials below it, in one pass over a row.
+"""Online reductions: two dependent reductions of a row in one pass, or with one reduction across threads.
 
-Kernels, stage 6, a pass before the mapping of threads. Softmax and cross-entropy reduce a row twice, the second time
-with the result of the first: ``top = max x``, ``mass = sum exp(x - top)``. A thread can do both at once: it rescales
-its sum whenever it meets a new maximum, and threads do the same when they reduce (M. Milakov and N. Gimelshein,
-"Online normalizer calculation for softmax", 2018).
+Kernels, stage 6. ``take_online_sums`` is a pass before the mapping of threads. Softmax and cross-entropy reduce a row
+twice, the second time with the result of the first: ``top = max x``, ``mass = sum exp(x - top)``. A thread can do both
+at once: it rescales its sum whenever it meets a new maximum, and threads do the same when they reduce (M. Milakov and
+N. Gimelshein, "Online normalizer calculation for softmax", 2018).
+
+``take_moments`` is a pass that needs the mapping of threads. A variance is two sums, of which the second waits for the
+first: that of the values, and that of the squares of their deviations from the mean. But a thread can take these
+squares about the mean of its own values, and when two threads, or groups of threads, of ``n`` values each reduce,
+
+    sum, spread = sum_a + sum_b, spread_a + spread_b + (sum_a - sum_b)^2 / (2 n)
+
+(T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979,
+with equal counts). Nothing cancels, so that it is as exact as two passes, and threads synchronize once.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,31 +28,21 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel
 from blufunc.kernels.codegen.scalar_ops import is_small_float
 from blufunc.kernels.loopir.index import Range
-from blufunc.kernels.loopir.ir import Lanes, Reduce, Total, Value, post_order, values_of
+from blufunc.kernels.loopir.ir import (
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Set,
+    Store,
+    Total,
+    Value,
+    post_order,
+    values_of,
+)
 
-ONLINE = """
-// takes up some values in their maximum, and in the sum of their exponentials under it. NARROW: they were of 16 bits;
-// what is too small to be a normal number is nothing beside the exponential of the maximum, which is 1
-template<bool NARROW = false, int V, class T> static inline void take_up(T &top, T &mass, const T (&x)[V]) {
-  T most = top;
-#pragma unroll
-  for (int i = 0; i < V; ++i) most = bf_max(most, x[i]);
-  if (!(most <= top)) {
-    mass *= bf_exp(top - most);
-    top = most;
-  }
-  const T under = top == -INFINITY ? T(0) : top;
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    if constexpr (NARROW) mass += ptx_exp_ftz(x[i] - under);
-    else mass += bf_exp(x[i] - under);
-  }
-}
-// the sum under a maximum that others have raised; without bounds there is none
-template<class T> static inline T under_top(T mass, T own, T top) {
-  return top - top == T(0) ? mass * bf_exp(own - top) : T(NAN);
-}
-"""
+# -- maximum and mass -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -146,3 +146,123 @@ def _is_top(v: Value, top: Total) -> bool:
 def _needed_elsewhere(v: Value, loop: Lanes, own: Reduce) -> bool:
     """Whether other statements of the loop compute the value too."""
     return v in post_order([x for s in loop.body if s is not own for x in values_of(s)])
+
+
+# -- Welford moments --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spread(Reduce):
+    """In lanes: ``total`` accumulates the squared deviation of the value from the mean of the values of its thread.
+
+    ``sum`` is the sum of the values; its reduction across threads is that of the spread.
+    """
+
+    sum: Total | None = None
+
+    @property
+    def suffix(self) -> str:
+        """The end of the statement in the text of a kernel."""
+        return f", squared about the mean of {self.sum}"
+
+
+def take_moments(s: ScheduledKernel) -> ScheduledKernel:
+    """Sum squares about the mean of a row as ``Spread``, where nothing else waits for that mean.
+
+    Threads must have the same number of lanes each, and all be of one block.
+    """
+    threads, body = s.mapping.threads, list(s.kernel.body)
+    if s.mapping.cluster > 1 or threads == 1 or any(isinstance(t, Rows) for t in body):
+        return s
+    loops = [n for n, t in enumerate(body) if type(t) is Lanes]
+    for first, second in itertools.pairwise(loops):
+        for r in [r for r in body[first].body if type(r) is Reduce and r.total.op == "sum"]:
+            over = body[first].range
+            if body[second].range is not over or s.cuts[over].vector.extent % threads:
+                continue
+            found = _squares_about(r, body[first], body[second])
+            if s.aliased and any(isinstance(t, Store) for t in body[first + 1 : second]):
+                continue  # it may overwrite what others still read: threads synchronize before it
+            if found is None or _is_awaited(r.total, body[first + 1 : second + 1], found[0]):
+                continue
+            squares, value = found
+            spread = Spread(squares.total, value, None, r.total)
+            statements = tuple(spread if t is squares else t for t in body[second].body)
+            body[second] = replace(body[second], body=statements)
+    return replace(s, kernel=replace(s.kernel, body=tuple(body)))
+
+
+def sums_of_spreads(kernel: Kernel) -> dict[Total, Total]:
+    """The sums that are reduced together with a spread, and the spreads."""
+    found = (t for s in kernel.body if isinstance(s, Lanes) for t in s.body)
+    return {t.sum: t.total for t in found if isinstance(t, Spread) and t.sum is not None}
+
+
+def _squares_about(r: Reduce, first: Lanes, second: Lanes) -> tuple[Reduce, Value] | None:
+    """The sum of the squared deviations of what ``r`` sums, and the value that the mean is subtracted from there."""
+    dtype = r.total.dtype
+    if not dtypes.is_floating(dtype) or dtype.itemsize < 4 or r.value.dtype != dtype:
+        return None
+    kept = {s.keep: s.value for s in first.body if isinstance(s, Set)}
+    for s in second.body:
+        if type(s) is not Reduce or s.total.op != "sum" or s.total.dtype != dtype:
+            continue
+        value = _centred(_root_of_square(s.value), r.total, first.range.extent)
+        if value is not None and value.dtype == dtype and _are_same(r.value, value, kept):
+            return s, value
+    return None
+
+
+def _root_of_square(v: Value) -> Value | None:
+    if v.op != "apply":
+        return None
+    if v.attr[0] is ew.square_p:
+        return v.args[0]
+    return v.args[0] if v.attr[0] is ew.mul_p and v.args[0] is v.args[1] else None
+
+
+def _centred(v: Value | None, total: Total, count: int) -> Value | None:
+    """The value that ``v`` subtracts the mean ``total / count`` from, if it does."""
+    if v is None or v.op != "apply" or v.attr[0] not in (ew.add_p, ew.sub_p):
+        return None
+    sign = 1 if v.attr[0] is ew.sub_p else -1
+    sides = [(0, 1)] if sign == 1 else [(0, 1), (1, 0)]
+    return next((v.args[a] for a, b in sides if _is_mean(v.args[b], total, sign * count)), None)
+
+
+def _is_mean(v: Value, total: Total, count: int) -> bool:
+    """Whether a value is the total divided by ``count``."""
+    if v.op != "apply" or v.attr[0] not in (ew.mul_p, ew.div_p):
+        return False
+    by = [a.attr for a in v.args if a.op == "const"]
+    of = [a for a in v.args if a.op == "read" and a.attr is total]
+    if len(by) != 1 or len(of) != 1:
+        return False
+    if v.attr[0] is ew.div_p:
+        return v.args[0] is of[0] and by[0] == v.dtype.type(count)
+    return math.isclose(by[0], 1 / count, rel_tol=2 * float(dtypes.finfo(v.dtype).eps))
+
+
+def _are_same(a: Value, b: Value, kept: Mapping[Keep, Value]) -> bool:
+    """Whether two values are structurally identical, where a keep stands for the value that it was set to."""
+    numbers: dict[Hashable, int] = {}
+    known: dict[Value, int] = {}
+    for v in post_order([a, *kept.values(), b]):
+        if v.op == "read" and v.attr in kept and kept[v.attr] in known:
+            known[v] = known[kept[v.attr]]
+            continue
+        attr = (v.attr[0], *sorted(map(str, v.attr[1].items()))) if v.op == "apply" else v.attr
+        simple = v.op in ("apply", "load", "number", "within", "read")
+        key = (v.op, v.dtype, attr, *[known[x] for x in v.args]) if simple else v
+        known[v] = numbers.setdefault(key, len(numbers))
+    return known[a] == known[b]
+
+
+def _is_awaited(total: Total, later: Sequence[Any], squares: Reduce) -> bool:
+    """Whether a statement other than ``squares`` reads a total."""
+    for s in later:
+        inner = [t for t in getattr(s, "body", (s,)) if t is not squares]
+        values = post_order([v for t in inner for v in values_of(t)])
+        if any(v.op == "read" and v.attr is total for v in values):
+            return True
+    return False

@@ -10,20 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from blufunc.kernels.backends.cuda.device_model import HOPPER, Limits
-from blufunc.kernels.backends.cuda.schedule.early_arrival import arrive_early
-from blufunc.kernels.backends.cuda.schedule.fast_exp import choose_fast_exps
 from blufunc.kernels.backends.cuda.schedule.kinds import choose_kind
-from blufunc.kernels.backends.cuda.schedule.online_reductions import take_online_sums
-from blufunc.kernels.backends.cuda.schedule.parallel_folds import share_folds
-from blufunc.kernels.backends.cuda.schedule.prefetch_rows import prefetch_rows
-from blufunc.kernels.backends.cuda.schedule.reload_keeps import reload_keeps
+from blufunc.kernels.backends.cuda.schedule.online_reductions import take_moments, take_online_sums
+from blufunc.kernels.backends.cuda.schedule.reductions import read_single_lanes, share_folds
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel
-from blufunc.kernels.backends.cuda.schedule.shared_memory import lay_out_shared_memory
-from blufunc.kernels.backends.cuda.schedule.single_lanes import read_single_lanes
-from blufunc.kernels.backends.cuda.schedule.stage_rows import stage_rows
-from blufunc.kernels.backends.cuda.schedule.thread_mapping import map_threads, place_keeps
-from blufunc.kernels.backends.cuda.schedule.vectorize import choose_widths, vectorize
-from blufunc.kernels.backends.cuda.schedule.welford import take_moments
+from blufunc.kernels.backends.cuda.schedule.shared_rows import prefetch_rows, stage_rows
+from blufunc.kernels.backends.cuda.schedule.thread_mapping import (
+    lay_out_shared_memory,
+    map_threads,
+    place_keeps,
+    reload_keeps,
+)
+from blufunc.kernels.backends.cuda.schedule.vectorize import (
+    arrive_early,
+    choose_fast_exps,
+    choose_widths,
+    vectorize,
+)
 from blufunc.kernels.loopir.ir import Kernel
 
 Pass = Callable[[ScheduledKernel], ScheduledKernel]

@@ -1,13 +1,18 @@
-"""Thread mapping: how points and lanes are assigned to blocks and threads, and which keeps lie in shared memory.
+"""Thread mapping: how points and lanes are assigned to blocks and threads, and where keeps lie.
 
-Kernels, stage 6, two passes after the choice of vectors. ``map_threads`` decides the threads of a group, the groups
-of a block and the blocks of an SM; ``place_keeps`` lets keeps that registers have no room for lie in shared memory.
-``scheduled_kernel.py`` says what groups are.
+Kernels, stage 6, four passes. ``reload_keeps`` comes before the mapping of threads: a keep that only holds an element
+that every point and every row reads, such as a scale of a normalization, costs registers, while the element is in a
+cache nearby; loops load it again. ``map_threads`` comes after the choice of vectors; it decides the threads of a group,
+the groups of a block and the blocks of an SM. ``place_keeps`` lets keeps that registers have no room for lie in shared
+memory. ``lay_out_shared_memory``, the last pass, finds the offsets of keeps, copies of rows and partial accumulations
+of groups there; space for reductions is static, and the renderer declares it. ``scheduled_kernel.py`` says what groups
+are.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,14 +24,17 @@ from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import (
     ScheduledKernel,
     ThreadMapping,
     Vectors,
+    accumulated_in,
     keep_bytes,
     keeps_of,
     keeps_read_in,
     lane_loops,
 )
-from blufunc.kernels.loopir.index import Range
+from blufunc.kernels.loopir.index import Range, ranges_of
 from blufunc.kernels.loopir.ir import (
     Accumulate,
+    Buffer,
+    Cell,
     Keep,
     Kernel,
     Lanes,
@@ -34,7 +42,15 @@ from blufunc.kernels.loopir.ir import (
     Rows,
     Scan,
     Set,
+    Store,
+    Value,
+    computed_in,
+    post_order,
 )
+from blufunc.kernels.loopir.replace import reads_replaced
+
+# -- threads ----------------------------------------------------------------------------------------
+
 
 Cuts = Mapping[Range, Vectors]
 
@@ -224,3 +240,62 @@ def place_keeps(s: ScheduledKernel) -> ScheduledKernel:
 def shared_size(keep: Keep, cut: Vectors, mapping: ThreadMapping) -> int:
     """Bytes of shared memory of a keep, for all groups of a block."""
     return -(-cut.range.extent * keep_bytes(keep) * mapping.points * mapping.sharing // 16) * 16
+
+
+# -- keeps that are loaded again --------------------------------------------------------------------
+
+
+def reload_keeps(s: ScheduledKernel) -> ScheduledKernel:
+    """Drop keeps of loads that vary with neither point nor row."""
+    kernel = s.kernel
+    sets = [t for t in kernel.statements() if isinstance(t, Set)]
+    times = Counter(t.keep for t in sets)
+    values = post_order(kernel.roots())
+    in_indices = post_order([c for v in values for i in v.indices() for c in computed_in(i)])
+    needed = {v.attr for v in in_indices if v.op == "read"}
+    # sizes of outputs that may lie in an input's place while points still read it
+    overwritten = {t.buffer.size for t in replace(kernel, finish=()).statements() if isinstance(t, Store)}
+    found: dict[Cell, Value] = {}
+    for t in sets:
+        if t.value.op != "load" or t.value.args or t.keep in needed or times[t.keep] > 1:
+            continue
+        buffer, index = t.value.attr
+        if buffer.size not in overwritten and not buffer.written and ranges_of(index) <= {t.keep.lanes}:
+            found[t.keep] = t.value
+    if not found:
+        return s
+
+    def without_sets(t: Any) -> Any:
+        if not hasattr(t, "body"):
+            return t
+        dropped = lambda x: isinstance(x, Set) and x.keep in found
+        return replace(t, body=tuple(without_sets(x) for x in t.body if not dropped(x)))
+
+    reloaded = reads_replaced(found)
+    return replace(
+        s, kernel=replace(kernel, body=tuple(reloaded.statement(without_sets(t)) for t in kernel.body))
+    )
+
+
+# -- shared memory ----------------------------------------------------------------------------------
+
+
+def lay_out_shared_memory(s: ScheduledKernel) -> ScheduledKernel:
+    """Give keeps and copies of rows their offsets, multiples of 16 bytes."""
+    mapping = s.mapping
+    sizes: dict[Keep | Buffer, int] = {
+        k: shared_size(k, cut, mapping) for k, cut in s.keeps.items() if k in s.in_shared
+    }
+    # each group has a ring of rows; the groups of a block share a staged row
+    sizes |= {b: -(-b.size * b.dtype.itemsize * mapping.sharing // 16) * 16 for b in s.copies}
+    offsets, size = {}, 0
+    for thing, nbytes in sizes.items():
+        offsets[thing] = size
+        size += nbytes
+    bodies = [
+        s.kernel.body,
+        *([s.kernel.finish] if any(isinstance(t, Rows) for t in s.kernel.finish) else ()),
+    ]
+    combined = [s.keeps[k].range.extent * keep_bytes(k) for body in bodies for k in accumulated_in(body)]
+    most = max(combined, default=0) * (mapping.sharing - 1) if s.kind == "lanes" else 0
+    return replace(s, shared=offsets, combine_at=size, shared_bytes=size + most)

@@ -5,6 +5,12 @@ lanes, or the innermost one of a grid, becomes ``k = width * vector + element``.
 that rewrite loops; it writes the kernel in these terms. Index algebra does the rest: what no longer depends on the
 element is computed once for a vector, and an access whose index grows by 1 with the element, from a multiple of the
 width, is one wide load or store.
+
+Two choices follow on the vectorized kernel. ``choose_fast_exps``: an exponential as exact as float32 takes ten
+instructions, that of the special function unit two, and kernels on 16-bit elements are as long in arithmetic as in
+memory; the fast one is less exact by far less than such elements can show. ``arrive_early``: the last block of a
+kernel, or of a tile, runs the finish, which reads what the first thread of each block has stored; a block counts as
+done before it stores rows that the finish does not read.
 """
 
 from __future__ import annotations
@@ -13,8 +19,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from blufunc.core.ir import dtypes
+from blufunc.core.ops import elementwise as ew
 from blufunc.kernels.backends.cuda.device_model import ACCESS_BYTES
-from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel, Vectors, keeps_of
+from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import (
+    ScheduledKernel,
+    Vectors,
+    keeps_of,
+    loads_in,
+)
+from blufunc.kernels.codegen.scalar_ops import is_small_float
 from blufunc.kernels.loopir.index import Index, Range, of, ranges_of
 from blufunc.kernels.loopir.ir import (
     Buffer,
@@ -22,12 +36,18 @@ from blufunc.kernels.loopir.ir import (
     Kernel,
     Lanes,
     Prefix,
+    Reduce,
     Rows,
     Store,
     Substitution,
     Value,
+    dependencies,
     post_order,
+    values_of,
 )
+
+# -- vectors ----------------------------------------------------------------------------------------
+
 
 OfLanes = TypeVar("OfLanes", Keep, Prefix)
 
@@ -154,3 +174,80 @@ class _Cutter(Substitution):
                 vector = (index - of(cut.element)) // n  # type: ignore[arg-type]
                 return Value("within", (), (vector, low // n, -(-high // n)), v.dtype)
         return v
+
+
+# -- fast exponentials for 16-bit results -----------------------------------------------------------
+
+
+_PASSING_ON = frozenset((ew.mul_p, ew.add_p, ew.sub_p, ew.neg_p, ew.select_p))
+"""Operations whose relative error is as small as that of an operand, compared with the operands."""
+
+
+_FAST = {ew.exp_p: "bf_exp(", ew.logistic_p: "bf_logistic("}
+"""Operations that have a fast form, and their functions in the prelude."""
+
+
+def choose_fast_exps(s: ScheduledKernel) -> ScheduledKernel:
+    """Choose the exponentials that end in 16-bit floats, and nowhere else."""
+    return replace(s, fast_exps=fast_exps(s.kernel))
+
+
+def fast_exps(kernel: Kernel) -> frozenset[Value]:
+    """The values of a kernel that a fast exponential is exact enough for."""
+    roots: list[Value] = []
+    exact: set[Value] = set()
+    for t in kernel.statements():
+        found = values_of(t)
+        roots += found
+        if not isinstance(t, Store) or not is_small_float(t.buffer.dtype):
+            exact.update(found)
+    values = post_order(roots)
+    for v in reversed(values):
+        narrows = v.op == "apply" and is_small_float(v.dtype)
+        passes_on = v.op == "apply" and v.attr[0] in _PASSING_ON and v not in exact and not _is_remainder(v)
+        if not narrows and not passes_on:
+            exact.update(dependencies(v))
+    exps = (v for v in values if v.op == "apply" and v.attr[0] in _FAST)
+    return frozenset(
+        v for v in exps if is_small_float(v.dtype) or (v.dtype == dtypes.float32 and v not in exact)
+    )
+
+
+def with_fast_exp(text: str, v: Value, fast: frozenset[Value]) -> str:
+    """The expression of a value, by a fast exponential if it is one of these."""
+    return text.replace(name := _FAST[v.attr[0]], name.replace("bf_", "ptx_"), 1) if v in fast else text
+
+
+def _is_remainder(v: Value) -> bool:
+    """Whether it is what rounding to 16 bits leaves of a value: it shows digits that those 16 bits do not."""
+    if v.attr[0] is not ew.sub_p or v.args[1].op != "apply" or v.args[1].attr[0] is not ew.convert_p:
+        return False
+    (rounded,) = v.args[1].args
+    return rounded.op == "apply" and rounded.attr[0] is ew.convert_p and rounded.args[0] is v.args[0]
+
+
+# -- early arrival ----------------------------------------------------------------------------------
+
+
+def arrive_early(s: ScheduledKernel) -> ScheduledKernel:
+    """Decide after how many statements a block counts as done, if that is before it stores rows."""
+    kernel, mapping = s.kernel, s.mapping
+    if not kernel.finish or mapping.threads < mapping.block or mapping.threads == 1:
+        return s
+    found = {v.attr[0] for t in kernel.finish for v in loads_in(t)}
+    stores = [n for n, t in enumerate(kernel.body) if isinstance(t, Store) and t.buffer in found]
+    inner = [t for loop in kernel.body for t in getattr(loop, "body", ()) if not isinstance(t, Reduce)]
+    if not stores or any(not isinstance(t, Store) or t.buffer in found for t in inner):
+        return s
+    # what the finish stores may overwrite what other blocks still read
+    sizes = {b.size for b in kernel.buffers if b.name in s.aliased}
+    if not _stores_of(kernel.body[stores[-1] + 1 :]) or any(
+        t.buffer.size in sizes for t in _stores_of(kernel.finish)
+    ):
+        return s
+    return replace(s, arrive_after=stores[-1] + 1)
+
+
+def _stores_of(body: Sequence[Any]) -> list[Store]:
+    """The stores among statements, and in their loops."""
+    return [x for s in body for x in (s, *getattr(s, "body", ())) if isinstance(x, Store)]

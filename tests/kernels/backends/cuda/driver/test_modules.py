@@ -20,7 +20,7 @@ from blufunc.kernels.backends.cuda.library.attention.mods import code_of
 from blufunc.kernels.backends.cuda.program import TARGET
 from blufunc.kernels.pipeline import schedule
 from blufunc.kernels.schedule import GroupStep, OpaqueStep
-from blufunc.nn.attention_mods import traced
+from blufunc.nn.attention.mods import traced
 
 
 class Function:
@@ -73,7 +73,7 @@ def compiled(monkeypatch):
 
 def wanted_of(f, *args):
     jaxpr = bf.jit(f).lower(*args).jaxpr
-    made = schedule(jaxpr, (True,) * len(jaxpr.invars), TARGET, dispatch.planned)
+    made = schedule(jaxpr, (True,) * len(jaxpr.invars), TARGET, dispatch.Library("sm_90a").planned)
     steps = [s for s in made.steps if not isinstance(s, OpaqueStep)]
     return made, steps, [w for s in steps for w in wanted_by(made, s)]
 
@@ -118,7 +118,7 @@ def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
     traced = bf.jit(f).trace(struct(16, 8), struct(5, dtype=np.int32), *of_heads)
     made = CudaBackend().draft(traced.jaxpr, (False,) * 5).schedule
     others = dict.fromkeys(
-        t for s in made.steps if isinstance(s, OpaqueStep) for t in dispatch.texts(s, "sm_90a")
+        t for s in made.steps if isinstance(s, OpaqueStep) for t in dispatch.Library("sm_90a").sources(s)
     )
     names = [
         "attention_forward",
@@ -135,6 +135,7 @@ def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
     assert len(compiled) == len(others)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "kind, parts, masked, summed, batch",
     [
@@ -177,7 +178,7 @@ def test_kernels_that_begin_sums_are_compiled_beside_others(compiled):
     traced = bf.jit(f).trace(struct(1, 1024, 32), struct(32, 384), struct(384))
     made = CudaBackend().draft(traced.jaxpr, (False,) * 3).schedule
     (step,) = [s for s in made.steps if isinstance(s, OpaqueStep) and "packed" in s.eqn.prim.name]
-    found = dispatch.texts(step, "sm_90a")
+    found = dispatch.Library("sm_90a").sources(step)
     assert len(step.eqn.outvars) == 2 and len(found) == 2
     shape = cuda_attention.Shape(1, 1024, 1024, 2, 2, 64)
     assert found == cuda_attention.texts(False, dtypes.bfloat16, shape, True, "sm_90a", summed=True)

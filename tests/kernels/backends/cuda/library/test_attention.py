@@ -8,16 +8,16 @@ import pytest
 from blufunc import errors
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import driver, nvrtc
-from blufunc.kernels.backends.cuda.library import mma_source
+from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
-from blufunc.kernels.backends.cuda.library.attention.backward_source import ROWS_OF_SUM
-from blufunc.kernels.backends.cuda.library.attention.fused_backward_sm90 import KEPT
 from blufunc.kernels.backends.cuda.library.attention.kernels import (
     FORWARD_KERNEL,
+    KEPT,
     KEY_KERNEL,
     PLANE_KERNEL,
     QUERY_KERNEL,
+    ROWS_OF_SUM,
     Shape,
     Strides,
     Tiling,
@@ -100,6 +100,7 @@ class Case:
 # -- the texts -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("kernel, features", TOGETHER + APART, ids=lambda k: getattr(k, "entry", k))
@@ -116,6 +117,7 @@ def test_compiles_without_spills(kernel, features, arch):
         assert used.registers >= 65536 // tiling.blocks // tiling.launched // 8 * 8
 
 
+@pytest.mark.sampled(1)
 @needs_nvrtc
 @pytest.mark.parametrize("features", [64, 128])
 @pytest.mark.parametrize("kernel", [QUERY_KERNEL, KEY_KERNEL], ids=lambda k: k.entry)
@@ -127,6 +129,7 @@ def test_sums_over_tokens_hardly_spill(kernel, features):
     assert "serialized" not in binary.log
 
 
+@pytest.mark.sampled(1)
 @needs_nvrtc
 @pytest.mark.parametrize("kernel, spilt", [(PLANE_KERNEL, 0), (PLANE_KERNEL.summed, 32)])
 @pytest.mark.parametrize("causal", [False, True])
@@ -167,6 +170,7 @@ def test_which_gradients_are_made_by_planes(shape, arch, fits):
         )
 
 
+@pytest.mark.sampled(1)
 @needs_nvrtc
 @pytest.mark.parametrize("features", [16, 48, 96, 112, 144, 192])
 def test_compiles_for_other_features(features):
@@ -250,7 +254,7 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
     features = case.shape.features
     return emulator.launch(
         cuda_attention.source(kernel, case.dtype, features, causal, tiling),
-        mma_source.instructions(case.dtype.name, cuda_attention.group_sizes(features, tiling)),
+        mma.instructions(case.dtype.name, cuda_attention.group_sizes(features, tiling)),
         case.dtype.name,
         kernel.entry,
         parameters,
@@ -261,6 +265,7 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "shape, dtype, causal, tilings, packed",
     [
@@ -308,6 +313,7 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
         assert not np.isnan(case.arrays["scratch"]).any()  # the key kernel reads whole tiles of its own
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shape, dtype, causal, tilings",
     [
@@ -341,6 +347,7 @@ def attend_once(emulator, case):
     return count / (8 * 4)  # products of 16 x 16 and 16 x 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("many", [False, True], ids=["one key", "a tile"])
 @pytest.mark.parametrize("dtype, size", [(BF16, 1.0), (BF16, 2.0**100), (F16, 1.0)])
 @pytest.mark.parametrize("score", [6.875, 9.625, 9.75, 90.0])
@@ -361,6 +368,7 @@ def test_scores_that_grow_once(emulator, dtype, size, score, many):
     np.testing.assert_allclose(got / most, np.tile(weights @ v / total / most, (64, 1)), atol=2 * last_bit)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "grown, tiles",
     [
@@ -384,6 +392,7 @@ def test_tiles_are_multiplied_once_more_where_scores_grow(emulator, grown, tiles
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rest, lse, tiles", [(0.0, np.log(960), 1), (-np.inf, -np.inf, 15)])
 def test_scores_that_begin_with_minus_infinity(emulator, rest, lse, tiles):
     """A row without a score to begin with has weights that are no numbers, and its tiles are looked at."""
@@ -418,6 +427,7 @@ def by_planes(emulator, case, causal, eager=False, sums=None):
         assert of_blocks[:, 2 * causal :].all()  # the first two tiles see one tile of keys, if it is causal
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(
     "shape, dtype, causal, packed",
@@ -438,6 +448,7 @@ def test_all_gradients_at_once_on_the_host(emulator, shape, dtype, causal, packe
     case.check(causal)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shape, causal", [(Shape(1, 64, 100, 1, 1, 64), False), (Shape(1, 192, 100, 1, 1, 64), True)]
 )
@@ -454,6 +465,7 @@ def test_keys_behind_the_last_are_nothing(emulator, shape, causal, dtype, size):
     np.testing.assert_allclose(got["dv"].astype(np.float64), want["dv"], atol=0.02 * np.abs(want["dv"]).max())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shape, dtype, causal, tilings",
     [

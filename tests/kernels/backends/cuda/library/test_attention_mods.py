@@ -8,14 +8,14 @@ import blufunc.numpy as bnp
 from blufunc import lax, nn
 from blufunc.core.arrays import backend
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.library import mma_source
+from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention.kernels import FORWARD_KERNEL, Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.nn import attention_call
-from blufunc.nn.attention_mods import traced
+from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.nn.attention import call as attention_call
+from blufunc.nn.attention.mods import traced
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator, maps
 from tests.kernels.backends.cuda.library.test_attention import (
@@ -68,6 +68,7 @@ def given(name):
 # -- the texts -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_compiles(name, features, arch):
     for kernel in KERNELS:
         tiling = kernel.tiling(features, arch, code)
         for k in (kernel, *([kernel.lists] if code.masked else [])):
-            text = with_prelude(cuda_attention.source(k, BF16, features, True, tiling, code))
+            text = DEVICE.with_prelude(cuda_attention.source(k, BF16, features, True, tiling, code))
             binary = nvrtc.build(text, arch, k.entry)
             assert binary.resources()[k.entry].spill_stores <= 64, k.entry
             assert "serialized" not in binary.log
@@ -173,7 +174,7 @@ class Modified(Case):
         features = self.shape.features
         return emulator.launch(
             cuda_attention.source(kernel, self.dtype, features, causal, tiling, self.code),
-            mma_source.instructions(self.dtype.name, cuda_attention.group_sizes(features, tiling)),
+            mma.instructions(self.dtype.name, cuda_attention.group_sizes(features, tiling)),
             self.dtype.name, kernel.entry, parameters, grid, tiling.launched if shared else tiling.threads, shared,
         )  # fmt: skip
 
@@ -199,6 +200,7 @@ CASES += [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name, shape, dtype, causal, tilings", CASES)
 def test_kernels_on_the_host(emulator, name, shape, dtype, causal, tilings):
     case = Modified(name, shape, dtype)
@@ -206,6 +208,7 @@ def test_kernels_on_the_host(emulator, name, shape, dtype, causal, tilings):
     case.check(causal)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name, shape, dtype, causal, tilings",
     [
@@ -220,6 +223,7 @@ def test_scores_that_grow_behind_a_mask(emulator, name, shape, dtype, causal, ti
     case.check(causal, ("out", "lse"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("growing, tiles", [(False, 0), (True, 2)])
 def test_rows_are_looked_for_until_all_have_seen_something(emulator, growing, tiles):
     """Every other row has from the seventh of 15 tiles on. Growing scores are too much in the eighth and twelfth."""

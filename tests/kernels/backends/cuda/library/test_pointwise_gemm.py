@@ -21,7 +21,7 @@ from blufunc.kernels.backends.cuda.library import pointwise_gemm
 from blufunc.kernels.backends.cuda.library.pointwise_gemm import ENTRY, PointwiseGemm, gemm_of, source
 from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
 from blufunc.kernels.backends.cuda.lowered import Draft
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
+from blufunc.kernels.codegen.prelude import DEVICE
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator, tensor_map
@@ -98,10 +98,10 @@ def test_the_kernel_of_a_view_is_known_before(cuda, monkeypatch):
     fun = lambda x, w: nn.gelu(x @ w.T)
     traced = bf.jit(fun).trace(X, half(N, K))
     (step,) = Draft(traced.jaxpr, (False, False), "sm_90a").schedule.steps
-    (announced,) = dispatch.texts(step, "sm_90a")
+    (announced,) = dispatch.Library("sm_90a").sources(step)
     cuda_program.CudaProgram(traced.jaxpr, (False, False))
     assert [p.by_rows for p in used] == [True]
-    assert announced == (with_prelude(source(used[0])), ENTRY)
+    assert announced == (DEVICE.with_prelude(source(used[0])), ENTRY)
 
 
 LAYERS = half(2, ROWS, K) / 8, half(K, N) / 8, half(N), half(N, K) / 8
@@ -194,7 +194,7 @@ def gemm(name, sizes, by_rows, cluster=2):
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_it_compiles_without_spills(name, by_rows):
     p = gemm(name, LARGE if by_rows else (8192, 5632, 2048), by_rows)
-    text = with_prelude(source(p))
+    text = DEVICE.with_prelude(source(p))
     made = nvrtc.build(text, "sm_90a", ENTRY)
     found = made.resources()[ENTRY]
     assert found.spill_stores == 0
@@ -236,7 +236,7 @@ class Case:
         for got, want in list(zip(wide, self.right, strict=True))[: len(self.gemm.epilogue.jaxpr.outvars)]:
             want = want.astype(np.float64)
             size = np.abs(want).max()
-            assert np.abs(got - want).max() <= 0.02 * size  # sums of another order round to other neighbours
+            assert np.abs(got - want).max() <= 2**-5 * size  # some steps round to other neighbours
             assert np.abs(got - want).mean() <= 1e-4 * size
         if self.gemm.epilogue.summed is not None:
             of_own = wide[self.gemm.epilogue.summed].reshape(-1, ROWS, self.gemm.n).sum(1)

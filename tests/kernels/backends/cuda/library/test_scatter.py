@@ -13,6 +13,7 @@ WAYS = ["set", "add", "mul", "max", "min"]
 no_compiler = pytest.mark.skipif(nvrtc.available() is not None, reason=str(nvrtc.available()))
 
 
+@pytest.mark.sampled(3)
 @no_compiler
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)

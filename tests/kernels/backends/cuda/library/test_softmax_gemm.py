@@ -10,17 +10,24 @@ import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import DropVar
+from blufunc.core.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
+from blufunc.kernels.backends.cuda.dispatch import Library
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import softmax_gemm
-from blufunc.kernels.backends.cuda.library.softmax_gemm import ENTRY, SETTLE, SoftmaxGemm, is_softmax, source
+from blufunc.kernels.backends.cuda.library.softmax_gemm import (
+    ENTRY,
+    SETTLE,
+    LinearSoftmax,
+    SoftmaxGemm,
+    source,
+)
 from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.backends.cuda.program import TARGET
-from blufunc.kernels.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.kernels.pipeline import Planning
-from blufunc.kernels.rewrites.select_variant import in_kernels
+from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.schedule import OpaqueStep
 from blufunc.nn import vocabulary_loss_call
 from tests.emulation.cuda_machines import needs_nvrtc
@@ -137,10 +144,10 @@ def test_what_is_computed_again_is_known_as_such():
     """Also where some of its results are not read any more: else it would be taken for what was computed first."""
     again = bf.checkpoint(lambda x, w, labels: bnp.sin(bf.checkpoint(lambda x, w: loss(x, w, labels))(x, w)))
     f = bf.jit(bf.value_and_grad(again, argnums=(0, 1))).trace(X, W, LABELS)
-    keep = lambda e: is_softmax(e) and e.outvars[0].__class__ is not DropVar
-    jaxpr = simplify(in_kernels(f.jaxpr, "sm_90a")[0])
-    planning = Planning(jaxpr, (False,) * 3, TARGET, dispatch.planned, keep)
-    found = [e for e in planning.jaxpr.eqns if is_softmax(e)]
+    keep = lambda e: LinearSoftmax().matches(e) and e.outvars[0].__class__ is not DropVar
+    jaxpr = simplify(select_variants(f.jaxpr, Library("sm_90a"))[0])
+    planning = Planning(jaxpr, (False,) * 3, TARGET, dispatch.Library("sm_90a").planned, keep)
+    found = [e for e in planning.jaxpr.eqns if LinearSoftmax().matches(e)]
     assert found and all(planning.origins.get(e) for e in found)
 
 
@@ -348,6 +355,7 @@ class Case:
         assert close.mean() > 0.98  # the others are as logits should be
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("columns", [2 * COLUMNS, COLUMNS + 40])

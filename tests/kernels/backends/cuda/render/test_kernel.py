@@ -19,7 +19,6 @@ from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKer
 from blufunc.kernels.backends.cuda.schedule.vectorize import best_width
 from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.loopir.index import Range, of
-from blufunc.kernels.loopir.interpret import run as interpret
 from blufunc.kernels.loopir.ir import (
     Accumulate,
     Buffer,
@@ -51,6 +50,7 @@ from tests.emulation.cuda_functions import (
 )
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.cuda_scan_functions import LARGE_SCANS, SMALL_SCANS
+from tests.emulation.loop_interpreter import run as interpret
 from tests.kernels import differential, random_graphs
 from tests.kernels.kernel_arrays import agree, arrays_for, launch
 from tests.kernels.loop_kernels import CASES, op
@@ -73,6 +73,7 @@ def cases(machine):
     return found, machine.compile([w for _, w in found.values()])
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", CASES)
 def test_against_numpy(machine, cases, name):
     found, library = cases
@@ -185,6 +186,7 @@ def _check(machine, lowered, name):
         agree(kernel, got, want)
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", SMALL_CASES)
 def test_functions_against_the_interpreter(machine, lowered, name):
     _check(machine, lowered, name)
@@ -201,6 +203,7 @@ def test_threads_meet_before_a_result_takes_the_place_of_what_they_read():
     assert online(()) and not online((read,))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", SMALL_CASES)
 def test_functions_in_place(machine, lowered_in_place, name):
     _check(machine, lowered_in_place, name)
@@ -232,6 +235,7 @@ def test_what_may_be_aliased_is_not_read_through_the_read_only_cache():
     assert text.count("vec_ldg<") == sum(not b.written for b in kernel.buffers) - 1
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("limits", [Limits(cluster=1), Limits(72 << 10, cluster=4)], ids=["block", "cluster"])
 @pytest.mark.parametrize(
     "case",
@@ -323,6 +327,7 @@ MOMENTS = {  # a function, what it takes, and how often threads meet: in moments
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MOMENTS)
 def test_moments_are_exchanged_at_once(machine, name):
     """They are as exact as two passes where the mean is much larger than the deviations."""

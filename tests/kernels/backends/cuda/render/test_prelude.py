@@ -12,7 +12,7 @@ import pytest
 from blufunc import errors
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.render import prelude as cuda_prelude
+from blufunc.kernels.codegen.prelude import DEVICE
 from tests.emulation import cuda_blocks
 from tests.emulation.cuda_cases import (
     C_TYPES,
@@ -33,40 +33,38 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
 def test_golden_smallest(golden):
-    golden("cuda_prelude", cuda_prelude.prelude({"bf_logistic", "bf16", "bf_add"}))
+    golden("cuda_prelude", DEVICE.source({"bf_logistic", "bf16", "bf_add"}))
 
 
 def test_only_what_is_used():
-    assert cuda_prelude.prelude(set()) == ""
-    text = cuda_prelude.with_prelude(
-        'extern "C" __global__ void k(float* x) { *x = bf_exp(*x); /* bf16 */ }\n'
-    )
+    assert DEVICE.source(set()) == ""
+    text = DEVICE.with_prelude('extern "C" __global__ void k(float* x) { *x = bf_exp(*x); /* bf16 */ }\n')
     assert text.count("bf_") == 3 and "bf16" not in text.split("__global__")[0].replace("/* bf16 */", "")
     assert "Complex" not in text
-    both = cuda_prelude.prelude({"bf_exp", "c64"})
+    both = DEVICE.source({"bf_exp", "c64"})
     assert "bf_exp(Complex<T> z)" in both and both.index(
         "struct alignas(2 * sizeof(T)) Complex"
     ) < both.index("bf_exp")
 
 
 def test_comments_and_strings_use_nothing():
-    assert cuda_prelude.used_names('// bf_exp\nasm("cvt.rn.bf16.f32");') == set()
+    assert DEVICE.used_names('// bf_exp\nasm("cvt.rn.bf16.f32");') == set()
 
 
 def test_unknown_name():
     with pytest.raises(errors.UnsupportedError, match="bf_zeta") as caught:
-        cuda_prelude.prelude({"bf_zeta", "bf_exp"})
+        DEVICE.source({"bf_zeta", "bf_exp"})
     assert caught.value.fix
 
 
 def test_every_elementwise_primitive_is_there():
-    missing = {name for name in PRIMITIVES if f"bf_{name}" not in cuda_prelude.names()}
+    missing = {name for name in PRIMITIVES if f"bf_{name}" not in DEVICE.names}
     assert missing == WITHOUT
 
 
 def test_parts_come_after_what_they_use():
     seen = set()
-    for part in cuda_prelude.parts():
+    for part in DEVICE.parts:
         seen |= set(part.names)
         assert part.uses <= seen, part.names
 
@@ -86,11 +84,12 @@ def sources():
 SOURCES = dict(sources())
 
 
+@pytest.mark.sampled(6)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("what", SOURCES)
 def test_compiles_without_spills(what, arch):
-    resources = nvrtc.build(cuda_prelude.with_prelude(SOURCES[what]), arch).resources()
+    resources = nvrtc.build(DEVICE.with_prelude(SOURCES[what]), arch).resources()
     assert len(resources) == SOURCES[what].count("__global__")
     # the trigonometric functions reduce large arguments in an array of their own, on the stack
     spilling = [k for k, r in resources.items() if r.spill_stores or r.spill_loads]
@@ -99,13 +98,14 @@ def test_compiles_without_spills(what, arch):
     assert all(any(f in k for f in ("sin", "cos", "tan", "exp", "pow", "logistic")) for k in on_stack)
 
 
+@pytest.mark.sampled(12)
 @needs_nvrtc
-@pytest.mark.parametrize("name", sorted(cuda_prelude.names()))
+@pytest.mark.parametrize("name", sorted(DEVICE.names))
 def test_every_part_alone(name):
     """A part brings what it needs, and compiles in the company of nothing else."""
     if name in ("INFINITY", "NAN"):
         return
-    text = cuda_prelude.prelude({name})
+    text = DEVICE.source({name})
     nvrtc.build(text + 'extern "C" __global__ void k() {}\n', "sm_90")
 
 
@@ -113,7 +113,7 @@ def test_every_part_alone(name):
 def test_threads_compile_at_once():
     with ThreadPoolExecutor(4) as pool:
         texts = [
-            cuda_prelude.with_prelude(f'extern "C" __global__ void k(float* x) {{ *x = bf_exp(*x) + {i}; }}')
+            DEVICE.with_prelude(f'extern "C" __global__ void k(float* x) {{ *x = bf_exp(*x) + {i}; }}')
             for i in range(8)
         ]
         assert len({b.cubin for b in pool.map(nvrtc.build, texts)}) == 8
@@ -127,6 +127,7 @@ def host(tmp_path_factory):
     return Host(tmp_path_factory.mktemp("host"))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", C_TYPES)
 def test_functions_on_the_host(dtype, host, rng):
     mine = [c for c in cases(dtype) if c.name not in NOT_ON_HOST]
@@ -136,6 +137,7 @@ def test_functions_on_the_host(dtype, host, rng):
         check(case, host.call(source, case.entry, args, case.out), case.want(args), case.ulps)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", C_TYPES)
 def test_conversions_on_the_host(dtype, host, rng):
     source, x = conversions(dtype, "void"), convertible(dtype, rng)

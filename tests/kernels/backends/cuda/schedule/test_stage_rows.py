@@ -11,7 +11,6 @@ from blufunc.kernels.backends.cuda.device_model import HOPPER, Limits, limits_of
 from blufunc.kernels.backends.cuda.render.source import function_of
 from blufunc.kernels.backends.cuda.schedule.clusters import cluster_shape
 from blufunc.kernels.backends.cuda.schedule.passes import schedule
-from blufunc.kernels.loopir.interpret import run as interpret
 from blufunc.kernels.pipeline import same_place
 from tests.emulation.cuda_functions import (
     BF16,
@@ -24,6 +23,7 @@ from tests.emulation.cuda_functions import (
     kernels,
     ranged,
 )
+from tests.emulation.loop_interpreter import run as interpret
 from tests.kernels.kernel_arrays import agree, arrays_for, launch
 
 # -- rows that are read again --------------------------------------------------------------------------
@@ -61,6 +61,7 @@ IN_BULK = {  # a function, what it takes, how many pieces, and how many vectors 
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", IN_BULK)
 def test_rows_are_copied_in_bulk(machine, name):
     """By one thread: a piece for each vector that the others have, each with a barrier."""
@@ -176,6 +177,7 @@ def test_what_is_computed_of_a_copied_row_takes_its_place():
     assert "_row + " in narrow and not re.search(r"vec_store<\w+, 8>\(\w+_row", narrow)  # no room for float32
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("limits", [HOPPER, Limits(99 << 10), Limits(24 << 10, cluster=1)])
 @pytest.mark.parametrize("case", ["plain", "minus infinity", "infinity", "nan", "rising"])
 def test_sums_under_a_narrow_maximum(machine, case, limits):
@@ -222,6 +224,7 @@ CLUSTERED = {
 """Rows of 132 kB."""
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("limits, cluster", [((99, 8), 3), ((72, 4), 4), ((24, 8), 8), ((24, 4), 1)])
 @pytest.mark.parametrize("name", CLUSTERED)

@@ -1,8 +1,7 @@
 """Attention on the tensor cores of a CUDA device: which kernels there are, and what each is compiled from and wants.
 
-Kernels, stages 5 and 6, above ``forward_source``, ``backward_source``, ``sm90_source`` and
-``fused_backward_sm90``, which have the texts, and ``mods``, which has what users do with scores. In:
-sizes, strides and an architecture. Out: kernels, their sources, grids and parameters, and the memory that they work in;
+Kernels, stages 5 and 6, above the sources ``include/attention_*.cuh`` and ``mods``, which has what users do with
+scores. In: sizes, strides and an architecture. Out: kernels, their sources, grids, parameters and scratch memory;
 ``launch`` puts them on streams. Nothing here asks a device.
 
 Elements are bfloat16 or float16; or, with ``parts``, float32 as that many numbers of float16
@@ -21,39 +20,32 @@ import numpy as np
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.device_model import SM_COUNT
 from blufunc.kernels.backends.cuda.driver.tensor_map import Box
-from blufunc.kernels.backends.cuda.library import mma_source, tma_source
+from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.backends.cuda.library.attention import mods as cuda_attention_mods
-from blufunc.kernels.backends.cuda.library.attention.backward_source import (
-    DELTA,
-    GRADIENTS,
-    KEY_GRADIENT,
-    NO_SUMS,
-    OF_QUERIES,
-    QUERY_GRADIENT,
-    SUMS,
-)
-from blufunc.kernels.backends.cuda.library.attention.forward_source import (
-    COMMON,
-    FORWARD,
-    PLAIN,
-    SOFTMAX,
-    SPLIT,
-)
-from blufunc.kernels.backends.cuda.library.attention.fused_backward_sm90 import (
-    ALL_GRADIENTS,
-    FEWEST_TOKENS,
-    KEPT,
-    MOST_QUERIES,
-    STAGES_OF_KEYS,
-)
 from blufunc.kernels.backends.cuda.library.attention.mods import Code
-from blufunc.kernels.backends.cuda.library.attention.sm90_source import (
-    PIPELINE,
-    PIPELINED_FORWARD,
-    PIPELINED_KEY_GRADIENT,
-    PIPELINED_QUERY_GRADIENT,
+from blufunc.kernels.codegen import source_files
+from blufunc.kernels.codegen.prelude import DEVICE
+
+_FORWARD, _BACKWARD, _SM90, _FUSED = (
+    f"backends/cuda/include/attention_{name}.cuh" for name in ("fwd", "bwd", "sm90", "bwd_fused_sm90")
 )
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
+Parts = tuple[tuple[str, str], ...]
+"""Files and parts of them."""
+
+ROWS_OF_SUM = 16
+"""Tokens of which sums of gradients are made: those of one warp's rows, so that no two add to one number."""
+
+MOST_QUERIES = 1024
+"""Two numbers of each are in shared memory, twice, and 64 sums in L2."""
+
+FEWEST_TOKENS = 512
+"""Queries and keys of a plane from which on it is quicker: with 256 it takes as long as two kernels."""
+
+KEPT = 5
+"""Tiles of queries whose sums are in shared memory: as many as it has room for."""
+
+STAGES_OF_KEYS = 2
+"""Tiles of keys, of values, and of gradients of weights that a block has room for."""
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 _SECTION_BYTES = 16 << 20
@@ -72,7 +64,7 @@ _STRIDES = struct.Struct("=3q")
 _NUMBERS = struct.Struct("=7if")
 
 
-NO_CODE = Code(cuda_attention_mods.NONE)
+NO_CODE = Code("")
 """Of attention without functions of users."""
 
 
@@ -137,7 +129,7 @@ class Kernel(NamedTuple):
 
     Attributes:
       entry: its name.
-      body: its text, behind what all have.
+      body: its source, after what all have.
       operands: the parameters that are arrays.
       of_keys: whether a block has rows of keys, and goes over the queries.
       tiles: of as many rows as a block has, or works on at a time, in shared memory.
@@ -146,8 +138,8 @@ class Kernel(NamedTuple):
       two_warps, two_groups: the same for operands of two parts, up to 64 features, and beyond.
       makes: of the gradients of keys (k) and values (v), those that it makes if it is the kernel for them.
       sums: the parameters that get sums of gradients over tokens, if they are wanted.
-      begin: text that its body and the next begin with.
-      pipelined: its body for Hopper (``sm90_source.py``).
+      begin: parts that its body and the next begin with.
+      pipelined: its body for Hopper (``attention_sm90.cuh``).
       pipelines: how work is divided there, up to 64 features, and up to 128: of one part, with scores as they are.
       masked: the same with a mask, if that wants more registers than there are.
       one_part: the same of float32 in one part, if something else is quicker there.
@@ -156,7 +148,7 @@ class Kernel(NamedTuple):
     """
 
     entry: str
-    body: str
+    body: Parts
     operands: tuple[str, ...]
     of_keys: bool
     tiles: int
@@ -166,8 +158,8 @@ class Kernel(NamedTuple):
     two_groups: tuple[Tiling, ...]
     makes: str = "kv"
     sums: tuple[str, ...] = ()
-    begin: str = ""
-    pipelined: str = ""
+    begin: Parts = ()
+    pipelined: Parts = ()
     pipelines: tuple[Tiling, ...] = ()
     masked: tuple[Tiling, ...] = ()
     one_part: tuple[Tiling, ...] = ()
@@ -197,8 +189,8 @@ class Kernel(NamedTuple):
             body=cuda_attention_mods.TILES,
             operands=(),
             sums=(),
-            begin="",
-            pipelined="",
+            begin=(),
+            pipelined=(),
         )
 
     @property
@@ -246,7 +238,7 @@ class Kernel(NamedTuple):
 
 FORWARD_KERNEL = Kernel(
     "attention_forward",
-    FORWARD,
+    ((_FORWARD, "forward"),),
     ("q", "k", "v", "out", "lse"),
     of_keys=False,
     tiles=1,
@@ -258,14 +250,14 @@ FORWARD_KERNEL = Kernel(
     ),
     two_warps=(Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 64, 64, 1, groups=True)),
-    begin=SOFTMAX,
-    pipelined=PIPELINED_FORWARD,
+    begin=((_FORWARD, "softmax"),),
+    pipelined=((_SM90, "pipeline"), (_SM90, "forward")),
     pipelines=(Tiling(1, 128, 64, 64, 4, True, 2), Tiling(1, 384, 96, 96, 1, True, 2)),
     one_part=(Tiling(1, 128, 64, 64, 4, True, 2), Tiling(1, 384, 112, 112, 1, True, 2)),
 )
 QUERY_KERNEL = Kernel(
     "attention_query_gradient",
-    QUERY_GRADIENT,
+    ((_BACKWARD, "query_gradient"),),
     ("q", "k", "v", "out", "lse", "dout", "dq", "scratch"),
     of_keys=False,
     tiles=2,
@@ -277,15 +269,15 @@ QUERY_KERNEL = Kernel(
     ),
     two_warps=(Tiling(1, 128, 64, 32, 2), Tiling(1, 128, 16, 16, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
-    begin=GRADIENTS + DELTA,
-    pipelined=PIPELINED_QUERY_GRADIENT,
+    begin=((_BACKWARD, "gradients"), (_BACKWARD, "delta")),
+    pipelined=((_SM90, "pipeline"), (_SM90, "query_gradient")),
     pipelines=(Tiling(1, 128, 64, 64, 3, True, 3), Tiling(1, 384, 64, 64, 1, True, 2)),
     masked=(Tiling(1, 128, 64, 64, 3, True, 3), Tiling(1, 256, 64, 64, 1, True, 2)),
     beyond=32,
 )
 KEY_KERNEL = Kernel(
     "attention_key_gradient",
-    KEY_GRADIENT,
+    ((_BACKWARD, "key_gradient"),),
     ("q", "k", "v", "dout", "dk", "dv", "scratch"),
     of_keys=True,
     tiles=2,
@@ -297,14 +289,14 @@ KEY_KERNEL = Kernel(
     ),
     two_warps=(Tiling(1, 128, 64, 16, 2), Tiling(1, 128, 16, 16, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
-    begin=GRADIENTS + OF_QUERIES,
-    pipelined=PIPELINED_KEY_GRADIENT,
+    begin=((_BACKWARD, "gradients"), (_BACKWARD, "of_queries")),
+    pipelined=((_SM90, "pipeline"), (_SM90, "key_gradient")),
     pipelines=(Tiling(1, 128, 64, 64, 2, True, 3), Tiling(1, 256, 64, 64, 1, True, 2)),
     beyond=32,
 )
 PLANE_KERNEL = Kernel(
     "attention_gradients",
-    "",
+    (),
     ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "partial"),
     of_keys=True,
     tiles=3 * STAGES_OF_KEYS,
@@ -312,8 +304,8 @@ PLANE_KERNEL = Kernel(
     groups=(),
     two_warps=(),
     two_groups=(),
-    begin=GRADIENTS + OF_QUERIES,
-    pipelined=ALL_GRADIENTS,
+    begin=((_BACKWARD, "gradients"), (_BACKWARD, "of_queries")),
+    pipelined=((_SM90, "pipeline"), (_FUSED, "gradients")),
     pipelines=(Tiling(1, 256, 64, 64, 1, True, 2, beside=256, turned=True),),
     by_planes=True,
 )
@@ -349,6 +341,11 @@ def gradient_kernels(shape: Shape, arch: str, code: Code = NO_CODE, parts: int =
 
 _PADDING = 128
 """Rows of scratch memory come in this number, a multiple of all tiles: the key kernel reads whole tiles of its own."""
+
+
+def refused_everywhere(sizes: tuple[int, ...], dtype: np.dtype) -> str | None:
+    """The reason why no device has a kernel for attention of a ``Shape``; None where one has."""
+    return refused(Shape(*sizes), dtype, (), "sm_90a")  # the architecture with all kernels
 
 
 def refused(
@@ -394,7 +391,7 @@ def source(
     constants = {
         "FEATURES": features,
         "PARTS": max(parts, 1),
-        "SLICE": mma_source.slice_of(features, parts),
+        "SLICE": mma.slice_of(features, parts),
         "THREADS": tiling.threads,
         "SLABS": tiling.slabs,
         "COLUMNS": tiling.columns,
@@ -405,25 +402,33 @@ def source(
         constants["STAGES"] = tiling.stages
     if kernel.by_planes:
         constants |= {"MOST_QUERIES": MOST_QUERIES, "STAGES_OF_KEYS": STAGES_OF_KEYS, "KEPT": KEPT}
-    head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
     flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
-    head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
-    products = mma_source.text(dtype.name, group_sizes(features, tiling, parts))
-    common = (SPLIT if parts else PLAIN) + COMMON + (SUMS if kernel.sums else NO_SUMS)
+    head = source_files.declared(**constants, **flags)
+    products = mma.source(dtype.name, group_sizes(features, tiling, parts))
+    common = _joined(
+        (_FORWARD, "split" if parts else "plain"),
+        (_FORWARD, "common"),
+        (_BACKWARD, "sums" if kernel.sums else "no_sums"),
+    )
     body = kernel.body
     if tiling.stages and kernel.pipelined:
-        products += tma_source.INSTRUCTIONS + tma_source.RINGS
-        body = PIPELINE + kernel.pipelined
-    return head + products + code.text + common + kernel.begin + body
+        products += source_files.source(mma.TMA)
+        body = kernel.pipelined
+    pairs = code.source if code is not NO_CODE else source_files.source(cuda_attention_mods.FILE, "none")
+    return head + products + pairs + common + _joined(*kernel.begin, *body)
 
 
-def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> mma_source.GroupSizes | None:
+def _joined(*parts: tuple[str, str]) -> str:
+    return "".join(source_files.parts(file)[name] for file, name in parts)
+
+
+def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> mma.GroupSizes | None:
     """The numbers of columns of products that four warps make together; None if they do not."""
     if not tiling.groups:
         return None
     turned = features if tiling.turned else 0
-    return mma_source.GroupSizes(tiling.inner, mma_source.slice_of(features, parts), turned)
+    return mma.GroupSizes(tiling.inner, mma.slice_of(features, parts), turned)
 
 
 def problem(
@@ -472,7 +477,7 @@ def text_of(
     kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, code: Code, parts: int
 ) -> str:
     """The complete CUDA C++ of one kernel."""
-    return with_prelude(source(kernel, dtype, features, causal, tiling, code, parts))
+    return DEVICE.with_prelude(source(kernel, dtype, features, causal, tiling, code, parts))
 
 
 def texts(
@@ -499,7 +504,7 @@ def boxes(kernel: Kernel, shape: Shape, strides: Mapping[str, Strides], tiling: 
     """The operands of which a kernel has tensor maps, as its last parameters, and what is copied of them at a time."""
     if not (tiling.stages and kernel.pipelined):
         return {}
-    panel, found = mma_source.panel_of(shape.features), {}
+    panel, found = mma.panel_of(shape.features), {}
     for name in IN_PARTS:
         if name in kernel.operands:
             of, is_key = strides[name], name in "kv"

@@ -85,7 +85,7 @@ def prepare(
     function = _function(kernel, dtype, shape.features, causal, tiling, code, parts, device)
     arguments = [0] * len(operands_of(kernel, code, parts)) + [problem(kernel, shape, scale, strides, parts)]
     arguments += [bytes(tensor_map.BYTES)] * len(boxes(kernel, shape, strides, tiling))
-    if kernel.body is cuda_attention_mods.TILES:
+    if kernel.body == cuda_attention_mods.TILES:
         grid, shared = (
             cuda_attention_mods.lists(code, shape.batch, shape.heads, kernel.tiles_of(shape, tiling)[0]),
             0,
@@ -94,7 +94,7 @@ def prepare(
         multiprocessors = driver.properties(device).sm_count
         grid = kernel.blocks(shape, tiling, multiprocessors)
         shared = kernel.shared_bytes(shape.features, tiling, parts)
-    threads = tiling.threads if kernel.body is cuda_attention_mods.TILES else tiling.launched
+    threads = tiling.threads if kernel.body == cuda_attention_mods.TILES else tiling.launched
     return function.prepare((grid,), (threads,), shared, arguments)
 
 

@@ -1,8 +1,8 @@
-"""``mask_mod`` and ``score_mod`` in the texts of attention on a CUDA device.
+"""Source of ``mask_mod`` and ``score_mod`` for the attention kernels of CUDA devices.
 
-Kernels, stage 6, below ``kernels``. In: the ``mods`` of an equation, jaxprs of single numbers, and the types of
-their tables. Out: ``Code``, what stands in a kernel's text before its body: the functions, and ``Pairs``, which the
-bodies call at the numbers of a query and a key; and ``TILES``, a kernel that finds out which tiles the mask leaves.
+Kernels, stage 6, above ``include/attention_mods.cuh``, below ``kernels``. In: the ``mods`` of an equation, jaxprs of
+scalars, and the types of their tables. Out: ``Code``, which precedes the body of a kernel: the functions, and
+``Pairs``, which the bodies call at the indices of a query and a key.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Literal
 from blufunc.core.programs.simplify import used
 from blufunc.kernels.backends.cuda.render.device_functions import function, plain, why_not
-from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen import scalar_ops, source_files
+
+FILE = "backends/cuda/include/attention_mods.cuh"
+TILES = ((FILE, "tiles"),)
+"""The kernel that lists the tiles which a mask leaves."""
 
 _NUMBERS = ("b", "h", "q", "k")
 _TILE = ("b", "h", "q0", "q1", "k0", "k1")
 
 
 class Code(NamedTuple):
-    """The text that a kernel has for its mods.
+    """What a kernel has for its mods.
 
     Attributes:
-      text: constants, functions, and the macros of parameters.
+      source: constants, functions, and the macros of parameters.
       mods: what it is the code of; None: of none.
       tables: the types of the arrays that it reads.
       masked: whether there is a mask: a kernel then goes through lists of tiles.
@@ -34,7 +38,7 @@ class Code(NamedTuple):
       by_batch, by_head: whether the mask asks for the batch entry, or for the head: there are as many lists.
     """
 
-    text: str
+    source: str
     mods: Any = None
     tables: tuple[ShapedArray, ...] = ()
     masked: bool = False
@@ -47,49 +51,6 @@ class Code(NamedTuple):
     def operands(self) -> tuple[str, ...]:
         """The parameters of a kernel, behind its own, that are arrays."""
         return ("batch_numbers", "head_numbers", "lists", *(f"t{n}" for n in range(len(self.tables))))
-
-
-NONE = """
-constexpr bool MASKED = false, SCORED = false, SLOPED = false, BY_BATCH = false, BY_HEAD = false;
-struct Pairs {
-  inline bool seen(int, int) const { return true; }
-  inline float score(float score, int, int) const { return score; }
-  inline float score(float score, int, int, float &) const { return score; }
-};
-#define EXTRAS
-#define LISTS nullptr
-#define PAIRS_OF(batch, head) Pairs{}
-"""
-"""What stands in the place of a ``Code``'s text where there are no mods."""
-
-_PAIRS = """
-struct Pairs {{  // those of one batch entry and head; beyond the last query or key it is that one that is asked for
-  Tables tables;
-  int b, h, queries, keys;
-  inline bool seen(int q, int k) const {{
-    bool seen = true;
-    {mask}
-    return seen;
-  }}
-  // in a whole tile: 1: a pair is seen, 2: one is not, 3: both, or it is to be asked for each
-  inline unsigned seen(int q0, int q1, int k0, int k1) const {{
-    bool possible = true, certain = false;
-    {bounds}
-    return (possible ? 1 : 0) | (certain ? 0 : 2);
-  }}
-  inline float score(float score, int q, int k) const {{
-    {score}
-    return score;
-  }}
-  inline float score(float score, int q, int k, float &slope) const {{
-    {slope}
-    return score;
-  }}
-}};
-#define EXTRAS const int *batch_numbers, const int *head_numbers, const int *lists, {parameters}
-#define LISTS lists
-#define PAIRS_OF(batch, head) Pairs{{{{{tables}}}, batch_numbers[batch], head_numbers[head], p.queries, p.keys}}
-"""
 
 
 @functools.lru_cache(256)
@@ -133,15 +94,15 @@ def code_of(mods: Any, tables: tuple[ShapedArray, ...]) -> Code | str:
         "MASKED": mask is not None, "SCORED": score is not None, "SLOPED": sloped,
         "BY_BATCH": _asks(mask, "b"), "BY_HEAD": _asks(mask, "h"),
     }  # fmt: skip
-    head = f"\nconstexpr bool {', '.join(f'{k} = {str(v).lower()}' for k, v in flags.items())};\n"
-    head += f"struct Tables {{ {' '.join(f'const {t} *t{i};' for i, t in enumerate(types))} }};\n"
-    pairs = _PAIRS.format(
-        **calls,
-        parameters="".join(f"const {t} *t{i}, " for i, t in enumerate(types)),
-        tables=", ".join(f"t{i}" for i in range(len(types))),
-    )
-    text = head + "".join(parts) + pairs
-    return Code(text, mods, tables, *flags.values())
+    tables_of = " ".join(f"const {t} *t{i};" for i, t in enumerate(types))
+    head = source_files.declared(**flags) + f"struct Tables {{ {tables_of} }};\n"
+    pairs = source_files.source(
+        FILE, "pairs",
+        **{name.upper(): call for name, call in calls.items()},
+        TABLE_PARAMETERS="".join(f"const {t} *t{i}, " for i, t in enumerate(types)),
+        TABLES=", ".join(f"t{i}" for i in range(len(types))),
+    )  # fmt: skip
+    return Code(head + "".join(parts) + pairs, mods, tables, *flags.values())
 
 
 def _asks(jaxpr: Jaxpr | None, number: str) -> bool:
@@ -163,43 +124,3 @@ def list_ints(code: Code, batch: int, heads: int, rows: int, columns: int) -> in
 def lists(code: Code, batch: int, heads: int, rows: int) -> int:
     """How many lists there are: for each tile of rows one, of each batch entry and head that the mask asks for."""
     return list_ints(code, batch, heads, rows, 0)
-
-
-TILES = r"""
-// For each tile of rows, the tiles of the other side in which a pair is seen; see Visits.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_tiles(EXTRAS const Problem p) {
-  const int all_rows = OF_KEYS ? p.keys : p.queries, all_columns = OF_KEYS ? p.queries : p.keys;
-  const int tiles = (all_rows + ROWS - 1) / ROWS, columns = (all_columns + COLUMNS - 1) / COLUMNS;
-  const int plane = blockIdx.x / tiles, first = blockIdx.x % tiles * ROWS, heads = BY_HEAD ? p.heads : 1;
-  const Pairs pairs = PAIRS_OF(plane / heads, plane % heads);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int *list = (int *)LISTS + (long long)blockIdx.x * (columns + 1), length = 0;
-  __shared__ unsigned found[THREADS / 32];
-  for (int begin = 0; begin < columns; begin += THREADS / 32) {
-    const int first_column = (begin + warp) * COLUMNS, end = min(first + ROWS, all_rows) - 1;
-    const int end_column = min(first_column + COLUMNS, all_columns) - 1;
-    const int q0 = OF_KEYS ? first_column : first, q1 = OF_KEYS ? end_column : end;
-    const int k0 = OF_KEYS ? first : first_column, k1 = OF_KEYS ? end : end_column;
-    unsigned state = first_column < all_columns ? pairs.seen(q0, q1, k0, k1) : 0;
-    if (CAUSAL && state) state = k0 > q1 ? 2 : k1 > q0 ? state | 2 : state;
-    const bool known = state != 3;
-    if (!known) state = 0;
-    for (int j = lane; j < COLUMNS && !known; j += 32)
-      for (int i = 0; i < ROWS; ++i) {
-        const int row = first + i, column = first_column + j;
-        const int query = OF_KEYS ? column : row, key = OF_KEYS ? row : column;
-        if (query < p.queries && key < p.keys)
-          state |= pairs.seen(query, key) && (!CAUSAL || key <= query) ? 1 : 2;
-      }
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) state |= __shfl_xor_sync(0xffffffffu, state, mask);
-    if (lane == 0) found[warp] = state;
-    __syncthreads();
-    if (threadIdx.x == 0)
-      for (int w = 0; w < THREADS / 32; ++w)
-        if (found[w] & 1) list[++length] = (begin + w) * 2 + found[w] / 2;
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) list[0] = length;
-}
-"""

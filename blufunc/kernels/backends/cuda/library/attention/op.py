@@ -1,6 +1,6 @@
 """``attention`` and ``attention_grad`` as steps of a program on a CUDA device.
 
-Kernels, stages 5 and 8. Which calls of these names (``nn/attention_call.py``) have a kernel, so that they are not
+Kernels, stages 5 and 8. Which calls of these names (``nn/attention/call.py``) have a kernel, so that they are not
 replaced by their definitions; and the ``Work`` of one, which reads its operands as they lie: parts of one packed array
 are not copied. The kernels are those of ``kernels``, put on streams by ``launch``; the mods of an
 equation are code in them. Of float32, there are kernels for what ``rewrites/split_float32_attention`` makes of an
@@ -16,11 +16,13 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
+from blufunc.kernels.backends.cuda.driver.modules import Text
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape, Strides
 from blufunc.kernels.backends.cuda.library.attention.mods import Code, code_of
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.loopir.index import strides_of
 from blufunc.kernels.precision import ACCURATE
 from blufunc.kernels.rewrites.packed_outputs import packed_p
@@ -83,29 +85,49 @@ def _is_summed(eqn: Eqn) -> bool:
     return eqn.prim is packed_p and len(eqn.outvars) == 2
 
 
-def is_attention(eqn: Eqn) -> bool:
-    """Whether an equation is attention or one of its derivatives."""
-    return (eqn.prim.name in _WHOLE or eqn.prim.name == _OF_TABLES) and eqn.prim.kind == "call"
+class Attention(LibraryKernel):
+    """Attention, its derivative, and the gradients of arrays that a score_mod reads."""
+
+    composite = needs_all = True
+
+    def matches(self, eqn: Eqn) -> bool:
+        return (eqn.prim.name in _WHOLE or eqn.prim.name == _OF_TABLES) and eqn.prim.kind == "call"
+
+    def rows_of_sums(self, eqn: Eqn) -> int:
+        return (
+            cuda_attention.ROWS_OF_SUM
+            if eqn.prim is packed_p and eqn.outvars[0].aval.dtype.itemsize == 2
+            else 0
+        )
+
+    def why_not(self, eqn: Eqn, arch: str) -> str | None:
+        return why_not(eqn, arch)
+
+    def note(self, line: str, reason: str | None) -> str | None:
+        if reason is None:
+            return f"recognised as attention at {line}"
+        return f"attention at {line} runs as it is written, without a kernel: {reason}"
+
+    def scratch_bytes(self, eqn: Eqn, arch: str) -> int:
+        code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
+        assert isinstance(code, Code), code
+        how = arch, code, eqn.params.get("parts", 0)
+        return sum(cuda_attention.scratch_bytes(_is_forward(eqn), _shape(query, key), *how))
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[Text]:
+        eqn = step.eqn
+        code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
+        assert isinstance(code, Code), code
+        how = eqn.params["is_causal"], arch, code, eqn.params.get("parts", 0), _is_summed(eqn)
+        return cuda_attention.texts(_is_forward(eqn), query.dtype, _shape(query, key), *how)
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        return _work(executor, step, operands, self)
 
 
-def scratch_bytes(eqn: Eqn, arch: str) -> int:
-    """What a step works in."""
-    code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
-    assert isinstance(code, Code), code
-    how = arch, code, eqn.params.get("parts", 0)
-    return sum(cuda_attention.scratch_bytes(_is_forward(eqn), _shape(query, key), *how))
-
-
-def texts(eqn: Eqn, arch: str) -> list[tuple[str, str]]:
-    """The sources of the kernels of an equation that has some, and their names."""
-    code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
-    assert isinstance(code, Code), code
-    how = eqn.params["is_causal"], arch, code, eqn.params.get("parts", 0), _is_summed(eqn)
-    return cuda_attention.texts(_is_forward(eqn), query.dtype, _shape(query, key), *how)
-
-
-def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
-    """The step, ready to run."""
+def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], kernel: Attention) -> Work:
     eqn = step.eqn
     query, key = (v.aval for v in eqn.invars[:2])
     shape, whole, own = _shape(query, key), _WHOLE[eqn.prim.name], _own(eqn)
@@ -134,7 +156,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         launch = cuda_attention_launch.Forward(shape, query.dtype, rows, *options)
     else:
         launch = cuda_attention_launch.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
-    wanted = scratch_bytes(eqn, driver.properties(executor.device).arch)
+    wanted = kernel.scratch_bytes(eqn, driver.properties(executor.device).arch)
     assert (step.scratch is not None) == bool(wanted), "what kernels work in is planned"
     scratch = None if step.scratch is None else executor.roots.place(step.scratch)
 

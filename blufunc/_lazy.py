@@ -1,0 +1,133 @@
+"""Deferred imports: names of a package, and modules, that are imported when they are first used.
+
+Stands before the path of a program, below ``config``. In: import statements in a ``with`` block, which type checkers
+and import-linter read as ordinary ones. Out: a package that imports the module of a name when the name is first asked
+for (``names``), or stand-ins for modules, which import them when an attribute is first asked for (``modules``). The
+statements in the block run, but import nothing, as with the ``lazy`` keyword of PEP 810.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+_lock = threading.RLock()  # one block at a time has its own ``__import__``
+
+
+class _Recorded:
+    """The result of a deferred import statement: the module ``module``, or ``name`` in it."""
+
+    def __init__(self, module: str, name: str | None = None, top: bool = False):
+        self._module, self._name, self._top = module, name, top
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # of ``from package import *``
+            return importlib.import_module(self._module).__all__
+        return _Recorded(self._module.partition(".")[0] if self._top else self._module, name)
+
+    def _load(self, package: str = "") -> Any:
+        """The object itself; ``package`` is being asked for it, and must not be asked again."""
+        module = importlib.import_module(self._module)
+        if self._top:  # ``import a.b`` binds ``a``
+            return sys.modules[self._module.partition(".")[0]]
+        if self._name is None:
+            return module
+        if self._module != package:
+            with contextlib.suppress(AttributeError):
+                return getattr(module, self._name)
+        return importlib.import_module(f"{self._module}.{self._name}")
+
+
+class _Package(ModuleType):
+    """A package with deferred names."""
+
+    _deferred: dict[str, _Recorded]
+    _hints: Mapping[str, str]
+
+    def __getattr__(self, name: str) -> Any:
+        recorded = self._deferred.get(name)
+        if recorded is None:
+            hint = f": {self._hints[name]}" if name in self._hints else ""
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{hint}")
+        value = recorded._load(self.__name__)
+        super().__setattr__(name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # An import of a submodule sets it here: a function of the same name keeps its place.
+        if isinstance(value, ModuleType) and name in self._deferred:
+            value = self._deferred[name]._load(self.__name__)
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self._deferred})
+
+
+@contextlib.contextmanager
+def _recording(namespace: dict[str, Any]) -> Iterator[dict[str, _Recorded]]:
+    """Within the block, imports of the module with this namespace are recorded under the names that they bind."""
+    found: dict[str, _Recorded] = {}
+    with _lock:
+        original = builtins.__import__
+
+        def record(name, globals=None, locals=None, fromlist=(), level=0):
+            if globals is not namespace:
+                return original(name, globals, locals, fromlist, level)
+            return _Recorded(name, top=not fromlist)
+
+        builtins.__import__ = record
+        try:
+            yield found
+        finally:
+            builtins.__import__ = original
+    found.update({k: v for k, v in namespace.items() if isinstance(v, _Recorded)})
+
+
+@contextlib.contextmanager
+def names(package: str, hints: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Defer the imports of the block in the package's ``__init__``: each name is imported when it is asked for.
+
+    Args:
+      package: its ``__name__``.
+      hints: what to use in place of names that the package does not have.
+    """
+    module = sys.modules[package]
+    with _recording(module.__dict__) as found:
+        yield
+    for name in found:
+        del module.__dict__[name]
+    module.__dict__.update(_deferred=found, _hints=hints or {})
+    module.__dict__.setdefault("__all__", sorted(k for k in [*module.__dict__, *found] if k[0] != "_"))
+    module.__class__ = _Package
+
+
+class _Module(ModuleType):
+    """A module that is imported when an attribute is first asked for."""
+
+    def __init__(self, recorded: _Recorded):
+        super().__init__(recorded._name or recorded._module)
+        self.__dict__["_recorded"] = recorded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorded._load(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._recorded._load(), name, value)
+
+
+@contextlib.contextmanager
+def modules(namespace: dict[str, Any]) -> Iterator[None]:
+    """Defer the imports of the block, which import modules and not what is in them.
+
+    Args:
+      namespace: the ``globals()`` of the module with the block.
+    """
+    with _recording(namespace) as found:
+        yield
+    namespace.update({name: _Module(recorded) for name, recorded in found.items()})

@@ -1,0 +1,71 @@
+"""C forms: how one application of an elementwise primitive is written in C and CUDA.
+
+Core, plain data on an ``Elementwise`` primitive. Renderers (``kernels/codegen/scalar_ops.py``) fill the templates in;
+nothing here knows a dialect. In a template ``{0}``, ``{1}`` and ``{2}`` are the operands, ``{T}`` is the register type
+of the result, ``{U}`` the unsigned type in which integers are computed, and ``{name}`` the parameter of that name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+KINDS = {"b": "booleans", "i": "integers", "f": "floats", "c": "complex numbers", "k": "random keys"}
+"""The kinds of operands, each with a template of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class CForm:
+    """The C expression of an application, by the kind of the last operand.
+
+    Attributes:
+      templates: an expression for each kind in ``KINDS`` that there is one for.
+      exact: whether results need no rounding: they are floats of the operands' dtype whenever the operands are.
+      stored: whether the expression is about bits: it takes and gives floats as memory holds them.
+      special: the name of a function of the renderer that writes it, where parameters decide on the expression.
+      repeats: whether operands occur more than once in what ``special`` writes; templates are counted.
+    """
+
+    templates: Mapping[str, str] = field(default_factory=dict)
+    exact: bool = False
+    stored: bool = False
+    special: str = ""
+    repeats: bool = False
+
+    def operands(self) -> int:
+        """The number of operands that the templates use."""
+        return 1 + max(
+            (int(n) for t in self.templates.values() for n in re.findall(r"\{(\d)\}", t)), default=0
+        )
+
+    def holds_twice(self) -> bool:
+        """Whether an expression holds an operand more than once."""
+        slots = [re.findall(r"\{(\d)\}", t) for t in self.templates.values()]
+        return self.repeats or any(len(s) > len(set(s)) for s in slots)
+
+
+def same(template: str, kinds: str, exact: bool = False) -> CForm:
+    """One template for several kinds of operands."""
+    return CForm(dict.fromkeys(kinds, template), exact)
+
+
+def arithmetic(op: str) -> CForm:
+    """A binary operator; integers wrap."""
+    plain = f"{{0}} {op} {{1}}"
+    return CForm({"f": plain, "c": plain, "i": f"{{T}}({{U}}({{0}}) {op} {{U}}({{1}}))"})
+
+
+def comparison(op: str, kinds: str = "bif") -> CForm:
+    """A comparison."""
+    return same(f"{{0}} {op} {{1}}", kinds)
+
+
+def bitwise(op: str) -> CForm:
+    """A bitwise operator."""
+    return CForm({"i": f"{{T}}({{0}} {op} {{1}})", "b": f"bool({{0}} {op} {{1}})"})
+
+
+def call(name: str, kinds: str, operands: int = 1, exact: bool = False) -> CForm:
+    """A call of the prelude's function ``bf_<name>``."""
+    return same(f"bf_{name}({', '.join(f'{{{i}}}' for i in range(operands))})", kinds, exact)

@@ -1,0 +1,92 @@
+"""Equations that the host computes for a CUDA device: NumPy definitions, callbacks and replaced operations.
+
+Kernels, stages 6 and 8, the last rows of the registry. Operands are copied to the host and results back, which waits
+for the device; ``explain`` lists these steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.config import config
+from blufunc.core.arrays.errstate import openly, quietly
+from blufunc.core.ir import source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.primitives.effects import eqn_calls_back
+from blufunc.core.primitives.override import is_replaced
+from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
+from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
+from blufunc.kernels.backends.numpy.program import interpret
+
+
+class Host(FunctionKernel):
+    """The NumPy definition of a primitive, or the ``reference`` of one that has its own executor."""
+
+    on_host = True
+
+    def matches(self, eqn: Eqn) -> bool:
+        return True
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+        if eqn.prim.reference is not None:
+            return on_host(eqn, eqn.prim.reference(interpret, **eqn.params), device), False
+        if not eqn.invars:
+            return on_host(eqn, _definition(eqn), device), False
+        outs, label = [v.aval for v in eqn.outvars], f"{eqn.prim.name} at {source.summary(eqn.source)}"
+        return lambda given: fallback(eqn.prim, given, eqn.params, outs, label), False
+
+
+HOST = Host()
+
+
+class Replaced(Host):
+    """An operation whose definition the user replaced with a function of NumPy arrays."""
+
+    def matches(self, eqn: Eqn) -> bool:
+        return is_replaced(eqn.prim, "impl")
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+        return on_host(eqn, _definition(eqn), device), False
+
+
+def _definition(eqn: Eqn) -> Callable[[list], Sequence]:
+    def run(values: list) -> Sequence:
+        out = eqn.prim.impl(*values, **eqn.params)
+        return out if eqn.prim.multiple_results else (out,)
+
+    return run
+
+
+def fallback(
+    prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray], label: str = ""
+) -> list[DeviceBuffer]:
+    """The results of a primitive by its NumPy definition, from at least one buffer."""
+    if config.shows("fusion"):
+        config.show(f"{prim.name} is computed on the host: no kernel or library does it here")
+    results = quietly(functools.partial(prim.impl, **params), *[cuda_memory.to_host(b) for b in buffers])
+    results = results if prim.multiple_results else (results,)
+    return _to_device(results, outs, buffers[0].device, label or prim.name)
+
+
+def _to_device(results: Sequence, outs: Sequence[ShapedArray], device: int, label: str) -> list[DeviceBuffer]:
+    return [
+        cuda_memory.to_device(np.asarray(r, a.dtype), device, label)
+        for r, a in zip(results, outs, strict=True)
+    ]
+
+
+def on_host(eqn: Eqn, function: Callable[[list], Sequence], device: int) -> Function:
+    """A function of NumPy arrays as one of buffers."""
+    apply = openly if eqn_calls_back(eqn.prim, eqn.params) else quietly
+    outs, label = [v.aval for v in eqn.outvars], f"{eqn.prim.name} at {source.summary(eqn.source)}"
+
+    def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
+        return _to_device(apply(function, [cuda_memory.to_host(b) for b in given]), outs, device, label)
+
+    return run

@@ -1,0 +1,128 @@
+"""The row of the registry of library kernels: a way to run equations that no fused kernel computes.
+
+Kernels, stages 5 to 8 on a CUDA device; ``dispatch.py`` lists the rows in order. A row says which equations it takes,
+what it compiles, which memory it works in, and how a step becomes a ``Work`` on a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr
+from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
+from blufunc.kernels.backends.cuda.driver.modules import Text
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.schedule import OpaqueStep
+
+Function = Callable[[list[DeviceBuffer]], Sequence[DeviceBuffer]]
+
+
+class Body(Protocol):
+    """A program as a step of another one runs it.
+
+    Attributes:
+      captured: whether it can be part of a graph.
+    """
+
+    captured: bool
+
+    def __call__(self, buffers: list[DeviceBuffer]) -> Sequence[DeviceBuffer]:
+        """The results."""
+
+    def own(self, aval: ShapedArray, label: str) -> DeviceBuffer:
+        """Memory for a value."""
+
+
+class Compile(Protocol):
+    """Compiles the bodies of loops, branches and calls."""
+
+    def __call__(self, jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> Body:
+        """The program of a body, which may write over the arguments that are donated: by default over none."""
+
+
+class LibraryKernel:
+    """One row: subclasses override ``matches``, ``bind`` and what else applies to them.
+
+    Attributes:
+      planned: whether results are written into memory of the plan; else the row allocates them.
+      composite: whether the operation has a definition, which replaces it wherever ``why_not`` gives a reason.
+      needs_all: for a composite, whether a platform variant is taken only if all of its calls have kernels.
+      on_host: whether the host computes the equation, with copies there and back.
+    """
+
+    planned = True
+    composite = False
+    needs_all = False
+    on_host = False
+
+    def matches(self, eqn: Eqn) -> bool:
+        """Whether the row runs an equation."""
+        raise NotImplementedError
+
+    def why_not(self, eqn: Eqn, arch: str) -> str | None:
+        """The reason why a composite has no kernel on an architecture such as ``sm_90a``; None if it has one."""
+        return None
+
+    def note(self, line: str, reason: str | None) -> str | None:
+        """What ``explain`` says of a composite at a user's line: it has a kernel, or the reason why not."""
+        return None
+
+    def scratch_bytes(self, eqn: Eqn, arch: str) -> int:
+        """Bytes of planned memory that a step works in."""
+        return 0
+
+    def rows_of_sums(self, eqn: Eqn) -> int:
+        """Rows of each partial column sum of a result that the kernel can write as well; 0: none."""
+        return 0
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[Text]:
+        """The sources that ``bind`` compiles, and their names, without those of bodies."""
+        return []
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        """The step, ready to run.
+
+        Args:
+          compile: makes a function of buffers of the body of a loop, branch or call.
+        """
+        raise NotImplementedError
+
+
+class FunctionKernel(LibraryKernel):
+    """A row whose steps are functions from buffers to buffers that they allocate."""
+
+    planned = False
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+        """The function of an equation, and whether a graph can contain it."""
+        raise NotImplementedError
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        function, captured = self.function(step.eqn, executor.device, compile)
+        return Work(run_function(function, step, operands), step.eqn.prim.name, step, captured=captured)
+
+
+def run_function(
+    function: Function, step: OpaqueStep, operands: Sequence[Operand]
+) -> Callable[[Executor], None]:
+    """A launch that calls a function of buffers and hands its results to the executor."""
+
+    def run(executor: Executor) -> None:
+        given = [o.buffer(executor) for o in operands]
+        for value, result in zip(step.results, function(given), strict=True):
+            if value is not None:
+                executor.put(value, unshared(executor, result, given))
+
+    return run
+
+
+def unshared(executor: Executor, result: DeviceBuffer, given: Sequence[DeviceBuffer]) -> DeviceBuffer:
+    """A result in memory of its own: the plan may reuse that of operands."""
+    shared = result.nbytes and any(result.shares(x) for x in given)
+    return executor.copied(result) if shared else result

@@ -1,0 +1,57 @@
+"""CUDA kernels written by users, as steps of a program.
+
+Kernels, stages 6 and 8. In: an equation whose primitive has ``cuda_source`` (``bf.cuda_kernel``). Out: its ``Work``,
+one launch from planned memory to planned memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.kernels.backends.cuda.driver import modules
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
+from blufunc.kernels.backends.cuda.render import (
+    user_accessors as user_accessors,  # defines a primitive's source
+)
+from blufunc.kernels.schedule import OpaqueStep
+from blufunc.kernels.user_kernel import CudaSource
+
+
+class UserKernel(LibraryKernel):
+    """One launch of the source that a primitive gives for its operands' types."""
+
+    def source_of(self, eqn: Eqn) -> CudaSource:
+        """The source and the launch of an equation."""
+        return eqn.prim.cuda_source(*[a.aval for a in eqn.invars], **eqn.params)  # type: ignore[attr-defined]
+
+    def matches(self, eqn: Eqn) -> bool:
+        return hasattr(eqn.prim, "cuda_source")
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
+        found = self.source_of(step.eqn)
+        return [] if 0 in found.grid else [(found.text, found.entry)]
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        eqn = step.eqn
+        source = self.source_of(eqn)
+        if 0 in source.grid:
+            return Work(lambda executor: None, source.entry, step)
+        outs = list(zip(eqn.outvars, step.results, strict=True))
+        unused = [None if r is not None else executor.own(v.aval, "an unread result") for v, r in outs]
+        places = [None if r is None else executor.roots.place(r) for _, r in outs]
+        loaded = modules.load_source(source, executor.device)
+        launch, addresses = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
+        executor.follow(addresses, [*[None] * len(operands), *places])
+
+        def run(executor: Executor) -> None:
+            given = [o.buffer(executor) for o in operands]
+            for i, x in enumerate(given):
+                addresses[i] = x.ptr
+            launch(executor.stream)
+
+        executor.keep(unused)
+        return Work(run, source.entry, step, anywhere=lambda: all(o.in_place for o in operands))

@@ -1,0 +1,195 @@
+"""Preludes: the declarations that precede a generated kernel, of the functions that it uses and no others.
+
+Kernels, stage 6. In: the names that a kernel's source uses. Out: C++ that declares them. The functions have the same
+names on both machines, so that a kernel's arithmetic is written once: ``bf_p`` for the elementwise primitive ``p``,
+``to_float`` and ``from_float<T>`` for storage types, ``c64`` and ``c128``. They are the parts of ``.h`` and ``.cuh``
+files (``source_files.py``); ``DEVICE`` and ``HOST`` say of which. A whole prelude would take a compiler longer than the
+kernel does.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from blufunc import errors
+from blufunc.kernels.codegen import source_files
+
+_NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', re.DOTALL)  # comments and strings
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_COMPLEX = "complex"
+"""Last word of the head of a part that only kernels with complex numbers take."""
+_COMPLEX_TYPES = frozenset({"Complex", "c64", "c128"})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a prelude.
+
+    Attributes:
+      names: what it declares.
+      for_complex: whether only kernels that use one of ``c64``, ``c128`` and ``Complex`` take it.
+      source: C++.
+      uses: the names of other parts in the source.
+    """
+
+    names: tuple[str, ...]
+    for_complex: bool
+    source: str
+    uses: frozenset[str]
+
+
+class Prelude:
+    """The functions of one machine.
+
+    Args:
+      machine: its name in errors.
+      files: paths of sources, each after those that it uses.
+      overrides: paths of sources whose parts take the place of parts of ``files`` with the same names.
+      absent: names that the machine does not have.
+      fix: of the error for an unknown name.
+      namespace: whether declarations are in an anonymous namespace, so that two libraries never see each other's.
+    """
+
+    def __init__(
+        self,
+        machine: str,
+        files: Sequence[str],
+        fix: str,
+        overrides: Sequence[str] = (),
+        absent: Iterable[str] = (),
+        namespace: bool = False,
+    ):
+        self._machine, self._fix, self._absent = machine, fix, frozenset(absent)
+        self._files, self._overrides = tuple(files), tuple(overrides)
+        self._around = ("namespace {\n", "}\n") if namespace else ("", "")
+
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts, each after those that it uses."""
+        own = _read(self._overrides)
+        placed = {(name, is_complex) for names, is_complex, _ in own for name in names}
+        shared = [
+            part for part in _read(self._files)
+            if not self._absent.intersection(part[0]) and not any((name, part[1]) in placed for name in part[0])
+        ]  # fmt: skip
+        declared = frozenset(name for names, _, _ in own + shared for name in names)
+        found = tuple(
+            Part(names, is_complex, source, (declared & _words(source)).difference(names))
+            for names, is_complex, source in own + shared
+        )
+        return _in_order(found) if self._overrides else found
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """Everything that the prelude can declare."""
+        return frozenset(name for part in self.parts for name in part.names)
+
+    def used_names(self, source: str) -> frozenset[str]:
+        """Names of the prelude in the source of a kernel."""
+        return self.names & _words(source)
+
+    def source(self, wanted: Iterable[str]) -> str:
+        """C++ that declares some names and what they need.
+
+        Functions of complex numbers are declared if one of ``c64``, ``c128`` and ``Complex`` is.
+
+        Raises:
+          UnsupportedError: there is no such name.
+        """
+        before, after = self._around
+        return before + "".join(part.source for part in self.chosen_parts(frozenset(wanted))) + after
+
+    @functools.lru_cache(2048)  # noqa: B019 - there are two preludes
+    def chosen_parts(self, wanted: frozenset[str]) -> tuple[Part, ...]:
+        """The parts of ``source(wanted)``, in their order."""
+        if unknown := wanted - self.names:
+            raise errors.UnsupportedError(
+                f"the {self._machine} prelude has no {', '.join(sorted(unknown))}.",
+                why="a kernel is generated from operations that are written out in C++.",
+                fix=self._fix,
+            )
+        needed, chosen, grown = set(wanted), set(), True
+        while grown:
+            grown = False
+            for part in self.parts:
+                fits = not part.for_complex or needed & _COMPLEX_TYPES
+                if part not in chosen and fits and needed.intersection(part.names):
+                    chosen.add(part)
+                    needed |= part.uses
+                    grown = True
+        return tuple(part for part in self.parts if part in chosen)
+
+    def with_prelude(self, source: str) -> str:
+        """A kernel's source after the prelude that it needs."""
+        return self.source(self.used_names(source)) + source
+
+
+def _read(files: Iterable[str]) -> list[tuple[tuple[str, ...], bool, str]]:
+    """Names, kind and source of the parts of some files."""
+    found = []
+    for file in files:
+        for head, source in source_files.parts(file).items():
+            words = head.split()
+            is_complex = words[-1] == _COMPLEX
+            found.append((tuple(words[: len(words) - is_complex]), is_complex, source))
+    return found
+
+
+def _words(source: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(_NO_CODE.sub("", source)))
+
+
+def _in_order(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Parts sorted such that each follows what it uses, as templates require."""
+    makers: dict[str, list[Part]] = {}
+    for part in parts:
+        for name in part.names:
+            makers.setdefault(name, []).append(part)
+    ordered: dict[Part, None] = {}
+    entered: set[Part] = set()
+
+    def visit(part: Part) -> None:
+        if part in entered:
+            return
+        entered.add(part)
+        for name in sorted(part.uses.union(part.names)):
+            for maker in makers[name]:
+                # overloads for real numbers precede those for complex ones, which call them
+                if maker.for_complex <= part.for_complex:
+                    visit(maker)
+        ordered[part] = None
+
+    for part in parts:
+        visit(part)
+    return tuple(ordered)
+
+
+_SHARED = ("codegen/include/bf_scalar.h", "codegen/include/bf_complex.h")
+
+DEVICE = Prelude(
+    "CUDA",
+    (*_SHARED, "backends/cuda/include/reduce.cuh", "backends/cuda/include/cluster.cuh"),
+    fix="leave the operation to the library or the host (see codegen.prelude.DEVICE.names)",
+)
+"""Functions of CUDA devices."""
+
+HOST = Prelude(
+    "host",
+    _SHARED,
+    fix="leave the operation to NumPy (see codegen.prelude.HOST.names)",
+    overrides=tuple(f"backends/cpu/include/bf_{name}.h" for name in ("scalar", "math", "complex")),
+    absent=(
+        "bf_erfcx",
+        "ptx_exp",
+        "ptx_exp_ftz",
+        "ptx_logistic",
+        "ptx_max",
+        "ptx_min",
+        "ptx_rcp",
+    ),  # libm has no erfcx
+    namespace=True,
+)
+"""Functions of the host."""

@@ -1,0 +1,208 @@
+"""Single elements of the values in a jaxpr: where each comes from, as positions along named axes.
+
+A face, below ``patterns.py``. A **point** is a value of the program and, for each of its dimensions, which
+element: ``Place(label, stride, start)`` is ``stride * i + start``, where i goes along the axis called ``label``.
+Transposes, broadcasts and slices change places and no values, so what is the same element is the same point however
+the array was laid out; elementwise operations have points of the same places as operands. All that asks what a mask or
+a bias is at (query, key), symbolically or in the code of a kernel, goes by this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops.shape import slice_p
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape_p, transpose_p
+from blufunc.core.programs import simplify
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp_call_p, owner_of
+
+
+class Place(NamedTuple):
+    """An element along a dimension: ``stride * i + start`` for position i of the axis ``label``."""
+
+    label: Hashable
+    stride: int = 1
+    start: int = 0
+
+
+FIRST = Place(None, 0, 0)
+"""The one element of a dimension of size 1."""
+
+
+def places_of(shape: Sequence[int]) -> tuple[Place, ...]:
+    """All elements of an array, by axes whose labels are the numbers of its dimensions; those of size 1 have none."""
+    return tuple([FIRST if n == 1 else Place(d) for d, n in enumerate(shape)])
+
+
+class Point(NamedTuple):
+    """One element of a value, for each position along the axes that its places name."""
+
+    atom: Atom
+    places: tuple[Place, ...]
+
+    @property
+    def labels(self) -> tuple[Hashable, ...]:
+        """The axes along which it differs."""
+        return tuple([p.label for p in self.places if p.label is not None])
+
+    def at(self, atom: Atom) -> Point:
+        """The same element of another value of this shape, or a number."""
+        return Point(atom, self.places if atom.aval.ndim else ())
+
+
+# -- movement --------------------------------------------------------------------------------------
+
+
+def _broadcast(eqn: Eqn, places: tuple[Place, ...]) -> tuple[Place, ...]:
+    shape = eqn.invars[0].aval.shape
+    return tuple([FIRST if n == 1 else places[d] for n, d in zip(shape, eqn.params["dims"], strict=True)])
+
+
+def _transpose(eqn: Eqn, places: tuple[Place, ...]) -> tuple[Place, ...]:
+    permutation = eqn.params["permutation"]
+    return tuple([places[permutation.index(d)] for d in range(len(permutation))])
+
+
+def _reshape(eqn: Eqn, places: tuple[Place, ...]) -> tuple[Place, ...] | None:
+    """Of reshapes that only add or remove dimensions of size 1."""
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    if [n for n in before if n != 1] != [n for n in after if n != 1]:
+        return None
+    rest = iter([p for n, p in zip(after, places, strict=True) if n != 1])
+    return tuple([FIRST if n == 1 else next(rest) for n in before])
+
+
+def _slice(eqn: Eqn, places: tuple[Place, ...]) -> tuple[Place, ...]:
+    starts = eqn.params["start_indices"]
+    strides = eqn.params["strides"] or (1,) * len(starts)
+    return tuple(
+        [
+            Place(p.label, p.stride * n, p.start * n + lo)
+            for p, lo, n in zip(places, starts, strides, strict=True)
+        ]
+    )
+
+
+_MOVES: dict[Any, Callable[[Eqn, tuple[Place, ...]], tuple[Place, ...] | None]] = {
+    broadcast_in_dim_p: _broadcast,
+    transpose_p: _transpose,
+    reshape_p: _reshape,
+    slice_p: _slice,
+}
+"""For operations that only move elements: the places in their operand."""
+
+
+def _same_value(eqn: Eqn) -> bool:
+    """Whether the result counts as the operand: the same number, but for the precision in which it is handed on."""
+    if eqn.prim is not ew.convert_p:
+        return eqn.prim is ew.copy_p
+    before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if dtypes.is_floating(after):
+        return not dtypes.is_complex(before)
+    return dtypes.is_integer(after) and not dtypes.is_inexact(before) and after.itemsize >= before.itemsize
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+class Graph:
+    """The equations of a jaxpr by what they make.
+
+    Args:
+      jaxpr: the program.
+      known: functions with derivative rules of their own that are looked into: they say nothing else than derivatives
+        of the equations would. What other rules say would be lost.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, known: Sequence[Any] = ()):
+        self.jaxpr, self._known = jaxpr, known
+        self._made: dict[Any, Eqn] = {}
+        self._names: dict[Any, Atom] = {}
+        self._outer: dict[int, Eqn] = {}
+        self._readers: dict[Any, list[Eqn]] = {}
+        self._replaced: dict[int, Eqn] = {}
+        for eqn in jaxpr.eqns:
+            self._add(eqn, eqn)
+            for v in {a for a in eqn.invars if a.__class__ is not Literal}:
+                self._readers.setdefault(v, []).append(eqn)
+        self._outward = {self.named(v): v for e in jaxpr.eqns for v in e.outvars}
+
+    def _add(self, eqn: Eqn, outer: Eqn) -> None:
+        if eqn.prim is custom_jvp_call_p and owner_of(eqn.params["rule"]) in self._known:
+            for inner in simplify.put_in_place(eqn, eqn.params["jaxpr"], eqn.invars, self._names.__setitem__):
+                self._add(inner, outer)
+            return
+        self._outer[id(eqn)] = outer
+        self._made.update(dict.fromkeys(eqn.outvars, eqn))
+
+    def replace(self, last: Eqn, made: Eqn) -> None:
+        """Have ``made`` in the place of ``last``, and of all that only led to it."""
+        self._outer[id(made)] = made
+        self._made.update(dict.fromkeys(made.outvars, made))
+        self._replaced[id(last)] = made
+
+    @property
+    def eqns(self) -> list[Eqn]:
+        """The equations of the jaxpr, with those that replace some of them."""
+        return [self._replaced.get(id(e), e) for e in self.jaxpr.eqns]
+
+    def named(self, atom: Atom) -> Atom:
+        """The value that a variable stands for."""
+        while atom in self._names:
+            atom = self._names[atom]
+        return atom
+
+    def maker(self, atom: Atom) -> Eqn | None:
+        """The equation that makes a value; None for parameters and numbers."""
+        return None if atom.__class__ is Literal else self._made.get(self.named(atom))
+
+    def outer(self, eqn: Eqn) -> Eqn:
+        """The equation of the jaxpr that an equation is, or is in."""
+        return self._outer[id(eqn)]
+
+    def outward(self, atom: Atom) -> Any:
+        """The variable of the jaxpr for one that may be inside of a function with derivatives of its own."""
+        return self._outward.get(atom, atom)
+
+    def readers(self, var: Any) -> list[Eqn]:
+        """The equations of the jaxpr that read a variable of the jaxpr."""
+        return self._readers.get(var, [])
+
+    # -- points ------------------------------------------------------------------------------------
+
+    def moved(self, point: Point, skip: Callable[[Eqn], bool] = lambda eqn: False) -> Point:
+        """The point that this one is, before it was moved; or before operations of one operand that ``skip`` names."""
+        while True:
+            eqn = self.maker(point.atom)
+            point = Point(self.named(point.atom), point.places)
+            if eqn is None:
+                return point
+            if skip(eqn):
+                point = point.at(eqn.invars[0])
+                continue
+            move = _MOVES.get(eqn.prim)
+            places = None if move is None else move(eqn, point.places)
+            if places is None:
+                return point
+            point = Point(eqn.invars[0], places)
+
+    def thin(self, point: Point) -> Point:
+        """The same before it was moved or converted."""
+        return self.moved(point, _same_value)
+
+    def operands(self, point: Point) -> tuple[Eqn, list[Point]] | None:
+        """The operation on single elements that makes a point, which was not moved, and the points that it is of."""
+        eqn = self.maker(point.atom)
+        if eqn is None or not isinstance(eqn.prim, Elementwise) or eqn.prim.multiple_results:
+            return None
+        return eqn, [point.at(a) for a in eqn.invars]
+
+    def constant(self, point: Point) -> Any:
+        """The number that a point is everywhere; None if it is not one."""
+        found = self.thin(point).atom
+        return found.value if isinstance(found, Literal) else None

@@ -1,0 +1,109 @@
+"""Every C++ and CUDA file of the package compiles: each of its parts is in one of these sources.
+
+What the kernels compute, and that they do not spill, is tested beside the modules that launch them.
+"""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from blufunc.kernels import codegen
+from blufunc.kernels.backends.cpu import gemm, toolchain
+from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER
+from blufunc.kernels.backends.cuda.driver import nvrtc, sm_reservation
+from blufunc.kernels.backends.cuda.library import scatter, softmax_gemm, split_gemm
+from blufunc.kernels.backends.cuda.library.attention import kernels as attention
+from blufunc.kernels.backends.cuda.render.source import _FILE as KERNEL_PARTS
+from blufunc.kernels.codegen import source_files
+from blufunc.kernels.codegen.prelude import DEVICE, HOST
+from tests.emulation.cuda_machines import needs_nvrtc
+from tests.kernels.backends.cuda.library.test_attention_mods import given
+
+ROOT = Path(codegen.__file__).parents[1]
+FILES = sorted(str(p.relative_to(ROOT)) for end in ("h", "cuh") for p in ROOT.rglob(f"*.{end}"))
+BF16, F16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+EMPTY = 'extern "C" __global__ void k() {}\n'
+
+
+def attention_source(kernel, arch, features=16, dtype=BF16, parts=0, code=attention.NO_CODE):
+    tiling = kernel.tiling(features, arch, code, parts)
+    return DEVICE.with_prelude(attention.source(kernel, dtype, features, True, tiling, code, parts))
+
+
+def mods_source():
+    *_, code = given("both")
+    return attention_source(attention.FORWARD_KERNEL.lists, "sm_80", code=code)
+
+
+# what is compiled, for which architectures, and of what
+DEVICE_SOURCES = {
+    "all of the prelude": ("sm_80 sm_90a", lambda arch: DEVICE.source(DEVICE.names) + EMPTY),
+    "kernel parts": (
+        "sm_80 sm_90a",
+        lambda arch: DEVICE.with_prelude(source_files.source(KERNEL_PARTS) + "typedef bf16 used;\n" + EMPTY),
+    ),
+    "scatter": ("sm_80 sm_90a", lambda arch: scatter.source("add", BF16, "int32", 4, True)),
+    "SM reservation": (
+        "sm_80 sm_90a",
+        lambda arch: source_files.source(sm_reservation._FILE, CLUSTER=COLLECTIVE_CLUSTER),
+    ),
+    "softmax GEMM": (
+        "sm_90a",
+        lambda arch: softmax_gemm.source(softmax_gemm.SoftmaxGemm(256, 192, 64, by_rows=True)),
+    ),
+    "split GEMM": (
+        "sm_90a",
+        lambda arch: split_gemm.source(split_gemm.SplitGemm(128, 64, 64, (True, False), columns=64)),
+    ),
+    "attention": ("sm_80 sm_90a", lambda arch: attention_source(attention.FORWARD_KERNEL, arch)),
+    "attention of two parts": (
+        "sm_90a",
+        lambda arch: attention_source(attention.KEY_KERNEL, arch, dtype=F16, parts=2),
+    ),
+    "attention's tiles": ("sm_80", lambda arch: mods_source()),
+    "gradient of queries": ("sm_80 sm_90a", lambda arch: attention_source(attention.QUERY_KERNEL, arch, 48)),
+    "gradients of keys, summed": (
+        "sm_90a",
+        lambda arch: attention_source(attention.KEY_KERNEL.summed, arch, 48),
+    ),
+    "all gradients": ("sm_90a", lambda arch: attention_source(attention.PLANE_KERNEL, arch, 64)),
+}
+HOST_SOURCES = {
+    "all of the prelude": lambda: HOST.source(HOST.names),
+    "GEMM": gemm._source,
+    "probe": lambda: source_files.source(toolchain._PROBE),
+}
+CASES = [(name, arch) for name, (archs, _) in DEVICE_SOURCES.items() for arch in archs.split()]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("name", "arch"), CASES)
+def test_device_sources_compile(name, arch):
+    source = DEVICE_SOURCES[name][1](arch)
+    binary = nvrtc.build(source, arch, name, ["--ptxas-options=-O1"])
+    assert len(binary.resources()) == source.count('extern "C" __global__')
+
+
+@pytest.mark.parametrize("name", HOST_SOURCES)
+def test_host_sources_compile(name):
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("this machine has no C++ compiler")
+    command = [compiler, "-x", "c++", "-std=c++17", "-fopenmp", "-fsyntax-only", "-"]
+    subprocess.run(command, input=HOST_SOURCES[name](), text=True, check=True, timeout=60)
+
+
+def test_every_part_of_every_file_is_compiled():
+    squeezed = lambda text: re.sub(r"\s", "", text)
+    made = [maker(arch) for archs, maker in DEVICE_SOURCES.values() for arch in archs.split()]
+    everything = squeezed("".join([*made, *(maker() for maker in HOST_SOURCES.values())]))
+    missing = [
+        (file, name) for file in FILES for name, part in source_files.parts(file).items()
+        if squeezed(part) not in everything
+    ]  # fmt: skip
+    assert not missing

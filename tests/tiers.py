@@ -1,0 +1,124 @@
+"""Two tiers of tests: ``make test`` runs the quick one, ``make test-all`` both; ``.ci/run`` runs one after the other.
+
+In come the collected tests, out goes the part of them that a tier holds. Quick and rest are complements, so that no
+test runs twice or never. A test is in the rest if it is marked ``slow`` or ``peer`` (``make test-peers`` runs the
+latter by themselves), or a case of a large parametrized test that the sample of its family leaves out. The sample
+holds the first and the last case, one of each ``STRIDE`` between them, and each case with a parameter value that no
+test has shown before: each row of a table of operations is in the quick tier at least once. ``sampled(n)`` replaces
+this rule for a family whose cases are costly: n cases, evenly spaced.
+"""
+
+import zlib
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+TIERS = ("quick", "rest", "all")
+SMALL = 8
+"""Families of at most this number of cases are quick in full."""
+STRIDE = 16
+
+
+def quick(items: Sequence[pytest.Item]) -> set[str]:
+    """The node ids of the quick tier among ``items``; depends on nothing but their order, markers and parameters."""
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("peer")):
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen: set[str] = set()
+    seen: set[Hashable] = set()
+    for name, cases in families.items():
+        for i in sorted(_sample(name, cases, seen)):
+            chosen.add(cases[i].nodeid)
+            seen.update(_values(cases[i]))
+    return chosen
+
+
+def _sample(name: str, cases: Sequence[pytest.Item], seen: set[Hashable]) -> Iterable[int]:
+    """Positions in a family; ``seen`` holds the parameter values of earlier families.
+
+    Families start at different cases, so that those over one table take different rows of it.
+    """
+    n = len(cases)
+    if marker := cases[0].get_closest_marker("sampled"):
+        (wanted,) = marker.args
+        return evenly_spaced(n, wanted)
+    if n <= SMALL:
+        return range(n)
+    spaced = {0, *range(zlib.crc32(name.encode()) % STRIDE, n, STRIDE), n - 1}
+    found = seen | {v for i in spaced for v in _values(cases[i])}
+    for i, case in enumerate(cases):
+        values = _values(case)
+        if not values <= found:
+            spaced.add(i)
+            found |= values
+    return spaced
+
+
+def evenly_spaced(n: int, wanted: int) -> set[int]:
+    """Positions of ``wanted`` of n cases: the first, the last and those between, at equal distances."""
+    if wanted >= n:
+        return set(range(n))
+    return {i * (n - 1) // max(wanted - 1, 1) for i in range(wanted)}
+
+
+def _values(item: pytest.Item) -> set[Hashable]:
+    """The parameter values of a case: plain ones count once a file, others, such as rows of a table, once in all."""
+    callspec = getattr(item, "callspec", None)
+    return {_key(item, name, x) for name, x in callspec.params.items()} if callspec else set()
+
+
+def _key(item: pytest.Item, name: str, value: Any) -> Hashable:
+    plain = isinstance(value, str | int | float | bool | complex | tuple | type(None))
+    return (item.path, name, repr(value)) if plain else id(value)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Pytest's hook: the option ``--tier``."""
+    parser.addoption(
+        "--tier", choices=TIERS, default="all", help="the part of the tests to run: tests/tiers.py"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Pytest's hook: selects what the option asks for."""
+    config.pluginmanager.register(Selection(config.getoption("tier")))
+
+
+class Selection:
+    """Pytest plugin that keeps the tests of one tier and counts those that it leaves out.
+
+    Args:
+      tier: one of ``TIERS``.
+    """
+
+    def __init__(self, tier: str):
+        self.tier = tier
+        self.left = 0
+
+    @pytest.hookimpl(trylast=True)  # after -k and -m, which narrow both tiers
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        chosen = quick(items)
+        tiers: dict[str, list[pytest.Item]] = {"quick": [], "rest": [], "all": items.copy()}
+        for item in items:
+            tiers["quick" if item.nodeid in chosen else "rest"].append(item)
+        if self.tier == "quick":
+            self.left = len(tiers["rest"])
+        if self.tier != "all" and (others := tiers["rest" if self.tier == "quick" else "quick"]):
+            config.hook.pytest_deselected(items=others)
+        kept = tiers[self.tier]
+        slow_files = {item.path for item in kept if item.get_closest_marker("slow")}
+        # long tests begin first, so that no worker is left with one at the end
+        items[:] = sorted(kept, key=lambda i: i.path not in slow_files)
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["left"] = self.left
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Of xdist: its workers collect, and each counts the same."""
+        self.left = getattr(node, "workeroutput", {}).get("left", self.left)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.left:
+            terminalreporter.write_line(f"{self.left} tests left to make test-all")
