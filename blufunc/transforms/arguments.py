@@ -259,7 +259,7 @@ def bind_positional(fun: Callable, args: tuple, kwargs: dict) -> tuple:
     bound.apply_defaults()
     if bound.kwargs:
         raise errors.ArgumentError(
-            f"{name_of(fun)} got {', '.join(bound.kwargs)} as keyword-only arguments.",
+            f"{name_of(fun)} got {', '.join(bound.kwargs)} by keyword only.",
             why="functions with custom derivatives have positional arguments.",
             where=source.here(),
         )
