@@ -243,7 +243,7 @@ def check_structure(
     """Raise ``error`` with the differing paths unless two structures agree."""
     if expected != got:
         raise error(
-            f"{what}: {names[1]} has another structure than {names[0]}.",
+            f"{what}: {names[1]} has a different structure from {names[0]}.",
             where=source.here(),
             why="; ".join(paths.diff(expected, got, *names)[:5]),
             fix=fix or None,

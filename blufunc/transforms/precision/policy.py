@@ -22,6 +22,8 @@ The float32 class follows common practice in mixed-precision training (Micikevic
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.core import ops
 from blufunc.core.ir import dtypes, source
 from blufunc.core.primitives.kinds import AUTOCAST
 from blufunc.core.primitives.primitive import Primitive, named
@@ -36,6 +39,8 @@ from blufunc.core.primitives.primitive import Primitive, named
 
 def table() -> dict[str, tuple[str, ...]]:
     """The names of the primitives of each class: a view of ``autocast_class``."""
+    for module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
+        importlib.import_module(module.name)  # defines its primitives, which are otherwise imported on first use
     classes: dict[str, list[str]] = {cls: [] for cls in AUTOCAST}
     for name, prim in sorted(named.items()):
         if prim.autocast_class is not None:

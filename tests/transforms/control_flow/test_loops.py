@@ -183,7 +183,7 @@ ERRORS = {
         errors.CarryError,
         ("['a']", "f64[]", "f32[]", "<lambda>"),
     ),
-    "another structure": (
+    "a different structure": (
         lambda: fori_loop(0, 2, lambda i, c: (c, c), X),
         errors.CarryError,
         ("different structure", "<lambda>"),

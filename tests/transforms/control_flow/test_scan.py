@@ -668,7 +668,7 @@ ERRORS = {
         errors.CarryError,
         ("f32[]", "i32[]"),
     ),
-    "another structure": (
+    "a different structure": (
         lambda: scan(lambda c, x: ((c["a"], c["a"]), None), {"a": C}, length=2),
         errors.CarryError,
         ("different structure", "init"),

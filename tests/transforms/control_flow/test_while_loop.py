@@ -370,7 +370,7 @@ ERRORS = {
         errors.CarryError,
         ("[1]", "f64[]", "f64[2]"),
     ),
-    "another structure": (
+    "a different structure": (
         lambda: while_loop(lambda c: True, lambda c: [c[0]], (X,)),
         errors.CarryError,
         ("different structure", "while_loop"),
