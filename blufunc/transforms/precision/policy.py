@@ -40,7 +40,9 @@ from blufunc.core.primitives.primitive import Primitive, named
 def table() -> dict[str, tuple[str, ...]]:
     """The names of the primitives of each class: a view of ``autocast_class``."""
     for module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
-        importlib.import_module(module.name)  # defines its primitives, which are otherwise imported on first use
+        importlib.import_module(
+            module.name
+        )  # defines its primitives, which are otherwise imported on first use
     classes: dict[str, list[str]] = {cls: [] for cls in AUTOCAST}
     for name, prim in sorted(named.items()):
         if prim.autocast_class is not None:

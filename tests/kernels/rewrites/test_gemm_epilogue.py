@@ -10,9 +10,9 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax, nn
 from blufunc.core.arrays import backend
 from blufunc.core.ir import dtypes
-from blufunc.kernels.backends.cuda.library import control_flow
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
+from blufunc.kernels.backends.cuda.library import control_flow
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.inspect.program import Sight
 from examples.gpt import model as gpt

@@ -486,7 +486,10 @@ BAD = {
     "bwd returns no tuple": (with_bwd(lambda r, ct: ct), ("bwd rule of <lambda>", "must return a tuple")),
     "bwd returns a dictionary": (with_bwd(lambda r, ct: r), ("must return a tuple", "dict", "return (ct,)")),
     "too few cotangents": (with_bwd(lambda r, ct: ()), ("bwd rule of <lambda>", "a different structure")),
-    "too many cotangents": (with_bwd(lambda r, ct: (r, r)), ("bwd rule of <lambda>", "a different structure")),
+    "too many cotangents": (
+        with_bwd(lambda r, ct: (r, r)),
+        ("bwd rule of <lambda>", "a different structure"),
+    ),
     "a different structure": (with_bwd(lambda r, ct: ({"a": ct},)), ("a different structure", "['b']")),
     "one cotangent for a dictionary": (with_bwd(lambda r, ct: (ct,)), ("a different structure",)),
     "another shape": (

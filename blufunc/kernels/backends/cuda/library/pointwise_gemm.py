@@ -19,7 +19,7 @@ from blufunc.kernels.backends.cuda.device_model import (
     EPILOGUE_RATE,
     GEMM_SECONDS,
     GEMM_TILE_SECONDS,
-    H200,
+    HIDDEN_OPERATIONS,
     SM_COUNT,
 )
 from blufunc.kernels.backends.cuda.driver import driver, modules
@@ -52,9 +52,6 @@ _PANEL = 64
 
 _MOST_OPERANDS = 4
 """Matrices that an epilogue reads: each lane holds some rows of all of them in registers, ahead of the matmul."""
-
-_LOADS_AND_STORES = 6
-"""Instructions of an element besides those of its function."""
 
 _DTYPES = {"vector": (dtypes.bfloat16, dtypes.float32), "scalar": (dtypes.float32,)}
 _C_TYPES = {"matrix": "element", "bfloat16": "element", "float32": "float", "scalar": "float"}
@@ -120,17 +117,15 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
 
 
 def extra_seconds(eqn: Eqn) -> float:
-    """How much longer the kernel takes than the library's matmul: some time with each tile of an SM, whatever its
-    number of terms, and what of the epilogue the next tile's matmul does not hide.
+    """Seconds that the kernel takes longer than the library's matmul: some with each tile of an SM, whatever its number
+    of terms, and those of the instructions beyond what the next tile's matmul hides.
     """
     n = columns_of(eqn.invars[1].aval.shape, eqn.params["dimension_numbers"])
     m = eqn.outvars[0].aval.size // n
     tiles = -(-m // ROWS) * -(-n // COLUMNS)
-    operations = _LOADS_AND_STORES + sum(map(_operations, eqn.params["epilogue"].jaxpr.eqns))
-    epilogue = ROWS * COLUMNS * operations / EPILOGUE_RATE
-    terms = eqn.invars[0].aval.size // m
-    matmul = 2 * ROWS * COLUMNS * terms / (H200.narrow_products or H200.products) * SM_COUNT
-    return GEMM_SECONDS + -(-tiles // SM_COUNT) * (GEMM_TILE_SECONDS + max(0.0, epilogue - matmul))
+    operations = sum(map(_operations, eqn.params["epilogue"].jaxpr.eqns))
+    exposed = ROWS * COLUMNS * max(0, operations - HIDDEN_OPERATIONS) / EPILOGUE_RATE
+    return GEMM_SECONDS + -(-tiles // SM_COUNT) * (GEMM_TILE_SECONDS + exposed)
 
 
 def _operations(eqn: Eqn) -> int:
