@@ -1,4 +1,4 @@
-"""Segment reductions: sums and other folds of the rows of an array by segment index.
+"""Segment reductions: reductions of the rows of an array by segment index.
 
 A face above ``blufunc.numpy`` and ``lax``, with the names of ``jax.ops``. Each is one scatter into the identity of its
 operation, so that gradients are gathers. In: rows and their segment indices. Out: one row per segment; empty
@@ -83,7 +83,7 @@ def segment_max(
     mode: Any = None,
     out_sharding: None = None,
 ) -> Any:
-    """Maximum over the rows of each segment; -inf, or the least integer, for empty ones.
+    """Maximum over the rows of each segment; -inf, or the least integer, if empty.
 
     See ``segment_sum``. Ties share the derivative.
     """
@@ -101,7 +101,7 @@ def segment_min(
     mode: Any = None,
     out_sharding: None = None,
 ) -> Any:
-    """Minimum over the rows of each segment; inf, or the greatest integer, for empty ones.
+    """Minimum over the rows of each segment; inf, or the greatest integer, if empty.
 
     See ``segment_sum``. Ties share the derivative.
     """

@@ -1,9 +1,9 @@
-"""Sums and extrema over windows that slide over an array.
+"""Sums and extrema over sliding windows.
 
-Core operations, above ``sliding``, which knows where windows start. Sum and extrema of a box are those of its lines,
-axis by axis, so the cost of a window is the sum of its sizes and not their product. The sum is linear, and its
-transpose such a sum again; an extremum differentiates through the position of the element that it is, which is an
-operation of its own. Padding and holes never count: they hold the identity of the reduction.
+Core operations, above ``sliding``, which computes window positions. Boxes are reduced axis by axis, so the
+cost of a window is the sum of its sizes instead of their product. The sum is linear, and its transpose is a
+window sum too. An extremum differentiates through the position of its element, a separate operation. Padding
+and holes hold the identity of the reduction, so they never count.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Extremum(WindowReduction):
 
 
 class _Position(WindowReduction):
-    """Which element of each window, counted in row-major order, is the first extremum. NaN counts as extreme."""
+    """Row-major index of the first extremum of each window; NaN counts as extreme."""
 
     types = "ordered"
 
@@ -202,7 +202,7 @@ def _along_axes(
             out = np.empty(shape, x.dtype)
             continue
         source = _padded_along(out, axis, pad, holes, identity)
-        if m < window:  # few windows: each is a reduction of its own
+        if m < window:  # few windows: reduce each separately
             out = np.empty(source.shape[:axis] + (m,) + source.shape[axis + 1 :], x.dtype)
             for i in range(m):
                 line = _along(source, axis, i * stride, window, apart)
@@ -218,7 +218,7 @@ def _positions(
     x: np.ndarray, beats: np.ufunc, identity: Any, *, window_dimensions, window_strides, padding, base_dilation,
     window_dilation
 ) -> np.ndarray:  # fmt: skip
-    """Where in its window each extremum is, from the innermost axis outwards: the first of equal ones."""
+    """Position of the first extremum in each window, from the innermost axis outwards."""
     nans = dtypes.is_floating(x.dtype)
     best, at = x, np.zeros(x.shape, np.int32)
     inside = 1
@@ -255,12 +255,12 @@ def _positions(
 def _pick(
     t: Any, which: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
 ) -> Any:
-    """The element of each window of ``t`` at position ``which``; 0 where that is padding or a hole."""
+    """The element of each window of ``t`` at position ``which``; 0 outside of it."""
     shape, counts = t.aval.shape, which.aval.shape
     dtype = dtypes.int32 if t.aval.size <= np.iinfo(np.int32).max else dtypes.int64
     which = convert(which, dtype)
     flat = valid = None
-    disjoint = True  # no element is in two windows
+    disjoint = True  # windows do not overlap
     inside, stride_in_t = math.prod(window_dimensions), math.prod(shape)
     slides = zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
     for axis, (window, stride, (low, high), holes, apart) in enumerate(slides):

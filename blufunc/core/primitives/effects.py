@@ -18,7 +18,7 @@ DEBUG, ORDERED_DEBUG = "debug", "ordered_debug"
 IO, ORDERED_IO = "io", "ordered_io"
 
 REPORTS = frozenset({DEBUG, ORDERED_DEBUG})
-"""Effects of reports, which have no results: dropping them keeps a program's meaning."""
+"""Effects of reports without results, which do not change a program's meaning."""
 
 
 def acts(eqn: Eqn) -> bool:

@@ -96,7 +96,7 @@ def _check_lower(name: str, impl: Any, lower: Any, autocast_class: str | None, c
 
 
 def _check_made(name: str, impl: Any, types: Any, rules: dict[str, Any], out: Any) -> None:
-    """Raise ArgumentError for invalid arguments of a kind; arity is checked at each use."""
+    """Raise ArgumentError for invalid arguments of a kind; uses check the arity."""
     wrong = fix = None
     if impl is not None and not callable(impl):
         wrong, fix = f"impl={impl!r:.60} cannot be called", "give a function of NumPy arrays"
@@ -212,7 +212,7 @@ class Elementwise(Primitive):
         return super()._checked(avals, params)
 
     def _check_operands(self, n: int) -> None:
-        """Raise ArgumentError unless each of ``n`` operands has a derivative and transposition."""
+        """Raise ArgumentError unless each of ``n`` operands has both linear rules."""
         if not n:
             raise errors.ArgumentError(f"{self.name} takes one operand or more.", where=source.here())
         if isinstance(self.lower, CForm) and self.lower.operands() > n:

@@ -1,4 +1,4 @@
-"""Linear operations that all rules use: broadcast, reshape, transpose, sum, add_any.
+"""Linear operations that all rules use: broadcast, reshape, transpose, sum.
 
 Core operations. They are mutually dual (the transpose of a broadcast is a sum, and vice versa), so they share
 a module; all other operations build on them.
@@ -183,7 +183,7 @@ class _ReduceSum(Linear):
 
 
 class _AddAny(Primitive):
-    """The sum of two tangents of one type, the addition that differentiation introduces."""
+    """The sum of two tangents of one type: differentiation's own addition."""
 
     name, kind, ufunc, fresh = "add_any", "elementwise", np.add, True
     lower, linear, autocast_class = arithmetic("+"), BOTH, "widest"

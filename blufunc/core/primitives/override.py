@@ -169,4 +169,4 @@ def _split_jvp(prim: Primitive, trace: Any, primals: Any, tangents: Any, **param
 
 
 def _no_ufunc(dtype: Any) -> None:
-    """Replacement for ``ufunc_for``: replaced ``impl``s are called, so no ufunc may run."""
+    """Replacement of ``ufunc_for`` that makes executors call the replaced ``impl``."""

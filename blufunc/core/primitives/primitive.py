@@ -153,7 +153,7 @@ class Primitive:
     """
 
     split: Callable | None = None
-    """``(trace, args, **params) -> outs`` for a use with tangents and primals as operands.
+    """``(trace, args, **params) -> outs`` for a use on both tangents and primals.
 
     Primitives that call jaxprs compute the primal results in the parent trace and stage the others.
     """
@@ -172,7 +172,7 @@ class Primitive:
     """
 
     reference: Callable | None = None
-    """``(compile, **params) -> function`` on lists of NumPy arrays, in place of ``impl``.
+    """``(compile, **params) -> function`` of NumPy arrays, in place of ``impl``.
 
     For primitives that run jaxprs. ``compile(jaxpr)`` returns such a function for a body.
     """
@@ -192,7 +192,7 @@ class Primitive:
     """
 
     home: Callable | None = None
-    """``(**params) -> Device or None``: the device that programs with this use must run on.
+    """``(**params) -> Device or None``: the required device of a use.
 
     For operations that shard values over a mesh.
     """
@@ -202,7 +202,7 @@ class Primitive:
         return self.linear
 
     drop_outputs: Callable | None = None
-    """``(eqn, reads) -> Eqn`` without unread outputs, for primitives that can skip them."""
+    """``(eqn, reads) -> Eqn`` without unread outputs, where they can be skipped."""
 
     def effects_of(self, params: dict) -> frozenset[str]:
         """The effects of one use."""

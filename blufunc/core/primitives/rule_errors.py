@@ -29,7 +29,7 @@ RETURNS = {
 
 
 def rule_error(prim: Any, rule: str, what: str) -> errors.JaxprTypeError:
-    """The error for a wrong result of a rule; ``what`` completes "the jvp rule of sin ..."."""
+    """The error for a rule's wrong result; ``what`` completes "the jvp rule of sin"."""
     return errors.JaxprTypeError(
         f"the {rule} rule of {prim.name} {what}.",
         where=source.here(),

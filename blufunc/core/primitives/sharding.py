@@ -270,7 +270,7 @@ def rule_of(prim: Any, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray]
 
 
 def _misfit(rule: Any, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray]) -> str:
-    """The error in a rule, completing "the shard rule of sin ..."; "" if there is none."""
+    """The error in a rule, completing "the shard rule of sin ..."; "" if none."""
     if not isinstance(rule, Rule):
         return f"returned {rule!r:.60}, not a Rule"
     for what, sides, types in (("operand", rule.operands, avals), ("result", rule.results, outs)):

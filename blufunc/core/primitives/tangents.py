@@ -1,4 +1,4 @@
-"""Symbolic zeros and cotangent accumulators, the operands of differentiation rules.
+"""Symbolic zeros and cotangent accumulators: operands of differentiation rules.
 
 Core. ``jvp`` rules receive ``Zero`` for tangents known to vanish; ``transpose`` rules receive an
 ``Accumulator`` for each argument that the operation is linear in.

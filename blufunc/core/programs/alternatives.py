@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 _WRITTEN_BY_USERS = ("checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
-"""Calls of user functions; bodies of other calls are definitions of known operations."""
+"""Calls of user functions; other calls' bodies define known operations."""
 
 recognisers: list[tuple[frozenset[str], Callable[[Jaxpr], Found]]] = []
 """Recognizers in order, each with the primitives that its patterns require.

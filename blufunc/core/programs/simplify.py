@@ -81,7 +81,7 @@ def used(jaxpr: Jaxpr) -> set[Any]:
 
 
 def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
-    """The equation without its unread outputs if its primitive allows it, else unnamed."""
+    """The equation without its unread outputs, which are unnamed if they must stay."""
     narrowed = eqn.prim.drop_outputs(eqn, reads) if eqn.prim.drop_outputs is not None else None
     if narrowed is not None:
         return narrowed
@@ -133,7 +133,7 @@ def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
 
 
 def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
-    """Inline ``body`` on new variables in place of a call, for the ``step`` of ``rewrite``.
+    """Inline ``body`` on new variables in place of a call: for ``rewrite``'s ``step``.
 
     Its equations keep their lines. Those of a definition have none, or meaningless ones if it is elementwise:
     they get the line of the call.
@@ -153,7 +153,7 @@ def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable)
 
 
 def inline_definitions(jaxpr: Jaxpr, keep: Callable[[Primitive], bool] = lambda prim: False) -> Jaxpr:
-    """Inline the definition (``prim.lower``) of each primitive that has one, bodies too.
+    """Inline the definition (``prim.lower``) of each primitive, bodies included.
 
     For compilers and the partitioner, after all transforms; ``keep`` selects primitives with a better
     lowering.

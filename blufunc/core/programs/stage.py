@@ -122,7 +122,7 @@ def stage(
     labels: Sequence[str] | None = None,
     line: source.Source | None = None,
 ) -> Jaxpr:
-    """Trace ``fun``, on flat arguments and results, to a jaxpr with attached constants.
+    """Trace ``fun``, flat arguments to flat results, to a jaxpr with its constants.
 
     Args:
       fun: takes ``len(in_avals)`` values.

@@ -341,7 +341,7 @@ def _names(names: Any, what: str) -> tuple[str, ...]:
 
 
 def register_static(cls: _C) -> _C:
-    """Register hashable instances of ``cls`` as static nodes without children; a decorator."""
+    """Register hashable instances of ``cls`` as static, childless nodes; a decorator."""
     _register(cls, Kind(cls, lambda x: ((), x), lambda aux, xs: aux, _flat_keys))
     return cls
 
@@ -358,7 +358,7 @@ def static(**options: Any) -> Any:
 
 
 def register_leaf(cls: _C) -> _C:
-    """Register instances of ``cls``, a dataclass or namedtuple, as leaves; a decorator."""
+    """Register a dataclass or namedtuple ``cls`` as a leaf type; a decorator."""
     _register(cls, None)
     return cls
 

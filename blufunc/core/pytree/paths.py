@@ -90,7 +90,7 @@ _NO_OBJECT = object()
 
 
 def _paths(spec: Spec, path: Path, x: Any = _NO_OBJECT) -> Iterator[Path]:
-    """The paths of the leaves of ``spec``; classes may name the children of a live ``x``."""
+    """The paths of the leaves of ``spec``; a live ``x`` may name its children."""
     if spec is None:
         yield path
         return

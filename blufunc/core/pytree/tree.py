@@ -387,7 +387,7 @@ def structure(tree: PyTree, is_leaf: IsLeaf = None) -> TreeDef:
 
 
 def map(f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: IsLeaf = None) -> PyTree:
-    """Map ``f`` over the leaves of ``tree`` and the corresponding subtrees of ``rest``.
+    """Map ``f`` over the leaves of ``tree`` and the matching subtrees of ``rest``.
 
     The structure of ``tree`` must be a prefix of those of ``rest``.
     """
@@ -408,7 +408,7 @@ def check_function(f: Any, name: str) -> None:
 
 
 def transpose(outer: TreeDef, inner: TreeDef | None, tree: PyTree) -> PyTree:
-    """Swap an ``outer`` structure with the ``inner`` one: a list of dicts to a dict of lists.
+    """Swap ``outer`` and ``inner`` structures: a list of dicts to a dict of lists.
 
     Without ``inner``, it is the structure at the first leaf of ``outer``.
     """
@@ -493,7 +493,7 @@ def _flatten_up_to(treedef: TreeDef, tree: PyTree, names: tuple[str, str]) -> li
 
 
 def _up_to(spec: Spec, x: Any, found: list[PyTree], exactly: bool = False) -> None:
-    """Append the subtrees of ``x`` at ``spec``'s leaves; ``exactly``: as ``TreeDef`` compares."""
+    """Append the subtrees of ``x`` at ``spec``'s leaves to ``found``."""
     kind, aux, specs = spec  # type: ignore[misc]
     cls: type = type(x)
     if cls is not kind.cls:
@@ -530,7 +530,7 @@ def _up_to(spec: Spec, x: Any, found: list[PyTree], exactly: bool = False) -> No
 
 
 def _mismatches(spec: Spec, x: PyTree, names: tuple[str, str], path: Path) -> Iterator[str]:
-    """One line per deviation of ``x`` from ``spec``, of which it may extend the leaves."""
+    """One line per deviation of ``x`` from ``spec``, whose leaves it may extend."""
     if spec is None:
         return
     kind = KINDS[type(x)]
