@@ -173,12 +173,12 @@ def _stages(text: str) -> list[str]:
 
 def _check_value(name: str, value: Any) -> None:
     """Raise for an invalid value of a flag, which would otherwise be ignored."""
-    wanted = Config.__dataclass_fields__[name].type
-    if type(value).__name__ != wanted:
+    kind = Config.__dataclass_fields__[name].type
+    if type(value).__name__ != kind:
         raise errors.ArgumentError(
-            f"the flag {name!r} is a {wanted}, not {value!r:.60}.", fix=f"bf.config.{name} = ..."
+            f"the flag {name!r} is a {kind}, not {value!r:.60}.", fix=f"bf.config.{name} = ..."
         )
-    if wanted == "int" and value < 1:
+    if kind == "int" and value < 1:
         raise errors.ValueRangeError(f"the flag {name!r} cannot be {value}.", fix="it is at least 1")
     choices = STAGES if name == "debug" else _CHOICES.get(name, (value,))
     wrong = [one for one in (_stages(value) if name == "debug" else [value]) if one not in choices]

@@ -1,8 +1,7 @@
 """Pytrees under the older names of JAX: ``tree_util.tree_map`` is ``tree.map``.
 
-A face over ``core.pytree``, like ``tree``. In: the names and signatures of ``jax.tree_util``. Beyond ``tree``
-it has JAX's forms of registration, ``Partial``, and inspection of structures. A class is registered once, for
-both.
+A face over ``core.pytree``, like ``tree``. In: the names and signatures of ``jax.tree_util``. Beyond ``tree`` it has
+JAX's forms of registration, ``Partial``, and inspection of structures. A class is registered once, for both.
 """
 
 from __future__ import annotations

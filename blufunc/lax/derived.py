@@ -137,9 +137,7 @@ def _top(operand: Any, k: int, axis: int, name: str) -> tuple[Value, Value]:
     x = lift(operand)
     axis = axis_in(axis, x.aval.ndim, name)
     last = x.aval.ndim - 1
-    flip = (
-        bitwise_not if dtypes.is_integer(x.aval.dtype) else neg
-    )  # both reverse the order, for all values
+    flip = bitwise_not if dtypes.is_integer(x.aval.dtype) else neg  # both reverse the order, for all values
     values, places = top_k(move_dim(x if from_largest else flip(x), axis, last), k)
     values, places = move_dim(values, last, axis), move_dim(places, last, axis)
     return values if from_largest else flip(values), places

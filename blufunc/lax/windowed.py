@@ -181,7 +181,7 @@ def _combined_windows(
 
 
 def _combined_along(
-    problem: _Reduction, xs: list[Value], axis: int, window: int, stride: int, apart: int, n: int
+    problem: _Reduction, xs: list[Value], axis: int, window: int, stride: int, spacing: int, n: int
 ) -> list[Value]:
     """The first ``n`` windows along one axis."""
     size, length = 1, xs[0].aval.shape[axis]
@@ -192,12 +192,12 @@ def _combined_along(
         if window & size:
             part = [_line(x, axis, offset, offset + reach, stride) for x in xs]
             done = problem.combine(done, part) if done else part
-            offset += size * apart
+            offset += size * spacing
         if 2 * size > window:
             return done
-        length -= size * apart
+        length -= size * spacing
         near = [_line(x, axis, 0, length) for x in xs]
-        far = [_line(x, axis, size * apart, size * apart + length) for x in xs]
+        far = [_line(x, axis, size * spacing, size * spacing + length) for x in xs]
         xs = problem.combine(near, far)
         size *= 2
 

@@ -153,10 +153,10 @@ def _fans(shape: tuple[int, ...], in_axis: Axes, out_axis: Axes, batch_axis: Axe
     return inputs * field, outputs * field
 
 
-def _choice(name: str, given: str, known: Any) -> None:
-    if given not in known:
+def _choice(name: str, choice: str, known: Any) -> None:
+    if choice not in known:
         raise errors.ValueRangeError(
-            f"{given!r} is not a {name} of variance_scaling.",
+            f"{choice!r} is not a {name} of variance_scaling.",
             where=source.here(),
             fix=f"use one of {', '.join(known)}",
         )

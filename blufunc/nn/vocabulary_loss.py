@@ -44,10 +44,9 @@ def linear_cross_entropy(
         loss = nn.linear_cross_entropy(x, params["tokens"], labels)          # tied to an embedding [V, C]
         loss = nn.linear_cross_entropy(x, kernel, labels, layout="CV")       # the kernel of a dense layer
 
-    With ``logits = soft_cap * tanh((x @ weight.T + bias) / soft_cap)`` and ``log_z = logsumexp(logits)``, the
-    loss of a token is ``log_z - (1 - label_smoothing) * logits[label] - label_smoothing * mean(logits) +
-    z_loss * log_z**2``: label smoothing as in Szegedy et al. (arXiv:1512.00567), z-loss as in PaLM
-    (arXiv:2204.02311).
+    With ``logits = soft_cap * tanh((x @ weight.T + bias) / soft_cap)`` and ``log_z = logsumexp(logits)``, the loss of
+    a token is ``log_z - (1 - label_smoothing) * logits[label] - label_smoothing * mean(logits) + z_loss * log_z**2``:
+    label smoothing as in Szegedy et al. (arXiv:1512.00567), z-loss as in PaLM (arXiv:2204.02311).
 
     The value and its gradients match the plain form, up to rounding. Only one chunk [chunk, V] of logits
     exists at a time, and its gradient overwrites it. With a mean or a sum, the gradients are computed along
@@ -55,9 +54,8 @@ def linear_cross_entropy(
     Matmuls have the operands' dtype (under ``autocast``, the low one), as ``x @ weight.T`` has. Losses and
     the weight gradient, a sum over tokens, are accumulated in float32 or wider.
 
-    If tokens are sharded, each device has its own chunks, and the gradient of the weight is all-reduced once.
-    A sharded weight is gathered first: for a sharded vocabulary use
-    ``bf.parallel.vocabulary_parallel_cross_entropy``.
+    If tokens are sharded, each device has its own chunks, and the gradient of the weight is all-reduced once. A
+    sharded weight is gathered first: for a sharded vocabulary use ``bf.parallel.vocabulary_parallel_cross_entropy``.
 
     Args:
       x: floats [..., C].

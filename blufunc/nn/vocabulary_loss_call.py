@@ -8,8 +8,7 @@ every compiler inlines it. Four primitives, of x [..., C], weight, labels [...] 
     linear_cross_entropy_grads    x, weight, labels, shares [...] -> losses, and the gradients of sum(shares * losses)
     linear_cross_entropy_total    x, weight, labels, shares [...], scale -> scale * sum(shares * losses)
 
-and within the third, where devices may have a kernel for it
-(``kernels/backends/cuda/library/softmax_gemm.py``):
+and within the third, where devices may have a kernel for it (``kernels/backends/cuda/library/softmax_gemm.py``):
 
     linear_softmax                x [n, C], weight, classes [n], live [n], near [n] -> slopes [n, V], losses [n],
                                   factors [n]: the cross-entropy of each row, and its gradient with respect to the
@@ -19,9 +18,8 @@ The transpose of the second is the third: individually differentiated losses rec
 their weights are known only in the backward pass. The last knows them in the forward pass: it is the third,
 without recomputation.
 
-All of them process the tokens in chunks: [chunk, V] logits are computed, read once, overwritten by their
-gradient, read by two matmuls, and freed before the next chunk begins. Matmuls accumulate the gradient of the
-weight in float32.
+All of them process the tokens in chunks: [chunk, V] logits are computed, read once, overwritten by their gradient,
+read by two matmuls, and freed before the next chunk begins. Matmuls accumulate the gradient of the weight in float32.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ LOGITS = 1 << 28
 LEAST = 1024
 """Tokens below which a chunk does not amortize updating the weight's gradient."""
 
-Wanted = tuple[bool, bool, bool]
+GradMask = tuple[bool, bool, bool]
 """Whether to compute the gradients of x, of the weight and of the bias."""
 
 IN_A_ROW = 32
@@ -265,11 +263,11 @@ def _losses(x: Any, weight: Any, labels: Any, *bias: Any, how: How) -> list[Any]
 
 
 def _grads(
-    x: Any, weight: Any, labels: Any, shares: Any, *bias: Any, how: How, wanted: Wanted, recompute: bool = False
+    x: Any, weight: Any, labels: Any, shares: Any, *bias: Any, how: How, wanted: GradMask, remat: bool = False
 ) -> list[Any]:
     """Losses of all tokens (inexact where the share is 0), and requested gradients.
 
-    ``recompute``: derivatives of this recompute the logits too, instead of keeping those of all chunks.
+    ``remat``: derivatives of this recompute the logits too, instead of keeping those of all chunks.
     """
     low, wide, (of_x, *of_rest) = how.low or x.dtype, wide_of(x), wanted
     summed = [a for a, want in zip((weight, *bias), of_rest, strict=False) if want]
@@ -280,8 +278,8 @@ def _grads(
     size = how.tokens(weight.shape[1 - how.features])
     args = (tokens, low_weight, bnp.ravel(labels), bnp.ravel(shares), *bias)
     of: dict[str, Any] = {"how": how, "wanted": wanted, "size": size, "dtype": x.dtype}
-    if recompute or not how.in_products(low, bias):
-        outs = _whole(*args, **of, recompute=recompute)
+    if remat or not how.in_products(low, bias):
+        outs = _whole(*args, **of, remat=remat)
     else:
         outs = _either(functools.partial(_whole, **of), functools.partial(_in_products, **of), args)
     shapes = (labels.shape, *((x.shape,) * of_x), *(a.shape for a in summed))
@@ -291,7 +289,7 @@ def _grads(
 
 def _whole(
     tokens: Any, weight: Any, labels: Any, shares: Any, *bias: Any,
-    how: How, wanted: Wanted, size: int, dtype: Any, recompute: bool = False,
+    how: How, wanted: GradMask, size: int, dtype: Any, remat: bool = False,
 ) -> list[Any]:  # fmt: skip
     """Losses and requested gradients through logits that their gradient overwrites."""
     wide, (of_x, of_weight, of_bias) = wide_of(tokens), wanted
@@ -310,12 +308,12 @@ def _whole(
             terms.append(bnp.sum(gradient, 0))
         return terms, outs
 
-    total, outs = _over_chunks(checkpoint(step) if recompute else step, [tokens, labels, shares], size)
+    total, outs = _over_chunks(checkpoint(step) if remat else step, [tokens, labels, shares], size)
     return [*outs, *total]
 
 
 def _in_products(
-    tokens: Any, weight: Any, labels: Any, shares: Any, *, how: How, wanted: Wanted, size: int, dtype: Any
+    tokens: Any, weight: Any, labels: Any, shares: Any, *, how: How, wanted: GradMask, size: int, dtype: Any
 ) -> list[Any]:
     """The same with slopes from the fused kernel in place of logits.
 
@@ -449,7 +447,7 @@ class _Grads(_OfTokens):
         return any(how["wanted"][1:])
 
     def linearize(self, trace, primals, tangents, *, jaxpr, **how):
-        recomputing = self.staged([v.aval for v in jaxpr.invars], recompute=True, **how)
+        recomputing = self.staged([v.aval for v in jaxpr.invars], remat=True, **how)
         return jit_p.linearize(trace, primals, tangents, jaxpr=recomputing, name=self.name)
 
 
@@ -465,8 +463,8 @@ class _Total(_OfTokens):
         wanted = tuple([i < len(of) and of[i].__class__ is not Zero for i in range(3)])
         late = (how.low or x.dtype) == dtypes.float16  # float16 cannot represent shares of a large batch
         with set_trace(trace.split):  # gradients are primal values, inner products with tangents are linear
-            given = shares if late else shares * scale
-            ins = (x, weight, labels, given, *bias)
+            weighted = shares if late else shares * scale
+            ins = (x, weight, labels, weighted, *bias)
             losses, *grads = linear_cross_entropy_grads_p.at(*ins, how=how, wanted=wanted)
             perturbed = [t for t, want in zip(of, wanted, strict=False) if want]
             wide = losses.dtype

@@ -34,8 +34,8 @@ def exact(value: Any) -> Any:
         return (value.__class__, *map(exact, value))
     if isinstance(value, frozenset):
         return (value.__class__, frozenset(map(exact, value)))
-    made = getattr(value.__class__, "__dataclass_params__", None)
-    if made is None or not made.eq:
+    options = getattr(value.__class__, "__dataclass_params__", None)
+    if options is None or not options.eq:
         return value
     fields = [exact(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare]
     key = (value.__class__, value, *fields)

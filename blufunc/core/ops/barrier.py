@@ -1,8 +1,7 @@
 """Optimization barrier: values that simplification must not remove or merge.
 
-Core operation. In: several values of any types. Out: the same values; passes neither merge two barriers, nor
-fold one, nor look through it. It is the identity to every transform, which adds barriers on tangents and
-cotangents.
+Core operation. In: several values of any types. Out: the same values; passes neither merge two barriers, nor fold
+one, nor look through it. It is the identity to every transform, which adds barriers on tangents and cotangents.
 """
 
 from __future__ import annotations

@@ -51,9 +51,7 @@ class DotAlgorithmPreset(enum.StrEnum):
     TF32_TF32_F32 = "TF32_TF32_F32"
     F16_F16_F32_SCALED = "F16_F16_F32_SCALED"
     """Rows and columns are scaled by powers of two to similar largest elements.
-
-    Elements are rounded to 11 bits as by ``TF32_TF32_F32`` if above 2^-27 of the largest in their sum.
-    """
+    Elements are rounded to 11 bits as by ``TF32_TF32_F32`` if above 2^-27 of the largest in their sum."""
     F16_F16_F32_X3 = "F16_F16_F32_X3"
     """On rows and columns scaled as by ``F16_F16_F32_SCALED``."""
 
@@ -191,12 +189,12 @@ def _cotangent(ct, ct_contract, batch, other, free, other_batch, other_contract,
     # the remaining axes of the other operand keep their order
     contract = tuple(contract[i] for i in np.argsort(other_contract))
     for first in (ct_first, not ct_first):
-        made = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
-        if made == tuple(range(aval.ndim)):
+        layout = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
+        if layout == tuple(range(aval.ndim)):
             break
     else:
         first = ct_first
-        made = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
+        layout = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
     other = convert(other, ct.dtype) if other.dtype != ct.dtype else other
     if first:
         numbers = ((ct_contract, free), (batch, other_batch))
@@ -204,7 +202,7 @@ def _cotangent(ct, ct_contract, batch, other, free, other_batch, other_contract,
     else:
         numbers = ((free, ct_contract), (other_batch, batch))
         out = dot_general(other, ct, numbers, precision, aval.dtype)
-    return transpose(out, tuple(made.index(d) for d in range(aval.ndim)))
+    return transpose(out, tuple(layout.index(d) for d in range(aval.ndim)))
 
 
 def _check_axes(side: str, x: ShapedArray, contract: Axes, batch: Axes) -> None:

@@ -664,9 +664,7 @@ class _Bitcast(Elementwise):
 
     def shard(self, avals, outs, **params):
         b = Factoring()
-        dims = b.each(
-            avals[0].shape[: outs[0].ndim]
-        )  # to another width it adds or removes a last dimension
+        dims = b.each(avals[0].shape[: outs[0].ndim])  # to another width it adds or removes a last dimension
         return b.rule(*[[[*dims, *[()] * (a.ndim - len(dims))]] for a in (avals[0], outs[0])])
 
     def __init__(self):

@@ -1,8 +1,7 @@
 """``fft``: discrete Fourier transforms over the last axes.
 
 Core operations. All four kinds are linear, and each is transposed by a transform of the same size, so that
-derivatives cost the same as values. Only the inverse ones are normalized: they divide by the number of
-elements.
+derivatives cost the same as values. Only the inverse ones are normalized: they divide by the number of elements.
 """
 
 from __future__ import annotations

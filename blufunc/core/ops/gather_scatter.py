@@ -1,10 +1,9 @@
 """Gather and scatter: reads and updates of windows at an array of indices.
 
-Core operations, above ``windows`` (dimension numbers) and ``rows`` (NumPy implementation). In: operand,
-indices and updates. Out: the gathered windows, or the updated operand. They share a file because each is the
-other's transpose. Batching uses the batching dimensions, so that ``vmap`` of a gather is one gather. Scatters
-are deterministic: of several updates to one element, ``scatter`` keeps the last in row-major order of the
-indices.
+Core operations, above ``windows`` (dimension numbers) and ``rows`` (NumPy implementation). In: operand, indices and
+updates. Out: the gathered windows, or the updated operand. They share a file because each is the other's transpose.
+Batching uses the batching dimensions, so that ``vmap`` of a gather is one gather. Scatters are deterministic: of
+several updates to one element, ``scatter`` keeps the last in row-major order of the indices.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ def prefix_scan(
 ) -> Elements:
     """Inclusive scan along ``axis`` with an associative ``combine(earlier, later)``.
 
-    Odd and even: adjacent pairs are combined, the pairs scanned, and the results combined with the elements
-    between. (R. E. Ladner and M. J. Fischer, "Parallel Prefix Computation", 1980.) The work is linear in the
-    length.
+    Odd and even: adjacent pairs are combined, the pairs scanned, and the results combined with the elements between.
+    (R. E. Ladner and M. J. Fischer, "Parallel Prefix Computation", 1980.) The work is linear in the length.
     """
     if reverse:
         # from the end: the later operand comes first

@@ -192,10 +192,10 @@ def _along_axes(
     """The reduction of each window, axis by axis."""
     out = x
     slides = zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
-    for axis, (window, stride, pad, holes, apart) in enumerate(slides):
+    for axis, (window, stride, pad, holes, spacing) in enumerate(slides):
         if window == stride == holes == 1 and pad == (0, 0):
             continue
-        m = count(out.shape[axis], window, stride, pad, holes, apart)
+        m = count(out.shape[axis], window, stride, pad, holes, spacing)
         if not m:
             shape = list(out.shape)
             shape[axis] = 0
@@ -205,12 +205,12 @@ def _along_axes(
         if m < window:  # few windows: reduce each separately
             out = np.empty(source.shape[:axis] + (m,) + source.shape[axis + 1 :], x.dtype)
             for i in range(m):
-                line = _along(source, axis, i * stride, window, apart)
+                line = _along(source, axis, i * stride, window, spacing)
                 ufunc.reduce(line, axis, out=_along(out, axis, i, 1, 1), keepdims=True)
             continue
         out = np.array(_along(source, axis, 0, m, stride))
         for k in range(1, window):
-            ufunc(out, _along(source, axis, k * apart, m, stride), out=out)
+            ufunc(out, _along(source, axis, k * spacing, m, stride), out=out)
     return np.array(x) if out is x else out
 
 
@@ -226,8 +226,8 @@ def _positions(
         zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
     )
     for axis in reversed(range(x.ndim)):
-        window, stride, pad, holes, apart = slides[axis]
-        m = count(best.shape[axis], window, stride, pad, holes, apart)
+        window, stride, pad, holes, spacing = slides[axis]
+        m = count(best.shape[axis], window, stride, pad, holes, spacing)
         if not m:
             return np.zeros(
                 _counts(x.shape, window_dimensions=window_dimensions, window_strides=window_strides,
@@ -239,12 +239,12 @@ def _positions(
         best = np.array(_along(values, axis, 0, m, stride))
         at = np.array(_along(places, axis, 0, m, stride))
         for k in range(1, window):
-            value = _along(values, axis, k * apart, m, stride)
+            value = _along(values, axis, k * spacing, m, stride)
             wins = beats(value, best)
             if nans:
                 wins |= np.isnan(value) & ~np.isnan(best)
             np.copyto(best, value, where=wins)
-            np.copyto(at, _along(places, axis, k * apart, m, stride) + np.int32(k * inside), where=wins)
+            np.copyto(at, _along(places, axis, k * spacing, m, stride) + np.int32(k * inside), where=wins)
         inside *= window
     return at
 
@@ -263,13 +263,13 @@ def _pick(
     disjoint = True  # windows do not overlap
     inside, stride_in_t = math.prod(window_dimensions), math.prod(shape)
     slides = zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
-    for axis, (window, stride, (low, high), holes, apart) in enumerate(slides):
-        disjoint &= stride > (window - 1) * apart
+    for axis, (window, stride, (low, high), holes, spacing) in enumerate(slides):
+        disjoint &= stride > (window - 1) * spacing
         inside //= window
         stride_in_t //= max(shape[axis], 1)
         position = mul(iota(dtype, counts, axis), stride)
         if window > 1:
-            position = add(position, mul(rem(div(which, inside), window), apart))
+            position = add(position, mul(rem(div(which, inside), window), spacing))
         position = sub(position, low)
         if low > 0 or high > 0 or holes > 1:
             there = logical_and(ge(position, 0), lt(position, (shape[axis] - 1) * holes + 1))

@@ -1,8 +1,7 @@
 """NumPy implementation of gather and scatter: matrix rows chosen by a flat index.
 
-Below ``gather_scatter``. In: shapes, checked dimension numbers and sizes. Out: a ``Plan``, made once per
-combination, that turns an array of indices into row indices. ``sum_rows`` and ``combine_at`` are the
-arithmetic on such rows.
+Below ``gather_scatter``. In: shapes, checked dimension numbers and sizes. Out: a ``Plan``, made once per combination,
+that turns an array of indices into row indices. ``sum_rows`` and ``combine_at`` are the arithmetic on such rows.
 """
 
 from __future__ import annotations

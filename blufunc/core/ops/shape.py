@@ -129,9 +129,7 @@ class _Pad(Primitive):
         if any(value.tobytes()):
             out = np.full(shape, value, x.dtype)
         else:
-            out = np.zeros(
-                shape, x.dtype
-            )  # zeroed pages from the OS cost less than filling
+            out = np.zeros(shape, x.dtype)  # zeroed pages from the OS cost less than filling
         to, of = [], []
         for (lo, _, interior), n, m in zip(padding_config, x.shape, shape, strict=True):
             step = interior + 1  # element i goes to lo + i * step, if that is within [0, m)

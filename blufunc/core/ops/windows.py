@@ -21,8 +21,7 @@ class GatherScatterMode(enum.Enum):
     """Treatment of windows outside the operand.
 
     CLIP moves them inside. FILL_OR_DROP fills gathered windows with a constant, and skips scattered ones.
-    PROMISE_IN_BOUNDS says that there are none; if there are, gathers clip, scatters drop, and gradients are
-    wrong.
+    PROMISE_IN_BOUNDS says that there are none; if there are, gathers clip, scatters drop, and gradients are wrong.
     """
 
     CLIP = "clip"

@@ -48,11 +48,11 @@ def silenced(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
 
     def make() -> Jaxpr:
-        wanted = [
+        remaining = [
             e for e in jaxpr.eqns if not e.effects or any(v.__class__ is not DropVar for v in e.outvars)
         ]
         return jaxpr.replace(
-            eqns=[Eqn(e.prim, e.invars, e.outvars, silenced_params(e.params), e.source) for e in wanted]
+            eqns=[Eqn(e.prim, e.invars, e.outvars, silenced_params(e.params), e.source) for e in remaining]
         )
 
     return jaxpr.memoised("silenced", make)

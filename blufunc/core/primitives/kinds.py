@@ -107,9 +107,9 @@ def _check_made(name: str, impl: Any, types: Any, rules: dict[str, Any], out: An
             f"out={out!r:.60} is no dtype",
             "np.dtype('float32'), or a function of the operands' dtype",
         )
-    for what, given in rules.items():
-        if not (isinstance(given, (list, tuple)) and all(r is None or callable(r) for r in given)):
-            wrong = f"{what}={given!r:.60} is no list of functions"
+    for what, functions in rules.items():
+        if not (isinstance(functions, (list, tuple)) and all(r is None or callable(r) for r in functions)):
+            wrong = f"{what}={functions!r:.60} is no list of functions"
             fix = f"{what}=[...] with a function, or None, for each operand"
     if wrong:
         raise errors.ArgumentError(f"the primitive {name}: {wrong}.", where=source.here(), fix=fix)

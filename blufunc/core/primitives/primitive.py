@@ -28,9 +28,7 @@ named: weakref.WeakValueDictionary[str, Primitive] = weakref.WeakValueDictionary
 
 derived: dict[str, Callable] = {}
 """Rules derived from a definition: ``(prim, *arguments of the rule, params)``.
-
-For ``impl``, ``jvp``, ``transpose`` and ``batch``. Each transform adds its own.
-"""
+For ``impl``, ``jvp``, ``transpose`` and ``batch``. Each transform adds its own."""
 
 
 class Primitive:
@@ -131,10 +129,8 @@ class Primitive:
 
     lower: Any = None
     """The *definition* by other operations, ``(*args, **params) -> result`` (or list).
-
     Compilers substitute it for every use, and it supplies missing rules. An elementwise primitive may have a
-    ``CForm`` instead. None or ``unsupported("reason")``: ``impl`` computes it on the host.
-    """
+    ``CForm`` instead. None or ``unsupported("reason")``: ``impl`` computes it on the host."""
 
     @property
     def has_impl(self) -> bool:
@@ -148,34 +144,24 @@ class Primitive:
 
     linearize: Callable | None = None
     """``(trace, primals, tangents, **params) -> (outs, out_tangents)``.
-
-    For primitives that call jaxprs, whose jvp rule cannot be split into primal and tangent operations.
-    """
+    For primitives that call jaxprs, whose jvp rule cannot be split into primal and tangent operations."""
 
     split: Callable | None = None
     """``(trace, args, **params) -> outs`` for a use on both tangents and primals.
-
-    Primitives that call jaxprs compute the primal results in the parent trace and stage the others.
-    """
+    Primitives that call jaxprs compute the primal results in the parent trace and stage the others."""
 
     rewrite: Callable | None = None
     """``(bodies, operands, **params) -> outs``: a use under a user-defined transform.
-
-    For primitives that run jaxprs; ``transforms/extension/transform.py`` defines ``bodies``.
-    """
+    For primitives that run jaxprs; ``transforms/extension/transform.py`` defines ``bodies``."""
 
     autocast: Callable | None = None
     """``(cells, dtype, **params) -> outs``: a use in mixed precision.
-
-    For primitives with definitions that run in the low ``dtype``; ``transforms/precision/autocast.py``
-    defines cells.
-    """
+    For primitives with definitions that run in the low ``dtype``; ``transforms/precision/autocast.py`` defines
+    cells."""
 
     reference: Callable | None = None
     """``(compile, **params) -> function`` of NumPy arrays, in place of ``impl``.
-
-    For primitives that run jaxprs. ``compile(jaxpr)`` returns such a function for a body.
-    """
+    For primitives that run jaxprs. ``compile(jaxpr)`` returns such a function for a body."""
 
     def ufunc_for(self, dtype: Any) -> Any:
         """The ufunc that implements ``impl`` for results of ``dtype``, or None."""
@@ -186,16 +172,12 @@ class Primitive:
 
     shard: Callable | None = None
     """``(operand types, result types, **params) -> Rule``: the sharding rule.
-
-    See ``core/primitives/sharding.py``, and ``Factors`` for its einsum-like notation. Without one the
-    definition is partitioned; without a definition, every device computes the whole.
-    """
+    See ``core/primitives/sharding.py``, and ``Factors`` for its einsum-like notation. Without one the definition
+    is partitioned; without a definition, every device computes the whole."""
 
     home: Callable | None = None
     """``(**params) -> Device or None``: the required device of a use.
-
-    For operations that shard values over a mesh.
-    """
+    For operations that shard values over a mesh."""
 
     def linear_in(self, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], **params: Any) -> tuple:
         """The groups of operands in which one use is jointly linear."""

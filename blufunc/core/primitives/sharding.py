@@ -97,8 +97,7 @@ class Factoring:
 def common_factors(before: Shape, after: Shape, new: Callable[[int], tuple[int]]) -> tuple[list, list]:
     """The factors of two shapes of the same elements; ``new(size)`` makes one.
 
-    Matches from the first dimension on while one size divides the other; the remaining dimensions have no
-    factors.
+    Matches from the first dimension on while one size divides the other; the remaining dimensions have no factors.
     """
     dims: tuple[list, list] = ([() for _ in before], [() for _ in after])
     if 0 in before:
@@ -213,8 +212,8 @@ class Factors:
             wrong = f"{', '.join(unknown)} is no reduction"
         elif missing := [n for n in reduced if n not in {w for names in sides[0] for w in names}]:
             wrong = f"it reduces {', '.join(missing)}, and {spec!r} names no such dimension"
-        elif made := [n for n in reduced if all(n in names for names in sides[1])]:
-            wrong = f"it reduces {', '.join(made)}, which every result has"
+        elif present := [n for n in reduced if all(n in names for names in sides[1])]:
+            wrong = f"it reduces {', '.join(present)}, which every result has"
         if wrong:
             raise errors.ShardingError(
                 f"Factors: {wrong}.", where=source.here(), fix='Factors("i k, k j -> i j", k="sum")'

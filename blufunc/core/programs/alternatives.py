@@ -41,9 +41,7 @@ _WRITTEN_BY_USERS = ("checkpoint", "custom_jvp_call", "custom_vjp_call", "custom
 
 recognisers: list[tuple[frozenset[str], Callable[[Jaxpr], Found]]] = []
 """Recognizers in order, each with the primitives that its patterns require.
-
-``blufunc/__init__.py`` fills this list, and the next table.
-"""
+``blufunc/__init__.py`` fills this list, and the next table."""
 
 refusals: dict[str, Callable[[tuple[int, ...], np.dtype], str | None]] = {}
 """Per operation, sizes and dtype -> why no device has a kernel, or None."""
@@ -82,7 +80,9 @@ def recognised(jaxpr: Jaxpr) -> Found:
             if needed <= _primitives(jaxpr):
                 found, more = recognise(found)
                 misses += more
-        return (None if found is jaxpr else found), tuple(misses)  # a memo that held its own jaxpr would keep it alive
+        return (None if found is jaxpr else found), tuple(
+            misses
+        )  # a memo that held its own jaxpr would keep it alive
 
     found, misses = jaxpr.memoised("recognised", find)
     return Found(found or jaxpr, misses)
@@ -109,8 +109,8 @@ def recognised_everywhere(jaxpr: Jaxpr) -> Found:
             within.extend(inner.misses)
             return inner.jaxpr
         if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
-            made = tuple(map(param, value))
-            return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+            mapped = tuple(map(param, value))
+            return mapped if any(a is not b for a, b in zip(mapped, value, strict=True)) else value
         return value
 
     def bodies(eqn: Eqn) -> Eqn:
@@ -157,7 +157,9 @@ def chosen(jaxpr: Jaxpr, prefers: Prefers = none) -> Jaxpr:
     if not has_alternatives(jaxpr):
         return jaxpr
     jits = {e.prim for e in jaxpr.eqns if e.prim.name == "jit"}
-    for prim in jits:  # forward and backward pass are two calls: the backward one determines the forward residuals
+    for (
+        prim
+    ) in jits:  # forward and backward pass are two calls: the backward one determines the forward residuals
         jaxpr = simplify.inline_calls(jaxpr, only=prim)
     live = {v for v in jaxpr.outvars if v.__class__ is not Literal}
     kept: list[Eqn] = []
@@ -170,11 +172,11 @@ def chosen(jaxpr: Jaxpr, prefers: Prefers = none) -> Jaxpr:
             eqn, body = _one_of(eqn, reads, prefers)
             bodies[id(eqn)] = body
             used = simplify.used(body)
-            wanted = [a for a, v in zip(eqn.invars, body.invars, strict=True) if v in used]
+            operands = [a for a, v in zip(eqn.invars, body.invars, strict=True) if v in used]
         else:
             eqn = _narrowed(eqn, reads, prefers)
-            wanted = list(eqn.invars)
-        live.update(a for a in wanted if a.__class__ is not Literal)
+            operands = list(eqn.invars)
+        live.update(a for a in operands if a.__class__ is not Literal)
         kept.append(eqn)
 
     def step(eqn: Eqn, invars: list, alias: Callable) -> list[Eqn]:

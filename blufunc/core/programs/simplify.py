@@ -99,17 +99,16 @@ def rewrite(
     """Go through the equations with a substitution of variables that ``step`` extends.
 
     ``step(eqn, invars, alias)`` receives the equation and its substituted operands, returns its replacement
-    equations, and calls ``alias(var, atom)`` to substitute ``atom`` for ``var`` from then on. ``origins`` is
-    updated.
+    equations, and calls ``alias(var, atom)`` to substitute ``atom`` for ``var`` from then on. ``origins`` is updated.
     """
     known: dict[Atom, Atom] = {}
     resolve, alias = known.get, known.__setitem__
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        made = step(eqn, [resolve(a, a) for a in eqn.invars], alias)
+        replacement = step(eqn, [resolve(a, a) for a in eqn.invars], alias)
         if origins and eqn in origins:
-            origins.update(dict.fromkeys(made, origins[eqn]))
-        eqns.extend(made)
+            origins.update(dict.fromkeys(replacement, origins[eqn]))
+        eqns.extend(replacement)
     return jaxpr.replace(eqns=eqns, outvars=[resolve(a, a) for a in jaxpr.outvars])
 
 
@@ -155,8 +154,7 @@ def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable)
 def inline_definitions(jaxpr: Jaxpr, keep: Callable[[Primitive], bool] = lambda prim: False) -> Jaxpr:
     """Inline the definition (``prim.lower``) of each primitive, bodies included.
 
-    For compilers and the partitioner, after all transforms; ``keep`` selects primitives with a better
-    lowering.
+    For compilers and the partitioner, after all transforms; ``keep`` selects primitives with a better lowering.
     """
 
     def inlines(prim: Primitive) -> bool:
@@ -185,10 +183,9 @@ def inline_bodies(
 ) -> tuple[Jaxpr, Origins]:
     """Inline every call that only computes its body (``prim.body``).
 
-    For compilers, after all transforms; ``keep`` selects calls that have a kernel. Recomputing calls
-    (``prim.again``) must not be merged with the original computation: the second result maps each of their
-    equations to the index of its call. ``origins`` holds the equations that were in such calls before; it is
-    updated and returned.
+    For compilers, after all transforms; ``keep`` selects calls that have a kernel. Recomputing calls (``prim.again``)
+    must not be merged with the original computation: the second result maps each of their equations to the index of
+    its call. ``origins`` holds the equations that were in such calls before; it is updated and returned.
     """
     origins = {} if origins is None else origins
     count = max(origins.values(), default=0)

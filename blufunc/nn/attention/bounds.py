@@ -99,10 +99,10 @@ def _applied(eqn: Eqn, operands: Sequence[Any]) -> Any:
         or eqn.outvars[0].aval.dtype not in (dtypes.bool_, dtypes.int32)
     ):
         raise _Open
-    made = rule(*[(_maybe if boolean else _span)(x) for x in operands])
-    if made.__class__ is _Span and made.most >= _INT:
+    result = rule(*[(_maybe if boolean else _span)(x) for x in operands])
+    if result.__class__ is _Span and result.most >= _INT:
         raise _Open  # it may wrap around
-    return made
+    return result
 
 
 def _span(x: Any) -> _Span:

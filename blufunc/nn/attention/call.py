@@ -87,7 +87,7 @@ def attention_and_lse(
 
 
 def weighed(scores: Any, value: Any) -> Any:
-    """``softmax(scores) @ value``, [B, T, N, H]; scores [B, K, T, S] or [B, K, T, G, S]."""
+    """``softmax(scores) @ value`` [B, T, N, H], of [B, K, T, S] or [B, K, T, G, S]."""
     return _summed(softmax(scores), value)
 
 
@@ -101,9 +101,7 @@ def _summed(weights: Any, value: Any) -> Any:
 def scores_of(query: Any, key: Any, scale: Any) -> Any:
     """``query @ key.T * scale``, float32 at least: [B, K, T, S] or [B, K, T, G, S]."""
     wide = wide_of(query)
-    if (
-        query.dtype == wide
-    ):  # cheaper than scaling the scores, but half precisions would be rounded twice
+    if query.dtype == wide:  # cheaper than scaling the scores, but half precisions would be rounded twice
         query = query * scale
     query = divided(query, key.shape[2])
     last = query.ndim - 1
@@ -149,9 +147,7 @@ def _counting(scores: Any, queries: int, extras: Sequence[Any], is_causal: bool,
     parts = [seen(mods, tables, pairs), _causal(scores, queries) if is_causal else None]
     visible = [part for part in parts if part is not None]
     if mods.score is not None:
-        for each in (
-            visible
-        ):  # otherwise a non-finite derivative at masked pairs would propagate, as 0 * NaN
+        for each in visible:  # otherwise a non-finite derivative at masked pairs would propagate, as 0 * NaN
             scores = bnp.where(each, scores, 0)
         scores = modified(mods, tables, pairs, scores)
     for each in visible:
@@ -337,14 +333,14 @@ class _AttentionTangent(_Whole):
         n = len(nonzeros)
         primals, (out, lse), linear = args[:n], args[n : n + 2], args[n + 2 :]
         (query, key, value), extras = primals[:3], primals[3:]
-        ours = dict(zip([i for i, nonzero in enumerate(nonzeros) if nonzero], linear, strict=True))
-        wanted = [i for i, a in ours.items() if is_linear(a)]
-        if any(i < 3 for i in wanted):
+        cotangents = dict(zip([i for i, nonzero in enumerate(nonzeros) if nonzero], linear, strict=True))
+        unknown = [i for i, a in cotangents.items() if is_linear(a)]
+        if any(i < 3 for i in unknown):
             grads = attention_grad_p.at(query, key, value, out, lse, ct, *extras, **how)
-            for i in wanted:
+            for i in unknown:
                 if i < 3:
-                    ours[i].add(grads[i])
-        of_extras = [i for i in wanted if i >= 3]
+                    cotangents[i].add(grads[i])
+        of_extras = [i for i in unknown if i >= 3]
         if of_extras:
             operands = [query, key, value, ct, *extras]
             avals = tuple([a.aval.strong() for a in operands])
@@ -352,7 +348,7 @@ class _AttentionTangent(_Whole):
             body = staged(_table_gradient, avals, True, state.context, wanted=places, **how)
             grads = attention_table_grad_p.bind(*operands, jaxpr=body)
             for i, grad in zip(of_extras, grads, strict=True):
-                ours[i].add(grad)
+                cotangents[i].add(grad)
 
     batch = Call.batch  # operand types do not determine the batching
     shard = None  # type: ignore[assignment]  # likewise: its body is divided

@@ -26,9 +26,7 @@ from blufunc.transforms.checkpointing.checkpoint import checkpoint
 
 _LONG = 4
 """Ratio of keys to features per head above which the weights are recomputed.
-
-There the weights of all pairs take far more memory than the operands; the backward pass recomputes them.
-"""
+There the weights of all pairs take far more memory than the operands; the backward pass recomputes them."""
 
 
 def dot_product_attention(

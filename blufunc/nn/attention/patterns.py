@@ -34,10 +34,8 @@ FEATURES = "features"
 
 HIDING = -9e8
 """Upper bound of finite scores that mask: added or selected, they give weight 0.
-
-A visible pair's exponential makes that of a masked one vanish, as with -inf; so does a dtype's least value.
-It is -1e9 rounded to few bits.
-"""
+A visible pair's exponential makes that of a masked one vanish, as with -inf; so does a dtype's least value. It is
+-1e9 rounded to few bits."""
 
 
 class Miss(Exception):
@@ -118,10 +116,10 @@ def _inverse(eqn: Eqn, graph: Graph, operands: Sequence[Point]) -> list[tuple[Po
     """x * (1 / y) as (x, y), the factors in either order."""
     pairs = []
     for x, y in (operands, operands[::-1]):
-        made = graph.operands(graph.thin(y))
-        if made is None:
+        producer = graph.operands(graph.thin(y))
+        if producer is None:
             continue
-        inner, parts = made
+        inner, parts = producer
         if inner.prim is ew.div_p and graph.constant(parts[0]) == 1:
             pairs.append((x, parts[1]))
         if inner.prim is ew.integer_pow_p and inner.params["exponent"] == -1:
@@ -138,29 +136,29 @@ SHIFTED: dict[Any, tuple[tuple[int, int], ...]] = {ew.sub_p: ((0, 1),), ew.add_p
 
 def _without_zeros(graph: Graph, weights: Point) -> tuple[Point, Point | None]:
     """Weights before masked ones were zeroed (``softmax(..., where=)``), and the mask."""
-    made = graph.operands(graph.thin(weights))
-    if made is None or made[0].prim is not ew.select_p or graph.constant(made[1][2]) != 0:
+    producer = graph.operands(graph.thin(weights))
+    if producer is None or producer[0].prim is not ew.select_p or graph.constant(producer[1][2]) != 0:
         return weights, None
-    mask, inner, _ = made[1]
+    mask, inner, _ = producer[1]
     return inner, graph.moved(mask)
 
 
 def _softmax_of(graph: Graph, weights: Point, column: Label) -> Point | None:
     """The scores of which a point is the softmax along an axis."""
     weights = graph.thin(weights)
-    made = graph.operands(weights)
-    if made is None or made[0].prim not in NORMALISED:
+    producer = graph.operands(weights)
+    if producer is None or producer[0].prim not in NORMALISED:
         return None
-    for part, total in NORMALISED[made[0].prim](made[0], graph, made[1]):
+    for part, total in NORMALISED[producer[0].prim](producer[0], graph, producer[1]):
         part, total = graph.thin(part), graph.thin(total)
         eqn = graph.maker(total.atom)
         if eqn is None or eqn.prim is not reduce_sum_p or len(eqn.params["axes"]) != 1:
             continue
         (axis,) = eqn.params["axes"]
         summed = Point(eqn.invars[0], (*total.places[:axis], Place(column), *total.places[axis:]))
-        made = graph.operands(part)
-        if graph.thin(summed) == part and made is not None and made[0].prim is ew.exp_p:
-            return _unshifted(graph, made[1][0], column)
+        producer = graph.operands(part)
+        if graph.thin(summed) == part and producer is not None and producer[0].prim is ew.exp_p:
+            return _unshifted(graph, producer[1][0], column)
     return None
 
 
@@ -168,10 +166,10 @@ def _unshifted(graph: Graph, x: Point, column: Label) -> Point:
     """Scores without shifts of whole rows."""
     while True:
         x = graph.thin(x)
-        made = graph.operands(x)
-        if made is None:
+        producer = graph.operands(x)
+        if producer is None:
             return x
-        eqn, operands = made
+        eqn, operands = producer
         for scores, constant in SHIFTED.get(eqn.prim, ()):
             if column not in graph.thin(operands[constant]).labels:
                 x = operands[scores]
@@ -204,10 +202,10 @@ class _Changes:
         """The innermost point reached: the contraction, if all was scales and masks."""
         while True:
             x = self.graph.thin(x)
-            made = self.graph.operands(x)
-            if made is None or made[0].prim not in _CHANGES:
+            producer = self.graph.operands(x)
+            if producer is None or producer[0].prim not in _CHANGES:
                 return x
-            before = _CHANGES[made[0].prim](self, *made)
+            before = _CHANGES[producer[0].prim](self, *producer)
             if before is None:
                 return x
             x = before
@@ -286,9 +284,9 @@ def product_in(graph: Graph, changed: Point, axes: frozenset[Label]) -> Point | 
         if point in seen:
             continue
         seen.add(point)
-        made = graph.operands(point)
-        if made is not None:
-            waiting += made[1]
+        producer = graph.operands(point)
+        if producer is not None:
+            waiting += producer[1]
             continue
         eqn = graph.maker(point.atom)
         whole = all(p in (Place(p.label), FIRST) for p in point.places) and len(point.labels) == len(axes)
@@ -305,8 +303,8 @@ def _scaled(graph: Graph, changed: Point, product: Point) -> tuple[Point, float]
     waiting = [graph.thin(changed)]
     while waiting:
         point = waiting.pop()
-        made = graph.operands(point)
-        for operand in map(graph.thin, made[1] if made is not None else ()):
+        producer = graph.operands(point)
+        for operand in map(graph.thin, producer[1] if producer is not None else ()):
             if operand not in readers:
                 waiting.append(operand)
             readers.setdefault(operand, set()).add(point)
@@ -515,10 +513,10 @@ _CHANGED = "{} changes its weights before they meet the values, as dropout does"
 
 def _check_changed(graph: Graph, weights: Point, column: Label, depth: int = 4) -> None:
     """Raise Miss if weights are a modified softmax."""
-    made = graph.operands(graph.thin(weights))
-    if made is None or not depth:
+    producer = graph.operands(graph.thin(weights))
+    if producer is None or not depth:
         return
-    eqn, operands = made
+    eqn, operands = producer
     for p in operands:
         if _softmax_of(graph, p, column) is not None:
             raise Miss(_CHANGED.format(eqn.prim.name))

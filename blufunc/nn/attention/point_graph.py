@@ -140,11 +140,11 @@ class Graph:
         self._outer[id(eqn)] = outer
         self._made.update(dict.fromkeys(eqn.outvars, eqn))
 
-    def replace(self, last: Eqn, made: Eqn) -> None:
-        """Replace ``last``, and equations that only led to it, by ``made``."""
-        self._outer[id(made)] = made
-        self._made.update(dict.fromkeys(made.outvars, made))
-        self._replaced[id(last)] = made
+    def replace(self, last: Eqn, replacement: Eqn) -> None:
+        """Replace ``last``, and equations that only led to it, by ``replacement``."""
+        self._outer[id(replacement)] = replacement
+        self._made.update(dict.fromkeys(replacement.outvars, replacement))
+        self._replaced[id(last)] = replacement
 
     @property
     def eqns(self) -> list[Eqn]:

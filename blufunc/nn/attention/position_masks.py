@@ -83,20 +83,20 @@ def _affine(graph: Graph, point: Point) -> dict | None:
         place = point.places[eqn.params["dimension"]]
         steps = {} if place.label is None else {place.label: place.stride}
         return {**steps, _CONSTANT: place.start}
-    made = graph.operands(point)
-    if made is None or made[0].prim not in _SUMS:
+    producer = graph.operands(point)
+    if producer is None or producer[0].prim not in _SUMS:
         return None
-    parts = [_affine(graph, p) for p in made[1]]
-    return None if None in parts else _SUMS[made[0].prim](*parts)
+    parts = [_affine(graph, p) for p in producer[1]]
+    return None if None in parts else _SUMS[producer[0].prim](*parts)
 
 
 def two_valued(graph: Graph, point: Point) -> TwoValued | None:
     """A point with two known values, and the comparison that selects; or None."""
     point = graph.moved(point)
-    made = graph.operands(point)
-    if made is None:
+    producer = graph.operands(point)
+    if producer is None:
         return None
-    eqn, operands = made
+    eqn, operands = producer
     if eqn.prim in _COMPARISONS:
         found = [two_valued(graph, p) for p in operands]
         if not any(found):
@@ -111,10 +111,10 @@ def two_valued(graph: Graph, point: Point) -> TwoValued | None:
     dtypes = [p.atom.aval.dtype for p in operands]
 
     def value(which: str) -> Any:
-        given = [c if k is None else getattr(k, which) for c, k in zip(constants, known, strict=True)]
+        inputs = [c if k is None else getattr(k, which) for c, k in zip(constants, known, strict=True)]
         with np.errstate(all="ignore"):
             return np.asarray(
-                eqn.prim.impl(*[np.asarray(x, d) for x, d in zip(given, dtypes, strict=True)], **eqn.params)
+                eqn.prim.impl(*[np.asarray(x, d) for x, d in zip(inputs, dtypes, strict=True)], **eqn.params)
             )[()]
 
     return TwoValued(deciding[0].condition, value("true"), value("false"))
@@ -131,10 +131,10 @@ def conditions(graph: Graph, mask: Point, negated: bool = False) -> list[Conditi
     number = graph.constant(mask)
     if number is not None:
         return [] if bool(number) != negated else None
-    made = graph.operands(mask)
-    if made is None:
+    producer = graph.operands(mask)
+    if producer is None:
         return None
-    eqn, operands = made
+    eqn, operands = producer
     if eqn.prim is ew.not_p:
         return conditions(graph, operands[0], not negated)
     if eqn.prim is (ew.or_p if negated else ew.and_p):

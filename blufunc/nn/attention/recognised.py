@@ -35,9 +35,7 @@ from blufunc.transforms.control_flow.platform_variants import either_p
 
 _LEAST = -(2.0**14)
 """Replacement of finite masking scores where a row may have no other.
-
-Kernels keep the logsumexp of a row in float32: next to -1e9 the number of terms would be lost.
-"""
+Kernels keep the logsumexp of a row in float32: next to -1e9 the number of terms would be lost."""
 
 
 def recognise(jaxpr: Jaxpr) -> Found:
@@ -54,8 +52,8 @@ def recognise(jaxpr: Jaxpr) -> Found:
         try:
             found = match(graph, eqn)
             if found is not None:
-                last, made = _replacement(graph, found)
-                graph.replace(last, made)
+                last, call = _replacement(graph, found)
+                graph.replace(last, call)
         except Miss as miss:
             if source.is_backward(eqn.source):
                 continue  # already reported for the forward pass
@@ -165,9 +163,9 @@ def _tables(graph: Graph, found: Match) -> list[Any]:
         if point in seen or point == found.score or point.atom.__class__ is Literal:
             continue
         seen.add(point)
-        made, maker = graph.operands(point), graph.maker(point.atom)
-        if made is not None:
-            waiting += made[1]
+        producer, maker = graph.operands(point), graph.maker(point.atom)
+        if producer is not None:
+            waiting += producer[1]
         elif maker is None or maker.prim is not iota_p:
             tables[point.atom] = None
     return list(tables)
@@ -304,9 +302,9 @@ class _Scalars:
         atom = point.atom
         if isinstance(atom, Literal):
             return atom.array, False
-        made, maker = self.graph.operands(point), self.graph.maker(atom)
-        if made is not None:
-            return self._operation(*made)
+        producer, maker = self.graph.operands(point), self.graph.maker(atom)
+        if producer is not None:
+            return self._operation(*producer)
         if maker is not None and maker.prim is iota_p:
             place = point.places[maker.params["dimension"]]
             return bnp.asarray(self._position(place)).astype(maker.params["dtype"]), False

@@ -1,4 +1,4 @@
-"""Primitives of users with a definition or a C form: compiled, transformed and divided as blufunc's own; bad input."""
+"""User primitives with a definition or a C form: compiled, transformed, sharded."""
 
 import re
 import warnings
@@ -36,7 +36,7 @@ c_form_p = extend.Elementwise(
 
 
 class RowDot(bf.Primitive):
-    """The sums of the products of rows, scaled: a definition, a parameter, two results."""
+    """Scaled row-wise dot products: a definition, a parameter, two results."""
 
     name = "row_dot"
     multiple_results = True
@@ -166,7 +166,7 @@ def test_a_users_reduction_with_a_monoid_is_a_kernel():
     np.testing.assert_allclose(bf.jit(f)(X), plain(X), 1e-4, 0.1)
 
 
-# -- divided among devices ---------------------------------------------------------------------------
+# -- sharded -----------------------------------------------------------------------------------------
 
 
 def collectives(jaxpr):
@@ -214,7 +214,7 @@ def test_factors_reduce():
     testing.check_primitive(prim, *(bnp.asarray(a, "float64") for a in (x, y)))
 
 
-# -- an impl and nothing else ------------------------------------------------------------------------
+# -- only an impl ------------------------------------------------------------------------------------
 
 
 def test_a_primitive_with_an_impl_alone_runs_on_the_host_and_says_so_once():

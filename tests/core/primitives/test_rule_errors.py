@@ -1,4 +1,4 @@
-"""Mistakes of a rule's author: each is an error of ours that names primitive, rule and line, and says what to give."""
+"""Mistakes of a rule's author: errors with primitive, rule, line and the fix."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from blufunc import errors, extend, lax
 from blufunc.config import config
 from tests.transforms.common import arr
 
-X = arr([0.3, 0.6])  # as long as a pair: it must not be taken for one
+X = arr([0.3, 0.6])  # as long as a pair: must not be mistaken for one
 
 
 class Twice(extend.Primitive):
-    """2 x, to be spoilt rule by rule."""
+    """2 x, broken rule by rule."""
 
     name = "twice"
 
@@ -34,7 +34,7 @@ class Twice(extend.Primitive):
 
 
 class Halves(extend.Primitive):
-    """A vector in two halves, to be spoilt likewise."""
+    """A vector in two halves, broken rule by rule."""
 
     name, multiple_results = "halves", True
 

@@ -233,8 +233,7 @@ def lu_pivots_to_permutation(pivots: Any, permutation_size: int) -> Any:
 class _QR(MatrixOp):
     """``A = Q R`` by Householder reflections; R has a real diagonal.
 
-    With ``pivoting``, ``A[:, p] = Q R``, the diagonal of R falls in absolute value, and p is the third
-    result.
+    With ``pivoting``, ``A[:, p] = Q R``, the diagonal of R falls in absolute value, and p is the third result.
     """
 
     name, multiple_results = "qr", True

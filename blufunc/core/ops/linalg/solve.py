@@ -1,8 +1,7 @@
 """``solve``: linear systems, with one LU decomposition for value and derivatives.
 
-Core operations, above ``factor``. The derivative is implicit: where ``A x = b``, ``A dx = db - dA x``; its
-transpose is a solve with the transposed matrix. The decomposition is never differentiated, and all solves
-share it.
+Core operations, above ``factor``. The derivative is implicit: where ``A x = b``, ``A dx = db - dA x``; its transpose
+is a solve with the transposed matrix. The decomposition is never differentiated, and all solves share it.
 """
 
 from __future__ import annotations
