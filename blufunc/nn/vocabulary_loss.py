@@ -138,7 +138,7 @@ def _check(x: Any, weight: Any, labels: Any, bias: Any, how: How) -> None:
 
     def fail(why: str, fix: str = "") -> None:
         raise errors.ShapeError(
-            f"{_NAME}: the shapes do not go together: {shapes}.", where=source.here(), why=why, fix=fix
+            f"{_NAME}: the shapes do not match: {shapes}.", where=source.here(), why=why, fix=fix
         )
 
     if not dtypes.is_integer(labels.dtype):

@@ -682,7 +682,7 @@ class _Bitcast(Elementwise):
         if dtypes.is_bool(x.dtype) != dtypes.is_bool(dtype) or (
             size != new and (dtypes.is_key(x.dtype) or dtypes.is_key(dtype))
         ):
-            raise errors.DtypeError(f"bitcast of {x} to {dtypes.short_name(dtype)}: there is no such thing.",
+            raise errors.DtypeError(f"cannot bitcast {x} to {dtypes.short_name(dtype)}.",
                                     fix="convert with .astype, or use random.key_data")  # fmt: skip
         if size >= new:
             return ShapedArray(x.shape if size == new else (*x.shape, size // new), dtype)

@@ -70,7 +70,7 @@ def _no_derivative(name: str, argument: str) -> Callable:
         raise errors.GradError(
             f"{name} has no derivative in {argument}.",
             where=source.here(),
-            why="it is no elementary or special function that is implemented.",
+            why="it has no closed form in terms of implemented functions.",
             fix=f"hold it constant: lax.stop_gradient({argument})",
         )
 

@@ -85,10 +85,13 @@ def _check_lower(name: str, impl: Any, lower: Any, autocast_class: str | None, c
         wrong = f"lower={lower!r:.60} is neither a definition nor a C form"
         fix = 'lower=lambda x: x / (1 + bnp.abs(x)), or lower=extend.CForm({"f": "{0} / (1 + bf_abs({0}))"})'
     elif autocast_class is not None and autocast_class not in AUTOCAST:
-        wrong, fix = f"autocast={autocast_class!r:.60} is no class", f"one of {', '.join(AUTOCAST)}, or None"
+        wrong, fix = (
+            f"autocast={autocast_class!r:.60} is not an autocast class",
+            f"one of {', '.join(AUTOCAST)}, or None",
+        )
     elif cost.__class__ is not int or cost < 0:
         wrong, fix = (
-            f"cost={cost!r:.60} is no number of additions",
+            f"cost={cost!r:.60} is not a number of additions",
             "1 for an addition, 4 a division, 8 an exponential",
         )
     if wrong:
@@ -101,15 +104,15 @@ def _check_made(name: str, impl: Any, types: Any, rules: dict[str, Any], out: An
     if impl is not None and not callable(impl):
         wrong, fix = f"impl={impl!r:.60} cannot be called", "give a function of NumPy arrays"
     elif not isinstance(types, str) or types not in TYPES:
-        wrong, fix = f"types={types!r:.60} is no family of dtypes", f"one of {', '.join(TYPES)}"
+        wrong, fix = f"types={types!r:.60} is not a family of dtypes", f"one of {', '.join(TYPES)}"
     elif not (out is None or isinstance(out, np.dtype) or (callable(out) and not isinstance(out, type))):
         wrong, fix = (
-            f"out={out!r:.60} is no dtype",
+            f"out={out!r:.60} is not a dtype",
             "np.dtype('float32'), or a function of the operands' dtype",
         )
     for what, functions in rules.items():
         if not (isinstance(functions, (list, tuple)) and all(r is None or callable(r) for r in functions)):
-            wrong = f"{what}={functions!r:.60} is no list of functions"
+            wrong = f"{what}={functions!r:.60} is not a list of functions"
             fix = f"{what}=[...] with a function, or None, for each operand"
     if wrong:
         raise errors.ArgumentError(f"the primitive {name}: {wrong}.", where=source.here(), fix=fix)
@@ -217,14 +220,14 @@ class Elementwise(Primitive):
             raise errors.ArgumentError(f"{self.name} takes one operand or more.", where=source.here())
         if isinstance(self.lower, CForm) and self.lower.operands() > n:
             raise errors.ArgumentError(
-                f"the C form of {self.name} has {self.lower.operands()} operands, and is given {n}.",
+                f"the C form of {self.name} has {self.lower.operands()} operands, but {n} given.",
                 where=source.here(),
                 fix=f"write its operands as {', '.join(f'{{{i}}}' for i in range(n))}, or give {self.name} as many",
             )
         for what, rules in (("derivs", self.derivs), ("transposes", self.transposes or None)):
             if rules is not None and len(rules) != n:
                 raise errors.ArgumentError(
-                    f"{self.name} has {what} for {len(rules)} operand{'s' * (len(rules) != 1)}, and is given {n}.",
+                    f"{self.name} has {what} for {len(rules)} operand{'s' * (len(rules) != 1)}, but {n} given.",
                     where=source.here(),
                     why=f"{what} has one entry for each operand.",
                     fix=f"give {self.name} as many operands, or {what}=[...] as many entries, None for no derivative",

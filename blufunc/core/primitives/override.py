@@ -67,7 +67,7 @@ class override:
         for name, rule in rules.items():
             if name not in OVERRIDABLE or not callable(rule):
                 raise errors.ArgumentError(
-                    f"override of {prim.name}: {name}={rule!r:.60} is no rule.",
+                    f"override of {prim.name}: {name}={rule!r:.60} is not a rule.",
                     where=source.here(),
                     why=f"rules that can be replaced are {', '.join(OVERRIDABLE)}; types are not a matter of scope.",
                 )

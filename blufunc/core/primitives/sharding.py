@@ -209,7 +209,7 @@ class Factors:
         if len(sides) != 2 or not all(re.fullmatch(r"\w+", w) for w in words):
             wrong = f"{spec!r} is not operands -> results"
         elif unknown := [f"{n}={how!r}" for n, how in reduced.items() if how not in ("sum", "max", "min")]:
-            wrong = f"{', '.join(unknown)} is no reduction"
+            wrong = f"{', '.join(unknown)} is not a reduction"
         elif missing := [n for n in reduced if n not in {w for names in sides[0] for w in names}]:
             wrong = f"it reduces {', '.join(missing)}, and {spec!r} names no such dimension"
         elif present := [n for n in reduced if all(n in names for names in sides[1])]:

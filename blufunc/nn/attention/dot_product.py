@@ -227,7 +227,7 @@ def _check(query, key, value) -> None:
 
     def fail(why: str):
         raise errors.ShapeError(
-            f"dot_product_attention: the shapes do not go together: {shapes}.",
+            f"dot_product_attention: the shapes do not match: {shapes}.",
             where=source.here(),
             why=why,
             fix="query is [batch, queries, heads, features], key and value are [batch, keys, key heads, features]; "
