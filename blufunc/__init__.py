@@ -1,6 +1,6 @@
-"""blufunc: gradients, batches and compiled programs from pure Python functions over immutable arrays."""
+"""blufunc: grad, vmap and jit for pure Python functions over immutable arrays."""
 
-from blufunc import _began as _began  # before all that it is asked about
+from blufunc import _began as _began  # first, so that its time precedes all other imports
 from blufunc import _lazy
 from blufunc.config import config as config
 from blufunc.core.arrays import array as _array
@@ -14,7 +14,7 @@ __version__ = "0.1.0.dev0"
 _NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or use x.at[i].set(y)"
 _EXPLICIT_64 = "there is no mode: an explicit 64-bit dtype is honoured, and what has none is 32-bit"
 
-# Names that programs for JAX use, and what stands in their place, or that nothing does yet.
+# Names that JAX programs use: the replacement, or the statement that there is none.
 _NOT_HERE = {
     "Ref": _NO_REFS,
     "Shard": "x.addressable_shards has the shards of an array",
@@ -174,7 +174,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.transforms.staging.transfer import process_count as process_count
     from blufunc.transforms.staging.transfer import process_index as process_index
 
-# What lower packages take from upper ones: imported when they ask for it.
+# Hooks of lower packages into upper ones, imported on demand.
 with _lazy.modules(globals()):
     from blufunc.kernels.backends.cpu import backend as _cpu
     from blufunc.kernels.backends.cuda import backend as _cuda

@@ -1,7 +1,7 @@
-"""When this process began to import blufunc.
+"""Time at which this process began to import blufunc.
 
-Stands before the path of a program: ``blufunc/__init__.py`` imports it before all else, so that a file of blufunc that
-was changed since may differ from what runs. ``kernels/cache/plans.py`` asks.
+Before the path of a program: ``blufunc/__init__.py`` imports it first. ``kernels/cache/plans.py`` compares it
+with file times, to detect files of blufunc that changed since.
 """
 
 from __future__ import annotations

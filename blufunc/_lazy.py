@@ -1,9 +1,9 @@
-"""Deferred imports: names of a package, and modules, that are imported when they are first used.
+"""Deferred imports: names of a package, and modules, are imported at first use.
 
-Stands before the path of a program, below ``config``. In: import statements in a ``with`` block, which type checkers
-and import-linter read as ordinary ones. Out: a package that imports the module of a name when the name is first asked
-for (``names``), or stand-ins for modules, which import them when an attribute is first asked for (``modules``). The
-statements in the block run, but import nothing, as with the ``lazy`` keyword of PEP 810.
+Before the path of a program, below ``config``. In: import statements in a ``with`` block, which type checkers
+and import-linter read as ordinary ones. Out: a package that imports a name's module when the name is first
+accessed (``names``), or stand-ins for modules, which import them at the first attribute access (``modules``).
+The statements in the block run, but import nothing, as with the ``lazy`` keyword of PEP 810.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-_lock = threading.RLock()  # one block at a time has its own ``__import__``
+_lock = threading.RLock()  # one block at a time replaces ``__import__``
 
 
 class _Recorded:
-    """The result of a deferred import statement: the module ``module``, or ``name`` in it."""
+    """A deferred import statement: the module ``module``, or ``name`` in it."""
 
     def __init__(self, module: str, name: str | None = None, top: bool = False):
         self._module, self._name, self._top = module, name, top
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__all__":  # of ``from package import *``
+        if name == "__all__":  # from ``from package import *``
             return importlib.import_module(self._module).__all__
         return _Recorded(self._module.partition(".")[0] if self._top else self._module, name)
 
     def _load(self, package: str = "") -> Any:
-        """The object itself; ``package`` is being asked for it, and must not be asked again."""
+        """The object itself; ``package`` is already being queried: do not re-enter it."""
         module = importlib.import_module(self._module)
         if self._top:  # ``import a.b`` binds ``a``
             return sys.modules[self._module.partition(".")[0]]
@@ -60,7 +60,7 @@ class _Package(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # An import of a submodule sets it here: a function of the same name keeps its place.
+        # An import of a submodule sets it here: a function of the same name takes precedence.
         if isinstance(value, ModuleType) and name in self._deferred:
             value = self._deferred[name]._load(self.__name__)
         super().__setattr__(name, value)
@@ -71,7 +71,7 @@ class _Package(ModuleType):
 
 @contextlib.contextmanager
 def _recording(namespace: dict[str, Any]) -> Iterator[dict[str, _Recorded]]:
-    """Within the block, imports of the module with this namespace are recorded under the names that they bind."""
+    """Record the block's imports of the module with this namespace, by bound name."""
     found: dict[str, _Recorded] = {}
     with _lock:
         original = builtins.__import__
@@ -91,11 +91,11 @@ def _recording(namespace: dict[str, Any]) -> Iterator[dict[str, _Recorded]]:
 
 @contextlib.contextmanager
 def names(package: str, hints: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Defer the imports of the block in the package's ``__init__``: each name is imported when it is asked for.
+    """Defer the block's imports in a package's ``__init__`` until a name is accessed.
 
     Args:
       package: its ``__name__``.
-      hints: what to use in place of names that the package does not have.
+      hints: replacements of names that the package does not have.
     """
     module = sys.modules[package]
     with _recording(module.__dict__) as found:
@@ -108,7 +108,7 @@ def names(package: str, hints: Mapping[str, str] | None = None) -> Iterator[None
 
 
 class _Module(ModuleType):
-    """A module that is imported when an attribute is first asked for."""
+    """A module that is imported at its first attribute access."""
 
     def __init__(self, recorded: _Recorded):
         super().__init__(recorded._name or recorded._module)
@@ -123,7 +123,7 @@ class _Module(ModuleType):
 
 @contextlib.contextmanager
 def modules(namespace: dict[str, Any]) -> Iterator[None]:
-    """Defer the imports of the block, which import modules and not what is in them.
+    """Defer the imports of the block, which must import modules, not their contents.
 
     Args:
       namespace: the ``globals()`` of the module with the block.

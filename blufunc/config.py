@@ -1,6 +1,6 @@
-"""The flags of blufunc: few, typed, each also an environment variable ``BLUFUNC_<NAME>``.
+"""Typed configuration flags, each an environment variable ``BLUFUNC_<NAME>`` too.
 
-Stands before the path of a program: every layer may read it, nothing here imports the rest but errors.
+Before the path of a program: every layer may read it; it imports only ``errors``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _CHOICES = {
 
 @dataclass
 class Config:
-    """Process-wide settings; assign to the attributes of ``blufunc.config.config`` to change them.
+    """Process-wide settings, the attributes of ``blufunc.config.config``.
 
     Attributes:
       debug: stages to print to stderr as programs pass them, with commas between (``STAGES``):
@@ -136,7 +136,7 @@ class Config:
             object.__setattr__(self, name, value)
             if name in ("debug_nans", "debug_infs"):
                 object.__setattr__(self, "guards", bool(self.debug_nans or self.debug_infs))
-        else:  # a flag that nothing reads would be ignored in silence
+        else:  # an unknown flag would be ignored silently
             self.update(name, value)
 
     def update(self, name: str, value: Any) -> None:
@@ -173,12 +173,12 @@ def _stages(text: str) -> list[str]:
 
 def _check_value(name: str, value: Any) -> None:
     """Raise for an invalid value of a flag, which would otherwise be ignored."""
-    wanted = Config.__dataclass_fields__[name].type
-    if type(value).__name__ != wanted:
+    kind = Config.__dataclass_fields__[name].type
+    if type(value).__name__ != kind:
         raise errors.ArgumentError(
-            f"the flag {name!r} is a {wanted}, not {value!r:.60}.", fix=f"bf.config.{name} = ..."
+            f"the flag {name!r} is a {kind}, not {value!r:.60}.", fix=f"bf.config.{name} = ..."
         )
-    if wanted == "int" and value < 1:
+    if kind == "int" and value < 1:
         raise errors.ValueRangeError(f"the flag {name!r} cannot be {value}.", fix="it is at least 1")
     choices = STAGES if name == "debug" else _CHOICES.get(name, (value,))
     wrong = [one for one in (_stages(value) if name == "debug" else [value]) if one not in choices]

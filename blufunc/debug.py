@@ -1,7 +1,8 @@
-"""Debugging of running programs: ``debug.print``, ``debug.callback``, pictures of shardings.
+"""Debugging of running programs: ``print``, ``callback``, sharding plots.
 
-Face. In: values of a program, eager or under any transform. Out: reports at run time, per iteration of a loop and per
-element of a ``vmap``. Derivatives report in the forward pass only, also under ``checkpoint`` (JAX repeats the report).
+Face. In: values of a program, eager or under any transform. Out: reports at run time, per iteration of a loop
+and per element of a ``vmap``. Derivatives report in the forward pass only, also under ``checkpoint`` (JAX
+repeats the report).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def print(
 
 
 def _check_format(fmt: str, args: tuple, kwargs: dict) -> None:
-    """Raise ArgumentError unless ``fmt`` uses exactly the arguments, with valid format specs."""
+    """Raise ArgumentError unless ``fmt`` uses exactly the arguments, with valid specs."""
     if "Tracer<" in fmt:
         raise errors.ArgumentError(
             f"debug.print was given the text of a traced value: {_short(fmt)}.",
@@ -115,7 +116,7 @@ def _check_format(fmt: str, args: tuple, kwargs: dict) -> None:
 
 
 def _fields(fmt: str) -> Iterator[tuple[int | str, bool, str]]:
-    """The fields of a format: the argument, whether it has no conversion, and its format spec.
+    """The fields of a format: argument, absence of a conversion, and format spec.
 
     Raises:
       ValueError: it is not a format.
@@ -144,7 +145,7 @@ def _fields(fmt: str) -> Iterator[tuple[int | str, bool, str]]:
 
 
 def _check_spec(x: Any, spec: str) -> None:
-    """Raise ValueError if ``spec`` is invalid for a scalar; other objects are not checked."""
+    """Raise ValueError if ``spec`` is invalid for a scalar; other objects pass."""
     if not isinstance(x, (Value, np.ndarray, np.generic)):
         return
     if x.ndim or dtypes.is_key(x.dtype):

@@ -1,22 +1,21 @@
-"""Every error class of blufunc, and the one shape that all messages take.
+"""Error classes of blufunc, and the common structure of their messages.
 
-Stands before the path of a program: nothing here imports the rest of the package.
+Before the path of a program: it imports nothing of the package.
 
-A message says what happened, where (the user's line), why, and the fix. Each class also
-derives from the builtin exception that a Python programmer would expect to catch, so that
-``except TypeError`` keeps working.
+A message says what happened, where (the user's line), why, and the fix. Each class also derives from the
+builtin exception that a Python programmer would expect to catch, so that ``except TypeError`` keeps working.
 """
 
 from __future__ import annotations
 
 
 class BlufuncError(Exception):
-    """Base of all errors raised on purpose by blufunc.
+    """Base of all errors that blufunc raises deliberately.
 
     Args:
       what: one sentence: what happened, naming the argument, path or value.
-      where: the user's source line, as text (see ``core.source.describe``).
-      why: the reason, where it is not plain from ``what``.
+      where: the user's source line, as a string (see ``core.ir.source.describe``).
+      why: the reason, if ``what`` does not make it obvious.
       fix: what to write instead, as code where possible.
     """
 
@@ -40,11 +39,11 @@ def _rebuild(cls, what, kwargs):
 
 
 class ShapeError(BlufuncError, TypeError):
-    """Shapes that an operation cannot take."""
+    """Shapes that an operation does not accept."""
 
 
 class DtypeError(BlufuncError, TypeError):
-    """Dtypes that an operation cannot take, or promotion that is not allowed."""
+    """Dtypes that an operation does not accept, or promotion that is not allowed."""
 
 
 class ArgumentError(BlufuncError, TypeError):
@@ -56,7 +55,7 @@ class ValueRangeError(BlufuncError, ValueError):
 
 
 class IndexRangeError(BlufuncError, IndexError):
-    """An index, or a number of indices, that an array does not have."""
+    """An index, or a number of indices, out of range for an array."""
 
 
 class TreeError(BlufuncError, ValueError):
@@ -72,19 +71,19 @@ class AxisNameError(BlufuncError, NameError):
 
 
 class ShardingError(BlufuncError, ValueError):
-    """A mesh, partition spec or sharding that does not fit the devices, the array or the other shardings."""
+    """A mesh, spec or sharding that does not fit devices, array or other shardings."""
 
 
 class GradError(BlufuncError, TypeError):
-    """A derivative that does not exist: a non-scalar output, an integer input, a missing rule."""
+    """No derivative exists: a non-scalar output, an integer input, a missing rule."""
 
 
 class ConcretizationError(BlufuncError, TypeError):
-    """A traced value used where Python needs a concrete one: ``bool``, ``int``, an index, ``numpy.asarray``."""
+    """A traced value where Python needs a concrete one: ``bool``, ``int``, an index."""
 
 
 class LeakedTracerError(BlufuncError, RuntimeError):
-    """A traced value used after the transform that made it has ended."""
+    """A traced value used after the end of its transform."""
 
 
 class ImmutableArrayError(BlufuncError, TypeError):
@@ -112,11 +111,11 @@ class BranchError(BlufuncError, TypeError):
 
 
 class JaxprTypeError(BlufuncError, TypeError):
-    """An ill-typed jaxpr, or a result that does not fit what a rule is for: an error in a rule or transform."""
+    """An ill-typed jaxpr or rule result: an error in a rule or transform."""
 
 
 class UnsupportedError(BlufuncError, NotImplementedError):
-    """A combination that blufunc does not support, by name."""
+    """A named combination that blufunc does not support."""
 
 
 class KeyReuseError(BlufuncError, ValueError):
@@ -124,7 +123,7 @@ class KeyReuseError(BlufuncError, ValueError):
 
 
 class NanError(BlufuncError, FloatingPointError):
-    """A result with NaN or infinities, found with ``config.debug_nans`` or ``config.debug_infs``."""
+    """A NaN or infinite result, found with ``config.debug_nans`` or ``debug_infs``."""
 
 
 class DataError(BlufuncError, ValueError):
@@ -132,20 +131,20 @@ class DataError(BlufuncError, ValueError):
 
 
 class CompileError(BlufuncError, RuntimeError):
-    """Generated source that its compiler rejected: the message shows its line, and the user's line."""
+    """Generated source that its compiler rejected; shows its line and the user's."""
 
 
 class OutOfMemoryError(BlufuncError, MemoryError):
-    """A device without enough memory for an array or a program; the message lists the largest users."""
+    """Insufficient device memory for an array or a program; lists the largest users."""
 
 
 class MemoryBudgetError(BlufuncError, ValueError):
-    """A ``memory_budget`` without a plan; the message has the minimum, and the live values there."""
+    """A ``memory_budget`` without a plan; shows the minimum and its live values."""
 
 
 class CollectiveError(BlufuncError, RuntimeError):
-    """A collective that fails: a rank failed, ended or is late, or ranks call different collectives."""
+    """A failed collective: a rank failed, ended or is late, or collectives differ."""
 
 
 class HostPrimitiveWarning(UserWarning):
-    """A primitive without ``lower=`` in a compiled program: NumPy computes it on the host, unfused."""
+    """A primitive without ``lower=`` in a compiled program: NumPy runs it on the host."""

@@ -84,7 +84,7 @@ class Explanation:
 
 
 def _of_body(body: Body, machine: Machine, outer: str = "") -> list[str]:
-    """The tables of a body and its nested bodies; for a loop, the cost of one iteration."""
+    """The tables of a body and its nested bodies; for a loop, per iteration."""
     sight = body.sight
     number = f"{outer}{body.step}"
     lines = ["", f"step {number} runs {body.role}:"]
@@ -103,7 +103,7 @@ def _many(n: int, thing: str) -> str:
 def explain(
     fun: Callable, *args: Any, run: bool = False, device: backend.Device | None = None, **kwargs: Any
 ) -> Explanation:
-    """Report how ``fun`` runs under ``jit``: fused kernels, why not fewer, and the cost of each step.
+    """Report how ``fun`` runs under ``jit``: kernels, fusion, and cost of each step.
 
     Args:
       fun: a function, under ``jit`` or not.

@@ -1,4 +1,4 @@
-"""Operations between processes, under the names of JAX's ``experimental.multihost_utils``.
+"""Multi-process operations, as in ``jax.experimental.multihost_utils``.
 
 Face over ``parallel.runtime.multihost``.
 """

@@ -1,4 +1,4 @@
-"""Segment reductions: sums and other folds of the rows of an array by segment index.
+"""Segment reductions: reductions of the rows of an array by segment index.
 
 A face above ``blufunc.numpy`` and ``lax``, with the names of ``jax.ops``. Each is one scatter into the identity of its
 operation, so that gradients are gathers. In: rows and their segment indices. Out: one row per segment; empty
@@ -83,7 +83,7 @@ def segment_max(
     mode: Any = None,
     out_sharding: None = None,
 ) -> Any:
-    """Maximum over the rows of each segment; -inf, or the least integer, for empty ones.
+    """Maximum over the rows of each segment; -inf, or the least integer, if empty.
 
     See ``segment_sum``. Ties share the derivative.
     """
@@ -101,7 +101,7 @@ def segment_min(
     mode: Any = None,
     out_sharding: None = None,
 ) -> Any:
-    """Minimum over the rows of each segment; inf, or the greatest integer, for empty ones.
+    """Minimum over the rows of each segment; inf, or the greatest integer, if empty.
 
     See ``segment_sum``. Ties share the derivative.
     """
@@ -177,8 +177,8 @@ def _segmented(
     return reduce(result, axis=0, initial=_identity(name, dtype)).astype(dtype)
 
 
-def _number_of_segments(name: str, ids: Any, given: Any) -> int:
-    if given is None:
+def _number_of_segments(name: str, ids: Any, num_segments: Any) -> int:
+    if num_segments is None:
         if isinstance(ids, Tracer):
             raise errors.ConcretizationError(
                 f"{name} without num_segments, of segment_ids that are traced ({ids.aval}).",
@@ -188,7 +188,7 @@ def _number_of_segments(name: str, ids: Any, given: Any) -> int:
             )
         host = np.asarray(ids)
         return int(max(host.max() + 1, 0)) if host.size else 0
-    size = static_int(given, name, "num_segments")
+    size = static_int(num_segments, name, "num_segments")
     if size < 0:
         raise errors.ValueRangeError(
             f"{name}: num_segments is {size}.", where=source.here(), fix="num_segments=n, at least 0"

@@ -1,7 +1,6 @@
-"""Pytrees: nested containers of arrays, mapped over, flattened and put together again.
+"""Pytrees: map, flatten, unflatten and registration of nested containers.
 
-Face over ``core.tree`` and its neighbours ``treefold``, ``treenode`` and ``treepath``. The names are ``jax.tree``'s;
-registration of one's own classes is here too.
+Face over ``core.pytree``, with the names of ``jax.tree``.
 """
 
 from blufunc.core.pytree.nodes import (
@@ -57,7 +56,7 @@ __all__ = [
     "leaf_paths",
     "leaves_with_path",
     "map_with_path",
-    # one's own classes
+    # user classes
     "TreeDef",
     "register_dataclass",
     "register_leaf",

@@ -1,8 +1,7 @@
 """Pytrees under the older names of JAX: ``tree_util.tree_map`` is ``tree.map``.
 
-A face beside ``tree``, over ``core.tree`` and its neighbours. In come the names and signatures of
-``jax.tree_util``; what is here and not in ``tree`` is registration in its forms, ``Partial``, and looking at
-structures from outside. A class is registered once.
+A face over ``core.pytree``, like ``tree``. In: the names and signatures of ``jax.tree_util``. Beyond ``tree`` it has
+JAX's forms of registration, ``Partial``, and inspection of structures. A class is registered once, for both.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from blufunc.errors import ArgumentError, TreeError
 
 _C = TypeVar("_C", bound=type)
 KeyEntry = Any
-"""One step of a path: a ``DictKey``, a ``SequenceKey``, a ``GetAttrKey``, or another key of a registered class."""
+"""One step of a path: a ``DictKey``, ``SequenceKey``, ``GetAttrKey`` or other key."""
 
 # -- structures ------------------------------------------------------------------------------------
 
@@ -56,12 +55,12 @@ def treedef_children(treedef: PyTreeDef) -> list[PyTreeDef]:
 
 
 def treedef_is_leaf(treedef: PyTreeDef) -> bool:
-    """Whether the structure is that of a bare leaf."""
+    """True for the structure of a bare leaf."""
     return _tree.check_treedef(treedef, "treedef_is_leaf") is _tree.LEAF
 
 
 def build_tree(treedef: PyTreeDef, xs: Any) -> Any:
-    """A tree of structure ``treedef`` from nested sequences: for each container, the sequence of its children."""
+    """A tree of this structure from nested sequences of children."""
     _tree.check_treedef(treedef, "build_tree")
     leaves: list[Any] = []
     _collect(treedef, xs, leaves)
@@ -85,7 +84,7 @@ def _collect(treedef: PyTreeDef, xs: Any, leaves: list[Any]) -> None:
 
 
 def all_leaves(iterable: Iterable[Any], is_leaf: Callable[[Any], bool] | None = None) -> bool:
-    """Whether no element is a container; one that ``is_leaf`` names is none."""
+    """True if no element is a container; one that ``is_leaf`` names is none."""
     if not isinstance(iterable, Iterable):
         raise ArgumentError(
             f"all_leaves takes a sequence, not {iterable!r:.60}.", where=source.here(), fix="all_leaves([x])"
@@ -96,7 +95,7 @@ def all_leaves(iterable: Iterable[Any], is_leaf: Callable[[Any], bool] | None = 
 
 
 def is_tree_node(typ: type) -> bool:
-    """Whether instances of the class are containers."""
+    """True if instances of the class are containers."""
     if not isinstance(typ, type):
         raise ArgumentError(
             f"is_tree_node takes a class, not {typ!r:.60}.", where=source.here(), fix="is_tree_node(type(x))"
@@ -105,7 +104,7 @@ def is_tree_node(typ: type) -> bool:
 
 
 def flatten_one_level(tree: Any) -> tuple[list[Any], Hashable]:
-    """The children of a container, whatever they contain, and its static data.
+    """The direct children of a container, and its static data.
 
     Raises:
       TreeError: ``tree`` is a leaf.
@@ -136,7 +135,7 @@ def _split(tree: Any, name: str) -> tuple[Sequence[Any], Hashable]:
         raise _tree.explain_unsortable(tree, error.args[0]) from None
 
 
-# -- one's own classes -----------------------------------------------------------------------------
+# -- user classes ----------------------------------------------------------------------------------
 
 
 def register_pytree_node(
@@ -145,13 +144,13 @@ def register_pytree_node(
     unflatten_func: Callable[[Any, Sequence[Any]], Any],
     flatten_with_keys_func: Callable[[Any], tuple[Iterable[tuple[Any, Any]], Hashable]] | None = None,
 ) -> None:
-    """Makes instances of a class nodes: ``tree.register_node``."""
+    """Register a class as a node: ``tree.register_node``."""
     _check_functions("register_pytree_node", flatten_func, unflatten_func, flatten_with_keys_func)
     nodes.register_node(nodetype, flatten_func, unflatten_func, flatten_with_keys_func)
 
 
 def register_pytree_node_class(cls: _C) -> _C:
-    """Registers a class by its methods ``tree_flatten`` and, of the class, ``tree_unflatten``; a decorator."""
+    """Register a class with methods ``tree_flatten``, ``tree_unflatten``; a decorator."""
     _check_methods(cls, "register_pytree_node_class", "tree_flatten", "tree_unflatten")
     nodes.register_node(cls, lambda x: x.tree_flatten(), cls.tree_unflatten)  # type: ignore[attr-defined]
     return cls
@@ -163,13 +162,13 @@ def register_pytree_with_keys(
     unflatten_func: Callable[[Any, Sequence[Any]], Any],
     flatten_func: Callable[[Any], tuple[Iterable[Any], Hashable]] | None = None,
 ) -> None:
-    """Makes instances of a class nodes that name their children.
+    """Register a class as a node with named children.
 
     Args:
       nodetype: the class.
       flatten_with_keys: object -> ``([(key, child), ...], aux)``.
       unflatten_func: ``(aux, children)`` -> object.
-      flatten_func: object -> ``(children, aux)``, where that is faster without the keys.
+      flatten_func: object -> ``(children, aux)``, if faster without the keys.
     """
     _check_functions("register_pytree_with_keys", flatten_with_keys, unflatten_func, flatten_func)
 
@@ -181,9 +180,9 @@ def register_pytree_with_keys(
 
 
 def register_pytree_with_keys_class(cls: _C) -> _C:
-    """Registers a class by its methods ``tree_flatten_with_keys`` and, of the class, ``tree_unflatten``; a decorator.
+    """Register a class with methods ``tree_flatten_with_keys``, ``tree_unflatten``.
 
-    A method ``tree_flatten`` is used where no keys are wanted.
+    A decorator. A method ``tree_flatten`` is used where keys are not needed.
     """
     _check_methods(cls, "register_pytree_with_keys_class", "tree_flatten_with_keys", "tree_unflatten")
     plain = (lambda x: x.tree_flatten()) if hasattr(cls, "tree_flatten") else None
@@ -198,10 +197,10 @@ def register_dataclass(
     meta_fields: Iterable[str] | None = None,
     drop_fields: Iterable[str] = (),
 ) -> Any:
-    """Says which fields of a dataclass are children, which are static data (``meta_fields``), and which are lost.
+    """Declare a dataclass's fields as children, static (``meta_fields``) or dropped.
 
-    ``tree.register_dataclass`` under JAX's names. Dataclasses are nodes without it; without lists, fields made by
-    ``tree.static()`` are the static ones.
+    ``tree.register_dataclass`` under JAX's names. Dataclasses are nodes without it; without lists, fields
+    made by ``tree.static()`` are the static ones.
     """
     return nodes.register_dataclass(nodetype, data_fields, meta_fields, drop_fields)
 
@@ -231,26 +230,26 @@ def _check_methods(cls: Any, name: str, *methods: str) -> None:
 
 
 class Partial(functools.partial):
-    """``functools.partial`` as a pytree: its arguments are children, its function is static.
+    """``functools.partial`` as a pytree: arguments are children, the function static.
 
-    So it may be passed to, and returned from, transformed functions. The arguments of a partial that is wrapped
-    belong to the function: they are static too.
+    It may be passed to, and returned from, transformed functions. The arguments of a wrapped partial belong
+    to the function: they are static too.
     """
 
     def __new__(cls, func: Callable[..., Any], /, *args: Any, **kw: Any) -> Partial:
-        """``func`` with its first and its keyword arguments given."""
+        """``func`` with its first arguments and keyword arguments bound."""
         if not callable(func):
             raise ArgumentError(
                 f"Partial takes a function, not {func!r:.60}.", where=source.here(), fix="Partial(f, x)"
             )
-        # functools would merge the arguments of a partial with those given here
+        # functools would merge a wrapped partial's arguments with these
         return super().__new__(
             cls, _Whole(func) if isinstance(func, functools.partial) else func, *args, **kw
         )
 
 
 class _Whole:
-    """A partial called as it is; equal to others of the same one."""
+    """A wrapped partial, called as is; equal to others of the same one."""
 
     def __init__(self, func: functools.partial):
         self.func = func

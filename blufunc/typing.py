@@ -1,7 +1,7 @@
-"""Names for annotations: what functions take as an array, and as a dtype.
+"""Type aliases for arguments that are converted to an array, or to a dtype.
 
-A face, with the names of ``jax.typing``. Nothing is checked by them, nothing is computed here. Both work with
-``isinstance`` where their members do: ``isinstance(x, ArrayLike)``.
+A face, with the names of ``jax.typing``. They check and compute nothing. Both work with ``isinstance`` where
+their members do: ``isinstance(x, ArrayLike)``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 from blufunc.core.ir.trace import Value
 
 ArrayLike: TypeAlias = Value | np.ndarray | np.bool_ | np.number | bool | int | float | complex
-"""Arrays, also traced ones, NumPy's arrays and numbers, and Python's numbers."""
+"""Arrays, tracers, NumPy arrays and scalars, and Python scalars."""
 
 
 @runtime_checkable
 class SupportsDType(Protocol):
-    """What has a dtype."""
+    """An object with a dtype."""
 
     @property
     def dtype(self) -> np.dtype:
@@ -26,6 +26,6 @@ class SupportsDType(Protocol):
 
 
 DTypeLike: TypeAlias = str | type | np.dtype | SupportsDType
-"""Names of dtypes, NumPy's and Python's classes of numbers, dtypes, and what has one."""
+"""Dtypes, names of dtypes, scalar types of NumPy and Python, objects with a dtype."""
 
 __all__ = ["ArrayLike", "DTypeLike"]

@@ -1,4 +1,4 @@
-"""What all tests share: checked jaxprs, fixed seeds, golden files, and when to skip."""
+"""Shared setup of all tests: checked jaxprs, fixed seeds, golden files, skips."""
 
 import difflib
 import functools
@@ -37,20 +37,20 @@ def checked(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def planned_anew(monkeypatch):
-    """No test finds plans of another one, or of its user's, on disk."""
+    """Isolate tests from plans on disk, of other tests or of the user."""
     monkeypatch.setattr(config, "plan_cache", False)
 
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """No test depends on which others ran before it."""
+    """Reseed before each test, so that results do not depend on the order."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  (for code under test that uses the global generator)
 
 
 @pytest.fixture
 def rng():
-    """A generator of its own for each test."""
+    """A separate generator for each test."""
     return np.random.default_rng(0)
 
 

@@ -1,4 +1,4 @@
-"""``debug.print`` and ``debug.callback``: what is printed, when, and what is wrong with a format at the user's line."""
+"""``debug.print`` and ``debug.callback``: output, order, and errors in formats."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the documents show is run: README's examples, and each error with its mended form."""
+"""Execution of the documentation: README's examples, and each error with its fix."""
 
 import inspect
 import re
@@ -66,7 +66,7 @@ def test_sharding_runs(capsys, monkeypatch):
 
 
 def test_extending_runs(capsys):
-    """The blocks of this page are one program."""
+    """The blocks of this page form one program."""
     names = {}
     for block in python_blocks((ROOT / "docs/extending.md").read_text()):
         exec(compile(block, "docs/extending.md", "exec"), names)

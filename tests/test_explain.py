@@ -1,4 +1,4 @@
-"""``explain``, what ``lower()`` and ``compile()`` show, and the stages of ``config.debug``."""
+"""``explain``, the reports of ``lower()`` and ``compile()``, and ``config.debug``."""
 
 import importlib
 
@@ -18,7 +18,7 @@ from tests.emulation import fake_cuda
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
-    """A machine that need not be measured."""
+    """A machine with fixed measurements."""
     m = Machine("a machine", bandwidth=1e10, flops=1e11, products=1e11)
     for module in ("blufunc.explain", "blufunc.kernels.inspect.roofline"):
         monkeypatch.setattr(importlib.import_module(module), "machine_of", lambda device: m)
@@ -27,7 +27,7 @@ def machine(monkeypatch):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Small programs are compiled too."""
+    """Compile small programs too."""
     if toolchain.find() is None:
         pytest.skip("this machine has no C++ compiler")
     monkeypatch.setattr(config, "host_compiler", "always")
@@ -80,7 +80,7 @@ def test_memory_is_that_of_the_plan(compiled):
     m = l.memory
     assert m.argument_bytes == sum(a.nbytes for a in ARGS)
     assert m.output_bytes == 64 * 48 * 4 + 4
-    assert m.arena_bytes >= 64 * 48 * 4  # the product, before the activation
+    assert m.arena_bytes >= 64 * 48 * 4  # the matmul's result, before the activation
     assert m.peak_bytes == m.argument_bytes + m.output_bytes + m.arena_bytes == m.plan.peak_bytes
     assert str(m).startswith("planned peak") and "dot_general at test_explain.py" in m.report(1)
 
@@ -392,40 +392,42 @@ def test_nothing_is_printed_unasked(compiled, capsys):
 
 
 def test_attention_that_has_no_kernel(monkeypatch):
-    """Says why, at which line; where there is a kernel, nothing."""
+    """Reports the reason and the line; nothing where there is a kernel."""
     fake_cuda.install(monkeypatch)
     device = bf.devices("cuda")[0]
     q = bnp.ones((1, 40, 2, 16), dtype="bfloat16")
     table = bnp.ones((2, 5))
 
-    def told(f, *args):
+    def shown(f, *args):
         text = str(bf.explain(f, *args, device=device))
         return [line for line in text.splitlines() if "no kernel for" in line]
 
     attend = lambda q, **mods: nn.dot_product_attention(q, q, q, **mods).astype("float32").sum()
     relative = lambda q, table: attend(q, score_mod=nn.score_mods.relative_bias(table))
-    assert told(relative, q, table) == told(bf.grad(relative), q, table) == []
-    (line,) = told(lambda q: attend(q, is_causal=True), q.astype("float32"))
+    assert shown(relative, q, table) == shown(bf.grad(relative), q, table) == []
+    (line,) = shown(lambda q: attend(q, is_causal=True), q.astype("float32"))
     assert "attention at test_explain.py:" in line and "elements are float32" in line
-    (line,) = told(lambda q: attend(q, score_mod=lambda s, b, h, q, k: s + bnp.sort(bnp.stack([q, k]))[0]), q)
+    (line,) = shown(
+        lambda q: attend(q, score_mod=lambda s, b, h, q, k: s + bnp.sort(bnp.stack([q, k]))[0]), q
+    )
     assert "score_mod has no code in a kernel: sort has no scalar code" in line
-    (line,) = told(bf.grad(relative, (0, 1)), q, table)
+    (line,) = shown(bf.grad(relative, (0, 1)), q, table)
     assert "attention_table_grad" in line and "the gradients of arrays that score_mod reads" in line
 
 
 def test_attention_that_is_written_by_hand(monkeypatch):
-    """Says that it was recognised, or what it wants."""
+    """Reports recognized attention, and reasons for near misses."""
     fake_cuda.install(monkeypatch)
     q = bnp.ones((40, 16), dtype="bfloat16")
     weights = lambda q: nn.softmax(q @ q.T)
 
-    def told(f):
+    def shown(f):
         text = str(bf.explain(f, q, device=bf.devices("cuda")[0]))
         return [line for line in text.splitlines() if "as attention at" in line]
 
-    (line,) = told(lambda q: weights(q) @ q)
+    (line,) = shown(lambda q: weights(q) @ q)
     assert line.startswith("recognised as attention at test_explain.py:")
-    (line,) = told(lambda q: (weights(q) @ q, weights(q)))
+    (line,) = shown(lambda q: (weights(q) @ q, weights(q)))
     assert line.endswith("its scores or weights are returned, too")
-    lines = told(bf.grad(lambda q: (weights(q) @ q).astype("float32").sum()))
+    lines = shown(bf.grad(lambda q: (weights(q) @ q).astype("float32").sum()))
     assert [line.endswith(" backward") for line in lines] == [False, True]

@@ -1,4 +1,4 @@
-"""The import is lean: what it leaves for later, and that names of packages are there all the same."""
+"""Lean imports: deferred modules, and access to deferred names."""
 
 import importlib
 import pkgutil
@@ -13,7 +13,7 @@ import blufunc as bf
 from blufunc import _lazy
 
 MODULES = 110
-"""An upper bound; there were 456 when everything was imported."""
+"""Upper bound of imported modules; there were 456 without deferred imports."""
 
 LATER = (
     "scipy",
@@ -31,7 +31,7 @@ LATER = (
 
 
 def loaded_by(program: str) -> set[str]:
-    """The modules of a fresh process after a program."""
+    """The modules that a program loads in a fresh process."""
     script = textwrap.dedent(program) + "\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     return set(done.stdout.split())

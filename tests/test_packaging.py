@@ -1,4 +1,4 @@
-"""What the wheel and the sdist contain, as the build backend lists it."""
+"""Contents of the wheel and the sdist, as the build backend lists them."""
 
 from pathlib import Path
 

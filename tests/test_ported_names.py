@@ -1,4 +1,4 @@
-"""Names that programs for JAX use at the top: what they give here, or what the error says."""
+"""Top-level names of JAX programs: their value here, or the error's advice."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_scipy_modules():
 
 @pytest.mark.peer
 def test_all_names_of_jax_are_here_or_named():
-    """At the top, each name is there, or the error says more than that it is not."""
+    """Each top-level name exists, or its error gives advice."""
     jax = pytest.importorskip("jax")
     internal = {
         "ad", "allow_f16_reductions", "api_util", "array_garbage_collection_guard", "auto_pcast", "empty_ref",

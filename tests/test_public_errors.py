@@ -1,8 +1,7 @@
-"""Bad arguments of public functions: each gets an error of blufunc, never one of Python or NumPy from inside.
+"""Bad arguments of public functions: blufunc errors, never internal ones.
 
-Every function of the faces is called with junk in each of its positional slots, beside arguments that often
-are good. Whatever is raised must be a ``BlufuncError``, or the ``TypeError`` of a call that does not fit the
-signature.
+Every public function is called with junk in each of its positional slots, the others often being valid. The
+result must be a ``BlufuncError``, or the ``TypeError`` of a call that does not fit the signature.
 """
 
 import inspect
@@ -23,7 +22,7 @@ KEY = random.key(0)
 ONE, MATRIX, POSITIONS = bnp.ones(()), bnp.ones((2, 3)), bnp.arange(3)
 
 BAD = [None, "a", -1, 99, 1.5, 1j, (), (0, 0), [1], {}, object(), KEY, ONE, MATRIX, POSITIONS]
-GOOD = [MATRIX, 1]  # what stands in the required slots that are not under test
+GOOD = [MATRIX, 1]  # values of the required slots that are not under test
 
 EFFECTS = types.SimpleNamespace(
     pure_callback=bf.pure_callback,
@@ -63,7 +62,7 @@ FACES |= {"ad_checkpoint": ad_checkpoint, "debug": debug, "effects": EFFECTS, "t
 
 
 def is_function(x):
-    """Whether x is a function, plain or of one of the transforms."""
+    """True if x is a function, plain or transformed."""
     return callable(x) and not isinstance(x, (type, types.GenericAlias, Primitive)) and not inspect.isclass(x)
 
 
@@ -81,7 +80,7 @@ FUNCTIONS = [
 
 
 def cases(function, draws):
-    """Arguments and options, one of them bad."""
+    """Arguments and options, one of them invalid."""
     parameters = inspect.signature(function).parameters.values()
     slots = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = sum(p.default is p.empty for p in slots)

@@ -1,4 +1,4 @@
-"""``ops``: reductions of segments against a loop over the rows, their derivatives, and JAX's."""
+"""``ops``: segment reductions against loops over rows and JAX, and derivatives."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_promises_change_nothing():
 @pytest.mark.parametrize("bucket_size", [None, 4])
 def test_derivatives(name, bucket_size):
     data = np.random.default_rng(1).permutation(np.linspace(-2, 2, 20)).reshape(10, 2)
-    ids = bnp.asarray(np.where(IDS < 0, 1, IDS) % 4)  # no segment is empty: infinities have no differences
+    ids = bnp.asarray(np.where(IDS < 0, 1, IDS) % 4)  # no empty segments: infinities have no differences
 
     def f(x):
         return bnp.sin(getattr(ops, name)(x, ids, 4, bucket_size=bucket_size)) if bucket_size is None else (

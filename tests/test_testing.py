@@ -1,4 +1,4 @@
-"""The checks for authors: they pass what is right, and find, with a message that says where, what is wrong."""
+"""Checks for authors of primitives: they pass correct rules and locate wrong ones."""
 
 import functools
 
@@ -69,7 +69,7 @@ def test_wrong_derivative(modes, start):
 
 
 def test_wrong_second_derivative():
-    """A first derivative that is right in value, and constant to the second."""
+    """A first derivative with the right value, but constant to the second."""
 
     @bf.custom_jvp
     def f(x):
@@ -158,7 +158,7 @@ def test_bad_input(call):
 
 @pytest.mark.parametrize("op", [pytest.param(op, id=op.id) for op in OPS])
 def test_our_own_primitives_pass(op):
-    """All rows of the table of operations; ``tests/core/ops/test_op_table.py`` asks more of them."""
+    """All rows of the op table; ``test_op_table.py`` tests them more thoroughly."""
     dtype = next((d for d in ("float64", "complex128") if d in op.dtypes), op.dtypes[0])
     order = min(op.grad, 1) if dtype in ("float64", "complex128") else 0
     args = list(map(arr_of, op.sample(dtype)))
@@ -183,7 +183,7 @@ def test_the_report_reads_well():
 
 
 class Scaled(extend.Primitive):
-    """2 x, to be spoilt rule by rule."""
+    """2 x, broken rule by rule."""
 
     name, fresh = "scaled", True
 
@@ -265,7 +265,7 @@ def test_what_is_unsupported_is_reported():
 
 
 def test_a_transposition_that_only_the_dot_product_finds():
-    """Reverse mode goes by way of another operation; the rule itself is wrong."""
+    """Reverse mode uses another operation; the rule itself is wrong."""
     rules = {
         "jvp": lambda self, ps, ts: (self.bind(*ps), lax.mul(ts[0], 2)),
         "transpose": lambda self, ct, x: x.add(lax.mul(ct, 3)),
@@ -313,7 +313,7 @@ def test_our_own_transforms_pass(t):
 
 
 def test_a_transform_that_does_not_compose():
-    """It looks at its arguments when it is first called, and keeps what it saw."""
+    """It inspects its arguments at the first call, and keeps them."""
     seen = []
 
     def remembering(f):
@@ -337,7 +337,7 @@ def test_what_a_transform_lacks_is_in_the_report():
 
 
 def test_a_wrong_rule_of_a_transform_is_found():
-    """A rule that is right for what it sees first, but has no derivative that agrees with its values."""
+    """A rule with right values at first, whose derivative disagrees with its values."""
     t = bf.Transform("stuck")
     t.rule(lax.sin_p)(lambda x: lax.stop_gradient(bnp.sin(x)) + x - lax.stop_gradient(x))
     t.default(lambda prim, *xs, **params: prim.bind(*xs, **params))

@@ -1,4 +1,4 @@
-"""The two tiers of tests: together all tests, each once, and the quick one shows every function and every row."""
+"""Test tiers: complements, and every function and table row in the quick one."""
 
 import itertools
 import os
@@ -70,8 +70,8 @@ def test_slow_tests_and_comparisons_are_left_out(marker):
 
 def test_values_that_were_shown_are_sampled():
     rows = [object() for _ in range(100)]
-    first, again = (cases(f, 100, rows.__getitem__) for f in ("test_values", "test_gradients"))
-    found = chosen([*first, *again])
+    values, gradients = (cases(f, 100, rows.__getitem__) for f in ("test_values", "test_gradients"))
+    found = chosen([*values, *gradients])
     assert found[:100] == list(range(100))
     sampled = [i - 100 for i in found[100:]]
     assert sampled[0] == 0 and sampled[-1] == 99

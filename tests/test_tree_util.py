@@ -1,4 +1,4 @@
-"""``tree_util`` and what ``tree`` has beyond ``core.tree``: names of JAX, registration, ``Partial``, structures."""
+"""``tree_util`` beyond ``core.pytree``: JAX's names, registration, ``Partial``."""
 
 import dataclasses
 import functools
@@ -272,7 +272,7 @@ def test_transpose_finds_the_inner_structure():
 
 @pytest.mark.peer
 def test_as_jax():
-    """Each function of both libraries on the same trees."""
+    """Each function of both libraries, on the same trees."""
     jax = pytest.importorskip("jax")
     jtu = jax.tree_util
     x = {"a": [1, (2, 3)], "b": (4, None)}

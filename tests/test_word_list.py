@@ -1,4 +1,4 @@
-"""The word list of ``make check``: it finds planted words where prose and names stand, and only there."""
+"""The word list of ``make check``: finds planted words in prose and names only."""
 
 import string
 

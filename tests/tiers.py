@@ -1,11 +1,11 @@
-"""Two tiers of tests: ``make test`` runs the quick one, ``make test-all`` both; ``.ci/run`` runs one after the other.
+"""Two test tiers: ``make test`` runs the quick one, ``make test-all`` both.
 
-In come the collected tests, out goes the part of them that a tier holds. Quick and rest are complements, so that no
-test runs twice or never. A test is in the rest if it is marked ``slow`` or ``peer`` (``make test-peers`` runs the
-latter by themselves), or a case of a large parametrized test that the sample of its family leaves out. The sample
-holds the first and the last case, one of each ``STRIDE`` between them, and each case with a parameter value that no
-test has shown before: each row of a table of operations is in the quick tier at least once. ``sampled(n)`` replaces
-this rule for a family whose cases are costly: n cases, evenly spaced.
+In: the collected tests. Out: those of one tier; ``.ci/run`` runs one after the other. Quick and rest are
+complements, so that no test runs twice or never. A test is in the rest if it is marked ``slow`` or ``peer``
+(``make test-peers`` runs the latter separately), or a case of a large parametrized test outside its family's
+sample. The sample holds the first and the last case, one of each ``STRIDE`` between them, and each case with
+a parameter value that is new: each row of a table of operations is in the quick tier at least once.
+``sampled(n)`` replaces this rule for a family with costly cases: n cases, evenly spaced.
 """
 
 import zlib
@@ -21,7 +21,7 @@ STRIDE = 16
 
 
 def quick(items: Sequence[pytest.Item]) -> set[str]:
-    """The node ids of the quick tier among ``items``; depends on nothing but their order, markers and parameters."""
+    """Node ids of the quick tier; depends only on order, markers and parameters."""
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not (item.get_closest_marker("slow") or item.get_closest_marker("peer")):
@@ -57,14 +57,14 @@ def _sample(name: str, cases: Sequence[pytest.Item], seen: set[Hashable]) -> Ite
 
 
 def evenly_spaced(n: int, wanted: int) -> set[int]:
-    """Positions of ``wanted`` of n cases: the first, the last and those between, at equal distances."""
+    """Evenly spaced positions of ``wanted`` of n cases, the first and last included."""
     if wanted >= n:
         return set(range(n))
     return {i * (n - 1) // max(wanted - 1, 1) for i in range(wanted)}
 
 
 def _values(item: pytest.Item) -> set[Hashable]:
-    """The parameter values of a case: plain ones count once a file, others, such as rows of a table, once in all."""
+    """Parameter values of a case: plain ones count once per file, others once in all."""
     callspec = getattr(item, "callspec", None)
     return {_key(item, name, x) for name, x in callspec.params.items()} if callspec else set()
 
@@ -87,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Selection:
-    """Pytest plugin that keeps the tests of one tier and counts those that it leaves out.
+    """Pytest plugin that keeps the tests of one tier and counts the others.
 
     Args:
       tier: one of ``TIERS``.
@@ -109,14 +109,14 @@ class Selection:
             config.hook.pytest_deselected(items=others)
         kept = tiers[self.tier]
         slow_files = {item.path for item in kept if item.get_closest_marker("slow")}
-        # long tests begin first, so that no worker is left with one at the end
+        # long tests first, so that no worker ends with one
         items[:] = sorted(kept, key=lambda i: i.path not in slow_files)
         if hasattr(config, "workeroutput"):
             config.workeroutput["left"] = self.left
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Of xdist: its workers collect, and each counts the same."""
+        """With xdist: all workers collect the same tests and report the same count."""
         self.left = getattr(node, "workeroutput", {}).get("left", self.left)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,5 +1,5 @@
 """The intermediate representation, arrays and primitives.
 
-In: Python values and functions. Out: jaxprs, and arrays that operations ran on eagerly. Knows nothing of transforms or
+In: Python values and functions. Out: jaxprs, and arrays computed eagerly. Independent of transforms and
 backends. Packages, bottom first: ``ir``, ``pytree``, ``arrays``, ``primitives``, ``ops``, ``programs``.
 """

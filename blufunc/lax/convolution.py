@@ -1,6 +1,6 @@
-"""Convolutions in the shapes that programs want them, over ``conv_general_dilated``.
+"""Variants of convolution, over ``conv_general_dilated``.
 
-Face: part of ``blufunc.lax``. Each function here works out parameters, and binds the one primitive.
+Face: part of ``blufunc.lax``. Each function computes parameters, and binds the one primitive.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def conv(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Value:
-    """``conv_general_dilated`` of batch, features, spatial axes with output features, input features, spatial axes."""
+    """``conv_general_dilated`` with axes (batch, features, ...) and (out, in, ...)."""
     return conv_general_dilated(
         lhs,
         rhs,
@@ -64,7 +64,7 @@ def conv_with_general_padding(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Value:
-    """``conv`` with dilations; None for those that are 1."""
+    """``conv`` with dilations; None for 1."""
     return conv_general_dilated(
         lhs,
         rhs,
@@ -97,18 +97,18 @@ def conv_transpose(
     preferred_element_type: Any = None,
     use_consistent_padding: bool = False,
 ) -> Value:
-    """A convolution with fractional strides, which makes arrays larger: the "transposed convolution".
+    """A convolution with fractional strides: the "transposed convolution".
 
     Args:
       lhs, rhs: as in ``conv_general_dilated``.
-      strides: an int for each spatial axis: how many times as many elements the result has, about.
-      padding: 'SAME' or 'VALID': the padding of the convolution that this one reverses. Or a pair of ints for each
+      strides: an int per spatial axis: the approximate factor by which the result is larger.
+      padding: 'SAME' or 'VALID': the padding of the convolution that this one reverses. Or a pair of ints per
         spatial axis: the padding of the result's own windows, and with ``use_consistent_padding`` that of the
         reversed convolution too.
-      rhs_dilation: an int for each spatial axis: kernel elements are this far apart.
+      rhs_dilation: an int per spatial axis: the distance between kernel elements.
       dimension_numbers: as in ``conv_general_dilated``; by default features last, up to three spatial axes.
-      transpose_kernel: reverse the kernel's spatial axes and exchange its two feature axes: with it, and
-        consistent padding, this is the gradient of a convolution.
+      transpose_kernel: reverse the kernel's spatial axes and swap its two feature axes: with it, and consistent
+        padding, this is the gradient of a convolution.
       precision, preferred_element_type: as in ``conv_general_dilated``.
       use_consistent_padding: see ``padding``.
     """
@@ -164,7 +164,7 @@ def conv_transpose(
 
 
 def _reversed_padding(k: int, stride: int, padding: Any) -> tuple[int, int]:
-    """The padding that reverses a convolution by a kernel of ``k`` elements, padded by ``padding``."""
+    """Padding that reverses a convolution by ``k`` elements, padded by ``padding``."""
     if padding == "VALID":
         return k - 1, stride - 1 + max(k - stride, 0)
     if padding == "SAME":
@@ -186,7 +186,7 @@ def conv_general_dilated_patches(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Value:
-    """The windows that a convolution reads, laid out along the feature axis.
+    """The windows that a convolution reads, unfolded along the feature axis (im2col).
 
     Args:
       lhs: as in ``conv_general_dilated``.
@@ -207,7 +207,7 @@ def conv_general_dilated_patches(
             where=source.here(),
             fix="give sizes of 1 or more",
         )
-    # one kernel for each element of the window, 1 there and 0 elsewhere
+    # one kernel per window element, 1 there and 0 elsewhere
     one_hot = convert(from_numpy(np.eye(n, dtype=np.float32).reshape(n, *sizes)), lhs.dtype)
     kernel = broadcast_in_dim(one_hot, (features, n, *sizes), tuple(range(1, 2 + len(sizes))))
     kernel = reshape(kernel, (features * n, 1, *sizes))
@@ -237,12 +237,11 @@ def conv_general_dilated_local(
     dimension_numbers: Any = None,
     precision: Any = None,
 ) -> Value:
-    """A convolution with a kernel of its own at every position: a locally connected layer.
+    """A convolution with a separate kernel per position: a locally connected layer.
 
     Args:
-      rhs: the kernels, with output features, then input features times the elements of the window in row-major order
-        (as ``conv_general_dilated_patches`` lays them out), in the places of output and input features, and along
-        the spatial axes one kernel for each position of the result.
+      rhs: the kernels; its feature axes are output features, and input features times window elements in row-major
+        order (as ``conv_general_dilated_patches`` has them). Its spatial axes hold one kernel per result position.
       filter_shape: the sizes of a window along the spatial axes.
       lhs, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers, precision: as in
         ``conv_general_dilated``.

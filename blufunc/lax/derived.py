@@ -1,6 +1,6 @@
 """Functions under the names of JAX's ``lax`` that are compositions of others.
 
-Face, beside ``blufunc.lax``'s own; nothing here is a primitive.
+Face: part of ``blufunc.lax``, without primitives.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def clz(x: Any) -> Value:
         raise errors.DtypeError(f"clz counts bits of integers, not of {x.aval}.", where=source.here())
     bits = x.aval.dtype.itemsize * 8
     step = 1
-    while step < bits:  # every bit below the highest that is set is set
+    while step < bits:  # sets every bit below the highest set one
         x = bitwise_or(x, shift_right_logical(x, scalar(step, x.aval.dtype)))
         step *= 2
     return sub(scalar(bits, x.aval.dtype), population_count(x))
 
 
 def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Value]:
-    """The operand as parts of the given sizes along ``axis``; they sum to its size."""
+    """Split the operand along ``axis`` into parts of sizes that sum to its own."""
     x = lift(operand)
     axis = axis_in(axis, x.aval.ndim, "split")
     parts = ints(sizes, "split", "sizes")
@@ -110,9 +110,9 @@ def approx_max_k(
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
 ) -> tuple[Value, Value]:
-    """The k largest elements along an axis and their positions: exact here, so that the hints have no effect.
+    """The k largest elements along an axis and their indices; exact here.
 
-    The hints are ``recall_target``, ``reduction_input_size_override`` and ``aggregate_to_topk``.
+    The hints ``recall_target``, ``reduction_input_size_override`` and ``aggregate_to_topk`` are ignored.
     """
     return _top(operand, k, reduction_dimension, "approx_max_k")
 
@@ -125,9 +125,9 @@ def approx_min_k(
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
 ) -> tuple[Value, Value]:
-    """The k smallest elements along an axis and their positions: exact here, so that the hints have no effect.
+    """The k smallest elements along an axis and their indices; exact here.
 
-    The hints are ``recall_target``, ``reduction_input_size_override`` and ``aggregate_to_topk``.
+    The hints ``recall_target``, ``reduction_input_size_override`` and ``aggregate_to_topk`` are ignored.
     """
     return _top(operand, k, reduction_dimension, "approx_min_k")
 
@@ -137,9 +137,7 @@ def _top(operand: Any, k: int, axis: int, name: str) -> tuple[Value, Value]:
     x = lift(operand)
     axis = axis_in(axis, x.aval.ndim, name)
     last = x.aval.ndim - 1
-    flip = (
-        bitwise_not if dtypes.is_integer(x.aval.dtype) else neg
-    )  # both turn the order round, for all values
+    flip = bitwise_not if dtypes.is_integer(x.aval.dtype) else neg  # both reverse the order, for all values
     values, places = top_k(move_dim(x if from_largest else flip(x), axis, last), k)
     values, places = move_dim(values, last, axis), move_dim(places, last, axis)
     return values if from_largest else flip(values), places
@@ -156,11 +154,11 @@ def scatter_apply(
     unique_indices: bool = False,
     mode: Any = None,
 ) -> Value:
-    """The operand with ``func`` applied to the elements of the windows that the indices name; no two may overlap.
+    """The operand with ``func`` applied to the indexed windows, which may not overlap.
 
     Args:
       func: from an array to one of the same shape and dtype, elementwise.
-      update_shape: the shape that updates of a ``scatter`` there would have.
+      update_shape: the shape of a ``scatter``'s updates for these indices.
     """
     x = lift(operand)
     if not isinstance(dimension_numbers, ScatterDimensionNumbers):
@@ -171,7 +169,7 @@ def scatter_apply(
         )
     shape = shape_of(ints(update_shape, "scatter_apply", "update_shape"), "scatter_apply")
     sizes = window_sizes(x.aval.shape, shape, dimension_numbers)
-    read = GatherScatterMode.CLIP  # what lies outside is dropped when it is written
+    read = GatherScatterMode.CLIP  # out-of-range windows are dropped when written
     hints = {"indices_are_sorted": indices_are_sorted, "unique_indices": unique_indices}
     taken = gather(x, scatter_indices, as_gather(dimension_numbers), sizes, mode=read, **hints)
     updates = convert(lift(func(taken)), x.aval.dtype)

@@ -1,7 +1,7 @@
-"""``lax.linalg``: the decompositions and solvers of linear algebra, under the names of JAX's ``lax.linalg``.
+"""``lax.linalg``: matrix decompositions and solvers, under the names of JAX.
 
-Face over ``core.ops.linalg_*``. Functions here are strict, as all of ``lax``: matrices, in the last two axes, of
-float32, float64, complex64 or complex128, with equal batch axes before them. ``blufunc.numpy.linalg`` promotes.
+Face over ``core.ops.linalg``. Functions here are strict, as all of ``lax``: matrices, in the last two axes, of
+float32, float64, complex64 or complex128, with equal leading batch axes. ``blufunc.numpy.linalg`` promotes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The functions of ``lax`` that are more than an operation of the core: arguments as users write them, made plain.
+"""Functions of ``lax`` that normalize user arguments before binding a primitive.
 
-Face, beside ``blufunc.lax``. Each checks what it is given and makes one equation, or close to it.
+Face: part of ``blufunc.lax``. Each checks its arguments and makes about one equation.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from blufunc.core.pytree import tree
 
 
 def convert_element_type(operand: Any, new_dtype: Any) -> Value:
-    """The operand as another dtype; floats become integers toward zero, complex numbers lose their imaginary part."""
+    """Convert to another dtype: floats truncate, complex loses its imaginary part."""
     return elementwise.convert(operand, dtypes.as_dtype(new_dtype))
 
 
 def bitcast_convert_type(operand: Any, new_dtype: Any) -> Value:
-    """The bits of the operand as another dtype: narrower ones get a last axis of parts, wider ones join one."""
+    """The bits as another dtype: narrower adds a last axis of parts, wider drops it."""
     return elementwise.bitcast(operand, dtypes.as_dtype(new_dtype))
 
 
 class RoundingMethod(enum.IntEnum):
-    """Where a number in the middle of two integers goes."""
+    """Rounding direction of ties between two integers."""
 
     AWAY_FROM_ZERO = 0
     TO_NEAREST_EVEN = 1
 
 
 def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Value:
-    """Floats rounded to the nearest integer, elementwise; ``rounding_method`` says where the middle goes."""
+    """Floats rounded to the nearest integer; ``rounding_method`` decides ties."""
     if rounding_method not in (RoundingMethod.AWAY_FROM_ZERO, RoundingMethod.TO_NEAREST_EVEN):
         raise errors.ValueRangeError(
             f"round: {rounding_method!r:.60} is not a rounding method.",
@@ -57,7 +57,7 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
     even = elementwise.round(x)
     if rounding_method == RoundingMethod.TO_NEAREST_EVEN:
         return even
-    # where the nearest even integer is half a unit towards 0, one further; the difference is exact
+    # where ties-to-even rounded half a unit towards 0, add one; the difference is exact
     x = lift(x)
     rest = elementwise.sub(x, even)
     inward = elementwise.ge(elementwise.mul(rest, elementwise.sign(x)), 0.5)
@@ -70,7 +70,7 @@ def stop_gradient(x: Any) -> Any:
 
 
 def select_n(which: Any, *cases: Any) -> Value:
-    """Elementwise ``cases[which]``: ``which`` is boolean, for two cases, or an int32 for any number."""
+    """Elementwise ``cases[which]``; ``which`` is boolean (two cases) or int32."""
     which = lift(which)
     if dtypes.is_bool(which.aval.dtype):
         if len(cases) != 2:
@@ -92,7 +92,7 @@ def select_n(which: Any, *cases: Any) -> Value:
 
 
 def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Value:
-    """The operand with its axis i as axis ``broadcast_dimensions[i]`` of ``shape``, repeated along the others."""
+    """``operand`` with axis i as ``broadcast_dimensions[i]``, repeated along others."""
     return linear_ops.broadcast_in_dim(
         lift(operand),
         shape_of(ints(shape, "broadcast_in_dim", "shape"), "broadcast_in_dim"),
@@ -108,7 +108,7 @@ def broadcast(operand: Any, sizes: Sequence[int]) -> Value:
 
 
 def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Value:
-    """The elements in row-major order (of the axes in the order ``dimensions``) in another shape."""
+    """The elements in row-major order (of axes ``dimensions``) with another shape."""
     x = lift(operand)
     if dimensions is not None:
         x = linear_ops.transpose(x, ints(dimensions, "reshape", "dimensions"))
@@ -116,12 +116,12 @@ def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | 
 
 
 def transpose(operand: Any, permutation: Sequence[int]) -> Value:
-    """The operand with its axes in another order: axis i of the result is axis ``permutation[i]``."""
+    """Permute axes: axis i of the result is axis ``permutation[i]``."""
     return linear_ops.transpose(lift(operand), ints(permutation, "transpose", "permutation"))
 
 
 def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Value:
-    """The operand with its axes from ``start_dimension`` up to ``stop_dimension`` merged into one."""
+    """Merge the axes from ``start_dimension`` up to ``stop_dimension`` into one."""
     x = lift(operand)
     s, n = x.aval.shape, x.aval.ndim
     start_dimension = static_int(start_dimension, "collapse", "start_dimension")
@@ -144,7 +144,7 @@ def reduce_sum(operand: Any, axes: Sequence[int]) -> Value:
 
 
 def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Value:
-    """The matrix products of the last two axes; the other axes agree."""
+    """Batched matmul over the last two axes; the other axes agree."""
     x, y = lift(lhs), lift(rhs)
     n = x.aval.ndim
     if n < 2 or y.aval.ndim != n:
@@ -161,7 +161,7 @@ def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Value:
 
 
 def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
-    """An array of ``shape`` filled with a number, of its dtype (32-bit for Python numbers) or ``dtype``."""
+    """An array of ``shape`` filled with a scalar, of its dtype or ``dtype``."""
     shape = shape_of(ints(shape, "full", "shape"), "full")
     if isinstance(fill_value, Value):
         value = fill_value if dtype is None else convert_element_type(fill_value, dtype)
@@ -179,14 +179,15 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: An
             fix="fill with the real part, or ask for dtype='complex64'",
         )
     if state.trace is EVAL:
-        # the number on its device first, so that the array is made there; never the memoised constant itself
+        # move the scalar first, so that the array is created on its device; never the memoized constant
+        # itself
         place = device or backend.default_device()
         return linear_ops.broadcast_to(from_numpy(np.asarray(fill_value, kind), place), shape)
     return broadcast_in_dim_p.bind(scalar(np.asarray(fill_value).item(), kind), shape=shape, dims=())
 
 
 def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> Value:
-    """An array of the shape and dtype of x, unless given, filled with a number."""
+    """An array filled with a scalar, with the shape and dtype of x by default."""
     aval = lift(x).aval
     return full(aval.shape if shape is None else shape, fill_value, aval.dtype if dtype is None else dtype)
 

@@ -1,8 +1,8 @@
-"""Reductions by any associative function: over axes, and over windows that slide over an array.
+"""Reductions by any associative function, over axes and over sliding windows.
 
-Face: part of ``blufunc.lax``. Where the function is a sum, a product, an extremum or a logical one, which shows when
-it is staged, the primitive for that does the work. Any other is mapped over whole arrays that are combined pairwise, in
-as many steps as the number of elements has binary digits, so that derivatives are those of the function.
+Face: part of ``blufunc.lax``. If staging shows that the function is a sum, a product, an extremum or a
+logical operation, its primitive is used. Any other function is mapped over whole arrays that are combined
+pairwise, in log2(n) steps, so that derivatives are those of the function.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ __all__ = [
 
 
 def reduce(operands: Any, init_values: Any, computation: Callable, dimensions: Sequence[int]) -> Any:
-    """All elements along ``dimensions`` combined by an associative function.
+    """Reduce all elements along ``dimensions`` by an associative function.
 
     Args:
       operands: an array, or a pytree of arrays of one shape.
-      init_values: for each a number, which combined with anything leaves it as it is.
-      computation: ``(x, y) -> z`` on numbers, or on pytrees of them like ``operands``: associative and commutative.
+      init_values: for each a scalar, the identity of ``computation``.
+      computation: ``(x, y) -> z`` on scalars, or on pytrees of them like ``operands``: associative and commutative.
       dimensions: the axes to reduce.
     Returns:
       arrays of the operands' other axes, as a pytree like ``operands``.
     Raises:
-      TreeError, ShapeError, DtypeError: ``computation`` gives something else than it takes, or operands and initial
-        values do not go together.
+      TreeError, ShapeError, DtypeError: ``computation`` changes the structure or types, or operands and initial
+        values do not match.
     """
     problem = _Reduction("reduce", operands, init_values, computation)
     axes = axes_in(tuple(ints(dimensions, "reduce", "dimensions")), problem.ndim, "reduce")
@@ -79,7 +79,7 @@ def reduce(operands: Any, init_values: Any, computation: Callable, dimensions: S
     if not n or 0 in shape:
         return problem.result([broadcast_to(v, shape) for v in problem.inits])
     xs = [reshape(transpose(x, (*axes, *kept)), (n, *shape)) for x in problem.xs]
-    rest = []  # what is left over where a length is odd
+    rest = []  # leftover elements of odd lengths
     while n > 1:
         if n % 2:
             rest.append([_rows(x, n - 1, n) for x in xs])
@@ -100,23 +100,23 @@ def reduce_window(
     base_dilation: Any = None,
     window_dilation: Any = None,
 ) -> Any:
-    """The elements of each window combined by an associative function.
+    """Reduce the elements of each window by an associative function.
 
     Args:
       operand: an array, or a pytree of arrays of one shape.
-      init_value: for each a number, which combined with anything leaves it as it is: padding and holes hold it.
-      computation: ``(x, y) -> z`` on numbers, or on pytrees of them like ``operand``: associative and commutative.
+      init_value: for each a scalar, the identity of ``computation``: padding and holes hold it.
+      computation: ``(x, y) -> z`` on scalars, or on pytrees of them like ``operand``: associative and commutative.
       window_dimensions: the size of a window along each axis.
-      window_strides: how far apart windows start along each axis; 1 by default.
-      padding: 'VALID', 'SAME', 'SAME_LOWER' (see ``padtype_to_pads``) or a pair of ints for each axis, how many
-        elements to put before and after; negative ones cut off.
-      base_dilation: put this many less one holes between elements along each axis.
-      window_dilation: elements of a window are this far apart along each axis.
+      window_strides: distance between window starts along each axis; 1 by default.
+      padding: 'VALID', 'SAME', 'SAME_LOWER' (see ``padtype_to_pads``) or a pair of ints for each axis, the elements
+        to add before and after; negative ones crop.
+      base_dilation: distance of operand elements along each axis, with holes between them.
+      window_dilation: distance of a window's elements along each axis.
     Returns:
-      arrays with as many elements along each axis as windows fit, as a pytree like ``operand``.
+      arrays with one element per window along each axis, as a pytree like ``operand``.
     Raises:
-      TreeError, ShapeError, DtypeError: ``computation`` gives something else than it takes, or operands and initial
-        values do not go together.
+      TreeError, ShapeError, DtypeError: ``computation`` changes the structure or types, or operands and initial
+        values do not match.
     """
     name = "reduce_window"
     problem = _Reduction(name, operand, init_value, computation)
@@ -143,7 +143,7 @@ def reduce_window(
     operation = problem.operation()
     if operation in _WINDOW_REDUCTIONS:
         return problem.with_init([_WINDOW_REDUCTIONS[operation].bind(problem.xs[0], **slide)], operation)
-    # padding does not count: it holds the identity, which of an unknown function the initial value has to be
+    # padding holds the identity; for an unknown function that must be the initial value
     fill: list[Value] = problem.inits
     if operation is not None:
         dtype = problem.xs[0].dtype
@@ -161,7 +161,7 @@ def _combined_windows(
     base_dilation: Ints,
     window_dilation: Ints,
 ) -> list[Value]:
-    """Windows by doubling: those of 2k elements join two of k, axis by axis, at all positions at once."""
+    """Windows by doubling: two of size k make one of 2k, per axis, at all positions."""
     config = [(lo, hi, d - 1) for (lo, hi), d in zip(padding, base_dilation, strict=True)]
     counts = tuple(
         [
@@ -181,29 +181,29 @@ def _combined_windows(
 
 
 def _combined_along(
-    problem: _Reduction, xs: list[Value], axis: int, window: int, stride: int, apart: int, n: int
+    problem: _Reduction, xs: list[Value], axis: int, window: int, stride: int, spacing: int, n: int
 ) -> list[Value]:
     """The first ``n`` windows along one axis."""
     size, length = 1, xs[0].aval.shape[axis]
-    # windows whose size is the lower binary digits of the one wanted; what comes next begins at the offset
+    # windows whose size is the lower bits of the requested size; the next one begins at the offset
     done: list[Value] = []
     offset, reach = 0, (n - 1) * stride + 1
     while True:
         if window & size:
             part = [_line(x, axis, offset, offset + reach, stride) for x in xs]
             done = problem.combine(done, part) if done else part
-            offset += size * apart
+            offset += size * spacing
         if 2 * size > window:
             return done
-        length -= size * apart
+        length -= size * spacing
         near = [_line(x, axis, 0, length) for x in xs]
-        far = [_line(x, axis, size * apart, size * apart + length) for x in xs]
+        far = [_line(x, axis, size * spacing, size * spacing + length) for x in xs]
         xs = problem.combine(near, far)
         size *= 2
 
 
 class _Reduction:
-    """Operands, initial values and a function, checked.
+    """Validated operands, initial values and function of a reduction.
 
     Attributes:
       xs: the operands.
@@ -250,7 +250,7 @@ class _Reduction:
         return value
 
     def _flat(self, *args: Any) -> list[Any]:
-        """The function on flat numbers."""
+        """The function on flat scalars."""
         n = len(args) // 2
         out = self.computation(tree.unflatten(self.tree, args[:n]), tree.unflatten(self.tree, args[n:]))
         leaves, out_tree = tree.flatten(out)
@@ -271,7 +271,7 @@ class _Reduction:
         return values
 
     def operation(self) -> Primitive | None:
-        """The one operation that the function is, if it is one of two numbers."""
+        """The primitive that the function consists of, if it is a binary operation."""
         if len(self.jaxpr.eqns) != 1 or len(self.xs) != 1:
             return None
         (eqn,) = self.jaxpr.eqns
@@ -281,20 +281,20 @@ class _Reduction:
         return eqn.prim if (eqn.invars[0], eqn.invars[1]) in ((x, y), (y, x)) else None
 
     def from_identity(self, operation: Primitive) -> bool:
-        """Whether the initial value is known to be the identity of the operation."""
+        """True if the initial value is known to be the identity of the operation."""
         value = self.inits[0]
         if not isinstance(value, Array):
             return False
         return bool(np.asarray(value) == _IDENTITIES[operation](value.dtype))
 
     def combine(self, xs: list[Value], ys: list[Value]) -> list[Value]:
-        """The function on arrays of one shape, element by element."""
+        """The function mapped over arrays of one shape."""
         shape = xs[0].aval.shape
         flat = [reshape(x, (math.prod(shape),)) for x in (*xs, *ys)]
         return [reshape(x, shape) for x in vmap(self._flat)(*flat)]
 
     def with_init(self, xs: list[Value], operation: Primitive | None = None) -> Any:
-        """The result: ``xs`` combined with the initial values, unless those are the identity of ``operation``."""
+        """``xs`` combined with the initial values, unless those are the identity."""
         if operation is None or not self.from_identity(operation):
             xs = self.combine([broadcast_to(v, xs[0].aval.shape) for v in self.inits], xs)
         return self.result(xs)
@@ -320,7 +320,7 @@ def _line(x: Value, axis: int, start: int, stop: int, stride: int = 1) -> Value:
 
 _ALL_ONES = lambda dtype: np.asarray(True) if dtypes.is_bool(dtype) else np.invert(np.zeros((), dtype))
 
-# What each operation leaves as it is, and the primitives that reduce by it.
+# Identity and reduction primitives of each operation.
 _IDENTITIES: dict[Primitive, Callable[[np.dtype], Any]] = {
     ew.add_p: lambda dtype: 0,
     ew.mul_p: lambda dtype: 1,

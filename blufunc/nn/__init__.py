@@ -1,8 +1,8 @@
-"""Functions of neural networks: activations, norms, attention, pooling, losses and initialisers.
+"""Neural network functions: activations, norms, attention, pooling, losses.
 
 A face, above ``blufunc.numpy``. There are no layers and no modules: a model is a function of a pytree of
-parameters, and these are the parts that every model needs. Each is the plain definition, in few passes over
-memory; those whose derivative is simpler than the derivatives of their parts say so by ``custom_jvp``.
+parameters. Each function is its plain definition, in few passes over memory. Where the whole derivative is
+simpler than those of the parts, it has a ``custom_jvp``.
 """
 
 from blufunc import _lazy

@@ -1,7 +1,7 @@
-"""Activations: functions of one element, and softmax with its kin.
+"""Activations: elementwise functions, and softmax with its variants.
 
-A face. Each takes an array of any shape, or what becomes one, and returns an array of its shape and dtype;
-integers become float32, except in ``relu`` and other functions that need no fractions.
+A face. Each takes an array-like of any shape, and returns an array of its shape and dtype; integers become
+float32, except in ``relu`` and others with integer results.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Axis = int | Sequence[int] | None
 
 
 def as_inexact(x: Any) -> Any:
-    """``x`` as an array of floating or complex numbers: integers and booleans become float32."""
+    """``x`` as a floating or complex array: integers and booleans become float32."""
     x = bnp.asarray(x)
     return x if dtypes.is_inexact(x.dtype) else x.astype(dtypes.float32)
 
 
 def number(x: Any, name: str) -> Any:
-    """An option of the function called ``name`` that is a number or an array."""
+    """A scalar or array option of the function called ``name``."""
     return x if x.__class__ in PYTHON_SCALARS else as_value(x, name)
 
 
 def _sloped(value_and_slope: Callable[[Any], tuple[Any, Callable[[], Any]]]) -> Callable:
-    """An elementwise function from its value and its slope, which may share intermediate results.
+    """An elementwise function from its value and slope, with shared intermediates.
 
     The slope comes as a function, called only where a derivative is taken. Reverse mode then keeps one array,
     the slope, and multiplies once.
@@ -56,7 +56,7 @@ def _sloped(value_and_slope: Callable[[Any], tuple[Any, Callable[[], Any]]]) -> 
 
 
 def _limited(value: Callable[[Any], Any], passes: Callable[[Any], Any]) -> Callable:
-    """A function that limits x, and hands tangents through where ``passes(x)`` holds."""
+    """A clipping function that passes tangents where ``passes(x)`` holds."""
 
     @custom_jvp
     def f(x):
@@ -65,8 +65,8 @@ def _limited(value: Callable[[Any], Any], passes: Callable[[Any], Any]) -> Calla
     @f.defjvp
     def f_jvp(primals, tangents):
         (x,), (t,) = primals, tangents
-        # the value is f again: the derivatives of its formula are others at the limits, and count where x f(x) is
-        # differentiated twice; and a choice, since an infinite t times 0 is NaN
+        # the primal is f itself: the formula has other derivatives at the limits, which matter where x f(x)
+        # is differentiated twice; select, since an infinite t times 0 is NaN
         return f(x), bnp.where(passes(x), t, 0)
 
     return f
@@ -94,20 +94,23 @@ def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
 
 
 def elu(x: Any, alpha: Any = 1.0) -> Any:
-    """``x`` where ``x > 0``, else ``alpha * (exp(x) - 1)`` (Clevert et al., arXiv:1511.07289)."""
+    """``x`` if ``x > 0``, else ``alpha * (exp(x) - 1)`` (Clevert et al., 1511.07289)."""
     x, alpha = as_inexact(x), number(alpha, "elu")
     above = x > 0
-    # exp sees no positive x: an infinity on the side that is not chosen would make the derivative NaN
+    # exp never gets a positive x: an infinity in the unselected branch would make the derivative NaN
     return bnp.where(above, x, bnp.expm1(bnp.where(above, 0, x)) * alpha)
 
 
 def selu(x: Any) -> Any:
-    """``elu`` scaled so that activations keep mean 0 and variance 1 (Klambauer et al., arXiv:1706.02515)."""
+    """``elu`` scaled to preserve mean 0 and variance 1 (Klambauer, arXiv:1706.02515)."""
     return elu(x, 1.6732632423543772) * 1.0507009873554805
 
 
 def celu(x: Any, alpha: Any = 1.0) -> Any:
-    """``max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))``: smooth for every alpha (Barron, arXiv:1704.07483)."""
+    """``max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))`` (Barron, arXiv:1704.07483).
+
+    Smooth for every alpha.
+    """
     x, alpha = as_inexact(x), number(alpha, "celu")
     return bnp.maximum(x, 0) + bnp.expm1(bnp.minimum(x, 0) / alpha) * alpha
 
@@ -141,13 +144,13 @@ def _softplus(x):
 
 @_softplus.defjvp
 def _softplus_jvp(primals, tangents):
-    # the value is _softplus again and not its formula, whose parts have corners at 0: higher derivatives need this
+    # the primal is _softplus itself: its formula has parts with kinks at 0, wrong for higher derivatives
     (x,), (t,) = primals, tangents
     return _softplus(x), t * lax.logistic(x)
 
 
 def gelu(x: Any, approximate: bool = True) -> Any:
-    """``x`` times the probability that a standard normal number is below it (Hendrycks & Gimpel, arXiv:1606.08415).
+    """``x * Phi(x)`` with the normal CDF Phi (Hendrycks & Gimpel, arXiv:1606.08415).
 
     Args:
       x: an array.
@@ -198,7 +201,7 @@ def mish(x: Any) -> Any:
 
 
 def glu(x: Any, axis: int = -1) -> Any:
-    """One half of ``x`` times the sigmoid of the other (Dauphin et al., arXiv:1612.08083).
+    """One half of ``x`` times the sigmoid of the other (Dauphin, arXiv:1612.08083).
 
     Raises:
       ShapeError: ``axis`` is of odd size.
@@ -224,12 +227,12 @@ def identity(x: Any) -> Any:
 
 
 def hard_sigmoid(x: Any) -> Any:
-    """``relu6(x + 3) / 6``: a sigmoid of three lines."""
+    """``relu6(x + 3) / 6``: a piecewise linear sigmoid."""
     return relu6(as_inexact(x) + 3) / 6
 
 
 def hard_silu(x: Any) -> Any:
-    """``x * hard_sigmoid(x)``, also called hard_swish (Howard et al., arXiv:1905.02244)."""
+    """``x * hard_sigmoid(x)``, also called hard_swish (Howard, arXiv:1905.02244)."""
     x = as_inexact(x)
     return x * hard_sigmoid(x)
 
@@ -238,10 +241,10 @@ hard_swish = hard_silu
 
 
 def sparse_plus(x: Any) -> Any:
-    """0 up to -1, ``x`` from 1 on, and ``(x + 1)**2 / 4`` between: a ``softplus`` with zeros."""
+    """0 up to -1, ``x`` from 1 on, ``(x + 1)**2 / 4`` between: a sparse ``softplus``."""
     x = as_inexact(x)
     above = x >= 1
-    # by choices: at -1 clip would hand on half of a tangent, twice
+    # by selects: at -1 two clips would each pass half of a tangent
     between = bnp.where(x <= -1, -1, bnp.where(above, 1, x))
     return bnp.where(above, x, bnp.square(between + 1) / 4)
 
@@ -260,27 +263,27 @@ def squareplus(x: Any, b: Any = 4) -> Any:
 @_sloped
 def _log1mexp(x):
     near = x < math.log(2)
-    # each side sees numbers that are harmless where the other one holds
+    # each branch gets values that are harmless where the other is selected
     small, large = bnp.where(near, x, 1), bnp.where(near, 1, x)
     value = bnp.where(near, bnp.log(-bnp.expm1(-small)), bnp.log1p(-bnp.exp(-large)))
     return value, lambda: 1 / bnp.expm1(x)
 
 
 def log1mexp(x: Any) -> Any:
-    """``log(1 - exp(-x))`` for x from 0 on, to full precision (Mächler, "Accurately Computing log(1 - exp(-|a|))")."""
+    """``log(1 - exp(-x))`` for x >= 0, to full precision (Mächler, log1mexp note)."""
     return _log1mexp(as_inexact(x))
 
 
-# -- softmax and its kin ---------------------------------------------------------------------------
+# -- softmax and its variants ----------------------------------------------------------------------
 
 
 def spread(x: Any, shape: Sequence[int], axes: tuple[int, ...]) -> Any:
-    """``x``, which was reduced over ``axes``, repeated along them: ``keepdims`` and broadcasting, in one operation."""
+    """``x``, reduced over ``axes``, broadcast back along them in one operation."""
     return lax.broadcast_in_dim(x, shape, [d for d in range(len(shape)) if d not in axes])
 
 
 def shifted(x: Any, axes: tuple[int, ...]) -> Any:
-    """``x`` less its maximum over ``axes``, which counts as a constant: any other would give the same softmax."""
+    """``x`` minus its maximum over ``axes``, a constant: softmax is shift-invariant."""
     return x - spread(bnp.max(lax.stop_gradient(x), axis=axes, initial=-math.inf), x.shape, axes)
 
 
@@ -317,11 +320,11 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
 
 
 def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """The logarithm of ``softmax``, accurate for small probabilities; minus infinity where ``where`` is False."""
+    """Logarithm of ``softmax``, accurate for small values; -inf where masked."""
     x = as_inexact(x)
     axes = axes_in(axis, x.ndim, "log_softmax")
     x = shifted(x if where is None else bnp.where(where, x, -math.inf), axes)
-    # adding a negated small array: in the backward pass a subtraction would negate the large one
+    # adding a negated small array: the backward pass of a subtraction would negate the large one
     result = x + spread(-bnp.log(bnp.sum(bnp.exp(x), axis=axes)), x.shape, axes)
     return result if where is None else bnp.where(where, result, -math.inf)
 
@@ -341,7 +344,7 @@ def logsumexp(
       axis: an axis, several, or None for all of them.
       b: factors that broadcast against ``a``; 1 by default. A negative sum gives NaN, unless its sign is asked for.
       keepdims: keep the summed axes, with size 1.
-      return_sign: return the logarithm of the absolute value of the sum, and its sign.
+      return_sign: return the logarithm of the sum's absolute value, and its sign.
       where: booleans that broadcast against ``a``: which elements to sum. A sum of none is minus infinity.
     """
     a = as_inexact(a)
@@ -355,7 +358,7 @@ def logsumexp(
     terms = bnp.exp(a - spread(top, a.shape, axes))
     if b is not None:
         b = bnp.asarray(b).astype(terms.dtype)
-        # where b is 0 it leaves the sum, also where exp(a) is infinite
+        # where b is 0 the term drops out, even if exp(a) is infinite
         terms = bnp.where(b == 0, 0, terms * b)
     result = bnp.log(bnp.sum(terms, axis=axes)) + top
     return bnp.expand_dims(result, axes) if keepdims else result
@@ -403,7 +406,7 @@ def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = Fa
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = dtypes.float32, axis: int = -1) -> Any:
-    """For each integer of ``x`` a vector of zeros with a one in that position; all zeros if there is no such position.
+    """One-hot vectors of the integers in ``x``; all zeros for those out of range.
 
     Args:
       x: an array of integers, of any shape.

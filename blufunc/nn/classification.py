@@ -1,6 +1,6 @@
-"""Losses of classifiers, besides the cross-entropies of ``nn.losses``: margins, divergences, focal and poly losses.
+"""Classification losses: margins, divergences, focal loss, poly loss, CTC.
 
-A face, above ``nn.losses``: one number for each example, under optax's names and with its numbers.
+A face, above ``nn.losses``: one value per example, under optax's names and with its values.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def perceptron_loss(predictor_outputs: Any, targets: Any) -> Any:
 
 
 def sparsemax_loss(logits: Any, labels: Any) -> Any:
-    """The loss of ``sparse_sigmoid`` (Martins & Astudillo, arXiv:1602.02068) for labels of 0 and 1, or booleans."""
+    """The loss of ``sparse_sigmoid`` (arXiv:1602.02068), for labels of 0 and 1."""
     logits = as_inexact(logits)
     return sparse_plus(bnp.where(bnp.not_equal(bnp.asarray(labels), 0), -logits, logits))
 
 
 def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
-    """How much less than 1 the score of the right class is above all others (Crammer & Singer, JMLR 2, 2001).
+    """Shortfall of the label's score from the best other plus 1 (JMLR 2, 2001).
 
     Args:
       scores: of shape [..., classes].
@@ -56,7 +56,7 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
 
 
 def multiclass_perceptron_loss(scores: Any, labels: Any) -> Any:
-    """How far the score of the right class is below the best: see ``multiclass_hinge_loss``."""
+    """Shortfall of the label's score from the best: see ``multiclass_hinge_loss``."""
     scores, right = _scores("multiclass_perceptron_loss", scores, labels)
     return bnp.max(scores, axis=-1) - bnp.sum(scores * right, axis=-1)
 
@@ -77,11 +77,11 @@ def _scores(name: str, scores: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def smooth_labels(labels: Any, alpha: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """Probabilities mixed with uniform ones: ``(1 - alpha) * labels + alpha / classes`` (arXiv:1512.00567).
+    """Label smoothing: ``(1 - alpha) * labels + alpha / classes`` (arXiv:1512.00567).
 
     Args:
       labels: probabilities.
-      alpha: how much goes to the uniform ones.
+      alpha: weight of the uniform distribution.
       axis: the axis, or axes, of the classes.
       where: booleans that broadcast against the labels: which classes there are.
     """
@@ -109,13 +109,13 @@ def _weighted_log_softmax_jvp(primals, tangents):
     (logits, labels), (t, t_labels) = primals, tangents
     log_p = logits - logsumexp(logits, -1, keepdims=True)
     mean = bnp.sum(t * softmax(logits), axis=-1, keepdims=True)
-    # where a class is impossible its logarithm is infinite: it only counts for what the label changes by
+    # an impossible class has an infinite logarithm: only the change of its label counts
     slope = bnp.where(t_labels == 0, 0, t_labels * log_p)
     return _weighted_log_softmax(logits, labels), labels * (t - mean) + slope
 
 
 def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Any:
-    """``softmax_cross_entropy`` for logits of minus infinity, whose label must be 0: 0 times infinity counts as 0.
+    """``softmax_cross_entropy`` for logits of -inf with label 0: 0 times inf is 0.
 
     Args:
       logits: unnormalised log-probabilities, of shape [..., classes].
@@ -129,7 +129,7 @@ def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Any:
 def poly_loss_cross_entropy(
     logits: Any, labels: Any, *, epsilon: Any = 2.0, axis: Axis = -1, where: Any = None
 ) -> Any:
-    """``softmax_cross_entropy`` plus ``epsilon`` times the probability that is missed (Leng et al., arXiv:2204.12511).
+    """Cross-entropy plus ``epsilon`` times the missed probability (arXiv:2204.12511).
 
     Args:
       logits, labels, axis, where: see ``softmax_cross_entropy``.
@@ -143,13 +143,15 @@ def poly_loss_cross_entropy(
 
 
 def sigmoid_focal_loss(logits: Any, labels: Any, *, alpha: Any = None, gamma: Any = 2.0) -> Any:
-    """``sigmoid_binary_cross_entropy`` times ``(1 - p_t)**gamma``, p_t the probability of the label (arXiv:1708.02002).
+    """Binary cross-entropy times ``(1 - p_t)**gamma`` (arXiv:1708.02002).
+
+    ``p_t`` is the probability of the label.
 
     Args:
       logits: unnormalised log-odds.
-      labels: numbers in [0, 1], of a shape that broadcasts with the logits.
+      labels: values in [0, 1], of a shape that broadcasts with the logits.
       alpha: weight of the label 1; that of 0 is ``1 - alpha``. None for no weights.
-      gamma: how little easy examples count.
+      gamma: focusing exponent: larger values down-weight easy examples more.
     """
     logits = as_inexact(logits)
     labels = bnp.asarray(labels).astype(logits.dtype)
@@ -172,7 +174,7 @@ def sigmoid_focal_loss(logits: Any, labels: Any, *, alpha: Any = None, gamma: An
 
 
 def kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """The divergence of Kullback and Leibler, ``sum(targets * (log(targets) - log_predictions))`` over ``axis``.
+    """KL divergence, ``sum(targets * (log(targets) - log_predictions))``.
 
     Args:
       log_predictions: logarithms of probabilities.
@@ -189,13 +191,13 @@ def kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: An
 def kl_divergence_with_log_targets(
     log_predictions: Any, log_targets: Any, axis: Axis = -1, where: Any = None
 ) -> Any:
-    """``kl_divergence`` of targets that are given by their logarithms."""
+    """``kl_divergence`` with targets as log-probabilities."""
     log_predictions, log_targets = as_inexact(log_predictions), as_inexact(log_targets)
     return _sum(bnp.exp(log_targets) * (log_targets - log_predictions), axis, where)
 
 
 def generalized_kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """``kl_divergence`` of numbers that need not add up to 1: plus ``sum(exp(log_predictions) - targets)``."""
+    """Unnormalized KL divergence: adds ``sum(exp(log_predictions) - targets)``."""
     excess = bnp.exp(as_inexact(log_predictions)) - as_inexact(targets)
     return kl_divergence(log_predictions, targets, axis, where) + _sum(excess, axis, where)
 
@@ -219,22 +221,22 @@ def ctc_loss(
     blank_id: int = 0,
     log_epsilon: float = -1e5,
 ) -> Any:
-    """Connectionist temporal classification: minus the log-probability of a sequence of labels, however it is timed.
+    """Connectionist temporal classification: -log p(labels), over all alignments.
 
-    A. Graves et al., ICML 2006. The forward algorithm: the probability of each prefix of the labels, with blanks
-    between, after each frame.
+    A. Graves et al., ICML 2006. The forward algorithm: the probability of each prefix of the labels, with
+    blanks between, after each frame.
 
     Args:
       logits: [batch, frames, classes].
-      logit_paddings: [batch, frames]: 1 for frames that do not count, which stand last, and 0 for others.
+      logit_paddings: [batch, frames]: 1 for padding frames, which come last, and 0 for others.
       labels: integers, [batch, n], none of them ``blank_id``.
-      label_paddings: [batch, n]: 1 for labels that do not count, which stand last, and 0 for others.
+      label_paddings: [batch, n]: 1 for padding labels, which come last, and 0 for others.
       blank_id: the class of the blank.
-      log_epsilon: stands for the logarithm of 0.
+      log_epsilon: stand-in for the logarithm of 0.
     Returns:
-      [batch]; where the frames do not suffice for the labels about ``-log_epsilon``.
+      [batch]; about ``-log_epsilon`` if there are too few frames for the labels.
     Raises:
-      ShapeError: shapes that do not go together.
+      ShapeError: the shapes do not match.
     """
     logits, labels = as_inexact(logits), bnp.asarray(labels)
     pads, label_pads = bnp.asarray(logit_paddings), bnp.asarray(label_paddings)

@@ -1,13 +1,13 @@
-"""GELU as one operation: the primitives behind ``nn.gelu(x, approximate=True)``.
+"""GELU as one operation: the primitives of ``nn.gelu(x, approximate=True)``.
 
-A face, below ``activations.py``. An equation holds its definition as a jaxpr, as attention's does. Every compiler puts
-the definitions in their place, where they fuse like any elementwise operations, with matmuls too. Two primitives:
+A face, below ``activations.py``. An equation holds its definition as a jaxpr, as attention's does. Every
+compiler inlines the definitions, which then fuse like any elementwise operations, with matmuls too. Two primitives:
 
     gelu       x -> gelu(x)
     gelu_grad  x, t -> gelu'(x) * t
 
-The second is the derivative of the first in either direction, as each element of the result is of one element of x:
-it is linear in t, and its own transpose. So what reverse mode keeps is x.
+The second is the derivative of the first in either direction, since the operation is elementwise: it is
+linear in t, and its own transpose. So the only residual is x.
 
     gelu(x) = x * gate,  gate = logistic(2 (c x + c3 x**3)),  c = sqrt(2 / pi),  c3 = 0.044715 c
 
@@ -35,7 +35,7 @@ _CUBIC = 0.044715 * _LINEAR
 
 
 def gelu(x: Any) -> Any:
-    """The tanh formula of an array of any shape and inexact dtype; half precisions are rounded once, at the end."""
+    """The tanh formula for any inexact dtype; half precisions are rounded once, last."""
     if x.aval.weak_type:  # operations have strong results
         return x * _gate(x, bnp.square(x))
     (out,) = gelu_p.at(x)
@@ -46,7 +46,7 @@ def gelu(x: Any) -> Any:
 
 
 def _wide(x: Any) -> Any:
-    """Half precisions in float32, where both functions are computed."""
+    """Half precisions in float32, in which both functions are computed."""
     return x.astype(bnp.promote_types(x.dtype, dtypes.float32))
 
 
@@ -73,13 +73,13 @@ def _gelu_grad(x: Any, t: Any) -> list[Any]:
 
 
 class _Pointwise(Composite):
-    """A composite that computes each element of the result by itself; operands have one type."""
+    """A composite that is elementwise; operands have one type."""
 
     pointwise = True
     linearize = split = None  # type: ignore[assignment]  # it has one result, and a jvp rule of its own
 
     def evaluate(self, args, params):
-        """Equation by equation, as any function of arrays outside of a program."""
+        """Evaluate equation by equation, as outside of a program."""
         return eval_jaxpr(params["jaxpr"], args)
 
     def batch(self, axis, args, dims, *, jaxpr):
@@ -92,11 +92,11 @@ class _Pointwise(Composite):
         return self.at(*moved), [0]
 
     def autocast(self, cells, dtype, *, jaxpr):
-        """In the low dtype: what comes from products is, and what goes into them will be."""
+        """In the low dtype, like the adjacent matmuls."""
         return self.at(*[c.cast(dtype) for c in cells])
 
     def shard(self, avals, outs, *, jaxpr) -> Rule:
-        """Every dimension may be divided."""
+        """Every dimension may be sharded."""
         shape = outs[0].shape
         dims = tuple((i,) for i in range(len(shape)))
         return Rule((dims,) * len(avals), (dims,), shape, linear=self.linear, params=self.restaged(avals))

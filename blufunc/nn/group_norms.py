@@ -1,7 +1,7 @@
-"""Normalisation over batches and groups of features, and of weights: by explicit statistics, where there are any.
+"""Batch, group, instance, weight and spectral normalisation.
 
-A face, above ``nn.normalization``. Features are the last axis. Half-precision input is normalised in float32, and only
-the result is rounded. Nothing is kept between calls: running statistics go in and come out.
+A face, above ``nn.normalization``. Features are the last axis. Half-precision input is normalised in float32,
+and only the result is rounded. No state is kept between calls: running statistics are passed in and returned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blufunc.nn.normalization import normalized, parameter, widened
 
 
 class BatchNormResult(NamedTuple):
-    """``out``: the normalised array; ``mean``, ``variance``: the running statistics after this batch."""
+    """Normalised array ``out``, and updated running ``mean`` and ``variance``."""
 
     out: Any
     mean: Any
@@ -36,14 +36,14 @@ def batch_norm(
     eps: Any = 1e-5,
     axis: int = -1,
 ) -> BatchNormResult:
-    """``(x - mean) / sqrt(variance + eps) * scale + bias`` for each feature (Ioffe & Szegedy, arXiv:1502.03167).
+    """``(x - mean) / sqrt(variance + eps) * scale + bias`` (arXiv:1502.03167).
 
     Args:
       x: an array of batch, spatial and feature axes.
       mean, variance: the running statistics, one number for each feature. Begin with zeros and ones.
       scale, bias: one number for each feature; or None.
-      training: normalise by the statistics of ``x`` and take them into the running ones; else by the running ones.
-      momentum: how much of the running statistics survives a call.
+      training: normalise by the statistics of ``x`` and update the running ones; else by the running ones.
+      momentum: weight of the old running statistics in the update.
       eps: added to the variance.
       axis: the axis of the features.
     Raises:
@@ -85,15 +85,15 @@ def _of_features(name: str, what: str, p: Any, x: Any, axis: int) -> Any:
 
 
 def group_norm(x: Any, num_groups: int, scale: Any = None, bias: Any = None, eps: Any = 1e-6) -> Any:
-    """Normalise each example over its spatial axes and groups of its features (Wu & He, arXiv:1803.08494).
+    """Normalise each example over spatial axes and feature groups (arXiv:1803.08494).
 
     Args:
       x: [batch, ..., features].
-      num_groups: how many groups the features, in their order, are divided into.
+      num_groups: number of groups of consecutive features.
       scale, bias: one number for each feature; or None.
       eps: added to the variance.
     Raises:
-      ShapeError: the features cannot be divided so, or there is no batch axis.
+      ShapeError: the number of features is no multiple of ``num_groups``, or there is no batch axis.
     """
     x, num_groups = as_inexact(x), static_int(num_groups, "group_norm", "num_groups")
     if x.ndim < 2 or num_groups < 1 or x.shape[-1] % num_groups:
@@ -115,7 +115,7 @@ def group_norm(x: Any, num_groups: int, scale: Any = None, bias: Any = None, eps
 
 
 def instance_norm(x: Any, scale: Any = None, bias: Any = None, eps: Any = 1e-6) -> Any:
-    """Normalise each feature of each example over the spatial axes (Ulyanov et al., arXiv:1607.08022).
+    """Normalise each feature of each example over spatial axes (arXiv:1607.08022).
 
     Arguments, result and errors are those of ``group_norm``.
     """
@@ -124,7 +124,7 @@ def instance_norm(x: Any, scale: Any = None, bias: Any = None, eps: Any = 1e-6) 
 
 
 def weight_norm(weight: Any, scale: Any = None, *, axis: int = -1, eps: Any = 1e-12) -> Any:
-    """Weights of length ``scale``, or 1, for each feature (Salimans & Kingma, arXiv:1602.07868).
+    """Weights rescaled to norm ``scale``, or 1, per feature (arXiv:1602.07868).
 
     Args:
       weight: an array.
@@ -144,7 +144,7 @@ def weight_norm(weight: Any, scale: Any = None, *, axis: int = -1, eps: Any = 1e
 
 
 class SpectralNormResult(NamedTuple):
-    """``weight``: the normalised weights; ``u``: the estimate to go on with; ``sigma``: the largest singular value."""
+    """Normalised ``weight``, next estimate ``u``, largest singular value ``sigma``."""
 
     weight: Any
     u: Any
@@ -152,7 +152,7 @@ class SpectralNormResult(NamedTuple):
 
 
 def spectral_norm(weight: Any, u: Any, *, n_steps: int = 1, eps: Any = 1e-12) -> SpectralNormResult:
-    """Weights over their largest singular value, which power iteration estimates (Miyato et al., arXiv:1802.05957).
+    """Weights divided by their largest singular value (Miyato et al., 1802.05957).
 
     Args:
       weight: an array, seen as a matrix whose columns are the features, the last axis.

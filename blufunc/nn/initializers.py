@@ -1,7 +1,7 @@
-"""Initialisers: first values of parameters, as functions ``init(key, shape, dtype=float32) -> array``.
+"""Initialisers of parameters: ``init(key, shape, dtype=float32) -> array``.
 
-A face. ``zeros`` and ``ones`` are initialisers; the other functions here make them. The recipes that keep the
-variance of activations (glorot, he, lecun) are ``variance_scaling`` with three choices made.
+A face. ``zeros`` and ``ones`` are initialisers; the other functions here return them. The variance-preserving
+schemes (glorot, he, lecun) are ``variance_scaling`` with fixed options.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def constant(value: Any, dtype: Any = dtypes.float32) -> Initializer:
 
 
 def normal(stddev: float = 1e-2, dtype: Any = dtypes.float32) -> Initializer:
-    """An initialiser of normal numbers of mean 0."""
+    """An initialiser of normal values of mean 0."""
     return lambda key, shape, dtype=dtype: random.normal(key, tuple(shape), dtype) * stddev
 
 
 def truncated_normal(
     stddev: float = 1e-2, dtype: Any = dtypes.float32, lower: float = -2.0, upper: float = 2.0
 ) -> Initializer:
-    """An initialiser of ``stddev`` times normal numbers that lie between ``lower`` and ``upper``.
+    """An initialiser of ``stddev`` times normal values in [``lower``, ``upper``].
 
     ``stddev`` is the deviation before truncation; between -2 and 2 that of the result is 0.88 of it.
     """
@@ -57,7 +57,7 @@ def truncated_normal(
 
 
 def uniform(scale: float = 1e-2, dtype: Any = dtypes.float32) -> Initializer:
-    """An initialiser of uniform numbers in [0, ``scale``)."""
+    """An initialiser of uniform values in [0, ``scale``)."""
     return lambda key, shape, dtype=dtype: random.uniform(key, tuple(shape), dtype) * scale
 
 
@@ -79,7 +79,7 @@ def variance_scaling(
       distribution: ``truncated_normal`` (at two deviations), ``normal`` or ``uniform``.
       in_axis, out_axis: the axes of inputs and outputs. All others, but ``batch_axis``, are a receptive field.
       batch_axis: axes along which layers are stacked.
-      dtype: the dtype of what ``init`` returns, where it is not told otherwise.
+      dtype: the default dtype of the result of ``init``.
     Raises:
       ValueRangeError: an unknown mode or distribution.
       ShapeError: ``init`` was asked for a shape that has no such axes.
@@ -137,7 +137,7 @@ _TRUNCATED_DEVIATION = 0.8796256610342398
 
 
 def _fans(shape: tuple[int, ...], in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:
-    """How many inputs one output sums over, and how many outputs one input goes to."""
+    """Fan-in and fan-out: the number of inputs per output, and outputs per input."""
     if len(shape) < 2:
         raise errors.ShapeError(
             f"an initialiser that scales by fan-in or fan-out needs a shape of at least 2 axes, not {shape}.",
@@ -153,22 +153,22 @@ def _fans(shape: tuple[int, ...], in_axis: Axes, out_axis: Axes, batch_axis: Axe
     return inputs * field, outputs * field
 
 
-def _choice(name: str, given: str, known: Any) -> None:
-    if given not in known:
+def _choice(name: str, choice: str, known: Any) -> None:
+    if choice not in known:
         raise errors.ValueRangeError(
-            f"{given!r} is not a {name} of variance_scaling.",
+            f"{choice!r} is not a {name} of variance_scaling.",
             where=source.here(),
             fix=f"use one of {', '.join(known)}",
         )
 
 
 def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = dtypes.float32) -> Initializer:
-    """An initialiser of ``scale`` times uniform orthogonal matrices (Saxe et al., arXiv:1312.6120).
+    """An initialiser of ``scale`` times uniform orthogonal matrices (arXiv:1312.6120).
 
     Args:
       scale: factor of the matrices.
       column_axis: the axis of the columns; all others together are the rows. The smaller of both is orthonormal.
-      dtype: the dtype of what ``init`` returns, where it is not told otherwise.
+      dtype: the default dtype of the result of ``init``.
     Raises:
       ShapeError: ``init`` was asked for fewer than two axes.
     """
@@ -192,7 +192,7 @@ def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = dtypes.fl
 
 
 def delta_orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = dtypes.float32) -> Initializer:
-    """An initialiser of convolutions that are ``orthogonal`` at their centre and 0 around it (arXiv:1806.05393).
+    """An initialiser of convolutions, ``orthogonal`` at the centre (arXiv:1806.05393).
 
     Args:
       scale, column_axis, dtype: see ``orthogonal``.

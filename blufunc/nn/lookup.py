@@ -1,4 +1,4 @@
-"""Parts between layers: dropout with an explicit key, and rows of a table of embeddings.
+"""Dropout with an explicit key, and embedding lookup.
 
 A face, above ``blufunc.random``.
 """
@@ -18,14 +18,14 @@ from blufunc.nn.activations import as_inexact
 def dropout(
     key: Any, x: Any, rate: Any, *, deterministic: bool = False, broadcast_dims: Sequence[int] = ()
 ) -> Any:
-    """Zeros in the place of a fraction of the elements; the others are divided by ``1 - rate`` (JMLR 15, 2014).
+    """Dropout: zero a fraction of elements, scale the rest by ``1 / (1 - rate)``.
 
     Args:
       key: one key; not used if ``deterministic``.
       x: an array.
       rate: the probability of a zero, from 0 to 1: a number, or an array of rank 0.
-      deterministic: return ``x`` as it is, as for inference.
-      broadcast_dims: axes along which all elements share their fate.
+      deterministic: return ``x`` unchanged, as for inference.
+      broadcast_dims: axes along which elements share one decision.
     Raises:
       ValueRangeError: the rate is a number outside of [0, 1].
     """
@@ -53,7 +53,7 @@ def dropout(
 
 
 def embedding_lookup(table: Any, ids: Any) -> Any:
-    """The rows of a table at given positions: ``table[ids]``.
+    """Rows of a table by index: ``table[ids]``.
 
     Args:
       table: [rows, ...].

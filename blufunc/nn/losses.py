@@ -1,7 +1,7 @@
-"""Losses, one number for each example: reduce them as the task asks, usually by ``.mean()``.
+"""Losses, one value per example: reduce them as needed, usually by ``.mean()``.
 
-A face. Names are those of optax, or of JAX. Cross-entropies are in nats; half-precision logits are taken to float32
-first, and the losses stay float32, since a sum of thousands of exponentials is not safe in 8 or 11 bits.
+A face. Names are those of optax, or of JAX. Cross-entropies are in nats. Half-precision logits are converted
+to float32 first, and the losses stay float32: a sum of thousands of exponentials is not safe in 8 or 11 bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blufunc.nn.activations import Axis, as_inexact, log_softmax, shifted, softp
 
 
 def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """``-sum(labels * log_softmax(logits))`` over ``axis``, for labels that are probabilities.
+    """``-sum(labels * log_softmax(logits))``, for labels that are probabilities.
 
     Args:
       logits: unnormalised log-probabilities.
@@ -37,7 +37,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any 
 def softmax_cross_entropy_with_integer_labels(
     logits: Any, labels: Any, axis: int = -1, where: Any = None
 ) -> Any:
-    """``-log_softmax(logits)[label]``, without ever making the probabilities of all classes.
+    """``-log_softmax(logits)[label]``, without materializing all probabilities.
 
     Args:
       logits: unnormalised log-probabilities. Classes with -inf are impossible; with a +inf among them, the loss is
@@ -76,7 +76,7 @@ def softmax_cross_entropy_with_integer_labels(
 
 
 def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
-    """The cross-entropy of two-way choices: ``-labels * log(p) - (1 - labels) * log(1 - p)``, p the sigmoid.
+    """Binary cross-entropy, ``-labels * log(p) - (1 - labels) * log(1 - p)``.
 
     Args:
       logits: unnormalised log-odds.
@@ -84,7 +84,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     """
     logits = _wide(logits)
     labels = bnp.asarray(labels).astype(logits.dtype)
-    # both terms are small where the choice is clear and right: one softplus less a product would cancel there
+    # both terms are small for confident correct predictions: softplus minus a product would cancel there
     return labels * softplus(-logits) + (1 - labels) * softplus(logits)
 
 
@@ -114,7 +114,7 @@ def huber_loss(predictions: Any, targets: Any = None, delta: Any = 1.0) -> Any:
 
 
 def difference(name: str, predictions: Any, targets: Any) -> Any:
-    """``predictions - targets``, which have one shape; the targets may be None, for 0."""
+    """``predictions - targets`` of one shape; targets default to 0."""
     predictions = as_inexact(predictions)
     if targets is None:
         return predictions

@@ -1,7 +1,7 @@
-"""Masks for ``dot_product_attention(mask_mod=...)``: which query sees which key.
+"""Masks for ``dot_product_attention(mask_mod=...)``: keys visible to a query.
 
-A face. Each is, or gives, a function (b, h, q, k) -> boolean of the numbers of a batch entry, a query head, a query and
-a key, as users write them; they go together by ``&`` in a function of one's own, and with ``is_causal=True``.
+A face. Each is, or returns, a user-style function (b, h, q, k) -> boolean of the indices of batch entry,
+query head, query and key. They combine by ``&`` in a user function, and with ``is_causal=True``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["causal", "document", "lengths", "local_window", "prefix_lm", "slidin
 
 
 def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-    """A query sees the keys up to its own position: what ``is_causal=True`` says, too."""
+    """A query sees the keys up to its own position, as with ``is_causal=True``."""
     return q >= k
 
 
 def sliding_window(n: int) -> Callable:
-    """A query sees its own position and the ``n - 1`` before it (Beltagy et al., arXiv:2004.05150, causal).
+    """A query sees its own and the preceding ``n - 1`` positions (arXiv:2004.05150).
 
     Raises:
       ValueRangeError: ``n`` is less than 1.
@@ -39,8 +39,7 @@ def sliding_window(n: int) -> Callable:
 
 
 def local_window(before: int, after: int) -> Callable:
-    """A query sees its own position, the ``before`` positions before it and the ``after`` behind it: what
-    ``local_window_size=(before, after)`` says, too.
+    """A query sees the ``before`` preceding and ``after`` following positions.
 
     Raises:
       ValueRangeError: a number is negative.
@@ -55,8 +54,7 @@ def local_window(before: int, after: int) -> Callable:
 
 
 def lengths(queries: Any = None, keys: Any = None) -> Callable:
-    """Of batch entry ``b`` the first ``queries[b]`` queries see the first ``keys[b]`` keys, and nothing else does: what
-    ``query_seq_lengths`` and ``key_value_seq_lengths`` say, too.
+    """The first ``queries[b]`` queries see the first ``keys[b]`` keys of entry b.
 
     Args:
       queries, keys: integers [B]; None: all.
@@ -78,8 +76,7 @@ def lengths(queries: Any = None, keys: Any = None) -> Callable:
 
 
 def prefix_lm(n: Any) -> Callable:
-    """All queries see the first ``n`` keys, and of the others those up to their own position (Raffel et al.,
-    arXiv:1910.10683, section 3.2.1).
+    """Prefix LM: the first ``n`` keys, and causal beyond (arXiv:1910.10683, 3.2.1).
 
     Args:
       n: an integer, or one for each batch entry: int [B].
@@ -89,12 +86,12 @@ def prefix_lm(n: Any) -> Callable:
 
 
 def document(ids: Any) -> Callable:
-    """A query sees the keys of its own document: sequences that are packed into one do not see each other.
+    """A query sees the keys of its own document, for sequences packed into one.
 
     Args:
-      ids: the number of each position's document, integers [T] or [B, T]; queries and keys are the same positions.
+      ids: the document index of each position, integers [T] or [B, T]; queries and keys are the same positions.
     Raises:
-      ShapeError: ``ids`` has neither one axis nor two.
+      ShapeError: ``ids`` is neither of rank 1 nor 2.
     """
     ids = bnp.asarray(ids)
     if ids.ndim not in (1, 2):

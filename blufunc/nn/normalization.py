@@ -18,7 +18,7 @@ from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 
 def layer_norm(x: Any, scale: Any = None, bias: Any = None, eps: float = 1e-5, axis: Axis = -1) -> Any:
-    """``(x - mean) / sqrt(variance + eps) * scale + bias`` (Ba et al., arXiv:1607.06450).
+    """``(x - mean) / sqrt(variance + eps) * scale + bias`` (arXiv:1607.06450).
 
     Args:
       x: an array.
@@ -35,7 +35,7 @@ def layer_norm(x: Any, scale: Any = None, bias: Any = None, eps: float = 1e-5, a
 
 
 def rms_norm(x: Any, scale: Any = None, eps: float = 1e-6, axis: Axis = -1) -> Any:
-    """``x / sqrt(mean(x**2) + eps) * scale``: ``layer_norm`` without centring (Zhang & Sennrich, arXiv:1910.07467).
+    """``x / sqrt(mean(x**2) + eps) * scale`` (Zhang & Sennrich, arXiv:1910.07467).
 
     Arguments, result and errors are those of ``layer_norm``; the usual ``eps`` is smaller.
     """
@@ -52,11 +52,11 @@ def standardize(
     *,
     algorithm: str = "fast",
 ) -> Any:
-    """``(x - mean) / sqrt(variance + epsilon)``, with the moments of ``x`` over ``axis`` where none are given.
+    """``(x - mean) / sqrt(variance + epsilon)``, by default with the moments of ``x``.
 
-    Given moments broadcast against ``x``; ``where``, booleans that do too, says what counts in the others. Unlike in
-    JAX, the variance is that of the centred numbers whichever ``algorithm`` is named, ``"fast"`` or ``"stable"``: the
-    mean of squares less the square of the mean cancels for data far from 0.
+    Given moments broadcast against ``x``; ``where``, booleans that do too, masks elements out of the others.
+    Unlike in JAX, the variance is that of the centred values for either ``algorithm``, ``"fast"`` or
+    ``"stable"``: the mean of squares minus the square of the mean cancels for data far from 0.
     """
     if algorithm not in ("fast", "stable"):
         raise errors.ValueRangeError(
@@ -87,7 +87,7 @@ def _norm(name: str, x, scale, bias, eps, axis, centred: bool):
 
 
 def _moments(x, axes, eps, centred):
-    """The normalised x, and the factor 1 / sqrt(second moment + eps), of the shape of x."""
+    """Normalised x, and the factor 1 / sqrt(second moment + eps), of the shape of x."""
     n = max(math.prod([x.shape[d] for d in axes]), 1)
     if centred:
         x = x + spread(bnp.sum(x, axis=axes) * (-1 / n), x.shape, axes)
@@ -105,8 +105,8 @@ normalized = custom_jvp(_normalized_value, nondiff_argnums=(1, 2, 3))
 
 @normalized.defjvp
 def _normalized_jvp(axes, eps, centred, primals, tangents):
-    # The derivative takes out what would change the mean and the length: two projections. It needs the result
-    # only, so that reverse mode keeps one array where the derivatives of the steps would keep three.
+    # The derivative removes changes of mean and length: two projections. It needs only the result, so reverse
+    # mode keeps one residual; the derivatives of the steps would keep three.
     (x,), (t,) = primals, tangents
     y, factor = _moments(x, axes, eps, centred)
     per_element = -1 / math.prod([x.shape[d] for d in axes])

@@ -1,4 +1,4 @@
-"""Pooling: windows that slide over the spatial axes of an array, each reduced to one element.
+"""Pooling: reductions of sliding windows over the spatial axes of an array.
 
 A face. Arrays have any number of batch axes, then as many spatial axes as the window, then features, as in
 flax.linen: ``(..., *spatial, features)``.
@@ -32,10 +32,10 @@ def pool(
 
     Args:
       inputs: ``(..., *spatial, features)``, with as many spatial axes as ``window_shape`` has entries.
-      init: what ``reduce_fn`` leaves as it is, a number: padding does not count.
-      reduce_fn: an associative function of two numbers, as ``lax.add`` or ``lax.max``.
+      init: the identity of ``reduce_fn``, a scalar; padding holds it.
+      reduce_fn: an associative function of two scalars, as ``lax.add`` or ``lax.max``.
       window_shape: the size of the windows.
-      strides: how far apart they start along each spatial axis; 1 by default.
+      strides: distance between window starts per spatial axis; 1 by default.
       padding: 'VALID', 'SAME', 'SAME_LOWER' or a pair of ints for each spatial axis.
     Returns:
       ``(..., *windows, features)``, of the dtype of ``inputs``.
@@ -83,7 +83,7 @@ def avg_pool(
     total = _pool("avg_pool", x, 0, lax.add, window_shape, strides, padding)
     if count_include_pad:
         return total / math.prod(ints(window_shape, "avg_pool", "window_shape"))
-    # how many elements each window has depends on the spatial axes alone
+    # the number of elements per window depends on the spatial axes only
     n = len(ints(window_shape, "avg_pool", "window_shape"))
     ones = bnp.ones((*x.shape[x.ndim - 1 - n : -1], 1), x.dtype)
     return total / _pool("avg_pool", ones, 0, lax.add, window_shape, strides, padding)
@@ -92,7 +92,7 @@ def avg_pool(
 def max_pool(
     inputs: Any, window_shape: Sequence[int], strides: Sequence[int] | None = None, padding: Padding = "VALID"
 ) -> Any:
-    """The largest element of each window; its derivative goes to the first of equal ones. Arguments as in ``pool``."""
+    """Max pooling; the first of ties gets the derivative. Arguments as in ``pool``."""
     x = bnp.asarray(inputs)
     return _pool("max_pool", x, _end(x, "max_pool", False), lax.max, window_shape, strides, padding)
 
@@ -100,7 +100,7 @@ def max_pool(
 def min_pool(
     inputs: Any, window_shape: Sequence[int], strides: Sequence[int] | None = None, padding: Padding = "VALID"
 ) -> Any:
-    """The smallest element of each window; its derivative goes to the first of equal ones. Arguments as in ``pool``."""
+    """Min pooling; the first of ties gets the derivative. Arguments as in ``pool``."""
     x = bnp.asarray(inputs)
     return _pool("min_pool", x, _end(x, "min_pool", True), lax.min, window_shape, strides, padding)
 

@@ -1,7 +1,7 @@
-"""Changes of scores for ``dot_product_attention(score_mod=...)``.
+"""Score modifiers for ``dot_product_attention(score_mod=...)``.
 
-A face. Each gives a function (score, b, h, q, k) -> score of a scaled product and the numbers of its batch entry, query
-head, query and key, as users write them. Two go together as one function that calls the other.
+A face. Each returns a user-style function (score, b, h, q, k) -> score of a scaled dot product and the
+indices of batch entry, query head, query and key. To combine two, write a function that calls both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["alibi", "alibi_slopes", "relative_bias", "soft_cap"]
 
 
 def alibi(slopes: Any) -> Callable:
-    """``score - slopes[h] * |q - k|``: far keys count less (Press et al., arXiv:2108.12409).
+    """``score - slopes[h] * |q - k|``: far keys count less (arXiv:2108.12409).
 
     Args:
       slopes: floats [N], one for each query head; those of the paper are ``alibi_slopes(N)``.
@@ -29,12 +29,12 @@ def alibi(slopes: Any) -> Callable:
 
 
 def alibi_slopes(heads: int) -> Any:
-    """The slopes of the paper, float32 [heads]: ``2 ** (-8 * i / heads)`` for i from 1 on."""
+    """The slopes of the paper, float32 [heads]: ``2 ** (-8 * i / heads)``, i >= 1."""
     return bnp.asarray(np.exp2(-8 * np.arange(1, heads + 1, dtype=np.float32) / heads))
 
 
 def soft_cap(c: float) -> Callable:
-    """``c * tanh(score / c)``: no score is beyond ``c`` (Gemma 2, arXiv:2408.00118, section 2).
+    """``c * tanh(score / c)``: bounds scores by ``c`` (Gemma 2, arXiv:2408.00118, 2).
 
     Raises:
       ValueRangeError: ``c`` is not positive.
@@ -47,13 +47,14 @@ def soft_cap(c: float) -> Callable:
 
 
 def relative_bias(table: Any) -> Callable:
-    """``score + table[h, k - q + R]``, a bias that depends on the head and the distance alone, and may be learnt
-    (Shaw et al., arXiv:1803.02155; as scalars, Raffel et al., arXiv:1910.10683).
+    """``score + table[h, k - q + R]``, a learnable relative position bias.
+
+    Shaw et al., arXiv:1803.02155; as scalars, Raffel et al., arXiv:1910.10683.
 
     Args:
-      table: floats [N, 2 * R + 1]; keys farther away than R have the entry at that end.
+      table: floats [N, 2 * R + 1]; keys farther away than R use the last entry on their side.
     Raises:
-      ShapeError: the table has not two axes, or an even number of distances.
+      ShapeError: the table is not of rank 2, or has an even number of distances.
     """
     table = _table("relative_bias", "table", table, 2)
     if table.shape[1] % 2 == 0:

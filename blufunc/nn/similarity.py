@@ -1,6 +1,6 @@
-"""Losses of distances between arrays: regression beyond squares, similarity of directions, contrasts.
+"""Distance losses: log-cosh, cosine similarity, triplets, contrastive pairs.
 
-A face, above ``nn.losses``: under optax's names and with its numbers.
+A face, above ``nn.losses``: under optax's names and with its values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blufunc.nn.losses import difference
 
 
 def log_cosh(predictions: Any, targets: Any = None) -> Any:
-    """``log(cosh(predictions - targets))``: half the square of small errors, and the size of large ones.
+    """``log(cosh(predictions - targets))``: quadratic near 0, linear far from it.
 
     Raises:
       ShapeError: the shapes differ.
@@ -63,13 +63,13 @@ def triplet_margin_loss(
     margin: Any = 1.0,
     eps: Any = 1e-6,
 ) -> Any:
-    """By how much an anchor is not ``margin`` nearer to the positive than to the negative (arXiv:1503.03832).
+    """Hinge on the distances anchor-positive and anchor-negative (arXiv:1503.03832).
 
     Args:
       anchors, positives, negatives: vectors along ``axis``.
       axis: the axis, or axes, of the vectors.
       norm_degree: the power of the differences in a distance; an even number, since their signs are kept.
-      margin: see above.
+      margin: required difference of the two distances.
       eps: added to the sum of the powers.
     """
     name = "triplet_margin_loss"
@@ -83,7 +83,7 @@ def triplet_margin_loss(
 
 
 def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Any:
-    """The normalised temperature-scaled cross-entropy of pairs (Chen et al., arXiv:2002.05709).
+    """Normalised temperature-scaled cross-entropy of pairs (arXiv:2002.05709).
 
     Each pair of embeddings of one label is contrasted with the pairs of its first one and those of other labels.
 

@@ -1,8 +1,7 @@
-"""Cross-entropy of a linear layer, whose logits are never in memory all at once.
+"""Cross-entropy of a linear layer that never materializes all logits.
 
-A face, above ``vocabulary_loss_call.py``, which holds the operations. With large vocabularies the logits are the
-largest array of a training step by far: those of GPT-2, at 32768 tokens, take 6.6 GB in float32, and so does their
-gradient.
+A face, above ``vocabulary_loss_call.py``, which holds the operations. With large vocabularies the logits are
+by far the largest array of a training step.
 """
 
 from __future__ import annotations
@@ -40,44 +39,43 @@ def linear_cross_entropy(
     reduction: str = "mean",
     layout: str = "VC",
 ) -> Any:
-    """The cross-entropy of ``softmax(x @ weight.T + bias)`` with integer labels, in chunks of tokens.
+    """Chunked cross-entropy of ``softmax(x @ weight.T + bias)``, integer labels.
 
         loss = nn.linear_cross_entropy(x, params["tokens"], labels)          # tied to an embedding [V, C]
         loss = nn.linear_cross_entropy(x, kernel, labels, layout="CV")       # the kernel of a dense layer
 
-    With ``logits = soft_cap * tanh((x @ weight.T + bias) / soft_cap)`` and ``log_z = logsumexp(logits)``, each token
-    has ``log_z - (1 - label_smoothing) * logits[label] - label_smoothing * mean(logits) + z_loss * log_z**2``: label
-    smoothing as in Szegedy et al. (arXiv:1512.00567), z-loss as in PaLM (arXiv:2204.02311).
+    With ``logits = soft_cap * tanh((x @ weight.T + bias) / soft_cap)`` and ``log_z = logsumexp(logits)``, the loss of
+    a token is ``log_z - (1 - label_smoothing) * logits[label] - label_smoothing * mean(logits) + z_loss * log_z**2``:
+    label smoothing as in Szegedy et al. (arXiv:1512.00567), z-loss as in PaLM (arXiv:2204.02311).
 
-    The value and its gradients are those of the plain form, to rounding. Of the logits there is one chunk [chunk, V] at
-    a time, which its gradient is written over. With a mean or a sum, the gradients are made along with the value, and
-    no product is computed twice; with ``"none"``, a backward pass computes the logits again. Products have the
-    operands' dtype (under ``autocast``, the low one), as ``x @ weight.T`` has; losses, and the sum over tokens that is
-    the gradient of the weight, are float32 or wider.
+    The value and its gradients match the plain form, up to rounding. Only one chunk [chunk, V] of logits
+    exists at a time, and its gradient overwrites it. With a mean or a sum, the gradients are computed along
+    with the value, and no matmul runs twice; with ``"none"``, the backward pass recomputes the logits.
+    Matmuls have the operands' dtype (under ``autocast``, the low one), as ``x @ weight.T`` has. Losses and
+    the weight gradient, a sum over tokens, are accumulated in float32 or wider.
 
-    Where tokens are divided among devices, each has chunks of its own, and the gradient of the weight is summed once. A
-    weight that is divided is gathered first: for a vocabulary in parts there is
-    ``bf.parallel.vocabulary_parallel_cross_entropy``.
+    If tokens are sharded, each device has its own chunks, and the gradient of the weight is all-reduced once. A
+    sharded weight is gathered first: for a sharded vocabulary use ``bf.parallel.vocabulary_parallel_cross_entropy``.
 
     Args:
       x: floats [..., C].
       weight: floats [V, C], as in an embedding; or [C, V] with ``layout="CV"``.
-      labels: integers [...], in [0, V). The loss of one out of range is NaN, and so is its gradient.
+      labels: integers [...], in [0, V). Out of range, loss and gradient are NaN.
       bias: floats [V]. Classes that must not be chosen, such as padding, may have -inf.
-      label_smoothing: in [0, 1]: how much of each target is divided among all classes.
-      z_loss: factor of the square of the logarithm of the normaliser.
-      ignore_index: tokens with this label count for nothing: they have loss and gradient 0.
+      label_smoothing: in [0, 1]: fraction of each target spread over all classes; default 0.
+      z_loss: factor of the square of the logarithm of the normaliser; default 0.
+      ignore_index: tokens with this label are ignored: they have loss and gradient 0.
       soft_cap: largest magnitude of a logit (Gemma 2, arXiv:2408.00118).
-      chunk: how many tokens have logits at a time; by default, as many as need half a gigabyte in 16 bits. Each chunk
-        reads and writes the gradient of the weight, so that chunks below a thousand tokens are slow.
+      chunk: number of tokens with logits at a time; by default, as many as need half a gigabyte in 16 bits. Each
+        chunk reads and writes the gradient of the weight, so that chunks below a thousand tokens are slow.
       reduction: ``"mean"`` over the tokens that are not ignored, 0 if there are none; ``"sum"``; or ``"none"``.
       layout: the axes of the weight, ``"VC"`` or ``"CV"``.
     Returns:
-      float32 (float64 for such operands): a number, or with ``reduction="none"`` an array of the labels' shape.
+      float32 (float64 for such operands): a scalar, or with ``reduction="none"`` an array of the labels' shape.
     Raises:
-      ShapeError, DtypeError: the arrays do not go together.
-      ValueRangeError: an option has no such value.
-      ArgumentError: an option is a traced value, or no number.
+      ShapeError, DtypeError: the arrays do not match.
+      ValueRangeError: invalid value of an option.
+      ArgumentError: an option is a traced value, or not a number.
     """
     x, weight, labels = as_inexact(x), as_inexact(weight), bnp.asarray(labels)
     how = _options(label_smoothing, z_loss, soft_cap, chunk, reduction, layout)
@@ -86,7 +84,7 @@ def linear_cross_entropy(
     common = bnp.promote_types(x.dtype, weight.dtype)
     x, weight = x.astype(common), weight.astype(common)
     wide = wide_of(x)
-    if labels.dtype.itemsize < 4:  # too narrow to count all classes
+    if labels.dtype.itemsize < 4:  # too narrow to index all classes
         labels = labels.astype(dtypes.int32)
     shares = bnp.ones(labels.shape, wide)
     if ignore_index is not None:
@@ -134,13 +132,13 @@ def _out_of_range(option: str, value: Any, allowed: str) -> errors.ValueRangeErr
 
 
 def _check(x: Any, weight: Any, labels: Any, bias: Any, how: How) -> None:
-    """Raise unless the arrays go together."""
+    """Raise unless the arrays match."""
     shapes = f"x {tuple(x.shape)}, weight {tuple(weight.shape)}, labels {tuple(labels.shape)}"
     shapes += "" if bias is None else f", bias {tuple(bias.shape)}"
 
     def fail(why: str, fix: str = "") -> None:
         raise errors.ShapeError(
-            f"{_NAME}: the shapes do not go together: {shapes}.", where=source.here(), why=why, fix=fix
+            f"{_NAME}: the shapes do not match: {shapes}.", where=source.here(), why=why, fix=fix
         )
 
     if not dtypes.is_integer(labels.dtype):

@@ -1,7 +1,7 @@
-"""The losses of a linear layer over a large vocabulary as operations: the primitives behind ``linear_cross_entropy``.
+"""Primitives of ``linear_cross_entropy``, the loss over a large vocabulary.
 
-A face, below ``vocabulary_loss.py``. An equation holds its definition as a jaxpr, as attention's does, and every
-compiler puts it in its place. Four primitives, of x [..., C], weight, labels [...] and perhaps a bias [V]:
+A face, below ``vocabulary_loss.py``. An equation holds its definition as a jaxpr, as attention's does, and
+every compiler inlines it. Four primitives, of x [..., C], weight, labels [...] and an optional bias [V]:
 
     linear_cross_entropy          x, weight, labels -> losses [...]
     linear_cross_entropy_tangent  the tangent of the losses, linear in those of x, weight and bias
@@ -14,13 +14,12 @@ and within the third, where devices may have a kernel for it (``kernels/backends
                                   factors [n]: the cross-entropy of each row, and its gradient with respect to the
                                   row's logits, which is factors[:, None] * slopes
 
-The transpose of the second is the third: losses that are differentiated one by one compute their logits again, since
-what each counts for is known in the backward pass only. Of the last it is known in the forward pass, so that this is
-the third, and nothing is computed again.
+The transpose of the second is the third: individually differentiated losses recompute their logits, since
+their weights are known only in the backward pass. The last knows them in the forward pass: it is the third,
+without recomputation.
 
-All of them go through the tokens in chunks: [chunk, V] logits are made, read once, written over by their gradient,
-which two products read, and gone before the next chunk begins. The gradient of the weight grows by products that add
-to it, in float32.
+All of them process the tokens in chunks: [chunk, V] logits are computed, read once, overwritten by their gradient,
+read by two matmuls, and freed before the next chunk begins. Matmuls accumulate the gradient of the weight in float32.
 """
 
 from __future__ import annotations
@@ -51,27 +50,27 @@ from blufunc.transforms.control_flow.platform_variants import either_p
 from blufunc.transforms.control_flow.scan import scan
 
 LOGITS = 1 << 28
-"""The logits of a chunk, where nobody says how many tokens it has: half a gigabyte in 16 bits."""
+"""Logits per chunk by default: half a gigabyte in 16 bits."""
 
 LEAST = 1024
-"""Tokens below which a chunk is not worth reading and writing the gradient of the weight for."""
+"""Tokens below which a chunk does not amortize updating the weight's gradient."""
 
-Wanted = tuple[bool, bool, bool]
-"""Whether the gradients of x, of the weight and of the bias are."""
+GradMask = tuple[bool, bool, bool]
+"""Whether to compute the gradients of x, of the weight and of the bias."""
 
 IN_A_ROW = 32
-"""Chunks up to which each is planned with everything else in the program; more are the steps of a loop."""
+"""Max chunks to unroll, which are planned with the program; more become a loop."""
 
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """What does not change from token to token.
+    """Options that are the same for all tokens.
 
     Attributes:
       label_smoothing, z_loss, soft_cap: see ``linear_cross_entropy``.
-      chunk: tokens for which there are logits at a time; None: as many as ``LOGITS`` has room for.
+      chunk: tokens with logits at a time; None: as many as fit in ``LOGITS``.
       features: the axis of the weight that is C.
-      low: the dtype of the operands of products, where that is not their own.
+      low: the dtype of matmul operands, if not their own.
     """
 
     label_smoothing: float = 0.0
@@ -82,11 +81,11 @@ class How:
     low: np.dtype | None = None
 
     def tokens(self, classes: int) -> int:
-        """How many tokens a chunk has."""
+        """Number of tokens per chunk."""
         return self.chunk or max(LEAST, 1 << (LOGITS // classes).bit_length() - 1)
 
     def in_products(self, low: np.dtype, bias: Sequence[Any]) -> bool:
-        """Whether devices may have a kernel for the product and softmax of such a loss (``softmax_slopes``)."""
+        """True if devices may have a kernel for this loss (``softmax_slopes``)."""
         others = self.label_smoothing or self.z_loss or self.soft_cap is not None or bias
         return low == dtypes.bfloat16 and not others
 
@@ -95,7 +94,7 @@ class How:
 
 
 def wide_of(x: Any) -> np.dtype:
-    """The dtype in which losses are computed, and gradients added up."""
+    """The dtype of losses, and of accumulated gradients."""
     return bnp.promote_types(x.dtype, dtypes.float32)
 
 
@@ -105,7 +104,7 @@ def _product(x: Any, y: Any, axes: tuple[int, int], dtype: Any) -> Any:
 
 
 def _logits(how: How, x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any]:
-    """The logits [n, V] of a chunk, rounded to the dtype of x as those of any product; and the slope of the cap."""
+    """Logits [n, V] of a chunk, in the dtype of x, and the slope of the cap."""
     logits = _product(x, weight, (1, how.features), x.dtype).astype(wide_of(x))
     if bias is not None:
         logits = logits + bias.astype(logits.dtype)
@@ -116,10 +115,10 @@ def _logits(how: How, x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any]:
 
 
 def chunk_losses(how: How, logits: Any, labels: Any) -> tuple[Any, ...]:
-    """The losses [n] of a chunk, NaN where a label is out of range; and what their gradients are made of.
+    """Losses [n] of a chunk, NaN for invalid labels, and parts of their gradients.
 
-    Which are: the exponentials of the logits less their maximum [n, V] and the sums of these [n, 1], ``logsumexp`` of
-    the logits [n, 1], and where the labels are [n, V].
+    The parts: ``exp(logits - max)`` [n, V] and its row sums [n, 1], ``logsumexp`` of the logits [n, 1], and
+    the mask of the labels [n, V].
     """
     V = logits.shape[1]
     top = lax.stop_gradient(bnp.max(logits, -1, keepdims=True))
@@ -143,9 +142,9 @@ def _in_range(labels: Any, V: int) -> Any:
 
 
 def chunk_gradient(how: How, slope: Any, parts: Sequence[Any], labels: Any, shares: Any) -> Any:
-    """The gradient of ``sum(shares * losses)`` with respect to a chunk's logits before they were capped.
+    """Gradient of ``sum(shares * losses)`` with respect to a chunk's uncapped logits.
 
-    That of a label out of range is NaN, like its loss, and that of a token of share 0 is 0, whatever its loss is.
+    For a label out of range it is NaN, like the loss; for share 0 it is 0, even if the loss is infinite.
     """
     exp, total, log_z, hit = parts
     V = exp.shape[1]
@@ -161,15 +160,15 @@ def chunk_gradient(how: How, slope: Any, parts: Sequence[Any], labels: Any, shar
     return bnp.where(share == 0, bnp.zeros((), exp.dtype), gradient * known)
 
 
-# -- one chunk, on devices whose products make the softmax ------------------------------------------
+# -- one chunk, on devices with a kernel for GEMM and softmax --------------------------------------
 
 
 def softmax_slopes(how: How, tokens: Any, weight: Any, labels: Any, shares: Any) -> tuple[Any, Any, Any]:
-    """The losses [n] of a chunk, and the gradient of ``sum(shares * losses)`` with respect to its logits in two parts:
-    slopes [n, V], and factors [n] for their rows.
+    """Losses [n] of a chunk, and its logits' gradient as slopes [n, V], factors [n].
 
-    So logits need not be read again for what is only known of a whole row. Factors are 0 where shares are, whose losses
-    may be infinite or not exact, and NaN where a label is out of range.
+    The gradient of ``sum(shares * losses)`` is ``factors[:, None] * slopes``, so that logits need not be
+    reread for per-row values. Factors are 0 where shares are 0, whose losses may be infinite or inexact, and
+    NaN where a label is out of range.
     """
     V = weight.shape[1 - how.features]
     known, wide = _in_range(labels, V), wide_of(tokens)
@@ -184,7 +183,7 @@ def softmax_slopes(how: How, tokens: Any, weight: Any, labels: Any, shares: Any)
 
 
 def _softmax(x: Any, weight: Any, classes: Any, live: Any, near: Any, *, features: int) -> list[Any]:
-    """What ``linear_softmax`` computes (``backends/cuda/library/softmax_gemm`` says how its kernel does)."""
+    """Definition of ``linear_softmax``; for its kernel see ``library/softmax_gemm``."""
     wide = wide_of(x)
     logits = _product(x, weight, (1, features), x.dtype).astype(wide)
     hit = classes[:, None] == lax.broadcasted_iota(classes.dtype, logits.shape, 1)
@@ -196,14 +195,14 @@ def _softmax(x: Any, weight: Any, classes: Any, live: Any, near: Any, *, feature
     exp = bnp.where(hit, bnp.zeros((), wide), bnp.exp(logits - shift[:, None]))
     others = bnp.sum(exp, -1)
     slopes = bnp.where(live[:, None], bnp.where(hit, -others[:, None], exp), bnp.zeros((), wide))
-    above = own - shift  # 0 but for rounding, or what the largest is above it
+    above = own - shift  # 0 up to rounding, or the excess of the largest logit
     low, high = bnp.log1p(others * bnp.exp(-above)), bnp.log(others + bnp.exp(above)) - above
     losses = bnp.where(above >= -BELOW, low, high)
     return [slopes.astype(x.dtype), losses, 1 / (others + bnp.exp(above))]
 
 
 def _either(whole: Callable, in_products: Callable, args: Sequence[Any]) -> list[Any]:
-    """Both forms, of which the device takes one."""
+    """Both forms, one of which the device chooses."""
     avals = [a.aval.strong() for a in args]
     bodies = [stage(fun, avals, "linear_cross_entropy_grads") for fun in (whole, in_products)]
     assert not any(body.consts for body in bodies), "they are functions of their operands"
@@ -215,7 +214,7 @@ def _either(whole: Callable, in_products: Callable, args: Sequence[Any]) -> list
 
 
 def _over_chunks(step: Callable, xs: Sequence[Any], size: int) -> tuple[list, list]:
-    """Take chunks of ``size`` tokens one after the other.
+    """Process chunks of ``size`` tokens in order.
 
     Args:
       step: ``step(*chunks) -> (terms, outs)``, lists of arrays.
@@ -226,7 +225,7 @@ def _over_chunks(step: Callable, xs: Sequence[Any], size: int) -> tuple[list, li
     n, (x, *others) = xs[0].shape[0], xs
     total, outs = step(*(a[:size] for a in xs))
     found, at = [outs], size
-    while at < n:  # the logits of the chunk before are gone when those of this one are made
+    while at < n:  # frees the logits of the preceding chunk before this one's are computed
         x, total, found[-1] = optimization_barrier((x, total, found[-1]))
         count = 1 if n <= IN_A_ROW * size else max((n - at) // size, 1)
         if count > 1:
@@ -238,7 +237,7 @@ def _over_chunks(step: Callable, xs: Sequence[Any], size: int) -> tuple[list, li
         found.append(outs)
         at += count * size
     if len(found) > 1:
-        total = optimization_barrier(total)  # so that the last product adds to it too, and not what reads it
+        total = optimization_barrier(total)  # so that the last matmul accumulates too, not its reader
     outs = [bnp.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
     return total, outs
 
@@ -264,11 +263,11 @@ def _losses(x: Any, weight: Any, labels: Any, *bias: Any, how: How) -> list[Any]
 
 
 def _grads(
-    x: Any, weight: Any, labels: Any, shares: Any, *bias: Any, how: How, wanted: Wanted, again: bool = False
+    x: Any, weight: Any, labels: Any, shares: Any, *bias: Any, how: How, wanted: GradMask, remat: bool = False
 ) -> list[Any]:
-    """The losses of all tokens (of share 0, which nobody counts, perhaps not exact), and the gradients that are wanted.
+    """Losses of all tokens (inexact where the share is 0), and requested gradients.
 
-    ``again``: let the derivatives of this compute the logits again too, instead of keeping those of all chunks.
+    ``remat``: derivatives of this recompute the logits too, instead of keeping those of all chunks.
     """
     low, wide, (of_x, *of_rest) = how.low or x.dtype, wide_of(x), wanted
     summed = [a for a, want in zip((weight, *bias), of_rest, strict=False) if want]
@@ -279,8 +278,8 @@ def _grads(
     size = how.tokens(weight.shape[1 - how.features])
     args = (tokens, low_weight, bnp.ravel(labels), bnp.ravel(shares), *bias)
     of: dict[str, Any] = {"how": how, "wanted": wanted, "size": size, "dtype": x.dtype}
-    if again or not how.in_products(low, bias):
-        outs = _whole(*args, **of, again=again)
+    if remat or not how.in_products(low, bias):
+        outs = _whole(*args, **of, remat=remat)
     else:
         outs = _either(functools.partial(_whole, **of), functools.partial(_in_products, **of), args)
     shapes = (labels.shape, *((x.shape,) * of_x), *(a.shape for a in summed))
@@ -290,9 +289,9 @@ def _grads(
 
 def _whole(
     tokens: Any, weight: Any, labels: Any, shares: Any, *bias: Any,
-    how: How, wanted: Wanted, size: int, dtype: Any, again: bool = False,
+    how: How, wanted: GradMask, size: int, dtype: Any, remat: bool = False,
 ) -> list[Any]:  # fmt: skip
-    """The losses, and the gradients that are wanted, of logits that are read and written over."""
+    """Losses and requested gradients through logits that their gradient overwrites."""
     wide, (of_x, of_weight, of_bias) = wide_of(tokens), wanted
 
     def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
@@ -309,19 +308,21 @@ def _whole(
             terms.append(bnp.sum(gradient, 0))
         return terms, outs
 
-    total, outs = _over_chunks(checkpoint(step) if again else step, [tokens, labels, shares], size)
+    total, outs = _over_chunks(checkpoint(step) if remat else step, [tokens, labels, shares], size)
     return [*outs, *total]
 
 
 def _in_products(
-    tokens: Any, weight: Any, labels: Any, shares: Any, *, how: How, wanted: Wanted, size: int, dtype: Any
+    tokens: Any, weight: Any, labels: Any, shares: Any, *, how: How, wanted: GradMask, size: int, dtype: Any
 ) -> list[Any]:
-    """The same of slopes that products make instead of logits: the gradient of x is scaled behind its product, and that
-    of the weight by the tokens before it. So each is rounded once more than in the other form.
+    """The same with slopes from the fused kernel in place of logits.
+
+    The gradient of x is scaled after its matmul, and that of the weight by scaled tokens, so each is rounded
+    once more than in the other form.
     """
     wide, (of_x, of_weight, _) = wide_of(tokens), wanted
     mixed = dtype != tokens.dtype
-    low = tokens.dtype if mixed else wide  # of the product for x, which is rounded once
+    low = tokens.dtype if mixed else wide  # dtype of the matmul for x, which is rounded once
 
     def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
         losses, slopes, factors = softmax_slopes(how, tokens, weight, labels, shares)
@@ -330,20 +331,20 @@ def _in_products(
             slope = _product(slopes, weight, (1, 1 - how.features), low)
             outs.append(slope if mixed else (slope * factors[:, None]).astype(dtype))
         if of_weight:
-            # behind a barrier, as tokens would be kept in float32 from where they were read before
+            # after a barrier: otherwise tokens would be kept in float32 since their first use
             tokens, column = optimization_barrier((tokens, factors[:, None]))
             scaled = bnp.where(column == 0, bnp.zeros((), wide), tokens.astype(wide) * column)
             terms.append(_product(*_ordered(how, slopes, scaled.astype(slopes.dtype)), (0, 0), wide))
         return terms, outs
 
     total, (losses, factors, *outs) = _over_chunks(step, [tokens, labels, shares], size)
-    if mixed:  # all at once, by whoever reads it
+    if mixed:  # all at once, by the reader
         outs = [(o.astype(wide) * factors[:, None]).astype(dtype) for o in outs]
     return [losses, *outs, *total]
 
 
 def _ordered(how: How, of_classes: Any, of_features: Any) -> tuple[Any, Any]:
-    """The factors of the weight's gradient."""
+    """The operands of the weight gradient's matmul, in the weight's layout."""
     return (of_classes, of_features) if how.features else (of_features, of_classes)
 
 
@@ -353,7 +354,7 @@ def _total(x: Any, weight: Any, labels: Any, shares: Any, scale: Any, *bias: Any
 
 
 def _summed(shares: Any, losses: Any) -> Any:
-    """What does not count may be infinite."""
+    """Sum without ignored losses, which may be infinite."""
     return bnp.sum(bnp.where(shares == 0, bnp.zeros((), losses.dtype), shares * losses))
 
 
@@ -361,19 +362,19 @@ def _summed(shares: Any, losses: Any) -> Any:
 
 
 class _OfTokens(Composite):
-    """A composite of tokens, of which some operands have a row each."""
+    """A composite over tokens, of which some operands have one row each."""
 
     lines = False
 
     per_token: tuple[int, ...] = (0, 2)
-    """The operands with an element, or a row, for each token."""
+    """The operands with one element, or row, per token."""
 
     def summed(self, how: dict) -> bool:
-        """Whether there are results that are sums over tokens."""
+        """True if some results are sums over tokens."""
         return False
 
     def batch(self, axis, args, dims, *, jaxpr, how: How, **rest):
-        """Examples are tokens; where there is more than one weight, or gradient of it, chunks are that much shorter."""
+        """Examples become tokens; with several weights or weight gradients, chunks shrink."""
         if self.summed(rest) or any(d is not None for i, d in enumerate(dims) if i not in self.per_token):
             tokens = -(-how.tokens(args[1].aval.shape[1 - how.features]) // max(axis.size, 1))
             short = {"how": dataclasses.replace(how, chunk=tokens), **rest}
@@ -387,14 +388,14 @@ class _OfTokens(Composite):
         return outs, [0] * len(outs)
 
     def autocast(self, cells, dtype, *, jaxpr, how: How, **rest):
-        """Products in mixed precision: the weight comes as it is, so that its gradient is not rounded."""
+        """Matmuls in low precision; the weight stays wide, so its gradient is not rounded."""
         if cells[0].eligible and how.low is None:
             how = dataclasses.replace(how, low=dtype)
         args = [c.value if i == 0 else c.traced() for i, c in enumerate(cells)]
         return self.at(*args, how=how, **rest)
 
     def shard(self, avals, outs, **params) -> Rule:
-        """Tokens are independent; weights are whole, and their gradients sums over tokens."""
+        """Tokens are independent; weights are whole, their gradients sums over tokens."""
         lead = avals[self.per_token[1]].shape
         factors = tuple((i,) for i in range(len(lead)))
 
@@ -412,7 +413,7 @@ class _OfTokens(Composite):
 
 class _Softmax(_OfTokens):
     name, definition = NAME, _softmax
-    batch = Call.batch  # its operands are those of one chunk
+    batch = Call.batch  # its operands are one chunk
     shard = autocast = None  # type: ignore[assignment]  # it is within an operation that has its own
 
 
@@ -431,7 +432,7 @@ class _Tangent(_OfTokens):
         for target, grad in zip(targets, grads, strict=True):
             target.add(grad)
 
-    batch = Call.batch  # the types of its operands do not say what it is
+    batch = Call.batch  # operand types do not determine the batching
     shard = autocast = None  # type: ignore[assignment]  # likewise: its body is gone through
 
 
@@ -446,24 +447,24 @@ class _Grads(_OfTokens):
         return any(how["wanted"][1:])
 
     def linearize(self, trace, primals, tangents, *, jaxpr, **how):
-        again = self.staged([v.aval for v in jaxpr.invars], again=True, **how)
-        return jit_p.linearize(trace, primals, tangents, jaxpr=again, name=self.name)
+        recomputing = self.staged([v.aval for v in jaxpr.invars], remat=True, **how)
+        return jit_p.linearize(trace, primals, tangents, jaxpr=recomputing, name=self.name)
 
 
 class _Total(_OfTokens):
     name, definition = "linear_cross_entropy_total", _total
-    batch = Call.batch  # its body's: of losses one by one, what many examples share has one gradient
+    batch = Call.batch  # the body's rule: shared operands get one gradient per batch
     shard = None  # type: ignore[assignment]  # its body is divided
 
     def linearize(self, trace, primals, tangents, *, jaxpr, how):
-        """The gradient with the value, and the inner product with it."""
+        """The value with its gradient, and the linear inner product with it."""
         x, weight, labels, shares, scale, *bias = primals
         of = [*tangents[:2], *tangents[5:]]
         wanted = tuple([i < len(of) and of[i].__class__ is not Zero for i in range(3)])
-        late = (how.low or x.dtype) == dtypes.float16  # it has no room for shares of a large batch
-        with set_trace(trace.split):  # gradients are values, products with tangents are linear
-            given = shares if late else shares * scale
-            ins = (x, weight, labels, given, *bias)
+        late = (how.low or x.dtype) == dtypes.float16  # float16 cannot represent shares of a large batch
+        with set_trace(trace.split):  # gradients are primal values, inner products with tangents are linear
+            weighted = shares if late else shares * scale
+            ins = (x, weight, labels, weighted, *bias)
             losses, *grads = linear_cross_entropy_grads_p.at(*ins, how=how, wanted=wanted)
             perturbed = [t for t, want in zip(of, wanted, strict=False) if want]
             wide = losses.dtype

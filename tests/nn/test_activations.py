@@ -1,4 +1,4 @@
-"""Activations: each against its formula in float64, its slope against differences, and against jax.nn."""
+"""Activations against formulas in float64, differences for slopes, and jax.nn."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_relu_at_zero_and_nan():
     x = f32([0.0, -0.0, np.nan, -1.0])
     np.testing.assert_array_equal(np.asarray(nn.relu(x)), [0, 0, np.nan, 0])
     np.testing.assert_array_equal(slopes(nn.relu, f32([0.0, -0.0])), [0, 0])
-    # an infinite cotangent at a dead unit is dropped and not multiplied by 0
+    # an infinite cotangent at a dead unit is dropped, not multiplied by 0
     g = grad(lambda x: bnp.where(x > 0, 1, bnp.sqrt(nn.relu(x))).sum())(f32([-1.0, 1.0]))
     np.testing.assert_array_equal(np.asarray(g), [0, 0])
 
@@ -138,7 +138,7 @@ def test_glu():
         nn.glu(f64(x), axis=0)
 
 
-# -- softmax and its kin ---------------------------------------------------------------------------
+# -- softmax and its variants ----------------------------------------------------------------------
 
 X = np.random.default_rng(1).normal(size=(3, 4, 5)) * 3
 

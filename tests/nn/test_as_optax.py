@@ -1,4 +1,4 @@
-"""Losses and activations beside those of optax and JAX, with derivatives; and losses by hand."""
+"""Losses and activations against optax and JAX with derivatives; manual losses."""
 
 import itertools
 import math

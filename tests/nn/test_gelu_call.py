@@ -1,4 +1,4 @@
-"""GELU as one operation: one equation under each transform, and the same numbers. Values are in test_activations.py."""
+"""GELU as one operation: one equation under each transform, and the same values."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ X, T, C = (bnp.asarray(RNG.normal(size=(3, 4)), dtype="float64") for _ in range(
 
 
 def primitives(f, *args):
-    """The names of the equations of a function that are needed, without those of bodies."""
+    """The primitives of the live equations of a function, without those of bodies."""
     return [e.prim.name for e in simplify(bf.make_jaxpr(f)(*args)).eqns]
 
 
@@ -88,7 +88,7 @@ def test_complex_numbers():
 
 
 def test_reverse_mode_keeps_the_argument_alone():
-    """In the dtype that it has: of a half precision, half of the bytes that the slope would take."""
+    """In its own dtype: half precision has half the bytes of a float32 slope."""
     x = X.astype(dtypes.bfloat16)
     f = lambda xs: lax.scan(lambda c, x: (c + nn.gelu(x).astype("float32").sum(), None), 0.0, xs)[0]
     jaxpr = bf.make_jaxpr(bf.grad(f))(x)
@@ -97,7 +97,7 @@ def test_reverse_mode_keeps_the_argument_alone():
 
 
 def test_mixed_precision():
-    """Low between two products, unless the caller wants it otherwise."""
+    """Low precision between two matmuls, unless the caller overrides it."""
     x, w = (np.asarray(a).astype(np.float32) for a in (X, RNG.normal(size=(4, 4))))
     f = lambda x, w: nn.gelu(x @ w + x)
 
@@ -120,7 +120,7 @@ def test_programs_share_what_it_has_in_common_with_its_derivative():
     both = lambda x: bf.value_and_grad(lambda x: nn.gelu(x).sum())(x)
     source = bf.jit(both).lower(X.astype(np.float32)).compile().program.source()
     assert source.count("logistic(") == 1
-    again = lambda x: bf.value_and_grad(lambda x: bf.checkpoint(nn.gelu)(x).sum())(x)
-    for f in (both, again):
+    checkpointed = lambda x: bf.value_and_grad(lambda x: bf.checkpoint(nn.gelu)(x).sum())(x)
+    for f in (both, checkpointed):
         for got, want in zip(bf.jit(f)(X), f(X), strict=True):
             np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-12)

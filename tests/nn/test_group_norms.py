@@ -1,4 +1,4 @@
-"""Norms with statistics of batches, groups and weights; dropout; embeddings; orthogonal initialisers."""
+"""Batch, group, weight norms; dropout; embeddings; orthogonal initialisers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Initialisers: shapes, dtypes, moments, fans, errors, and the same numbers as JAX from the same key."""
+"""Initialisers: shapes, dtypes, moments, fans, errors, and the same values as JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``linear_cross_entropy``: against the plain form, its derivatives, its transforms, its memory, its errors."""
+"""``linear_cross_entropy``: plain form, derivatives, transforms, memory, errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
 
 def plain(x, weight, labels, *, bias=None, label_smoothing=0.0, z_loss=0.0, ignore_index=None, soft_cap=None,
           reduction="mean", layout="VC", chunk=None):  # fmt: skip
-    """The same with all logits at once, by the operations that a user would write."""
+    """The same with all logits at once, from basic operations."""
     logits = x @ (weight.T if layout == "VC" else weight)
     logits = logits.astype(bnp.promote_types(logits.dtype, "float32"))
     logits = logits if bias is None else logits + bias
@@ -46,7 +46,7 @@ def arrays(lead, C, V, dtype="float64", seed=0):
 
 
 def both(options, labels, ct=None):
-    """The loss and the plain form as functions of x, weight and bias, to one number."""
+    """The loss and the plain form as scalar functions of x, weight and bias."""
 
     def scalar(f):
         def of(x, weight, bias):
@@ -128,7 +128,7 @@ def test_some_gradients(wanted, reduction):
     ours, theirs = both({"chunk": 4, "reduction": reduction}, labels, ct=2.0)
     f = bf.grad(ours, argnums=wanted)
     same(f(x, weight, bias), bf.grad(theirs, argnums=wanted)(x, weight, bias))
-    # products of two chunks: logits, and those of the gradients of x and weight; again for losses one by one
+    # matmuls of two chunks: logits, gradients of x and weight; logits twice for individual losses
     products = 2 * (1 + len({0, 1} & set(wanted)))
     inlined, _ = passes.inline_bodies(passes.simplify(bf.make_jaxpr(f)(x, weight, bias)))
     found = sum(e.prim.name == "dot_general" for e in inlined.eqns)
@@ -214,7 +214,7 @@ def test_precisions(dtype, tolerance):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_gradient_of_the_weight_is_summed_in_float32(reduction):
-    """4096 equal tokens: in bfloat16 a sum over chunks would stand still."""
+    """4096 equal tokens: a bfloat16 sum over chunks would stagnate."""
     n, chunk = 4096, 16
     x, weight = bnp.ones((n, 1), "bfloat16"), bnp.zeros((2, 1), "bfloat16")
     f = lambda w: nn.linear_cross_entropy(x, w, bnp.zeros(n, "int32"), chunk=chunk, reduction=reduction).sum()
@@ -313,9 +313,9 @@ N, C, V, CHUNK = 4096, 16, 2048, 256
 
 
 def alive(jaxpr, size):
-    """The most products of ``size`` elements or more that are alive at once, the equations run in their order.
+    """The most matmul results of ``size`` elements alive at once, in program order.
 
-    What is computed of all elements of one is as one with it: a kernel writes over what it reads.
+    An elementwise function of one counts as one with it: a kernel overwrites its operand.
     """
     product, spans = {}, {}
     for i, eqn in enumerate(jaxpr.eqns):
@@ -356,7 +356,7 @@ def test_one_chunk_of_logits_is_alive(reduction, derivative, chunk):
     found = list(bodies(jaxpr))
     assert max(v.aval.size for j in found for e in j.eqns for v in e.outvars) <= chunk * V
     most = max(alive(j, chunk * V) for j in found)
-    # a tangent of logits is a sum of two products
+    # a tangent of logits is a sum of two matmuls
     assert most in ((1,) if derivative in ("value", "grad") else (2, 3))
 
 

@@ -1,4 +1,4 @@
-"""Normalisation: against the formulas in float64, gradients against differences, half precision, errors."""
+"""Normalisation: float64 formulas, numerical gradients, half precision, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling: shapes, values, padding, gradients, and a small convolutional network that learns."""
+"""Pooling: shapes, values, padding, gradients, and a small network that learns."""
 
 import itertools
 
@@ -78,7 +78,7 @@ def test_gradients():
 
 
 def test_a_small_network_learns():
-    """Bars that lie or stand, by a convolution, a pooling and a linear map."""
+    """Vertical and horizontal bars, by a convolution, a pooling and a linear map."""
     rng = np.random.default_rng(0)
     x = 0.3 * rng.standard_normal((64, 6, 6, 1))
     y = np.arange(64) % 2

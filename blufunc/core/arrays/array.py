@@ -1,8 +1,8 @@
-"""The immutable array, and how values from outside become one.
+"""The immutable array type and its construction from Python and NumPy values.
 
-Core, at both ends of a program's path: arguments come in through ``lift``, results leave as
-``Array``. An array is a backend's buffer with its type and device. Operators, methods and ``.at``
-are installed by ``blufunc.numpy``, the one place where user values are promoted.
+Core, at both ends of a program's path: arguments enter through ``lift``, results leave as ``Array``. An array
+is a backend's buffer with its type and device. ``blufunc.numpy`` installs operators, methods and ``.at``; it
+is the only place where user values are promoted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ shards: Any = None
 
 
 class Donated:
-    """Stands in the place of the buffers that were given away to one call: of what, and in which line of the user."""
+    """Placeholder for donated buffers: the donating function and the user's line."""
 
     __slots__ = ("line", "name")
 
@@ -59,7 +59,7 @@ class Array(Value):
         return self._buffer
 
     def buffer_on(self, device: backend.Device) -> backend.Buffer:
-        """The buffer, on ``device``; a copy, by way of the host, if the array is elsewhere."""
+        """The buffer on ``device``, copied through the host if it is elsewhere."""
         if self.device is device or self.device == device:
             return self.buffer
         return device.backend.from_host(self.device.backend.to_host(self.buffer), device)
@@ -73,11 +73,11 @@ class Array(Value):
         )
 
     def devices(self) -> set[backend.Device]:
-        """The devices that hold the array, or parts of it."""
+        """The devices that hold the array or a shard of it."""
         return set(self.device.members)
 
     def is_deleted(self) -> bool:
-        """Whether the array was donated."""
+        """True if the array was donated."""
         return self._buffer.__class__ is Donated
 
     def block_until_ready(self) -> Array:
@@ -94,7 +94,7 @@ class Array(Value):
         return x.copy() if copy else x
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """A DLPack capsule with a copy of the values on the host; ``copy=False`` cannot be had."""
+        """A DLPack capsule with a host copy of the values; ``copy=False`` raises."""
         if copy is False:
             raise BufferError(
                 f"the memory of a {self.aval} array is not given away: arrays are immutable. Leave copy=False out."
@@ -103,7 +103,7 @@ class Array(Value):
         return host.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The DLPack type and number of the device that ``__dlpack__`` exports from: the host."""
+        """DLPack type and index of the device that ``__dlpack__`` exports from: the CPU."""
         return self.device.backend.to_host(self.buffer).__dlpack_device__()
 
     def __reduce__(self):
@@ -146,16 +146,16 @@ class Array(Value):
             )
         return int(self._scalar("an index"))
 
-    # -- how it lies on devices: ``shards`` knows ------------------------------------------------------
+    # -- sharding: see ``shards`` ------------------------------------------------------------------------
 
     @property
     def sharding(self) -> Any:
-        """How the array lies on devices: a ``NamedSharding``, or a ``SingleDeviceSharding``."""
+        """The sharding: a ``NamedSharding`` or a ``SingleDeviceSharding``."""
         return shards.sharding_of(self)
 
     @property
     def addressable_shards(self) -> list[Any]:
-        """The parts of the array, one for each device of this process, in the order of the mesh."""
+        """The shards on this process's devices, in mesh order."""
         return shards.addressable_shards(self)
 
     def addressable_data(self, index: int) -> Array:
@@ -164,12 +164,12 @@ class Array(Value):
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether each device of the array holds all of it."""
+        """True if each device holds the whole array."""
         return shards.sharding_of(self).is_fully_replicated
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether all devices of the array are of this process."""
+        """True if this process owns all devices of the array."""
         return shards.sharding_of(self).is_fully_addressable
 
     def item(self):
@@ -184,10 +184,10 @@ class Array(Value):
 def arrays_of(
     buffers: Sequence[backend.Buffer], avals: Sequence[ShapedArray], device: backend.Device
 ) -> list[Array]:
-    """An array for each buffer: the results of a program, of which a step of training has hundreds."""
+    """Wrap each buffer in an array: the fast path for a program's results."""
     new, out = Array.__new__, []
     for buffer, aval in zip(buffers, avals, strict=True):
-        array = new(Array)  # what __init__ does, in a third less time
+        array = new(Array)  # inlined __init__: a third faster
         array._buffer, array.aval, array.device = buffer, aval, device
         out.append(array)
     return out
@@ -208,8 +208,8 @@ _SCALAR_LIMIT = 4096
 
 
 def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> Array:
-    """A rank-0 array. Memoised: rules ask for the same few constants again and again."""
-    # the text tells apart what == does not: 0.0 and -0.0, also in the parts of a complex number
+    """A rank-0 array, memoized: rules request the same few constants repeatedly."""
+    # repr distinguishes values that == does not: 0.0 and -0.0, also as complex parts
     key = (
         repr(value) if not value or value.__class__ is complex else value,
         value.__class__,
@@ -226,7 +226,7 @@ def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> Array:
 
 
 def lift(x: Any, name: str | None = None) -> Value:
-    """``x`` as a value: arrays and tracers as they are, scalars weakly typed, NumPy arrays in 32 bits.
+    """Convert ``x`` to a value: Python scalars are weak, 64-bit NumPy arrays narrowed.
 
     Args:
       x: an ``Array``, a tracer, a Python scalar, or anything NumPy sees as an array.

@@ -1,8 +1,8 @@
-"""The protocol between the core and whatever computes.
+"""Protocol between the core and the backends.
 
-Core, crossed at stage 8 (and by eager evaluation). Buffers, devices, streams and asynchrony live
-behind ``Backend``: the core only moves opaque buffers from one call to the next. Implementations
-are in ``kernels/`` and register themselves here; the first one registered is the default.
+Core, crossed at stage 8 and by eager evaluation. ``Backend`` hides buffers, devices, streams and asynchrony:
+the core only passes opaque buffers from one call to the next. Implementations live in ``kernels/`` and
+register themselves here; the first one registered is the default.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 
 Buffer = Any
-"""A backend's own handle of an array's storage."""
+"""A backend's handle to an array's storage."""
 
 
 class Executable(Protocol):
     """A compiled program: what ``Backend.compile`` returns."""
 
     def __call__(self, buffers: list[Buffer]) -> Sequence[Buffer]:
-        """Run on argument buffers, return output buffers. Empties the list, so that arguments can be freed early.
+        """Run on argument buffers and return output buffers; may return before completion.
 
-        May return before the work is done.
+        Empties the list, so that arguments can be freed early.
         """
 
     def source(self) -> str:
         """The generated program, for people to read."""
 
     def timings(self, buffers: Sequence[Buffer], repeats: int = 5) -> Sequence[Any]:
-        """Run step by step on argument buffers, which stay as they are: for each step its ``name`` and its ``ms``.
+        """Time each step on argument buffers, which stay valid: its ``name`` and ``ms``.
 
-        The steps are those of ``schedule``; of a program without one, its equations.
+        The steps are those of ``schedule``, or the equations of a program without one.
         """
 
 
 class Backend(Protocol):
-    """A place where arrays live and programs run."""
+    """Owner of arrays and executor of programs on one platform."""
 
     name: str
 
@@ -54,7 +54,7 @@ class Backend(Protocol):
         """A buffer with a copy of ``x``, which the caller may change afterwards."""
 
     def to_host(self, buffer: Buffer) -> np.ndarray:
-        """The values as a read-only NumPy array, when they are ready. May share memory."""
+        """The values as a read-only NumPy array, once ready. May share memory."""
 
     def block_until_ready(self, buffer: Buffer) -> None:
         """Wait until the buffer's value has been computed."""
@@ -67,31 +67,31 @@ class Backend(Protocol):
     def compile(self, jaxpr: Any, donated: Sequence[bool], budget: int | None = None) -> Executable:
         """Compile a jaxpr without constants; ``donated`` inputs may be overwritten.
 
-        ``budget`` is how many bytes its planned peak may be, on each device; None: as it comes.
+        ``budget`` is the peak memory per device, in bytes, that the plan must meet; None: no limit.
         """
 
     def chosen(self, jaxpr: Any) -> Any:
-        """The jaxpr with the variants that this backend prefers (``core/programs/alternatives.py``)."""
+        """The jaxpr with this backend's preferred variants (``programs/alternatives.py``)."""
 
     def claim(self, buffers: list[Buffer], donated: Sequence[bool]) -> None:
-        """Put a copy in the place of each donated buffer whose storage anybody sees besides one array and ``buffers``.
+        """Replace each donated buffer whose storage is shared by a copy.
 
         Args:
-          buffers: those of all arguments of a call: what is donated may be passed a second time.
+          buffers: the buffers of all arguments of a call; a donated one may occur twice.
         """
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where an array lies and programs run: ``cpu:0``, ``cuda:1``.
+    """Location of arrays and execution of programs: ``cpu:0``, ``cuda:1``.
 
-    Several devices that hold their arrays together are one ``Device`` too, of a class of their own.
+    Several devices that jointly hold arrays are a ``Device`` too, of a subclass.
 
     Attributes:
       platform: ``cpu`` or ``cuda``.
-      index: its number in its process.
-      process: the process that has it, if that is another one of the job than this.
-      joint: whether it is several devices together.
+      index: index within its process.
+      process: rank of the owning process, if it is not this one.
+      joint: True for several devices together.
     """
 
     platform: str
@@ -102,41 +102,42 @@ class Device:
 
     @property
     def process_index(self) -> int:
-        """The process that has it."""
+        """Rank of the owning process."""
         return process_info.current().index if self.process is None else self.process
 
     @property
     def id(self) -> int:
-        """Its number among the devices of all processes, which have one each; in a job of one, ``index``."""
+        """Global index over all processes (one device each), or ``index`` in a lone one."""
         return self.process_index if process_info.current().count > 1 else self.index
 
     @property
     def members(self) -> tuple[Device, ...]:
-        """The single devices that it consists of."""
+        """The single devices that it comprises."""
         return (self,)
 
     @property
     def own(self) -> Device:
-        """The first of these that is of this process."""
+        """The first of these that this process owns."""
         return self
 
     def layouts(self, values: Sequence[Any]) -> tuple:
-        """How each of these arguments lies on it, as far as programs depend on that: on one device in one way only."""
+        """The layouts of arguments, as far as programs depend on them."""
         return ()
 
     def local(
         self, jaxpr: Any, donated: Sequence[bool], layouts: tuple
     ) -> tuple[Any, Sequence[bool], Device]:
-        """What one of its members runs, for arguments that lie like this: the jaxpr, what is donated, the member."""
+        """The jaxpr, donation flags and device of one member, for these layouts."""
         return jaxpr, donated, self
 
     def local_program(self, program: Any, layouts: tuple) -> Any:
-        """The same of a compiled program."""
+        """The same for a compiled program."""
         return program
 
     def whole(self, buffer: Buffer) -> np.ndarray:
-        """The values of a buffer, for those who look at results. Of one that other processes have parts of they fetch
-        these: all processes call it together.
+        """All values of a buffer, for inspection.
+
+        Collective where other processes hold shards: all processes call it together.
         """
         return self.backend.to_host(buffer)
 
@@ -154,7 +155,7 @@ _backends: dict[str, Backend] = {}
 
 
 def register(name: str, factory: Callable[[], Backend]) -> None:
-    """Make a backend known; ``factory`` is called when it is first used."""
+    """Register a backend; ``factory`` is called at its first use."""
     _factories[name] = factory
 
 
@@ -177,7 +178,7 @@ def get(name: str | None = None) -> Backend:
 
 
 def all_devices(platform: str) -> list[Device]:
-    """The devices of a platform that the processes of the job have, in their order; of several processes one each.
+    """The devices of a platform over all processes, one per process if several.
 
     Raises:
       UnsupportedError: this process, one of several, simulates more than one device.
@@ -198,17 +199,17 @@ def all_devices(platform: str) -> list[Device]:
 
 
 def _own(devices: Sequence[Device]) -> Device:
-    """Of the devices that this process sees, its own: those of a host may see all GPUs, or only one each."""
+    """This process's own device: a process may see all GPUs of its host, or only one."""
     return devices[process_info.current().local_index % len(devices)]
 
 
 def _of_process(process: int, platform: str) -> Device:
-    """The device of another process, whose number there is not known here and does not matter."""
+    """A device of another process; its local index is unknown and irrelevant."""
     return Device(platform, 0, _Elsewhere(platform, process), process)  # type: ignore[arg-type]
 
 
 class _Elsewhere:
-    """Stands where a device of another process has its backend: nothing can be done there from here."""
+    """Stand-in for the backend of another process's device: every use raises."""
 
     def __init__(self, name: str, process: int):
         self.name, self._process = name, process
@@ -226,17 +227,17 @@ _default: dict[str, Device] = {}
 
 
 def join(us: process_info.Job) -> None:
-    """Make ``us`` what this process is."""
+    """Set this process's place in the job."""
     process_info.join(us)
     _default.clear()
 
 
 def default_device() -> Device:
-    """Where arrays are made when nothing says otherwise: ``config.default_device``, or the first of the CPU.
+    """Default placement of new arrays: ``config.default_device``, or ``cpu:0``.
 
     Raises:
-      UnsupportedError: it is of a platform that cannot be used here.
-      ValueRangeError: there is no such device.
+      UnsupportedError: its platform is not available here.
+      ValueRangeError: the device does not exist.
     """
     name = config.default_device
     found = _default.get(name)
@@ -246,7 +247,7 @@ def default_device() -> Device:
 
 
 def device_named(name: str) -> Device:
-    """The device called ``name``: ``cuda:1``; of a platform alone, its first, or the own one among processes."""
+    """The device of this name, as ``cuda:1``; a platform alone means its first."""
     platform, _, index = name.partition(":")
     devices = get(platform).devices()
     if not index:
@@ -262,7 +263,7 @@ _host: list[Device] = []
 
 
 def host_device() -> Device:
-    """Where numbers are kept until an operation takes them to its own device: the CPU."""
+    """Home of scalars until an operation moves them to its own device: the CPU."""
     if not _host:
         _host.append(get("cpu").devices()[0])
     return _host[0]

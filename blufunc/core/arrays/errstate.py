@@ -1,8 +1,8 @@
-"""Floating-point warnings off while NumPy computes for us, at next to no cost per call.
+"""Suppression of NumPy's floating-point warnings at almost no cost per call.
 
-Runtime support of stage 8. Arrays here follow IEEE: overflow is inf and 0/0 is NaN, without a
-warning. ``numpy.errstate`` costs a microsecond a use, as much as a small operation; running in a
-context in which it was set once costs a tenth of that, and leaves the user's own setting alone.
+Runtime support of stage 8. Arrays follow IEEE: overflow is inf and 0/0 is NaN, without a warning. A context
+in which ``numpy.errstate`` was entered once is ten times cheaper than entering it per call, and leaves the
+user's own setting alone.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def quietly(function: Callable, *args: Any) -> Any:
 
 
 def openly(function: Callable, *args: Any) -> Any:
-    """``quietly`` for what calls functions of the user's: these see the context variables of the caller."""
+    """``quietly`` for functions that call user code: it keeps its context variables."""
     with np.errstate(all="ignore"):
         return function(*args)

@@ -1,9 +1,9 @@
-"""Looking for the operation that made the first NaN (``config.debug_nans``, ``config.debug_infs``).
+"""Search for the first operation with a NaN (``debug_nans``, ``debug_infs``).
 
-Core, beside stage 8. A single operation is looked at when it is done. A compiled program is looked at by its results:
-where one has a NaN, the jaxpr runs once more, equation by equation, on the arguments that the program had. A NaN is
-followed from operand to result, so that the equation that is named is one that had none among its operands, and led to
-the result that has: a NaN that a ``where`` puts aside is no mistake.
+Core, at stage 8. Eager operations are checked when done. A compiled program is checked by its results: if one
+has a NaN, the jaxpr is rerun equation by equation on the same arguments. The search follows the NaN from
+operand to result. It reports the equation that produced it from finite operands, if it reaches a result: a
+NaN that ``where`` discards is no error.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, subjaxprs
 
 @dataclass
 class Origin:
-    """Where something that is not finite comes from.
+    """Origin of a non-finite value.
 
     Attributes:
       what: ``NaN`` or ``infinity``.
       result: the array that has it, on the host.
-      eqn: the equation that made it; None if it came in with an argument.
-      operands: of that equation, on the host.
-      argument: which argument it came with.
+      eqn: the equation that produced it; None if it came in with an argument.
+      operands: operands of that equation, on the host.
+      argument: the argument that it came with.
     """
 
     what: str
@@ -44,11 +44,11 @@ class Origin:
 
 
 class _Found(Exception):
-    """Ends the run of a body: ``args`` is the ``Origin``."""
+    """Ends the run of a body; ``args`` is the ``Origin``."""
 
 
 def wrong(x: np.ndarray) -> str:
-    """``NaN`` or ``infinity`` if an array has what the flags look for, otherwise nothing."""
+    """``NaN`` or ``infinity`` if an array has one that the flags look for, else ""."""
     if not (dtypes.is_floating(x.dtype) or dtypes.is_complex(x.dtype)):
         return ""
     if config.debug_nans and bool(np.isnan(x).any()):
@@ -69,7 +69,7 @@ def host(x: Array) -> np.ndarray:
 
 
 def check_operation(prim: Any, arrays: Sequence[Array], params: dict, results: Sequence[Array]) -> None:
-    """Look at the results of an operation that was just computed.
+    """Check the results of an operation that was just computed.
 
     Raises:
       NanError: one of them is not finite.
@@ -90,11 +90,11 @@ def check_operation(prim: Any, arrays: Sequence[Array], params: dict, results: S
 def check_program(
     name: str, jaxpr: Jaxpr, arrays: Sequence[Array], results: Sequence[Any], device: Any
 ) -> None:
-    """Look at the results of a program, and find where the first of them that is not finite comes from.
+    """Check a program's results; locate the origin of the first non-finite one.
 
     Args:
-      jaxpr: the program, its calls in place, and without what only reports values.
-      arrays: its arguments, as they were.
+      jaxpr: the program, with calls inlined and without reports.
+      arrays: its arguments, unchanged.
       results: buffers of the device.
     Raises:
       NanError: one of the results is not finite.
@@ -122,7 +122,7 @@ def check_program(
 
 
 class _Search:
-    """Runs jaxprs on a device, equation by equation, and remembers where what is not finite came from."""
+    """Equation-by-equation evaluator that tracks the origin of non-finite values."""
 
     def __init__(self, device: Any):
         self.device = device
@@ -137,7 +137,7 @@ class _Search:
                 origins[v] = Origin(what, host(x), argument=i)
         for eqn in jaxpr.eqns:
             if not eqn.outvars:
-                continue  # it only has effects, which are not to be had twice
+                continue  # only effects, which must not happen twice
             ins = [a.array if a.__class__ is Literal else env[a] for a in eqn.invars]
             outs = self.evaluate(eqn, ins)
             env.update(zip(eqn.outvars, outs, strict=True))
@@ -150,7 +150,7 @@ class _Search:
         return results, next(returned, None)
 
     def evaluate(self, eqn: Eqn, ins: Sequence[Array]) -> list[Array]:
-        """The results of one equation, with nothing looked at."""
+        """The results of one equation, unchecked."""
         avals = [v.aval for v in eqn.outvars]
         buffers = [a.buffer_on(self.device) for a in ins]
         outs = self.device.backend.run(eqn.prim, buffers, eqn.params, avals)
@@ -158,7 +158,7 @@ class _Search:
 
 
 def _deepest(origin: Origin) -> Origin:
-    """Of an equation that runs jaxprs, the equation in them: the bodies run on the host until one makes the first."""
+    """The origin inside an equation's jaxprs, whose bodies are rerun on the host."""
     eqn = origin.eqn
     assert eqn is not None
     if eqn.prim.reference is None or any(e.effects for j in subjaxprs(eqn.params) for e in j.eqns):
@@ -188,7 +188,7 @@ def _array(x: Any) -> Array:
     return Array(x, ShapedArray(x.shape, x.dtype), backend.host_device())
 
 
-# -- words -------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------
 
 
 def _error(name: str, origin: Origin, arg_names: Sequence[str]) -> errors.NanError:
@@ -225,7 +225,7 @@ _FIX_BACKWARD = (
 
 
 def _described(x: np.ndarray) -> str:
-    """What is wrong with an array: ``NaN: 2 of 6 elements of f32[2,3], the first at [0, 1]``."""
+    """Describe an array: ``NaN: 2 of 6 elements of f32[2,3], the first at [0, 1]``."""
     what = wrong(x)
     bad = np.isnan(x) if what == "NaN" else _isinf(x)
     kind = str(ShapedArray(x.shape, x.dtype))
@@ -236,7 +236,7 @@ def _described(x: np.ndarray) -> str:
 
 
 def _range(x: np.ndarray) -> str:
-    """An operand and the values that it has: ``f32[3] from -1 to 2``."""
+    """An operand and its range of values: ``f32[3] from -1 to 2``."""
     kind = str(ShapedArray(x.shape, x.dtype))
     if not x.size or dtypes.is_complex(x.dtype) or not dtypes.is_numeric(x.dtype):
         return kind

@@ -1,6 +1,6 @@
-"""The job: the processes that run one program together, as far as the core must know of them.
+"""The job: the processes that run one program together, as the core sees them.
 
-Core. ``parallel/runtime/bootstrap.py`` says which of them this one is; until then it is alone.
+Core. ``parallel/runtime/bootstrap.py`` sets this process's place; until then it is alone.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is among others.
+    """Place of a process in its job.
 
     Attributes:
-      index, count: its number, and how many there are.
-      local_index: its number among those of its host.
+      index, count: rank, and number of processes.
+      local_index: rank among the processes of its host.
     """
 
     index: int = 0
@@ -31,6 +31,6 @@ def current() -> Job:
 
 
 def join(job: Job) -> None:
-    """Make ``job`` that of this process."""
+    """Set the job of this process."""
     global _current
     _current = job

@@ -1,7 +1,7 @@
-"""Who holds a buffer: reference counts, by which a backend tells whether a donated array is alone with its memory.
+"""Reference counts of buffers: whether a donated array is the sole owner.
 
-Core, before stage 8. Many objects are counted in one pass, without Python for each: a step of training donates
-hundreds of arrays.
+Core, before stage 8. Many objects are counted in one pass without Python code per object: a training step
+donates hundreds of arrays.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def references(objects: Iterable[Any]) -> Iterator[int]:
-    """For each object how many refer to it, those included that do so while it is counted.
+    """The reference count of each object, including references of the count itself.
 
-    ``ALONE`` is what this tells of an object that one other refers to, if ``objects`` is an iterator of C's that
-    keeps none of them: ``compress``, ``map``.
+    ``ALONE`` is the count of an object with one other reference, if ``objects`` is a C iterator that holds no
+    references: ``compress``, ``map``.
     """
     return map(sys.getrefcount, objects)
 

@@ -1,8 +1,8 @@
-"""Abstract values: what is known of an array before it exists.
+"""Abstract values: shape, dtype and weakness of an array.
 
 Core, before tracing: tracers and jaxpr variables carry a ``ShapedArray``, and the abstract rules of
 primitives map ``ShapedArray`` to ``ShapedArray``. They are interned: equal avals are one object, so
-that comparing and hashing them (done at every dispatch) is comparing and hashing a pointer.
+comparison and hashing (at every dispatch) cost as much as for a pointer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ShapedArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the array takes."""
+        """Size of the array in bytes."""
         return self.size * self.dtype.itemsize
 
     def with_shape(self, shape: tuple[int, ...]) -> ShapedArray:
@@ -81,5 +81,5 @@ class ShapedArray:
         return ShapedArray(self.shape, dtypes.float0)
 
     def same_type(self, other: ShapedArray) -> bool:
-        """Whether shape and dtype agree, weakness aside."""
+        """True if shape and dtype agree; weakness is ignored."""
         return self is other or (self.shape == other.shape and self.dtype == other.dtype)

@@ -1,7 +1,7 @@
-"""Axes, sizes and shapes as users write them, checked and made plain: ints and tuples of int.
+"""Validation of user-given axes, sizes and shapes: ints and tuples of int.
 
-Core. Every function that takes an axis, a shape or sizes reads them here, so that all of them say the
-same about what they cannot use. ``name`` is the function and ``what`` the argument, for messages.
+Core. Every function that takes an axis, a shape or sizes reads them here, so that error messages agree.
+``name`` is the function and ``what`` the argument, for messages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from blufunc.core.ir import source
 
 
 def static_int(x: Any, name: str, what: str) -> int:
-    """A Python integer given as an option of a function."""
+    """A Python integer passed as an option of a function."""
     if x.__class__ is int:
         return x
     try:
         return int(operator.index(x))
-    except errors.ConcretizationError:  # a traced value, which says so itself
+    except errors.ConcretizationError:  # a traced value: its own error explains
         raise
     except TypeError:
         raise errors.ArgumentError(
@@ -30,7 +30,7 @@ def static_int(x: Any, name: str, what: str) -> int:
 
 
 def static_number(x: Any, name: str, what: str) -> int | float:
-    """A real Python or NumPy number given as an option of a function."""
+    """A real Python or NumPy scalar passed as an option of a function."""
     if isinstance(x, (int, float)):
         return x
     if isinstance(x, (np.integer, np.floating)):
@@ -41,7 +41,7 @@ def static_number(x: Any, name: str, what: str) -> int | float:
 
 
 def only_none(name: str, what: str, given: Any, why: str = "") -> None:
-    """Refuse an argument that JAX has for callers of NumPy's functions, and that nothing here can honour."""
+    """Reject an argument that exists only for compatibility with NumPy's signatures."""
     if given is not None and given is not False:
         raise errors.UnsupportedError(
             f"{name} does not support {what}=, here {given!r:.60}.",
@@ -52,7 +52,7 @@ def only_none(name: str, what: str, given: Any, why: str = "") -> None:
 
 
 def ints(xs: Any, name: str, what: str) -> tuple[int, ...]:
-    """Several Python integers, from any sequence of them."""
+    """A tuple of Python integers from any sequence."""
     if xs.__class__ is not tuple:
         xs = sequence(xs, name, what)
     for x in xs:
@@ -62,7 +62,7 @@ def ints(xs: Any, name: str, what: str) -> tuple[int, ...]:
 
 
 def axis_in(axis: Any, ndim: int, name: str) -> int:
-    """An axis as a number from 0 to ``ndim - 1``; negative ones count from the end."""
+    """An axis normalized to 0 .. ``ndim - 1``; negative ones count from the end."""
     a = static_int(axis, name, "axis")
     if not -ndim <= a < ndim:
         raise errors.ValueRangeError(
@@ -92,7 +92,7 @@ def axes_in(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
 
 
 def shape_of(shape: Any, name: str, open: bool = False) -> tuple[int, ...]:
-    """A shape given as an int or a sequence of int; with ``open`` a size may be -1, to be worked out."""
+    """A shape from an int or a sequence of int; ``open`` allows a size of -1."""
     if isinstance(shape, (tuple, list)):
         sizes = tuple([static_int(n, name, "a size") for n in shape])
     elif isinstance(shape, np.ndarray) and shape.ndim == 1:
@@ -109,7 +109,7 @@ def shape_of(shape: Any, name: str, open: bool = False) -> tuple[int, ...]:
 
 
 def sequence(xs: Any, name: str, what: str, of: str = "ints") -> tuple:
-    """The elements of a list, a tuple or whatever else can be run through, but no string or dict."""
+    """The elements of any iterable but a string or a dict."""
     try:
         if not isinstance(xs, (str, bytes, dict)):
             return tuple(xs)

@@ -1,7 +1,7 @@
-"""``check_jaxpr``: is a jaxpr well formed and well typed?
+"""``check_jaxpr``: verifier of well-formed, well-typed jaxprs.
 
-Core, after every stage in the tests (``config.check``). A failure is a mistake in a rule, a pass or
-a transform, never in the user's program.
+Core, after every stage in the tests (``config.check``). A failure is a bug in a rule, a pass or a transform,
+never in the user's program.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from blufunc.errors import JaxprTypeError
 
 
 def check_jaxpr(jaxpr: Jaxpr) -> None:
-    """Check scoping, single assignment, and every equation against its primitive's abstract rule.
+    """Check scoping, single assignment, and each equation against its abstract rule.
 
     Raises:
-      JaxprTypeError: naming the equation, with the whole jaxpr in its text.
+      JaxprTypeError: names the equation and prints the whole jaxpr.
     """
     bound: set[Var] = set()
 
@@ -51,7 +51,7 @@ def check_effects(before: Jaxpr, after: Jaxpr) -> None:
     """Check that a pass kept every equation with effects, in the same order.
 
     Raises:
-      JaxprTypeError: with both sequences in its text.
+      JaxprTypeError: prints both sequences.
     """
     old, new = (list(_effectful(j)) for j in (before, after))
     if old != new:
@@ -59,7 +59,7 @@ def check_effects(before: Jaxpr, after: Jaxpr) -> None:
 
 
 def _effectful(jaxpr: Jaxpr) -> Iterator[str]:
-    """The primitives with effects of their own, in order, through all calls."""
+    """The effectful primitives, in order, through all calls."""
     for eqn in jaxpr.eqns:
         if eqn.effects:
             inside = [name for sub in subjaxprs(eqn.params) for name in _effectful(sub)]

@@ -1,10 +1,10 @@
-"""The dtypes of blufunc, and how two of them meet.
+"""The dtypes of blufunc, and their promotion.
 
-Stands in core, before tracing. In come the spellings that users give (``'bfloat16'``, ``np.float32``,
-``int``), Python scalars and NumPy arrays; out go ``np.dtype`` objects and pairs ``(dtype, weak)``.
+Core, before tracing. In: the spellings that users give (``'bfloat16'``, ``np.float32``, ``int``), Python
+scalars and NumPy arrays. Out: ``np.dtype`` objects and pairs ``(dtype, weak)``.
 
-There is no x64 switch. What has no explicit dtype is 32-bit (``implicit``, ``scalar_dtype``,
-``canonical_numpy``); what was asked for is kept (``as_dtype``). ``promote`` is JAX's lattice under that
+There is no x64 switch. Values without an explicit dtype are 32-bit (``implicit``, ``scalar_dtype``,
+``canonical_numpy``); explicit dtypes are honoured (``as_dtype``). ``promote`` is JAX's lattice under that
 rule, which settles the two places where JAX consults its switch:
 
 - a result known only to be "some float" (``int64`` with a weak float, or with ``uint64``) is weak float32,
@@ -45,10 +45,10 @@ complex64: DType = np.dtype(np.complex64)
 complex128: DType = np.dtype(np.complex128)
 
 float0: DType = np.dtype([("float0", np.void, 0)])
-"""Tangent dtype of what has no derivative (integers, bools, keys). Holds no bytes."""
+"""Tangent dtype of non-differentiable values (integers, bools, keys): no bytes."""
 
 key: DType = np.dtype([("hi", "<u4"), ("lo", "<u4")])
-"""One threefry2x32 PRNG key: the element of a key array. No arithmetic is defined on it."""
+"""A threefry2x32 PRNG key: the element of a key array, without arithmetic."""
 
 _SIGNED = frozenset({int8, int16, int32, int64})
 _UNSIGNED = frozenset({uint8, uint16, uint32, uint64})
@@ -70,7 +70,7 @@ _SHORT_NAMES: dict[DType, str] = {
 }  # fmt: skip
 _OF_SHORT_NAMES = {name: d for d, name in _SHORT_NAMES.items()}
 ALL = frozenset(_SHORT_NAMES)
-"""Those that arrays may have, and ``float0``."""
+"""The dtypes of arrays, and ``float0``."""
 
 _SUPPORTED = (
     "bool, int8..64, uint8..64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, "
@@ -92,7 +92,7 @@ _specs: dict[Any, DType] = {
 
 
 def as_dtype(spec: Any) -> DType:
-    """The dtype that a user asked for by ``spec``; 64-bit is honoured.
+    """The dtype that a user requested by ``spec``; 64-bit is honoured.
 
     ``spec`` is a dtype, a NumPy or ml_dtypes scalar type, a name such as ``'bfloat16'``, or ``bool``,
     ``int``, ``float`` or ``complex``, which stand for bool, int32, float32 and complex64.
@@ -119,12 +119,12 @@ def _parse_spec(spec: Any) -> DType:
 
 
 def implicit(dtype: DType) -> DType:
-    """The dtype of a value of ``dtype`` that came without anyone asking for it: 32-bit in place of 64-bit."""
+    """The dtype for a value whose dtype was not requested: 64-bit becomes 32-bit."""
     return _IMPLICIT.get(dtype, dtype)
 
 
 def short_name(dtype: DType) -> str:
-    """``f32``, ``bf16``, ``i32``, ``key<fry>`` ...: the name in printed jaxprs and error messages."""
+    """The name in printed jaxprs and messages: ``f32``, ``bf16``, ``key<fry>``."""
     return _SHORT_NAMES.get(dtype) or str(dtype)
 
 
@@ -156,7 +156,7 @@ def is_complex(dtype: DType) -> bool:
 
 
 def is_inexact(dtype: DType) -> bool:
-    """Floating or complex: what has a derivative."""
+    """Floating or complex, that is, differentiable."""
     return dtype in _INEXACT
 
 
@@ -170,7 +170,7 @@ def is_numeric(dtype: DType) -> bool:
 
 
 def finfo(dtype: Any) -> Any:
-    """Limits of a floating dtype, or of the parts of a complex one: ``eps``, ``max``, ``tiny``, ``bits``."""
+    """Limits of a floating or complex dtype: ``eps``, ``max``, ``tiny``, ``bits``."""
     dtype = as_dtype(dtype)
     if dtype not in _INEXACT:
         raise DtypeError(f"finfo needs a floating or complex dtype, not {dtype}", fix="iinfo(dtype)")
@@ -249,9 +249,9 @@ _promoted: dict[tuple[Weak, ...] | frozenset[Weak], Weak] = {}
 
 
 def promote(*pairs: Weak) -> Weak:
-    """The dtype and weakness of arithmetic between operands of the given ``(dtype, weak)``.
+    """The dtype and weakness of arithmetic on operands of these ``(dtype, weak)``.
 
-    Raises DtypeError where there is none: keys, float0, and 8-bit floats beside other floats.
+    Raises DtypeError where there is none: keys, float0, and 8-bit floats with other floats.
     """
     memo_key = pairs if len(pairs) <= 2 else frozenset(pairs)
     result = _promoted.get(memo_key)
@@ -296,7 +296,7 @@ _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 
 
 def scalar_dtype(x: Any) -> Weak:
-    """``(dtype, weak)`` of a Python bool, int, float or complex that was given without a dtype."""
+    """``(dtype, weak)`` of a Python bool, int, float or complex."""
     pair = _SCALARS.get(type(x))
     if pair is None:
         pair = _scalar_subclass(x)
@@ -322,7 +322,7 @@ def _scalar_subclass(x: Any) -> Weak:
 
 
 def canonical_numpy(x: np.ndarray[Any, Any] | np.generic) -> np.ndarray[Any, Any]:
-    """``x`` as an array that blufunc can hold, 32-bit where it was 64-bit, copied only if that changes it.
+    """``x`` as an array that blufunc can hold: 64-bit becomes 32-bit.
 
     float64 values beyond float32 become infinite, as in any such conversion; integers that do not fit raise.
     """

@@ -1,9 +1,8 @@
 """The intermediate representation: a jaxpr is a typed, ordered list of equations.
 
-Core; comes out of stage 1 (``core/programs/stage.py``), goes through every later stage. There is one class.
-Variables are compared by identity. Constants are attached to the jaxpr that tracing produced; a
-jaxpr that is a parameter of an equation (the body of a ``scan``) has none: its constants were
-hoisted to arguments of the equation.
+Core; produced by stage 1 (``core/programs/stage.py``), and transformed by every later stage. Variables are
+compared by identity. Constants are attached to the jaxpr that tracing produced. A jaxpr that is a parameter
+of an equation (the body of a ``scan``) has none: its constants were hoisted to arguments.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from blufunc.core.ir import source as source_lib
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.trace import state
 
-# -- keys of parameters: ``exact`` tells apart what ``==`` does not, as 1 and True ------------------
+# -- keys of parameters: ``exact`` distinguishes values that ``==`` does not, as 1 and True ---------
 
 
 _NUMBERS = bool, int, float, complex, np.generic
 
 
 def exact(value: Any) -> Any:
-    """A key that tells numbers apart by class and sign: by themselves, and in tuples, frozensets and dataclasses."""
+    """A key that distinguishes scalars by class and sign, also inside containers."""
     if isinstance(value, _NUMBERS):
         return (value.__class__, repr(value))
     if isinstance(value, tuple):
         return (value.__class__, *map(exact, value))
     if isinstance(value, frozenset):
         return (value.__class__, frozenset(map(exact, value)))
-    made = getattr(value.__class__, "__dataclass_params__", None)
-    if made is None or not made.eq:
+    options = getattr(value.__class__, "__dataclass_params__", None)
+    if options is None or not options.eq:
         return value
     fields = [exact(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare]
     key = (value.__class__, value, *fields)
@@ -48,16 +47,16 @@ def exact(value: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are equal, and ``exact`` of them too."""
+    """True if two values and their ``exact`` keys are equal."""
     if a is b:
         return True
     if a.__class__ is tuple is b.__class__ and len(a) == len(b) and all(map(operator.is_, a, b)):
-        return True  # the most frequent case, at the speed of C
+        return True  # the most frequent case, in C
     return bool(a == b) and exact(a) == exact(b)
 
 
 def shown(key: Any) -> str:
-    """The value that ``exact`` made a key of, as it is written."""
+    """The printed form of a value that ``exact`` made a key of."""
     if not isinstance(key, tuple):
         return repr(key)
     kind, first, *rest = (*key, None) if len(key) == 1 else key
@@ -85,13 +84,13 @@ class Var:
 
 
 class DropVar(Var):
-    """The output of an equation that nobody reads; printed as ``_``."""
+    """An output that is never read; printed as ``_``."""
 
     __slots__ = ()
 
 
 class Literal:
-    """A rank-0 constant written in the place of a variable."""
+    """A rank-0 constant in the place of a variable."""
 
     __slots__ = ("array", "aval")
 
@@ -112,7 +111,7 @@ Atom = Var | Literal
 
 
 class Eqn:
-    """One equation: ``outvars = prim[params](*invars)``, made at the user's line ``source``."""
+    """One equation, ``outvars = prim[params](*invars)``, from the line ``source``."""
 
     __slots__ = ("invars", "outvars", "params", "prim", "source")
 
@@ -125,12 +124,12 @@ class Eqn:
 
     @property
     def effects(self) -> frozenset[str]:
-        """What the equation does besides computing its outputs."""
+        """The effects of the equation besides its outputs."""
         return self.prim.effects_of(self.params)
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """The ``named_scope`` blocks that it was made in, outermost first, up to the jaxpr that it stands in."""
+        """The enclosing ``named_scope`` names, outermost first, within its jaxpr."""
         return source_lib.scopes_of(self.source)
 
     def with_vars(self, invars: Sequence[Atom], outvars: Sequence[Var]) -> Eqn:
@@ -138,7 +137,7 @@ class Eqn:
         return Eqn(self.prim, invars, outvars, self.params, self.source)
 
     def with_invars(self, invars: Sequence[Atom]) -> Eqn:
-        """The same on other operands: this very equation where they are the same."""
+        """The same equation on other operands; itself if they are unchanged."""
         same = all(map(operator.is_, invars, self.invars))
         return self if same else Eqn(self.prim, invars, self.outvars, self.params, self.source)
 
@@ -150,18 +149,16 @@ _SCOPES = "memos of scopes"
 
 
 class Jaxpr:
-    """A pure function as a list of equations in order of dependence.
-
-    Never changed once made: passes and transforms make new ones.
+    """A pure function as a list of equations in order of dependence. Immutable.
 
     Attributes:
       constvars, consts: variables bound to attached constant values.
       invars: the parameters.
       eqns: the equations.
-      outvars: what it returns.
+      outvars: the results.
       name: the function it came from.
       arg_names: for each invar, the path of the user's argument, or "".
-      memo: results of transforms of this very jaxpr, kept as long as it lives.
+      memo: memoized results of transforms of this jaxpr, kept as long as it lives.
     """
 
     __slots__ = (
@@ -211,14 +208,14 @@ class Jaxpr:
 
     @property
     def effects(self) -> frozenset[str]:
-        """The effects of all equations."""
+        """The union of the effects of all equations."""
         if self._effects is None:
             self._effects = frozenset().union(*[e.effects for e in self.eqns])
         return self._effects
 
     @property
     def named_axes(self) -> frozenset[str]:
-        """The named axes that collectives in it refer to."""
+        """The named axes of the collectives in it."""
         if self._named_axes is None:
             self._named_axes = frozenset().union(*[named_axes(e.prim, e.params) for e in self.eqns])
         return self._named_axes
@@ -237,7 +234,7 @@ class Jaxpr:
         return closed, self.consts
 
     def memoised(self, key: Any, make: Callable[[], Any]) -> Any:
-        """``make()``, computed once for this jaxpr, ``key``, and the rules that are in force."""
+        """``make()``, memoized per jaxpr, ``key``, and rules in force."""
         memo = self._memo_of(state.context) if state.context else self.memo
         found = memo.get(key)
         if found is None:
@@ -245,7 +242,7 @@ class Jaxpr:
         return found
 
     def _memo_of(self, context: tuple) -> dict:
-        """The memo of a scope; those of the last few are kept, as there may be no end of them."""
+        """The memo of a scope; bounded to the last few scopes."""
         scopes = self.memo.setdefault(_SCOPES, {})
         memo = scopes[context] = scopes.pop(context, {})
         if len(scopes) > 16:
@@ -261,8 +258,8 @@ class Jaxpr:
 def eval_jaxpr(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """Apply ``jaxpr`` to values under the current trace, equation by equation.
 
-    This is how every transform of a jaxpr works: it evaluates the jaxpr with its trace current.
-    Equations keep the user's lines that they had.
+    Every transform of a jaxpr works this way: it evaluates the jaxpr with its trace current. Equations keep
+    the user's lines.
     """
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
@@ -282,7 +279,7 @@ def eval_jaxpr(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
 
 
 def named_axes(prim: Any, params: dict[str, Any]) -> frozenset[str]:
-    """The named axes that one use of a primitive refers to, itself or in the jaxprs that it runs."""
+    """The named axes that one use of a primitive refers to, its jaxprs included."""
     return frozenset(prim.axes_of(params)).union(*[j.named_axes for j in subjaxprs(params)])
 
 
@@ -296,7 +293,7 @@ def subjaxprs(params: dict[str, Any]) -> Iterable[Jaxpr]:
 
 
 def map_jaxprs(change: Callable[[Jaxpr], Jaxpr], params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of an equation with each jaxpr among them changed."""
+    """The parameters of an equation with ``change`` applied to each jaxpr."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, Jaxpr):
@@ -309,12 +306,12 @@ def map_jaxprs(change: Callable[[Jaxpr], Jaxpr], params: dict[str, Any]) -> dict
 
 
 def communicates(eqn: Eqn) -> bool:
-    """True if ranks communicate in an equation, or in a jaxpr that it runs."""
+    """True if an equation, or a jaxpr that it runs, has a collective."""
     if eqn.prim.kind == "collective" and eqn.prim.communicates:  # type: ignore[attr-defined]
         return True
     return any(map(communicates, itertools.chain.from_iterable(j.eqns for j in subjaxprs(eqn.params))))
 
 
 def line_of(eqn: Eqn) -> str:
-    """The user's line of an equation: of one that a derivative made, the forward line, marked."""
+    """The user's line of an equation; for a derivative the forward line, marked."""
     return source_lib.summary(eqn.source) + (" backward" if source_lib.is_backward(eqn.source) else "")

@@ -1,8 +1,8 @@
-"""Stable text for jaxprs: what ``print(jaxpr)`` and the golden files show.
+"""Stable text of jaxprs, as ``print(jaxpr)`` and the golden files show it.
 
-Core, beside every stage. Names go a, b, ..., z, aa, ... in order of appearance, so the text depends
-only on the program. Jaxprs inside parameters are printed indented below their equation. Works on
-the shape of the objects alone, so that the IR itself can use it.
+Core, at every stage. Names go a, b, ..., z, aa, ... in order of appearance, so the text depends only on the
+program. Jaxprs inside parameters are printed indented below their equation. The IR itself uses it, so it
+relies on duck typing only.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def to_text(
 
     Args:
       lines: whether to end each equation with the user's line.
-      indent: what to put before each line.
-      names: naming of variables, shared with the text around.
+      indent: prefix of each line.
+      names: naming of variables, shared with the surrounding text.
     """
     name = names or _namer()
     params = " ".join(f"{name(v)}:{v.aval}" for v in jaxpr.invars)
@@ -69,7 +69,7 @@ def _atom(atom: Any, name: Callable[[Any], str]) -> str:
 
 
 def scalar_text(value: Any) -> str:
-    """A scalar as short as it can be read back."""
+    """The shortest text of a scalar that reads back equal."""
     if dtypes.is_key(value.dtype):
         return f"key({int(value['hi'])}, {int(value['lo'])})"
     return repr(value.item())

@@ -1,10 +1,9 @@
 """User source lines, for equations and error messages.
 
-Core, before tracing: a staged equation or an error asks here for the innermost frame that is not
-ours, and gets a ``Source``. Capture happens for every equation, so it must be cheap: the frame's
-code object and instruction index are kept, and the line is only worked out when somebody reads it.
-A source also carries the names of the scopes (``named_scope``) that were open, so that every transform that
-keeps the lines of equations keeps their scopes.
+Core, before tracing: a staged equation or an error asks here for the innermost frame outside blufunc, and
+gets a ``Source``. Capture runs for every equation and must be cheap: it stores the frame's code object and
+instruction index, and computes the line lazily. A source also carries the open scopes (``named_scope``), so
+transforms that keep lines keep scopes.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from blufunc.errors import BlufuncError
 
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _STDLIB_WRAPPERS = ("functools.py", "contextlib.py")
-_is_internal: dict[str, bool] = {}  # file name -> whether the file is part of blufunc
+_is_internal: dict[str, bool] = {}  # file name -> True for files of blufunc
 
 Source = tuple[CodeType, int] | tuple[CodeType, int, tuple[str, ...]]
-"""A code object, the index of the instruction in it that was running, and the scopes that were open, if any."""
+"""Code object, index of the running instruction, and the open scopes, if any."""
 
 
 class _Open(threading.local):
     scopes: tuple[str, ...] = ()
 
 
-_opened = _Open()  # the scopes of the code that runs, outermost first
-# Whether anybody ever opened one: without, an equation costs the look at a global, not at a thread-local.
+_opened = _Open()  # the open scopes of the running code, outermost first
+# Whether any scope was ever opened: until then, an equation reads a global instead of a thread-local.
 _scopes_in_use = False
 
 
@@ -43,30 +42,29 @@ class _Replay(threading.local):
 
 
 replay = _Replay()
-"""While a transform replays equations, ``replay.line`` is that of the equation at hand: what is made of it, and what
-goes wrong with it, belongs there and not to the line that called the transform."""
+"""Line of the equation being replayed, which its new equations and errors get."""
 
 
 class Backward(tuple):
-    """A ``Source`` of what transposition made of the equation that was written there."""
+    """A ``Source`` of an equation made by transposition of the one written there."""
 
     __slots__ = ()
 
 
 def backward(source: Source | None) -> Source | None:
-    """``source``, as that of a part of the backward pass."""
+    """``source``, marked as part of the backward pass."""
     return source if source is None else Backward(source)  # type: ignore[return-value]
 
 
 def is_backward(source: Source | None) -> bool:
-    """Whether what has this source was made by transposing what the user wrote."""
+    """True if an equation with this source was made by transposition."""
     return source.__class__ is Backward
 
 
 class own_lines:
-    """Context manager for code of the user's that runs during a replay, as a rule: there its own lines count.
+    """Context manager for user code that runs during a replay: its own lines count.
 
-    The scopes of the equation that is replayed stay open.
+    The scopes of the replayed equation stay open.
     """
 
     __slots__ = ("replayed", "scopes")
@@ -81,7 +79,7 @@ class own_lines:
 
 
 def open_scopes(scopes: tuple[str, ...]) -> tuple[str, ...]:
-    """Make ``scopes`` those of the code that runs from here on in this thread; returns what they were."""
+    """Set the open scopes of this thread; returns the previous ones."""
     global _scopes_in_use
     before, _opened.scopes = _opened.scopes, scopes
     _scopes_in_use = _scopes_in_use or bool(scopes)
@@ -89,14 +87,14 @@ def open_scopes(scopes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def placed_again(source: Source | None) -> Source | None:
-    """The source of an equation that was made apart, as it would be had it been made by the code that runs now."""
+    """The source of an equation staged elsewhere, moved to the current replay."""
     return within(_opened.scopes, source) if replay.line is None else replay.line
 
 
 def _classify(filename: str) -> bool:
     internal = filename.startswith("<blufunc") or os.path.abspath(filename).startswith(
         _PACKAGE
-    )  # a program, or ours
+    )  # a program, or blufunc's own code
     internal = internal or (
         os.path.basename(filename) in _STDLIB_WRAPPERS
         and os.path.dirname(filename) == os.path.dirname(os.__file__)
@@ -106,7 +104,7 @@ def _classify(filename: str) -> bool:
 
 
 def current() -> Source | None:
-    """The innermost frame outside blufunc that led here, or None if there is none."""
+    """The innermost frame outside blufunc, or None."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -128,7 +126,7 @@ def scopes_of(source: Source | None) -> tuple[str, ...]:
 
 
 def within(scopes: tuple[str, ...], source: Source | None) -> Source | None:
-    """``source`` with ``scopes`` around those that it has."""
+    """``source`` with ``scopes`` around its own."""
     if not scopes or source is None:
         return source
     moved = source[0], source[1], scopes + scopes_of(source)
@@ -142,8 +140,9 @@ def line_of(source: Source) -> int:
 
 
 def position_of(source: Source) -> tuple[int | None, ...]:
-    """The first and last line of ``source``, and its first and last column: where its instruction was specialised, as
-    interpreters do with what runs often, it is another one, at the same position.
+    """First and last line, and first and last column.
+
+    Interpreters specialize hot instructions, at the same position, so positions are compared.
     """
     code, lasti = source[:2]
     return _positions(code)[lasti // 2]
@@ -161,7 +160,7 @@ def _positions(code: CodeType) -> list[tuple[int | None, ...]]:
 
 
 def summary(source: Source | None) -> str:
-    """``file.py:12 (function)``, with the file's base name: short enough for a column; then ``in outer/inner``."""
+    """``file.py:12 (function)``, with the file's base name; then ``in outer/inner``."""
     if source is None:
         return "<unknown>"
     code, scopes = source[0], scopes_of(source)
@@ -170,7 +169,7 @@ def summary(source: Source | None) -> str:
 
 
 def describe(source: Source | None) -> str | None:
-    """``path/file.py:12 (function): the line's text``, or None where the frame is not known."""
+    """``path/file.py:12 (function): source line``, or None if the frame is unknown."""
     if source is None:
         return None
     code, line = source[0], line_of(source)
@@ -179,12 +178,12 @@ def describe(source: Source | None) -> str | None:
 
 
 def here() -> str | None:
-    """Where the user's code is, for error messages: the line that is replayed, or else the one that runs."""
+    """The user's line for error messages: the replayed line, or else the running one."""
     return describe(replay.line or current())
 
 
 def at(line: Source | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, with ``line`` as the user's line for all that runs in it: errors, records, reports."""
+    """``function``, with ``line`` as the user's line in errors and reports."""
 
     def run(*args: Any) -> Any:
         before, replay.line = replay.line, line
@@ -197,7 +196,7 @@ def at(line: Source | None, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def located(error: BlufuncError) -> BlufuncError:
-    """The error with the user's line, if it was raised by what knows nothing of lines."""
+    """The error with the user's line added, if it has none."""
     if error.where or not (where := here()):
         return error
     return type(error)(error.what, where=where, why=error.why, fix=error.fix)

@@ -1,9 +1,9 @@
 """Tracing without a stack: one current trace, and tracers that know theirs.
 
-Core, stage 1 of a program's path. ``Primitive.bind`` hands every operation to the current trace.
-A transform makes a trace, sets it current while the user's function runs, and while one of its own
-rules runs it sets its parent current, so that whatever the rule computes is seen by the transforms
-outside it. A tracer belongs to a trace by identity; to every other trace it is a constant.
+Core, stage 1 of a program's path. ``Primitive.bind`` passes every operation to the current trace. A transform
+makes its trace current while the user's function runs. While one of its rules runs, its parent is current, so
+that outer transforms see the operations of the rule. A tracer belongs to a trace by identity; to every other
+trace it is a constant.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Value:
-    """What user functions compute with: an ``Array`` or a ``Tracer``."""
+    """Operand type of user functions: an ``Array`` or a ``Tracer``."""
 
     __slots__ = ()
     aval: ShapedArray
-    __array_priority__ = 100  # NumPy arrays on the left hand side defer to our operators
+    __array_priority__ = 100  # NumPy arrays on the left-hand side defer to these operators
 
     if TYPE_CHECKING:  # operators and methods that blufunc.numpy installs
 
@@ -91,7 +91,7 @@ class Value:
 
     @property
     def weak_type(self) -> bool:
-        """Whether the dtype came from a Python scalar and gives way in promotion."""
+        """True if the dtype came from a Python scalar and yields in promotion."""
         return self.aval.weak_type
 
     def __setitem__(self, index, value) -> NoReturn:
@@ -126,9 +126,9 @@ class Trace:
         raise NotImplementedError
 
     def typed(self, fun: Callable, primals: Sequence[Any]) -> Callable:
-        """``fun`` ready to be differentiated at ``primals``, inside of a ``shard_map``.
+        """``fun`` ready to be differentiated at ``primals``, inside a ``shard_map``.
 
-        There values have types over the axes of the mesh, and the casts that these need must be in the function
+        There values have types over the mesh axes, and the casts that these need must be in the function
         before it is differentiated. The trace of the ``shard_map`` knows the types.
         """
         raise errors.UnsupportedError(
@@ -139,12 +139,12 @@ class Trace:
         )
 
     def invalidate(self) -> None:
-        """End the trace: its tracers may not be used from here on."""
+        """End the trace: later uses of its tracers raise."""
         self.alive = False
 
 
 class EvalTrace(Trace):
-    """The outermost trace: it computes."""
+    """The outermost trace, which evaluates eagerly."""
 
     __slots__ = ()
     name = "eval"
@@ -153,7 +153,7 @@ class EvalTrace(Trace):
         return prim.evaluate(args, params)
 
     def typed(self, fun, primals):
-        return fun  # known values are the same everywhere
+        return fun  # concrete values are replicated
 
 
 EVAL = EvalTrace()
@@ -161,7 +161,7 @@ EVAL = EvalTrace()
 
 class _State(threading.local):
     trace: Trace = EVAL
-    context: tuple = ()  # what a trace depends on besides its arguments: named axes, overridden rules
+    context: tuple = ()  # dependencies of a trace besides its arguments: named axes, overridden rules
 
 
 state = _State()
@@ -185,7 +185,7 @@ class set_trace:
 
 
 class new_trace(set_trace):
-    """Like ``set_trace``, and ends the trace when its block ends, so that leaked tracers are found."""
+    """``set_trace`` that ends the trace with its block, to detect leaked tracers."""
 
     __slots__ = ()
 
@@ -268,7 +268,7 @@ class Tracer(Value):
 
 
 def leak_error(tracer: Tracer) -> errors.LeakedTracerError:
-    """The error for a tracer whose trace has ended, or that reached an evaluation outside of it."""
+    """The error for a tracer used after its trace ended, or outside of it."""
     if tracer.trace.alive:
         return errors.LeakedTracerError(
             f"{tracer._origin()} ({tracer.aval}) is traced by {tracer.trace.name}, and was used where that trace "

@@ -1,8 +1,7 @@
-"""A barrier to simplification: values that a program may not compute away.
+"""Optimization barrier: values that simplification must not remove or merge.
 
-Core operation. In come several values of any types, out come the same; but passes neither merge two barriers, nor fold
-one, nor look through it. It is the identity to every transform, which puts barriers of its own on tangents and
-cotangents.
+Core operation. In: several values of any types. Out: the same values; passes neither merge two barriers, nor fold
+one, nor look through it. It is the identity to every transform, which adds barriers on tangents and cotangents.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from blufunc.core.pytree import tree
 
 
 class _OptimizationBarrier(Primitive):
-    """All operands, as they are."""
+    """All operands, unchanged."""
 
     name, kind, multiple_results, opaque = "optimization_barrier", "barrier", True, True
 
@@ -50,7 +49,7 @@ optimization_barrier_p = _OptimizationBarrier()
 
 
 def optimization_barrier(operand: Any, /) -> Any:
-    """A pytree of arrays, as it is; what is computed from it is not merged with what is computed without it.
+    """A pytree of arrays, unchanged; uses are not merged with the originals' uses.
 
     Raises:
       ArgumentError: a leaf is no array or number.

@@ -1,8 +1,8 @@
-"""``conv_general_dilated``: sums of products of windows and a kernel, over any number of spatial axes.
+"""``conv_general_dilated``: convolutions over any number of spatial axes.
 
-Core operations, above ``sliding``, which knows where windows start. The NumPy definition is in ``correlation``.
-Transposes are convolutions again, with strides and dilations exchanged; a batch axis becomes part of the batch,
-of the features, or a further group of features, so that derivatives and ``vmap`` need no other primitive.
+Core operations, above ``sliding``, which computes window positions. The NumPy definition is in
+``correlation``. Transposes are convolutions too, with strides and dilations swapped. A batch axis joins the
+batch, the features, or the feature groups, so that derivatives and ``vmap`` need no other primitive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from blufunc.core.primitives.tangents import Zero, is_linear
 
 @dataclass(frozen=True, slots=True)
 class ConvDimensionNumbers:
-    """Where the axes of a convolution stand.
+    """Axis order of a convolution's operands and result.
 
     Attributes:
       lhs_spec: the axes of the operand that are batch, features, and then each spatial axis.
@@ -59,13 +59,13 @@ class ConvDimensionNumbers:
 
 
 class _ConvGeneralDilated(Primitive):
-    """Windows of the lhs times the kernel; see ``conv_general_dilated``."""
+    """Sliding-window dot products with a kernel; see ``conv_general_dilated``."""
 
     name, kind, fresh = "conv_general_dilated", "contract", True
     linear, autocast_class = EITHER, "low"
 
     def flops(self, lhs, rhs, **params) -> int:
-        # a kernel has an axis of output features; its other axes are the terms of one element
+        # besides output features, the axes of a kernel are the terms of one result element
         terms = rhs.size // max(1, rhs.shape[params["dimension_numbers"].rhs_spec[0]])
         return 2 * terms * self.abstract(lhs, rhs, **params).size * (4 if dtypes.is_complex(lhs.dtype) else 1)
 
@@ -91,7 +91,7 @@ class _ConvGeneralDilated(Primitive):
         )
         if compute == out:
             return result
-        if dtypes.is_integer(out):  # by way of int64, so that what does not fit wraps as it would in out
+        if dtypes.is_integer(out):  # through int64, so that overflow wraps as in out
             result = result.astype(np.int64)
         return result.astype(out)
 
@@ -144,9 +144,9 @@ class _ConvGeneralDilated(Primitive):
         (lhs, rhs), (dl, dr) = args, dims
         d, b = dimension_numbers, axis.size
         features, batches = feature_group_count, batch_group_count
-        # where the batch axis goes, and the groups of that axis that stay outside of it
+        # position of the batch axis, and the groups of that axis that stay outside of it
         to, outer = 1, 1
-        if dl is not None and dr is not None:  # every example has a kernel of its own: one more group
+        if dl is not None and dr is not None:  # every example has its own kernel: one more group dimension
             if batches > 1:
                 lhs, batches = _fold(lhs, dl, d.lhs_spec[0], 1), batches * b
             else:
@@ -176,7 +176,7 @@ conv_general_dilated_p = _ConvGeneralDilated()
 
 def _lhs_cotangent(ct, rhs, aval, *, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers,
                    feature_group_count, batch_group_count, precision, preferred_element_type):  # fmt: skip
-    """The cotangent convolved with the kernel turned around, whose two feature axes change places."""
+    """The cotangent convolved with the reversed kernel, feature axes swapped."""
     d = dimension_numbers
     groups = feature_group_count * batch_group_count
     out_axis, in_axis, *spatial = d.rhs_spec
@@ -203,19 +203,19 @@ def _lhs_cotangent(ct, rhs, aval, *, window_strides, padding, lhs_dilation, rhs_
         precision=precision,
         preferred_element_type=None if ct.dtype == aval.dtype else aval.dtype,
     )
-    # groups of the batch come out as groups of features
+    # batch groups come out as feature groups
     return _move_groups(out, batch_group_count, d.lhs_spec[1], d.lhs_spec[0])
 
 
 def _rhs_cotangent(ct, lhs, aval, *, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers,
                    feature_group_count, batch_group_count, precision, preferred_element_type):  # fmt: skip
-    """The lhs convolved with the cotangent: batch and features change places, and strides and window dilations."""
+    """The lhs convolved with the cotangent; batch/features and strides/dilations swap."""
     d = dimension_numbers
     pads = []
     for x, k, o, s, (low, _), ld, rd in zip(
         d.lhs_spec[2:], d.rhs_spec[2:], d.out_spec[2:], window_strides, padding, lhs_dilation, rhs_dilation, strict=True
     ):  # fmt: skip
-        # as many windows of the size of the result as the kernel has elements
+        # one window, of the size of the result, per kernel element
         reach = dilated(aval.shape[k], rd) + dilated(ct.aval.shape[o], s) - 1
         pads.append((low, reach - dilated(lhs.aval.shape[x], ld) - low))
     return conv_general_dilated_p.bind(
@@ -236,24 +236,24 @@ def _rhs_cotangent(ct, lhs, aval, *, window_strides, padding, lhs_dilation, rhs_
 
 
 def _swapped(spec: Ints) -> Ints:
-    """A layout with its first two axes exchanged."""
+    """A layout with its first two axes swapped."""
     return (spec[1], spec[0], *spec[2:])
 
 
 def _split(x: Any, axis: int, sizes: Ints) -> Any:
-    """``x`` with one axis written as several."""
+    """``x`` with one axis split into several."""
     return reshape(x, x.aval.shape[:axis] + sizes + x.aval.shape[axis + 1 :])
 
 
 def _merge(x: Any, axis: int, n: int) -> Any:
-    """``x`` with ``n`` neighbouring axes from ``axis`` on written as one."""
+    """``x`` with ``n`` adjacent axes from ``axis`` on merged into one."""
     shape = x.aval.shape
     size = functools.reduce(lambda a, b: a * b, shape[axis : axis + n])
     return reshape(x, shape[:axis] + (size,) + shape[axis + n :])
 
 
 def _move_groups(x: Any, groups: int, src: int, dst: int) -> Any:
-    """``x`` with the groups of its axis ``src`` as groups of its axis ``dst``, in both the outer part."""
+    """Move the groups of axis ``src`` to axis ``dst``, as the outer part of both."""
     if groups == 1:
         return x
     x = _split(x, src, (groups, x.aval.shape[src] // groups))
@@ -261,8 +261,8 @@ def _move_groups(x: Any, groups: int, src: int, dst: int) -> Any:
 
 
 def _fold(x: Any, d: int, axis: int, groups: int) -> Any:
-    """``x`` with its batch axis ``d`` made part of ``axis`` (counted without it), inside of that axis' groups."""
-    x = move_dim(x, d, axis)  # stands in front of the axis
+    """Merge batch axis ``d`` into ``axis`` (counted without it), within each group."""
+    x = move_dim(x, d, axis)  # precedes the axis
     if groups == 1:
         return _merge(x, axis, 2)
     x = _split(x, axis + 1, (groups, x.aval.shape[axis + 1] // groups))
@@ -270,7 +270,7 @@ def _fold(x: Any, d: int, axis: int, groups: int) -> Any:
 
 
 def _unfold(x: Any, axis: int, groups: int, size: int) -> Any:
-    """The reverse of ``_fold``, with the batch axis in front."""
+    """The inverse of ``_fold``, with the batch axis in front."""
     x = _split(x, axis, (groups, size, x.aval.shape[axis] // (groups * size)))
     return _merge(move_dim(x, axis + 1, 0), axis + 1, 2)
 
@@ -281,7 +281,7 @@ _PRECISIONS = (None, "default", "high", "highest", "fastest")
 
 
 def check_layout(d: ConvDimensionNumbers, lhs_shape: Ints, rhs_shape: Ints) -> None:
-    """Raise ShapeError unless the operands are of one rank, and the dimension numbers name all of their axes."""
+    """Raise ShapeError unless ranks agree and the dimension numbers name all axes."""
     ndim = len(lhs_shape)
     if len(rhs_shape) != ndim or ndim < 2:
         raise errors.ShapeError(
@@ -299,7 +299,7 @@ def check_layout(d: ConvDimensionNumbers, lhs_shape: Ints, rhs_shape: Ints) -> N
 
 
 def layout_of(lhs: ShapedArray, rhs_shape: Ints, dimension_numbers: Any) -> ConvDimensionNumbers:
-    """``conv_dimension_numbers``, which fit."""
+    """Checked ``conv_dimension_numbers``."""
     d = conv_dimension_numbers(lhs.shape, rhs_shape, dimension_numbers)
     check_layout(d, lhs.shape, rhs_shape)
     return d
@@ -339,12 +339,12 @@ def _check_precision(precision: Any) -> None:
 
 
 def _plain(precision: Any) -> Any:
-    """A precision as jaxprs have it: a string or None."""
+    """A precision as stored in jaxprs: a string or None."""
     return precision.value if isinstance(precision, Precision) else precision
 
 
 def _result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None) -> np.dtype:
-    """The dtype of the result; raises if the operands' dtypes do not go together."""
+    """The dtype of the result; raises if the operands' dtypes are incompatible."""
     if lhs != rhs:
         raise errors.DtypeError(
             f"conv_general_dilated takes operands of one dtype, not {dtypes.short_name(lhs)} and "
@@ -366,11 +366,11 @@ def _result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None) -> n
 
 @functools.cache
 def _compute_dtype(lhs: np.dtype, out: np.dtype) -> np.dtype:
-    """What to multiply and add in: never narrower than operands or result, float32 for the half precisions."""
+    """Dtype for multiplication and accumulation: float32 for the half precisions."""
     wide = max(lhs, out, key=lambda d: d.itemsize)
     if dtypes.is_floating(out):
         return wide if dtypes.is_floating(wide) and wide.itemsize >= 4 else dtypes.float32
-    # NumPy has no BLAS for integers; sums of products of bytes are exact in float64
+    # NumPy has no BLAS for integers; dot products of bytes are exact in float64
     return dtypes.float64 if wide.itemsize == 1 else wide
 
 
@@ -446,16 +446,16 @@ def conv_general_dilated(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Any:
-    """Sums of products of a kernel and the windows of an operand: what neural networks call a convolution.
+    """Sliding-window dot products with a kernel: convolution in neural networks.
 
-    The kernel is not turned around. With n spatial axes, both operands have rank n + 2.
+    The kernel is not reversed. With n spatial axes, both operands have rank n + 2.
 
     Args:
       lhs: the operand, with a batch axis, a feature axis and n spatial axes.
       rhs: the kernel, with output features, input features and n spatial axes; of the dtype of ``lhs``.
-      window_strides: n ints: how far apart windows start.
-      padding: 'VALID', 'SAME', 'SAME_LOWER' (see ``padtype_to_pads``), or n pairs of ints, how many zeros to put
-        before and after; negative ones cut elements off.
+      window_strides: n ints: distance between window starts.
+      padding: 'VALID', 'SAME', 'SAME_LOWER' (see ``padtype_to_pads``), or n pairs of ints, the zeros to insert
+        before and after; negative ones crop.
       lhs_dilation: n ints: put this many less one zeros between elements of the operand. A name as ``padding`` does
         not go with it.
       rhs_dilation: n ints: likewise for the kernel.
@@ -518,10 +518,10 @@ def _named_pads(
     rhs_dilation: Ints,
     padding: str,
 ) -> Pads:
-    """The padding that a name stands for."""
+    """The padding for a name."""
     n = lhs.ndim - 2
     if not len(strides) == len(rhs_dilation) == n:
-        return ((0, 0),) * n  # the primitive says which does not fit
+        return ((0, 0),) * n  # the primitive raises for the one that does not fit
     sizes = [lhs.shape[a] for a in d.lhs_spec[2:]]
     windows = [dilated(rhs.shape[a], f) for a, f in zip(d.rhs_spec[2:], rhs_dilation, strict=True)]
     return tuple(padtype_to_pads(sizes, windows, strides, padding))

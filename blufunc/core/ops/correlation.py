@@ -1,9 +1,8 @@
-"""What a convolution computes, in NumPy: windows as a matrix, and one product with the kernel.
+"""NumPy implementation of convolutions: im2col and one GEMM.
 
-Below ``convolution``, which gives it types and rules. In come arrays of one dtype, checked; out comes a new array of
-that dtype. The matrix of windows is copied once, in the order in which the operand lies in memory, and in pieces if it
-is large. Kernels with hardly any features in a group (depthwise ones) have no matrix worth the name: they run position
-by position.
+Below ``convolution``, which adds types and rules. In: checked arrays of one dtype. Out: a new array of that
+dtype. The matrix of windows is copied once, in the memory order of the operand, and in pieces if it is large.
+Kernels with few features per group (depthwise ones) have no useful matrix: they run position by position.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ import numpy as np
 from blufunc.core.ops.sliding import Ints, Pads, count, padded, window_view
 
 _SCRATCH = 1 << 25
-"""How many bytes of windows to copy at once."""
+"""Bytes of windows to copy at once."""
 
 _FEW = 16
-"""Groups with at most this many multiplications for each window element run position by position."""
+"""Groups with at most this many multiplies per window element run by position."""
 
 
 def correlate(
@@ -74,7 +73,7 @@ def correlate(
 
 
 def _by_matrix(windows: np.ndarray, w: np.ndarray, features_last: bool) -> np.ndarray:
-    """The product of a matrix whose rows are windows and one whose rows are kernels, for each group.
+    """Matmul of a matrix of windows with a matrix of kernels, for each group.
 
     Args:
       windows: group, batch, input feature, the spatial axes of the result, then those of a window.
@@ -93,7 +92,7 @@ def _by_matrix(windows: np.ndarray, w: np.ndarray, features_last: bool) -> np.nd
         key=lambda a: (windows.strides[a], -windows.shape[a]),
         default=columns[-1],
     )
-    # where neighbours in memory are of different windows the matrix lies on its side
+    # where adjacent elements in memory belong to different windows, the matrix is transposed
     across = inner not in columns
     if across:
         rows = _by_stride(windows, rows)
@@ -105,7 +104,7 @@ def _by_matrix(windows: np.ndarray, w: np.ndarray, features_last: bool) -> np.nd
     else:
         matrix = windows.transpose(0, *rows, *columns).reshape(len(w), m, k)
     sizes = [windows.shape[a] for a in rows]
-    # np.dot, unlike np.matmul, hands strided matrices to BLAS by copying them
+    # np.dot, unlike np.matmul, copies strided matrices and calls BLAS
     if features_last:
         out = np.empty((m, len(w), w.shape[1]), w.dtype)
         for g in range(len(w)):
@@ -121,7 +120,7 @@ def _by_matrix(windows: np.ndarray, w: np.ndarray, features_last: bool) -> np.nd
 
 
 def _in_pieces(windows: np.ndarray, w: np.ndarray, features_last: bool) -> np.ndarray:
-    """``_by_matrix`` for part of the batch at a time, or of the input features, whichever lies outermost in memory."""
+    """``_by_matrix`` in chunks of the batch or input features, the outer in memory."""
     axis = max((1, 2), key=lambda a: (windows.shape[a] > 1, windows.strides[a]))
     n = windows.shape[axis]
     step = max(1, n * _SCRATCH // windows.nbytes)
@@ -142,12 +141,12 @@ def _in_pieces(windows: np.ndarray, w: np.ndarray, features_last: bool) -> np.nd
 
 
 def _by_stride(x: np.ndarray, axes: Ints) -> Ints:
-    """``axes`` as they lie in memory, the outermost first."""
+    """``axes`` in memory order, outermost first."""
     return tuple(sorted(axes, key=lambda a: (-x.strides[a], a)))
 
 
 def _by_position(windows: np.ndarray, w: np.ndarray, features_last: bool) -> np.ndarray:
-    """The same without a matrix: a sum over the positions in a window, or a product for each window."""
+    """The same without a matrix: a sum over positions, or a dot product per window."""
     spatial = w.ndim - 3
     counts, kernel = windows.shape[3 : 3 + spatial], w.shape[3:]
     if math.prod(counts) < math.prod(kernel):

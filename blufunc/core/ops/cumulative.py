@@ -1,7 +1,7 @@
-"""Cumulative operations along one axis: sums, products, extrema, and log of sums of exponentials.
+"""Cumulative sum, product, extrema and logsumexp along one axis.
 
-Core operations. ``reverse`` runs from the end of the axis to its front. The sum is linear; the others
-differentiate through a scan of values with tangents, in as many steps as the length has binary digits.
+Core operations. ``reverse`` runs from the end of the axis to its front. The sum is linear; the others are
+differentiated by a prefix scan of (value, tangent) pairs, in log2(length) steps.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _CumSum(Cumulative):
 
 
 class _Scanned(Cumulative):
-    """Differentiated by a scan with ``combine``, which joins the (value, tangent) of two neighbouring stretches."""
+    """Differentiated by a prefix scan of (value, tangent) pairs with ``combine``."""
 
     def __init__(self, name: str, accumulate: np.ufunc, types: str, monoid: str, combine: Callable):
         super().__init__(name, accumulate, types, monoid, "float32")
@@ -102,14 +102,14 @@ class _Scanned(Cumulative):
 
 
 class _CumExtremum(Cumulative):
-    """The cumulative maximum or minimum: elements that share it so far share its derivative equally."""
+    """Cumulative maximum or minimum; tied elements share the derivative equally."""
 
     def __init__(self, name: str, accumulate: np.ufunc, monoid: str, later_wins: Callable):
         super().__init__(name, accumulate, "ordered", monoid, "widest")
         self.later_wins = later_wins
 
     def tangent(self, x, t, axis, reverse):
-        # elements are the extremum, the sum of the tangents that share it, and their number
+        # elements: the extremum, the sum of the tangents of ties, and their count
         def combine(a: Elements, b: Elements) -> Elements:
             (va, ta, na), (vb, tb, nb) = a, b
             later, tie = self.later_wins(vb, va), eq(va, vb)
@@ -129,7 +129,7 @@ def _times(a: Elements, b: Elements) -> Elements:
 def _log_add_exp(a: Elements, b: Elements) -> Elements:
     (x, tx), (y, ty) = a, b
     top = max(x, y)
-    top = select(is_finite(top), top, 0.0)  # of -inf and -inf the sum is -inf, not NaN
+    top = select(is_finite(top), top, 0.0)  # the sum of -inf and -inf is -inf, not NaN
     ex, ey = exp(sub(x, top)), exp(sub(y, top))
     total = add(ex, ey)
     safe = select(eq(total, 0.0), 1.0, total)

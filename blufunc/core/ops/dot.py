@@ -1,8 +1,8 @@
-"""``dot_general``: sums of products over any axes of two arrays, the one contraction primitive.
+"""``dot_general``: the one contraction primitive, over any axes of two arrays.
 
-Core operations. Matrix products, einsum and attention all become ``dot_general`` equations. The NumPy
-definition turns each into one ``np.matmul`` of views, so that BLAS sees transposes as flags and not
-as copies; its transpose rule picks the order of operands for which the same holds in backward passes.
+Core operations. Matmuls, einsum and attention all become ``dot_general`` equations. The NumPy definition
+turns each into one ``np.matmul`` of views, so that BLAS handles transposes as flags instead of copies. The
+transpose rule orders operands so that this holds in backward passes too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DimensionNumbers = tuple[tuple[Axes, Axes], tuple[Axes, Axes]]
 
 
 class Precision(enum.StrEnum):
-    """How exactly devices that have a choice multiply: names for the strings that say the same."""
+    """Precision of float32 matmuls on devices with a choice."""
 
     DEFAULT = "default"
     HIGH = "high"
@@ -40,27 +40,27 @@ class Precision(enum.StrEnum):
 
 
 class DotAlgorithmPreset(enum.StrEnum):
-    """How a device with tensor cores multiplies float32: the dtypes of operands and sums, and the number of products.
+    """Tensor core algorithm of a float32 matmul: operand and sum dtypes, and passes.
 
-    Names as in JAX, except for those that begin with ``F16``. With ``_X3`` an operand is the sum of 2 parts that are
-    rounded to that dtype, and 3 products of parts are summed; without, it is rounded. Operands of other dtypes, and
-    devices without tensor cores, ignore it. ``docs/design/006-headline.md`` has the errors.
+    Names as in JAX, except for those that begin with ``F16``. With ``_X3`` an operand is split into 2 parts
+    rounded to that dtype, and 3 partial products are summed; without, it is rounded. Operands of other
+    dtypes, and devices without tensor cores, ignore it. ``docs/design/006-headline.md`` lists the errors.
     """
 
     F32_F32_F32 = "F32_F32_F32"
     TF32_TF32_F32 = "TF32_TF32_F32"
     F16_F16_F32_SCALED = "F16_F16_F32_SCALED"
-    """Of rows and columns multiplied by powers of two, so that their largest elements are alike: an element is
-    rounded to 11 bits as by ``TF32_TF32_F32``, if it is above 2^-27 of the largest that it is summed up with."""
+    """Rows and columns are scaled by powers of two to similar largest elements.
+    Elements are rounded to 11 bits as by ``TF32_TF32_F32`` if above 2^-27 of the largest in their sum."""
     F16_F16_F32_X3 = "F16_F16_F32_X3"
-    """Of rows and columns that were scaled as by ``F16_F16_F32_SCALED``."""
+    """On rows and columns scaled as by ``F16_F16_F32_SCALED``."""
 
 
 _PRECISIONS = (None, "default", "high", "highest", "fastest", "tf32", "float32_tc", *DotAlgorithmPreset)
 
 
 class _DotGeneral(Primitive):
-    """Products summed over the contracted axes; result axes are the batch, lhs free and rhs free ones."""
+    """Contraction; result axes are the batch, lhs free and rhs free ones."""
 
     name, kind, fresh = "dot_general", "contract", True
     linear, autocast_class = EITHER, "low"
@@ -97,7 +97,7 @@ class _DotGeneral(Primitive):
         result = _matmul(_as(lhs, compute), _as(rhs, compute), lc, rc, lb, rb)
         if compute == out:
             return result
-        if dtypes.is_integer(out):  # by way of int64, so that what does not fit wraps as it would in out
+        if dtypes.is_integer(out):  # through int64, so that overflow wraps as in out
             result = result.astype(np.int64)
         return result.astype(out)
 
@@ -167,7 +167,7 @@ class _DotGeneral(Primitive):
         if dx is not None and dy is not None:
             numbers = ((xc, yc), ((dx, *xb), (dy, *yb)))
             return self.bind(x, y, dimension_numbers=numbers, **params), 0
-        # an axis of one operand only is one more of its free axes: the other is not repeated along it
+        # a batch axis of one operand becomes a free axis: the other operand is not repeated along it
         out = self.bind(x, y, dimension_numbers=((xc, yc), (xb, yb)), **params)
         x_free = _free(x.aval.ndim, xc, xb)
         if dx is not None:
@@ -180,21 +180,21 @@ dot_general_p = _DotGeneral()
 
 def _cotangent(ct, ct_contract, batch, other, free, other_batch, other_contract, contract, own_batch, own_free,
                aval, precision, ct_first):  # fmt: skip
-    """The cotangent of one operand of ``dot_general``, with the axes in the operand's order.
+    """The cotangent of one operand of ``dot_general``, in the operand's axis order.
 
-    The product of ``ct`` and the other operand over the other's free axes has the operand's batch axes,
-    then its free and contracted ones in either order, as the factors are ordered. If one of the orders
-    is that of the operand, no transposition is needed: this is what gives gradients of weights directly.
+    The contraction of ``ct`` with the other operand over the other's free axes has the operand's batch axes,
+    then its free and contracted ones, in an order that follows the operands'. If one order matches the
+    operand, no transposition is needed: gradients of weights are written directly.
     """
-    # what is left of the other operand comes in the order of its own axes
+    # the remaining axes of the other operand keep their order
     contract = tuple(contract[i] for i in np.argsort(other_contract))
     for first in (ct_first, not ct_first):
-        made = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
-        if made == tuple(range(aval.ndim)):
+        layout = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
+        if layout == tuple(range(aval.ndim)):
             break
     else:
         first = ct_first
-        made = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
+        layout = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
     other = convert(other, ct.dtype) if other.dtype != ct.dtype else other
     if first:
         numbers = ((ct_contract, free), (batch, other_batch))
@@ -202,7 +202,7 @@ def _cotangent(ct, ct_contract, batch, other, free, other_batch, other_contract,
     else:
         numbers = ((free, ct_contract), (other_batch, batch))
         out = dot_general(other, ct, numbers, precision, aval.dtype)
-    return transpose(out, tuple(made.index(d) for d in range(aval.ndim)))
+    return transpose(out, tuple(layout.index(d) for d in range(aval.ndim)))
 
 
 def _check_axes(side: str, x: ShapedArray, contract: Axes, batch: Axes) -> None:
@@ -215,7 +215,7 @@ def _check_axes(side: str, x: ShapedArray, contract: Axes, batch: Axes) -> None:
 
 
 def _plain(precision: Any) -> Any:
-    """A precision as jaxprs have it: a string or None."""
+    """A precision as stored in jaxprs: a string or None."""
     return precision.value if isinstance(precision, (Precision, DotAlgorithmPreset)) else precision
 
 
@@ -229,7 +229,7 @@ def _check_precision(precision: Any) -> None:
 
 
 def _result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None = None) -> np.dtype:
-    """The dtype of the result; raises if the operands' dtypes do not go together."""
+    """The dtype of the result; raises if the operands' dtypes are incompatible."""
     if lhs != rhs and not (lhs.itemsize == rhs.itemsize == 1 and preferred and _floats(lhs, rhs)):
         raise errors.DtypeError(
             f"dot_general takes operands of one dtype, not {dtypes.short_name(lhs)} and {dtypes.short_name(rhs)}.",
@@ -256,11 +256,11 @@ def _floats(*kinds: np.dtype) -> bool:
 
 @functools.cache
 def _compute_dtype(lhs: np.dtype, out: np.dtype) -> np.dtype:
-    """What to multiply and add in: never narrower than operands or result, float32 for the half precisions."""
+    """Dtype for multiplication and accumulation: float32 for the half precisions."""
     wide = max(lhs, out, key=lambda d: d.itemsize)
     if dtypes.is_floating(out):
         return wide if dtypes.is_floating(wide) and wide.itemsize >= 4 else dtypes.float32
-    # NumPy has no BLAS for integers; sums of products of bytes are exact in float64
+    # NumPy has no BLAS for integers; dot products of bytes are exact in float64
     if wide.itemsize == 1 and dtypes.is_integer(wide):
         return dtypes.float64
     return wide
@@ -284,7 +284,7 @@ def _shifted(axes: Axes, new: int) -> Axes:
 def _matmul(
     x: np.ndarray, y: np.ndarray, xc: Axes, yc: Axes, xb: Axes, yb: Axes, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """``dot_general`` in the dtype of x and y, as one product of (stacks of) matrices; into ``out`` if it is given."""
+    """``dot_general`` in the dtype of x and y, as one (batched) matmul, into ``out``."""
     if x.ndim == y.ndim == 2 and not xb and xc == (1,) and yc == (0,):
         return np.matmul(_for_blas(x), _for_blas(y), out=out)
     x_free, y_free = _free(x.ndim, xc, xb), _free(y.ndim, yc, yb)
@@ -292,7 +292,7 @@ def _matmul(
     rows = tuple([x.shape[d] for d in x_free])
     columns = tuple([y.shape[d] for d in y_free])
     if len(xc) > 1:
-        # contracted axes may come in any order: that of the larger operand's strides makes its matrix a view
+        # contracted axes commute: the stride order of the larger operand makes its matrix a view
         strides = [x.strides[d] for d in xc] if x.size >= y.size else [y.strides[d] for d in yc]
         order = sorted(range(len(xc)), key=lambda i: -strides[i])
         xc, yc = tuple([xc[i] for i in order]), tuple([yc[i] for i in order])
@@ -300,13 +300,13 @@ def _matmul(
     a = x.transpose(xb + x_free + xc).reshape(*batch, m, inner)
     b = y.transpose(yb + yc + y_free).reshape(*batch, inner, n)
     into = None if out is None else out.reshape(*batch, m, n)
-    if not xc and batch:  # stacks of outer products: one call of multiply, not one of BLAS for each
+    if not xc and batch:  # batches of outer products: one multiply instead of one BLAS call each
         return np.multiply(a, b, out=into).reshape(batch + rows + columns)
     return np.matmul(_for_blas(a), _for_blas(b), out=into).reshape(batch + rows + columns)
 
 
 def _for_blas(a: np.ndarray) -> np.ndarray:
-    """``a`` itself if BLAS can read its matrices as they lie, in either order; else a copy."""
+    """``a`` itself if BLAS can read it in place, in either order; else a copy."""
     m, n = a.shape[-2:]
     size = a.itemsize
     s, t = a.strides[-2:]
@@ -325,7 +325,7 @@ def dot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Any:
-    """Sums of products of ``lhs`` and ``rhs`` over contracted axes, for each position of the batch axes.
+    """Contraction of ``lhs`` and ``rhs``, batched over the batch axes.
 
     Args:
       lhs, rhs: arrays of one dtype.
@@ -366,7 +366,7 @@ def dot(
     *,
     dimension_numbers: Any = None,
 ) -> Any:
-    """Products of vectors and matrices: the last axis of ``lhs`` with the first of ``rhs``, both of rank 1 or 2.
+    """Matmul of vectors and matrices: last axis of ``lhs`` with first of ``rhs``.
 
     With ``dimension_numbers`` it is ``dot_general``.
     """

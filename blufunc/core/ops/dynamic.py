@@ -1,8 +1,8 @@
-"""Dynamic slices: one window of an array, read or replaced, at a start known only at run time.
+"""Dynamic slices: reads and updates of one window at a run-time start.
 
-Core operations, above ``gather_scatter``. In come operand and starts, one integer per axis; out comes the window,
-or the operand with the window replaced. Starts are clamped so that the window fits. ``vmap`` over the starts is a
-gather or scatter; over the operand alone, still a slice.
+Core operations, above ``gather_scatter``. In: operand and starts, one integer per axis. Out: the window, or
+the operand with the window replaced. Starts are clamped so that the window fits. ``vmap`` over the starts is
+a gather or scatter; over the operand alone, still a slice.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
 class _DynamicSlice(Linear):
-    """The window of ``slice_sizes`` at starts that are operands; starts are clamped so that it fits."""
+    """The window of ``slice_sizes`` at starts that are operands, clamped to fit."""
 
     name, kind = "dynamic_slice", "index"
     autocast_class = "widest"
@@ -102,7 +102,7 @@ class _DynamicSlice(Linear):
 
 
 class _DynamicUpdateSlice(Primitive):
-    """The operand with a window replaced by ``update``; starts are clamped so that the window fits."""
+    """The operand with a window replaced by ``update``; starts are clamped to fit."""
 
     name, kind, fresh = "dynamic_update_slice", "index", True
     linear, autocast_class = BOTH, "widest"
@@ -184,17 +184,17 @@ def _check_starts(name: str, x: ShapedArray, starts: Sequence[ShapedArray]) -> N
 
 
 def _moving(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes along which a window can move at all."""
+    """The axes along which a window can move."""
     return tuple(d for d, (n, size) in enumerate(zip(shape, sizes, strict=True)) if size < n)
 
 
 def _batched_starts(axis, starts, start_dims, shape, moving, sizes) -> Any:
-    """Batched and constant starts, those along ``moving`` axes, as the indices of a gather."""
+    """Starts along ``moving`` axes, batched and constant, as the indices of a gather."""
     columns = []
     for d in moving:
         s = starts[d]
         if s.aval.dtype != dtypes.int32:
-            if s.aval.dtype.itemsize >= 4:  # clamped before it is cut to 32 bits
+            if s.aval.dtype.itemsize >= 4:  # clamp before narrowing to 32 bits
                 s = clamp(0, s, min(shape[d] - sizes[d], np.iinfo(s.aval.dtype).max))
             s = convert(s, dtypes.int32)
         columns.append(broadcast_in_dim(s, (axis.size, 1), () if start_dims[d] is None else (0,)))
@@ -215,7 +215,7 @@ def dynamic_slice(
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
 ) -> Any:
-    """The window of ``operand`` of ``slice_sizes`` (static) at ``start_indices`` (which may be traced).
+    """The window of static ``slice_sizes`` at ``start_indices``, which may be traced.
 
     Args:
       start_indices: one integer per axis, in a sequence or an array of rank 1. Where the window would not fit, the
@@ -236,7 +236,7 @@ def dynamic_update_slice(
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
 ) -> Any:
-    """``operand`` with the window at ``start_indices`` replaced by ``update``; see ``dynamic_slice``."""
+    """``operand`` with a window replaced by ``update``; see ``dynamic_slice``."""
     operand = lift(operand)
     starts = _starts(operand, start_indices, allow_negative_indices)
     return dynamic_update_slice_p.bind(operand, operand_like(update, operand), *starts)
@@ -303,7 +303,7 @@ def dynamic_slice_in_dim(
 def dynamic_index_in_dim(
     operand: Any, index: Any, axis: int = 0, keepdims: bool = True, *, allow_negative_indices: bool = True
 ) -> Any:
-    """The elements of ``operand`` at position ``index`` along one axis, which stays with size 1 if ``keepdims``."""
+    """The elements at position ``index`` along one axis, kept with ``keepdims``."""
     operand = lift(operand)
     axis = canonical_axis(axis, operand.aval.ndim, "dynamic_index_in_dim")
     out = dynamic_slice_in_dim(operand, index, 1, axis, allow_negative_indices=allow_negative_indices)
@@ -313,7 +313,7 @@ def dynamic_index_in_dim(
 def dynamic_update_slice_in_dim(
     operand: Any, update: Any, start_index: Any, axis: int, *, allow_negative_indices: bool = True
 ) -> Any:
-    """``operand`` with the positions along one axis, from ``start_index`` on, replaced by ``update``."""
+    """``operand`` with ``update`` written along one axis from ``start_index`` on."""
     operand = lift(operand)
     axis = canonical_axis(axis, operand.aval.ndim, "dynamic_update_slice_in_dim")
     starts = replace((0,) * operand.aval.ndim, axis, start_index)
@@ -323,7 +323,7 @@ def dynamic_update_slice_in_dim(
 def dynamic_update_index_in_dim(
     operand: Any, update: Any, index: Any, axis: int, *, allow_negative_indices: bool = True
 ) -> Any:
-    """``operand`` with position ``index`` along one axis replaced by ``update``, which may lack the axis."""
+    """``operand`` with ``update`` at position ``index``; it may lack the axis."""
     operand = lift(operand)
     axis = canonical_axis(axis, operand.aval.ndim, "dynamic_update_index_in_dim")
     update = operand_like(update, operand)

@@ -1,8 +1,8 @@
 """Elementwise operations: each with its NumPy definition and its derivatives.
 
-Core operations, above ``numerics``, which has what NumPy lacks or does differently. Functions here are strict:
-operands of one dtype, equal shapes or rank 0; Python scalars take the dtype of the array they meet.
-``blufunc.numpy`` adds promotion and broadcasting.
+Core operations, above ``numerics``, which supplies functions that NumPy lacks or defines differently.
+Functions here are strict: operands of one dtype, equal shapes or rank 0; Python scalars take the dtype of the
+other operand. ``blufunc.numpy`` adds promotion and broadcasting.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Div(Elementwise):
 
 
 def _pow_deriv_x(t, ans, x, y):
-    # 0 * 0**-1 is NaN where the derivative of x**0 is 0; at other x the exponent must stay what it is
+    # 0 * 0**-1 is NaN where the derivative of x**0 is 0; at other x the exponent must be unchanged
     corner = logical_and(eq(x, zeros_of(x)), eq(y, zeros_of(y)))
     safe = select(corner, ones_of(y), y)
     return mul(t, mul(y, pow(x, sub(safe, ones_of(y)))))
@@ -89,7 +89,7 @@ def _pow_deriv_y(t, ans, x, y):
 
 def _maximum_deriv(choose_x):
     def deriv(t, ans, x, y):
-        # where the operands are equal each gets half: the symmetric subgradient
+        # ties get half each: the symmetric subgradient
         mine, other = (x, y) if choose_x else (y, x)
         half = select(eq(mine, other), full((), 0.5, ans.dtype), full((), 1.0, ans.dtype))
         return mul(t, select(eq(mine, ans), half, full((), 0.0, ans.dtype)))
@@ -203,7 +203,7 @@ nextafter_p = Elementwise(
     lower=CForm({"f": "bf_nextafter({0}, {1})"}, stored=True),
     cost=20,
 )
-# at 0 the symmetric derivative: compositions such as exp(-|x - y|) count on its being no other
+# the symmetric derivative at 0: compositions such as exp(-|x - y|) rely on it
 abs_p = Elementwise(
     "abs",
     np.abs,
@@ -581,7 +581,7 @@ population_count_p = Elementwise(
 
 
 class _Select(Elementwise):
-    """``where(predicate, on_true, on_false)``: the predicate is boolean, the cases share a dtype."""
+    """``where(predicate, on_true, on_false)``: boolean predicate, cases of one dtype."""
 
     def __init__(self):
         on_true = lambda ct, p, x, y: select(p, ct, zeros_of(ct))
@@ -619,11 +619,11 @@ class _Select(Elementwise):
 
 
 class _Convert(Elementwise):
-    """To another dtype. Floats to integers truncate toward zero; complex to real drops the imaginary part.
+    """Dtype conversion: floats truncate to integers, complex loses the imaginary part.
 
-    Floats beyond an integer dtype become its nearest end, and NaN becomes 0.
+    Floats beyond an integer dtype saturate, and NaN becomes 0.
 
-    ``weak`` (given only where true) keeps the result weakly typed: a Python number changing its kind.
+    ``weak`` (present only if true) keeps the result weakly typed: a Python scalar changing its kind.
     """
 
     fresh = False
@@ -636,7 +636,7 @@ class _Convert(Elementwise):
 
     def linear_in(self, avals, outs, **params):
         (x,), (out,) = avals, outs
-        # terms that are rounded to integers have another sum
+        # rounding terms to integers changes their sum
         both_integers = dtypes.is_integer(x.dtype) and dtypes.is_integer(out.dtype)
         return self.linear if dtypes.is_inexact(out.dtype) or both_integers else ()
 
@@ -658,15 +658,13 @@ class _Convert(Elementwise):
 
 
 class _Bitcast(Elementwise):
-    """The same bits as another dtype. Narrower ones get a last axis of parts, wider ones join one."""
+    """The same bits as another dtype; narrower adds a last axis, wider drops it."""
 
     fresh = False
 
     def shard(self, avals, outs, **params):
         b = Factoring()
-        dims = b.each(
-            avals[0].shape[: outs[0].ndim]
-        )  # to another width it adds a last dimension, or takes it away
+        dims = b.each(avals[0].shape[: outs[0].ndim])  # to another width it adds or removes a last dimension
         return b.rule(*[[[*dims, *[()] * (a.ndim - len(dims))]] for a in (avals[0], outs[0])])
 
     def __init__(self):
@@ -684,7 +682,7 @@ class _Bitcast(Elementwise):
         if dtypes.is_bool(x.dtype) != dtypes.is_bool(dtype) or (
             size != new and (dtypes.is_key(x.dtype) or dtypes.is_key(dtype))
         ):
-            raise errors.DtypeError(f"bitcast of {x} to {dtypes.short_name(dtype)}: there is no such thing.",
+            raise errors.DtypeError(f"cannot bitcast {x} to {dtypes.short_name(dtype)}.",
                                     fix="convert with .astype, or use random.key_data")  # fmt: skip
         if size >= new:
             return ShapedArray(x.shape if size == new else (*x.shape, size // new), dtype)
@@ -720,7 +718,7 @@ class _Clamp(Elementwise):
             if t.__class__ is Zero:
                 continue
             if i == 1:
-                mask = logical_and(gt(x, low), lt(x, high))  # at the ends 0, as in JAX
+                mask = logical_and(gt(x, low), lt(x, high))  # 0 at the bounds, as in JAX
             else:
                 mask = gt(low, x) if i == 0 else lt(high, x)
             term = mul(t, convert(mask, out.dtype))
@@ -732,7 +730,7 @@ class _StopGradient(Elementwise):
     """The identity, and a constant to derivatives."""
 
     def transpose(self, ct, x, **params):
-        """Nothing comes back through it, as its derivative says."""
+        """The cotangent stops here."""
 
 
 select_p = _Select()
@@ -803,7 +801,8 @@ imag_p = Elementwise(
     cost=0,
 )
 real_p.fresh = imag_p.fresh = False  # views
-# not the root of a sum of squares, which overflows and has no derivative at 0; the derivative there is 0
+# not the square root of a sum of squares, which overflows and has no derivative at 0; the derivative there is
+# 0
 complex_abs_p = Elementwise(
     "complex_abs",
     np.abs,
@@ -971,12 +970,12 @@ def convert(x: Any, dtype: np.dtype) -> Any:
 
 
 def bitcast(x: Any, dtype: np.dtype) -> Any:
-    """The bits of x as another dtype; a last axis holds the parts of what is wider."""
+    """The bits of x as another dtype; a last axis holds the parts of a wider element."""
     return bitcast_p.bind(lift(x), dtype=dtype)
 
 
 def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
-    """``operand`` rounded to what a float of these widths can hold, in its dtype; tangents are rounded likewise."""
+    """``operand`` and tangents rounded to a float of these widths, in its dtype."""
     exponent_bits = static_int(exponent_bits, "reduce_precision", "exponent_bits")
     mantissa_bits = static_int(mantissa_bits, "reduce_precision", "mantissa_bits")
     if exponent_bits < 1 or mantissa_bits < 0:

@@ -1,7 +1,7 @@
 """``fft``: discrete Fourier transforms over the last axes.
 
-Core operations. All four kinds are linear, and each is transposed by a transform of the same size, so that derivatives
-cost what values do. None of them is normalized but the inverse ones, which divide by the number of elements.
+Core operations. All four kinds are linear, and each is transposed by a transform of the same size, so that
+derivatives cost the same as values. Only the inverse ones are normalized: they divide by the number of elements.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from blufunc.core.primitives.sharding import leading
 
 
 class FftType(enum.Enum):
-    """Which transform: complex or, with R, between real numbers and the half of their spectrum that determines it."""
+    """Kind of transform: complex, or with R between reals and their half spectrum."""
 
     FFT = "fft"
     IFFT = "ifft"
@@ -37,7 +37,7 @@ class FftType(enum.Enum):
 
     @staticmethod
     def from_any(kind: Any) -> FftType:
-        """The kind for a kind, its name in either case, or its number, 0 to 3."""
+        """The kind for a kind, its name in either case, or its index, 0 to 3."""
         if isinstance(kind, FftType):
             return kind
         kinds = list(FftType)
@@ -61,7 +61,7 @@ _DEFINITIONS: dict[FftType, Any] = {
 
 
 class _FFT(Linear):
-    """The transform of ``kind`` over as many last axes as ``lengths``, the sizes of what is not a half spectrum."""
+    """The transform of ``kind`` over the last axes, of full sizes ``lengths``."""
 
     name, kind, fresh = "fft", "fft", True
 
@@ -94,7 +94,7 @@ class _FFT(Linear):
         return _result(x, type, lengths)
 
     def transpose(self, ct, x, *, type, lengths):
-        # the matrix of a transform is symmetric, and its conjugate is that of the inverse up to a factor
+        # the DFT matrix is symmetric, and its conjugate is the inverse up to a factor
         if type is FftType.RFFT:
             size = math.prod(lengths)
             weighted = ew.mul(ew.conj(ct), _weights(ct, lengths[-1], size, size / 2))
@@ -122,7 +122,7 @@ def _result(x: Any, type: FftType, lengths: tuple[int, ...]) -> ShapedArray:
 
 
 def _weights(x: Any, n: int, once: float, twice: float) -> Any:
-    """Factors for a half spectrum of ``n`` points: ``twice`` for frequencies that stand for their negatives too."""
+    """Weights of a half spectrum of ``n`` points: ``twice`` at mirrored frequencies."""
     k = iota(dtypes.int32, x.aval.shape, x.aval.ndim - 1)
     alone = ew.eq(k, 0)
     if n % 2 == 0:

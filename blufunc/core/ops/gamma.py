@@ -1,7 +1,7 @@
 """Derivatives of the incomplete gamma function in its parameter, in NumPy.
 
 Below the operations ``special``. With P and Q = 1 - P the lower and upper functions, and p the density
-``x**(a-1) exp(-x) / gamma(a)``, so that dP/dx = p, what is wanted is dP/da. It is computed as a factor times
+``x**(a-1) exp(-x) / gamma(a)``, so that dP/dx = p, this module computes dP/da. It is computed as a factor times
 ``x * p``, so that the ratio of both derivatives, which sampling needs, is right also where each of them underflows.
 
 Where x < max(a, 1) and a < 20, by the series of P, whose terms are differentiated (R. J. Moore, "Derivatives of the
@@ -44,7 +44,7 @@ def igamma_grad_a(a, x):
 
 
 def random_gamma_grad(a, x):
-    """The derivative of a gamma variate x in its parameter a at fixed probability: ``-(dP/da) / (dP/dx)``."""
+    """Derivative of a gamma variate in a at fixed probability: ``-(dP/da) / (dP/dx)``."""
     dtype = a.dtype
     a, x = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(x, np.float64))
     ok = (a > 0) & (x > 0) & np.isfinite(a) & np.isfinite(x)
@@ -54,12 +54,12 @@ def random_gamma_grad(a, x):
 
 
 def _log_scale(a, x):
-    """``log(x p)``, that is ``a log x - x - log gamma(a)``; for large a without their cancellation."""
+    """``log(x p) = a log x - x - log gamma(a)``, without cancellation for large a."""
     large = a >= _SMALL
     out = np.where(large, 0, a * np.log(x) - x - scipy.special.gammaln(a))
     b, y = a[large], x[large]
     away = (y - b) / b
-    # Stirling's formula for gamma, with its first four corrections
+    # Stirling's formula for gamma, with four correction terms
     rest = (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 / b**2) / b**2) / b**2) / b
     out[large] = -b * (away - np.log1p(away)) + 0.5 * np.log(b / (2 * np.pi)) - rest
     return out
@@ -76,7 +76,7 @@ def _factor(a, x):
 
 def _by_series(a, x):
     """From P = x p / a times the sum of x**n / ((a + 1) ... (a + n))."""
-    # every term with the derivative of its logarithm, minus the sum of 1 / (a + i), along
+    # each term carries the derivative of its logarithm, minus the sum of 1 / (a + i)
     term, slope = np.ones_like(x), np.zeros_like(x)
     total, slopes = term.copy(), slope.copy()
     for n in range(1, _TERMS):
@@ -98,7 +98,7 @@ def _by_integral(a, x):
     """From the integrals above."""
     upper = x >= a
     sign = np.where(upper, 1.0, -1.0)
-    # how far the integrand reaches: the slope of the exponent at 0 is away, what is left of it bounds it too
+    # extent of the integrand: the exponent has slope 0 there, and the remainder bounds it too
     away = np.maximum(np.abs(x - a), 1e-300)
     c = _DECAY / x
     flat = np.where(
@@ -117,7 +117,7 @@ def _by_integral(a, x):
 
 
 def _digamma_less_log(a):
-    """``digamma(a) - log(a)``; for large a by its asymptotic series, since both are nearly equal."""
+    """``digamma(a) - log(a)``, by the asymptotic series for large a."""
     w = 1 / np.square(np.maximum(a, _SMALL))
     series = -(1 / 12 - (1 / 120 - (1 / 252 - (1 / 240 - w / 132) * w) * w) * w) * w - 0.5 / np.maximum(
         a, _SMALL

@@ -1,10 +1,9 @@
-"""Gather and scatter: windows of an array read, replaced, added to, at positions given by an array of indices.
+"""Gather and scatter: reads and updates of windows at an array of indices.
 
-Core operations, above ``windows`` (the numbers that say where) and ``rows`` (how NumPy does it). In come operand,
-indices and updates; out comes what was read, or the operand with the updates. They share a file because each is
-the other's transpose. Batching goes through the batching dimensions, so that ``vmap`` of a gather is one gather.
-Scatters are deterministic: of several updates to one element, ``scatter`` keeps the last in row-major order of
-the indices.
+Core operations, above ``windows`` (dimension numbers) and ``rows`` (NumPy implementation). In: operand, indices and
+updates. Out: the gathered windows, or the updated operand. They share a file because each is the other's transpose.
+Batching uses the batching dimensions, so that ``vmap`` of a gather is one gather. Scatters are deterministic: of
+several updates to one element, ``scatter`` keeps the last in row-major order of the indices.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
 def gather_fill(dtype: np.dtype, fill_value: Any = None) -> Any:
-    """What a gather reads outside: by default NaN, the least signed or greatest unsigned integer, or True."""
+    """Fill value outside the operand: NaN, min signed or max unsigned int, True."""
     if fill_value is not None:
         return fill_value
     if dtypes.is_inexact(dtype):
@@ -66,9 +65,9 @@ def gather_fill(dtype: np.dtype, fill_value: Any = None) -> Any:
 def _windows(
     b: Factoring, x: tuple[int, ...], indices: tuple[int, ...], numbers: Any, sizes, ndim, rows: str | None
 ):
-    """The factors of operand, indices, and windows of a gather or scatter, and those of the batch of indices alone.
+    """Factors of operand, indices and windows, and of the batch of indices alone.
 
-    ``rows`` says what dividing the rows that indices choose does: "sum", "" for nothing, or None if it cannot be.
+    ``rows`` is the reduction if the indexed rows are sharded: "sum", "" for none, or None if they cannot be.
     """
     dx: list[Any] = [()] * len(x)
     di: list[Any] = [()] * len(indices)
@@ -106,10 +105,10 @@ class _Gather(Linear):
         if mode is not GatherScatterMode.FILL_OR_DROP:
             return self.linear
         fill = gather_fill(avals[0].dtype, fill_value)
-        return self.linear if not fill or np.isnan(fill) else ()  # every term would have it
+        return self.linear if not fill or np.isnan(fill) else ()  # every term would be filled
 
     def shard(self, avals, outs, **params):
-        """Batch dimensions pass, and whole window dimensions; a table may be divided along the rows to look up."""
+        """Batch and whole window dimensions pass; a table may be sharded over its rows."""
         b = Factoring()
         x, indices = avals
         numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
@@ -145,9 +144,9 @@ class _Gather(Linear):
         if x.flags.c_contiguous or len(rows) * plan.inner * plan.outer >= x.size:
             table = x.reshape(plan.outer, plan.rows, plan.inner)
             out = table[0].take(rows, 0, mode="clip") if plan.outer == 1 else table.take(rows, 1, mode="clip")
-        else:  # a few rows of a view: copying all of it into order would cost more
+        else:  # few rows of a view: copying all of it into order would cost more
             at = np.unravel_index(rows, plan.varying_shape) if plan.varying_shape else (None,)
-            # in order: NumPy may lay out what it indexes in the order of the view, and then it cannot be filled by rows
+            # C order: NumPy may lay out a result in the order of the view, which cannot be filled by rows
             out = np.ascontiguousarray(x[(*[slice(None)] * plan.first, *at)])
         if inside is not None:
             fill = gather_fill(x.dtype, fill_value)
@@ -238,13 +237,13 @@ class _Gather(Linear):
 
 
 class _Scatter(Primitive):
-    """A kind: the operand with windows, at starts given by an array of indices, combined with updates."""
+    """A kind: the operand with updates combined into windows at an array of indices."""
 
     kind, fresh = "index", True
     types = "number"
 
     def shard(self, avals, outs, **params):
-        """Whole window dimensions pass, and rows; of sums the batch may be divided, each device adding its part."""
+        """Whole window dimensions and rows pass; sums may shard the batch."""
         b = Factoring()
         x, indices, updates = avals
         numbers = as_gather(params["dimension_numbers"])
@@ -284,7 +283,7 @@ class _Scatter(Primitive):
     def combine(
         self, x: np.ndarray, rows: np.ndarray, updates: np.ndarray, n: int, unique: bool
     ) -> np.ndarray:
-        """``x`` with ``updates`` combined into ``rows`` of its ``n``; ``unique``: no row comes twice."""
+        """``x`` with ``updates`` combined into ``rows``; ``unique``: no row repeats."""
         raise NotImplementedError
 
     def abstract(self, x, indices, updates, *, dimension_numbers, **_):
@@ -340,7 +339,7 @@ class _Scatter(Primitive):
         return self.bind(x, indices, updates, dimension_numbers=numbers, **params), 0
 
     def read(self, x: Any, indices: Any, updates: ShapedArray, params: dict, fill_value: Any = 0) -> Any:
-        """What ``x`` holds where this scatter writes: an array like ``updates``."""
+        """The windows of ``x`` that this scatter writes: an array like ``updates``."""
         d = params["dimension_numbers"]
         return gather_p.bind(
             x,
@@ -362,12 +361,12 @@ class _ScatterSet(_Scatter):
 
     def combine(self, x, rows, updates, n, unique):
         out = np.array(x, order="C")
-        # one flat, contiguous index: NumPy assigns in its order, so that the last update of a row stays
+        # one flat, contiguous index: NumPy assigns in order, so the last update of a row stays
         out.reshape(n, updates.shape[1])[rows] = updates
         return out
 
     def jvp(self, primals, tangents, **params):
-        # which update stays depends on the indices alone, so this is linear in operand and updates together
+        # the surviving update depends on the indices alone: linear in operand and updates together
         x, indices, updates = primals
         tx, _, tu = tangents
         out = self.bind(*primals, **params)
@@ -385,7 +384,7 @@ class _ScatterSet(_Scatter):
             updates.add(read)
 
     def _stayed(self, x: ShapedArray, indices: Any, updates: ShapedArray, params: dict) -> Any:
-        """Which elements of the updates were not overwritten by later ones: scatter their numbers, and read back."""
+        """Mask of updates that survive: scatter their indices, and read them back."""
         shape = updates.shape
         batch = tuple(p for p in range(len(shape)) if p not in params["dimension_numbers"].update_window_dims)
         count = math.prod([shape[p] for p in batch])
@@ -405,13 +404,13 @@ class _ScatterAdd(_Scatter):
         wide, width = wide_dtype(x.dtype), updates.shape[1]
         blank = not any(x.strides) and not any(
             x.flat[0].tobytes()
-        )  # zeros that were broadcast: a gradient begins
+        )  # broadcast zeros: the start of a gradient
         if blank or (not unique and 2 * len(rows) > n):
             out = sum_rows(rows, updates.astype(wide, copy=False), n).reshape(x.shape)
             if not blank:
                 np.add(out, x, out=out)
             return out.astype(x.dtype, copy=False)
-        if not unique:  # few rows of many: leave the others alone
+        if not unique:  # few rows of many: leave the others untouched
             return combine_at(np.add, x, rows, updates)
         out = np.array(x, order="C")
         out.reshape(n, width)[rows] += updates
@@ -469,7 +468,7 @@ class _ScatterMul(_Scatter):
 
 
 class _ScatterExtreme(_Scatter):
-    """The operand with windows replaced by the larger (or smaller) of themselves and the updates."""
+    """The operand with windows replaced by the maximum (or minimum) with updates."""
 
     types = "ordered"
     transpose = unsupported("it is not linear: it is transposed through its derivative")
@@ -482,7 +481,7 @@ class _ScatterExtreme(_Scatter):
         return combine_at(self.at, x, rows, updates)
 
     def jvp(self, primals, tangents, **params):
-        # all values that equal the result share its tangent evenly: the convention of max
+        # ties share the tangent evenly, as in max
         x, indices, updates = primals
         tx, _, tu = tangents
         out = self.bind(*primals, **params)
@@ -501,7 +500,7 @@ class _ScatterExtreme(_Scatter):
 
 
 def _unique(indices: Any, params: dict) -> bool:
-    """Whether it is known that no element is written twice."""
+    """True if no element is known to be written twice."""
     if params["unique_indices"]:
         return True
     along = params["dimension_numbers"].scatter_indices_batching_dims
@@ -530,7 +529,7 @@ def gather(
     mode: str | GatherScatterMode | None = None,
     fill_value: Any = None,
 ) -> Any:
-    """Windows of ``operand`` at many positions: XLA's gather, the form that all indexing by arrays takes.
+    """Windows of ``operand`` at many positions: XLA's gather.
 
     Args:
       start_indices: integers; the last axis holds the components of one index.

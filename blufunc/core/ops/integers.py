@@ -1,7 +1,7 @@
-"""Operations on integers that no short composition of others gives: the greatest common divisor.
+"""Integer operations without a short composition: the greatest common divisor.
 
-Core operations, beside ``elementwise``. Euclid's algorithm takes a number of steps that depends on the values,
-so that composed of other operations it would be a loop over whole arrays.
+Core operations, next to ``elementwise``. Euclid's algorithm takes a data-dependent number of steps, so a
+composition would be a loop over whole arrays.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The contract of ``linear_softmax`` between its definition and its kernels: its name, and where it is exact.
+"""Contract of ``linear_softmax`` between definition and kernels: exact range.
 
-Core operations. ``nn/vocabulary_loss_call.py`` has the definition, ``kernels/backends/cuda/library/softmax_gemm.py``
-the kernel. Both take the exponentials of a row's logits less ``near``, an estimate of the logit of its class, and
-recompute rows for which that is too far off.
+Core operations. ``nn/vocabulary_loss_call.py`` has the definition,
+``kernels/backends/cuda/library/softmax_gemm.py`` the kernel. Both compute ``exp(logits - near)``, where
+``near`` estimates the logit of a row's class, and recompute rows for which the estimate is too far off.
 """
 
 NAME = "linear_softmax"
 
 FAR = 40
-"""How far above ``near`` logits may be: exponentials are below 2.4e17 then, and sums of products with them finite."""
+"""Max logit above ``near``: exponentials stay below 2.4e17, their sums finite."""
 
 BELOW = 30
-"""How far below ``near``, which is not rounded, the logit of the class may be: from 8192 on it can be farther."""
+"""Max distance of the class logit below ``near``, exceedable from 8192 on."""

@@ -1,7 +1,7 @@
-"""What elementwise operations compute where NumPy has no such function, or another convention than XLA.
+"""Elementwise operations that NumPy lacks or defines differently from XLA.
 
-Below ``elementwise``, which gives each its types and derivatives. In come NumPy arrays, already checked; out come
-NumPy arrays of the same dtype. Half precision goes through float32 where the function is SciPy's.
+Below ``elementwise``, which adds types and derivatives. In: checked NumPy arrays. Out: NumPy arrays of the
+same dtype, with XLA's conventions. SciPy's functions run in float32 for half precision.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def divide(x, y):
 
 
 def to_integer(x, dtype):
-    """Real floats as integers, toward zero: out of range the nearest integer there is, and 0 for NaN, as in XLA."""
+    """Real floats as integers, toward zero, saturating, and 0 for NaN, as in XLA."""
     x = np.asarray(x, np.float32 if x.dtype.itemsize < 4 else x.dtype)
     limits = np.iinfo(dtype)
-    # both are powers of two, or 0, and so exact; what lies between -1 and 0 is 0 in any case
+    # both are powers of two, or 0, and so exact; values between -1 and 0 give 0 in any case
     low, beyond = x.dtype.type(limits.min), x.dtype.type(limits.max + 1)
     if not x.size or (x.min() >= low and x.max() < beyond):  # NaN is neither
         return x.astype(dtype)
@@ -40,7 +40,7 @@ def to_integer(x, dtype):
 
 
 def convert(x, dtype):
-    """``x`` as another dtype; complex become their real part, floats integers by ``to_integer``."""
+    """``x`` as another dtype: real part of complex, ``to_integer`` for floats."""
     if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
         x = (x != 0) if dtypes.is_bool(dtype) else x.real
     if dtypes.is_integer(dtype) and dtypes.is_floating(x.dtype):
@@ -74,7 +74,7 @@ shift_right_arithmetic = _shift(np.right_shift, True)
 
 
 def population_count(x):
-    """The number of bits set; of signed integers NumPy counts in |x|."""
+    """The number of bits set; for signed integers NumPy counts in |x|."""
     return np.bitwise_count(_as_unsigned(x)).astype(x.dtype)
 
 
@@ -86,12 +86,12 @@ def logistic(x):
 
 
 def reduce_precision(x, *, exponent_bits, mantissa_bits):
-    """``x`` rounded to fewer bits, ties to even: too large is infinite, below the normal numbers 0, as in XLA."""
+    """``x`` rounded to fewer bits, ties to even; overflow is inf, subnormals are 0."""
     info = dtypes.finfo(x.dtype)
     unsigned = np.dtype(f"u{x.dtype.itemsize}").type
     bits = _as_unsigned(x)
     drop = info.nmant - mantissa_bits
-    if drop > 0:  # a carry out of the mantissa raises the exponent, as it should
+    if drop > 0:  # a carry out of the mantissa correctly increments the exponent
         odd = (bits >> unsigned(drop)) & unsigned(1)
         bits = (bits + unsigned((1 << (drop - 1)) - 1) + odd) >> unsigned(drop) << unsigned(drop)
     if exponent_bits < info.nexp:
@@ -135,7 +135,7 @@ def _horner(coefficients, w):
 
 
 def _erf_inv_single(x):
-    """Inverse error function in float32: M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011)."""
+    """Inverse error function in float32: M. Giles, GPU Computing Gems (2011)."""
     w = -np.log1p(-x * x)
     central = _horner(
         (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,

@@ -1,7 +1,7 @@
 """Prefix scans with any associative function, in logarithmically many steps.
 
-Core operations, below the cumulative ones whose derivatives are such scans. In come arrays and a function that
-combines two neighbouring stretches of them; out come the combinations of all elements up to each.
+Core operations, below the cumulative ones whose derivatives are such scans. In: arrays and a function that
+combines two adjacent segments. Out: the inclusive scan.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Elements = list[Any]
 def prefix_scan(
     combine: Callable[[Elements, Elements], Elements], xs: Elements, axis: int, reverse: bool
 ) -> Elements:
-    """An inclusive scan along ``axis`` with an associative ``combine(earlier, later)`` of lists of arrays.
+    """Inclusive scan along ``axis`` with an associative ``combine(earlier, later)``.
 
-    Odd and even: neighbours are combined, the pairs scanned, and the results combined with the elements between.
+    Odd and even: adjacent pairs are combined, the pairs scanned, and the results combined with the elements between.
     (R. E. Ladner and M. J. Fischer, "Parallel Prefix Computation", 1980.) The work is linear in the length.
     """
     if reverse:
-        # from the end: what comes first is what lies behind
+        # from the end: the later operand comes first
         flipped = prefix_scan(combine, [rev(x, (axis,)) for x in xs], axis, False)
         return [rev(x, (axis,)) for x in flipped]
     n = xs[0].aval.shape[axis]
@@ -41,14 +41,14 @@ def prefix_scan(
 
 
 def _part(x: Any, start: int, stop: int | None, axis: int) -> Any:
-    """A stretch of ``x`` along ``axis``; all of it as it is."""
+    """A slice of ``x`` along ``axis``; ``x`` itself if it is everything."""
     n = x.aval.shape[axis]
     stop = n if stop is None else stop
     return x if (start, stop) == (0, n) else slice_in_dim(x, start, stop, axis=axis)
 
 
 def _interleave(even: Any, odd: Any, axis: int) -> Any:
-    """Elements of ``even`` and ``odd`` in turn; there may be one more of ``even``."""
+    """Interleave ``even`` and ``odd``; ``even`` may have one more."""
     shape, n = even.aval.shape, odd.aval.shape[axis]
     split = lambda x: reshape(x, (*shape[:axis], n, 1, *shape[axis + 1 :]))
     pairs = concatenate([split(_part(even, 0, n, axis)), split(odd)], axis + 1)

@@ -25,11 +25,11 @@ from blufunc.core.primitives.tangents import zero
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
-_BLOCK = 1 << 15  # counters at a time: what the rounds touch then stays in the cache
+_BLOCK = 1 << 15  # counters per block: the working set of the rounds then fits in the cache
 
 
 def threefry2x32(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The 20-round threefry cipher of the counter words ``x0``, ``x1`` under the key words ``k0``, ``k1``.
+    """The 20-round threefry cipher of counters (``x0``, ``x1``) by a key.
 
     All are uint32 arrays that broadcast together.
     """
@@ -54,7 +54,7 @@ def threefry2x32(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[np.ndarray, np.nda
 
 
 def _encipher_counters(keys: np.ndarray, size: int, out: np.ndarray, emit: Callable) -> None:
-    """Write ``emit(cipher of the counter i)`` under each of ``keys`` (rank 1) to ``out[key, i]``, block by block."""
+    """Write ``emit(cipher of counter i)`` to ``out[key, i]``, block by block."""
     few = max(1, _BLOCK // max(size, 1))
     for start in range(0, len(keys), few):
         block = keys[start : start + few, None]
@@ -79,11 +79,11 @@ _EMIT: dict[int, Callable] = {
     32: lambda a, b: a ^ b,
     64: lambda a, b: (a.astype(np.uint64) << np.uint64(32)) | b,
 }
-"""How two words become random bits, by width."""
+"""Conversion of two words to random bits, by width."""
 
 
 class _Random(Primitive):
-    """A kind: maps integers or keys, each element by itself, to keys or bits; trailing axes may be added."""
+    """A kind: maps each integer or key to keys or bits, possibly with trailing axes."""
 
     kind, fresh = "random", True
 
@@ -110,7 +110,7 @@ class _Random(Primitive):
 
 
 class _Seed(_Random):
-    """Keys from integers: the high and the low word of each; narrower ones have the high word 0."""
+    """Keys from integers: high and low word of each; narrow ones have high word 0."""
 
     name = "random_seed"
 
@@ -129,12 +129,12 @@ class _Seed(_Random):
 
 
 class _Bits(_Random):
-    """Random unsigned integers of ``bit_width`` bits: an array of ``shape`` for each key."""
+    """Random unsigned integers of ``bit_width`` bits, an array of ``shape`` per key."""
 
     name = "random_bits"
 
     def shard(self, avals, outs, **params):
-        if math.prod(params["shape"]) >= 2**32:  # shares count their elements in one word
+        if math.prod(params["shape"]) >= 2**32:  # shards count their elements in one word
             return leading(0)(avals, outs)
         b = Factoring()
         dims = b.each(outs[0].shape)
@@ -155,7 +155,7 @@ class _Bits(_Random):
 
 
 class _Split(_Random):
-    """New keys: an array of ``shape`` for each key."""
+    """New keys: an array of ``shape`` per key."""
 
     name = "random_split"
 
@@ -174,7 +174,7 @@ class _Split(_Random):
 
 
 class _FoldIn(_Random):
-    """A new key from a key and a uint32, for each of them."""
+    """A new key from each pair of a key and a uint32."""
 
     name = "random_fold_in"
 

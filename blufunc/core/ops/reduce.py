@@ -1,7 +1,7 @@
-"""Reductions other than the sum: extrema, products, bits, and where the extrema are.
+"""Reductions other than the sum: extrema, products, bits, argmax and argmin.
 
-Core operations. ``reduce_sum`` stands in ``core/primitives/linear_ops.py``, since the rules of differentiation
-need it. Functions here take axes that are static, distinct and not negative; ``blufunc.numpy`` takes the rest.
+Core operations. ``reduce_sum`` is in ``core/primitives/linear_ops.py``, since the rules of differentiation
+need it. Functions here take static, distinct, nonnegative axes; ``blufunc.numpy`` normalizes others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def limit(dtype: np.dtype, largest: bool) -> Any:
     if dtypes.is_bool(dtype):
         return dtype.type(largest)
     if dtypes.is_floating(dtype):
-        # float8_e4m3fn has no infinity: its largest finite value stands in
+        # float8_e4m3fn has no infinity: use its largest finite value
         limit = np.asarray(np.inf).astype(dtype)
         limit = limit if np.isinf(limit) else np.asarray(dtypes.finfo(dtype).max, dtype)
         return limit[()] if largest else -limit[()]
@@ -59,7 +59,7 @@ def limit(dtype: np.dtype, largest: bool) -> Any:
 
 
 def _extremum_deriv(t, ans, x, axes):
-    # elements that share the extremum share its derivative equally: the symmetric subgradient
+    # ties share the derivative equally: the symmetric subgradient
     kept = tuple(d for d in range(x.aval.ndim) if d not in axes)
     hit = convert(eq(x, broadcast_in_dim(ans, x.aval.shape, kept)), x.dtype)
     return div(reduce_sum(mul(t, hit), axes), reduce_sum(hit, axes))
@@ -94,7 +94,7 @@ def _prod_impl(x, axes):
 def _prod_deriv(t, ans, x, axes):
     """The product rule up a tree of pairwise products.
 
-    It never divides by an element, so it holds where elements are zero, as do its own derivatives.
+    It never divides by an element, so it holds where elements are zero, as do its derivatives.
     """
     kept = tuple(d for d in range(x.aval.ndim) if d not in axes)
     count = math.prod([x.aval.shape[d] for d in axes])
@@ -102,7 +102,7 @@ def _prod_deriv(t, ans, x, axes):
         return zero(ans.aval)
     order, flat = (*axes, *kept), (count, *ans.aval.shape)
     value, tangent = (reshape(transpose(a, order), flat) for a in (x, t))
-    odd: list[tuple[Any, Any]] = []  # what is left over where a length is odd
+    odd: list[tuple[Any, Any]] = []  # leftover elements of odd lengths
     while count > 1:
         if count % 2:
             odd.append((slice_in_dim(value, count - 1, count), slice_in_dim(tangent, count - 1, count)))
@@ -136,11 +136,11 @@ reduce_xor_p = Reduction(
     "reduce_xor", lambda x, axes: np.bitwise_xor.reduce(x, axis=axes), "bits", monoid="xor"
 )
 
-# -- where the extrema are -------------------------------------------------------------------------
+# -- argmax and argmin -----------------------------------------------------------------------------
 
 
 class _ArgExtremum(Primitive):
-    """The index of the first extremum along the one axis in ``axes``; of the first NaN if there is one."""
+    """The index of the first extremum, or the first NaN, along the axis in ``axes``."""
 
     kind, fresh = "reduce", True
     autocast_class = "widest"
@@ -154,7 +154,7 @@ class _ArgExtremum(Primitive):
 
     def impl(self, x, *, axes, index_dtype):
         if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
-            x = x.astype(np.float32)  # NumPy finds no NaN in the dtypes of ml_dtypes
+            x = x.astype(np.float32)  # NumPy finds no NaN in ml_dtypes
         return self.function(x, axis=axes[0]).astype(index_dtype)
 
     def abstract(self, x, *, axes, index_dtype):
@@ -212,14 +212,14 @@ reduce_xor = _reduction(reduce_xor_p, "The bitwise (of booleans: logical) exclus
 
 
 def argmax(operand: Any, axis: int, index_dtype: Any = "int32") -> Any:
-    """The index of the largest element along ``axis``: the first of several, and NaN counts as largest."""
+    """The index of the first largest element along ``axis``; NaN counts as largest."""
     return argmax_p.bind(
         lift(operand), axes=(static_int(axis, "argmax", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)
     )
 
 
 def argmin(operand: Any, axis: int, index_dtype: Any = "int32") -> Any:
-    """The index of the smallest element along ``axis``: the first of several, and NaN counts as smallest."""
+    """The index of the first smallest element along ``axis``; NaN counts as smallest."""
     return argmin_p.bind(
         lift(operand), axes=(static_int(axis, "argmin", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)
     )

@@ -1,9 +1,9 @@
-"""Sums and extrema over windows that slide over an array.
+"""Sums and extrema over sliding windows.
 
-Core operations, above ``sliding``, which knows where windows start. Sum and extrema of a box are those of its lines,
-axis by axis, so the cost of a window is the sum of its sizes and not their product. The sum is linear, and its
-transpose such a sum again; an extremum differentiates through the position of the element that it is, which is an
-operation of its own. Padding and holes never count: they hold the identity of the reduction.
+Core operations, above ``sliding``, which computes window positions. Boxes are reduced axis by axis, so the
+cost of a window is the sum of its sizes instead of their product. The sum is linear, and its transpose is a
+window sum too. An extremum differentiates through the position of its element, a separate operation. Padding
+and holes hold the identity of the reduction, so they never count.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Extremum(WindowReduction):
 
 
 class _Position(WindowReduction):
-    """Which element of each window, counted in row-major order, is the first extremum. NaN counts as extreme."""
+    """Row-major index of the first extremum of each window; NaN counts as extreme."""
 
     types = "ordered"
 
@@ -192,25 +192,25 @@ def _along_axes(
     """The reduction of each window, axis by axis."""
     out = x
     slides = zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
-    for axis, (window, stride, pad, holes, apart) in enumerate(slides):
+    for axis, (window, stride, pad, holes, spacing) in enumerate(slides):
         if window == stride == holes == 1 and pad == (0, 0):
             continue
-        m = count(out.shape[axis], window, stride, pad, holes, apart)
+        m = count(out.shape[axis], window, stride, pad, holes, spacing)
         if not m:
             shape = list(out.shape)
             shape[axis] = 0
             out = np.empty(shape, x.dtype)
             continue
         source = _padded_along(out, axis, pad, holes, identity)
-        if m < window:  # few windows: each is a reduction of its own
+        if m < window:  # few windows: reduce each separately
             out = np.empty(source.shape[:axis] + (m,) + source.shape[axis + 1 :], x.dtype)
             for i in range(m):
-                line = _along(source, axis, i * stride, window, apart)
+                line = _along(source, axis, i * stride, window, spacing)
                 ufunc.reduce(line, axis, out=_along(out, axis, i, 1, 1), keepdims=True)
             continue
         out = np.array(_along(source, axis, 0, m, stride))
         for k in range(1, window):
-            ufunc(out, _along(source, axis, k * apart, m, stride), out=out)
+            ufunc(out, _along(source, axis, k * spacing, m, stride), out=out)
     return np.array(x) if out is x else out
 
 
@@ -218,7 +218,7 @@ def _positions(
     x: np.ndarray, beats: np.ufunc, identity: Any, *, window_dimensions, window_strides, padding, base_dilation,
     window_dilation
 ) -> np.ndarray:  # fmt: skip
-    """Where in its window each extremum is, from the innermost axis outwards: the first of equal ones."""
+    """Position of the first extremum in each window, from the innermost axis outwards."""
     nans = dtypes.is_floating(x.dtype)
     best, at = x, np.zeros(x.shape, np.int32)
     inside = 1
@@ -226,8 +226,8 @@ def _positions(
         zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
     )
     for axis in reversed(range(x.ndim)):
-        window, stride, pad, holes, apart = slides[axis]
-        m = count(best.shape[axis], window, stride, pad, holes, apart)
+        window, stride, pad, holes, spacing = slides[axis]
+        m = count(best.shape[axis], window, stride, pad, holes, spacing)
         if not m:
             return np.zeros(
                 _counts(x.shape, window_dimensions=window_dimensions, window_strides=window_strides,
@@ -239,12 +239,12 @@ def _positions(
         best = np.array(_along(values, axis, 0, m, stride))
         at = np.array(_along(places, axis, 0, m, stride))
         for k in range(1, window):
-            value = _along(values, axis, k * apart, m, stride)
+            value = _along(values, axis, k * spacing, m, stride)
             wins = beats(value, best)
             if nans:
                 wins |= np.isnan(value) & ~np.isnan(best)
             np.copyto(best, value, where=wins)
-            np.copyto(at, _along(places, axis, k * apart, m, stride) + np.int32(k * inside), where=wins)
+            np.copyto(at, _along(places, axis, k * spacing, m, stride) + np.int32(k * inside), where=wins)
         inside *= window
     return at
 
@@ -255,21 +255,21 @@ def _positions(
 def _pick(
     t: Any, which: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
 ) -> Any:
-    """The element of each window of ``t`` at position ``which``; 0 where that is padding or a hole."""
+    """The element of each window of ``t`` at position ``which``; 0 outside of it."""
     shape, counts = t.aval.shape, which.aval.shape
     dtype = dtypes.int32 if t.aval.size <= np.iinfo(np.int32).max else dtypes.int64
     which = convert(which, dtype)
     flat = valid = None
-    disjoint = True  # no element is in two windows
+    disjoint = True  # windows do not overlap
     inside, stride_in_t = math.prod(window_dimensions), math.prod(shape)
     slides = zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
-    for axis, (window, stride, (low, high), holes, apart) in enumerate(slides):
-        disjoint &= stride > (window - 1) * apart
+    for axis, (window, stride, (low, high), holes, spacing) in enumerate(slides):
+        disjoint &= stride > (window - 1) * spacing
         inside //= window
         stride_in_t //= max(shape[axis], 1)
         position = mul(iota(dtype, counts, axis), stride)
         if window > 1:
-            position = add(position, mul(rem(div(which, inside), window), apart))
+            position = add(position, mul(rem(div(which, inside), window), spacing))
         position = sub(position, low)
         if low > 0 or high > 0 or holes > 1:
             there = logical_and(ge(position, 0), lt(position, (shape[axis] - 1) * holes + 1))

@@ -1,8 +1,7 @@
-"""Gather and scatter as NumPy does them: rows of a matrix, chosen by one flat index.
+"""NumPy implementation of gather and scatter: matrix rows chosen by a flat index.
 
-Below ``gather_scatter``, which evaluates by it. In come shapes, checked dimension numbers and sizes; out comes a
-``Plan``, made once per combination, that turns an array of indices into row numbers. ``sum_rows`` and
-``combine_at`` are the arithmetic on such rows.
+Below ``gather_scatter``. In: shapes, checked dimension numbers and sizes. Out: a ``Plan``, made once per combination,
+that turns an array of indices into row indices. ``sum_rows`` and ``combine_at`` are the arithmetic on such rows.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ with _lazy.modules(globals()):
 
 
 class Plan:
-    """How a gather or scatter of given shapes reduces to rows of a matrix chosen by a flat index.
+    """Reduction of a gather or scatter to matrix rows chosen by a flat index.
 
     The axes in which positions vary (indexed, batching or only partly read), and whatever lies between them, become
-    one axis of length ``rows``; the axes before it are ``outer``, those behind it are ``inner``. A window is the row
+    one axis of length ``rows``; the axes before it are ``outer``, those after it ``inner``. A window is the row
     that it starts in plus ``offsets``.
 
     Attributes:
@@ -86,7 +85,7 @@ class Plan:
         self.inverse = None if self.order is None else tuple(int(i) for i in np.argsort(order))
 
     def starts(self, indices: np.ndarray, drop: bool, clip: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        """The row that each window starts in, and which windows lie inside (None: all, or nobody asked)."""
+        """The first row of each window, and a mask of windows inside, if needed."""
         if indices.dtype == np.uint64:
             indices = np.minimum(indices, np.uint64(np.iinfo(np.intp).max))
         at = indices.reshape(math.prod(self.batch), len(self.bounds)).astype(np.intp)
@@ -115,17 +114,17 @@ plan_for = functools.lru_cache(4096)(Plan)
 
 
 def wide_dtype(dtype: np.dtype) -> np.dtype:
-    """What to compute in for values of ``dtype``."""
+    """Dtype to compute in for values of ``dtype``."""
     return dtypes.float32 if dtypes.is_floating(dtype) and dtype.itemsize <= 2 else dtype
 
 
 def sum_rows(rows: np.ndarray, updates: np.ndarray, n: int) -> np.ndarray:
-    """The matrix of ``n`` rows whose row i is the sum of the updates j with ``rows[j] == i``, in order of j.
+    """Segment sum: row i of ``n`` sums updates j with ``rows[j] == i``, in order.
 
-    That is the product with a sparse matrix of ones, which SciPy runs as one pass over the updates: several times
-    faster than ``np.add.at`` or sorting.
+    Computed as a sparse matmul with ones, which SciPy runs as one pass over the updates: several times faster
+    than ``np.add.at`` or sorting.
     """
-    if dtypes.is_complex(updates.dtype):  # as pairs of reals: one times infinity is NaN for complex numbers
+    if dtypes.is_complex(updates.dtype):  # as pairs of reals: one times infinity is NaN for complex values
         real = np.ascontiguousarray(updates).view(f"f{updates.dtype.itemsize // 2}")
         return sum_rows(rows, real, n).view(updates.dtype)
     count = len(rows)

@@ -1,7 +1,7 @@
-"""Operations that cut and join arrays at static positions: slice, pad, concatenate, rev, iota.
+"""Static slicing and joining: slice, pad, concatenate, rev, iota.
 
-Core operations. Slices and pads are each other's transposes. What may be negative, or left out, is
-settled by the functions; the primitives take positions that are in range.
+Core operations. Slices and pads are each other's transposes. The functions resolve negative and omitted
+positions; the primitives take positions that are in range.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BOOL = np.dtype(np.bool_)
 
 
 class _Slice(Linear):
-    """The elements from ``start_indices`` to ``limit_indices``, every ``strides``-th (None: every one)."""
+    """Elements from ``start_indices`` to ``limit_indices``, by ``strides`` (None: 1)."""
 
     name, kind = "slice", "movement"
     autocast_class = "widest"
@@ -109,7 +109,7 @@ class _Slice(Linear):
 
 
 class _Pad(Primitive):
-    """The operand with a value before, after and between its elements; negative counts cut elements off."""
+    """The operand padded before, after and between elements; negative counts crop."""
 
     name, kind, fresh = "pad", "movement", True
     linear, autocast_class = BOTH, "widest"
@@ -121,7 +121,7 @@ class _Pad(Primitive):
         )
         return b.rule(
             [dims, ()], [dims], linear=BOTH
-        )  # a sum that is owed is padded with zeros only, which any sum is
+        )  # an unreduced sum may only be padded with zeros, which are unreduced sums too
 
     def impl(self, x, value, *, padding_config):
         shape = _padded_shape(x.shape, padding_config)
@@ -129,9 +129,7 @@ class _Pad(Primitive):
         if any(value.tobytes()):
             out = np.full(shape, value, x.dtype)
         else:
-            out = np.zeros(
-                shape, x.dtype
-            )  # the system hands out zeroed pages for less than filling them costs
+            out = np.zeros(shape, x.dtype)  # zeroed pages from the OS cost less than filling
         to, of = [], []
         for (lo, _, interior), n, m in zip(padding_config, x.shape, shape, strict=True):
             step = interior + 1  # element i goes to lo + i * step, if that is within [0, m)
@@ -186,7 +184,7 @@ class _Pad(Primitive):
             limits = [n - max(hi, 0) for n, (_, hi, _) in zip(grown.aval.shape, padding_config, strict=True)]
             x.add(slice_(grown, starts, limits, [interior + 1 for _, _, interior in padding_config]))
         if is_linear(value):
-            # summing the padding alone, not everything less the operand's part: that would cancel
+            # sum the padding only: subtracting the operand's part from the total would cancel
             padding = _padding_mask(x.aval.shape, padding_config)
             value.add(reduce_sum(select(padding, ct, zeros_of(ct)), tuple(range(ct.aval.ndim))))
 
@@ -343,7 +341,7 @@ rev_p = _Rev()
 iota_p = _Iota()
 
 
-# -- functions: they do nothing where there is nothing to do ---------------------------------------
+# -- functions: no equation where the operation is the identity ------------------------------------
 
 
 def slice_(
@@ -352,7 +350,7 @@ def slice_(
     limit_indices: Sequence[int],
     strides: Sequence[int] | None = None,
 ) -> Any:
-    """The elements from ``start_indices`` up to ``limit_indices``, every ``strides``-th; one int of each per axis."""
+    """Slice with one start, limit and stride (static ints) per axis."""
     if not isinstance(operand, Value):
         operand = lift(operand)
     start, limit = (
@@ -371,7 +369,7 @@ def slice_(
 def slice_in_dim(
     operand: Any, start_index: int | None, limit_index: int | None, stride: int = 1, axis: int = 0
 ) -> Any:
-    """``operand[start_index:limit_index:stride]`` along one axis; None is the end, negative positions count from it."""
+    """``operand[start_index:limit_index:stride]`` along one axis, Python conventions."""
     x = lift(operand)
     shape = x.aval.shape
     axis = canonical_axis(axis, len(shape), "slice_in_dim")
@@ -384,7 +382,7 @@ def slice_in_dim(
 
 
 def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Any:
-    """The elements at static position ``index`` along one axis, which stays with size 1 if ``keepdims``."""
+    """The elements at static ``index`` along one axis, kept with ``keepdims``."""
     x = lift(operand)
     axis = canonical_axis(axis, x.aval.ndim, "index_in_dim")
     n, i = x.aval.shape[axis], static_int(index, "index_in_dim", "the index")
@@ -403,8 +401,8 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, in
 
     Args:
       padding_value: of rank 0 and of the dtype of ``operand``.
-      padding_config: for each axis how many to put before, after and between elements; negative counts before and
-        after cut elements off.
+      padding_config: per axis the counts before, after and between elements; negative counts before and after
+        crop.
     """
     x = lift(operand)
     config = tuple(
@@ -496,12 +494,12 @@ def canonical_axis(axis: int, ndim: int, name: str) -> int:
 
 
 def insert(xs: tuple, i: int, x: Any) -> tuple:
-    """The tuple with ``x`` in front of position ``i``."""
+    """The tuple with ``x`` inserted at position ``i``."""
     return xs[:i] + (x,) + xs[i:]
 
 
 def replace(xs: tuple, i: int, x: Any) -> tuple:
-    """The tuple with ``x`` at position ``i``."""
+    """The tuple with ``x`` replacing position ``i``."""
     return xs[:i] + (x,) + xs[i + 1 :]
 
 

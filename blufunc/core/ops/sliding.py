@@ -1,7 +1,7 @@
-"""Windows that slide over an array: their number, their padding, and views of them.
+"""Sliding windows over an array: count, padding, and views.
 
-Below the operations ``convolution`` and ``reduce_window``. Along an axis the operand has ``base_dilation - 1`` holes
-between neighbours, then padding at its ends (negative padding cuts off), and windows of ``window`` elements,
+Below the operations ``convolution`` and ``reduce_window``. Along an axis the operand has ``base_dilation -
+1`` holes between elements, then padding at its ends (negative padding crops). Windows of ``window`` elements,
 ``window_dilation`` apart, start every ``stride`` positions. Semantics are XLA's, the names JAX's.
 """
 
@@ -24,7 +24,7 @@ _PADDINGS = ("VALID", "SAME", "SAME_LOWER")
 
 
 def dilated(n: int, dilation: int) -> int:
-    """How far ``n`` elements reach with ``dilation - 1`` holes between neighbours."""
+    """Extent of ``n`` elements with ``dilation - 1`` holes between them."""
     return (n - 1) * dilation + 1 if n else 0
 
 
@@ -45,11 +45,11 @@ def transposed_pad(
     window_dilation: int,
     windows: int,
 ) -> tuple[int, int]:
-    """The padding of the transposed slide: over the ``windows`` results, back to the ``n`` elements.
+    """Padding of the transposed slide, from ``windows`` results to ``n`` elements.
 
-    Window p reads, at its position k, the element i with ``p * stride + k * window_dilation == i * base_dilation +
-    low``. With k counted from the other end of the window this is a slide over the results in which strides and
-    base dilation change places.
+    Window p reads, at its position k, the element i with ``p * stride + k * window_dilation == i *
+    base_dilation + low``. With k counted from the other end of the window this is a slide over the results in
+    which strides and base dilation are swapped.
     """
     reach = (window - 1) * window_dilation
     low = reach - pad[0]
@@ -59,12 +59,12 @@ def transposed_pad(
 def padtype_to_pads(
     in_shape: Sequence[int], window_shape: Sequence[int], window_strides: Sequence[int], padding: str
 ) -> list[tuple[int, int]]:
-    """The padding ``(low, high)`` for each axis that a name stands for.
+    """The padding ``(low, high)`` per axis for a name.
 
     Args:
       in_shape: the sizes of the operand.
       window_shape: the sizes of the windows, with their dilation.
-      window_strides: how far apart windows start.
+      window_strides: distance between window starts.
       padding: 'VALID' for none; 'SAME' for as many windows as the size divided by the stride, rounded up, where an
         odd element goes to the end; 'SAME_LOWER' likewise, where it goes to the front.
     Raises:
@@ -114,14 +114,14 @@ def read_pads(padding: Any, name: str) -> Pads:
 
 
 def read_factors(factors: Any, ndim: int, name: str, what: str) -> Ints:
-    """Strides or dilations as a user gives them: a positive int for each axis, or None for ones."""
+    """User-given strides or dilations: a positive int per axis, or None for ones."""
     if factors is None:
         return (1,) * ndim
     return ints(factors, name, what)
 
 
 def check_slide(name: str, ndim: int, fields: dict[str, Any], positive: Sequence[str]) -> None:
-    """Check that there is an entry for each of ``ndim`` axes, and those of ``positive`` fields are at least 1."""
+    """Check for an entry per axis, and that ``positive`` fields are at least 1."""
     for what, xs in fields.items():
         if len(xs) != ndim:
             raise errors.ShapeError(
@@ -135,7 +135,7 @@ def check_slide(name: str, ndim: int, fields: dict[str, Any], positive: Sequence
 
 
 def padded(x: np.ndarray, pads: Pads, dilations: Ints, fill: Any) -> np.ndarray:
-    """``x`` with holes between its elements and padding at its ends, filled with one value."""
+    """``x`` with holes between elements and padding at the ends, of one value."""
     config = tuple([(lo, hi, d - 1) for (lo, hi), d in zip(pads, dilations, strict=True)])
     if not any(map(any, config)):
         return x
@@ -145,7 +145,7 @@ def padded(x: np.ndarray, pads: Pads, dilations: Ints, fill: Any) -> np.ndarray:
 def window_view(
     x: np.ndarray, axes: Sequence[int], windows: Ints, counts: Ints, strides: Ints, dilations: Ints
 ) -> np.ndarray:
-    """A view in which each of ``axes`` counts windows, and new axes at the end run within them."""
+    """A view in which ``axes`` count windows, and new last axes run within them."""
     shape, steps = list(x.shape), list(x.strides)
     for axis, n, stride in zip(axes, counts, strides, strict=True):
         shape[axis], steps[axis] = n, x.strides[axis] * stride

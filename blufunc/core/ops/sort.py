@@ -1,8 +1,8 @@
-"""Sorting: ``sort`` of several operands at once, and picking elements along an axis by distinct indices.
+"""Sorting of several operands, and permutation of elements along an axis.
 
-Core operations. A sort is differentiated by sorting the tangents with it: an iota rides along as one
-more operand and comes out as the permutation, which ``pick_along`` applies to the tangents. ``pick_along``
-and ``place_along`` are transposes of each other.
+Core operations. The derivative of a sort permutes the tangents: an additional iota operand comes out as the
+permutation, which ``pick_along`` applies to the tangents. ``pick_along`` and ``place_along`` are transposes
+of each other.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.sharding import Factoring, along, leading
 from blufunc.core.primitives.tangents import Zero, zero
 
-# -- picking and placing ---------------------------------------------------------------------------
+# -- permutations ----------------------------------------------------------------------------------
 
 
 class _Along(Linear):
-    """A kind: operations that move elements along ``dimension`` by an array of distinct indices."""
+    """A kind: operations that move elements along ``dimension`` by distinct indices."""
 
     kind, fresh = "index", True
     autocast_class = "widest"
 
     def shard(self, avals, outs, **params):
-        """The rule of what picks elements of a line by their places, which are the second operand."""
+        """Rule of picking elements of a line by their positions, the second operand."""
         b = Factoring()
         dims = b.each(avals[0].shape, [params["dimension"]])
         return b.rule([dims, dims], [dims], trusted=frozenset({1}))
@@ -52,7 +52,7 @@ class _Along(Linear):
 
 
 class _PickAlong(_Along):
-    """``out[..., i, ...] = x[..., index[..., i, ...], ...]``; the indices of a line are distinct and in range."""
+    """``out[..., i, ...] = x[..., index[..., i, ...], ...]``, distinct indices."""
 
     name = "pick_along"
 
@@ -68,7 +68,7 @@ class _PickAlong(_Along):
 
 
 class _PlaceAlong(_Along):
-    """``out[..., index[..., i, ...], ...] = x[..., i, ...]``, 0 elsewhere; ``size`` is the result's."""
+    """``out[..., index[..., i, ...], ...] = x[..., i, ...]``, else 0, of ``size``."""
 
     name = "place_along"
 
@@ -138,7 +138,7 @@ class _Sort(Primitive):
     transpose = unsupported("it is not linear: it is transposed through its derivative")
 
     def batch(self, axis, args, dims, *, dimension, **params):
-        if len(set(dims)) == 1:  # all have the axis in one place: it may stay there
+        if len(set(dims)) == 1:  # all operands have the batch axis in one place: keep it there
             d = dims[0]
             outs = self.bind(*args, dimension=dimension + (dimension >= d), **params)
             return outs, [d] * len(outs)
@@ -147,7 +147,7 @@ class _Sort(Primitive):
 
 
 class _TopK(Primitive):
-    """The ``k`` largest elements along the last axis, in descending order, and their indices.
+    """The ``k`` largest elements along the last axis, descending, and their indices.
 
     Of equal elements the first comes first. NaN counts as largest.
     """
@@ -190,7 +190,7 @@ top_k_p = _TopK()
 
 
 def _by_way_of_float32(dtype: np.dtype) -> bool:
-    """Whether NumPy's order of a dtype is not ours: in those of ml_dtypes it puts NaN anywhere."""
+    """True if NumPy's order of a dtype differs: ml_dtypes put NaN anywhere."""
     return dtype.itemsize <= 2 and dtypes.is_floating(dtype) and dtype != dtypes.float16
 
 
@@ -201,10 +201,10 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     """``operand`` in ascending order along an axis; NaN last.
 
     Args:
-      operand: an array, or a sequence of arrays of one shape, permuted alike by the first ``num_keys`` of them.
+      operand: an array, or a sequence of arrays of one shape, permuted together by the first ``num_keys`` of them.
       dimension: the axis.
       is_stable: whether equal elements keep their order.
-      num_keys: how many arrays take part in comparisons.
+      num_keys: number of arrays that are compared.
     Returns:
       an array, or a tuple of arrays if ``operand`` is a sequence.
     """
@@ -232,7 +232,7 @@ def argsort(x: Any, dimension: int = -1, is_stable: bool = True) -> Any:
 
 
 def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
-    """The ``k`` largest elements along an axis in descending order, and their int32 indices there.
+    """The ``k`` largest elements along an axis, descending, and their int32 indices.
 
     Of equal elements the first comes first; NaN counts as largest.
     """
@@ -244,12 +244,12 @@ def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
 
 
 def pick_along(x: Any, index: Any, dimension: int) -> Any:
-    """The elements of ``x`` at ``index`` along an axis, as NumPy's take_along_axis; no index twice in a line."""
+    """``take_along_axis`` with distinct indices per line."""
     return pick_along_p.bind(lift(x), lift(index), dimension=dimension)
 
 
 def place_along(x: Any, index: Any, dimension: int, size: int | None = None) -> Any:
-    """The reverse of ``pick_along``: zeros but for the elements of ``x``, which go to ``index`` along an axis."""
+    """The inverse of ``pick_along``: ``x`` written to ``index`` along an axis, else 0."""
     x = lift(x)
     size = x.aval.shape[dimension] if size is None else size
     return place_along_p.bind(x, lift(index), dimension=dimension, size=size)

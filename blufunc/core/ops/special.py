@@ -1,8 +1,8 @@
-"""Special functions: gamma and its kin, Bessel functions, integrals of exponentials, the normal distribution.
+"""Special functions: gamma, Bessel, exponential integrals, normal distribution.
 
-Core operations, elementwise. SciPy defines them, ``gamma`` what SciPy lacks; each comes with its derivatives, which
-are those of the NIST Digital Library of Mathematical Functions (chapters 5, 6, 7, 8, 10 and 25). Where a derivative
-has no closed form, asking for it is an error that says so.
+Core operations, elementwise. SciPy defines most of them, ``gamma`` those that SciPy lacks. Derivatives follow
+the NIST Digital Library of Mathematical Functions (chapters 5, 6, 7, 8, 10 and 25). Where a derivative has no
+closed form, differentiation raises an error that says so.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
 
 def _special(name: str, f: str | Callable, derivs: list, lower: Any = None, cost: int = 1) -> Elementwise:
-    """A primitive; ``f`` is its definition, or the name of that in ``scipy.special``."""
+    """A primitive; ``f`` is its definition, or a name in ``scipy.special``."""
     impl = f if callable(f) else lambda *xs: getattr(scipy.special, f)(*xs)
     lower = lower or unsupported("SciPy defines it, and computes it on the host")
     return Elementwise(name, through_single(impl), "float", derivs, lower=lower, cost=cost)
 
 
 def _no_derivative(name: str, argument: str) -> Callable:
-    """The derivative in an argument in which there is no closed form."""
+    """The error for a derivative in an argument without closed form."""
 
     def refuse(t: Any, ans: Any, *xs: Any) -> Any:
         raise errors.GradError(
             f"{name} has no derivative in {argument}.",
             where=source.here(),
-            why="it is no elementary or special function that is implemented.",
+            why="it has no closed form in terms of implemented functions.",
             fix=f"hold it constant: lax.stop_gradient({argument})",
         )
 
@@ -86,7 +86,7 @@ def _times_log(y: Any, x: Any) -> Any:
 
 
 def _polygamma(m, x):
-    # of order 0 it is digamma, which the formula with zeta does not give
+    # order 0 is digamma, which the formula with zeta excludes
     m, x = np.broadcast_arrays(m, x)
     order = np.where(m == 0, 1, m).astype(np.float64)
     factor = np.where(order % 2 == 0, -1.0, 1.0) * scipy.special.gamma(order + 1)
@@ -213,21 +213,21 @@ bessel_i0e_p = _special(
 )
 bessel_i1e_p = _special("bessel_i1e", "i1e", [_i1e_deriv])
 
-# -- sums of exponentials, and lengths, without overflow --------------------------------------------
+# -- logsumexp and hypotenuse, without overflow -----------------------------------------------------
 
 
 def _share(part: Any, other: Any, whole: Any, of: Any) -> Any:
-    """The share of ``exp(part)`` in ``exp(whole)``, of a tangent; where these are infinite all, half or nothing."""
+    """A tangent times ``exp(part - whole)``; for infinities all, half or nothing."""
     one, half, none = (scalar(v, whole.aval.dtype) for v in (1, 0.5, 0))
     at_infinity = select(eq(part, whole), select(eq(other, whole), half, one), none)
     regular = is_finite(whole)
-    # both sides are guarded: exp of an infinity that is not chosen would make second derivatives NaN
+    # both sides are guarded: exp of an unselected infinity would make second derivatives NaN
     below = sub(select(regular, part, none), select(regular, whole, none))
     return mul(of, select(regular, exp(below), at_infinity))
 
 
 def _direction(part: Any, whole: Any) -> Any:
-    """``part / whole``, and 0 where the whole is 0; beside an infinite whole its sign, or 0."""
+    """``part / whole``; 0 where the whole is 0, the sign or 0 where it is infinite."""
     regular = logical_and(is_finite(whole), gt(whole, 0))
     at_infinity = select(eq(abs(part), whole), sign(part), zeros_of(part))
     return div(select(regular, part, at_infinity), select(regular, whole, ones_of(whole)))
@@ -252,13 +252,13 @@ hypot_p = _special(
 
 
 def _expn(n, x):
-    order = np.floor(n)  # there is no function of another order
+    order = np.floor(n)  # orders must be integers
     values = scipy.special.expn(np.where(np.isfinite(order), order, 0).astype(np.int64), x.astype(np.float64))
     return np.where(order == n, values, np.nan).astype(x.dtype)
 
 
 def _expn_deriv(t, ans, n, x):
-    # minus the function of the order below, which for orders 0 and 1 follows by recurrence
+    # minus the function of order n - 1; orders 0 and 1 follow by recurrence
     low = div(sub(exp(neg(x)), mul(sub(n, 1), ans)), x)
     return mul(t, neg(select(gt(n, 1), expn(max(sub(n, 1), 1), x), low)))
 
@@ -321,12 +321,12 @@ ndtri = _unary(ndtri_p, "The inverse of the normal distribution function.")
 
 
 def polygamma(m: Any, x: Any) -> Any:
-    """The m-th derivative of ``digamma`` for integers ``m >= 0``; of the dtype of x, and not differentiable in m."""
+    """The m-th derivative of ``digamma``, integer ``m >= 0``; not differentiable in m."""
     return binary(polygamma_p, m, x)
 
 
 def zeta(x: Any, q: Any) -> Any:
-    """The Hurwitz zeta function, the sum of ``(k + q)**-x`` over integers k >= 0; not differentiable in x."""
+    """Hurwitz zeta, the sum of ``(k + q)**-x`` over k >= 0; not differentiable in x."""
     return binary(zeta_p, x, q)
 
 
@@ -364,7 +364,7 @@ def random_gamma_grad(a: Any, sample: Any) -> Any:
 
 
 def betainc(a: Any, b: Any, x: Any) -> Any:
-    """The regularized incomplete beta function, for a and b > 0 and x in [0, 1]; differentiable in x."""
+    """Regularized incomplete beta function, a, b > 0, x in [0, 1]; derivative in x."""
     like = next((v for v in (a, b, x) if isinstance(v, Value)), None)
     if like is None:
         like = lift(x)
@@ -373,5 +373,5 @@ def betainc(a: Any, b: Any, x: Any) -> Any:
 
 
 def expn(n: Any, x: Any) -> Any:
-    """The exponential integral of order n: the integral of ``exp(-x t) t**-n`` from 1 on, for integers ``n >= 0``."""
+    """Exponential integral: ``exp(-x t) t**-n`` integrated from 1, integer ``n >= 0``."""
     return binary(expn_p, n, x)

@@ -1,8 +1,8 @@
-"""Which windows a gather reads and a scatter writes: modes, dimension numbers, and their checks.
+"""Gather and scatter windows: modes, dimension numbers, and their checks.
 
-Below the operations ``gather_scatter`` and ``dynamic``. In come the parameters that a user gives, with the types
-of operand and indices; out come the same, checked, and read as those of a gather or of a scatter. Semantics and
-dimension numbers are XLA's, the names JAX's. Nothing here looks at values.
+Below the operations ``gather_scatter`` and ``dynamic``. In: user-given parameters, with the types of operand
+and indices. Out: the same, checked, and converted between gather and scatter. Semantics and dimension numbers
+are XLA's, the names JAX's. Values are never inspected.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from blufunc.core.ir.avals import ShapedArray
 
 
 class GatherScatterMode(enum.Enum):
-    """What happens to windows that do not lie within the operand.
+    """Treatment of windows outside the operand.
 
-    CLIP moves them inside. FILL_OR_DROP fills what a gather reads with a constant, and leaves out what a scatter
-    writes. PROMISE_IN_BOUNDS says that there are none; if there are, gathers clip, scatters drop, and gradients are
-    wrong.
+    CLIP moves them inside. FILL_OR_DROP fills gathered windows with a constant, and skips scattered ones.
+    PROMISE_IN_BOUNDS says that there are none; if there are, gathers clip, scatters drop, and gradients are wrong.
     """
 
     CLIP = "clip"
@@ -34,7 +33,7 @@ class GatherScatterMode(enum.Enum):
 
     @staticmethod
     def from_any(mode: str | GatherScatterMode | None) -> GatherScatterMode:
-        """The mode for ``"clip"``, ``"fill"``, ``"drop"``, ``"promise_in_bounds"``, a mode, or None (fill or drop)."""
+        """The mode for a mode, its name in lower case, or None (fill or drop)."""
         if isinstance(mode, GatherScatterMode):
             return mode
         try:
@@ -82,7 +81,7 @@ class GatherDimensionNumbers:
 
 @dataclass(frozen=True, slots=True)
 class ScatterDimensionNumbers:
-    """How the dimensions of operand, indices and updates of a scatter relate: the same, read as writing.
+    """Dimension numbers of a scatter: those of a gather, with updates as the result.
 
     Attributes:
       update_window_dims: the updates' dimensions that run within a window, rising.
@@ -131,12 +130,12 @@ def window_sizes(
 
 
 def behind_batch(dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Dimension numbers behind a new leading dimension."""
+    """Dimension numbers after a new leading dimension."""
     return tuple([d + 1 for d in dims])
 
 
 def check_numbers(name: str, fields: tuple[str, ...], d: Any, x: ShapedArray, indices: ShapedArray) -> None:
-    """Check dimension numbers against operand and indices; ``fields`` are in the order of a gather's."""
+    """Check dimension numbers against operand and indices, in a gather's field order."""
     if not dtypes.is_integer(indices.dtype):
         raise errors.DtypeError(f"{name} takes integer indices, not {indices}.", fix="i.astype('int32')")
     if not all(hasattr(d, f) for f in fields):

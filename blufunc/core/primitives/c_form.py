@@ -1,8 +1,9 @@
-"""C forms: how one application of an elementwise primitive is written in C and CUDA.
+"""C forms: C and CUDA expressions of elementwise primitives.
 
-Core, plain data on an ``Elementwise`` primitive. Renderers (``kernels/codegen/scalar_ops.py``) fill the templates in;
-nothing here knows a dialect. In a template ``{0}``, ``{1}`` and ``{2}`` are the operands, ``{T}`` is the register type
-of the result, ``{U}`` the unsigned type in which integers are computed, and ``{name}`` the parameter of that name.
+Core, plain data on an ``Elementwise`` primitive. Renderers (``kernels/codegen/scalar_ops.py``) fill in the
+templates; this module is independent of dialects. In a template ``{0}``, ``{1}`` and ``{2}`` are the
+operands, ``{T}`` is the register type of the result, ``{U}`` the unsigned type for integer arithmetic, and
+``{name}`` the parameter of that name.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 KINDS = {"b": "booleans", "i": "integers", "f": "floats", "c": "complex numbers", "k": "random keys"}
-"""The kinds of operands, each with a template of its own."""
+"""Operand kinds, each with its own template."""
 
 
 @dataclass(frozen=True, eq=False)
 class CForm:
-    """The C expression of an application, by the kind of the last operand.
+    """C expression of one application, by the kind of the last operand.
 
     Attributes:
-      templates: an expression for each kind in ``KINDS`` that there is one for.
-      exact: whether results need no rounding: they are floats of the operands' dtype whenever the operands are.
-      stored: whether the expression is about bits: it takes and gives floats as memory holds them.
-      special: the name of a function of the renderer that writes it, where parameters decide on the expression.
-      repeats: whether operands occur more than once in what ``special`` writes; templates are counted.
+      templates: an expression for each supported kind of ``KINDS``.
+      exact: whether results need no rounding: they are representable in the dtype of the operands.
+      stored: whether the expression works on bits: floats are passed in their storage format.
+      special: the renderer's function that writes it, where the expression depends on parameters.
+      repeats: whether ``special`` writes an operand more than once; templates are counted.
     """
 
     templates: Mapping[str, str] = field(default_factory=dict)
@@ -40,18 +41,18 @@ class CForm:
         )
 
     def holds_twice(self) -> bool:
-        """Whether an expression holds an operand more than once."""
+        """True if an expression uses an operand more than once."""
         slots = [re.findall(r"\{(\d)\}", t) for t in self.templates.values()]
         return self.repeats or any(len(s) > len(set(s)) for s in slots)
 
 
 def same(template: str, kinds: str, exact: bool = False) -> CForm:
-    """One template for several kinds of operands."""
+    """One template for several operand kinds."""
     return CForm(dict.fromkeys(kinds, template), exact)
 
 
 def arithmetic(op: str) -> CForm:
-    """A binary operator; integers wrap."""
+    """A binary operator; integers wrap around."""
     plain = f"{{0}} {op} {{1}}"
     return CForm({"f": plain, "c": plain, "i": f"{{T}}({{U}}({{0}}) {op} {{U}}({{1}}))"})
 

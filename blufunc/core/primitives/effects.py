@@ -1,8 +1,8 @@
-"""Effects: what an equation does besides computing its results.
+"""Effects of equations: actions besides computing results.
 
-Core, beside every stage. An effect is a name; ``Primitive.effects_of`` says which ones a use has, and an equation
-that holds jaxprs has those of all their equations. No pass or transform drops, repeats or reorders an equation with
-effects. What computes a part of a program again, for a derivative, leaves out what only has effects (``silenced``).
+Core, at every stage. An effect is a name. ``Primitive.effects_of`` lists those of one use; an equation with
+jaxprs has those of all their equations. No pass or transform drops, repeats or reorders an equation with
+effects. Recomputation for a derivative leaves out equations that have only effects (``silenced``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ DEBUG, ORDERED_DEBUG = "debug", "ordered_debug"
 IO, ORDERED_IO = "io", "ordered_io"
 
 REPORTS = frozenset({DEBUG, ORDERED_DEBUG})
-"""The effects of operations that report values and have no results: a program means the same without them."""
+"""Effects of reports without results, which do not change a program's meaning."""
 
 
 def acts(eqn: Eqn) -> bool:
-    """Whether an equation does more than compute and report."""
+    """True if an equation has effects other than reports."""
     return not eqn.effects <= REPORTS
 
 
 def check_divergence(prim: Primitive, params: dict[str, Any]) -> None:
-    """Refuse to map what acts where the elements of a batch go ways of their own: for a batch, every way is gone.
+    """Reject effects in divergent control flow under a batch, where every branch runs.
 
     Raises:
       UnsupportedError: unless the use has no effects but reports.
@@ -43,31 +43,31 @@ def check_divergence(prim: Primitive, params: dict[str, Any]) -> None:
 
 
 def silenced(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr without the equations, also in calls and loops, that have effects and no results; its type stays."""
+    """The jaxpr, bodies included, without equations that have only effects; same type."""
     if not jaxpr.effects:
         return jaxpr
 
     def make() -> Jaxpr:
-        wanted = [
+        remaining = [
             e for e in jaxpr.eqns if not e.effects or any(v.__class__ is not DropVar for v in e.outvars)
         ]
         return jaxpr.replace(
-            eqns=[Eqn(e.prim, e.invars, e.outvars, silenced_params(e.params), e.source) for e in wanted]
+            eqns=[Eqn(e.prim, e.invars, e.outvars, silenced_params(e.params), e.source) for e in remaining]
         )
 
     return jaxpr.memoised("silenced", make)
 
 
 def silenced_params(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of an equation with every jaxpr among them silenced."""
+    """The parameters of an equation with each jaxpr silenced."""
     return map_jaxprs(silenced, params)
 
 
 def calls_back(jaxpr: Jaxpr) -> bool:
-    """Whether a program calls functions of the user's."""
+    """True if a program calls user functions."""
     return jaxpr.memoised("calls back", lambda: any(eqn_calls_back(e.prim, e.params) for e in jaxpr.eqns))
 
 
 def eqn_calls_back(prim: Any, params: dict[str, Any]) -> bool:
-    """Whether one operation does."""
+    """True if one operation calls user functions."""
     return prim.kind == "callback" or any(calls_back(body) for body in subjaxprs(params))

@@ -1,7 +1,7 @@
 """Kinds: families of primitives that share their rules.
 
-Core operations. A kind fills in the abstract, derivative, transposition and batching rules, so that
-a new member of a family says only what is its own:
+Core operations. A kind provides the abstract, derivative, transposition and batching rules, so that a new
+member of a family states only its specifics:
 
     sinh_p = Elementwise("sinh", np.sinh, "inexact", derivs=[lambda t, ans, x: mul(t, cosh(x))])
 """
@@ -44,10 +44,10 @@ TYPES: dict[str, tuple[str, Callable[[np.dtype], bool]]] = {
     "bits": ("integers and booleans", lambda d: dtypes.is_integer(d) or dtypes.is_bool(d)),
     "bool": ("booleans", dtypes.is_bool),
 }
-"""What a primitive accepts, by name: text for messages, and a test."""
+"""Accepted types by name: description for messages, and predicate."""
 
 _LIKELY = {"complex": "complex64", "integer": "int32", "bits": "int32", "bool": "bool"}
-"""The dtype that one mostly wants where a primitive does not accept another."""
+"""The dtype to suggest where a primitive does not accept another."""
 
 
 def check_types(name: str, types: str, *avals: ShapedArray) -> None:
@@ -62,14 +62,14 @@ def check_types(name: str, types: str, *avals: ShapedArray) -> None:
 
 
 AUTOCAST = ("low", "widest", "float32", "exact")
-"""The classes of ``bf.autocast``; ``transforms/precision/policy.py`` says what they mean."""
+"""The classes of ``bf.autocast``; see ``transforms/precision/policy.py``."""
 
 C_FORMS: dict[np.ufunc, Elementwise] = {}
-"""The first primitive with a C form for each ufunc: others of that ufunc have the same form."""
+"""The first primitive with a C form for each ufunc: others of it share the form."""
 
 
 def _check_lower(name: str, impl: Any, lower: Any, autocast_class: str | None, cost: Any) -> None:
-    """Raise ArgumentError for what is neither a C form nor a definition, and for no class or cost."""
+    """Raise ArgumentError for an invalid ``lower``, autocast class or cost."""
     wrong = fix = None
     if impl is None and not callable(lower):
         wrong, fix = (
@@ -85,10 +85,13 @@ def _check_lower(name: str, impl: Any, lower: Any, autocast_class: str | None, c
         wrong = f"lower={lower!r:.60} is neither a definition nor a C form"
         fix = 'lower=lambda x: x / (1 + bnp.abs(x)), or lower=extend.CForm({"f": "{0} / (1 + bf_abs({0}))"})'
     elif autocast_class is not None and autocast_class not in AUTOCAST:
-        wrong, fix = f"autocast={autocast_class!r:.60} is no class", f"one of {', '.join(AUTOCAST)}, or None"
+        wrong, fix = (
+            f"autocast={autocast_class!r:.60} is not an autocast class",
+            f"one of {', '.join(AUTOCAST)}, or None",
+        )
     elif cost.__class__ is not int or cost < 0:
         wrong, fix = (
-            f"cost={cost!r:.60} is no number of additions",
+            f"cost={cost!r:.60} is not a number of additions",
             "1 for an addition, 4 a division, 8 an exponential",
         )
     if wrong:
@@ -96,20 +99,20 @@ def _check_lower(name: str, impl: Any, lower: Any, autocast_class: str | None, c
 
 
 def _check_made(name: str, impl: Any, types: Any, rules: dict[str, Any], out: Any) -> None:
-    """Raise ArgumentError for what cannot be a member of a kind; how many operands it has is known when it is used."""
+    """Raise ArgumentError for invalid arguments of a kind; uses check the arity."""
     wrong = fix = None
     if impl is not None and not callable(impl):
         wrong, fix = f"impl={impl!r:.60} cannot be called", "give a function of NumPy arrays"
     elif not isinstance(types, str) or types not in TYPES:
-        wrong, fix = f"types={types!r:.60} is no family of dtypes", f"one of {', '.join(TYPES)}"
+        wrong, fix = f"types={types!r:.60} is not a family of dtypes", f"one of {', '.join(TYPES)}"
     elif not (out is None or isinstance(out, np.dtype) or (callable(out) and not isinstance(out, type))):
         wrong, fix = (
-            f"out={out!r:.60} is no dtype",
+            f"out={out!r:.60} is not a dtype",
             "np.dtype('float32'), or a function of the operands' dtype",
         )
-    for what, given in rules.items():
-        if not (isinstance(given, (list, tuple)) and all(r is None or callable(r) for r in given)):
-            wrong = f"{what}={given!r:.60} is no list of functions"
+    for what, functions in rules.items():
+        if not (isinstance(functions, (list, tuple)) and all(r is None or callable(r) for r in functions)):
+            wrong = f"{what}={functions!r:.60} is not a list of functions"
             fix = f"{what}=[...] with a function, or None, for each operand"
     if wrong:
         raise errors.ArgumentError(f"the primitive {name}: {wrong}.", where=source.here(), fix=fix)
@@ -121,19 +124,19 @@ class Elementwise(Primitive):
     Operands have one dtype, and one shape except that any of them may be of rank 0.
 
     Args:
-      name: as printed.
-      impl: NumPy function; a ``np.ufunc`` may be run in place by executors.
+      name: name in printed jaxprs.
+      impl: NumPy function; executors may run a ``np.ufunc`` in place.
       types: a key of ``TYPES``.
       derivs: for each operand ``(t, ans, *operands) -> term`` of the output tangent, linear in ``t``, or None where
-        the derivative is zero everywhere that it exists; None for a function without derivatives at all.
+        the derivative is zero wherever it exists; None for a non-differentiable function.
       transposes: for each operand that the function may be linear in, ``(ct, *operands) -> ct``; None otherwise.
       out: the result's dtype where it is not the operands': a dtype, or a function of the dtype.
-      lower: how kernels compute it: a ``CForm``, or a definition by other operations, which also supplies the
-        derivative where ``derivs`` is None, and ``impl`` where that is None. Without either, and with an ``impl`` that
-        is no ufunc of a known primitive, NumPy computes it on the host.
-      linear: groups of operands in which it is linear together.
-      autocast: its class in mixed precision, one of ``AUTOCAST``; None: it runs on the dtypes that were traced.
-      cost: about how many additions of floats one application is worth.
+      lower: a ``CForm`` for kernels, or a definition by other operations, which also supplies the derivative where
+        ``derivs`` is None, and ``impl`` where that is None. Without either, and with an ``impl`` that is no ufunc of
+        a known primitive, NumPy computes it on the host.
+      linear: groups of operands in which it is jointly linear.
+      autocast: its class in mixed precision, one of ``AUTOCAST``; None: it runs on the traced dtypes.
+      cost: approximate cost of one application, in float additions.
     """
 
     kind = "elementwise"
@@ -199,7 +202,7 @@ class Elementwise(Primitive):
 
     def shard(self, avals, outs, **params):
         def stays_owed(group):
-            # to narrow before a sum that is owed would round every part of it
+            # narrowing before an unreduced sum would round each partial sum
             types = [avals[i].dtype for i in group]
             wide = all(outs[0].dtype.itemsize >= d.itemsize for d in types)
             return wide and all(map(dtypes.is_inexact, (*types, outs[0].dtype)))
@@ -212,19 +215,19 @@ class Elementwise(Primitive):
         return super()._checked(avals, params)
 
     def _check_operands(self, n: int) -> None:
-        """Raise ArgumentError unless there is a derivative, and a transposition, for each of ``n`` operands."""
+        """Raise ArgumentError unless each of ``n`` operands has both linear rules."""
         if not n:
             raise errors.ArgumentError(f"{self.name} takes one operand or more.", where=source.here())
         if isinstance(self.lower, CForm) and self.lower.operands() > n:
             raise errors.ArgumentError(
-                f"the C form of {self.name} has {self.lower.operands()} operands, and is given {n}.",
+                f"the C form of {self.name} has {self.lower.operands()} operands, but {n} given.",
                 where=source.here(),
                 fix=f"write its operands as {', '.join(f'{{{i}}}' for i in range(n))}, or give {self.name} as many",
             )
         for what, rules in (("derivs", self.derivs), ("transposes", self.transposes or None)):
             if rules is not None and len(rules) != n:
                 raise errors.ArgumentError(
-                    f"{self.name} has {what} for {len(rules)} operand{'s' * (len(rules) != 1)}, and is given {n}.",
+                    f"{self.name} has {what} for {len(rules)} operand{'s' * (len(rules) != 1)}, but {n} given.",
                     where=source.here(),
                     why=f"{what} has one entry for each operand.",
                     fix=f"give {self.name} as many operands, or {what}=[...] as many entries, None for no derivative",
@@ -268,7 +271,7 @@ class Elementwise(Primitive):
         if len(ranks) == 1 and all(d is not None or not a.aval.ndim for a, d in pairs):
             ((_, d),) = ranks
             return self.bind(*args, **params), d
-        # the type on one example: errors are in its terms
+        # type the operation on one example, so that errors refer to it
         shape = self.typed(tuple([_example(a.aval, d) for a, d in pairs]), params).shape
         return self.bind(*[_align(axis, a, d, shape) for a, d in pairs], **params), 0
 
@@ -279,7 +282,7 @@ def _example(aval: ShapedArray, d: int | None) -> ShapedArray:
 
 
 def _align(axis: Any, x: Any, d: int | None, shape: tuple[int, ...]) -> Any:
-    """``x`` with the batch axis in front of ``shape``; rank-0 constants stay as they are."""
+    """``x`` with the batch axis leading ``shape``; rank-0 constants are unchanged."""
     if d is None and not x.aval.ndim:
         return x
     x = batched_front(axis, x, d)
@@ -306,7 +309,7 @@ class Reduction(Primitive):
     Args:
       impl: ``(x, axes) -> array``.
       deriv: ``(t, ans, x, axes) -> tangent``; None for results without derivative.
-      monoid: what combines elements: a key of ``REDUCTIONS`` in ``kernels/loopir/ir.py``; kernels compute those.
+      monoid: combines elements: a key of ``REDUCTIONS`` in ``kernels/loopir/ir.py``; kernels compute those.
       autocast: its class in mixed precision.
       out: the result's dtype where it is not the operand's.
     """

@@ -1,7 +1,7 @@
-"""The operations that every rule stands on: broadcast, reshape, transpose, sum, and adding tangents.
+"""Linear operations that all rules use: broadcast, reshape, transpose, sum.
 
-Core operations. They are mutually dual (the transpose of a broadcast is a sum, and the other way
-round), so they live together; all other operations build on them.
+Core operations. They are mutually dual (the transpose of a broadcast is a sum, and vice versa), so they share
+a module; all other operations build on them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Linear(Primitive):
 
 
 class _BroadcastInDim(Linear):
-    """Gives an array a larger shape: operand axis i becomes axis ``dims[i]``, new axes repeat it."""
+    """Broadcast: operand axis i becomes axis ``dims[i]``, new axes repeat it."""
 
     name, kind = "broadcast_in_dim", "movement"
     autocast_class = "widest"
@@ -66,7 +66,7 @@ class _BroadcastInDim(Linear):
             strides[d] = stride if size == shape[d] else 0
         if x.dtype.isbuiltin == 1 and x.flags.c_contiguous:  # several times faster than as_strided
             return np.ndarray(shape, x.dtype, x, 0, strides)
-        if x.dtype.isbuiltin != 1:  # as_strided does not know the dtypes of ml_dtypes
+        if x.dtype.isbuiltin != 1:  # as_strided does not support ml_dtypes
             return np.broadcast_to(
                 x[tuple([slice(None) if d in dims else None for d in range(len(shape))])], shape
             )
@@ -98,7 +98,7 @@ class _BroadcastInDim(Linear):
 
 
 class _Reshape(Linear):
-    """The same elements in row-major order under another shape."""
+    """The same elements, in row-major order, with another shape."""
 
     name, kind = "reshape", "movement"
     autocast_class = "widest"
@@ -126,7 +126,7 @@ class _Reshape(Linear):
 
 
 class _Transpose(Linear):
-    """Axes in another order: axis i of the result is axis ``permutation[i]`` of the operand."""
+    """Permute axes: axis i of the result is axis ``permutation[i]`` of the operand."""
 
     name, kind = "transpose", "movement"
     autocast_class = "widest"
@@ -183,7 +183,7 @@ class _ReduceSum(Linear):
 
 
 class _AddAny(Primitive):
-    """The sum of two tangents of one type: the addition that differentiation itself introduces."""
+    """The sum of two tangents of one type: differentiation's own addition."""
 
     name, kind, ufunc, fresh = "add_any", "elementwise", np.add, True
     lower, linear, autocast_class = arithmetic("+"), BOTH, "widest"
@@ -233,11 +233,11 @@ def batch_reduction(prim: Primitive, x: Any, d: int, axes: tuple[int, ...], **pa
     return out, d - sum(a < d for a in shifted)
 
 
-# -- functions: they do nothing where there is nothing to do ---------------------------------------
+# -- functions: no equation where the operation is the identity ------------------------------------
 
 
 def broadcast_in_dim(x: Any, shape: tuple[int, ...], dims: tuple[int, ...]) -> Any:
-    """``x`` with its axis i as axis ``dims[i]`` of ``shape``, repeated along the other axes."""
+    """``x`` with axis i as axis ``dims[i]`` of ``shape``, repeated along other axes."""
     if x.aval.shape == shape and dims == tuple(range(len(shape))):
         return x
     return broadcast_in_dim_p.bind(x, shape=shape, dims=dims)
@@ -318,12 +318,12 @@ def move_dim(x: Any, src: int, dst: int) -> Any:
 
 
 def batched_front(axis: Any, x: Any, d: int | None) -> Any:
-    """``x`` with its batch axis in front; repeated along it if it has none."""
+    """``x`` with a leading batch axis; repeated along it if unbatched."""
     if d is None:
         return broadcast_in_dim(x, (axis.size, *x.aval.shape), tuple(range(1, x.aval.ndim + 1)))
     return move_dim(x, d, 0)
 
 
 def all_front(axis: Any, args: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
-    """``batched_front`` of every argument."""
+    """``batched_front`` of each argument."""
     return [batched_front(axis, a, d) for a, d in zip(args, dims, strict=True)]

@@ -1,8 +1,8 @@
-"""Rules of primitives replaced, or added, within a scope.
+"""Scoped replacement of primitives' rules.
 
-Core, beside ``primitive``. Inside of a ``with`` block a primitive has other rules, in this thread; at its end the old
-ones are back. What is memoised or compiled meanwhile is kept apart: the override is part of ``state.context``, on
-which every memo of traces and programs depends.
+Core, on top of ``primitive``. Inside a ``with`` block a primitive has other rules in this thread; afterwards
+the old ones are restored. Memoized and compiled results are kept separate: the override is part of
+``state.context``, a component of every trace and program key.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from blufunc.core.primitives.primitive import Primitive
 OVERRIDABLE = ("impl", "jvp", "transpose", "batch", "linearize")
 
 _lock = threading.Lock()
-_uses: dict[tuple[Primitive, str], int] = {}  # blocks that are open, in any thread
-_kept: dict[tuple[Primitive, str], Any] = {}  # what an instance had of its own in the place of a rule
+_uses: dict[tuple[Primitive, str], int] = {}  # number of open blocks, over all threads
+_kept: dict[tuple[Primitive, str], Any] = {}  # the instance's own attribute that a rule replaces
 
 
 class _Running(threading.local):
-    """The replaced rules that run in this thread, each with the trace that it runs under."""
+    """The replaced rules running in this thread, each with its trace."""
 
     def __init__(self) -> None:
         self.rules: list[tuple] = []
@@ -40,15 +40,15 @@ class override:
         with bf.override(lax.sin_p, jvp=my_jvp):
             bf.grad(f)(x)
 
-    Each rule has the signature of the method of ``Primitive`` that it stands for, without self. The rule that it
-    replaces is the method as it was before the block: ``before = lax.sin_p.jvp``. Blocks nest, the innermost counts.
-    What is compiled in a block serves every block with the same rules, the very same functions, and no other.
+    Each rule has the signature of the method of ``Primitive`` that it replaces, without self. To call the
+    replaced rule, save it before the block: ``before = lax.sin_p.jvp``. Blocks nest; the innermost applies.
+    Programs compiled in a block are reused only by blocks with identical rule functions.
 
     Args:
       prim: a primitive.
       rules: impl, jvp, transpose, batch or linearize. Where ``impl`` is replaced, no ufunc runs in its place.
     Raises:
-      ArgumentError: it is no rule, or cannot be called.
+      ArgumentError: unknown rule, or not callable.
     """
 
     def __init__(self, prim: Primitive, **rules: Callable):
@@ -67,7 +67,7 @@ class override:
         for name, rule in rules.items():
             if name not in OVERRIDABLE or not callable(rule):
                 raise errors.ArgumentError(
-                    f"override of {prim.name}: {name}={rule!r:.60} is no rule.",
+                    f"override of {prim.name}: {name}={rule!r:.60} is not a rule.",
                     where=source.here(),
                     why=f"rules that can be replaced are {', '.join(OVERRIDABLE)}; types are not a matter of scope.",
                 )
@@ -122,12 +122,12 @@ class override:
 
 
 def is_replaced(prim: Primitive, rule: str) -> bool:
-    """Whether a rule of a primitive is another one in this scope: who compiles it in another way must not."""
+    """True if this scope overrides a rule: compilers must not bypass it."""
     return any(isinstance(c, override) and c.prim is prim and rule in c.rules for c in state.context)
 
 
 def _has_linearize(prim: Primitive) -> bool:
-    """Whether reverse mode asks the primitive's ``linearize``, as far as this thread is concerned."""
+    """True if reverse mode uses the primitive's ``linearize`` in this thread."""
     if is_replaced(prim, "linearize"):
         return True
     key = prim, "linearize"
@@ -136,9 +136,9 @@ def _has_linearize(prim: Primitive) -> bool:
 
 
 def _dispatch(prim: Primitive, name: str) -> None:
-    """Have a rule look for overrides of this thread, innermost first."""
+    """Make a rule look for overrides of this thread, innermost first."""
     original = getattr(prim, name)
-    if original is None:  # in other threads, or further in, the jvp rule is still what is split
+    if original is None:  # in other threads and outer blocks, the jvp rule is still split
         original = functools.partial(_split_jvp, prim)
     if name in prim.__dict__:
         _kept[prim, name] = prim.__dict__[name]
@@ -147,8 +147,8 @@ def _dispatch(prim: Primitive, name: str) -> None:
         for entry in reversed(state.context):
             if not (isinstance(entry, override) and entry.prim is prim and name in entry.rules):
                 continue
-            # A rule that calls the one it replaces comes here again, under the same trace; when the operation itself
-            # comes up in a rule, it does so under another.
+            # A rule that calls the one it replaces re-enters here under the same trace; a nested use of the
+            # operation re-enters under another.
             this = entry, name, state.trace
             if any(all(a is b for a, b in zip(this, one, strict=True)) for one in _running.rules):
                 continue
@@ -163,10 +163,10 @@ def _dispatch(prim: Primitive, name: str) -> None:
 
 
 def _split_jvp(prim: Primitive, trace: Any, primals: Any, tangents: Any, **params: Any) -> Any:
-    """What linearization does with a primitive that has no ``linearize`` of its own."""
+    """Linearization of a primitive without ``linearize``: split its jvp rule."""
     with set_trace(trace.split):
         return prim.jvp(primals, tangents, **params)
 
 
 def _no_ufunc(dtype: Any) -> None:
-    """Replaced ``impl``s are called: there is no ufunc to run in their place."""
+    """Replacement of ``ufunc_for`` that makes executors call the replaced ``impl``."""

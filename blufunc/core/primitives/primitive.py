@@ -1,8 +1,8 @@
-"""Primitives: one object holds all that is known of an operation.
+"""Primitives: one object holds all rules of an operation.
 
-Core. ``bind`` sends an operation to the current trace (stage 1); each transform then asks the
-primitive for its rule. There are no tables of rules elsewhere: to know what ``sin`` is, read
-``sin_p``. Kinds (``core/primitives/kinds.py``) supply the usual rules for whole families.
+Core. ``bind`` sends an operation to the current trace (stage 1); each transform then asks the primitive for
+its rule. There are no tables of rules elsewhere: all about ``sin`` is in ``sin_p``. Kinds
+(``core/primitives/kinds.py``) supply the usual rules for whole families.
 """
 
 from __future__ import annotations
@@ -21,41 +21,40 @@ from blufunc.core.ir.trace import Tracer, leak_error, state
 from blufunc.core.primitives.rule_errors import checked_types
 
 RULES = ("impl", "abstract", "jvp", "transpose", "batch")
-"""The rules that the completeness test asks of every primitive."""
+"""The rules that the completeness test requires of every primitive."""
 
 named: weakref.WeakValueDictionary[str, Primitive] = weakref.WeakValueDictionary()
-"""All primitives by name; of several with one name the first."""
+"""All primitives by name; the first of several with one name."""
 
 derived: dict[str, Callable] = {}
-"""For ``impl``, ``jvp``, ``transpose`` and ``batch``: ``(prim, *arguments of the rule, params)``, which computes the
-rule of a primitive from its definition. Modules above this one add them, each transform its own."""
+"""Rules derived from a definition: ``(prim, *arguments of the rule, params)``.
+For ``impl``, ``jvp``, ``transpose`` and ``batch``. Each transform adds its own."""
 
 
 class Primitive:
-    """An operation and its rules. Subclass it, or make an instance of one of its kinds.
+    """An operation and its rules: a subclass, or an instance of a kind.
 
-    A rule that cannot exist is set to ``unsupported("reason")``, so that a gap is a decision and
-    never an accident.
+    A rule that cannot exist is set to ``unsupported("reason")``, so that every gap is a decision.
 
     Attributes:
-      name: as printed in jaxprs.
+      name: name in printed jaxprs.
       kind: the family: elementwise, reduce, movement, contract, index, random, call, ...
       multiple_results: whether ``bind`` returns a list.
       fresh: whether ``impl`` always returns new storage, never a view of an operand.
-      ufunc: the ``np.ufunc`` that ``impl`` is, if it is one: executors may then write over an operand.
-      identity: whether the result is the one operand as it is, and nothing is computed.
-      opaque: whether simplification leaves every use as it is: none is folded, or merged with an equal one.
-      body: the name of the parameter with the jaxpr that a use computes on all operands, if it computes nothing else.
-      alternative: the name of the parameter with a second jaxpr, which computes the same by operations that some
-        devices have kernels for; ``core/programs/alternatives.py`` chooses.
-      recomputed: True if it recomputes values that were deliberately not stored.
-      pointwise: whether the body is a few elementwise equations, which every program is better off with.
-      inline: whether it only names a call of ``params["jaxpr"]``, which programs put in its place.
-      effects: what it does besides computing its results; programs never drop or reorder these.
-      autocast_class: its class in mixed precision, a word of ``kinds.AUTOCAST``; None: as traced.
-      linear: groups of operands in which a use is linear together; ``linear_in`` where types or parameters decide.
-      monoid: of reductions and scans, what combines elements; kernels compute those that have one.
-      cost: of elementwise operations, about how many additions of floats one application is worth.
+      ufunc: the ``np.ufunc`` that ``impl`` is, if any: executors may then write over an operand.
+      identity: whether the result is its single operand, unchanged.
+      opaque: whether simplification neither folds uses nor merges equal ones.
+      body: the parameter with the jaxpr that defines the whole use on all operands, if any.
+      alternative: the parameter with an equivalent jaxpr of operations that some devices have kernels for;
+        ``core/programs/alternatives.py`` chooses.
+      recomputed: whether the use recomputes values that were deliberately not stored.
+      pointwise: whether the body is a few elementwise equations, which every program should inline.
+      inline: whether it only names a call of ``params["jaxpr"]``, which programs inline.
+      effects: actions besides computing results; programs never drop or reorder these.
+      autocast_class: its class in mixed precision, one of ``kinds.AUTOCAST``; None: as traced.
+      linear: groups of operands in which a use is jointly linear; ``linear_in`` where types or parameters decide.
+      monoid: combines elements in reductions and scans; kernels compute those that have one.
+      cost: of elementwise operations, approximate cost of one application, in float additions.
       has_definition: whether ``lower`` is a definition: a function that is traced.
     """
 
@@ -90,7 +89,7 @@ class Primitive:
         named.setdefault(self.name, self)
         self._typed: dict[tuple, Any] = {}
         self.has_definition = self._has_definition()
-        self.definitions: dict[tuple, Any] = {}  # traced: ``core/programs/stage.py``
+        self.definitions: dict[tuple, Any] = {}  # traced definitions: ``core/programs/stage.py``
 
     def _has_definition(self) -> bool:
         return callable(self.lower) and not hasattr(self.lower, "reason")
@@ -105,7 +104,7 @@ class Primitive:
     # -- rules ---------------------------------------------------------------------------------
 
     def impl(self, *args: Any, **params: Any) -> Any:
-        """The value: NumPy arrays in, NumPy array (or list of them) out. The reference for all other rules.
+        """Reference implementation: NumPy arrays in, a NumPy array (or list of them) out.
 
         Without one of its own, a primitive with a definition evaluates that.
         """
@@ -113,29 +112,29 @@ class Primitive:
         return values if self.multiple_results else values[0]
 
     def abstract(self, *avals: ShapedArray, **params: Any) -> Any:
-        """The type of the result (or list of them) from the types of the arguments; checks both."""
+        """Check the argument types and return the result type (or list of them)."""
         raise self._missing("abstract")
 
     def jvp(self, primals: Sequence, tangents: Sequence, **params: Any) -> Any:
-        """``(out, out_tangent)`` from primals and tangents; a tangent may be a symbolic ``Zero``."""
+        """``(out, out_tangent)``; tangents may be symbolic ``Zero``s."""
         return self._derived("jvp")(self, primals, tangents, params)
 
     def transpose(self, ct: Any, *args: Any, **params: Any) -> None:
-        """Reverse of a linear use: adds to the ``Accumulator`` that stands for each linear argument."""
+        """Transpose a linear use: add to the ``Accumulator`` of each linear argument."""
         self._derived("transpose")(self, ct, args, params)
 
     def batch(self, axis: Any, args: Sequence, dims: Sequence[int | None], **params: Any) -> Any:
-        """``(out, out_dim)`` for arguments with an extra axis at ``dims`` (None: not batched)."""
+        """``(out, out_dim)`` for arguments batched at ``dims`` (None: not batched)."""
         return self._derived("batch")(self, axis, args, dims, params)
 
     lower: Any = None
-    """``(*args, **params) -> result`` (or list of them) by other operations: the *definition* of the primitive.
-    Compilers put it in the place of every use, and it supplies the rules that the primitive has not. For an elementwise
-    primitive alternatively a ``CForm``. None or ``unsupported("reason")``: ``impl`` computes it, on the host."""
+    """The *definition* by other operations, ``(*args, **params) -> result`` (or list).
+    Compilers substitute it for every use, and it supplies missing rules. An elementwise primitive may have a
+    ``CForm`` instead. None or ``unsupported("reason")``: ``impl`` computes it on the host."""
 
     @property
     def has_impl(self) -> bool:
-        """Whether there is an ``impl`` besides the definition."""
+        """True if there is an ``impl`` other than the definition."""
         return type(self).impl is not Primitive.impl
 
     def lowered(self, args: Sequence, params: dict) -> list:
@@ -144,63 +143,62 @@ class Primitive:
         return list(out) if self.multiple_results else [out]
 
     linearize: Callable | None = None
-    """``(trace, primals, tangents, **params) -> (outs, out_tangents)`` where the jvp rule, split into its
-    primal and its tangent operations, would not do: primitives that call jaxprs."""
+    """``(trace, primals, tangents, **params) -> (outs, out_tangents)``.
+    For primitives that call jaxprs, whose jvp rule cannot be split into primal and tangent operations."""
 
     split: Callable | None = None
-    """``(trace, args, **params) -> outs`` for a use among whose operands are tangents and primals of one linearization:
-    primitives that call jaxprs compute the primal results in the parent trace and stage the others."""
+    """``(trace, args, **params) -> outs`` for a use on both tangents and primals.
+    Primitives that call jaxprs compute the primal results in the parent trace and stage the others."""
 
     rewrite: Callable | None = None
-    """``(bodies, operands, **params) -> outs``: the use under a user's transform, of primitives that run jaxprs;
-    ``transforms/extension/transform.py`` says what ``bodies`` can do."""
+    """``(bodies, operands, **params) -> outs``: a use under a user-defined transform.
+    For primitives that run jaxprs; ``transforms/extension/transform.py`` defines ``bodies``."""
 
     autocast: Callable | None = None
-    """``(cells, dtype, **params) -> outs``: the use in mixed precision, of primitives that are computed in the low
-    ``dtype`` though they hold definitions; of a cell, ``transforms/precision/autocast.py`` has the methods."""
+    """``(cells, dtype, **params) -> outs``: a use in mixed precision.
+    For primitives with definitions that run in the low ``dtype``; ``transforms/precision/autocast.py`` defines
+    cells."""
 
     reference: Callable | None = None
-    """``(compile, **params) -> function`` from a list of NumPy arrays to a sequence of them: the definition, in the
-    place of ``impl``, of primitives that run jaxprs. ``compile(jaxpr)`` gives such a function for a body."""
+    """``(compile, **params) -> function`` of NumPy arrays, in place of ``impl``.
+    For primitives that run jaxprs. ``compile(jaxpr)`` returns such a function for a body."""
 
     def ufunc_for(self, dtype: Any) -> Any:
-        """The ufunc that ``impl`` is for results of ``dtype``, or None."""
+        """The ufunc that implements ``impl`` for results of ``dtype``, or None."""
         return self.ufunc
 
     flops: Callable | None = None
-    """``(*operand types, **params) -> int``: multiplications and additions of one use, of operations whose arithmetic
-    is not that of their kind."""
+    """``(*operand types, **params) -> int``: additions and multiplications of one use."""
 
     shard: Callable | None = None
-    """``(operand types, result types, **params) -> Rule``: how dimensions go together where the operation is divided
-    among devices; ``core/primitives/sharding.py`` has rules, and ``Factors``, which writes them in words. Without one
-    the definition is partitioned, and what has no definition either is computed whole on every device."""
+    """``(operand types, result types, **params) -> Rule``: the sharding rule.
+    See ``core/primitives/sharding.py``, and ``Factors`` for its einsum-like notation. Without one the definition
+    is partitioned; without a definition, every device computes the whole."""
 
     home: Callable | None = None
-    """``(**params) -> Device or None``: the one device on which programs with this use run, wherever their arguments
-    are: of operations that lay values out on a mesh."""
+    """``(**params) -> Device or None``: the required device of a use.
+    For operations that shard values over a mesh."""
 
     def linear_in(self, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], **params: Any) -> tuple:
-        """The groups of operands in which one use is linear together."""
+        """The groups of operands in which one use is jointly linear."""
         return self.linear
 
     drop_outputs: Callable | None = None
-    """``(eqn, reads) -> Eqn`` without the outputs that nobody reads, for primitives that can do without computing
-    them."""
+    """``(eqn, reads) -> Eqn`` without unread outputs, where they can be skipped."""
 
     def effects_of(self, params: dict) -> frozenset[str]:
         """The effects of one use."""
         return self.effects
 
     def axes_of(self, params: dict) -> tuple[str, ...]:
-        """The named axes that one use refers to: those of collectives."""
+        """The named axes of one use of a collective."""
         return ()
 
     # -- mechanics -----------------------------------------------------------------------------
 
     def typed(self, avals: tuple[ShapedArray, ...], params: dict) -> Any:
-        """``abstract``, memoised, with the user's line added to errors."""
-        if self.reference is not None:  # a memo would keep the jaxprs, and all that they hold, for ever
+        """``abstract``, memoized, with the user's line added to errors."""
+        if self.reference is not None:  # a memo would keep the jaxprs, and all that they hold, alive forever
             return self._checked(avals, params)
         key = (avals, *params.items())
         try:
@@ -225,7 +223,7 @@ class Primitive:
         return checked_types(self, result)
 
     def evaluate(self, args: Sequence, params: dict) -> Any:
-        """Compute now, on the device of the arguments."""
+        """Evaluate eagerly, on the device of the arguments."""
         arrays = [a if a.__class__ is Array else concrete(a) for a in args]
         outs = self.typed(tuple([a.aval for a in arrays]), params)
         device = device_of(arrays, self.name)
@@ -241,7 +239,7 @@ class Primitive:
         return wrapped if self.multiple_results else wrapped[0]
 
     def _derived(self, rule: str) -> Callable:
-        """What computes a rule from the definition."""
+        """The derivation of a rule from the definition."""
         if not self.has_definition:
             raise self._missing(rule)
         return derived[rule]
@@ -255,7 +253,7 @@ class Primitive:
 
 
 class unsupported:
-    """A rule that does not exist, and why: set it in the place of the rule."""
+    """Marker for a rule that does not exist, with the reason."""
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -288,11 +286,11 @@ def concrete(x: Any) -> Array:
 
 
 def device_of(arrays: Sequence[Array], name: str, home: backend.Device | None = None) -> Any:
-    """The device on which to compute with these arguments: ``home``, if there is one.
+    """The device to compute on with these arguments: ``home``, if there is one.
 
-    Numbers go wherever arrays are: they have no place of their own. So do arrays on the default device, which are there
-    because nothing was said. The default device itself serves where all are numbers on the host, or there are none.
-    Devices that hold an array together draw in all that is on single ones.
+    Scalars on the host follow the arrays, and so do arrays on the default device, where placement was
+    implicit. The default device itself is used if all arguments are host scalars, or there are none. Devices
+    that hold a sharded array attract arrays on single ones.
 
     Raises:
       ArgumentError: the arrays are on two devices, neither of them the default one.

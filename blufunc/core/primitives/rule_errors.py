@@ -1,8 +1,8 @@
-"""Mistakes in the rules of a primitive, as errors for the author of the rule.
+"""Errors for mistakes in the rules of a primitive, addressed to the rule's author.
 
-Core, beside ``primitive``. In comes what a rule returned, where a trace cannot go on with it or ``config.check`` asks;
-out comes a ``JaxprTypeError`` that names primitive and rule. Correct rules cost the test of a class and of an
-interned type.
+Core, on top of ``primitive``. In: the result of a rule, when a trace cannot continue with it or
+``config.check`` is set. Out: a ``JaxprTypeError`` that names primitive and rule. Correct rules pay only for a
+class test and an interned-type test.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ RETURNS = {
     "batch": "(out, out_dim), where out_dim >= 0 is the batch axis of out, or None; two lists with "
     "multiple_results = True",
 }
-"""What each rule gives back."""
+"""Return values of each rule."""
 
 
 def rule_error(prim: Any, rule: str, what: str) -> errors.JaxprTypeError:
-    """The error for a rule of ``prim`` that gave the wrong thing; ``what`` completes "the jvp rule of sin ..."."""
+    """The error for a rule's wrong result; ``what`` completes "the jvp rule of sin"."""
     return errors.JaxprTypeError(
         f"the {rule} rule of {prim.name} {what}.",
         where=source.here(),
@@ -39,7 +39,7 @@ def rule_error(prim: Any, rule: str, what: str) -> errors.JaxprTypeError:
 
 
 def definition_error(prim: Any, what: str, fix: str) -> errors.JaxprTypeError:
-    """The error for a definition of ``prim`` that cannot take its place; ``what`` completes "the definition ..."."""
+    """The error for a wrong definition; ``what`` completes "the definition ..."."""
     return errors.JaxprTypeError(
         f"the definition (lower=) of {prim.name} {what}.",
         where=source.here(),
@@ -49,7 +49,7 @@ def definition_error(prim: Any, what: str, fix: str) -> errors.JaxprTypeError:
 
 
 def check_definition(prim: Any, defined: Sequence[Any], computed: Sequence[Any]) -> None:
-    """Check what the definition computes against what ``impl`` does, on the same operands."""
+    """Check the definition's results against those of ``impl`` on the same operands."""
     for i, (x, y) in enumerate(zip(map(np.asarray, defined), map(np.asarray, computed), strict=True)):
         inexact = dtypes.is_inexact(y.dtype)
         wide = np.complex128 if dtypes.is_complex(y.dtype) else np.float64
@@ -71,7 +71,7 @@ def type_of(aval: ShapedArray) -> str:
 
 
 def described(x: Any) -> str:
-    """What a rule returned, in a few words."""
+    """A short description of a rule's return value."""
     if isinstance(x, (list, tuple)):
         return f"a {type(x).__name__} of {len(x)}"
     aval = getattr(x, "aval", None)
@@ -81,14 +81,14 @@ def described(x: Any) -> str:
 
 
 def pair_of(prim: Any, rule: str, result: Any) -> tuple[Any, Any]:
-    """The two things that a jvp, linearize or batch rule returned."""
+    """The pair that a jvp, linearize or batch rule returned."""
     if isinstance(result, (tuple, list)) and len(result) == 2:
         return result[0], result[1]
     raise rule_error(prim, rule, f"returned {described(result)}, not a pair")
 
 
 def checked_types(prim: Any, result: Any) -> tuple[ShapedArray, ...]:
-    """The types that the abstract rule returned, where that is not the one type of one result."""
+    """The types that the abstract rule returned, unless it is a single result's type."""
     if prim.multiple_results and isinstance(result, (list, tuple)):
         if all(a.__class__ is ShapedArray for a in result):
             return tuple(result)
@@ -111,7 +111,7 @@ def check_values(prim: Any, results: Any, expected: Sequence[ShapedArray]) -> No
 
 
 def check_lists(prim: Any, rule: str, first: Any, second: Any) -> None:
-    """Check that a rule with multiple results returned two lists of one length."""
+    """Check that a rule with multiple results returned two lists of the same length."""
     for part in (first, second):
         if not isinstance(part, (list, tuple)):
             raise rule_error(prim, rule, f"returned {described(part)} in the place of a list")
@@ -146,7 +146,7 @@ def check_batch(prim: Any, out: Any, dim: Any, size: int) -> None:
 
 
 def check_example(prim: Any, out: Any, dim: int | None, expected: ShapedArray) -> None:
-    """Check the type of one example of a batched result against that of the primitive on one example."""
+    """Check a batched result's type against the primitive's type on one example."""
     shape = out.aval.shape if dim is None else out.aval.shape[:dim] + out.aval.shape[dim + 1 :]
     if shape != expected.shape or out.aval.dtype != expected.dtype:
         got = ShapedArray(shape, out.aval.dtype)

@@ -1,9 +1,10 @@
-"""Factor rules: how the dimensions of an operation's operands and results go together, like an einsum.
+"""Factor rules: einsum-like relations between operand and result dimensions.
 
-Core, plain data that ``prim.shard(avals, outs, **params) -> Rule`` returns for one use. Each dimension of each operand
-and result is made of *factors*, major first, and dimensions that share a factor are divided alike. Factors of results
-pass through; those of operands only are reduced, which leaves a sum owed, or a maximum. A dimension of no factor must
-be whole. ``parallel/partition`` decides along which mesh axes factors are divided, and computes on the shares.
+Core, plain data that ``prim.shard(avals, outs, **params) -> Rule`` returns for one use. Each dimension of
+each operand and result consists of *factors*, major first; dimensions that share a factor are sharded the
+same way. Factors of results pass through. Factors of operands only are reduced, which leaves an unreduced sum
+or maximum. A dimension without factors must be replicated. ``parallel/partition`` assigns factors to mesh
+axes and computes on the shards.
 """
 
 from __future__ import annotations
@@ -31,20 +32,19 @@ FIRST, EITHER, BOTH = (frozenset({0}),), (frozenset({0}), frozenset({1})), (froz
 
 @dataclass(frozen=True)
 class Rule:
-    """How the dimensions of one use of a primitive go together.
+    """Relation between the dimensions of one use of a primitive.
 
     Attributes:
       operands, results: the factors of each dimension of each of them; a dimension without any must be whole.
       sizes: the size of each factor.
-      reduced: factors that the operation sums over, or takes the extremum over, in the results that do not have them:
-        "sum", "max" or "min".
-      linear: groups of operands in which the operation is linear together: where all of a group are sums still
-        owed by the same mesh axes, and no other operand is, the result may stay one.
-      partial: operands that count once in the sum of what the devices compute where a factor is summed over.
-      harmless: operands of which the padding does no harm where a factor is reduced.
-      trusted: operands that are indices, which the operation takes at their word: their padding is made 0.
+      reduced: factors that results lack because the operation reduces them: "sum", "max" or "min".
+      linear: groups of operands in which the operation is jointly linear. If a whole group is unreduced over the
+        same mesh axes, and no other operand is, the result may stay unreduced.
+      partial: operands that are added once to the sum over devices, where a factor is summed over.
+      harmless: operands whose padding is harmless where a factor is reduced.
+      trusted: operands that are unchecked indices: their padding is set to 0.
       params: ``(params, operand shapes, result shapes) -> params`` on one device, where parameters hold shapes.
-      special: how it is computed on a share where that is otherwise than on the whole: a name in
+      special: the computation on a shard where it differs from the whole: a name in
         ``parallel/partition/localized_ops.py``, "iota", "gather", "scatter" or "random_bits".
     """
 
@@ -60,7 +60,7 @@ class Rule:
     special: str = ""
 
     def exact(self, shapes: Sequence[Shape]) -> frozenset[int]:
-        """The factors that can only be divided evenly: those that are a part of a dimension of ``shapes``."""
+        """Factors that must be sharded evenly: parts of a dimension of ``shapes``."""
         return frozenset(
             f
             for dims, shape in zip((*self.operands, *self.results), shapes, strict=True)
@@ -71,21 +71,21 @@ class Rule:
 
 
 class Factoring:
-    """Numbers factors while a rule is written."""
+    """Allocator of factor indices while a rule is written."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.reduced: dict[int, str] = {}
 
     def new(self, size: int, reduce: str | None = None) -> tuple[int]:
-        """A dimension that is one new factor."""
+        """A dimension of one new factor."""
         self.sizes.append(size)
         if reduce is not None:
             self.reduced[len(self.sizes) - 1] = reduce
         return (len(self.sizes) - 1,)
 
     def each(self, shape: Shape, but: Sequence[int] = ()) -> list[tuple[int, ...]]:
-        """A factor for each dimension, but none for those in ``but``."""
+        """A new factor for each dimension except those in ``but``."""
         return [() if d in but else self.new(n) for d, n in enumerate(shape)]
 
     def rule(self, operands: Sequence[Any], results: Sequence[Any], **more: Any) -> Rule:
@@ -95,9 +95,9 @@ class Factoring:
 
 
 def common_factors(before: Shape, after: Shape, new: Callable[[int], tuple[int]]) -> tuple[list, list]:
-    """The factors of each dimension of two shapes of the same elements; ``new(size)`` makes one.
+    """The factors of two shapes of the same elements; ``new(size)`` makes one.
 
-    From the first dimension on, as far as one size divides the other. What does not come out is without factors.
+    Matches from the first dimension on while one size divides the other; the remaining dimensions have no factors.
     """
     dims: tuple[list, list] = ([() for _ in before], [() for _ in after])
     if 0 in before:
@@ -120,12 +120,12 @@ def common_factors(before: Shape, after: Shape, new: Callable[[int], tuple[int]]
 
 
 def whole(avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], **params: Any) -> Rule:
-    """The rule of what every device computes in whole."""
+    """Rule of operations that every device computes whole."""
     return Factoring().rule([((),) * a.ndim for a in avals], [((),) * a.ndim for a in outs])
 
 
 def one_by_one(avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], **params: Any) -> Rule:
-    """The rule of what returns each operand, or an array like it."""
+    """Rule of operations that map each operand to a result of its shape."""
     b = Factoring()
     dims = [b.each(a.shape) for a in avals]
     return b.rule(dims, dims)
@@ -134,14 +134,14 @@ def one_by_one(avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], **para
 def elementwise(
     avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], linear: tuple = (), **params: Any
 ) -> Rule:
-    """The rule of what computes each element from those at its place; operands of rank 0 serve all."""
+    """Rule of elementwise operations; rank-0 operands are replicated."""
     b = Factoring()
     dims = b.each(outs[0].shape)
     return b.rule([dims if a.ndim else () for a in avals], [dims] * len(outs), linear=linear)
 
 
 def along(parameter: str) -> ShardRule:
-    """The rule of operations along the one dimension that a parameter names."""
+    """Rule of operations along one dimension, named by a parameter."""
 
     def rule(avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], **params: Any) -> Rule:
         b = Factoring()
@@ -152,7 +152,7 @@ def along(parameter: str) -> ShardRule:
 
 
 def leading(n: int, trusted: frozenset[int] = frozenset()) -> ShardRule:
-    """The rule of operations on the last ``n`` dimensions: those before pass, where all operands have the same."""
+    """Rule of operations on the last ``n`` dimensions; equal leading dimensions pass."""
 
     def rule(avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], **params: Any) -> Rule:
         b = Factoring()
@@ -169,7 +169,7 @@ def leading(n: int, trusted: frozenset[int] = frozenset()) -> ShardRule:
 def shard_reduction(
     monoid: str, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], **params: Any
 ) -> Rule:
-    """The rule of a reduction over ``params["axes"]``; without a monoid that devices combine these must be whole."""
+    """Rule of a reduction over ``params["axes"]``, which need a monoid to be sharded."""
     b = Factoring()
     how = monoid if monoid in ("sum", "max", "min") else None
     if dtypes.is_bool(avals[0].dtype):
@@ -185,19 +185,19 @@ def shard_reduction(
 
 
 def of_results(params: dict, operands: list[Shape], results: list[Shape]) -> dict:
-    """The parameters on one device of operations whose ``shape`` is that of the result."""
+    """Parameters on one device, for operations whose ``shape`` is that of the result."""
     return {**params, "shape": results[0]}
 
 
 class Factors:
-    """A shard rule in words, one for each dimension: ``Factors("i k, k j -> i j", k="sum")``.
+    """A shard rule as an einsum-like string: ``Factors("i k, k j -> i j", k="sum")``.
 
-    Dimensions of one name are divided alike; ``_`` must be whole. Set it as ``shard`` of a primitive.
+    Dimensions of one name are sharded the same way; ``_`` must be whole. Set it as ``shard`` of a primitive.
 
     Args:
       spec: operands, an arrow, and results, each a list of names.
-      reduced: for each name that some result lacks, how the operation combines it there: "sum", "max" or "min". A name
-        without is whole.
+      reduced: for each name that some result lacks, its reduction: "sum", "max" or "min". A name without one is
+        whole.
     """
 
     def __init__(self, spec: str, **reduced: str):
@@ -209,11 +209,11 @@ class Factors:
         if len(sides) != 2 or not all(re.fullmatch(r"\w+", w) for w in words):
             wrong = f"{spec!r} is not operands -> results"
         elif unknown := [f"{n}={how!r}" for n, how in reduced.items() if how not in ("sum", "max", "min")]:
-            wrong = f"{', '.join(unknown)} is no reduction"
+            wrong = f"{', '.join(unknown)} is not a reduction"
         elif missing := [n for n in reduced if n not in {w for names in sides[0] for w in names}]:
             wrong = f"it reduces {', '.join(missing)}, and {spec!r} names no such dimension"
-        elif made := [n for n in reduced if all(n in names for names in sides[1])]:
-            wrong = f"it reduces {', '.join(made)}, which every result has"
+        elif present := [n for n in reduced if all(n in names for names in sides[1])]:
+            wrong = f"it reduces {', '.join(present)}, which every result has"
         if wrong:
             raise errors.ShardingError(
                 f"Factors: {wrong}.", where=source.here(), fix='Factors("i k, k j -> i j", k="sum")'
@@ -246,10 +246,10 @@ class Factors:
 
 
 def rule_of(prim: Any, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """The rule of one use of a primitive on operands of types ``avals`` with results of types ``outs``.
+    """The rule of one use of a primitive.
 
     Raises:
-      ShardingError: the rule speaks of dimensions or factors that there are not.
+      ShardingError: the rule names dimensions or factors that do not exist.
     """
     if prim.shard is None or hasattr(prim.shard, "reason"):
         return whole(avals, outs)
@@ -269,7 +269,7 @@ def rule_of(prim: Any, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray]
 
 
 def _misfit(rule: Any, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray]) -> str:
-    """What is wrong with a rule: it completes "the shard rule of sin ..."; empty where nothing is."""
+    """The error in a rule, completing "the shard rule of sin ..."; "" if none."""
     if not isinstance(rule, Rule):
         return f"returned {rule!r:.60}, not a Rule"
     for what, sides, types in (("operand", rule.operands, avals), ("result", rule.results, outs)):

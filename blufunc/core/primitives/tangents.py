@@ -1,7 +1,7 @@
-"""What rules of differentiation exchange: symbolic zeros and cotangent accumulators.
+"""Symbolic zeros and cotangent accumulators: operands of differentiation rules.
 
-Core. ``jvp`` rules meet ``Zero`` in the place of tangents that are known to vanish; ``transpose``
-rules meet an ``Accumulator`` in the place of each argument that the operation is linear in.
+Core. ``jvp`` rules receive ``Zero`` for tangents known to vanish; ``transpose`` rules receive an
+``Accumulator`` for each argument that the operation is linear in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from blufunc.core.ir.avals import ShapedArray
 
 
 class Zero:
-    """A tangent or cotangent that is zero by construction and was never computed."""
+    """A tangent or cotangent that is zero by construction, never computed."""
 
     __slots__ = ("aval",)
 
@@ -35,12 +35,12 @@ def zero(aval: ShapedArray) -> Zero:
 
 
 def is_nonzero(t: Any) -> bool:
-    """Whether a tangent or cotangent is a value, and no symbolic zero."""
+    """True for a tangent or cotangent that is a value, not a symbolic zero."""
     return t.__class__ is not Zero
 
 
 class Accumulator:
-    """The cotangent of one variable while a transposition runs: rules ``add`` to it.
+    """The cotangent of one variable during transposition: rules ``add`` to it.
 
     Attributes:
       aval: the type of the variable.
@@ -57,5 +57,5 @@ class Accumulator:
 
 
 def is_linear(arg: Any) -> bool:
-    """Whether a transpose rule's argument is one to transpose with respect to."""
+    """True if a transpose rule must transpose with respect to this argument."""
     return isinstance(arg, Accumulator)

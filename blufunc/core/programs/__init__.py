@@ -1,5 +1,5 @@
-"""Functions into jaxprs (stage 1), and jaxprs into smaller ones (stage 4).
+"""Tracing of functions into jaxprs (stage 1), and their simplification (stage 4).
 
-In: a function and abstract arguments, or a jaxpr. Out: a jaxpr. Recognizers and platform variants are chosen here. May
-import all of ``core``.
+In: a function and abstract arguments, or a jaxpr. Out: a jaxpr. Also chooses recognizers and platform
+variants. May import all of ``core``.
 """

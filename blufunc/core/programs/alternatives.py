@@ -1,11 +1,11 @@
-"""Better forms: recognizers find them, equations with two bodies hold them, devices choose.
+"""Pattern recognizers and the choice between platform variants.
 
-Core, between stages 1 and 2, and again before stage 4 on devices that have kernels. A **recognizer** goes through a
-jaxpr and puts an equation of a primitive with ``alternative`` (``transforms/control_flow/platform_variants.py``) in the
-place of each part that it knows: with a plain body, the part as it was written, and a preferred one, for devices with
-kernels for the operations in it. Recognizers stand above the transforms that ask for them; ``blufunc/__init__.py``
-registers them. When it is known which device runs the program, one body is taken, and what only the other needs, the
-values kept for its backward pass among it, goes.
+Core, between stages 1 and 2, and before stage 4 on devices that have kernels. A **recognizer** scans a jaxpr
+for known patterns. It replaces each by an equation of a primitive with ``alternative``
+(``transforms/control_flow/platform_variants.py``). That equation has two bodies: the pattern as written, and
+a preferred one of operations that some devices have kernels for. Recognizers live above the transforms that
+use them; ``blufunc/__init__.py`` registers them. Once the device is known, one body is chosen, and everything
+that only the other needs is dropped, residuals of its backward pass included.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from blufunc.core.programs import simplify
 
 
 class Found(NamedTuple):
-    """What a recogniser made of a jaxpr.
+    """Result of a recognizer on a jaxpr.
 
     Attributes:
-      jaxpr: with the parts that it knows replaced; the very jaxpr if there are none.
-      misses: a line for each part that is nearly one that it knows, and why it is not.
+      jaxpr: with the recognized patterns replaced; the same object if there are none.
+      misses: a line for each near miss of a pattern, with the reason.
     """
 
     jaxpr: Jaxpr
@@ -37,14 +37,14 @@ class Found(NamedTuple):
 
 
 _WRITTEN_BY_USERS = ("checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
-"""Calls of users' functions; the bodies of others are definitions of operations that are known."""
+"""Calls of user functions; other calls' bodies define known operations."""
 
 recognisers: list[tuple[frozenset[str], Callable[[Jaxpr], Found]]] = []
-"""Asked in this order, each with the primitives that a jaxpr must have for it; ``blufunc/__init__.py`` fills this list,
-and the next table."""
+"""Recognizers in order, each with the primitives that its patterns require.
+``blufunc/__init__.py`` fills this list, and the next table."""
 
 refusals: dict[str, Callable[[tuple[int, ...], np.dtype], str | None]] = {}
-"""For an operation, from its sizes and dtype to the reason why no device has a kernel for it; None where one has."""
+"""Per operation, sizes and dtype -> why no device has a kernel, or None."""
 
 
 class _State(threading.local):
@@ -56,7 +56,7 @@ _state = _State()
 
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
-    """Within the block nothing is recognised: for those who look at what users wrote."""
+    """Disable recognizers within the block, to inspect programs as written."""
     before, _state.as_written = _state.as_written, True
     try:
         yield
@@ -65,12 +65,12 @@ def as_written() -> Iterator[None]:
 
 
 def is_as_written() -> bool:
-    """Whether this thread is within ``as_written``."""
+    """True within ``as_written``, in this thread."""
     return _state.as_written
 
 
 def recognised(jaxpr: Jaxpr) -> Found:
-    """A jaxpr with all that is known in it replaced."""
+    """A jaxpr with all recognized patterns replaced."""
     if not config.recognise or _state.as_written:
         return Found(jaxpr)
 
@@ -80,14 +80,16 @@ def recognised(jaxpr: Jaxpr) -> Found:
             if needed <= _primitives(jaxpr):
                 found, more = recognise(found)
                 misses += more
-        return (None if found is jaxpr else found), tuple(misses)  # a memo of itself would keep it alive
+        return (None if found is jaxpr else found), tuple(
+            misses
+        )  # a memo that held its own jaxpr would keep it alive
 
     found, misses = jaxpr.memoised("recognised", find)
     return Found(found or jaxpr, misses)
 
 
 def _primitives(jaxpr: Jaxpr) -> frozenset[str]:
-    """The names of all primitives of a jaxpr and of the jaxprs in it."""
+    """The names of all primitives of a jaxpr and of its nested jaxprs."""
 
     def find() -> frozenset[str]:
         inner = [_primitives(j) for e in jaxpr.eqns for j in subjaxprs(e.params)]
@@ -97,7 +99,7 @@ def _primitives(jaxpr: Jaxpr) -> frozenset[str]:
 
 
 def recognised_everywhere(jaxpr: Jaxpr) -> Found:
-    """The same, and in the bodies of loops, branches and calls: for programs of which all transforms are done."""
+    """``recognised``, also in nested bodies: for programs past all transforms."""
     found, misses = recognised(jaxpr)
     within: list[str] = []
 
@@ -107,8 +109,8 @@ def recognised_everywhere(jaxpr: Jaxpr) -> Found:
             within.extend(inner.misses)
             return inner.jaxpr
         if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
-            made = tuple(map(param, value))
-            return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+            mapped = tuple(map(param, value))
+            return mapped if any(a is not b for a, b in zip(mapped, value, strict=True)) else value
         return value
 
     def bodies(eqn: Eqn) -> Eqn:
@@ -131,12 +133,12 @@ Prefers = Callable[[Eqn], bool]
 
 
 def none(eqn: Eqn) -> bool:
-    """What a device without kernels prefers."""
+    """Preference of a device without kernels: never the preferred body."""
     return False
 
 
 def has_alternatives(jaxpr: Jaxpr) -> bool:
-    """Whether there is something to choose in a jaxpr, or in the bodies that it runs."""
+    """True if a jaxpr or a body in it has platform variants."""
 
     def look() -> tuple[bool]:
         eqns = jaxpr.eqns
@@ -146,21 +148,23 @@ def has_alternatives(jaxpr: Jaxpr) -> bool:
 
 
 def chosen(jaxpr: Jaxpr, prefers: Prefers = none) -> Jaxpr:
-    """A jaxpr in which each equation with two bodies is one of them, and nothing is computed or kept for the other.
+    """A jaxpr with one body of each two-body equation inlined, and the other dropped.
 
     Args:
-      prefers: whether an equation's preferred body is taken. It is not, all the same, where somebody reads what only
-        the plain one has.
+      prefers: whether to take an equation's preferred body. The plain one is taken if a result that only it has is
+        read.
     """
     if not has_alternatives(jaxpr):
         return jaxpr
     jits = {e.prim for e in jaxpr.eqns if e.prim.name == "jit"}
-    for prim in jits:  # a forward and a backward pass are two calls, of which one says what the other keeps
+    for (
+        prim
+    ) in jits:  # forward and backward pass are two calls: the backward one determines the forward residuals
         jaxpr = simplify.inline_calls(jaxpr, only=prim)
     live = {v for v in jaxpr.outvars if v.__class__ is not Literal}
     kept: list[Eqn] = []
     bodies: dict[int, Jaxpr] = {}
-    for eqn in reversed(jaxpr.eqns):  # readers first: they say what must be computed for them
+    for eqn in reversed(jaxpr.eqns):  # readers first: they determine which results must be computed
         reads = [v in live for v in eqn.outvars]
         if not any(reads) and not eqn.effects:
             continue
@@ -168,11 +172,11 @@ def chosen(jaxpr: Jaxpr, prefers: Prefers = none) -> Jaxpr:
             eqn, body = _one_of(eqn, reads, prefers)
             bodies[id(eqn)] = body
             used = simplify.used(body)
-            wanted = [a for a, v in zip(eqn.invars, body.invars, strict=True) if v in used]
+            operands = [a for a, v in zip(eqn.invars, body.invars, strict=True) if v in used]
         else:
             eqn = _narrowed(eqn, reads, prefers)
-            wanted = list(eqn.invars)
-        live.update(a for a in wanted if a.__class__ is not Literal)
+            operands = list(eqn.invars)
+        live.update(a for a in operands if a.__class__ is not Literal)
         kept.append(eqn)
 
     def step(eqn: Eqn, invars: list, alias: Callable) -> list[Eqn]:
@@ -185,7 +189,7 @@ def chosen(jaxpr: Jaxpr, prefers: Prefers = none) -> Jaxpr:
 
 
 def _one_of(eqn: Eqn, reads: Sequence[bool], prefers: Prefers) -> tuple[Eqn, Jaxpr]:
-    """The equation with the results that are read, and the body that is to compute them."""
+    """The equation with the read results, and the body that computes them."""
     common, plain, _ = eqn.params["parts"]
     preferred = prefers(eqn) and not any(reads[common : common + plain])
     which = eqn.prim.alternative if preferred else eqn.prim.body
@@ -195,17 +199,17 @@ def _one_of(eqn: Eqn, reads: Sequence[bool], prefers: Prefers) -> tuple[Eqn, Jax
 
 
 def _narrowed(eqn: Eqn, reads: list[bool], prefers: Prefers) -> Eqn:
-    """An equation whose bodies are without alternatives, and without the operands that nobody reads then."""
+    """An equation with resolved bodies, without the operands that they do not read."""
     if not any(map(has_alternatives, subjaxprs(eqn.params))):
         return eqn
-    eqn = _read(eqn, reads)  # first, as what is read of a body says what is chosen in it
+    eqn = _read(eqn, reads)  # first, since the results read from a body determine the choices in it
     params = map_jaxprs(lambda body: chosen(body, prefers), eqn.params)
     eqn = Eqn(eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)
     return _read(eqn, [v.__class__ is not DropVar for v in eqn.outvars])
 
 
 def _read(eqn: Eqn, reads: list[bool]) -> Eqn:
-    """An equation with the results that are read, and the operands that it needs for these."""
+    """An equation with the read results, and the operands that these need."""
     if eqn.prim.drop_outputs is not None:
         return eqn.prim.drop_outputs(eqn, reads)
     outvars = [v if r else DropVar(v.aval) for v, r in zip(eqn.outvars, reads, strict=True)]

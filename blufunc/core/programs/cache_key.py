@@ -1,7 +1,7 @@
-"""Named cache keys, and why one was not found.
+"""Named cache keys, and the explanation of a cache miss.
 
-Core, before stage 1: ``jit`` looks its arguments up under a ``Key``. When a function is traced
-again, the difference to the key it was traced with before is one line to print.
+Core, before stage 1: ``jit`` looks its arguments up under a ``Key``. When a function is retraced, the
+difference from its previous key is reported in one line.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from blufunc.core.pytree import paths, tree
 
 
 class Key(NamedTuple):
-    """What a trace depends on."""
+    """The dependencies of a trace."""
 
     structure: tree.TreeDef
     types: tuple[ShapedArray, ...]
-    static: tuple  # of each its kind, its position or name, its class, and ``exact`` of it
+    static: tuple  # for each: kind, position or name, class, and ``exact`` key
     context: tuple = ()
 
 
 def difference(old: Key, new: Key, labels: list[str]) -> str:
-    """One line that says how ``new`` differs from ``old``; ``labels`` name the new leaves."""
+    """One line on how ``new`` differs from ``old``; ``labels`` name the new leaves."""
     if old.structure != new.structure:
         return "the arguments have a different structure: " + "; ".join(
             paths.diff(old.structure, new.structure, "before", "now")[:3]

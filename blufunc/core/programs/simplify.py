@@ -1,13 +1,12 @@
-"""Stage 4: passes that make a jaxpr smaller without changing what it computes.
+"""Stage 4: passes that make a jaxpr smaller without changing its results.
 
 Core. Each pass takes a jaxpr and returns a new one:
 
-- ``inline_calls``: the bodies of ``jit`` equations in the place of the calls;
-- ``fold``: equations whose operands are all literals become literals, products with one vanish, so do choices
-  between equals and conversions there and back, and numbers are not broadcast for operations that take them as they
-  are;
-- ``cse``: of equations that compute the same, the first serves;
-- ``dce``: equations that nobody reads go, except for their effects.
+- ``inline_calls``: inlines the bodies of ``jit`` equations;
+- ``fold``: evaluates equations on literals, removes multiplications by one, selects between equal values and
+  round-trip conversions, and passes scalars unbroadcast to operations that accept them;
+- ``cse``: common subexpression elimination;
+- ``dce``: removes equations whose results are never read, unless they have effects.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from blufunc.core.programs import stage
 def dce(
     jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None, origins: dict[Eqn, int] | None = None
 ) -> Jaxpr:
-    """Without the equations whose results are not used; ``used_outputs`` says which outputs to keep.
+    """Dead code elimination; ``used_outputs`` selects the outputs to keep.
 
-    Parameters stay, so that callers need not change. ``origins``, for equations the call that computes them again, is
-    kept up for those that lose a result.
+    Parameters stay, so that callers need not change. ``origins``, the recomputing call of equations, is
+    updated for those that lose a result.
     """
     outvars = (
         [v for v, u in zip(jaxpr.outvars, used_outputs, strict=True) if u] if used_outputs else jaxpr.outvars
@@ -63,7 +62,7 @@ def dce(
 
 
 def home_of(jaxpr: Jaxpr) -> backend.Device | None:
-    """The device that operations of ``jaxpr``, bodies included, want it to run on; None if they do not care."""
+    """The device that operations of ``jaxpr``, bodies included, require; or None."""
 
     def find() -> backend.Device | None:
         for eqn in jaxpr.eqns:
@@ -82,7 +81,7 @@ def used(jaxpr: Jaxpr) -> set[Any]:
 
 
 def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
-    """The equation without the outputs that nobody reads, where its primitive knows how; else they are unnamed."""
+    """The equation without its unread outputs, which are unnamed if they must stay."""
     narrowed = eqn.prim.drop_outputs(eqn, reads) if eqn.prim.drop_outputs is not None else None
     if narrowed is not None:
         return narrowed
@@ -91,7 +90,7 @@ def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
 
 
 Origins = dict[Eqn, int]
-"""For equations that compute something again on purpose, the number of the call that they are from."""
+"""For recomputing equations, the index of the recomputing call that they are from."""
 
 
 def rewrite(
@@ -99,25 +98,24 @@ def rewrite(
 ) -> Jaxpr:
     """Go through the equations with a substitution of variables that ``step`` extends.
 
-    ``step(eqn, invars, alias)`` gets the equation and its substituted operands, returns the equations
-    to put in its place, and calls ``alias(var, atom)`` to have ``atom`` stand for ``var`` from here on.
-    ``origins`` is kept up for those equations.
+    ``step(eqn, invars, alias)`` receives the equation and its substituted operands, returns its replacement
+    equations, and calls ``alias(var, atom)`` to substitute ``atom`` for ``var`` from then on. ``origins`` is updated.
     """
     known: dict[Atom, Atom] = {}
     resolve, alias = known.get, known.__setitem__
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        made = step(eqn, [resolve(a, a) for a in eqn.invars], alias)
+        replacement = step(eqn, [resolve(a, a) for a in eqn.invars], alias)
         if origins and eqn in origins:
-            origins.update(dict.fromkeys(made, origins[eqn]))
-        eqns.extend(made)
+            origins.update(dict.fromkeys(replacement, origins[eqn]))
+        eqns.extend(replacement)
     return jaxpr.replace(eqns=eqns, outvars=[resolve(a, a) for a in jaxpr.outvars])
 
 
 def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
-    """With the bodies of calls that only name or cache (``prim.inline``) put in their place, to any depth.
+    """Inline calls that only name or cache (``prim.inline``), to any depth.
 
-    ``only`` is the one such primitive to do that for, where the others have rules that are wanted yet.
+    ``only`` restricts this to one primitive, while later passes still need the rules of the others.
     """
 
     def inlines(prim: Primitive) -> bool:
@@ -134,10 +132,10 @@ def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
 
 
 def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
-    """The equations of ``body`` on new variables, in the place of a call of it; for the ``step`` of ``rewrite``.
+    """Inline ``body`` on new variables in place of a call: for ``rewrite``'s ``step``.
 
-    They have its lines; those of a definition, which has many calls, have none, or lines that say nothing, where it is
-    one of elements: they get the line of the call.
+    Its equations keep their lines. Those of a definition have none, or meaningless ones if it is elementwise:
+    they get the line of the call.
     """
     env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
     inlined = []
@@ -154,10 +152,9 @@ def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable)
 
 
 def inline_definitions(jaxpr: Jaxpr, keep: Callable[[Primitive], bool] = lambda prim: False) -> Jaxpr:
-    """With the definition of each primitive that has one (``prim.lower``) in its place, also in bodies.
+    """Inline the definition (``prim.lower``) of each primitive, bodies included.
 
-    For compilers and the partitioner, when all transforms are done; ``keep`` says of which primitives they have a
-    better form.
+    For compilers and the partitioner, after all transforms; ``keep`` selects primitives with a better lowering.
     """
 
     def inlines(prim: Primitive) -> bool:
@@ -177,19 +174,18 @@ def inline_definitions(jaxpr: Jaxpr, keep: Callable[[Primitive], bool] = lambda 
 
 
 def without_lines(jaxpr: Jaxpr) -> Jaxpr:
-    """The same program, written nowhere: where ``put_in_place`` puts its equations, they have the line of the call."""
+    """The jaxpr without source lines: ``put_in_place`` gives it those of the call."""
     return jaxpr.replace(eqns=[Eqn(e.prim, e.invars, e.outvars, e.params, None) for e in jaxpr.eqns])
 
 
 def inline_bodies(
     jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False, origins: Origins | None = None
 ) -> tuple[Jaxpr, Origins]:
-    """With every call in place that only computes its body (``prim.body``), whatever rules it has for transforms.
+    """Inline every call that only computes its body (``prim.body``).
 
-    For compilers, when all transforms are done; ``keep`` says of which calls they have a kernel. Calls that compute
-    something again (``recomputed``) stay apart from what computed it first: the second result is, for each of their
-    equations, the number of the call it is from. ``origins`` has those of equations that were in such calls before; it
-    is kept up, and returned.
+    For compilers, after all transforms; ``keep`` selects calls that have a kernel. Recomputing calls (``prim.recomputed``)
+    must not be merged with the original computation: the second result maps each of their equations to the index of
+    its call. ``origins`` holds the equations that were in such calls before; it is updated and returned.
     """
     origins = {} if origins is None else origins
     count = max(origins.values(), default=0)
@@ -215,13 +211,13 @@ def inline_bodies(
         return jaxpr, origins
     placed = rewrite(jaxpr, step, origins)
     if any(e.prim.pointwise and not keep(e) for e in jaxpr.eqns):
-        # a function and its derivative have much in common
+        # a function and its derivative share subexpressions
         placed = dce(cse(fold(placed, origins), origins), origins=origins)
     return placed, origins
 
 
 def inline_pointwise(jaxpr: Jaxpr) -> Jaxpr:
-    """Simplified, with the equations of operations on elements in their place (``prim.pointwise``), other calls kept.
+    """Simplified, with elementwise calls inlined (``prim.pointwise``), others kept.
 
     For programs that run one equation after the other.
     """
@@ -229,11 +225,9 @@ def inline_pointwise(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def fold(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
-    """With equations on literals evaluated, products with one and conversions there and back removed, and numbers used
-    without broadcasting them.
-    """
-    numbers: dict[Any, Atom] = {}  # variables that are a number repeated, and the number
-    narrow: dict[Any, Atom] = {}  # variables that were converted to a wider dtype, before that
+    """Constant folding, algebraic identities, and scalars without broadcasts."""
+    numbers: dict[Any, Atom] = {}  # broadcast scalars: variable -> scalar
+    narrow: dict[Any, Atom] = {}  # widened values: variable -> value before the conversion
 
     def step(eqn, invars, alias):
         if not eqn.outvars:
@@ -288,7 +282,7 @@ def _evaluate(prim: Primitive, literals: list[Any], params: dict) -> list[Litera
 
 
 def _is_exact(narrow: np.dtype, wide: np.dtype) -> bool:
-    """Whether conversion keeps every number of a floating dtype as it is."""
+    """True if the conversion preserves every value of a floating dtype."""
     both = dtypes.is_floating(narrow) and dtypes.is_floating(wide)
     return both and narrow.itemsize < wide.itemsize and wide.itemsize >= 4
 
@@ -298,13 +292,13 @@ def _is_one(atom: Any) -> bool:
 
 
 def cse(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
-    """With each distinct computation done once. Equations with effects are all kept.
+    """Common subexpression elimination. Equations with effects are all kept.
 
-    What has an origin stays apart from what is of another one, or of none.
+    Equations merge only within the same origin, or without any.
     """
     origin = (origins or {}).get
     seen: dict[Any, Eqn] = {}
-    keys: dict[int, tuple] = {}  # of parameters by identity: alike equations have the very same
+    keys: dict[int, tuple] = {}  # of parameters by identity: equal equations often share the very object
 
     def step(eqn, invars, alias):
         if eqn.effects or eqn.prim.opaque:
@@ -332,7 +326,7 @@ def _atom_key(atom: Atom) -> Any:
 
 
 def simplify(jaxpr: Jaxpr) -> Jaxpr:
-    """All passes, in the order in which each makes work for the next; done once for a jaxpr."""
+    """Run all passes, in an order in which each exposes work for the next; memoized."""
     if "is simplified" in jaxpr.memo:
         return jaxpr
     simplified = jaxpr.memoised("simplified", lambda: dce(cse(fold(inline_calls(jaxpr)))))

@@ -1,8 +1,8 @@
-"""Stage 1 of a program's path: a Python function and abstract arguments become a jaxpr.
+"""Stage 1 of a program's path: trace a Python function to a jaxpr.
 
-Core. The function runs once with ``StagedTracer`` arguments while a ``StageTrace`` is current; every
-operation that reaches the trace becomes an equation. Values from outside (arrays, tracers of
-enclosing transforms) become constants; rank-0 host arrays become literals.
+Core. In: a function and abstract arguments. The function runs once with ``StagedTracer`` arguments while a
+``StageTrace`` is current; every operation that reaches the trace becomes an equation. Outside values (arrays,
+tracers of enclosing transforms) become constants; rank-0 host arrays become literals. Out: a jaxpr.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StageTrace(Trace):
         self.name = name
         self.eqns: list[Eqn] = []
         self.invars: list[Var] = []
-        self._constants: dict[int, tuple[Var, Any]] = {}  # by id: the value is kept, so ids stay unique
+        self._constants: dict[int, tuple[Var, Any]] = {}  # by id: the value is kept alive, so ids stay unique
         self._literals: dict[int, tuple[Literal, Array]] = {}
 
     def parameter(self, aval: ShapedArray, label: str | None = None) -> StagedTracer:
@@ -108,7 +108,7 @@ class StageTrace(Trace):
 
 
 def is_staging() -> bool:
-    """Whether what is computed now becomes part of a program, whatever transforms stand between."""
+    """True if operations are being staged into a program, under any transforms."""
     trace: Any = state.trace
     while trace is not None and not isinstance(trace, StageTrace):
         trace = getattr(trace, "parent", None) or getattr(trace, "inner", None)
@@ -122,19 +122,19 @@ def stage(
     labels: Sequence[str] | None = None,
     line: source.Source | None = None,
 ) -> Jaxpr:
-    """Trace ``fun``, from flat arguments to a flat list of results, to a jaxpr with its constants attached.
+    """Trace ``fun``, flat arguments to flat results, to a jaxpr with its constants.
 
     Args:
       fun: takes ``len(in_avals)`` values.
       in_avals: the types to trace it at.
-      name: what to call the transform in messages, and the jaxpr.
+      name: name of the transform in messages, and of the jaxpr.
       labels: the path of each argument, for messages.
-      line: the user's line that its equations are to have; None: that which runs.
+      line: the user's line for its equations; None: the running one.
     """
     trace = StageTrace(name)
     params = [trace.parameter(a, labels[i] if labels else None) for i, a in enumerate(in_avals)]
     previous, source.replay.line = source.replay.line, line
-    # The scopes of a call are on its equation, not on those of the body: a trace may serve other calls too.
+    # Scopes of a call belong to its equation, not to the body's: other calls may share the trace.
     scopes = source.open_scopes(())
     try:
         with new_trace(trace):
@@ -145,11 +145,11 @@ def stage(
         source.open_scopes(scopes)
 
 
-_TRACING = object()  # in the place of a definition that is being traced
+_TRACING = object()  # placeholder for a definition that is being traced
 
 
 def definition(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
-    """The definition of a primitive as a jaxpr, traced once for each combination of operand types and parameters.
+    """A primitive's definition as a jaxpr, memoized by operand types and parameters.
 
     Raises:
       JaxprTypeError: it does not trace, uses the primitive itself, or its results are not those of ``abstract``.
@@ -198,7 +198,7 @@ def _traced(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
 
 
 def _evaluated(prim: Any, args: Sequence[Any], params: dict) -> list[np.ndarray]:
-    """The definition on NumPy arrays, in the place of ``impl``."""
+    """Evaluate the definition on NumPy arrays, in place of ``impl``."""
     values = [from_numpy(np.asarray(a), backend.host_device()) for a in args]
     jaxpr = definition(prim, [x.aval for x in values], params)
     with set_trace(EVAL):

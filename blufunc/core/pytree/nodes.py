@@ -1,8 +1,8 @@
-"""The classes that are nodes of pytrees: how each is taken apart, joined, and its children named.
+"""Pytree node classes: how to flatten, unflatten and name the children of each.
 
-Stands in core, below ``tree``, which walks by it. In come classes: the containers of Python, known from the start,
-namedtuples and dataclasses, looked at when first met, and those that a user registers. Out come their ``Kind``s
-(None for leaves) in one table, ``KINDS``, and the keys of which paths are made.
+Core, below ``tree``. In: Python's containers, known from the start; namedtuples and dataclasses, inspected at
+first use; and registered user classes. Out: their ``Kind``s (None for leaves) in one table, ``KINDS``, and
+the keys of paths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blufunc.errors import ArgumentError, TreeError
 _C = TypeVar("_C", bound=type)
 
 
-# Keys: one step of a path, printed as the Python that takes it.
+# Keys: one step of a path, printed as the Python expression for it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class FlattenedIndexKey:
         return f"[<flat index {self.key}>]"
 
 
-# Kinds: what the tree functions know of one container class.
+# Kinds: flatten and unflatten rules of one container class.
 
 
 class Kind:
-    """How one class is split into ``(children, aux)``, joined again, and how its children are called.
+    """Flatten and unflatten rules of one class, and the names of its children.
 
     ``keys(aux, n)`` names the children knowing only the spec. ``keys_of(x)`` does so for a live object, where
     the class chose its own names at registration.
@@ -87,12 +87,12 @@ class Kind:
         self.cls, self.split, self.join, self.keys = cls, split, join, keys
         self.static_names, self.keys_of = static_names, keys_of
 
-    def __reduce__(self) -> Any:  # a TreeDef is loaded by a process that has registered the same classes
+    def __reduce__(self) -> Any:  # a TreeDef is unpickled by a process that has registered the same classes
         return _load_kind, (self.cls,)
 
 
 class _Kinds(dict[type, "Kind | None"]):
-    """From class to Kind, or to None for leaves. Each class is looked at once, when first met."""
+    """Table from class to Kind, or None for leaves, filled at first use of a class."""
 
     def __missing__(self, cls: type) -> Kind | None:
         kind = self[cls] = _discover(cls)
@@ -100,7 +100,7 @@ class _Kinds(dict[type, "Kind | None"]):
 
 
 class UnsortableKeys(Exception):
-    """A dict whose keys have no order; ``flatten`` turns it into a TreeError that knows the path."""
+    """A dict has unsortable keys; ``flatten`` turns it into a TreeError with the path."""
 
 
 def _split_dict(x: dict[Any, Any]) -> tuple[Sequence[Any], Hashable]:
@@ -129,11 +129,11 @@ def _flat_keys(aux: Any, n: int) -> list[Any]:
 
 
 NONE = Kind(type(None), lambda x: ((), None), lambda aux, xs: None, _sequence_keys)
-# The spec guarantees that keys and children are equally many, so the joins zip without checking.
+# A spec has as many keys as children, so the joins zip without checking.
 DICT = Kind(dict, _split_dict, lambda aux, xs: dict(zip(aux, xs)), _dict_keys)  # noqa: B905
 ORDERED = Kind(
     OrderedDict,
-    lambda x: (list(x.values()), tuple(x)),  # its own order is part of its meaning: not sorted
+    lambda x: (list(x.values()), tuple(x)),  # an OrderedDict's order is part of its structure: not sorted
     lambda aux, xs: OrderedDict(zip(aux, xs)),  # noqa: B905
     _dict_keys,
 )
@@ -187,7 +187,7 @@ def _attribute_kind(
     get_data, get_static, new, set_ = _getter(data), _getter(static), object.__new__, object.__setattr__
 
     def join(aux: tuple[Any, ...], xs: list[Any]) -> Any:
-        # Not through __init__: the children may be tracers, placeholders or None, which it need not accept.
+        # Not through __init__: the children may be tracers, placeholders or None, which it may reject.
         x = new(cls)
         for name, value in zip(data, xs):  # noqa: B905
             set_(x, name, value)
@@ -227,13 +227,13 @@ def register_node(
     unflatten_fn: Callable[[Any, Sequence[Any]], Any],
     flatten_with_keys: Callable[[Any], tuple[Iterable[tuple[Any, Any]], Hashable]] | None = None,
 ) -> None:
-    """Makes instances of ``cls`` (exactly, not of its subclasses) nodes of pytrees.
+    """Register ``cls`` (exactly, not its subclasses) as a pytree node.
 
     Args:
       flatten_fn: object -> ``(children, aux)``; ``aux`` is hashable, and equal for equal structures.
       unflatten_fn: ``(aux, children)`` -> object; it must accept children of any type.
       flatten_with_keys: object -> ``([(key, child), ...], aux)``, for paths in messages; a key is one of
-        ``DictKey``, ``SequenceKey``, ``GetAttrKey``, or anything that prints itself by ``str``.
+        ``DictKey``, ``SequenceKey``, ``GetAttrKey``, or anything with a ``str``.
     """
 
     def split(x: Any) -> tuple[Sequence[Any], Hashable]:
@@ -256,8 +256,8 @@ def register_node(
         return [key for key, _ in flatten_with_keys(x)[0]]
 
     def keys(aux: Any, n: int) -> list[Any]:
-        # Only an object can be asked for its keys, so one is made of placeholders. A class whose constructor
-        # looks into its children may refuse them: then the numbers have to do.
+        # Keys require an object, so one is built from placeholders. A constructor that inspects its children
+        # may reject them: then indices have to do.
         try:
             named = keys_of(join(aux, [object()] * n))
         except Exception:
@@ -287,14 +287,14 @@ def register_dataclass(
     static_fields: Iterable[str] | None = None,
     drop_fields: Iterable[str] = (),
 ) -> Any:
-    """Says which attributes of ``cls`` are children and which are static; usable as a decorator.
+    """Declare which attributes of ``cls`` are children and which static; a decorator.
 
-    Dataclasses are nodes without it, with ``field(metadata={'static': True})`` for static fields. It is for
-    classes whose fields cannot be edited, and for classes that are not dataclasses (give both lists then). If
-    one list is given, it is the rest of the fields that make the other.
+    Dataclasses are nodes without it, with ``field(metadata={'static': True})`` for static fields. Use it for
+    classes whose fields cannot be edited, and for classes that are not dataclasses (pass both lists then). A
+    single list implies the other: all remaining fields.
 
-    ``drop_fields`` are in neither, and are lost: where there are such, an object is put together by its constructor,
-    from which they get their defaults. So are fields with ``init=False`` that are in neither of two given lists.
+    ``drop_fields`` are in neither and are lost: then the constructor rebuilds the object and sets their
+    defaults. The same holds for fields with ``init=False`` that are in neither of two given lists.
     """
     if cls is None:
         return functools.partial(
@@ -341,13 +341,13 @@ def _names(names: Any, what: str) -> tuple[str, ...]:
 
 
 def register_static(cls: _C) -> _C:
-    """Makes instances of ``cls``, which are hashable, nodes without children: static data; usable as a decorator."""
+    """Register hashable instances of ``cls`` as static, childless nodes; a decorator."""
     _register(cls, Kind(cls, lambda x: ((), x), lambda aux, xs: aux, _flat_keys))
     return cls
 
 
 def static(**options: Any) -> Any:
-    """``dataclasses.field`` of the same options for a static field: not a child, but part of the structure."""
+    """``dataclasses.field`` for a static field: part of the structure, not a child."""
     try:
         metadata = {**(options.pop("metadata", None) or {}), "static": True}
         return dataclasses.field(metadata=metadata, **options)
@@ -358,7 +358,7 @@ def static(**options: Any) -> Any:
 
 
 def register_leaf(cls: _C) -> _C:
-    """Makes instances of ``cls``, a dataclass or namedtuple, leaves; usable as a decorator."""
+    """Register a dataclass or namedtuple ``cls`` as a leaf type; a decorator."""
     _register(cls, None)
     return cls
 

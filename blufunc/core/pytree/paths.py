@@ -1,8 +1,8 @@
-"""Key paths: where in a pytree a leaf stands, as ``['params'][0].weight``.
+"""Key paths: locations of leaves in a pytree, as ``['params'][0].weight``.
 
-Stands in core, before tracing, upon ``tree``. In come pytrees or their TreeDefs; out come paths, which are
-tuples of keys, and lines of text for error messages, argument names and checkpoints. The keys themselves are
-defined in ``treenode``, with the containers that they index.
+Core, before tracing, on top of ``tree``. In: pytrees or their TreeDefs. Out: paths, which are tuples of keys,
+and their text for error messages, argument names and checkpoints. ``nodes`` defines the keys, with the
+containers that they index.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SIMPLE: dict[type, Callable[[Any], Any]] = {
 
 
 def keystr(path: Path, simple: bool = False, separator: str = "") -> str:
-    """The path as text: ``['a'][0].x``, or with ``simple=True, separator='/'``: ``a/0/x``."""
+    """A path as a string: ``['a'][0].x``; simple and with separator "/": ``a/0/x``."""
     if not isinstance(path, (tuple, list)) or not isinstance(separator, str):
         raise ArgumentError(
             f"keystr takes a path, which is a tuple of keys, and a text between them, not {path!r:.60} and "
@@ -61,7 +61,7 @@ def flatten_with_path(
 ) -> tuple[list[tuple[Path, Any]], TreeDef]:
     """``([(path, leaf), ...], treedef)``, in the order of ``tree.flatten``.
 
-    With ``is_leaf_takes_path``, it is ``is_leaf(path, x)`` that is asked.
+    With ``is_leaf_takes_path``, the call is ``is_leaf(path, x)``.
     """
     if is_leaf is not None and is_leaf_takes_path:
         _tree.check_function(is_leaf, "is_leaf")
@@ -90,7 +90,7 @@ _NO_OBJECT = object()
 
 
 def _paths(spec: Spec, path: Path, x: Any = _NO_OBJECT) -> Iterator[Path]:
-    """The paths of the leaves of ``spec``; where there is an ``x``, classes may name its children."""
+    """The paths of the leaves of ``spec``; a live ``x`` may name its children."""
     if spec is None:
         yield path
         return
@@ -123,7 +123,7 @@ def map_with_path(
 
 
 class _Located:
-    """A leaf, which may be a container that ``is_leaf`` named, and its path: one leaf of a tree."""
+    """A leaf (or container that ``is_leaf`` named) with its path, as one leaf."""
 
     __slots__ = ("leaf", "path")
 
@@ -132,7 +132,7 @@ class _Located:
 
 
 def leaf_paths(treedef: TreeDef) -> list[str]:
-    """The paths of the leaves as text, from the structure alone."""
+    """The paths of the leaves as strings, from the structure alone."""
     return [keystr(path) for path in _paths(_tree.check_treedef(treedef, "leaf_paths").spec, ())]
 
 

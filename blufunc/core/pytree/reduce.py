@@ -1,6 +1,6 @@
-"""Folding a pytree: its leaves combined into one value.
+"""Reductions of a pytree's leaves to one value.
 
-Stands in core, before tracing, upon ``tree``. In come pytrees and functions of two values; out comes one value.
+Core, before tracing, on top of ``tree``. In: a pytree and a function of two values. Out: one value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MISSING = object()
 def reduce(
     f: Callable[[Any, Any], Any], tree: PyTree, initializer: Any = _MISSING, is_leaf: IsLeaf = None
 ) -> Any:
-    """``f(... f(f(initializer, a), b) ..., z)`` of the leaves; without an ``initializer``, from the first leaf.
+    """Left fold of the leaves, from ``initializer`` or else the first leaf.
 
     Raises:
       TreeError: there is neither a leaf nor an ``initializer``.
@@ -38,7 +38,7 @@ def reduce(
 def reduce_associative(
     operation: Callable[[Any, Any], Any], tree: PyTree, *, identity: Any = _MISSING, is_leaf: IsLeaf = None
 ) -> Any:
-    """The leaves combined by an associative operation, in pairs: chains are as long as the logarithm of their number.
+    """Tree reduction of the leaves by an associative operation, of logarithmic depth.
 
     Args:
       operation: from two values to one.

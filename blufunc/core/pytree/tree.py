@@ -1,13 +1,12 @@
-"""Pytrees: nested containers taken apart into a list of leaves, and put together again.
+"""Pytrees: flattening of nested containers to a list of leaves, and the inverse.
 
-Stands in core, before tracing, upon ``treenode``, which knows the classes of containers: every transform flattens
-what the user passes, works on the list, and unflattens the result. In comes any nesting of dict, OrderedDict,
-defaultdict, list, tuple, namedtuple, None, dataclasses and registered classes; out come the leaves, in a fixed
-order, and a ``TreeDef``.
+Core, before tracing, on top of ``nodes``, the container classes. Every transform flattens its arguments,
+works on the list, and unflattens the result. In: any nesting of dict, OrderedDict, defaultdict, list, tuple,
+namedtuple, None, dataclasses and registered classes. Out: the leaves, in a fixed order, and a ``TreeDef``.
 
-A ``TreeDef`` wraps a spec made of plain tuples, ``(kind, aux, child specs)`` for a node and ``None`` for a
-leaf, so that comparing and hashing structures (the key of every ``jit`` call) is done by tuples, in C. The
-fast paths carry no key paths; when one fails, the structures are walked again to say where.
+A ``TreeDef`` wraps a spec of plain tuples, ``(kind, aux, child specs)`` for a node and ``None`` for a leaf,
+so that structures (the key of every ``jit`` call) are compared and hashed by tuples, in C. The fast paths
+carry no key paths; when one fails, the structures are walked once more to locate the mismatch.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ Spec = tuple[Kind, Any, tuple[Any, ...]] | None
 
 
 class TreeDef:
-    """The structure of a pytree without its leaves. Immutable, hashable, comparable, and picklable.
+    """The structure of a pytree without its leaves: immutable, hashable, picklable.
 
-    Structures are equal if their static data and the keys of their dicts are, numbers of the same class: a program that
-    was traced for 1 is not that for 1.0.
+    Structures are equal if their static data and dict keys are equal and of the same classes: a program
+    traced for 1 does not serve 1.0.
     """
 
     __slots__ = ("_hash", "num_leaves", "spec")
@@ -67,7 +66,7 @@ class TreeDef:
 
     @property
     def num_nodes(self) -> int:
-        """How many containers and leaves there are."""
+        """Number of containers and leaves."""
         return _count_nodes(self.spec)
 
     def children(self) -> list[TreeDef]:
@@ -83,11 +82,11 @@ class TreeDef:
         return unflatten(self, leaves)
 
     def flatten_up_to(self, tree: PyTree) -> list[PyTree]:
-        """The subtrees of ``tree`` that stand where this structure has its leaves."""
+        """The subtrees of ``tree`` at the positions of this structure's leaves."""
         return flatten_up_to(self, tree)
 
     def compose(self, inner: TreeDef) -> TreeDef:
-        """This structure with ``inner`` in the place of each leaf."""
+        """This structure with ``inner`` in place of each leaf."""
         return _treedef(_compose(self.spec, check_treedef(inner, "compose").spec))
 
     def __eq__(self, other: object) -> bool:
@@ -115,7 +114,7 @@ class TreeDef:
 
 
 LEAF = TreeDef(None, 1)
-"""The structure of every bare leaf: one object, so that ``treedef is LEAF`` tells."""
+"""The structure of every bare leaf: one object, so that ``treedef is LEAF`` works."""
 
 
 def _treedef(spec: Spec) -> TreeDef:
@@ -123,7 +122,7 @@ def _treedef(spec: Spec) -> TreeDef:
 
 
 def _same(a: Spec, b: Spec) -> bool:
-    """Whether specs that are equal have static data of the same classes too."""
+    """True if equal specs have static data of the same classes too."""
     if a is None or b is None or a is b:
         return True
     if not same(a[1], b[1]):
@@ -153,7 +152,7 @@ def tuple_of(treedefs: Iterable[TreeDef]) -> TreeDef:
 
 
 def check_treedef(treedef: TreeDef, name: str) -> TreeDef:
-    """``treedef``, which has to be one."""
+    """Check that ``treedef`` is a TreeDef, and return it."""
     if type(treedef) is not TreeDef:
         raise ArgumentError(
             f"{name} needs a TreeDef, got {type(treedef).__name__}",
@@ -198,14 +197,14 @@ def _repr(spec: Spec) -> str:
 
 
 def _keys(spec: Spec) -> list[Any]:
-    """The keys of the children of a node."""
+    """The keys of a node's children."""
     assert spec is not None
     kind, aux, specs = spec
     return kind.keys(aux, len(specs))
 
 
 def _unhashable(spec: Spec, path: Path = ()) -> TreeError:
-    """The error for the innermost node whose static data cannot be hashed."""
+    """The error for the innermost node with unhashable static data."""
     assert spec is not None
     for key, child in zip(_keys(spec), spec[2], strict=True):
         try:
@@ -236,9 +235,9 @@ def at(path: Path) -> str:
 
 
 def flatten(tree: PyTree, is_leaf: IsLeaf = None) -> tuple[list[Leaf], TreeDef]:
-    """The leaves of ``tree`` from left to right (dicts in the order of their sorted keys), and its structure.
+    """The leaves of ``tree`` from left to right, and its structure. Dicts sort by key.
 
-    ``is_leaf(x)`` is asked for each object on the way; if true, ``x`` is a leaf whatever it contains.
+    ``is_leaf(x)`` is called for each object on the way; if true, ``x`` is a leaf whatever it contains.
     """
     leaves: list[Leaf] = []
     if is_leaf is None:
@@ -259,7 +258,7 @@ def flatten(tree: PyTree, is_leaf: IsLeaf = None) -> tuple[list[Leaf], TreeDef]:
 
 def _flatten(x: PyTree, kind: Kind, leaves: list[Leaf]) -> Spec:
     specs: list[Spec] = []
-    if kind is DICT:  # most nodes are: what DICT.split does, without its call and its list of children
+    if kind is DICT:  # most nodes are dicts: DICT.split inlined, without its list of children
         try:
             keys = tuple(sorted(x))
         except TypeError:
@@ -321,7 +320,7 @@ def _find(x: PyTree, target: object, path: Path) -> Path | None:
 
 
 def unflatten(treedef: TreeDef, leaves: Iterable[Leaf]) -> PyTree:
-    """The tree of structure ``treedef`` with the given leaves: the inverse of ``flatten``."""
+    """The tree of this structure with the given leaves: the inverse of ``flatten``."""
     if type(treedef) is not TreeDef:
         raise ArgumentError(
             f"unflatten needs a TreeDef, got {type(treedef).__name__}",
@@ -343,7 +342,7 @@ def unflatten(treedef: TreeDef, leaves: Iterable[Leaf]) -> PyTree:
 
 def _unflatten(spec: Spec, rest: Iterator[Leaf]) -> PyTree:
     kind, aux, specs = spec  # type: ignore[misc]
-    if not any(specs):  # only leaves: no Python for each
+    if not any(specs):  # leaves only: no Python code per leaf
         if kind is DICT:
             return dict(zip(aux, rest))  # noqa: B905 - zip asks aux first, so it takes no leaf too many
         return kind.join(aux, list(itertools.islice(rest, len(specs))))
@@ -353,7 +352,7 @@ def _unflatten(spec: Spec, rest: Iterator[Leaf]) -> PyTree:
 def leaves_like(treedef: TreeDef, tree: PyTree) -> list[Leaf] | None:
     """The leaves of ``tree`` if ``treedef`` is its structure, else None.
 
-    Quicker than ``flatten`` and a comparison, for nothing is sorted, made or hashed.
+    Faster than ``flatten`` and a comparison: it sorts, builds and hashes nothing.
     """
     found: list[PyTree] = []
     try:
@@ -366,10 +365,10 @@ def leaves_like(treedef: TreeDef, tree: PyTree) -> list[Leaf] | None:
         UnsortableKeys,
         ValueError,
         TypeError,
-    ):  # static data that cannot be compared is an error later
+    ):  # static data that cannot be compared raises later
         return None
     for cls in {type(x) for x in found}:
-        if KINDS[cls] is not None:  # what stands in the place of a leaf is a container
+        if KINDS[cls] is not None:  # a container in the place of a leaf
             return None
     return found
 
@@ -388,9 +387,9 @@ def structure(tree: PyTree, is_leaf: IsLeaf = None) -> TreeDef:
 
 
 def map(f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: IsLeaf = None) -> PyTree:
-    """A tree like ``tree``, with ``f`` of each leaf, and of what is in its place in each of ``rest``.
+    """Map ``f`` over the leaves of ``tree`` and the matching subtrees of ``rest``.
 
-    The structure of ``tree`` has to be a prefix of those of ``rest``: where it has a leaf they may have more.
+    The structure of ``tree`` must be a prefix of those of ``rest``.
     """
     check_function(f, "tree.map")
     flat, treedef = flatten(tree, is_leaf)
@@ -401,7 +400,7 @@ def map(f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: IsLeaf = No
 
 
 def check_function(f: Any, name: str) -> None:
-    """That ``f``, which ``name`` takes or is, can be called."""
+    """Check that ``f``, an argument of ``name``, is callable."""
     if not callable(f):
         raise ArgumentError(
             f"{name} needs a function, not {f!r:.60}.", where=source.here(), fix="lambda x: ..."
@@ -409,9 +408,9 @@ def check_function(f: Any, name: str) -> None:
 
 
 def transpose(outer: TreeDef, inner: TreeDef | None, tree: PyTree) -> PyTree:
-    """Exchanges an ``outer`` structure with the ``inner`` one below: a list of dicts for a dict of lists.
+    """Swap ``outer`` and ``inner`` structures: a list of dicts to a dict of lists.
 
-    Without ``inner``, it is the structure of what stands at the first leaf of ``outer``.
+    Without ``inner``, it is the structure at the first leaf of ``outer``.
     """
     check_treedef(outer, "transpose")
     subtrees = _flatten_up_to(outer, tree, ("the outer structure", "the tree"))
@@ -432,15 +431,15 @@ def transpose(outer: TreeDef, inner: TreeDef | None, tree: PyTree) -> PyTree:
 
 
 def flatten_up_to(treedef: TreeDef, tree: PyTree) -> list[PyTree]:
-    """The subtrees of ``tree`` that stand where ``treedef`` has its leaves."""
+    """The subtrees of ``tree`` at the positions of ``treedef``'s leaves."""
     return _flatten_up_to(check_treedef(treedef, "flatten_up_to"), tree, ("the structure", "the tree"))
 
 
 def broadcast_prefix(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> list[Leaf]:
-    """For each leaf of ``tree``, the leaf of ``prefix`` that stands at its place or above it.
+    """For each leaf of ``tree``, the leaf of ``prefix`` at its position or above.
 
-    ``is_leaf`` is asked of ``prefix`` only. With ``is_leaf=lambda x: x is None``, None is a value like
-    others, and without, it has to meet a None.
+    ``is_leaf`` applies to ``prefix`` only. With ``is_leaf=lambda x: x is None``, None is an ordinary value;
+    without, it must correspond to a None.
     """
     values, treedef = flatten(prefix, is_leaf)
     if treedef is LEAF:
@@ -455,9 +454,9 @@ def broadcast_prefix(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> li
 
 
 def broadcast(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
-    """A tree like ``tree``, with the leaves of ``prefix`` at, and everywhere below, where they stand.
+    """A tree like ``tree``, with each leaf of ``prefix`` repeated over its subtree.
 
-    ``is_leaf`` is asked of both: what it names in ``tree`` is one leaf there.
+    ``is_leaf`` applies to both: what it names in ``tree`` is one leaf there.
     """
     values, treedef = flatten(prefix, is_leaf)
     places = _flatten_up_to(treedef, tree, ("the prefix", "the tree"))
@@ -468,7 +467,7 @@ def broadcast(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
 
 
 class _Mismatch(Exception):
-    """``_up_to`` met a different structure; turned into a TreeError that knows the path."""
+    """``_up_to`` found a different structure; turned into a TreeError with the path."""
 
 
 def _flatten_up_to(treedef: TreeDef, tree: PyTree, names: tuple[str, str]) -> list[PyTree]:
@@ -494,21 +493,21 @@ def _flatten_up_to(treedef: TreeDef, tree: PyTree, names: tuple[str, str]) -> li
 
 
 def _up_to(spec: Spec, x: Any, found: list[PyTree], exactly: bool = False) -> None:
-    """Add to ``found`` what stands in ``x`` where ``spec`` has its leaves; ``exactly``: as ``TreeDef`` compares."""
+    """Append the subtrees of ``x`` at ``spec``'s leaves to ``found``."""
     kind, aux, specs = spec  # type: ignore[misc]
     cls: type = type(x)
     if cls is not kind.cls:
         raise _Mismatch
     children: Sequence[Any]
     if kind is DICT:
-        # Taken in the order of the spec, so that nothing has to be sorted.
+        # In the order of the spec, so that nothing has to be sorted.
         try:
             children = [x[key] for key in aux]
         except KeyError:
             raise _Mismatch from None
         if len(x) != len(aux):
             raise _Mismatch
-        if exactly and aux and aux[0].__class__ is not str:  # strings are equal to nothing else
+        if exactly and aux and aux[0].__class__ is not str:  # strings equal no other type
             own = dict(zip(x, x, strict=True))
             if not same(tuple([own[key] for key in aux]), aux):
                 raise _Mismatch
@@ -531,7 +530,7 @@ def _up_to(spec: Spec, x: Any, found: list[PyTree], exactly: bool = False) -> No
 
 
 def _mismatches(spec: Spec, x: PyTree, names: tuple[str, str], path: Path) -> Iterator[str]:
-    """The lines that say where ``x`` departs from ``spec``; it may go on below the leaves of ``spec``."""
+    """One line per deviation of ``x`` from ``spec``, whose leaves it may extend."""
     if spec is None:
         return
     kind = KINDS[type(x)]
@@ -555,10 +554,10 @@ def _mismatches(spec: Spec, x: PyTree, names: tuple[str, str], path: Path) -> It
 def node_differences(
     a: Spec, b: Spec, names: tuple[str, str], path: Path, key: Callable[[Any], Any] = lambda x: x
 ) -> Iterator[str]:
-    """The lines that say how two nodes differ, leaving their common children aside.
+    """One line per difference between two nodes, their common children aside.
 
     Args:
-      key: of static data and of the keys of children, by which they are compared.
+      key: key of static data and of the keys of children, for comparison.
     """
     assert a is not None and b is not None
     if a[0] is not b[0]:
@@ -588,7 +587,7 @@ def node_differences(
 
 
 def describe(spec: Spec) -> str:
-    """A node in words: ``a dict with keys 'a', 'b'``."""
+    """A description of a node: ``a dict with keys 'a', 'b'``."""
     if spec is None:
         return "a leaf"
     kind, aux, specs = spec

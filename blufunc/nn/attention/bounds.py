@@ -1,9 +1,9 @@
-"""What a mask of attention is in a whole tile of queries and keys, without asking at each pair: by intervals.
+"""Bounds of attention masks over whole tiles, by interval arithmetic.
 
 A face, below ``mods.py``. In: the jaxpr of a ``mask_mod``, (*tables, b, h, q, k) -> bool. Out: a jaxpr
-(*tables, b, h, q0, q1, k0, k1) -> (possible, certain) for queries q0 to q1 and keys k0 to k1; None for a mask that is
-not made of comparisons of sums, as one that reads a table at ``q``. The rules are those of interval arithmetic (Moore,
-1966): they may leave open what pairs would decide, and are never wrong.
+(*tables, b, h, q0, q1, k0, k1) -> (possible, certain) for queries q0 to q1 and keys k0 to k1; None for a mask
+that is not a comparison of sums, such as one that reads a table at ``q``. Interval arithmetic (Moore, 1966)
+may leave a tile undecided, but is never wrong.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _INT = 1 << 31
 
 
 class _Fixed(NamedTuple):
-    """What is the same in the whole tile; ``most`` bounds its magnitude."""
+    """A value that is constant over the tile; ``most`` bounds its magnitude."""
 
     value: Any
     most: int = _INT
 
 
 class _Span(NamedTuple):
-    """Integers between two."""
+    """An interval of integers."""
 
     low: Any
     high: Any
@@ -40,18 +40,18 @@ class _Span(NamedTuple):
 
 
 class _Maybe(NamedTuple):
-    """A boolean: whether it holds at some pair, as far as is known, and whether at all."""
+    """A boolean: whether it may hold for some pair, and whether it holds for all."""
 
     possible: Any
     certain: Any
 
 
 class _Open(Exception):
-    """There is no rule."""
+    """There is no rule for an operation."""
 
 
 def bounds_of(mask: Jaxpr) -> Jaxpr | None:
-    """The jaxpr of a tile, as the module says."""
+    """The jaxpr of a tile, as described above."""
     *tables, b, h, _, k = mask.in_avals
 
     def tile(*args: Any) -> list[Any]:
@@ -99,10 +99,10 @@ def _applied(eqn: Eqn, operands: Sequence[Any]) -> Any:
         or eqn.outvars[0].aval.dtype not in (dtypes.bool_, dtypes.int32)
     ):
         raise _Open
-    made = rule(*[(_maybe if boolean else _span)(x) for x in operands])
-    if made.__class__ is _Span and made.most >= _INT:
+    result = rule(*[(_maybe if boolean else _span)(x) for x in operands])
+    if result.__class__ is _Span and result.most >= _INT:
         raise _Open  # it may wrap around
-    return made
+    return result
 
 
 def _span(x: Any) -> _Span:
@@ -173,11 +173,11 @@ _INTEGERS: dict[Any, Callable] = {
     ew.eq_p: _equal,
     ew.ne_p: lambda a, b: _not(_equal(a, b)),
 }
-"""By primitive, of intervals of integers."""
+"""Rules for intervals of integers, by primitive."""
 
 _BOOLEANS: dict[Any, Callable] = {
     ew.and_p: lambda a, b: _Maybe(a.possible & b.possible, a.certain & b.certain),
     ew.or_p: lambda a, b: _Maybe(a.possible | b.possible, a.certain | b.certain),
     ew.not_p: _not,
 }
-"""By primitive, of booleans."""
+"""Rules for booleans, by primitive."""

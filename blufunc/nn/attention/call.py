@@ -1,20 +1,20 @@
-"""Attention as one operation: the primitives behind ``dot_product_attention``.
+"""Attention as one operation: the primitives of ``dot_product_attention``.
 
-A face, below ``dot_product.py``. An equation holds its definition as a jaxpr, which is what it is for transforms that
-have no better rule and for devices that have no kernel for it: compilers put it in its place. The primitives:
+A face, below ``dot_product.py``. An equation holds its definition as a jaxpr, for transforms without a better
+rule and for devices without a kernel: compilers inline it. The primitives:
 
     attention             query, key, value, *extras -> out, lse
     attention_tangent     the tangent of ``out``, linear in those of query, key, value and tables
     attention_grad        query, key, value, out, lse, cotangent of out, *extras -> those of query, key and value
     attention_table_grad  query, key, value, cotangent of out, *extras -> those of some tables
 
-The transpose of the second is the third: so reverse mode is one kernel behind the other, and the weights of all pairs
-are never stored. ``lse`` [B, N, T] is the logarithm of the sum of the exponentials of each row of scores; only
-``attention_grad`` reads it, so it has no tangent of its own. Axes as in ``dot_product.py``.
+The transpose of the second is the third: reverse mode is one kernel after the other, and the weights of all
+pairs are never stored. ``lse`` [B, N, T] is the logsumexp of each row of scores; only ``attention_grad``
+reads it, so it has no tangent. Axes as in ``dot_product.py``.
 
-With ``mods``, functions of single scores and pairs (``mods.py``), the **extras** are the numbers of the batch
-entries int32 [B], those of the query heads int32 [N], and the tables of the functions; else there are none. Learnt
-tables have their gradient from ``attention_table_grad``, which is the definition differentiated.
+With ``mods``, functions of single scores and pairs (``mods.py``), the **extras** are the indices of the batch
+entries int32 [B], those of the query heads int32 [N], and the tables of the functions; else there are none.
+Learnt tables get their gradient from ``attention_table_grad``, the differentiated definition.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from blufunc.transforms.control_flow.calls import Call, jit_p
 from blufunc.transforms.control_flow.composite import Composite, staged
 
 MASKED = -0.7 * 3.4028234663852886e38
-"""The score of masked pairs: finite, so that a row without any key gives numbers and not NaN."""
+"""The score of masked pairs: finite, so that a row without keys yields no NaN."""
 
 
 def attention(
@@ -57,7 +57,7 @@ def attention(
     Args:
       query: [B, T, N, H].
       key, value: [B, S, K, H].
-      mods, tables: what is done with the scores, and the arrays that this reads.
+      mods, tables: mask and score functions, and the arrays that they read.
     """
     return attention_and_lse(query, key, value, scale=scale, is_causal=is_causal, mods=mods, tables=tables)[0]
 
@@ -72,7 +72,7 @@ def attention_and_lse(
     mods: Mods | None = None,
     tables: Sequence[Any] = (),
 ) -> tuple[Any, Any]:
-    """The same, and the logarithm of the sum of the exponentials of each row of scores, float32 at least [B, N, T]."""
+    """The same, and the logsumexp of each row of scores, float32 at least [B, N, T]."""
     how: dict[str, Any] = {"scale": scale, "is_causal": is_causal}
     if mods is None:
         out, lse = attention_p.at(query, key, value, **how)
@@ -87,7 +87,7 @@ def attention_and_lse(
 
 
 def weighed(scores: Any, value: Any) -> Any:
-    """``softmax(scores) @ value`` as [B, T, N, H]; scores [B, K, T, S], or [B, K, T, G, S] with shared heads."""
+    """``softmax(scores) @ value`` [B, T, N, H], of [B, K, T, S] or [B, K, T, G, S]."""
     return _summed(softmax(scores), value)
 
 
@@ -99,11 +99,9 @@ def _summed(weights: Any, value: Any) -> Any:
 
 
 def scores_of(query: Any, key: Any, scale: Any) -> Any:
-    """``query @ key.T * scale`` in float32 at least: [B, K, T, S], or [B, K, T, G, S] with shared heads."""
+    """``query @ key.T * scale``, float32 at least: [B, K, T, S] or [B, K, T, G, S]."""
     wide = wide_of(query)
-    if (
-        query.dtype == wide
-    ):  # cheaper than to scale the scores, but half precisions would be rounded once more
+    if query.dtype == wide:  # cheaper than scaling the scores, but half precisions would be rounded twice
         query = query * scale
     query = divided(query, key.shape[2])
     last = query.ndim - 1
@@ -112,13 +110,13 @@ def scores_of(query: Any, key: Any, scale: Any) -> Any:
 
 
 def causal(T: int, S: int) -> Any:
-    """Which keys each query sees [T, S]: those that do not come after it."""
+    """The causal mask [T, S]: a query sees the keys up to its own position."""
     queries, keys = (lax.broadcasted_iota(dtypes.int32, (T, S), axis) for axis in (0, 1))
     return queries >= keys
 
 
 def wide_of(x: Any) -> Any:
-    """The dtype in which scores and their softmax are computed."""
+    """The dtype of scores and their softmax."""
     return bnp.promote_types(x.dtype, dtypes.float32)
 
 
@@ -135,10 +133,10 @@ def _joined(x: Any) -> Any:
 
 
 def _counting(scores: Any, queries: int, extras: Sequence[Any], is_causal: bool, mods: Mods | None) -> Any:
-    """Scores as they go into the softmax."""
+    """Scores after masks and score functions, as input of the softmax."""
     if mods is None:
-        # Adding is cheaper than choosing, and has no backward pass. It is right because every query sees a key:
-        # probabilities of 0 stop the gradient.
+        # Adding is cheaper than selecting, and has no backward pass. It is right because every query sees a
+        # key: probabilities of 0 stop the gradient.
         return (
             scores + bnp.where(_causal(scores, queries), bnp.zeros((), scores.dtype), MASKED)
             if is_causal
@@ -149,9 +147,7 @@ def _counting(scores: Any, queries: int, extras: Sequence[Any], is_causal: bool,
     parts = [seen(mods, tables, pairs), _causal(scores, queries) if is_causal else None]
     visible = [part for part in parts if part is not None]
     if mods.score is not None:
-        for each in (
-            visible
-        ):  # else a derivative that is not finite where nothing is seen would come through, as 0 * NaN
+        for each in visible:  # otherwise a non-finite derivative at masked pairs would propagate, as 0 * NaN
             scores = bnp.where(each, scores, 0)
         scores = modified(mods, tables, pairs, scores)
     for each in visible:
@@ -160,7 +156,7 @@ def _counting(scores: Any, queries: int, extras: Sequence[Any], is_causal: bool,
 
 
 def _causal(scores: Any, queries: int) -> Any:
-    """``causal``, as what broadcasts to the scores."""
+    """``causal``, broadcastable to the scores."""
     visible = causal(queries, scores.shape[-1])
     return visible if scores.ndim == 4 else visible[:, None]
 
@@ -173,7 +169,7 @@ def _forward(
     if mods is None:
         lse = bnp.squeeze(top, -1) + bnp.log(bnp.sum(bnp.exp(scores - top), -1))  # [B, K, T] or [B, K, T, G]
         return [weighed(scores, value), _of_queries(lse, query)]
-    # a row that sees nothing has the maximum -inf and the sum 0: it gives zeros
+    # a fully masked row has maximum -inf and sum 0: it yields zeros
     top = bnp.where(top == -math.inf, 0, top)
     weights = bnp.exp(scores - top)
     total = bnp.sum(weights, -1, keepdims=True)
@@ -183,7 +179,7 @@ def _forward(
 
 
 def _of_queries(lse: Any, query: Any) -> Any:
-    """One number for each row of scores, as [B, N, T]."""
+    """One value per row of scores, as [B, N, T]."""
     if lse.ndim == 3:
         return lse
     return bnp.reshape(bnp.moveaxis(lse, 3, 2), (lse.shape[0], query.shape[2], query.shape[1]))
@@ -201,7 +197,7 @@ def _backward(
     is_causal: bool,
     mods: Mods | None = None,
 ) -> list[Any]:
-    """The cotangents, from weights that are computed again; the formulas are FlashAttention-2's (arXiv:2307.08691)."""
+    """Cotangents from recomputed weights, as in FlashAttention-2 (arXiv:2307.08691)."""
     products = scores_of(query, key, scale)
     if mods is None or mods.score is None:
         scores, pull = _counting(products, query.shape[1], extras, is_causal, mods), None
@@ -212,12 +208,12 @@ def _backward(
         scores, pull = vjp(count, products)
     wide, low, K = scores.dtype, value.dtype, key.shape[2]
 
-    def by_row(x: Any) -> Any:  # [B, N, T] as one number for each row of scores
+    def by_row(x: Any) -> Any:  # [B, N, T] as one value per row of scores
         B, N, T = x.shape
         x = x if N == K else bnp.moveaxis(bnp.reshape(x, (B, K, N // K, T)), 2, 3)
         return bnp.expand_dims(x, -1)
 
-    if mods is not None:  # a row that sees nothing has the weights exp(-inf)
+    if mods is not None:  # a fully masked row has the weights exp(-inf)
         lse = bnp.where(lse == -math.inf, 0, lse)
     delta = bnp.moveaxis(bnp.sum(ct.astype(wide) * out.astype(wide), -1), 1, 2)
     weights = bnp.exp(scores - by_row(lse))
@@ -237,7 +233,7 @@ def _backward(
 
 
 def _reference_backward(query: Any, key: Any, value: Any, ct: Any, *extras: Any, **how: Any) -> Sequence[Any]:
-    """The same from the operands alone: what the derivatives of the backward pass are taken of."""
+    """The same from the operands alone, for derivatives of the backward pass."""
     _, pull = vjp(lambda *operands: _forward(*operands, *extras, **how)[0], query, key, value)
     return pull(ct)
 
@@ -245,7 +241,7 @@ def _reference_backward(query: Any, key: Any, value: Any, ct: Any, *extras: Any,
 def _table_gradient(
     query: Any, key: Any, value: Any, ct: Any, *extras: Any, wanted: tuple[int, ...], **how: Any
 ) -> Sequence[Any]:
-    """The cotangents of the extras at ``wanted``, which stores the scores of all pairs while it is computed."""
+    """The cotangents of the extras at ``wanted``; stores the scores of all pairs."""
 
     def of_wanted(*tables: Any) -> Any:
         operands = list(extras)
@@ -265,11 +261,11 @@ class _Whole(Composite):
     """A composite of queries, keys and values."""
 
     def spelled_out(self, *args: Any, **how: Any) -> Sequence[Any]:
-        """The definition as many operations, which differentiate in all operands and results."""
+        """The definition as separate operations, differentiable in all operands."""
         return type(self).definition(*args, **how)
 
     def evaluate(self, args, params):
-        """As a program of one equation, so that a device may have a kernel for it."""
+        """Evaluate as a program of one equation, so that a device may use its kernel."""
         jaxpr: Jaxpr = params["jaxpr"]
 
         def alone() -> Jaxpr:
@@ -279,8 +275,8 @@ class _Whole(Composite):
         return super().evaluate(args, {**params, "jaxpr": jaxpr.memoised("alone", alone)})
 
     def batch(self, axis, args, dims, *, jaxpr, **how):
-        """Examples are one more batch, whose entries have the numbers that they had."""
-        tables = self.whole + 2  # where they begin, behind the numbers
+        """Examples extend the batch; its entries keep their indices."""
+        tables = self.whole + 2  # position of the first table, after the index arrays
         if any(d is not None for d in dims[tables:]):
             return jit_p.batch(axis, args, dims, jaxpr=jaxpr, name=self.name)
         n = axis.size
@@ -296,7 +292,7 @@ class _Whole(Composite):
         return [bnp.reshape(o, (n, o.shape[0] // n, *o.shape[1:])) for o in outs], [0] * len(outs)
 
     def autocast(self, cells, dtype, *, jaxpr, **how):
-        """The operation in mixed precision: all that is not a statistic, or an extra, is low."""
+        """Mixed precision: all operands but statistics and extras are low."""
         args = [
             c.traced() if i == self.statistic or i >= self.whole else c.cast(dtype)
             for i, c in enumerate(cells)
@@ -304,15 +300,15 @@ class _Whole(Composite):
         return self.at(*args, **how)
 
     statistic: int | None = None
-    """Which operand is ``lse``."""
+    """The position of the operand ``lse``."""
 
     whole: int
-    """How many operands there are before the extras."""
+    """The number of operands before the extras."""
 
     def shard(self, avals, outs, **params) -> Rule:
-        """Sequences and heads are independent; where several heads share a key head, so are the groups of them.
+        """Sequences are independent, and so are heads, or groups that share a key head.
 
-        Tables are whole on each device: which of their entries are read is not known.
+        Tables are replicated: the entries that are read are unknown.
         """
         B, _, N, _ = avals[0].shape
         K = avals[1].shape[2]
@@ -337,14 +333,14 @@ class _AttentionTangent(_Whole):
         n = len(nonzeros)
         primals, (out, lse), linear = args[:n], args[n : n + 2], args[n + 2 :]
         (query, key, value), extras = primals[:3], primals[3:]
-        ours = dict(zip([i for i, nonzero in enumerate(nonzeros) if nonzero], linear, strict=True))
-        wanted = [i for i, a in ours.items() if is_linear(a)]
-        if any(i < 3 for i in wanted):
+        cotangents = dict(zip([i for i, nonzero in enumerate(nonzeros) if nonzero], linear, strict=True))
+        unknown = [i for i, a in cotangents.items() if is_linear(a)]
+        if any(i < 3 for i in unknown):
             grads = attention_grad_p.at(query, key, value, out, lse, ct, *extras, **how)
-            for i in wanted:
+            for i in unknown:
                 if i < 3:
-                    ours[i].add(grads[i])
-        of_extras = [i for i in wanted if i >= 3]
+                    cotangents[i].add(grads[i])
+        of_extras = [i for i in unknown if i >= 3]
         if of_extras:
             operands = [query, key, value, ct, *extras]
             avals = tuple([a.aval.strong() for a in operands])
@@ -352,9 +348,9 @@ class _AttentionTangent(_Whole):
             body = staged(_table_gradient, avals, True, state.context, wanted=places, **how)
             grads = attention_table_grad_p.bind(*operands, jaxpr=body)
             for i, grad in zip(of_extras, grads, strict=True):
-                ours[i].add(grad)
+                cotangents[i].add(grad)
 
-    batch = Call.batch  # the types of its operands do not say what it is
+    batch = Call.batch  # operand types do not determine the batching
     shard = None  # type: ignore[assignment]  # likewise: its body is divided
     autocast = None  # type: ignore[assignment]
 
@@ -368,7 +364,7 @@ class _AttentionGrad(_Whole):
     linearize = None  # type: ignore[assignment]
 
     def jvp(self, primals, tangents, *, jaxpr, **how):
-        """The value as it is; the tangent of the reference, of which ``out`` and ``lse`` are no operands."""
+        """The unchanged value; tangents of the reference, which lacks ``out`` and ``lse``."""
         outs = self.bind(*primals, jaxpr=jaxpr, **how)
         chosen = [i for i in range(len(primals)) if i not in (3, 4)]
         avals = tuple([primals[i].aval.strong() for i in chosen])
@@ -380,7 +376,7 @@ class _AttentionGrad(_Whole):
 
 
 class _AttentionTableGrad(Call):
-    """A call of ``_table_gradient`` like any other: it has a name so that ``explain`` can tell of it."""
+    """A call of ``_table_gradient``, named so that ``explain`` can report it."""
 
     name, recomputed = "attention_table_grad", True
 

@@ -1,10 +1,10 @@
 """Scaled dot-product attention: its definition, by two contractions and a softmax.
 
-A face. The axes are named by one letter each: B batch, T queries, S keys and values, N query heads, K key heads,
-G = N / K query heads that share a key head, H features of a head. Nothing is transposed before the contractions,
-which take the heads as batch axes where they stand, and a causal mask is added to the scores, so that the program
-has few passes over arrays of size T x S. A fused kernel may replace all of it, also where ``mask_mod`` and
-``score_mod`` say what is seen and how scores are changed: with these, a bias and a mask are functions of pairs too.
+A face. One letter names each axis: B batch, T queries, S keys and values, N query heads, K key heads, G = N /
+K query heads that share a key head, H features of a head. Contractions use the heads as batch axes in place,
+without transposes, and a causal mask is added to the scores, so that the program has few passes over arrays
+of size T x S. A fused kernel may replace all of it, also with ``mask_mod`` and ``score_mod``: then a bias and
+a mask are functions of pairs too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from blufunc.nn.attention.mods import traced
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 
 _LONG = 4
-"""Of keys that outnumber the features of a head by more than this factor, the weights of all pairs take far more
-memory than the operands; the backward pass then computes them again instead of having them stored."""
+"""Ratio of keys to features per head above which the weights are recomputed.
+There the weights of all pairs take far more memory than the operands; the backward pass recomputes them."""
 
 
 def dot_product_attention(
@@ -46,25 +46,25 @@ def dot_product_attention(
     implementation: str | None = None,
     return_residual: bool = False,
 ) -> Any:
-    """``softmax(query @ key.T * scale + bias) @ value`` for each head (Vaswani et al., arXiv:1706.03762).
+    """``softmax(query @ key.T * scale + bias) @ value`` per head (arXiv:1706.03762).
 
-    Half-precision scores are summed, and their softmax is taken, in float32. In a row where everything is masked
-    all values have the same weight; with ``mask_mod`` or ``score_mod``, such a row gives zeros.
+    Half-precision scores and their softmax are computed in float32. In a fully masked row all values have the
+    same weight; with ``mask_mod`` or ``score_mod``, such a row gives zeros.
 
-    ``mask_mod`` and ``score_mod`` are functions of one pair of a query and a key, which a kernel can have inside
-    (FlexAttention, Dong et al., arXiv:2412.05496). Their numbers are int32: those of the batch entry, the query head,
-    the query and the key. They may read arrays at these numbers, and compute with them as they like, but return one
-    number; under ``vmap`` and on a mesh the numbers are those of the entries of one example, and of the whole arrays.
-    Ready-made ones are in ``nn.masks`` and ``nn.score_mods``::
+    ``mask_mod`` and ``score_mod`` are functions of one pair of a query and a key, which a kernel can inline
+    (FlexAttention, Dong et al., arXiv:2412.05496). They receive int32 indices: batch entry, query head, query
+    and key. They may read arrays at these indices and compute anything, but return one scalar. Under ``vmap``
+    the indices are those of one example; on a mesh they are global. Predefined ones are in ``nn.masks`` and
+    ``nn.score_mods``::
 
         nn.dot_product_attention(
             q, k, v, mask_mod=lambda b, h, q, k: (q >= k) & (ids[b, q] == ids[b, k])
         )
         nn.dot_product_attention(q, k, v, is_causal=True, score_mod=nn.score_mods.soft_cap(50.0))
 
-    On a GPU a kernel computes values and the gradients of query, key and value, under the conditions that
-    ``bf.explain`` tells where one does not hold. The gradients of arrays that ``score_mod`` reads, as of a learnt bias,
-    are computed without a kernel, and need memory for [B, N, T, S].
+    On a GPU a kernel computes values and the gradients of query, key and value; ``bf.explain`` reports why if
+    it cannot. The gradients of arrays that ``score_mod`` reads, such as a learnt bias, have no kernel, and
+    need memory for [B, N, T, S].
 
     Args:
       query: [B, T, N, H] or [T, N, H].
@@ -74,21 +74,20 @@ def dot_product_attention(
       mask: booleans that broadcast to [B, N, T, S]: False where a query must not see a key.
       scale: factor of the scores; ``1 / sqrt(H)`` by default.
       is_causal: let query t see keys 0 to t only.
-      mask_mod: (b, h, q, k) -> boolean: whether query q of head h sees key k; together with ``mask`` and ``is_causal``,
-        if all of them say so.
-      score_mod: (score, b, h, q, k) -> score: what counts in the place of a scaled score with its bias. Scores of -inf
-        are not seen.
-      query_seq_lengths, key_value_seq_lengths: int [B]: how many queries, or keys, of each batch entry there are; the
+      mask_mod: (b, h, q, k) -> boolean: whether query q of head h sees key k; combined with ``mask`` and
+        ``is_causal`` by logical and.
+      score_mod: (score, b, h, q, k) -> score: replaces a scaled score with its bias. Scores of -inf are masked.
+      query_seq_lengths, key_value_seq_lengths: int [B]: the number of queries, or keys, of each batch entry; the
         others are padding: see ``masks.lengths``.
-      local_window_size: how many keys before a query's position and behind it are seen, or one number for both: see
+      local_window_size: the numbers of keys visible before and after a query's position, or one number for both: see
         ``masks.local_window``.
       return_residual: not supported.
       implementation: None or ``"xla"``: there is one.
     Returns:
       an array of the shape and dtype of ``query``.
     Raises:
-      ShapeError, DtypeError: the arguments do not go together.
-      UnsupportedError: one of those that are not supported is given.
+      ShapeError, DtypeError: the shapes or dtypes of the arguments do not match.
+      UnsupportedError: an unsupported argument is passed.
     """
     name = "dot_product_attention"
     only_none(name, "implementation", None if implementation == "xla" else implementation)
@@ -147,7 +146,7 @@ def _by_pairs(
     mask_mod: Callable | None,
     score_mod: Callable | None,
 ) -> Any:
-    """Attention of checked arguments with functions of pairs; a bias, a mask and a computed scale are such, too."""
+    """Attention with functions of pairs, into which bias, mask and traced scale turn."""
     scores = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
     if mask is not None:
         mask_mod = _and(mask_mod, _entries("mask", mask, scores))
@@ -170,12 +169,12 @@ def _by_pairs(
 
 
 def _and(one: Callable | None, other: Callable) -> Callable:
-    """A mask of what both masks let be seen; None lets everything be."""
+    """The conjunction of two masks; None masks nothing."""
     return other if one is None else lambda *pair: one(*pair) & other(*pair)
 
 
 def _entries(name: str, x: Any, shape: tuple[int, ...]) -> Callable:
-    """The function of a pair that reads ``x``, which broadcasts to [B, N, T, S] = ``shape``."""
+    """The function of a pair that reads ``x``, broadcast to [B, N, T, S] = ``shape``."""
     x = bnp.asarray(x)
     _check_placed(name, x, shape)
     sizes = shape[4 - x.ndim :]
@@ -185,7 +184,7 @@ def _entries(name: str, x: Any, shape: tuple[int, ...]) -> Callable:
 
 
 def _attend(query: Any, key: Any, value: Any, bias: Any, mask: Any, *, scale: float, is_causal: bool) -> Any:
-    """Attention of arguments that have been checked; ``bias`` and ``mask`` broadcast to the scores."""
+    """Attention of checked arguments; ``bias`` and ``mask`` broadcast to the scores."""
     B, T, N, _ = query.shape
     S, K = key.shape[1:3]
     scores = scores_of(query, key, scale)
@@ -196,14 +195,15 @@ def _attend(query: Any, key: Any, value: Any, bias: Any, mask: Any, *, scale: fl
     if mask is not None:
         scores = bnp.where(mask & seen if is_causal else mask, scores, MASKED)
     elif is_causal:
-        # Adding is cheaper than choosing, and has no backward pass. It is right here because every query sees a key:
-        # probabilities of 0 stop the gradient. A row that sees nothing would keep one, though its scores are constant.
+        # Adding is cheaper than selecting, and has no backward pass. It is right here because every query
+        # sees a key: probabilities of 0 stop the gradient. A fully masked row would keep a gradient, though
+        # its scores are constant.
         scores = scores + bnp.where(seen, bnp.zeros((), scores.dtype), MASKED)
     return weighed(scores, value)
 
 
 def _placed(name: str, x: Any, shape: tuple[int, ...], K: int) -> Any:
-    """``x``, which broadcasts to [B, N, T, S] = ``shape``, as what broadcasts to the scores."""
+    """``x``, broadcastable to [B, N, T, S] = ``shape``, in the layout of the scores."""
     x = bnp.asarray(x)
     _check_placed(name, x, shape)
     if shape[1] == K:
@@ -227,7 +227,7 @@ def _check(query, key, value) -> None:
 
     def fail(why: str):
         raise errors.ShapeError(
-            f"dot_product_attention: the shapes do not go together: {shapes}.",
+            f"dot_product_attention: the shapes do not match: {shapes}.",
             where=source.here(),
             why=why,
             fix="query is [batch, queries, heads, features], key and value are [batch, keys, key heads, features]; "

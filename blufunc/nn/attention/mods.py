@@ -1,8 +1,9 @@
-"""Functions of one pair of a query and a key, as attention has them: ``mask_mod`` and ``score_mod``.
+"""Mask and score functions of attention: traced functions of one query-key pair.
 
-A face, below ``call.py``. In: the user's functions. Out: ``Mods``, scalar jaxprs that a kernel can have
-inside, and the arrays that the functions close over, as operands (**tables**). ``over_pairs`` evaluates one for all
-pairs, which is the definition: by a ``vmap`` for each axis, so that what does not depend on an axis is computed once.
+A face, below ``call.py``. In: the user's ``mask_mod`` and ``score_mod``. Out: ``Mods``, scalar jaxprs that a
+kernel can inline, and the arrays that the functions close over, as operands (**tables**). ``over_pairs``
+evaluates one for all pairs, which is the definition: by a ``vmap`` per axis, so that each value is computed
+once per axis that it depends on.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.batching.batch import Axis, batch_flat
 
 NUMBERS = ("b", "h", "q", "k")
-"""What a pair is called by: batch entry, query head, query, key."""
+"""Names of a pair's indices: batch entry, query head, query, key."""
 
 
 @dataclass(frozen=True)
 class Mods:
-    """What attention does with the score of a pair before the softmax.
+    """Mask and score functions, applied to a pair's score before the softmax.
 
     Attributes:
-      mask: a jaxpr (*tables, b, h, q, k) -> bool: whether the pair counts. None: it does.
-      score: a jaxpr (*tables, score, b, h, q, k) -> score. None: as it is.
-      mask_tables: how many of the tables are the mask's; those of ``score`` come behind.
+      mask: a jaxpr (*tables, b, h, q, k) -> bool: whether the pair is visible. None: always.
+      score: a jaxpr (*tables, score, b, h, q, k) -> score. None: unchanged.
+      mask_tables: the number of tables of the mask; those of ``score`` follow.
     """
 
     mask: Jaxpr | None
@@ -51,13 +52,13 @@ class Mods:
 
     @property
     def slope(self) -> Jaxpr | None:
-        """From what ``score`` takes to the score and its derivative by the score before."""
+        """A jaxpr from the operands of ``score`` to the score and its derivative."""
         score = self.score
         return None if score is None else score.memoised("slope", lambda: _with_slope(score))
 
     @property
     def bounds(self) -> Jaxpr | None:
-        """What ``mask`` is in whole tiles, where intervals can tell: see ``bounds.py``."""
+        """The mask's bounds over tiles, where intervals decide them: see ``bounds.py``."""
         mask = self.mask
         return None if mask is None else mask.memoised("bounds", lambda: [bounds_of(mask)])[0]
 
@@ -74,10 +75,10 @@ def traced(
     Args:
       mask_mod: (b, h, q, k) -> a boolean.
       score_mod: (score, b, h, q, k) -> a float.
-      score_dtype: that of scores.
+      score_dtype: dtype of the scores.
     Raises:
-      ShapeError: a function returns something that is not one number.
-      DtypeError: ``mask_mod`` returns something that is not a boolean, or ``score_mod`` something complex.
+      ShapeError: a function does not return a scalar.
+      DtypeError: ``mask_mod`` does not return a boolean, or ``score_mod`` returns a complex value.
     """
     if mask_mod is None and score_mod is None:
         return None, ()
@@ -113,7 +114,7 @@ def _staged(
 
 
 def _prepared(jaxpr: Jaxpr, tables: tuple) -> tuple[Jaxpr, tuple]:
-    """What is computed of tables alone becomes a table: it is the same for all pairs."""
+    """Hoist pair-independent computations on tables into new tables."""
     n = len(tables)
     known = dict.fromkeys(jaxpr.invars[:n])
     before: list[Any] = []
@@ -160,7 +161,7 @@ def _with_slope(jaxpr: Jaxpr) -> Jaxpr:
 
 
 class _Spelled:
-    """A jaxpr of scalars that is equal to those that do the same."""
+    """A jaxpr of scalars with structural equality."""
 
     def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
@@ -185,7 +186,7 @@ class _Spelled:
 
 @functools.lru_cache(512)
 def _one_for_all(spelled: _Spelled) -> Jaxpr:
-    """The first jaxpr of a spelling: what is memoised on it, programs too, serves all."""
+    """The first of structurally identical jaxprs, whose memos and programs all share."""
     return spelled.jaxpr
 
 
@@ -194,12 +195,14 @@ def _one_for_all(spelled: _Spelled) -> Jaxpr:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of one attention, as scores are laid out: [B, K, T, S], or [B, K, T, G, S] with shared heads.
+    """Index arrays of all pairs, in the layout of the scores.
+
+    Scores are [B, K, T, S], or [B, K, T, G, S] with shared heads.
 
     Attributes:
-      batch: the numbers of the batch entries, int32 [B].
-      heads: those of the query heads, int32 [N].
-      queries, keys: how many there are.
+      batch: indices of the batch entries, int32 [B].
+      heads: indices of the query heads, int32 [N].
+      queries, keys: their counts.
       key_heads: K.
     """
 
@@ -211,7 +214,7 @@ class Pairs:
 
 
 def over_pairs(fun: Callable, pairs: Pairs, score: Any = None) -> Any:
-    """``fun(b, h, q, k)``, or ``fun(score, b, h, q, k)``, of all pairs: an array that broadcasts to the scores."""
+    """``fun(b, h, q, k)`` or ``fun(score, b, h, q, k)`` of all pairs, broadcastable."""
     N, K = pairs.heads.shape[0], pairs.key_heads
     shared = N != K
     heads = bnp.reshape(pairs.heads, (K, N // K)) if shared else pairs.heads
@@ -231,7 +234,7 @@ def over_pairs(fun: Callable, pairs: Pairs, score: Any = None) -> Any:
 
 
 def _mapped(fun: Callable, levels: Sequence[tuple[int, tuple[bool, ...]]], args: Sequence[Any]) -> Any:
-    """``fun`` under a ``vmap`` for each level; an axis that the result does not depend on has the size 1."""
+    """``fun`` under a ``vmap`` per level; axes without influence have size 1."""
     if not levels:
         return fun(*args)
     (size, mapped), *inner = levels
@@ -241,7 +244,7 @@ def _mapped(fun: Callable, levels: Sequence[tuple[int, tuple[bool, ...]]], args:
 
 
 def seen(mods: Mods, tables: Sequence[Any], pairs: Pairs) -> Any:
-    """Which pairs the mask lets be seen: booleans that broadcast to the scores; None: all."""
+    """The mask as booleans that broadcast to the scores; None: all visible."""
     mask = mods.mask
     if mask is None:
         return None
@@ -250,12 +253,12 @@ def seen(mods: Mods, tables: Sequence[Any], pairs: Pairs) -> Any:
 
 
 def modified(mods: Mods, tables: Sequence[Any], pairs: Pairs, scores: Any) -> Any:
-    """The scores that count, of the dtype and shape of ``scores``."""
+    """The modified scores, of the dtype and shape of ``scores``."""
     change = mods.score
     if change is None:
         return scores
     _, held = mods.split(tables)
-    own = change.in_avals[len(held)].dtype  # autocast may have changed the dtype since
+    own = change.in_avals[len(held)].dtype  # autocast may have changed the dtype since tracing
 
     def one(score: Any, *numbers: Any) -> Any:
         return eval_jaxpr(change, [*held, score.astype(own), *numbers])[0].astype(scores.dtype)

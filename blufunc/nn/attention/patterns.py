@@ -1,14 +1,15 @@
-"""What hand-written attention looks like in a jaxpr: from a product with the values up to the queries and keys.
+"""Patterns of hand-written attention in a jaxpr, matched from output to inputs.
 
 A face, above ``point_graph.py`` and ``position_masks.py``, below ``recognised.py``. In: a graph, and a
-product that may be ``weights @ values``. Out: a ``Match``, or a ``Miss``: why something so alike is not attention.
+contraction that may be ``weights @ values``. Out: a ``Match``, or a ``Miss`` with the reason why a similar
+computation is not attention.
 
     out = weights . value                        a ``dot_general``
     weights = e / sum(e), e = exp(x - constant)  NORMALISED and SHIFTED: a softmax along the keys
     x = scores, hidden, scaled, changed          CHANGES: a mask, a factor; else any function of single scores
     scores = query . key                         a ``dot_general``
 
-What is between these is gone through by points (``point_graph.py``), which know of no transposes and broadcasts.
+Points (``point_graph.py``) trace through everything between these, past transposes and broadcasts.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ Label = Hashable
 FEATURES = "features"
 
 HIDING = -9e8
-"""From here on a finite number in the place of a score, or added to it, leaves a pair the weight 0 beside any that is
-seen, as minus infinity does; so does the least number of a dtype. It is -1e9 rounded to few bits."""
+"""Upper bound of finite scores that mask: added or selected, they give weight 0.
+A visible pair's exponential makes that of a masked one vanish, as with -inf; so does a dtype's least value. It is
+-1e9 rounded to few bits."""
 
 
 class Miss(Exception):
-    """Why something so like attention is not recognised: ``args`` are the reason."""
+    """A near miss of attention; ``args`` hold the reason."""
 
 
 class Operand(NamedTuple):
-    """Queries, keys or values as they lie.
+    """Queries, keys or values in their original layout.
 
     Attributes:
       atom: the array.
-      labels: of each dimension; None for one of size 1 that means nothing.
+      labels: of each dimension; None for one of size 1 without meaning.
     """
 
     atom: Any
@@ -53,13 +55,13 @@ class Operand(NamedTuple):
 
     @property
     def sizes(self) -> dict[Label, int]:
-        """By label."""
+        """Sizes by label."""
         pairs = zip(self.labels, self.atom.aval.shape, strict=True)
         return {label: n for label, n in pairs if label is not None}
 
 
 class Hidden(NamedTuple):
-    """Pairs that are not seen: those where ``mask`` is ``negated``."""
+    """Masked pairs: those where ``mask`` equals ``negated``."""
 
     mask: Point
     negated: bool
@@ -68,20 +70,20 @@ class Hidden(NamedTuple):
 
 @dataclass(frozen=True)
 class Match:
-    """Attention that was found.
+    """A recognized attention.
 
     Attributes:
       query, key, value: the arrays.
       rows, columns: the labels of the axes of queries and keys.
-      out: what it computes, and the labels of its dimensions.
-      last: the equation that makes it.
-      product: that of a query and a key.
-      score: the product, or what it was scaled to at once.
-      changed: what counts in the place of a score, but for a factor: ``score`` itself where nothing else is done.
-      scale: the factor of a product of a query and a key, as the arrays are, which gives a score.
-      factor: that of ``changed``.
+      out: the result, and the labels of its dimensions.
+      last: the equation that computes it.
+      product: the contraction of query and key.
+      score: the contraction, scaled if the scale comes first.
+      changed: the modified score, up to a factor: ``score`` itself if it is not modified otherwise.
+      scale: the factor from a contraction of the arrays to ``score``.
+      factor: the factor of ``changed``.
       hidden: masks.
-      is_causal: whether they come to a causal one.
+      is_causal: whether their conjunction is the causal mask.
       certain: whether every query is known to see a key, or has zeros where it does not.
     """
 
@@ -114,10 +116,10 @@ def _inverse(eqn: Eqn, graph: Graph, operands: Sequence[Point]) -> list[tuple[Po
     """x * (1 / y) as (x, y), the factors in either order."""
     pairs = []
     for x, y in (operands, operands[::-1]):
-        made = graph.operands(graph.thin(y))
-        if made is None:
+        producer = graph.operands(graph.thin(y))
+        if producer is None:
             continue
-        inner, parts = made
+        inner, parts = producer
         if inner.prim is ew.div_p and graph.constant(parts[0]) == 1:
             pairs.append((x, parts[1]))
         if inner.prim is ew.integer_pow_p and inner.params["exponent"] == -1:
@@ -126,48 +128,48 @@ def _inverse(eqn: Eqn, graph: Graph, operands: Sequence[Point]) -> list[tuple[Po
 
 
 NORMALISED: dict[Any, Callable] = {ew.div_p: _ratio, ew.mul_p: _inverse}
-"""How exponentials are divided by their sum: pairs of what is divided, and by what."""
+"""Normalizations by the sum: pairs of dividend and divisor."""
 
 SHIFTED: dict[Any, tuple[tuple[int, int], ...]] = {ew.sub_p: ((0, 1),), ew.add_p: ((0, 1), (1, 0))}
-"""What is done with scores without consequence for a softmax: which operand they are, and which is a constant to it."""
+"""Shifts that softmax ignores: position of the scores, and of the shift."""
 
 
 def _without_zeros(graph: Graph, weights: Point) -> tuple[Point, Point | None]:
-    """Weights before they were made 0 where a mask is False, as ``softmax(..., where=)`` does, and the mask."""
-    made = graph.operands(graph.thin(weights))
-    if made is None or made[0].prim is not ew.select_p or graph.constant(made[1][2]) != 0:
+    """Weights before masked ones were zeroed (``softmax(..., where=)``), and the mask."""
+    producer = graph.operands(graph.thin(weights))
+    if producer is None or producer[0].prim is not ew.select_p or graph.constant(producer[1][2]) != 0:
         return weights, None
-    mask, inner, _ = made[1]
+    mask, inner, _ = producer[1]
     return inner, graph.moved(mask)
 
 
 def _softmax_of(graph: Graph, weights: Point, column: Label) -> Point | None:
-    """The scores of which something is the softmax along an axis."""
+    """The scores of which a point is the softmax along an axis."""
     weights = graph.thin(weights)
-    made = graph.operands(weights)
-    if made is None or made[0].prim not in NORMALISED:
+    producer = graph.operands(weights)
+    if producer is None or producer[0].prim not in NORMALISED:
         return None
-    for part, total in NORMALISED[made[0].prim](made[0], graph, made[1]):
+    for part, total in NORMALISED[producer[0].prim](producer[0], graph, producer[1]):
         part, total = graph.thin(part), graph.thin(total)
         eqn = graph.maker(total.atom)
         if eqn is None or eqn.prim is not reduce_sum_p or len(eqn.params["axes"]) != 1:
             continue
         (axis,) = eqn.params["axes"]
         summed = Point(eqn.invars[0], (*total.places[:axis], Place(column), *total.places[axis:]))
-        made = graph.operands(part)
-        if graph.thin(summed) == part and made is not None and made[0].prim is ew.exp_p:
-            return _unshifted(graph, made[1][0], column)
+        producer = graph.operands(part)
+        if graph.thin(summed) == part and producer is not None and producer[0].prim is ew.exp_p:
+            return _unshifted(graph, producer[1][0], column)
     return None
 
 
 def _unshifted(graph: Graph, x: Point, column: Label) -> Point:
-    """Scores without what was added to a whole row of them."""
+    """Scores without shifts of whole rows."""
     while True:
         x = graph.thin(x)
-        made = graph.operands(x)
-        if made is None:
+        producer = graph.operands(x)
+        if producer is None:
             return x
-        eqn, operands = made
+        eqn, operands = producer
         for scores, constant in SHIFTED.get(eqn.prim, ()):
             if column not in graph.thin(operands[constant]).labels:
                 x = operands[scores]
@@ -180,15 +182,15 @@ def _unshifted(graph: Graph, x: Point, column: Label) -> Point:
 
 
 def hides(number: float, dtype: np.dtype) -> bool:
-    """Whether a score of this number, in the dtype that scores have there, is that of a pair that is not seen."""
+    """True if a score of this value, in the dtype of the scores, masks its pair."""
     return number <= HIDING or (dtypes.is_floating(dtype) and number <= float(dtypes.finfo(dtype).min))
 
 
 class _Changes:
-    """Goes from what the softmax is of to the product, and gathers what is done with it.
+    """Walk from the softmax's input to the contraction that collects modifications.
 
     Args:
-      masks: whether masks are taken out; else they are a change like any other.
+      masks: whether masks are collected; otherwise they are a modification like any other.
     """
 
     def __init__(self, graph: Graph, masks: bool):
@@ -197,23 +199,23 @@ class _Changes:
         self.hidden: list[Hidden] = []
 
     def follow(self, x: Point) -> Point:
-        """The point that nothing more is known of: the product, if all was scales and masks."""
+        """The innermost point reached: the contraction, if all was scales and masks."""
         while True:
             x = self.graph.thin(x)
-            made = self.graph.operands(x)
-            if made is None or made[0].prim not in _CHANGES:
+            producer = self.graph.operands(x)
+            if producer is None or producer[0].prim not in _CHANGES:
                 return x
-            before = _CHANGES[made[0].prim](self, *made)
+            before = _CHANGES[producer[0].prim](self, *producer)
             if before is None:
                 return x
             x = before
 
     def times(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
-        """A product with a number."""
+        """Multiplication by a scalar."""
         return self._scaled(operands, lambda c: c) or self._scaled(operands[::-1], lambda c: c)
 
     def over(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
-        """A quotient by a number."""
+        """Division by a scalar."""
         return self._scaled(operands, lambda c: 1 / c)
 
     def _scaled(self, operands: Sequence[Point], factor: Callable[[float], float]) -> Point | None:
@@ -224,7 +226,7 @@ class _Changes:
         return operands[0]
 
     def choice(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
-        """A number in the place of scores."""
+        """Selection of a scalar in place of scores."""
         mask, *cases = operands
         for scores, other, negated in ((0, 1, False), (1, 0, True)):
             if self._hide(mask, negated, self.graph.constant(cases[other]), eqn):
@@ -232,12 +234,12 @@ class _Changes:
         return None
 
     def sum(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
-        """A bias that is 0, or a number that hides."""
+        """Addition of a zero bias, or of a masking scalar."""
         one, other = operands
         return self._biased(eqn, one, other) or self._biased(eqn, other, one)
 
     def difference(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
-        """The same, taken away."""
+        """Subtraction of these."""
         return self._biased(eqn, operands[0], operands[1], -1)
 
     def _biased(self, eqn: Eqn, scores: Point, bias: Point, sign: int = 1) -> Point | None:
@@ -265,11 +267,11 @@ _CHANGES: dict[Any, Callable[..., Point | None]] = {
     ew.add_p: _Changes.sum,
     ew.sub_p: _Changes.difference,
 }
-"""What is done with scores and is known by more than its value: for each operation, how to get to those before."""
+"""Recognized modifications of scores: for each operation, the step to its input."""
 
 
 def product_in(graph: Graph, changed: Point, axes: frozenset[Label]) -> Point | None:
-    """The one product of arrays in a function of single elements that has an element for each position along ``axes``.
+    """The only contraction in an elementwise function that varies along ``axes``.
 
     Raises:
       Miss: there are two.
@@ -282,9 +284,9 @@ def product_in(graph: Graph, changed: Point, axes: frozenset[Label]) -> Point | 
         if point in seen:
             continue
         seen.add(point)
-        made = graph.operands(point)
-        if made is not None:
-            waiting += made[1]
+        producer = graph.operands(point)
+        if producer is not None:
+            waiting += producer[1]
             continue
         eqn = graph.maker(point.atom)
         whole = all(p in (Place(p.label), FIRST) for p in point.places) and len(point.labels) == len(axes)
@@ -296,13 +298,13 @@ def product_in(graph: Graph, changed: Point, axes: frozenset[Label]) -> Point | 
 
 
 def _scaled(graph: Graph, changed: Point, product: Point) -> tuple[Point, float]:
-    """What a product is scaled to before anything else is done with it, and the factor."""
+    """The contraction with an immediate scale, and the factor."""
     readers: dict[Point, set[Point]] = {}
     waiting = [graph.thin(changed)]
     while waiting:
         point = waiting.pop()
-        made = graph.operands(point)
-        for operand in map(graph.thin, made[1] if made is not None else ()):
+        producer = graph.operands(point)
+        for operand in map(graph.thin, producer[1] if producer is not None else ()):
             if operand not in readers:
                 waiting.append(operand)
             readers.setdefault(operand, set()).add(point)
@@ -321,7 +323,7 @@ def _scaled(graph: Graph, changed: Point, product: Point) -> tuple[Point, float]
 
 
 def _sides(eqn: Eqn) -> list[tuple[Atom, tuple[int, ...], tuple[int, ...], list[int]]]:
-    """For both operands of a product: the array, and its contracted, batch and free dimensions."""
+    """Each operand of a contraction: array, contracted, batch and free dimensions."""
     contracted, batch = eqn.params["dimension_numbers"]
     found = []
     for x, c, b in zip(eqn.invars, contracted, batch, strict=True):
@@ -337,10 +339,10 @@ def _peeled(
     batch: frozenset[Label],
     scaled: bool = True,
 ) -> tuple[Operand, float]:
-    """An operand as it was before it was transposed, made wider, ``scaled``, or repeated along axes in ``batch``.
+    """An operand before transposes, widening, scaling and repeats along ``batch``.
 
     Returns:
-      the operand, and the number that it was multiplied by.
+      the operand, and its scalar factor.
     """
     scale = 1.0
     labels = tuple(labels)
@@ -370,7 +372,7 @@ def _peeled(
 
 
 def _number(graph: Graph, eqn: Eqn) -> tuple[Atom, float] | None:
-    """Of a product or quotient of an array and a number: the array, and the factor."""
+    """The array and scalar factor of a product or quotient."""
     x, y = eqn.invars
     for array, other in ((x, y), (y, x)) if eqn.prim is ew.mul_p else ((x, y),):
         number = graph.constant(Point(other, (FIRST,) * other.aval.ndim))
@@ -382,7 +384,7 @@ def _number(graph: Graph, eqn: Eqn) -> tuple[Atom, float] | None:
 def _repeated(
     graph: Graph, eqn: Eqn, labels: tuple[Label | None, ...], batch: frozenset[Label]
 ) -> tuple[Atom, tuple[Label | None, ...]] | None:
-    """Heads before they were repeated for others to share: by a broadcast, or by one that was then made one axis."""
+    """Heads before a repeat for sharing, by a broadcast and an optional merge of axes."""
     if eqn.prim is reshape_p:
         (x,) = eqn.invars
         inner, shape = graph.maker(x), eqn.outvars[0].aval.shape
@@ -403,7 +405,7 @@ _REPEATS = "repeats"
 def _broadcast_operand(
     eqn: Eqn, labels: tuple[Label | None, ...], may: frozenset[Label]
 ) -> tuple[Atom, tuple[Label | None, ...]] | None:
-    """What was broadcast, if only along axes in ``may``, or of size 1."""
+    """The operand of a broadcast along axes in ``may``, or of size 1, only."""
     (x,), dims = eqn.invars, eqn.params["dims"]
     new = {d for d in range(len(labels)) if d not in dims}
     new |= {d for i, d in enumerate(dims) if x.aval.shape[i] == 1 != eqn.outvars[0].aval.shape[d]}
@@ -412,14 +414,14 @@ def _broadcast_operand(
     return x, tuple([None if d in new else labels[d] for d in dims])
 
 
-# -- all of it -------------------------------------------------------------------------------------
+# -- the whole pattern -----------------------------------------------------------------------------
 
 
 def match(graph: Graph, last: Eqn) -> Match | None:
-    """The attention that an equation ends, if it does.
+    """The attention whose last equation this is, if any.
 
     Raises:
-      Miss: it is like one, but for something.
+      Miss: a near miss.
     """
     if last.prim is not dot_general_p:
         return None
@@ -484,11 +486,11 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
 def _counting(
     graph: Graph, x: Point, zeroed: Point | None, row: int, column: int, shape: Sequence[int]
 ) -> tuple[_Changes, Point, bool, bool]:
-    """What is done with scores, what it starts from, whether masks come to a causal one, whether all rows see a key.
+    """Modifications of scores, their start, causality, and visibility of all rows.
 
     Args:
-      x: what the softmax is of.
-      zeroed: the mask where its weights are made 0.
+      x: the input of the softmax.
+      zeroed: the mask where its weights are set to 0.
     """
     changes = _Changes(graph, masks=True)
     changed = changes.follow(x)
@@ -502,7 +504,7 @@ def _counting(
         certain = True
     if certain or all(h.value == -math.inf for h in changes.hidden):
         return changes, changed, is_causal, certain
-    changes = _Changes(graph, masks=False)  # in a row of nothing but these numbers all are weighed alike
+    changes = _Changes(graph, masks=False)  # a row of masking scalars only has uniform weights
     return changes, changes.follow(x), False, True
 
 
@@ -510,11 +512,11 @@ _CHANGED = "{} changes its weights before they meet the values, as dropout does"
 
 
 def _check_changed(graph: Graph, weights: Point, column: Label, depth: int = 4) -> None:
-    """Raise Miss if weights are a softmax that something was done with."""
-    made = graph.operands(graph.thin(weights))
-    if made is None or not depth:
+    """Raise Miss if weights are a modified softmax."""
+    producer = graph.operands(graph.thin(weights))
+    if producer is None or not depth:
         return
-    eqn, operands = made
+    eqn, operands = producer
     for p in operands:
         if _softmax_of(graph, p, column) is not None:
             raise Miss(_CHANGED.format(eqn.prim.name))
@@ -524,7 +526,7 @@ def _check_changed(graph: Graph, weights: Point, column: Label, depth: int = 4) 
 def _query_and_key(
     graph: Graph, scores: Point, column: Label, low: np.dtype
 ) -> tuple[Operand, Operand, float]:
-    """The operands of the product that makes scores, and the number that they were scaled by."""
+    """The operands of the score contraction, and their scale."""
     product = graph.maker(scores.atom)
     assert product is not None
     labels = iter([p.label for p in scores.places])
@@ -547,7 +549,7 @@ def _query_and_key(
 
 
 def _check_types(query: Operand, key: Operand, value: Operand, weights: Atom) -> None:
-    """Raise Miss unless attention of these is at least as exact as what was written."""
+    """Raise Miss unless attention of these is at least as precise as the original."""
     types = [x.atom.aval.dtype for x in (query, key, value)]
     low, high = types[0], weights.aval.dtype
     if low.itemsize < high.itemsize:
@@ -562,7 +564,7 @@ def _check_types(query: Operand, key: Operand, value: Operand, weights: Atom) ->
 def _visible(
     graph: Graph, hidden: Sequence[Hidden], row: int, column: int, shape: Sequence[int]
 ) -> tuple[bool, bool]:
-    """Whether masks come to a causal one, and whether every query is known to see a key."""
+    """Whether masks amount to a causal one, and whether every query sees a key."""
     if not hidden:
         return False, True
     found: list[Condition] = []

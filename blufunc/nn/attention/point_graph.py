@@ -1,10 +1,10 @@
-"""Single elements of the values in a jaxpr: where each comes from, as positions along named axes.
+"""Provenance of single elements in a jaxpr, as positions along named axes.
 
-A face, below ``patterns.py``. A **point** is a value of the program and, for each of its dimensions, which
-element: ``Place(label, stride, start)`` is ``stride * i + start``, where i goes along the axis called ``label``.
-Transposes, broadcasts and slices change places and no values, so what is the same element is the same point however
-the array was laid out; elementwise operations have points of the same places as operands. All that asks what a mask or
-a bias is at (query, key), symbolically or in the code of a kernel, goes by this.
+A face, below ``patterns.py``. A **point** is a value of the program with a place per dimension:
+``Place(label, stride, start)`` is element ``stride * i + start``, where i runs along the axis called
+``label``. Transposes, broadcasts and slices change places only, so one element is one point in every layout
+of its array. Elementwise operations have points of the same places as operands. All queries about a mask or a
+bias at (query, key), symbolic or in kernel code, use points.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from blufunc.transforms.custom_rules.custom_jvp import custom_jvp_call_p, owner_
 
 
 class Place(NamedTuple):
-    """An element along a dimension: ``stride * i + start`` for position i of the axis ``label``."""
+    """Element ``stride * i + start`` of a dimension, for position i of axis ``label``."""
 
     label: Hashable
     stride: int = 1
@@ -31,27 +31,27 @@ class Place(NamedTuple):
 
 
 FIRST = Place(None, 0, 0)
-"""The one element of a dimension of size 1."""
+"""The only element of a dimension of size 1."""
 
 
 def places_of(shape: Sequence[int]) -> tuple[Place, ...]:
-    """All elements of an array, by axes whose labels are the numbers of its dimensions; those of size 1 have none."""
+    """Places of all elements, labelled by dimension; dimensions of size 1 have none."""
     return tuple([FIRST if n == 1 else Place(d) for d, n in enumerate(shape)])
 
 
 class Point(NamedTuple):
-    """One element of a value, for each position along the axes that its places name."""
+    """One element of a value, for each position along the axes of its places."""
 
     atom: Atom
     places: tuple[Place, ...]
 
     @property
     def labels(self) -> tuple[Hashable, ...]:
-        """The axes along which it differs."""
+        """The axes along which it varies."""
         return tuple([p.label for p in self.places if p.label is not None])
 
     def at(self, atom: Atom) -> Point:
-        """The same element of another value of this shape, or a number."""
+        """The same element of another value of this shape, or a scalar."""
         return Point(atom, self.places if atom.aval.ndim else ())
 
 
@@ -69,7 +69,7 @@ def _transpose(eqn: Eqn, places: tuple[Place, ...]) -> tuple[Place, ...]:
 
 
 def _reshape(eqn: Eqn, places: tuple[Place, ...]) -> tuple[Place, ...] | None:
-    """Of reshapes that only add or remove dimensions of size 1."""
+    """Reshapes that only add or remove dimensions of size 1."""
     before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     if [n for n in before if n != 1] != [n for n in after if n != 1]:
         return None
@@ -94,11 +94,11 @@ _MOVES: dict[Any, Callable[[Eqn, tuple[Place, ...]], tuple[Place, ...] | None]] 
     reshape_p: _reshape,
     slice_p: _slice,
 }
-"""For operations that only move elements: the places in their operand."""
+"""Data movement operations: the places in their operand."""
 
 
 def _same_value(eqn: Eqn) -> bool:
-    """Whether the result counts as the operand: the same number, but for the precision in which it is handed on."""
+    """True if the result has its operand's value, up to precision."""
     if eqn.prim is not ew.convert_p:
         return eqn.prim is ew.copy_p
     before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
@@ -111,12 +111,12 @@ def _same_value(eqn: Eqn) -> bool:
 
 
 class Graph:
-    """The equations of a jaxpr by what they make.
+    """The equations of a jaxpr, by their results.
 
     Args:
       jaxpr: the program.
-      known: functions with derivative rules of their own that are looked into: they say nothing else than derivatives
-        of the equations would. What other rules say would be lost.
+      known: functions with custom derivative rules that may be inlined, since their rules match those of their
+        equations. Other custom rules would be lost.
     """
 
     def __init__(self, jaxpr: Jaxpr, known: Sequence[Any] = ()):
@@ -140,33 +140,33 @@ class Graph:
         self._outer[id(eqn)] = outer
         self._made.update(dict.fromkeys(eqn.outvars, eqn))
 
-    def replace(self, last: Eqn, made: Eqn) -> None:
-        """Have ``made`` in the place of ``last``, and of all that only led to it."""
-        self._outer[id(made)] = made
-        self._made.update(dict.fromkeys(made.outvars, made))
-        self._replaced[id(last)] = made
+    def replace(self, last: Eqn, replacement: Eqn) -> None:
+        """Replace ``last``, and equations that only led to it, by ``replacement``."""
+        self._outer[id(replacement)] = replacement
+        self._made.update(dict.fromkeys(replacement.outvars, replacement))
+        self._replaced[id(last)] = replacement
 
     @property
     def eqns(self) -> list[Eqn]:
-        """The equations of the jaxpr, with those that replace some of them."""
+        """The equations of the jaxpr after replacements."""
         return [self._replaced.get(id(e), e) for e in self.jaxpr.eqns]
 
     def named(self, atom: Atom) -> Atom:
-        """The value that a variable stands for."""
+        """The value that a variable aliases."""
         while atom in self._names:
             atom = self._names[atom]
         return atom
 
     def maker(self, atom: Atom) -> Eqn | None:
-        """The equation that makes a value; None for parameters and numbers."""
+        """The equation that computes a value; None for parameters and literals."""
         return None if atom.__class__ is Literal else self._made.get(self.named(atom))
 
     def outer(self, eqn: Eqn) -> Eqn:
-        """The equation of the jaxpr that an equation is, or is in."""
+        """The outermost equation that contains an equation."""
         return self._outer[id(eqn)]
 
     def outward(self, atom: Atom) -> Any:
-        """The variable of the jaxpr for one that may be inside of a function with derivatives of its own."""
+        """The outer variable for one that may be inside a custom-derivative call."""
         return self._outward.get(atom, atom)
 
     def readers(self, var: Any) -> list[Eqn]:
@@ -176,7 +176,7 @@ class Graph:
     # -- points ------------------------------------------------------------------------------------
 
     def moved(self, point: Point, skip: Callable[[Eqn], bool] = lambda eqn: False) -> Point:
-        """The point that this one is, before it was moved; or before operations of one operand that ``skip`` names."""
+        """The point before data movement, and before unary operations in ``skip``."""
         while True:
             eqn = self.maker(point.atom)
             point = Point(self.named(point.atom), point.places)
@@ -192,17 +192,17 @@ class Graph:
             point = Point(eqn.invars[0], places)
 
     def thin(self, point: Point) -> Point:
-        """The same before it was moved or converted."""
+        """The point before data movement and conversions."""
         return self.moved(point, _same_value)
 
     def operands(self, point: Point) -> tuple[Eqn, list[Point]] | None:
-        """The operation on single elements that makes a point, which was not moved, and the points that it is of."""
+        """The elementwise equation that computes an unmoved point, and its operands."""
         eqn = self.maker(point.atom)
         if eqn is None or not isinstance(eqn.prim, Elementwise) or eqn.prim.multiple_results:
             return None
         return eqn, [point.at(a) for a in eqn.invars]
 
     def constant(self, point: Point) -> Any:
-        """The number that a point is everywhere; None if it is not one."""
+        """The scalar that a point equals everywhere; None if it varies."""
         found = self.thin(point).atom
         return found.value if isinstance(found, Literal) else None

@@ -1,9 +1,9 @@
-"""What is known of a mask from how it is computed: where two axes stand to each other, as inequalities.
+"""Symbolic form of masks: inequalities between positions along axes.
 
 A face, above ``point_graph.py`` and below ``patterns.py``. A **condition** is ``a . positions + c >= 0``: a
-causal mask is ``q - k >= 0``, a window of w keys ``w - 1 - q + k >= 0`` besides. All ways to write one come to the same
-condition: comparisons of positions either way round, ``tril``, a choice of 1 or 0 that is compared later, a bias that
-is 0 where a pair is seen.
+causal mask is ``q - k >= 0``, a window of w keys adds ``w - 1 - q + k >= 0``. Every spelling reduces to the
+same condition: comparisons of positions either way round, ``tril``, a selection of 1 or 0 that is compared
+later, a bias that is 0 where a pair is visible.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Condition(NamedTuple):
     start: int
 
     def holds(self, positions: Mapping[Hashable, int]) -> bool:
-        """Whether it does at a position along each axis."""
+        """True if it holds at these positions."""
         return sum(a * positions[label] for label, a in self.factors) + self.start >= 0
 
 
 class TwoValued(NamedTuple):
-    """A point that is one number where a comparison holds, and another one where it does not."""
+    """A point with one scalar where a comparison holds, and another where it does not."""
 
     condition: Point
     true: Any
@@ -48,7 +48,7 @@ _COMPARISONS: dict[Any, Callable[[dict, dict], dict]] = {
     ew.le_p: lambda x, y: _less(y, x),
     ew.lt_p: lambda x, y: _less(_less(y, x), _ONE),
 }
-"""For comparisons of whole numbers: what is not negative where they hold."""
+"""For integer comparisons: the expression that is nonnegative where they hold."""
 
 _CONSTANT = None
 _ONE: dict = {_CONSTANT: 1}
@@ -73,7 +73,7 @@ _SUMS: dict[Any, Callable[..., dict | None]] = {
 
 
 def _affine(graph: Graph, point: Point) -> dict | None:
-    """A whole number as a sum of multiples of positions: by label the factor, by None the constant."""
+    """An integer as an affine function: factors by label, the constant by None."""
     point = graph.thin(point)
     number = graph.constant(point)
     if number is not None:
@@ -83,20 +83,20 @@ def _affine(graph: Graph, point: Point) -> dict | None:
         place = point.places[eqn.params["dimension"]]
         steps = {} if place.label is None else {place.label: place.stride}
         return {**steps, _CONSTANT: place.start}
-    made = graph.operands(point)
-    if made is None or made[0].prim not in _SUMS:
+    producer = graph.operands(point)
+    if producer is None or producer[0].prim not in _SUMS:
         return None
-    parts = [_affine(graph, p) for p in made[1]]
-    return None if None in parts else _SUMS[made[0].prim](*parts)
+    parts = [_affine(graph, p) for p in producer[1]]
+    return None if None in parts else _SUMS[producer[0].prim](*parts)
 
 
 def two_valued(graph: Graph, point: Point) -> TwoValued | None:
-    """A point that has one of two known values, and the comparison that says which; None if it has more."""
+    """A point with two known values, and the comparison that selects; or None."""
     point = graph.moved(point)
-    made = graph.operands(point)
-    if made is None:
+    producer = graph.operands(point)
+    if producer is None:
         return None
-    eqn, operands = made
+    eqn, operands = producer
     if eqn.prim in _COMPARISONS:
         found = [two_valued(graph, p) for p in operands]
         if not any(found):
@@ -111,30 +111,30 @@ def two_valued(graph: Graph, point: Point) -> TwoValued | None:
     dtypes = [p.atom.aval.dtype for p in operands]
 
     def value(which: str) -> Any:
-        given = [c if k is None else getattr(k, which) for c, k in zip(constants, known, strict=True)]
+        inputs = [c if k is None else getattr(k, which) for c, k in zip(constants, known, strict=True)]
         with np.errstate(all="ignore"):
             return np.asarray(
-                eqn.prim.impl(*[np.asarray(x, d) for x, d in zip(given, dtypes, strict=True)], **eqn.params)
+                eqn.prim.impl(*[np.asarray(x, d) for x, d in zip(inputs, dtypes, strict=True)], **eqn.params)
             )[()]
 
     return TwoValued(deciding[0].condition, value("true"), value("false"))
 
 
 def conditions(graph: Graph, mask: Point, negated: bool = False) -> list[Condition] | None:
-    """A mask as conditions that must all hold; None if it is not known to be such.
+    """A mask as a conjunction of conditions; None if it is not known to be one.
 
     Args:
       mask: a boolean.
-      negated: where it is False is what counts.
+      negated: whether pairs are visible where it is False.
     """
     mask = graph.moved(mask)
     number = graph.constant(mask)
     if number is not None:
         return [] if bool(number) != negated else None
-    made = graph.operands(mask)
-    if made is None:
+    producer = graph.operands(mask)
+    if producer is None:
         return None
-    eqn, operands = made
+    eqn, operands = producer
     if eqn.prim is ew.not_p:
         return conditions(graph, operands[0], not negated)
     if eqn.prim is (ew.or_p if negated else ew.and_p):
@@ -159,9 +159,9 @@ def conditions(graph: Graph, mask: Point, negated: bool = False) -> list[Conditi
 def every_row_sees(
     found: Sequence[Condition], row: Hashable, column: Hashable, rows: int, columns: int
 ) -> bool:
-    """Whether each row has a column where all conditions hold, by looking at the first column and at the diagonal.
+    """True if each row has a column where all conditions hold.
 
-    Conditions are affine, so that the ends of a line are enough.
+    Tests the first column and the diagonal; conditions are affine, so the ends of a line suffice.
     """
     if any(label not in (row, column) for c in found for label, _ in c.factors):
         return False

@@ -1,9 +1,9 @@
-"""Attention that is written by hand becomes the operation that has kernels.
+"""Recognizer of hand-written attention, replaced by the operation with kernels.
 
-A face, above ``patterns.py``: the recogniser that ``core/programs/alternatives.py`` asks. In: a jaxpr. Out:
-the same with an ``either`` equation (``transforms/control_flow/platform_variants.py``) in the place of each attention
-that was found: what was written, and ``attention`` (``call.py``) with what it takes to lay arrays out for it
-and back. Nothing is recognised that no device has a kernel for, or whose weights somebody else reads.
+A face, above ``patterns.py``, called by ``core/programs/alternatives.py``. In: a jaxpr. Out: the same with an
+``either`` equation (``transforms/control_flow/platform_variants.py``) in place of each attention. Its bodies
+are the original, and ``attention`` (``call.py``) with the required changes of layout. Attention without a
+kernel on any device, or whose weights have other readers, is left unchanged.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.control_flow.platform_variants import either_p
 
 _LEAST = -(2.0**14)
-"""The score that stands for numbers that hide where a row may have no other. Kernels keep the logarithm of a row's sum
-of exponentials in float32: beside -1e9 it would be lost how many there are."""
+"""Replacement of finite masking scores where a row may have no other.
+Kernels keep the logsumexp of a row in float32: next to -1e9 the number of terms would be lost."""
 
 
 def recognise(jaxpr: Jaxpr) -> Found:
-    """A jaxpr with what is attention in it replaced, and a line for each part that is nearly attention."""
+    """A jaxpr with attention replaced, and a line for each near miss."""
     whole, jaxpr = (
         jaxpr,
         simplify.inline_calls(jaxpr, only=jit_p),
-    )  # other calls have derivatives of their own
+    )  # other calls have custom derivatives
     if sum(e.prim is dot_general_p for e in jaxpr.eqns) < 2:
         return Found(whole)
     graph = Graph(jaxpr, [softmax_over])
@@ -52,25 +52,25 @@ def recognise(jaxpr: Jaxpr) -> Found:
         try:
             found = match(graph, eqn)
             if found is not None:
-                last, made = _replacement(graph, found)
-                graph.replace(last, made)
+                last, call = _replacement(graph, found)
+                graph.replace(last, call)
         except Miss as miss:
             if source.is_backward(eqn.source):
-                continue  # of what the forward pass is told of already
+                continue  # already reported for the forward pass
             misses[f"not recognised as attention at {line_of(eqn)}: {miss}"] = None
     if not any(e.prim is either_p for e in graph.eqns):
         return Found(whole, tuple(misses))
     return Found(simplify.dce(jaxpr.replace(eqns=graph.eqns)), tuple(misses))
 
 
-# -- what is replaced ------------------------------------------------------------------------------
+# -- the replaced region ---------------------------------------------------------------------------
 
 
 def _replacement(graph: Graph, found: Match) -> tuple[Eqn, Eqn]:
-    """The equation that ends what is replaced, and the one that takes its place.
+    """The last equation of the replaced region, and its replacement.
 
     Raises:
-      Miss: there is no kernel, or somebody reads what would no longer be computed.
+      Miss: there is no kernel, or a dropped value has other readers.
     """
     last, out = _extended(graph, found)
     tables = _tables(graph, found)
@@ -91,7 +91,7 @@ def _replacement(graph: Graph, found: Match) -> tuple[Eqn, Eqn]:
 
 
 def _extended(graph: Graph, found: Match) -> tuple[Eqn, Operand]:
-    """The result with the transposes and conversions that all who read it want."""
+    """The result after the transposes and conversions that all its readers share."""
     last, out, low = found.last, found.out, found.value.atom.aval.dtype
     while True:
         (v,) = last.outvars
@@ -117,7 +117,7 @@ def _region(graph: Graph, found: Match, last: Eqn, operands: Sequence[Var]) -> l
     """The equations from the operands to the result.
 
     Raises:
-      Miss: it is of more than the operands, or of what is computed on the way somebody else reads something.
+      Miss: it depends on other operands, or an intermediate value has other readers.
     """
     makers: dict[Any, Eqn] = {v: e for e in graph.eqns for v in e.outvars}
     inside: dict[int, Eqn] = {id(last): last}
@@ -163,19 +163,19 @@ def _tables(graph: Graph, found: Match) -> list[Any]:
         if point in seen or point == found.score or point.atom.__class__ is Literal:
             continue
         seen.add(point)
-        made, maker = graph.operands(point), graph.maker(point.atom)
-        if made is not None:
-            waiting += made[1]
+        producer, maker = graph.operands(point), graph.maker(point.atom)
+        if producer is not None:
+            waiting += producer[1]
         elif maker is None or maker.prim is not iota_p:
             tables[point.atom] = None
     return list(tables)
 
 
-# -- the better form -------------------------------------------------------------------------------
+# -- the replacement -------------------------------------------------------------------------------
 
 
 def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) -> Any:
-    """What was found as a call of ``attention``, from the values of its operands."""
+    """The match as a call of ``attention``, from the values of its operands."""
     value_of = lambda x: env[graph.outward(x.atom)]
     of_queries, of_keys = found.query.sizes, found.key.sizes
     batch, heads = _divided(found)
@@ -222,7 +222,7 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
     result, lse = attention_call.attention_and_lse(
         query, key, value, scale=found.scale, is_causal=found.is_causal, mods=mods, tables=tables
     )
-    if not found.certain:  # a row of minus infinities is NaN as it was written
+    if not found.certain:  # a row of -inf only is NaN in the original
         blind = bnp.expand_dims(bnp.swapaxes(lse == -math.inf, 1, 2), -1)
         result = bnp.where(blind, math.nan, result)
     axes = (*batch, found.rows, *heads, FEATURES)
@@ -232,10 +232,10 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
 
 
 def _divided(found: Match) -> tuple[list[Label], list[Label]]:
-    """The axes besides those of queries, keys and features that are batch, and those that are heads.
+    """Batch axes and head axes, among those other than queries, keys and features.
 
-    What comes before the queries in memory is batch, so that nothing is transposed; but heads that share keys are
-    heads, behind those that do not.
+    Axes that precede the queries in memory are batch, so that nothing is transposed. Heads that share keys
+    are heads, after those that do not.
     """
     mine, theirs = found.query.sizes, found.key.sizes
     others = [a for a in found.query.labels if a in mine and a not in (found.rows, FEATURES)]
@@ -262,7 +262,7 @@ def _laid_out(x: Any, operand: Operand, batch: Sequence[Label], own: Label, head
 
 
 def _unravelled(number: Any, axes: Sequence[Label], sizes: dict[Label, int]) -> dict[Label, Any]:
-    """The position along each of some axes that were made one, from the number along it."""
+    """Unravel an index along merged axes into a position per axis."""
     positions: dict[Label, Any] = {}
     for n, a in reversed(list(enumerate(axes))):
         positions[a] = lax.rem(number, bnp.int32(sizes[a])) if n else number
@@ -279,10 +279,10 @@ class _Scalars:
 
     Args:
       env: the arrays that are read, by variable.
-      positions: by label of an axis, int32 numbers.
+      positions: int32 indices by axis label.
 
     Attributes:
-      known: values that were computed, and whether they are of the score: in its precision, that is.
+      known: computed values, and whether they depend on the score: those have its precision.
     """
 
     def __init__(self, graph: Graph, env: dict[Any, Any], positions: dict[Label, Any]):
@@ -302,9 +302,9 @@ class _Scalars:
         atom = point.atom
         if isinstance(atom, Literal):
             return atom.array, False
-        made, maker = self.graph.operands(point), self.graph.maker(atom)
-        if made is not None:
-            return self._operation(*made)
+        producer, maker = self.graph.operands(point), self.graph.maker(atom)
+        if producer is not None:
+            return self._operation(*producer)
         if maker is not None and maker.prim is iota_p:
             place = point.places[maker.params["dimension"]]
             return bnp.asarray(self._position(place)).astype(maker.params["dtype"]), False
@@ -312,7 +312,7 @@ class _Scalars:
         return table[tuple(map(self._position, point.places))] if point.places else table, False
 
     def _operation(self, eqn: Eqn, operands: Sequence[Point]) -> tuple[Any, bool]:
-        """What is computed of a score stays as wide as the score is: more exact than what was written, never less."""
+        """Apply an operation; functions of the score keep the score's wider precision."""
         found = [self._value(p) for p in operands]
         if not any(of_score for _, of_score in found):
             return eqn.prim.bind(*[x for x, _ in found], **eqn.params), False
@@ -329,7 +329,7 @@ class _Scalars:
         return out, dtypes.is_floating(out.dtype)
 
     def _moderate(self, point: Point, x: Any) -> Any:
-        """A number that hides, by one that a sum of exponentials is not lost beside, where it is all that a row has."""
+        """A masking scalar, replaced by one that preserves sums if a row has no other."""
         known = two_valued(self.graph, point)
         number = self.graph.constant(point)
         if number is not None:

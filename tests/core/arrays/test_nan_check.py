@@ -1,4 +1,4 @@
-"""NaN debugging: the operation that made the first one is found, and named by the user's line."""
+"""NaN debugging: the origin of the first NaN, reported with the user's line."""
 
 import inspect
 import pickle

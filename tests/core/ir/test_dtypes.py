@@ -194,7 +194,7 @@ def _jax_promote(pairs, x64):
     from jax._src import dtypes as jax_dtypes
 
     class Operand:
-        """What JAX's promotion looks at: a dtype and an aval with a weak type."""
+        """The interface that JAX's promotion reads: a dtype and an aval with a weak type."""
 
         def __init__(self, dtype, weak):
             self.dtype, self.weak_type, self.aval = dtype, weak, self
@@ -219,13 +219,13 @@ def test_promotion_agrees_with_jax(count):
                 dt.promote(*pairs)
             continue
         dtype, weak = want
-        # JAX's width of a weak result follows its switch; ours is 32 bits always.
+        # JAX's width of a weak result follows its switch; blufunc's is always 32 bits.
         assert dt.promote(*pairs) == (dt.implicit(dtype) if weak else dtype, weak), pairs
 
 
 @pytest.mark.peer
 def test_addition_agrees_with_jax():
-    """The same through the public door: dtype and weak type of ``jnp.add`` with x64 off."""
+    """The same through ``jnp.add``: dtype and weak type with x64 off."""
     jnp = pytest.importorskip("jax.numpy")
     import jax
 

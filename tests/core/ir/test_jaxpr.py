@@ -1,4 +1,4 @@
-"""Jaxprs: what ``check_jaxpr`` refuses, how they print, and how they are evaluated and hoisted."""
+"""Jaxprs: ``check_jaxpr``, printing, evaluation and hoisting."""
 
 import numpy as np
 import pytest
@@ -103,7 +103,7 @@ def test_operands_that_the_primitive_refuses(name):
 
 
 def test_golden_printing(golden):
-    """Every feature of the printer: weak and literal scalars, dropped results, parameters, nested jaxprs."""
+    """Weak and literal scalars, dropped results, parameters, nested jaxprs."""
 
     def f(x, n, pred):
         y = ew.mul(ew.sin(x), 2.0)

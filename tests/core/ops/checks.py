@@ -1,4 +1,4 @@
-"""Everything that is asked of an operation at one set of arguments; used by the tests of shape and index operations."""
+"""All checks of an operation at one set of arguments, for tests with many shapes."""
 
 import itertools
 
@@ -13,7 +13,7 @@ BATCH = 3
 
 
 def host(x):
-    """A result as a NumPy array, whose shape and dtype are those that the abstract rule promised."""
+    """A result as a NumPy array, checked against the abstract rule's type."""
     got = np.asarray(x)
     assert got.shape == x.aval.shape and got.dtype == x.aval.dtype
     return got
@@ -24,12 +24,14 @@ def close(got, want):
 
 
 def check(fun, args, want=None, *, vmaps=True):
-    """Value, ``jit``, forward mode against central differences, reverse against forward mode, ``vmap`` against a loop.
+    """Check value, ``jit``, forward and reverse mode, and ``vmap``.
+
+    Forward mode is compared with central differences, reverse with forward mode, ``vmap`` with a loop.
 
     Args:
-      fun: of arrays, to an array.
+      fun: from arrays to an array.
       args: NumPy arrays; those of float64 are differentiated.
-      want: the value, where there is an independent one.
+      want: the value, from an independent implementation, if any.
     """
     xs = [from_numpy(a) for a in args]
     out = host(fun(*xs))
@@ -79,14 +81,14 @@ def _check_derivatives(fun, args, wrt, rng):
     compiled = jit(lambda ct, *xs: vjp(f, *xs)[1](ct))(from_numpy(ct), *xs)
     for a, b in zip(compiled, grads):
         close(a, host(b))
-    for i in range(len(xs)):  # one argument alone: the others' tangents are symbolic zeros
+    for i in range(len(xs)):  # one argument alone: the tangents of the others are symbolic zeros
         only = lambda x, i=i: f(*xs[:i], x, *xs[i + 1 :])
         (alone,) = vjp(only, xs[i])[1](from_numpy(ct))
         close(alone, host(grads[i]))
 
 
 def _check_vmap(fun, args, batched, wrt, rng):
-    """Every axis in turn as the batch axis; and the gradient, with batch axes in front."""
+    """Each axis as the batch axis; and the gradient, with batch axes in front."""
     for axis in range(1 + max(a.ndim for a, b in zip(args, batched) if b)):
         axes = tuple(min(axis, a.ndim) if b else None for a, b in zip(args, batched))
         stacked = [_vary(a, d, rng) for a, d in zip(args, axes)]

@@ -1,4 +1,4 @@
-"""Convolutions and windows: paddings by name, layouts, the paths of the executor, generic reductions, and errors."""
+"""Convolutions and windows: padding, layouts, executor paths, reductions, errors."""
 
 import itertools
 import math
@@ -95,7 +95,7 @@ _CASES = {
 
 @pytest.mark.parametrize("name", _CASES)
 def test_large_windows_are_copied_in_pieces(name, monkeypatch):
-    """The same result and gradients whether windows are copied at once or in many pieces."""
+    """Same result and gradients whether windows are copied at once or in pieces."""
     shape, kernel, layout, features, batches = _CASES[name]
     x, w = draw(*shape), draw(*kernel)
     f = lambda x, w: lax.conv_general_dilated(
@@ -236,7 +236,7 @@ def test_reduce_by_any_function(name):
 
 
 def fold(ref, x, axis):
-    """Elements along an axis combined one after the other."""
+    """A sequential fold of the elements along an axis."""
     out = np.take(x, 0, axis)
     for i in range(1, x.shape[axis]):
         out = ref(out, np.take(x, i, axis))

@@ -1,4 +1,4 @@
-"""``dot_general`` beyond its rows in the table: shapes at random, no copies, the forms of derivatives, errors."""
+"""``dot_general`` beyond the op table: random shapes, copies, derivatives, errors."""
 
 import itertools
 
@@ -37,10 +37,10 @@ def contractions(draw):
 
 @given(contractions())
 def test_any_contraction(case):
-    """Values, both transposes and every batching, of any contraction and of any memory layout."""
+    """Values, transposes and batching of any contraction in any memory layout."""
     left, right, contract, batch, layout = case
     rng = np.random.default_rng(0)
-    # the axes of the left operand lie in memory in another order than they are named
+    # the memory order of the left operand's axes differs from their logical order
     x = rng.normal(size=[SIZES[left[i]] for i in layout]).transpose(np.argsort(layout))
     y = rng.normal(size=[SIZES[i] for i in right])
     numbers = tuple((positions(axes, left), positions(axes, right)) for axes in (contract, batch))
@@ -70,7 +70,7 @@ def test_any_contraction(case):
 
 
 MATMULS = {
-    # lhs, rhs as the views that programs have, and dimension numbers
+    # lhs, rhs as typical views, and dimension numbers
     "projection": ((4, 5, 6), (6, 7), (((2,), (0,)), ((), ()))),
     "its lhs gradient": ((4, 5, 7), (6, 7), (((2,), (1,)), ((), ()))),
     "its rhs gradient": ((4, 5, 6), (4, 5, 7), (((0, 1), (0, 1)), ((), ()))),
@@ -157,7 +157,7 @@ def test_half_precision_is_summed_in_float32(dtype):
     if dtype != ml_dtypes.float8_e4m3fn:
         assert (
             abs(float(as_float(dot(ones, ones))) - 5000) <= 8
-        )  # summed in dtype it would stop at 2048 or 256
+        )  # a sum in this dtype would stop at 2048 or 256
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int16])

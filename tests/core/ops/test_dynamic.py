@@ -30,7 +30,7 @@ WINDOWS = [
     # shape, starts, sizes
     ((5,), (2,), (2,)),
     ((5,), (4,), (3,)),  # clamped from above
-    ((4, 6), (-9, 1), (2, 3)),  # clamped from below: the primitive takes negative starts as they are
+    ((4, 6), (-9, 1), (2, 3)),  # clamped from below: the primitive does not wrap negative starts
     ((4, 6), (1, 5), (4, 1)),
     ((4, 6), (0, 0), (4, 6)),
     ((2, 3, 4), (1, 2, 1), (1, 3, 2)),

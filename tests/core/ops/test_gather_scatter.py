@@ -1,4 +1,4 @@
-"""Gather and scatter: values against brute force, derivatives, ``vmap``, JAX, messages."""
+"""Gather and scatter: brute-force values, derivatives, ``vmap``, JAX, messages."""
 
 import functools
 
@@ -77,7 +77,7 @@ def arguments(name, mode="fill"):
 
 
 def windows(shape, indices, d, sizes, clip):
-    """Of every window: its place in the batch, and its place in the operand (None: outside), by the definition."""
+    """Batch position and operand position (None: outside) of every window."""
     for b in np.ndindex(*indices.shape[:-1]):
         start = np.zeros(len(shape), int)
         start[list(d.start_index_map)] = indices[b]
@@ -138,7 +138,7 @@ def test_gather(name, mode):
 @pytest.mark.parametrize("op", ["scatter", "scatter_add", "scatter_min", "scatter_max"])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_scatter(name, op, mode):
-    """Indices repeat and windows overlap; the results are those of one window after the other."""
+    """Repeated indices and overlapping windows act as if in sequence."""
     _, _, d, sizes = NUMBERS[name]
     args = arguments(name, mode)
     want = brute_scatter(op, *args, d, sizes, mode)
@@ -201,7 +201,7 @@ def test_the_last_update_stays_and_gets_the_gradient():
 
 
 def random_numbers(rng):
-    """Operand, indices, dimension numbers and sizes, all legal and otherwise arbitrary."""
+    """Random but valid operand, indices, dimension numbers and sizes."""
     ndim = int(rng.integers(1, 5))
     shape = rng.integers(1, 5, ndim)
     dims = rng.permutation(ndim)
@@ -273,7 +273,7 @@ def test_indices_of_every_dtype(index_dtype):
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "float16", "bfloat16", "float32", "complex64"])
 @pytest.mark.parametrize("rows", [3, 100])
 def test_scatter_add_of_every_dtype(dtype, rows):
-    """Few and many updates take different ways, and so do zeros as operand: all agree."""
+    """Few and many updates, and a zero operand, use different code paths: all agree."""
     dtype = dtypes.as_dtype(dtype)
     rng = np.random.default_rng(0)
     i = rng.integers(0, 10, (rows, 1)).astype(np.int32)
@@ -313,7 +313,7 @@ def test_gather_from_views():
 
 
 def test_results_never_share_storage_with_operands():
-    """``fresh`` is a promise to the executor, which writes over what it says is fresh."""
+    """``fresh`` promises the executor that it may overwrite results."""
     a, i, none = data(3, 2), np.zeros((1, 1), np.int32), np.zeros((0, 1), np.int32)
     for indices in (i, none):
         out = gs.gather_p.impl(a, indices, **EMBEDDING, **OPTIONS, fill_value=None)
@@ -480,7 +480,7 @@ def test_fill_values_are_those_of_jax():
 
 
 def test_a_gather_of_few_rows_of_a_view_fills():
-    """Where the operand is not in row-major order, and so little of it is wanted that it is not copied."""
+    """A small gather from an operand that is not row-major, and not copied."""
     x = np.arange(2000.0).reshape(5, 4, 100).transpose(2, 1, 0)
     d = gs.GatherDimensionNumbers(offset_dims=(0, 1), collapsed_slice_dims=(2,), start_index_map=(2,))
     out = gs.gather_p.impl(

@@ -1,4 +1,4 @@
-"""Drives every row of ``tests/op_table/rows.py``: values, ``jit``, derivatives, ``vmap``, dtypes."""
+"""Every row of the op table: values, ``jit``, derivatives, ``vmap``, dtypes."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from blufunc.transforms.staging.jit import jit
 from tests.op_table.row import Op
 from tests.op_table.rows import OPS
 
-# Units in the last place that a result may be off: 64-bit results are compared with 64-bit references.
+# Tolerated error in ULPs: 64-bit results are compared with 64-bit references.
 _ULPS = {"float64": 64, "complex128": 64, "float32": 16, "complex64": 16, "float16": 4, "bfloat16": 4}
 
 
@@ -58,7 +58,7 @@ def results(out):
 
 
 def wide(x):
-    """A reference's argument: half precision in float64, the rest as it is."""
+    """An argument of a reference: half precision in float64, others unchanged."""
     return x.astype(np.float64) if dtypes.is_floating(x.dtype) else x
 
 
@@ -76,7 +76,7 @@ def assert_close(got, want, dtype, tol=1.0, what=""):
 
 
 def assert_same(got, want, what=""):
-    """Two evaluations of the same operations by one executor."""
+    """Compare two evaluations of the same operations by one executor."""
     for g, w in zip(results(got), results(want), strict=True):
         assert g.dtype == w.dtype and g.shape == w.shape, (
             f"{what}: {g.dtype}{g.shape}, not {w.dtype}{w.shape}"
@@ -119,7 +119,7 @@ def test_values(op: Op, dtype):
 
 
 class Problem:
-    """A row as a function of its inexact arguments alone, with tangents and cotangents to try."""
+    """A row as a function of its inexact arguments, with tangents and cotangents."""
 
     def __init__(self, op: Op, dtype: str, batch: tuple[int, ...] = ()):
         self.op, self.batch = op, batch
@@ -142,7 +142,7 @@ class Problem:
         return [x for x in out if dtypes.is_inexact(x.dtype)]
 
     def gradient(self, cotangent, *xs):
-        """The pullback, a function of the point too."""
+        """The pullback, as a function of the point too."""
         return list(vjp(self.fun, *xs)[1](cotangent))
 
     def random(self, shape, dtype):
@@ -182,7 +182,7 @@ def assert_pairing(a, b, what):
 
 
 def check_derivatives(f, point, problem, what):
-    """Forward mode against differences, and everything else against forward mode."""
+    """Compare forward mode with differences, and all other modes with forward mode."""
     ts = problem.like(point)
     out, out_t = jvp(f, tuple(point), tuple(ts))
     assert_same(out, f(*point), f"{what}: the value under jvp")
@@ -203,7 +203,7 @@ def check_derivatives(f, point, problem, what):
 
 @differentiable_in(DIFFERENTIABLE)
 def test_first_derivative(op: Op, dtype):
-    """``jvp`` against central differences, ``vjp`` against ``jvp``, and both under ``jit``."""
+    """``jvp`` against differences, ``vjp`` against ``jvp``, also under ``jit``."""
     p = Problem(op, dtype)
     check_derivatives(p.fun, p.point, p, "order 1")
 
@@ -225,7 +225,7 @@ def test_second_derivative(op: Op, dtype):
     ],
 )
 def test_derivative_types(op: Op, dtype):
-    """In every dtype, tangents are of the type of the results and cotangents of that of the arguments."""
+    """Tangents have the type of results, cotangents that of arguments, in any dtype."""
     p = Problem(op, dtype)
     out, out_t = jvp(p.fun, tuple(p.point), tuple(p.like(p.point)))
     assert [t.aval.strong() for t in out_t] == [x.aval.strong() for x in out]
@@ -233,7 +233,7 @@ def test_derivative_types(op: Op, dtype):
     assert [g.aval.strong() for g in grads] == [x.aval.strong() for x in p.point]
 
 
-# -- linearity: what is linear must have a transpose -----------------------------------------------
+# -- linearity: linear operations must have a transpose --------------------------------------------
 
 
 def is_linear_in(f, x, rng):
@@ -247,7 +247,7 @@ def is_linear_in(f, x, rng):
 
 @rows([op for op in DIFFERENTIABLE if op.linear and not op.prim.multiple_results and "float64" in op.dtypes])
 def test_transpose(op: Op):
-    """Wherever a row is linear in one argument, it can be transposed in it directly."""
+    """Rows that are linear in one argument are transposable in it directly."""
     p = Problem(op, "float64")
     for k in range(len(p.point)):
         f = lambda x, k=k: p.fun(*[x if i == k else v for i, v in enumerate(p.point)])[0]
@@ -270,7 +270,7 @@ SIZE = 3
 
 
 def batchings(ranks):
-    """In-axes to try: each argument alone along every axis, then all at once in several ways."""
+    """In-axes to try: each argument and axis alone, then several combinations."""
     n = len(ranks)
     for i, rank in enumerate(ranks):
         for d in range(rank + 1):
@@ -317,7 +317,7 @@ def test_vmap(op: Op):
 
 @rows([op for op in OPS if op.args])
 def test_nested_vmap(op: Op):
-    """Two batch axes, each at the front of one level; then different arguments mapped by each level."""
+    """Two batch axes, one per level; then different arguments mapped by each level."""
     dtype = op.dtypes[0]
     samples = op.sample(dtype, (SIZE, 2))
     got = vmap(vmap(op.apply))(*arrays(samples))
@@ -339,7 +339,7 @@ def test_nested_vmap(op: Op):
 
 @differentiable_in(DIFFERENTIABLE)
 def test_vmap_of_derivatives(op: Op, dtype):
-    """The pullback over a batch of points, over a batch of cotangents, and the pullback of ``vmap``."""
+    """Pullbacks over batches of points and of cotangents, and pullbacks of ``vmap``."""
     p = Problem(op, dtype, (SIZE,))
     points = [np.asarray(x) for x in p.point]
     cts = [np.asarray(c) for c in p.cotangent]
@@ -362,7 +362,7 @@ def test_vmap_of_derivatives(op: Op, dtype):
 
 @rows([op for op in OPS if op.refuses])
 def test_refused_dtypes(op: Op):
-    """What a primitive cannot take raises ``DtypeError`` that names it and the culprit."""
+    """Unsupported dtypes raise ``DtypeError`` with the primitive and the argument."""
     for dtype in op.refuses:
         d = dtypes.as_dtype(dtype)
         avals = [a.aval(dtype) for a in op.args]
@@ -375,7 +375,7 @@ def test_refused_dtypes(op: Op):
 
 @rows([op for op in OPS if sum(a.dtype is None for a in op.args) > 1 and not op.mixes])
 def test_mixed_dtypes(op: Op):
-    """Operands are never promoted here: that is the business of ``blufunc.numpy``."""
+    """Operands are never promoted here: only ``blufunc.numpy`` does."""
     dtype = op.dtypes[0]
     other = "int16" if "int" in dtype else "float16"
     free = [i for i, a in enumerate(op.args) if a.dtype is None]

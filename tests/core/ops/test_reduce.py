@@ -1,4 +1,4 @@
-"""Reductions and cumulative operations where the table has no room: ties, zeros, infinities, high orders, errors."""
+"""Reductions, cumulative operations: ties, zeros, infinities, high orders, errors."""
 
 import ml_dtypes
 import numpy as np
@@ -33,7 +33,7 @@ def numeric_jvp(f, x, t, eps=1e-6):
 
 
 def total(f):
-    """``f`` weighted and summed, so that every output counts differently."""
+    """``f`` weighted and summed, so that every output has a different weight."""
 
     def scalar(x):
         y = f(x)

@@ -1,4 +1,4 @@
-"""Slices, pads and concatenation: values against NumPy, derivatives, ``vmap``, messages."""
+"""Slices, pads and concatenation: NumPy values, derivatives, ``vmap``, messages."""
 
 import functools
 
@@ -72,7 +72,7 @@ def test_index_in_dim():
 
 
 def padded(x, value, config):
-    """Brute force: every element to its place, if that exists."""
+    """Brute force: move each element to its position, if that exists."""
     shape = [lo + n + hi + i * max(n - 1, 0) for n, (lo, hi, i) in zip(x.shape, config)]
     out = np.full(shape, value)
     for at in np.ndindex(*x.shape):

@@ -1,4 +1,4 @@
-"""Sorting where the table has no room: special values, several keys, keys as operands, derivatives, errors."""
+"""Sorting: special values, several keys, PRNG keys, derivatives, errors."""
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +29,7 @@ def test_nan_comes_last_and_zeros_are_equal(dtype):
     assert np.asarray(so.argsort(x)).tolist() == [3, 7, 2, 4, 0, 5, 1, 6]
     out = np.asarray(so.sort(x)).astype(np.float64)
     np.testing.assert_array_equal(out, [-INF, -1, 0, 0, 3, INF, NAN, NAN])
-    assert np.signbit(out[3]) and not np.signbit(out[2])  # stable: 0.0 stood before -0.0
+    assert np.signbit(out[3]) and not np.signbit(out[2])  # stable: 0.0 preceded -0.0
 
 
 @pytest.mark.parametrize("dimension", [0, 1, -1])

@@ -1,4 +1,4 @@
-"""Every primitive against every rule: present, or ``unsupported`` with a reason. And a row of the op table for each."""
+"""Every primitive has a row, and each rule or ``unsupported`` with a reason."""
 
 import importlib
 import pkgutil
@@ -17,7 +17,7 @@ from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
 from blufunc.testing.primitives import rule_state
 from tests.op_table.rows import OPS
 
-# What has no row, because its operands are jaxprs or rules of the user's, and the file that tests it instead.
+# Primitives without a row, since operands are jaxprs or user rules, and the file that tests each.
 TESTED_ELSEWHERE = {
     "jit": ("tests/transforms/staging/test_jit.py", "jit("),
     "cond": ("tests/transforms/control_flow/test_cond.py", "cond("),
@@ -76,7 +76,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def modules():
-    """All modules in which primitives may stand."""
+    """All modules that may define primitives."""
     yield linear_ops
     for package in (blufunc.core.ops, blufunc.transforms, blufunc.parallel):
         for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
@@ -112,7 +112,7 @@ def test_every_primitive_has_every_rule(prim, rule):
 
 @pytest.mark.parametrize("prim", PRIMITIVES, ids=str)
 def test_values_and_types_are_never_unsupported(prim):
-    """What cannot be evaluated or typed cannot be staged or run: only a call that is always replaced may lack it."""
+    """Only calls that are always inlined may lack evaluation or typing."""
     assert state_of(prim, "abstract") == "present"
     if prim.name not in TESTED_ELSEWHERE:
         assert state_of(prim, "impl") == "present"
@@ -146,7 +146,7 @@ def test_differentiable_primitives_are_differentiated(prim):
 
 @pytest.mark.parametrize("prim", [p for p in PRIMITIVES if isinstance(p, kinds.Elementwise)], ids=str)
 def test_every_elementwise_primitive_has_a_c_form_or_a_reason(prim):
-    """Or a definition: kernels compute it, or it says why the host must."""
+    """Or a definition: kernels compute it, or it gives the reason for the host."""
     if isinstance(prim.lower, unsupported):
         assert len(prim.lower.reason) > 10
     else:
@@ -176,7 +176,7 @@ def rows_with_linear_operands():
 
 @pytest.mark.parametrize("op, group", list(rows_with_linear_operands()))
 def test_linear_operands_are(op, group):
-    """f(2 x - y) = 2 f(x) - f(y) in the operands of a group together, the others as they are."""
+    """f(2 x - y) = 2 f(x) - f(y) jointly in a group of operands, others fixed."""
     rng = np.random.default_rng(len(op.id))
     args = [np.asarray(x) for x in op.sample("float64")]
     draws = [[rng.normal(size=x.shape) if i in group else x for i, x in enumerate(args)] for _ in range(2)]

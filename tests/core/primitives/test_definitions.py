@@ -1,4 +1,4 @@
-"""Primitives of users with a definition or a C form: compiled, transformed and divided as blufunc's own; bad input."""
+"""User primitives with a definition or a C form: compiled, transformed, sharded."""
 
 import re
 import warnings
@@ -36,7 +36,7 @@ c_form_p = extend.Elementwise(
 
 
 class RowDot(bf.Primitive):
-    """The sums of the products of rows, scaled: a definition, a parameter, two results."""
+    """Scaled row-wise dot products: a definition, a parameter, two results."""
 
     name = "row_dot"
     multiple_results = True
@@ -166,7 +166,7 @@ def test_a_users_reduction_with_a_monoid_is_a_kernel():
     np.testing.assert_allclose(bf.jit(f)(X), plain(X), 1e-4, 0.1)
 
 
-# -- divided among devices ---------------------------------------------------------------------------
+# -- sharded -----------------------------------------------------------------------------------------
 
 
 def collectives(jaxpr):
@@ -214,7 +214,7 @@ def test_factors_reduce():
     testing.check_primitive(prim, *(bnp.asarray(a, "float64") for a in (x, y)))
 
 
-# -- an impl and nothing else ------------------------------------------------------------------------
+# -- only an impl ------------------------------------------------------------------------------------
 
 
 def test_a_primitive_with_an_impl_alone_runs_on_the_host_and_says_so_once():
@@ -285,7 +285,7 @@ def test_a_definition_that_disagrees_with_impl():
         ({"lower": 3}, "lower=3 is neither a definition nor a C form"),
         ({}, "neither impl nor a definition"),
         ({"lower": extend.CForm({"z": "{0}"})}, "the C form has a template for z"),
-        ({"lower": soft, "autocast": "high"}, "autocast='high' is no class"),
+        ({"lower": soft, "autocast": "high"}, "autocast='high' is not an autocast class"),
         ({"lower": soft, "cost": -1}, "cost=-1"),
     ],
 )
@@ -297,7 +297,7 @@ def test_options_that_are_none(options, message):
 
 def test_a_c_form_of_more_operands():
     p = extend.Elementwise("wide", np.negative, "float", lower=extend.CForm({"f": "{0} + {2}"}))
-    with pytest.raises(errors.ArgumentError, match="the C form of wide has 3 operands, and is given 1"):
+    with pytest.raises(errors.ArgumentError, match="the C form of wide has 3 operands, but 1 given"):
         p.bind(Y)
 
 
@@ -356,7 +356,7 @@ def test_a_shard_rule_that_is_not_true_is_found():
         ("i j", {}, "is not operands -> results"),
         ("i -> i", {"k": "sum"}, "it reduces k, and 'i -> i' names no such dimension"),
         ("i k -> i k", {"k": "sum"}, "it reduces k, which every result has"),
-        ("i k -> i", {"k": "mean"}, "k='mean' is no reduction"),
+        ("i k -> i", {"k": "mean"}, "k='mean' is not a reduction"),
     ],
 )
 def test_factors_that_make_no_rule(spec, reduced, message):

@@ -1,4 +1,4 @@
-"""Rules in a scope: they hold inside the block, in its thread, and nothing that was made there is used elsewhere."""
+"""Scoped rules apply inside their block and thread; cached results stay separate."""
 
 import threading
 
@@ -29,7 +29,7 @@ def slope(f=bnp.sin):
 
 @pytest.fixture(autouse=True)
 def undone():
-    """Every test leaves the primitives as it found them."""
+    """Every test restores the primitives."""
     before = {p: dict(vars(p)) for p in (lax.sin_p, lax.scan_p, lax.add_p)}
     yield
     for prim, attributes in before.items():
@@ -56,7 +56,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
 def test_a_derivative(derivative):
-    """Before, inside, further inside, and after."""
+    """Before, inside, in a nested block, and after."""
     np.testing.assert_allclose(derivative(), 1)
     with bf.override(lax.sin_p, jvp=times(2)):
         np.testing.assert_allclose(derivative(), 2)
@@ -67,7 +67,7 @@ def test_a_derivative(derivative):
 
 
 def test_one_function_compiled_in_each_scope():
-    """The caches of jit keep apart what was traced under other rules, and find again what was traced under these."""
+    """jit's caches separate traces by rules in force, and hit for equal rules."""
     traces = []
 
     @bf.jit
@@ -103,7 +103,7 @@ def test_a_pullback_keeps_what_it_was_made_with():
 
 @pytest.mark.parametrize("run", [lambda f, x: f(x), lambda f, x: bf.jit(f)(x), lambda f, x: bf.vmap(f)(x)])
 def test_impl(run):
-    """Also where a ufunc would run in its place."""
+    """Also where a ufunc would run instead."""
     f = lambda x: bnp.sin(x) + 1
     with bf.override(lax.sin_p, impl=lambda x: 0 * x):
         np.testing.assert_array_equal(run(f, X), 1)
@@ -148,12 +148,12 @@ def test_transpose():
     with bf.override(lax.broadcast_in_dim_p, transpose=spoilt):
         assert float(doubled()) == 12
     with bf.override(lax.neg_p, transpose=rule):
-        assert float(bf.grad(lax.neg)(1.0)) == -1  # of a rule that says the same
+        assert float(bf.grad(lax.neg)(1.0)) == -1  # from an equivalent rule
     assert float(doubled()) == 6
 
 
 def test_linearize():
-    """Reverse mode asks it instead of jvp; forward mode does not."""
+    """Reverse mode uses it instead of jvp; forward mode does not."""
 
     def rule(trace, primals, tangents):
         (x,), (t,) = primals, tangents
@@ -221,18 +221,18 @@ def test_a_rule_may_use_the_one_that_it_replaces():
         np.testing.assert_allclose(slope(), 2)
         inner = lax.sin_p.jvp  # that of the block
 
-        def again(primals, tangents):
+        def tripled(primals, tangents):
             out, t = inner(primals, tangents)
             return out, t * 3
 
-        with bf.override(lax.sin_p, jvp=again):
+        with bf.override(lax.sin_p, jvp=tripled):
             np.testing.assert_allclose(slope(), 6)
             np.testing.assert_allclose(slope(bf.jit(bnp.sin)), 6)
         np.testing.assert_allclose(slope(), 2)
 
 
 def test_higher_orders_use_the_rule_too():
-    """Of f' = 2 cos, as the rule of sin has it, and cos as it is: f'' = -2 sin; and where the rule calls sin itself."""
+    """f' = 2 cos by sin's rule, f'' = -2 sin by cos's own; and a rule that calls sin."""
     with bf.override(lax.sin_p, jvp=times(2)):
         np.testing.assert_allclose(bf.vmap(bf.grad(bf.grad(bnp.sin)))(X), -2 * np.sin(X))
 
@@ -246,7 +246,7 @@ def test_higher_orders_use_the_rule_too():
 
 
 def test_a_rule_kept_from_the_original_stays_the_original():
-    """``before`` is what it was when it was taken, although other blocks are open by then."""
+    """A saved rule stays the original, although other blocks are open by then."""
     before = lax.sin_p.jvp
     with bf.override(lax.sin_p, jvp=times(2)), bf.override(lax.sin_p, jvp=before):
         np.testing.assert_allclose(slope(), 1)
@@ -265,7 +265,7 @@ def test_exceptions_end_the_block():
 
 
 def test_other_threads_have_other_rules():
-    """Two threads in blocks of their own, and one without, at the same time."""
+    """Two threads in separate blocks, and one without, at the same time."""
     barrier, found = threading.Barrier(3, timeout=20), {}
 
     def work(name, factor):
@@ -292,7 +292,7 @@ def test_other_threads_have_other_rules():
 
 
 def test_linearize_in_another_thread():
-    """While it is replaced there, reverse mode here still splits the jvp rule, also one that is replaced here."""
+    """While another thread replaces it, reverse mode here still splits the jvp rule."""
     ready, done = threading.Event(), threading.Event()
 
     def other():

@@ -1,4 +1,4 @@
-"""Mistakes of a rule's author: each is an error of ours that names primitive, rule and line, and says what to give."""
+"""Mistakes of a rule's author: errors with primitive, rule, line and the fix."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from blufunc import errors, extend, lax
 from blufunc.config import config
 from tests.transforms.common import arr
 
-X = arr([0.3, 0.6])  # as long as a pair: it must not be taken for one
+X = arr([0.3, 0.6])  # as long as a pair: must not be mistaken for one
 
 
 class Twice(extend.Primitive):
-    """2 x, to be spoilt rule by rule."""
+    """2 x, broken rule by rule."""
 
     name = "twice"
 
@@ -34,7 +34,7 @@ class Twice(extend.Primitive):
 
 
 class Halves(extend.Primitive):
-    """A vector in two halves, to be spoilt likewise."""
+    """A vector in two halves, broken rule by rule."""
 
     name, multiple_results = "halves", True
 
@@ -220,7 +220,7 @@ def times(x, y):
 @pytest.mark.parametrize("rules", [{"derivs": [None]}, {"derivs": [None] * 3}, {"transposes": [None]}])
 def test_a_derivative_for_each_operand(use, rules):
     two_p = extend.Elementwise("two", times, "float", **rules)
-    with pytest.raises(errors.ArgumentError, match=r"two has .* for . operands?, and is given 2") as info:
+    with pytest.raises(errors.ArgumentError, match=r"two has .* for . operands?, but 2 given") as info:
         use(two_p)
     assert "test_rule_errors.py" in info.value.where
     assert info.value.fix
@@ -229,17 +229,17 @@ def test_a_derivative_for_each_operand(use, rules):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: extend.Elementwise("f", times, "floaty"), "types='floaty' is no family"),
-        (lambda: extend.Elementwise("f", times, ["float"]), "is no family"),
+        (lambda: extend.Elementwise("f", times, "floaty"), "types='floaty' is not a family"),
+        (lambda: extend.Elementwise("f", times, ["float"]), "is not a family"),
         (lambda: extend.Elementwise("f", 3, "float"), "impl=3 cannot be called"),
-        (lambda: extend.Elementwise("f", times, "float", derivs=times), "no list of functions"),
-        (lambda: extend.Elementwise("f", times, "float", derivs=[1, 2]), "no list of functions"),
-        (lambda: extend.Elementwise("f", times, "float", transposes=None), "no list of functions"),
-        (lambda: extend.Elementwise("f", times, "float", out="float32"), "out='float32' is no dtype"),
-        (lambda: extend.Elementwise("f", times, "float", out=np.float32), "is no dtype"),
+        (lambda: extend.Elementwise("f", times, "float", derivs=times), "not a list of functions"),
+        (lambda: extend.Elementwise("f", times, "float", derivs=[1, 2]), "not a list of functions"),
+        (lambda: extend.Elementwise("f", times, "float", transposes=None), "not a list of functions"),
+        (lambda: extend.Elementwise("f", times, "float", out="float32"), "out='float32' is not a dtype"),
+        (lambda: extend.Elementwise("f", times, "float", out=np.float32), "is not a dtype"),
         (lambda: extend.Elementwise(None, times, "float"), "has no name"),
-        (lambda: extend.Reduction("f", times, "floaty"), "is no family"),
-        (lambda: extend.Reduction("f", times, "float", deriv=1), "no list of functions"),
+        (lambda: extend.Reduction("f", times, "floaty"), "is not a family"),
+        (lambda: extend.Reduction("f", times, "float", deriv=1), "not a list of functions"),
         (lambda: type("Nameless", (extend.Primitive,), {})(), "Nameless has no name"),
         (lambda: extend.Elementwise("f", times, "float").bind(), "one operand or more"),
     ],

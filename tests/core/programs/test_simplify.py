@@ -1,4 +1,4 @@
-"""The passes: each keeps what a jaxpr computes and does, and does its own part of making it smaller."""
+"""Simplification passes: each preserves results and effects, and shrinks programs."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def names(jaxpr):
 
 
 def assert_same_function(before, after):
-    """Both evaluate alike, and ``after`` is well formed."""
+    """Both evaluate equally, and ``after`` is well formed."""
     check_jaxpr(after)
     rng = np.random.default_rng(0)
     args = [from_numpy(rng.uniform(0.5, 2, a.shape).astype(a.dtype)) for a in before.in_avals]
@@ -57,7 +57,7 @@ def assert_same_function(before, after):
 
 
 def test_equations_that_stay_are_not_made_again():
-    """Passes return the very equations that they have nothing to say about."""
+    """Passes return unchanged equations as the same objects."""
     before = stage(lambda x: [ew.sin(ew.cos(x))], [F32])
     after = passes.simplify(before)
     assert all(a is b for a, b in zip(after.eqns, before.eqns, strict=True))
@@ -157,7 +157,7 @@ def test_cse_computes_once():
     ids=str,
 )  # fmt: skip
 def test_fold_conversions_there_and_back(steps, kept):
-    """To a dtype that has all numbers of the first."""
+    """Through a dtype that represents all values of the first."""
     first, there, back = map(dtypes.as_dtype, (LONG[s] for s in steps))
     jaxpr = stage(lambda x: [ew.convert(ew.convert(x, there), back)], [ShapedArray((3,), first)])
     after = passes.dce(passes.fold(jaxpr))
@@ -261,7 +261,7 @@ def test_inline_bodies_that_return_parameters_and_literals():
 
 
 def test_inline_bodies_tells_what_is_computed_again():
-    """By equations of the program itself, so that no other can be taken for one of them."""
+    """By equations of the program itself, which identify them uniquely."""
     gradient = grad(lambda x: ew.sin(checkpoint(lambda p: ew.mul(ew.sin(p), p))(x)))
     after, origins = passes.inline_bodies(passes.simplify(stage(lambda x: [gradient(x)], [S32])))
     assert origins and set(origins) < set(after.eqns)
@@ -269,7 +269,7 @@ def test_inline_bodies_tells_what_is_computed_again():
 
 @pytest.mark.parametrize("f, gates", [(gelu, 1), (checkpoint(gelu), 2)], ids=["gelu", "checkpoint"])
 def test_inline_shares_what_definitions_have_in_common(f, gates):
-    """GELU and its derivative have one logistic, unless the second is computed again on purpose."""
+    """GELU and its derivative share one logistic, unless the second is rematerialized."""
     before = passes.simplify(stage(lambda x: [f(x), grad(f)(x)], [S32]))
     after, origins = passes.inline_bodies(before)
     assert names(after).count("logistic") == gates
@@ -316,7 +316,7 @@ BINARY = [ew.add, ew.mul, ew.sub, ew.max]
 
 @given(hs.data())
 def test_simplify_keeps_random_programs(data):
-    """Random straight-line programs, some of it inside calls, some of it dead, some of it on literals."""
+    """Random straight-line programs with nested calls, dead code and literals."""
 
     def block(values, n, depth):
         for _ in range(n):

@@ -1,4 +1,4 @@
-"""Tracing: what becomes of Python values, where equations come from, and what nesting sees."""
+"""Tracing: Python values, source lines of equations, and nested traces."""
 
 import threading
 
@@ -72,7 +72,7 @@ def test_eval_shape_computes_nothing():
     assert ran == ["StagedTracer"]
 
 
-# -- values from outside ---------------------------------------------------------------------------
+# -- outside values --------------------------------------------------------------------------------
 
 
 def test_weak_types_follow_python_numbers():
@@ -107,7 +107,7 @@ def test_arrays_made_inside_are_equations():
 
 
 def test_operations_on_constants_run_at_once_under_grad_and_vmap():
-    """They depend on no argument of the transform: the trace leaves them to its parent."""
+    """They depend on no argument of the transform: the parent trace runs them."""
     c = from_numpy(X)
     seen = []
 
@@ -212,7 +212,7 @@ def test_deep_nesting():
 
 
 def test_stage_checks_what_it_makes(monkeypatch):
-    """A rule that contradicts itself is found by the check that ``config.check`` runs after every trace."""
+    """The check after every trace (``config.check``) finds a contradictory rule."""
     monkeypatch.setattr(ew.sin_p, "typed", lambda avals, params: ShapedArray((7,), dtypes.float32))
     monkeypatch.setattr(config, "check", False)
     jaxpr = make_jaxpr(ew.sin)(X)

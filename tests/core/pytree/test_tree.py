@@ -26,7 +26,7 @@ class Layer:
 
 @dataclasses.dataclass(slots=True)
 class Picky:
-    """Its constructor looks at its argument, which unflatten must not provoke."""
+    """Its constructor inspects its argument, so unflatten must not call it."""
 
     value: object
 
@@ -401,7 +401,7 @@ def test_registration_rules():
         child = 1
 
     late = Late()
-    assert tree.leaves(late) == [late]  # seen as a leaf first; registration changes that
+    assert tree.leaves(late) == [late]  # a leaf at first; registration changes that
     nodes.register_node(Late, lambda b: iter([1, 2]), lambda aux, xs: late)
     with pytest.raises(TreeError, match=r"return \(children, aux\)"):
         tree.leaves(late)

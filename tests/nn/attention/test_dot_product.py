@@ -1,4 +1,4 @@
-"""Attention: against loops over heads in float64, masks, shared heads, half precision, errors, and JAX."""
+"""Attention: float64 loops over heads, masks, shared heads, half precision, JAX."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ SUBSETS = [of for n in (1, 2) for of in itertools.combinations(range(3), n)]
 
 @pytest.mark.parametrize("of", SUBSETS, ids=str)
 def test_gradients_of_some_operands(of):
-    """Values alone move no statistic of the softmax."""
+    """Values alone do not affect the statistic of the softmax."""
     q, k, v = (bnp.asarray(RNG.normal(size=(2, 40, 2, 8))) for _ in range(3))
     f = lambda *x: (nn.dot_product_attention(*x, is_causal=True) ** 2).sum()
     every = grad(f, (0, 1, 2))(q, k, v)

@@ -1,4 +1,4 @@
-"""``mask_mod`` and ``score_mod``: against the plain definition over dense arrays, under each transform."""
+"""``mask_mod`` and ``score_mod`` against dense arrays, under each transform."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def operands(K=N, S=T, dtype="float64"):
     return [bnp.asarray(RNG.normal(size=(B, n, h, H)), dtype=dtype) for n, h in ((T, N), (S, K), (S, K))]
 
 
-# a name: what is given, and the same of dense arrays: which pairs are seen, and a function of scores [B, N, T, S]
+# name: options, and their dense form: visible pairs, and a function of scores [B, N, T, S]
 b, h, q, k = np.ogrid[:B, :N, :T, :T]
 MASKS = {
     "causal": (nn.masks.causal, q >= k),
@@ -58,7 +58,7 @@ SCORES = {
 
 
 def plain(query, key, value, seen=None, change=None, scale=H**-0.5):
-    """The definition, of whole arrays; weights of rows that see nothing are 0."""
+    """The definition, on whole arrays; weights of fully masked rows are 0."""
     key, value = (bnp.repeat(x, N // x.shape[2], axis=2) for x in (key, value))
     scores = bnp.einsum("bthd,bshd->bhts", query, key) * scale
     scores = scores if change is None else change(scores)
@@ -98,7 +98,7 @@ def test_scores(name, K):
 
 
 def test_all_at_once():
-    """With a bias, a mask, a causal mask, and a scale that is computed: in this order."""
+    """With a bias, a mask, a causal mask, and a traced scale: in this order."""
     bias, mask = RNG.normal(size=(N, 1, T)), RNG.random((B, 1, T, T)) > 0.2
 
     def ours(q, k, v, bias, scale):
@@ -162,7 +162,7 @@ def test_learnt_tables():
         return plain(query, key, value, MASKS["window"][1], change)
 
     agrees(ours, theirs, [*operands(2), wide(SLOPES), wide(TABLE)])
-    # the table's alone: no gradient of queries is asked for
+    # of the table only: no gradient of queries is requested
     x = operands(2)
     got, want = (
         bf.grad(lambda t, f=f: (f(*x, wide(SLOPES), t) ** 2).sum())(wide(TABLE)) for f in (ours, theirs)
@@ -198,7 +198,7 @@ EXAMPLES = 3
 
 @pytest.mark.parametrize("of_table", [None, 0])
 def test_vmap(of_table):
-    """The numbers of batch entries are those of one example; a table may be each example's own."""
+    """Indices of batch entries are per example; a table may be batched."""
     ids = RNG.integers(0, 3, (EXAMPLES, B, T) if of_table == 0 else (B, T)).astype(np.int32)
     xs = [bnp.stack(x) for x in zip(*[operands(2) for _ in range(EXAMPLES)], strict=True)]
     f = lambda q, k, v, ids: nn.dot_product_attention(
@@ -221,7 +221,7 @@ def test_vmap_over_queries_alone():
 
 
 def test_autocast():
-    """Products are low, and what mods compute with, scores and tables, is not."""
+    """Matmuls are low; scores, tables and arithmetic of mods are not."""
     x = operands(2, dtype="float32")
     table = bnp.asarray(TABLE, dtype="float32")
     mods = {"score_mod": nn.score_mods.relative_bias(table), "mask_mod": MASKS["documents"][0]}
@@ -252,7 +252,7 @@ def test_closures_that_do_the_same_are_one_program():
 
 
 def test_what_is_computed_of_tables_alone_is_computed_once():
-    """Of all arrays of the function, one is left: the sums, read at a query."""
+    """Of all arrays of the function, one remains: the sums, read at a query."""
     lengths = bnp.asarray([2, 3, 2, 0, 0, 0, 0])
     ours = lambda b, h, q, k: k < bnp.cumsum(lengths)[q]
     jaxpr = bf.make_jaxpr(lambda *x: nn.dot_product_attention(*x, mask_mod=ours))(*operands(2))
@@ -344,7 +344,7 @@ BOUNDED = {
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounds_of_tiles_are_never_wrong(name):
-    """And of tiles of one pair they are exact."""
+    """For tiles of one pair they are exact."""
     mods, tables = traced(BOUNDED[name], None, np.dtype(np.float32))
     held = [np.asarray(t) for t in tables]
     at = lambda b, h, q, k: bool(np.asarray(eval_jaxpr(mods.mask, [*held, *map(np.int32, (b, h, q, k))])[0]))

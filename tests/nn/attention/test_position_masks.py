@@ -1,4 +1,4 @@
-"""Masks as inequalities between positions, whatever way they are written."""
+"""Masks as inequalities between positions, in every spelling."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_conditions(name):
     make, want = MASKS[name]
     got = found(make)
     assert got == want
-    if want is not None:  # and they are what the mask says
+    if want is not None:  # and they match the mask
         mask = np.asarray(make())
         for q, k in np.ndindex(T, T):
             assert mask[q, k] == all(c.holds({0: q, 1: k}) for c in want)
@@ -76,12 +76,12 @@ SEEN = [
     (CAUSAL, T, T, True),
     (CAUSAL, T, 3, True),
     (CAUSAL, 3, T, True),
-    ([Condition(((0, 1), (1, -1)), -1)], T, T, False),  # the first row sees nothing
+    ([Condition(((0, 1), (1, -1)), -1)], T, T, False),  # the first row is fully masked
     ([*CAUSAL, Condition(((0, -1), (1, 1)), 2)], T, T, True),
-    ([*CAUSAL, Condition(((0, -1), (1, 1)), 2)], T, 2, False),  # late rows have no key near them
+    ([*CAUSAL, Condition(((0, -1), (1, 1)), 2)], T, 2, False),  # late rows have no visible key
     ([Condition(((1, -1),), 3)], T, T, True),
     ([Condition(((0, 1),), -1)], T, T, False),
-    ([Condition(((2, 1), (1, -1)), 0)], T, T, False),  # of another axis nothing is known
+    ([Condition(((2, 1), (1, -1)), 0)], T, T, False),  # nothing is known of another axis
     ([], T, T, True),
 ]
 

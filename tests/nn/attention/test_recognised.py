@@ -1,4 +1,4 @@
-"""Attention written by hand: what is recognised, what is not and why, and that it stays the same function."""
+"""Hand-written attention: recognized forms, near misses, and equivalence."""
 
 import math
 import re
@@ -25,18 +25,18 @@ NOTE = "recognised as attention at test_recognised.py"
 
 
 def planned(f, *args, arch="sm_90a"):
-    """The plan of a function under jit on a device that is not there."""
+    """The plan of a function under jit for an absent device."""
     traced = bf.jit(f).trace(*args)
     return Draft(traced.jaxpr, (False,) * len(traced.jaxpr.invars), arch).schedule
 
 
 def calls(made):
-    """The equations of a plan that are attention, by name."""
+    """The attention equations of a plan, by name."""
     return {e.prim.name: e for e in equations(made.jaxpr) if e.prim.name.startswith("attention")}
 
 
 def equations(jaxpr):
-    """All equations, those of loops among them, but not what operations are defined as."""
+    """All equations, loop bodies included, but not definitions of operations."""
     for e in jaxpr.eqns:
         yield e
         if e.prim.kind == "control" or e.prim.name == "checkpoint":
@@ -45,13 +45,13 @@ def equations(jaxpr):
 
 
 def weights_in(made):
-    """Whether an array with all pairs of a head or more is made anywhere in a plan."""
+    """True if a plan computes an array with all pairs of a head or more."""
     shapes = [v.aval.shape for e in equations(made.jaxpr) for v in e.outvars]
     return any(math.prod(shape) >= T * T and shape.count(T) > 1 for shape in shapes)
 
 
 def notes(made):
-    """What a plan says of attention, without the lines."""
+    """The notes on attention in a plan, without lines."""
     return [re.sub(r" at \S+ \(\S+\)", "", n) for n in made.notes]
 
 
@@ -65,7 +65,7 @@ def normal(*shapes, dtype=BF16, seed=0):
 
 
 def as_loss(attend):
-    """A scalar of attention, of which no cotangent is alike another."""
+    """A scalar loss of attention with distinct cotangents."""
 
     def loss(*args):
         out = attend(*args).astype("float32")
@@ -74,7 +74,7 @@ def as_loss(attend):
     return loss
 
 
-# -- what people write -----------------------------------------------------------------------------
+# -- common spellings ------------------------------------------------------------------------------
 
 SCALE = 1 / math.sqrt(H)
 
@@ -180,7 +180,7 @@ FORMS = {
     "less triu": (less_triu, BNTH, True),
     "by minus tril": (by_minus_tril, NTH, True),
 }
-"""For each way to write attention: the function, the shape of its operands, and whether it is causal."""
+"""Spellings of attention: function, operand shapes, and causality."""
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -217,7 +217,7 @@ def close(got, want, tolerance):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_is_the_same_function(name, cuda):
-    """On the device, where operations are computed as they are defined, and as it was written."""
+    """On a device that runs definitions, compared with the original."""
     f, shape, _ = FORMS[name]
     args = normal(shape, shape, shape)
     both = bf.jit(lambda *xs: (f(*xs), bf.grad(as_loss(f), (0, 1, 2))(*xs)))
@@ -227,7 +227,7 @@ def test_is_the_same_function(name, cuda):
 
 @pytest.mark.parametrize("name", ["einsum", "einsum of other axes", "matmul", "one head", "in jit"])
 def test_is_no_less_exact(name, cuda):
-    """Scores that are rounded to bfloat16 by hand are not rounded by kernels."""
+    """Scores rounded to bfloat16 by hand are not rounded by kernels."""
     f, shape, _ = FORMS[name]
     args = normal(shape, shape, shape)
     want = np.asarray(f(*[bnp.asarray(x.astype(np.float64), dtype="float64") for x in args]))
@@ -292,7 +292,7 @@ def test_heads_that_share_keys(name, cuda):
     close(both(*[from_numpy(x, cuda) for x in args]), both(*map(bnp.asarray, args)), 3e-2)
 
 
-# -- masks and changes of scores -------------------------------------------------------------------
+# -- masks and score modifications -----------------------------------------------------------------
 
 
 def scores_of(q, k):
@@ -310,7 +310,7 @@ def window(q, k, v):
 
 
 def slopes(q, k, v):
-    """ALiBi, whose slopes differ with the head, which is in front of the queries here."""
+    """ALiBi, with slopes per head, whose axis precedes the queries here."""
     i, slope = bnp.arange(T), bnp.exp2(-bnp.arange(1, N + 1, dtype="float32"))
     scores = scores_of(q, k) - slope[:, None, None] * abs(i[:, None] - i)
     return attend(bnp.where(tril(), scores, -bnp.inf), v)
@@ -321,7 +321,7 @@ def capped(q, k, v):
 
 
 def small_number(q, k, v):
-    """What stands for a masked score is no mask: it has a weight."""
+    """The masking scalar is too large to mask: such a pair has a weight."""
     return attend(bnp.where(tril(), scores_of(q, k), -2.0), v)
 
 
@@ -346,7 +346,7 @@ def padded_by_both(q, k, v, seen):
     return nn.softmax(scores, where=seen[::-1, None, None]).astype(v.dtype) @ v
 
 
-SEEN = np.arange(T) < np.array([[T - 7], [0]])  # of the second batch entry nothing
+SEEN = np.arange(T) < np.array([[T - 7], [0]])  # the second batch entry is fully masked
 BIAS = np.linspace(-1, 1, N * T * T, dtype=np.float32).reshape(N, T, T)
 MODS = {
     "window": (window, (), "mask_mod"),
@@ -358,7 +358,7 @@ MODS = {
     "padded by infinity": (padded_by_infinity, (SEEN,), "mask_mod"),
     "padded by zeros": (padded_by_zeros, (SEEN,), "mask_mod"),
 }
-"""What is no causal mask: the function, its tables, and what it becomes."""
+"""Non-causal masks: function, tables, and resulting operation."""
 
 
 @pytest.mark.parametrize("name", MODS)
@@ -367,16 +367,14 @@ def test_masks_and_changes_become_functions_of_pairs(name):
     types = [*avals(BNTH, BNTH, BNTH), *[bf.ShapeDtypeStruct(x.shape, x.dtype) for x in tables]]
     made = planned(bf.grad(as_loss(f), (0, 1, 2)), *types)
     assert [repr(e.params["mods"]) for e in calls(made).values()] == [kind, kind] and not weights_in(made)
-    scale = (
-        SCALE / 3 if name == "capped" else SCALE
-    )  # what a score is divided by at once is the kernel's to do
+    scale = SCALE / 3 if name == "capped" else SCALE  # the kernel applies an immediate scale
     assert all(e.params["scale"] == pytest.approx(scale) for e in calls(made).values())
     assert all(e.params["is_causal"] == (name in ("slopes", "capped")) for e in calls(made).values())
 
 
 @pytest.mark.parametrize("name", MODS)
 def test_functions_of_pairs_are_what_was_written(name, cuda):
-    """In a row that sees nothing, too: it is the mean of all where a number is masked, NaN where infinity is."""
+    """Fully masked rows too: the mean for finite masking scalars, NaN for -inf."""
     f, tables, _ = MODS[name]
     args = [*normal(BNTH, BNTH, BNTH), *tables]
     forward = bf.jit(f)
@@ -396,13 +394,13 @@ def test_functions_of_pairs_are_what_was_written_on_a_device(name):
     both = bf.jit(lambda *xs: (f(*xs), bf.grad(as_loss(f), (0, 1, 2))(*xs)))
     got = both(*[from_numpy(x, bf.devices("cuda")[0]) for x in args])
     want = both(*map(bnp.asarray, args))
-    if name == "padded by infinity":  # of the second batch entry the gradients are zeros, and NaN by hand
+    if name == "padded by infinity":  # gradients of the second batch entry are zeros, and NaN by hand
         got, want = ([np.asarray(x)[:1] for x in tree.leaves(xs)] for xs in (got, want))
     close(got, want, 3e-2)
 
 
 def test_a_row_that_sees_nothing_is_nan_and_hides_no_other(cuda):
-    """As it is written: NaN values where -inf leaves nothing, and gradients of the other batch entries are numbers."""
+    """As in the original: NaN for fully masked rows, finite gradients elsewhere."""
     args = [*normal(BNTH, BNTH, BNTH), SEEN]
     out = np.asarray(bf.jit(padded_by_infinity)(*[from_numpy(x, cuda) for x in args]))
     assert np.isnan(out[1]).all() and not np.isnan(out[0]).any()
@@ -419,7 +417,7 @@ def test_a_learnt_bias_is_differentiated_as_it_is_written():
     assert "its weights are kept for a backward pass" in note and "masks or biases" in note
 
 
-# -- what is not recognised ------------------------------------------------------------------------
+# -- near misses -----------------------------------------------------------------------------------
 
 
 def dropped(q, k, v, kept):
@@ -515,7 +513,7 @@ def test_what_is_no_attention_is_left_in_silence(f):
 
 
 def test_rules_of_derivatives_count():
-    """A function with a rule of its own between scores and softmax is differentiated by it, and not looked into."""
+    """A function with a custom rule between scores and softmax stays opaque."""
 
     @bf.custom_jvp
     def doubled_backwards(x):
@@ -594,7 +592,7 @@ def test_transforms(name, cuda):
 
 
 def written(f):
-    """What the CPU computes, as a multiset of equations without regard to their order."""
+    """The equations on the CPU, as a multiset without regard to order."""
     traced = bf.jit(f).trace(*avals(BTNH, BTNH, BTNH))
     made = bf.devices("cpu")[0].backend.draft(traced.jaxpr, (False,) * 3).schedule
     types = lambda atoms: tuple(str(a.aval) for a in atoms)
@@ -603,14 +601,14 @@ def written(f):
 
 @pytest.mark.parametrize("name", sorted({*TRANSFORMED} - {"checkpoint in a scan"}))
 def test_nothing_changes_where_there_is_no_kernel(name, monkeypatch):
-    """The CPU computes what it would have, and keeps the same for the backward pass, in loops too."""
+    """The CPU program and its residuals are unchanged, in loops too."""
     with_it = written(TRANSFORMED[name])
     monkeypatch.setattr(config, "recognise", False)
     assert with_it == written(TRANSFORMED[name]) and with_it["dot_general", (), ()] == 0
 
 
 def test_forward_mode_and_second_order(cuda):
-    """Have no kernels; they are what they were."""
+    """These have no kernels; they are unchanged."""
     args = normal(BTNH, BTNH, BTNH)
     forward = bf.jit(lambda q, k, v: bf.jvp(einsum, (q, k, v), (k, v, q)))
     of_grad = bf.jit(
@@ -641,7 +639,7 @@ def test_a_training_step_in_mixed_precision():
 
 
 def test_a_gradient_outside_of_programs(cuda, monkeypatch):
-    """Of a function under ``jit``: two programs, of one attention kernel each; they are made once."""
+    """Under ``jit``: two programs with one attention kernel each, compiled once."""
     ran = []
     run = fake_cuda.Attention._run
     monkeypatch.setattr(
@@ -659,7 +657,7 @@ def test_a_gradient_outside_of_programs(cuda, monkeypatch):
 
 
 def test_eagerly_nothing_is_traced_first():
-    """Python code of a function that is differentiated outside of jit may look at values."""
+    """A differentiated Python function outside jit may inspect values."""
 
     def f(q):
         return as_loss(plain)(q, q, q) if q[0, 0] > 0 else q.sum()

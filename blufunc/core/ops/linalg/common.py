@@ -1,9 +1,9 @@
-"""What the operations of linear algebra share: their kind, and the algebra of matrices for their rules.
+"""Shared base of linear algebra: the primitive kind, and matrix algebra for rules.
 
-Core operations, below ``triangular``, ``factor``, ``solve`` and the rest. A matrix is the last two
-axes of an array, all axes before them are a batch. In come strict operands (float32, float64, complex64 or complex128,
-all of one dtype); the NumPy definitions call LAPACK by way of NumPy or SciPy. Where a factorization fails the result is
-NaN: no error may depend on values, which are not known under ``jit``.
+Core operations, below ``triangular``, ``factor``, ``solve`` and the rest. A matrix is the last two axes of an
+array; leading axes are a batch. In: strict operands (float32, float64, complex64 or complex128, all of one
+dtype). The NumPy definitions call LAPACK through NumPy or SciPy. A failed factorization yields NaN: no error
+may depend on values, which are unknown under ``jit``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MATRIX_DTYPES = (dtypes.float32, dtypes.float64, dtypes.complex64, dtypes.comple
 
 
 class MatrixOp(Primitive):
-    """A kind: operations on the matrices in the last two axes; all other axes, a new one included, are a batch."""
+    """A kind: operations on matrices in the last two axes, batched over the others."""
 
     kind, fresh = "linalg", True
 
@@ -47,7 +47,7 @@ class MatrixOp(Primitive):
 
 
 def check_matrices(name: str, *avals: ShapedArray) -> None:
-    """Raise unless all are matrices, or batches of them, of one dtype that LAPACK knows."""
+    """Raise unless all are (batches of) matrices of one dtype that LAPACK supports."""
     for a in avals:
         if a.dtype not in MATRIX_DTYPES:
             raise errors.DtypeError(
@@ -66,7 +66,7 @@ def check_matrices(name: str, *avals: ShapedArray) -> None:
 
 
 def check_square(name: str, *avals: ShapedArray) -> None:
-    """``check_matrices``, and raise unless the last two axes have one size."""
+    """``check_matrices``, and raise unless the last two axes have equal size."""
     check_matrices(name, *avals)
     for a in avals:
         if a.shape[-1] != a.shape[-2]:
@@ -76,7 +76,7 @@ def check_square(name: str, *avals: ShapedArray) -> None:
 
 
 def check_here(check: Any, name: str, *xs: Any) -> None:
-    """A check of operands before anything is computed, with the user's line in its error."""
+    """Check operands before any computation, with the user's line in errors."""
     try:
         check(name, *[x.aval for x in xs])
     except errors.BlufuncError as e:
@@ -84,12 +84,12 @@ def check_here(check: Any, name: str, *xs: Any) -> None:
 
 
 def real_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of singular values and the like: that of the parts of complex numbers."""
+    """The real dtype of singular values and the like."""
     return {dtypes.complex64: dtypes.float32, dtypes.complex128: dtypes.float64}.get(dtype, dtype)
 
 
 def complex_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of eigenvalues: complex numbers with parts of a dtype."""
+    """The complex dtype of eigenvalues."""
     return {dtypes.float32: dtypes.complex64, dtypes.float64: dtypes.complex128}.get(dtype, dtype)
 
 
@@ -97,9 +97,9 @@ def complex_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def routine(name: str, x: np.ndarray) -> Callable:
-    """The routine of BLAS or LAPACK for the dtype of an array: ``routine("trsm", x)`` is ``dtrsm`` or another.
+    """The BLAS or LAPACK routine for an array's dtype, as ``dtrsm`` for "trsm".
 
-    SciPy loads its linear algebra when an attribute is first asked for: that time is not part of importing blufunc.
+    SciPy loads its linear algebra lazily, so importing blufunc does not pay for it.
     """
     full = {"f": "s", "d": "d", "F": "c", "D": "z"}[x.dtype.char] + name
     blas = scipy.linalg.blas
@@ -107,9 +107,9 @@ def routine(name: str, x: np.ndarray) -> Callable:
 
 
 def all_or_nan(function: Callable, x: np.ndarray, outs: Sequence[ShapedArray]) -> list[np.ndarray]:
-    """``function(x)`` as a list of arrays of the types ``outs``; NaN for the matrices on which it fails.
+    """``function(x)`` as arrays of types ``outs``, with NaN where it fails.
 
-    ``function`` takes matrices in batches, and raises ``LinAlgError`` if one of them is at fault.
+    ``function`` takes matrices in batches, and raises ``LinAlgError`` if any of them fails.
     """
     try:
         return _as_types(function(x), outs)
@@ -117,7 +117,7 @@ def all_or_nan(function: Callable, x: np.ndarray, outs: Sequence[ShapedArray]) -
         pass
     if x.ndim == 2:
         return [np.full(a.shape, np.nan if dtypes.is_inexact(a.dtype) else 0, a.dtype) for a in outs]
-    # whichever it is, it is in one of the halves
+    # bisect the batch to find the failing matrix
     lead = x.ndim - 2
     flat = x.reshape(-1, *x.shape[-2:])
     if len(flat) == 1:
@@ -138,7 +138,7 @@ def _as_types(results: Any, outs: Sequence[ShapedArray]) -> list[np.ndarray]:
 
 
 def each(function: Callable, *xs: np.ndarray, outs: Sequence[ShapedArray]) -> list[np.ndarray]:
-    """``function(*matrices, types)`` for each position of the batch axes, stacked into arrays of the types ``outs``."""
+    """``function(*matrices, types)`` for each batch position, stacked."""
     results = [np.zeros(a.shape, a.dtype) for a in outs]
     lead = xs[0].shape[:-2]
     types = [ShapedArray(a.shape[len(lead) :], a.dtype) for a in outs]
@@ -149,24 +149,24 @@ def each(function: Callable, *xs: np.ndarray, outs: Sequence[ShapedArray]) -> li
     return results
 
 
-# -- the algebra of matrices, for rules ------------------------------------------------------------
+# -- matrix algebra, for rules ---------------------------------------------------------------------
 
 
 def matmul(x: Any, y: Any) -> Any:
-    """The products of matrices whose batch axes agree."""
+    """Matmul with equal batch axes."""
     n = x.aval.ndim
     lead = tuple(range(n - 2))
     return dot_general(x, y, (((n - 1,), (n - 2,)), (lead, lead)))
 
 
 def mT(x: Any) -> Any:
-    """The transposes of matrices."""
+    """Transposes of matrices."""
     n = x.aval.ndim
     return transpose(x, (*range(n - 2), n - 1, n - 2))
 
 
 def adjoint(x: Any) -> Any:
-    """The conjugate transposes of matrices."""
+    """Conjugate transposes of matrices."""
     return ew.conj(mT(x))
 
 
@@ -242,6 +242,6 @@ def hermitian_part(x: Any) -> Any:
 
 
 def hermitian_from_lower(x: Any) -> Any:
-    """The Hermitian matrix with the lower triangle of ``x``, as LAPACK reads it: the diagonal's real part counts."""
+    """The Hermitian matrix with the lower triangle and real diagonal of ``x``."""
     low = tril(x, -1)
     return with_diagonal(ew.add(low, adjoint(low)), ew.convert(ew.real(diagonal(x)), x.aval.dtype))

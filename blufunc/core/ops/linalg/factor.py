@@ -1,10 +1,10 @@
 """Factorizations by elimination and reflection: ``cholesky``, ``lu`` and ``qr``.
 
-Core operations, above ``triangular``. Each derivative says how the factors may move and keep their form:
-the tangent of A, seen in the frame of the factors, is divided between them by its triangles. Sources: I. Murray,
-"Differentiation of the Cholesky decomposition" (2016); S. F. Walter and L. Lehmann, "Algorithmic differentiation of
-linear algebra functions with application in optimum experimental design" (2010) for QR; M. Seeger et al.,
-"Auto-differentiating linear algebra" (2017); M. Giles (2008) for the algebra behind all of them.
+Core operations, above ``triangular``. Each derivative transforms the tangent of A by the factors, then splits
+it into their tangents by its triangles. Sources: I. Murray, "Differentiation of the Cholesky decomposition"
+(2016); S. F. Walter and L. Lehmann, "Algorithmic differentiation of linear algebra functions with application
+in optimum experimental design" (2010) for QR; M. Seeger et al., "Auto-differentiating linear algebra" (2017);
+M. Giles (2008) for the algebra in all of them.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from blufunc.core.primitives.tangents import Zero, zero
 
 
 class _Cholesky(MatrixOp):
-    """The lower triangular L with ``A = L L^H``, of the Hermitian A with the lower triangle of the operand."""
+    """Lower triangular L with ``A = L L^H``; reads A's lower triangle."""
 
     name = "cholesky"
 
     def impl(self, x):
         (out,) = all_or_nan(np.linalg.cholesky, x, [ShapedArray(x.shape, x.dtype)])
-        return np.tril(out)  # where it failed, zeros above the diagonal all the same
+        return np.tril(out)  # after a failure, still zeros above the diagonal
 
     def abstract(self, x):
         check_square(self.name, x)
@@ -79,7 +79,7 @@ cholesky_p = _Cholesky()
 
 
 def cholesky(x: Any, *, symmetrize_input: bool = True) -> Any:
-    """The lower triangular L with ``x = L L^H`` for Hermitian positive definite matrices; NaN for others.
+    """Lower triangular L with ``x = L L^H``; NaN unless Hermitian positive definite.
 
     Args:
       x: (..., n, n).
@@ -96,10 +96,10 @@ def cholesky(x: Any, *, symmetrize_input: bool = True) -> Any:
 
 
 class _LU(MatrixOp):
-    """``A[permutation] = L U`` by elimination with partial pivoting: the packed factors, pivots, permutation.
+    """``A[permutation] = L U``, partial pivoting: packed factors, pivots, permutation.
 
-    The first result has U in its upper triangle and, below the diagonal, L, whose diagonal is ones. ``pivots[i]`` is
-    the row that row i was exchanged with. A is (..., m, n), of any rank.
+    The first result has U in its upper triangle and, below the diagonal, L, whose diagonal is ones.
+    ``pivots[i]`` is the row swapped with row i. A is (..., m, n), of any rank.
     """
 
     name, multiple_results = "lu", True
@@ -123,7 +123,7 @@ class _LU(MatrixOp):
             return [lu, pivots, permutation], [zero(lu.aval), *nothing]
         *lead, m, n = x.aval.shape
         k = min(m, n)
-        # both factors as square matrices: what the packed one does not reach is filled with the identity
+        # both factors as square matrices, extended by the identity
         lower = _grown(slice_(lu, (0,) * x.aval.ndim, (*lead, m, k)), (*lead, m, m))
         upper = _grown(slice_(lu, (0,) * x.aval.ndim, (*lead, k, n)), (*lead, n, n))
         inner = triangular_solve(
@@ -164,8 +164,7 @@ def take_rows(x: Any, permutation: Any) -> Any:
 
 
 class _PivotsToPermutation(Primitive):
-    """The permutation that exchanges of rows amount to: ``x[permutation]`` has row i exchanged with ``pivots[i]``,
-    for i = 0, 1, ... in turn."""
+    """The permutation for row swaps: i with ``pivots[i]``, for i = 0, 1, ... in turn."""
 
     name, kind, fresh = "lu_pivots_to_permutation", "linalg", True
 
@@ -216,14 +215,14 @@ def lu(x: Any) -> tuple[Any, Any, Any]:
       x: (..., m, n), of any rank.
     Returns:
       the packed factors (..., m, n): U in the upper triangle, L without its diagonal of ones below; the pivots, int32
-      (..., min(m, n)): row i was exchanged with row ``pivots[i]``; the permutation, int32 (..., m).
+      (..., min(m, n)): row i was swapped with row ``pivots[i]``; the permutation, int32 (..., m).
     """
     packed, pivots, permutation = lu_p.bind(lift(x))
     return packed, pivots, permutation
 
 
 def lu_pivots_to_permutation(pivots: Any, permutation_size: int) -> Any:
-    """The permutation (..., permutation_size) that the pivots (..., k) of ``lu`` amount to; both int32."""
+    """The permutation (..., permutation_size) for ``lu``'s pivots (..., k); int32."""
     size = static_int(permutation_size, "lu_pivots_to_permutation", "permutation_size")
     return lu_pivots_to_permutation_p.bind(lift(pivots), permutation_size=size)
 
@@ -232,7 +231,7 @@ def lu_pivots_to_permutation(pivots: Any, permutation_size: int) -> Any:
 
 
 class _QR(MatrixOp):
-    """``A = Q R`` by Householder reflections: Q with orthonormal columns, R upper triangular with a real diagonal.
+    """``A = Q R`` by Householder reflections; R has a real diagonal.
 
     With ``pivoting``, ``A[:, p] = Q R``, the diagonal of R falls in absolute value, and p is the third result.
     """
@@ -271,12 +270,12 @@ class _QR(MatrixOp):
             )
         if order:
             t = mT(take_rows(mT(t), order[0]))
-        # the first columns, as many as rows, determine Q: of a wide A the rest is R's alone
+        # the first m columns of a wide A determine Q; the rest affect R only
         k, start = min(m, n), (0,) * x.aval.ndim
         square, t_first = slice_(r, start, (*lead, k, k)), slice_(t, start, (*lead, m, k))
         moved = triangular_solve(square, t_first)
         inner = matmul(adjoint(q), moved)
-        # Q^H dQ is skew-Hermitian, and what R takes of ``inner`` is upper triangular with a real diagonal
+        # Q^H dQ is skew-Hermitian, and R's part of ``inner`` is upper triangular with a real diagonal
         low = tril(inner, -1)
         turn = ew.sub(low, adjoint(low))
         if dtypes.is_complex(x.aval.dtype):
@@ -307,7 +306,7 @@ def qr(x: Any, *, pivoting: bool = False, full_matrices: bool = True) -> tuple[A
 
     Args:
       x: (..., m, n).
-      pivoting: exchange columns so that the diagonal of R falls in absolute value.
+      pivoting: permute columns so that the diagonal of R falls in absolute value.
       full_matrices: Q is (..., m, m) and R (..., m, n), in the place of (..., m, k) and (..., k, n), k = min(m, n).
     Returns:
       ``(q, r)``, or with ``pivoting`` ``(q, r, p)``, p int32 (..., n). Differentiable for m <= n, or without

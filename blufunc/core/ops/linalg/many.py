@@ -1,9 +1,8 @@
-"""Elimination and triangular solves of many small matrices at once, in NumPy.
+"""Batched LU and triangular solves of many small matrices, in NumPy.
 
-Below ``triangular`` and ``factor``, which evaluate by it where a batch is long and its matrices are
-small: a call of LAPACK for each would cost many times its arithmetic. The loops are over rows and columns, and every
-step is one operation on the whole batch. In come arrays (batch, m, n); out come the same numbers as LAPACK's, but for
-rounding.
+Below ``triangular`` and ``factor``, which use it for large batches of small matrices, where one LAPACK call
+each would cost many times its arithmetic. The loops are over rows and columns; every step is one operation on
+the whole batch. In: arrays (batch, m, n). Out: the same values as LAPACK's, up to rounding.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ _EACH = 8
 
 
 def is_many(shape: tuple[int, ...]) -> bool:
-    """Whether a batch of matrices of this shape goes faster together than one by one."""
+    """True if a batch of this shape is faster together than one by one."""
     *lead, m, n = shape
     size = max(m, n)
     return len(lead) > 0 and min(m, n) > 0 and size <= _SMALL and int(np.prod(lead)) >= _EACH * size
 
 
 def lu(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The packed factors, the pivots and the permutation of LU decompositions with partial pivoting."""
+    """Packed factors, pivots and permutation of LU with partial pivoting."""
     x = x.copy()
     batch, m, n = x.shape
     every, steps = np.arange(batch), min(m, n)
@@ -38,7 +37,7 @@ def lu(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             rows[:, j] = rows[every, p]
             rows[every, p] = row
         pivot = x[:, j, j, None]
-        x[:, j + 1 :, j] /= np.where(pivot == 0, 1, pivot)  # where it is 0, so is all below it
+        x[:, j + 1 :, j] /= np.where(pivot == 0, 1, pivot)  # if it is 0, so is the column below it
         x[:, j + 1 :, j + 1 :] -= x[:, j + 1 :, j, None] * x[:, j, None, j + 1 :]
     return x, pivots, order
 

@@ -1,7 +1,7 @@
-"""``solve``: systems of linear equations, by one LU decomposition for value and derivatives.
+"""``solve``: linear systems, with one LU decomposition for value and derivatives.
 
-Core operations, above ``factor``. The derivative is implicit: where ``A x = b``, ``A dx = db - dA x``; its
-transpose is a solve with the transposed matrix. Nothing differentiates the decomposition, and all solves share it.
+Core operations, above ``factor``. The derivative is implicit: where ``A x = b``, ``A dx = db - dA x``; its transpose
+is a solve with the transposed matrix. The decomposition is never differentiated, and all solves share it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
 class _LUSolve(MatrixOp):
-    """The solution x of ``a x = b``, or if ``transposed`` of ``a^T x = b``, given the LU decomposition of ``a``.
+    """The solution x of ``a x = b``, or of ``a^T x = b``, from the LU decomposition.
 
-    ``a`` itself is not read: it is the operand that the solution is differentiated by. The factors are a function of
-    it, and their own tangents do not count; who binds this hides them behind ``stop_gradient``.
+    ``a`` itself is not read: it only carries derivatives. The factors are a function of it, and their
+    tangents are ignored; callers wrap them in ``stop_gradient``.
     """
 
     name = "lu_solve"

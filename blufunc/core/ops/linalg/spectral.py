@@ -1,11 +1,11 @@
-"""Decompositions by eigenvalues and singular values: ``eigh``, ``eig`` and ``svd``.
+"""Eigenvalue and singular value decompositions: ``eigh``, ``eig`` and ``svd``.
 
-Core operations, above ``solve``. In the frame of the vectors, a tangent of the matrix has the tangents of the
-values on its diagonal, and beside it, over the differences of values, the turning of the vectors. Sources: M. Giles
-(2008), section 3.1; J. Townsend, "Differentiating the singular value decomposition" (2016); C. Boeddeker et al.,
-"On the computation of complex-valued gradients with application to statistically optimum beamforming" (2017) for
-``eig``. Vectors of equal values, and phases of complex vectors, are not functions of the matrix: only what does not
-depend on them has a derivative.
+Core operations, above ``solve``. In the basis of the vectors, the diagonal of the matrix tangent holds the
+tangents of the values. Its off-diagonal elements, divided by differences of values, rotate the vectors.
+Sources: M. Giles (2008), section 3.1; J. Townsend, "Differentiating the singular value decomposition" (2016);
+C. Boeddeker et al., "On the computation of complex-valued gradients with application to statistically optimum
+beamforming" (2017) for ``eig``. Vectors of equal values, and phases of complex vectors, are not functions of
+the matrix: only functions independent of them have a derivative.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ with _lazy.modules(globals()):
 
 
 class _Eigh(MatrixOp):
-    """Eigenvectors, in columns, and rising eigenvalues of the Hermitian matrix with the lower triangle of the operand.
+    """Eigenvectors and ascending eigenvalues; reads the operand's lower triangle.
 
     The eigenvalues alone if ``compute_vectors`` is false.
     """
@@ -120,7 +120,7 @@ def eigvalsh(x: Any, *, lower: bool = True, symmetrize_input: bool = True) -> An
 
 
 def lower_triangle_of(x: Any, name: str, lower: bool, symmetrize: bool) -> Any:
-    """Matrices whose lower triangle is that of the Hermitian ones that the user means."""
+    """Matrices whose lower triangle is that of the user's Hermitian ones."""
     x = lift(x)
     check_here(check_square, name, x)
     if symmetrize:
@@ -132,7 +132,7 @@ def lower_triangle_of(x: Any, name: str, lower: bool, symmetrize: bool) -> Any:
 
 
 class _Eig(MatrixOp):
-    """Eigenvalues, and as asked for left and right eigenvectors, all complex: ``A vr = vr w`` and ``vl^H A = w vl^H``.
+    """Eigenvalues and requested eigenvectors: ``A vr = vr w``, ``vl^H A = w vl^H``.
 
     Vectors have norm 1, and their largest component is real: that fixes their phase.
     """
@@ -162,7 +162,7 @@ class _Eig(MatrixOp):
         t = ew.convert(t, w.aval.dtype)
         inner = solve(vectors[-1], matmul(t, vectors[-1]))
         turns = []
-        if left:  # they are the right ones of A^H
+        if left:  # right eigenvectors of A^H
             (vl, _) = vectors
             turns.append(_turn(vl, ew.conj(w), solve(vl, matmul(adjoint(t), vl))))
         if right:
@@ -184,7 +184,7 @@ def _turn(v: Any, w: Any, inner: Any) -> Any:
     n, shape = v.aval.ndim, v.aval.shape
     gaps = with_diagonal(differences(w), ew.ones_of(w))
     t = matmul(v, off_diagonal(ew.div(inner, gaps)))
-    t = ew.sub(t, scale_columns(v, reduce_sum(ew.mul(ew.conj(v), t), (n - 2,))))  # the norm stays 1
+    t = ew.sub(t, scale_columns(v, reduce_sum(ew.mul(ew.conj(v), t), (n - 2,))))  # keep the norm at 1
     sizes = ew.add(ew.square(ew.real(v)), ew.square(ew.imag(v)))
     largest = broadcast_in_dim(argmax(sizes, n - 2, dtypes.int32), shape, (*range(n - 2), n - 1))
     chosen = ew.eq(iota(dtypes.int32, shape, n - 2), largest)
@@ -217,7 +217,7 @@ def eig(
 
 
 class _SVD(MatrixOp):
-    """``A = U diag(s) Vh`` with falling s: the results are U, s, Vh, or s alone unless ``compute_uv``."""
+    """``A = U diag(s) Vh``, descending s; s alone unless ``compute_uv``."""
 
     name, multiple_results = "svd", True
 
@@ -262,13 +262,13 @@ class _SVD(MatrixOp):
         right, left = scale_columns(inner, s), scale_rows(s, inner)
         turn_u = ew.mul(over, ew.add(right, adjoint(right)))
         turn_v = ew.mul(over, ew.add(left, adjoint(left)))
-        if dtypes.is_complex(x.aval.dtype):  # a phase that the vectors share: all of it is given to U
+        if dtypes.is_complex(x.aval.dtype):  # the phase that both vectors share is assigned to U
             d = diagonal(inner)
             phase = ew.sub(d, ew.convert(ew.real(d), d.aval.dtype))
             turn_u = with_diagonal(turn_u, ew.div(phase, ew.convert(s, d.aval.dtype)))
         tu, tvs = matmul(u, turn_u), matmul(v, turn_v)
         one_over = ew.div(ew.ones_of(s), s)
-        if m > n:  # what moves out of the span of U
+        if m > n:  # the component outside the span of U
             tu = add_any(tu, scale_columns(ew.sub(tv, matmul(u, inner)), one_over))
         if n > m:
             out = ew.sub(matmul(adjoint(t), u), matmul(v, adjoint(inner)))
@@ -280,7 +280,7 @@ svd_p = _SVD()
 
 
 def _over_gaps(s: Any, dtype: np.dtype) -> Any:
-    """``1 / (s[j]^2 - s[i]^2)``; 0 where they are equal, which is right for functions of the values alone."""
+    """``1 / (s[j]^2 - s[i]^2)``; 0 for equal values, right for functions of s alone."""
     gaps = differences(s)
     lead = range(s.aval.ndim - 1)
     rows = broadcast_in_dim(s, gaps.aval.shape, (*lead, s.aval.ndim - 1))

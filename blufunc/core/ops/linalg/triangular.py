@@ -1,8 +1,8 @@
-"""``triangular_solve``: systems of equations with triangular matrices.
+"""``triangular_solve``: linear systems with triangular matrices.
 
-Core operations, above ``linalg``; every factorization's derivative and every solver stands on it. The derivative and
-its transpose are solves with the same matrix: M. Giles, "An extended collection of matrix derivative results for
-forward and reverse mode algorithmic differentiation" (2008), section 2.3.1.
+Core operations, above ``common``; every solver and every factorization's derivative uses it. The derivative
+and its transpose are solves with the same matrix: M. Giles, "An extended collection of matrix derivative
+results for forward and reverse mode algorithmic differentiation" (2008), section 2.3.1.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
 class _TriangularSolve(MatrixOp):
-    """The solution X of ``op(A) X = B``, or with ``left_side`` false of ``X op(A) = B``.
+    """The solution X of ``op(A) X = B``, or of ``X op(A) = B`` unless ``left_side``.
 
-    A is the lower or upper triangle of the first operand, with ones on its diagonal if ``unit_diagonal``; nothing else
-    of it is read. ``op`` transposes if ``transpose_a`` and conjugates if ``conjugate_a``. A singular A gives infinities
-    and NaN.
+    A is the lower or upper triangle of the first operand, with ones on its diagonal if ``unit_diagonal``;
+    only that triangle is read. ``op`` transposes if ``transpose_a`` and conjugates if ``conjugate_a``. A
+    singular A gives infinities and NaN.
     """
 
     name = "triangular_solve"
@@ -104,7 +104,7 @@ def _solve_triangle(
     a: np.ndarray, b: np.ndarray, lower: bool, transposed: bool, conjugated: bool, unit: bool
 ) -> Any:
     """The solution of one system ``op(a) x = b``, by BLAS."""
-    # BLAS wants column-major matrices: it gets x^T op(a)^T = b^T, whose matrices it can read where they are
+    # BLAS requires column-major matrices: pass x^T op(a)^T = b^T, which it can read in place
     if a.flags.c_contiguous:
         matrix, lower, turned = a.T, not lower, transposed
     else:
@@ -116,7 +116,7 @@ def _solve_triangle(
 
 
 def check_system(name: str, a: ShapedArray, b: ShapedArray, d: int) -> None:
-    """Raise unless the square ``a`` goes with axis ``d`` of the right hand sides ``b``, and batch axes agree."""
+    """Raise unless square ``a`` fits axis ``d`` of ``b``, with equal batch axes."""
     if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[d]:
         raise errors.ShapeError(
             f"{name} of {a} and {b}: the batch axes must agree, and axis {d} of the second have size {a.shape[-1]}.",
@@ -125,9 +125,9 @@ def check_system(name: str, a: ShapedArray, b: ShapedArray, d: int) -> None:
 
 
 def batch_columns(size: int, b: Any, d: int, columns: bool, solve: Any) -> tuple[Any, int]:
-    """The batching rule of a solver that is batched in its right hand sides only: they become more columns (or rows).
+    """Batching rule for batched right hand sides only: they become columns (or rows).
 
-    The matrix is not repeated, and all is one system.
+    The matrix is not repeated: the whole batch is one system.
     """
     n = b.aval.ndim - 1  # of one example
     to = n if columns else n - 2
@@ -152,7 +152,7 @@ def triangular_solve(
     Args:
       a: matrices, of which one triangle is read: the lower one if ``lower``, else the upper.
       b: right hand sides of the same dtype and batch axes; or one vector for each matrix, with an axis less than ``a``.
-      transpose_a, conjugate_a: what ``op`` does.
+      transpose_a, conjugate_a: define ``op``.
       unit_diagonal: take the diagonal of A as ones, and do not read it.
     """
     a, b = lift(a), lift(b)

@@ -1,7 +1,7 @@
-"""``tridiagonal_solve``: systems of equations with matrices of three diagonals.
+"""``tridiagonal_solve``: linear systems with tridiagonal matrices.
 
-Core operations, above ``triangular``. The derivative is implicit, as that of ``solve``: no elimination is
-differentiated, and a transpose is a solve with the diagonals exchanged.
+Core operations, above ``triangular``. The derivative is implicit, as that of ``solve``: the elimination is
+never differentiated, and a transpose is a solve with the off-diagonals swapped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
 class _TridiagonalSolve(MatrixOp):
-    """The solution x of ``dl[i] x[i-1] + d[i] x[i] + du[i] x[i+1] = b[i]``; ``dl[0]`` and ``du[n-1]`` are not read."""
+    """The solution x of ``dl[i] x[i-1] + d[i] x[i] + du[i] x[i+1] = b[i]``."""
 
     name = "tridiagonal_solve"
 
@@ -92,7 +92,7 @@ def _shifted(x: Any, by: int, axis: int) -> Any:
 
 
 def tridiagonal_solve(dl: Any, d: Any, du: Any, b: Any, *, perturb_singular: bool = False) -> Any:
-    """The solution x of ``dl[i] x[i-1] + d[i] x[i] + du[i] x[i+1] = b[i]``; NaN where the matrix is singular.
+    """Solve ``dl[i] x[i-1] + d[i] x[i] + du[i] x[i+1] = b[i]``; NaN where singular.
 
     Args:
       dl, d, du: the diagonals below, on and above the main one, (..., n); ``dl[0]`` and ``du[n-1]`` are not read.
