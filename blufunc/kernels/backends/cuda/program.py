@@ -33,7 +33,7 @@ from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.backends.cuda.library import matmul, split_gemm
 from blufunc.kernels.backends.cuda.library.gelu_gemm import kernel_of
-from blufunc.kernels.backends.cuda.overlap import with_products_beside
+from blufunc.kernels.backends.cuda.overlap import overlapped_matmuls
 from blufunc.kernels.backends.cuda.replay import Replays
 from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.backends.cuda.timings import times_of
@@ -51,7 +51,7 @@ TARGET = dataclasses.replace(
     splits=matmul.split_pays,
     partial_sums=matmul.partial_sums,
     group=True,
-    ordered=with_products_beside,
+    ordered=overlapped_matmuls,
     recompute=True,
     scarce_bytes=1 << 30,
     machine=H200,

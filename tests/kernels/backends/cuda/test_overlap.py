@@ -17,7 +17,7 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.backends.cuda import overlap
 from blufunc.kernels.backends.cuda import program as cuda_program
-from blufunc.kernels.backends.cuda.overlap import MOST, SOON, with_products_beside
+from blufunc.kernels.backends.cuda.overlap import MOST, SOON, overlapped_matmuls
 from blufunc.kernels.fusion.fuse import Opaque
 from blufunc.kernels.schedule import OpaqueStep
 from blufunc.parallel.collectives import primitives as mc
@@ -83,7 +83,7 @@ def test_steps_come_behind_what_they_need_and_stay_in_order(pieces, soon):
     steps = steps_of(table)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap, "SOON", soon)
-        out = with_products_beside(steps)
+        out = overlapped_matmuls(steps)
     assert len(out) == len(steps) and set(out) == set(steps)
     at = {s: n for n, s in enumerate(out)}
     needs = {s: ancestors(steps, s) for s in steps}
@@ -118,10 +118,10 @@ def test_a_second_time_the_same_products_are_beside_the_same():
         return {s.eqn.name: s.beside.eqn.name for s in steps if s.beside is not None}
 
     rows = [row for n in range(6) for row in layer(n, f"norm{n - 1}" if n else "norm")]
-    once = with_products_beside(steps_of([kernel("norm"), *rows]))
+    once = overlapped_matmuls(steps_of([kernel("norm"), *rows]))
     names = [s.eqn.name for s in once]
     again = steps_of(sorted([kernel("norm"), *rows], key=lambda row: names.index(row[0])))
-    assert beside(with_products_beside(again)) == beside(once) and len(beside(once)) == 5
+    assert beside(overlapped_matmuls(again)) == beside(once) and len(beside(once)) == 5
 
 
 def test_attention_is_work_and_does_not_wait():
@@ -244,7 +244,7 @@ CASES = {  # steps, and which products come beside which exchange
 def test_what_comes_beside_what(name):
     rows, beside = CASES[name]
     steps = steps_of(rows)
-    out = with_products_beside(steps)
+    out = overlapped_matmuls(steps)
     assert {s.eqn.name: s.beside.eqn.name for s in out if s.beside} == beside
     done = set()
     for s in out:
@@ -255,7 +255,7 @@ def test_what_comes_beside_what(name):
 
 @pytest.mark.usefixtures("seconds")
 def test_a_layer_s_weights_wait_for_its_scattered_sum():
-    names = [s.eqn.name for s in with_products_beside(steps_of(LAYERS))]
+    names = [s.eqn.name for s in overlapped_matmuls(steps_of(LAYERS))]
     assert names[:5] == ["gather0", "d0", "scatter0", "w0", "norm0"]
 
 

@@ -60,10 +60,10 @@ def test_what_conflicts_keeps_its_order(drawn, streams):
     """Some are beside one of the exchanges before them."""
     tasks, exchanges = [], []
     for task, which in drawn:
-        if task.exchanges:
+        if task.collective:
             exchanges.append(len(tasks))
         elif which is not None and exchanges:
-            task = replace(task, beside=exchanges[which % len(exchanges)])
+            task = replace(task, overlapped=exchanges[which % len(exchanges)])
         tasks.append(task)
     n = len(tasks)
     needed = dependencies(tasks)
@@ -79,15 +79,15 @@ def test_what_conflicts_keeps_its_order(drawn, streams):
             if conflict(tasks[m], tasks[k]):
                 assert m in implied[k], "a dependency is missing"
                 assert m in done[k], "a wait is missing"
-        if tasks[k].beside is not None:
-            assert done[k].issuperset(implied[tasks[k].beside]), "it begins before its exchange may"
+        if tasks[k].overlapped is not None:
+            assert done[k].issuperset(implied[tasks[k].overlapped]), "it begins before its exchange may"
         assert all(order[m].stream != order[k].stream for m in order[k].waits)
-        alone = tasks[k].exchanges and tasks[k].accesses is not None
+        alone = tasks[k].collective and tasks[k].accesses is not None
         assert (order[k].stream == streams) == alone
-        assert not tasks[k].exchanges or done[k] >= {m for m in range(k) if tasks[m].exchanges}, (
+        assert not tasks[k].collective or done[k] >= {m for m in range(k) if tasks[m].collective}, (
             "out of order"
         )
-    if streams == 1 and not any(t.exchanges for t in tasks):
+    if streams == 1 and not any(t.collective for t in tasks):
         assert all(turn == (0, ()) for turn in ((t.stream, t.waits) for t in order))
 
 
@@ -120,9 +120,9 @@ def test_what_is_soon_done_is_not_worth_a_stream():
 @pytest.mark.parametrize("beside, waits", [(None, ()), (2, (1,))])
 def test_a_step_beside_an_exchange_waits_for_all_that_that_waits_for(beside, waits):
     """And not for the exchange; without it, it would begin when there is a stream."""
-    exchange = replace(task((0, False), (1, False), (2, True)), exchanges=True)
+    exchange = replace(task((0, False), (1, False), (2, True)), collective=True)
     order = turns(
-        [task((0, True)), task((1, True)), exchange, replace(task((3, True)), beside=beside)],
+        [task((0, True)), task((1, True)), exchange, replace(task((3, True)), overlapped=beside)],
         2,
     )
     assert [t.stream for t in order] == [0, 1, 2, 0]

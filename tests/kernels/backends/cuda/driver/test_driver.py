@@ -180,7 +180,7 @@ def test_out_of_memory_lists_the_largest_and_nothing_is_lost():
         pool.allocate((2, 1 << 20), F32, "the temporaries of step", planned_peak=9 << 20)
     text = str(caught.value)
     assert isinstance(caught.value, MemoryError)
-    assert "out of memory on cuda:0: 8.0 MiB were asked for, for the temporaries of step" in text
+    assert "out of memory on cuda:0: cannot allocate 8.0 MiB, for the temporaries of step" in text
     assert "arrays hold 5.5 MiB of 10.0 MiB, and 4.5 MiB are free" in text
     assert "planned to need 9.0 MiB" in text and "del x" in text
     listed = [line.split("train.py:")[1].split(",")[0] for line in text.splitlines() if "train.py" in line]
@@ -197,7 +197,7 @@ def test_arrays_that_are_allocated_together():
     kept = pool.allocate_all(wanted, 1 << 18)
     assert [(b.shape, b.dtype, b.label) for b in kept] == wanted
     assert len({b.ptr for b in kept}) == len(wanted) and pool.live_bytes() == sum(b.nbytes for b in kept)
-    with pytest.raises(errors.OutOfMemoryError, match=r"512\.0 KiB were asked for, for the second"):
+    with pytest.raises(errors.OutOfMemoryError, match=r"cannot allocate 512\.0 KiB, for the second"):
         pool.allocate_all([((1 << 16,), F32, "the first"), ((1 << 17,), F32, "the second")])
     assert pool.live_bytes() == sum(b.nbytes for b in kept), "the first went back"
     assert pool.allocate((1 << 17,), F32).nbytes == 1 << 19, "and its cache with it"
