@@ -1,8 +1,8 @@
 """The reference backend: NumPy arrays on the CPU.
 
 Kernels, stage 8. In: a jaxpr and NumPy arrays. Out: a program, or the results of one primitive. It is always
-available, and every other backend is compared with it: a primitive means its ``impl``, and a program means
-its equations run in order.
+available, and every other backend is compared with it: a primitive means its ``impl``, and a program means its
+equations run in order.
 """
 
 from __future__ import annotations
@@ -80,10 +80,7 @@ class NumpyBackend:
     def compile(
         self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
     ) -> Program | host_program.HostProgram:
-        """Program over buffers: compiled loops if worthwhile, else NumPy calls.
-
-        A memory budget always asks for compiled loops.
-        """
+        """Program over buffers: compiled loops for large arrays or a budget, else NumPy."""
         jaxpr = inline_definitions(self.chosen(jaxpr))
         program = None
         if budget is not None or toolchain.compiles(jaxpr):

@@ -1,9 +1,9 @@
 """Matmuls on the CPU that ``gemm.py`` leaves to a single-threaded BLAS.
 
-Kernels, stage 8 on the CPU. In: arrays and the parameters of ``dot_general``. Out: the result, written in
-place. The threads of a BLAS spin between its calls and delay the program's other kernels, and other programs.
-So BLAS has one thread while a compiled program runs. A large matmul is split by rows, or by batches, across
-threads that sleep between calls.
+Kernels, stage 8 on the CPU. In: arrays and the parameters of ``dot_general``. Out: the result, written in place. The
+threads of a BLAS spin between its calls and delay the program's other kernels, and other programs. So BLAS has one
+thread while a compiled program runs. A large matmul is split by rows, or by batches, across threads that sleep between
+calls.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ WORTH_SHARING = 1 << 22
 class _OneThreadEach:
     """Context manager that restricts BLAS to the calling thread.
 
-    The thread count of BLAS belongs to the process, and OpenBLAS does not always let one thread undo what
-    another set. So the thread that found BLAS unrestricted restores it when its outermost program ends.
-    Programs that run in other threads meanwhile leave the count alone.
+    The thread count of BLAS belongs to the process, and OpenBLAS does not always let one thread undo what another set.
+    So the thread that found BLAS unrestricted restores it when its outermost program ends. Programs that run in other
+    threads meanwhile leave the count alone.
     """
 
     def __init__(self) -> None:

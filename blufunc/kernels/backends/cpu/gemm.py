@@ -1,12 +1,12 @@
 """GEMM on the CPU in C++, for the vector instructions of the build machine.
 
-Kernels, stage 8 on the CPU. In: shapes and strides of ``dot_general``'s operands. Out: the function of one
-library that multiplies them in place, without copies. A call costs some microseconds. It runs on the OpenMP
-threads of the fused kernels, and its result does not depend on their count: threads split rows and columns,
-and the summation order of an element depends only on the length of the sum.
+Kernels, stage 8 on the CPU. In: shapes and strides of ``dot_general``'s operands. Out: the function of one library
+that multiplies them in place, without copies. A call costs some microseconds. It runs on the OpenMP threads of the
+fused kernels, and its result does not depend on their count: threads split rows and columns, and the summation order
+of an element depends only on the length of the sum.
 
-The method is the usual one: blocks of both operands are packed into panels that fit a core's L2, and a
-register tile of the result accumulates along two panels.
+The method is the usual one: blocks of both operands are packed into panels that fit a core's L2, and a register tile
+of the result accumulates along two panels.
 """
 
 from __future__ import annotations

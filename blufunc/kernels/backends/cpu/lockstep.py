@@ -1,11 +1,10 @@
 """Loops and branches of grid points inside SIMD loops of the CPU.
 
-Kernels, stage 6, below ``renderer.py``. In: a kernel whose points have loops or branches. Out: C++ that
-compilers vectorize. They do not vectorize a loop that calls functions, or whose trip count differs from point
-to point. So points run in strips, in lock step: the carries are small arrays, each iteration is a SIMD loop
-over the strip that leaves the carries of finished points alone, and the loop ends when all points are
-finished. A branch with a uniform condition is evaluated once, before the loops over points; each side has its
-own loops.
+Kernels, stage 6, below ``renderer.py``. In: a kernel whose points have loops or branches. Out: C++ that compilers
+vectorize. They do not vectorize a loop that calls functions, or whose trip count differs from point to point. So
+points run in strips, in lock step: the carries are small arrays, each iteration is a SIMD loop over the strip that
+leaves the carries of finished points alone, and the loop ends when all points are finished. A branch with a uniform
+condition is evaluated once, before the loops over points; each side has its own loops.
 """
 
 from __future__ import annotations
@@ -149,10 +148,7 @@ class _Strip:
         self.known.update((r, self.read(e, r)) for r, e in ends.items())
 
     def turn(self, v: Value, elements: dict[Value, tuple[str, str]], on: str) -> None:
-        """Write one iteration of one point.
-
-        ``on`` names the variable that is set while any point continues; empty if all always do.
-        """
+        """Write one iteration of a point; ``on`` names the flag that any point continues."""
         style, loop = self.style, v.attr
         for x, (element, name) in elements.items():
             style.line(f"const {scalar_ops.register_type(x.dtype)} {name} = {self.read(element, x)};")

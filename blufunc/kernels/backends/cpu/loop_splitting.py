@@ -1,8 +1,8 @@
 """Loop splitting: divide the innermost loop where its guards change.
 
-Kernels, stage 6, below ``renderer.py``. In: a kernel without lanes. Out: kernels over parts of its innermost
-range, in which concatenations and pads have no branches left. A compiler vectorizes each part, but no loop
-with conditional loads.
+Kernels, stage 6, below ``renderer.py``. In: a kernel without lanes. Out: kernels over parts of its innermost range, in
+which concatenations and pads have no branches left. A compiler vectorizes each part, but no loop with conditional
+loads.
 """
 
 from __future__ import annotations

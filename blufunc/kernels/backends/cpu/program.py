@@ -1,8 +1,8 @@
 """CPU programs: compile a schedule's kernels to C++ and run its steps in order.
 
-Kernels, stages 6 and 8. In: a jaxpr. Out: a ``HostProgram``. Fused regions are compiled loops over raw
-memory, matmuls are compiled or BLAS calls into planned memory, and other steps call the NumPy definition of
-their primitive. Without a compiler, or for small programs, ``backends/numpy/program.py`` serves.
+Kernels, stages 6 and 8. In: a jaxpr. Out: a ``HostProgram``. Fused regions are compiled loops over raw memory, matmuls
+are compiled or BLAS calls into planned memory, and other steps call the NumPy definition of their primitive. Without a
+compiler, or for small programs, ``backends/numpy/program.py`` serves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """LoopIR as C++ for the CPU: OpenMP threads over the grid, SIMD over lanes.
 
-Kernels, stage 6. In: a ``Kernel``. Out: C++ source for ``toolchain.py``. Its function takes a table of buffer
-pointers and a thread count. Results do not depend on that count: threads share no reduction. SIMD loops run
-over lanes, or over the innermost range of the grid in kernels without lanes.
+Kernels, stage 6. In: a ``Kernel``. Out: C++ source for ``toolchain.py``. Its function takes a table of buffer pointers
+and a thread count. Results do not depend on that count: threads share no reduction. SIMD loops run over lanes, or over
+the innermost range of the grid in kernels without lanes.
 
 No pointer is ``restrict``: an output may alias an input. ``omp simd`` declares the iterations of each loop
 independent.
@@ -205,8 +205,8 @@ class HostStyle(Scans):
     def _tiles(self, parallel: bool) -> dict[Range, int]:
         """Tile sizes of the ranges to tile.
 
-        Reads that are contiguous along an outer range use each cache line at once. Where rows are few and
-        long, threads split them.
+        Reads that are contiguous along an outer range use each cache line at once. Where rows are few and long,
+        threads split them.
         """
         *outer, inner = self.kernel.grid
         for v in self.reads:

@@ -1,12 +1,12 @@
 """Scans along lanes in SIMD loops of the CPU.
 
-Kernels, stage 6, below ``renderer.py``. In: a loop over lanes with scans. Out: C++ loops over strips that fit
-in cache. Each strip has three loops: a SIMD loop that stores the scanned values in small arrays, the scans of
-these in place with a carry across strips, and a SIMD loop over the statements that read them.
+Kernels, stage 6, below ``renderer.py``. In: a loop over lanes with scans. Out: C++ loops over strips that fit in
+cache. Each strip has three loops: a SIMD loop that stores the scanned values in small arrays, the scans of these in
+place with a carry across strips, and a SIMD loop over the statements that read them.
 
-Sums of words are scanned in vector registers (OpenMP 5.0 ``scan``), in an order that depends only on the
-machine. Expensive operators such as ``logaddexp`` scan parts of a strip side by side. All other scans are
-sequential: partial products could overflow where the whole does not.
+Sums of words are scanned in vector registers (OpenMP 5.0 ``scan``), in an order that depends only on the machine.
+Expensive operators such as ``logaddexp`` scan parts of a strip side by side. All other scans are sequential: partial
+products could overflow where the whole does not.
 """
 
 from __future__ import annotations

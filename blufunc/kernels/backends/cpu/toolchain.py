@@ -1,11 +1,11 @@
 """Host C++ toolchain: compile sources to shared libraries through a disk cache.
 
-Kernels, stage 8 on the CPU. In: C++ source that defines ``extern "C"`` functions. Out: a ``ctypes.CDLL``. The
-compiler is found and probed at first use, and the probe's result is cached on disk. Without a compiler
-``find`` returns None, and the caller falls back to NumPy: results never require a compiler.
+Kernels, stage 8 on the CPU. In: C++ source that defines ``extern "C"`` functions. Out: a ``ctypes.CDLL``. The compiler
+is found and probed at first use, and the probe's result is cached on disk. Without a compiler ``find`` returns None,
+and the caller falls back to NumPy: results never require a compiler.
 
-IEEE semantics hold (``-ffast-math`` is never used): NaN, infinities and signed zeros match NumPy, sums keep
-their order, and ``x * y + z`` is not contracted into an FMA.
+IEEE semantics hold (``-ffast-math`` is never used): NaN, infinities and signed zeros match NumPy, sums keep their
+order, and ``x * y + z`` is not contracted into an FMA.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _candidates() -> list[str]:
 def why_none() -> str:
     """Reason that ``find`` returned None, for messages."""
     if os.name != "posix":
-        return "no C++ compiler is looked for on this system"
+        return "compiling requires a POSIX system"
     tried = _candidates()
     found = [text for text in tried if _program_of(text)[1]]
     if "CXX" in os.environ and not found:
@@ -220,12 +220,7 @@ def _program_of(text: str) -> tuple[tuple[str, ...], str | None]:
 
 
 def search(commands: Sequence[str], cache: DiskCache) -> Compiler | None:
-    """First of ``commands`` that compiles; the probe's result is cached.
-
-    Args:
-      commands: programs, with arguments if needed.
-      cache: disk cache of the probe and of libraries.
-    """
+    """First of ``commands`` that compiles; the probe's result is cached on disk."""
     if os.name != "posix":
         return None
     for text in commands:
@@ -300,8 +295,8 @@ _load_lock = threading.Lock()
 _SPINNING = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
 """OpenMP settings (GNU and LLVM): idle workers spin for microseconds, then sleep.
 
-With GNU's default, workers spin while BLAS runs. Workers that sleep at once delay each small kernel.
-measured: alternating kernels and matmuls 8x slower by default; 15 us per kernel asleep (2 cores)
+With GNU's default, workers spin while BLAS runs. Workers that sleep at once delay each small kernel. measured:
+alternating kernels and matmuls 8x slower by default; 15 us per kernel asleep (2 cores)
 """
 
 

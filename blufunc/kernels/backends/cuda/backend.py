@@ -1,9 +1,8 @@
 """The CUDA backend: arrays in device memory, programs as kernels.
 
-Kernels, stage 8, the counterpart of ``backends/cpu/backend.py``. In: a jaxpr and device buffers. Out: a
-program, or the results of one primitive. CUDA is loaded when a device is first requested. A call returns once
-its work is on the device's compute stream; only reading a value synchronizes. A single operation is a cached
-program of one equation.
+Kernels, stage 8, the counterpart of ``backends/cpu/backend.py``. In: a jaxpr and device buffers. Out: a program, or
+the results of one primitive. CUDA is loaded when a device is first requested. A call returns once its work is on the
+device's compute stream; only reading a value synchronizes. A single operation is a cached program of one equation.
 """
 
 from __future__ import annotations

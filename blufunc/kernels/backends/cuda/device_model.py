@@ -1,8 +1,8 @@
 """Device model: limits of CUDA devices, figures of an H200, tuning constants.
 
-Kernels, below everything else of this backend. In: nothing. Out: ``Limits``, for which sources are generated,
-and constants chosen on an H200. Decisions use these instead of the device at hand, so plans are the same
-wherever they are compiled. ``driver/driver.py`` queries the actual device.
+Kernels, below everything else of this backend. In: nothing. Out: ``Limits``, for which sources are generated, and
+constants chosen on an H200. Decisions use these instead of the device at hand, so plans are the same wherever they are
+compiled. ``driver/driver.py`` queries the actual device.
 """
 
 from __future__ import annotations
@@ -55,10 +55,7 @@ BANDWIDTH = 3e12
 """Attained bytes per second of a kernel, reads plus writes."""
 
 MATMUL, MATMUL_TF32 = 5e14, 1.9e14
-"""Attained FLOP/s of a matmul: 16-bit operands, and TF32.
-
-``H200.products`` is the figure for float32.
-"""
+"""Attained FLOP/s of 16-bit and TF32 matmuls; float32: ``H200.products``."""
 # measured: TF32 in gradients of weights, which are slower than other matmuls (H200)
 
 SM_BANDWIDTH = 3e10
@@ -188,10 +185,5 @@ HOPPER = Limits()
 
 
 def limits_of(capability: tuple[int, int], shared_bytes: int) -> Limits:
-    """Limits of a device.
-
-    Args:
-      capability: major and minor compute capability.
-      shared_bytes: maximum shared memory per block in bytes.
-    """
+    """Limits by compute capability and maximum shared memory per block in bytes."""
     return Limits(shared_bytes, CLUSTER_LIMIT if capability >= (9, 0) else 1)

@@ -1,9 +1,9 @@
 """Executor of a CUDA program: binds memory and launches steps, one call at a time.
 
 Kernels, stage 8. In: a ``Schedule`` with loaded kernels, and the buffers of a call. Out: work on a stream. An
-``Executor`` owns the state of one concurrent run: an arena, and launches whose parameters are addresses.
-Arena addresses are fixed; those of arguments and results are patched where they changed since the previous
-call. ``program.py`` picks the executor of a call, ``replay.py`` decides whether the call is a graph.
+``Executor`` owns the state of one concurrent run: an arena, and launches whose parameters are addresses. Arena
+addresses are fixed; those of arguments and results are patched where they changed since the previous call.
+``program.py`` picks the executor of a call, ``replay.py`` decides whether the call is a graph.
 """
 
 from __future__ import annotations
@@ -38,17 +38,14 @@ ARENA = -1
 
 
 class Place(NamedTuple):
-    """Location of a value: an offset in bytes into a root, ``ARENA`` or an index of ``Roots``."""
+    """Location of a value: a byte offset into a root, ``ARENA`` or one of ``Roots``."""
 
     root: int
     offset: int
 
 
 class Roots:
-    """Memory blocks of a call besides the arena, as indexed roots.
-
-    The order is: arguments, allocations for results, then dynamic values, whose memory their own step
-    allocates.
+    """Memory of a call besides the arena: arguments, allocations, dynamic values.
 
     Attributes:
       arguments, allocations: number of each.
@@ -182,8 +179,8 @@ class Work:
       step: the step of the schedule.
       drops: roots whose last use it is.
       captured: True if it can be part of a graph.
-      anywhere: True if it touches only planned memory or its own, and enqueues everything on ``work_stream``:
-        it may then overlap with other steps. Valid after the first run.
+      anywhere: True if it touches only planned memory or its own, and enqueues everything on ``work_stream``: it may
+        then overlap with other steps. Valid after the first run.
       ``exchanges``: True if it waits for other devices; such steps have their own stream.
     """
 
@@ -358,9 +355,8 @@ class Executor:
 
         Args:
           bases: the arguments, then the allocations for results.
-          stream: the stream.
-          between: called with the index of each step before it, and with the number of steps at the end. It
-            may switch the stream.
+          between: called with the index of each step before it, and with the number of steps at the end. It may switch
+            the stream.
         """
         self.stream = stream.ptr
         driver.use_device(self.device)
@@ -427,7 +423,7 @@ class Executor:
         ]
 
     def _task(self, work: Work, exchanges: dict[int, int]) -> cuda_streams.Task:
-        """Task of a step; ``exchanges`` has each collective's task, by ``id`` of its equation."""
+        """Task of a step; ``exchanges`` maps each collective equation to its task."""
         found = []
         for value, written in accesses(work.step):
             root, start = self.roots.place(value)
@@ -449,8 +445,6 @@ class Executor:
         """Results of a run on these buffers.
 
         Args:
-          bases: the arguments, then the allocations for results.
-          dynamic: results whose memory steps allocated.
           fresh: True to copy dynamic results, which a graph overwrites at each replay.
         """
         return [bases[m] if isinstance(m, int) else m(self, bases, dynamic, fresh) for m in self._makers]
@@ -471,11 +465,7 @@ def _maker(roots: Roots, types: Sequence[ShapedArray], made: Schedule, o: Any) -
     """Recipe of a result, computed once per program; it holds no executor.
 
     Args:
-      roots: roots of the program.
       types: types of the arguments and of the allocations for results.
-      made: the schedule.
-      o: the output.
-
     Returns:
       the root whose buffer is the result, or a function that makes it.
     """

@@ -1,7 +1,6 @@
 """Draft of a CUDA program before compilation, as ``lower()`` shows it.
 
-Kernels, stages 5 to 7. In: a jaxpr, an architecture and limits. Out: its schedule and sources. It needs no
-device.
+Kernels, stages 5 to 7. In: a jaxpr, an architecture and limits. Out: its schedule and sources. It needs no device.
 """
 
 from __future__ import annotations
@@ -18,15 +17,7 @@ from blufunc.kernels.schedule import Schedule
 
 
 class Draft:
-    """Draft of the program that ``compile`` would build.
-
-    Args:
-      jaxpr: the jaxpr.
-      donated: for each argument, True if it is donated.
-      arch: architecture, such as ``sm_90``.
-      limits: limits of the device.
-      budget: maximum planned peak in bytes; None for no maximum.
-    """
+    """Draft of a program for ``arch``, such as ``sm_90``, within ``budget`` bytes."""
 
     def __init__(
         self,

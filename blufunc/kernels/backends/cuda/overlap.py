@@ -1,10 +1,10 @@
 """Overlap of collectives with independent matmuls.
 
-Kernels, stage 5, after ``fusion/fuse.py``. In: the steps of a fusion. Out: the same steps reordered: some
-matmuls are delayed to overlap with a collective whose result the next work needs. With tensor parallelism
-each layer has four such collectives in the backward pass. Its weight gradients, which only the optimizer
-reads, take about as long: without overlap, SMs idle during the collectives. Pipelines delay weight gradients
-likewise (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+Kernels, stage 5, after ``fusion/fuse.py``. In: the steps of a fusion. Out: the same steps reordered: some matmuls are
+delayed to overlap with a collective whose result the next work needs. With tensor parallelism each layer has four such
+collectives in the backward pass. Its weight gradients, which only the optimizer reads, take about as long: without
+overlap, SMs idle during the collectives. Pipelines delay weight gradients likewise (Qi et al., "Zero Bubble Pipeline
+Parallelism", 2023).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Stages 5 to 8 on a CUDA device: a jaxpr becomes a program that is called with buffers.
 
-Kernels. The sibling of ``backends/cpu/program.py``: fused regions are kernels that NVRTC compiles, products of matrices
-are cuBLASLt's, the rest is done by libraries, and where there is none by the host. Calls return before the work is
-done. All calls of a device are on one stream, so that one finds the memory of the call before free when its turn comes;
-within a graph, steps may run side by side.
+Kernels. The sibling of ``backends/cpu/program.py``: fused regions are kernels that NVRTC compiles, products of
+matrices are cuBLASLt's, the rest is done by libraries, and where there is none by the host. Calls return before the
+work is done. All calls of a device are on one stream, so that one finds the memory of the call before free when its
+turn comes; within a graph, steps may run side by side.
 
     prepare     pipeline.py          what runs in which order, where everything lies, and its sources; or from disk
     load        backends/cuda/driver/modules.py   kernels as functions of the device

@@ -1,9 +1,9 @@
 """CUDA graph replay: decides which calls of a program can share a graph.
 
-Kernels, stage 8. In: an executor and the buffers of a call. Out: the call on the compute stream, kernel by
-kernel or as a graph captured at an earlier call with the same addresses. A training step that donates its
-state has stable addresses, except for small values: a batch of tokens, a learning rate, the loss. Those are
-copied through staging buffers, so the graph finds them in the same place.
+Kernels, stage 8. In: an executor and the buffers of a call. Out: the call on the compute stream, kernel by kernel or
+as a graph captured at an earlier call with the same addresses. A training step that donates its state has stable
+addresses, except for small values: a batch of tokens, a learning rate, the loss. Those are copied through staging
+buffers, so the graph finds them in the same place.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class Replays:
     """Graphs of one executor.
 
     Args:
-      executor: the executor.
       movable: arguments that may be staged; donated ones may not, since results reuse their memory.
 
     Attributes:
@@ -77,7 +76,6 @@ class Replays:
 
         Args:
           bases: the arguments, then the allocations for results.
-
         Returns:
           dynamic results, and whether they belong to the graph.
         """
@@ -167,7 +165,7 @@ class Replays:
 
 
 def _why_not(executor: Executor) -> str:
-    """Reason that an executor's steps cannot be a graph; empty if they can."""
+    """Reason that an executor's steps cannot be a graph."""
     if any(w.exchanges and not w.captured for w in executor.works):
-        return "it exchanges with other devices, and config.nccl_graphs is off"
-    return "it has steps that the host takes part in"
+        return "it has collectives, and config.nccl_graphs is off"
+    return "it has steps that involve the host"

@@ -1,11 +1,11 @@
 """Stream assignment: runs independent steps of a graph concurrently.
 
-Kernels, stage 8. In: the steps of an executor with their memory accesses. Out: a ``StreamSlot`` for each. The
-order and memory of the plan do not change. Two steps may overlap if neither writes bytes that the other
-touches; values that share memory in turn therefore conflict.
+Kernels, stage 8. In: the steps of an executor with their memory accesses. Out: a ``StreamSlot`` for each. The order
+and memory of the plan do not change. Two steps may overlap if neither writes bytes that the other touches; values that
+share memory in turn therefore conflict.
 
-Streams are assigned by list scheduling (Graham 1966) in plan order: each step goes where it can begin first
-by estimated times. A device overlaps only kernels that do not fill it, so long steps stay on one stream.
+Streams are assigned by list scheduling (Graham 1966) in plan order: each step goes where it can begin first by
+estimated times. A device overlaps only kernels that do not fill it, so long steps stay on one stream.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Task:
 
 @dataclass(frozen=True)
 class StreamSlot:
-    """Stream and dependencies of a step.
+    """Stream and dependencies of a step; all work begins and ends on stream 0.
 
     Attributes:
-      stream: index of its stream; all work begins and ends on stream 0.
+      stream: index of its stream.
       waits: indices of the steps on other streams to wait for.
     """
 
@@ -132,9 +132,8 @@ def turns(tasks: Sequence[Task], streams: int) -> list[StreamSlot]:
     """Stream and dependencies of each step.
 
     Args:
-      tasks: the steps, in plan order.
-      streams: number of streams for compute. Collectives use one more, at index ``streams``, in the same
-        order on all devices.
+      streams: number of streams for compute. Collectives use one more, at index ``streams``, in the same order on all
+        devices.
     """
     computing, streams = streams, streams + 1
     free = [0.0] * streams

@@ -1,8 +1,8 @@
 """NumPy programs: a jaxpr as a straight-line Python function over arrays.
 
-Kernels, stages 6 to 8 of the reference executor. In: a jaxpr. Out: a ``Program``. Each equation calls its
-primitive's ``impl``, so the source reads like the jaxpr. Two decisions are made at compile time: a value is
-deleted after its last use, and a ufunc overwrites an operand that is dead.
+Kernels, stages 6 to 8 of the reference executor. In: a jaxpr. Out: a ``Program``. Each equation calls its primitive's
+``impl``, so the source reads like the jaxpr. Two decisions are made at compile time: a value is deleted after its last
+use, and a ufunc overwrites an operand that is dead.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """CUDA driver calls: devices, streams, events, copies, modules and launches.
 
-Kernels, bottom of stage 8. In: binaries of stage 6 and addresses of stage 7. Out: work on a device. All calls
-go through CuPy's thin wrappers, imported when a device is first requested. Each device has one compute
-stream, which all threads share. It runs work in order, so neither freed and reused memory nor values of other
-threads need events.
+Kernels, bottom of stage 8. In: binaries of stage 6 and addresses of stage 7. Out: work on a device. All calls go
+through CuPy's thin wrappers, imported when a device is first requested. Each device has one compute stream, which all
+threads share. It runs work in order, so neither freed and reused memory nor values of other threads need events.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def available() -> str | None:
         return "there is no CUDA driver on this machine: install NVIDIA's."
     if driver // 1000 < needed // 1000:
         return (
-            f"the driver knows CUDA {_version(driver)}, and the installed CuPy needs {_version(needed)}: update the "
+            f"the driver supports CUDA {_version(driver)}, and the installed CuPy needs {_version(needed)}: update the "
             f"driver, or pip install 'blufunc[cuda{driver // 1000}]'."
         )
     try:
@@ -157,7 +156,6 @@ def new_stream(index: int = 0, urgent: bool = False) -> Any:
     """New stream of a device, for communication or capture; it waits for no other.
 
     Args:
-      index: index of the device.
       urgent: True for the highest priority: its blocks get free SMs first.
     """
     require()
@@ -188,7 +186,6 @@ def redirected(index: int, stream: Any, others: Sequence[Any] = ()) -> Iterator[
     """Redirect this thread's work for a device to ``stream``, as a capture does.
 
     Args:
-      index: index of the device.
       stream: stream that replaces the compute stream.
       others: further streams of the same capture, for work that may overlap.
     """
@@ -218,8 +215,7 @@ def _captured() -> list[int]:
 def lane(index: int, stream: int) -> int:
     """Key of per-stream state such as scratch memory, from a stream's handle.
 
-    A capture's streams replay on the compute stream and alongside it: their keys are its handle and negative
-    indices.
+    A capture's streams replay on the compute stream and alongside it: their keys are its handle and negative indices.
     """
     captured = _captured()
     if stream not in captured:
@@ -414,7 +410,6 @@ class Kernel:
           block: number of threads along up to three axes.
           shared: dynamic shared memory per block, in bytes.
           args: the arguments, as in ``Arguments``.
-
         Raises:
           ValueRangeError: grid, block or shared memory exceed device limits.
         """
@@ -438,8 +433,8 @@ class Kernel:
         limit = properties(cupy.cuda.runtime.getDevice()).shared_per_block - own
         if nbytes > limit:
             raise errors.ValueRangeError(
-                f"the kernel {self.name} asks for {nbytes} bytes of shared memory for each block.",
-                why=f"this device has {limit}.",
+                f"the kernel {self.name} requires {nbytes} bytes of shared memory per block.",
+                why=f"the limit of this device is {limit}.",
                 fix="use smaller tiles or fewer stages",
             )
         driver.funcSetAttribute(self.pointer, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes)
@@ -457,9 +452,9 @@ def _three(sizes: Sequence[int], what: str) -> tuple[int, int, int]:
     if not within or len(sizes) > 3 or (what == "block" and x * y * z > BLOCK_LIMIT):
         most = f"{BLOCK_LIMIT} threads in all" if what == "block" else "65535 along the second and third axis"
         raise errors.ValueRangeError(
-            f"a launch cannot have the {what} {tuple(sizes)}.",
+            f"invalid launch {what} {tuple(sizes)}.",
             why=f"sizes are at least 1, along at most three axes, with {most}.",
-            fix="let each thread do more, or the grid run along its first axis",
+            fix="give each thread more work, or use the first axis of the grid",
         )
     return full
 

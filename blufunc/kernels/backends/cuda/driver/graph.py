@@ -1,8 +1,8 @@
 """CUDA graphs: work captured from streams once and replayed as a whole.
 
-Kernels, stage 8. In: a function that enqueues a program's kernels, and the buffers that it uses. Out: a
-``Graph``, which costs the host one call per launch. A graph holds addresses: it is valid while its buffers
-stay in place, and it keeps them alive.
+Kernels, stage 8. In: a function that enqueues a program's kernels, and the buffers that it uses. Out: a ``Graph``,
+which costs the host one call per launch. A graph holds addresses: it is valid while its buffers stay in place, and it
+keeps them alive.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ def capture(
     """Capture the work that ``run(streams)`` enqueues, without running it.
 
     Args:
-      run: launches kernels on the given ``cupy.cuda.Stream`` objects: on the first, and on others once they
-        waited for an event of it. At the end the first must wait for them. It must not synchronize the
-        device, copy to or from the host, or initialize anything lazily that loads or allocates.
-      device: index of the CUDA device.
+      run: launches kernels on the given ``cupy.cuda.Stream`` objects: on the first, and on others once they waited for
+        an event of it. At the end the first must wait for them. It must not synchronize the device, copy to or from
+        the host, or initialize anything lazily that loads or allocates.
       keep: objects to keep alive with the graph: the buffers whose addresses it holds.
       urgent: for each stream, True for high priority.
-
     Raises:
       RuntimeError: CUDA's error if ``run`` does something that cannot be captured.
     """

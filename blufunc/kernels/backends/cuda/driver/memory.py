@@ -1,9 +1,9 @@
 """Device memory: buffers, the pool that allocates them, out-of-memory errors.
 
-Kernels, stage 8, above ``driver``. In: sizes, shapes and NumPy arrays. Out: ``DeviceBuffer`` objects. The
-pool allocates from the device on demand and keeps freed blocks for reuse. A buffer's memory returns to the
-pool with its last reference, and may be reused at once: work is ordered on one stream per device, so earlier
-readers finish before new writers.
+Kernels, stage 8, above ``driver``. In: sizes, shapes and NumPy arrays. Out: ``DeviceBuffer`` objects. The pool
+allocates from the device on demand and keeps freed blocks for reuse. A buffer's memory returns to the pool with its
+last reference, and may be reused at once: work is ordered on one stream per device, so earlier readers finish before
+new writers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class DeviceBuffer:
         part = DeviceBuffer(self.ptr + offset, shape, dtype, self.device, self._storage)
         if offset < 0 or offset + part.nbytes > self.nbytes:
             raise errors.ValueRangeError(
-                f"a view of {part.nbytes} bytes at {offset} does not lie in {self!r} of {self.nbytes} bytes.",
+                f"a view of {part.nbytes} bytes at {offset} is out of bounds of {self!r} of {self.nbytes} bytes.",
                 fix="plan a larger arena",
             )
         return part
@@ -174,10 +174,8 @@ class Pool:
         """Allocate an uninitialized array.
 
         Args:
-          shape, dtype: of the array.
           label: purpose and the user's line, for out-of-memory reports.
           planned_peak: planned peak bytes of the requesting program, for the same.
-
         Raises:
           OutOfMemoryError: the device has not enough memory; earlier allocations are unaffected.
         """

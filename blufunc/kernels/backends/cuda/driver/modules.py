@@ -1,8 +1,8 @@
 """Kernel modules: render LoopIR, compile it in parallel, and load it.
 
-Kernels, stages 6 to 8. In: the kernels of a schedule, and the sources of its other steps. Out: ``Loaded``
-functions, of which executors make launches. Kernels with identical source share a function. Compilation runs
-on all cores, with a few kernels per module to amortize parsing the prelude.
+Kernels, stages 6 to 8. In: the kernels of a schedule, and the sources of its other steps. Out: ``Loaded`` functions,
+of which executors make launches. Kernels with identical source share a function. Compilation runs on all cores, with a
+few kernels per module to amortize parsing the prelude.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Loaded:
     """A function on a device, and its launch shape.
 
     Attributes:
-      counters: number of 32-bit counters, whose address follows those of its buffers. They are 0 before and
-        after each launch.
+      counters: number of 32-bit counters, whose address follows those of its buffers. They are 0 before and after each
+        launch.
       table: True if its parameter is one structure of all addresses, passed by value.
     """
 
@@ -183,12 +183,8 @@ def load(
     """Compile and load a program's modules.
 
     Args:
-      wanted: the launches.
-      device: index of the CUDA device.
-      name: name of the program in messages.
       others: sources that its steps will request from ``module``, to compile in parallel.
       made: result of ``rendered``, if available.
-
     Returns:
       the sources of the modules, and the functions of the launches, in order.
     """

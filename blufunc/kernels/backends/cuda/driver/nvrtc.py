@@ -1,11 +1,11 @@
 """NVRTC: compile CUDA C++ to cubins.
 
-Kernels, end of stage 6. In: the source of a kernel. Out: a cubin for one architecture, from the disk cache if
-compiled before. It needs neither a GPU nor a driver, so kernels compile anywhere. The library is located in
-wheels, the toolkit or the system at the first compile.
+Kernels, end of stage 6. In: the source of a kernel. Out: a cubin for one architecture, from the disk cache if compiled
+before. It needs neither a GPU nor a driver, so kernels compile anywhere. The library is located in wheels, the toolkit
+or the system at the first compile.
 
-Fixed options: C++17, functions on the device by default, denormals kept, IEEE division and roots,
-multiply-adds contracted (``--fmad=true``). CUDA's headers, such as ``cuda_bf16.h``, are on the include path.
+Fixed options: C++17, functions on the device by default, denormals kept, IEEE division and roots, multiply-adds
+contracted (``--fmad=true``). CUDA's headers, such as ``cuda_bf16.h``, are on the include path.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ def compile(
     """Compile a source to a cubin, through the disk cache.
 
     Args:
-      source: CUDA C++. A comment ``// at file.py:12 (function)`` names the user's line that the lines below
-        it come from; messages quote it.
+      source: CUDA C++. A comment ``// at file.py:12 (function)`` names the user's line that the lines below it come
+        from; messages quote it.
       arch: architecture, such as ``sm_90a``.
       name: name of the program in messages.
       options: NVRTC options after the fixed ones.
@@ -225,8 +225,8 @@ def compile_many(
 ) -> Iterator[bytes]:
     """Compile pairs of source and name on ``workers`` threads; default: one per core.
 
-    Cubins are yielded in order as they become available, so they can be loaded while others compile. The
-    first error in that order is raised.
+    Cubins are yielded in order as they become available, so they can be loaded while others compile. The first error
+    in that order is raised.
     """
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         jobs = [pool.submit(compile, text, arch, name, options, cache) for text, name in sources]
@@ -240,8 +240,8 @@ def build(source: str, arch: str = "sm_90a", name: str = "kernel", options: Sequ
     if arch.rstrip("af") not in supported_architectures():
         raise errors.UnsupportedError(
             f"NVRTC {'.'.join(map(str, version()))} does not compile for {arch}.",
-            why=f"it knows {', '.join(supported_architectures())}.",
-            fix=f"install a CUDA that knows the device: {_INSTALL}",
+            why=f"it supports {', '.join(supported_architectures())}.",
+            fix=f"install a CUDA version that supports the device: {_INSTALL}",
         )
     flags = [f"--gpu-architecture={arch}", *_OPTIONS, *options]
     if _INCLUDE.search(source) and (folder := include_directory()):

@@ -1,9 +1,8 @@
 """Spin kernels that occupy SMs, to time GEMMs under contention or delay a stream.
 
-Kernels, stage 8, below ``cublaslt``. In: a number of SMs and a duration. Out: kernels that hold them. A
-collective occupies SMs for its duration, in clusters of four blocks that leave no room for blocks of a GEMM.
-The fastest GEMM is then a different one: a grid of more blocks than free SMs, or of clusters that no longer
-fit, takes twice as long.
+Kernels, stage 8, below ``cublaslt``. In: a number of SMs and a duration. Out: kernels that hold them. A collective
+occupies SMs for its duration, in clusters of four blocks that leave no room for blocks of a GEMM. The fastest GEMM is
+then a different one: a grid of more blocks than free SMs, or of clusters that no longer fit, takes twice as long.
 """
 
 from __future__ import annotations

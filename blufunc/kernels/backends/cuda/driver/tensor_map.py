@@ -1,8 +1,8 @@
 """Tensor maps: descriptors for TMA copies of boxes to shared memory.
 
-Kernels, stage 8, below ``backends/cuda/library/attention/launch`` and ``backends/cuda/library/tile_gemm``.
-In: a ``Box``, the part of a four-axis array of two-byte elements that one copy transfers, and the array's
-address. Out: 128 bytes of a kernel's parameter. The driver encodes them, without a device.
+Kernels, stage 8, below ``backends/cuda/library/attention/launch`` and ``backends/cuda/library/tile_gemm``. In: a
+``Box``, the part of a four-axis array of two-byte elements that one copy transfers, and the array's address. Out: 128
+bytes of a kernel's parameter. The driver encodes them, without a device.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _LEAST_STRIDE = 16
 class Box(NamedTuple):
     """A box and its array; the fastest axis is first.
 
-    Rows of a box are swizzled in shared memory in units of 16 bytes, with a period of their length, 32 to 128
-    bytes.
+    Rows of a box are swizzled in shared memory in units of 16 bytes, with a period of their length, 32 to 128 bytes.
 
     Attributes:
       sizes: sizes of the array, in elements.
@@ -57,9 +56,9 @@ class Box(NamedTuple):
         )  # fmt: skip
         if status:
             raise errors.UnsupportedError(
-                f"the CUDA driver makes no tensor map of {self} at {address:#x}.",
+                f"the CUDA driver rejected a tensor map of {self} at {address:#x}.",
                 why=f"cuTensorMapEncodeTiled returned {status}.",
-                fix="report it: kernels ask for what the driver takes",
+                fix="report it: blufunc generates only maps that the driver should accept",
             )
         return ctypes.string_at(at, BYTES)
 

@@ -1,9 +1,9 @@
 """Asynchronous copies of rows to shared memory, as CUDA C++.
 
 Kernels, stage 6, functions of a ``CudaWriter`` for ``kernel.py``. In: a staged row or a prefetch ring
-(``schedule/shared_rows.py``). Out: lines of CUDA. Each thread copies the vectors that it reads, so threads
-need not synchronize. From compute capability 9.0, one thread copies a staged row in bulk, and mbarriers count
-the bytes that have arrived.
+(``schedule/shared_rows.py``). Out: lines of CUDA. Each thread copies the vectors that it reads, so threads need not
+synchronize. From compute capability 9.0, one thread copies a staged row in bulk, and mbarriers count the bytes that
+have arrived.
 """
 
 from __future__ import annotations

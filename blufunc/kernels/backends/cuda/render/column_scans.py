@@ -1,9 +1,9 @@
 """Column scans as CUDA C++: many rows of a tile of columns at a time.
 
-Kernels, stage 6. In: a ``ScheduledKernel`` of kind "column scan". Out: the source of its function. Rows are
-sequential and lanes are independent. So a block has a tile of columns, one per lane of its warps. In each
-turn a warp reads some rows at once and combines them down each column. Warps combine theirs through shared
-memory, and the result carries over to the next turn.
+Kernels, stage 6. In: a ``ScheduledKernel`` of kind "column scan". Out: the source of its function. Rows are sequential
+and lanes are independent. So a block has a tile of columns, one per lane of its warps. In each turn a warp reads some
+rows at once and combines them down each column. Warps combine theirs through shared memory, and the result carries
+over to the next turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Device functions from scalar jaxprs, for users' mods of hand-written attention.
 
-Kernels, stage 6, next to the renderers of whole kernels. In: a jaxpr from arrays and scalars to scalars. Out:
-C++ source of a function of the scalars, which reads the arrays through pointers. The jaxpr is lowered to
-LoopIR values at no index (``lower/values.py``) and printed by ``c_renderer.py``.
+Kernels, stage 6, next to the renderers of whole kernels. In: a jaxpr from arrays and scalars to scalars. Out: C++
+source of a function of the scalars, which reads the arrays through pointers. The jaxpr is lowered to LoopIR values at
+no index (``lower/values.py``) and printed by ``c_renderer.py``.
 """
 
 from __future__ import annotations

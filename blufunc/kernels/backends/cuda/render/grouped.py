@@ -1,9 +1,9 @@
 """Grouped kernels: kernels of one structure as a single CUDA function.
 
-Kernels, stage 6. In: a ``ScheduledKernel`` of kind "group", such as an optimizer's update of all parameters.
-Out: the source of its function. The kernels are segments of one grid. A block finds its segment by the first
-block of each. It reads its addresses from a table, the only parameter: a structure passed by value with the
-address of each buffer, kernel after kernel.
+Kernels, stage 6. In: a ``ScheduledKernel`` of kind "group", such as an optimizer's update of all parameters. Out: the
+source of its function. The kernels are segments of one grid. A block finds its segment by the first block of each. It
+reads its addresses from a table, the only parameter: a structure passed by value with the address of each buffer,
+kernel after kernel.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Kernels of points and of lanes as CUDA C++: grid, rows, and loops over lanes.
 
 Kernels, stage 6. In: a ``ScheduledKernel`` of kind "points" or "lanes". Out: the source of its function, for
-``source.py``. The compiler unrolls loops over a row's vectors, so keeps stay in registers. Results are
-deterministic: reductions combine threads in rank order, and the only atomics count finished blocks.
+``source.py``. The compiler unrolls loops over a row's vectors, so keeps stay in registers. Results are deterministic:
+reductions combine threads in rank order, and the only atomics count finished blocks.
 
-The parameters are a pointer for each buffer, in order, aligned to 32 bytes. A kernel with a finish has one
-more, ``counters`` of type ``unsigned``, which are 0 before and after each launch.
+The parameters are a pointer for each buffer, in order, aligned to 32 bytes. A kernel with a finish has one more,
+``counters`` of type ``unsigned``, which are 0 before and after each launch.
 """
 
 from __future__ import annotations
@@ -145,10 +145,7 @@ class KernelRenderer(CudaWriter):
                 self.named_value(v)
 
     def _counter(self) -> tuple[str, int]:
-        """Counter of finished blocks, and their number.
-
-        In a cluster only the storing block counts, if it counts before the others are done.
-        """
+        """Counter of finished blocks, and their number: one per cluster if early."""
         kernel, counted = self.kernel, self.mapping.cluster if self.arrived else 1
         counter = self.index(flat([of(r) for r in kernel.over], [r.extent for r in kernel.over]))
         place = "finished" if counter == "0" else f"finished + {counter}"
@@ -268,8 +265,6 @@ class KernelRenderer(CudaWriter):
         """Loop over this thread's vectors of a range.
 
         Args:
-          cut: the range in vectors.
-          writes: what the loop writes.
           crowded: True if registers do not suffice for all vectors at once.
         """
         q, n, threads = self.variable(cut.vector), cut.vector.extent, self.threads

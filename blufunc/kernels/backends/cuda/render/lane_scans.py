@@ -1,10 +1,10 @@
 """Scans along lanes, as CUDA C++.
 
-Kernels, stage 6, functions of a ``CudaWriter`` for ``kernel.py``. In: a loop over lanes with scans. Out:
-lines of CUDA. The threads of a group take neighboring vectors, one each per step, as in other loops over
-lanes. In each step a thread scans its vector, threads combine by shuffles and warps through shared memory,
-and the result carries over to the next step. So a row of any length is read once. With ``reverse``, steps and
-lanes are reversed but threads keep their vectors, where other loops expect their keeps.
+Kernels, stage 6, functions of a ``CudaWriter`` for ``kernel.py``. In: a loop over lanes with scans. Out: lines of
+CUDA. The threads of a group take neighboring vectors, one each per step, as in other loops over lanes. In each step a
+thread scans its vector, threads combine by shuffles and warps through shared memory, and the result carries over to
+the next step. So a row of any length is read once. With ``reverse``, steps and lanes are reversed but threads keep
+their vectors, where other loops expect their keeps.
 """
 
 from __future__ import annotations

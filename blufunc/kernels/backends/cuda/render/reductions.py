@@ -1,10 +1,10 @@
 """Reductions over lanes, as CUDA C++: per thread, then across threads.
 
-Kernels, stage 6, functions of a ``CudaWriter`` for ``kernel.py``. In: a loop over lanes with totals. Out:
-lines of CUDA. Threads of a warp combine by shuffles, warps through shared memory, and blocks of a cluster
-through distributed shared memory, always in rank order, so results are deterministic. Two totals of one kind
-are reduced together. So are a maximum with the sum of exponentials below it, and a sum with the squares about
-its mean (``schedule/online_reductions.py``).
+Kernels, stage 6, functions of a ``CudaWriter`` for ``kernel.py``. In: a loop over lanes with totals. Out: lines of
+CUDA. Threads of a warp combine by shuffles, warps through shared memory, and blocks of a cluster through distributed
+shared memory, always in rank order, so results are deterministic. Two totals of one kind are reduced together. So are
+a maximum with the sum of exponentials below it, and a sum with the squares about its mean
+(``schedule/online_reductions.py``).
 """
 
 from __future__ import annotations

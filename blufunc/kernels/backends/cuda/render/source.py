@@ -1,8 +1,7 @@
 """Complete CUDA sources of scheduled kernels, and their launch shapes.
 
 Kernels, end of stage 6. In: ``ScheduledKernel``s. Out: a ``CudaKernel`` each, for ``driver/nvrtc.py`` and the
-executor. Rendering is a pure function of a ``ScheduledKernel``: each kind has a renderer, and none makes
-decisions.
+executor. Rendering is a pure function of a ``ScheduledKernel``: each kind has a renderer, and none makes decisions.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ class CudaKernel:
       block: threads per block along x, y and z.
       shared_bytes: dynamic shared memory per block; more than 48 KiB requires an opt-in.
       counters: number of block counters that the last parameter points to; 0: no such parameter.
-      segments: number of kernels of a group, whose parameter is one structure of all buffer addresses; 0: no
-        group.
+      segments: number of kernels of a group, whose parameter is one structure of all buffer addresses; 0: no group.
     """
 
     source: str

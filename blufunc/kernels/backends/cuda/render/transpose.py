@@ -1,9 +1,9 @@
 """Transposes as CUDA C++: tiles read along one axis and written along another.
 
-Kernels, stage 6. In: a ``ScheduledKernel`` of kind "transpose", whose results are contiguous along one range
-of the grid and some operands along another, so some accesses would be uncoalesced. Out: the source of its
-function. A block has a tile of a warp's width along both. It loads the turned operands along their range into
-shared memory, then computes the points along the results.
+Kernels, stage 6. In: a ``ScheduledKernel`` of kind "transpose", whose results are contiguous along one range of the
+grid and some operands along another, so some accesses would be uncoalesced. Out: the source of its function. A block
+has a tile of a warp's width along both. It loads the turned operands along their range into shared memory, then
+computes the points along the results.
 """
 
 from __future__ import annotations

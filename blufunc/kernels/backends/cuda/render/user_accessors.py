@@ -1,7 +1,7 @@
 """Accessors: fused arguments and results of a user's CUDA kernel.
 
-Kernels, stage 6. In: a ``FusedUserKernel``. Out: its ``CudaSource``, where accessors replace pointers:
-``x[at]`` computes the element from the leaves, and ``out[at] = v`` computes what is stored from ``v``.
+Kernels, stage 6. In: a ``FusedUserKernel``. Out: its ``CudaSource``, where accessors replace pointers: ``x[at]``
+computes the element from the leaves, and ``out[at] = v`` computes what is stored from ``v``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """CudaWriter: memory accesses of every CUDA kernel, vectorized where possible.
 
-Kernels, stage 6, below the renderers of each kind, which write the grid. In: a ``ScheduledKernel``. Out:
-lines of CUDA. The elements of a vector are an unrolled loop; wide loads precede it, wide stores follow it.
-Inputs go through the read-only cache unless an output may alias them. ``async_copies.py``, ``reductions.py``
-and ``lane_scans.py`` are functions of a writer that add lines to its kernel.
+Kernels, stage 6, below the renderers of each kind, which write the grid. In: a ``ScheduledKernel``. Out: lines of
+CUDA. The elements of a vector are an unrolled loop; wide loads precede it, wide stores follow it. Inputs go through
+the read-only cache unless an output may alias them. ``async_copies.py``, ``reductions.py`` and ``lane_scans.py`` are
+functions of a writer that add lines to its kernel.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class CudaWriter(CStyle):
       threads, thread: threads of a group, and the expression of a thread's index in its group.
       step: expression of the index of a thread's current vector.
       finishing: True while the finish is written.
-      in_rows, repeated: True if loops over lanes are in a loop over rows; if one reduction repeats without
-        another.
+      in_rows, repeated: True if loops over lanes are in a loop over rows; if one reduction repeats without another.
       cluster_reductions: number of reductions across the blocks of a cluster so far.
       own_means: for each spread, the variable of the mean of a thread's values.
       pieces: barriers for the pieces of a bulk-staged row.

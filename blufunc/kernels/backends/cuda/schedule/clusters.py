@@ -1,9 +1,9 @@
 """Clusters: shapes of the thread-block clusters that share a staged row.
 
-Kernels, stage 6, below ``shared_rows.py``. In: the size of a row and device limits. Out: blocks per cluster
-and threads per block. From compute capability 9.0 the blocks of a cluster are co-scheduled and form one
-thread group: each keeps its share of a row in its own shared memory. Reductions combine the blocks' results
-in rank order, so they are deterministic and the same in all blocks.
+Kernels, stage 6, below ``shared_rows.py``. In: the size of a row and device limits. Out: blocks per cluster and
+threads per block. From compute capability 9.0 the blocks of a cluster are co-scheduled and form one thread group: each
+keeps its share of a row in its own shared memory. Reductions combine the blocks' results in rank order, so they are
+deterministic and the same in all blocks.
 
 ``include/cluster.cuh`` has the device functions.
 """
@@ -42,9 +42,9 @@ class Shape(NamedTuple):
 def cluster_shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
     """Cluster shape for rows of ``vectors`` vectors; None if a row does not fit.
 
-    While the blocks of a cluster synchronize, another cluster uses the memory system. So several blocks per
-    SM are best, with as much of its shared memory as possible; then small clusters, which are easier to
-    place: one block if two rows fit.
+    While the blocks of a cluster synchronize, another cluster uses the memory system. So several blocks per SM are
+    best, with as much of its shared memory as possible; then small clusters, which are easier to place: one block if
+    two rows fit.
     """
     found: dict[tuple[bool, int], Shape] = {}
     for cluster in range(1, limits.cluster + 1):

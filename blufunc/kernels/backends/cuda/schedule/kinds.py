@@ -6,8 +6,7 @@ Kernels, stage 6, a pass after folds have lanes and before all passes that depen
 - **lanes**: threads share the lanes of a point.
 - **column scan**: rows are sequential, and lanes are independent columns.
 - **transpose**: results are contiguous along one range of the grid, some operands along another.
-- **group**: kernels of one structure over different arrays, as segments of one grid
-(``passes.schedule_group``).
+- **group**: kernels of one structure over different arrays, as segments of one grid (``passes.schedule_group``).
 """
 
 from __future__ import annotations

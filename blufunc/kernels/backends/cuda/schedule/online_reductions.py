@@ -1,19 +1,18 @@
 """Online reductions: two dependent reductions of a row in a single pass.
 
-Kernels, stage 6. ``take_online_sums`` is a pass before the thread mapping. Softmax and cross-entropy reduce a
-row twice: ``top = max x``, then ``mass = sum exp(x - top)``. A thread can do both in one pass by rescaling
-its sum at each new maximum; so can the reduction across threads (M. Milakov and N. Gimelshein, "Online
-normalizer calculation for softmax", 2018).
+Kernels, stage 6. ``take_online_sums`` is a pass before the thread mapping. Softmax and cross-entropy reduce a row
+twice: ``top = max x``, then ``mass = sum exp(x - top)``. A thread can do both in one pass by rescaling its sum at each
+new maximum; so can the reduction across threads (M. Milakov and N. Gimelshein, "Online normalizer calculation for
+softmax", 2018).
 
-``take_moments`` is a pass after the thread mapping. A variance has two dependent sums: of the values, and of
-squared deviations from their mean. Each thread can instead use the mean of its own values. Two groups of
-``n`` values each combine by
+``take_moments`` is a pass after the thread mapping. A variance has two dependent sums: of the values, and of squared
+deviations from their mean. Each thread can instead use the mean of its own values. Two groups of ``n`` values each
+combine by
 
     sum, spread = sum_a + sum_b, spread_a + spread_b + (sum_a - sum_b)^2 / (2 n)
 
-(T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-variances", 1979, with equal counts). There is no cancellation: it is as accurate as two passes, and threads
-synchronize once.
+(T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979,
+with equal counts). There is no cancellation: it is as accurate as two passes, and threads synchronize once.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ class OnlineSum(Reduce):
 def take_online_sums(s: ScheduledKernel) -> ScheduledKernel:
     """Fuse sums of exponentials with their maximum, if no value is kept in between.
 
-    Threads do not synchronize after a loop without a reduction. Such a loop must not read lane-invariant data
-    that a result may overwrite; ``aliased`` inputs may be such data.
+    Threads do not synchronize after a loop without a reduction. Such a loop must not read lane-invariant data that a
+    result may overwrite; ``aliased`` inputs may be such data.
     """
     body = list(s.kernel.body)
     for at, first in enumerate(body):
@@ -92,7 +91,7 @@ def take_online_sums(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def _reads_for_all(rest: Sequence[Any], lanes: Range, aliased: Collection[str]) -> bool:
-    """True if a loop's rest only reads, including lane-invariant ``aliased`` data."""
+    """True if a loop has no reduction left and reads lane-invariant ``aliased`` data."""
     if any(isinstance(t, Reduce) for t in rest):
         return False
     loads = [v for t in rest for v in post_order(values_of(t)) if v.op == "load"]

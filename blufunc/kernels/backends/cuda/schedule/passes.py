@@ -1,8 +1,8 @@
 """Scheduling passes, in order.
 
 Kernels, stage 6. In: a kernel of LoopIR, the inputs that may alias an output, and device limits. Out: a
-``ScheduledKernel``, for ``render/source.py``. Each pass is a function of a ``ScheduledKernel``; its module
-states its prerequisites.
+``ScheduledKernel``, for ``render/source.py``. Each pass is a function of a ``ScheduledKernel``; its module states its
+prerequisites.
 """
 
 from __future__ import annotations

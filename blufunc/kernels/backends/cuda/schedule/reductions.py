@@ -1,15 +1,14 @@
 """Parallelism of reductions: folds shared across threads, and single-lane sums.
 
-Kernels, stage 6, two passes before the thread mapping. ``share_folds``: a fold is a loop of one thread, which
-leaves a GPU idle if folds are long and points few, and is uncoalesced if the fold is contiguous in memory.
-The points of such a kernel get lanes: those of the fold if it is contiguous. Otherwise lanes are neighboring
-points, and the fold becomes rows, which thread groups share. The kernel that finishes a reduction over rows
-is an example: each point accumulates a column of partials.
+Kernels, stage 6, two passes before the thread mapping. ``share_folds``: a fold is a loop of one thread, which leaves a
+GPU idle if folds are long and points few, and is uncoalesced if the fold is contiguous in memory. The points of such a
+kernel get lanes: those of the fold if it is contiguous. Otherwise lanes are neighboring points, and the fold becomes
+rows, which thread groups share. The kernel that finishes a reduction over rows is an example: each point accumulates a
+column of partials.
 
-``read_single_lanes``: a row sum under a condition that one lane fulfills, such as the gather of one logit,
-becomes a read of that lane. Where a block has a row, all threads read that lane before the first loop, and so
-before an output may overwrite the row. Otherwise the thread with the lane reads it, and a reduction
-broadcasts it.
+``read_single_lanes``: a row sum under a condition that one lane fulfills, such as the gather of one logit, becomes a
+read of that lane. Where a block has a row, all threads read that lane before the first loop, and so before an output
+may overwrite the row. Otherwise the thread with the lane reads it, and a reduction broadcasts it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """ScheduledKernel: LoopIR with every decision on how a GPU runs it.
 
-Kernels, stage 6, between LoopIR and CUDA C++, at the bottom of its package. In: a kernel. Out: the record
-that ``passes.py`` fills pass by pass, and that ``render`` prints as CUDA without further decisions. ``str()``
-of it, shown for each kernel by ``BLUFUNC_DEBUG=schedule``, lists the decisions.
+Kernels, stage 6, between LoopIR and CUDA C++, at the bottom of its package. In: a kernel. Out: the record that
+``passes.py`` fills pass by pass, and that ``render`` prints as CUDA without further decisions. ``str()`` of it, shown
+for each kernel by ``BLUFUNC_DEBUG=schedule``, lists the decisions.
 
-A block consists of **thread groups**. A group has one point of the grid at a time, and its threads share the
-lanes of the point. Without lanes, a group is one thread, which has one vector of the innermost grid range.
-Where the rows of a point are independent, the groups of a block share them, and their accumulated keeps are
-reduced in order at the end.
+A block consists of **thread groups**. A group has one point of the grid at a time, and its threads share the lanes of
+the point. Without lanes, a group is one thread, which has one vector of the innermost grid range. Where the rows of a
+point are independent, the groups of a block share them, and their accumulated keeps are reduced in order at the end.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class ThreadMapping:
       threads: threads of a group.
       points: groups of a block that have a point each.
       sharing: groups of a block that share the rows of one point; 1 where ``points`` is more than 1.
-      resident: blocks that an SM must have room for, so that the compiler may use all registers that these leave;
-        0: the compiler balances registers and blocks.
+      resident: blocks that an SM must have room for, so that the compiler may use all registers that these leave; 0:
+        the compiler balances registers and blocks.
       cluster: blocks that are one group; more than 1 only with one group and one point.
       blocks: blocks of the grid.
     """
@@ -111,8 +110,7 @@ class StagedRow:
       cut: the lanes in vectors.
       slot: index of a vector in the copy; in a cluster, among the vectors of the block.
       first: position of the first loop that reads the copy, among the kernel's statements.
-      bulk: True if one thread copies the block's share in large pieces; otherwise each thread copies what it
-        reads.
+      bulk: True if one thread copies the block's share in large pieces; otherwise each thread copies what it reads.
     """
 
     source: Buffer
@@ -166,8 +164,7 @@ class ScheduledKernel:
       streamed: outputs that bypass the cache.
       held: inputs that stay in L2 longest.
       fast_exps: exponentials on the special function unit.
-      arrive_after: statements of a point after which its block counts as done for the finish; None: after
-        all.
+      arrive_after: statements of a point after which its block counts as done for the finish; None: after all.
       shared: byte offsets in dynamic shared memory of keeps and copies of rows.
       combine_at: byte offset at which groups reduce their accumulated keeps.
       shared_bytes: dynamic shared memory per block.

@@ -1,20 +1,18 @@
 """Rows in shared memory: staged for several loops, or prefetched.
 
-Kernels, stage 6, two passes. ``stage_rows`` follows the thread mapping, which it replaces where it stages a
-row. If shared memory has space for the rows of one or two blocks per SM, or of a cluster (``clusters.py``),
-the row is copied there asynchronously while the first loop reads what has arrived. The whole row is then in
-flight at once, and memory is read once. If later loops need the row only through one computed value, that
-value replaces the row's elements, such as scaled logits. Each thread stores it for the lanes that it reads,
-so no thread waits.
+Kernels, stage 6, two passes. ``stage_rows`` follows the thread mapping, which it replaces where it stages a row. If
+shared memory has space for the rows of one or two blocks per SM, or of a cluster (``clusters.py``), the row is copied
+there asynchronously while the first loop reads what has arrived. The whole row is then in flight at once, and memory
+is read once. If later loops need the row only through one computed value, that value replaces the row's elements, such
+as scaled logits. Each thread stores it for the lanes that it reads, so no thread waits.
 
-Rows that are not staged are reread. Inputs at their last read and outputs that are not read then bypass the
-cache. Where nothing is reread, outputs are cached as usual.
+Rows that are not staged are reread. Inputs at their last read and outputs that are not read then bypass the cache.
+Where nothing is reread, outputs are cached as usual.
 
-``prefetch_rows`` requires the thread mapping and the keeps in shared memory. A warp or block that loops over
-rows and keeps much of each in registers has low occupancy: memory idles during its reductions. So it copies
-its next rows to shared memory asynchronously, into a ring. The first loop of an iteration loads the oldest
-row to registers, and its slot is refilled at once. The ring shrinks L1, so row-invariant values stay in
-registers too.
+``prefetch_rows`` requires the thread mapping and the keeps in shared memory. A warp or block that loops over rows and
+keeps much of each in registers has low occupancy: memory idles during its reductions. So it copies its next rows to
+shared memory asynchronously, into a ring. The first loop of an iteration loads the oldest row to registers, and its
+slot is refilled at once. The ring shrinks L1, so row-invariant values stay in registers too.
 """
 
 from __future__ import annotations
@@ -225,8 +223,8 @@ def _without(roots: Sequence[Value], known: Value) -> list[Value]:
 def prefetch_rows(s: ScheduledKernel) -> ScheduledKernel:
     """Read rows from a ring in shared memory in the first loop, where that pays.
 
-    It does not pay where blocks hide each other's latency, or where a loop only accumulates rows, which
-    prefetches anyway.
+    It does not pay where blocks hide each other's latency, or where a loop only accumulates rows, which prefetches
+    anyway.
     """
     kernel, mapping = s.kernel, s.mapping
     at = next((n for n, t in enumerate(kernel.body) if isinstance(t, Rows)), None)

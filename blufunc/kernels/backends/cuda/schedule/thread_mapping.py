@@ -1,11 +1,11 @@
 """Thread mapping: points and lanes to blocks and threads, and storage of keeps.
 
-Kernels, stage 6, four passes. ``reload_keeps`` precedes the mapping. A keep of an element that every point
-and row reads, such as a normalization scale, costs registers, while the element is in L1: loops reload it.
-``map_threads`` follows the choice of vectors; it decides the threads of a group, the groups of a block and
-the blocks of an SM. ``place_keeps`` moves keeps that exceed the registers to shared memory.
-``lay_out_shared_memory``, the last pass, assigns offsets there to keeps, copies of rows and partials of
-groups; the renderer declares static memory for reductions. ``scheduled_kernel.py`` defines groups.
+Kernels, stage 6, four passes. ``reload_keeps`` precedes the mapping. A keep of an element that every point and row
+reads, such as a normalization scale, costs registers, while the element is in L1: loops reload it. ``map_threads``
+follows the choice of vectors; it decides the threads of a group, the groups of a block and the blocks of an SM.
+``place_keeps`` moves keeps that exceed the registers to shared memory. ``lay_out_shared_memory``, the last pass,
+assigns offsets there to keeps, copies of rows and partials of groups; the renderer declares static memory for
+reductions. ``scheduled_kernel.py`` defines groups.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def _of_rows(most: Vectors, rows: int, reduces: bool, keeps: Sequence[Keep], cut
 def _resident(points: int, mapping: ThreadMapping, keeps: Sequence[Keep], cuts: Cuts) -> int:
     """Resident blocks per SM where blocks loop over rows.
 
-    All that the grid has for an SM; 0 if registers do not suffice, or if enough warps of a block have rows of
-    their own to hide each other's latency.
+    All that the grid has for an SM; 0 if registers do not suffice, or if enough warps of a block have rows of their
+    own to hide each other's latency.
     """
     blocks = -(-points // device.SM_COUNT)
     if mapping.threads == WARP:

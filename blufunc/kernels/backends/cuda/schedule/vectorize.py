@@ -1,15 +1,15 @@
 """Vectorization: 16-byte loads and stores, by splitting loops into vectors.
 
-Kernels, stage 6. ``choose_widths`` precedes the thread mapping; it splits a range ``k`` of lanes, or the
-innermost one of a grid, as ``k = width * vector + element``. ``vectorize`` follows all passes that rewrite
-loops; it writes the kernel in these terms. Index algebra does the rest: element-invariant values are computed
-once per vector, and an aligned access whose index has unit stride in the element is one wide load or store.
+Kernels, stage 6. ``choose_widths`` precedes the thread mapping; it splits a range ``k`` of lanes, or the innermost one
+of a grid, as ``k = width * vector + element``. ``vectorize`` follows all passes that rewrite loops; it writes the
+kernel in these terms. Index algebra does the rest: element-invariant values are computed once per vector, and an
+aligned access whose index has unit stride in the element is one wide load or store.
 
-Two choices follow. ``choose_fast_exps``: a float32-accurate exponential takes ten instructions, that of the
-special function unit two, and kernels on 16-bit elements are bound by arithmetic as much as by memory. The
-fast one's error is far below the resolution of such elements. ``arrive_early``: the last block of a kernel,
-or of a tile, runs the finish, which reads what the first thread of each block has stored. A block counts as
-done before it stores rows that the finish does not read.
+Two choices follow. ``choose_fast_exps``: a float32-accurate exponential takes ten instructions, that of the special
+function unit two, and kernels on 16-bit elements are bound by arithmetic as much as by memory. The fast one's error is
+far below the resolution of such elements. ``arrive_early``: the last block of a kernel, or of a tile, runs the finish,
+which reads what the first thread of each block has stored. A block counts as done before it stores rows that the
+finish does not read.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def vectorize(s: ScheduledKernel) -> ScheduledKernel:
 class _Cutter(Substitution):
     """Rewriter of statements in terms of vectors and elements.
 
-    A loop over lanes keeps its range, which is the key of its ``Vectors``. The lanes of a keep or a prefix
-    become the innermost variable.
+    A loop over lanes keeps its range, which is the key of its ``Vectors``. The lanes of a keep or a prefix become the
+    innermost variable.
     """
 
     def __init__(self, cuts: Sequence[Vectors]):
