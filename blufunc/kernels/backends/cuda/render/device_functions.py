@@ -14,6 +14,7 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Jaxpr, Var
 from blufunc.core.ops.gather_scatter import scatter_add_p
 from blufunc.core.programs.simplify import inline_bodies, simplify
+from blufunc.kernels.backends.cuda.schedule.vectorize import fast_exps, with_fast_exp
 from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import CStyle
@@ -64,7 +65,7 @@ def function(
       name: name of the function.
       arrays: number of leading parameters that are arrays.
       numbers: names of the other parameters. Integers are from 0 to 2**24 - 1.
-      results: names of the results.
+      results: names of the results; the code that stores them rounds to their dtypes.
       first: index of the first array among the members ``t0``, ``t1`` and so on of ``Tables``.
       indices: True if integers are indices in the range above; otherwise they have any value of their dtype.
     """
@@ -127,6 +128,7 @@ class _Function(CStyle):
         self.values = values
         self.named |= {b: b.name for b in (*values.floats, *(s.buffer for s in kernel.body))}
         self.named |= {r: r.name for r in values.ranges.values()}
+        self.fast_exps = fast_exps(kernel)
 
     def render(self) -> str:
         self.scopes.append(Scope(frozenset(self.values.ranges.values())))
@@ -138,8 +140,11 @@ class _Function(CStyle):
         head = f"inline void {self.kernel.name}({', '.join(['const Tables &tables', *scalars, *results])}) {{"
         return "\n".join([head, *indented(lines), "}"]) + "\n"
 
+    def expression(self, v: Value) -> str:
+        return with_fast_exp(super().expression(v), v, self.fast_exps)
+
     def load(self, buffer: Buffer, index: str) -> str:
         return buffer.name if buffer in self.values.floats else super().load(buffer, index)
 
     def store(self, buffer: Buffer, index: str, value: str) -> str:
-        return f"{buffer.name} = {value};"
+        return f"{buffer.name} = {scalar_ops.unrounded(value, buffer.dtype)};"

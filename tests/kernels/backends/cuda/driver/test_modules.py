@@ -167,7 +167,7 @@ def test_attention_asks_for_what_was_compiled(compiled, kind, parts, masked, sum
 
 
 def test_kernels_of_partial_sums_are_compiled_with_others(compiled):
-    """The step also requests ``gradient_sums``, for the gradient of a bias."""
+    """The step also requests ``partial_reductions``, for the gradient of a bias."""
 
     def loss(x, w, b):
         y = (x @ w + b).reshape(1, 1024, 3, 2, 64)
