@@ -235,8 +235,8 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
         assert {c.gemm.multiprocessors for c in product.calls_beside} == {fewer}
         assert {gemm.multiprocessors for gemm in product._plans} == {0, fewer}
     tasks = executor._tasks()
-    assert [n for n, t in enumerate(tasks) if t.beside is not None] == beside
-    assert all(tasks[tasks[n].beside].exchanges for n in beside)
+    assert [n for n, t in enumerate(tasks) if t.overlapped is not None] == beside
+    assert all(tasks[tasks[n].overlapped].collective for n in beside)
     if graphs:
         captured = [(what, at) for what, at, _ in put[-len(steps) - len(beside) :]]
         behind = {n: (before, at) for (before, at), (n, _) in itertools.pairwise(captured)}
@@ -271,7 +271,7 @@ def test_what_no_algorithm_with_fewer_multiprocessors_does_has_all(monkeypatch, 
         for _ in range(3):
             program([a.buffer for a in there])
     executor = program._free[0][0]
-    assert sum(t.beside is not None for t in executor._tasks()) == 2, "they still run by the library"
+    assert sum(t.overlapped is not None for t in executor._tasks()) == 2, "they still run by the library"
     assert fake.replays and not fake.fewer
 
 

@@ -1,4 +1,4 @@
-"""The CPU: generated C++, BLAS, or NumPy calls where a program is too small to compile.
+"""CPU backend: generated C++, BLAS, or NumPy calls for small programs.
 
 In: schedules. Out: compiled programs. May import ``kernels.pipeline`` and the packages before it.
 """

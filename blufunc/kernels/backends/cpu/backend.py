@@ -1,7 +1,8 @@
 """The reference backend: NumPy arrays on the CPU.
 
-Kernels, stage 8. It is always there, and it is what every other backend is compared with: the
-meaning of a primitive is its ``impl``, and the meaning of a program is its equations run in order.
+Kernels, stage 8. In: a jaxpr and NumPy arrays. Out: a program, or the results of one primitive. It is always
+available, and every other backend is compared with it: a primitive means its ``impl``, and a program means its
+equations run in order.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from blufunc.core.programs.stage import definition
 from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.backends.numpy.program import CallingProgram, Program, interpret
 
-with _lazy.modules(globals()):  # the compiler: for programs that are compiled, or shown
+with _lazy.modules(globals()):  # the compiler is imported when a program is compiled or shown
     from blufunc.kernels.backends.cpu import program as host_program
 
 
 class NumpyBackend:
-    """``Backend`` whose buffers are NumPy arrays and whose work is done when a call returns."""
+    """``Backend`` whose buffers are NumPy arrays; calls return finished results."""
 
     name = "cpu"
 
@@ -41,9 +42,9 @@ class NumpyBackend:
         self._devices: list[backend.Device] = []
 
     def devices(self) -> Sequence[backend.Device]:
-        """One device, the cores of this machine; or as many as ``config.cpu_devices`` takes them for."""
+        """One device, the cores of this machine, or ``config.cpu_devices`` of them."""
         n = config.cpu_devices
-        while len(self._devices) < n:  # never made anew: arrays lie on those that were
+        while len(self._devices) < n:  # the list only grows: arrays refer to its devices
             self._devices.append(backend.Device("cpu", len(self._devices), self))
         return self._devices[:n]
 
@@ -58,10 +59,10 @@ class NumpyBackend:
         return view
 
     def block_until_ready(self, buffer: np.ndarray) -> None:
-        """Nothing to wait for."""
+        """Return at once: buffers are always ready."""
 
     def run(self, prim: Any, buffers: Sequence, params: dict, outs: Sequence[ShapedArray]) -> Sequence:
-        """One primitive."""
+        """Run one primitive."""
         if prim.reference is not None:
             run = openly if eqn_calls_back(prim, params) else quietly
             results = run(prim.reference(interpret, **params), list(buffers))
@@ -79,7 +80,7 @@ class NumpyBackend:
     def compile(
         self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
     ) -> Program | host_program.HostProgram:
-        """A program over buffers: compiled loops where they gain, or a budget asks for them, NumPy calls otherwise."""
+        """Program over buffers: compiled loops for large arrays or a budget, else NumPy."""
         jaxpr = inline_definitions(self.chosen(jaxpr))
         program = None
         if budget is not None or toolchain.compiles(jaxpr):
@@ -91,16 +92,16 @@ class NumpyBackend:
         return program
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> host_program.Draft:
-        """What ``compile`` would make, before anything is compiled."""
+        """Draft of the program that ``compile`` would build."""
         return host_program.Draft(inline_definitions(self.chosen(jaxpr)), donated, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
-        """As it was written: no operation has a kernel here that its definition has not."""
+        """The jaxpr in its definitions: no alternative form has a kernel of its own here."""
         return chosen(jaxpr)
 
     def claim(self, buffers: list[np.ndarray], donated: Sequence[bool]) -> None:
-        """Copy the donated buffers that a view, or another array, still sees, or that are views themselves."""
-        holders = references(compress(buffers, donated))  # the array and ``buffers``
+        """Copy donated buffers that are views, or that a view or another array still sees."""
+        holders = references(compress(buffers, donated))  # the array and ``buffers`` hold one reference each
         for i, n in zip(compress(range(len(buffers)), donated), holders, strict=True):
             if n > ALONE + 1 or buffers[i].base is not None or not buffers[i].flags.writeable:
                 buffers[i] = buffers[i].copy()

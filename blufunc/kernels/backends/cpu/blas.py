@@ -1,8 +1,9 @@
-"""Products on the CPU that ``gemm.py`` leaves to BLAS: each thread has a share of one, and a BLAS of one thread.
+"""Matmuls on the CPU that ``gemm.py`` leaves to a single-threaded BLAS.
 
-Kernels, stage 8 on the CPU. A BLAS with threads of its own keeps them spinning between its calls, where they stand in
-the way of a program's other kernels, and of other programs. So while a compiled program runs, BLAS has one thread, and
-what a large product computes is divided by rows, or by batches, among threads that sleep in between.
+Kernels, stage 8 on the CPU. In: arrays and the parameters of ``dot_general``. Out: the result, written in place. The
+threads of a BLAS spin between its calls and delay the program's other kernels, and other programs. So BLAS has one
+thread while a compiled program runs. A large matmul is split by rows, or by batches, across threads that sleep between
+calls.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.kernels.backends.cpu import toolchain
 
 WORTH_SHARING = 1 << 22
-"""From how many multiplications on waking a thread, which takes some 20 microseconds, pays."""
+"""Minimum multiplications per extra thread; waking one takes about 20 us."""
 
 
 class _OneThreadEach:
-    """Context manager: while it is open, calls of BLAS use the thread that makes them and no other.
+    """Context manager that restricts BLAS to the calling thread.
 
-    The number of BLAS's threads belongs to the process, and OpenBLAS does not always let one thread undo what another
-    set. So the thread that found BLAS unlimited restores it, when the outermost of its programs ends; programs of other
-    threads at that time leave it alone.
+    The thread count of BLAS belongs to the process, and OpenBLAS does not always let one thread undo what another set.
+    So the thread that found BLAS unrestricted restores it when its outermost program ends. Programs that run in other
+    threads meanwhile leave the count alone.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ def _controller() -> ThreadpoolController:
 
 
 def product_into(out: np.ndarray, lhs: np.ndarray, rhs: np.ndarray, params: dict[str, Any]) -> None:
-    """``dot_general`` of two arrays, written to ``out``, a contiguous array; divided along its first axis."""
+    """``dot_general`` into contiguous ``out``, split along its first axis."""
     shares = _shares(out, lhs, params)
     if len(shares) == 1:
         dot_general_p.impl_into(out, lhs, rhs, **params)
@@ -86,10 +87,11 @@ def product_into(out: np.ndarray, lhs: np.ndarray, rhs: np.ndarray, params: dict
 
 
 def _shares(out: np.ndarray, lhs: np.ndarray, params: dict[str, Any]) -> list[slice]:
-    """The parts of the first axis of the result that threads take; all of it where one is enough."""
+    """Slices of the result's first axis, one per thread."""
     (lc, _), (lb, _) = params["dimension_numbers"]
     multiplications = out.size * math.prod([lhs.shape[d] for d in lc])
-    by_lhs = out.ndim and (lb or len(lc) < lhs.ndim)  # else the first axis of the result is one of the rhs
+    # otherwise the first axis of the result is one of the rhs
+    by_lhs = out.ndim and (lb or len(lc) < lhs.ndim)
     count = min(toolchain.threads(), out.shape[0]) if by_lhs else 1
     if multiplications < WORTH_SHARING or count < 2:
         return [slice(None)]
@@ -103,6 +105,6 @@ def _threads() -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    # the threads stay with the parent, and so does one that was within
+    # a child has neither the parent's threads nor the lock's owner
     os.register_at_fork(after_in_child=_threads.cache_clear)
     os.register_at_fork(after_in_child=one_thread_each.__init__)  # type: ignore[misc]

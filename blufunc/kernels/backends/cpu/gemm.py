@@ -1,12 +1,12 @@
-"""Products of matrices on the CPU in C++, for the vector instructions of the machine that compiles it.
+"""GEMM on the CPU in C++, for the vector instructions of the build machine.
 
-Kernels, stage 8 on the CPU: in come the shapes and strides of ``dot_general``'s operands, out goes what the one
-library of this file takes to multiply them as they lie. A product costs a call of some microseconds, threads are
-those of OpenMP that run the fused kernels too, and the result does not depend on how many there are: threads share the
-result's rows and columns, and each element is summed in an order that the length of the sum alone decides.
+Kernels, stage 8 on the CPU. In: shapes and strides of ``dot_general``'s operands. Out: the function of one library
+that multiplies them in place, without copies. A call costs some microseconds. It runs on the OpenMP threads of the
+fused kernels, and its result does not depend on their count: threads split rows and columns, and the summation order
+of an element depends only on the length of the sum.
 
-The method is the usual one. Blocks of both operands are copied to where a core's second cache holds them, as panels in
-the order of use; a tile of the result that fits in registers goes along two panels.
+The method is the usual one: blocks of both operands are packed into panels that fit a core's L2, and a register tile
+of the result accumulates along two panels.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from blufunc.kernels.loopir.index import strides_of
 from blufunc.kernels.schedule import OpaqueStep
 
 _AXES = 8
-"""The most batch axes of a product."""
+"""Maximum number of batch axes."""
 
 _LEAST_ROWS, _LEAST_COLUMNS = 16, 32
-"""Of narrower results a tile would be half empty, and copying takes as long as multiplying."""
+"""Minimum rows and columns: below these, packing dominates."""
 
 _WORTH_SHARING = 1 << 19
-"""From how many multiplications on it pays to wake other threads."""
+"""Minimum multiplications that justify waking other threads."""
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 _OPTIONS = ("-ffp-contract=fast",)
-"""Multiply and add are one instruction, as in any BLAS."""
+"""Contract multiply and add into FMA, as any BLAS does."""
 
 _FILE = "backends/cpu/include/gemm.h"
 
 
 class Layout(ctypes.Structure):
-    """How the matrices of a product lie in memory; ``Product`` of the C++ text."""
+    """Memory layout of the matrices of a GEMM; ``Product`` in the C++ source."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("rows", "columns", "inner", "batches", "axes")),
@@ -53,17 +53,17 @@ class Layout(ctypes.Structure):
     ]
 
     def threads(self, most: int) -> int:
-        """How many of at most so many threads are worth waking."""
+        """Number of threads worth waking, at most ``most``."""
         return most if self.batches * self.rows * self.columns * self.inner >= _WORTH_SHARING else 1
 
 
 class Product(NamedTuple):
-    """A product that is ready to run.
+    """A GEMM that is ready to run.
 
     Attributes:
-      function: multiplies, of a layout, the addresses of lhs, rhs and result, and a number of threads.
-      layout: for the function.
-      lhs, rhs: the ids of the values in which the operands lie, and how many bytes behind their beginnings.
+      function: called with a layout, the addresses of lhs, rhs and result, and a number of threads.
+      layout: argument of the function.
+      lhs, rhs: for each operand, the id of its value and the offset into it in bytes.
     """
 
     function: Any
@@ -73,15 +73,15 @@ class Product(NamedTuple):
 
 
 def product_of(step: OpaqueStep, values: Sequence[Any], compiler: Compiler) -> Product | None:
-    """What a step multiplies, if it is ours to multiply; None for what is better left to BLAS.
+    """Compile the GEMM of a step; None if BLAS should compute it.
 
     Args:
       step: a ``dot_general`` of planned memory.
-      values: what stands behind the ids of its operands.
-      compiler: a compiler that works.
+      values: the values that the ids of its operands refer to.
+      compiler: a working compiler.
 
     Raises:
-      CompileError: it does not work any more.
+      CompileError: the compiler no longer works.
     """
     eqn = step.eqn
     dtype = eqn.outvars[0].aval.dtype
@@ -93,7 +93,7 @@ def product_of(step: OpaqueStep, values: Sequence[Any], compiler: Compiler) -> P
             return None
         i, movements = operand
         shape = values[i].aval.shape
-        # the view that the movements make of memory which nobody touches
+        # apply the movements to a dummy array: only strides and offset matter
         strides = [s * dtype.itemsize for s in strides_of(shape)]
         x = whole = np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
         for movement in movements:
@@ -105,7 +105,7 @@ def product_of(step: OpaqueStep, values: Sequence[Any], compiler: Compiler) -> P
 
 
 def _source() -> str:
-    """The complete C++."""
+    """Complete C++ source of the library."""
     return source_files.source(SCRATCH) + source_files.source(_FILE)
 
 
@@ -118,11 +118,11 @@ def _function_for(compiler: Compiler, dtype: np.dtype) -> Any:
 
 
 def layout_of(lhs: np.ndarray, rhs: np.ndarray, params: dict[str, Any]) -> Layout | None:
-    """The layout of a ``dot_general``'s matrices; None if it has few rows or columns, or no strides can describe them.
+    """Layout of a ``dot_general``'s matrices; None if small or not strided.
 
     Args:
-      lhs, rhs: views with the operands' shapes and strides, whose elements are not read.
-      params: those of the equation.
+      lhs, rhs: views with the operands' shapes and strides; their elements are not read.
+      params: parameters of the equation.
     """
     if not lhs.size or not rhs.size:
         return None
@@ -134,7 +134,7 @@ def layout_of(lhs: np.ndarray, rhs: np.ndarray, params: dict[str, Any]) -> Layou
     inner = _joined(sorted((both(i, j) for i, j in zip(lc, rc, strict=True)), key=lambda a: -abs(a[1][0])))
     rows = _joined([a for d, a in enumerate(of_lhs) if d not in (*lc, *lb)])
     columns = _joined([a for d, a in enumerate(of_rhs) if d not in (*rc, *rb)])
-    # rows that are not side by side are so many products
+    # rows that are not contiguous become batches
     batches = [*(both(i, j) for i, j in zip(lb, rb, strict=True)), *rows[:-1]]
     if len(rows) < 1 or len(inner) != 1 or len(columns) != 1 or len(batches) > _AXES:
         return None
@@ -153,7 +153,7 @@ _Axis = tuple[int, tuple[int, int]]
 
 
 def _joined(axes: Sequence[_Axis]) -> list[_Axis]:
-    """The axes, those that follow each other in memory as one."""
+    """Axes with neighbors that are contiguous in memory merged."""
     out: list[_Axis] = []
     for n, strides in axes:
         if n == 1:

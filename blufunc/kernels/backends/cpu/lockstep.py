@@ -1,10 +1,10 @@
-"""Loops and branches of points in vector loops of the CPU.
+"""Loops and branches of grid points inside SIMD loops of the CPU.
 
-Kernels, stage 6, below ``renderer.py``. Compilers make no vector instructions of a loop whose turns differ from
-point to point, or that calls functions. So the points are taken in strips whose loops go in lock step: their carries
-lie in small arrays, each turn is a vector loop over the strip, in which the carries of points that have ended stay as
-they are, and the turns end when all have. A branch that all points take alike is asked before the loops over points,
-which there are for either side.
+Kernels, stage 6, below ``renderer.py``. In: a kernel whose points have loops or branches. Out: C++ that compilers
+vectorize. They do not vectorize a loop that calls functions, or whose trip count differs from point to point. So
+points run in strips, in lock step: the carries are small arrays, each iteration is a SIMD loop over the strip that
+leaves the carries of finished points alone, and the loop ends when all points are finished. A branch with a uniform
+condition is evaluated once, before the loops over points; each side has its own loops.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from blufunc.kernels.loopir.ir import (
 )
 
 _ARITHMETIC = 4
-"""The cost of a division: what is dearer is a function."""
+"""Cost of a division; anything more expensive is a function call."""
 
 STRIP = 64
-"""Points in lock step: some vectors, so that one need not wait for another."""
+"""Points in lock step: several vectors, to hide latency."""
 
 
 class LockStep(CStyle):
-    """The vector loops of a kernel."""
+    """SIMD loops of a kernel."""
 
     def vector_loop(
         self,
@@ -54,7 +54,7 @@ class LockStep(CStyle):
         body: Sequence[Any],
         bounds: tuple[str, str] = ("0", ""),
     ) -> None:
-        """The statements of a body for all of a range, or for the part of it between bounds."""
+        """Write the statements of a body for a range, or for its part between ``bounds``."""
         loops = self.lock_step(over, body)
         if loops:
             self.strips([], over, loops, pragma, writes, body, bounds)
@@ -63,10 +63,10 @@ class LockStep(CStyle):
             self.body(body)
 
     def lock_step(self, over: Range, body: Sequence[Any]) -> list[Value]:
-        """The loops in a body that compilers make no vector instructions of, in order of dependence."""
+        """Loops in a body that compilers do not vectorize, in order of dependence."""
         values = post_order([v for s in body for v in values_of(s)], outside)
         loops = [v for v in values if v.op == "loop" and over in v.ranges() and not _is_simple(v)]
-        written = written_in(body)  # what is read of this must be read in its turn
+        written = written_in(body)  # values that read what the body writes must stay in place
         return [v for v in loops if written.isdisjoint(self.reads[v])]
 
     def strips(
@@ -79,7 +79,7 @@ class LockStep(CStyle):
         body: Sequence[Any],
         bounds: tuple[str, str] = ("0", ""),
     ) -> None:
-        """The statements of a body, with the loops in lock step. ``threads`` are lines before the loop over strips."""
+        """Write a body with its loops in lock step; ``threads`` precedes the strips."""
         writes = frozenset(writes)
         first, last = self.fresh("first"), self.fresh("last")
         start, end = bounds[0], bounds[1] or str(over.extent)
@@ -96,7 +96,7 @@ class LockStep(CStyle):
 
 
 class _Strip:
-    """The loops of one strip. ``known`` are the values that lie in its arrays, as they are read."""
+    """Loops of one strip; ``known`` maps values in its arrays to expressions."""
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class _Strip:
         self.known: dict[Any, str] = {}
 
     def array(self, v: Value) -> str:
-        """The element, for this point, of a new array."""
+        """Declare an array and return its element for the current point."""
         name = self.style.temporary()
-        # compilers make vector instructions of bytes, but not of booleans in memory
+        # compilers vectorize loads of bytes, but not of booleans
         kind = "uint8_t" if dtypes.is_bool(v.dtype) else scalar_ops.register_type(v.dtype)
         self.style.line(f"alignas(64) {kind} {name}[{STRIP}];")
         return f"{name}{self.at}"
@@ -124,38 +124,38 @@ class _Strip:
         return f"({element} != 0)" if dtypes.is_bool(v.dtype) else element
 
     def loop(self, v: Value) -> None:
-        """One loop."""
-        made: Loop = v.attr
+        """Write one loop."""
+        loop: Loop = v.attr
         style = self.style
-        begin = [*zip(made.carries, made.inits(v), strict=True), *((x, x) for x in self.constants(v))]
+        begin = [*zip(loop.carries, loop.inits(v), strict=True), *((x, x) for x in self.constants(v))]
         elements = {c: self.array(c) for c, _ in begin}
         with style.block(["#pragma omp simd", self.head], [self.over], self.writes):
             style.scope.names.update(self.known)
             style.need([x for _, x in begin])
             style.scope.lines += [f"{elements[c]} = {bare(style.value(x))};" for c, x in begin]
         turn, on = style.temporary(), style.temporary()
-        with style.block([turns_of(turn, made.most)]):
-            always = made.going(v).op == "const" and made.going(v).attr
+        with style.block([turns_of(turn, loop.most)]):
+            always = loop.going(v).op == "const" and loop.going(v).attr
             head = ["#pragma omp simd", self.head]
             if not always:
                 style.line(f"int {on} = 0;")
                 head[0] += f" reduction(| : {on})"
-            with style.block(head, [self.over, made.turn], self.writes):
+            with style.block(head, [self.over, loop.turn], self.writes):
                 self.turn(v, {c: (elements[c], style.temporary()) for c, _ in begin}, "" if always else on)
             if not always:
                 style.line(f"if (!{on}) break;")
-        ends = {r: elements[made.carries[r.attr]] for r in self.results if r.args[0] is v}
+        ends = {r: elements[loop.carries[r.attr]] for r in self.results if r.args[0] is v}
         self.known.update((r, self.read(e, r)) for r, e in ends.items())
 
     def turn(self, v: Value, elements: dict[Value, tuple[str, str]], on: str) -> None:
-        """One turn of one point. ``on`` is the variable that says whether any point goes on; if empty, all do."""
-        style, made = self.style, v.attr
+        """Write one iteration of a point; ``on`` names the flag that any point continues."""
+        style, loop = self.style, v.attr
         for x, (element, name) in elements.items():
             style.line(f"const {scalar_ops.register_type(x.dtype)} {name} = {self.read(element, x)};")
             style.scope.names[x] = name
-        going = style.copied(made.going(v)) if on else ""
-        style.need(made.nexts(v))
-        changed = [(c, x) for c, x in zip(made.carries, made.nexts(v), strict=True) if c is not x]
+        going = style.copied(loop.going(v)) if on else ""
+        style.need(loop.nexts(v))
+        changed = [(c, x) for c, x in zip(loop.carries, loop.nexts(v), strict=True) if c is not x]
         news = [style.named_value(x) for _, x in changed]
         texts = [
             f"{going} ? {n} : {elements[c][1]}" if on else n for n, (c, _) in zip(news, changed, strict=True)
@@ -165,7 +165,7 @@ class _Strip:
             style.line(f"{on} |= {going} ? 1 : 0;")
 
     def constants(self, v: Value) -> list[Value]:
-        """What the body reads that varies from point to point, but not from turn to turn."""
+        """Loop-invariant values that the body reads and that vary from point to point."""
         turn, found, seen = v.attr.turn, dict[Value, None](), set[Value]()
         stack = list(v.args[len(v.attr.carries) :])
         while stack:
@@ -181,7 +181,7 @@ class _Strip:
 
 
 def _is_simple(v: Value) -> bool:
-    """Whether a loop has as many turns everywhere, of arithmetic alone: several points then share vector registers."""
+    """True for loops of fixed trip count and plain arithmetic: these vectorize."""
     body = post_order(v.args[len(v.attr.carries) :])
     calls = any(x.op in BODIES or (x.op == "apply" and x.attr[0].cost > _ARITHMETIC) for x in body)
     return v.attr.going(v).op == "const" and not calls
@@ -195,7 +195,7 @@ def _results_in(body: Sequence[Any]) -> list[Value]:
 
 
 def uniform_branch(kernel: Kernel) -> Value | None:
-    """A branch that all points of a kernel take alike."""
+    """A branch whose condition is uniform over all points of a kernel."""
     roots = [v for s in kernel.statements() for v in values_of(s)]
     for v in post_order(roots, outside):
         if (
@@ -208,7 +208,7 @@ def uniform_branch(kernel: Kernel) -> Value | None:
 
 
 def with_sides(kernel: Kernel, branch: Value) -> list[tuple[Any, ...]]:
-    """The body of a kernel with the one and with the other side in the place of a branch."""
+    """Two bodies of a kernel, with each side substituted for a branch."""
     results = [v for v in post_order(kernel.roots()) if v.op == "result" and v.args[0] is branch]
     bodies = []
     for side in branch.attr.sides(branch):
@@ -220,7 +220,7 @@ def with_sides(kernel: Kernel, branch: Value) -> list[tuple[Any, ...]]:
 
 
 def _with(s: Any, put: Replaced) -> Any:
-    """A statement with other values."""
+    """Statement with values substituted."""
     if isinstance(s, Store):
         return Store(s.buffer, s.index, put(s.value), None if s.guard is None else put(s.guard))
     if isinstance(s, Lanes):

@@ -1,8 +1,8 @@
-"""Loop splitting: the innermost loop of a kernel in parts on which its guards are constant.
+"""Loop splitting: divide the innermost loop where its guards change.
 
 Kernels, stage 6, below ``renderer.py``. In: a kernel without lanes. Out: kernels over parts of its innermost range, in
-which concatenations and pads have no branches left. A compiler makes vector instructions of each part, and none of a
-loop that loads under a condition.
+which concatenations and pads have no branches left. A compiler vectorizes each part, but no loop with conditional
+loads.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from blufunc.kernels.loopir.ir import Kernel, Substitution, Value, const, load, 
 
 _MOST_PARTS = 4
 _LEAST = 8
-"""Iterations of a part: one vector instruction of float32."""
+"""Minimum iterations of a part: one vector of float32."""
 
 
 def split_innermost(kernel: Kernel) -> list[Kernel]:
-    """The kernel over each part of its innermost range; alone and as it is, where there is nothing to split.
+    """Kernels over parts of the innermost range; the kernel itself if nothing splits.
 
-    Parts are intervals, or, where guards ask for every n-th element, the elements of each remainder.
+    Parts are intervals. Where guards select every n-th element, parts are residue classes modulo n.
     """
     if not kernel.grid:
         return [kernel]
@@ -50,15 +50,15 @@ def split_innermost(kernel: Kernel) -> list[Kernel]:
     few = 2 <= len(parts) <= _MOST_PARTS and all(part.extent >= _LEAST for part, _ in parts)
     if not few or inner.extent % step:
         return [kernel]
-    made = []
+    kernels = []
     for part, first in parts:
         put = _Resolved({inner: of(part) * step + first})
-        made.append(replace(kernel, grid=(*outer, part), body=tuple(map(put.statement, kernel.body))))
-    return made
+        kernels.append(replace(kernel, grid=(*outer, part), body=tuple(map(put.statement, kernel.body))))
+    return kernels
 
 
 class _Resolved(Substitution):
-    """Puts indices in the place of loop variables, and folds conditions that their bounds decide."""
+    """Substitute indices for loop variables and fold conditions that bounds decide."""
 
     def _rebuilt(self, v: Value) -> Value:
         v = super()._rebuilt(v)
@@ -76,7 +76,7 @@ class _Resolved(Substitution):
 
 
 def _folded(v: Value) -> Value:
-    """A choice whose condition is known, and a conjunction with a part that is."""
+    """Fold a select with a known condition, or a conjunction with a known operand."""
     prim: Any = v.attr[0]
     first = _known(v.args[0]) if v.args else None
     if prim is select_p and first is not None:

@@ -1,8 +1,8 @@
-"""Stages 6 and 8 on the CPU: a schedule's kernels become C++ functions, and its steps a list to go through.
+"""CPU programs: compile a schedule's kernels to C++ and run its steps in order.
 
-Kernels. Fused regions run as compiled loops over raw memory, products of matrices as compiled ones or calls of BLAS
-into planned memory, everything else as the NumPy definition of its primitive. Where there is no compiler, or a program
-is too small to be worth one, ``backends/numpy/program.py`` serves.
+Kernels, stages 6 and 8. In: a jaxpr. Out: a ``HostProgram``. Fused regions are compiled loops over raw memory, matmuls
+are compiled or BLAS calls into planned memory, and other steps call the NumPy definition of their primitive. Without a
+compiler, or for small programs, ``backends/numpy/program.py`` serves.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HOST = Target(
     keep_loads=False,
     tile=2048,
 )
-"""Chunks do not depend on the number of processors, so that results do not."""
+"""Chunk counts do not depend on the core count, so results do not either."""
 
 
 class HostProgram:
@@ -63,13 +63,13 @@ class HostProgram:
         budget: int | None = None,
     ):
         self.jaxpr = simplify(jaxpr)
-        made, self.text, names = prepared(self.jaxpr, donated, budget)
-        self.schedule = made
-        warn_of_host(made)
-        show_stages(made, jaxpr.name)
+        schedule, self.text, names = prepared(self.jaxpr, donated, budget)
+        self.schedule = schedule
+        warn_of_host(schedule)
+        show_stages(schedule, jaxpr.name)
         library = compiler.compile(self.text, jaxpr.name or "program") if names else None
-        self.arenas = _Arenas(made.plan.arena_bytes)
-        self.run = Runner(made, {s: getattr(library, n) for s, n in names.items()}, compiler)
+        self.arenas = _Arenas(schedule.plan.arena_bytes)
+        self.run = Runner(schedule, {s: getattr(library, n) for s, n in names.items()}, compiler)
         self.calls = openly if calls_back(self.jaxpr) else quietly
         self.blas = one_thread_each if self.run.calls_blas else contextlib.nullcontext()
 
@@ -83,32 +83,32 @@ class HostProgram:
             return self.run(arrays, arena)
 
     def source(self) -> str:
-        """The generated C++."""
+        """Generated C++ source."""
         return self.text
 
     def timings(self, buffers: Sequence[np.ndarray], repeats: int = 5) -> list[StepTime]:
-        """How long each step takes: the median over ``repeats`` runs on these arguments, which stay as they are."""
+        """Median time of each step over ``repeats`` runs; the arguments are not changed."""
         runs: list[list[float]] = []
         for _ in range(repeats + 1):
             arrays = [np.array(b, order="C") for b in buffers]
             with self.arenas as arena, self.blas:
                 runs.append(self.calls(self.run.timed, arrays, arena))
         names = [name_of(s) for s in self.schedule.steps]
-        return medians(names, runs[1:])  # the first run touches new memory
+        return medians(names, runs[1:])  # discard the first run: it touches new memory
 
 
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
-    """The steps of a simplified jaxpr on the CPU, and their memory, its peak within a budget in bytes."""
+    """Schedule of a simplified jaxpr on the CPU, within ``budget`` bytes at peak."""
     return within(Planning(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p), budget)
 
 
 class Prepared(NamedTuple):
-    """A program but for its library: what is kept on disk of it.
+    """The part of a program that the disk cache stores: all but the library.
 
     Attributes:
       schedule: its steps and their memory.
-      text: the C++ of all kernels.
-      names: the functions of the steps that are kernels, by their numbers.
+      text: C++ source of all kernels.
+      names: function name of each kernel step, by index.
     """
 
     schedule: Schedule
@@ -117,7 +117,7 @@ class Prepared(NamedTuple):
 
 
 def prepared(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Prepared:
-    """What ``planned`` gives, and its source; from disk, if it is there."""
+    """Schedule and source of a program, from the disk cache if present."""
 
     def prepare() -> Prepared:
         schedule = planned(jaxpr, donated, budget)
@@ -127,17 +127,17 @@ def prepared(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -
 
 
 def name_of(step: Step) -> str:
-    """What to call a step in reports."""
+    """Name of a step in reports."""
     return step.eqn.prim.name if isinstance(step, OpaqueStep) else step.kernel.name
 
 
 def _in_order(x: Any) -> np.ndarray:
-    """An array in row-major order. A body may be given NumPy's scalars, which have no memory of their own."""
+    """Row-major array; bodies may pass NumPy scalars, which have no address."""
     return x if x.__class__ is np.ndarray and x.flags.c_contiguous else np.array(x, order="C")
 
 
 class Draft:
-    """A program before anything is compiled: what ``lower()`` shows.
+    """A program before compilation, as ``lower()`` shows it.
 
     Attributes:
       why_not_compiled: why the program runs as NumPy calls; empty if it will be compiled.
@@ -151,24 +151,24 @@ class Draft:
 
     @functools.cached_property
     def schedule(self) -> Schedule:
-        """Its steps and their memory, if it is compiled."""
+        """Steps and memory of the compiled program."""
         return planned(self.jaxpr, self.donated, self.budget)
 
     def source(self) -> str:
-        """The text that will run."""
+        """Source that will run: C++, or Python if the program is not compiled."""
         if self.why_not_compiled:
             return Program(self.jaxpr, self.donated).source()
         return source_of(self.schedule)[0]
 
 
 def compile_program(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> HostProgram | None:
-    """The compiled program; None where there is no compiler, or no gain in one.
+    """Compiled program; None without a compiler, or if compiling does not pay.
 
-    With a budget that the default plan does not meet it is compiled in any case: NumPy calls have no plan.
+    A budget that the default plan exceeds always compiles: NumPy calls have no plan.
 
     Raises:
-      MemoryBudgetError: there is no plan within the budget.
-      UnsupportedError: there is one, but no compiler.
+      MemoryBudgetError: no plan meets the budget.
+      UnsupportedError: a plan meets it, but there is no compiler.
     """
     if budget is not None and planned(simplify(jaxpr), donated).plan.peak_bytes > budget:
         compiler = toolchain.find() if config.host_compiler != "never" else None
@@ -188,9 +188,7 @@ def compile_program(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = 
         return None
     try:
         return HostProgram(jaxpr, donated, compiler)
-    except (
-        errors.CompileError
-    ) as e:  # our own text, or a compiler that is not well: NumPy is right in any case
+    except errors.CompileError as e:  # a bug in our source or a broken compiler: NumPy is correct in any case
         if config.check:
             raise
         if config.shows("compile"):
@@ -204,17 +202,17 @@ _said: list[bool] = []
 
 
 def _say_once(what: str) -> None:
-    """Say, once a process, that programs are slower than they could be."""
+    """Warn once per process that programs run slower than they could."""
     if not _said:
         _said.append(True)
         config.show(
-            f"blufunc: {what}. Such programs run as NumPy calls; BLUFUNC_DEBUG=compile says more, "
-            "BLUFUNC_HOST_COMPILER=never asks for no compiler."
+            f"blufunc: {what}. Such programs run as NumPy calls; BLUFUNC_DEBUG=compile shows why, "
+            "BLUFUNC_HOST_COMPILER=never silences this."
         )
 
 
 def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
-    """The body of a loop or call as a function of arrays."""
+    """Body of a loop or call as a function of arrays."""
 
     def make() -> Callable[[list], Any]:
         donated = (False,) * len(jaxpr.invars)
@@ -228,13 +226,13 @@ def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
     return jaxpr.memoised("host body", make)
 
 
-def source_of(made: Schedule) -> tuple[str, dict[int, str]]:
-    """One C++ text with all kernels, equal ones once; and the names of the functions of the steps."""
+def source_of(schedule: Schedule) -> tuple[str, dict[int, str]]:
+    """One C++ source with each distinct kernel once, and function names by step."""
     known: dict[tuple, str] = {}
     names: dict[int, str] = {}
     taken: dict[str, int] = {}
     kernels = []
-    for i, step in enumerate(made.steps):
+    for i, step in enumerate(schedule.steps):
         if not isinstance(step, KernelStep):
             continue
         key = step.kernel.key
@@ -251,7 +249,7 @@ def _renamed(kernel: Any, name: str) -> Any:
 
 
 class _Arenas:
-    """The memory for temporaries: one block that calls take in turns, and new ones while it is in use."""
+    """Arenas for temporaries: one is reused; concurrent calls allocate more."""
 
     def __init__(self, size: int):
         self.size = size
@@ -273,34 +271,36 @@ class _Arenas:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Bytes whose address is a multiple of 64."""
+    """Bytes aligned to 64."""
     raw = np.empty(nbytes + 64, np.uint8)
     start = -address_of(raw) % 64
     return raw[start : start + nbytes]
 
 
 def address_of(x: np.ndarray) -> int:
-    """Where the data of an array begin."""
+    """Address of an array's first element."""
     return x.__array_interface__["data"][0]
 
 
 class Runner:
-    """Goes through the steps of a schedule.
+    """Runs the steps of a schedule.
 
     Args:
-      made: the schedule.
-      functions: of a kernel step's number, what runs it: given a table of addresses and a number of threads.
-      compiler: multiplies matrices; None leaves them to BLAS.
+      schedule: the schedule.
+      functions: by index of a kernel step, its function of a table of addresses and a thread count.
+      compiler: compiles GEMMs; None leaves them to BLAS.
 
     Attributes:
-      calls_blas: whether a product was left to BLAS.
+      calls_blas: True if any matmul was left to BLAS.
     """
 
-    def __init__(self, made: Schedule, functions: dict[int, Any], compiler: toolchain.Compiler | None = None):
-        self.made, self.compiler, self.calls_blas = made, compiler, False
+    def __init__(
+        self, schedule: Schedule, functions: dict[int, Any], compiler: toolchain.Compiler | None = None
+    ):
+        self.schedule, self.compiler, self.calls_blas = schedule, compiler, False
         self.steps: list[Callable[[_Memory], None]] = []
-        last_use = _last_uses(made)
-        for i, step in enumerate(made.steps):
+        last_use = _last_uses(schedule)
+        for i, step in enumerate(schedule.steps):
             drop = last_use.get(i, ())
             if isinstance(step, KernelStep):
                 self.steps.append(self.kernel_step(step, functions[i], drop))
@@ -309,10 +309,10 @@ class Runner:
                 self.steps.append(self.product_step(step, drop) or self.opaque_step(step, drop))
 
     def __call__(self, arrays: list[np.ndarray], arena: np.ndarray) -> tuple:
-        made = self.made
-        env: dict[int, np.ndarray] = dict(zip(made.inputs, arrays, strict=True))
+        schedule = self.schedule
+        env: dict[int, np.ndarray] = dict(zip(schedule.inputs, arrays, strict=True))
         arrays.clear()
-        memory = _Memory(made, env, arena)
+        memory = _Memory(schedule, env, arena)
         if config.shows("launch"):
             self.show_launches()
         for step in self.steps:
@@ -320,8 +320,8 @@ class Runner:
         return tuple([self.output(o, memory) for o in self.finals()])
 
     def timed(self, arrays: list[np.ndarray], arena: np.ndarray) -> list[float]:
-        """The seconds that each step takes."""
-        memory = _Memory(self.made, dict(zip(self.made.inputs, arrays, strict=True)), arena)
+        """Seconds of each step."""
+        memory = _Memory(self.schedule, dict(zip(self.schedule.inputs, arrays, strict=True)), arena)
         seconds = []
         for step in self.steps:
             start = time.perf_counter()
@@ -330,28 +330,28 @@ class Runner:
         return seconds
 
     def show_launches(self) -> None:
-        """Print the steps of a call that begins."""
-        for n, step in enumerate(self.made.steps):
+        """Print the steps of a call."""
+        for n, step in enumerate(self.schedule.steps):
             buffers = "" if isinstance(step, OpaqueStep) else f" {', '.join(map(str, step.kernel.buffers))}"
             config.show(f"launch {n}: {name_of(step)}{buffers}")
 
     def finals(self) -> list[tuple[Literal | int, bool]]:
-        """The results, and whether each has been returned in another place before."""
+        """Results, each with a flag: True if an earlier result is the same value."""
         seen: set[int] = set()
         out: list[tuple[Literal | int, bool]] = []
-        for o in self.made.outputs:
+        for o in self.schedule.outputs:
             out.append((o, isinstance(o, int) and o in seen))
             if isinstance(o, int):
                 seen.add(o)
         return out
 
     def output(self, o: tuple[Literal | int, bool], memory: _Memory) -> np.ndarray:
-        atom, again = o
+        atom, repeated = o
         if atom.__class__ is Literal:
             return np.array(atom.array.__array__())  # type: ignore[union-attr]
         i: int = atom  # type: ignore[assignment]
         array = memory.array(i)
-        owned = i in memory.owned and not again
+        owned = i in memory.owned and not repeated
         return array if owned else np.array(array, order="C")
 
     def kernel_step(self, step: KernelStep, function: Any, drop: Sequence[int]) -> Callable:
@@ -369,12 +369,12 @@ class Runner:
         return launch
 
     def product_step(self, step: OpaqueStep, drop: Sequence[int]) -> Callable | None:
-        """A product of matrices that lie where the plan says; None for what BLAS or a definition computes."""
+        """Run a matmul as a compiled GEMM in planned memory; None if BLAS computes it."""
         if not step.planned:
             return None
         product = None
         if self.compiler is not None:
-            product = gemm.product_of(step, self.made.values, self.compiler)
+            product = gemm.product_of(step, self.schedule.values, self.compiler)
         if product is None:
             self.calls_blas = True
             if config.shows("compile"):
@@ -382,7 +382,7 @@ class Runner:
             return None
         function, layout, (lhs, lhs_offset), (rhs, rhs_offset) = product
         (result,) = step.results
-        assert result is not None  # what nobody wants was taken out
+        assert result is not None  # dead results were eliminated
 
         def multiply(memory: _Memory) -> None:
             threads = layout.threads(memory.threads)
@@ -414,7 +414,7 @@ class Runner:
 
         if step.planned:
             (result,) = step.results
-            assert result is not None  # what nobody wants was taken out
+            assert result is not None  # dead results were eliminated
 
             def run_into(memory: _Memory) -> None:
                 lhs, rhs = values(memory)
@@ -425,19 +425,19 @@ class Runner:
             return run_into
         function = _function_of(eqn)
 
-        aliases = self.made.aliases
+        aliases = self.schedule.aliases
 
         def run(memory: _Memory) -> None:
-            given = values(memory)
-            # what a definition returns may be a view of an operand, whose memory the plan gives to others
-            for i, r in zip(step.results, function(list(given)), strict=True):
+            operands = values(memory)
+            # a result may be a view of an operand, whose memory the plan reuses
+            for i, r in zip(step.results, function(list(operands)), strict=True):
                 if i is None:
                     continue
                 if i in aliases:
                     memory.put(i, r)
                     continue
                 r = np.asarray(r)
-                shared = any(np.may_share_memory(r, x) for x in given)
+                shared = any(np.may_share_memory(r, x) for x in operands)
                 memory.put(i, r.copy() if shared else r)
             for i in drop:
                 memory.drop(i)
@@ -453,42 +453,42 @@ def _function_of(eqn: Eqn) -> Callable[[list], Sequence]:
         function = lambda values: prim.impl(*values, **eqn.params)
     else:
         function = lambda values: (prim.impl(*values, **eqn.params),)
-    # ranks that do not meet are told where
+    # a collective that times out names the user's line
     return source.at(eqn.source, function) if prim.kind == "collective" else function
 
 
-def _last_uses(made: Schedule) -> dict[int, list[int]]:
-    """After which step a value that is not in planned memory can go."""
-    kept = {o for o in made.outputs if isinstance(o, int)}
+def _last_uses(schedule: Schedule) -> dict[int, list[int]]:
+    """Unplanned values to free after each step, by step index."""
+    kept = {o for o in schedule.outputs if isinstance(o, int)}
     last: dict[int, int] = {}
-    for n, step in enumerate(made.steps):
+    for n, step in enumerate(schedule.steps):
         last.update((i, n) for i in touched(step))
     out: dict[int, list[int]] = {}
     for i, n in last.items():
-        if i not in kept and i in made.unplanned:
+        if i not in kept and i in schedule.unplanned:
             out.setdefault(n, []).append(i)
     return out
 
 
 class _Memory:
-    """The arrays of one call."""
+    """Arrays and addresses of one call."""
 
-    __slots__ = ("addresses", "arena", "arrays", "base", "made", "owned", "threads")
+    __slots__ = ("addresses", "arena", "arrays", "base", "owned", "schedule", "threads")
 
-    def __init__(self, made: Schedule, arguments: dict[int, np.ndarray], arena: np.ndarray):
-        self.made = made
+    def __init__(self, schedule: Schedule, arguments: dict[int, np.ndarray], arena: np.ndarray):
+        self.schedule = schedule
         self.arena = arena
         self.base = address_of(arena)
-        self.threads = toolchain.threads()  # of this call: in the child of a fork they are others
+        self.threads = toolchain.threads()  # per call: a forked child has fewer
         self.arrays = dict(arguments)
         self.addresses: dict[int, int] = {}
         self.owned: set[int] = set()
 
     def address(self, i: int) -> int:
-        """Where the data of a value begin."""
+        """Address of a value's data."""
         found = self.addresses.get(i)
         if found is None:
-            place = self.made.plan.placement.get(i)
+            place = self.schedule.plan.placement.get(i)
             if i not in self.arrays and place is not None and place.space == "arena":
                 found = self.base + place.offset
             else:
@@ -504,9 +504,9 @@ class _Memory:
         return found
 
     def made_array(self, i: int) -> np.ndarray:
-        v = self.made.values[i]
+        v = self.schedule.values[i]
         shape, dtype = (v.aval.shape, v.aval.dtype) if hasattr(v, "aval") else ((v.size,), v.dtype)
-        place = self.made.plan.placement[i]
+        place = self.schedule.plan.placement[i]
         if place.space == "arena":
             return np.ndarray(shape, dtype, self.arena.data, place.offset)
         if place.space == "output":
@@ -524,7 +524,7 @@ class _Memory:
         return flat[place.offset : place.offset + size].view(dtype).reshape(shape)
 
     def put(self, i: int, x: Any) -> None:
-        """What a step made itself."""
+        """Store an array that a step allocated."""
         x = np.asarray(x)
         if not x.flags.c_contiguous:
             x = np.ascontiguousarray(x).reshape(x.shape)
@@ -532,7 +532,7 @@ class _Memory:
         self.addresses.pop(i, None)
 
     def drop(self, i: int) -> None:
-        """Let go of a value that nobody reads any more."""
+        """Release a value after its last use."""
         self.arrays.pop(i, None)
         self.addresses.pop(i, None)
 

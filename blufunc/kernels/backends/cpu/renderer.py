@@ -1,11 +1,11 @@
 """LoopIR as C++ for the CPU: OpenMP threads over the grid, SIMD over lanes.
 
-Kernels, stage 6. In: a ``Kernel``; out: C++ text for ``toolchain.py``. The function that it defines takes an array
-with a pointer for each buffer, and how many threads it may use. What it computes does not depend on that number:
-threads share no reduction. Lanes are the vector loops; where a kernel has none, the innermost range of the grid is.
+Kernels, stage 6. In: a ``Kernel``. Out: C++ source for ``toolchain.py``. Its function takes a table of buffer pointers
+and a thread count. Results do not depend on that count: threads share no reduction. SIMD loops run over lanes, or over
+the innermost range of the grid in kernels without lanes.
 
-No pointer is ``restrict``: an output may be the array that an input is. That the turns of a loop are independent is
-said of each loop by ``omp simd``.
+No pointer is ``restrict``: an output may alias an input. ``omp simd`` declares the iterations of each loop
+independent.
 """
 
 from __future__ import annotations
@@ -54,40 +54,40 @@ from blufunc.kernels.loopir.ir import (
 )
 
 PARALLEL_WORK = 1 << 20
-"""From how many operations on it pays to wake other threads: about 20 us of one thread's work, where a wake takes 5."""
+"""Minimum operations to wake threads: about 20 us of work; a wake takes 5 us."""
 
 _STACK_BYTES = 1 << 16
-"""How much of a point's keeps may lie on the stack."""
+"""Maximum bytes of a point's keeps on the stack."""
 
 _BLOCK = 1 << 13
-"""Elements of the innermost range that a thread takes at a time where the outer ranges are few."""
+"""Innermost elements per thread iteration where the outer ranges are small."""
 
 _CACHE_LINE, _TILE = 64, 64
-"""Bytes that come from memory together; elements of the other range of a tile."""
+"""Bytes of a cache line; elements of the other axis of a tile."""
 
 _POINTS_FOR_THREADS = 64
-"""How many points suffice to be shared among threads evenly."""
+"""Minimum points for even load balance across threads."""
 
 _UNROLLED = 16
-"""A fold over so few is written out, so that the loop around it can be a vector loop."""
+"""Maximum elements of an unrolled fold, whose enclosing loop then vectorizes."""
 
 _CHEAP = 4
-"""How many operations are rather done twice than one lane after the other."""
+"""Maximum operations to compute twice rather than in a scalar loop."""
 
 _ROWS_AT_ONCE = 4
-"""How many rows a loop over lanes adds to what it keeps of them, before it writes that back."""
+"""Rows that a loop over lanes accumulates in registers before it writes back."""
 
 _LIGHT = 8
-"""The operations of an element up to which it is keeping, not computing, that takes the time."""
+"""Maximum operations per element for which memory traffic of keeps dominates."""
 
 _TURNS = 16
-"""A guess of how often a loop turns that nothing bounds."""
+"""Assumed trip count of loops without a bound."""
 
 _VERSIONS = 8
-"""How many versions of a kernel there may be, one for each side of branches that all points take alike."""
+"""Maximum kernel versions, one per combination of uniform branch sides."""
 
 _CLAUSES = {"sum": "+", "prod": "*", "max": "max", "min": "min", "and": "&", "or": "|", "xor": "^"}
-"""OpenMP's names of reductions."""
+"""OpenMP names of reductions."""
 
 _BOOLEAN = {"max": "or", "min": "and"}
 
@@ -97,22 +97,22 @@ SCRATCH = "backends/cpu/include/scratch.h"
 
 
 class HostStyle(Scans):
-    """Writes one kernel for the CPU."""
+    """Writer of one kernel for the CPU."""
 
     reserved = CStyle.reserved | {"buffers", "threads", "scratch", "Scratch", "main", "free", "aligned_alloc"}
 
     def __init__(self, kernel: Kernel):
         super().__init__(kernel)
-        self.reductions: set[str] = set()  # declarations of those that OpenMP has not
+        self.reductions: set[str] = set()  # declarations of reductions that OpenMP lacks
         self.lane: Range | None = None
         statements = list(kernel.statements())
-        # folds along memory are better vector loops than the grid is
+        # contiguous folds vectorize better than the grid
         self.vector_grid = not (
             any(isinstance(s, (Lanes, Rows)) for s in statements)
             or any(v.op == "fold" and _along_memory(v) for v in self.reads)
         )
         self.uses_scratch = False
-        self.held: dict[Keep, str] = {}  # in variables, for the moment
+        self.held: dict[Keep, str] = {}  # keeps that are in registers at the moment
         self.versions = 1
 
     # -- the function, the grid ----------------------------------------------------------------
@@ -122,7 +122,7 @@ class HostStyle(Scans):
 
     def parameters(self) -> None:
         for i, b in enumerate(self.kernel.buffers):
-            # compilers make vector instructions of bytes that are compared with 0, but not of booleans in memory
+            # compilers vectorize loads of bytes compared with 0, but not of booleans
             element = "uint8_t" if dtypes.is_bool(b.dtype) else scalar_ops.storage_type(b.dtype)
             kind = f"{'' if b.written else 'const '}{element} *"
             note = f"  {comment(b.note)}" if b.note else ""
@@ -133,7 +133,7 @@ class HostStyle(Scans):
         if chosen is None:
             self._whole_grid()
             return
-        # the same side for all points: which one is asked once, and each has vector loops
+        # a uniform branch is tested once, and each side has its own SIMD loops
         self.versions += 1
 
         def write(kernel: Kernel) -> None:
@@ -145,7 +145,7 @@ class HostStyle(Scans):
 
     @contextmanager
     def _as(self, kernel: Kernel) -> Iterator[None]:
-        """Write a variant of the kernel in its place."""
+        """Write a variant of the kernel."""
         before, uses = self.kernel, self.uses
         survey = Survey(kernel)
         self.kernel, self.uses, self.reads = kernel, survey.uses, {**self.reads, **survey.reads}
@@ -165,7 +165,7 @@ class HostStyle(Scans):
             self._vector_grid(parallel, writes)
 
     def _vector_grid(self, parallel: bool, writes: set) -> None:
-        """Threads over the outer ranges, a vector loop over the innermost one; tiles where that is better."""
+        """Threads over the outer ranges, SIMD over the innermost; tiled if faster."""
         *outer, inner = self.kernel.grid
         tiles = self._tiles(parallel)
         if not outer:
@@ -203,10 +203,10 @@ class HostStyle(Scans):
                     )
 
     def _tiles(self, parallel: bool) -> dict[Range, int]:
-        """The ranges to take in strips, and how much of them at a time.
+        """Tile sizes of the ranges to tile.
 
-        Where something is read along an outer range, what a cache line holds of it is used up at once. Where a few
-        long rows are to be shared among threads, they take parts of rows.
+        Reads that are contiguous along an outer range use each cache line at once. Where rows are few and long,
+        threads split them.
         """
         *outer, inner = self.kernel.grid
         for v in self.reads:
@@ -219,16 +219,16 @@ class HostStyle(Scans):
         return {inner: _BLOCK} if outer and parallel and few and inner.extent >= 2 * _BLOCK else {}
 
     def _threads(self, parallel: bool, loops: Sequence[str]) -> list[str]:
-        """The heads of loops, which threads share."""
+        """Loop heads, parallelized across threads."""
         if not parallel:
             return list(loops)
         collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-        # points whose loops end when they do are not the same work
+        # loops in points make the work per point uneven
         kind = "dynamic" if any(v.op == "loop" for v in self.reads) else "static"
         return [f"#pragma omp parallel for{collapse} schedule({kind}) num_threads(threads)", *loops]
 
     def point(self) -> None:
-        """One point of the grid."""
+        """Write one point of the grid."""
         self._declare_keeps(self.kernel.body)
         self.body(self.kernel.body)
 
@@ -241,7 +241,7 @@ class HostStyle(Scans):
             super().finish()
 
     def _declare_keeps(self, body: Sequence[Any]) -> None:
-        """Arrays for what the lanes of a body keep; where they are large, in this thread's scratch memory."""
+        """Declare arrays for the keeps of a body; large ones in per-thread scratch memory."""
         keeps = _keeps_of(body)
         size = sum(map(_bytes_of, keeps))
         at = 0
@@ -285,12 +285,12 @@ class HostStyle(Scans):
 
     @staticmethod
     def _is_search(s: Lanes) -> bool:
-        """Whether a loop only looks for an extremum of what is cheap to compute twice."""
+        """True for a loop that only finds an extremum of values cheap to compute twice."""
         r = s.body[0] if len(s.body) == 1 else None
         return isinstance(r, Reduce) and r.position is not None and _work([r], set()) <= _CHEAP
 
     def _search(self, s: Lanes, r: Reduce) -> None:
-        """Two vector loops: for the extremum, and for the least position that has it; a NaN is its own extremum."""
+        """Two SIMD loops: the extremum, then its lowest position; NaN is an extremum."""
         assert r.position is not None
         total, dtype = r.total, accumulator(r.total.dtype)
         extremum = Total(self.name(total, total.name), dtype, total.op[3:])
@@ -318,7 +318,7 @@ class HostStyle(Scans):
             self.line(f"{scalar_ops.register_type(dtype)} {name} = {start};")
 
     def _clause(self, total: Total) -> str:
-        """The reduction of a total in OpenMP's terms; those of floats that it has not are declared."""
+        """OpenMP reduction of a total; declares float reductions that OpenMP lacks."""
         dtype = accumulator(total.dtype)
         if dtypes.is_bool(dtype):
             return _CLAUSES[_BOOLEAN.get(total.op, total.op)]
@@ -347,7 +347,7 @@ class HostStyle(Scans):
         beats = [f"{at} < 0", f"{value} {better} {name}"]
         if floating:
             beats.append(f"({value} != {value} && {name} == {name})")
-        if (s.position.coefficient(self.lane) or -1) < 0:  # else what comes later has the larger position
+        if (s.position.coefficient(self.lane) or -1) < 0:  # otherwise later iterations have larger positions
             tie = (
                 f"({value} == {name} || ({value} != {value} && {name} != {name}))"
                 if floating
@@ -372,7 +372,7 @@ class HostStyle(Scans):
         if not _only_adds(s):
             super().rows(s)
             return
-        # some rows at once, each lane in their order, so that sums are what they are of one after the other
+        # several rows at once, each lane in row order: sums are bitwise those of one row at a time
         (lanes,) = s.body
         keeps, writes, step = [a.keep for a in lanes.body], written_in(s.body), _ROWS_AT_ONCE
         self.need(computed_in(s.index))
@@ -415,7 +415,7 @@ class HostStyle(Scans):
 
 
 def _only_adds(s: Rows) -> bool:
-    """Whether all that is done with rows is to add them, lane by lane, to what is kept."""
+    """True if a loop over rows only accumulates them into keeps, lane by lane."""
     lanes = s.body[0]
     return (
         len(s.body) == 1
@@ -437,7 +437,7 @@ def _bytes_of(keep: Keep) -> int:
 
 
 def _along_memory(fold: Value) -> bool:
-    """Whether what a fold reads lies side by side in memory along its range."""
+    """True if a fold reads memory contiguously along its range."""
     over = fold.attr[1]
     if over.extent <= _UNROLLED:
         return False
@@ -446,7 +446,7 @@ def _along_memory(fold: Value) -> bool:
 
 
 def work(kernel: Kernel) -> int:
-    """About how many operations a kernel is."""
+    """Estimated operations of a kernel."""
     return kernel.points * _work(kernel.body, set())
 
 
@@ -464,7 +464,7 @@ def _work(body: Sequence[Any], seen: set[Value]) -> int:
 
 
 def _body_work(v: Value) -> int:
-    """Of the body of a fold, loop or branch."""
+    """Estimated operations of a fold, loop or branch body."""
     times = v.attr[1].extent if v.op == "fold" else _TURNS if v.op == "loop" and v.attr.most is None else 1
     if v.op == "loop" and v.attr.most is not None:
         times = v.attr.most
@@ -481,15 +481,15 @@ def _cost(v: Value) -> int:
 
 
 def render(kernel: Kernel) -> str:
-    """A C++ source with one function, ``extern "C" void NAME(void **buffers, int threads)``.
+    """C++ source of one kernel: ``extern "C" void NAME(void **buffers, int threads)``.
 
-    ``buffers`` points to the data of ``kernel.buffers``, in their order; ``threads`` is the most that may be used.
+    ``buffers`` points to the data of ``kernel.buffers``, in order; ``threads`` is the maximum thread count.
     """
     return render_many([kernel])
 
 
 def render_many(kernels: Sequence[Kernel]) -> str:
-    """One source with a function for each kernel, which compiles much faster than as many sources."""
+    """One source with a function per kernel; faster to compile than several."""
     writers = [HostStyle(kernel) for kernel in kernels]
     functions = "\n".join(writer.render() for writer in writers)
     reductions = sorted(set[str]().union(*[writer.reductions for writer in writers]))

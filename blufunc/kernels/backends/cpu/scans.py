@@ -1,11 +1,12 @@
-"""Scans along lanes in vector loops of the CPU.
+"""Scans along lanes in SIMD loops of the CPU.
 
-Kernels, stage 6, below ``renderer.py``. A loop with scans goes over its lanes in strips that a cache holds. For each
-strip there are three loops: a vector loop for what the scans take up, into small arrays; the scans of these, in place,
-which carry what came before from strip to strip; and a vector loop for the statements that read them. Sums of words
-are scanned in vector registers (OpenMP 5.0, ``scan``), in an order that depends on the machine alone. What is dear to
-combine, logarithms, is scanned in parts of a strip side by side. All else is combined from lane to lane: of products in
-another order, parts could overflow where the whole does not.
+Kernels, stage 6, below ``renderer.py``. In: a loop over lanes with scans. Out: C++ loops over strips that fit in
+cache. Each strip has three loops: a SIMD loop that stores the scanned values in small arrays, the scans of these in
+place with a carry across strips, and a SIMD loop over the statements that read them.
+
+Sums of words are scanned in vector registers (OpenMP 5.0 ``scan``), in an order that depends only on the machine.
+Expensive operators such as ``logaddexp`` scan parts of a strip side by side. All other scans are sequential: partial
+products could overflow where the whole does not.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from blufunc.kernels.codegen.scopes import written_in
 from blufunc.kernels.loopir.ir import Lanes, Prefix, Scan, identity
 
 STRIP = 256
-"""Lanes of a strip: enough to hide what begins and ends a loop."""
+"""Lanes of a strip: enough to amortize its prologue and epilogue."""
 
 _DEAR = frozenset(("logaddexp",))
-"""What is so dear to combine that it pays to do so twice in vector instructions, rather than once from lane to lane."""
+"""Operators so expensive that combining twice in SIMD beats once per lane."""
 
 _PARTS, _PART = 64, 16
-"""Of a strip of what is dear to combine: how many parts, and the lanes of each."""
+"""Parts of a strip for expensive operators, and lanes of each part."""
 
 
 class Scans(LockStep):
-    """The loops over lanes in which these are scanned."""
+    """Loops over lanes that contain scans."""
 
-    strip_start = ""  # the first lane of the strip that is being written
+    strip_start = ""  # first lane of the current strip
 
     def scanned_lanes(self, s: Lanes, scans: Sequence[Scan], pragma: str) -> None:
-        """A loop with scans; ``pragma`` is what stands before the loop over the other statements."""
+        """Write a loop with scans; ``pragma`` precedes the loop over the other statements."""
         prefixes, n = [x.prefix for x in scans], s.range.extent
         carries = {p: self.fresh(f"{self.name(p, p.name)}_carry") for p in prefixes}
         for p, carry in carries.items():
@@ -65,7 +66,7 @@ class Scans(LockStep):
             self.strip_start = outer
 
     def _scan(self, p: Prefix, carry: str, count: str) -> None:
-        """The scan of a strip, in place."""
+        """Scan a strip in place."""
         i, array = self.fresh("i"), self.named[p]
         loop = f"for (int {i} = 0; {i} < {count}; ++{i})"
         if p.reverse:
@@ -79,7 +80,7 @@ class Scans(LockStep):
             self.line(f"{array}[{i}] = {carry};")
 
     def _scan_in_parts(self, p: Prefix, carry: str, count: str) -> None:
-        """The same, each vector instruction for one lane of all parts; then what comes before a part for all of it."""
+        """Scan the parts of a strip side by side, then combine with their offsets."""
         i, g, before = self.fresh("i"), self.fresh("g"), self.fresh(f"{self.named[p]}_before")
         array, kind = self.named[p], scalar_ops.register_type(p.dtype)
         start, simd = scalar_ops.literal(identity(p.op, p.dtype), p.dtype), "#pragma omp simd"
@@ -89,7 +90,7 @@ class Scans(LockStep):
             return bare(reducing(p.op, p.dtype, x, y, p.dtype))
 
         def loop(x: str, n: int, begin: int = 0) -> str:
-            """Over the first ``n`` in the order of the scan, but for ``begin`` of them."""
+            """Loop head over ``n`` elements in scan order, skipping the first ``begin``."""
             if p.reverse:
                 return f"for (int {x} = {n - 1 - begin}; {x} >= 0; --{x})"
             return f"for (int {x} = {begin}; {x} < {n}; ++{x})"
@@ -125,5 +126,5 @@ class Scans(LockStep):
 
 
 def _element(p: Prefix) -> str:
-    # compilers make vector instructions of bytes, but not of booleans in memory
+    # compilers vectorize loads of bytes, but not of booleans
     return "uint8_t" if dtypes.is_bool(p.dtype) else scalar_ops.register_type(p.dtype)

@@ -1,11 +1,11 @@
-"""The C++ compiler of this machine: source text becomes loaded functions, through the disk cache.
+"""Host C++ toolchain: compile sources to shared libraries through a disk cache.
 
-Kernels, stage 8 on the CPU. In comes C++ text that defines ``extern "C"`` functions; out comes a ``ctypes.CDLL``.
-The compiler is found when it is first needed and asked once what it can do; what it said is kept on disk. Without
-one ``find`` returns None, and the caller does without: blufunc never needs a compiler to be right.
+Kernels, stage 8 on the CPU. In: C++ source that defines ``extern "C"`` functions. Out: a ``ctypes.CDLL``. The compiler
+is found and probed at first use, and the probe's result is cached on disk. Without a compiler ``find`` returns None,
+and the caller falls back to NumPy: results never require a compiler.
 
-IEEE semantics hold (``-ffast-math`` is never used): NaN, infinities and signed zeros are as in NumPy, sums keep
-their order, and products are not contracted into fused multiply-adds, so that ``x * y + z`` is what NumPy gives.
+IEEE semantics hold (``-ffast-math`` is never used): NaN, infinities and signed zeros match NumPy, sums keep their
+order, and ``x * y + z`` is not contracted into an FMA.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _FLAGS = (
     "-O3",
     "-shared",
     "-fPIC",
-    "-fno-math-errno",  # sqrt is then an instruction
-    "-fno-trapping-math",  # both sides of a select may be computed, without which nothing vectorises
+    "-fno-math-errno",  # makes sqrt one instruction
+    "-fno-trapping-math",  # allows both sides of a select to be computed, which vectorization requires
     "-ffp-contract=off",
     "-w",
 )
 _GATHERS = "-mtune-ctrl=use_gather,use_gather_2parts,use_gather_4parts"
-"""GCC tunes for AMD's processors with AVX2 without gathers, and then vectorizes no loop that reads a table.
+"""Gathers, which GCC's tuning for AMD disables: table lookups then vectorize.
 
 measured: float32 sin of 2^20 values, GCC 12, AMD EPYC without AVX-512: 14.8 ms, with gathers 2.8 (2026-11-23)
 """
@@ -56,25 +56,25 @@ _OPTIONAL_FLAGS = (
     ("-march=native",),
     (),
 )
-"""What is asked for beyond ``_FLAGS``: the first row that the compiler takes and whose result can be loaded."""
+"""Flags beyond ``_FLAGS``: the first row that compiles and loads is used."""
 
 _PROBE = "backends/cpu/include/probe.h"
-_SECONDS = 300  # a compiler that takes longer hangs
+_SECONDS = 300  # timeout: a slower compiler hangs
 _ERROR = re.compile(r"<stdin>:(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<what>.*)")
 _USER_LINE = re.compile(r"^\s*// at (?P<where>.+)$")
 
 
 @dataclass
 class Compiler:
-    """A C++ compiler that works.
+    """A working C++ compiler.
 
     Attributes:
       command: the program and its first arguments.
-      version: as it calls itself.
-      flags: with which sources are compiled.
-      openmp: whether ``#pragma omp parallel`` starts threads; else it is ignored.
-      cpu: the processor that ``-march=native`` stands for.
-      cache: keeps what was compiled.
+      version: first line of its ``--version``.
+      flags: compiler flags of all sources.
+      openmp: True if ``#pragma omp parallel`` starts threads; otherwise it is ignored.
+      cpu: the processor that ``-march=native`` selects.
+      cache: disk cache of libraries.
     """
 
     command: tuple[str, ...]
@@ -86,19 +86,19 @@ class Compiler:
     _loaded: dict[str, ctypes.CDLL] = field(default_factory=dict, repr=False)
 
     def key(self, source: str, options: Sequence[str] = ()) -> str:
-        """Where the cache has what ``source`` compiles to."""
+        """Cache key of the library that ``source`` compiles to."""
         return key_of(source, self.version, self.cpu, *self.flags, *options)
 
     def compile(self, source: str, name: str, options: Sequence[str] = ()) -> ctypes.CDLL:
-        """The library that ``source`` compiles to, loaded; the same object for the same source and options.
+        """Compile and load a library; the same object for the same source and options.
 
         Args:
-          source: C++ text with ``extern "C"`` functions.
-          name: what it is, for messages.
-          options: flags behind those of all sources.
+          source: C++ source with ``extern "C"`` functions.
+          name: name of the source in messages.
+          options: flags after those of all sources.
 
         Raises:
-          CompileError: the compiler refused the text, or what it made cannot be loaded.
+          CompileError: the compiler rejected the source, or the library cannot be loaded.
         """
         key = self.key(source, options)
         library = self._loaded.get(key)
@@ -108,7 +108,7 @@ class Compiler:
         return library
 
     def compile_many(self, sources: Sequence[tuple[str, str]]) -> list[ctypes.CDLL]:
-        """``compile`` of each ``(source, name)``, at the same time in as many threads as there are processors."""
+        """Compile each ``(source, name)`` in parallel, with at most one thread per core."""
         if len(sources) < 2:
             return [self.compile(source, name) for source, name in sources]
         with ThreadPoolExecutor(min(len(sources), processors())) as pool:
@@ -118,7 +118,7 @@ class Compiler:
         path = self.cache.path_of(key)
         try:
             return _load(path) if path else None
-        except OSError:  # another process pruned it, or nothing may be executed from that folder
+        except OSError:  # another process pruned it, or the folder is mounted noexec
             return None
 
     def _make(self, key: str, source: str, name: str, options: Sequence[str]) -> ctypes.CDLL:
@@ -129,13 +129,13 @@ class Compiler:
             for candidate in (kept, path):
                 try:
                     if candidate:
-                        return _load(candidate)  # stays loaded when the folder goes
+                        return _load(candidate)  # the library stays loaded after the folder is deleted
                 except OSError as e:
                     why = str(e)
         raise errors.CompileError(
-            f"what {self.command[0]} made of {name} cannot be loaded.",
+            f"the library that {self.command[0]} compiled from {name} cannot be loaded.",
             why=why,
-            fix="set BLUFUNC_CACHE_DIR and TMPDIR to folders from which programs may be run",
+            fix="set BLUFUNC_CACHE_DIR and TMPDIR to folders on a file system without noexec",
         )
 
     def _run(self, source: str, path: Path, name: str, options: Sequence[str]) -> None:
@@ -150,7 +150,7 @@ class Compiler:
                 text=True,
                 timeout=_SECONDS,
                 check=False,
-                env={**os.environ, "LC_ALL": "C"},  # errors are looked for in English
+                env={**os.environ, "LC_ALL": "C"},  # the error pattern is English
             )
         except (OSError, subprocess.TimeoutExpired) as e:
             raise errors.CompileError(
@@ -161,7 +161,7 @@ class Compiler:
 
 
 def _refusal(compiler: str, name: str, source: str, log: str) -> errors.CompileError:
-    """The error for a source that was refused: the line, the lines around it, and the user's line above it."""
+    """Error for a rejected source, with nearby lines and the user's line."""
     lines = source.splitlines()
     found = _ERROR.search(log)
     if not found:
@@ -177,7 +177,7 @@ def _refusal(compiler: str, name: str, source: str, log: str) -> errors.CompileE
         f"{compiler} refused the source of {name}.",
         where=where,
         why=why,
-        fix="set CXX to another compiler (g++ 9 or clang++ 10, or newer); if the text is not your own, report it",
+        fix="set CXX to another compiler (g++ 9 or clang++ 10, or newer); if blufunc generated the source, report it",
     )
 
 
@@ -186,7 +186,7 @@ def _refusal(compiler: str, name: str, source: str, log: str) -> errors.CompileE
 
 @functools.cache
 def find() -> Compiler | None:
-    """The compiler of this process: ``$CXX``, else the first of c++, g++ and clang++ that works; None without one."""
+    """Compiler of this process: ``$CXX``, else c++, g++ or clang++; None if absent."""
     return search(_candidates(), DiskCache())
 
 
@@ -196,9 +196,9 @@ def _candidates() -> list[str]:
 
 
 def why_none() -> str:
-    """Where ``find`` looked in vain, for messages."""
+    """Reason that ``find`` returned None, for messages."""
     if os.name != "posix":
-        return "no C++ compiler is looked for on this system"
+        return "compiling requires a POSIX system"
     tried = _candidates()
     found = [text for text in tried if _program_of(text)[1]]
     if "CXX" in os.environ and not found:
@@ -211,16 +211,16 @@ def why_none() -> str:
 
 
 def _program_of(text: str) -> tuple[tuple[str, ...], str | None]:
-    """A command's words, and the path of its program; None if there is none."""
+    """Words of a command and the path of its program; None if not found."""
     try:
         command = tuple(shlex.split(text))
-    except ValueError:  # a quotation mark without its partner
+    except ValueError:  # unbalanced quotes
         return (), None
     return command, shutil.which(command[0]) if command else None
 
 
 def search(commands: Sequence[str], cache: DiskCache) -> Compiler | None:
-    """The first of ``commands`` (programs, with arguments if need be) that compiles; what it can do is cached."""
+    """First of ``commands`` that compiles; the probe's result is cached on disk."""
     if os.name != "posix":
         return None
     for text in commands:
@@ -235,11 +235,11 @@ def search(commands: Sequence[str], cache: DiskCache) -> Compiler | None:
 
 
 def _probe_key(command: tuple[str, ...], program: str) -> str:
-    """Changes when the program is replaced, so that a warm start runs no compiler at all."""
+    """Cache key of the probe: identifies the program without running it."""
     real = Path(program).resolve()
     stat = real.stat()
-    wanted = [*_FLAGS, *(" ".join(row) for row in _OPTIONAL_FLAGS)]
-    return key_of("probe", *command, str(real), str(stat.st_mtime_ns), str(stat.st_size), cpu(), *wanted)
+    flags = [*_FLAGS, *(" ".join(row) for row in _OPTIONAL_FLAGS)]
+    return key_of("probe", *command, str(real), str(stat.st_mtime_ns), str(stat.st_size), cpu(), *flags)
 
 
 def _remembered(command: tuple[str, ...], program: str, cache: DiskCache) -> Compiler | None:
@@ -276,7 +276,7 @@ def _probe(command: tuple[str, ...], program: str, cache: DiskCache) -> Compiler
 
 @functools.cache
 def cpu() -> str:
-    """What distinguishes this processor from others to a compiler: its model and its instruction sets."""
+    """Processor identity for cache keys: model and instruction sets."""
     said = [platform.machine(), platform.processor()]
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
@@ -293,25 +293,24 @@ def cpu() -> str:
 _forked = False
 _load_lock = threading.Lock()
 _SPINNING = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "0"}
-"""A worker that waits spins for some microseconds, then sleeps: settings of the runtimes of GNU and LLVM.
+"""OpenMP settings (GNU and LLVM): idle workers spin for microseconds, then sleep.
 
-With GNU's default a kernel and a matrix product in turn take 8 times as long on 2 processors, because the workers
-keep BLAS from them; if they sleep at once, each small kernel takes 15 microseconds longer.
+With GNU's default, workers spin while BLAS runs. Workers that sleep at once delay each small kernel. measured:
+alternating kernels and matmuls 8x slower by default; 15 us per kernel asleep (2 cores)
 """
 
 
 def processors() -> int:
-    """How many processors this process may run on."""
+    """Number of cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def threads() -> int:
-    """How many threads a kernel should ask for (``num_threads``): ``$OMP_NUM_THREADS``, else one a processor.
+    """Threads of a kernel (``num_threads``): ``$OMP_NUM_THREADS``, else one per core.
 
-    In the child of a fork it is 1: the threads of GNU OpenMP stay with the parent, and waiting for them would
-    never end.
+    It is 1 in a forked child: GNU OpenMP's threads stay with the parent, and a parallel region would hang.
     """
     if _forked:
         return 1
@@ -329,9 +328,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    """Load a library, and with the first one the OpenMP runtime, whose threads shall not spin for long.
+    """Load a library; the first load starts OpenMP with short spinning.
 
-    That runtime reads its settings when it is loaded. The user's own are respected.
+    The runtime reads its settings when it is loaded. Settings of the user take precedence.
     """
     own = any(name in os.environ for name in ("OMP_WAIT_POLICY", *_SPINNING))
     with _load_lock, _settings({} if own else _SPINNING):
@@ -340,7 +339,7 @@ def _load(path: Path) -> ctypes.CDLL:
 
 @contextmanager
 def _settings(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables set for a while, for C too."""
+    """Set environment variables temporarily, visible to C as well."""
     os.environ.update(values)
     try:
         yield
@@ -350,18 +349,18 @@ def _settings(values: Mapping[str, str]) -> Iterator[None]:
 
 
 WORTH_COMPILING = 1 << 18
-"""From how many bytes in the arrays of a program on it is compiled."""
+"""Programs touching at least this many bytes are compiled."""
 
 
 def worth_compiling(jaxpr: Jaxpr) -> bool:
-    """Whether a program's arrays are large enough for compiled loops to gain what compiling takes."""
+    """True if a program's arrays are large enough for compilation to pay."""
     return jaxpr.memoised("array bytes", lambda: _bytes_of(jaxpr)) >= WORTH_COMPILING
 
 
 def _bytes_of(jaxpr: Jaxpr) -> int:
     total = 0
     for e in jaxpr.eqns:
-        # of what a reduction takes in it writes little
+        # reductions read more than they write
         variables = (*e.invars, *e.outvars) if e.prim.kind == "reduce" else e.outvars
         total += sum(v.aval.size * v.aval.dtype.itemsize for v in variables)
         total += sum(_bytes_of(body) for body in subjaxprs(e.params))
@@ -369,7 +368,7 @@ def _bytes_of(jaxpr: Jaxpr) -> int:
 
 
 def compiles(jaxpr: Jaxpr) -> bool:
-    """True for a program that is compiled, where there is a compiler."""
+    """True if a program is compiled where a compiler exists."""
     return config.host_compiler == "always" or (config.host_compiler == "auto" and worth_compiling(jaxpr))
 
 
@@ -378,5 +377,5 @@ def why_as_numpy(jaxpr: Jaxpr) -> str:
     if config.host_compiler == "never":
         return "config.host_compiler is 'never'"
     if not compiles(jaxpr):
-        return "its arrays are too small to gain from compiling; config.host_compiler = 'always' does so all the same"
+        return "its arrays are too small to gain from compiling; config.host_compiler = 'always' compiles them anyway"
     return "" if find() is not None else why_none()

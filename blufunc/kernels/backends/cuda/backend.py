@@ -1,8 +1,8 @@
 """The CUDA backend: arrays in device memory, programs as kernels.
 
-Kernels, stage 8, beside ``backends/cpu/backend.py``. Nothing of CUDA is loaded before a device is asked for. A call
-returns when its work is on the device's one compute stream; only reading a value waits for it. A single operation takes
-the same path as a program: it is a jaxpr of one equation, whose program is kept.
+Kernels, stage 8, the counterpart of ``backends/cpu/backend.py``. In: a jaxpr and device buffers. Out: a program, or
+the results of one primitive. CUDA is loaded when a device is first requested. A call returns once its work is on the
+device's compute stream; only reading a value synchronizes. A single operation is a cached program of one equation.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _STORAGE = operator.attrgetter("_storage")
 
 
 class CudaBackend:
-    """``Backend`` whose buffers are ``DeviceBuffer`` objects: that of one device.
+    """``Backend`` of one device, whose buffers are ``DeviceBuffer`` objects.
 
     Args:
-      index: the number of the device.
-      devices: the list of all devices, which the first to be asked for it fills.
+      index: index of the device.
+      devices: list of all devices, shared by their backends and filled on first use.
 
     Attributes:
       name: ``cuda``.
@@ -55,10 +55,10 @@ class CudaBackend:
         self._operations: OrderedDict[tuple, CudaProgram] = OrderedDict()
 
     def devices(self) -> Sequence[backend.Device]:
-        """The devices that CUDA shows to this process.
+        """CUDA devices visible to this process.
 
         Raises:
-          UnsupportedError: CUDA cannot be used here; the message says why, and the remedy.
+          UnsupportedError: CUDA is unavailable; the message says why and how to fix it.
         """
         if not self._devices:
             driver.require()
@@ -70,28 +70,29 @@ class CudaBackend:
     # -- values ----------------------------------------------------------------------------------------
 
     def from_host(self, x: np.ndarray, device: backend.Device) -> DeviceBuffer:
-        """A copy, which goes through page-locked memory if it is small."""
+        """Copy to the device, through page-locked memory if small."""
         return cuda_memory.to_device(x, device.index, f"an array made at {source.summary(source.current())}")
 
     def to_host(self, buffer: DeviceBuffer) -> np.ndarray:
-        """A copy, read-only, when the values are ready."""
+        """Read-only host copy; waits for the values."""
         x = cuda_memory.to_host(buffer)
         x.flags.writeable = False
         return x
 
     def block_until_ready(self, buffer: DeviceBuffer) -> None:
-        """Wait for all that the device was asked for so far, which is on one stream."""
+        """Synchronize with the device's compute stream."""
         driver.synchronize(buffer.device)
 
     def claim(self, buffers: list[DeviceBuffer], donated: Sequence[bool]) -> None:
-        """Copy the donated buffers that another array, or whose memory another buffer or library, still sees."""
+        """Copy donated buffers that are shared with another array, buffer or library."""
 
         def counts() -> tuple[Iterator[int], Iterator[int]]:
             return references(compress(buffers, donated)), references(
                 map(_STORAGE, compress(buffers, donated))
             )
 
-        holders, sharers = counts()  # the array and ``buffers`` hold a buffer, which alone has its storage
+        # one reference each from the array and ``buffers``; one owner of the storage
+        holders, sharers = counts()
         if max(holders) <= ALONE + 1 and max(sharers) <= ALONE:
             return
         for i, n, m in zip(compress(range(len(buffers)), donated), *counts(), strict=True):
@@ -101,15 +102,15 @@ class CudaBackend:
     # -- programs --------------------------------------------------------------------------------------
 
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> CudaProgram:
-        """A program for the device."""
+        """Compile a program for the device."""
         return CudaProgram(inline_definitions(jaxpr), donated, self.index, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
-        """In the forms that the device has kernels for."""
+        """The jaxpr with variants selected for which the device has kernels."""
         return select_variants(jaxpr, Library(driver.properties(self.index).arch))[0]
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
-        """What ``compile`` would make of a jaxpr, without compiling it."""
+        """Draft of the program that ``compile`` would build."""
         found = driver.properties(self.index)
         limits = limits_of(found.capability, found.shared_per_block)
         return Draft(jaxpr, donated, found.arch, limits, budget)
@@ -117,8 +118,8 @@ class CudaBackend:
     def run(
         self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]
     ) -> Sequence[DeviceBuffer]:
-        """One operation, by the program of a jaxpr that has this equation alone."""
-        if prim.identity or prim is reshape_p:  # the same elements in the same order: the same memory
+        """Run one operation, as a program of one equation."""
+        if prim.identity or prim is reshape_p:  # same elements in the same order: share the memory
             return [buffers[0].view(outs[0].shape, outs[0].dtype)]
         types = tuple([(b.shape, b.dtype) for b in buffers])
         key = (prim, types, tuple([(k, exact(v)) for k, v in params.items()]), config.matmul_precision)

@@ -1,8 +1,8 @@
-"""Device model: limits of CUDA devices, figures of an H200, and tuning constants that were chosen on one.
+"""Device model: limits of CUDA devices, figures of an H200, tuning constants.
 
 Kernels, below everything else of this backend. In: nothing. Out: ``Limits``, for which sources are generated, and
-constants for decisions that must not depend on the device at hand, so that a program is planned the same wherever it is
-compiled. ``driver/driver.py`` queries the device that is there.
+constants chosen on an H200. Decisions use these instead of the device at hand, so plans are the same wherever they are
+compiled. ``driver/driver.py`` queries the actual device.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from blufunc.kernels.machine import Machine
 # -- every CUDA device (CUDA C++ Programming Guide, "Compute Capabilities") ------------------------
 
 WARP = 32
-"""Threads of a warp."""
+"""Threads per warp."""
 
 BLOCK_LIMIT = 1024
-"""Most threads of a block."""
+"""Maximum threads per block."""
 
 SM_REGISTERS = 1 << 16
-"""32-bit registers of an SM, and the most that a block may have."""
+"""32-bit registers per SM, also the maximum per block."""
 
 ACCESS_BYTES = 16
 """Bytes of the widest load or store of a thread."""
 
 STATIC_SHARED_BYTES = 48 << 10
-"""Most static shared memory of a block; a launch with more dynamic shared memory must opt in first."""
+"""Maximum static shared memory per block; dynamic beyond this needs an opt-in."""
 
 RESERVED_SHARED_BYTES = 4 << 10
-"""Shared memory of a block that schedules leave to reductions and to the system."""
+"""Shared memory per block reserved for reductions and the system."""
 
 CLUSTER_LIMIT = 8
-"""Most blocks of a cluster on every device that has clusters ("Thread Block Clusters")."""
+"""Maximum blocks per cluster on every device with thread block clusters."""
 
 PARAMETER_BYTES = 32764
-"""Most bytes of a kernel's parameters, from compute capability 7.0 and CUDA 12.1 on."""
+"""Maximum bytes of kernel parameters, from compute capability 7.0 and CUDA 12.1."""
 
 # -- the H200, for which constants were chosen -----------------------------------------------------
 
 SM_COUNT = 132
-"""SMs."""
+"""Number of SMs."""
 
 SHARED_BYTES = 227 << 10
-"""Most shared memory of a block."""
+"""Maximum shared memory per block."""
 
 L2_BYTES = 50 << 20
-"""L2."""
+"""Bytes of L2."""
 
 H200 = Machine("an H200", bandwidth=4.3e12, flops=3e13, products=5e13, narrow_products=7e14, launch=2e-6)
-"""Rates that time is weighed against memory with."""
+"""Rates that weigh time against memory."""
 
 BANDWIDTH = 3e12
-"""Bytes a second that a kernel reaches, reads and writes together."""
+"""Attained bytes per second of a kernel, reads plus writes."""
 
 MATMUL, MATMUL_TF32 = 5e14, 1.9e14
-"""FLOP/s that a matmul reaches, of 16-bit operands and in TF32; in float32 it is ``H200.products``."""
+"""Attained FLOP/s of 16-bit and TF32 matmuls; float32: ``H200.products``."""
 # measured: TF32 in gradients of weights, which are slower than other matmuls (H200)
 
 L2_SPEEDUP = 3.0
-"""How many times as fast an array is read that lies in L2."""
+"""Speedup of reads that hit L2."""
 
 GEMM_SECONDS, GEMM_TILE_SECONDS = 2e-6, 0.3e-6
 """Extra time of our GEMM over the library's: per call, and per tile of an SM."""
@@ -70,71 +70,71 @@ second."""
 # measured: benchmarks/suites/gemm_epilogues.py, 10 epilogues of 6 to 56 operations, 8 shapes (H200, 2026-11-24)
 
 SM_BANDWIDTH = 3e10
-"""Bytes a second of one SM that reads and writes partial sums."""
+"""Bytes per second of one SM that reads and writes partial sums."""
 
 COLLECTIVE_SECONDS, LINK_BANDWIDTH = 15e-6, 3e11
-"""Latency of a collective, and bytes a second between two GPUs of one host."""
+"""Latency of a collective, and bytes per second between two GPUs of one host."""
 
 COLLECTIVE_SMS, COLLECTIVE_CLUSTER = 24, 4
-"""SMs that NCCL occupies while a collective between H200s of one host runs, and blocks of its clusters."""
+"""SMs and blocks per cluster of an NCCL collective between H200s of one host."""
 
 # -- thread mapping ------------------------------------------------------------------------------
 
 BLOCK = 256
-"""Threads of a block, unless lanes ask for another number."""
+"""Default threads per block."""
 
 WARP_LANES = 1024
-"""Lanes of a row up to which one warp has the row; above, a block has it."""
+"""Maximum lanes of a row for one warp per row; longer rows get a block."""
 
 THREAD_VECTORS = 2
-"""Vectors of a row that a thread has, about, where a block has the row."""
+"""Approximate vectors per thread where a block has one row."""
 
 ROWS_THREAD_VECTORS = 4
-"""The same where a block loops over long rows: reductions across fewer threads take less of its time."""
+"""Vectors per thread where a block loops over long rows, to shorten reductions."""
 
 UNROLLED_VECTORS = 16
-"""Vectors of a thread up to which its loop is unrolled, so that keeps lie in registers."""
+"""Maximum vectors per thread for an unrolled loop, which holds keeps in registers."""
 
 KEPT_REGISTERS = 160
-"""Registers of a thread that keeps may have."""
+"""Maximum registers per thread for keeps."""
 
 WARP_KEPT_REGISTERS = 64
-"""The same where a warp has a row: with more there would be too few warps to hide latency."""
+"""The same with a warp per row: more would leave too few warps to hide latency."""
 
 ROWS_KEPT_REGISTERS = 80
-"""The same where a block loops over rows: with more, a thread has one vector of a row."""
+"""The same where a block loops over rows: more leaves one vector per thread."""
 
 BLOCK_KEPT_REGISTERS = 5 * SM_REGISTERS // 8
-"""Registers of a block that keeps may have."""
+"""Maximum registers per block for keeps."""
 
 OTHER_REGISTERS = 72
-"""Registers of a thread besides keeps, about."""
+"""Approximate registers per thread besides keeps."""
 
 REDUCTION_BLOCKS = 3
-"""Blocks of an SM that only accumulate rows: each reads some rows ahead."""
+"""Blocks per SM that only accumulate rows; each prefetches some rows."""
 
 VECTORS_IN_FLIGHT = 8
-"""Vectors of a thread that are loaded before the first is used, where it loops over rows without reductions."""
+"""Vectors per thread in flight in loops over rows without reductions."""
 
 FEW_POINTS = 2 * BLOCK * SM_COUNT
-"""Points up to which one thread each leaves SMs idle: each has two blocks at the most."""
+"""Maximum points for one per thread: SMs would idle, with two blocks at most."""
 
 FULL_BLOCKS = 4 * SM_COUNT
-"""Blocks that keep all SMs busy."""
+"""Blocks that fill all SMs."""
 
 # -- rows in shared memory -----------------------------------------------------------------------
 
 STAGED_BYTES = 76 << 10
-"""Bytes of a row from which on it is staged: of smaller rows, L2 still has most when they are read again."""
+"""Minimum bytes of a row to stage; smaller rows mostly stay in L2 until reread."""
 
 STAGING_BLOCKS = 2
-"""Most blocks of an SM that stage rows vector by vector: each has all the threads that a block can have."""
+"""Maximum blocks per SM that stage vector by vector, with maximum threads each."""
 
 CLUSTER_THREADS = {1: 512, 2: 640, 3: 512}
-"""Threads of a block that stages in bulk, about, by the number of such blocks on an SM."""
+"""Approximate threads of a bulk-staging block, by number of such blocks per SM."""
 
 PREFETCHED_ROWS = 2, 4
-"""Fewest and most rows that a thread group has in flight to shared memory."""
+"""Minimum and maximum rows in flight to shared memory per thread group."""
 
 # -- scans of columns ----------------------------------------------------------------------------
 
@@ -142,44 +142,44 @@ SCANNED_ROWS = 8
 """Rows that a warp reads at once."""
 
 SCAN_WARPS = 16, 32
-"""Warps of a block where every SM has a block, and where not."""
+"""Warps per block: with a block on every SM, and with fewer blocks."""
 
 SCAN_REGISTERS = 40
-"""Registers of a thread besides those of its rows."""
+"""Registers per thread besides those of its rows."""
 
 # -- chunks of reductions over rows and over everything --------------------------------------------
 
 RESIDENT_BLOCKS = ((64, 8), (512, 2), (1024, 1), (2048, 3), (8192, 2))
-"""Blocks of an SM that reduce rows and columns: ``(most lanes, blocks)``, 1 beyond the last."""
+"""Blocks per SM that reduce rows and columns: ``(maximum lanes, blocks)``, then 1."""
 
 CROWDED_BLOCKS = 4
-"""Blocks of an SM that have a row each, where a warp would have one if it had registers for the keeps."""
+"""Blocks per SM with a row each, where registers rule out a warp per row."""
 
 CHUNK_ROWS = 64, 1024
-"""Fewest and most rows of a chunk: a block takes 16 at a time and reads some of each thread's ahead."""
+"""Minimum and maximum rows per chunk: a block takes 16 at a time and prefetches."""
 
 CHUNK_TILES = 384
-"""Chunks of tiles that keep all SMs busy, down to the fewest rows of a chunk."""
+"""Chunks of tiles that fill all SMs, subject to the minimum rows per chunk."""
 
 TOTAL_CHUNKS, TOTAL_CHUNK = 8 * SM_COUNT, 1 << 13
-"""Most chunks of a reduction of an array to a scalar, and fewest elements of one."""
+"""Maximum chunks of a full reduction, and minimum elements of one."""
 
 WIDE_TILE_ELEMENTS = 1 << 23
-"""Elements from which on wider tiles are worth a launch that finishes them."""
+"""Minimum elements for wider tiles, which cost one more launch."""
 
 FINISH_BYTES = 96 << 10
-"""Bytes of partial results that the last block of a tile reduces in the time of another launch."""
+"""Bytes of partials that a tile's last block reduces in the time of a launch."""
 
 ROW_KEEP_BYTES = 4 * SM_REGISTERS // 2
-"""Bytes of a row that a block keeps: half of an SM's registers, or shared memory."""
+"""Maximum bytes of a row in a block: half an SM's registers, or shared memory."""
 
 
 class Limits(NamedTuple):
     """Limits of a device that generated sources depend on.
 
     Attributes:
-      shared_bytes: most shared memory of a block.
-      cluster: most blocks of a cluster; 1: the device has no clusters.
+      shared_bytes: maximum shared memory per block.
+      cluster: maximum blocks per cluster; 1 without cluster support.
     """
 
     shared_bytes: int = SHARED_BYTES
@@ -187,7 +187,7 @@ class Limits(NamedTuple):
 
     @property
     def bulk(self) -> bool:
-        """Whether one instruction copies many bytes to shared memory: devices with clusters have it."""
+        """True if the device has bulk copies to shared memory, as with clusters."""
         return self.cluster > 1
 
 
@@ -196,5 +196,5 @@ HOPPER = Limits()
 
 
 def limits_of(capability: tuple[int, int], shared_bytes: int) -> Limits:
-    """The limits of a device of a compute capability, with its most shared memory of a block in bytes."""
+    """Limits by compute capability and maximum shared memory per block in bytes."""
     return Limits(shared_bytes, CLUSTER_LIMIT if capability >= (9, 0) else 1)

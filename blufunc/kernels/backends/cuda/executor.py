@@ -1,9 +1,9 @@
-"""Stage 8 on a CUDA device, one call at a time: the memory of a program's values, and its steps.
+"""Executor of a CUDA program: binds memory and launches steps, one call at a time.
 
-Kernels. In: a ``Schedule`` whose kernels are loaded, and the buffers of a call. Out: work on a stream. An ``Executor``
-owns what one run at a time can use: an arena, and launches whose parameters are addresses. Arena addresses never
-change; those of arguments and results are patched where they differ from the call before. ``program.py`` decides
-which executor serves a call, ``replay.py`` whether the call is a graph.
+Kernels, stage 8. In: a ``Schedule`` with loaded kernels, and the buffers of a call. Out: work on a stream. An
+``Executor`` owns the state of one concurrent run: an arena, and launches whose parameters are addresses. Arena
+addresses are fixed; those of arguments and results are patched where they changed since the previous call.
+``program.py`` picks the executor of a call, ``replay.py`` decides whether the call is a graph.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ from blufunc.kernels.loopir.launch import Scratch
 from blufunc.kernels.schedule import OpaqueStep, Schedule, Step, accesses, touched
 
 ALIGNMENT = 256
-"""Bytes: where every value begins. Kernels read vectors of 16 bytes, and libraries count on more."""
+"""Alignment of values in bytes: kernels need 16, libraries assume more."""
 
 ARENA = -1
 
 
 class Place(NamedTuple):
-    """Where a value lies: ``offset`` bytes into the memory of ``root``, which is ``ARENA`` or a number of ``Roots``."""
+    """Location of a value: a byte offset into a root, ``ARENA`` or one of ``Roots``."""
 
     root: int
     offset: int
 
 
 class Roots:
-    """The pieces of memory beside the arena that a call works on, numbered: arguments, then allocations for results,
-    then values whose memory the step makes that computes them.
+    """Memory of a call besides the arena: arguments, allocations, dynamic values.
 
     Attributes:
-      arguments, allocations: how many there are.
-      count: of all.
+      arguments, allocations: number of each.
+      count: number of roots.
     """
 
     def __init__(self, made: Schedule):
@@ -64,7 +63,7 @@ class Roots:
         self.count = self.arguments + self.allocations + len(dynamic)
 
     def place(self, value: int) -> Place:
-        """Where a value lies."""
+        """Location of a value."""
         while value in self.made.aliases:
             value = self.made.aliases[value]
         if value in self._dynamic:
@@ -75,23 +74,23 @@ class Roots:
         return Place(self._blocks[found.space][found.owner], found.offset)
 
     def is_dynamic(self, root: int) -> bool:
-        """Whether its memory is made by the step that computes it."""
+        """True if the step that computes a root's value allocates its memory."""
         return root >= self.arguments + self.allocations
 
 
 def block_types(made: Schedule) -> list[ShapedArray]:
-    """What is allocated for each result that takes over no argument: bytes, if others are to lie in its memory too."""
+    """Types of the allocations for results; bytes where several values share one."""
     types = [(type_of(made.values[v]), nbytes) for v, nbytes in made.plan.allocations.items()]
     return [t if t.nbytes == nbytes else ShapedArray((nbytes,), dtypes.uint8) for t, nbytes in types]
 
 
 def type_of(value: Any) -> ShapedArray:
-    """The type of a value: of a variable its own, of scratch that of a vector."""
+    """Type of a value; scratch memory is a vector."""
     return ShapedArray((value.size,), value.dtype) if isinstance(value, Scratch) else value.aval
 
 
 class Strided(NamedTuple):
-    """A view of a buffer: ``offset`` and ``strides`` in elements."""
+    """View of a buffer, with ``offset`` and ``strides`` in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -99,26 +98,26 @@ class Strided(NamedTuple):
 
 
 class Operand:
-    """What a step that is not a kernel of ours reads.
+    """Operand of a step that is not a generated kernel.
 
     Attributes:
-      atom, aval: the operand, and its type.
+      atom, aval: the operand and its type.
       chain: the movement equations that make it a view of a value.
-      layout: how it lies in the memory of that value.
-      place: where that value lies; None for a number.
+      layout: its layout in the memory of that value.
+      place: location of that value; None for a constant.
     """
 
-    def __init__(self, executor: Executor, atom: Any, given: Literal | tuple[int, list]):
+    def __init__(self, executor: Executor, atom: Any, source: Literal | tuple[int, list]):
         self.atom, self.aval = atom, atom.aval
         self._constant: DeviceBuffer | None = None
         self._copy: Callable | None = None
         self.place: Place | None = None
         self.chain: list[Any] = []
         self.layout = Strided((), (), 0)
-        if isinstance(given, Literal):
-            self._constant = executor.constant(given)
+        if isinstance(source, Literal):
+            self._constant = executor.constant(source)
             return
-        value, self.chain = given
+        value, self.chain = source
         self.place = executor.roots.place(value)
         self._source = type_of(executor.made.values[value])
         self.layout = strided(self._source.shape, self.chain)
@@ -126,7 +125,7 @@ class Operand:
             self._copy = executor.copier(self.chain)
 
     def _is_dense(self) -> bool:
-        """Whether it lies as a buffer of its own would."""
+        """True if its layout is that of a dense buffer."""
         expected = strides_of(self.aval.shape)
         same = all(
             a == b for a, b, n in zip(self.layout.strides, expected, self.aval.shape, strict=True) if n > 1
@@ -135,7 +134,7 @@ class Operand:
 
     @property
     def in_place(self) -> bool:
-        """Whether ``buffer`` is memory that is there already, and no copy."""
+        """True if ``buffer`` returns existing memory without a copy."""
         return self._copy is None
 
     def base(self, executor: Executor) -> DeviceBuffer:
@@ -155,14 +154,14 @@ class Operand:
         return base.view(self.aval.shape, self.aval.dtype, self.layout.offset * self.aval.dtype.itemsize)
 
     def address(self, executor: Executor) -> int:
-        """Where the element at index 0 is."""
+        """Address of the element at index 0."""
         base = executor.address(self.place) if self.place is not None else self.base(executor).ptr
         return base + self.layout.offset * self.aval.dtype.itemsize
 
 
 def strided(shape: tuple[int, ...], chain: Sequence[Any]) -> Strided:
-    """What movement equations make of a dense array."""
-    base = np.empty(1, np.uint8)  # of which no element is ever touched: it is to tell what strides come out
+    """Strides and offset that movement equations produce from a dense array."""
+    base = np.empty(1, np.uint8)  # a dummy array: only its strides are read
     model = np.lib.stride_tricks.as_strided(base, shape, strides_of(shape))
     for eqn in chain:
         model = view(eqn, model)
@@ -175,14 +174,14 @@ class Work:
     """A step that is ready to run.
 
     Attributes:
-      run: puts it on the stream of its executor, which it is given: it holds none, so that memory goes when it can.
-      name: what to call it in reports.
-      step: what it came from.
-      drops: the roots that nobody needs after it.
-      captured: whether it can be part of a graph.
-      anywhere: whether it touches only memory of the plan or its own, and puts all on the executor's ``work_stream``:
-        then other steps may run beside it. To be asked when it has run once.
-      exchanges: whether it waits for other devices: such steps have a stream of their own.
+      run: enqueues the step on the stream of the executor passed to it; it must hold no reference to one.
+      name: name in reports.
+      step: the step of the schedule.
+      drops: roots whose last use it is.
+      captured: True if it can be part of a graph.
+      anywhere: True if it touches only planned memory or its own, and enqueues everything on ``work_stream``: it may
+        then overlap with other steps. Valid after the first run.
+      ``exchanges``: True if it waits for other devices; such steps have their own stream.
     """
 
     run: Callable[[Executor], None]
@@ -195,16 +194,16 @@ class Work:
 
 
 class Executor:
-    """What one run at a time of a program uses.
+    """State of one concurrent run of a program.
 
     Attributes:
       made: the schedule.
-      device: the index of the CUDA device.
-      arena: the memory of temporaries.
-      stream: the handle of the stream that steps are put on now.
+      device: index of the CUDA device.
+      arena: memory of temporaries.
+      stream: handle of the current stream.
       works: the steps.
-      products: by what they multiply and how, the library's plans that several steps run by.
-      beside_exchange: whether the step that is put on a stream now runs beside an exchange, which it was put behind.
+      products: cached matmul plans, by operands and options; steps share them.
+      beside_exchange: True while enqueuing a step that overlaps with a collective.
     """
 
     def __init__(
@@ -222,7 +221,7 @@ class Executor:
         self.copier = copier
         self.stream = 0
         self.beside_exchange = False
-        self._beside: Any = None  # the stream of a step that does not go on the first one
+        self._side_stream: Any = None  # stream of a step that is not on the first one
         self._constants: dict[tuple, DeviceBuffer] = {}
         self.products: dict[Gemm, Any] = {}
         self._kept: list[DeviceBuffer | None] = []
@@ -244,13 +243,13 @@ class Executor:
         self.captured = all(w.captured for w in self.works)
         if any(s.beside for s in made.steps if isinstance(s, OpaqueStep)):
             self._pause = sm_reservation.pause(device, cuda_streams.PAUSE)
-            self._pause(driver.compute_stream(device).ptr)  # what is new to a device cannot be captured
-        del self.copier  # it holds the program, which holds this
+            self._pause(driver.compute_stream(device).ptr)  # first-time initialization cannot be captured
+        del self.copier  # avoids a reference cycle through the program
 
     # -- memory ----------------------------------------------------------------------------------------
 
     def constant(self, literal: Literal) -> DeviceBuffer:
-        """A number on the device."""
+        """A constant on the device."""
         x = np.asarray(literal.array.__array__())
         key = (x.dtype, x.tobytes())
         found = self._constants.get(key)
@@ -259,7 +258,7 @@ class Executor:
         return found
 
     def bind(self, first: int, buffers: Sequence[DeviceBuffer]) -> None:
-        """Let the roots from ``first`` on be these buffers from now on."""
+        """Bind the roots from ``first`` on to buffers."""
         stop = first + len(buffers)
         before, pointers = self._pointers[first:stop], [b.ptr for b in buffers]
         self._bases[first:stop], self._pointers[first:stop] = buffers, pointers
@@ -269,7 +268,7 @@ class Executor:
                 addresses[i] = pointer + offset
 
     def address(self, place: Place) -> int:
-        """Where a value is."""
+        """Address of a location."""
         return place.offset + (self.arena.ptr if place.root == ARENA else self._pointers[place.root])
 
     def buffer(self, place: Place, aval: ShapedArray) -> DeviceBuffer:
@@ -281,15 +280,15 @@ class Executor:
         return base.view(aval.shape, aval.dtype, place.offset)
 
     def own(self, aval: ShapedArray, label: str) -> DeviceBuffer:
-        """Memory for a value that is made now."""
+        """Memory for a dynamic value."""
         return self._allocate(aval, label)
 
     def keep(self, buffers: Sequence[DeviceBuffer | None]) -> None:
-        """Hold memory that launches have the address of."""
+        """Keep buffers alive whose addresses launches hold."""
         self._kept.extend(buffers)
 
     def put(self, value: int, buffer: DeviceBuffer) -> None:
-        """The result of a step, which made its memory; copied where a place is planned for it."""
+        """Store a result that a step allocated; copied if its location is planned."""
         place = self.roots.place(value)
         if self.roots.is_dynamic(place.root):
             self.bind(place.root, [buffer])
@@ -298,36 +297,36 @@ class Executor:
         driver.copy_on_device(to.ptr, buffer.ptr, buffer.nbytes, self.work_stream())
 
     def work_stream(self) -> Any:
-        """The stream itself."""
-        return self._beside or driver.work_stream(self.device)
+        """Stream object of the current step."""
+        return self._side_stream or driver.work_stream(self.device)
 
     # -- steps -----------------------------------------------------------------------------------------
 
     def _kernels(self, step: Any, launches: Sequence[tuple[Wanted, Loaded]]) -> Work:
-        made = [self._launch(wanted, loaded) for wanted, loaded in launches]
+        runs = [self._launch(request, loaded) for request, loaded in launches]
         name = f"{step.kernel.name} and alike" if len(launches[0][0].kernels) > 1 else step.kernel.name
-        if len(made) == 1:
-            (launch,) = made
+        if len(runs) == 1:
+            (launch,) = runs
             return Work(lambda executor: launch(executor.stream), name, step, anywhere=lambda: True)
 
         def run(executor: Executor) -> None:
-            for one in made:
+            for one in runs:
                 one(executor.stream)
 
         return Work(run, name, step, anywhere=lambda: True)
 
-    def _launch(self, wanted: Wanted, loaded: Loaded) -> Callable[[int], None]:
+    def _launch(self, request: Wanted, loaded: Loaded) -> Callable[[int], None]:
         counters = [self._next_counter] if loaded.counters else []
         self._next_counter += 4 * loaded.counters
-        launch, addresses = loaded.prepare([*[0] * len(wanted.values), *counters])
-        places = map(self.roots.place, wanted.values)
+        launch, addresses = loaded.prepare([*[0] * len(request.values), *counters])
+        places = map(self.roots.place, request.values)
         self.follow(
-            addresses, [Place(p.root, p.offset + n) for p, n in zip(places, wanted.offsets, strict=True)]
+            addresses, [Place(p.root, p.offset + n) for p, n in zip(places, request.offsets, strict=True)]
         )
         return launch
 
     def follow(self, addresses: Addresses, places: Sequence[Place | None]) -> None:
-        """Have the addresses of a launch be those of the values that lie in these places; None: as it is."""
+        """Keep a launch's addresses up to date with these locations; None is left alone."""
         for i, p in enumerate(places):
             if p is None:
                 continue
@@ -337,7 +336,7 @@ class Executor:
                 self._slots[p.root].append((addresses, i, p.offset))
 
     def _note_drops(self) -> None:
-        """Find after which step each piece of memory that a step made can go."""
+        """Set ``drops`` of each step: dynamic roots whose last use it is."""
         kept = {self.roots.place(o).root for o in self.made.outputs if isinstance(o, int)}
         last: dict[int, int] = {}
         for n, step in enumerate(self.made.steps):
@@ -352,12 +351,12 @@ class Executor:
     def launch(
         self, bases: Sequence[DeviceBuffer], stream: Any, between: Callable[[int], object] | None = None
     ) -> None:
-        """Put all steps on a stream.
+        """Enqueue all steps on a stream.
 
         Args:
           bases: the arguments, then the allocations for results.
-          between: called with the number of each step before it, and at the end with that of the steps; it may choose
-            the stream that the step goes on.
+          between: called with the index of each step before it, and with the number of steps at the end. It may switch
+            the stream.
         """
         self.stream = stream.ptr
         driver.use_device(self.device)
@@ -374,56 +373,57 @@ class Executor:
         if between is not None:
             between(len(self.works))
 
-    def launch_beside(self, bases: Sequence[DeviceBuffer], streams: Sequence[Any]) -> None:
-        """Put all steps on streams of a capture, one for each of ``lanes``: independent ones side by side."""
+    def launch_concurrently(self, bases: Sequence[DeviceBuffer], streams: Sequence[Any]) -> None:
+        """Enqueue all steps on a capture's streams, one per entry of ``lanes``."""
         if len(streams) == 1:
             self.launch(bases, streams[0])
             return
         tasks = self._tasks()
         order = cuda_streams.turns(tasks, config.cuda_streams)
-        awaited = {-1}.union(*[turn.waits for turn in order])
-        passed: dict[int, Any] = {}  # the events behind steps; behind -1, that of the beginning
+        awaited = {-1}.union(*[slot.waits for slot in order])
+        passed: dict[int, Any] = {}  # events after steps; key -1 is the start
         used = {0}
 
         def between(n: int) -> None:
             if n - 1 in awaited:
                 passed[n - 1] = driver.recorded(self.work_stream())
             if n == len(order):
-                self._beside = None
+                self._side_stream = None
                 for s in used - {0}:
                     streams[0].wait_event(driver.recorded(streams[s]))
                 return
-            turn = order[n]
-            stream = streams[turn.stream]
-            for m in (*[-1] * (turn.stream not in used), *turn.waits):
+            slot = order[n]
+            stream = streams[slot.stream]
+            for m in (*[-1] * (slot.stream not in used), *slot.waits):
                 stream.wait_event(passed[m])
-            used.add(turn.stream)
-            self.stream, self._beside = stream.ptr, stream if turn.stream else None
-            self.beside_exchange = tasks[n].beside is not None
+            used.add(slot.stream)
+            self.stream, self._side_stream = stream.ptr, stream if slot.stream else None
+            self.beside_exchange = tasks[n].overlapped is not None
             if self.beside_exchange:
                 self._pause(stream.ptr)
 
         try:
             self.launch(bases, streams[0], between)
         finally:
-            self._beside, self.beside_exchange = None, False
+            self._side_stream, self.beside_exchange = None, False
 
     @property
     def lanes(self) -> list[bool]:
-        """For each stream of a capture, whether it is urgent: only the last is, that of exchanges, if there are any."""
+        """Priority flags of a capture's streams: the last, for collectives, is urgent."""
         return [False] * config.cuda_streams + [True] * any(w.exchanges for w in self.works)
 
     def _tasks(self) -> list[cuda_streams.Task]:
-        """What there is to know of each step."""
+        """Stream-scheduling tasks of all steps."""
         numbers = {id(w.step.eqn): n for n, w in enumerate(self.works) if w.exchanges}  # type: ignore[union-attr]
         tasks = [self._task(w, numbers) for w in self.works]
-        apart = {n for n, t in enumerate(tasks) if t.accesses is None}  # these have nothing beside them
+        barriers = {n for n, t in enumerate(tasks) if t.accesses is None}  # steps that overlap with no other
         return [
-            replace(t, beside=None) if t.beside in apart or n in apart else t for n, t in enumerate(tasks)
+            replace(t, overlapped=None) if t.overlapped in barriers or n in barriers else t
+            for n, t in enumerate(tasks)
         ]
 
     def _task(self, work: Work, exchanges: dict[int, int]) -> cuda_streams.Task:
-        """What a step touches, how long it takes, about, and which of the numbered exchanges it begins with."""
+        """Task of a step; ``exchanges`` maps each collective equation to its task."""
         found = []
         for value, written in accesses(work.step):
             root, start = self.roots.place(value)
@@ -431,30 +431,30 @@ class Executor:
             found.append(cuda_streams.Access(root, start, end, written))
         seconds = cuda_streams.estimate(work.step, sum(a.end - a.start for a in found))
         known = tuple(found) if work.anywhere() else None
-        beside = work.step.beside if isinstance(work.step, OpaqueStep) else None
-        return cuda_streams.Task(known, seconds, work.exchanges, exchanges.get(id(beside)))
+        collective = work.step.beside if isinstance(work.step, OpaqueStep) else None
+        return cuda_streams.Task(known, seconds, work.exchanges, exchanges.get(id(collective)))
 
     def dynamic(self) -> dict[int, DeviceBuffer]:
-        """The results that steps made the memory of."""
+        """Results whose memory steps allocated."""
         first = self.roots.arguments + self.roots.allocations
         return {n: b for n, b in enumerate(self._bases[first:], first) if b is not None}
 
     def results(
         self, bases: Sequence[DeviceBuffer], dynamic: dict[int, DeviceBuffer], fresh: bool
     ) -> list[DeviceBuffer]:
-        """The results of a run that worked on these buffers.
+        """Results of a run on these buffers.
 
         Args:
-          fresh: whether what steps made must be copied: a graph makes it in the same place every time.
+          fresh: True to copy dynamic results, which a graph overwrites at each replay.
         """
         return [bases[m] if isinstance(m, int) else m(self, bases, dynamic, fresh) for m in self._makers]
 
     def copied(self, buffer: DeviceBuffer) -> DeviceBuffer:
-        """A buffer of its own with the same values."""
+        """A copy in its own memory."""
         return self._allocate.copy(buffer)
 
     def release(self) -> None:
-        """Let go of the buffers of the last call; addresses are kept, for they may come again."""
+        """Release the buffers of the last call; addresses stay, since they may recur."""
         self._bases = [None] * self.roots.count
 
 
@@ -462,12 +462,12 @@ Maker = Callable[["Executor", Sequence[DeviceBuffer], dict[int, DeviceBuffer], b
 
 
 def _maker(roots: Roots, types: Sequence[ShapedArray], made: Schedule, o: Any) -> Maker | int:
-    """How a result is had after a run: worked out once, as a step of training has hundreds. It holds no executor.
+    """Recipe of a result, computed once per program; it holds no executor.
 
     Args:
-      types: of the arguments, and of the allocations for results.
+      types: types of the arguments and of the allocations for results.
     Returns:
-      the root whose buffer the result is, or a function that makes it.
+      the root whose buffer is the result, or a function that makes it.
     """
     if isinstance(o, Literal):
         return lambda executor, bases, dynamic, fresh: executor.copied(executor.constant(o))
@@ -490,9 +490,9 @@ def _maker(roots: Roots, types: Sequence[ShapedArray], made: Schedule, o: Any) -
 
 
 class Allocator:
-    """Memory for the values of a program, which says so where there is none.
+    """Allocator of a program's values; out-of-memory errors name the program.
 
-    While a graph is captured, memory is that which the capture provides: it stays the graph's own.
+    During a graph capture, memory comes from the capture and stays the graph's own.
     """
 
     def __init__(self, made: Schedule, device: int, name: str):
@@ -507,24 +507,24 @@ class Allocator:
         return cuda_memory.allocate(aval.shape, aval.dtype, self.device, label, self.made.plan.peak_bytes)
 
     def copy(self, buffer: DeviceBuffer) -> DeviceBuffer:
-        """A buffer of its own with the same values."""
+        """A copy in its own memory."""
         out = self(ShapedArray(buffer.shape, buffer.dtype), f"a copy in {self.name}")
         stream = driver.work_stream(self.device)
         driver.copy_on_device(out.ptr, buffer.ptr, buffer.nbytes, stream)
         return out
 
     def bytes(self, count: int, label: str) -> DeviceBuffer:
-        """Memory of so many bytes."""
+        """Memory of ``count`` bytes."""
         return self(ShapedArray((count,), dtypes.uint8), label)
 
     def zeros(self, count: int) -> DeviceBuffer:
-        """Bytes that are 0."""
+        """Memory of ``count`` zero bytes."""
         out = self.bytes(count, f"counters of {self.name}")
         driver.fill_zero(out.ptr, count, driver.work_stream(self.device))
         return out
 
     def blocks(self) -> list[DeviceBuffer]:
-        """The allocations that the plan asks for: the results that take over none of the arguments."""
+        """Allocations of the plan: results that reuse no argument."""
         if driver.is_capturing(driver.work_stream(self.device).ptr):
             return [
                 _captured(ShapedArray(shape, dtype), self.device, label)
@@ -534,7 +534,7 @@ class Allocator:
 
 
 def _captured(aval: ShapedArray, device: int, label: str) -> DeviceBuffer:
-    """Memory of the capture's allocator, which is CuPy's while it lasts."""
+    """Memory from the allocator of the current capture."""
     import cupy
 
     x = cupy.empty(aval.shape, cuda_memory.raw_dtype(aval.dtype))

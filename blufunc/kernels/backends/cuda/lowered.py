@@ -1,6 +1,6 @@
-"""A program of a CUDA device before anything is compiled: what ``lower()`` shows. It takes nothing of the device.
+"""Draft of a CUDA program before compilation, as ``lower()`` shows it.
 
-Kernels, stages 5 to 7 without the compiler.
+Kernels, stages 5 to 7. In: a jaxpr, an architecture and limits. Out: its schedule and sources. It needs no device.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from blufunc.kernels.schedule import Schedule
 
 
 class Draft:
-    """What ``compile`` would make of a jaxpr, on a device of an architecture such as ``sm_90`` with these limits, its
-    planned peak within a budget in bytes.
-    """
+    """Draft of a program for ``arch``, such as ``sm_90``, within ``budget`` bytes."""
 
     def __init__(
         self,
@@ -34,20 +32,20 @@ class Draft:
 
     @functools.cached_property
     def _prepared(self) -> Prepared:
-        made = prepared(self.jaxpr, self.donated, self.arch, self.limits, self.budget)
+        result = prepared(self.jaxpr, self.donated, self.arch, self.limits, self.budget)
         if config.shows("schedule"):
-            config.show(f"schedule of {self.jaxpr.name or 'program'}:\n{made.schedules(self.limits)}")
-        return made
+            config.show(f"schedule of {self.jaxpr.name or 'program'}:\n{result.schedules(self.limits)}")
+        return result
 
     @property
     def schedule(self) -> Schedule:
-        """Its steps and their memory."""
+        """Steps of the program and their memory."""
         return self._prepared.schedule
 
     def schedules(self) -> str:
-        """Blocks, threads, vectors and memory of each kernel, as ``BLUFUNC_DEBUG=schedule`` prints them."""
+        """Blocks, threads, vectors and memory of each kernel (``BLUFUNC_DEBUG=schedule``)."""
         return self._prepared.schedules(self.limits)
 
     def source(self) -> str:
-        """The CUDA C++ that will be compiled."""
+        """CUDA C++ source that will be compiled."""
         return "\n".join(self._prepared.rendered.texts)

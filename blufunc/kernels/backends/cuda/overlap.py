@@ -1,10 +1,9 @@
-"""What runs while all wait for an exchange: products that nothing needs yet.
+"""Overlap of collectives with independent matmuls.
 
-Kernels, stage 5, behind ``fusion/fuse.py``. In: the steps of a fusion. Out: the same in another order: some products
-come behind an exchange whose result the very next work needs, and begin when it does. With tensor parallelism there are
-four such exchanges a layer in the backward pass, and the gradients of its weights, which only the optimizer reads, take
-about as long: multiprocessors would idle for the ones, and before that share themselves between the others and what
-leads to the exchange. That these gradients can wait is known from pipelines (Qi et al., "Zero Bubble Pipeline
+Kernels, stage 5, after ``fusion/fuse.py``. In: the steps of a fusion. Out: the same steps reordered: some matmuls are
+delayed to overlap with a collective whose result the next work needs. With tensor parallelism each layer has four such
+collectives in the backward pass. Its weight gradients, which only the optimizer reads, take about as long: without
+overlap, SMs idle during the collectives. Pipelines delay weight gradients likewise (Qi et al., "Zero Bubble Pipeline
 Parallelism", 2023).
 """
 
@@ -23,17 +22,17 @@ from blufunc.kernels.fusion.fuse import Opaque, Step
 from blufunc.kernels.ops.gemm import PRODUCTS
 
 LEAST = 2e-5
-"""Seconds of a product, and of an exchange, from which on it is worth it."""
+"""Minimum seconds of a matmul, and of a collective, for overlap to pay."""
 
 SOON = 8
-"""How much work comes before something reads a product that may wait."""
+"""Minimum steps of work before the first reader of a matmul that may be delayed."""
 
 MOST = 4
-"""How many products wait at a time: their operands stay in memory."""
+"""Maximum delayed matmuls: their operands stay in memory."""
 
 
-def with_products_beside(steps: Sequence[Step]) -> list[Step]:
-    """The steps with products that nobody needs yet behind exchanges that are waited for, as ``Opaque.beside`` says."""
+def overlapped_matmuls(steps: Sequence[Step]) -> list[Step]:
+    """Steps in an order that overlaps collectives with matmuls (``Opaque.beside``)."""
     if sum(_exchanged(s) > LEAST for s in steps) < 2:
         return list(steps)
     _Cover(steps).choose()
@@ -41,12 +40,12 @@ def with_products_beside(steps: Sequence[Step]) -> list[Step]:
 
 
 class _Cover:
-    """Which products come behind which exchange.
+    """Assignment of matmuls to collectives.
 
     Attributes:
-      work: the products and exchanges that are worth it, with their numbers, in their order.
-      reads: for each step, the numbers of the work that its operands are made of, and its own, as bits.
-      before: the same with what must be done before for the order of exchanges.
+      work: indices of the matmuls and collectives above the minimum time, in order.
+      reads: for each step, a bitset of the work that it depends on through data, including itself.
+      before: the same, including the order of collectives.
     """
 
     def __init__(self, steps: Sequence[Step]):
@@ -64,13 +63,13 @@ class _Cover:
             self.before[s] = functools.reduce(operator.or_, (self.before[m] for m in _needs(s, makers)), own)
 
     def choose(self) -> None:
-        """Set ``beside`` of products."""
+        """Set ``beside`` of the chosen matmuls."""
         work = list(self.work)
         idle = {
             s for n, s in enumerate(work) if _product(s) and not self.is_read(n, work[n + 1 : n + 1 + SOON])
         }
         waiting: list[Opaque] = []
-        last = -1  # the number of the work that came last and was not idle
+        last = -1  # index of the latest work that cannot be delayed
         for n, step in enumerate(work):
             if step in idle:
                 if step.beside is None:  # type: ignore[union-attr]
@@ -90,13 +89,13 @@ class _Cover:
                 waiting = [p for p in waiting if p.beside is None]
             last = n
 
-    def is_read(self, number: int, steps: Iterable[Step]) -> bool:
-        """Whether one of some steps reads what is made of the work of a number."""
-        return any(self.reads[s] >> number & 1 for s in steps)
+    def is_read(self, index: int, steps: Iterable[Step]) -> bool:
+        """True if one of the steps depends on the work at an index."""
+        return any(self.reads[s] >> index & 1 for s in steps)
 
 
 def _fitting(products: Sequence[Opaque], seconds: float) -> list[Opaque]:
-    """What is done about when an exchange is, those first that have waited longest."""
+    """Matmuls that fit into the duration of a collective, oldest first."""
     found: list[Opaque] = []
     for p in products:
         if _product(p) <= seconds:
@@ -106,26 +105,26 @@ def _fitting(products: Sequence[Opaque], seconds: float) -> list[Opaque]:
 
 
 def _delayed(steps: Sequence[Step]) -> list[Step]:
-    """The steps as they came, but for those that are beside a later one, and what waits for them."""
+    """Steps in their order, except matmuls delayed by ``beside`` and their readers."""
     makers = _makers(steps)
     place = {s: n for n, s in enumerate(steps)}
     readers: list[list[int]] = [[] for _ in steps]
     missing = [0] * len(steps)
     for n, s in enumerate(steps):
-        beside = [s.beside] if isinstance(s, Opaque) and s.beside is not None else []
-        for m in {place[x] for x in (*_needs(s, makers), *beside)}:
+        overlapped = [s.beside] if isinstance(s, Opaque) and s.beside is not None else []
+        for m in {place[x] for x in (*_needs(s, makers), *overlapped)}:
             readers[m].append(n)
             missing[n] += 1
     ready = [n for n, count in enumerate(missing) if not count]
     out: list[Step] = []
-    while ready:  # a heap: the numbers rise
+    while ready:  # a heap: keeps the original order
         n = heapq.heappop(ready)
         out.append(steps[n])
         for r in readers[n]:
             missing[r] -= 1
             if not missing[r]:
                 heapq.heappush(ready, r)
-    assert len(out) == len(steps), "steps wait for each other"
+    assert len(out) == len(steps), "dependency cycle between steps"
     return out
 
 
@@ -140,17 +139,17 @@ def _needs(step: Step, makers: dict[Var, Step]) -> Iterator[Step]:
 
 
 def _product(step: Step) -> float:
-    """How long a product of the library's takes, about; 0 for anything else."""
+    """Estimated seconds of a library matmul; 0 for other steps."""
     return product_seconds(step.eqn) if isinstance(step, Opaque) and step.eqn.prim in PRODUCTS else 0.0
 
 
 def _exchanged(step: Step) -> float:
-    """How long devices exchange in a step, about; 0 where they do not, and where they do other things besides."""
+    """Estimated seconds of a collective; 0 for steps that do more than communicate."""
     if not isinstance(step, Opaque) or step.eqn.prim.kind != "collective" or not communicates(step.eqn):
         return 0.0
     return exchange_seconds(step.eqn)
 
 
 def _seconds(step: Step) -> float:
-    """How long work takes, about; 0 for what is none: kernels of ours are taken to be short beside it."""
+    """Estimated seconds of a matmul or collective; other steps count as 0."""
     return _exchanged(step) or (product_seconds(step.eqn) if isinstance(step, Opaque) else 0.0)

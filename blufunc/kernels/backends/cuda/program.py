@@ -1,9 +1,9 @@
 """Stages 5 to 8 on a CUDA device: a jaxpr becomes a program that is called with buffers.
 
-Kernels. The sibling of ``backends/cpu/program.py``: fused regions are kernels that NVRTC compiles, products of matrices
-are cuBLASLt's, the rest is done by libraries, and where there is none by the host. Calls return before the work is
-done. All calls of a device are on one stream, so that one finds the memory of the call before free when its turn comes;
-within a graph, steps may run side by side.
+Kernels. The sibling of ``backends/cpu/program.py``: fused regions are kernels that NVRTC compiles, products of
+matrices are cuBLASLt's, the rest is done by libraries, and where there is none by the host. Calls return before the
+work is done. All calls of a device are on one stream, so that one finds the memory of the call before free when its
+turn comes; within a graph, steps may run side by side.
 
     prepare     pipeline.py          what runs in which order, where everything lies, and its sources; or from disk
     load        backends/cuda/driver/modules.py   kernels as functions of the device
@@ -32,7 +32,7 @@ from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm, split_gemm
-from blufunc.kernels.backends.cuda.overlap import with_products_beside
+from blufunc.kernels.backends.cuda.overlap import overlapped_matmuls
 from blufunc.kernels.backends.cuda.replay import Replays
 from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.backends.cuda.timings import times_of
@@ -50,7 +50,7 @@ TARGET = dataclasses.replace(
     splits=matmul.split_pays,
     partial_sums=matmul.partial_sums,
     group=True,
-    ordered=with_products_beside,
+    ordered=overlapped_matmuls,
     recompute=True,
     scarce_bytes=1 << 30,
     pointwise_seconds=pointwise_gemm.extra_seconds,

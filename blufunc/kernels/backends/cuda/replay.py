@@ -1,9 +1,9 @@
-"""Calls of a program as CUDA graphs: which calls are alike enough to be one.
+"""CUDA graph replay: decides which calls of a program can share a graph.
 
-Kernels, stage 8. In: an executor and the buffers of a call. Out: the call, put on the compute stream kernel by kernel,
-or as a graph that was captured at an earlier call with the same addresses. A training step that donates its state is
-called with the same addresses each time, but for small things: a batch of tokens, a learning rate, the loss that it
-returns. These are copied, so that the graph always finds them in the same place.
+Kernels, stage 8. In: an executor and the buffers of a call. Out: the call on the compute stream, kernel by kernel or
+as a graph captured at an earlier call with the same addresses. A training step that donates its state has stable
+addresses, except for small values: a batch of tokens, a learning rate, the loss. Those are copied through staging
+buffers, so the graph finds them in the same place.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.executor import Executor
 
 STAGED_BYTES = 1 << 20
-"""Up to which size what moves from call to call is copied."""
+"""Maximum bytes of a value that is staged when its address changes."""
 
 KEPT = 4
-"""How many graphs a program keeps."""
+"""Maximum graphs per program."""
 
 FEWEST = 3
-"""How many steps a program must have for a graph to gain anything."""
+"""Minimum steps of a program for a graph to pay."""
 
 _PATIENCE = 8
-"""How many captures may be in vain."""
+"""Maximum captures without enough replays."""
 
 
 @dataclass
 class _Captured:
-    """A graph, and where it finds what is copied.
+    """A graph and its staging buffers.
 
     Attributes:
-      staged: by root, the buffers that small arguments are copied to, and small results from.
-      dynamic: the results that steps made the memory of.
+      staged: by root, the buffers that small arguments are copied to and small results from.
+      dynamic: results whose memory steps allocated.
     """
 
     graph: cuda_graph.Graph
@@ -50,14 +50,14 @@ class _Captured:
 
 
 class Replays:
-    """The graphs of one executor.
+    """Graphs of one executor.
 
     Args:
-      movable: the arguments that may be copied: what is donated may not, since results take its place.
+      movable: arguments that may be staged; donated ones may not, since results reuse their memory.
 
     Attributes:
-      why: why there can be no graphs, or None.
-      replayed: how many calls were graphs.
+      why: reason that graphs are impossible, or None.
+      replayed: number of calls that were graph replays.
     """
 
     def __init__(self, executor: Executor, movable: Sequence[bool]):
@@ -67,17 +67,17 @@ class Replays:
         self._movable = movable
         self._graphs: OrderedDict[tuple, _Captured] = OrderedDict()
         self._seen: OrderedDict[tuple, None] = OrderedDict()
-        self._moved: set[int] = set()  # the roots whose addresses have changed, and that can be copied
+        self._moved: set[int] = set()  # stageable roots whose addresses have changed
         self._before: list[int] | None = None
-        self._in_vain = 0
+        self._wasted = 0
 
     def run(self, bases: list[DeviceBuffer]) -> tuple[dict[int, DeviceBuffer], bool]:
-        """Put a call on the compute stream.
+        """Run a call on the compute stream.
 
         Args:
           bases: the arguments, then the allocations for results.
         Returns:
-          the results that steps made the memory of, and whether they are the graph's own.
+          dynamic results, and whether they belong to the graph.
         """
         executor = self.executor
         if self.why is None and config.cuda_graphs and len(executor.works) >= FEWEST:
@@ -96,7 +96,7 @@ class Replays:
         return executor.dynamic(), False
 
     def _key(self, bases: Sequence[DeviceBuffer]) -> tuple:
-        """The addresses that a graph of this call would have; 0 for what is copied."""
+        """Addresses that a graph of this call depends on; 0 for staged values."""
         pointers = [b.ptr for b in bases]
         before, self._before = self._before or pointers, pointers
         changed = compress(range(len(pointers)), map(operator.ne, pointers, before))
@@ -115,7 +115,7 @@ class Replays:
 
     def _capture(self, key: tuple, bases: Sequence[DeviceBuffer]) -> _Captured | None:
         executor = self.executor
-        if self._in_vain >= _PATIENCE:
+        if self._wasted >= _PATIENCE:
             self._refuse("the addresses of its arguments change from call to call")
             return None
         staged = {
@@ -125,22 +125,22 @@ class Replays:
         fixed = [staged.get(i, b) for i, b in enumerate(bases)]
         try:
             graph = cuda_graph.capture(
-                lambda streams: executor.launch_beside(fixed, streams),
+                lambda streams: executor.launch_concurrently(fixed, streams),
                 executor.device,
                 (executor, list(staged.values())),
                 executor.lanes,
             )
         except errors.BlufuncError:
             raise
-        except RuntimeError as e:  # the class of all errors of CUDA
+        except RuntimeError as e:  # base class of CUDA errors
             self._refuse(f"{type(e).__name__}: {e}")
             return None
-        fixed.clear()  # the graph keeps the function, which must not keep the caller's arrays
-        made = self._graphs[key] = _Captured(graph, staged, executor.dynamic())
-        self._in_vain += 1
+        fixed.clear()  # the graph keeps the function, which must not keep the caller's arrays alive
+        captured = self._graphs[key] = _Captured(graph, staged, executor.dynamic())
+        self._wasted += 1
         if len(self._graphs) > KEPT:
             self._graphs.popitem(last=False)
-        return made
+        return captured
 
     def _replay(self, found: _Captured, bases: Sequence[DeviceBuffer]) -> None:
         stream = driver.compute_stream(self.executor.device)
@@ -154,8 +154,8 @@ class Replays:
             if root >= first_result:
                 driver.copy_on_device(bases[root].ptr, at.ptr, at.nbytes, stream)
         self.replayed += 1
-        if self.replayed > 2 * self._in_vain:
-            self._in_vain = 0
+        if self.replayed > 2 * self._wasted:
+            self._wasted = 0
 
     def _refuse(self, why: str) -> None:
         self.why = why
@@ -165,7 +165,7 @@ class Replays:
 
 
 def _why_not(executor: Executor) -> str:
-    """Why the steps of an executor cannot be a graph."""
+    """Reason that an executor's steps cannot be a graph."""
     if any(w.exchanges and not w.captured for w in executor.works):
-        return "it exchanges with other devices, and config.nccl_graphs is off"
-    return "it has steps that the host takes part in"
+        return "it has collectives, and config.nccl_graphs is off"
+    return "it has steps that involve the host"

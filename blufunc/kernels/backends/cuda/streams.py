@@ -1,11 +1,11 @@
-"""Which steps of a graph run side by side: a stream for each, and what it waits for there.
+"""Stream assignment: runs independent steps of a graph concurrently.
 
-Kernels, stage 8. In: the steps of an executor, with what they read and write. Out: a ``Turn`` for each. The order of
-the plan stays as it is, and so does its memory: two steps may run at once where neither writes bytes that the other
-touches, whatever values these are, for the plan gives the same ones to many values in turn.
+Kernels, stage 8. In: the steps of an executor with their memory accesses. Out: a ``StreamSlot`` for each. The order
+and memory of the plan do not change. Two steps may overlap if neither writes bytes that the other touches; values that
+share memory in turn therefore conflict.
 
-Steps take streams by list scheduling (Graham 1966), in the order of the plan: each goes where it can begin first by an
-estimate of what takes how long. A device runs side by side only what does not fill it, so long steps stay in line.
+Streams are assigned by list scheduling (Graham 1966) in plan order: each step goes where it can begin first by
+estimated times. A device overlaps only kernels that do not fill it, so long steps stay on one stream.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from blufunc.kernels.precision import is_tf32, resolved
 from blufunc.kernels.schedule import OpaqueStep, Step
 
 WORTH = H200.launch / 2
-"""Seconds that a step must begin earlier on a stream that is not the first: less is lost again in waiting."""
+"""Minimum seconds that another stream must save: less is lost in synchronization."""
 
 PAUSE = 8e-6
-"""Seconds by which a step that overlaps a collective begins later, to get the SMs that this leaves."""
+"""Seconds to delay a step so that an overlapped collective gets its SMs first."""
 
 
 class Access(NamedTuple):
-    """Bytes ``start`` to ``end`` of one piece of memory, which a step reads, or may write."""
+    """Bytes ``start`` to ``end`` of a root, read or possibly ``written`` by a step."""
 
     root: int
     start: int
@@ -46,26 +46,28 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What there is to know of a step.
+    """Memory, time and constraints of a step.
 
     Attributes:
-      accesses: the memory that it touches; None where that is not known: it runs by itself, with nothing beside it.
-      seconds: how long it takes, about.
-      exchanges: whether it waits for other devices.
-      beside: the number of an exchange before it: it begins when that may, and not before.
+      accesses: the memory that it touches; None if unknown: nothing overlaps with it.
+      seconds: estimated time.
+      collective: True if it waits for other devices.
+      overlapped: index of an earlier collective; the step begins when that may, and not before.
     """
 
     accesses: tuple[Access, ...] | None
     seconds: float
-    exchanges: bool = False
-    beside: int | None = None
+    collective: bool = False
+    overlapped: int | None = None
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Attributes:
-    stream: the number of the stream that a step goes on; 0 is the one that all work begins and ends on.
-    waits: the steps of other streams that must be done before.
+class StreamSlot:
+    """Stream and dependencies of a step; all work begins and ends on stream 0.
+
+    Attributes:
+      stream: index of its stream.
+      waits: indices of the steps on other streams to wait for.
     """
 
     stream: int
@@ -73,7 +75,7 @@ class Turn:
 
 
 def estimate(step: Step, nbytes: int) -> float:
-    """The seconds of a step that touches so many bytes, about: on what device is not asked."""
+    """Estimated seconds of a step that touches ``nbytes``, on an H200."""
     if not isinstance(step, OpaqueStep):
         return H200.launch + nbytes / BANDWIDTH
     if step.eqn.prim.kind == "collective":
@@ -82,13 +84,13 @@ def estimate(step: Step, nbytes: int) -> float:
 
 
 def exchange_seconds(eqn: Eqn) -> float:
-    """How long devices are busy with an exchange, about."""
+    """Estimated seconds of a collective."""
     operands = {a for a in eqn.invars if a.__class__ is Var}
     return COLLECTIVE_SECONDS + sum(a.aval.nbytes for a in (*operands, *eqn.outvars)) / LINK_BANDWIDTH
 
 
 def product_seconds(eqn: Eqn) -> float:
-    """How long a product takes on a large device, about; 0 for what multiplies no matrices."""
+    """Estimated seconds of a matmul on a large device; 0 for other equations."""
     low = all(a.aval.dtype.itemsize < 4 for a in eqn.invars[:2])
     single = all(a.aval.dtype == dtypes.float32 for a in eqn.invars[:2])
     tf32 = single and "precision" in eqn.params and is_tf32(resolved(eqn.params["precision"]))
@@ -96,9 +98,9 @@ def product_seconds(eqn: Eqn) -> float:
 
 
 def dependencies(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
-    """For each step those before it that must be done, but for what they imply themselves."""
+    """For each step, the earlier steps that it must wait for."""
     last: dict[int, list[tuple[Access, int]]] = {}
-    since: list[int] = []  # the steps since the last one that ran by itself, which is the first of them
+    since: list[int] = []  # the last step without overlap, and the steps after it
     out = []
     for n, task in enumerate(tasks):
         if task.accesses is None:
@@ -126,28 +128,28 @@ def _covers(a: Access, b: Access) -> bool:
     return a.start <= b.start and b.end <= a.end
 
 
-def turns(tasks: Sequence[Task], streams: int) -> list[Turn]:
-    """The stream of each step, and what it waits for.
+def turns(tasks: Sequence[Task], streams: int) -> list[StreamSlot]:
+    """Stream and dependencies of each step.
 
     Args:
-      streams: how many there are; exchanges have one more, numbered ``streams``, where they keep their order, for all
-        devices must come to them in the same.
+      streams: number of streams for compute. Collectives use one more, at index ``streams``, in the same order on all
+        devices.
     """
     computing, streams = streams, streams + 1
     free = [0.0] * streams
     done: list[float] = []
     # by stream: the last steps of the others that it has waited for
     seen = [[-1] * streams for _ in range(streams)]
-    known: list[list[int]] = []  # by step: the last steps of all streams that are done when it is
-    chosen: list[Turn] = []
+    known: list[list[int]] = []  # by step: the last steps of all streams that precede it
+    chosen: list[StreamSlot] = []
     direct = dependencies(tasks)
     for n, (task, needed) in enumerate(zip(tasks, direct, strict=True)):
-        if task.beside is not None:
-            needed = tuple(sorted({*needed, *direct[task.beside]}))
+        if task.overlapped is not None:
+            needed = tuple(sorted({*needed, *direct[task.overlapped]}))
         ready = max((done[m] for m in needed), default=0.0)
         if task.accesses is None:
             at = 0
-        elif task.exchanges:
+        elif task.collective:
             at = computing
         else:
             at = _earliest(free[:computing], ready, _latest(needed, done, chosen))
@@ -155,28 +157,28 @@ def turns(tasks: Sequence[Task], streams: int) -> list[Turn]:
         done.append(begin + task.seconds)
         free[at] = done[n]
         waits = []
-        for m in reversed(needed):  # the later ones imply most of the earlier
+        for m in reversed(needed):  # later ones imply most of the earlier
             other = chosen[m].stream
             if other != at and seen[at][other] < m:
                 waits.append(m)
                 seen[at] = _later(seen[at], known[m])
         seen[at][at] = n
         known.append(list(seen[at]))
-        chosen.append(Turn(at, tuple(sorted(waits))))
+        chosen.append(StreamSlot(at, tuple(sorted(waits))))
     return chosen
 
 
-def _latest(needed: Iterable[int], done: Sequence[float], chosen: Sequence[Turn]) -> int:
-    """The stream of the step that is waited for longest: to go on there costs no waiting."""
+def _latest(needed: Iterable[int], done: Sequence[float], chosen: Sequence[StreamSlot]) -> int:
+    """Stream of the dependency that finishes last: continuing there needs no wait."""
     last = max(needed, key=lambda m: done[m], default=None)
     return 0 if last is None else chosen[last].stream
 
 
 def _earliest(free: Sequence[float], ready: float, preferred: int) -> int:
-    """The stream to begin on: the preferred one, unless another is earlier by what is worth it."""
+    """Stream to begin on: the preferred one unless another is earlier by ``WORTH``."""
     begins = [max(ready, f) for f in free]
     best = min(range(len(free)), key=lambda s: (begins[s], s))
-    if preferred == len(free):  # an exchange was waited for
+    if preferred == len(free):  # the last dependency is a collective
         return best
     return best if begins[best] + WORTH < begins[preferred] else preferred
 

@@ -1,7 +1,7 @@
-"""How long the steps of a program take on a CUDA device.
+"""Timings of a program's steps on a CUDA device.
 
-Kernels, beside stage 8: what ``CudaProgram.timings`` returns; ``inspect/program.py`` puts it beside what the steps
-cost.
+Kernels, after stage 8. In: an executor and buffers. Out: the result of ``CudaProgram.timings``, which
+``inspect/program.py`` compares with estimated costs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from blufunc.kernels.timings import StepTime, medians
 
 
 def times_of(executor: Executor, bases: Sequence[DeviceBuffer], repeats: int) -> list[StepTime]:
-    """The time of each step on these buffers, launched by itself: the median over some runs."""
+    """Median time of each step on these buffers, launched one by one."""
     stream = driver.compute_stream(executor.device)
-    executor.launch(bases, stream)  # what is loaded or chosen at the first run is not to be timed
+    executor.launch(bases, stream)  # warm up: exclude loading and autotuning
     runs = [_run(executor, bases, stream) for _ in range(repeats)]
     return medians([w.name for w in executor.works], runs)
 
 
 def _run(executor: Executor, bases: Sequence[DeviceBuffer], stream: Any) -> list[float]:
-    """The seconds of each step."""
+    """Seconds of each step."""
     events: list[Any] = []
     executor.launch(bases, stream, between=lambda n: events.append(driver.recorded(stream)))
     stream.synchronize()

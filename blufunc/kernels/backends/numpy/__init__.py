@@ -1,4 +1,4 @@
-"""The reference executor: a jaxpr as a straight-line Python function of NumPy calls.
+"""Reference executor: a jaxpr as a straight-line function of NumPy calls.
 
 In: a jaxpr. Out: a function of lists of arrays. May import ``core``.
 """

@@ -1,8 +1,8 @@
-"""Stages 6 to 8 for the reference executor: a jaxpr becomes a straight-line Python function over NumPy arrays.
+"""NumPy programs: a jaxpr as a straight-line Python function over arrays.
 
-Kernels. Each equation is one call of its primitive's ``impl``, which is the definition of the
-primitive, so a program's text reads like the jaxpr. Two things are planned at compile time: a value
-is dropped after its last use, and a ufunc writes its result over an operand that nobody needs any more.
+Kernels, stages 6 to 8 of the reference executor. In: a jaxpr. Out: a ``Program``. Each equation calls its primitive's
+``impl``, so the source reads like the jaxpr. Two decisions are made at compile time: a value is deleted after its last
+use, and a ufunc overwrites an operand that is dead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Program:
     """A compiled jaxpr: call it with a list of argument buffers.
 
     Attributes:
-      text: the Python source that runs.
+      text: Python source that runs.
     """
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
@@ -40,17 +40,17 @@ class Program:
         return quietly(self.function, buffers)
 
     def source(self) -> str:
-        """The Python source that runs."""
+        """Python source that runs."""
         return self.text
 
     def timings(self, buffers: Sequence[np.ndarray], repeats: int = 5) -> list[StepTime]:
-        """How long each equation takes by its definition: the median over ``repeats`` runs."""
+        """Median time of each equation's definition over ``repeats`` runs."""
         runs = [openly(_timed, self.jaxpr, buffers) for _ in range(repeats + 1)][1:]
         return medians([e.prim.name for e in self.jaxpr.eqns], runs)
 
 
 def _timed(jaxpr: Jaxpr, buffers: Sequence[np.ndarray]) -> list[float]:
-    """The seconds that each equation takes, one by one."""
+    """Seconds of each equation, run one by one."""
     env: dict[Any, np.ndarray] = dict(zip(jaxpr.invars, buffers, strict=True))
     last_use = _last_uses(jaxpr)
     seconds = []
@@ -70,29 +70,29 @@ def _timed(jaxpr: Jaxpr, buffers: Sequence[np.ndarray]) -> list[float]:
 
 
 class CallingProgram(Program):
-    """A program that calls functions of the user's."""
+    """A program that calls user functions."""
 
     def __call__(self, buffers: list) -> tuple:
         return openly(self.function, buffers)
 
 
 def interpret(jaxpr: Jaxpr) -> Callable[[list], tuple]:
-    """The body of a call or loop as a function of buffers, without the outer wrapping."""
+    """Body of a call or loop as a function of buffers, without error-state handling."""
     return jaxpr.memoised("numpy body", lambda: Program(jaxpr, (False,) * len(jaxpr.invars)).function)
 
 
 class _Writer:
-    """Writes the function, from the first equation to the last."""
+    """Writer of the function, from the first equation to the last."""
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
         self.jaxpr = jaxpr
         self.names: dict[Var, str] = {}
         self.namespace: dict[str, Any] = {}
-        self.used: dict[str, int] = {}  # how many names begin with each stem
+        self.used: dict[str, int] = {}  # number of names with each stem
         self.storage = _Storage(jaxpr, donated)
 
     def write(self) -> tuple[str, dict[str, Any]]:
-        """The source and the names it refers to."""
+        """Source, and the namespace it refers to."""
         lines = ["def program(buffers):"]
         params = [self.name(v) for v in self.jaxpr.invars]
         if params:
@@ -113,21 +113,21 @@ class _Writer:
         return "\n".join(lines) + "\n", self.namespace
 
     def name(self, var: Var) -> str:
-        """The Python name of a variable."""
+        """Python name of a variable."""
         found = self.names.get(var)
         if found is None:
             found = self.names[var] = "_" if isinstance(var, DropVar) else f"v{len(self.names)}"
         return found
 
     def define(self, stem: str, value: Any) -> str:
-        """A name in the namespace for ``value``."""
+        """Name in the namespace for ``value``."""
         stem = re.sub(r"\W", "_", stem)
         if (
             not stem.isidentifier()
             or keyword.iskeyword(stem)
             or re.fullmatch(r"v\d+|buffers|program|_+", stem)
         ):
-            stem = f"p_{stem}"  # and, or, not; what users may call their primitives
+            stem = f"p_{stem}"  # keywords (and, or, not), and names that users give to primitives
         name = stem
         while self.namespace.setdefault(name, value) is not value:
             self.used[stem] = self.used.get(stem, 1) + 1
@@ -135,9 +135,9 @@ class _Writer:
         return name
 
     def operand(self, atom: Any) -> str:
-        """The text of an operand: a variable or a constant."""
+        """Expression for an operand: a variable or a constant."""
         if atom.__class__ is Literal:
-            value = np.asarray(atom.array)  # of rank 0: ufuncs take it faster than a NumPy scalar
+            value = np.asarray(atom.array)  # rank 0: faster in ufuncs than a NumPy scalar
             kind, text = (
                 ("key", "") if value.dtype.names else (value.dtype.name, re.sub(r"\W", "_", str(value)))
             )
@@ -145,7 +145,7 @@ class _Writer:
         return self.name(atom)
 
     def call(self, eqn: Eqn, dying: list[Var]) -> str:
-        """The statement that computes one equation."""
+        """Statement that computes one equation."""
         prim = eqn.prim
         outs = ", ".join(self.name(v) for v in eqn.outvars)
         ins = [self.operand(a) for a in eqn.invars]
@@ -157,10 +157,10 @@ class _Writer:
         if ufunc is not None:
             over = self.storage.overwritable(eqn, dying)
             if over is not None:
-                ins.append(f"out={self.name(over)}")  # by name: np.maximum takes no third operand
+                ins.append(f"out={self.name(over)}")  # by keyword: np.maximum takes no third operand
             return f"{outs} = {self.define(prim.name, ufunc)}({', '.join(ins)})"
         function = functools.partial(prim.impl, **eqn.params) if eqn.params else prim.impl
-        if prim.kind == "collective":  # ranks that do not meet are told where
+        if prim.kind == "collective":  # a collective that times out names the user's line
             function = source.at(eqn.source, function)
         assigned = (
             f"{outs}{',' if prim.multiple_results and len(eqn.outvars) == 1 else ''} = " if outs else ""
@@ -168,14 +168,14 @@ class _Writer:
         return f"{assigned}{self.define(prim.name + ('_' if eqn.params else ''), function)}({', '.join(ins)})"
 
     def outputs(self) -> list[str]:
-        """The results, none of which may share storage with another array that a user can hold."""
+        """Results, none of which may share storage with an array visible to the user."""
         texts, returned = [], set()
         for atom in self.jaxpr.outvars:
             text = self.operand(atom)
             shared = (
                 atom.__class__ is Literal or self.storage.shared(atom) or self.storage.root(atom) in returned
             )
-            if shared or not atom.aval.ndim:  # ufuncs return NumPy scalars in the place of arrays of rank 0
+            if shared or not atom.aval.ndim:  # ufuncs return NumPy scalars instead of arrays of rank 0
                 text = f"{self.define('copy_of', np.array)}({text})"
             else:
                 returned.add(self.storage.root(atom))
@@ -184,10 +184,10 @@ class _Writer:
 
 
 class _Storage:
-    """Which variables may share storage, and which of them a ufunc may write over.
+    """Alias analysis: variables that share storage, and operands to overwrite.
 
-    Variables fall into groups that may share storage: an ``impl`` that does not promise fresh storage
-    (``prim.fresh``) may return a view of any operand.
+    Variables fall into groups that may share storage: an ``impl`` without ``prim.fresh`` may return a view of
+    any operand.
     """
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
@@ -206,10 +206,10 @@ class _Storage:
                             self._join(out, a)
 
     def root(self, v: Any) -> Var:
-        """The representative of the group of ``v``."""
+        """Representative of the group of ``v``."""
         while v in self.parent:
             up = self.parent[v]
-            self.parent[v] = self.parent.get(up, up)  # halve the path for the next time
+            self.parent[v] = self.parent.get(up, up)  # path halving
             v = up
         return v
 
@@ -226,11 +226,11 @@ class _Storage:
         self.parent[ra] = rb
 
     def shared(self, v: Any) -> bool:
-        """Whether ``v`` may share storage with a parameter that was not donated."""
+        """True if ``v`` may share storage with a parameter that was not donated."""
         return not self._group(v).isdisjoint(self.fixed)
 
     def overwritable(self, eqn: Eqn, dying: list[Var]) -> Var | None:
-        """An operand whose storage the result may take: dead after this, of the same type, and not shared."""
+        """Operand to overwrite: dead after the equation, of the same type, and not shared."""
         (out,) = eqn.outvars
         for v in dying:
             if v not in self.fresh or not v.aval.ndim or not v.aval.same_type(out.aval):
@@ -241,7 +241,7 @@ class _Storage:
 
 
 def _last_uses(jaxpr: Jaxpr) -> list[list[Var]]:
-    """For each equation, the variables that are not needed after it."""
+    """For each equation, the variables whose last use it is."""
     seen = {v for v in jaxpr.outvars if v.__class__ is not Literal}
     uses: list[list[Var]] = []
     for eqn in reversed(jaxpr.eqns):

@@ -1,4 +1,4 @@
-"""Products divided among threads, against undivided ones."""
+"""BLAS matmuls split across threads, against unsplit ones."""
 
 import threading
 
@@ -69,10 +69,10 @@ def test_blas_gets_its_threads_back():
         with blas.one_thread_each:
             thread.start()
             assert entered.wait(10)
-            with blas.one_thread_each:  # a program within a program
+            with blas.one_thread_each:  # a nested program
                 assert set(blas_threads()) <= {1}
             assert set(blas_threads()) <= {1}
-        assert blas_threads() == before  # though the other thread is inside yet
+        assert blas_threads() == before  # although the other thread is still inside
         leave.set()
         thread.join()
         assert blas_threads() == before

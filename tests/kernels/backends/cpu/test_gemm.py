@@ -1,4 +1,4 @@
-"""Our own products of matrices on the CPU, against NumPy's, and which ones are left to BLAS."""
+"""CPU GEMM against NumPy's matmul, and the matmuls that it leaves to BLAS."""
 
 import numpy as np
 import pytest
@@ -21,12 +21,12 @@ STACKS = (((2,), (1,)), ((0,), (0,)))
 
 
 def cut(shape, axes, spans):
-    """The array of a shape, with axes transposed and then cut."""
+    """Array with transposed axes, then sliced."""
     return lambda draw: draw(shape).transpose(axes)[spans]
 
 
 def plain(*shape):
-    """The array of a shape."""
+    """Array of a shape."""
     return lambda draw: draw(shape)
 
 
@@ -63,7 +63,7 @@ def params_of(numbers):
 
 
 def product(x, y, numbers, threads):
-    """The product, computed here."""
+    """Matmul by the compiled GEMM."""
     want = dot_general_p.impl(x, y, **params_of(numbers))
     layout = gemm.layout_of(x, y, params_of(numbers))
     assert layout is not None
@@ -102,7 +102,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column():
     assert np.isfinite(got[:19, :34]).all()
 
 
-LEFT = {  # lhs, rhs, dimension numbers of products that are not ours
+LEFT = {  # lhs, rhs, dimension numbers of matmuls left to BLAS
     "few rows": ((15, 64), (64, 64), MATRICES),
     "few columns": ((64, 64), (64, 31), MATRICES),
     "a vector": ((64,), (64, 64), (((0,), (0,)), ((), ()))),
@@ -123,7 +123,7 @@ def test_what_is_left_to_blas(name):
 
 
 def attention(x, w):
-    """Products of slices, with transposes and in batches: (4, 32, 64), (64, 192) -> (4, 32, 2, 32)."""
+    """Matmuls of slices, batched: (4, 32, 64), (64, 192) -> (4, 32, 2, 32)."""
     q, k, v = bnp.split((x @ w).reshape(4, 32, 3, 2, 32), 3, axis=2)
     q, k, v = (bnp.squeeze(a, 2) for a in (q, k, v))
     weights = bnp.einsum("bqhd,bkhd->bhqk", q, k)

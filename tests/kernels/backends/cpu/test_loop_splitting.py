@@ -1,4 +1,4 @@
-"""Loop splitting: concatenations and pads as vector loops without conditions, and that they compute the same."""
+"""Loop splitting: concatenations and pads vectorize without changing results."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def draw(*shape):
 
 
 X, Y, ROW = draw(6, 32), draw(6, 16), draw(100)
-PROGRAMS = {  # the program, its arguments, and how many loops there are
+PROGRAMS = {  # the program, its arguments, and its number of loops
     "two arrays": (lambda x, y: bnp.concatenate([x * 2, y], 1), (X, Y), 2),
     "three arrays": (lambda x, y: bnp.concatenate([x, y * y, x], 1), (X, Y), 3),
     "a pad on both sides": (lambda x: lax.pad(x, 1.0, [(0, 0, 0), (8, 24, 0)]) + 1, (X,), 3),

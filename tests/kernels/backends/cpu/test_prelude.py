@@ -1,4 +1,4 @@
-"""The functions of the host's prelude against the primitives that they stand for, in every dtype."""
+"""Functions of the host prelude against their primitives, in every dtype."""
 
 import ctypes
 import dataclasses
@@ -29,7 +29,7 @@ C_TYPES = {
 }  # fmt: skip
 STORAGE = {"float8_e4m3fn", "float8_e5m2", "float16", "bfloat16"}
 ON_STORAGE = {"nextafter", "reduce_precision", "select", "copy", "stop_gradient"}
-"""What is done on stored values; all else is done on floats."""
+"""Primitives on stored values; all others work on floats."""
 PARAMS = {
     "integer_pow": [{"y": y} for y in (0, 1, 2, 3, 5, -1, -2)],
     "reduce_precision": [
@@ -80,7 +80,7 @@ def loop(name, in_types, out_type, expression):
 
 
 def values(dtype, rng, count=3000):
-    """Special values, then random ones of all sizes; of 8 and 16 bits every one there is."""
+    """Special values, then random ones of all magnitudes; all values of 8 and 16 bits."""
     if dtype == np.bool_:
         return np.array([True, False] * 8)
     if dtypes.is_complex(dtype):
@@ -121,13 +121,13 @@ def operands(prim, dtype, rng):
     arity = ARITY.get(prim.name, 1)
     if arity == 1:
         return [x]
-    if x.size <= 24 or x.size > 30000:  # of 16 bits not all pairs: each with some others
+    if x.size <= 24 or x.size > 30000:  # for 16 bits, not all pairs
         y = rng.permutation(x)
     else:
         y = np.concatenate([np.repeat(x[:24], 24), rng.permutation(x[24:])])[: x.size]
         x = np.concatenate([np.tile(x[:24], 24), x[24:]])[: x.size]
         y = y[: x.size]
-    if prim.name == "complex":  # the definition makes NaN of infinities
+    if prim.name == "complex":  # the definition turns infinities into NaN
         x, y = (np.where(np.isfinite(a), a, np.ones_like(a)) for a in (x, y))
     if prim.name == "select":
         return [rng.integers(0, 2, x.size).astype(bool), x, y]
@@ -143,7 +143,7 @@ def expression(prim, name, params):
 
 
 def cases(name):
-    """The primitives that take a dtype, with their parameters."""
+    """Primitives that accept a dtype, with their parameters."""
     dtype = as_dtype(name)
     for prim in PRIMITIVES.values():
         if not TYPES[prim.types][1](dtype):
@@ -179,7 +179,7 @@ WIDER = {
 
 
 def _lgamma(x):
-    # SciPy's is infinite at the smallest numbers
+    # SciPy's is infinite at the smallest values
     return np.where(np.abs(x) < 1e-300, -np.log(np.abs(x)), special.lgamma_p.impl(x))
 
 
@@ -187,19 +187,19 @@ BY_SCIPY = {"erf": scipy.special.erf, "erf_inv": scipy.special.erfinv, "lgamma":
 
 
 def exact_reference(prim, xs):
-    """The primitive in more precision than the function under test has, where there is more."""
+    """The primitive in higher precision than the function under test, where possible."""
     if prim.name in BY_SCIPY:
         return BY_SCIPY[prim.name](xs[0].astype(np.float64))
-    if prim.name == "erfc":  # SciPy's loses digits, and all of them beyond 26.6
+    if prim.name == "erfc":  # SciPy's loses digits, all of them above 26.6
         return np.vectorize(math.erfc)(xs[0].astype(np.float64))
     xs = [x.astype(WIDER[x.dtype.name]) for x in xs]
-    if prim.name == "logistic":  # the definition loses the subnormal numbers
+    if prim.name == "logistic":  # the definition loses subnormals
         return np.exp(np.minimum(xs[0], 0)) / (1 + np.exp(-np.abs(xs[0])))
     return prim.impl(*xs)
 
 
 def ulps_between(got, want):
-    """Distance in units in the last place of ``got``'s dtype; 0 for equals and for two NaN."""
+    """Distance in ULPs of ``got``'s dtype; 0 for equal values and for two NaN."""
     nearest = want.astype(got.dtype)
     unit = np.spacing(np.maximum(np.abs(nearest), np.finfo(got.dtype).tiny))
     distance = np.abs(got.astype(np.longdouble) - want) / unit
@@ -218,14 +218,14 @@ def assert_agrees(prim, name, xs, got, params):
         if prim.name in ("pow", "tan", "tanh", "expm1", "log1p"):
             eps *= 10
         wrong = ~((np.abs(got - want) <= eps * scale) | (got == want) | (np.isnan(got) & np.isnan(want)))
-    elif params.get("y") == 0:  # NumPy's half precision leaves NaN
+    elif params.get("y") == 0:  # NumPy's half precision produces NaN
         wrong = got != 1
     elif prim.name in EXACT:
         wrong = ~((got == want) | ((got != got) & (want != want)))
-        if prim.name not in ("max", "min", "clamp", "sign"):  # of which zero, NumPy differs
+        if prim.name not in ("max", "min", "clamp", "sign"):  # NumPy differs in signed zeros
             wrong |= (want == 0) & (np.signbit(got) != np.signbit(want))
     elif want.dtype.name in ULPS:
-        if prim.name in ("logaddexp", "lgamma"):  # near 0 differences of larger numbers
+        if prim.name in ("logaddexp", "lgamma"):  # cancellation near 0
             want = exact_reference(prim, xs)
             size = np.fmax(1, np.fmax(np.abs(want), np.abs(xs[0]))).astype(got.dtype)
             same = (got == want.astype(got.dtype)) | (np.isnan(got) & np.isnan(want))
@@ -236,7 +236,7 @@ def assert_agrees(prim, name, xs, got, params):
             error = ulps_between(got, exact_reference(prim, xs))
             limit = ULPS[want.dtype.name].get(prim.name, ULPS[want.dtype.name]["default"])
         wrong = error > limit
-    else:  # rounded from float: a neighbour where the float lies beside a tie
+    else:  # rounded from float: a neighbor if the float is near a tie
         singles = [x.astype(np.float32) for x in xs]
         want = exact_reference(prim, singles) if prim.name == "logistic" else prim.impl(*singles, **params)
         want = want.astype(got.dtype)
@@ -263,7 +263,7 @@ def test_primitives(compiler, rng, name):
             text = f"from_float<{out}>({text})"
         source += loop(case_name(prim, params), in_types, out, text)
         made.append((prim, params))
-    if name in STORAGE:  # their arithmetic is that of float, which is tested as it is used
+    if name in STORAGE:  # computed in float, which is tested as it is used
         compiler = dataclasses.replace(compiler, flags=(*compiler.flags, "-O1"))
     library = compiler.compile(HOST.with_prelude(source), f"all primitives of {name}")
     with np.errstate(all="ignore"):
@@ -274,7 +274,7 @@ def test_primitives(compiler, rng, name):
 
 
 def test_every_primitive_is_there():
-    """What the host cannot do is known by name: it goes to NumPy."""
+    """Primitives without a host function are listed; they run in NumPy."""
     missing = {
         p.name
         for module in (elementwise, integers)
@@ -288,9 +288,7 @@ def test_every_primitive_is_there():
 @pytest.mark.parametrize("name", C_TYPES)
 def test_convert(compiler, rng, name):
     x = values(as_dtype(name), rng)
-    if (
-        x.dtype.kind == "f" and x.dtype.itemsize >= 4
-    ):  # ties of the narrow types, and the ends of the integers
+    if x.dtype.kind == "f" and x.dtype.itemsize >= 4:  # ties of the narrow types, and extreme integers
         with np.errstate(all="ignore"):
             narrow = [np.arange(2**16, dtype=np.uint16).view(as_dtype(t)) for t in ("float16", "bfloat16")]
             ties = np.concatenate([n.astype(x.dtype) for n in narrow])
@@ -326,9 +324,9 @@ def test_bitcast(compiler, rng):
 
 
 def test_sine_of_every_size(compiler):
-    """The argument is reduced by as many bits of pi as its exponent asks for."""
+    """The argument is reduced by as many bits of pi as its exponent requires."""
     x = np.concatenate([np.ldexp(np.linspace(1, 1.999, 4000), e) for e in range(-30, 128)]).astype(np.float32)
-    near = (np.arange(1, 200000, dtype=np.float64) * (np.pi / 2)).astype(np.float32)  # where they vanish
+    near = (np.arange(1, 200000, dtype=np.float64) * (np.pi / 2)).astype(np.float32)  # near the zeros
     x = np.concatenate([x, near, -near])
     source = loop("s", ["float"], "float", "bf_sin(x0[i])") + loop("c", ["float"], "float", "bf_cos(x0[i])")
     library = compiler.compile(HOST.with_prelude(source), "sine")
@@ -358,11 +356,11 @@ LOOPS = {
     },
     **{f"{t}_storage": (t, f"from_float<{t}>(to_float(x0[i]) * 2)") for t in ("f16", "bf16")},
 }
-"""Loops, by name: the type of the numbers, and what is computed."""
+"""Loops by name: element type and expression."""
 
 
 def test_loops_become_vector_instructions(compiler):
-    """By the compiler's own account of each loop."""
+    """According to the compiler's vectorization report."""
     if "avx2" not in compiler.cpu or "clang" in compiler.version:
         pytest.skip("the compiler is not GCC, or the processor lacks AVX2")
     source = "".join(loop(name, [t], t, text) for name, (t, text) in LOOPS.items())
@@ -400,7 +398,7 @@ def test_unknown_name():
 
 
 def test_the_table_of_two_over_pi():
-    """``2^e 2/pi`` modulo 4 in two parts, the first with 26 bits after the point; Machin's formula gives pi."""
+    """``2^e 2/pi`` modulo 4 in two parts, the first with 26 fraction bits."""
     bits = 300
     two_over_pi = (2 << 2 * bits) // pi_in_units(bits)
     (source,) = (part.source for part in HOST.parts if "two_over_pi_high" in part.names)
@@ -413,7 +411,7 @@ def test_the_table_of_two_over_pi():
         first = value >> (bits - 26)
         assert found["high"][e] == first / 2**26
         assert found["low"][e] == (value - (first << (bits - 26))) / 2**bits
-    assert found["high"][105:] == found["low"][105:] == [0.0]  # of infinity and NaN
+    assert found["high"][105:] == found["low"][105:] == [0.0]  # infinity and NaN
 
 
 def pi_in_units(bits):

@@ -1,4 +1,4 @@
-"""Compiled programs on the CPU, and what may go wrong around them: compilers, threads, memory, users' functions."""
+"""Compiled CPU programs, with failing compilers, threads, memory and callbacks."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(toolchain.find() is None, reason="this machine h
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """Programs are compiled, however small."""
+    """Compile programs of any size."""
     monkeypatch.setattr(config, "host_compiler", "always")
 
 
@@ -32,7 +32,7 @@ def draw(*shape):
 
 
 def f(x, y):
-    """A program of two kernels and a product: (3, 4), (4, 4) -> (3, 4)."""
+    """A program of two kernels and a matmul: (3, 4), (4, 4) -> (3, 4)."""
     return bnp.exp(x) @ y - bnp.exp(x).sum(-1, keepdims=True)
 
 
@@ -40,13 +40,13 @@ X, Y = draw(3, 4), draw(4, 4)
 
 
 def expected(x, y):
-    """What f returns."""
+    """Expected result of ``f``."""
     e = np.exp(np.asarray(x))
     return e @ np.asarray(y) - e.sum(-1, keepdims=True)
 
 
 def program_of(fun, *args):
-    """What ``jit`` runs."""
+    """Program that ``jit`` runs."""
     return bf.jit(fun).lower(*args).compile().program
 
 
@@ -72,7 +72,7 @@ def test_without_a_compiler_it_is_said_once(monkeypatch, capsys):
 
 
 class Refusing:
-    """A compiler that takes nothing."""
+    """A compiler that rejects every source."""
 
     def compile(self, source, name):
         raise errors.CompileError(f"c++ refused the source of {name}.", why="it is Sunday")
@@ -98,7 +98,7 @@ def test_what_the_compiler_refuses_is_an_error_where_we_check(monkeypatch):
 
 
 def test_replaced_definitions_are_respected():
-    """An operation that the user defines anew is none that kernels know."""
+    """Kernels do not replace an operation that the user redefines."""
     with bf.override(lax.exp_p, impl=lambda x: 0 * x):
         np.testing.assert_array_equal(bf.jit(f)(X, Y), 0)
     with bf.override(lax.dot_general_p, impl=lambda x, y, **params: np.ones((3, 4), np.float32)):
@@ -109,7 +109,7 @@ def test_replaced_definitions_are_respected():
 
 
 def test_threads_call_one_program_at_once():
-    """Each call has memory of its own."""
+    """Each call has its own memory."""
     step = bf.jit(lambda x: bnp.cumsum(bnp.exp(x), 0)[::-1] * 2 + bnp.exp(x).sum(0))
     xs = [draw(40, 30) + i for i in range(4)]
     want = [np.asarray(step(x)) for x in xs]
@@ -144,7 +144,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_program_of_the_parent_runs_in_a_forked_child():
-    """Where the parent's threads are not."""
+    """A forked child has none of the parent's threads."""
     env = {**os.environ, "OMP_NUM_THREADS": "2", "BLUFUNC_HOST_COMPILER": "always"}
     command = [sys.executable, "-W", "ignore", "-c", IN_A_CHILD]
     done = subprocess.run(command, env=env, timeout=60, capture_output=True, text=True, check=False)
@@ -155,7 +155,7 @@ def test_a_program_of_the_parent_runs_in_a_forked_child():
 
 
 def test_a_program_that_calls_itself():
-    """Through a callback: the inner call finds memory of its own."""
+    """Reentrant through a callback: the inner call has its own memory."""
     depth = []
 
     def back(x):
@@ -183,7 +183,7 @@ def test_a_program_that_calls_itself():
 
 
 def test_arguments_that_are_not_in_order():
-    """Views that a body of a loop is given: rows of a transposed array, NumPy scalars, broadcasts."""
+    """Loop bodies get views: rows of a transposed array, NumPy scalars, broadcasts."""
     program = program_of(lambda x, s: (bnp.exp(x) * s).sum(0), X, bnp.asarray(np.float32(2)))
     x = np.asarray(X)
     for view in (np.asfortranarray(x), np.repeat(x, 2, 1)[:, ::2], np.broadcast_to(x[:1], x.shape)):
@@ -192,7 +192,7 @@ def test_arguments_that_are_not_in_order():
 
 
 def test_scalars_of_a_scan():
-    """What a scan takes from a vector are NumPy scalars, which have no memory that would stay."""
+    """A scan slices vectors into NumPy scalars, which have no stable address."""
     xs = draw(64)
     got = lax.scan(lambda c, x: (c * 0.5 + bnp.exp(x), bnp.sin(x) * c), xs[0], xs)
     c, ys = np.asarray(xs)[0], []
@@ -220,7 +220,7 @@ RETURNED = {
 @pytest.mark.parametrize("name", RETURNED)
 @pytest.mark.parametrize("donated", [(), (0,), (0, 1)], ids=["nothing", "one", "both"])
 def test_results_have_memory_of_their_own(name, donated):
-    """Whatever is donated: results are right, and writing to one changes no other."""
+    """Results are correct for any donation, and no two share memory."""
     x, y = np.arange(12, dtype=np.float32).reshape(3, 4), np.ones((3, 4), np.float32)
     made = case(RETURNED[name], from_numpy(x), from_numpy(y), donate=donated, name=name)
     flags = [i in donated for i in range(2)]
@@ -249,7 +249,7 @@ EMPTY = {
     "nothing at all": (lambda x: bnp.exp(x), (0, 3)),
     "sums of nothing": (lambda x: (x.sum(0), x.sum(1), x.sum()), (0, 3)),
     "no lanes": (lambda x: (x.sum(1), x * 2), (3, 0)),
-    "nothing beside something": (lambda x: (bnp.concatenate([x, bnp.ones((2, 3), x.dtype)]) * 2, x), (0, 3)),
+    "empty and nonempty": (lambda x: (bnp.concatenate([x, bnp.ones((2, 3), x.dtype)]) * 2, x), (0, 3)),
 }
 
 
@@ -265,14 +265,14 @@ def test_empty_arrays(name):
 
 
 def test_golden_huge_indices(golden):
-    """Positions beyond 2**31 are counted in 64 bits; nothing of that size is made here."""
+    """Positions beyond 2**31 use 64-bit indices; nothing that large is allocated."""
     shape = bf.ShapeDtypeStruct((3, 1 << 30), np.float32)
     lowered = bf.jit(lambda x: x[:, ::-1] + 1).lower(shape)
     golden("host_huge", host_program.source_of(host_program.planned(lowered.jaxpr, [False]))[0])
 
 
 def test_reductions_of_large_arrays_are_compiled(monkeypatch):
-    """They read much and write little; what only moves a few elements does neither."""
+    """They read much and write little; moving a few elements does neither."""
     monkeypatch.setattr(config, "host_compiler", "auto")
     large = draw(300, 300)
     assert isinstance(program_of(lambda x: x.sum(1), large), host_program.HostProgram)

@@ -1,4 +1,4 @@
-"""Kernels as C++ for the CPU: against what LoopIR means, however many threads there are, and how they read."""
+"""CPU renderer: C++ against the LoopIR interpreter, for several thread counts."""
 
 import ctypes
 from dataclasses import replace
@@ -48,12 +48,12 @@ def call(library, kernel, arrays, threads=1):
 
 
 def run(compiler, kernel, arrays, threads=1):
-    """The same of a kernel that is yet to be compiled."""
+    """Compile and run a kernel."""
     call(compiler.compile(renderer.render(kernel), kernel.name), kernel, arrays, threads)
 
 
 def arrays_for(kernel, seed=0):
-    """Normal numbers for inputs, zeros for outputs."""
+    """Normal random inputs and zero outputs."""
     return {
         b: np.zeros(b.size, b.dtype) if b.written else draw(b.size, dtype=b.dtype, seed=seed + i)
         for i, b in enumerate(kernel.buffers)
@@ -61,7 +61,7 @@ def arrays_for(kernel, seed=0):
 
 
 def agrees(compiler, kernel, threads=2, rtol=1e-5):
-    """Hold a kernel, compiled, against the interpreter; its arrays."""
+    """Compare a compiled kernel with the interpreter; returns its arrays."""
     check_kernel(kernel)
     want, got = arrays_for(kernel), arrays_for(kernel)
     interpret(kernel, want)
@@ -73,7 +73,7 @@ def agrees(compiler, kernel, threads=2, rtol=1e-5):
 
 @pytest.fixture(scope="module")
 def cases(compiler):
-    """All the kernels written by hand, as one source."""
+    """All handwritten kernels, as one source."""
     found = {name: make() for name, make in CASES.items()}
     kernels = []
     for i, case in enumerate(found.values()):
@@ -91,8 +91,8 @@ def test_against_numpy(cases, name):
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("arg")])
-def test_extrema_taken_up_lane_by_lane(compiler, name, monkeypatch):
-    """As where the value is dear, or others are computed beside it."""
+def test_extrema_accumulated_lane_by_lane(compiler, name, monkeypatch):
+    """As for expensive values, or several reductions in one loop."""
     monkeypatch.setattr(renderer, "_CHEAP", 0)
     case = CASES[name]()
     run(compiler, case.kernel, case.arrays)
@@ -100,7 +100,7 @@ def test_extrema_taken_up_lane_by_lane(compiler, name, monkeypatch):
 
 
 def test_in_place(compiler):
-    """An output may be the very array that an input is."""
+    """An output may alias an input."""
     case = CASES["gelu"]()
     x, y = case.kernel.buffers[0], case.kernel.buffers[2]
     case.arrays[y] = case.arrays[x]
@@ -109,7 +109,7 @@ def test_in_place(compiler):
 
 
 def test_outputs_in_place_of_each_others_inputs(compiler):
-    """Everything is read before anything is stored: two arrays may trade places."""
+    """All reads precede all writes, so two arrays may be swapped."""
     i = Range("i", 100)
     x, y = Buffer("x", F32, 100), Buffer("y", F32, 100)
     u, v = Buffer("u", F32, 100, written=True), Buffer("v", F32, 100, written=True)
@@ -128,7 +128,7 @@ def test_outputs_in_place_of_each_others_inputs(compiler):
 
 @pytest.fixture
 def eager(monkeypatch):
-    """Threads for kernels that tests can afford."""
+    """Use threads for kernels small enough for tests."""
     monkeypatch.setattr(renderer, "PARALLEL_WORK", 1 << 16)
 
 
@@ -200,7 +200,7 @@ SHARED = {
 
 @pytest.mark.parametrize("what", SHARED)
 def test_loops(compiler, eager, what):
-    """The loops are those that were meant, and compute what the kernel says."""
+    """The generated loops are the expected ones, and match the interpreter."""
     make, parts = SHARED[what]
     kernel = make(what.replace(" ", "_"))
     source = renderer.render(kernel)
@@ -245,7 +245,7 @@ REDUCED = [d for d in scalar_ops.STORAGE if d != dtypes.key]
 
 @pytest.mark.parametrize("dtype", REDUCED, ids=dtypes.short_name)
 def test_reductions_of_every_dtype(compiler, dtype):
-    """Over lanes, in rows and folded; NaN is the largest and the smallest."""
+    """Over lanes, in rows and folded; NaN is both maximum and minimum."""
     n = 37
     r, s, k = Range("r", 2), Range("s", 6), Range("k", n)
     x = Buffer("x", dtype, 2 * n)
@@ -284,7 +284,7 @@ def test_reductions_of_every_dtype(compiler, dtype):
 
 
 def test_what_does_not_vary_is_computed_once():
-    """Scalars before the loops, what varies over rows before the lanes, what two statements need once."""
+    """Hoisting: scalars before loops, row values before lanes, shared values once."""
     r, k = Range("r", 8), Range("k", 32)
     rate, x, b = Buffer("rate", F32, 1), Buffer("x", F32, 256), Buffer("b", F32, 8)
     y, z = Buffer("y", F32, 256, written=True), Buffer("z", F32, 256, written=True)
@@ -306,7 +306,7 @@ def test_what_does_not_vary_is_computed_once():
 
 
 def test_deep_graphs():
-    """Each value of a chain that doubles at every step is written once, without recursion."""
+    """A chain that doubles at every step is written once per value, without recursion."""
     i = Range("i", 8)
     x, y = Buffer("x", F32, 8), Buffer("y", F32, 8, written=True)
     v = load(x, of(i))
@@ -317,7 +317,7 @@ def test_deep_graphs():
 
 
 def test_a_total_stays_in_its_row(compiler):
-    """What is computed from a total of a row is not moved out of the rows."""
+    """Values computed from a row's total are not hoisted out of the rows."""
     s, k = Range("s", 3), Range("k", 20)
     x, y = Buffer("x", F32, 60), Buffer("y", F32, 60, written=True)
     total, at = Total("total", F32, "sum"), of(s) * 20 + of(k)
@@ -329,7 +329,7 @@ def test_a_total_stays_in_its_row(compiler):
 
 
 def test_indices_of_any_size(compiler):
-    """Quotients of negative numbers round down, and large arrays have wide indices."""
+    """Quotients of negative integers round down, and large arrays have wide indices."""
     i = Range("i", 40)
     y = Buffer("y", I32, 40, written=True)
     back = of(i) * -3 + 50
@@ -344,7 +344,7 @@ def test_indices_of_any_size(compiler):
 
 
 def test_guards_touch_no_memory(compiler):
-    """A load before the array and a store behind it, where their guards are false."""
+    """Out-of-bounds load and store with false guards."""
     i = Range("i", 64)
     x, y = Buffer("x", F32, 64), Buffer("y", F32, 64, written=True)
     source = of(i) - 40
@@ -354,7 +354,7 @@ def test_guards_touch_no_memory(compiler):
 
 
 def test_keys(compiler):
-    """Keys are chosen and copied like numbers."""
+    """Keys are selected and copied like scalars."""
     i = Range("i", 8)
     flags, a = Buffer("flags", dtypes.bool_, 8), Buffer("a", dtypes.key, 8)
     y = Buffer("y", dtypes.key, 8, written=True)
@@ -368,7 +368,7 @@ def test_keys(compiler):
 
 @pytest.mark.parametrize("cheap", [True, False], ids=["searched twice", "taken up"])
 def test_the_first_of_lanes_that_run_backwards(compiler, cheap, monkeypatch):
-    """The position decides between equals, not the lane."""
+    """Position, not lane order, breaks ties."""
     monkeypatch.setattr(renderer, "_CHEAP", 4 if cheap else 0)
     r, k = Range("r", 3), Range("k", 6)
     x, y = Buffer("x", F32, 18), Buffer("y", I32, 3, written=True)
@@ -384,7 +384,7 @@ def test_the_first_of_lanes_that_run_backwards(compiler, cheap, monkeypatch):
 
 
 def test_names_that_c_has_already(compiler):
-    """Buffers and totals may be called like keywords, like each other's values, or like what the text uses."""
+    """Buffers and totals may have the names of keywords, values or prelude functions."""
     r, k = Range("int", 4), Range("for", 40)
     x, y, at = (
         Buffer("float", F32, 160),

@@ -1,4 +1,4 @@
-"""The host's compiler: what it makes, what is kept, and machines where it is absent, broken or poor."""
+"""Host toolchain: compilation, disk cache, and missing or broken compilers."""
 
 import ctypes
 import os
@@ -39,7 +39,7 @@ def real():
 
 @pytest.fixture
 def compiler(real, tmp_path):
-    """It with a cache of its own."""
+    """The compiler with its own cache."""
     return toolchain.search(real.command, DiskCache(tmp_path / "cache"))
 
 
@@ -50,7 +50,7 @@ def script(path, text):
 
 
 def counted(tmp_path, compiler):
-    """A program that compiles, and a function that tells how often it was run."""
+    """A compiler wrapper, and a function that counts its runs."""
     log = tmp_path / "runs"
     program = shutil.which(compiler.command[0])
     text = f'echo run >> "{log}"\nexec "{program}" "$@"\n'
@@ -108,8 +108,8 @@ def _replace(path):
 def test_a_damaged_library_is_made_again(compiler, harm):
     compiler.compile(ADD, "add")
     harm(compiler.cache.path_of(compiler.key(ADD)))
-    again = toolchain.search(compiler.command, DiskCache(compiler.cache.folder))
-    assert again.compile(ADD, "add").add(2, 2) == 4
+    found = toolchain.search(compiler.command, DiskCache(compiler.cache.folder))
+    assert found.compile(ADD, "add").add(2, 2) == 4
 
 
 def test_without_a_cache(real, tmp_path):
@@ -217,7 +217,7 @@ def test_what_is_done_can_be_shown(compiler, monkeypatch, capsys):
 
 
 def test_numbers_are_as_in_numpy(compiler):
-    """No flag may let NaN, signed zeros or the order and rounding of sums change."""
+    """Flags preserve NaN, signed zeros, summation order and rounding."""
     source = """
     extern "C" void f(const float* x, float* y, long n) {
       float sum = 0;

@@ -1,4 +1,4 @@
-"""The device model: limits by compute capability, and each figure of a device in one place."""
+"""Device model: limits by compute capability; each figure is defined once."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,7 @@ FIGURES = {SM_COUNT, device_model.SHARED_BYTES, device_model.L2_BYTES}
 
 
 def _value(node):
-    """The integer of an expression of literals, if it is one."""
+    """Integer value of an expression of literals, or None."""
     try:
         value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}})
     except Exception:
@@ -22,7 +22,7 @@ def _value(node):
 
 
 def _repeated(source):
-    """The lines that hold a figure of the H200, or define the size of a warp."""
+    """Lines that repeat a figure of the H200 or the warp size."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Constant, ast.BinOp)) and _value(node) in FIGURES:

@@ -1,4 +1,4 @@
-"""Products that nothing needs yet begin with exchanges that all wait for; the order stays one of dependence."""
+"""Overlap of collectives with matmuls, in an order that respects dependencies."""
 
 import itertools
 import time
@@ -17,7 +17,7 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.backends.cuda import overlap
 from blufunc.kernels.backends.cuda import program as cuda_program
-from blufunc.kernels.backends.cuda.overlap import MOST, SOON, with_products_beside
+from blufunc.kernels.backends.cuda.overlap import MOST, SOON, overlapped_matmuls
 from blufunc.kernels.fusion.fuse import Opaque
 from blufunc.kernels.schedule import OpaqueStep
 from blufunc.parallel.collectives import primitives as mc
@@ -27,15 +27,16 @@ from tests.parallel import divided_mlp
 
 @pytest.fixture
 def seconds(monkeypatch):
-    """Steps take as long as their stand-ins for equations say."""
+    """Use the durations of the stand-in equations."""
     monkeypatch.setattr(overlap, "_product", lambda s: s.eqn.product)
     monkeypatch.setattr(overlap, "_exchanged", lambda s: s.eqn.exchanged)
     monkeypatch.setattr(overlap, "_seconds", lambda s: s.eqn.product + s.eqn.exchanged)
 
 
 def steps_of(rows):
-    """Steps of a name, the names of what they read, and how long they multiply and exchange. Exchanges have an order,
-    as all ranks come to them in one; and so has what multiplies and exchanges for no time and begins with ``!``.
+    """Steps from rows of name, inputs, matmul seconds and collective seconds.
+
+    Collectives are ordered, as on all ranks. So are steps without duration whose name begins with ``!``.
     """
     made, last = {}, None
     for name, reads, product, exchanged in rows:
@@ -48,7 +49,7 @@ def steps_of(rows):
 
 
 def ancestors(steps, step, ordered=True):
-    """All that a step needs, for its operands or, if ``ordered``, for an order."""
+    """Steps that a step depends on, by operands or, if ``ordered``, by order."""
     makers = {s.outputs[0]: s for s in steps}
     found, pending = set(), [step]
     while pending:
@@ -74,7 +75,7 @@ PIECES = st.lists(CHAIN | st.lists(ROW, max_size=1), max_size=9)
 @pytest.mark.usefixtures("seconds")
 @given(PIECES, st.integers(0, 3))
 @settings(max_examples=400)
-def test_steps_come_behind_what_they_need_and_stay_in_order(pieces, soon):
+def test_steps_come_after_what_they_need_and_stay_in_order(pieces, soon):
     names = []
     table = []
     for n, ((kind, product, exchanged), back) in enumerate(itertools.chain(*pieces)):
@@ -83,7 +84,7 @@ def test_steps_come_behind_what_they_need_and_stay_in_order(pieces, soon):
     steps = steps_of(table)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap, "SOON", soon)
-        out = with_products_beside(steps)
+        out = overlapped_matmuls(steps)
     assert len(out) == len(steps) and set(out) == set(steps)
     at = {s: n for n, s in enumerate(out)}
     needs = {s: ancestors(steps, s) for s in steps}
@@ -94,8 +95,8 @@ def test_steps_come_behind_what_they_need_and_stay_in_order(pieces, soon):
         assert s.eqn.product and s.beside.eqn.exchanged and at[s.beside] < at[s]
         assert s not in needs[s.beside] and s.beside not in ancestors(steps, s, ordered=False)
     for e in {s.beside for s in late}:
-        beside = [s for s in late if s.beside is e]
-        assert len(beside) <= MOST and sum(s.eqn.product for s in beside) <= e.eqn.exchanged
+        overlaps = [s for s in late if s.beside is e]
+        assert len(overlaps) <= MOST and sum(s.eqn.product for s in overlaps) <= e.eqn.exchanged
     on_time = [s for s in steps if s not in late and not needs[s] & late]
     assert on_time == sorted(on_time, key=at.get)
     exchanges = [s for s in steps if s.eqn.exchanged]
@@ -108,32 +109,32 @@ def test_an_order_of_many_steps_is_found_soon():
     steps[0].beside = steps[2]
     begin = time.perf_counter()
     out = overlap._delayed(steps)
-    assert time.perf_counter() - begin < 2  # all that waits was looked at for each step that came: minutes
+    assert time.perf_counter() - begin < 2  # visiting all waiting matmuls at every step would take minutes
     assert out.index(steps[0]) == 2 and len(out) == len(steps)
 
 
 @pytest.mark.usefixtures("seconds")
-def test_a_second_time_the_same_products_are_beside_the_same():
-    def beside(steps):
+def test_reordering_twice_overlaps_the_same_matmuls():
+    def overlaps(steps):
         return {s.eqn.name: s.beside.eqn.name for s in steps if s.beside is not None}
 
     rows = [row for n in range(6) for row in layer(n, f"norm{n - 1}" if n else "norm")]
-    once = with_products_beside(steps_of([kernel("norm"), *rows]))
+    once = overlapped_matmuls(steps_of([kernel("norm"), *rows]))
     names = [s.eqn.name for s in once]
-    again = steps_of(sorted([kernel("norm"), *rows], key=lambda row: names.index(row[0])))
-    assert beside(with_products_beside(again)) == beside(once) and len(beside(once)) == 5
+    shuffled = steps_of(sorted([kernel("norm"), *rows], key=lambda row: names.index(row[0])))
+    assert overlaps(overlapped_matmuls(shuffled)) == overlaps(once) and len(overlaps(once)) == 5
 
 
 def test_attention_is_work_and_does_not_wait():
-    """What is not the library's product cannot leave multiprocessors."""
+    """Only library matmuls can leave SMs to a collective."""
     q = from_numpy(np.zeros((2, 512, 4, 64), np.float32)).aval
     attend = lambda q: [nn.dot_product_attention(q, q, q)]
     (eqn,) = [e for e in simplify(stage(attend, [q], "f")).eqns if e.prim.name == "attention"]
     assert overlap._seconds(Opaque(eqn)) > 0 == overlap._product(Opaque(eqn))
 
 
-def test_a_loop_with_exchanges_is_no_exchange():
-    """Nothing is put beside it: what it does is not known, and most of it is no exchange."""
+def test_a_loop_with_collectives_is_not_a_collective():
+    """No matmul overlaps with it: its body is unknown and mostly computes."""
     psum = lambda x: mc.psum_invariant_p.bind(x, src="V", dst="I", axes=("x",), sizes=(2,))
     looped = lambda x: bf.tree.leaves(lax.scan(lambda c, row: (c + psum(row), None), x[0], x))
     x = from_numpy(np.zeros((4, 8), np.float32)).aval
@@ -154,7 +155,7 @@ def kernel(name, *reads):
 
 
 def layer(n, before):
-    """Backward, of tensor parallelism: from the gradient of a layer's result to that of its argument."""
+    """Backward pass of a tensor-parallel layer."""
     return [
         exchange(f"gather{n}", before), product(f"w{n}", f"gather{n}"), product(f"d{n}", f"gather{n}"),
         exchange(f"scatter{n}", f"d{n}"), kernel(f"norm{n}", f"scatter{n}"),
@@ -169,10 +170,10 @@ WAIT = [
     product("z", "f"),
     product("end", "z"),
 ]
-"""Two exchanges that are waited for."""
+"""Two collectives whose results are needed next."""
 
 ONCE = WAIT[:4]
-"""One, as nothing is behind the second."""
+"""One such collective: no work follows the second."""
 
 
 def idle(n=1, seconds=1e-3):
@@ -180,13 +181,13 @@ def idle(n=1, seconds=1e-3):
 
 
 def read_after(n):
-    """One that n others come before a reader of."""
+    """A matmul with ``n`` other steps before its reader."""
     more = [product(f"c{i}", f"c{i - 1}" if i else "z") for i in range(n - 5)]
     return [*idle(), *WAIT[:5], *more, product("r", "p0", more[-1][0])]
 
 
 def late(reader):
-    """A product that one of two exchanges reads, if any, when much was done since."""
+    """A matmul that one of two collectives reads, if any, much later."""
     first = [product(f"c{i}", f"c{i - 1}") for i in range(SOON)]
     reads = {n: ("p0",) if n == reader else () for n in ("first", "e")}
     return [
@@ -198,7 +199,7 @@ def late(reader):
 LAYERS = [*layer(0, "loss"), *layer(1, "norm0"), *layer(2, "norm1")]
 TWO = {"w0": "scatter0", "w1": "scatter1"}
 
-CASES = {  # steps, and which products come beside which exchange
+CASES = {  # steps, and the matmuls that overlap with each collective
     "tensor parallel": (LAYERS, TWO),
     "exchanges as long as a product": ([s[:3] + (s[3] / 2,) for s in LAYERS], TWO),
     "exchanges shorter than a product": ([s[:3] + (s[3] / 3,) for s in LAYERS], {}),
@@ -210,7 +211,7 @@ CASES = {  # steps, and which products come beside which exchange
             product(f"w{n}", f"d{n - 1}"), exchange(f"all{n}"), product(f"d{n}", f"d{n - 1}", f"all{n}"))], {}),
     "nobody reads it": ([*idle(), *WAIT], {"p0": "e"}),
     "a kernel reads it": ([*idle(), kernel("k", "p0"), *WAIT], {"p0": "e"}),
-    "it comes behind": ([*WAIT[:3], *idle(), *WAIT[3:]], {"p0": "e"}),
+    "it comes after": ([*WAIT[:3], *idle(), *WAIT[3:]], {"p0": "e"}),
     "it reads the exchange before": ([*WAIT[:2], product("p", "e"), *WAIT[2:]], {"p": "f"}),
     "it is read soon": (read_after(SOON - 1), {}),
     "it is read later": (read_after(SOON), {"p0": "e"}),
@@ -222,9 +223,9 @@ CASES = {  # steps, and which products come beside which exchange
     "an exchange before reads it later": (late("first"), {}),
     "nobody of those reads it later": (late(""), {"p0": "e"}),
     "more than may wait": ([*idle(MOST + 2, seconds=1e-4), *ONCE], {f"p{n + 2}": "e" for n in range(MOST)}),
-    "more that come behind than may": (
+    "more that come after than may": (
         [*WAIT[:2], *idle(2 * MOST, seconds=1e-4), *WAIT[2:]], {f"p{n}": "ef"[n // MOST] for n in range(2 * MOST)}),
-    "one that comes behind hides no exchange": (
+    "one that comes after hides no exchange": (
         [*idle(seconds=1.5e-3), product("p2", seconds=1.5e-3), *WAIT[:3], product("p1", seconds=4e-4), *WAIT[3:]],
         {"p0": "e", "p1": "e", "p2": "f"},
     ),
@@ -241,33 +242,33 @@ CASES = {  # steps, and which products come beside which exchange
 
 @pytest.mark.usefixtures("seconds")
 @pytest.mark.parametrize("name", CASES)
-def test_what_comes_beside_what(name):
-    rows, beside = CASES[name]
+def test_overlapped_matmuls(name):
+    rows, overlaps = CASES[name]
     steps = steps_of(rows)
-    out = with_products_beside(steps)
-    assert {s.eqn.name: s.beside.eqn.name for s in out if s.beside} == beside
+    out = overlapped_matmuls(steps)
+    assert {s.eqn.name: s.beside.eqn.name for s in out if s.beside} == overlaps
     done = set()
     for s in out:
         assert done >= ancestors(steps, s) and (s.beside is None or s.beside in done)
         done.add(s)
-    assert beside or out == steps
+    assert overlaps or out == steps
 
 
 @pytest.mark.usefixtures("seconds")
 def test_a_layer_s_weights_wait_for_its_scattered_sum():
-    names = [s.eqn.name for s in with_products_beside(steps_of(LAYERS))]
+    names = [s.eqn.name for s in overlapped_matmuls(steps_of(LAYERS))]
     assert names[:5] == ["gather0", "d0", "scatter0", "w0", "norm0"]
 
 
-@pytest.mark.parametrize("worth, beside", [(0, 2), (1, 0)])
-def test_gradients_of_divided_layers(monkeypatch, rng, worth, beside):
+@pytest.mark.parametrize("worth, overlaps", [(0, 2), (1, 0)])
+def test_gradients_of_divided_layers(monkeypatch, rng, worth, overlaps):
     monkeypatch.setattr(overlap, "LEAST", worth)
     jaxpr, args = divided_mlp.gradients(rng)
     plain = simplify(lower_collectives(jaxpr))
     steps = cuda_program.planned(plain, (False,) * len(args), "sm_90").steps
     eqns = [s.eqn if isinstance(s, OpaqueStep) else None for s in steps]
     found = [s for s in steps if isinstance(s, OpaqueStep) and s.beside is not None]
-    assert len(found) == beside
+    assert len(found) == overlaps
     for s in found:
         assert s.eqn.prim.name == "dot_general" and s.eqn.outvars[0].aval.shape in ((16, 32), (32, 16))
         assert s.beside.prim.name == "mesh_psum_scatter" and eqns.index(s.beside) < eqns.index(s.eqn)

@@ -1,4 +1,4 @@
-"""The CUDA executor: programs on a fake device mean what they mean on the CPU, and the same again on a real one."""
+"""CUDA programs on a fake device, and on a real one, against the CPU."""
 
 import threading
 
@@ -26,7 +26,7 @@ from tests.transforms.programs import LAX, PROGRAMS
 
 
 def program_of(f, *args, **options):
-    """The program behind a function under jit, which is called with these arguments once."""
+    """Program of a function under jit, after one call with these arguments."""
     jitted = bf.jit(f, **options)
     jitted(*args)
     (entry,) = jitted._entries.values()
@@ -57,8 +57,8 @@ def same(got, want, rtol=1e-5):
 PAIRS = [(op, d) for op in OPS for d in op.dtypes]
 CASES = [pytest.param(op, d, id=f"{op.id}-{d}") for op, d in PAIRS]
 PARTS = 32
-# Another library may choose other signs of vectors; tests/kernels/backends/cuda/library/test_cupy_ops.py holds what
-# they are.
+# Signs of vectors differ between libraries; tests/kernels/backends/cuda/library/test_cupy_ops.py checks
+# them.
 DETERMINED = [(op, d) for op, d in PAIRS if op.prim.name not in ("eigh", "svd")]
 
 
@@ -70,7 +70,7 @@ def agree(op, dtype, got, want, tolerance):
 
 @pytest.mark.parametrize("op, dtype", CASES)
 def test_operations(op, dtype, cuda):
-    """Each operation, by itself and under jit."""
+    """Each operation, eagerly and under jit."""
     values = op.sample(dtype)
     want = op.apply(*on(backend.host_device(), *values))
     for run in (op.apply, bf.jit(op.apply)):
@@ -80,7 +80,7 @@ def test_operations(op, dtype, cuda):
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", range(PARTS))
 def test_operations_on_a_device(part):
-    """Many in one program: it is compiled much faster than as many programs."""
+    """Many operations in one program, which compiles faster than many programs."""
     pairs, device = DETERMINED[part::PARTS], bf.devices("cuda")[0]
     values = [op.sample(dtype) for op, dtype in pairs]
     run = bf.jit(lambda args: [op.apply(*xs) for (op, _), xs in zip(pairs, args, strict=True)])
@@ -104,13 +104,13 @@ def control_flow(name, device, rtol=1e-9):
     f = bf.jit(lambda *args: p.run(LAX, *args))
     args = p.args(0)
     want, there = f(*args), bf.device_put(args, device)
-    for _ in range(4):  # the later ones may be graphs
+    for _ in range(4):  # later calls may be graphs
         same(f(*there), want, rtol)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_control_flow(name, cuda):
-    """Programs with loops and branches, whose closed-over arrays go where the arguments are."""
+    """Loops and branches, whose closed-over arrays are passed as arguments."""
     control_flow(name, cuda)
 
 
@@ -194,7 +194,7 @@ def function(name, device):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name, cuda):
-    """Called several times, so that the later calls may be graphs; arguments stay as they are."""
+    """Repeated calls, of which later ones may be graphs; arguments do not change."""
     function(name, cuda)
 
 
@@ -218,7 +218,7 @@ def test_products_go_to_the_library_without_copies(fake, cuda):
     "equation", ["bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", "bkhd,bhqk->bhdq", "bhkq,bkhd->bhqd"]
 )
 def test_copies_for_products_keep_rows(cuda, equation):
-    """Where the axes of a batch are not one, an operand is copied: never so that its innermost axis is another."""
+    """Operands with unmergeable batch axes are copied, keeping their innermost axis."""
     sizes = {"b": 2, "q": 3, "k": 4, "h": 5, "d": 6}
     operands = equation.split("->")[0].split(",")
     xs = [uniform(*[sizes[c] for c in text], seed=n) for n, text in enumerate(operands)]
@@ -231,8 +231,8 @@ def test_copies_for_products_keep_rows(cuda, equation):
             assert side._copier is None or side._order[-1] == len(side._order) - 1
 
 
-def test_alike_products_share_what_the_library_knows_of_them(fake, cuda, monkeypatch):
-    """But not where that has the address of a vector or of a matrix."""
+def test_identical_matmuls_share_library_plans(fake, cuda, monkeypatch):
+    """Except plans that contain the address of a vector or matrix."""
     made, plan = [], fake_cuda.cublaslt.Plan
     monkeypatch.setattr(
         fake_cuda.cublaslt, "Plan", lambda gemm, *rest: made.append(gemm) or plan(gemm, *rest)
@@ -254,10 +254,10 @@ def test_alike_products_share_what_the_library_knows_of_them(fake, cuda, monkeyp
     assert fake.replays and [gemm.has_bias for gemm in made] == [False, True, True]
 
 
-def test_alike_copies_are_one_program(fake, cuda, monkeypatch):
-    """It copies what two products read, and both operands of one, call by call and in a graph."""
+def test_identical_copies_are_one_program(fake, cuda, monkeypatch):
+    """Copies for two matmuls, and for both operands of one, in calls and in a graph."""
 
-    def refuse(gemm, device, addresses):  # what takes its place wants dense operands
+    def refuse(gemm, device, addresses):  # the fallback requires dense operands
         raise errors.UnsupportedError("no algorithm.")
 
     monkeypatch.setattr(fake_cuda.cublaslt, "Plan", refuse)
@@ -327,7 +327,7 @@ def test_every_precision_is_a_value_of_the_flag(flag):
 
 
 def test_programs_are_those_of_the_precision_that_is_set(cuda, monkeypatch):
-    """Of functions under jit, calls with a definition of their own, and single operations; nothing is traced again."""
+    """Functions under jit, calls with definitions, and single operations; no retrace."""
     made = []
     plan = cublaslt.Plan
     monkeypatch.setattr(cublaslt, "Plan", lambda gemm, *rest: made.append(gemm.compute) or plan(gemm, *rest))
@@ -343,12 +343,12 @@ def test_programs_are_those_of_the_precision_that_is_set(cuda, monkeypatch):
         made.clear()
         monkeypatch.setattr(config, "matmul_precision", "default")
         f(x, w)
-        assert not made or f is traced  # it is the program that there was
+        assert not made or f is traced  # the existing program
     assert jitted.trace_count == inner.trace_count == 1
 
 
 def test_what_is_shown_is_of_the_precision_that_is_set(cuda, monkeypatch):
-    """But for what was compiled: that stays as it is."""
+    """Except compiled programs, which keep their precision."""
     (q,) = on(cuda, uniform(2, 40, 2, 16))
     lowered = bf.jit(lambda q: nn.dot_product_attention(q, q, q)).lower(q)
     compiled = lowered.compile()
@@ -375,7 +375,7 @@ def test_a_reshape_alone_is_a_view(fake, cuda):
 # -- donation ---------------------------------------------------------------------------------------
 
 
-def test_donated_memory_is_taken_over(cuda):
+def test_donated_memory_is_reused(cuda):
     x, y = on(cuda, uniform(64, 8), uniform(64, 8, seed=1))
     before = x.buffer.ptr
     out = bf.jit(lambda x, y: x * 2 + y, donate_argnums=0)(x, y)
@@ -383,7 +383,7 @@ def test_donated_memory_is_taken_over(cuda):
     same(out, uniform(64, 8) * 2 + uniform(64, 8, seed=1))
 
 
-def test_memory_that_somebody_sees_is_not_taken_over(cuda):
+def test_shared_memory_is_not_reused(cuda):
     step = bf.jit(lambda x: x * 2, donate_argnums=0)
     (x,) = on(cuda, uniform(64, 8))
     view = x.reshape(-1)
@@ -396,14 +396,14 @@ def test_memory_that_somebody_sees_is_not_taken_over(cuda):
 
 
 def test_what_is_donated_of_many_arrays(fake, cuda):
-    """One is donated twice, one used besides, one has a view; the others lie where they did."""
+    """Donated twice, donated and used, donated with a view; the others stay in place."""
     step = bf.jit(lambda state, x: ({k: 2 * v + x[0] for k, v in state.items()}, x), donate_argnums=0)
     state = {k: on(cuda, uniform(4, 4, seed=n))[0] for n, k in enumerate("abcdefgh")}
     want = {k: np.asarray(v) for k, v in state.items()}
     state["twice"], want["twice"] = state["a"], want["a"]
     view, places = state["c"].reshape(-1), {k: v.buffer.ptr for k, v in state.items()}
     used = [state["b"]]
-    for _ in range(5):  # the later ones may be graphs
+    for _ in range(5):  # later calls may be graphs
         first = np.asarray(used[0])
         state, (same_,) = step(state, used)
         want = {k: 2 * v + first for k, v in want.items()}
@@ -435,7 +435,7 @@ def test_donated_arguments_in_any_order(cuda):
 
 
 def train(state, batch, rate):
-    """A step of a small network, with a count of steps."""
+    """Training step of a small network with a step counter."""
     (w1, b1, w2), n = state
     x, y = batch
 
@@ -460,7 +460,7 @@ def training(device, steps):
 
 
 def test_a_training_step_becomes_a_graph(fake, cuda):
-    """The state stays in place; batches, rates, counts and losses move, and each loss keeps its value."""
+    """The state stays in place; batches and losses move, and losses keep values."""
     state, losses, program = training(cuda, 12)
     want_state, want_losses, _ = training(backend.host_device(), 12)
     same((state, losses), (want_state, want_losses), 1e-4)
@@ -471,7 +471,7 @@ TINY = gpt.Config(layers=2, heads=2, width=32, context=16, vocab=64)
 
 
 def language_model(steps):
-    """The losses of the first steps of a language model on the default device, its parameters, and the program."""
+    """First losses of a language model on the default device, parameters, and program."""
     optimizer = gpt_train.make_optimizer(10, 1e-2)
     params = gpt.init(bf.random.key(0), TINY)
     state, losses, step = optimizer.init(params), [], gpt_train.make_step(TINY, optimizer)
@@ -484,7 +484,7 @@ def language_model(steps):
 
 
 def without_key_bias(params):
-    """The parameters without the keys' bias, whose gradient is rounding noise that Adam scales to full steps."""
+    """Parameters without the key bias, whose gradient is noise that Adam amplifies."""
     for block in params["blocks"]:
         block["attention"]["qkv"]["bias"] = block["attention"]["qkv"]["bias"].reshape(3, -1)[[0, 2]]
     return params
@@ -561,7 +561,7 @@ def test_addresses_that_never_come_again_end_the_captures(fake, cuda, monkeypatc
     assert not fake.replays
 
 
-def test_what_the_host_takes_part_in_is_no_graph(fake, cuda):
+def test_steps_of_the_host_rule_out_graphs(fake, cuda):
     def f(x):
         y = bf.pure_callback(np.sin, bf.ShapeDtypeStruct((4, 4), np.float32), x @ x)
         return long(x, y)
@@ -573,7 +573,7 @@ def test_what_the_host_takes_part_in_is_no_graph(fake, cuda):
     assert not fake.replays and "host" in p.why_no_graph
 
 
-def test_a_capture_that_fails_is_told_and_not_tried_again(fake, cuda, monkeypatch, capsys):
+def test_a_failed_capture_is_reported_and_not_retried(fake, cuda, monkeypatch, capsys):
     def capture(run, device=0, keep=(), streams=1):
         raise RuntimeError("cudaErrorStreamCaptureInvalidated")
 
@@ -605,7 +605,7 @@ def test_scans_are_part_of_graphs(fake, cuda):
 
 
 def test_nothing_is_left_over(fake, cuda):
-    """Calls take what they return, and give all else back."""
+    """Calls free all memory except their results."""
     f = bf.jit(lambda x: (bnp.tanh(x @ x) @ x).sum(0))
     (x,) = on(cuda, uniform(32, 32))
     f(x)
@@ -638,7 +638,7 @@ def test_programs_that_rest_give_their_memory_to_others(fake, cuda):
     (x,) = on(cuda, uniform(256, 256))
     first = bf.jit(lambda x: (bnp.tanh(x @ x) @ x).sum(0))
     want = first(x)
-    fake.source.total = cuda_memory.live_bytes() + 4096  # without the arena of the first there is no room
+    fake.source.total = cuda_memory.live_bytes() + 4096  # too little unless the first program frees its arena
     second = bf.jit(lambda x: (bnp.sin(x @ x) @ x).sum(0))
     second(x)
     fake.source.total = 1 << 30
@@ -654,7 +654,7 @@ def test_arguments_at_odd_addresses_are_copied(cuda):
 
 
 def test_a_program_that_calls_itself(fake, cuda):
-    """By a callback in its middle: each call has memory of its own."""
+    """Reentrant through a callback: each call has its own memory."""
     depth = []
 
     def callback(y):
@@ -676,7 +676,7 @@ def test_a_program_that_calls_itself(fake, cuda):
 
 
 def test_threads(fake, cuda):
-    """Calls of one program from several threads: what one is given the other does not see."""
+    """Concurrent calls of one program are isolated."""
     f = bf.jit(lambda x: bnp.tanh(x @ x).sum(0))
     xs = [uniform(16, 16, seed=s) for s in range(4)]
     found = {}
@@ -776,7 +776,7 @@ def test_arrays_on_two_chosen_devices_do_not_meet(fake):
 
 @pytest.mark.parametrize("name", ["dot_general", "sin"])
 def test_a_replaced_definition_is_the_one_that_runs(name, cuda):
-    """Also where the plan, or a kernel, would have computed the operation itself."""
+    """Even if the plan, or a kernel, would have computed the operation itself."""
     prim = {"dot_general": lax.dot_general_p, "sin": lax.sin_p}[name]
     f = lambda x: (x @ x) if name == "dot_general" else bnp.sin(x)
     x = uniform(4, 4)
@@ -794,7 +794,7 @@ def packed_attention(qkv, causal=True):
 
 
 def test_repeated_keys_are_copied_where_tensor_maps_are_made(cuda, fake, monkeypatch):
-    """They are not known to take what is repeated along an axis."""
+    """Tensor maps do not support strides of 0."""
     q = uniform(1, 40, 4, 16, seed=1).astype(dtypes.bfloat16)
     k, v = (uniform(1, 40, 1, 16, seed=s).astype(dtypes.bfloat16) for s in (2, 3))
     seen: list = []
@@ -812,7 +812,7 @@ def test_repeated_keys_are_copied_where_tensor_maps_are_made(cuda, fake, monkeyp
 
 @pytest.mark.parametrize("heads, key_heads, causal", [(2, 2, True), (4, 2, True), (2, 2, False)])
 def test_attention_is_one_kernel_in_each_direction(heads, key_heads, causal, cuda):
-    """Its value and derivative, of operands that are dense; no weights of all pairs lie in memory."""
+    """Forward and backward for dense operands, without storing all attention weights."""
     q = uniform(2, 40, heads, 16, seed=1).astype(dtypes.bfloat16)
     k, v = (uniform(2, 40, key_heads, 16, seed=s).astype(dtypes.bfloat16) for s in (2, 3))
     w = uniform(2, 40, heads, 16, seed=4).astype(dtypes.bfloat16)
@@ -823,12 +823,12 @@ def test_attention_is_one_kernel_in_each_direction(heads, key_heads, causal, cud
     assert names == ["attention", "attention_grad"]
     got, want = bf.jit(run)(*on(cuda, q, k, v, w)), run(*on(backend.host_device(), q, k, v, w))
     same(got, want, 3e-2)
-    same(run(*on(cuda, q, k, v, w)), want, 3e-2)  # and operation by operation
+    same(run(*on(cuda, q, k, v, w)), want, 3e-2)  # and eagerly
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_attention_in_mixed_precision(precision, cuda):
-    """The parts of one array are read by one kernel, which casts them; in float32 there is no kernel yet."""
+    """One kernel reads and casts parts of one array; float32 has no kernel yet."""
     qkv = uniform(2, 40, 3, 2, 16)
     f = lambda x: (packed_attention(x) ** 2).sum()
     f = bf.autocast(f) if precision == "bf16" else f
@@ -840,7 +840,7 @@ def test_attention_in_mixed_precision(precision, cuda):
 
 
 def test_packed_operands_are_read_where_they_are(cuda):
-    """And results that nobody wants get memory all the same."""
+    """Unused results also get memory."""
     qkv = uniform(2, 40, 3, 2, 16).astype(dtypes.bfloat16)
     f = lambda x: packed_attention(x).astype("float32").sum()
     schedule = program_of(f, *on(cuda, qkv)).schedule
@@ -853,7 +853,7 @@ def test_packed_operands_are_read_where_they_are(cuda):
 
 
 def test_attention_without_a_kernel_is_its_definition(cuda):
-    """20 features are no multiple of 16."""
+    """20 features are not a multiple of 16."""
     q, k, v = (uniform(2, 40, 2, 20, seed=s).astype(dtypes.bfloat16) for s in range(3))
     f = lambda q, k, v: nn.dot_product_attention(q, k, v, is_causal=True)
     program = program_of(f, *on(cuda, q, k, v))
@@ -872,7 +872,7 @@ MODS = {
 
 @pytest.mark.parametrize("name", MODS)
 def test_functions_of_pairs_are_in_the_kernel(name, cuda):
-    """What they read is an operand like any other; each is one kernel in either direction."""
+    """Arrays that they read become operands; each direction is one kernel."""
     q = uniform(2, 40, 4, 16, seed=1).astype(dtypes.bfloat16)
     k, v = (uniform(2, 40, 2, 16, seed=s).astype(dtypes.bfloat16) for s in (2, 3))
     ids, table = np.repeat(np.arange(10), 8).reshape(2, 40).astype(np.int32), uniform(4, 5)
@@ -899,7 +899,7 @@ def test_learnt_tables_have_their_gradient_without_a_kernel(cuda):
 
 
 def test_functions_of_pairs_with_closures_under_vmap_are_one_kernel(cuda):
-    """Arrays of the host that they close over are constants; examples are one more batch with the same numbers."""
+    """Closed-over host arrays are constants; vmap adds a batch axis."""
     ids, slopes = np.repeat(np.arange(10), 8).reshape(2, 40).astype(np.int32), nn.score_mods.alibi_slopes(4)
     mods = {"mask_mod": nn.masks.document(ids), "score_mod": nn.score_mods.alibi(slopes)}
     f = bf.vmap(lambda q: nn.dot_product_attention(q, q, q, **mods))

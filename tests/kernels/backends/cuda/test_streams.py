@@ -1,4 +1,4 @@
-"""Streams of a graph: whatever the steps touch, no two that conflict run at once, and independent ones do."""
+"""Stream assignment: conflicting steps are ordered, independent ones overlap."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from tests.emulation import fake_cuda
 
 
 def conflict(a, b):
-    """Whether the order of two tasks matters."""
+    """True if the order of two tasks matters."""
     if a.accesses is None or b.accesses is None:
         return True
     return any(
@@ -32,7 +32,7 @@ def conflict(a, b):
 
 
 def before(n, direct):
-    """By step, all that is done before it begins, given what each follows directly."""
+    """For each step, all steps that precede it, given its direct predecessors."""
     done = []
     for m in range(n):
         done.append(set().union(*({d} | done[d] for d in direct[m])))
@@ -57,13 +57,13 @@ TASK = st.builds(
 @given(st.lists(st.tuples(TASK, st.none() | st.integers(0, 3)), max_size=14), st.integers(1, 4))
 @settings(max_examples=400)
 def test_what_conflicts_keeps_its_order(drawn, streams):
-    """Some are beside one of the exchanges before them."""
+    """Some tasks overlap with an earlier collective."""
     tasks, exchanges = [], []
     for task, which in drawn:
-        if task.exchanges:
+        if task.collective:
             exchanges.append(len(tasks))
         elif which is not None and exchanges:
-            task = replace(task, beside=exchanges[which % len(exchanges)])
+            task = replace(task, overlapped=exchanges[which % len(exchanges)])
         tasks.append(task)
     n = len(tasks)
     needed = dependencies(tasks)
@@ -79,15 +79,15 @@ def test_what_conflicts_keeps_its_order(drawn, streams):
             if conflict(tasks[m], tasks[k]):
                 assert m in implied[k], "a dependency is missing"
                 assert m in done[k], "a wait is missing"
-        if tasks[k].beside is not None:
-            assert done[k].issuperset(implied[tasks[k].beside]), "it begins before its exchange may"
+        if tasks[k].overlapped is not None:
+            assert done[k].issuperset(implied[tasks[k].overlapped]), "it begins before its exchange may"
         assert all(order[m].stream != order[k].stream for m in order[k].waits)
-        alone = tasks[k].exchanges and tasks[k].accesses is not None
+        alone = tasks[k].collective and tasks[k].accesses is not None
         assert (order[k].stream == streams) == alone
-        assert not tasks[k].exchanges or done[k] >= {m for m in range(k) if tasks[m].exchanges}, (
+        assert not tasks[k].collective or done[k] >= {m for m in range(k) if tasks[m].collective}, (
             "out of order"
         )
-    if streams == 1 and not any(t.exchanges for t in tasks):
+    if streams == 1 and not any(t.collective for t in tasks):
         assert all(turn == (0, ()) for turn in ((t.stream, t.waits) for t in order))
 
 
@@ -95,7 +95,7 @@ def task(*accesses, seconds=1e-5):
     return Task(tuple(Access(0, at, at + 1, written) for at, written in accesses), seconds)
 
 
-def test_independent_steps_take_turns_and_meet_again():
+def test_independent_steps_fork_and_join():
     tasks = [
         task((0, True)),
         task((0, False), (1, True)),
@@ -112,17 +112,17 @@ def test_a_chain_stays_on_one_stream():
     assert {t.stream for t in order} == {0} and not any(t.waits for t in order)
 
 
-def test_what_is_soon_done_is_not_worth_a_stream():
+def test_short_steps_do_not_get_a_stream():
     order = turns([task((n, True), seconds=1e-7) for n in range(6)], 2)
     assert {t.stream for t in order} == {0}
 
 
-@pytest.mark.parametrize("beside, waits", [(None, ()), (2, (1,))])
-def test_a_step_beside_an_exchange_waits_for_all_that_that_waits_for(beside, waits):
-    """And not for the exchange; without it, it would begin when there is a stream."""
-    exchange = replace(task((0, False), (1, False), (2, True)), exchanges=True)
+@pytest.mark.parametrize("overlapped, waits", [(None, ()), (2, (1,))])
+def test_an_overlapped_step_waits_for_what_its_collective_waits_for(overlapped, waits):
+    """But not for the collective itself."""
+    exchange = replace(task((0, False), (1, False), (2, True)), collective=True)
     order = turns(
-        [task((0, True)), task((1, True)), exchange, replace(task((3, True)), beside=beside)],
+        [task((0, True)), task((1, True)), exchange, replace(task((3, True)), overlapped=overlapped)],
         2,
     )
     assert [t.stream for t in order] == [0, 1, 2, 0]

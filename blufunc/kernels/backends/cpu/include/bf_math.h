@@ -416,7 +416,7 @@ static inline float bf_cbrt(float x) {
 }
 static inline double bf_cbrt(double x) { return __builtin_cbrt(x); }
 //# bf_hypot
-// infinite where either is, even beside NaN
+// infinite where either is, even if the other is NaN
 static inline float bf_hypot(float x, float y) {
   double a = x, b = y;
   bool infinite = __builtin_fabsf(x) == INFINITY || __builtin_fabsf(y) == INFINITY;

@@ -1,9 +1,8 @@
-"""Calls of the CUDA driver: devices, streams, events, copies, modules and launches.
+"""CUDA driver calls: devices, streams, events, copies, modules and launches.
 
-Kernels, stage 8, the bottom of it. In come binaries of stage 6 and addresses of stage 7; out goes work on a device.
-All is done through CuPy's thin wrappers, which are imported when a device is first asked for. Each device has one
-compute stream, which all threads share: what is put on it runs in that order, so that neither memory that is freed
-and given out again nor a value that another thread made needs an event.
+Kernels, bottom of stage 8. In: binaries of stage 6 and addresses of stage 7. Out: work on a device. All calls go
+through CuPy's thin wrappers, imported when a device is first requested. Each device has one compute stream, which all
+threads share. It runs work in order, so neither freed and reused memory nor values of other threads need events.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _SLOTS, _SLOT_BYTES = 16, 1 << 18
 
 @functools.cache
 def available() -> str | None:
-    """Why CUDA cannot be used here, as a sentence with its remedy; None where it can be."""
+    """Reason that CUDA is unavailable, with a fix; None if it is available."""
     if importlib.util.find_spec("cupy") is None:
         return (
             "CuPy is not installed: pip install 'blufunc[cuda13]', or [cuda12] for a driver older than 580."
@@ -39,16 +38,14 @@ def available() -> str | None:
         import cupy
 
         runtime = cupy.cuda.runtime
-        wanted, driver = runtime.runtimeGetVersion(), runtime.driverGetVersion()
-    except (
-        Exception
-    ) as e:  # a broken installation fails in many ways, and all of them mean that there is no CUDA
+        needed, driver = runtime.runtimeGetVersion(), runtime.driverGetVersion()
+    except Exception as e:  # broken installations fail in many ways, and all mean that there is no CUDA
         return f"CuPy cannot be loaded: {e}. Reinstall it: pip install --force-reinstall 'blufunc[cuda13]'."
     if driver == 0:
         return "there is no CUDA driver on this machine: install NVIDIA's."
-    if driver // 1000 < wanted // 1000:
+    if driver // 1000 < needed // 1000:
         return (
-            f"the driver knows CUDA {_version(driver)}, and the installed CuPy needs {_version(wanted)}: update the "
+            f"the driver supports CUDA {_version(driver)}, and the installed CuPy needs {_version(needed)}: update the "
             f"driver, or pip install 'blufunc[cuda{driver // 1000}]'."
         )
     try:
@@ -63,7 +60,7 @@ def _version(number: int) -> str:
 
 
 def require() -> None:
-    """Raise ``UnsupportedError`` unless CUDA can be used here."""
+    """Raise ``UnsupportedError`` unless CUDA is available."""
     reason = available()
     if reason is not None:
         raise errors.UnsupportedError(
@@ -72,7 +69,7 @@ def require() -> None:
 
 
 def device_count() -> int:
-    """How many CUDA devices this process sees; 0 where CUDA cannot be used."""
+    """Number of CUDA devices visible to this process; 0 without CUDA."""
     if available() is not None:
         return 0
     import cupy
@@ -82,16 +79,16 @@ def device_count() -> int:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What the compiler and reports want to know of a device; sizes in bytes.
+    """Device properties for the compiler and reports; sizes in bytes.
 
     Attributes:
-      index: the device's number in this process.
-      name: as the vendor sells it.
-      capability: major and minor compute capability: (9, 0) is Hopper.
-      sm_count: the number of multiprocessors.
+      index: index of the device in this process.
+      name: product name.
+      capability: major and minor compute capability; (9, 0) is Hopper.
+      sm_count: number of SMs.
       total_memory: device memory.
-      l2_bytes: second-level cache.
-      shared_per_block: the most shared memory that a block can ask for.
+      l2_bytes: size of L2.
+      shared_per_block: maximum shared memory per block.
     """
 
     index: int
@@ -104,14 +101,14 @@ class DeviceProperties:
 
     @property
     def arch(self) -> str:
-        """What to compile for: ``sm_80``; Hopper with its own instructions, ``sm_90a``."""
+        """Architecture to compile for, such as ``sm_80``; ``sm_90a`` on Hopper."""
         major, minor = self.capability
         return f"sm_{major}{minor}" + ("a" if self.capability == (9, 0) else "")
 
 
 @functools.cache
 def properties(index: int = 0) -> DeviceProperties:
-    """The properties of a device."""
+    """Properties of a device."""
     require()
     import cupy
 
@@ -129,7 +126,7 @@ def properties(index: int = 0) -> DeviceProperties:
 
 
 def free_memory(index: int = 0) -> tuple[int, int]:
-    """Bytes of device memory that nobody has, and all of them."""
+    """Free and total bytes of device memory."""
     import cupy
 
     with cupy.cuda.Device(index):
@@ -141,11 +138,11 @@ def free_memory(index: int = 0) -> tuple[int, int]:
 _lock = threading.Lock()
 _streams: dict[int, Any] = {}
 _MOST_URGENT = -5
-"""The priority of streams that CUDA takes for the highest; a device that has fewer levels takes its own highest."""
+"""Highest stream priority; devices with fewer levels clamp it."""
 
 
 def compute_stream(index: int = 0) -> Any:
-    """The stream (``cupy.cuda.Stream``) on which all work of a device goes."""
+    """Compute stream (``cupy.cuda.Stream``) of a device, which runs all its work."""
     stream = _streams.get(index)
     if stream is None:
         with _lock:
@@ -156,10 +153,10 @@ def compute_stream(index: int = 0) -> Any:
 
 
 def new_stream(index: int = 0, urgent: bool = False) -> Any:
-    """A further stream of a device, for communication or capture; it waits for no other by itself.
+    """New stream of a device, for communication or capture; it waits for no other.
 
     Args:
-      urgent: whether its kernels take multiprocessors that fall free before those of other streams do.
+      urgent: True for the highest priority: its blocks get free SMs first.
     """
     require()
     import cupy
@@ -169,7 +166,7 @@ def new_stream(index: int = 0, urgent: bool = False) -> Any:
 
 
 def use_device(index: int) -> None:
-    """Make a device the current one of this thread: launches need it to be that of their stream."""
+    """Make a device current in this thread, as launches on its streams require."""
     import cupy
 
     cupy.cuda.runtime.setDevice(index)
@@ -177,7 +174,7 @@ def use_device(index: int) -> None:
 
 class _Redirected(threading.local):
     stream: Any = None
-    beside: tuple[Any, ...] = ()
+    others: tuple[Any, ...] = ()
     device = -1
 
 
@@ -185,40 +182,40 @@ _redirected = _Redirected()
 
 
 @contextmanager
-def redirected(index: int, stream: Any, beside: Sequence[Any] = ()) -> Iterator[None]:
-    """Within it this thread's work for a device goes on ``stream`` in the place of the compute stream: a capture.
+def redirected(index: int, stream: Any, others: Sequence[Any] = ()) -> Iterator[None]:
+    """Redirect this thread's work for a device to ``stream``, as a capture does.
 
     Args:
-      beside: further streams of the same capture, for work that need not wait for that on ``stream``.
+      stream: stream that replaces the compute stream.
+      others: further streams of the same capture, for work that may overlap.
     """
-    before = _redirected.device, _redirected.stream, _redirected.beside
-    _redirected.device, _redirected.stream, _redirected.beside = index, stream, tuple(beside)
+    before = _redirected.device, _redirected.stream, _redirected.others
+    _redirected.device, _redirected.stream, _redirected.others = index, stream, tuple(others)
     try:
         yield
     finally:
-        _redirected.device, _redirected.stream, _redirected.beside = before
+        _redirected.device, _redirected.stream, _redirected.others = before
 
 
 def work_stream(index: int = 0) -> Any:
-    """The stream that this thread puts work on: the compute stream, or the one that is being captured."""
+    """Stream for this thread's work: the compute stream or the captured one."""
     return _redirected.stream if _redirected.device == index else compute_stream(index)
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether the stream with this handle is one that this thread captures."""
+    """True if this thread captures the stream with this handle."""
     return stream in _captured()
 
 
 def _captured() -> list[int]:
-    """The handles of the streams that this thread captures, first that in the place of the compute stream."""
-    return [s.ptr for s in (_redirected.stream, *_redirected.beside) if s is not None]
+    """Handles of the streams that this thread captures; the main one first."""
+    return [s.ptr for s in (_redirected.stream, *_redirected.others) if s is not None]
 
 
 def lane(index: int, stream: int) -> int:
-    """What goes with a stream, such as scratch memory, is found by this number; ``stream`` is a handle.
+    """Key of per-stream state such as scratch memory, from a stream's handle.
 
-    Captures have streams of their own, whose work is done on the compute stream, or beside it: for these it is the
-    handle of the compute stream, and numbers below 0.
+    A capture's streams replay on the compute stream and alongside it: their keys are its handle and negative indices.
     """
     captured = _captured()
     if stream not in captured:
@@ -228,12 +225,12 @@ def lane(index: int, stream: int) -> int:
 
 
 def synchronize(index: int = 0) -> None:
-    """Wait until all that was put on a device's compute stream is done."""
+    """Wait for all work on a device's compute stream."""
     compute_stream(index).synchronize()
 
 
 def elapsed_ms(run: Callable[[], object], stream: Any, repeats: int = 1) -> float:
-    """Milliseconds of device time for one ``run()``, the mean over ``repeats`` runs put on ``stream`` in a row."""
+    """Mean device milliseconds of ``run()`` over ``repeats`` back-to-back runs."""
     import cupy
 
     use_device(stream.device_id)  # events belong to a device
@@ -247,7 +244,7 @@ def elapsed_ms(run: Callable[[], object], stream: Any, repeats: int = 1) -> floa
 
 
 def recorded(stream: Any) -> Any:
-    """An event that passes when all that was put on a stream so far is done."""
+    """Event recorded on a stream."""
     import cupy
 
     event = cupy.cuda.Event()
@@ -256,7 +253,7 @@ def recorded(stream: Any) -> Any:
 
 
 def seconds_between(start: Any, stop: Any) -> float:
-    """The device time between two events that have passed."""
+    """Device seconds between two completed events."""
     import cupy
 
     return cupy.cuda.get_elapsed_time(start, stop) / 1e3
@@ -266,7 +263,7 @@ def seconds_between(start: Any, stop: Any) -> float:
 
 
 class _Staging:
-    """Page-locked memory of one device's small copies: a ring of slots, each free again when its event has passed."""
+    """Page-locked ring buffer of a device's small copies; events guard its slots."""
 
     def __init__(self) -> None:
         import cupy
@@ -277,10 +274,10 @@ class _Staging:
         self.next = 0
 
     def take(self) -> tuple[int, Any]:
-        """The address of a slot that no copy uses any more, and the event to record behind its next use."""
+        """Address of a free slot, and the event to record after its next use."""
         i = self.next
         self.next = (i + 1) % _SLOTS
-        self.events[i].synchronize()  # an event that was never recorded has passed
+        self.events[i].synchronize()  # an event that was never recorded has completed
         return self.slots[i].ptr, self.events[i]
 
 
@@ -298,7 +295,10 @@ def _staging(index: int) -> _Staging:
 
 
 def copy_in(address: int, x: np.ndarray, index: int = 0) -> None:
-    """Put a copy of the C-contiguous ``x`` at a device address, on the compute stream; ``x`` may change afterwards."""
+    """Copy the C-contiguous ``x`` to a device address, on the compute stream.
+
+    ``x`` may change as soon as this returns.
+    """
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -306,9 +306,7 @@ def copy_in(address: int, x: np.ndarray, index: int = 0) -> None:
     if not n:
         return
     use_device(index)
-    if (
-        n > _SLOT_BYTES
-    ):  # of memory that can be paged out, the driver has made its own copy when the call returns
+    if n > _SLOT_BYTES:  # from pageable memory, the driver has staged a copy when the call returns
         runtime.memcpyAsync(address, x.ctypes.data, n, runtime.memcpyHostToDevice, stream.ptr)
         return
     ring = _staging(index)
@@ -320,7 +318,7 @@ def copy_in(address: int, x: np.ndarray, index: int = 0) -> None:
 
 
 def copy_out(x: np.ndarray, address: int, index: int = 0) -> None:
-    """Fill the C-contiguous ``x`` from a device address, when all earlier work of the compute stream is done."""
+    """Fill the C-contiguous ``x`` from the device, after the compute stream's work."""
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -342,7 +340,7 @@ def copy_out(x: np.ndarray, address: int, index: int = 0) -> None:
 
 
 def copy_on_device(to: int, source: int, nbytes: int, stream: Any) -> None:
-    """Copy bytes from one device address to another, on ``stream``."""
+    """Copy bytes between device addresses, on ``stream``."""
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -351,7 +349,7 @@ def copy_on_device(to: int, source: int, nbytes: int, stream: Any) -> None:
 
 
 def fill_zero(address: int, nbytes: int, stream: Any) -> None:
-    """Set bytes at a device address to 0, on ``stream``."""
+    """Zero bytes at a device address, on ``stream``."""
     import cupy
 
     if nbytes:
@@ -362,10 +360,10 @@ def fill_zero(address: int, nbytes: int, stream: Any) -> None:
 
 
 class Module:
-    """A binary (cubin) on the current device of the thread.
+    """Cubin loaded on the thread's current device.
 
     Args:
-      cubin: what ``nvrtc.compile`` returned, for the architecture of the device.
+      cubin: result of ``nvrtc.compile`` for the device's architecture.
     """
 
     def __init__(self, cubin: bytes):
@@ -376,7 +374,7 @@ class Module:
         self._module.load(cubin)
 
     def kernel(self, name: str) -> Kernel:
-        """The ``extern "C" __global__`` function called ``name``."""
+        """Kernel of an ``extern "C" __global__`` function."""
         return Kernel(self, name)
 
     def function(self, name: str) -> Any:
@@ -385,43 +383,43 @@ class Module:
 
 
 class Kernel:
-    """A function of a module that a grid of threads can run.
+    """Kernel function of a module.
 
     Attributes:
-      name: the function's.
-      pointer: the driver's handle.
+      name: name of the function.
+      pointer: driver handle.
     """
 
     def __init__(self, module: Module, name: str):
         self.name = name
         self._function = module.function(name)
         self.pointer: int = self._function.ptr
-        self._shared = 0  # bytes that may be asked for
+        self._shared = 0  # dynamic shared memory that is allowed so far
 
     def launch(
         self, grid: Sequence[int], block: Sequence[int], shared: int, args: Sequence[Any], stream: Any
     ) -> None:
-        """Run once; ``prepare`` says what the arguments are, and is what to use for many launches."""
+        """Launch once. ``prepare`` documents the arguments and suits repeated launches."""
         self.prepare(grid, block, shared, args)(stream.ptr)
 
     def prepare(self, grid: Sequence[int], block: Sequence[int], shared: int, args: Sequence[Any]) -> Launch:
-        """A launch to be run many times.
+        """Prepare a launch to run many times.
 
         Args:
-          grid: the number of blocks along up to three axes.
-          block: the number of threads along up to three axes.
-          shared: bytes of dynamic shared memory for each block.
-          args: the arguments: see ``Arguments``.
+          grid: number of blocks along up to three axes.
+          block: number of threads along up to three axes.
+          shared: dynamic shared memory per block, in bytes.
+          args: the arguments, as in ``Arguments``.
         Raises:
-          ValueRangeError: the grid, block or shared memory are beyond what devices have.
+          ValueRangeError: grid, block or shared memory exceed device limits.
         """
         self.allow_shared(shared)
         return Launch(self, _three(grid, "grid"), _three(block, "block"), shared, Arguments(args))
 
     def allow_shared(self, nbytes: int) -> None:
-        """Let blocks have ``nbytes`` of dynamic shared memory.
+        """Allow ``nbytes`` of dynamic shared memory per block.
 
-        Beyond 48 KiB the driver wants to be told, those included that the kernel has of itself.
+        Beyond 48 KiB, static shared memory included, the driver requires an opt-in.
         """
         if not nbytes or nbytes <= self._shared:
             return
@@ -435,8 +433,8 @@ class Kernel:
         limit = properties(cupy.cuda.runtime.getDevice()).shared_per_block - own
         if nbytes > limit:
             raise errors.ValueRangeError(
-                f"the kernel {self.name} asks for {nbytes} bytes of shared memory for each block.",
-                why=f"this device has {limit}.",
+                f"the kernel {self.name} requires {nbytes} bytes of shared memory per block.",
+                why=f"the limit of this device is {limit}.",
                 fix="use smaller tiles or fewer stages",
             )
         driver.funcSetAttribute(self.pointer, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes)
@@ -447,39 +445,38 @@ _LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (BLOCK_LIMIT, BLOCK_L
 
 
 def _three(sizes: Sequence[int], what: str) -> tuple[int, int, int]:
-    """Sizes along three axes; the driver's own message for a wrong one does not say which."""
+    """Sizes along three axes, checked: the driver's error does not name the wrong one."""
     x, y, z = (*map(int, sizes), 1, 1, 1)[:3]
     full = (x, y, z)
     within = all(1 <= n <= limit for n, limit in zip(full, _LIMITS[what], strict=True))
     if not within or len(sizes) > 3 or (what == "block" and x * y * z > BLOCK_LIMIT):
         most = f"{BLOCK_LIMIT} threads in all" if what == "block" else "65535 along the second and third axis"
         raise errors.ValueRangeError(
-            f"a launch cannot have the {what} {tuple(sizes)}.",
+            f"invalid launch {what} {tuple(sizes)}.",
             why=f"sizes are at least 1, along at most three axes, with {most}.",
-            fix="let each thread do more, or the grid run along its first axis",
+            fix="give each thread more work, or use the first axis of the grid",
         )
     return full
 
 
 class Arguments:
-    """The arguments of a kernel in memory as the driver wants them: values, and a table of their addresses.
+    """Kernel arguments in the driver's layout: values, and a table of their addresses.
 
-    The driver copies the values when it launches, so that they may be changed in place for the next one. Not for two
-    threads at once.
+    The driver copies the values at launch, so they may be changed in place for the next one. Not thread-safe.
 
     Args:
       values: for each parameter a device address (``int``, or an object with ``ptr``), a NumPy scalar of the
-        parameter's type, or ``bytes`` for a structure that is passed by value.
+        parameter's type, or ``bytes`` for a structure passed by value.
 
     Attributes:
-      words: the values, 8 bytes each, to be assigned to: parameters that are addresses lie one after the other.
+      words: writable values, 8 bytes each; consecutive address parameters are contiguous.
     """
 
     def __init__(self, values: Sequence[Any]):
         images = [_image(v) for v in values]
         offsets, size = [], 0
         for image in images:
-            align = 64 if len(image) >= 64 else 16 if len(image) >= 16 else 8  # tensor maps want 64
+            align = 64 if len(image) >= 64 else 16 if len(image) >= 16 else 8  # tensor maps require 64
             size = -(-size // align) * align
             offsets.append(size)
             size += -(-len(image) // 8) * 8
@@ -494,11 +491,11 @@ class Arguments:
         self.address = ctypes.addressof(self._table)
 
     def set_pointer(self, i: int, address: int) -> None:
-        """Change parameter ``i``, which is a device address."""
+        """Set parameter ``i``, a device address."""
         self.words[self._offsets[i] >> 3] = address
 
     def set(self, i: int, value: Any) -> None:
-        """Change parameter ``i`` to a value of the same size."""
+        """Set parameter ``i`` to a value of the same size."""
         image = _image(value)
         if len(image) != self._sizes[i]:
             raise errors.ArgumentError(
@@ -509,7 +506,7 @@ class Arguments:
 
 
 def _image(value: Any) -> bytes:
-    """A parameter's bytes."""
+    """Bytes of a parameter."""
     if isinstance(value, (bytes, bytearray)):
         return bytes(value)
     if isinstance(value, np.generic):
@@ -525,10 +522,10 @@ def _image(value: Any) -> bytes:
 
 
 class Launch:
-    """A kernel with its grid and arguments, ready to be put on a stream: ``launch(stream.ptr)``.
+    """A kernel with grid and arguments: ``launch(stream.ptr)`` enqueues it.
 
     Attributes:
-      arguments: to change between runs.
+      arguments: may be changed between runs.
     """
 
     __slots__ = ("_call", "_fixed", "arguments", "kernel")
@@ -548,7 +545,7 @@ class Launch:
         self._fixed = (kernel.pointer, *grid, *block, shared)
 
     def __call__(self, stream: int) -> None:
-        """Put one run on the stream with this handle; the current device must be its own."""
+        """Enqueue one run on a stream, by handle; its device must be current."""
         try:
             self._call(*self._fixed, stream, self.arguments.address, 0)
         except Exception as e:

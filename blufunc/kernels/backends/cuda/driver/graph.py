@@ -1,8 +1,8 @@
-"""Graphs: work that was put on a stream once, to be run again as a whole.
+"""CUDA graphs: work captured from streams once and replayed as a whole.
 
-Kernels, stage 8. In come a function that launches a program's kernels on a stream, and the buffers that it works on;
-out comes a ``Graph``, whose launches cost the host one call however many kernels there are. A graph remembers
-addresses: it is right for as long as the buffers stay where they are, and it keeps them alive.
+Kernels, stage 8. In: a function that enqueues a program's kernels, and the buffers that it uses. Out: a ``Graph``,
+which costs the host one call per launch. A graph holds addresses: it is valid while its buffers stay in place, and it
+keeps them alive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Graph:
     """Captured work of one device.
 
     Attributes:
-      device: the index of the CUDA device.
+      device: index of the CUDA device.
     """
 
     def __init__(self, executable: Any, device: int, keep: tuple):
@@ -25,7 +25,7 @@ class Graph:
         executable.upload(driver.compute_stream(device))
 
     def launch(self) -> None:
-        """Put the work on the compute stream."""
+        """Launch on the compute stream."""
         driver.use_device(self.device)
         self._executable.launch(driver.compute_stream(self.device))
 
@@ -33,28 +33,28 @@ class Graph:
 def capture(
     run: Callable[[Sequence[Any]], object], device: int = 0, keep: Any = (), urgent: Sequence[bool] = (False,)
 ) -> Graph:
-    """The work that ``run(streams)`` puts on streams, which is recorded and not done.
+    """Capture the work that ``run(streams)`` enqueues, without running it.
 
     Args:
-      run: launches kernels on the streams it is given (``cupy.cuda.Stream``): on the first, and on others after they
-        waited for an event of it; in the end the first waits for them. It must not wait for the device, copy to or
-        from the host, or run anything for the first time that loads or allocates as it does so.
-      keep: what must live as long as the graph: the buffers whose addresses are in it.
-      urgent: for each stream, whether its kernels go before those of the others where both are ready.
+      run: launches kernels on the given ``cupy.cuda.Stream`` objects: on the first, and on others once they waited for
+        an event of it. At the end the first must wait for them. It must not synchronize the device, copy to or from
+        the host, or initialize anything lazily that loads or allocates.
+      keep: objects to keep alive with the graph: the buffers whose addresses it holds.
+      urgent: for each stream, True for high priority.
     Raises:
-      RuntimeError: CUDA's errors where ``run`` does what cannot be captured.
+      RuntimeError: CUDA's error if ``run`` does something that cannot be captured.
     """
     import cupy
 
-    # A stream for each capture: one that failed cannot be used again. Memory that CuPy's functions take for themselves
-    # comes from a pool of the graph's own, so that nobody else is given it between two launches.
-    stream, *beside = [driver.new_stream(device, u) for u in urgent]
+    # Each capture has new streams: after a failure they are unusable. CuPy's temporaries come from a pool
+    # of the graph's own, so that no other allocation reuses them between launches.
+    stream, *others = [driver.new_stream(device, u) for u in urgent]
     own = cupy.cuda.MemoryPool()
     driver.use_device(device)
-    with driver.redirected(device, stream, beside), stream, cupy.cuda.using_allocator(own.malloc):
+    with driver.redirected(device, stream, others), stream, cupy.cuda.using_allocator(own.malloc):
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
         try:
-            run([stream, *beside])
+            run([stream, *others])
         except BaseException:
             _abandon(stream)
             raise
@@ -63,7 +63,7 @@ def capture(
 
 
 def _abandon(stream: Any) -> None:
-    """End a capture that failed; that this fails too is no news."""
+    """End a failed capture; errors are ignored, since it has failed already."""
     try:
         stream.end_capture()
     except RuntimeError:

@@ -1,9 +1,9 @@
-"""Device memory: buffers, the pool that they come from, and what is told when it runs out.
+"""Device memory: buffers, the pool that allocates them, out-of-memory errors.
 
-Kernels, stage 8, above ``driver``. In come sizes, shapes and NumPy arrays; out come ``DeviceBuffer`` objects.
-The pool takes memory from the device as it is asked for and keeps what is freed for the next. A buffer's memory
-returns to the pool when the last reference to it goes, and may be given out again at once: all work is on one stream
-for each device, so whatever was already asked of the old buffer is done before the new one is written.
+Kernels, stage 8, above ``driver``. In: sizes, shapes and NumPy arrays. Out: ``DeviceBuffer`` objects. The pool
+allocates from the device on demand and keeps freed blocks for reuse. A buffer's memory returns to the pool with its
+last reference, and may be reused at once: work is ordered on one stream per device, so earlier readers finish before
+new writers.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import driver
 
 reliefs: list[Callable[[int], None]] = []
-"""What is called with the device when its memory runs out: to let go of memory that is kept for the next call."""
+"""Callbacks with the device index when memory runs out, to free cached memory."""
 
 Array = tuple[tuple[int, ...], np.dtype, str]
-"""An array to allocate: shape, dtype, and what it is for with the user's line, for the list in the error."""
+"""An array to allocate: shape, dtype, and a label for out-of-memory reports."""
 
 _LISTED = 6
-"""How many buffers an error lists."""
+"""Buffers that an out-of-memory error lists."""
 
 
 class DeviceBuffer:
-    """An array in device memory, row-major and dense.
+    """A dense row-major array in device memory.
 
     Attributes:
-      ptr: the device address; 0 if there are no bytes.
-      shape, dtype, nbytes: as NumPy's.
-      device: the index of the CUDA device.
+      ptr: device address; 0 without bytes.
+      shape, dtype, nbytes: as in NumPy.
+      device: index of the CUDA device.
     """
 
     __slots__ = ("__weakref__", "_storage", "device", "dtype", "nbytes", "ptr", "shape")
@@ -55,29 +55,29 @@ class DeviceBuffer:
 
     @property
     def label(self) -> str:
-        """What the memory was taken for."""
+        """Purpose of the memory."""
         return self._storage.label
 
     def shares(self, other: DeviceBuffer) -> bool:
-        """Whether both lie in one piece of memory."""
+        """True if both are in the same allocation."""
         return self._storage is other._storage
 
     @property
     def memory(self) -> int:
-        """A number that buffers have in common while they share a piece of memory."""
+        """Identifier shared by the buffers of one allocation."""
         return id(self._storage)
 
     def view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int = 0) -> DeviceBuffer:
-        """An array in the same memory, ``offset`` bytes behind the start of this one."""
+        """Array in the same memory, ``offset`` bytes after the start of this one."""
         part = DeviceBuffer(self.ptr + offset, shape, dtype, self.device, self._storage)
         if offset < 0 or offset + part.nbytes > self.nbytes:
             raise errors.ValueRangeError(
-                f"a view of {part.nbytes} bytes at {offset} does not lie in {self!r} of {self.nbytes} bytes.",
+                f"a view of {part.nbytes} bytes at {offset} is out of bounds of {self!r} of {self.nbytes} bytes.",
                 fix="plan a larger arena",
             )
         return part
 
-    # What other libraries ask for. Both say on which stream the values are made, so that nobody reads too early.
+    # Interchange protocols. Both name the producer's stream, so consumers synchronize with it.
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class DeviceBuffer:
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
-            "data": (self.ptr, False),  # not marked read-only, which PyTorch does not take
+            "data": (self.ptr, False),  # not read-only: PyTorch rejects that
             "strides": None,
             "version": 3,
             "stream": driver.compute_stream(self.device).ptr,
@@ -105,7 +105,7 @@ _INTERFACE = {np.dtype(c).str for c in "?bBhHiIqQefdFD"}
 
 
 class _Storage:
-    """A piece of the pool's memory; it goes back when this object goes.
+    """An allocation of the pool; freed with its last reference.
 
     Attributes:
       pointer: CuPy's ``MemoryPointer``.
@@ -117,12 +117,12 @@ class _Storage:
         self._pool, self.pointer, self.nbytes, self.label = pool, pointer, nbytes, label
 
     def __del__(self) -> None:
-        # The collector may call this in the middle of the pool's own bookkeeping: leave a note, and no more.
+        # The garbage collector may run this inside the pool's own bookkeeping: only append a note.
         self._pool.gone.append((id(self), self.nbytes))
 
 
 class CupySource:
-    """CuPy's memory pool on one device, used on the device's compute stream: free blocks belong to a stream."""
+    """CuPy's memory pool on a device's compute stream: free blocks are per stream."""
 
     def __init__(self, device: int):
         import cupy
@@ -130,32 +130,32 @@ class CupySource:
         self._device, self._pool = device, cupy.cuda.MemoryPool()
 
     def malloc(self, sizes: Sequence[int]) -> list[Any]:
-        """A ``cupy.cuda.MemoryPointer`` for each size; raises ``MemoryError`` when there is not enough."""
+        """Allocate a ``cupy.cuda.MemoryPointer`` per size; ``MemoryError`` if impossible."""
         driver.use_device(self._device)
         with driver.compute_stream(self._device):
             return [self._pool.malloc(nbytes) for nbytes in sizes]
 
     def free_unused(self) -> None:
-        """Give free blocks back to the device."""
+        """Return free blocks to the device."""
         driver.use_device(self._device)
         self._pool.free_all_blocks()
 
     def held_bytes(self) -> int:
-        """Bytes taken from the device."""
+        """Bytes reserved from the device."""
         driver.use_device(self._device)
         return self._pool.total_bytes()
 
     def room(self) -> tuple[int, int]:
-        """Bytes of the device that nobody has, and all of them."""
+        """Free and total bytes of the device."""
         return driver.free_memory(self._device)
 
 
 class Pool:
-    """The memory of one device, with what is known of its buffers.
+    """Memory of one device, with accounting of its buffers.
 
     Args:
-      device: the CUDA device.
-      source: what gives memory out: a ``CupySource``, or what has its methods.
+      device: index of the CUDA device.
+      source: allocator: a ``CupySource``, or an object with its methods.
     """
 
     def __init__(self, device: int, source: Any):
@@ -171,43 +171,43 @@ class Pool:
     def allocate(
         self, shape: tuple[int, ...], dtype: np.dtype, label: str = "", planned_peak: int | None = None
     ) -> DeviceBuffer:
-        """Memory for an array; its contents are whatever was there.
+        """Allocate an uninitialized array.
 
         Args:
-          label: what it is for and the user's line, for the list in the error.
-          planned_peak: bytes that the program which asks was planned to need, for the same.
+          label: purpose and the user's line, for out-of-memory reports.
+          planned_peak: planned peak bytes of the requesting program, for the same.
         Raises:
-          OutOfMemoryError: the device has not enough; all that was allocated before is as it was.
+          OutOfMemoryError: the device has not enough memory; earlier allocations are unaffected.
         """
         (buffer,) = self.allocate_all([(shape, dtype, label)], planned_peak)
         return buffer
 
     def allocate_all(self, arrays: Sequence[Array], planned_peak: int | None = None) -> list[DeviceBuffer]:
-        """``allocate`` for each shape, dtype and label, or for none of them: a program may have hundreds of results."""
+        """Allocate all arrays or none."""
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in arrays]
         filled = iter(self._take([(n, a[2]) for n, a in zip(sizes, arrays, strict=True) if n], planned_peak))
         return self._buffers(arrays, sizes, [next(filled) if n else None for n in sizes])
 
     def adopt(self, x: Any, dtype: np.dtype, label: str = "") -> DeviceBuffer:
-        """A buffer with the memory of the dense CuPy array ``x``, whose bits are elements of ``dtype``."""
+        """Buffer of the dense CuPy array ``x``, whose bits are elements of ``dtype``."""
         (buffer,) = self._buffers([(x.shape, dtype, label)], [x.nbytes], [x.data])
         return buffer
 
     def malloc(self, nbytes: int) -> Any:
-        """Memory as CuPy's allocators give it: for the temporaries of its functions."""
+        """CuPy allocator function for the temporaries of CuPy's functions."""
         (pointer,) = self._take([(nbytes, "temporaries of a library")], None)
         return pointer
 
-    def _take(self, wanted: Sequence[tuple[int, str]], planned_peak: int | None) -> list[Any]:
-        """Memory of these sizes, with labels."""
+    def _take(self, requests: Sequence[tuple[int, str]], planned_peak: int | None) -> list[Any]:
+        """Allocate sizes, each with a label."""
         try:
-            return self._source.malloc([nbytes for nbytes, _ in wanted])
+            return self._source.malloc([nbytes for nbytes, _ in requests])
         except MemoryError:
             for give_back in reliefs:
                 give_back(self.device)
-            self._source.free_unused()  # blocks of other sizes may be what is in the way
+            self._source.free_unused()  # cached blocks of other sizes may hold the memory
         pointers = []
-        for nbytes, label in wanted:  # one by one, to tell for which there is none
+        for nbytes, label in requests:  # one by one, to find which allocation fails
             try:
                 pointers += self._source.malloc([nbytes])
             except MemoryError:
@@ -217,7 +217,7 @@ class Pool:
     def _buffers(
         self, arrays: Sequence[Array], sizes: Sequence[int], pointers: Sequence[Any]
     ) -> list[DeviceBuffer]:
-        """Buffers with this memory, which is in the books from now on; those without bytes have none."""
+        """Buffers of allocations, added to the accounting; empty ones have no memory."""
         out = []
         with self._lock:
             self._settle()
@@ -232,7 +232,7 @@ class Pool:
         return out
 
     def _settle(self) -> None:
-        """Take what has gone out of the books."""
+        """Account for buffers that were freed."""
         while self.gone:
             key, nbytes = self.gone.popleft()
             self._held.pop(key, None)
@@ -241,35 +241,35 @@ class Pool:
     # -- counting --------------------------------------------------------------------------------------
 
     def live_bytes(self) -> int:
-        """Bytes of all buffers that there are."""
+        """Bytes of all live buffers."""
         with self._lock:
             self._settle()
             return self._live
 
     def peak_bytes(self) -> int:
-        """The most that ``live_bytes`` has been since the last ``reset_peak``."""
+        """Maximum of ``live_bytes`` since the last ``reset_peak``."""
         with self._lock:
             return self._peak
 
     def reset_peak(self) -> None:
-        """Start anew from what is live now."""
+        """Reset the peak to the current live bytes."""
         with self._lock:
             self._settle()
             self._peak = self._live
 
     def largest(self, count: int = _LISTED) -> list[tuple[int, str, str]]:
-        """The largest buffers: ``(bytes, type, label)``, the largest first."""
+        """Largest buffers as ``(bytes, type, label)``, in descending order."""
         with self._lock:
             self._settle()
             found = heapq.nlargest(count, self._held.values(), key=lambda entry: entry[0])
         return [(n, f"{dtypes.short_name(dtype)} {shape}", label) for n, (shape, dtype, label) in found]
 
     def held_bytes(self) -> int:
-        """Bytes taken from the device, those that are free for the next buffer included."""
+        """Bytes reserved from the device, including cached free blocks."""
         return self._source.held_bytes()
 
     def free_unused(self) -> None:
-        """Give memory that no buffer has back to the device."""
+        """Return cached free memory to the device."""
         self._source.free_unused()
 
     def _out_of_memory(self, nbytes: int, label: str, planned_peak: int | None) -> errors.OutOfMemoryError:
@@ -282,16 +282,16 @@ class Pool:
             why += " The largest are\n" + "\n".join(lines)
         if planned_peak is not None:
             why += f"\nThe program was planned to need {size_text(planned_peak)} at its peak."
-        wanted = f", for {label}" if label else ""
+        purpose = f", for {label}" if label else ""
         return errors.OutOfMemoryError(
-            f"out of memory on cuda:{self.device}: {size_text(nbytes)} were asked for{wanted}.",
+            f"out of memory on cuda:{self.device}: cannot allocate {size_text(nbytes)}{purpose}.",
             why=why,
             fix="drop what you no longer need (del x), donate it (jit(f, donate_argnums=...)), or checkpoint the loss",
         )
 
 
 class _Nothing:
-    """The storage of an array without bytes."""
+    """Storage of an array without bytes."""
 
     __slots__ = ("label", "pointer")
 
@@ -300,7 +300,7 @@ class _Nothing:
 
 
 def size_text(nbytes: int) -> str:
-    """A number of bytes for people: ``24.0 GiB``."""
+    """Human-readable size, such as ``24.0 GiB``."""
     size, units = float(nbytes), ["B", "KiB", "MiB", "GiB"]
     while size >= 1024 and len(units) > 1:
         size /= 1024
@@ -314,7 +314,7 @@ _pools: dict[int, Pool] = {}
 
 
 def pool(device: int = 0) -> Pool:
-    """The pool of a device."""
+    """Pool of a device."""
     found = _pools.get(device)
     if found is None:
         driver.require()
@@ -323,17 +323,17 @@ def pool(device: int = 0) -> Pool:
 
 
 def live_bytes(device: int = 0) -> int:
-    """Bytes of all buffers on a device."""
+    """Bytes of all live buffers of a device."""
     return pool(device).live_bytes()
 
 
 def peak_bytes(device: int = 0) -> int:
-    """The most that ``live_bytes`` has been since the last ``reset_peak``."""
+    """Maximum of ``live_bytes`` since the last ``reset_peak``."""
     return pool(device).peak_bytes()
 
 
 def reset_peak(device: int = 0) -> None:
-    """Count the peak anew from what is live now."""
+    """Reset the peak to the current live bytes."""
     pool(device).reset_peak()
 
 
@@ -349,7 +349,7 @@ def allocate(
 
 
 def to_device(x: np.ndarray, device: int = 0, label: str = "") -> DeviceBuffer:
-    """A buffer with a copy of ``x``, which may change as soon as this returns; the copy itself need not be done yet."""
+    """Copy ``x`` to a device asynchronously; ``x`` may change at once."""
     x = np.ascontiguousarray(x).reshape(x.shape)  # ascontiguousarray gives rank 0 an axis
     buffer = allocate(x.shape, x.dtype, device, label)
     driver.copy_in(buffer.ptr, x, device)
@@ -357,14 +357,14 @@ def to_device(x: np.ndarray, device: int = 0, label: str = "") -> DeviceBuffer:
 
 
 def to_host(buffer: DeviceBuffer) -> np.ndarray:
-    """The values as a new NumPy array, when they are ready."""
+    """Values as a new NumPy array; waits for them."""
     x = np.empty(buffer.shape, buffer.dtype)
     driver.copy_out(x, buffer.ptr, buffer.device)
     return x
 
 
 def copy(buffer: DeviceBuffer, label: str = "") -> DeviceBuffer:
-    """A buffer of its own with the same values, on the same device."""
+    """Copy of a buffer in its own memory on the same device."""
     out = allocate(buffer.shape, buffer.dtype, buffer.device, label)
     stream = driver.work_stream(buffer.device)
     driver.copy_on_device(out.ptr, buffer.ptr, buffer.nbytes, stream)
@@ -382,12 +382,12 @@ _RAW: dict[np.dtype, np.dtype] = {
 
 
 def raw_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype in which CuPy holds elements of ``dtype``: unsigned integers for those of ml_dtypes, and for keys."""
+    """CuPy dtype for elements of ``dtype``: unsigned integers for ml_dtypes and keys."""
     return _RAW.get(dtype, dtype)
 
 
 def as_cupy(buffer: DeviceBuffer, raw: bool = True) -> Any:
-    """The buffer as a ``cupy.ndarray``, without a copy; ``raw``: in the dtype that ``raw_dtype`` says."""
+    """``cupy.ndarray`` view of a buffer, without a copy; ``raw`` uses ``raw_dtype``."""
     import cupy
 
     dtype = raw_dtype(buffer.dtype) if raw else buffer.dtype
@@ -395,26 +395,26 @@ def as_cupy(buffer: DeviceBuffer, raw: bool = True) -> Any:
         raise BufferError(f"{dtypes.short_name(dtype)} has no exchange format: exchange the bits")
     if not buffer.nbytes:
         return cupy.empty(buffer.shape, dtype)
-    # the memory that CuPy sees keeps the storage alive, and with it the count of live bytes
+    # CuPy's memory object keeps the storage alive, and with it the live-byte count
     memory = cupy.cuda.UnownedMemory(buffer.ptr, buffer.nbytes, buffer._storage, buffer.device)
     return cupy.ndarray(buffer.shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
 def from_cupy(x: Any, dtype: np.dtype, device: int = 0, label: str = "") -> DeviceBuffer:
-    """A buffer of its own with a CuPy array's values, whose bits are elements of ``dtype``; no copy if it is fresh."""
+    """Buffer with a CuPy array's bits as elements of ``dtype``; copied unless fresh."""
     import cupy
 
     dense = cupy.ascontiguousarray(x).reshape(x.shape)
-    borrowed = isinstance(dense.data.mem, cupy.cuda.UnownedMemory)  # another buffer's memory
+    borrowed = isinstance(dense.data.mem, cupy.cuda.UnownedMemory)  # memory of another buffer
     x = dense.copy() if borrowed else dense
     return pool(device).adopt(x, dtype, label)
 
 
 @contextmanager
 def library_scope(device: int = 0) -> Iterator[None]:
-    """Within it CuPy works on a device's compute stream, with memory from our pool.
+    """Run CuPy on a device's compute stream with memory of blufunc's pool.
 
-    While a graph is captured, what CuPy does goes into the graph, with memory that the capture provides.
+    During a graph capture, CuPy's work and memory belong to the graph.
     """
     import cupy
 

@@ -1,8 +1,8 @@
-"""Stages 6 to 8 for kernels on a CUDA device: LoopIR is rendered, compiled in threads, and loaded.
+"""Kernel modules: render LoopIR, compile it in parallel, and load it.
 
-Kernels. In: the kernels of a schedule, and the texts that its other steps are written in. Out: ``Loaded`` functions, of
-which executors make launches. Kernels with one text are one function. A program's texts are compiled side by side, one
-a processor core; a few kernels share a module, since each has the prelude to be read.
+Kernels, stages 6 to 8. In: the kernels of a schedule, and the sources of its other steps. Out: ``Loaded`` functions,
+of which executors make launches. Kernels with identical source share a function. Compilation runs on all cores, with a
+few kernels per module to amortize parsing the prelude.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from blufunc.kernels.schedule import GroupStep, KernelStep, Schedule
 from blufunc.kernels.user_kernel import CudaSource
 
 _PER_MODULE = 4
-"""Kernels of a module at the most: NVRTC takes 20 ms for one without any, and 20 to 500 for a kernel."""
+"""Maximum kernels per module, which costs NVRTC 20 ms; a kernel costs 20 to 500."""
 
 
 Text = tuple[str, str]
-"""A source, and a name for it in messages."""
+"""A source, and its name in messages."""
 
 
 class Addresses(Protocol):
-    """The addresses that a launch takes: what is assigned to one is what the next run gets."""
+    """Mutable addresses of a launch: assignments apply to the next run."""
 
     def __setitem__(self, i: int, address: int, /) -> None: ...
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A function on a device, and how it is launched.
+    """A function on a device, and its launch shape.
 
     Attributes:
-      counters: how many 32-bit counters it uses; their address comes behind those of its buffers. They are 0 before
-        each launch, and after it.
-      table: whether it takes one structure of all addresses by value, and not each for itself.
+      counters: number of 32-bit counters, whose address follows those of its buffers. They are 0 before and after each
+        launch.
+      table: True if its parameter is one structure of all addresses, passed by value.
     """
 
     function: driver.Kernel
@@ -57,7 +57,7 @@ class Loaded:
     table: bool = False
 
     def prepare(self, addresses: Sequence[int]) -> tuple[Callable[[int], None], Addresses]:
-        """A launch with these addresses, to be called with the handle of a stream; and the addresses, to change."""
+        """Prepare a launch, a function of a stream handle; also returns its addresses."""
         values = [b"".join(a.to_bytes(8, "little") for a in addresses)] if self.table else addresses
         launch = self.function.prepare(self.grid, self.block, self.shared, values)
         return launch, launch.arguments.words
@@ -67,10 +67,10 @@ class Wanted(NamedTuple):
     """One launch.
 
     Attributes:
-      kernels: one; or several that do the same to different arrays.
-      values: what their buffers are, kernel after kernel.
-      offsets: how many bytes behind the beginning of its value each begins.
-      aliased: the positions of the buffers of a kernel that may lie where another of its buffers does.
+      kernels: one kernel, or several of one structure on different arrays.
+      values: the values of their buffers, kernel after kernel.
+      offsets: byte offset of each buffer in its value.
+      aliased: positions of a kernel's buffers that may share memory with another of its buffers.
     """
 
     kernels: tuple[Kernel, ...]
@@ -80,25 +80,25 @@ class Wanted(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The names of the first kernel's buffers that are aliased."""
+        """Names of the first kernel's aliased buffers."""
         return [self.kernels[0].buffers[i].name for i in sorted(self.aliased)]
 
     @property
     def key(self) -> tuple:
-        """What two launches of one function have in common."""
+        """Key that launches of one function share."""
         return tuple([k.key for k in self.kernels]), self.aliased
 
 
 def wanted_by(made: Schedule, step: KernelStep | GroupStep) -> list[Wanted]:
-    """The launches of a step: one, if kernels that are together can be."""
+    """Launches of a step; a group is one launch where possible."""
     if isinstance(step, KernelStep):
         return [_joined(made, [step])]
-    apart: dict[tuple, list[KernelStep]] = {}
+    groups: dict[tuple, list[KernelStep]] = {}
     for n, member in enumerate(step.members):
         key = group_key(member.kernel)
-        apart.setdefault((n,) if key is None else (None, key), []).append(member)
+        groups.setdefault((n,) if key is None else (None, key), []).append(member)
     out = []
-    for members in apart.values():
+    for members in groups.values():
         limit = group_limit(members[0].kernel)
         out += [_joined(made, members[i : i + limit]) for i in range(0, len(members), limit)]
     return out
@@ -112,7 +112,7 @@ def _joined(made: Schedule, members: Sequence[KernelStep]) -> Wanted:
 
 
 def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:
-    """The positions of the buffers of a kernel that lie where another of its buffers lies."""
+    """Positions of a kernel's buffers that share memory with another of its buffers."""
     places: dict[object, list[int]] = {}
     for i, value in enumerate(step.values):
         place = made.place(value)
@@ -124,11 +124,11 @@ def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:
 
 
 class Entry(NamedTuple):
-    """A function of a module, and how it is launched: as ``Loaded`` has it.
+    """A function of a module, with the launch shape of ``Loaded``.
 
     Attributes:
-      module: the number of its text.
-      name: its own.
+      module: index of its module.
+      name: name of the function.
     """
 
     module: int
@@ -142,12 +142,12 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Rendered:
-    """The kernels of a program as sources.
+    """Kernels of a program as sources.
 
     Attributes:
-      texts: of its modules.
-      entries: the functions in them.
-      launched: for each launch, in the order of the program, the number of its function.
+      texts: sources of its modules.
+      entries: functions in them.
+      launched: for each launch, in program order, the index of its function.
     """
 
     texts: tuple[str, ...]
@@ -156,7 +156,7 @@ class Rendered:
 
 
 def rendered(wanted: Sequence[Wanted], limits: Limits = HOPPER) -> Rendered:
-    """The sources of the launches of a program, for a device with these limits."""
+    """Sources of a program's launches, for a device with these limits."""
     keys = [w.key for w in wanted]
     distinct = dict(zip(keys, wanted, strict=True))
     texts, kernels = _render(list(distinct.values()), limits)
@@ -169,7 +169,7 @@ def rendered(wanted: Sequence[Wanted], limits: Limits = HOPPER) -> Rendered:
 
 
 def schedules(wanted: Iterable[Wanted], limits: Limits = HOPPER) -> str:
-    """The schedules of the launches of a program as text, each distinct one once."""
+    """Readable schedules of a program's launches, each distinct one once."""
     return "\n".join(map(str, scheduled({w.key: w for w in wanted}.values(), limits))) or "no kernels"
 
 
@@ -180,11 +180,13 @@ def load(
     others: Iterable[Text] = (),
     made: Rendered | None = None,
 ) -> tuple[list[str], list[Loaded]]:
-    """The sources of a program's modules, and the functions for its launches, in their order.
+    """Compile and load a program's modules.
 
     Args:
-      others: what its steps will ask ``module`` for, to be compiled beside these.
-      made: what ``rendered`` made of the launches, if it did.
+      others: sources that its steps will request from ``module``, to compile in parallel.
+      made: result of ``rendered``, if available.
+    Returns:
+      the sources of the modules, and the functions of the launches, in order.
     """
     made = made or rendered(wanted, limits_on(device))
     if config.shows("source"):
@@ -195,20 +197,20 @@ def load(
 
 
 def limits_on(device: int) -> Limits:
-    """The limits of a device that is there."""
+    """Limits of a device of this process."""
     found = driver.properties(device)
     return limits_of(found.capability, found.shared_per_block)
 
 
 def scheduled(wanted: Iterable[Wanted], limits: Limits) -> list[ScheduledKernel]:
-    """The schedules of launches; structurally different kernels of one name get numbers."""
-    taken: Counter[str] = Counter()
+    """Schedules of launches; distinct kernels of one name get numeric suffixes."""
+    counts: Counter[str] = Counter()
     out = []
     for w in wanted:
         first, *rest = w.kernels
-        taken[first.name] += 1
-        if taken[first.name] > 1:
-            first = replace(first, name=f"{first.name}_{taken[first.name]}")
+        counts[first.name] += 1
+        if counts[first.name] > 1:
+            first = replace(first, name=f"{first.name}_{counts[first.name]}")
         if rest:
             out.append(passes.schedule_group([first, *rest], f"{first.name}_group", w.names))
         else:
@@ -221,14 +223,14 @@ def _render(wanted: Sequence[Wanted], limits: Limits) -> tuple[list[str], list[t
     schedules = scheduled(wanted, limits)
     single = [n for n, s in enumerate(schedules) if s.kind != "group"]
     count = -(-len(single) // _PER_MODULE)
-    # dealt out: kernels that are alike, and take as long, come one after another
+    # strided assignment balances modules: neighbors are similar and take equally long
     together = [single[first::count] for first in range(count)]
     together += [[n] for n, s in enumerate(schedules) if s.kind == "group"]
-    made: dict[int, CudaKernel] = {}
+    kernels: dict[int, CudaKernel] = {}
     for some in together:
-        made.update(zip(some, render_many([schedules[n] for n in some]), strict=True))
-    texts = list(dict.fromkeys(made[n].source for n in range(len(wanted))))
-    return texts, [(texts.index(made[n].source), made[n]) for n in range(len(wanted))]
+        kernels.update(zip(some, render_many([schedules[n] for n in some]), strict=True))
+    texts = list(dict.fromkeys(kernels[n].source for n in range(len(wanted))))
+    return texts, [(texts.index(kernels[n].source), kernels[n]) for n in range(len(wanted))]
 
 
 _lock = threading.Lock()
@@ -236,7 +238,7 @@ _modules: dict[tuple[int, str], driver.Module] = {}
 
 
 def _compiled(texts: Sequence[Text], device: int) -> list[driver.Module]:
-    """The modules of texts; those that this process has are taken as they are."""
+    """Modules of sources; those already loaded in this process are reused."""
     with _lock:
         new = {text: name for text, name in texts if (device, text) not in _modules}
         if new:
@@ -248,19 +250,19 @@ def _compiled(texts: Sequence[Text], device: int) -> list[driver.Module]:
 
 
 def module(text: str, device: int, name: str) -> driver.Module:
-    """The module of a complete text; ``name`` is for messages."""
+    """Module of a complete source; ``name`` is for messages."""
     return _compiled([(text, name)], device)[0]
 
 
 def load_source(text: CudaSource, device: int) -> Loaded:
-    """The function of a kernel that a user wrote."""
+    """Function of a kernel that a user wrote."""
     if config.shows("source"):
         config.show(text.text)
     function = module(text.text, device, text.entry).kernel(text.entry)
     return Loaded(function, grid_of(text, driver.properties(device).sm_count), text.block, text.shared)
 
 
-def grid_of(text: CudaSource, multiprocessors: int) -> Sequence[int]:
-    """The blocks that a kernel is launched with."""
+def grid_of(text: CudaSource, sms: int) -> Sequence[int]:
+    """Grid of a user's kernel on a device with ``sms`` SMs."""
     x, y, z = text.grid
-    return (min(x, multiprocessors) if text.resident else x, y, z)
+    return (min(x, sms) if text.resident else x, y, z)

@@ -1,11 +1,11 @@
-"""CUDA C++ becomes a binary: NVRTC, called directly.
+"""NVRTC: compile CUDA C++ to cubins.
 
-Kernels, end of stage 6: in comes the text of a kernel, out goes a cubin for one architecture, from the disk cache
-where it has been made before. No GPU and no driver are needed, so that every kernel can be compiled anywhere. The
-library is found where the wheels, the toolkit or the system have it; it is not asked for before the first compile.
+Kernels, end of stage 6. In: the source of a kernel. Out: a cubin for one architecture, from the disk cache if compiled
+before. It needs neither a GPU nor a driver, so kernels compile anywhere. The library is located in wheels, the toolkit
+or the system at the first compile.
 
-Options are ours: C++17, every function on the device by default, denormals kept, IEEE division and roots, products
-and sums fused (``--fmad=true``). Text that includes ``cuda_bf16.h`` or another header finds CUDA's headers.
+Fixed options: C++17, functions on the device by default, denormals kept, IEEE division and roots, multiply-adds
+contracted (``--fmad=true``). CUDA's headers, such as ``cuda_bf16.h``, are on the include path.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSTALL = "pip install blufunc[cuda13] (or cuda12, to match the driver)"
 
 _INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*//.*\n", re.MULTILINE)
-# raw strings, comments of several lines, lines that go on, numbers of lines
+# raw strings, block comments, line continuations, line numbers
 _NOT_LINES = re.compile(r'R"|/\*|\\\r?\n|\?\?/|_LINE|source_location|(?<!static_)assert')
 _USER_LINE = re.compile(r"//\s*at (.+:\d+.*)")
 _ERROR = re.compile(r"\((?P<line>\d+)\): (?:catastrophic )?error: (?P<what>.*)")
@@ -45,13 +45,13 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes of a multiprocessor.
+    """Resource usage of a kernel.
 
     Attributes:
       registers: per thread.
-      shared: bytes of shared memory per block that the text declares; what the launch adds is not known here.
-      spill_stores: bytes that a thread stores for want of registers.
-      spill_loads: bytes that it loads again.
+      shared: static shared memory per block in bytes, without that of the launch.
+      spill_stores: bytes that a thread spills.
+      spill_loads: bytes that a thread reloads.
       stack: bytes of a thread's stack frame.
     """
 
@@ -64,18 +64,18 @@ class Resources:
 
 @dataclass(frozen=True)
 class Binary:
-    """What a compile gives.
+    """Result of a compilation.
 
     Attributes:
-      cubin: to load.
-      log: what NVRTC and ptxas said.
+      cubin: the binary.
+      log: output of NVRTC and ptxas.
     """
 
     cubin: bytes
     log: str
 
     def resources(self) -> dict[str, Resources]:
-        """What each kernel takes, by name."""
+        """Resources of each kernel, by name."""
         return _parse_resources(self.log)
 
 
@@ -87,12 +87,10 @@ _loading = threading.Lock()
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """NVRTC, its functions typed. Raises what ``available`` puts in words."""
+    """NVRTC with typed functions; raises the errors that ``available`` describes."""
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
-    with (
-        _loading
-    ):  # which loads what NVRTC itself looks for, too: no other thread may find the one without the other
+    with _loading:  # also loads NVRTC's own dependency: both must be visible to other threads together
         path = load_nvidia_dynamic_lib("nvrtc").abs_path
     if path is None:
         raise OSError("NVRTC was found without a path")
@@ -120,7 +118,7 @@ def _library() -> ctypes.CDLL:
 
 @functools.cache
 def available() -> str | None:
-    """Why there is no NVRTC; None if there is."""
+    """Reason that NVRTC is unavailable; None if it is available."""
     try:
         _library()
     except ImportError:
@@ -144,7 +142,7 @@ def _check(status: int, what: str) -> None:
 
 @functools.cache
 def version() -> tuple[int, int]:
-    """NVRTC's major and minor version."""
+    """Major and minor version of NVRTC."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(_loaded().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "say its version")
     return major.value, minor.value
@@ -152,7 +150,7 @@ def version() -> tuple[int, int]:
 
 @functools.cache
 def supported_architectures() -> tuple[str, ...]:
-    """The architectures that this NVRTC compiles for, as ``sm_90``; ``sm_90a`` comes with ``sm_90``."""
+    """Architectures that this NVRTC targets, as ``sm_90``, which implies ``sm_90a``."""
     library, count = _loaded(), ctypes.c_int()
     _check(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "count its architectures")
     numbers = (ctypes.c_int * count.value)()
@@ -162,7 +160,7 @@ def supported_architectures() -> tuple[str, ...]:
 
 @functools.cache
 def include_directory() -> str | None:
-    """The folder of CUDA's headers: that of the wheel or toolkit, else below ``CUDA_HOME`` or ``CUDA_PATH``."""
+    """Directory of CUDA's headers: wheel, toolkit, ``CUDA_HOME`` or ``CUDA_PATH``."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     if found := find_nvidia_header_directory("cudart"):
@@ -187,19 +185,19 @@ def compile(
     options: Sequence[str] = (),
     cache: DiskCache | None = None,
 ) -> bytes:
-    """The cubin of a text, from the disk cache if it is there.
+    """Compile a source to a cubin, through the disk cache.
 
     Args:
-      source: CUDA C++. A comment ``// at file.py:12 (function)`` says which line of the user's the lines below
-        come from; messages quote it.
-      arch: as ``sm_90a``.
-      name: of the program, for messages.
-      options: of NVRTC, after ours.
-      cache: another than the user's own.
+      source: CUDA C++. A comment ``// at file.py:12 (function)`` names the user's line that the lines below it come
+        from; messages quote it.
+      arch: architecture, such as ``sm_90a``.
+      name: name of the program in messages.
+      options: NVRTC options after the fixed ones.
+      cache: disk cache; default: that of the user.
 
     Raises:
-      CompileError: the text is no CUDA C++, or too much for the architecture.
-      UnsupportedError: there is no NVRTC, or it does not know ``arch``.
+      CompileError: the source is invalid, or exceeds limits of the architecture.
+      UnsupportedError: NVRTC is missing, or does not target ``arch``.
     """
     disk = _disk() if cache is None else cache
     key = key_of(_code_of(source), arch, repr(version()), *_OPTIONS, *options)
@@ -211,9 +209,9 @@ def compile(
 
 
 def _code_of(source: str) -> str:
-    """A text without the lines that are comments: they say where the user's lines are, and no binary depends on that.
+    """Source without comment lines, for the cache key: binaries do not depend on them.
 
-    Texts in which such a line could be something else, or go on, stay as they are.
+    Sources in which such a line might not be a comment are returned unchanged.
     """
     return source if _NOT_LINES.search(source) else _COMMENT.sub("", source)
 
@@ -225,10 +223,10 @@ def compile_many(
     options: Sequence[str] = (),
     cache: DiskCache | None = None,
 ) -> Iterator[bytes]:
-    """The cubins of pairs of text and name, in their order, compiled on ``workers`` threads (one a processor core).
+    """Compile pairs of source and name on ``workers`` threads; default: one per core.
 
-    Each is given out when it and those before it are there, so that it can be loaded while others are compiled. The
-    first error, in the order of the texts, is raised.
+    Cubins are yielded in order as they become available, so they can be loaded while others compile. The first error
+    in that order is raised.
     """
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         jobs = [pool.submit(compile, text, arch, name, options, cache) for text, name in sources]
@@ -237,13 +235,13 @@ def compile_many(
 
 
 def build(source: str, arch: str = "sm_90a", name: str = "kernel", options: Sequence[str] = ()) -> Binary:
-    """Compile a text, without the disk cache; takes and raises what ``compile`` does."""
+    """Compile a source without the disk cache; arguments and errors of ``compile``."""
     library = _loaded()
     if arch.rstrip("af") not in supported_architectures():
         raise errors.UnsupportedError(
             f"NVRTC {'.'.join(map(str, version()))} does not compile for {arch}.",
-            why=f"it knows {', '.join(supported_architectures())}.",
-            fix=f"install a CUDA that knows the device: {_INSTALL}",
+            why=f"it supports {', '.join(supported_architectures())}.",
+            fix=f"install a CUDA version that supports the device: {_INSTALL}",
         )
     flags = [f"--gpu-architecture={arch}", *_OPTIONS, *options]
     if _INCLUDE.search(source) and (folder := include_directory()):
@@ -261,7 +259,7 @@ def build(source: str, arch: str = "sm_90a", name: str = "kernel", options: Sequ
         encoded = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
         status = library.nvrtcCompileProgram(
             program, len(flags), encoded
-        )  # without the GIL, as all of ctypes
+        )  # runs without the GIL, as all ctypes calls
         log = _read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
         text = log.rstrip(b"\0").decode(errors="replace")
         if status:
@@ -288,7 +286,7 @@ def _parse_resources(log: str) -> dict[str, Resources]:
     found = {}
     for block in re.split(r"(?=Function properties for )", log):
         function, stack, used = (r.search(block) for r in (_FUNCTION, _STACK, _REGISTERS))
-        if function and stack and used:  # functions that kernels call have no line of registers
+        if function and stack and used:  # device functions have no register line
             shared = _SHARED.search(block)
             frame, stores, loads = map(int, stack.groups())
             found[function[1]] = Resources(
@@ -298,10 +296,10 @@ def _parse_resources(log: str) -> dict[str, Resources]:
 
 
 def _error(source: str, name: str, arch: str, log: str) -> errors.CompileError:
-    """The first error of a log, with the generated lines around it and the user's line above it."""
+    """First error of a log, with nearby generated lines and the user's line."""
     lines = source.split("\n")
     found = _ERROR.search(log)
-    if not found:  # of ptxas, which names no line, or of an option
+    if not found:  # errors of ptxas and of options name no line
         said = _PTXAS_ERROR.search(log)
         what = said["what"] if said else log.strip().split("\n")[0]
         return errors.CompileError(f"the CUDA kernel {name!r} does not compile for {arch}: {what}", fix=_FIX)

@@ -1,8 +1,8 @@
-"""Kernels that do nothing for a while: on some multiprocessors, to time others beside them, or to let others go first.
+"""Spin kernels that occupy SMs, to time GEMMs under contention or delay a stream.
 
-Kernels, stage 8, below ``cublaslt``. Exchanges between devices keep multiprocessors for as long as they last, in
-clusters of four blocks, beside which no block of a product fits. What is quickest then is not what would be by itself:
-a kernel of as many blocks as are left, in clusters for which there is no room any more, takes twice as long.
+Kernels, stage 8, below ``cublaslt``. In: a number of SMs and a duration. Out: kernels that hold them. A collective
+occupies SMs for its duration, in clusters of four blocks that leave no room for blocks of a GEMM. The fastest GEMM is
+then a different one: a grid of more blocks than free SMs, or of clusters that no longer fit, takes twice as long.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _FILE = "backends/cuda/include/sm_reservation.cuh"
 
 @contextlib.contextmanager
 def taken(device: int, count: int, ms: float) -> Iterator[None]:
-    """Context manager: ``count`` multiprocessors, in whole clusters, are kept for so many milliseconds from its
-    beginning; at its end that is waited for.
+    """Context manager: occupy ``count`` SMs, in whole clusters, for ``ms`` ms.
+
+    The time starts on entry; exit waits for its end.
     """
     blocks = count // COLLECTIVE_CLUSTER * COLLECTIVE_CLUSTER
     if not blocks:
         yield
         return
-    all_of_it = driver.properties(device).shared_per_block  # so that no other block fits beside one
+    all_of_it = driver.properties(device).shared_per_block  # all shared memory: no other block fits on the SM
     launch, _ = _loaded(device, "keep_multiprocessors", blocks, all_of_it).prepare([round(1e6 * ms)])
     stream = _stream(device)
     driver.use_device(device)
@@ -41,7 +42,7 @@ def taken(device: int, count: int, ms: float) -> Iterator[None]:
 
 
 def pause(device: int, seconds: float) -> Callable[[int], None]:
-    """A launch, to be called with the handle of a stream, which goes on so much later."""
+    """A launch, a function of a stream handle, that delays the stream by ``seconds``."""
     launch, _ = _loaded(device, "pause", 1, 0).prepare([round(1e9 * seconds)])
     return launch
 

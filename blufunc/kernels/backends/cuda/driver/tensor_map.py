@@ -1,8 +1,8 @@
-"""Tensor maps: what a CUDA device wants to know of an array to copy boxes of it to shared memory by itself (TMA).
+"""Tensor maps: descriptors for TMA copies of boxes to shared memory.
 
-Kernels, stage 8, below ``backends/cuda/library/attention/launch`` and ``backends/cuda/library/tile_gemm``. In comes a
-``Box``, what is copied at a time of an array of four axes with elements of two bytes, and the array's address; out come
-the 128 bytes of a kernel's parameter. The driver makes them, without a device.
+Kernels, stage 8, below ``backends/cuda/library/attention/launch`` and ``backends/cuda/library/tile_gemm``. In: a
+``Box``, the part of a four-axis array of two-byte elements that one copy transfers, and the array's address. Out: 128
+bytes of a kernel's parameter. The driver encodes them, without a device.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _LEAST_STRIDE = 16
 
 
 class Box(NamedTuple):
-    """A box, and the array that it is of. The fastest axis is first.
+    """A box and its array; the fastest axis is first.
 
-    Rows of a box are permuted in shared memory by 16 bytes, with the period that their length has, 32 to 128 bytes.
+    Rows of a box are swizzled in shared memory in units of 16 bytes, with a period of their length, 32 to 128 bytes.
 
     Attributes:
-      sizes: of the array, in elements.
-      strides: of the axes behind the first, in bytes, multiples of 16.
-      box: its sizes, in elements.
+      sizes: sizes of the array, in elements.
+      strides: strides of the axes after the first, in bytes, multiples of 16.
+      box: sizes of the box, in elements.
     """
 
     sizes: tuple[int, int, int, int]
@@ -37,12 +37,12 @@ class Box(NamedTuple):
     box: tuple[int, int, int, int]
 
     def map(self, address: int) -> bytes:
-        """The tensor map of an array at an address of the device.
+        """Encode the tensor map of an array at a device address.
 
         Raises:
-          UnsupportedError: the driver does not take it.
+          UnsupportedError: the driver rejects it.
         """
-        # of an axis that there is one of, as views have it; it is never stepped along
+        # axes of size one may have any stride: views have such, and it is never used
         strides = [
             s if s or n > 1 else _LEAST_STRIDE for s, n in zip(self.strides, self.sizes[1:], strict=True)
         ]
@@ -56,19 +56,19 @@ class Box(NamedTuple):
         )  # fmt: skip
         if status:
             raise errors.UnsupportedError(
-                f"the CUDA driver makes no tensor map of {self} at {address:#x}.",
+                f"the CUDA driver rejected a tensor map of {self} at {address:#x}.",
                 why=f"cuTensorMapEncodeTiled returned {status}.",
-                fix="report it: kernels ask for what the driver takes",
+                fix="report it: blufunc generates only maps that the driver should accept",
             )
         return ctypes.string_at(at, BYTES)
 
 
 class Mapped:
-    """A parameter of a kernel that is a tensor map: made anew when what it is of lies elsewhere.
+    """Tensor-map parameter of a kernel, re-encoded when its operand's address changes.
 
     Args:
-      parameter: its number.
-      operand: the number of the operand that it is of.
+      parameter: index of the parameter.
+      operand: index of the operand.
     """
 
     def __init__(self, parameter: int, operand: int, box: Box):
@@ -76,7 +76,7 @@ class Mapped:
         self._address = -1
 
     def set(self, arguments: driver.Arguments, pointers: Sequence[int]) -> None:
-        """Change it for operands at these addresses."""
+        """Update the parameter for operands at these addresses."""
         address = pointers[self._operand]
         if address != self._address:
             arguments.set(self._parameter, self._box.map(address))

@@ -1,5 +1,5 @@
 """Rendering: scheduled kernels as CUDA C++.
 
-In: ``ScheduledKernel``s. Out: sources and launch shapes. It decides nothing. May import ``schedule`` and
+In: ``ScheduledKernel``s. Out: sources and launch shapes. It makes no decisions. May import ``schedule`` and
 ``kernels.codegen``.
 """

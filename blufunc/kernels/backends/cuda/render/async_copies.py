@@ -1,9 +1,9 @@
 """Asynchronous copies of rows to shared memory, as CUDA C++.
 
-Kernels, stage 6, functions of a ``CudaWriter``, for ``kernel.py``. Each thread copies the very vectors that it reads,
-so that no thread waits for another: of a staged row (``schedule/shared_rows.py``), or of the rows that its group
-computes next (likewise). On devices of compute capability 9.0 one thread copies a staged row in
-bulk, and barriers count the bytes that have arrived.
+Kernels, stage 6, functions of a ``CudaWriter`` for ``kernel.py``. In: a staged row or a prefetch ring
+(``schedule/shared_rows.py``). Out: lines of CUDA. Each thread copies the vectors that it reads, so threads need not
+synchronize. From compute capability 9.0, one thread copies a staged row in bulk, and mbarriers count the bytes that
+have arrived.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Copy = tuple[Buffer, Index, Buffer, Index]
 
 
 def copy_row(w: CudaWriter, row: StagedRow) -> None:
-    """Begin to copy a staged row: in bulk; or vectors in a commit group each, by the thread that reads them."""
+    """Start the copy of a staged row: in bulk, or one commit group per vector."""
     _declare(w, row.row, 1)
     w.need(computed_in(row.index))
     if row.bulk:
@@ -33,7 +33,7 @@ def copy_row(w: CudaWriter, row: StagedRow) -> None:
 
 
 def _copy_in_bulk(w: CudaWriter, row: StagedRow) -> None:
-    """Let one thread copy the block's share of a row: a piece for each vector of a thread."""
+    """Bulk copy of the block's share of a row by one thread, in vector-sized pieces."""
     cut, mapping = row.cut, w.mapping
     assert cut.element is not None
     w.pieces = w.fresh(f"{row.source.name}_came")
@@ -46,7 +46,7 @@ def _copy_in_bulk(w: CudaWriter, row: StagedRow) -> None:
 
 
 def wait_for_row(w: CudaWriter, row: StagedRow, t: str) -> None:
-    """Wait until the ``t``-th vector of each thread has arrived, in the first loop that reads the row."""
+    """Wait for the ``t``-th vector of each thread, in the first loop over the row."""
     if row.bulk:
         w.line(f"ptx_barrier_wait({w.pieces} + {t}, 0);")
     else:
@@ -54,7 +54,7 @@ def wait_for_row(w: CudaWriter, row: StagedRow, t: str) -> None:
 
 
 def slot(w: CudaWriter, cut: Vectors, t: str) -> list[Range]:
-    """Define where the copy of a row has the ``t``-th vector of a thread, if that has a variable of its own here."""
+    """Define the slot of a thread's ``t``-th vector, if it has its own variable here."""
     row = w.scheduled.staged
     if row is None or w.finishing or row.cut is not cut or row.slot is cut.vector:
         return []
@@ -63,7 +63,7 @@ def slot(w: CudaWriter, cut: Vectors, t: str) -> list[Range]:
 
 
 def start_prefetch(w: CudaWriter, s: Rows, goes_on: Callable[[Range], str]) -> None:
-    """Let each thread group begin to copy the first of its rows; ``goes_on`` is the condition that there is a row."""
+    """Start copying each group's first rows; ``goes_on`` is the bounds check of a row."""
     ring, sharing = w.scheduled.prefetch, w.mapping.sharing
     assert ring is not None
     turn = w.variable(ring.turn)
@@ -76,7 +76,7 @@ def start_prefetch(w: CudaWriter, s: Rows, goes_on: Callable[[Range], str]) -> N
 
 
 def prefetch_next(w: CudaWriter, s: Rows, row_index: str, goes_on: Callable[[Range], str]) -> None:
-    """Let each thread copy what it reads of the row of that index, if there is one, as a commit group."""
+    """Copy each thread's vectors of the row at an index, if any, as a commit group."""
     ring = w.scheduled.prefetch
     assert ring is not None
     row, cut = Range("next", s.range.extent), w.cuts[ring.lanes]
@@ -91,13 +91,13 @@ def prefetch_next(w: CudaWriter, s: Rows, row_index: str, goes_on: Callable[[Ran
 
 
 def _declare(w: CudaWriter, rows: Buffer, groups: int) -> None:
-    """Declare what each thread group has of copies of rows."""
+    """Declare a thread group's part of copies of rows."""
     own = f" + group * {rows.size}" if groups > 1 else ""
     w.shared_pointer(w.named[rows], scalar_ops.storage_type(rows.dtype), w.scheduled.shared[rows], own)
 
 
 def _copy_vectors(w: CudaWriter, cut: Vectors, copies: Sequence[Copy], how: str, commit: bool) -> None:
-    """Copy the vectors of this thread; ``commit``: in a commit group each."""
+    """Copy this thread's vectors; ``commit`` ends a commit group after each."""
     t, q = w.fresh("t"), w.variable(cut.vector)
     loop = f"for (int {t} = 0; {t} < {cut.steps(w.threads)}; ++{t})"
     with w.block(["#pragma unroll", loop]):

@@ -1,9 +1,9 @@
-"""Scans of columns as CUDA C++: the rows of a tile of columns, many at a time.
+"""Column scans as CUDA C++: many rows of a tile of columns at a time.
 
-Kernels, stage 6. In: a ``ScheduledKernel`` of kind "column scan". Where rows follow one another, their lanes do not
-reduce with each other. So a block has a tile of columns, one for each lane of its warps. In each turn a warp reads
-some rows, all at once, and combines them down each column; warps combine theirs through shared memory, and the result
-is carried to the next turn.
+Kernels, stage 6. In: a ``ScheduledKernel`` of kind "column scan". Out: the source of its function. Rows are sequential
+and lanes are independent. So a block has a tile of columns, one per lane of its warps. In each turn a warp reads some
+rows at once and combines them down each column. Warps combine theirs through shared memory, and the result carries
+over to the next turn.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from blufunc.kernels.loopir.ir import Accumulate, Keep, Lanes, Rows, Store, iden
 
 
 class ColumnScanRenderer(CudaWriter):
-    """Writes scans of columns.
+    """Renderer of column scans.
 
     Attributes:
-      turn, row_of_turn: the variables of the loops over turns, and over the rows of a warp in one.
-      there: the condition that a thread's column is one of the row's; empty where it always is.
+      turn, row_of_turn: variables of the loops over turns, and over a warp's rows in a turn.
+      there: bounds check of a thread's column; empty if always in bounds.
     """
 
     def __init__(self, scheduled: ScheduledKernel):
@@ -56,7 +56,7 @@ class ColumnScanRenderer(CudaWriter):
             self._results(s)
 
     def _scanned_rows(self, s: Rows) -> None:
-        """All rows, some of each warp in a turn."""
+        """Loop over all rows, some per warp in each turn."""
         groups, writes = self.mapping.sharing, written_in(s.body)
         scans = {
             x.keep: x for x in self.lanes_of_row.body if isinstance(x, Accumulate) and x.keep in self.scanned
@@ -86,12 +86,12 @@ class ColumnScanRenderer(CudaWriter):
                 self._rows_of_turn(s, writes, lambda: self.vector(self.cut, rest))
 
     def _declared(self, keep: Keep) -> tuple[str, str, str]:
-        """The type of a keep, its name, and the identity of its reduction."""
+        """C type and name of a keep, and the identity of its reduction."""
         start = scalar_ops.literal(identity(keep.op or "", keep.dtype), keep.dtype)
         return scalar_ops.register_type(keep.dtype), self.name(keep, keep.name), start
 
     def _rows_of_turn(self, s: Rows, writes: set, each: Callable[[], None], first: str = "") -> None:
-        """A loop over the rows of a warp in a turn; ``first`` is a line for places beyond the last row too."""
+        """Loop over a warp's rows in a turn; out-of-range rows run only ``first``."""
         i, j, groups = self.row_of_turn, self.variable(s.range), self.mapping.sharing
         ragged = [f"{j} < {s.range.extent}"] if s.range.extent % (groups * SCANNED_ROWS) else []
         inside = " && ".join([*ragged, *[self.there] * bool(self.there)])
@@ -105,7 +105,7 @@ class ColumnScanRenderer(CudaWriter):
                 each()
 
     def _take(self, s: Accumulate) -> None:
-        """The value of a row, before it is combined with others."""
+        """Value of a row, before it is combined with others."""
         self.inner, outside = self.cut, self.inner
         value = bare(self.value(s.value))
         if s.value.dtype != s.keep.dtype:
@@ -117,7 +117,7 @@ class ColumnScanRenderer(CudaWriter):
         return f"{self.named[keep]}[{self.row_of_turn}]" if keep in self.scanned else self.named[keep]
 
     def _results(self, s: Lanes) -> None:
-        """Store the sums of whole columns: those of all warps, in their order."""
+        """Store the column totals of all warps, combined in order."""
         for keep in [keep for keep in self.scheduled.keeps if keep not in self.scanned]:
             kind, name, _ = self._declared(keep)
             memory, groups = self.fresh(f"{name}_shared"), self.mapping.sharing

@@ -1,8 +1,8 @@
-"""Jaxprs of single numbers as functions of a CUDA kernel that is written by hand: what users put into attention.
+"""Device functions from scalar jaxprs, for users' mods of hand-written attention.
 
-Kernels, stage 6, beside the renderers of whole kernels, whose rules these are: a jaxpr is lowered to values of LoopIR
-at no index (``lower/values.py``), and printed by the renderer (``c_renderer.py``). In: a jaxpr from arrays and
-numbers to numbers. Out: C++ of a function of the numbers, which reads the arrays by its pointers.
+Kernels, stage 6, next to the renderers of whole kernels. In: a jaxpr from arrays and scalars to scalars. Out: C++
+source of a function of the scalars, which reads the arrays through pointers. The jaxpr is lowered to LoopIR values at
+no index (``lower/values.py``) and printed by ``c_renderer.py``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from blufunc.kernels.lower.values import Values
 from blufunc.kernels.ops.points import POINTS
 
 _MOST = 1 << 24
-"""Integers that are given are less than this, and not negative."""
+"""Integer arguments are non-negative and below this."""
 
 
 def plain(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr with all calls in place, as ``why_not`` and ``function`` want it."""
+    """The jaxpr with calls inlined, as ``why_not`` and ``function`` require."""
     return simplify(inline_bodies(simplify(jaxpr))[0])
 
 
 def why_not(jaxpr: Jaxpr) -> str | None:
-    """Why there is no such function; None if there is."""
+    """Reason that a jaxpr has no device function; None if it has one."""
     for v in jaxpr.invars:
         if dtypes.is_key(v.aval.dtype) or dtypes.is_complex(v.aval.dtype):
             return f"it reads an array of {v.aval.dtype}"
@@ -58,15 +58,16 @@ def function(
     first: int = 0,
     indices: bool = True,
 ) -> str:
-    """The text of ``void name(const Tables &tables, <numbers>, <results by reference>)``.
+    """Source of ``void name(const Tables &tables, <numbers>, <result references>)``.
 
     Args:
-      jaxpr: ``plain``, without a reason in ``why_not``; from arrays, and numbers that are int32 or floats.
-      arrays: how many of the parameters are arrays, the first ones.
-      numbers: the names of the others. Integers are from 0 to 2**24 - 1.
-      results: the names of the results. Whoever stores them rounds them to their dtypes.
-      first: where the arrays begin among the members ``t0``, ``t1`` and so on of ``Tables``.
-      indices: whether integers are indices, in the range above; else they are any values of their dtype.
+      jaxpr: result of ``plain`` that ``why_not`` accepts, from arrays, and int32 or float scalars.
+      name: name of the function.
+      arrays: number of leading parameters that are arrays.
+      numbers: names of the other parameters. Integers are from 0 to 2**24 - 1.
+      results: names of the results; the code that stores them rounds to their dtypes.
+      first: index of the first array among the members ``t0``, ``t1`` and so on of ``Tables``.
+      indices: True if integers are indices in the range above; otherwise they have any value of their dtype.
     """
     values = _Numbers(jaxpr, arrays, numbers, first, indices)
     stores = [
@@ -78,20 +79,20 @@ def function(
 
 
 class _Numbers(Values):
-    """The values of a jaxpr of which some parameters are numbers that are at hand."""
+    """Values of a jaxpr with scalar parameters that are C variables."""
 
     def __init__(self, jaxpr: Jaxpr, arrays: int, names: Sequence[str], first: int, indices: bool):
         region = Region(Frame(1), eqns=list(jaxpr.eqns))
         super().__init__(region, Fusion(jaxpr, [region], {}, []), CUDA)
-        given = jaxpr.invars[arrays:]
-        self.parameters = list(zip(names, [v.aval.dtype for v in given], strict=True))
+        scalars = jaxpr.invars[arrays:]
+        self.parameters = list(zip(names, [v.aval.dtype for v in scalars], strict=True))
         self.ranges = {
             v: Range(n, _MOST)
-            for v, n in zip(given, names, strict=True)
+            for v, n in zip(scalars, names, strict=True)
             if indices and dtypes.is_integer(v.aval.dtype)
         }
         self.scalars = {
-            v: Buffer(n, v.aval.dtype, 1) for v, n in zip(given, names, strict=True) if v not in self.ranges
+            v: Buffer(n, v.aval.dtype, 1) for v, n in zip(scalars, names, strict=True) if v not in self.ranges
         }
         self.tables = {
             v: Buffer(f"t{first + n}", v.aval.dtype, v.aval.size) for n, v in enumerate(jaxpr.invars[:arrays])
@@ -100,12 +101,12 @@ class _Numbers(Values):
 
     @property
     def arrays(self) -> list[Buffer]:
-        """Those that are read by their pointers."""
+        """Arrays that are read through pointers."""
         return list(self.tables.values())
 
     @property
     def floats(self) -> list[Buffer]:
-        """Numbers that are no integers, as arrays of one element."""
+        """Float scalars, as arrays of one element."""
         return list(self.scalars.values())
 
     def loaded(self, v: Var, place: Place) -> Value:
@@ -120,7 +121,7 @@ class _Numbers(Values):
 
 
 class _Function(CStyle):
-    """Writes a function of one point."""
+    """Writer of a function of one point."""
 
     def __init__(self, kernel: Kernel, values: _Numbers):
         super().__init__(kernel)
@@ -134,9 +135,9 @@ class _Function(CStyle):
         self.body(self.kernel.body)
         pointers = [f"const auto *{self.named[b]} = tables.{b.name};" for b in self.values.arrays]
         lines = [*pointers, *self.scopes.pop().lines]
-        given = [f"{scalar_ops.register_type(d)} {n}" for n, d in self.values.parameters]
+        scalars = [f"{scalar_ops.register_type(d)} {n}" for n, d in self.values.parameters]
         results = [f"{scalar_ops.register_type(s.buffer.dtype)} &{s.buffer.name}" for s in self.kernel.body]
-        head = f"inline void {self.kernel.name}({', '.join(['const Tables &tables', *given, *results])}) {{"
+        head = f"inline void {self.kernel.name}({', '.join(['const Tables &tables', *scalars, *results])}) {{"
         return "\n".join([head, *indented(lines), "}"]) + "\n"
 
     def expression(self, v: Value) -> str:

@@ -1,8 +1,9 @@
-"""One CUDA function for many kernels of one structure: an optimizer's update of all parameters in one launch.
+"""Grouped kernels: kernels of one structure as a single CUDA function.
 
-Kernels, stage 6. In: a ``ScheduledKernel`` of kind "group". The kernels are segments of one grid. A block finds its
-segment by the index of the first block of each, and takes the addresses of that segment's arrays from a table, the
-only parameter: a structure passed by value, with the address of each buffer of each kernel, kernel after kernel.
+Kernels, stage 6. In: a ``ScheduledKernel`` of kind "group", such as an optimizer's update of all parameters. Out: the
+source of its function. The kernels are segments of one grid. A block finds its segment by the first block of each. It
+reads its addresses from a table, the only parameter: a structure passed by value with the address of each buffer,
+kernel after kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from blufunc.kernels.codegen import scalar_ops
 
 
 class GroupRenderer(CudaWriter):
-    """Writes groups of kernels."""
+    """Renderer of groups of kernels."""
 
     def render(self) -> str:
         entry, vectors = self.scheduled.entry, self.scheduled.segment_vectors

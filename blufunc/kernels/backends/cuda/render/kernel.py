@@ -1,12 +1,11 @@
 """Kernels of points and of lanes as CUDA C++: grid, rows, and loops over lanes.
 
-Kernels, stage 6. In: a ``ScheduledKernel`` of kind "points" or "lanes". Out: the source of one function, for
-``source.py``. Loops over a row's vectors are unrolled by the compiler, so that keeps lie in registers. Results are
-deterministic: reductions combine threads in the order of their ranks, and the only atomics count finished blocks.
+Kernels, stage 6. In: a ``ScheduledKernel`` of kind "points" or "lanes". Out: the source of its function, for
+``source.py``. The compiler unrolls loops over a row's vectors, so keeps stay in registers. Results are deterministic:
+reductions combine threads in rank order, and the only atomics count finished blocks.
 
-The parameters of a kernel are a pointer for each buffer, in order, each to memory aligned to 32 bytes; after them,
-where a kernel has a finish, one to ``counters`` of type ``unsigned``, which are 0 before the first launch, and again
-after each.
+The parameters are a pointer for each buffer, in order, aligned to 32 bytes. A kernel with a finish has one more,
+``counters`` of type ``unsigned``, which are 0 before and after each launch.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ from blufunc.kernels.loopir.ir import (
 
 
 class KernelRenderer(CudaWriter):
-    """Writes kernels of points and of lanes.
+    """Renderer of kernels of points and of lanes.
 
     Attributes:
-      when_read: writes what follows the first loop that reads a row of a ring.
-      arrived: the variable that tells whether the block came last, where it counts before it is done.
+      when_read: writes the lines after the first loop that reads a row of a ring.
+      arrived: variable that is true if the block arrived last, where it counts before it is done.
     """
 
     def __init__(self, scheduled: ScheduledKernel):
@@ -62,39 +61,41 @@ class KernelRenderer(CudaWriter):
     # -- the grid ----------------------------------------------------------------------------------
 
     def grid(self) -> None:
-        made = self.mapping
+        mapping = self.mapping
         if self.scheduled.kind == "points":
             last = self.cuts.get(self.kernel.grid[-1]) if self.kernel.grid else None
-            with self._place(f" * {made.points}u + threadIdx.x", made.blocks * made.points):
+            with self._place(f" * {mapping.points}u + threadIdx.x", mapping.blocks * mapping.points):
                 self.vector(last, self.kernel.body)
-        elif made.cluster > 1:
+        elif mapping.cluster > 1:
             self._cluster()
         else:
-            if made.threads == made.block:
+            if mapping.threads == mapping.block:
                 self.line("const int thread = threadIdx.x;")
             else:
-                index = f"threadIdx.x % {made.threads}, group = threadIdx.x / {made.threads}"
+                index = f"threadIdx.x % {mapping.threads}, group = threadIdx.x / {mapping.threads}"
                 self.line(f"const int thread = {index};")
-            place = "" if made.points == 1 else f" * {made.points}u + group"
-            with self._place(place, made.blocks * made.points):
+            place = "" if mapping.points == 1 else f" * {mapping.points}u + group"
+            with self._place(place, mapping.blocks * mapping.points):
                 self._point()
 
     def _cluster(self) -> None:
-        """A point for each cluster: its threads are those of all of its blocks."""
-        made = self.mapping
+        """One point per cluster; its threads are those of all its blocks."""
+        mapping = self.mapping
         self.line("__shared__ uint64_t met[2];")
         self.line("cluster_begin(met);")
-        self.line(f"const int thread = blockIdx.x % {made.cluster}u * {made.block} + threadIdx.x;")
-        with self._place(f" / {made.cluster}u", self.scheduled.places):
+        self.line(f"const int thread = blockIdx.x % {mapping.cluster}u * {mapping.block} + threadIdx.x;")
+        with self._place(f" / {mapping.cluster}u", self.scheduled.places):
             self._point()
         if not self.cluster_reductions:
             self.line("ptx_cluster_wait();")
 
     @contextmanager
     def _place(self, place: str, reached: int) -> Iterator[None]:
-        """A place of the grid, of which the first ``places`` are points: its loop variables.
+        """Loop variables of a grid place, with a bounds check if needed.
 
-        ``place`` is how its index follows from the block's; ``reached`` is how many indices there are.
+        Args:
+          place: expression that extends the block index to the place's index.
+          reached: number of indices; the first ``places`` are points.
         """
         ranges, places = [r for r in self.scheduled.grid_ranges if r.extent > 1], self.scheduled.places
         point = self.fresh("point")
@@ -118,13 +119,13 @@ class KernelRenderer(CudaWriter):
     # -- points ------------------------------------------------------------------------------------
 
     def _point(self) -> None:
-        """One point of the grid: its keeps, and its statements."""
+        """One point of the grid: its keeps and its statements."""
         for keep in self.scheduled.keeps:
             self._declare_keep(keep)
             self._start(keep)
         body, at = self.kernel.body, self.scheduled.arrive_after
         staged = self.scheduled.staged
-        copies_first = staged is not None and staged.first == 0  # and reads while the row arrives
+        copies_first = staged is not None and staged.first == 0  # overlap these reads with the row's copy
         if self.threads > WARP and only_reduces(body[0]) and not copies_first:
             self._read_early()
         if at is None:
@@ -137,22 +138,21 @@ class KernelRenderer(CudaWriter):
         self.body(body[at:])
 
     def _read_early(self) -> None:
-        """Load what does not depend on any loop, while memory is idle."""
+        """Load loop-invariant values early, while memory is idle."""
         for v in post_order([v for s in self.kernel.body for v in values_in(s)]):
             known = v.ranges() <= self.scope.ranges and not self.reads[v]
             if v.op == "load" and not v.args and known:
                 self.named_value(v)
 
     def _counter(self) -> tuple[str, int]:
-        """Where finished blocks are counted, and how many there are: of a cluster the one that stores, if it counts
-        itself before the others are done."""
+        """Counter of finished blocks, and their number: one per cluster if early."""
         kernel, counted = self.kernel, self.mapping.cluster if self.arrived else 1
         counter = self.index(flat([of(r) for r in kernel.over], [r.extent for r in kernel.over]))
         place = "finished" if counter == "0" else f"finished + {counter}"
         return place, self.mapping.blocks // kernel.ends // counted
 
     def _at_point(self, body: Sequence[Any]) -> None:
-        """Statements of a point; where groups share its rows, the first group has the statements after these."""
+        """Statements of a point; the first group runs those after the shared rows."""
         if self.mapping.sharing == 1:
             self.body(body)
             return
@@ -166,23 +166,23 @@ class KernelRenderer(CudaWriter):
             self.body(body[at + 1 :])
 
     def _declare_keep(self, keep: Keep) -> None:
-        cut, made = self.scheduled.keeps[keep], self.mapping
+        cut, mapping = self.scheduled.keeps[keep], self.mapping
         kind, name = scalar_ops.register_type(keep.dtype), self.name(keep, keep.name)
         if keep in self.scheduled.in_shared:
-            group = f" + group * {cut.range.extent}" if made.block > made.threads else ""
+            group = f" + group * {cut.range.extent}" if mapping.block > mapping.threads else ""
             self.shared_pointer(name, kind, self.scheduled.shared[keep], group)
         else:
             self.line(f"{kind} {name}[{max(1, cut.steps(self.threads) * cut.width)}];")
 
     def _start(self, keep: Keep) -> None:
-        """Initialize a keep that accumulates with the identity of its reduction."""
+        """Initialize an accumulated keep with the identity of its reduction."""
         if keep.op is None:
             return
         start = scalar_ops.literal(identity(keep.op, keep.dtype), keep.dtype)
         self._for_all(self.scheduled.keeps[keep], lambda: self.line(f"{self.read_keep(keep)} = {start};"))
 
     def _for_all(self, cut: Vectors, each: Callable[[], None]) -> None:
-        """Lines for every lane, without values."""
+        """Write lines for every lane, without values."""
         with self._vectors(cut, ()):
             self.inner, outside = cut, self.inner
             if cut.element is None:
@@ -194,7 +194,7 @@ class KernelRenderer(CudaWriter):
             self.inner = outside
 
     def _combine(self, keep: Keep) -> None:
-        """Let the first group have what all groups accumulated, in their order, through shared memory."""
+        """Reduce the groups' accumulated keeps into the first group, in order, via smem."""
         assert keep.op is not None
         cut, op = self.scheduled.keeps[keep], keep.op
         parts, g, extent = self.fresh("parts"), self.fresh("g"), cut.range.extent
@@ -262,10 +262,10 @@ class KernelRenderer(CudaWriter):
 
     @contextmanager
     def _vectors(self, cut: Vectors, writes: Collection[Any], crowded: bool = False) -> Iterator[None]:
-        """A loop over this thread's vectors of a range.
+        """Loop over this thread's vectors of a range.
 
         Args:
-          crowded: whether registers do not suffice for all of them at once.
+          crowded: True if registers do not suffice for all vectors at once.
         """
         q, n, threads = self.variable(cut.vector), cut.vector.extent, self.threads
         start = "0" if threads == 1 else self.thread
@@ -292,7 +292,7 @@ class KernelRenderer(CudaWriter):
         self.step = outside
 
     def _in_registers(self, cut: Vectors) -> bool:
-        """Whether threads have keeps of these lanes in arrays of their own, though shared memory has no room."""
+        """True if keeps of these lanes are in registers because shared memory is full."""
         scheduled = self.scheduled
         return any(c is cut and k not in scheduled.in_shared for k, c in scheduled.keeps.items())
 
@@ -322,7 +322,7 @@ class KernelRenderer(CudaWriter):
         reductions.reduce_totals(self, s, cut)
 
     def _one_lane(self, s: OneLane) -> None:
-        """The body of a loop for one of its lanes, by the thread that has the lane."""
+        """Body of a loop for one of its lanes, on the thread that has the lane."""
         cut = self.cuts[s.range]
         self.need(computed_in(s.lane))
         owner = f"({self.index(s.lane // cut.width)}) % {self.threads} == {self.thread}"

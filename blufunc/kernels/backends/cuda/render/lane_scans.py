@@ -1,10 +1,10 @@
 """Scans along lanes, as CUDA C++.
 
-Kernels, stage 6, functions of a ``CudaWriter``, for ``kernel.py``. The threads of a group take neighbouring vectors,
-one each per step, as in other loops over lanes. In each step a thread combines the elements of its vector, threads
-combine their vectors by shuffles and warps through shared memory, and the result is carried to the next step: a row
-is read once, however long it is. With ``reverse`` steps and lanes go the other way, but a thread has the same
-vectors, so that its keeps are where other loops expect them.
+Kernels, stage 6, functions of a ``CudaWriter`` for ``kernel.py``. In: a loop over lanes with scans. Out: lines of
+CUDA. The threads of a group take neighboring vectors, one each per step, as in other loops over lanes. In each step a
+thread scans its vector, threads combine by shuffles and warps through shared memory, and the result carries over to
+the next step. So a row of any length is read once. With ``reverse``, steps and lanes are reversed but threads keep
+their vectors, where other loops expect their keeps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from blufunc.kernels.loopir.ir import Lanes, Prefix, Scan, identity
 
 REDUCERS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "and": "And", "or": "Or", "xor": "Xor"}
 REDUCERS |= {"argmax": "ArgMax", "argmin": "ArgMin", "logaddexp": "LogAddExp"}
-"""The prelude's names of reductions."""
+"""Names of reductions in the prelude."""
 
 
 def scanned_lanes(w: CudaWriter, s: Lanes, scans: Sequence[Scan], cut: Vectors) -> None:
@@ -48,7 +48,7 @@ def scanned_lanes(w: CudaWriter, s: Lanes, scans: Sequence[Scan], cut: Vectors) 
             w.vector(cut, scans)
         for p, (carry, memory) in own.items():
             way = "true" if p.reverse else "false"
-            # two places in turn: one barrier per step
+            # double buffering: one barrier per step
             place = f"{memory} + ({t} & 1) * {threads // WARP}" if memory else f"&{carry}"
             call = f"block_scan<{REDUCERS[p.op]}, {threads}, {way}>"
             w.line(f"{call}({w.named[p]}, {carry}, {place});")
@@ -60,7 +60,7 @@ def scanned_lanes(w: CudaWriter, s: Lanes, scans: Sequence[Scan], cut: Vectors) 
 
 
 def _declare(w: CudaWriter, p: Prefix) -> tuple[str, str]:
-    """The names of what a scan carries, and of the shared memory of its warps, if there are several."""
+    """Names of a scan's carry, and of its warps' shared memory if there are several."""
     kind, name = scalar_ops.register_type(p.dtype), w.name(p, p.name)
     carry = w.fresh(f"{name}_carry")
     w.line(f"{kind} {carry} = {scalar_ops.literal(identity(p.op, p.dtype), p.dtype)};")
@@ -73,7 +73,7 @@ def _declare(w: CudaWriter, p: Prefix) -> tuple[str, str]:
 
 @contextmanager
 def _if_there(w: CudaWriter, cut: Vectors, writes: set) -> Iterator[None]:
-    """A block for threads whose vector is one of the row's."""
+    """Block for threads whose vector is in the row."""
     q, n = w.variable(cut.vector), cut.vector.extent
     opening = f"if ({q} < {n})" if n % w.threads else ""
     with w.block([opening], [cut.vector], writes):

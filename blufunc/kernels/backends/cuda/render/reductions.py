@@ -1,9 +1,10 @@
-"""Reductions over lanes, as CUDA C++: each thread accumulates its own lanes, then threads combine their results.
+"""Reductions over lanes, as CUDA C++: per thread, then across threads.
 
-Kernels, stage 6, functions of a ``CudaWriter``, for ``kernel.py``. Threads of a warp combine by shuffles, warps
-through shared memory, blocks of a cluster in each other's memory, always in the order of their ranks, so that results
-are deterministic. Two totals of one kind are reduced together; so are a maximum with the sum below it
-and a sum with the squares about its mean (``schedule/online_reductions.py``).
+Kernels, stage 6, functions of a ``CudaWriter`` for ``kernel.py``. In: a loop over lanes with totals. Out: lines of
+CUDA. Threads of a warp combine by shuffles, warps through shared memory, and blocks of a cluster through distributed
+shared memory, always in rank order, so results are deterministic. Two totals of one kind are reduced together. So are
+a maximum with the sum of exponentials below it, and a sum with the squares about its mean
+(``schedule/online_reductions.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def declare_totals(w: CudaWriter, s: Lanes, cut: Vectors) -> None:
 
 
 def reduce_totals(w: CudaWriter, s: Lanes, cut: Vectors) -> None:
-    """Let every thread of the group have the totals of a loop that each has run for its own lanes."""
+    """Reduce the totals of a loop across its threads; every thread gets the results."""
     masses, moments = _masses(s), sums_of_spreads(w.kernel)
     moments |= {spread: spread for spread in moments.values()}
     owns = {top: w.fresh(f"{w.named[top]}_own") for top in masses}
@@ -52,7 +53,7 @@ def reduce_totals(w: CudaWriter, s: Lanes, cut: Vectors) -> None:
 
 
 def accumulate(w: CudaWriter, s: Reduce) -> None:
-    """Let a total accumulate the lane's value."""
+    """Accumulate the lane's value into a total."""
     name, value = w.named[s.total], w.value(s.value)
     kind = scalar_ops.register_type(accumulator(s.total.dtype))
     if isinstance(s, OnlineSum):
@@ -79,12 +80,12 @@ def _declare(w: CudaWriter, total: Total) -> None:
 
 
 def _in_cluster(w: CudaWriter) -> bool:
-    """Whether the threads of a group are several blocks."""
+    """True if a group's threads span several blocks."""
     return w.mapping.cluster > 1 and not w.finishing
 
 
 def _received(w: CudaWriter, name: str, kind: str) -> str:
-    """Memory for what the blocks of a cluster send each other: before the first time, all have begun."""
+    """Memory for messages between blocks of a cluster; waits until all have started."""
     if not w.cluster_reductions:
         w.line("ptx_cluster_wait();")
     w.cluster_reductions += 1
@@ -94,7 +95,7 @@ def _received(w: CudaWriter, name: str, kind: str) -> str:
 
 
 def _reduce_threads(w: CudaWriter, totals: Sequence[Total], of_block: Collection[Total] = ()) -> None:
-    """Let every thread of the group have the totals; of those ``of_block``, threads of a cluster have their block's."""
+    """All-reduce totals over the group; those ``of_block`` only within each block."""
     kinds: dict[tuple[str, str, bool], list[Total]] = {}
     for total in totals:
         kind = scalar_ops.register_type(accumulator(total.dtype))
@@ -116,7 +117,7 @@ def _reduce_threads(w: CudaWriter, totals: Sequence[Total], of_block: Collection
 
 
 def _block_reduce(w: CudaWriter, op: str, kind: str, names: Sequence[str], across: bool) -> None:
-    """One reduction, of one total or of two, in a block or across all blocks of a cluster."""
+    """One reduction of one or two totals, in a block or ``across`` a cluster."""
     memory, mine = w.fresh(f"{names[0]}_shared"), names[0]
     threads = w.mapping.block if w.mapping.cluster > 1 else w.threads
     if len(names) > 1:
@@ -135,7 +136,7 @@ def _block_reduce(w: CudaWriter, op: str, kind: str, names: Sequence[str], acros
 
 
 def _declare_own_mean(w: CudaWriter, s: Spread, cut: Vectors) -> None:
-    """Declare the mean of the values of this thread."""
+    """Declare the mean of this thread's values."""
     assert s.sum is not None
     own = w.own_means[s.total] = w.fresh(f"{w.named[s.sum]}_own")
     part = scalar_ops.literal(s.sum.dtype.type(1 / (cut.steps(w.threads) * cut.width)), s.sum.dtype)
@@ -143,7 +144,7 @@ def _declare_own_mean(w: CudaWriter, s: Spread, cut: Vectors) -> None:
 
 
 def _reduce_moments(w: CudaWriter, s: Spread, cut: Vectors) -> None:
-    """Let every thread of the group have a sum and its spread, by one reduction."""
+    """Reduce a sum and its spread together; every thread gets the results."""
     assert s.sum is not None
     names, n = f"{w.named[s.sum]}, {w.named[s.total]}", cut.steps(w.threads) * cut.width
     if w.threads <= WARP:
@@ -155,7 +156,7 @@ def _reduce_moments(w: CudaWriter, s: Spread, cut: Vectors) -> None:
 
 
 def _accumulate_online(w: CudaWriter, s: OnlineSum, value: str) -> None:
-    """Collect the values of a vector, which are accumulated together."""
+    """Buffer the values of a vector, which are accumulated together."""
     assert s.mass is not None
     take_up = "take_up<true>" if s.is_narrow else "take_up"
     kind, both = scalar_ops.register_type(s.value.dtype), f"{w.named[s.total]}, {w.named[s.mass]}"
@@ -170,10 +171,10 @@ def _accumulate_online(w: CudaWriter, s: OnlineSum, value: str) -> None:
 
 
 def _totals(s: Lanes) -> list[Total]:
-    """The totals of a loop, other than the sums of its ``OnlineSum``s."""
+    """Totals of a loop, except the sums of its ``OnlineSum``s."""
     return list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
 
 
 def _masses(s: Lanes) -> dict[Total, Total]:
-    """Of the ``OnlineSum``s of a loop, the maxima and the sums below them."""
+    """Maxima of a loop's ``OnlineSum``s, and the sums below them."""
     return {r.total: r.mass for r in s.body if isinstance(r, OnlineSum) and r.mass is not None}

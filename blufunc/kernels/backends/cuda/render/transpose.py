@@ -1,9 +1,9 @@
-"""Transposes as CUDA C++: tiles that are read along one axis and written along another.
+"""Transposes as CUDA C++: tiles read along one axis and written along another.
 
 Kernels, stage 6. In: a ``ScheduledKernel`` of kind "transpose", whose results are contiguous along one range of the
-grid and some operands along another, so that accesses of one of them would not be coalesced. A block has a tile of a
-warp's width along both. It loads the turned operands along their range first, to shared memory, and then computes the
-points along the results.
+grid and some operands along another, so some accesses would be uncoalesced. Out: the source of its function. A block
+has a tile of a warp's width along both. It loads the turned operands along their range into shared memory, then
+computes the points along the results.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from blufunc.kernels.loopir.ir import Value, dependencies
 
 
 class TransposeRenderer(CudaWriter):
-    """Writes transposes.
+    """Renderer of transposes.
 
     Attributes:
       outer: the range along which turned operands are contiguous.
-      turned: the loads of them, and their tiles in shared memory.
-      across, down, step: the variables of a thread's place in a tile, and of the row that a warp is at.
-      reading: whether tiles are being filled.
+      turned: loads of turned operands, and their tiles in shared memory.
+      across, down, step: variables of a thread's place in a tile, and of a warp's row.
+      reading: True while the code that fills tiles is written.
     """
 
     def __init__(self, scheduled: ScheduledKernel):
@@ -66,7 +66,7 @@ class TransposeRenderer(CudaWriter):
 
     @contextmanager
     def _in_tile(self, places: dict[Range, str], tiles: dict[Range, str]) -> Iterator[None]:
-        """The points of a tile: its loop variables, of which one varies with neighbouring threads."""
+        """Loop over the points of a tile; one variable varies with neighboring threads."""
         loop = f"for (int {self.step} = 0; {self.step} < {WARP}; {self.step} += {self.mapping.block // WARP})"
         with self.block(["#pragma unroll", loop]):
             inside = []

@@ -1,7 +1,7 @@
-"""Accessors: what a user's CUDA kernel has in the place of pointers to arguments and results that are computed inside.
+"""Accessors: fused arguments and results of a user's CUDA kernel.
 
-Kernels, stage 6. In: a ``FusedUserKernel``. Out: its ``CudaSource``. In the kernel ``x[at]`` of an accessor computes
-the element from the leaves, and ``out[at] = v`` computes of ``v`` what is stored.
+Kernels, stage 6. In: a ``FusedUserKernel``. Out: its ``CudaSource``, where accessors replace pointers: ``x[at]``
+computes the element from the leaves, and ``out[at] = v`` computes what is stored from ``v``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _accessor(
     template: str,
     name: str,
     user: np.dtype,
-    made: np.dtype,
+    stored: np.dtype,
     points: Points,
     pointers: Sequence[str],
     values: Sequence[str],
@@ -100,11 +100,11 @@ def _accessor(
         name=name,
         members="\n    ".join([*members, *more]),
         user=C_TYPES[user],
-        register=scalar_ops.register_type(made),
-        storage=scalar_ops.storage_type(made),
-        result=C_TYPES[made],
+        register=scalar_ops.register_type(stored),
+        storage=scalar_ops.storage_type(stored),
+        result=C_TYPES[stored],
         arguments="".join(f"{v}, " for v in values),
-        stored=scalar_ops.stored("value", made),
+        stored=scalar_ops.stored("value", stored),
     )
     kind = "writer" if more else "reader"
     parameters = [
@@ -112,7 +112,7 @@ def _accessor(
     ]
     names = list(pointers)
     if more:
-        parameters.append(f"{C_TYPES[made]} *__restrict__ {name}_result")
+        parameters.append(f"{C_TYPES[stored]} *__restrict__ {name}_result")
         names.append(f"{name}_result")
     local = f"const fused::{name}_{kind} {name}{{{', '.join(names)}}};"
     return Accessor(tuple(parameters), local, code + text)
@@ -123,7 +123,7 @@ def _loaded(pointer: str, owner: str, number: bool, aval: ShapedArray) -> str:
 
 
 def _in_register(element: str, dtype: np.dtype) -> str:
-    """An element of the user's type as a scalar of ours."""
+    """An element of the user's type as a scalar of blufunc's."""
     return scalar_ops.loaded(f"reinterpret_cast<const {scalar_ops.storage_type(dtype)} &>({element})", dtype)
 
 

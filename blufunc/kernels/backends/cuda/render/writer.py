@@ -1,9 +1,9 @@
-"""CudaWriter: how every CUDA kernel reads and writes memory, with wide accesses where vectors allow.
+"""CudaWriter: memory accesses of every CUDA kernel, vectorized where possible.
 
-Kernels, stage 6, below the renderers of each kind of kernel, which write the grid. The elements of a vector are a
-loop that the compiler unrolls; wide loads are written before it, wide stores after it. Inputs go through the
-read-only cache, unless an output may share their memory. ``async_copies.py``, ``reductions.py`` and ``lane_scans.py``
-are functions of a writer: they add lines to the kernel that it writes.
+Kernels, stage 6, below the renderers of each kind, which write the grid. In: a ``ScheduledKernel``. Out: lines of
+CUDA. The elements of a vector are an unrolled loop; wide loads precede it, wide stores follow it. Inputs go through
+the read-only cache unless an output may alias them. ``async_copies.py``, ``reductions.py`` and ``lane_scans.py`` are
+functions of a writer that add lines to its kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from blufunc.kernels.loopir.ir import Buffer, Store, Total, Value, computed_in
 _LDG = frozenset(
     dtypes.as_dtype(d) for d in ("int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64".split())
 )
-"""The dtypes whose C types CUDA's own loads take."""
+"""Dtypes whose C types CUDA's own loads accept."""
 
 _NAMES = frozenset(
     (
@@ -33,21 +33,21 @@ _NAMES = frozenset(
         "table segment block vectors step met"
     ).split()
 )
-"""Names that no variable of a kernel may have, besides those of the prelude."""
+"""Identifiers reserved in kernels, besides those of the prelude."""
 
 
 class CudaWriter(CStyle):
-    """Writes one scheduled kernel; subclasses write the grid of their kind.
+    """Writer of one scheduled kernel; subclasses write the grid of their kind.
 
     Attributes:
       scheduled, mapping, cuts: the decisions.
       threads, thread: threads of a group, and the expression of a thread's index in its group.
-      step: the expression of which of its vectors a thread is at.
-      finishing: whether the finish is being written.
-      in_rows, repeated: whether loops over lanes, and one reduction without another, are in a loop over rows.
-      cluster_reductions: reductions across the blocks of a cluster so far.
-      own_means: of a spread, the variable of the mean of a thread's values.
-      pieces: the barriers for the pieces of a row that is staged in bulk.
+      step: expression of the index of a thread's current vector.
+      finishing: True while the finish is written.
+      in_rows, repeated: True if loops over lanes are in a loop over rows; if one reduction repeats without another.
+      cluster_reductions: number of reductions across the blocks of a cluster so far.
+      own_means: for each spread, the variable of the mean of a thread's values.
+      pieces: barriers for the pieces of a bulk-staged row.
     """
 
     def __init__(self, scheduled: ScheduledKernel):
@@ -56,10 +56,10 @@ class CudaWriter(CStyle):
         self.threads, self.thread, self.step = self.mapping.threads, "thread", ""
         self.finishing = self.in_rows = self.repeated = False
         self.cluster_reductions, self.own_means, self.pieces = 0, dict[Total, str](), ""
-        self.inner: Vectors | None = None  # the vectors of the loop that is being written
+        self.inner: Vectors | None = None  # vectors of the current loop
         self.element_scope: Scope | None = None
-        self.wide_loads: dict[Any, str] = {}  # loads of the vector at hand
-        self.after: list[str] = []  # stores of the vector at hand
+        self.wide_loads: dict[Any, str] = {}  # loads of the current vector
+        self.after: list[str] = []  # stores of the current vector
         self.readers = dict.fromkeys(scheduled.copies, "vec_load")  # of stand-ins for buffers
         for copy in scheduled.copies:
             self.name(copy, copy.name)
@@ -67,7 +67,7 @@ class CudaWriter(CStyle):
             self.named[last], self.readers[last] = self.named[buffer], "vec_ldcs"
 
     def fresh(self, wish: str) -> str:
-        """An identifier that is not taken, by CUDA either."""
+        """An unused identifier, also distinct from CUDA's."""
         return super().fresh(f"{wish}_" if wish in _NAMES or wish in DEVICE.names else wish)
 
     def signature(self) -> str:
@@ -80,15 +80,15 @@ class CudaWriter(CStyle):
         return self.head(", ".join(pointers))
 
     def head(self, parameters: str) -> str:
-        """The head of the function."""
-        made = self.mapping
-        bounds = f"__launch_bounds__({made.block}{f', {made.resident}' if made.resident else ''})"
-        if made.cluster > 1:
-            bounds = f"__cluster_dims__({made.cluster}, 1, 1) {bounds}"
+        """Head of the function."""
+        mapping = self.mapping
+        bounds = f"__launch_bounds__({mapping.block}{f', {mapping.resident}' if mapping.resident else ''})"
+        if mapping.cluster > 1:
+            bounds = f"__cluster_dims__({mapping.cluster}, 1, 1) {bounds}"
         return f'extern "C" __global__ void {bounds} {self.scheduled.entry}({parameters})'
 
     def vector(self, cut: Vectors | None, statements: Sequence[Any]) -> None:
-        """Statements for the elements of one vector, whose index is known."""
+        """Write statements for the elements of one vector at a known index."""
         self.inner, outside = cut, self.inner
         if cut is None or cut.element is None:
             self.body(statements)
@@ -117,7 +117,7 @@ class CudaWriter(CStyle):
         return with_fast_exp(super().expression(v), v, self.scheduled.fast_exps)
 
     def _wide_load(self, buffer: Buffer, index: Index, guard: str | None) -> str:
-        """The name of a vector, which is loaded before the loop over its elements."""
+        """Name of a vector, loaded before the loop over its elements."""
         assert self.inner is not None
         key = (buffer, index, guard)
         if key not in self.wide_loads:
@@ -135,7 +135,7 @@ class CudaWriter(CStyle):
         return self.wide_loads[key]
 
     def _reader(self, buffer: Buffer) -> str:
-        """The function that loads vectors of a buffer."""
+        """Function that loads vectors of a buffer."""
         if buffer in self.readers:
             return self.readers[buffer]
         if buffer.written:
@@ -164,7 +164,7 @@ class CudaWriter(CStyle):
         return text
 
     def _wide_store(self, s: Store, element: Range) -> str:
-        """The store of an element to a vector, which is stored after the loop over its elements."""
+        """Store of an element to a vector, which is stored after the loop."""
         self.need([s.value])
         value = bare(self.value(s.value))
         kind, width = scalar_ops.storage_type(s.buffer.dtype), element.extent
@@ -185,5 +185,5 @@ class CudaWriter(CStyle):
 
 
 def plus(name: str, index: str) -> str:
-    """The address of an element of a buffer."""
+    """Address of an element of a buffer."""
     return name if index == "0" else f"{name} + {index}" if "?" not in index else f"{name} + ({index})"

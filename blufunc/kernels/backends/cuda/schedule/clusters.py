@@ -1,11 +1,11 @@
-"""Clusters: the blocks that share a staged row, or one block where that is enough.
+"""Clusters: shapes of the thread-block clusters that share a staged row.
 
-Kernels, stage 6, below ``shared_rows.py``. On devices of compute capability 9.0 and more the blocks of a cluster run
-at the same time, close to each other. They are one thread group: each keeps its share of a row in its own shared
-memory, and reductions combine the blocks' results in the order of their ranks, so that they are deterministic and the
-same for all blocks.
+Kernels, stage 6, below ``shared_rows.py``. In: the size of a row and device limits. Out: blocks per cluster and
+threads per block. From compute capability 9.0 the blocks of a cluster are co-scheduled and form one thread group: each
+keeps its share of a row in its own shared memory. Reductions combine the blocks' results in rank order, so they are
+deterministic and the same in all blocks.
 
-``include/cluster.cuh`` has the functions that blocks of a cluster call.
+``include/cluster.cuh`` has the device functions.
 """
 
 # measured: barriers of the cluster take 5% more time. Bulk copies: 16384 rows of 128256 floats, with loss and gradient,
@@ -20,12 +20,12 @@ from blufunc.kernels.backends.cuda.device_model import WARP, Limits
 
 
 class Shape(NamedTuple):
-    """The blocks of a row.
+    """Blocks of a row.
 
     Attributes:
       cluster: blocks that share it.
-      threads: of each block.
-      resident: blocks that an SM has room for.
+      threads: threads per block.
+      resident: blocks that fit on an SM.
     """
 
     cluster: int
@@ -33,18 +33,18 @@ class Shape(NamedTuple):
     resident: int
 
     def slots(self, vectors: int) -> int:
-        """Vectors that a block has room for: all of a row, or of its share as many for each thread."""
+        """Vectors that a block has space for: a whole row, or an even share per thread."""
         if self.cluster == 1:
             return vectors
         return -(-vectors // (self.cluster * self.threads)) * self.threads
 
 
 def cluster_shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
-    """The clusters for rows of ``vectors`` vectors; None where there is no room for a row.
+    """Cluster shape for rows of ``vectors`` vectors; None if a row does not fit.
 
-    While the blocks of a cluster wait for each other, another cluster has memory to itself: so an SM should hold more
-    than one block, and use as much of its shared memory as it can. Then the cluster should be small, as all of its
-    blocks must find a place at the same time: one block, if two rows have room.
+    While the blocks of a cluster synchronize, another cluster uses the memory system. So several blocks per SM are
+    best, with as much of its shared memory as possible; then small clusters, which are easier to place: one block if
+    two rows fit.
     """
     found: dict[tuple[bool, int], Shape] = {}
     for cluster in range(1, limits.cluster + 1):
@@ -55,6 +55,6 @@ def cluster_shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | No
             room = resident * (shape.slots(vectors) * vector_bytes + device.RESERVED_SHARED_BYTES)
             if room <= limits.shared_bytes and shape.threads <= device.BLOCK_LIMIT:
                 used = 16 * resident * share * vector_bytes // limits.shared_bytes  # in sixteenths
-                # a block that is alone on its SM had better be small
+                # a block alone on its SM prefers a small cluster
                 found.setdefault((True, used) if resident > 1 else (False, cluster), shape)
     return found[max(found)] if found else None

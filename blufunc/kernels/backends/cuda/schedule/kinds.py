@@ -1,10 +1,10 @@
-"""Kinds of kernels: which of the renderers prints a kernel.
+"""Kinds of kernels: the renderer of each kernel.
 
-Kernels, stage 6, a pass after folds have got lanes, and before everything that depends on the mapping of threads.
+Kernels, stage 6, a pass after folds have lanes and before all passes that depend on the thread mapping.
 
 - **points**: no lanes; a thread has a vector of the innermost grid range.
 - **lanes**: threads share the lanes of a point.
-- **column scan**: rows follow one another, and their lanes do not reduce with each other.
+- **column scan**: rows are sequential, and lanes are independent columns.
 - **transpose**: results are contiguous along one range of the grid, some operands along another.
 - **group**: kernels of one structure over different arrays, as segments of one grid (``passes.schedule_group``).
 """
@@ -30,11 +30,11 @@ from blufunc.kernels.loopir.ir import (
 from blufunc.kernels.lower.horizontal_fusion import structure
 
 _LEAST_TURNED = 16
-"""Size of both ranges from which on a tile in shared memory is worth its barrier."""
+"""Minimum extent of both ranges of a tile, for it to pay for its barrier."""
 
 
 def choose_kind(s: ScheduledKernel) -> ScheduledKernel:
-    """Choose the kind of a kernel that is no group."""
+    """Choose the kind of a kernel that is not a group."""
     if s.kind == "group":
         return s
     if turned_loads(s.kernel) is not None:
@@ -45,7 +45,7 @@ def choose_kind(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def turned_loads(kernel: Kernel) -> tuple[Range, list[Value]] | None:
-    """The range along which operands are contiguous that are not along the innermost one, and the loads of them."""
+    """Range along which uncoalesced operands are contiguous, and their loads."""
     if len(kernel.grid) < 2 or kernel.finish or not all(isinstance(s, Store) for s in kernel.body):
         return None
     inner = kernel.grid[-1]
@@ -65,7 +65,7 @@ def turned_loads(kernel: Kernel) -> tuple[Range, list[Value]] | None:
 
 
 def _scans_columns(kernel: Kernel) -> bool:
-    """Whether rows follow one another in all that a kernel does, and read what they accumulate."""
+    """True if all of a kernel's rows are sequential and read what they accumulate."""
     if kernel.finish or not kernel.body or not isinstance(kernel.body[0], Rows):
         return False
     rows, *rest = kernel.body
@@ -81,14 +81,14 @@ def _scans_columns(kernel: Kernel) -> bool:
 
 
 def scanned_keeps(lanes: Lanes) -> list[Keep]:
-    """The keeps that rows accumulate and read, in order."""
+    """Keeps that rows accumulate and read, in order."""
     reads = keeps_read_in(lanes)
     found = [s.keep for s in lanes.body if isinstance(s, Accumulate) and s.keep in reads]
     return list(dict.fromkeys(found))
 
 
 def group_key(kernel: Kernel) -> tuple | None:
-    """Kernels of equal keys may be a group; None: the kernel cannot be in one."""
+    """Key of kernels that can form a group; None if the kernel cannot be in one."""
     return kernel.memoised("group key", lambda: _group_key(kernel))
 
 
@@ -98,5 +98,5 @@ def _group_key(kernel: Kernel) -> tuple | None:
 
 
 def group_limit(kernel: Kernel) -> int:
-    """Most kernels like this one in a group: their arrays' addresses are one parameter."""
+    """Maximum kernels per group: their addresses must fit one parameter."""
     return PARAMETER_BYTES // (8 * len(kernel.buffers))

@@ -1,18 +1,18 @@
-"""Online reductions: two dependent reductions of a row in one pass, or with one reduction across threads.
+"""Online reductions: two dependent reductions of a row in a single pass.
 
-Kernels, stage 6. ``take_online_sums`` is a pass before the mapping of threads. Softmax and cross-entropy reduce a row
-twice, the second time with the result of the first: ``top = max x``, ``mass = sum exp(x - top)``. A thread can do both
-at once: it rescales its sum whenever it meets a new maximum, and threads do the same when they reduce (M. Milakov and
-N. Gimelshein, "Online normalizer calculation for softmax", 2018).
+Kernels, stage 6. ``take_online_sums`` is a pass before the thread mapping. Softmax and cross-entropy reduce a row
+twice: ``top = max x``, then ``mass = sum exp(x - top)``. A thread can do both in one pass by rescaling its sum at each
+new maximum; so can the reduction across threads (M. Milakov and N. Gimelshein, "Online normalizer calculation for
+softmax", 2018).
 
-``take_moments`` is a pass that needs the mapping of threads. A variance is two sums, of which the second waits for the
-first: that of the values, and that of the squares of their deviations from the mean. But a thread can take these
-squares about the mean of its own values, and when two threads, or groups of threads, of ``n`` values each reduce,
+``take_moments`` is a pass after the thread mapping. A variance has two dependent sums: of the values, and of squared
+deviations from their mean. Each thread can instead use the mean of its own values. Two groups of ``n`` values each
+combine by
 
     sum, spread = sum_a + sum_b, spread_a + spread_b + (sum_a - sum_b)^2 / (2 n)
 
 (T. Chan, G. Golub and R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979,
-with equal counts). Nothing cancels, so that it is as exact as two passes, and threads synchronize once.
+with equal counts). There is no cancellation: it is as accurate as two passes, and threads synchronize once.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ from blufunc.kernels.loopir.ir import (
 
 @dataclass(frozen=True)
 class OnlineSum(Reduce):
-    """In lanes: ``total``, a maximum, and ``mass``, the sum of exponentials below it, accumulate the lane's value."""
+    """Accumulates ``total``, a maximum, and ``mass``, the sum of exp below it."""
 
     mass: Total | None = None
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the values are float32 that were converted from a 16-bit input."""
+        """True if the values are float32 converted from a 16-bit input."""
         v = self.value
         loaded = v.op == "apply" and v.attr[0] is ew.convert_p and v.args[0].op == "load"
         return v.dtype == dtypes.float32 and loaded and is_small_float(v.args[0].dtype)
 
     @property
     def suffix(self) -> str:
-        """The end of the statement in the text of a kernel."""
+        """Suffix of the printed statement."""
         return f", {self.mass} sum= exp(... - {self.total})"
 
 
 def take_online_sums(s: ScheduledKernel) -> ScheduledKernel:
-    """Take sums of exponentials below a maximum with the maximum, where nothing of the row is kept between the loops.
+    """Fuse sums of exponentials with their maximum, if no value is kept in between.
 
-    Threads do not synchronize after a loop that is left without a reduction: it must not read, whatever the lane, what
-    a result of the row may overwrite. Of ``aliased`` inputs that is not known.
+    Threads do not synchronize after a loop without a reduction. Such a loop must not read lane-invariant data that a
+    result may overwrite; ``aliased`` inputs may be such data.
     """
     body = list(s.kernel.body)
     for at, first in enumerate(body):
@@ -91,7 +91,7 @@ def take_online_sums(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def _reads_for_all(rest: Sequence[Any], lanes: Range, aliased: Collection[str]) -> bool:
-    """Whether the rest of a loop has no reduction, and reads of these inputs what is the same for all lanes."""
+    """True if a loop has no reduction left and reads lane-invariant ``aliased`` data."""
     if any(isinstance(t, Reduce) for t in rest):
         return False
     loads = [v for t in rest for v in post_order(values_of(t)) if v.op == "load"]
@@ -99,12 +99,12 @@ def _reads_for_all(rest: Sequence[Any], lanes: Range, aliased: Collection[str]) 
 
 
 def _loads_only(v: Value) -> bool:
-    """Whether a value can be computed before other loops have run."""
+    """True if a value does not depend on earlier loops."""
     return dtypes.is_floating(v.dtype) and all(x.op != "read" for x in post_order([v]))
 
 
 def _sum_below(later: Sequence[Any], k: Range, top: Reduce) -> tuple[Lanes, Reduce, Value] | None:
-    """The loop and the reduction that sums ``exp(x - top)``, and ``x`` there: of 16-bit values, as float32."""
+    """Loop and reduction of ``exp(x - top)``, and its ``x``; 16-bit values as float32."""
     for loop in later:
         if not isinstance(loop, Lanes) or loop.range is not k:
             continue
@@ -118,7 +118,7 @@ def _sum_below(later: Sequence[Any], k: Range, top: Reduce) -> tuple[Lanes, Redu
 
 
 def _exponent(v: Value, top: Reduce) -> Value | None:
-    """``x``, if a value is ``exp(x - top)`` of the value ``x`` that ``top`` is the maximum of."""
+    """``x`` if a value is ``exp(x - top)``, where ``top`` is the maximum of ``x``."""
     if v.op != "apply" or v.attr[0] is not ew.exp_p or v.args[0].op != "apply":
         return None
     difference = v.args[0]
@@ -135,7 +135,7 @@ def _exponent(v: Value, top: Reduce) -> Value | None:
 
 
 def _is_top(v: Value, top: Total) -> bool:
-    """Whether a value is the total; ``max`` of it and minus infinity is the total too."""
+    """True if a value is the total, or its ``max`` with minus infinity."""
     if v.op == "apply" and v.attr[0] is ew.max_p:
         reads = [a for a in v.args if a.op == "read"]
         bounds = [a for a in v.args if a.op == "const" and float(a.attr) == -math.inf]
@@ -144,7 +144,7 @@ def _is_top(v: Value, top: Total) -> bool:
 
 
 def _needed_elsewhere(v: Value, loop: Lanes, own: Reduce) -> bool:
-    """Whether other statements of the loop compute the value too."""
+    """True if other statements of the loop compute the value too."""
     return v in post_order([x for s in loop.body if s is not own for x in values_of(s)])
 
 
@@ -153,23 +153,23 @@ def _needed_elsewhere(v: Value, loop: Lanes, own: Reduce) -> bool:
 
 @dataclass(frozen=True)
 class Spread(Reduce):
-    """In lanes: ``total`` accumulates the squared deviation of the value from the mean of the values of its thread.
+    """Adds squared deviations from the mean of a thread's values to ``total``.
 
-    ``sum`` is the sum of the values; its reduction across threads is that of the spread.
+    ``sum`` is the sum of the values; both are reduced across threads together.
     """
 
     sum: Total | None = None
 
     @property
     def suffix(self) -> str:
-        """The end of the statement in the text of a kernel."""
+        """Suffix of the printed statement."""
         return f", squared about the mean of {self.sum}"
 
 
 def take_moments(s: ScheduledKernel) -> ScheduledKernel:
-    """Sum squares about the mean of a row as ``Spread``, where nothing else waits for that mean.
+    """Sum squared deviations as ``Spread``, if only they depend on the mean.
 
-    Threads must have the same number of lanes each, and all be of one block.
+    Threads must have equal lane counts and belong to one block.
     """
     threads, body = s.mapping.threads, list(s.kernel.body)
     if s.mapping.cluster > 1 or threads == 1 or any(isinstance(t, Rows) for t in body):
@@ -182,7 +182,7 @@ def take_moments(s: ScheduledKernel) -> ScheduledKernel:
                 continue
             found = _squares_about(r, body[first], body[second])
             if s.aliased and any(isinstance(t, Store) for t in body[first + 1 : second]):
-                continue  # it may overwrite what others still read: threads synchronize before it
+                continue  # it may overwrite data that other threads still read: they must synchronize first
             if found is None or _is_awaited(r.total, body[first + 1 : second + 1], found[0]):
                 continue
             squares, value = found
@@ -193,13 +193,13 @@ def take_moments(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def sums_of_spreads(kernel: Kernel) -> dict[Total, Total]:
-    """The sums that are reduced together with a spread, and the spreads."""
+    """Sums that are reduced together with a spread, and their spreads."""
     found = (t for s in kernel.body if isinstance(s, Lanes) for t in s.body)
     return {t.sum: t.total for t in found if isinstance(t, Spread) and t.sum is not None}
 
 
 def _squares_about(r: Reduce, first: Lanes, second: Lanes) -> tuple[Reduce, Value] | None:
-    """The sum of the squared deviations of what ``r`` sums, and the value that the mean is subtracted from there."""
+    """Sum of squared deviations of the values of ``r``, and the value there."""
     dtype = r.total.dtype
     if not dtypes.is_floating(dtype) or dtype.itemsize < 4 or r.value.dtype != dtype:
         return None
@@ -222,7 +222,7 @@ def _root_of_square(v: Value) -> Value | None:
 
 
 def _centred(v: Value | None, total: Total, count: int) -> Value | None:
-    """The value that ``v`` subtracts the mean ``total / count`` from, if it does."""
+    """Minuend of ``v`` if it subtracts the mean ``total / count``; otherwise None."""
     if v is None or v.op != "apply" or v.attr[0] not in (ew.add_p, ew.sub_p):
         return None
     sign = 1 if v.attr[0] is ew.sub_p else -1
@@ -231,7 +231,7 @@ def _centred(v: Value | None, total: Total, count: int) -> Value | None:
 
 
 def _is_mean(v: Value, total: Total, count: int) -> bool:
-    """Whether a value is the total divided by ``count``."""
+    """True if a value is ``total / count``."""
     if v.op != "apply" or v.attr[0] not in (ew.mul_p, ew.div_p):
         return False
     by = [a.attr for a in v.args if a.op == "const"]
@@ -244,7 +244,7 @@ def _is_mean(v: Value, total: Total, count: int) -> bool:
 
 
 def _are_same(a: Value, b: Value, kept: Mapping[Keep, Value]) -> bool:
-    """Whether two values are structurally identical, where a keep stands for the value that it was set to."""
+    """True if values are structurally identical after replacing keeps by their values."""
     numbers: dict[Hashable, int] = {}
     known: dict[Value, int] = {}
     for v in post_order([a, *kept.values(), b]):
@@ -259,7 +259,7 @@ def _are_same(a: Value, b: Value, kept: Mapping[Keep, Value]) -> bool:
 
 
 def _is_awaited(total: Total, later: Sequence[Any], squares: Reduce) -> bool:
-    """Whether a statement other than ``squares`` reads a total."""
+    """True if a statement other than ``squares`` reads a total."""
     for s in later:
         inner = [t for t in getattr(s, "body", (s,)) if t is not squares]
         values = post_order([v for t in inner for v in values_of(t)])

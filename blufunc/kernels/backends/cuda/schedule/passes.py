@@ -1,8 +1,8 @@
-"""The passes that schedule a kernel, in order.
+"""Scheduling passes, in order.
 
-Kernels, stage 6. In: a kernel of LoopIR, the inputs that may share memory with an output, and the limits of a device.
-Out: a ``ScheduledKernel``, for ``render/source.py``. Each pass is a function of a ``ScheduledKernel`` that says in
-its module what it needs before it.
+Kernels, stage 6. In: a kernel of LoopIR, the inputs that may alias an output, and device limits. Out: a
+``ScheduledKernel``, for ``render/source.py``. Each pass is a function of a ``ScheduledKernel``; its module states its
+prerequisites.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def schedule(kernel: Kernel, aliased: Collection[str] = (), limits: Limits = HOP
     """Schedule a kernel.
 
     Args:
-      kernel: as it was lowered.
+      kernel: kernel as lowered.
       aliased: names of inputs that may share memory with an output in some launch.
-      limits: of the device.
+      limits: limits of the device.
     """
     return _scheduled(ScheduledKernel(kernel, frozenset(aliased), limits))
 
@@ -65,8 +65,8 @@ def schedule_group(kernels: Sequence[Kernel], name: str, aliased: Collection[str
     """Schedule kernels of one structure as one launch.
 
     Args:
-      kernels: of one ``group_key``, and no more than ``group_limit`` allows.
-      name: of the kernel.
+      kernels: kernels with one ``group_key``, at most ``group_limit``.
+      name: name of the kernel.
       aliased: names of inputs of the first kernel that in some kernel share memory with an output.
     """
     largest = max(kernels, key=lambda k: k.points)

@@ -1,14 +1,14 @@
-"""Reductions with as many threads as gain: parallel folds, and single lanes.
+"""Parallelism of reductions: folds shared across threads, and single-lane sums.
 
-Kernels, stage 6, two passes before the mapping of threads. A fold is a loop of one thread. Where folds are long and
-points few, or where a fold is contiguous in memory, that leaves most of a GPU idle. The points of such a kernel get
-lanes: those of the fold, if it is contiguous; else lanes are neighbouring points, and the fold becomes rows, which
-thread groups share. The kernel that finishes a reduction over rows is one: each point accumulates a column of the
-partial results.
+Kernels, stage 6, two passes before the thread mapping. ``share_folds``: a fold is a loop of one thread, which leaves a
+GPU idle if folds are long and points few, and is uncoalesced if the fold is contiguous in memory. The points of such a
+kernel get lanes: those of the fold if it is contiguous. Otherwise lanes are neighboring points, and the fold becomes
+rows, which thread groups share. The kernel that finishes a reduction over rows is an example: each point accumulates a
+column of partials.
 
-A sum of a row under a condition that one lane alone fulfils, as a gather of one logit, becomes a read of that lane.
-Where a block has a row, all its threads read that lane before the first loop, and so before an output may be stored in
-place of the row. Elsewhere the thread that has the lane reads it, and the reduction tells the others.
+``read_single_lanes``: a row sum under a condition that one lane fulfills, such as the gather of one logit, becomes a
+read of that lane. Where a block has a row, all threads read that lane before the first loop, and so before an output
+may overwrite the row. Otherwise the thread with the lane reads it, and a reduction broadcasts it.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def _with_shared_folds(kernel: Kernel) -> Kernel:
 
 
 def _outermost_folds(kernel: Kernel) -> list[Value]:
-    """The folds that are in no other fold."""
+    """Folds that are not nested in another fold."""
     values = post_order(kernel.roots(), lambda v: v.args if v.op != "fold" else ())
     return [v for v in values if v.op == "fold"]
 
 
 def _is_contiguous(summand: Value, over: Range) -> bool:
-    """Whether all that a fold loads is contiguous in memory along its range."""
+    """True if all loads of a fold are contiguous along its range."""
     loads = [v for v in post_order([summand]) if v.op == "load" and over in v.ranges()]
     return bool(loads) and all(_is_along(v.attr[1], over) for v in loads)
 
@@ -103,7 +103,7 @@ def _over_lanes(kernel: Kernel, over: Range, folds: Sequence[Value], summands: S
 
 
 def _is_column(summand: Value, over: Range, points: Range) -> bool:
-    """Whether neighbouring points load neighbouring elements for a fold."""
+    """True if neighboring points load neighboring elements of a fold."""
     if summand.op != "load" or summand.args or is_small_float(summand.dtype):
         return False
     return {over, points} <= summand.ranges()
@@ -129,23 +129,23 @@ def _over_rows(kernel: Kernel, over: Range, folds: Sequence[Value], summands: Se
 
 @dataclass(frozen=True)
 class OneLane(Lanes):
-    """A loop over one of the lanes; its body is one reduction, at the position of that lane."""
+    """A loop over a single lane; its body is one reduction, at that lane's position."""
 
     @property
     def lane(self) -> Index:
-        """The index of the lane."""
+        """Index of the lane."""
         lane = self.body[0].position
         assert lane is not None
         return lane
 
     @property
     def head(self) -> str:
-        """The first line in the text of a kernel."""
+        """First line of the printed statement."""
         return f"lane {self.range} = {self.lane}:"
 
 
 def read_single_lanes(s: ScheduledKernel) -> ScheduledKernel:
-    """Replace sums of one lane, which is not kept, by that lane."""
+    """Replace sums of a single lane that is not kept by that lane."""
     kernel = s.kernel
     values = post_order(kernel.roots())
     computed = post_order([c for v in values for i in v.indices() for c in computed_in(i)])
@@ -170,17 +170,17 @@ def read_single_lanes(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def only_reduces(s: Any) -> bool:
-    """Whether a statement is a loop after which threads have synchronized, and before which nothing is stored."""
+    """True for a loop that ends synchronized and stores nothing."""
     return type(s) is Lanes and all(isinstance(t, Reduce) for t in s.body)
 
 
 def _is_of_block(kernel: Kernel, s: Lanes) -> bool:
-    """Whether a block has each of the rows of a loop."""
+    """True if each row of a loop belongs to a whole block."""
     return s.range.extent > WARP_LANES and not any(isinstance(t, Rows) for t in kernel.body)
 
 
 def _one_lane(s: Any, k: Range) -> tuple[Index, Value] | None:
-    """The lane, and its value, of a sum of values that are 0 in all other lanes."""
+    """Lane and value of a sum whose other lanes are all 0."""
     if type(s) is not Reduce or s.total.op != "sum":
         return None
     v = s.value

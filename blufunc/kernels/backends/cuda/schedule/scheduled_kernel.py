@@ -1,11 +1,11 @@
 """ScheduledKernel: LoopIR with every decision on how a GPU runs it.
 
-Kernels, stage 6, between LoopIR and CUDA C++, at the bottom of its package. ``passes.py`` builds a
-``ScheduledKernel`` pass by pass, each pass filling some of its fields; ``render`` prints it as CUDA and decides
-nothing. ``str()`` of it, which ``BLUFUNC_DEBUG=schedule`` shows for each kernel of a program, says what was decided.
+Kernels, stage 6, between LoopIR and CUDA C++, at the bottom of its package. In: a kernel. Out: the record that
+``passes.py`` fills pass by pass, and that ``render`` prints as CUDA without further decisions. ``str()`` of it, shown
+for each kernel by ``BLUFUNC_DEBUG=schedule``, lists the decisions.
 
 A block consists of **thread groups**. A group has one point of the grid at a time, and its threads share the lanes of
-the point; without lanes, a group is one thread, which has one vector of the innermost grid range. Where the rows of a
+the point. Without lanes, a group is one thread, which has one vector of the innermost grid range. Where the rows of a
 point are independent, the groups of a block share them, and their accumulated keeps are reduced in order at the end.
 """
 
@@ -35,7 +35,7 @@ from blufunc.kernels.loopir.ir import (
 )
 
 Kind = Literal["points", "lanes", "column scan", "transpose", "group"]
-"""Kinds of kernels, each with a renderer of its own; ``kinds.py`` chooses."""
+"""Kinds of kernels, one renderer each; ``kinds.py`` chooses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +44,9 @@ class Vectors:
 
     Attributes:
       range: the loop variable.
-      width: elements of a vector.
-      vector: the index of the vector; the range itself where the width is 1.
-      element: the index of the element in its vector; None where the width is 1.
+      width: elements per vector.
+      vector: index of the vector; the range itself if the width is 1.
+      element: index of the element in its vector; None if the width is 1.
     """
 
     range: Range
@@ -56,7 +56,7 @@ class Vectors:
 
     @property
     def innermost(self) -> Range:
-        """The loop variable that all values of the range depend on."""
+        """Loop variable that all values of the range depend on."""
         return self.vector if self.element is None else self.element
 
     @property
@@ -69,7 +69,7 @@ class Vectors:
         return -(-self.vector.extent // threads)
 
     def is_unrolled(self, threads: int) -> bool:
-        """Whether a thread's loop over its vectors is unrolled completely."""
+        """True if a thread's loop over its vectors is fully unrolled."""
         return self.steps(threads) <= UNROLLED_VECTORS
 
 
@@ -81,8 +81,8 @@ class ThreadMapping:
       threads: threads of a group.
       points: groups of a block that have a point each.
       sharing: groups of a block that share the rows of one point; 1 where ``points`` is more than 1.
-      resident: blocks that an SM must have room for, so that the compiler may use all registers that these leave;
-        0: the compiler balances registers and blocks.
+      resident: blocks that an SM must have room for, so that the compiler may use all registers that these leave; 0:
+        the compiler balances registers and blocks.
       cluster: blocks that are one group; more than 1 only with one group and one point.
       blocks: blocks of the grid.
     """
@@ -102,7 +102,7 @@ class ThreadMapping:
 
 @dataclass(frozen=True)
 class StagedRow:
-    """A row that is copied to shared memory, because several loops read it.
+    """A row copied to shared memory, because several loops read it.
 
     Attributes:
       source, index: the input, and the element of it that each lane reads.
@@ -110,7 +110,7 @@ class StagedRow:
       cut: the lanes in vectors.
       slot: index of a vector in the copy; in a cluster, among the vectors of the block.
       first: position of the first loop that reads the copy, among the kernel's statements.
-      bulk: whether one thread copies the block's share in large pieces; else each thread copies what it reads.
+      bulk: True if one thread copies the block's share in large pieces; otherwise each thread copies what it reads.
     """
 
     source: Buffer
@@ -123,20 +123,20 @@ class StagedRow:
 
     @property
     def place(self) -> Index:
-        """The element of the copy that each lane reads."""
+        """Element of the copy that each lane reads."""
         assert self.cut.element is not None
         return of(self.slot) * self.cut.width + of(self.cut.element)
 
 
 @dataclass(frozen=True)
 class Prefetch:
-    """A ring of rows in shared memory for each group: the rows that it will compute next.
+    """Ring of prefetched rows in shared memory for each group.
 
     Attributes:
       depth: rows of the ring.
       turn: stands for the row that is read.
       lanes: the lanes of a row.
-      sources: for each input that is copied, the index of the element that each lane reads, and the ring.
+      sources: for each copied input, the index of the element that each lane reads, and the ring.
     """
 
     depth: int
@@ -152,23 +152,23 @@ class ScheduledKernel:
     Attributes:
       kernel: LoopIR; after the last pass in terms of vectors and their elements.
       aliased: names of inputs that may share memory with an output, which the read-only cache must not serve.
-      limits: of the device.
-      kind: which renderer prints it.
-      cuts: the vectors of each range of lanes and, of a kernel without lanes, of the innermost grid range.
+      limits: limits of the device.
+      kind: selects the renderer.
+      cuts: vectors of each range of lanes and, without lanes, of the innermost grid range.
       mapping: blocks and threads.
-      in_shared: keeps that lie in shared memory; the others lie in registers.
-      keeps: the vectors that each keep has values of, once the kernel is in vectors.
+      in_shared: keeps in shared memory; the others are in registers.
+      keeps: vectors of each keep's values, once the kernel is vectorized.
       staged: the row that loops read from shared memory.
-      prefetch: rows that are copied to shared memory ahead of time.
-      last_reads: stand-ins for inputs where they are read for the last time, and need no cache any more.
+      prefetch: rows copied to shared memory ahead of time.
+      last_reads: stand-ins for inputs at their last read, which bypass the cache.
       streamed: outputs that bypass the cache.
       held: inputs that stay in L2 longest.
-      fast_exps: exponentials that the special function unit computes.
+      fast_exps: exponentials on the special function unit.
       arrive_after: statements of a point after which its block counts as done for the finish; None: after all.
-      shared: byte offsets in dynamic shared memory, of keeps and of copies of rows.
-      combine_at: the offset at which groups reduce what they accumulated.
-      shared_bytes: dynamic shared memory of a block.
-      segments: of a group of kernels, the points of each.
+      shared: byte offsets in dynamic shared memory of keeps and copies of rows.
+      combine_at: byte offset at which groups reduce their accumulated keeps.
+      shared_bytes: dynamic shared memory per block.
+      segments: points of each kernel of a group.
     """
 
     kernel: Kernel
@@ -193,12 +193,12 @@ class ScheduledKernel:
 
     @property
     def entry(self) -> str:
-        """The name of the CUDA function; no function of CUDA has such a name."""
+        """Name of the CUDA function, distinct from all of CUDA's names."""
         return f"{self.kernel.name}_kernel"
 
     @property
     def grid_ranges(self) -> list[Range]:
-        """The ranges of the grid, with the range of vectors in place of one that is cut."""
+        """Ranges of the grid, with the range of vectors in place of a cut one."""
         return [self.cuts[r].vector if r in self.cuts else r for r in self.kernel.grid]
 
     @property
@@ -219,16 +219,18 @@ class ScheduledKernel:
 
     @property
     def segment_starts(self) -> list[int]:
-        """The first block of each kernel of a group, and the number of blocks."""
+        """First block of each kernel of a group, and the total block count."""
         return [0, *itertools.accumulate(-(-n // self.mapping.block) for n in self.segment_vectors)]
 
     def is_crowded(self, loop: Lanes) -> bool:
-        """Whether a loop reads several rows besides the staged one: all of them in flight would not fit registers,
-        since the block that stages a row has all threads of its SM."""
+        """True if a loop reads several rows besides the staged one.
+
+        The block that stages a row has all threads of its SM, so registers cannot hold all rows in flight.
+        """
         return self.staged is not None and len({v.attr[0] for v in loads_in(loop)} - {self.staged.source}) > 1
 
     def rows_in_flight(self, rows: Rows, threads: int) -> int:
-        """Iterations of a loop over rows that are unrolled together: one, if threads synchronize in each."""
+        """Unrolled iterations of a loop over rows; one if threads synchronize in each."""
         loops = list(lane_loops(rows.body))
         if any(isinstance(t, (Reduce, Scan)) for s in loops for t in s.body):
             return 1
@@ -244,7 +246,7 @@ class ScheduledKernel:
 
 
 def lane_loops(body: Sequence[Any]) -> Iterator[Lanes]:
-    """The loops over lanes in a body, including those in rows."""
+    """Loops over lanes in a body, including those in rows."""
     for s in body:
         if isinstance(s, Lanes):
             yield s
@@ -258,23 +260,23 @@ def keeps_of(kernel: Kernel) -> list[Keep]:
 
 
 def accumulated_in(body: Sequence[Any]) -> list[Keep]:
-    """The keeps that loops over lanes accumulate, in order."""
+    """Keeps that loops over lanes accumulate, in order."""
     found = [s.keep for loop in lane_loops(body) for s in loop.body if isinstance(s, Accumulate)]
     return list(dict.fromkeys(found))
 
 
 def values_in(s: Any) -> list[Value]:
-    """The values that a statement uses, and those of the statements in it."""
+    """Values that a statement uses, including nested statements."""
     return [*values_of(s), *(v for t in getattr(s, "body", ()) for v in values_in(t))]
 
 
 def loads_in(s: Any) -> list[Value]:
-    """All loads that a statement needs."""
+    """Loads that a statement requires."""
     return [v for v in post_order(values_in(s)) if v.op == "load"]
 
 
 def keeps_read_in(s: Any) -> set[Keep]:
-    """The keeps that a statement reads."""
+    """Keeps that a statement reads."""
     return {v.attr for v in post_order(values_in(s)) if v.op == "read" and isinstance(v.attr, Keep)}
 
 
@@ -287,7 +289,7 @@ def keep_bytes(keep: Keep) -> int:
 
 
 def _decisions(s: ScheduledKernel) -> Iterator[tuple[str, str]]:
-    """What was decided, as ``(name, text)``; a text may be empty."""
+    """Decisions as ``(name, text)``; a text may be empty."""
     m, staged, prefetch = s.mapping, s.staged, s.prefetch
     resident = f", at least {m.resident} per SM" if m.resident else ""
     yield "kind", s.kind + (f" of {len(s.segments)} kernels" if s.segments else "")
@@ -335,7 +337,7 @@ def _mapping(s: ScheduledKernel) -> str:
 
 
 def _steps(s: ScheduledKernel, cut: Vectors) -> int:
-    """Vectors of a range that each thread has: of the lanes of a point, as many as its group leaves it."""
+    """Vectors of a range per thread; for lanes of a point, as its group shares them."""
     return cut.steps(s.mapping.threads) if s.kind == "lanes" else 1
 
 
@@ -348,5 +350,5 @@ def _vectors(s: ScheduledKernel, cut: Vectors) -> str:
 
 
 def _names(s: ScheduledKernel, buffers: Any) -> str:
-    """Names in the order of parameters: sets have none."""
+    """Names in parameter order, since sets are unordered."""
     return ", ".join(b.name for b in s.kernel.buffers if b in buffers)

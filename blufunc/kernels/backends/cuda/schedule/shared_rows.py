@@ -1,20 +1,18 @@
-"""Rows in shared memory: staged for several loops, or prefetched while the rows before them are computed.
+"""Rows in shared memory: staged for several loops, or prefetched.
 
-Kernels, stage 6, a pass after the mapping of threads, which it replaces where it stages a row. If one or two blocks
-of an SM have room for their rows in shared memory, or the blocks of a cluster for one row (``clusters.py``), the row
-is copied there without passing through registers, while the first loop reads what has arrived: so all of it is in
-flight at once, and memory is read once. A value that a loop computes of the staged row, and through which alone later
-loops need the row, replaces the row's elements: logits of their parts and scales, the gradient whose maximum is found
-first. Each thread stores it for the lanes that it reads, so that no thread waits.
+Kernels, stage 6, two passes. ``stage_rows`` follows the thread mapping, which it replaces where it stages a row. If
+shared memory has space for the rows of one or two blocks per SM, or of a cluster (``clusters.py``), the row is copied
+there asynchronously while the first loop reads what has arrived. The whole row is then in flight at once, and memory
+is read once. If later loops need the row only through one computed value, that value replaces the row's elements, such
+as scaled logits. Each thread stores it for the lanes that it reads, so no thread waits.
 
-Rows that are not staged are read again; inputs that are read for the last time, and outputs that are not read, need
-not stay in the cache then. Where nothing is read again, outputs are cached as usual.
+Rows that are not staged are reread. Inputs at their last read and outputs that are not read then bypass the cache.
+Where nothing is reread, outputs are cached as usual.
 
-The second pass, ``prefetch_rows``, needs the mapping of threads and the keeps in shared memory. A warp or a block that
-loops over rows, and keeps much of each in registers, leaves room for few others: memory idles while it waits for its
-reductions. So it copies the rows that it computes next to shared memory, without passing through registers: a ring of
-rows, whose oldest the first loop of an iteration loads to registers, and which is overwritten at once. That leaves L1
-little room: what is the same for all rows stays in registers too.
+``prefetch_rows`` requires the thread mapping and the keeps in shared memory. A warp or block that loops over rows and
+keeps much of each in registers has low occupancy: memory idles during its reductions. So it copies its next rows to
+shared memory asynchronously, into a ring. The first loop of an iteration loads the oldest row to registers, and its
+slot is refilled at once. The ring shrinks L1, so row-invariant values stay in registers too.
 """
 
 from __future__ import annotations
@@ -67,39 +65,40 @@ from blufunc.kernels.loopir.replace import Replacement, loads_replaced
 
 
 _LEAST_COST = 3
-"""Operations from which on a value is stored in place of the row rather than recomputed."""
+"""Minimum operations of a value to store it in place of the row, not recompute it."""
 
 Access = tuple[Buffer, Index]
 
 
 def stage_rows(s: ScheduledKernel) -> ScheduledKernel:
-    """Let loops read a row from shared memory that others have read before; else choose what leaves the cache."""
+    """Stage a reread row in shared memory; otherwise choose what bypasses the cache."""
     kernel = s.kernel
-    again = _read_again(kernel)
-    if not again:
+    reread = _read_again(kernel)
+    if not reread:
         return replace(s, held=_held(kernel))
-    found = _largest_row(kernel, again, s.cuts, s.limits)
+    found = _largest_row(kernel, reread, s.cuts, s.limits)
     if found is not None:
         staged, (cluster, threads, resident) = found
         blocks = cluster * s.places
         mapping = ThreadMapping(cluster * threads, resident=resident, cluster=cluster, blocks=blocks)
         kernel = _with_copy(kernel, staged)
         s = replace(s, staged=staged, mapping=mapping)
-        again = _read_again(kernel)
-    last = {b: Buffer(b.name, b.dtype, b.size) for b, _ in again}
+        reread = _read_again(kernel)
+    last = {b: Buffer(b.name, b.dtype, b.size) for b, _ in reread}
     body = []
     for n, t in enumerate(kernel.body):
-        ends = {a: load(last[a[0]], a[1]) for a, loops in again.items() if n == loops[-1]}
+        ends = {a: load(last[a[0]], a[1]) for a, loops in reread.items() if n == loops[-1]}
         body.append(loads_replaced(t, ends) if isinstance(t, Lanes) and ends else t)
     read_later = {v.attr[0] for v in post_order(replace(kernel, body=()).roots()) if v.op == "load"}
     large = {b for b in kernel.buffers if b.written and b.size * b.dtype.itemsize > device.L2_BYTES}
-    streamed = frozenset(large - read_later if again else ())
+    streamed = frozenset(large - read_later if reread else ())
     return replace(s, kernel=replace(kernel, body=tuple(body)), last_reads=last, streamed=streamed)
 
 
 def _held(kernel: Kernel) -> frozenset[Buffer]:
-    """Inputs that stay in L2 longest, where it cannot hold them and the outputs together. Memory is busiest if outputs
-    leave L2 first: no thread waits for stores, but threads wait for loads.
+    """Inputs that stay in L2 longest, where it cannot hold inputs and outputs.
+
+    Memory is busiest if outputs leave L2 first: threads wait for loads, not for stores.
     """
     large = {b for b in kernel.buffers if b.size * b.dtype.itemsize > device.L2_BYTES // 2}
     loops = [s for s in kernel.statements() if isinstance(s, Lanes) and not isinstance(s, OneLane)]
@@ -121,19 +120,19 @@ def _read_again(kernel: Kernel) -> dict[Access, list[int]]:
 
 
 def _is_of_row(v: Value, lanes: Range) -> bool:
-    """Whether a load reads, of an input, an element of each lane that varies from point to point."""
+    """True if a load of an input has one element per lane and varies by point."""
     ranges = ranges_of(v.attr[1])
     return not v.args and not v.attr[0].written and lanes in ranges and ranges != {lanes}
 
 
 def _largest_row(
-    kernel: Kernel, again: Mapping[Access, list[int]], cuts: Mapping[Range, Vectors], limits: Limits
+    kernel: Kernel, reread: Mapping[Access, list[int]], cuts: Mapping[Range, Vectors], limits: Limits
 ) -> tuple[StagedRow, Shape] | None:
-    """The largest row that there is room for, if its vectors can be copied and nothing else is kept."""
+    """Largest row that fits, if its vectors can be copied and nothing else is kept."""
     if any(isinstance(s, (Set, Accumulate, Scan)) for s in kernel.statements()):
         return None
     found: dict[int, tuple[StagedRow, Shape]] = {}
-    for (buffer, index), loops in again.items():
+    for (buffer, index), loops in reread.items():
         over = kernel.body[loops[0]].range
         cut, size = cuts[over], over.extent * buffer.dtype.itemsize
         vectors, vector_bytes = cut.vector.extent, cut.width * buffer.dtype.itemsize
@@ -150,7 +149,7 @@ def _largest_row(
 
 
 def _shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
-    """The blocks for rows of ``vectors`` vectors, or None where there is no room for a row."""
+    """Blocks for rows of ``vectors`` vectors; None if a row does not fit."""
     if limits.bulk:
         return cluster_shape(vectors, vector_bytes, limits)
     blocks = min(
@@ -163,7 +162,7 @@ def _shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
 
 
 def _with_copy(kernel: Kernel, staged: StagedRow) -> Kernel:
-    """The kernel in which loops read the copy, or what earlier loops stored in its place."""
+    """Kernel whose loops read the copy, or the results stored in its place."""
     of_row = lambda v: v.op == "load" and _is_of_row(v, staged.cut.range)
     found = {(staged.source, staged.index): load(staged.row, staged.place)}
     body = [
@@ -174,9 +173,9 @@ def _with_copy(kernel: Kernel, staged: StagedRow) -> Kernel:
 
 
 def _with_results(body: Sequence[Any], staged: StagedRow, of_row: Callable[[Value], bool]) -> list[Any]:
-    """The statements of a point, in which loops find results of earlier loops in place of the staged row.
+    """Statements whose loops find earlier results in place of the staged row.
 
-    ``of_row``: whether a load reads the row, or another one.
+    ``of_row`` is true for loads of the row, and of other rows.
     """
     out, row = list(body), staged.row
     loops = [n for n, s in enumerate(body) if isinstance(s, Lanes) and s.range is staged.cut.range]
@@ -198,21 +197,21 @@ def _with_results(body: Sequence[Any], staged: StagedRow, of_row: Callable[[Valu
 def _result_of(
     loop: Lanes, later: Sequence[Lanes], row: Buffer, of_row: Callable[[Value], bool]
 ) -> Value | None:
-    """The last value of a loop through which alone later loops need rows, if it costs enough to be stored."""
+    """Last value of a loop that is later loops' only need of rows, if worth storing."""
     here = set(post_order(values_in(loop)))
-    wanted = [v for s in later for v in values_in(s)]
-    if any(v.op in BODIES for v in post_order(wanted)):
-        return None  # not all that is in there belongs to a lane
-    for v in reversed(post_order(wanted)):
+    needed = [v for s in later for v in values_in(s)]
+    if any(v.op in BODIES for v in post_order(needed)):
+        return None  # the body has values that do not belong to a lane
+    for v in reversed(post_order(needed)):
         fits = v in here and v.op == "apply" and v.dtype == row.dtype
-        if fits and any(of_row(x) for x in post_order([v])) and not any(map(of_row, _without(wanted, v))):
+        if fits and any(of_row(x) for x in post_order([v])) and not any(map(of_row, _without(needed, v))):
             operations = sum(x.attr[0].cost for x in post_order([v]) if x.op == "apply")
             return v if operations >= _LEAST_COST else None
     return None
 
 
 def _without(roots: Sequence[Value], known: Value) -> list[Value]:
-    """What is computed for values where one is known."""
+    """Values to compute where one is known."""
     return post_order(
         [v for v in roots if v is not known], lambda v: [d for d in dependencies(v) if d is not known]
     )
@@ -222,9 +221,10 @@ def _without(roots: Sequence[Value], known: Value) -> list[Value]:
 
 
 def prefetch_rows(s: ScheduledKernel) -> ScheduledKernel:
-    """Let the first loop over each row read it from a ring in shared memory, where that pays.
+    """Read rows from a ring in shared memory in the first loop, where that pays.
 
-    It does not where blocks hide each other's latency, or where a loop only accumulates rows: it reads ahead anyway.
+    It does not pay where blocks hide each other's latency, or where a loop only accumulates rows, which prefetches
+    anyway.
     """
     kernel, mapping = s.kernel, s.mapping
     at = next((n for n, t in enumerate(kernel.body) if isinstance(t, Rows)), None)
@@ -258,7 +258,7 @@ def prefetch_rows(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def _depth(s: ScheduledKernel, lanes: Range, lane_bytes: int) -> int:
-    """Rows of a ring that shared memory has room for, besides what groups have accumulated."""
+    """Rows of a ring that fit in shared memory next to the groups' accumulated keeps."""
     accumulated = [keep_bytes(t.keep) for t in s.kernel.statements() if isinstance(t, Accumulate)]
     combined = lanes.extent * max(accumulated, default=0) * (s.mapping.sharing - 1)
     room = s.limits.shared_bytes // s.mapping.resident - device.RESERVED_SHARED_BYTES - combined
@@ -266,7 +266,7 @@ def _depth(s: ScheduledKernel, lanes: Range, lane_bytes: int) -> int:
 
 
 def _rows_read_once(rows: Rows, first: Lanes, cut: Vectors) -> dict[Buffer, Index]:
-    """Inputs of which lanes read one element of each row, in the first loop alone, in whole multiples of 16 bytes."""
+    """Inputs read once per row, by the first loop, in multiples of 16 bytes."""
     found: dict[Buffer, Index] = {}
     if cut.element is None:
         return found
@@ -282,7 +282,7 @@ def _rows_read_once(rows: Rows, first: Lanes, cut: Vectors) -> dict[Buffer, Inde
 
 
 def _words(cut: Vectors, threads: int) -> int:
-    """Registers of a thread for one value of each of its lanes."""
+    """Registers per thread for one value of each of its lanes."""
     return cut.steps(threads) * cut.width
 
 
@@ -293,7 +293,7 @@ def _left_registers(s: ScheduledKernel) -> int:
 
 
 def _kept_before(rows: Rows, lanes: Range, most: int) -> tuple[list[Lanes], Rows]:
-    """A loop that keeps up to ``most`` values that lanes read whatever the row, and the rows that read the keeps."""
+    """A loop that keeps up to ``most`` row-invariant values, and rows that read them."""
     found = {v.attr: v for s in rows.body for v in loads_in(s) if not v.args and v.ranges() == {lanes}}
     keeps = {a: Keep(f"{a[0].name}_kept", v.dtype, lanes) for a, v in list(found.items())[: max(0, most)]}
     keeps = {a: k for a, k in keeps.items() if not a[0].written and k.dtype.itemsize <= 4}

@@ -1,12 +1,11 @@
-"""Thread mapping: how points and lanes are assigned to blocks and threads, and where keeps lie.
+"""Thread mapping: points and lanes to blocks and threads, and storage of keeps.
 
-Kernels, stage 6, four passes. ``reload_keeps`` comes before the mapping of threads: a keep that only holds an element
-that every point and every row reads, such as a scale of a normalization, costs registers, while the element is in a
-cache nearby; loops load it again. ``map_threads`` comes after the choice of vectors; it decides the threads of a group,
-the groups of a block and the blocks of an SM. ``place_keeps`` lets keeps that registers have no room for lie in shared
-memory. ``lay_out_shared_memory``, the last pass, finds the offsets of keeps, copies of rows and partial accumulations
-of groups there; space for reductions is static, and the renderer declares it. ``scheduled_kernel.py`` says what groups
-are.
+Kernels, stage 6, four passes. ``reload_keeps`` precedes the mapping. A keep of an element that every point and row
+reads, such as a normalization scale, costs registers, while the element is in L1: loops reload it. ``map_threads``
+follows the choice of vectors; it decides the threads of a group, the groups of a block and the blocks of an SM.
+``place_keeps`` moves keeps that exceed the registers to shared memory. ``lay_out_shared_memory``, the last pass,
+assigns offsets there to keeps, copies of rows and partials of groups; the renderer declares static memory for
+reductions. ``scheduled_kernel.py`` defines groups.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def map_threads(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def tiles_of(kernel: Kernel) -> dict[Range, int]:
-    """Of a transpose, the tiles along both of its ranges, and the points along the others."""
+    """Tiles along both ranges of a transpose, and points along the others."""
     found = turned_loads(kernel)
     assert found is not None
     tiled = found[0], kernel.grid[-1]
@@ -79,7 +78,7 @@ def tiles_of(kernel: Kernel) -> dict[Range, int]:
 
 
 def _of_points(s: ScheduledKernel) -> ThreadMapping:
-    """A vector for each thread: many threads hide the latency of memory."""
+    """One vector per thread: many threads hide memory latency."""
     vectors = s.kernel.points // max(1, math.prod(c.width for r, c in s.cuts.items() if r in s.kernel.grid))
     return ThreadMapping(1, device.BLOCK if vectors > device.SM_COUNT * device.BLOCK else device.BLOCK // 2)
 
@@ -102,7 +101,7 @@ def _of_loops(kernel: Kernel, cuts: Cuts) -> ThreadMapping:
 
 
 def _of_lanes(kernel: Kernel, most: Vectors, keeps: Sequence[Keep], cuts: Cuts) -> ThreadMapping:
-    """Rows that are points: a warp or less has a row, or a block where rows are long or few."""
+    """One row per point: per warp or less, or per block if rows are long or few."""
     vectors, points = most.vector.extent, kernel.points
     few = points < device.FULL_BLOCKS and vectors > 2 * WARP
     crowded = _registers(keeps, WARP, cuts) > device.WARP_KEPT_REGISTERS and vectors > 2 * WARP
@@ -110,21 +109,21 @@ def _of_lanes(kernel: Kernel, most: Vectors, keeps: Sequence[Keep], cuts: Cuts) 
         return ThreadMapping(_block_threads(most, device.BLOCK_LIMIT if keeps else device.BLOCK_LIMIT // 2))
     threads = min(WARP, _power_of_two(vectors))
     if points % (WARP // threads):
-        threads = WARP  # whole warps reduce, or none of their threads
-    wanted = points * threads // device.FULL_BLOCKS
-    block = max(WARP, min(device.BLOCK // 2, wanted // WARP * WARP))
+        threads = WARP  # reductions need whole warps
+    target = points * threads // device.FULL_BLOCKS
+    block = max(WARP, min(device.BLOCK // 2, target // WARP * WARP))
     return ThreadMapping(threads, block // threads)
 
 
 def _of_rows(most: Vectors, rows: int, reduces: bool, keeps: Sequence[Keep], cuts: Cuts) -> ThreadMapping:
-    """Independent rows of a point: a warp has a row, without barriers, or a block where registers do not suffice."""
+    """Independent rows of a point: per warp, or per block if registers are scarce."""
     vectors = most.vector.extent
     if not reduces:
         threads = _power_of_two(vectors) if vectors <= WARP else min(device.BLOCK, -(-vectors // WARP) * WARP)
         return ThreadMapping(threads, sharing=_sharing(device.BLOCK // threads, rows, threads))
     threads = min(WARP, _power_of_two(vectors))
     if _registers(keeps, threads, cuts) <= device.KEPT_REGISTERS and most.is_unrolled(threads):
-        # a whole warp reduces: groups of less would have to end together
+        # a whole warp reduces: smaller groups would have to end together
         return ThreadMapping(WARP, sharing=_sharing(device.BLOCK // WARP, rows, WARP))
     each = (
         device.ROWS_THREAD_VECTORS
@@ -137,8 +136,10 @@ def _of_rows(most: Vectors, rows: int, reduces: bool, keeps: Sequence[Keep], cut
 
 
 def _resident(points: int, mapping: ThreadMapping, keeps: Sequence[Keep], cuts: Cuts) -> int:
-    """Blocks of an SM where blocks loop over rows: all that there are for it; 0 where registers do not suffice, or
-    where warps of a block have rows each, so many that they hide each other's latency.
+    """Resident blocks per SM where blocks loop over rows.
+
+    All that the grid has for an SM; 0 if registers do not suffice, or if enough warps of a block have rows of their
+    own to hide each other's latency.
     """
     blocks = -(-points // device.SM_COUNT)
     if mapping.threads == WARP:
@@ -148,24 +149,24 @@ def _resident(points: int, mapping: ThreadMapping, keeps: Sequence[Keep], cuts: 
 
 
 def _sharing(groups: int, rows: int, threads: int) -> int:
-    """Groups that share rows: no more than there are rows, and whole warps of groups."""
+    """Groups that share rows: at most one per row, and whole warps of groups."""
     groups = max(1, min(groups, rows))
     whole = max(1, WARP // threads)
     return -(-groups // whole) * whole
 
 
 def _block_threads(most: Vectors, limit: int = device.BLOCK_LIMIT, each: int = device.THREAD_VECTORS) -> int:
-    """Threads of a block that has a row, with about ``each`` vectors each: a divisor of the vectors if there is one."""
+    """Threads of a block with a row, about ``each`` vectors each; ideally a divisor."""
     vectors = most.vector.extent
-    wanted = vectors / each
-    exact = [t for t in range(128, limit + 1, WARP) if vectors % t == 0 and wanted / 2 <= t <= wanted * 2]
+    target = vectors / each
+    exact = [t for t in range(128, limit + 1, WARP) if vectors % t == 0 and target / 2 <= t <= target * 2]
     if exact:
-        return min(exact, key=lambda t: abs(t - wanted))
-    return max(WARP, min(limit, -(-math.ceil(wanted) // WARP) * WARP))
+        return min(exact, key=lambda t: abs(t - target))
+    return max(WARP, min(limit, -(-math.ceil(target) // WARP) * WARP))
 
 
 def _registers(keeps: Sequence[Keep], threads: int, cuts: Cuts) -> int:
-    """Registers of a thread for keeps whose loops are unrolled."""
+    """Registers per thread for keeps whose loops are unrolled."""
     return sum(_words(k, cuts[k.lanes], threads) for k in keeps if cuts[k.lanes].is_unrolled(threads))
 
 
@@ -174,12 +175,12 @@ def _words(keep: Keep, cut: Vectors, threads: int) -> int:
 
 
 def _power_of_two(n: int) -> int:
-    """The least power of two that is no less."""
+    """Smallest power of two that is at least ``n``."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def _are_independent(body: Sequence[Any]) -> bool:
-    """Whether the rows of a point can be computed in any order: none reads what another one writes."""
+    """True if no row of a point reads what another writes."""
     if sum(isinstance(s, Rows) for s in body) != 1:
         return False
     rows = next(s for s in body if isinstance(s, Rows))
@@ -197,28 +198,28 @@ def _are_independent(body: Sequence[Any]) -> bool:
 
 
 def _column_scan(s: ScheduledKernel) -> ThreadMapping:
-    """A warp has some rows of a tile of columns at once: as many warps as there are rows, registers and memory for."""
+    """Some rows of a tile of columns per warp; warps limited by rows and resources."""
     rows, keeps = s.kernel.body[0], keeps_of(s.kernel)
     (lanes,) = rows.body
     scanned = scanned_keeps(lanes)
     blocks = -(-lanes.range.extent // WARP) * s.kernel.points
-    # besides the rows of each scan, half as many registers for what is computed of them
+    # besides the rows of each scan, half as many registers for values computed from them
     registers = (
         device.SCAN_REGISTERS + 3 * sum(device.SCANNED_ROWS * keep_bytes(k) // 4 for k in scanned) // 2
     )
     shared = WARP * sum(keep_bytes(k) * (1 + (k in scanned)) for k in keeps)
     room = min(device.SM_REGISTERS // (WARP * registers), device.STATIC_SHARED_BYTES // shared)
-    room = room // 4 * 4  # registers are allocated to four warps at a time
+    room = room // 4 * 4  # registers are allocated per four warps
     warps = max(
         1,
         min(device.SCAN_WARPS[blocks < device.SM_COUNT], -(-rows.range.extent // device.SCANNED_ROWS), room),
     )
-    crowded = int(len(scanned) > 2)  # else compilers rather spill than leave one block alone on its SM
+    crowded = int(len(scanned) > 2)  # otherwise compilers spill rather than leave one block per SM
     return ThreadMapping(WARP, sharing=warps, resident=crowded, blocks=blocks)
 
 
 def place_keeps(s: ScheduledKernel) -> ScheduledKernel:
-    """Put keeps in shared memory that are no registers: those of loops too long to be unrolled, and the largest."""
+    """Move keeps to shared memory: those of long loops, and the largest."""
     if s.kind != "lanes":
         return s
     mapping, cuts, keeps = s.mapping, s.cuts, keeps_of(s.kernel)
@@ -246,14 +247,14 @@ def shared_size(keep: Keep, cut: Vectors, mapping: ThreadMapping) -> int:
 
 
 def reload_keeps(s: ScheduledKernel) -> ScheduledKernel:
-    """Drop keeps of loads that vary with neither point nor row."""
+    """Replace keeps of point- and row-invariant loads by the loads."""
     kernel = s.kernel
     sets = [t for t in kernel.statements() if isinstance(t, Set)]
     times = Counter(t.keep for t in sets)
     values = post_order(kernel.roots())
     in_indices = post_order([c for v in values for i in v.indices() for c in computed_in(i)])
     needed = {v.attr for v in in_indices if v.op == "read"}
-    # sizes of outputs that may lie in an input's place while points still read it
+    # sizes of outputs that may overwrite an input while points still read it
     overwritten = {t.buffer.size for t in replace(kernel, finish=()).statements() if isinstance(t, Store)}
     found: dict[Cell, Value] = {}
     for t in sets:
@@ -281,7 +282,7 @@ def reload_keeps(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def lay_out_shared_memory(s: ScheduledKernel) -> ScheduledKernel:
-    """Give keeps and copies of rows their offsets, multiples of 16 bytes."""
+    """Assign offsets to keeps and copies of rows, in multiples of 16 bytes."""
     mapping = s.mapping
     sizes: dict[Keep | Buffer, int] = {
         k: shared_size(k, cut, mapping) for k, cut in s.keeps.items() if k in s.in_shared

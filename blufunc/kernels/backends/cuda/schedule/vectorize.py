@@ -1,16 +1,15 @@
-"""Vectorize: loop variables become vectors and their elements, so that threads load and store 16 bytes at a time.
+"""Vectorization: 16-byte loads and stores, by splitting loops into vectors.
 
-Kernels, stage 6, two passes. ``choose_widths`` comes before the mapping of threads; it decides how a range ``k`` of
-lanes, or the innermost one of a grid, becomes ``k = width * vector + element``. ``vectorize`` comes after all passes
-that rewrite loops; it writes the kernel in these terms. Index algebra does the rest: what no longer depends on the
-element is computed once for a vector, and an access whose index grows by 1 with the element, from a multiple of the
-width, is one wide load or store.
+Kernels, stage 6. ``choose_widths`` precedes the thread mapping; it splits a range ``k`` of lanes, or the innermost one
+of a grid, as ``k = width * vector + element``. ``vectorize`` follows all passes that rewrite loops; it writes the
+kernel in these terms. Index algebra does the rest: element-invariant values are computed once per vector, and an
+aligned access whose index has unit stride in the element is one wide load or store.
 
-Two choices follow on the vectorized kernel. ``choose_fast_exps``: an exponential as exact as float32 takes ten
-instructions, that of the special function unit two, and kernels on 16-bit elements are as long in arithmetic as in
-memory; the fast one is less exact by far less than such elements can show. ``arrive_early``: the last block of a
-kernel, or of a tile, runs the finish, which reads what the first thread of each block has stored; a block counts as
-done before it stores rows that the finish does not read.
+Two choices follow. ``choose_fast_exps``: a float32-accurate exponential takes ten instructions, that of the special
+function unit two, and kernels on 16-bit elements are bound by arithmetic as much as by memory. The fast one's error is
+far below the resolution of such elements. ``arrive_early``: the last block of a kernel, or of a tile, runs the finish,
+which reads what the first thread of each block has stored. A block counts as done before it stores rows that the
+finish does not read.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ _WIDTHS = (16, 8, 4, 2)
 
 
 def choose_widths(s: ScheduledKernel) -> ScheduledKernel:
-    """Choose the vectors of the ranges of all lanes; of a kernel without lanes, of its innermost grid range.
+    """Choose vector widths for lanes, or for the innermost grid range without lanes.
 
-    A scan of columns and a transpose have vectors of one element: neighbouring threads have neighbouring elements.
+    Column scans and transposes have width 1: neighboring threads have neighboring elements.
     """
     lanes = [t.range for t in s.kernel.statements() if isinstance(t, Lanes)]
     ranges = lanes if s.kind in ("lanes", "column scan") else [*s.kernel.grid[-1:], *lanes]
@@ -67,7 +66,7 @@ def choose_widths(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def vectors_of(over: Range, width: int) -> Vectors:
-    """A range cut in vectors of a width that divides it."""
+    """A range split into vectors of a width that divides it."""
     if width == 1:
         return Vectors(over, 1, over, None)
     vector = Range(f"{over.name}_vector", over.extent // width)
@@ -75,7 +74,7 @@ def vectors_of(over: Range, width: int) -> Vectors:
 
 
 def is_contiguous(index: Index, element: Range | None) -> bool:
-    """Whether an index runs through the elements of a vector in memory, from where a vector may begin."""
+    """True if an index has unit stride over an aligned vector's elements."""
     if element is None or index.coefficient(element) != 1:
         return False
     others = [c for atom, c in index.terms.items() if atom is not element]
@@ -83,12 +82,12 @@ def is_contiguous(index: Index, element: Range | None) -> bool:
 
 
 def is_wide(index: Index, cut: Vectors) -> bool:
-    """Whether an index of a range runs through the elements of its vectors in memory."""
+    """True if an index of a range is contiguous over its vectors."""
     return is_contiguous(index.substitute({cut.range: cut.index}), cut.element)
 
 
 def best_width(kernel: Kernel, over: Range) -> int:
-    """The widest vectors in which all accesses are wide that can be wide at all; 1 where there are none."""
+    """Widest vectors for which all vectorizable accesses are wide; 1 if none are."""
     accesses = [(b, i) for b, i in _accesses(kernel) if over in ranges_of(i)]
     wide: dict[int, list[Buffer]] = {}
     for width in _WIDTHS:
@@ -98,7 +97,7 @@ def best_width(kernel: Kernel, over: Range) -> int:
     narrowest = wide.get(2, [])
     for width, buffers in wide.items():
         sizes = [b.dtype.itemsize * width for b in buffers]
-        # a vector of the smallest elements is one access, one of the largest elements at most two
+        # a vector is one access of the smallest elements, at most two of the largest
         fits = sizes and min(sizes) <= ACCESS_BYTES and max(sizes) <= 2 * ACCESS_BYTES
         if fits and len(buffers) == len(narrowest):
             return width
@@ -117,7 +116,7 @@ def _accesses(kernel: Kernel) -> Iterator[tuple[Buffer, Index]]:
 
 
 def vectorize(s: ScheduledKernel) -> ScheduledKernel:
-    """Write the kernel, and what was decided for it, in terms of vectors and elements."""
+    """Write the kernel and its decisions in terms of vectors and elements."""
     cutter = _Cutter(list(s.cuts.values()))
     body, finish = (tuple(map(cutter.statement, part)) for part in (s.kernel.body, s.kernel.finish))
     staged, prefetch = s.staged, s.prefetch
@@ -137,9 +136,9 @@ def vectorize(s: ScheduledKernel) -> ScheduledKernel:
 
 
 class _Cutter(Substitution):
-    """Writes statements in terms of vectors and elements.
+    """Rewriter of statements in terms of vectors and elements.
 
-    A loop over lanes keeps its range, by which its ``Vectors`` are found. The lanes of a keep or a prefix become the
+    A loop over lanes keeps its range, which is the key of its ``Vectors``. The lanes of a keep or a prefix become the
     innermost variable.
     """
 
@@ -163,7 +162,7 @@ class _Cutter(Substitution):
         return self._of_vector(v) if v.op == "within" else v
 
     def _of_vector(self, v: Value) -> Value:
-        """A condition that holds for all elements of a vector or for none, as one of the vector."""
+        """Condition per vector, if it holds for all elements of a vector or for none."""
         index, low, high = v.attr
         least, most = index.bounds()
         for cut in self.cuts.values():
@@ -180,7 +179,7 @@ class _Cutter(Substitution):
 
 
 _PASSING_ON = frozenset((ew.mul_p, ew.add_p, ew.sub_p, ew.neg_p, ew.select_p))
-"""Operations whose relative error is as small as that of an operand, compared with the operands."""
+"""Operations that do not amplify relative error, measured against the operands."""
 
 
 _FAST = {ew.exp_p: "bf_exp(", ew.logistic_p: "bf_logistic("}
@@ -188,12 +187,12 @@ _FAST = {ew.exp_p: "bf_exp(", ew.logistic_p: "bf_logistic("}
 
 
 def choose_fast_exps(s: ScheduledKernel) -> ScheduledKernel:
-    """Choose the exponentials that end in 16-bit floats, and nowhere else."""
+    """Choose the exponentials whose results are only used as 16-bit floats."""
     return replace(s, fast_exps=fast_exps(s.kernel))
 
 
 def fast_exps(kernel: Kernel) -> frozenset[Value]:
-    """The values of a kernel that a fast exponential is exact enough for."""
+    """Values of a kernel for which a fast exponential is accurate enough."""
     roots: list[Value] = []
     exact: set[Value] = set()
     for t in kernel.statements():
@@ -219,7 +218,7 @@ def with_fast_exp(text: str, v: Value, fast: frozenset[Value]) -> str:
 
 
 def _is_remainder(v: Value) -> bool:
-    """Whether it is what rounding to 16 bits leaves of a value: it shows digits that those 16 bits do not."""
+    """True for the remainder of rounding to 16 bits, which exposes lower digits."""
     if v.attr[0] is not ew.sub_p or v.args[1].op != "apply" or v.args[1].attr[0] is not ew.convert_p:
         return False
     (rounded,) = v.args[1].args
@@ -230,7 +229,7 @@ def _is_remainder(v: Value) -> bool:
 
 
 def arrive_early(s: ScheduledKernel) -> ScheduledKernel:
-    """Decide after how many statements a block counts as done, if that is before it stores rows."""
+    """Decide after which statement a block counts as done, if before it stores rows."""
     kernel, mapping = s.kernel, s.mapping
     if not kernel.finish or mapping.threads < mapping.block or mapping.threads == 1:
         return s
@@ -239,7 +238,7 @@ def arrive_early(s: ScheduledKernel) -> ScheduledKernel:
     inner = [t for loop in kernel.body for t in getattr(loop, "body", ()) if not isinstance(t, Reduce)]
     if not stores or any(not isinstance(t, Store) or t.buffer in found for t in inner):
         return s
-    # what the finish stores may overwrite what other blocks still read
+    # stores of the finish may overwrite data that other blocks still read
     sizes = {b.size for b in kernel.buffers if b.name in s.aliased}
     if not _stores_of(kernel.body[stores[-1] + 1 :]) or any(
         t.buffer.size in sizes for t in _stores_of(kernel.finish)
@@ -249,5 +248,5 @@ def arrive_early(s: ScheduledKernel) -> ScheduledKernel:
 
 
 def _stores_of(body: Sequence[Any]) -> list[Store]:
-    """The stores among statements, and in their loops."""
+    """Stores in statements, including nested loops."""
     return [x for s in body for x in (s, *getattr(s, "body", ())) if isinstance(x, Store)]

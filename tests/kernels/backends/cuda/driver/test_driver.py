@@ -1,4 +1,4 @@
-"""Launch arguments, the pool's books and its last words without a device; copies, launches and graphs on one."""
+"""Launch arguments and the memory pool without a device; copies and graphs on one."""
 
 import ctypes
 import gc
@@ -40,7 +40,7 @@ def test_where_there_is_no_cuda_the_reason_names_the_remedy():
 
 
 def bytes_of(arguments, i, n):
-    """Parameter ``i`` as the driver reads it: through the table of addresses."""
+    """Parameter ``i`` as the driver reads it, through the table of addresses."""
     table = (ctypes.c_uint64 * (i + 1)).from_address(arguments.address)
     return ctypes.string_at(table[i], n), table[i]
 
@@ -90,7 +90,7 @@ def test_arguments_without_a_width_are_refused(value):
     ids=str,
 )
 def test_impossible_launches_are_refused(sizes, what):
-    with pytest.raises(errors.ValueRangeError, match=f"a launch cannot have the {what}"):
+    with pytest.raises(errors.ValueRangeError, match=f"invalid launch {what}"):
         driver._three(sizes, what)
     assert driver._three((7, 2), what) == (7, 2, 1)
 
@@ -112,7 +112,7 @@ class Memory:
 
 
 class Source:
-    """Memory of ``total`` bytes, of which ``cached`` are free only after ``free_unused``."""
+    """Memory of ``total`` bytes, of which ``cached`` require ``free_unused``."""
 
     def __init__(self, total, cached=0):
         self.total, self.cached, self.used, self.address, self.freed = total, cached, 0, 0, 0
@@ -154,7 +154,7 @@ def test_views_keep_the_memory():
     assert part.ptr == arena.ptr + 256 and part.nbytes == 128 and part.shares(arena)
     del arena
     assert pool.live_bytes() == 1024
-    with pytest.raises(errors.ValueRangeError, match="does not lie in"):
+    with pytest.raises(errors.ValueRangeError, match="is out of bounds of"):
         part.view((33,), F32)
     del part
     assert pool.live_bytes() == 0
@@ -180,7 +180,7 @@ def test_out_of_memory_lists_the_largest_and_nothing_is_lost():
         pool.allocate((2, 1 << 20), F32, "the temporaries of step", planned_peak=9 << 20)
     text = str(caught.value)
     assert isinstance(caught.value, MemoryError)
-    assert "out of memory on cuda:0: 8.0 MiB were asked for, for the temporaries of step" in text
+    assert "out of memory on cuda:0: cannot allocate 8.0 MiB, for the temporaries of step" in text
     assert "arrays hold 5.5 MiB of 10.0 MiB, and 4.5 MiB are free" in text
     assert "planned to need 9.0 MiB" in text and "del x" in text
     listed = [line.split("train.py:")[1].split(",")[0] for line in text.splitlines() if "train.py" in line]
@@ -197,7 +197,7 @@ def test_arrays_that_are_allocated_together():
     kept = pool.allocate_all(wanted, 1 << 18)
     assert [(b.shape, b.dtype, b.label) for b in kept] == wanted
     assert len({b.ptr for b in kept}) == len(wanted) and pool.live_bytes() == sum(b.nbytes for b in kept)
-    with pytest.raises(errors.OutOfMemoryError, match=r"512\.0 KiB were asked for, for the second"):
+    with pytest.raises(errors.OutOfMemoryError, match=r"cannot allocate 512\.0 KiB, for the second"):
         pool.allocate_all([((1 << 16,), F32, "the first"), ((1 << 17,), F32, "the second")])
     assert pool.live_bytes() == sum(b.nbytes for b in kept), "the first went back"
     assert pool.allocate((1 << 17,), F32).nbytes == 1 << 19, "and its cache with it"
@@ -279,9 +279,9 @@ def test_copies_there_and_back(dtype, shape, rng):
     buffer = cuda_memory.to_device(x)
     assert (buffer.shape, buffer.dtype, buffer.nbytes) == (x.shape, x.dtype, x.nbytes)
     np.testing.assert_array_equal(cuda_memory.to_host(buffer).tobytes(), x.tobytes())
-    again = cuda_memory.copy(buffer)
-    assert not again.nbytes or again.ptr != buffer.ptr
-    np.testing.assert_array_equal(cuda_memory.to_host(again).tobytes(), x.tobytes())
+    copied = cuda_memory.copy(buffer)
+    assert not copied.nbytes or copied.ptr != buffer.ptr
+    np.testing.assert_array_equal(cuda_memory.to_host(copied).tobytes(), x.tobytes())
 
 
 @gpu
@@ -400,7 +400,7 @@ def test_work_becomes_a_graph(module):
 
 
 @gpu
-def test_streams_of_a_graph_meet_at_events(module):
+def test_streams_of_a_graph_synchronize_by_events(module):
     n = 1 << 22
     arrays = [cuda_memory.to_device(np.full(n, i, np.float32)) for i in range(3)]
     x, y, z = arrays

@@ -1,4 +1,4 @@
-"""Kernels of programs become modules: what is compiled, what is shared, and what a launch is given."""
+"""Kernel modules: compilation, sharing, and launch arguments."""
 
 import functools
 
@@ -24,7 +24,7 @@ from blufunc.nn.attention.mods import traced
 
 
 class Function:
-    """A function of a module; it says what it is prepared with."""
+    """A function of a module that records how it is prepared."""
 
     def __init__(self, name):
         self.name = name
@@ -49,7 +49,7 @@ class Module:
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """What is compiled, as texts: by NVRTC, for a device that is not there."""
+    """Sources passed to NVRTC, for a device that is not present."""
     texts = []
     properties = driver.DeviceProperties(0, "fake", (9, 0), 132, 1 << 30, 50 << 20, 227 << 10)
     compile_many = nvrtc.compile_many
@@ -107,7 +107,7 @@ def test_kernels_one_after_another_are_in_different_modules(compiled, monkeypatc
     assert within == [[0, 2], [1]]
 
 
-def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
+def test_sources_of_other_steps_are_compiled_with_kernels(compiled):
     double = bf.cuda_kernel("out[i] = 2 * x[i];", reference=lambda x: 2 * x, name="double_")
 
     def f(table, rows, q, k, v):
@@ -166,8 +166,8 @@ def test_attention_asks_for_what_was_compiled(compiled, kind, parts, masked, sum
     assert compiled == [text for text, _ in others]
 
 
-def test_kernels_that_begin_sums_are_compiled_beside_others(compiled):
-    """What the gradient of a bias is made of (``partial_reductions``) is asked for by the step, too."""
+def test_kernels_of_partial_sums_are_compiled_with_others(compiled):
+    """The step also requests ``partial_reductions``, for the gradient of a bias."""
 
     def loss(x, w, b):
         y = (x @ w + b).reshape(1, 1024, 3, 2, 64)
@@ -191,7 +191,7 @@ def test_an_update_of_all_parameters_is_one_launch(compiled):
     assert [type(s) for s in steps] == [GroupStep]
     assert len(wanted) == 1 and len(wanted[0].kernels) == len(shapes)
     assert len(wanted[0].values) == sum(len(k.buffers) for k in wanted[0].kernels)
-    assert wanted[0].aliased  # the results take over donated arrays
+    assert wanted[0].aliased  # results reuse donated arrays
     (text,), (loaded,) = modules.load(wanted, 0, "update")
     assert loaded.table and "_table table" in text
 
@@ -205,7 +205,7 @@ def test_a_group_that_is_too_large_is_several_launches(compiled, monkeypatch):
     assert sorted(values) == sorted(steps[0].values)
 
 
-def test_kernels_called_alike_have_names_of_their_own(compiled):
+def test_kernels_of_one_name_get_distinct_names(compiled):
     def f(x):
         return nn.softmax(x), nn.softmax(x[:, :40]), nn.softmax(x.T)
 

@@ -1,4 +1,4 @@
-"""NVRTC: what compiles, what is kept, what a log says, and what an error looks like."""
+"""NVRTC: compilation, disk cache, logs and errors."""
 
 import sys
 
@@ -173,7 +173,7 @@ def test_error_shows_both_lines(tmp_path):
 
 @needs_nvrtc
 def test_error_of_the_assembler():
-    """What ptxas refuses has no line of the source."""
+    """Errors of ptxas have no source line."""
     text = 'extern "C" __global__ void k(float* x) { asm("no.such.instruction;"); }\n'
     with pytest.raises(errors.CompileError, match="sm_90"):
         nvrtc.build(text, "sm_90")
@@ -194,7 +194,7 @@ def test_unknown_option():
 
 @pytest.mark.gpu
 def test_denormals_and_division_on_a_device():
-    """No flush to zero, no approximate division: what the options promise."""
+    """As the options promise: no flush to zero, no approximate division."""
     import cupy
 
     text = (

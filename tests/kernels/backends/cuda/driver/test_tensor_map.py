@@ -1,4 +1,4 @@
-"""Tensor maps: what the driver is asked for, what its refusal becomes, and when a launch makes new ones."""
+"""Tensor maps: arguments of the driver call, its errors, and re-encoding."""
 
 import ctypes
 
@@ -27,7 +27,7 @@ def numbers(address, ctype, count):
 
 @pytest.fixture
 def driver(monkeypatch):
-    """What takes the place of cuTensorMapEncodeTiled: its calls, and the status that it returns."""
+    """Fake cuTensorMapEncodeTiled: records calls and returns a given status."""
 
     class Driver:
         status, calls = 0, []
@@ -76,7 +76,7 @@ def test_a_map_is_made_anew_where_its_operand_lies_elsewhere(driver):
 
 
 def test_boxes():
-    """Those of each kernel at 80 features, whose tiles have panels of 16."""
+    """Boxes of each kernel at 80 features, whose tiles have panels of 16."""
     shape, of = Shape(2, 100, 300, 6, 3, 80), Strides(30000, 720, 80)
     strides = dict.fromkeys(("q", "k", "v", "dout"), of)
     found = {
@@ -97,14 +97,14 @@ def test_boxes():
     for boxes in found.values():
         for box in boxes.values():
             assert box.strides == (160, 1440, 60000)
-            assert box.box[0] == 16 and max(box.box) <= 256  # the driver takes no more
+            assert box.box[0] == 16 and max(box.box) <= 256  # limits of the driver
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(cuda_runtime.available() is not None, reason=str(cuda_runtime.available()))
 def test_the_driver_makes_one():
     assert BOX.map(1 << 20) != bytes(BYTES)
-    with pytest.raises(errors.UnsupportedError, match="makes no tensor map"):
+    with pytest.raises(errors.UnsupportedError, match="rejected a tensor map"):
         BOX._replace(strides=(130, 1536, 1536000)).map(1 << 20)
 
 
@@ -115,7 +115,7 @@ def test_the_driver_makes_one():
         (128, "sm_90a", 0, True, False, True),
         (128, "sm_90a", 1, False, False, True),
         (64, "sm_90a", 2, False, False, False),  # tiles of two parts do not fit
-        (64, "sm_90a", 0, False, True, False),  # a change of scores wants the registers
+        (64, "sm_90a", 0, False, True, False),  # a score modification needs the registers
         (144, "sm_90a", 0, False, False, False),
         (64, "sm_80", 0, False, False, False),
         (64, "sm_100", 0, False, False, False),

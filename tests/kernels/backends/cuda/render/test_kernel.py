@@ -1,4 +1,4 @@
-"""Kernels as CUDA C++: against what LoopIR means, block by block on the host, and on a device where there is one."""
+"""CUDA kernels against the LoopIR interpreter, on the host and on a device."""
 
 import re
 from dataclasses import replace
@@ -64,7 +64,7 @@ LARGE_CASES = cuda_functions.LARGE_CASES | LARGE_SCANS
 
 @pytest.fixture(scope="module")
 def cases(machine):
-    """All of them, as one source."""
+    """All cases as one source."""
     found = {}
     for i, (name, make) in enumerate(CASES.items()):
         case = make()
@@ -83,7 +83,7 @@ def test_against_numpy(machine, cases, name):
 
 
 def _kept(width, dtype):
-    """A softmax that keeps its rows, however long they are, and rows of nothing but minus infinity."""
+    """Softmax that keeps rows of any length, including rows of only minus infinity."""
     r, k = Range("r", 3), Range("k", width)
     x, y = Buffer("x", dtype, 3 * width), Buffer("y", dtype, 3 * width, written=True)
     top, total = Total("top", dtype, "max"), Total("total", dtype, "sum")
@@ -128,7 +128,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_schedules(machine, name):
-    """The threads are those that were meant, and compute what the kernel says."""
+    """The thread mapping is the expected one, and results match the interpreter."""
     make, shape, shared = BY_HAND[name]
     kernel = make()
     made = schedule(kernel)
@@ -158,13 +158,13 @@ def _lowered(machine, places):
 
 @pytest.fixture(scope="module")
 def lowered(machine):
-    """All the kernels of functions, as one source."""
+    """Kernels of all functions, as one source."""
     return _lowered(machine, lambda kernel: [])
 
 
 @pytest.fixture(scope="module")
 def lowered_in_place(machine):
-    """The same, for launches in which outputs take the place of inputs wherever they may."""
+    """The same for launches whose outputs alias inputs wherever possible."""
 
     def places(kernel):
         found = {}
@@ -192,8 +192,8 @@ def test_functions_against_the_interpreter(machine, lowered, name):
     _check(machine, lowered, name)
 
 
-def test_threads_meet_before_a_result_takes_the_place_of_what_they_read():
-    """A loop without its sum is no place to meet any more: it keeps that where it reads what a result lies over."""
+def test_threads_synchronize_before_a_result_overwrites_its_input():
+    """A loop keeps its sum, which synchronizes, if a result aliases its input."""
     (kernel,) = kernels(*SMALL_CASES["a row's mass in the place of a number of it"])
     (read,) = [b.name for b in kernel.buffers if b.size == 3 and not b.written]
     online = lambda aliased: any(
@@ -213,7 +213,7 @@ def test_functions_in_place(machine, lowered_in_place, name):
     "target", [differential.SMALL, differential.LIKE_A_GPU, CUDA], ids=["small", "grouped", "cuda"]
 )
 def test_random_programs(machine, target):
-    """Every kernel of random programs computes what the interpreter does."""
+    """All kernels of random programs match the interpreter."""
     found = []
     for seed in range(16):
         for kernel in random_graphs.from_seed(seed, target).schedule.kernels:
@@ -242,7 +242,7 @@ def test_what_may_be_aliased_is_not_read_through_the_read_only_cache():
     ["plain", "one infinity", "a share minus infinity", "all minus infinity", "infinity", "nan", "rising"],
 )
 def test_online_sums_at_the_ends_of_the_range(machine, case, limits):
-    """Rows too long to be kept are as right as others where there are infinities."""
+    """Rows too long to keep handle infinities too."""
     (kernel, *_) = kernels(*SMALL_CASES["softmax, too long to keep"])
     made, at = schedule(kernel, (), limits), np.arange(33000)
     library = machine.compile([made])
@@ -253,9 +253,7 @@ def test_online_sums_at_the_ends_of_the_range(machine, case, limits):
     x[33000:] = {
         "plain": x[33000:],
         "one infinity": np.where(at == 777, -np.inf, x[33000:]),
-        "a share minus infinity": np.where(
-            at // 4 % 1664 < 416, -np.inf, x[33000:]
-        ),  # all that one block has
+        "a share minus infinity": np.where(at // 4 % 1664 < 416, -np.inf, x[33000:]),  # all memory of a block
         "all minus infinity": -np.inf,
         "infinity": np.where(at == 777, np.inf, x[33000:]),
         "nan": np.where(at == 32999, np.nan, x[33000:]),
@@ -271,10 +269,10 @@ def test_online_sums_at_the_ends_of_the_range(machine, case, limits):
 @pytest.mark.parametrize(
     "shape, grid, launches",
     [
-        ((16384, 768), [32, 12], 1),  # as many blocks as keep a device busy
-        ((16384, 50304), [16, 786], 1),  # no more rows than 1024 each
-        ((300, 768), [5, 12], 1),  # and no less than 64
-        ((1 << 22, 8), [4096], 2),  # too much for one block to add up
+        ((16384, 768), [32, 12], 1),  # enough blocks to fill a device
+        ((16384, 50304), [16, 786], 1),  # at most 1024 rows each
+        ((300, 768), [5, 12], 1),  # and at least 64
+        ((1 << 22, 8), [4096], 2),  # too much for one block to reduce
     ],
 )
 def test_sums_of_columns(shape, grid, launches):
@@ -296,7 +294,7 @@ def test_tiles_of_columns_are_wider_where_much_is_stored_too(rows, tiles, launch
 
 
 def _standardised(mean):
-    """Rows less their mean, over the root of what ``mean`` of the squares is."""
+    """Centered rows divided by the root mean square, with ``mean`` for the mean."""
 
     def function(x):
         x = x - mean(x)
@@ -305,7 +303,7 @@ def _standardised(mean):
     return function
 
 
-MOMENTS = {  # a function, what it takes, and how often threads meet: in moments, and otherwise
+MOMENTS = {  # a function, its arguments, and synchronizations: with moments, and without
     "layer norm": (nn.layer_norm, ranged((9, 768), (768,), (768,)), 1, 0),
     "layer norm of a block": (nn.layer_norm, ranged((3, 4096), (4096,), (4096,)), 1, 0),
     "layer norm of 20 warps": (nn.layer_norm, ranged((3, 5120), (5120,), (5120,)), 1, 0),
@@ -329,8 +327,8 @@ MOMENTS = {  # a function, what it takes, and how often threads meet: in moments
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MOMENTS)
-def test_moments_are_exchanged_at_once(machine, name):
-    """They are as exact as two passes where the mean is much larger than the deviations."""
+def test_moments_are_reduced_together(machine, name):
+    """As accurate as two passes, even if the mean is much larger than the deviations."""
     function, shapes, moments, others = MOMENTS[name]
     *_, kernel = kernels(function, shapes)
     made = schedule(kernel)
@@ -338,7 +336,7 @@ def test_moments_are_exchanged_at_once(machine, name):
     assert len(re.findall(r"(?:warp|block)_moments<", text)) == moments
     assert len(re.findall(r"(?:warp|block)_reduce<", text)) == others
     got, want = arrays_for(kernel), arrays_for(kernel)
-    far = 8 if "exp" in text else 100  # whose square float32 holds with the digits that matter still
+    far = 8 if "exp" in text else 100  # float32 squares still have enough digits
     for arrays in (got, want):
         arrays[kernel.buffers[0]][...] = (
             np.random.default_rng(1).standard_normal(kernel.buffers[0].size) + far
@@ -356,11 +354,11 @@ def test_moments_are_exchanged_at_once(machine, name):
     [
         ((16384, 768), F32, 227 << 10, 4),
         ((16384, 768), F32, 163 << 10, 2),
-        ((16384, 768), F32, 99 << 10, 0),  # no room for two rows of each group
+        ((16384, 768), F32, 99 << 10, 0),  # two rows per group do not fit
         ((16384, 768), BF16, 227 << 10, 4),
-        ((16384, 512), F32, 227 << 10, 0),  # blocks that share a multiprocessor
-        ((132, 768), F32, 227 << 10, 0),  # a row each
-        ((16384, 4096), F32, 227 << 10, 0),  # blocks that take rows
+        ((16384, 512), F32, 227 << 10, 0),  # several blocks per SM
+        ((132, 768), F32, 227 << 10, 0),  # one row each
+        ((16384, 4096), F32, 227 << 10, 0),  # blocks that loop over rows
     ],
 )
 def test_rows_ahead_where_a_block_is_alone(shape, dtype, shared, depth):
@@ -377,14 +375,14 @@ def test_rows_ahead_where_a_block_is_alone(shape, dtype, shared, depth):
     "function, rows, lanes, threads, blocks, resident, depth",
     [
         (gelu_gradient, 16384, 3072, 192, 264, 2, 4),
-        (gelu_gradient, 16384, 6144, 384, 264, 0, 0),  # no registers for two
-        (crowded, 16384, 768, 96, 528, 4, 4),  # nor for a row in a warp
-        (crowded, 200, 768, 96, 200, 2, 0),  # a row each
-        (crowded, 16384, 512, 32, 264, 0, 0),  # warps do rows, and are many
+        (gelu_gradient, 16384, 6144, 384, 264, 0, 0),  # registers do not suffice for two
+        (crowded, 16384, 768, 96, 528, 4, 4),  # nor for a row per warp
+        (crowded, 200, 768, 96, 200, 2, 0),  # one row each
+        (crowded, 16384, 512, 32, 264, 0, 0),  # a row per warp, with many warps
     ],
 )
 def test_rows_ahead_of_blocks(function, rows, lanes, threads, blocks, resident, depth):
-    """Where a block does row after row, and a multiprocessor has a few."""
+    """Blocks that loop over rows, several per SM."""
     full, one = (rows, lanes), (lanes,)
     shapes = [full, one, full] if function is gelu_gradient else [full, one, one, full, full]
     made = schedule(kernels(function, ranged(*shapes))[0])
@@ -395,7 +393,7 @@ def test_rows_ahead_of_blocks(function, rows, lanes, threads, blocks, resident, 
 
 
 def test_rows_ahead_are_read_once():
-    """In vectors that a row's first loop alone reads; what is the same for all rows is read before them."""
+    """Only vectors read by the first loop alone; row-invariant values come before."""
     (kernel, *_) = kernels(*SMALL_CASES["layer norm backward, rows ahead"], SMALL)
     text = function_of(schedule(kernel))
     loop = text[text.index("for (int j = group") :]
@@ -424,7 +422,7 @@ def test_groups(machine):
 
 def test_what_may_be_a_group():
     a, b, odd = _updates(8, 4096, 9)
-    assert group_key(a) == group_key(b) != group_key(odd)  # an odd one is read element by element
+    assert group_key(a) == group_key(b) != group_key(odd)  # a misaligned one is read elementwise
     assert 148 < group_limit(a) < 1000
     (wide,) = _updates(8, dtype=F64)
     (other,) = _updates(8, function=lambda p, g, m, v: adamw(p, g, 0.5 * m, v))
@@ -443,7 +441,7 @@ def _numbered(some):
 @needs_nvrtc
 @pytest.mark.parametrize("capability, shared", [((8, 0), 163), ((9, 0), 227), ((10, 0), 227)])
 def test_nothing_spills(capability, shared):
-    """At sizes of use, and at the small ones, what rows keep lies in registers."""
+    """At practical and small sizes, keeps of rows stay in registers."""
     limits = limits_of(capability, shared << 10)
     some = [k for f, shapes in LARGE_CASES.values() for k in kernels(f, shapes)]
     some += [k for f, shapes in SMALL_CASES.values() for k in kernels(f, shapes, SMALL)]
@@ -483,7 +481,7 @@ def test_names_of_cuda_are_left_to_it():
 
 
 def _copy(extent, source=F32, target=F32, offset=0, stride=None):
-    """A copy of rows, as far as a stride and an offset allow."""
+    """A copy of rows, within the limits of a stride and an offset."""
     r, i = Range("r", 3), Range("i", extent)
     stride = stride or extent
     x = Buffer("x", source, 3 * stride + offset)

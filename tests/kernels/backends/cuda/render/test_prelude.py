@@ -1,7 +1,6 @@
-"""The CUDA prelude: chosen to measure, compiled for every architecture, and right.
+"""CUDA prelude: compiled for every architecture and checked numerically.
 
-What the functions compute is checked twice over the same table: by a compiler for the host, and on a device where
-there is one.
+The same table is checked twice: with a host compiler, and on a device if there is one.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -91,7 +90,7 @@ SOURCES = dict(sources())
 def test_compiles_without_spills(what, arch):
     resources = nvrtc.build(DEVICE.with_prelude(SOURCES[what]), arch).resources()
     assert len(resources) == SOURCES[what].count("__global__")
-    # the trigonometric functions reduce large arguments in an array of their own, on the stack
+    # trigonometric functions reduce large arguments in an array on the stack
     spilling = [k for k, r in resources.items() if r.spill_stores or r.spill_loads]
     assert not spilling
     on_stack = [k for k, r in resources.items() if r.stack]
@@ -102,7 +101,7 @@ def test_compiles_without_spills(what, arch):
 @needs_nvrtc
 @pytest.mark.parametrize("name", sorted(DEVICE.names))
 def test_every_part_alone(name):
-    """A part brings what it needs, and compiles in the company of nothing else."""
+    """Each part compiles alone, with its dependencies."""
     if name in ("INFINITY", "NAN"):
         return
     text = DEVICE.source({name})
@@ -151,7 +150,7 @@ def test_functions_on_a_device(dtype, rng):
     source = "".join(c.kernel() for c in cases(dtype))
     for case in cases(dtype):
         args = case.arguments(rng)
-        if "hypot" in case.entry:  # CUDA's overflows a little below the largest number
+        if "hypot" in case.entry:  # CUDA's overflows slightly below the maximum
             args = [np.clip(a, -1e38, 1e38) if dtype == "float64" else a for a in args]
         n = args[0].size
         got = launch(source, case.entry, args, np.zeros(n, case.out), np.int32(n), grid=-(-n // 256))

@@ -1,4 +1,4 @@
-"""Reductions, scans and moves of whole blocks: on the host, and on a device where there is one."""
+"""Block-wide reductions, scans and moves, on the host and on a device."""
 
 import numpy as np
 import pytest

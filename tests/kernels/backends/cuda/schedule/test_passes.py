@@ -1,4 +1,4 @@
-"""Scheduled kernels: their text, how it is shown, and the passes that make them."""
+"""Scheduled kernels: readable text, and the passes that build them."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ FIRST = {  # a kernel of each kind, and of each way to keep rows
 
 
 def first(name):
-    """The first kernel of a function, without the lines that it comes from."""
+    """First kernel of a function, without line numbers."""
     kernel, *_ = kernels(*FIRST[name])
     return replace(kernel, notes=())
 
@@ -39,7 +39,7 @@ def test_golden_schedules(golden, name):
 
 
 def test_the_limits_of_a_device_show():
-    """Without clusters a row is staged by one block; with little shared memory it is read again."""
+    """Without clusters one block stages a row; with little shared memory it is reread."""
     kernel = first("cluster")
     texts = [str(schedule(kernel, (), limits)) for limits in (HOPPER, Limits(cluster=1), Limits(99 << 10, 1))]
     assert ["cluster   2 blocks" in t for t in texts] == [True, False, False]
@@ -57,7 +57,7 @@ def test_each_pass_leaves_a_kernel_that_can_be_shown():
 
 
 def test_rendering_is_a_function_of_the_schedule():
-    """The same source each time, whatever was rendered in between; each kind of kernel has a renderer."""
+    """Equal schedules give equal sources in any order; each kind has a renderer."""
     every = [schedule(first(name)) for name in FIRST]
     every.append(schedule_group([kernels(adamw, ranged(*[(n,)] * 4))[0] for n in (8, 4096)], "update"))
     every.append(schedule(kernels(bnp.exp, ranged((100,)))[0]))

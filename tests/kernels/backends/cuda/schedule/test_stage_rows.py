@@ -1,4 +1,4 @@
-"""CUDA kernels whose rows several loops read: copied by a block, kept by a cluster, or read again."""
+"""Rows that several loops read: staged by a block, kept by a cluster, or reread."""
 
 import re
 
@@ -26,12 +26,12 @@ from tests.emulation.cuda_functions import (
 from tests.emulation.loop_interpreter import run as interpret
 from tests.kernels.kernel_arrays import agree, arrays_for, launch
 
-# -- rows that are read again --------------------------------------------------------------------------
+# -- rows that are reread -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shared, threads", [(227 << 10, 1024), (163 << 10, 1024), (99 << 10, 512)])
 def test_rows_are_copied_to_shared_memory_where_there_is_room(machine, shared, threads):
-    """132 kB each: the kernel computes the same with a copy of the row and without, on devices without bulk copies."""
+    """Rows of 132 kB: same results with and without staging, without bulk copies."""
     (kernel,) = kernels(*SMALL_CASES["cross-entropy of long rows with gradient"])
     limits = Limits(shared, cluster=1)
     made = schedule(kernel, (), limits)
@@ -48,11 +48,11 @@ def test_rows_are_copied_to_shared_memory_where_there_is_room(machine, shared, t
 
 
 def _of_pieces(x):
-    """A softmax over the last axis and the first."""
+    """Softmax over the last axis and the first."""
     return nn.softmax(x.transpose(1, 0, 2).reshape(x.shape[1], -1))
 
 
-IN_BULK = {  # a function, what it takes, how many pieces, and how many vectors the copy has
+IN_BULK = {  # a function, its arguments, the number of pieces, and of vectors of the copy
     "softmax": (nn.softmax, ranged((3, 20000)), 8, 5000),
     "the most for two blocks": (nn.softmax, ranged((2, 28000)), 11, 7000),
     "loss": (bf.value_and_grad(cross_entropy), [((3, 40000), BF16), ((3,), I32)], 8, 5000),
@@ -64,7 +64,7 @@ IN_BULK = {  # a function, what it takes, how many pieces, and how many vectors 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", IN_BULK)
 def test_rows_are_copied_in_bulk(machine, name):
-    """By one thread: a piece for each vector that the others have, each with a barrier."""
+    """One thread copies a piece per vector of the other threads, with a barrier each."""
     function, shapes, pieces, slots = IN_BULK[name]
     (kernel,) = kernels(function, shapes)
     made = schedule(kernel)
@@ -79,7 +79,7 @@ def test_rows_are_copied_in_bulk(machine, name):
 
 @pytest.mark.parametrize("in_bulk", [True, False])
 def test_rows_that_lie_in_pieces_are_copied_vector_by_vector(machine, in_bulk):
-    """Bulk copies are of what lies in one piece."""
+    """Bulk copies require contiguous memory."""
     (kernel,) = kernels(_of_pieces, ranged((3, 2, 8000)) if not in_bulk else ranged((1, 2, 24000)))
     made = schedule(kernel)
     text = function_of(made)
@@ -92,7 +92,7 @@ def test_rows_that_lie_in_pieces_are_copied_vector_by_vector(machine, in_bulk):
 
 @pytest.mark.parametrize("rows, writes", [(8192, "vec_stcs"), (128, "vec_store")])
 def test_results_larger_than_the_cache_are_written_past_it(rows, writes):
-    """Where rows that are read again need it more."""
+    """Rows that are reread need L2 more."""
     text = function_of(schedule(_loss_with_gradient(rows, 50304, BF16), (), Limits(99 << 10, cluster=1)))
     assert f"{writes}<bf16, 8>(" in text and "vec_copy" not in text
 
@@ -115,7 +115,7 @@ def _loss_with_gradient(rows, columns, dtype):
         (BF16, 50304, 8, (1, 640, 2)),
         (BF16, 50304, 1, (1, 1024, 2)),  # vector by vector
         (F32, 50304, 1, (1, 1024, 1)),
-        (F32, 50304, 8, (2, 640, 2)),  # nothing is under way while a block that is alone waits
+        (F32, 50304, 8, (2, 640, 2)),  # no copies are in flight while a lone block synchronizes
         (F32, 32768, 8, (2, 512, 3)),
         (BF16, 100000, 8, (2, 640, 2)),
         (F32, 60000, 1, (1, 512, 0)),
@@ -128,7 +128,7 @@ def test_as_many_rows_are_copied_at_a_time_as_there_is_room_for(dtype, columns, 
 
 @pytest.mark.parametrize("aliased", [(), ("logits",)])
 def test_the_logit_of_a_label_is_read_before_the_row(aliased):
-    """By all threads: none waits for the one whose lane it is, and no gradient is stored in its place before."""
+    """By all threads: none waits for the label's lane, and no gradient overwrites it."""
     text = function_of(schedule(_loss_with_gradient(8192, 60000, F32), aliased))
     assert text.index("logits_at = ") < text.index("take_up(") < text.index("vec_store<float, 4>(")
     assert text.count("block_reduce<Sum") == 2, "the mass, and the loss of all rows"
@@ -137,7 +137,7 @@ def test_the_logit_of_a_label_is_read_before_the_row(aliased):
 
 @pytest.mark.parametrize("aliased, early", [((), True), (("logits",), True), (("scale",), False)])
 def test_a_block_is_done_when_it_has_stored_what_the_last_one_reads(aliased, early):
-    """Unless what the last one stores may lie where others still read."""
+    """Unless the last block's stores may overwrite data that others still read."""
 
     def function(logits, labels, scale):
         return bf.value_and_grad(lambda x: cross_entropy(x * scale, labels))(logits)
@@ -151,7 +151,7 @@ def test_a_block_is_done_when_it_has_stored_what_the_last_one_reads(aliased, ear
 
 
 def test_exponentials_of_which_16_bits_are_kept_are_the_device_s_own():
-    """Not those of a sum in float32 of what was computed in float32, nor what float32 results are made of."""
+    """But not of float32 sums of float32 values, nor for float32 results."""
     narrow, wide = (function_of(schedule(_loss_with_gradient(8, 60000, d))) for d in (BF16, F32))
     assert "take_up<true>(" in narrow and "* ptx_exp(" in narrow
     assert "take_up(" in wide and "* bf_exp(" in wide and "ptx_exp" not in wide
@@ -160,28 +160,28 @@ def test_exponentials_of_which_16_bits_are_kept_are_the_device_s_own():
 
 
 def test_what_is_copied_must_lie_where_vectors_can():
-    """Rows that are not of whole vectors are read again."""
+    """Rows that are not whole vectors are reread."""
     (kernel,) = kernels(nn.softmax, ranged((2, 33001)))
     text = function_of(schedule(kernel))
     assert "vec_copy" not in text and "__ldcs(" in text
 
 
 def test_what_is_computed_of_a_copied_row_takes_its_place():
-    """Logits of their parts, then the gradient: later loops read neither the parts nor the scales."""
+    """Scaled logits, then the gradient: later loops read neither operands nor scales."""
     function, shapes = SMALL_CASES["loss of scaled logits with gradient, scaled too"]
     text = function_of(schedule(kernels(function, shapes)[0]))
     assert text.count("vec_store<float, 8>(low_row + ") == 2
     assert [text.count(f"{name}_vec = vec_ldg<") for name in ("x", "columns")] == [1, 1]
-    assert text.count("bf_exp(") == 1  # the gradient's: the sum is taken with the maximum
+    assert text.count("bf_exp(") == 1  # that of the gradient: the sum is online
     narrow = function_of(schedule(_loss_with_gradient(8, 60000, BF16)))
-    assert "_row + " in narrow and not re.search(r"vec_store<\w+, 8>\(\w+_row", narrow)  # no room for float32
+    assert "_row + " in narrow and not re.search(r"vec_store<\w+, 8>\(\w+_row", narrow)
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("limits", [HOPPER, Limits(99 << 10), Limits(24 << 10, cluster=1)])
 @pytest.mark.parametrize("case", ["plain", "minus infinity", "infinity", "nan", "rising"])
 def test_sums_under_a_narrow_maximum(machine, case, limits):
-    """They are taken with it, of numbers at the ends of the range too."""
+    """Online sums are accurate at the ends of the range too."""
     (kernel,) = kernels(*SMALL_CASES["softmax of long rows with a narrow top"])
     made = schedule(kernel, (), limits)
     assert "take_up<true>(" in function_of(made)
@@ -206,7 +206,7 @@ def test_sums_under_a_narrow_maximum(machine, case, limits):
 
 
 def _centred(x):
-    """Totals of several kinds and types, and arguments."""
+    """Totals of several kinds and types, including argmax and argmin."""
     top = x.max(1, keepdims=True)
     return x - top, x.argmin(1), (x > 3).any(1), (x * x).sum(1) + x.sum(1), x.astype(F64).sum(1)
 
@@ -229,7 +229,7 @@ CLUSTERED = {
 @pytest.mark.parametrize("limits, cluster", [((99, 8), 3), ((72, 4), 4), ((24, 8), 8), ((24, 4), 1)])
 @pytest.mark.parametrize("name", CLUSTERED)
 def test_rows_too_long_for_a_block_are_kept_by_a_cluster(machine, name, limits, cluster, in_place):
-    """If one has room, and to the same results, wherever these lie."""
+    """If a cluster has space; results are the same wherever the row is stored."""
     (kernel,) = kernels(*CLUSTERED[name])
     pairs = [p for p in same_place(kernel) if p[0].size == kernel.buffers[0].size][:1] if in_place else []
     made = schedule(kernel, [into.name for _, into in pairs], Limits(limits[0] << 10, limits[1]))
@@ -245,24 +245,24 @@ def test_rows_too_long_for_a_block_are_kept_by_a_cluster(machine, name, limits, 
 @pytest.mark.parametrize(
     "width, limits, shape",
     [
-        (28000, HOPPER, (1, 640, 2)),  # a row has a block, if two have room
-        (58000, HOPPER, (4, 480, 3)),  # as much of a multiprocessor's memory as can be in use
+        (28000, HOPPER, (1, 640, 2)),  # one block per row, if two rows fit
+        (58000, HOPPER, (4, 480, 3)),  # as much of an SM's shared memory as possible
         (65536, HOPPER, (4, 512, 3)),
-        (100000, HOPPER, (4, 640, 2)),  # in as few blocks
+        (100000, HOPPER, (4, 640, 2)),  # in as few blocks as possible
         (128256, HOPPER, (5, 608, 2)),
         (262144, HOPPER, (8, 512, 1)),
-        (400000, HOPPER, (8, 800, 1)),  # no more than 16 vectors for a thread
+        (400000, HOPPER, (8, 800, 1)),  # at most 16 vectors per thread
         (460000, HOPPER, None),
         (58000, Limits(163 << 10, cluster=1), None),
         (128256, Limits(99 << 10), (8, 512, 1)),
     ],
 )
 def test_the_shape_of_clusters(width, limits, shape):
-    """For rows of float32, in vectors of 16 bytes."""
+    """Rows of float32, in vectors of 16 bytes."""
     assert cluster_shape(width // 4, 16, limits) == shape
 
 
-def test_devices_without_clusters_read_again():
+def test_devices_without_clusters_reread():
     kernel = _loss_with_gradient(16, 128256, F32)
     found = {c: limits_of(c, 163 << 10).cluster for c in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))}
     assert found == {(8, 0): 1, (8, 9): 1, (9, 0): 8, (10, 0): 8, (12, 0): 8}
@@ -278,9 +278,9 @@ def test_devices_without_clusters_read_again():
     [
         (nn.layer_norm, [(16384, 4096), (4096,), (4096,)], True),
         (backward(nn.layer_norm), [(16384, 4096), (4096,), (4096,), (16384, 4096)], True),
-        (nn.layer_norm, [(1024, 4096), (4096,), (4096,)], False),  # all of it has room in the cache
-        (lambda x: x.sum(1), [(16384, 4096)], False),  # nothing is written that would take the room
-        (nn.softmax, [(4096, 40000)], False),  # rows that are read again
+        (nn.layer_norm, [(1024, 4096), (4096,), (4096,)], False),  # all of it fits in L2
+        (lambda x: x.sum(1), [(16384, 4096)], False),  # no writes compete for L2
+        (nn.softmax, [(4096, 40000)], False),  # reread rows
     ],
 )
 def test_what_is_read_outlives_what_is_written_in_the_cache(function, shapes, held):
