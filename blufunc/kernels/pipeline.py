@@ -35,7 +35,7 @@ from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.recompute.remat import rematerialise
 from blufunc.kernels.rewrites.activation_epilogue import is_activation, with_activations
-from blufunc.kernels.rewrites.canonicalize import rewrite, with_columns_apart
+from blufunc.kernels.rewrites.canonicalize import rewrite, split_column_reductions
 from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
@@ -147,7 +147,7 @@ class Planning:
             jaxpr = point_control.with_point_control(jaxpr, origins)
         jaxpr = rewrite(jaxpr, origins, target.batch_first)
         jaxpr = with_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
-        self.jaxpr = with_columns_apart(jaxpr, origins, target.summed_lanes)
+        self.jaxpr = split_column_reductions(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
         self._donated, self._planned = donated, planned
         self._sorts: dict[Eqn, str] = {}  # variants have mostly the same equations

@@ -1,13 +1,13 @@
-"""Plans within a budget of memory: ``jit(memory_budget=)``.
+"""Plans within a memory budget: ``jit(memory_budget=)``.
 
-Kernels, between stages 5 and 7: the entry of what ``budget_cuts.py`` chooses. In: a program on its way to a schedule,
-and a budget in bytes for its planned peak. Out: its schedule as ever, if that fits; else the schedule of the program
-with values computed again, the least time for which one was found that fits, and what was bought.
+Kernels, between stages 5 and 7: the driver of ``budget_cuts.py``. In: a program on its way to a schedule, and a
+budget in bytes for its planned peak. Out: its default schedule, if that fits; else the fastest schedule with
+recomputation found within the budget, and a report.
 
-What computing again does to the peak is known when all is fused, ordered and packed. So a choice is tried: a plan
-without kernels takes a fraction of what it takes to compile a program. For each way to divide the program in
-segments, the rate of exchange between bytes and seconds is raised until the plan fits. Where the peak is then
-elsewhere, and still too high, the program as it is by then is divided at that place, a few times over.
+The effect of recomputation on the peak is known only after fusion, ordering and packing. So each choice is tried: a
+plan without kernels costs a fraction of compiling a program. For each segmentation of the program, the price of a
+byte in seconds is raised until the plan fits. If the peak has moved and is still too high, the new program is cut at
+that peak, a few times over.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from blufunc.kernels.recompute.recompute_cost import plan_seconds
 from blufunc.kernels.schedule import Schedule
 
 _PEAKS = 5
-"""Peaks, one after the other, that are cut."""
+"""Successive peaks that are cut."""
 
 _PROGRESS = 0.98
-"""What is left of a peak that is worth to be cut again."""
+"""A cut must lower the peak at least to this fraction for another one to follow."""
 
 _TRIES = 3
-"""Plans of one division in segments that nearly fit, before it is given up."""
+"""Plans of one segmentation that nearly fit, before it is given up."""
 
 _NEARLY = 1.1
 """The peak of such a plan, in budgets."""
 
 _REPEATS = 1.5
-"""How often what is before the first peak may be computed again, by its time."""
+"""Maximum recomputation of the part before the first peak, relative to its time."""
 
 _PLANS = 16
 """Plans for one aim."""
@@ -46,35 +46,36 @@ _AIMS = 4
 """Aims for one budget."""
 
 _SHARES = (1, 0.95, 0.9, 0.8)
-"""Of a budget, to be tried for it."""
+"""Fractions of a budget to aim at."""
 
 _STEPS = 128
 _RATES = range(-3 * _STEPS, 12 * _STEPS)
-"""Rates of exchange that are tried, as logarithms: the time that a byte is worth, in the time that it takes to move it.
-"""
+"""Prices of a byte to try: logarithms, in units of the time to move the byte."""
 
 
 def search(planning: Any, budget: int, default: Schedule) -> Schedule:
-    """The cheapest schedule found with its planned peak within a budget in bytes; ``bought`` says what it recomputes.
+    """The fastest schedule found with its planned peak within a budget in bytes.
 
     Args:
       planning: the program, a ``pipeline.Planning``.
       default: its schedule without a budget.
+    Returns:
+      the schedule; its ``bought`` reports the recomputation.
     Raises:
-      MemoryBudgetError: none was found; the message says how low the peak would come, and what is alive there.
+      MemoryBudgetError: none was found; the message gives the lowest peak found, and the values alive there.
     """
     return _Search(planning, budget, default).run()
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """A program with values computed again, and its plan.
+    """A program with recomputed values, and its plan.
 
     Attributes:
-      origins: for equations, the call, or the choice, that computes them again.
+      origins: for equations, the call, or the choice, that recomputes them.
       made: its estimated schedule.
-      seconds: what computing again takes, estimated.
-      dropped: the values that are not kept, of all peaks that were cut.
+      seconds: estimated time of the recomputation.
+      dropped: the values that are not saved, of all peaks that were cut.
     """
 
     jaxpr: Jaxpr
@@ -95,18 +96,18 @@ class _Search:
         self.machine = planning.target.machine
         self.start = _Trial(default.jaxpr, planning.origins, planning.estimate(default.jaxpr))
         self.default_seconds = plan_seconds(self.start.made, self.machine)
-        self.floor = 0  # no cut of the first peak leaves less
+        self.floor = 0  # lower bound: no cut of the first peak leaves less
         self.most_seconds = 0.0
         self.plans = 0
 
     def run(self) -> Schedule:
         """The schedule within the budget.
 
-        Other budgets lead to other choices: where none fits, smaller ones are tried, and then larger ones, by
-        bisection: the least for which there is a plan is that of the error.
+        Other budgets lead to other choices. Where none fits, smaller ones are tried, and then larger ones by
+        bisection: the error reports the smallest for which there is a plan.
         """
         for share in _SHARES:
-            if share * self.budget < self.floor:  # which the first attempt finds
+            if share * self.budget < self.floor:  # the first attempt sets the floor
                 break
             made = self.attempt(int(share * self.budget))
             if made is not None:
@@ -124,7 +125,7 @@ class _Search:
         raise no_plan(self.budget, high, best, self.default)
 
     def attempt(self, budget: int) -> Schedule | None:
-        """A schedule within some budget. With kernels it may need more than was estimated: then less is aimed at."""
+        """A schedule within a budget; aims lower if kernels need more than was estimated."""
         aim = budget
         for n in range(_AIMS):
             self.plans = 0
@@ -139,7 +140,7 @@ class _Search:
         return None
 
     def descend(self, start: _Trial, aim: int) -> _Trial:
-        """The trial that takes the least time of those that fit; if none does, the one with the lowest peak."""
+        """The fastest trial that fits; if none does, the one with the lowest peak."""
         lowest = start
         for _ in range(_PEAKS):
             if lowest.peak <= aim or lowest.made.plan.peak_step is None:
@@ -151,7 +152,7 @@ class _Search:
         return lowest
 
     def cut(self, trial: _Trial, aim: int) -> _Trial:
-        """A trial with more computed again behind the peak of another."""
+        """A trial that recomputes more after the peak of another."""
         cuts = Cuts(trial.made, aim, self.machine, self.planning.target.activation_kernel)
         if trial is self.start:
             self.most_seconds = _REPEATS * sum(cuts.seconds.values())
@@ -170,7 +171,7 @@ class _Search:
                 if k == len(_RATES) or self.plans == _PLANS:
                     break
                 choice = chosen(_RATES[k])
-                key = frozenset(choice.again)
+                key = frozenset(choice.recomputed)
                 if key in seen or choice.seconds >= most:
                     break
                 seen.add(key)
@@ -185,11 +186,11 @@ class _Search:
         return fits or lowest
 
     def choices(self, cuts: Cuts, segments: Sequence[range]) -> Callable[[int], Choice]:
-        """The choice for each rate."""
+        """The choice for each price of a byte."""
         return functools.cache(lambda k: cuts.choose(segments, 2 ** (k / _STEPS) / self.machine.bandwidth))
 
     def tried(self, trial: _Trial, cuts: Cuts, choice: Choice) -> _Trial:
-        """The plan with what a choice computes again."""
+        """The plan with the recomputation of a choice."""
         self.plans += 1
         origins = dict(trial.origins)
         jaxpr = cuts.program(choice, origins)

@@ -1,20 +1,19 @@
-"""What to keep and what to compute again, where a plan needs more memory than a budget allows.
+"""Min-cut choice of the values to save or recompute around the peak of a plan.
 
-Kernels, between stages 5 and 7, below ``budget.py``. In: a planned program, and the budget that it does not meet. Out,
-for a rate of exchange (seconds that a byte is worth) and a way to divide the program in segments: the values that are
-computed again behind the peak, and what that takes.
+Kernels, between stages 5 and 7, below ``budget.py``. In: a planned program, and the budget that it exceeds. Out, for
+a price of a byte in seconds and a segmentation of the program: the values that are recomputed after the peak, and the
+time of that.
 
-The peak divides the program. Of what is computed before it, each value that is needed behind it is either kept, which
-costs bytes, or computed again, which costs time and needs the operands of its equation. Which is cheapest in all, at
-a rate of exchange between the two, is a minimum cut: the project selection problem (J. Picard, "Maximal Closure of a
-Graph", 1976). So chains, products of matrices, and dead values from which much else can be computed compete on equal
-terms. A byte counts by the share of the time over budget for which nobody reads the value: what is read right before
-and right behind the peak frees nothing.
+The peak splits the program. Each value that is computed before it and read after it is either saved, which costs
+bytes, or recomputed, which costs time and needs the operands of its equation. The cheapest choice at a given price is
+a minimum cut: the project selection problem (J. Picard, "Maximal Closure of a Graph", 1976). So chains, matmuls, and
+dead values from which much else can be computed compete on equal terms. A byte counts by the fraction of the time
+over budget in which no step reads the value: a value read right before and right after the peak frees nothing.
 
-A cut knows nothing of the memory that computing again takes itself: from the program's arguments alone the least is
-kept, and all of it is there once more. So what is before the peak is divided in segments, where little passes from
-one to the next, and each is computed again from what is kept of it and before it: as ``checkpoint`` on layers would,
-on blocks of many layers or on parts of one (T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
+A cut ignores the memory of the recomputation itself: recomputing all from the program's arguments saves least, and
+needs all of that memory again. So the part before the peak is split into segments, where little passes from one to
+the next. Each is recomputed from values saved in it and before it, as by ``checkpoint`` on blocks of layers or on
+parts of one (T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from blufunc.kernels.rewrites.activation_sums import Kernel
 from blufunc.kernels.schedule import Schedule
 
 LEVELS = 7
-"""Ways to divide the program: in 1, 2, 4, ... segments."""
+"""Segmentations of the program: into 1, 2, 4, ... segments."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is computed again.
+    """Values to recompute.
 
     Attributes:
-      again: the values, and for each the number of its segment.
-      kept: values that are kept for that, whatever else is computed again.
-      instead: of ``again``, the activations that are computed from their argument and not with their product.
-      freed: bytes that are not alive at the peak for it, less those that are alive instead.
-      seconds: how long it takes to compute them, estimated.
+      recomputed: the values, and for each the index of its segment.
+      kept: values that are saved for that, whatever else is recomputed.
+      instead: of ``recomputed``, the activations that are recomputed from their argument without their GEMM.
+      freed: bytes that this frees at the peak, less those of the values saved for it.
+      seconds: estimated time of the recomputation.
     """
 
-    again: dict[Var, int]
+    recomputed: dict[Var, int]
     kept: frozenset[Var]
     instead: frozenset[Var]
     freed: int
@@ -58,7 +57,7 @@ class Choice:
 
 @dataclass
 class _Side:
-    """What is on the source's side of a cut, or next to it: as in ``Choice``, of one segment."""
+    """Source side of a cut, and values next to it: as in ``Choice``, of one segment."""
 
     equations: list[Eqn]
     instead: list[Var] = field(default_factory=list)
@@ -67,16 +66,16 @@ class _Side:
 
 
 class Cuts(Repeatable):
-    """The choices that there are for a program.
+    """The recomputation choices of a program.
 
     Args:
       made: the program as it was planned, with one step for each of its fusion.
       budget: bytes for its planned peak, which is more.
-      machine: what time is estimated for.
-      kernel: from a product with an activation to the kernel for it, if there is one.
+      machine: the machine of the time estimates.
+      kernel: from a GEMM with an activation to its kernel, if there is one.
 
     Attributes:
-      levels: for each way to divide what is before the peak, its segments: ranges of places in ``nodes``.
+      levels: for each segmentation of the part before the peak, its segments: ranges of positions in ``nodes``.
     """
 
     def __init__(self, made: Schedule, budget: int, machine: Machine, kernel: Kernel = lambda eqn: None):
@@ -86,13 +85,13 @@ class Cuts(Repeatable):
     # -- segments ----------------------------------------------------------------------------------------
 
     def _divide(self) -> list[list[range]]:
-        """The nodes in 1, 2, 4, ... segments, cut in two where least passes from one half to the other."""
+        """The nodes in 1, 2, 4, ... segments, bisected where the fewest bytes cross."""
         n = len(self.nodes)
         passing = np.zeros(n + 1, np.int64)  # bytes that cross each border
         last: dict[Var, int] = {}
         for i, eqn in enumerate(self.nodes):
             last.update((v, i) for v in self.reads[eqn])
-        waits = np.zeros(n + 1, np.int64)  # of what is needed behind the peak
+        waits = np.zeros(n + 1, np.int64)  # of values that are read after the peak
         for i, eqn in enumerate(self.nodes):
             for v in eqn.outvars:
                 if v in last:
@@ -126,8 +125,8 @@ class Cuts(Repeatable):
     # -- choosing ----------------------------------------------------------------------------------------
 
     def choose(self, segments: Sequence[range], rate: float) -> Choice:
-        """What is computed again where a byte, for all of the time over budget, is worth ``rate`` seconds."""
-        again: dict[Var, int] = {}
+        """Values to recompute at a price of ``rate`` seconds per byte over the budget."""
+        recomputed: dict[Var, int] = {}
         kept: set[Var] = set()
         instead: set[Var] = set()
         seconds = 0.0
@@ -136,38 +135,38 @@ class Cuts(Repeatable):
                 v for e in self.nodes[segment.start : segment.stop] for v in e.outvars if v in self.first_late
             ]
             if wanted:
-                side = self._cut(segment, wanted, rate, again, kept)
+                side = self._cut(segment, wanted, rate, recomputed, kept)
                 results = [v for e in side.equations for v in e.outvars if v.__class__ is not DropVar]
-                again.update((v, number) for v in [*results, *side.instead])
+                recomputed.update((v, number) for v in [*results, *side.instead])
                 kept.update(
-                    v for v in side.kept if v not in again or self.place[self.node_of[v]] < segment.start
+                    v for v in side.kept if v not in recomputed or self.place[self.node_of[v]] < segment.start
                 )
-                for v in kept & again.keys():
-                    del again[v]
+                for v in kept & recomputed.keys():
+                    del recomputed[v]
                 instead.update(side.instead)
                 seconds += side.seconds
-        freed = sum(nbytes(v) for v in again if v in self.first_late and self.last_early[v] < self.at)
+        freed = sum(nbytes(v) for v in recomputed if v in self.first_late and self.last_early[v] < self.at)
         freed -= sum(nbytes(v) for v in kept if v not in self.first_late and v not in self.fixed)
-        return Choice(again, frozenset(kept), frozenset(instead & again.keys()), freed, seconds)
+        return Choice(recomputed, frozenset(kept), frozenset(instead & recomputed.keys()), freed, seconds)
 
     def _cut(
-        self, segment: range, wanted: Sequence[Var], rate: float, again: dict[Var, int], kept: set[Var]
+        self, segment: range, wanted: Sequence[Var], rate: float, recomputed: dict[Var, int], kept: set[Var]
     ) -> _Side:
-        """What of a segment is computed again, and what of it and before it is kept for that.
+        """Values of a segment to recompute, and values in and before it to save for that.
 
-        A node on the source's side is a value that is needed, an equation that is computed again, or a link of one.
+        A node on the source's side is a value that is read, an equation that is recomputed, or a link of one.
         """
         network = Network()
         values: dict[Var, None] = {}
         equations: set[Eqn] = set()
-        links: dict[Link, Eqn | str] = {}  # and what makes each free
-        # and until when it is needed, of what nobody reads behind the peak as it is; the latest first
+        links: dict[Link, Eqn | str] = {}  # and the node that makes each free
+        # and the last step that reads it, if no step after the peak reads the original; the latest first
         pending = sorted(((v, self.first_late[v]) for v in wanted), key=lambda pair: pair[1])
         for v in wanted:
             network.edge("source", v, UNLIMITED)
 
         def link(found: Link) -> None:
-            """Its time is lost unless what it begins with is computed again as well."""
+            """Charge a link's time unless its operand is recomputed as well."""
             if found not in links:
                 free = found.maker is not None and self._is_repeatable(found.maker, segment)
                 links[found] = found.maker if free else "sink"  # type: ignore[assignment]
@@ -176,11 +175,11 @@ class Cuts(Repeatable):
         while pending:
             v, until = pending.pop()
             eqn = self.node_of.get(v)
-            if v in values or eqn is None:  # an argument is there anyway
+            if v in values or eqn is None:  # an argument is alive anyway
                 continue
             values[v] = None
             at_hand = v in kept or (
-                self.place[eqn] not in segment and v in self.first_late and v not in again
+                self.place[eqn] not in segment and v in self.first_late and v not in recomputed
             )
             until = self.first_late.get(v, until)
             price = 0 if at_hand else self.price(v, until)
@@ -194,7 +193,7 @@ class Cuts(Repeatable):
                 network.edge(v, "sink", price)
             else:
                 waiting = int(self.waiting.get(v, 0.0) / rate)
-                # time that would be saved is no reason by itself to compute something again
+                # time that would be saved is no reason by itself to recompute a value
                 network.edge(v, eqn, price + (min(price, waiting) if v in self.first_late else waiting))
             if eqn not in equations and self._is_repeatable(eqn, segment):
                 equations.add(eqn)
@@ -217,20 +216,20 @@ class Cuts(Repeatable):
         return eqn in self.seconds and self.place[eqn] in segment
 
     def program(self, choice: Choice, origins: dict[Eqn, int]) -> Jaxpr:
-        """The program in which that is computed again; its equations are added to ``origins``."""
+        """The program with this recomputation; its equations are added to ``origins``."""
         base = 1 + max(origins.values(), default=0)
         instead = {v: self.activations[v].eqns for v in choice.instead}
-        again = {v: base + n for v, n in choice.again.items()}
-        jaxpr = self.repeated(again, origins, choice.kept, instead, with_readers=True)
+        recomputed = {v: base + n for v, n in choice.recomputed.items()}
+        jaxpr = self.repeated(recomputed, origins, choice.kept, instead, with_readers=True)
         return with_activations_again(jaxpr, origins)
 
     def ways(self, choice: Choice, jaxpr: Jaxpr) -> dict[Var, str]:
-        """How the program of a choice has the activations that it computes without their products, for people."""
+        """For reports: how a choice recomputes activations without their GEMMs."""
         by_products = {e.invars[2] for e in jaxpr.eqns if result_of(e) is not None}
         argument = {v: self.activations[v].operand for v in choice.instead}
         by_product, by_kernel = ", by the product with its derivative,", ", from its argument,"
         return {v: by_product if x in by_products else by_kernel for v, x in argument.items()}
 
     def dropped(self, choice: Choice) -> list[Var]:
-        """The values that are no longer kept from before the peak to behind it."""
-        return [v for v in choice.again if v in self.first_late]
+        """The values that are no longer alive across the peak."""
+        return [v for v in choice.recomputed if v in self.first_late]

@@ -1,6 +1,7 @@
-"""What a budget of memory bought, and at which price: part of ``lower().memory``; or why there is no plan within it.
+"""Report of a memory budget: recomputed values and their cost, or why none fits.
 
-Kernels, beside ``budget.py``, which makes both. In: the schedule of a program without a budget, and within it.
+Kernels, called by ``budget.py``; part of ``lower().memory``. In: the schedule of a program without a budget, and the
+one within it. Out: its report, or the error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Dropped(NamedTuple):
-    """A value that is computed again and not kept.
+    """A value that is recomputed instead of saved.
 
     Attributes:
       label: its type, the operation that computes it, and the user's line.
@@ -36,20 +37,20 @@ class Dropped(NamedTuple):
 
 
 def dropped(v: Var, eqn: Eqn, way: str = "") -> Dropped:
-    """The entry of a value; ``way`` is how it is computed again, if not by its equation."""
+    """The entry of a value; ``way`` is its recomputation, if not by its equation."""
     return Dropped(f"{v.aval} {eqn.prim.name}{way} at {line_of(eqn)}", nbytes(v))
 
 
 @dataclass(frozen=True)
 class Bought:
-    """What a program computes again for its budget.
+    """The recomputation of a program with a memory budget, and its cost.
 
     Attributes:
       budget: in bytes.
-      default: the schedule of the program without a budget, which would need more.
+      default: the schedule of the program without a budget, which exceeds it.
       made: the schedule within the budget.
-      dropped: the values that are computed again instead of being kept, the largest first.
-      machine: what times are estimated for.
+      dropped: the values that are recomputed instead of saved, the largest first.
+      machine: the machine of the time estimates.
     """
 
     budget: int
@@ -75,38 +76,36 @@ class Bought:
 
     @property
     def flops(self) -> int:
-        """Operations of arithmetic more than without a budget."""
+        """Additional arithmetic operations."""
         return self.costs[1].flops - self.costs[0].flops
 
     @property
     def bytes(self) -> int:
-        """Bytes moved more than without a budget; fewer, where a sum that is written no more moved most."""
+        """Additional bytes moved; negative where eliding the store of a sum saves more."""
         return self.costs[1].bytes - self.costs[0].bytes
 
     @functools.cached_property
     def times(self) -> tuple[float, float]:
-        """The time of the program without a budget, and within it, by which it was chosen: the roofline of ``machine``
-        and its launches, not measured.
-        """
+        """Estimated seconds without a budget, and within it: roofline plus launches."""
         return plan_seconds(self.default, self.machine), plan_seconds(self.made, self.machine)
 
     @property
     def seconds(self) -> float:
-        """Time more than without a budget."""
+        """Additional time in seconds."""
         return self.times[1] - self.times[0]
 
     def report(self, n: int = 10) -> str:
-        """The peaks; the ``n`` largest rows of what is computed again, values of one line together; and the price."""
+        """The peaks, the ``n`` largest recomputed values grouped by line, and the cost."""
         before, _ = self.costs
-        alike: dict[Dropped, int] = {}
+        grouped: dict[Dropped, int] = {}
         for d in self.dropped:
-            alike[d] = alike.get(d, 0) + 1
-        rows = sorted(alike.items(), key=lambda row: -row[0].nbytes * row[1])
+            grouped[d] = grouped.get(d, 0) + 1
+        rows = sorted(grouped.items(), key=lambda row: -row[0].nbytes * row[1])
         total = sum(d.nbytes for d in self.dropped)
         lines = [
             f"memory budget {size(self.budget)}: planned peak {size(self.peak_bytes)} instead of "
             f"{size(self.default_peak_bytes)}",
-            f"computed again, or later, instead of kept: {len(self.dropped)} values, {size(total)}",
+            f"recomputed, or computed later, instead of saved: {len(self.dropped)} values, {size(total)}",
         ]
         lines += [f"  {size(k * d.nbytes):>10}  {f'{k} x ' if k > 1 else ''}{d.label}" for d, k in rows[:n]]
         if len(rows) > n:
@@ -128,7 +127,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def no_plan(budget: int, lowest: int, least: Schedule, default: Schedule) -> errors.MemoryBudgetError:
-    """The error where no plan within a budget was found; ``least`` is that of ``lowest``, for which there is one."""
+    """Error if no plan within a budget was found; ``least`` is the plan of ``lowest``."""
     lines = [
         f"the lowest budget for which one was found is {size(lowest)} ({lowest} bytes); without a budget it is "
         f"{size(default.plan.peak_bytes)}.",
@@ -143,7 +142,7 @@ def no_plan(budget: int, lowest: int, least: Schedule, default: Schedule) -> err
 
 
 def _fix(budget: int, lowest: int, least: Schedule) -> str:
-    """What would help: more, or less of what cannot be computed again."""
+    """The remedy: a larger budget, or fewer bytes of values that cannot be recomputed."""
     plan = least.plan
     advice = [f"memory_budget={lowest}, or a smaller batch"]
     if plan.output_bytes > budget // 16:
@@ -151,7 +150,7 @@ def _fix(budget: int, lowest: int, least: Schedule) -> str:
             f"donate_argnums=... lets results take the memory of arguments (now {size(plan.output_bytes)} more)"
         )
     if plan.argument_bytes > budget // 2:
-        advice.append(f"arguments alone take {size(plan.argument_bytes)}: divide them among devices")
+        advice.append(f"arguments alone take {size(plan.argument_bytes)}: shard them across devices")
     return "; ".join(advice)
 
 

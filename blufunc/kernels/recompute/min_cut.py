@@ -1,7 +1,8 @@
-"""Minimum cuts: what separates a source from a sink at the least cost.
+"""Minimum cuts between a source and a sink.
 
-Kernels, below ``remat.py`` and ``budget_cuts.py``. In: edges with capacities between any hashable nodes. Out: the nodes
-on one side of a minimum cut. By the algorithm of Dinic (1970): shortest augmenting paths, those of one length together.
+Kernels, below ``remat.py`` and ``budget_cuts.py``. In: edges with capacities between any hashable nodes. Out: the
+nodes on one side of a minimum cut, by the algorithm of Dinic (1970): shortest augmenting paths, in phases of equal
+length.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ UNLIMITED = 1 << 62
 
 
 class Network:
-    """Nodes, and edges with whole numbers as capacities."""
+    """Network of nodes, and edges with integer capacities."""
 
     def __init__(self) -> None:
         self._number: dict[Hashable, int] = {}
         self._edges: list[
             list[int]
-        ] = []  # of each node: the numbers of its edges; an edge's reverse is beside it
+        ] = []  # per node: the indices of its edges; an edge and its reverse are neighbours
         self._heads: list[int] = []
         self._room: list[int] = []
 
     def edge(self, a: Hashable, b: Hashable, capacity: int) -> None:
-        """An edge, or more capacity from one node to another."""
+        """Add an edge, or capacity to an edge."""
         i, j = self._node(a), self._node(b)
         self._edges[i].append(len(self._heads))
         self._edges[j].append(len(self._heads) + 1)
@@ -32,12 +33,12 @@ class Network:
         self._room += (capacity, 0)
 
     def near_source(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The nodes on the source's side of the minimum cut that is nearest to the source."""
+        """The nodes on the source's side of the minimum cut nearest to the source."""
         self._saturate(self._node(source), self._node(sink))
         return self._reached(self._node(source), lambda e: self._room[e])
 
     def near_sink(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The nodes on the sink's side of the minimum cut that is nearest to the sink."""
+        """The nodes on the sink's side of the minimum cut nearest to the sink."""
         self._saturate(self._node(source), self._node(sink))
         return self._reached(self._node(sink), lambda e: self._room[e ^ 1])
 
@@ -59,9 +60,9 @@ class Network:
         return {name for name, number in self._number.items() if number in seen}
 
     def _saturate(self, source: int, sink: int) -> None:
-        """Let as much flow as there can."""
+        """Push the maximum flow."""
         while (level := self._levels(source, sink)) is not None:
-            tried = [0] * len(self._edges)  # edges of each node that lead nowhere any more
+            tried = [0] * len(self._edges)  # per node: edges that lead nowhere any more
             path: list[int] = []
             at = source
             while True:
@@ -87,7 +88,7 @@ class Network:
                     break
 
     def _levels(self, source: int, sink: int) -> list[int] | None:
-        """How many edges with room each node is from the source; None if the sink is not to be reached."""
+        """Distance of each node from the source; None if the sink is unreachable."""
         level = [-1] * len(self._edges)
         level[source] = 0
         pending = deque([source])

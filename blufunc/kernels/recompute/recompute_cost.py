@@ -1,16 +1,16 @@
-"""What can be computed again behind the peak of a plan, and how long that takes; how long a plan takes.
+"""Recomputable values after the peak of a plan, and the time of recomputing each.
 
 Kernels, between stages 5 and 7, below ``budget_cuts.py``, which chooses. In: a planned program. Out: its equations
-before the peak, each with what it reads in memory and with the seconds that computing it once more takes; and what
-waits for whom. All times are estimates for a ``Machine``: a library call takes its roofline, and so does a kernel. So
-products, which do arithmetic, and operations on elements, which move bytes, are weighed on one scale.
+before the peak, each with the values it reads in memory and the seconds to recompute it; and the dependencies. All
+times are estimates for a ``Machine``: a library call takes its roofline, and so does a kernel. So GEMMs, which do
+arithmetic, and elementwise operations, which move bytes, are weighed on one scale.
 
-An equation that is computed again becomes part of the kernel behind the peak that reads it. So where only kernels read
-its result, that is not written then, nor read, as it is if it is kept; for a library call it is written. What it reads
-costs its time once for a kernel; and, if it is of the same kernel before the peak, only where computing again begins,
-which is what a ``Link`` says. Another kind of link goes from the activation that a product computes to its argument,
-which the product stores as well: where that is kept, a kernel computes the activation alone again, or the product with
-its derivative, which reads the argument anyway, does that besides (``epilogue.py``).
+A recomputed equation becomes part of the kernel after the peak that reads it. So where only kernels read its result,
+that is neither stored nor loaded, unlike a saved one; a library call stores it. A kernel pays for each of its
+operands once; if the operand is of the same kernel before the peak, only where recomputation begins, which is what a
+``Link`` says. Another kind of link goes from the activation in a GEMM's epilogue to its argument, which the GEMM
+stores as well. From that, a kernel recomputes the activation alone, or the GEMM with its derivative stores it too
+(``epilogue.py``).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from blufunc.kernels.rewrites.activation_sums import Kernel
 from blufunc.kernels.schedule import OpaqueStep, Schedule
 
 _ALL = 1 / 8
-"""What a byte counts that is free for all of the time, beside one that is for all of the time over budget: of values
-that are worth the same, those go first that are not needed for longest.
+"""Weight of a byte freed throughout, relative to one freed while over budget.
+Of equally expensive values, those that are not needed for longest go first.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """What it takes to begin with a value, where it is not computed again itself.
+    """The cost to start recomputation from a value that is not recomputed itself.
 
     Attributes:
       operand: the value.
-      seconds: how long it takes to read it, and to do what ``eqns`` do.
-      maker: its equation, if that makes it free to be computed again; None: it is never free.
+      seconds: time to load it, and to run ``eqns``.
+      maker: its equation, if recomputing that makes the link free; None: it is never free.
       eqns: the equations that compute another result of that equation from it; none if it is only read.
     """
 
@@ -57,26 +57,26 @@ class Link:
 
 
 class Repeatable(Divided):
-    """What is before the peak of a plan, as far as it can be computed again.
+    """The recomputable part of a plan before its peak.
 
     Args:
       made: the program as it was planned, with one step for each of its fusion.
       budget: bytes for its planned peak, which is more.
-      machine: what time is estimated for.
-      kernel: from a product with an activation to the kernel for it, if there is one.
+      machine: the machine of the time estimates.
+      kernel: from a GEMM with an activation to its kernel, if there is one.
 
     Attributes:
-      steps: those of the fusion, in the order in which they run.
-      at: the place of that of the peak.
+      steps: those of the fusion, in execution order.
+      at: the position of the peak's step.
       excess: bytes to be freed there.
-      last_early: of each variable, the last step before the peak that writes or reads it.
-      first_late: the first one behind it that reads it.
-      nodes: the equations before the peak that compute something.
+      last_early: of each variable, the last step up to the peak that writes or reads it.
+      first_late: the first step after it that reads it.
+      nodes: the equations before the peak that compute values.
       reads: the variables in memory that each reads.
-      seconds: how long each takes once more, but for its links; none for what is not computed twice.
-      links: what equations of kernels take besides, for each of their operands.
-      waiting: how long it takes kernels to write and to read a value only because it is kept.
-      activations: of a product's result, the link to its argument, by which it is had without the product.
+      seconds: time to recompute each, without its links; absent for equations that must run once.
+      links: additional costs of equations of kernels, for each of their operands.
+      waiting: time that kernels spend to store and load a value only because it is saved.
+      activations: of a GEMM's result, the link to its argument, from which it is recomputed without the GEMM.
     """
 
     def __init__(self, made: Schedule, budget: int, machine: Machine, kernel: Kernel = lambda eqn: None):
@@ -97,7 +97,7 @@ class Repeatable(Divided):
     # -- when values are alive ---------------------------------------------------------------------------
 
     def _read_lives(self, made: Schedule, budget: int) -> None:
-        """When each variable in memory is written and read, and how much of the time over budget it waits."""
+        """Find the live range of each variable, and its share of the time over budget."""
         self.last_early: dict[Var, int] = {}
         self.first_late: dict[Var, int] = {}
         for i, step in enumerate(self.steps):
@@ -119,8 +119,9 @@ class Repeatable(Divided):
         self.fixed = {v for v in unplanned | aliased | self.results if isinstance(v, Var)}
 
     def price(self, v: Var, until: int) -> int:
-        """The bytes that keeping a value from its last early reader to a step costs, by the share of the time over
-        budget in between.
+        """The bytes that saving a value from its last early reader to a step costs.
+
+        They count by the share of the time over budget in between.
         """
         if v in self.fixed:
             return 0
@@ -128,17 +129,17 @@ class Repeatable(Divided):
         share = (self.over[until] - self.over[begin]) / self.over[-1]
         return int(nbytes(v) * (share + _ALL * (until - begin) / len(self.steps)))
 
-    # -- what can be computed again, and how long it takes -------------------------------------------------
+    # -- recomputable equations and their times ------------------------------------------------------------------
 
     def _find_nodes(self) -> None:
-        """The equations before the peak that compute something, what each reads in memory, and how long it takes."""
+        """Collect the equations before the peak, their operands in memory, their times."""
         self.nodes: list[Eqn] = []
         self.reads: dict[Eqn, list[Var]] = {}
         self.seconds: dict[Eqn, float] = {}
         self.links: dict[Eqn, list[Link]] = {}
         self.waiting: dict[Var, float] = {}
         self.activations: dict[Var, Link] = {}
-        self._kernels: dict[Var, int] = {}  # how many behind the peak read a value
+        self._kernels: dict[Var, int] = {}  # number of kernels after the peak that read a value
         self._with_derivative = epilogue.products_with_derivative(self.jaxpr.eqns)
         self._by_library: set[Var] = set()
         self._fused: set[Var] = set()
@@ -170,7 +171,7 @@ class Repeatable(Divided):
             self.seconds[eqn] = seconds
 
     def _add_region(self, region: Region) -> None:
-        """The equations of a kernel: as parts of one that reads their results, or some of them, behind the peak."""
+        """Add a kernel's equations, as parts of their reader's kernel after the peak."""
         reads = {e: list(dict.fromkeys(x for a in e.invars for x in self.leaves(a))) for e in region.eqns}
         readers = Counter(x for found in reads.values() for x in found)
         links = {x: link for x in readers if (link := self._link(x, region)).seconds}
@@ -189,8 +190,9 @@ class Repeatable(Divided):
             self._fused.update(v for v in region.roles if v in self._kernels)
 
     def _link(self, x: Var, region: Region) -> Link:
-        """What reading a value takes, for a part of a kernel: nothing, if another kernel reads it there anyway, or if
-        it is not in memory before.
+        """The cost of reading a value, for a part of a kernel.
+
+        It is 0 if another kernel reads it there anyway, or if it is not in memory before.
         """
         if x not in region.roles:
             return Link(x, self._moving(x))
@@ -198,22 +200,24 @@ class Repeatable(Divided):
         return Link(x, 0.0 if free else self._moving(x), self.maker[x])
 
     def _waiting(self, v: Var, region: Region, fused: bool) -> float:
-        """What keeping a value takes kernels: to write it, if nobody wants it in memory before, and to read it.
+        """Time for kernels to store a saved value, unless stored anyway, and to load it.
 
-        Of values that are made one from the other, as the stream of a network is, only every second one is taken for
-        computed by its reader (``fused``): the reader of what is made from it comes first, and would have to write it.
+        In a chain of such values, as a residual stream, only every second one counts as recomputed by its reader
+        (``fused``): the reader of the next one comes first, and would have to store it.
         """
         if v not in region.outputs:
             return 2 * self._moving(v)
         return self._moving(v) * ((v not in self._read_early) + (fused and v in self._kernels))
 
     def _is_written(self, v: Var) -> bool:
-        """Whether a kernel that computes a value again has to write it."""
+        """True if a kernel that recomputes a value has to store it."""
         return v in self._by_library or self._kernels.get(v, 0) != 1
 
     def _add_activation(self, eqn: Eqn) -> None:
-        """The way from the argument of a product's activation to it: by the product behind the peak that multiplies by
-        its derivative, if a kernel can, which writes it besides; else by a kernel of its own.
+        """Add the link from the argument of a GEMM's activation to the activation.
+
+        The GEMM after the peak that multiplies by its derivative stores it too, if a kernel can; else a kernel of its
+        own does.
         """
         if not (eqns := from_argument(eqn)):
             return
@@ -229,7 +233,7 @@ class Repeatable(Divided):
         self.activations[result] = Link(argument, seconds, eqn, eqns)
 
     def _seconds_of(self, eqn: Eqn) -> float | None:
-        """The time of a library call; None for what is done once: effects, exchanges, calls of the user's functions."""
+        """Time of a library call; None for effects, collectives, user functions: run once."""
         once = eqn.effects or communicates(eqn) or eqn.prim.opaque or eqn.prim is optimization_barrier_p
         if once or not eqn.outvars or eqn_calls_back(eqn.prim, eqn.params):
             return None
@@ -238,7 +242,7 @@ class Repeatable(Divided):
 
 
 def plan_seconds(made: Schedule, machine: Machine) -> float:
-    """How long an estimated schedule takes if its steps run one after another, each as fast as it can."""
+    """Time of an estimated schedule whose steps run in sequence, each at its roofline."""
     return sum(_step_seconds(s, machine) for s in made.fusion.steps)
 
 
@@ -251,10 +255,10 @@ def _step_seconds(step: Step, machine: Machine) -> float:
 
 
 def _library_seconds(eqn: Eqn, machine: Machine) -> float:
-    """The time of a library call. An activation is not hidden behind its product, as far as was measured: the product
-    of 32768 x 3072 x 768 takes 280 us with it, 221 by its arithmetic (``docs/design/004``). Nor is one that the product
-    with its derivative gives besides, as far as is assumed.
+    """The time of a library call, in which a GEMM does not hide its activation.
+
+    The same is assumed of the activation that the GEMM with its derivative stores.
     """
     seconds = machine.launch + of_eqn(eqn, "library").seconds(machine)
-    beside = eqn.outvars[0] if from_argument(eqn) else epilogue.result_of(eqn)
-    return seconds + (0.0 if beside is None else nbytes(beside) / machine.bandwidth)
+    activation = eqn.outvars[0] if from_argument(eqn) else epilogue.result_of(eqn)
+    return seconds + (0.0 if activation is None else nbytes(activation) / machine.bandwidth)

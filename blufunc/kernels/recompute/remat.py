@@ -1,14 +1,13 @@
-"""Before the final plan: what is cheap to compute again is not kept for the backward pass.
+"""Default rematerialization: recompute cheap values in the backward pass.
 
-Kernels, between stages 5 and 7. In: a fused and planned program. Out: a jaxpr in which some values that were alive
-at the peak of memory are computed a second time, behind it, from others that are smaller or alive anyway.
+Kernels, between stages 5 and 7, before the final plan. In: a fused and planned program. Out: a jaxpr that recomputes
+some values alive at the peak of memory after it, from others that are smaller or alive anyway.
 
-For each region before the peak there are values that steps behind it read. Inside of the region every value is a
-function of its operands, so what has to be kept is a vertex cut between the region's inputs and those values; a
-minimum cut (L. R. Ford, D. R. Fulkerson, "Maximal Flow Through a Network", 1956) keeps the fewest bytes. Only
-elementwise equations are repeated: the cut may not lie before a reduction or a gather. So a GELU keeps what goes into
-it in the place of its result and its derivative, and a normalisation its normalised input in the place of that and its
-result.
+For each region before the peak there are values that steps after it read. Inside of the region every value is a
+function of its operands, so the saved values are a vertex cut between the region's inputs and those values; a minimum
+cut (L. R. Ford, D. R. Fulkerson, "Maximal Flow Through a Network", 1956) saves the fewest bytes. Only elementwise
+equations are repeated: the cut may not precede a reduction or a gather. So a GELU saves its input instead of its
+result and derivative, and a normalization saves its normalized input instead of that and its result.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from blufunc.kernels.recompute.repeat import Divided, nbytes
 
 
 def rematerialise(fusion: Fusion, peak: int, origins: dict[Eqn, int], worth: int) -> Jaxpr:
-    """The program with cheap values computed again.
+    """The program with cheap values recomputed after the peak.
 
     Args:
       fusion: the program, fused.
-      peak: the position of an equation: what is read behind it is alive at the peak.
-      origins: for equations, the call that computes them again; the new equations are added.
-      worth: how many bytes a region must save.
+      peak: the position of an equation: values read after it are alive at the peak.
+      origins: for equations, the call that recomputes them; the new equations are added.
+      worth: bytes that a region must save at least.
     """
     return _Rematerialiser(fusion, peak, origins, worth).run()
 
@@ -40,17 +39,17 @@ class _Rematerialiser(Divided):
         self.position = {id(e): i for i, e in enumerate(self.jaxpr.eqns)}
         self.late = self.read_late()
         self.written = self.results | self.read_early()
-        self.again: dict[Var, int] = {}  # what is computed again, and the number of the region it is from
+        self.recomputed: dict[Var, int] = {}  # recomputed values, and the index of the region of each
         self.next_origin = max(origins.values(), default=0)
 
     def run(self) -> Jaxpr:
         for region in self.fusion.regions:
             if region.eqns and self.position[id(region.eqns[-1])] < self.peak:
                 self.choose(region)
-        return self.repeated(self.again, self.origins) if self.again else self.jaxpr
+        return self.repeated(self.recomputed, self.origins) if self.recomputed else self.jaxpr
 
     def read_late(self) -> set[Var]:
-        """The variables in memory that equations behind the peak read, and results."""
+        """The variables in memory that equations after the peak read, and results."""
         late = set(self.results)
         for eqn in self.jaxpr.eqns[self.peak + 1 :]:
             if eqn.outvars and eqn.outvars[0] in self.fusion.virtual:
@@ -59,7 +58,7 @@ class _Rematerialiser(Divided):
         return late
 
     def read_early(self) -> set[Var]:
-        """The variables in memory that steps up to the peak read which do not compute them."""
+        """The variables in memory that steps up to the peak read but do not compute."""
         early: set[Var] = set()
         for step in self.fusion.steps:
             own = step.roles if isinstance(step, Region) else {}
@@ -71,7 +70,7 @@ class _Rematerialiser(Divided):
     # -- what to keep --------------------------------------------------------------------------
 
     def choose(self, region: Region) -> None:
-        """Mark what of a region is computed again."""
+        """Mark the values of a region to recompute."""
         late = lambda v: v in self.late and v not in self.results
         wanted = [v for v in region.outputs if late(v) and v in region.roles]
         if sum(map(nbytes, wanted)) < self.worth:
@@ -83,20 +82,18 @@ class _Rematerialiser(Divided):
         self.next_origin += 1
         for v in wanted:
             if v not in cut:
-                self.again[v] = self.next_origin
-        # what lies between the cut and what is wanted is found again when that is written
-        self.again.update((v, self.next_origin) for v in self.between(region, wanted, cut))
+                self.recomputed[v] = self.next_origin
+        # values between the cut and the targets are recomputed on the way
+        self.recomputed.update((v, self.next_origin) for v in self.between(region, wanted, cut))
 
     def price(self, v: Var, region: Region) -> int:
-        """The bytes that keeping a variable takes beyond what is kept anyway; a little more for what would not be
-        written if it were not kept.
-        """
+        """Additional bytes of saving a variable; a little more if stored only for that."""
         if v not in region.roles:
             return 0 if v in self.late or v not in self.made else nbytes(v)
         return nbytes(v) + (0 if v in self.written else nbytes(v) >> 6)
 
     def operands(self, v: Var, region: Region) -> list[Var] | None:
-        """What a value is computed of, element by element; None where it must be kept."""
+        """The elementwise operands of a value; None if it must be saved."""
         eqn = self.maker.get(v)
         if v not in region.roles or eqn is None:
             return None
@@ -105,7 +102,7 @@ class _Rematerialiser(Divided):
         return list(dict.fromkeys(leaf for a in eqn.invars for leaf in self.leaves(a)))
 
     def cut(self, region: Region, wanted: list[Var]) -> set[Var]:
-        """The cheapest variables of which all wanted ones can be computed."""
+        """The cheapest variables from which all wanted ones can be computed."""
         nodes: dict[Var, list[Var] | None] = {}
         pending = list(wanted)
         while pending:
@@ -122,8 +119,8 @@ class _Rematerialiser(Divided):
                 flow.edge((x, "out"), (v, "in"), UNLIMITED)
         for v in wanted:
             flow.edge((v, "out"), "sink", UNLIMITED)
-        behind = flow.near_sink("source", "sink")
-        return {v for v in nodes if (v, "out") in behind and (v, "in") not in behind}
+        late = flow.near_sink("source", "sink")
+        return {v for v in nodes if (v, "out") in late and (v, "in") not in late}
 
     def between(self, region: Region, wanted: list[Var], cut: set[Var]) -> list[Var]:
         found: dict[Var, None] = {}

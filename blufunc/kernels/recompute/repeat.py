@@ -1,8 +1,8 @@
-"""A fused program on both sides of a position: what is read behind it, and how that is computed again there.
+"""Recomputation of chosen values after a position of a fused program.
 
-Kernels, between stages 5 and 7, below ``remat.py`` and ``budget_cuts.py``, which choose. In: a fusion, and the position
-of an equation, most often where the peak of memory is. Out: the program in which chosen values are computed a second
-time, each right before its first reader behind the position; so they need not be kept until then.
+Kernels, between stages 5 and 7, below ``remat.py`` and ``budget_cuts.py``, which choose. In: a fusion, and the
+position of an equation, most often that of the peak of memory. Out: the program that recomputes chosen values, each
+right before its first reader after the position; so they need not be saved until then.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from blufunc.kernels.fusion.fuse import Fusion
 
 
 class Divided:
-    """A program seen from a position.
+    """A program split at a position.
 
     Args:
-      fusion: the program, its equations in the order in which steps run.
-      peak: the position of an equation: what comes later is behind it.
+      fusion: the program, its equations in execution order.
+      peak: the position of an equation, after which the program is split.
 
     Attributes:
       made: the position at which each variable is computed.
@@ -36,49 +36,49 @@ class Divided:
         self.results = {leaf for a in self.jaxpr.outvars for leaf in self.leaves(a)}
 
     def leaves(self, atom: Atom) -> tuple[Var, ...]:
-        """The variables in memory behind an operand."""
+        """The variables in memory from which an operand is computed."""
         if atom.__class__ is Literal:
             return ()
         found = self._leaves.get(atom)  # type: ignore[arg-type]
         if found is None:
             v: Var = atom  # type: ignore[assignment]
             eqn = self.fusion.virtual.get(v)
-            behind = (v,) if eqn is None else dict.fromkeys(x for a in eqn.invars for x in self.leaves(a))
-            found = self._leaves[v] = tuple(behind)
+            leaves = (v,) if eqn is None else dict.fromkeys(x for a in eqn.invars for x in self.leaves(a))
+            found = self._leaves[v] = tuple(leaves)
         return found
 
     def repeated(
         self,
-        again: Mapping[Var, int],
+        recomputed: Mapping[Var, int],
         origins: dict[Eqn, int],
         kept: Collection[Var] = (),
         instead: Mapping[Var, Sequence[Eqn]] = MappingProxyType({}),
         with_readers: bool = False,
     ) -> Jaxpr:
-        """The program with what is computed again before its first reader behind the peak.
+        """The program that recomputes values before their first readers after the peak.
 
         Args:
-          again: the variables that are computed again, and for each the number that its equation has in ``origins``.
-          origins: for equations, the call that computes them again; the new equations are added.
-          kept: variables that are read as they are, although they only move what is computed again.
-          instead: for variables that are computed again in another way than at first, the equations of that.
-          with_readers: whether what is computed again for an equation that a call computes again may be fused with
-            it: then both, and the rest of that call behind the peak, have a number that is new.
+          recomputed: the variables that are recomputed, and for each the origin of its equation.
+          origins: for equations, the call that recomputes them; the new equations are added.
+          kept: variables that are read from memory, although they only move a recomputed value.
+          instead: for variables that are recomputed in another way, the equations for that.
+          with_readers: whether recomputed equations may be fused with a reader that is a recomputation itself: then
+            both, and the rest of that call after the peak, get a new origin.
         """
         eqns: list[Eqn] = []
         fresh: dict[Atom, Var] = {}
         position = {e: i for i, e in enumerate(self.jaxpr.eqns)}
-        renewed: dict[int, int] = {}  # numbers of calls
-        unused = itertools.count(1 + max([*origins.values(), *again.values()], default=0))
+        renewed: dict[int, int] = {}  # old to new origins
+        unused = itertools.count(1 + max([*origins.values(), *recomputed.values()], default=0))
 
         def stays(atom: Atom) -> bool:
             if atom.__class__ is Literal or self.made.get(atom, self.peak + 1) > self.peak:  # type: ignore[arg-type]
                 return True
-            moved = atom in self.fusion.virtual and any(x in again for x in self.leaves(atom))
-            return atom in kept or not (atom in again or moved)
+            moved = atom in self.fusion.virtual and any(x in recomputed for x in self.leaves(atom))
+            return atom in kept or not (atom in recomputed or moved)
 
         def bring(reader: Eqn) -> list[Atom]:
-            """What stands for the operands of an equation behind the peak."""
+            """The operands of an equation after the peak, recomputed where needed."""
             missing: dict[int, Sequence[Eqn]] = {}
             pending = list(reader.invars)
             while pending:
@@ -95,7 +95,9 @@ class Divided:
                 joined = renewed.get(origins[reader]) or next(unused)
                 renewed[origins[reader]] = joined
             for _, way in sorted(missing.items()):
-                number = next((joined or again[v] for e in way for v in e.outvars if v in again), None)
+                number = next(
+                    (joined or recomputed[v] for e in way for v in e.outvars if v in recomputed), None
+                )
                 for eqn in way:
                     outs = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in eqn.outvars]
                     made = eqn.with_vars([fresh.get(a, a) for a in eqn.invars], outs)
@@ -112,13 +114,13 @@ class Divided:
                     origins[new] = origins[eqn]
                 eqn = new
             eqns.append(eqn)
-        late = eqns[self.peak + 1 :]  # what such a call computes before stays apart
+        late = eqns[self.peak + 1 :]  # the part of such a call before the peak keeps its origin
         origins.update([(e, renewed[origins[e]]) for e in late if origins.get(e) in renewed])
         return self.jaxpr.replace(eqns=_read(eqns, self.jaxpr.outvars))
 
 
 def _read(eqns: list[Eqn], outvars: Iterable[Atom]) -> list[Eqn]:
-    """Without the equations whose results nobody reads any more: those that were read behind the peak alone."""
+    """Without the equations whose results are no longer read."""
     read: set[Atom] = set(outvars)
     kept = []
     for eqn in reversed(eqns):

@@ -1,16 +1,17 @@
-"""Before stage 5: equations that a library or a kernel can do at once in the place of several.
+"""Canonicalization: several equations become one that a library or kernel runs.
 
-Kernels. In: a simplified jaxpr, its calls in place. Out: one that computes the same.
+Kernels, before stage 5. In: a simplified jaxpr, its calls inlined. Out: an equivalent one.
 
-- The transpose of a product of matrices is the product of the transposes, which cost nothing.
-- What is added to zeros, to be added to something else, is added to that.
-- A part of a widened array is widened after it is cut out, and a converted table after rows of it are gathered.
-- What a kernel computes only to be moved and then rounded to a narrower dtype is rounded first, and stored so.
-- Where a library wants the batch axes of a product side by side, its operands are copied into that order, and what
-  little is computed of them on the way is computed in the copy.
+- The transpose of a matmul is the matmul of the transposes, which cost nothing.
+- A scatter-add into zeros, whose result is added to an array, scatters into that array.
+- A slice of a widened array is widened after it is cut out, and a converted table after rows of it are gathered.
+- Values that a kernel computes only to be moved and then rounded to a narrower dtype are rounded first, and stored
+  so.
+- Where a library requires the batch axes of a matmul to be contiguous, its operands are copied into that order, and
+  cheap operations on them are computed in the copy.
 - Reductions over rows too long for registers get equations of their own for their elementwise operands
-  (``with_columns_apart``). Fusion keeps such reductions apart from those of the rows (``Target.summed_lanes``): an
-  operand that both read, as ``abs`` of a gradient for its largest number, would be stored for them.
+  (``split_column_reductions``). Fusion separates such reductions from those of the rows (``Target.summed_lanes``): an
+  operand that both read, as ``abs`` of a gradient for its maximum, would be stored for them.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from blufunc.kernels.loopir.index import strides_of
 
 
 def rewrite(jaxpr: Jaxpr, origins: dict[Eqn, int], batch_first: bool = False) -> Jaxpr:
-    """Apply all of it.
+    """Apply all rules.
 
     Args:
       jaxpr: the program.
-      origins: for equations, the call that computes them again; kept up for those that take its place.
-      batch_first: whether products want their batch axes side by side in memory.
+      origins: for equations, the call that recomputes them; updated for their replacements.
+      batch_first: whether matmuls require contiguous batch axes.
     """
     jaxpr = _narrowed_early(_Rewriter(jaxpr, origins).run(), origins)
     return _with_dense_batches(jaxpr, origins) if batch_first else jaxpr
@@ -72,16 +73,16 @@ class _Rewriter:
         return dce(self.jaxpr.replace(eqns=eqns)) if changed else self.jaxpr
 
     def maker(self, atom: Atom) -> Eqn | None:
-        """The equation that computes an operand which nobody else reads."""
+        """The equation that computes an operand with a single reader."""
         if atom.__class__ is Literal or self.uses[atom] != 1:
             return None
         return self.makers.get(atom)  # type: ignore[arg-type]
 
 
 def _transposed_product(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
-    """``transpose(dot_general(x, y))`` that exchanges the axes of x and those of y is ``dot_general(y, x)``.
+    """``transpose(dot_general(x, y))`` with all of y's axes first is ``dot(y, x)``.
 
-    Also where the product is converted to another dtype in between, which then comes last.
+    A conversion to another dtype in between then comes last.
     """
     if eqn.prim is not transpose_p:
         return None
@@ -124,10 +125,10 @@ def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
 
 
 def _part_of_widened(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
-    """A part of a widened array is the widened part: ``slice(convert(x))`` is ``convert(slice(x))``.
+    """``slice(convert(x))`` to a wider dtype is ``convert(slice(x))``.
 
-    Otherwise the wide array would be stored for the parts, which other elements of a kernel read. Also through
-    movement in between, as ``x.astype(float32).reshape(...)[..., :n]`` has it.
+    Otherwise the wide array would be stored for its parts, which other elements of a kernel read. Movement in between
+    is allowed, as in ``x.astype(float32).reshape(...)[..., :n]``.
     """
     if eqn.prim is not slice_p:
         return None
@@ -145,7 +146,7 @@ def _part_of_widened(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
 
 
 def _gathered_conversion(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
-    """Fewer elements are converted after a gather than before: a lookup in a table that is kept in float32."""
+    """Convert fewer elements, after a gather: a lookup in a table stored in float32."""
     if eqn.prim is not gather_p or eqn.outvars[0].aval.size >= eqn.invars[0].aval.size:
         return None
     conversion = r.maker(eqn.invars[0])
@@ -169,8 +170,8 @@ _RULES: tuple[Callable[[_Rewriter, Eqn], list[Eqn] | None], ...] = (
 )
 
 
-def _conversions_behind(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Callable[[Eqn], Eqn | None]:
-    """For an equation, the conversion to a narrower dtype that all movement of its result ends in, if it does."""
+def _final_conversions(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Callable[[Eqn], Eqn | None]:
+    """Lookup of the narrowing conversion that ends all movement of an equation."""
     readers: dict[Any, list[Eqn]] = {}
     for e in jaxpr.eqns:
         for a in e.invars:
@@ -178,13 +179,13 @@ def _conversions_behind(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Callable[[Eqn]
     returned = set(jaxpr.outvars)
 
     def ends(v: Var) -> list[Eqn] | None:
-        """The conversions that movement of a variable ends in; None if it ends elsewhere too."""
+        """The conversions that movement of a variable ends in; None if not all ends are."""
         found = []
         for e in readers.get(v, ()):
-            behind = [e] if e.prim is convert_p else ends(e.outvars[0]) if e.prim in MOVED else None
-            if behind is None:
+            more = [e] if e.prim is convert_p else ends(e.outvars[0]) if e.prim in MOVED else None
+            if more is None:
                 return None
-            found += behind
+            found += more
         return None if v in returned else found
 
     def narrower(eqn: Eqn) -> Eqn | None:
@@ -202,12 +203,12 @@ def _conversions_behind(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Callable[[Eqn]
 
 
 def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
-    """With conversions before movement, where all that is read of what is computed becomes of one narrower dtype."""
+    """Move narrowing conversions ahead of movement, if all readers need that dtype."""
     if any(is_replaced(p, "impl") for p in (convert_p, *MOVED)):
         return jaxpr
-    narrower = _conversions_behind(jaxpr, origins)
-    narrow: dict[Any, Var] = {}  # for variables, themselves in the narrower dtype
-    ended: dict[Any, Var] = {}  # for results of conversions that are no more, what they are now
+    narrower = _final_conversions(jaxpr, origins)
+    narrow: dict[Any, Var] = {}  # variables to their narrower versions
+    ended: dict[Any, Var] = {}  # results of removed conversions to their replacements
     eqns: list[Eqn] = []
 
     def add(eqn: Eqn, old: Eqn) -> None:
@@ -238,13 +239,13 @@ def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
 
 
 def _with_dense_batches(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
-    """With copies of those operands of products whose batch axes no single stride goes through."""
+    """With copies of matmul operands whose batch axes have no single stride."""
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
     eqns: list[Eqn] = []
     made: dict[Any, Var] = {}
 
     def dense(x: Any, batch: tuple[int, ...], origin: int, source: Any) -> Any:
-        """``x`` with its batch axes first, in memory of its own; the same one for all products of one origin."""
+        """``x`` with its batch axes first, dense; shared by all matmuls of one origin."""
         order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
         key = (x, order, origin)
         if key not in made:
@@ -287,7 +288,7 @@ def _with_dense_batches(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
 
 
 def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> bool:
-    """Whether one stride goes through all batch axes of an operand as it lies in memory."""
+    """True if one stride goes through all batch axes of an operand in place."""
     axes = [d for d in batch if x.aval.shape[d] > 1]
     if len(axes) < 2 or x.__class__ is Literal:
         return True
@@ -297,7 +298,7 @@ def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> b
         virtual[v] = makers[v]  # type: ignore[index]
         v = makers[v].invars[0]  # type: ignore[index]
     strides = view_strides(x, virtual)  # type: ignore[arg-type]
-    if strides is None:  # it will be copied as it stands
+    if strides is None:  # it will be copied in its present layout
         strides = strides_of(x.aval.shape)
     return all(strides[a] == x.aval.shape[b] * strides[b] for a, b in pairwise(axes))
 
@@ -305,12 +306,12 @@ def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> b
 # -- reductions over long rows ----------------------------------------------------------------------
 
 
-def with_columns_apart(jaxpr: Jaxpr, origins: Origins, lanes: int) -> Jaxpr:
-    """The program in which reductions over rows of more than ``lanes`` lanes compute of one array what they take up.
+def split_column_reductions(jaxpr: Jaxpr, origins: Origins, lanes: int) -> Jaxpr:
+    """Private operands for reductions over rows of more than ``lanes`` lanes.
 
     Args:
-      origins: to which the new equations are added, each reduction's under a number of its own: fusion keeps them from
-        the first ones.
+      origins: receives the new equations, each reduction's under an index of its own: fusion separates them from the
+        original ones.
     """
     found = [e for e in jaxpr.eqns if _reduces_columns(e, lanes)]
     if not found:
@@ -328,19 +329,19 @@ def with_columns_apart(jaxpr: Jaxpr, origins: Origins, lanes: int) -> Jaxpr:
 
 
 def _reduces_columns(eqn: Eqn, lanes: int) -> bool:
-    """Whether an equation reduces rows of more than so many lanes, each lane for itself."""
+    """True if an equation reduces rows of more than ``lanes`` lanes, lane by lane."""
     role, most = _reduction_of(eqn)
     return role == "column" and most > lanes
 
 
 def _reduction_of(eqn: Eqn) -> tuple[str, int]:
-    """The role of a reduction's result, and how many lanes its rows have; no role where it is none."""
+    """The role of a reduction's result, if it has one, and the lanes of its rows."""
     found = role_of(eqn, Frame(eqn.invars[0].aval.size)) if reduces(eqn.prim) else None
     return ("", 0) if found is None else (found[0], found[1].lanes or 0)
 
 
 class _Program:
-    """Who makes the variables of a program, and who reads them."""
+    """Makers and readers of the variables of a program."""
 
     def __init__(self, jaxpr: Jaxpr):
         self.makers: dict[Any, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
@@ -354,8 +355,9 @@ class _Program:
             self.makers.pop(a, None)  # a result is in memory
 
     def chain_of(self, reduction: Eqn) -> list[Eqn]:
-        """The equations, in order, that compute what reductions take up of one array that others read too. None where
-        lanes of rows do not meet in it, or where they are dear or read several arrays.
+        """Equations, in order, from one shared array to the operands of reductions.
+
+        None if they reduce across lanes, are expensive, or read several arrays.
         """
         operand = reduction.invars[0]
         roles = [_reduction_of(r)[0] for r in self.readers.get(operand, [])]
@@ -373,7 +375,7 @@ class _Program:
         return sorted(chain, key=self.position.__getitem__) if len(sources) == 1 else []
 
     def _is_inside(self, v: Atom, chain: set[Eqn]) -> bool:
-        """Whether only a chain reads a value that is cheap."""
+        """True if only a chain reads a value that is cheap."""
         return self._is_cheap(v) and all(r in chain for r in self.readers[v])
 
     def _is_cheap(self, v: Atom) -> bool:
@@ -381,7 +383,7 @@ class _Program:
         return maker is not None and isinstance(maker.prim, Elementwise) and maker.prim.cost <= 1
 
     def _is_array(self, a: Atom) -> bool:
-        """Whether an operand is more than one number that is spread."""
+        """True if an operand is not a broadcast scalar."""
         while not isinstance(a, Literal) and a in self.makers and moves(self.makers[a]):
             a = self.makers[a].invars[0]
         return a.aval.size > 1

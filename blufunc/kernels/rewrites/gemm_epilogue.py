@@ -1,9 +1,9 @@
-"""Before stage 5, for devices that can: what is added to a product of matrices is added by the product itself.
+"""GEMM epilogues: bias and residual additions inside the GEMM.
 
-Kernels. In: a program after ``rewrite``. Out: one that computes the same, in which a product and its sum with a vector
-along the columns, or with an array of its shape, are one equation wherever the sum would be a kernel of its own. A sum
-that a kernel reads is part of that kernel, where it costs nothing, and stays as it is. So with the conversion of a
-product to a wider dtype that other ranks get.
+Kernels, before stage 5, for devices that support them. In: a program after ``rewrite``. Out: an equivalent one, in
+which a matmul and its sum with a vector along the columns, or with an array of its shape, are one equation wherever
+the sum would be a kernel of its own. A sum that a kernel reads stays part of that kernel, where it costs nothing. The
+same holds for the conversion of a matmul to a wider dtype that a collective sends.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from blufunc.kernels.ops.gemm import SUMS, dot_accumulate_p, dot_bias_p
 
 
 def with_epilogues(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """The program with sums in products.
+    """The program with sums in matmuls.
 
     Args:
       jaxpr: simplified.
-      origins: for equations, the call that computes them again; kept up for those that take their place.
+      origins: for equations, the call that recomputes them; updated for their replacements.
     """
     return _Epilogues(jaxpr, origins).run()
 
 
 class Products:
-    """Looks for products of matrices, and for what could be computed with them.
+    """Matcher of matmuls and the operations that they can absorb.
 
     Attributes:
-      makers: the equation behind each variable.
-      position: the place of that equation; -1 for parameters.
+      makers: the equation that computes each variable.
+      position: the index of that equation; -1 for parameters.
       readers: the equations that read a variable.
       returned: the variables that are results.
-      made: for equations, what takes their place.
+      made: for equations, their replacements.
     """
 
     def __init__(self, jaxpr: Jaxpr, origins: Origins):
@@ -69,26 +69,26 @@ class Products:
         self.made: dict[Eqn, list[Eqn]] = {}
 
     def put(self, old: Eqn, new: list[Eqn]) -> None:
-        """Let equations take the place, and the origin, of another one."""
+        """Replace an equation; the new ones inherit its origin."""
         self.made[old] = new
         if old in self.origins:
             self.origins.update(dict.fromkeys(new, self.origins[old]))
 
     def replaced(self) -> Jaxpr:
-        """The program with what was put in places."""
+        """The program with the replacements."""
         return dce(self.jaxpr.replace(eqns=[new for e in self.jaxpr.eqns for new in self.made.get(e, [e])]))
 
     def same_origin(self, a: Eqn, b: Eqn) -> bool:
         return self.origins.get(a) == self.origins.get(b)
 
     def maker(self, atom: Atom) -> Eqn | None:
-        """The equation of an operand that nobody else reads."""
+        """The equation of an operand with a single reader."""
         if atom.__class__ is Literal or atom in self.returned or len(self.readers[atom]) != 1:
             return None
         return self.makers.get(atom)  # type: ignore[arg-type]
 
     def product(self, atom: Atom, total: Eqn) -> Eqn | None:
-        """The product that a summand is, or is the conversion of to a wider dtype."""
+        """The matmul that computes a summand, directly or through a widening conversion."""
         eqn = self.maker(atom)
         if eqn is not None and eqn.prim is convert_p:
             types = eqn.invars[0].aval.dtype, atom.aval.dtype
@@ -101,7 +101,7 @@ class Products:
         return eqn if sizes and self.same_origin(eqn, total) else None
 
     def with_bias(self, product: Eqn, summand: Atom, result: Var) -> list[Eqn]:
-        """The equations of a product that adds a vector, where the summand is one repeated."""
+        """The equations of a matmul with a bias vector, if the summand is a broadcast one."""
         lhs, rhs = product.invars
         dtype = result.aval.dtype
         if not has_bias_epilogue(lhs.aval.dtype, rhs.aval.dtype, dtype):
@@ -118,14 +118,14 @@ class Products:
         return [*eqns, _joined(dot_bias_p, product, [vector], result)]
 
     def without_conversion(self, atom: Atom, dtype: np.dtype) -> Atom:
-        """What was converted from a dtype, or the operand as it is."""
+        """The operand of a conversion from a dtype, or the operand itself."""
         eqn = self.makers.get(atom)  # type: ignore[arg-type]
         if eqn is not None and eqn.prim is convert_p and eqn.invars[0].aval.dtype == dtype:
             return eqn.invars[0]
         return atom
 
     def repeated(self, atom: Atom, product: Eqn) -> Atom | None:
-        """What is repeated to give an operand that has the same free axes of the rhs at every row of the product."""
+        """The vector that is broadcast to an operand, along the rhs's free axes."""
         eqn = self.makers.get(atom)  # type: ignore[arg-type]
         if eqn is None or eqn.prim is not broadcast_in_dim_p or eqn.invars[0].__class__ is Literal:
             return None
@@ -138,7 +138,7 @@ class Products:
         return vector if axes == sorted(axes) and axes[0] >= out.ndim - columns else None
 
     def in_memory_before(self, product: Eqn, atom: Atom) -> bool:
-        """Whether an operand lies dense in memory before a product runs, and no kernel has to put it there."""
+        """True if an operand is dense in memory before a matmul, without another kernel."""
         while atom in self.makers and self.makers[atom].prim is reshape_p:  # type: ignore[index]
             (atom,) = self.makers[atom].invars  # type: ignore[index]
         if atom.__class__ is Literal or self.position[atom] > self.position[product.outvars[0]]:
@@ -147,14 +147,14 @@ class Products:
         return maker is None or self.is_stored(atom) or sort_of(maker) == "opaque"
 
     def is_stored(self, v: Any) -> bool:
-        """Whether what takes the place of an equation stores its result."""
+        """True if the replacement of an equation stores its result."""
         return False
 
 
 class _Epilogues(Products):
     def __init__(self, jaxpr: Jaxpr, origins: Origins):
         super().__init__(jaxpr, origins)
-        # by result: what would, were it stored, and what that adds
+        # by result: the replacement if it were stored, and its addend
         self.possible: dict[Any, tuple[list[Eqn], Atom]] = {}
 
     def run(self) -> Jaxpr:
@@ -168,9 +168,9 @@ class _Epilogues(Products):
         return self.replaced() if self.made else self.jaxpr
 
     def widen(self, eqn: Eqn) -> None:
-        """Let a product write what ranks exchange in the dtype that it is converted to before: no kernel has to.
+        """Let a matmul write directly in the wider dtype that a collective sends.
 
-        It is not rounded to the narrower dtype then, as what is added to a product is not.
+        This saves a kernel and the rounding to the narrower dtype, as for an added array.
         """
         product = self.product(eqn.outvars[0], eqn) if self.is_exchanged(eqn) else None
         if product is not None and eqn.outvars[0].aval.dtype in result_dtypes(product.invars[0].aval.dtype):
@@ -178,14 +178,14 @@ class _Epilogues(Products):
             self.put(eqn, [])
 
     def is_exchanged(self, eqn: Eqn) -> bool:
-        """Whether a result goes nowhere but to other ranks, by way of movement too."""
+        """True if only collectives read a result, possibly through movement."""
         readers = self.readers.get(eqn.outvars[0], [])
         if len(readers) != 1 or eqn.outvars[0] in self.returned:
             return False
         return readers[0].prim.kind == "collective" or (moves(readers[0]) and self.is_exchanged(readers[0]))
 
     def consider(self, total: Eqn) -> None:
-        """Let a product compute a sum if it can, and if no kernel would compute more of it."""
+        """Let a matmul compute a sum if it can, and if no kernel would compute more of it."""
         stored = self.stored(total)
         if stored is None and not self.is_summand(total):
             return
@@ -205,13 +205,13 @@ class _Epilogues(Products):
             v = summand
 
     def is_summand(self, total: Eqn) -> bool:
-        """Whether only another sum reads a sum: if that is a product's, this one is stored for it."""
+        """True if only another sum reads a sum: a matmul that takes that stores this one."""
         readers = self.readers.get(total.outvars[0], [])
         alone = len(readers) == 1 and total.outvars[0] not in self.returned
         return alone and readers[0].prim in SUMS and self.same_origin(readers[0], total)
 
     def stored(self, total: Eqn) -> Var | None:
-        """What of a sum is in memory if nothing is computed of it: itself, or it in another dtype."""
+        """The stored form of a sum without further computation: itself, or its conversion."""
         (v,) = total.outvars
         readers = self.readers.get(v, [])
         if len(readers) == 1 and readers[0].prim is convert_p and v not in self.returned:
@@ -221,9 +221,9 @@ class _Epilogues(Products):
         return v if self.only_stored(v) else None
 
     def only_stored(self, v: Var) -> bool:
-        """Whether no kernel computes a variable where it reads it, by way of movement either.
+        """True if no kernel inlines a variable where it reads it, through movement either.
 
-        One that reads a part of it has other points: that is computed before, and stored.
+        A kernel that reads a slice iterates over other points: the variable is computed before, and stored.
         """
         return all(
             e.outvars[0].aval.size < v.aval.size or self.only_stored(e.outvars[0])
@@ -233,21 +233,21 @@ class _Epilogues(Products):
         )
 
     def accumulated(self, product: Eqn, summand: Atom, result: Var) -> list[Eqn]:
-        """The equation of a product that adds an array which is in memory before it, in the order of its elements."""
+        """The equation of a matmul that adds an array of equal layout, already in memory."""
         lhs, rhs = product.invars
         dtype = result.aval.dtype
         if summand.aval.dtype != dtype or lhs.aval.dtype != rhs.aval.dtype:
             return []
         if not dtypes.is_inexact(dtype) or dtype not in result_dtypes(lhs.aval.dtype):
             return []
-        if self.is_zero(summand):  # as sums begin: only the sign of zeros may be another without it
+        if self.is_zero(summand):  # the initial value of a sum: dropping it changes at most the sign of zeros
             return [_joined(dot_general_p, product, [], result)]
         if summand.aval.shape != result.aval.shape or not self.in_memory_before(product, summand):
             return []
         return [_joined(dot_accumulate_p, product, [summand], result)]
 
     def is_zero(self, atom: Atom) -> bool:
-        """Whether an operand is the number 0 everywhere."""
+        """True if an operand is 0 everywhere."""
         while atom in self.makers and self.makers[atom].prim is broadcast_in_dim_p:  # type: ignore[index]
             (atom,) = self.makers[atom].invars  # type: ignore[index]
         return isinstance(atom, Literal) and atom.value == 0

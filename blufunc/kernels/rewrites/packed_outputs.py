@@ -1,8 +1,8 @@
-"""Before stage 5, for devices with kernels for it: gradients of attention are written where one array has all three.
+"""Gradients of attention, written into one array by the kernels that compute them.
 
-Kernels, behind ``split_float32_attention``. In: a program with derivatives of attention. Out: the same, in which a
-gradient of queries, keys and values that come from one array, such as the result of one product, is made as one:
-kernels write rows wherever strides say, and what would put the three together, a copy of all of them, is gone.
+Kernels, before stage 5, after ``split_float32_attention``, for devices with such kernels. In: a program with
+derivatives of attention. Out: the same, in which the gradient of q, k and v that are slices of one array, such as a
+matmul's result, is one output: kernels write strided rows, which saves the copy that would join the three.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from blufunc.kernels.rewrites.split_float32_attention import attention_grad_p
 
 _GRADIENTS = ("attention_grad", attention_grad_p.name)
 _GONE = (add_p, add_any_p, convert_p, pad_p, reshape_p)
-"""What would put gradients together."""
+"""Operations that join gradients."""
 _ALIGNED = 8
-"""Elements of which a place in a row is a multiple: kernels write 16 bytes at once."""
+"""Alignment of a position in a row, in elements: kernels store 16 bytes at a time."""
 
 
 class _Packed(Primitive):
-    """The derivative of attention as one array, whose rows have all features of the gradients of a token.
+    """The derivative of attention as one array, with a token's gradients in each row.
 
-    Operands and parameters are those of ``attention_grad``, or of that in parts; ``places`` are the features behind
-    which the gradients of queries, keys and values begin.
+    Operands and parameters are those of ``attention_grad``, or of its form in parts; ``places`` are the feature
+    offsets of the gradients of queries, keys and values.
     """
 
     name, kind, multiple_results, body = "attention_grad+packed", "call", True, "jaxpr"
@@ -54,9 +54,9 @@ class _Packing(NamedTuple):
     """One array of gradients.
 
     Attributes:
-      total: it.
-      places: where gradients begin in a row.
-      eqns: the equations that put it together.
+      total: the array.
+      places: offsets of the gradients in a row.
+      eqns: the equations that join them.
     """
 
     total: Var
@@ -65,11 +65,11 @@ class _Packing(NamedTuple):
 
 
 def with_packed_gradients(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """The program with gradients in one array where they end there.
+    """The program with gradients in one array wherever they are joined there.
 
     Args:
       jaxpr: has an equation of the derivative of attention only where there is a kernel for it.
-      origins: for equations, the call that computes them again; kept up for those that take their place.
+      origins: for equations, the call that recomputes them; updated for their replacements.
     """
     candidates = [e for e in jaxpr.eqns if e.prim.name in _GRADIENTS and e.prim.kind == "call"]
     if not candidates or any(is_replaced(p, "impl") for p in _GONE):
@@ -81,7 +81,7 @@ def with_packed_gradients(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
     found = {e: packing for e in candidates if (packing := _packing(e, readers)) is not None}
     gone = {e for packing in found.values() for e in packing.eqns}
 
-    narrow: dict[Any, Var] = {}  # of what was converted to a wider dtype, the same before
+    narrow: dict[Any, Var] = {}  # for results of widening conversions, their operand
 
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         if eqn in gone:
@@ -104,7 +104,7 @@ def with_packed_gradients(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
 
 
 def _packed(eqn: Eqn, packing: _Packing, narrow: dict[Any, Var]) -> list[Eqn]:
-    """The equations in the place of one, of which what is added to ``narrow`` may be left out."""
+    """The replacement of an equation; redundant widening conversions go to ``narrow``."""
     definition: Jaxpr = eqn.params["jaxpr"]
     B, T = eqn.invars[0].aval.shape[:2]
     order = sorted(range(3), key=packing.places.__getitem__)
@@ -125,7 +125,7 @@ def _packed(eqn: Eqn, packing: _Packing, narrow: dict[Any, Var]) -> list[Eqn]:
 
 
 def _packing(eqn: Eqn, readers: dict[Any, list[Eqn | None]]) -> _Packing | None:
-    """What becomes of the three gradients, if that is one array with nothing else in it."""
+    """The array that joins exactly the three gradients, if there is one."""
     tokens = math.prod(eqn.invars[0].aval.shape[:2])
     eqns: set[Eqn] = set()
     places, ends = [], []
@@ -156,7 +156,7 @@ def _only_reader(v: Var, readers: dict[Any, list[Eqn | None]]) -> Eqn | None:
 
 
 def _place(eqn: Eqn, tokens: int, row: int) -> int | None:
-    """Where in its row a padded array puts the features of a token; None if it does anything else with them."""
+    """Offset of a token's features in a row of a padded array; None for other padding."""
     if eqn.prim is not pad_p or not isinstance(eqn.invars[1], Literal) or eqn.invars[1].value != 0:
         return None
     config = eqn.params["padding_config"]
@@ -170,7 +170,7 @@ def _place(eqn: Eqn, tokens: int, row: int) -> int | None:
 
 
 def _sum_of(terms: Sequence[Var], readers: dict[Any, list[Eqn | None]], eqns: set[Eqn]) -> Var | None:
-    """The sum of three arrays and of nothing else, which nobody reads in part; its equations are added."""
+    """The sum of exactly three arrays, without other readers; adds its equations."""
     left = set(terms)
     if len(left) != len(terms) or len({(v.aval.shape, v.aval.dtype) for v in terms}) != 1:
         return None
@@ -185,7 +185,7 @@ def _sum_of(terms: Sequence[Var], readers: dict[Any, list[Eqn | None]], eqns: se
 
 
 def widens(eqn: Eqn) -> bool:
-    """Whether an equation keeps every number as it is."""
+    """True if an equation converts without rounding."""
     if eqn.prim is not convert_p:
         return False
     before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype

@@ -1,16 +1,15 @@
-"""Before stage 5: loops and branches that do the same at every point become operations on elements.
+"""Pointwise control flow: elementwise loops and branches become single operations.
 
-Kernels. In: a jaxpr with its calls in place. Out: one in which a ``while``, a ``scan`` without inputs and outputs, or a
-``cond``, whose bodies are elementwise operations on arrays of one shape and on numbers, is an equation for each
-result: a ``PointLoop`` or ``PointBranch`` of scalars, which fuses as other elementwise operations do. A kernel then
-loops at each point, where the program went through memory each turn.
+Kernels, before stage 5. In: a jaxpr with its calls inlined. Out: one in which a ``while``, a ``scan`` without inputs
+and outputs, or a ``cond``, whose bodies are elementwise operations on arrays of one shape and on scalars, is an
+equation for each result: a ``PointLoop`` or ``PointBranch`` of scalars, which fuses as other elementwise operations
+do. A kernel then loops at each point, instead of a pass through memory per iteration.
 
-``vmap`` makes a loop over a batch go on while any element does, and keeps those elements as they are that have ended.
-Such a loop is one of points that end when they do. That it is such a loop is found by evaluating its body twice: where
-the condition of an element fails, each carry must come out as it went in; where it holds, what comes out is the next
-carry.
+``vmap`` makes a loop over a batch continue while any element does, and preserves the elements that have ended. Such a
+loop is a loop per point. To recognize it, we evaluate its body twice: where the condition of an element fails, each
+carry must come out unchanged; where it holds, the output is the next carry.
 
-What a body computes of its constants alone is computed before the loop.
+Values of a body that depend on its constants alone are computed before the loop.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.points import POINTS, Branch, Loop, _AtPoints, point_branch_p, point_loop_p
 
 MOST_EQUATIONS = 128
-"""Up to how many operations a body may have: they are to fit the registers of a thread."""
+"""Maximum operations of a body: they must fit the registers of a thread."""
 
 
 def with_point_control(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
-    """The program with the loops and branches that it can have at points.
+    """The program with pointwise loops and branches where possible.
 
     Args:
       jaxpr: the program.
-      origins: for equations, the call that computes them again; kept up for those that take its place.
+      origins: for equations, the call that recomputes them; updated for their replacements.
     """
     if not any(e.prim.name in _RULES for e in jaxpr.eqns):
         return jaxpr
@@ -63,7 +62,7 @@ def with_point_control(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
 
 
 class _NotAtPointsError(Exception):
-    """A body does something else than the same at every point."""
+    """A body is not the same scalar function at every point."""
 
 
 def _while(eqn: Eqn, read: set) -> list[Eqn]:
@@ -89,7 +88,7 @@ def _loop(
     inits: Sequence[Atom],
     most: int | None,
 ) -> list[Eqn]:
-    """The equations in the place of a loop."""
+    """The replacement of a loop."""
     shape = _shape_of(eqn, read)
     at = _Evaluation(shape, eqn.source)
     carries = [Var(a.aval.with_shape(())) for a in inits]
@@ -110,13 +109,13 @@ def _loop(
 
 
 def _cond(eqn: Eqn, read: set) -> list[Eqn]:
-    """The equations in the place of a branch. Nothing but movement is done before it: one side only is computed."""
+    """The replacement of a branch. Only movement is hoisted: one side is computed."""
     index, *operands = eqn.invars
     at = _Evaluation(_shape_of(eqn, read), eqn.source, only_moves=True)
     ins = [*map(at.outer, operands)]
     made = []
     for branch in map(_ready, eqn.params["branches"]):
-        side = at.again()
+        side = at.fork()
         made.append((side, list(map(side.scalar, side.run(branch, ins))), branch.name))
     sides = tuple(side.jaxpr((), outs, name) for side, outs, name in made)
     return [*at.before, *_results(point_branch_p, eqn, Branch(sides), [index, *at.operands], read)]
@@ -126,7 +125,7 @@ _RULES: dict[str, Callable[[Eqn, set], list[Eqn]]] = {"while": _while, "scan": _
 
 
 def _shape_of(eqn: Eqn, read: set) -> tuple[int, ...]:
-    """The shape of the points: that of the results that are no numbers."""
+    """The shape of the points: that of the results that are not scalars."""
     if eqn.effects or any(not v.aval.size or dtypes.is_key(v.aval.dtype) for v in eqn.outvars):
         raise _NotAtPointsError
     shapes = {v.aval.shape for v in eqn.outvars if v.aval.size > 1} or {v.aval.shape for v in eqn.outvars}
@@ -145,7 +144,7 @@ def _results(prim: Primitive, eqn: Eqn, control: Any, ins: Sequence[Atom], read:
 
 
 def _ready(jaxpr: Jaxpr) -> Jaxpr:
-    """A body with its calls in place, and loops in it at points."""
+    """A body with its calls inlined, and loops in it at points."""
 
     def make() -> Jaxpr:
         inner = simplify(inline_bodies(simplify(jaxpr))[0])
@@ -164,19 +163,19 @@ def _known(value: bool) -> Literal:
 class _Evaluation:
     """A body at one point: its equations on scalars.
 
-    Variables of the program stand for themselves until a point reads them, as ``operands``. What is computed of them
-    alone is added to the equations ``before`` the loop.
+    Variables of the program stand for themselves until a point reads them, as ``operands``. Equations that depend on
+    them alone are added to ``before``, ahead of the loop.
 
     Attributes:
-      any_of: variables that say whether something holds at any point; what, and the axes of the points that are theirs.
-      unknown: those, and what is computed of them: one point does not know them.
+      any_of: results of ``any`` over points; the operand, and the axes of the points that remain.
+      unknown: those, and values computed from them, which a single point does not know.
     """
 
     def __init__(self, shape: tuple[int, ...], source: Any, only_moves: bool = False):
         self.shape, self.source, self.only_moves = shape, source, only_moves
         self.before: list[Eqn] = []
         self.outside: set[Atom] = set()
-        self.places: dict[Atom, Var] = {}  # of operands: the scalars that they are at a point
+        self.places: dict[Atom, Var] = {}  # operands to their scalars at a point
         self.operands: list[Atom] = []
         self.start()
 
@@ -187,7 +186,7 @@ class _Evaluation:
         self.unknown: set[Atom] = set()
         self.supposed: dict[Atom, Literal] = {}
 
-    def again(self) -> _Evaluation:
+    def fork(self) -> _Evaluation:
         """Another evaluation, with the same operands."""
         new = object.__new__(_Evaluation)
         new.__dict__.update(self.__dict__)
@@ -195,15 +194,15 @@ class _Evaluation:
         return new
 
     def supposing(self, condition: Atom, value: Literal) -> _Evaluation:
-        """What has been computed, and from here on a condition that is known."""
-        new = self.again()
+        """The evaluation so far, continued under a known condition."""
+        new = self.fork()
         new.eqns, new.seen = list(self.eqns), dict(self.seen)
         new.unknown, new.any_of = set(self.unknown), dict(self.any_of)
         new.supposed = {condition: value}
         return new
 
     def jaxpr(self, carries: Sequence[Var], outs: Sequence[Atom], name: str) -> Jaxpr:
-        """What has been computed, as a jaxpr from carries and operands."""
+        """The evaluated equations, as a jaxpr from carries and operands."""
         outs = list(map(self.scalar, outs))
         if not self.unknown.isdisjoint(outs):
             raise _NotAtPointsError
@@ -218,7 +217,7 @@ class _Evaluation:
         return atom
 
     def given(self, atom: Atom) -> Atom:
-        """A variable of the program in the shape of the points, or as a number."""
+        """A variable of the program in the shape of the points, or as a scalar."""
         shape = self.shape if atom.aval.shape == self.shape or atom.aval.size > 1 else ()
         if atom.aval.shape == shape and atom.aval.dtype in scalar_ops.STORAGE:
             return atom
@@ -229,7 +228,7 @@ class _Evaluation:
         return v
 
     def scalar(self, atom: Atom) -> Atom:
-        """What an atom is at a point."""
+        """The value of an atom at a point."""
         if atom not in self.outside:
             return atom
         if atom not in self.places:
@@ -253,14 +252,14 @@ class _Evaluation:
         return [now(a) for a in jaxpr.outvars]
 
     def is_before(self, eqn: Eqn, args: Sequence[Atom]) -> bool:
-        """Whether an equation can be done before the loop; not what might not end, as the loop may have no turn."""
+        """True if hoisting is safe: of equations that end, as the loop may be empty."""
         prim = eqn.prim
         if eqn.effects or prim.opaque or prim.kind in ("control", _AtPoints.kind):
             return False
         if not all(a.__class__ is Literal or a in self.outside for a in args):
             return False
         if prim is iota_p or all(a.__class__ is Literal for a in args):
-            return prim is iota_p  # of literals alone a point computes what it needs
+            return prim is iota_p  # a point computes operations on literals itself
         return moves(eqn) or not self.only_moves
 
     def put_before(self, eqn: Eqn, args: Sequence[Atom]) -> list[Atom]:
@@ -302,7 +301,7 @@ class _Evaluation:
         return self.seen[key]
 
     def moved(self, eqn: Eqn, a: Atom) -> Atom:
-        """What a point reads of what was only moved: its own, or a number."""
+        """The value that a point reads through movement: its own, or a scalar."""
         x, out = eqn.invars[0].aval, eqn.outvars[0].aval
         if a in self.any_of:
             if eqn.prim is not broadcast_in_dim_p or out.shape != self.shape:
@@ -313,7 +312,7 @@ class _Evaluation:
         raise _NotAtPointsError
 
     def any(self, eqn: Eqn, a: Atom) -> Atom:
-        """Whether something holds at any of the points that differ from this one along some axes."""
+        """True if a condition holds at any point that differs from this one along axes."""
         of, axes = self.any_of.get(a, (a, tuple(range(len(self.shape)))))
         if eqn.invars[0].aval.ndim != len(axes) or (a is of and eqn.invars[0].aval.shape != self.shape):
             raise _NotAtPointsError
@@ -323,8 +322,10 @@ class _Evaluation:
         return v
 
     def here(self, a: Atom, axes: Sequence[int]) -> Atom:
-        """What an atom is at this point; if it says whether something holds at any of the points of one place along
-        some axes, that place must be this point's. It is known to hold if it is supposed to hold here.
+        """The value of an atom at this point.
+
+        A reduction over points along some axes is known to hold if it is assumed to hold here; the points that remain
+        must include this one.
         """
         if a not in self.any_of:
             return self.supposed.get(a, a)
@@ -348,5 +349,5 @@ class _Evaluation:
 
 
 def _in_order(eqn: Eqn) -> bool:
-    """Whether a movement of as many elements leaves them in their order."""
+    """True if a movement keeps all elements in order."""
     return eqn.prim.identity or eqn.prim in (broadcast_in_dim_p, reshape_p) or "axes" in eqn.params

@@ -1,8 +1,8 @@
-"""Choice between platform variants: the computation as written, or the one that a device has library kernels for.
+"""Platform variants: the computation as written, or one with library kernels.
 
-Kernels, before stage 5. Recognizers have found the variants (``core/programs/alternatives.py``), or an operation
-brought its own (``nn/vocabulary_loss_call.py``). Recognizers run once more here, after all transforms: they have not
-seen what is not differentiated.
+Kernels, before stage 5. In: a jaxpr with variants, from recognizers (``core/programs/alternatives.py``) or from an
+operation itself (``nn/vocabulary_loss_call.py``). Out: the jaxpr in the chosen variants. Recognizers run once more
+here, after all transforms: they have not seen code that is not differentiated.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class Library(Protocol):
     """The registry of a device's library kernels, as far as a choice depends on it."""
 
     def is_composite(self, eqn: Eqn) -> bool:
-        """Whether an equation is an operation with a definition that some architecture has a kernel for."""
+        """True if an equation has a definition, and a kernel on some architecture."""
 
     def why_not(self, eqn: Eqn) -> str | None:
         """The reason why a composite has no kernel on the device; None if it has one."""
 
     def note(self, eqn: Eqn, line: str, reason: str | None) -> str | None:
-        """What ``explain`` says of a composite at a user's line: it has a kernel, or the reason why not."""
+        """The line of ``explain`` on a composite at a user's line: a kernel, or why none."""
 
     def needs_all(self, eqn: Eqn) -> bool:
-        """Whether a variant requires a kernel for every call such as this one, not just for some."""
+        """True if a variant requires a kernel for every such call, not just for some."""
 
 
 def select_variants(jaxpr: Jaxpr, library: Library) -> tuple[Jaxpr, tuple[str, ...]]:

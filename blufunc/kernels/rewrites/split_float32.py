@@ -1,23 +1,22 @@
-"""Before stage 5, for devices with tensor cores: float32 products as sums of products of narrower parts.
+"""Float32 matmuls as sums of matmuls of narrower parts, for tensor cores.
 
-Kernels, before ``activation_epilogue`` and ``rewrite``. In: a program whose products ask for a precision that is an
-``Algorithm``, or is met by one that is quicker. Out: one that computes them so, in equations like any other:
-conversions and subtractions make the parts, in the kernel that computes an operand where there is one; products of
-parts, of which each adds to the sum of those before it, from small ones to large; and what puts the result together, in
-the kernel that reads it. An operand that several products read one after another is split once. What is one part is
-rounded.
+Kernels, before stage 5, ``activation_epilogue`` and ``rewrite``. In: a program whose matmuls request a precision that
+is an ``Algorithm``, or that a faster one meets. Out: one with the decomposition as ordinary equations. Conversions
+and subtractions compute the parts, fused into the kernel of an operand where there is one. Matmuls of parts
+accumulate from small terms to large; the result is combined in the kernel that reads it. An operand of several
+consecutive matmuls is split once. A single part is a rounding.
 
-The sums. Tensor cores round towards zero as they accumulate (Fasi, Higham, Mikaitis and Pranesh 2021), so that the
-error of a long sum grows with its length; Ootomo and Yokota (2022) therefore add outside of them. Here, terms of the
-leading product are taken in chunks that float32 additions join (``dot_promoted_p``). All other products are smaller by
-the bits of a part, and so are their errors: their chunks are longer. They are a sum of their own: where an operand is
-infinite, its remainder is NaN, and so is this sum, which then counts as zero.
+Sums. Tensor cores truncate as they accumulate (Fasi, Higham, Mikaitis and Pranesh 2021), so that the error of a sum
+grows with its length; Ootomo and Yokota (2022) therefore add outside of them. Here, float32 additions join chunks of
+terms of the leading matmul (``dot_promoted_p``). All other matmuls are smaller by the bits of a part, and so are
+their errors: their chunks are longer. They form a sum of their own: where an operand is infinite, its remainder is
+NaN, and so is this sum, which then counts as zero.
 
-The scales. A row that is to be split into float16 is multiplied by ``4^j``, so that its largest finite element is
-between 2^13 and 2^15; a result's rows and columns are divided by these. With ``r = 2^-j`` of the row times that of the
-column it is multiplied by r twice, so that nothing overflows or loses bits on the way to a result that does not. What
-is left of such a row behind its first part is held times 2^11, and so is the sum of the products with it: an element
-has all its bits, 11 of each part, down to 2^-27 of the largest of its row.
+Scales. A row that is split into float16 is multiplied by ``4^j``, so that its largest finite element is between 2^13
+and 2^15; a result's rows and columns are divided by these. With ``r = 2^-j`` of the row times that of the column, the
+result is multiplied by r twice, so that no intermediate overflows or loses bits unless the result does. The remainder
+of such a row after its first part is scaled by 2^11, and so is the sum of its matmuls: an element has all its bits,
+11 of each part, down to 2^-27 of the largest of its row.
 
 A row runs along the contracted axes, so forward and backward passes scale different ones.
 """
@@ -48,22 +47,23 @@ from blufunc.kernels.ops.split_dot import split_dot_p
 from blufunc.kernels.precision import ALGORITHMS, QUICKER_BY, Algorithm, ProductShape, resolved
 
 _LONGER = 4
-"""Chunks of the matmuls with a remainder are 2^4 times as long: those are smaller by 2^10 or more."""
+"""Matmuls with a remainder have chunks 2^4 times as long: they are 2^10 smaller."""
 
 NEAR = 8
-"""For how many products the parts of an operand are kept, for one that reads it too. They are quick to compute again;
-what is kept from a forward to a backward pass decides how much memory a step of training takes."""
+"""Number of following matmuls that may reuse the parts of an operand.
+Parts are cheap to recompute, and saving them for the backward pass costs memory.
+"""
 
 Pays = Callable[[str, ProductShape], bool]
-"""From an algorithm of ``QUICKER_BY`` and a shape to whether such a product is quicker by it than without."""
+"""From an algorithm of ``QUICKER_BY`` and a matmul shape to whether it is faster."""
 
 
 PartialSums = Callable[[ProductShape, int], int]
-"""From a shape and the most terms of a chunk to how many sums of terms are to be computed side by side."""
+"""From a shape and a maximum chunk length to the number of partial sums (split-K)."""
 
 
 InOneKernel = Callable[[ProductShape], int]
-"""From a shape to how many sums of terms one kernel for all products of two parts makes; 0 if there is none."""
+"""From a shape to the partial sums of one two-part kernel; 0 if it has none."""
 
 
 def with_split_products(
@@ -73,11 +73,11 @@ def with_split_products(
     partial_sums: PartialSums = lambda shape, chunk: 1,
     in_one_kernel: InOneKernel = lambda shape: 0,
 ) -> Jaxpr:
-    """The program with products in parts.
+    """The program with matmuls in parts.
 
     Args:
       jaxpr: simplified.
-      origins: for equations, the call that computes them again; kept up for those that take their place.
+      origins: for equations, the call that recomputes them; updated for their replacements.
     """
     asked = {e: name for e in jaxpr.eqns if (name := _precision(e)) in ALGORITHMS or name in QUICKER_BY}
     if not asked or is_replaced(dot_general_p, "impl"):
@@ -86,7 +86,7 @@ def with_split_products(
 
 
 def _precision(eqn: Eqn) -> str | None:
-    """What a product of float32 asks for."""
+    """The requested precision of a float32 matmul."""
     if eqn.prim is not dot_general_p or any(a.__class__ is Literal for a in eqn.invars):
         return None
     if any(a.aval.dtype != dtypes.float32 or not a.aval.size for a in (*eqn.invars, *eqn.outvars)):
@@ -95,7 +95,7 @@ def _precision(eqn: Eqn) -> str | None:
 
 
 class _Operand(NamedTuple):
-    """An operand, or what it is a transpose of, with its contracted axes and those of the batch."""
+    """An operand, or the source of its transpose, with contracted and batch axes."""
 
     x: Atom
     contract: tuple[int, ...]
@@ -103,7 +103,7 @@ class _Operand(NamedTuple):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All axes, those of the batch first: so libraries want them, and parts are written anyway."""
+        """All axes, batch first: libraries require it, and parts are written anyway."""
         return (*self.batch, *(d for d in range(self.x.aval.ndim) if d not in self.batch))
 
     @property
@@ -113,7 +113,7 @@ class _Operand(NamedTuple):
 
     @property
     def by_rows(self) -> bool:
-        """Whether the contracted axes are the last ones."""
+        """True if the contracted axes are the last ones."""
         return all(d >= self.x.aval.ndim - len(self.contract) for d in self.contract)
 
 
@@ -136,7 +136,7 @@ class _Parts(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """Parts of both operands, from the largest to the smallest, and the dimension numbers of their products."""
+    """Parts of both operands, largest first, and dimension numbers of their matmuls."""
 
     lhs: Sequence[Atom]
     rhs: Sequence[Atom]
@@ -155,12 +155,14 @@ class _Splitter:
         self.asked, self.origins, self.pays = asked, origins, pays
         self.partial_sums, self.in_one_kernel = partial_sums, in_one_kernel
         self.bodies: dict[Any, Jaxpr] = {}
-        self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
+        self.known: dict[
+            Any, tuple[_Parts, int]
+        ] = {}  # operands in parts, and the index of the last matmul of each
         self.count = 0
         self.makers: dict[Any, Eqn] = {}
 
     def step(self, eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
-        """The equations in the place of one, for ``core.passes.rewrite``."""
+        """The replacement of an equation, for ``core.passes.rewrite``."""
         if eqn in self.asked:
             operands = zip(invars, *eqn.params["dimension_numbers"], strict=True)
             lhs, rhs = itertools.starmap(self.untransposed, operands)
@@ -174,12 +176,12 @@ class _Splitter:
         return [eqn]
 
     def algorithm(self, precision: str, shape: ProductShape) -> Algorithm | None:
-        """In what way a product is to be computed in parts, if it is."""
+        """The algorithm that computes a matmul in parts; None if it is not split."""
         name = QUICKER_BY.get(precision, precision)
         return ALGORITHMS[name] if name == precision or self.pays(name, shape) else None
 
     def product(self, eqn: Eqn, lhs: _Operand, rhs: _Operand, algorithm: Algorithm, made: list[Eqn]) -> Atom:
-        """What stands for the result of a product; the equations that compute it are added to those made."""
+        """The result of a matmul in parts; the new equations are appended to ``made``."""
         self.count += 1
         n = len(lhs.batch)
         numbers = ((lhs.contracted, rhs.contracted), (tuple(range(n)),) * 2)
@@ -196,7 +198,7 @@ class _Splitter:
         return total
 
     def sums_in_one_kernel(self, lhs: _Operand, rhs: _Operand) -> int:
-        """How many sums of terms one kernel makes of the product; 0 if there is none."""
+        """Number of partial sums of the single-kernel matmul; 0 if it has no kernel."""
         pairs = sorted(zip(lhs.contracted, rhs.contracted, strict=True))
         if not pairs:
             return 0
@@ -214,9 +216,9 @@ class _Splitter:
         return self.placed(_summed, (rank,), [result], eqn, made)[0] if how["sums"] > 1 else result
 
     def untransposed(self, x: Atom, contract: tuple[int, ...], batch: tuple[int, ...]) -> _Operand:
-        """What an operand is a transpose of, if its free axes come in the same order there, with the axes of that.
+        """The source of a transpose that preserves the order of the free axes.
 
-        Then the parts are written as it lies in memory, and others that read it may have them.
+        The parts then have its layout, and its other readers may share them.
         """
         eqn = self.makers.get(x)
         if eqn is None or eqn.prim is not transpose_p or is_replaced(transpose_p, "impl"):
@@ -231,8 +233,9 @@ class _Splitter:
         return self.untransposed(eqn.invars[0], to(contract), to(batch))
 
     def parts(self, side: _Operand, algorithm: Algorithm, eqn: Eqn, made: list[Eqn]) -> _Parts:
-        """An operand in parts, scaled along its contracted axes; the equations that compute them are added to those
-        made, unless a near product has them.
+        """An operand in parts, scaled along its contracted axes.
+
+        Appends the new equations to ``made``, unless a near matmul has the parts.
         """
         along = side.contracted
         key = side.x, side.order, frozenset(along), algorithm, self.origins.get(eqn)
@@ -244,10 +247,10 @@ class _Splitter:
         return found
 
     def divided(self, factors: _Factors, count: int, eqn: Eqn, made: list[Eqn]) -> list[_Factors]:
-        """Factors of so many sums of as many terms each, as a batch, and those of the terms that are left, if any are.
+        """Factors of ``count`` sums of equal length, as a batch, and of remaining terms.
 
-        Those without a batch whose contracted axes are neighbours: then they may be one axis, and what is made of that
-        has strides. Others stay as they are.
+        Splits only factors without a batch whose contracted axes are neighbours: these can be merged into one strided
+        axis. Others stay whole.
         """
         contracts, (batch, _) = factors.numbers
         contracts = list(zip(*sorted(zip(*contracts, strict=True)), strict=True))
@@ -267,7 +270,7 @@ class _Splitter:
     def placed(
         self, function: Callable, how: tuple, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn]
     ) -> list[Atom]:
-        """The results of ``function(*how, *invars)``, whose equations are added to those made; it is traced once."""
+        """Results of ``function(*how, *invars)``, traced once; appends to ``made``."""
         key = function, how, *[a.aval for a in invars]
         body = self.bodies.get(key)
         if body is None:
@@ -325,26 +328,27 @@ def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[An
 
 
 def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
-    """An array with neighbouring axes as one, of which so many pieces of one size are along an axis before it; and of
-    that axis the rest, if there is one.
+    """An array with merged axes, cut into ``count`` pieces of ``size``, and the rest.
+
+    The pieces are along a new axis in front; there may be no rest.
     """
     at, shape = axes[0], x.aval.shape
-    before, behind = shape[:at], shape[axes[-1] + 1 :]
+    before, after = shape[:at], shape[axes[-1] + 1 :]
     terms, whole = math.prod(shape[d] for d in axes), count * size
-    x = reshape(x, (*before, terms, *behind))
-    pieces = [reshape(slice_in_dim(x, 0, whole, axis=at), (*before, count, size, *behind))]
+    x = reshape(x, (*before, terms, *after))
+    pieces = [reshape(slice_in_dim(x, 0, whole, axis=at), (*before, count, size, *after))]
     return pieces + [slice_in_dim(x, whole, terms, axis=at)] * (whole < terms)
 
 
 def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
-    """``2^-j`` and ``4^j`` for each row of an operand: what brings its largest element to between 2^13 and 2^15.
+    """``2^-j`` and ``4^j`` per row, which scale its largest element to 2^13 ... 2^15.
 
-    Rows of zeros or of less than 2^-112 are multiplied by 2^126, which is the largest such power of float32.
+    Rows of zeros or below 2^-112 are multiplied by 2^126, the largest such power in float32.
     """
     top = reduce.reduce_max(ew.select(ew.is_finite(x), ew.abs(x), 0.0), contract)
     exponent = ew.binary(
         ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23
-    )  # the number is below 2^(exponent - 126)
+    )  # the value is below 2^(exponent - 126)
     j = ew.min(ew.binary(ew.shift_right_arithmetic_p, ew.sub(15 + 126, exponent), 1), 63)
     return power_of_two(ew.neg(j)), power_of_two(ew.add(j, j))
 
@@ -360,7 +364,7 @@ def _spread(rows: Any, shape: tuple[int, ...], contract: tuple[int, ...]) -> Any
 
 
 def _total(sums: Sequence[Any], rank: int) -> Any:
-    """The sum of arrays of a rank, some of them along an axis before the others, one after another."""
+    """Sequential sum of arrays, some of them stacked along an extra leading axis."""
     rows = [row for x in sums for row in ([x] if x.aval.ndim == rank else _rows(x))]
     return functools.reduce(ew.add, rows)
 
@@ -377,13 +381,13 @@ def _rows(x: Any) -> list[Any]:
 def _joined(
     algorithm: Algorithm, before_rhs: int, batch: int, rank: int, each: int, *given: Any
 ) -> list[Any]:
-    """The result of the leading sum and of the rest, with the scales taken out.
+    """The result of the leading sum and of the rest, unscaled.
 
     Args:
-      before_rhs: the number of axes of the result that are of the lhs: those of the batch, and its free ones.
-      batch: the number of axes of the batch.
-      rank: the number of axes of the result.
-      each: how many arrays a sum is in.
+      before_rhs: number of axes of the result that the lhs has: batch and free ones.
+      batch: number of batch axes.
+      rank: number of axes of the result.
+      each: number of arrays per sum.
       given: the arrays of the leading sum and, with two parts, of that of the rest; then the roots.
     """
     *sums, left, right = given
@@ -397,4 +401,4 @@ def _joined(
     root = ew.mul(lhs, rhs)
     return [
         ew.mul(ew.mul(total, root), root)
-    ]  # in two steps, neither of which overflows if the result does not
+    ]  # in two steps, neither of which overflows unless the result does

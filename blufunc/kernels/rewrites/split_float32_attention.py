@@ -1,15 +1,15 @@
-"""Before stage 5, for devices with kernels for it: float32 attention as attention of parts of float16.
+"""Float32 attention as attention of float16 parts, for devices with a kernel.
 
-Kernels, beside ``split_float32``. In: a program with ``attention`` and ``attention_grad`` of float32, for which there
-is a kernel. Out: one that computes them from operands in one or two parts of float16, which equations like any other
-make, in the kernel that computes an operand where there is one. Both directions read the same parts: what is kept from
-a forward to a backward pass is these, and with one part half of the bytes.
+Kernels, before stage 5, next to ``split_float32``. In: a program with ``attention`` and ``attention_grad`` of float32
+that have a kernel. Out: one that computes them from operands in one or two parts of float16. Ordinary equations
+compute the parts, fused into the kernel of an operand where there is one. Both directions read the same parts: these
+are the residuals, and with one part they have half of the bytes.
 
-How many parts there are is said by the precision that the products of an equation ask for. One has the bits of TF32,
-two have 22, and three products of parts are float32's (``precision.py``, ``F16_F16_F32_X3``). float16 does not reach
-as far as float32: the elements of a batch entry and key head are multiplied by a power of two, which brings the
+The number of parts follows from the precision that the matmuls of an equation request. One part has the bits of TF32,
+two have 22, and three matmuls of parts are float32's (``precision.py``, ``F16_F16_F32_X3``). float16 has a smaller
+range than float32: the elements of a batch entry and key head are multiplied by a power of two, which brings the
 largest of them to between 2^14 and 2^15. An element of one part has all its bits down to 2^-28 of that, one of two
-parts down to 2^-17, and what is lost of smaller ones is below 2^-39 of the largest: less than float32 loses of that.
+parts down to 2^-17. The loss in smaller ones is below 2^-39 of the largest: less than float32 rounding of that.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from blufunc.kernels.precision import ACCURATE, ALGORITHMS, QUICKER_BY, is_tf32,
 from blufunc.kernels.rewrites.split_float32 import power_of_two
 
 OPERANDS = {"attention": (0, 1, 2), "attention_grad": (0, 1, 2, 5)}
-"""Of each primitive (``nn/attention/call.py``), the operands that are multiplied: queries, keys, values, cotangents."""
+"""Matmul operands of each primitive (``nn/attention/call.py``): q, k, v, dout."""
 
 
 class _InParts(Primitive):
-    """Attention, or its derivative, of operands whose first parts stand in their places, [B, T, N, H] of float16.
+    """Attention or its derivative, of operands in parts: [B, T, N, H] of float16.
 
-    Behind these and the other operands of the primitive that it stands for come all second parts, if ``parts`` is 2,
-    and all units [B, K], float32: what multiplies the sum of parts back, for each batch entry and key head. Results are
-    float32. Its jaxpr is its definition: that primitive's, of operands put together.
+    First parts take the places of the operands. After all operands of the original primitive come all second parts,
+    if ``parts`` is 2, and all units [B, K], float32: they multiply the sum of parts back, for each batch entry and
+    key head. Results are float32. Its jaxpr is its definition: the original primitive, of operands that are joined.
     """
 
     kind, multiple_results, body = "call", True, "jaxpr"
@@ -59,9 +59,9 @@ _SPLIT = {"attention": attention_p, "attention_grad": attention_grad_p}
 
 
 def parts_of(eqn: Eqn) -> int | str:
-    """In how many parts operands of float32 are multiplied, by the precision of an equation's products; or why in none.
+    """Number of parts of float32 operands, by the matmuls' precision; or why none.
 
-    The most exact of its products counts.
+    The most exact matmul of the equation decides.
     """
     body: Jaxpr = eqn.params["jaxpr"]
     wanted = tuple(body.memoised("precisions of products", lambda: tuple(_precisions(body))))
@@ -93,7 +93,7 @@ def with_split_attention(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
 
     Args:
       jaxpr: has an equation ``attention`` or ``attention_grad`` only where there is a kernel for it.
-      origins: for equations, the call that computes them again; kept up for those that take their place.
+      origins: for equations, the call that recomputes them; updated for their replacements.
     """
     made: dict[Any, Sequence[Atom]] = {}
 
@@ -121,11 +121,11 @@ def with_split_attention(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
             eqns = put_in_place(call, body, call.invars, results.__setitem__)
             found = [results[v] for v in call.outvars]
             made.update((key, found[n * (parts + 1) :][: parts + 1]) for n, key in enumerate(missing))
-        firsts, *behind = zip(*[made[key] for key in keys.values()], strict=True)
+        firsts, *rest = zip(*[made[key] for key in keys.values()], strict=True)
         first = dict(zip(keys, firsts, strict=True))
         whole = max(keys) + 1
         operands = [first.get(i, a) for i, a in enumerate(invars[:whole])]
-        operands += [*itertools.chain(*behind), *invars[whole:]]
+        operands += [*itertools.chain(*rest), *invars[whole:]]
         params = {**eqn.params, "jaxpr": _definition(eqn, operands, parts), "parts": parts}
         return [*eqns, Eqn(_SPLIT[eqn.prim.name], operands, eqn.outvars, params, eqn.source)]
 
@@ -140,10 +140,10 @@ def _definition(eqn: Eqn, operands: list[Atom], parts: int) -> Jaxpr:
     whole, n = max(places) + 1, len(places)
 
     def of_parts(*args: Any) -> list[Any]:
-        given, behind = list(args[:whole]), args[whole : whole + parts * n]
+        given, rest = list(args[:whole]), args[whole : whole + parts * n]
         for j, i in enumerate(places):
-            *rest, unit = behind[j::n]
-            given[i] = _joined([given[i], *rest], unit)
+            *seconds, unit = rest[j::n]
+            given[i] = _joined([given[i], *seconds], unit)
         return eval_jaxpr(eqn.params["jaxpr"], [*given, *args[whole + parts * n :]])
 
     return stage(of_parts, [a.aval for a in operands], eqn.prim.name, line=eqn.source)
@@ -153,15 +153,15 @@ def _definition(eqn: Eqn, operands: list[Atom], parts: int) -> Jaxpr:
 
 
 def _split(operands: Sequence[Any], key_heads: int, parts: int) -> list[Any]:
-    """Of each operand [B, T, N, H] its parts, alike, and its units, [B, K]."""
+    """For each operand [B, T, N, H] its parts, of equal layout, and its units, [B, K]."""
     largest = [_largest_of_rows(x, key_heads) for x in operands]
     scales: list[Any] = []
     units: list[Any] = []
     for start, count in _runs([x.aval.shape[1] for x in operands]):
-        # those of as many tokens together: they are small, and as many kernels would take longer than their work
-        alike = [reshape(x, (1, *x.aval.shape)) for x in largest[start : start + count]]
-        top = reduce.reduce_max(concatenate(alike, 0), (2,))
-        # the number is at least 2^(exponent - 127), unless it is subnormal or 0
+        # operands with equal token counts are stacked: separate kernels would cost more than their small work
+        stacked = [reshape(x, (1, *x.aval.shape)) for x in largest[start : start + count]]
+        top = reduce.reduce_max(concatenate(stacked, 0), (2,))
+        # the value is at least 2^(exponent - 127), unless it is subnormal or 0
         exponent = ew.binary(ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23)
         j = ew.min(ew.sub(14 + 127, exponent), 126)
         for found, numbers in ((scales, power_of_two(j)), (units, power_of_two(ew.neg(j)))):
@@ -180,7 +180,7 @@ def _largest_of_rows(x: Any, key_heads: int) -> Any:
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Where equal numbers begin, and how many there are."""
+    """Start and length of each run of equal numbers."""
     starts = [i for i, n in enumerate(numbers) if i == 0 or n != numbers[i - 1]]
     return [(i, j - i) for i, j in itertools.pairwise([*starts, len(numbers)])]
 
@@ -202,7 +202,7 @@ def _joined(parts: Sequence[Any], unit: Any) -> Any:
 
 
 def _of_rows(numbers: Any, shape: tuple[int, ...]) -> Any:
-    """Numbers [B, K] for each element of an operand of some shape [B, T, N, H]."""
+    """Scalars [B, K] for each element of an operand of shape [B, T, N, H]."""
     B, T, N, H = shape
     K = numbers.aval.shape[1]
     return reshape(broadcast_in_dim(numbers, (B, T, K, N // K, H), (0, 2)), shape)

@@ -1,8 +1,8 @@
-"""Elementwise prologues and epilogues of users' CUDA kernels, computed inside of the kernels.
+"""Elementwise prologues and epilogues fused into users' CUDA kernels.
 
-Kernels, a rewrite of the CUDA path. In: a jaxpr with calls of ``cuda_kernel``, whose authors say what may be computed
-inside (``elementwise=``). Out: the jaxpr without the arrays between such an argument and the elementwise operations
-that make it for the kernel alone, and between such a result and those that alone read it.
+Kernels, before stage 5, on the CUDA path. In: a jaxpr with calls of ``cuda_kernel`` that declare which arguments and
+results may be fused (``elementwise=``). Out: the jaxpr without the arrays between such an argument and the
+elementwise operations that compute it for this kernel alone, and between such a result and its elementwise readers.
 ``backends/cuda/render/user_accessors.py`` writes the code.
 """
 
@@ -22,11 +22,11 @@ from blufunc.kernels.fusion.iteration_space import sort_of
 from blufunc.kernels.ops.fused_user_kernel import FusedUserKernel, Points, fused_user_kernel_p
 
 _MOST = 16
-"""The most operations in a prologue or epilogue: each read of an element computes them again."""
+"""Maximum operations of a prologue or epilogue: each element read recomputes them."""
 
 
 def with_fused_user_kernels(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """The jaxpr with the prologues and epilogues of users' kernels in the kernels; ``origins`` is kept up."""
+    """Fuse prologues and epilogues into users' kernels; updates ``origins``."""
     kernels = [e for e in jaxpr.eqns if getattr(e.params.get("kernel"), "elementwise", None)]
     if not kernels:
         return jaxpr
@@ -37,7 +37,7 @@ def with_fused_user_kernels(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
 
 
 class _Fusing:
-    """What is fused of one jaxpr."""
+    """Fusion state of one jaxpr."""
 
     def __init__(self, jaxpr: Jaxpr):
         self.makers = {v: e for e in jaxpr.eqns for v in e.outvars if v.__class__ is not DropVar}
@@ -50,7 +50,7 @@ class _Fusing:
         self.replaced: dict[int, Eqn] = {}
 
     def fuse(self, eqn: Eqn, origins: Origins) -> None:
-        """Fuse what can be of one kernel's arguments and results."""
+        """Fuse the arguments and results of one kernel where possible."""
         arguments, results = eqn.params["kernel"].elementwise
         operands: list[Atom] = []
         readers: dict[int, Points] = {}
@@ -90,7 +90,7 @@ class _Fusing:
             origins[fused] = origins[eqn]
 
     def prologue(self, eqn: Eqn, atom: Atom) -> list[Eqn]:
-        """The operations that make an argument for this kernel alone, in order."""
+        """The operations that compute an argument for this kernel alone, in order."""
         chain: list[Eqn] = []
         pending = [atom]
         while pending:
@@ -108,7 +108,7 @@ class _Fusing:
         return sorted(chain, key=lambda e: self.position[id(e)])
 
     def epilogue(self, eqn: Eqn, value: Var) -> list[Eqn]:
-        """The operations, one after the other, that alone read a result, each with what is there before the kernel."""
+        """The chain that alone reads a result; its other operands precede the kernel."""
         chain: list[Eqn] = []
         last = value
         while (
@@ -129,7 +129,7 @@ class _Fusing:
 
 
 def _is_pointwise(eqn: Eqn, shape: tuple[int, ...]) -> bool:
-    """Whether an equation computes each element of an array of this shape from those at its place, and numbers."""
+    """True if an equation is elementwise over this shape; other operands are scalars."""
     if eqn.prim is broadcast_in_dim_p:
         return not eqn.invars[0].aval.ndim and eqn.outvars[0].aval.shape == shape
     if not (isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p) or eqn.outvars[0].aval.shape != shape:
@@ -146,7 +146,7 @@ def _leaves(chain: Sequence[Eqn]) -> list[Var]:
 
 
 def _repeated(leaf: Atom, like: Atom) -> bool:
-    """Whether a leaf is a number, which every element reads."""
+    """True if a leaf is a scalar, which every element reads."""
     return leaf.aval.shape != like.aval.shape
 
 
