@@ -1,8 +1,8 @@
-"""A CUDA device that is not there: device memory is host memory, and a kernel is run by the LoopIR interpreter.
+"""Fake CUDA device: device memory is host memory, LoopIR kernels are interpreted.
 
-``install(monkeypatch)`` puts it in the place of the driver, the compiler and the libraries, so that all that decides
-what runs where and when is tested without a device. It is strict: memory that was freed is overwritten and may not be
-touched, and within a capture nothing runs, nothing may be copied from or to the host, and memory is the graph's own.
+``install(monkeypatch)`` replaces the driver, the compiler and the libraries, so that all scheduling decisions are
+tested without a device. It is strict: freed memory is overwritten and may not be touched. Within a capture nothing
+runs, nothing may be copied from or to the host, and memory belongs to the graph.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ from tests.kernels.backends.cuda.library.test_cupy_ops import NumpyLibrary
 
 
 class Block:
-    """A piece of memory; its bytes are spoiled and kept for the next of its size when it goes."""
+    """A memory block; when freed, its bytes are spoiled and reused for the next one."""
 
     def __init__(self, source, raw, nbytes):
         self.source, self.raw, self.nbytes = source, raw, nbytes
@@ -53,14 +53,14 @@ class Block:
         source.live[self.ptr] = nbytes
 
     def __del__(self):
-        if self.source is self.source.fake.source:  # else it is a graph's, whose work comes again
+        if self.source is self.source.fake.source:  # else it is a graph's, which replays its work
             self.raw[:] = 0xCD
             del self.source.live[self.ptr]
         self.source.free.setdefault(self.nbytes, []).append(self.raw)
 
 
 class Source:
-    """What ``CupySource`` is, of host memory: a block that was freed is the next one of its size."""
+    """``CupySource`` on host memory: a freed block is the next one of its size."""
 
     def __init__(self, fake, total=1 << 30):
         self.fake, self.total, self.live, self.free = fake, total, {}, {}
@@ -88,7 +88,7 @@ class Source:
 
 
 class Stream:
-    """A stream is where work is put; here it is done at once, or recorded."""
+    """A stream: work runs at once, or is recorded."""
 
     def __init__(self, ptr, fake=None):
         self.ptr, self.fake = ptr, fake
@@ -101,16 +101,16 @@ class Stream:
 
 
 class Event:
-    """What passes when the work before it is done, and is waited for on other streams."""
+    """An event: passes when the preceding work is done; other streams wait for it."""
 
     def __init__(self, stream):
         self.stream, self.place = stream.ptr, len(stream.fake.recording[stream.ptr])
 
 
 class Graph:
-    """Recorded work by streams, and what keeps its memory alive.
+    """Recorded work by streams, and the owners of its memory.
 
-    Each launch lets another stream run as far ahead as events let it: what was not waited for is seen.
+    Each launch lets another stream run as far ahead as events allow: a missing wait is found.
     """
 
     def __init__(self, fake, work, keep):
@@ -135,7 +135,7 @@ class Graph:
         )
 
     def go(self, stream, done):
-        """Run what comes next on a stream, if it need not wait."""
+        """Run the next work of a stream, if it need not wait."""
         if done[stream] == len(self.work[stream]):
             return False
         what = self.work[stream][done[stream]]
@@ -149,7 +149,7 @@ class Graph:
 
 
 class Launch:
-    """A kernel with its addresses; the function gets these as they are when it is launched."""
+    """A kernel with its addresses; the function reads these when it is launched."""
 
     def __init__(self, fake, run, pointers):
         self.fake, self.run, self.pointers = fake, run, list(pointers)
@@ -161,7 +161,7 @@ class Launch:
 
 
 class Loaded:
-    """What ``cuda_modules.Loaded`` is, of a Python function of addresses."""
+    """``cuda_modules.Loaded`` for a Python function of addresses."""
 
     counters = 0
 
@@ -177,12 +177,12 @@ class FakeCuda:
     """The device.
 
     Attributes:
-      launches, replays, products: how many kernels, graphs and matrix products were put on streams.
-      pauses: how many times a stream paused.
-      fewer: of products that count on fewer multiprocessors, their streams and how many these are.
-      epilogues: what products did beside multiplying, one for each that did.
+      launches, replays, products: number of kernels, graphs and matmuls put on streams.
+      pauses: number of times that a stream paused.
+      fewer: of matmuls limited to fewer SMs, their streams and SM counts.
+      epilogues: of each matmul with an epilogue, its kind.
       compiled: the names of the kernels that were compiled.
-      sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
+      sources_of_users: by entry, a function of parameter addresses that stands in for a user's kernel.
     """
 
     def __init__(self):
@@ -197,7 +197,7 @@ class FakeCuda:
     # -- memory --------------------------------------------------------------------------------------
 
     def array(self, address, shape, dtype):
-        """The memory at an address as an array; it must be that of one live buffer."""
+        """The memory at an address as an array; it must belong to one live buffer."""
         n = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if not n:
             return np.empty(shape, dtype)
@@ -240,7 +240,7 @@ class FakeCuda:
     # -- work ----------------------------------------------------------------------------------------
 
     def captures(self):
-        """Whether work of this thread is recorded now."""
+        """True if work of this thread is being recorded."""
         return self.recording is not None and driver.is_capturing(2)
 
     def do(self, run, stream):
@@ -251,7 +251,7 @@ class FakeCuda:
             run()
 
     def recorded(self, stream):
-        """An event; outside of a capture a number that grows with work, for times."""
+        """An event; outside of a capture a counter of work, in place of times."""
         return Event(stream) if self.captures() else self.launches + self.products
 
     def capture(self, run, device=0, keep=(), urgent=(False,)):
@@ -277,7 +277,7 @@ class FakeCuda:
         return Loaded(self, lambda pointers: self.sources_of_users[text.entry](self, pointers))
 
     def split_product(self, c, pointers):
-        """What the kernel of ``cuda_split_product`` does, by the definition of ``split_dot_p``."""
+        """Stand-in for the kernel of ``split_gemm``, by the definition of ``split_dot_p``."""
         shapes = [(c["M"], c["K"]) if c["A_BY_ROWS"] else (c["K"], c["M"])] * 2
         shapes += [(c["N"], c["K"]) if c["B_BY_ROWS"] else (c["K"], c["N"])] * 2
         arrays = [self.array(p, s, np.dtype(np.float16)) for p, s in zip(pointers, shapes, strict=False)]
@@ -339,7 +339,7 @@ class Plan:
     def __init__(self, fake, gemm, addresses):
         assert gemm.refused() is None
         self.fake, self.gemm = fake, gemm
-        if not fake.captures():  # the choice is made by running some algorithms, not all of them right
+        if not fake.captures():  # autotuning runs some algorithms, not all of them right
             g, (_, _, d) = gemm.layout, addresses
             if d is not None:
                 self._matrices(d, gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = 77
@@ -418,7 +418,7 @@ class Scatter:
 
 
 def matrix_at(fake, address, shape, row):
-    """A matrix of bfloat16 whose rows are so many elements apart."""
+    """A matrix of bfloat16 with rows ``row`` elements apart."""
     flat = fake.array(address, ((shape[0] - 1) * row + shape[1],), dtypes.bfloat16)
     return np.lib.stride_tricks.as_strided(flat, shape, (2 * row, 2))
 
@@ -442,7 +442,7 @@ class GeluKernel:
         given_rows = zip(factors, shapes, self.rows, strict=True)
         a, b = (matrix_at(self.fake, *of).astype(np.float32) for of in given_rows)
         t = a @ (b.T if p.by_rows else b)
-        out, argument, sums, again = results
+        out, argument, sums, activation = results
         if p.bias:
             t += self.fake.array(given, (p.n,), half).astype(np.float32)
         t = t.astype(half).astype(np.float32)
@@ -451,9 +451,9 @@ class GeluKernel:
             t *= gelu_slope(x)
         made = (t if p.derivative else gelu(t)).astype(half)
         self.fake.array(out, (p.m, p.n), half)[...] = made
-        assert (bool(argument), bool(sums), bool(again)) == (p.stored, p.summed, p.again)
+        assert (bool(argument), bool(sums), bool(activation)) == (p.stored, p.summed, p.again)
         if p.again:
-            self.fake.array(again, (p.m, p.n), half)[...] = gelu(x)
+            self.fake.array(activation, (p.m, p.n), half)[...] = gelu(x)
         if p.stored:
             self.fake.array(argument, (p.m, p.n), half)[...] = t
         if p.summed:
@@ -486,7 +486,7 @@ class SoftmaxKernel:
 
 
 class Attention:
-    """``cuda_attention_launch.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
+    """Attention ``Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
 
     def __init__(
         self, fake, backward, shape, dtype, strides, scale, causal, device, code, parts, summed=False
@@ -510,7 +510,7 @@ class Attention:
     def _run(self, addresses, scratch, extras):
         s = self.shape
         self.fake.array(scratch, (self.needed,), np.dtype(np.uint8))[...] = (
-            0xFF  # nobody else needs what is there
+            0xFF  # no later reader needs the old contents
         )
         sums = addresses[-3:] if self.summed else []
         if self.backward:
@@ -539,18 +539,18 @@ class Attention:
                 wide.append(arrays[-1].astype(np.float32))
         on_host = lambda x: bf.device_put(x, backend.host_device())
         wide = [on_host(x) for x in wide]
-        behind = [
+        rest = [
             on_host(self.fake.array(a, t.shape, t.dtype)) for a, t in zip(extras, self.extras, strict=True)
         ]
         if self.backward:
             q, k, v, out, dout = wide[:5]
-            results = attention_call._backward(q, k, v, out, on_host(lse), dout, *behind, **self.how)
+            results = attention_call._backward(q, k, v, out, on_host(lse), dout, *rest, **self.how)
             for to, x in zip(arrays[5:], results, strict=True):
                 to[...] = np.asarray(x).astype(result)
             for place, of, strides in zip(sums, arrays[5:], self.strides[5:], strict=bool(sums)):
                 self._sum(place, of.astype(np.float32), strides)
             return
-        out, sums = attention_call._forward(*wide[:3], *behind, **self.how)
+        out, sums = attention_call._forward(*wide[:3], *rest, **self.how)
         arrays[3][...] = np.asarray(out).astype(result)
         lse[...] = np.asarray(sums)
 
@@ -563,7 +563,7 @@ class Attention:
             to[:, group] = x[:, group * ROWS_OF_SUM :][:, :ROWS_OF_SUM].sum(1)
 
     def _view(self, address, shape, strides, dtype):
-        """An operand where its strides say."""
+        """A strided view of an operand."""
         last = sum((n - 1) * s for n, s in zip(shape, (*strides, 1), strict=True)) + 1
         flat = self.fake.array(address, (last,), dtype)
         steps = [s * dtype.itemsize for s in (*strides, 1)]
@@ -571,7 +571,7 @@ class Attention:
 
 
 def constants_of(text):
-    """The numbers that a text defines, by name."""
+    """The constants that a source defines, by name."""
     found = re.findall(r"constexpr (?:int|bool) (\w+) = (\w+);", text)
     return {name: json.loads(value) for name, value in found if value.isdigit() or value in ("true", "false")}
 

@@ -1,4 +1,4 @@
-"""Plans within a budget of memory: they compute the same, fit, and cost what they say."""
+"""Plans within a memory budget: same results, within budget, at the stated cost."""
 
 import dataclasses
 import random
@@ -71,7 +71,7 @@ def layers(seed, n):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_training_steps(seed, target):
-    """With nine and seven tenths of the arena the results have the same bits, and nothing is run over another."""
+    """At 0.9 and 0.7 of the arena, results have the same bits, and no value is lost."""
     names = layers(seed, 9)
     c = case(random_networks.network(names), *random_networks.arguments(9), target=TARGETS[target])
     found = [tight for share in (0.9, 0.7) if (tight := within(c, share))]
@@ -97,7 +97,7 @@ N, WIDTH = 256, 128
 
 
 def chain():
-    """The gradient of products of matrices, one after another, with a hyperbolic tangent of each."""
+    """The gradient of a chain of matmuls, with a hyperbolic tangent of each."""
 
     def loss(x, weights):
         for w in weights:
@@ -151,12 +151,12 @@ def test_whole_products_are_computed_again_and_less_costs_more():
         assert bought.flops == cost_of(bought.made).flops - cost_of(c.schedule).flops
     assert 0 < prices[0] <= prices[1] <= prices[2]
     products = 2 * N * WIDTH * WIDTH
-    assert prices[2] >= products  # what is kept of a layer is the tangent alone, so its product is repeated
+    assert prices[2] >= products  # only the tangent of a layer is saved, so its matmul is repeated
     assert prices[2] <= 8 * products * 1.5  # none more than once
 
 
 def test_cheap_values_go_first():
-    """Of a wide value made by a cast and a product of the same size, the former is computed again."""
+    """Of a wide value from a cast and a matmul of its size, the cast is recomputed."""
 
     def loss(x, w, v):
         wide = bnp.concatenate([x, x], 1) * 2.0
@@ -174,7 +174,7 @@ def test_cheap_values_go_first():
 
 @pytest.mark.parametrize("what", ["barrier", "loop", "donated"])
 def test_what_lies_between_is_respected(what):
-    """Values behind barriers, of loops, and those written over: the results stay the same."""
+    """Results stay the same with barriers, loops and overwritten values."""
 
     def loss(x, weights):
         for w in weights:
@@ -227,7 +227,7 @@ def test_the_report_says_what_and_at_which_price():
 
 
 def test_choices_by_rate():
-    """Segments are all of what is before the peak; at no rate nothing is repeated, at any rate what can be."""
+    """All segments precede the peak; rate 0 repeats no value, the highest all it can."""
     c = chain()
     planning = steps.Planning(c.jaxpr, c.donated, c.target, lambda e: e.prim is dot_general_p)
     made = planning.estimate(planning.jaxpr)
@@ -290,10 +290,10 @@ def transformer(batch):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch", [32, 64, 128])
 def test_a_transformer_planned_for_a_gpu(batch):
-    """With less than half of the memory it costs less than one more forward pass, and less memory costs more.
+    """Half of the memory costs less than one forward pass, and less memory costs more.
 
-    Of a batch of 32, GELU is computed by kernels, and memory is not scarce: the default program keeps its derivative,
-    and to write and read that takes longer than to compute it again, which a budget finds.
+    At a batch of 32, kernels compute GELU, and memory is not scarce: the default program saves its derivative.
+    Storing and loading that takes longer than recomputing it, which a budget finds.
     """
     plan = transformer(batch)
     default = plan(None)

@@ -1,4 +1,4 @@
-"""GELU again by the product with its derivative: where a budget has that, that it means the same, and where not."""
+"""GELU recomputed by the GEMM with its derivative, within a memory budget."""
 
 import dataclasses
 import itertools
@@ -65,7 +65,7 @@ GELU = 32768 * 3072 * 2
 
 
 def test_no_kernel_computes_gelu(large):
-    """A budget that lacks one layer's GELU has it from a product, for the time of writing it."""
+    """With a budget that drops one layer's GELU, a GEMM stores it."""
     default = large(None)
     made = large(default.plan.peak_bytes - GELU // 2)
     assert both(made) and not both(default) and not tanhs(made)
@@ -83,10 +83,10 @@ def test_the_weights_gradient_comes_behind_it(large):
     made = large(default.plan.peak_bytes - GELU // 2)
     ran = opaque(made)
     for eqn in both(made):
-        again = result_of(eqn)
-        (reader,) = [e for e in ran if again in e.invars]
+        recomputed = result_of(eqn)
+        (reader,) = [e for e in ran if recomputed in e.invars]
         assert reader.prim is dot_general_p and ran.index(eqn) < ran.index(reader)
-        places = [made.plan.placement[made.ids[v]] for v in (eqn.invars[2], eqn.outvars[0], again)]
+        places = [made.plan.placement[made.ids[v]] for v in (eqn.invars[2], eqn.outvars[0], recomputed)]
         begins = sorted(p.offset for p in places)
         assert all(b - a >= GELU for a, b in itertools.pairwise(begins))
     assert made.plan.peak_bytes <= made.bought.budget
@@ -111,7 +111,7 @@ def test_elsewhere_it_is_a_kernel(name):
 
 
 def test_a_product_before_the_peak_does_not_help():
-    """What it gave would have to be kept as well."""
+    """Its output would have to be saved as well."""
 
     def fun(x, w, b, dy, v, p):
         g = nn.gelu(h := x @ w + b)
@@ -129,7 +129,7 @@ def test_a_product_before_the_peak_does_not_help():
 
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.5])
 def test_less_memory(share, large):
-    """Plans fit, also where products are repeated and the peak moves behind some of those products."""
+    """Plans fit, also where matmuls are repeated and the peak moves past some of them."""
     peak = large(None).plan.peak_bytes
     made = large(int(share * peak))
     assert made.plan.peak_bytes <= share * peak and both(made) and not tanhs(made)
@@ -139,7 +139,7 @@ def test_less_memory(share, large):
 
 
 def steps(n, missing, mixed=False, tokens=TOKENS):
-    """Functions of layers without and within a budget that lacks some of their GELUs, and arguments."""
+    """Layers without a budget, and with one that drops some GELUs and arguments."""
     args = [half(*a.shape, seed=i) / (8 if i else 1) for i, a in enumerate(shapes(n, tokens, COLUMNS))]
     args = [x.astype(np.float32) if mixed or not i else x for i, x in enumerate(args)]
     fun, there = bf.autocast(layers(n)) if mixed else layers(n), on(bf.devices("cuda")[0], *args)
@@ -196,7 +196,7 @@ def test_gradients_on_a_device(mixed):
 
 @pytest.fixture
 def equations(small):
-    """A product with GELU that stores its argument, and one with the derivative at that argument."""
+    """A GEMM with GELU that stores its argument, and one with its derivative there."""
     forward = lambda x, w, b: (nn.gelu(h := x @ w + b), h)
     back = lambda h, dy, v: bf.vjp(nn.gelu, h)[1](dy @ v)[0]
     (gelu,) = [e for e in products(forward, half(M, K), half(K, N), half(N)) if e.prim is dot_bias_gelu_p]
@@ -206,7 +206,7 @@ def equations(small):
 
 @pytest.mark.parametrize("sums_first", [False, True])
 def test_sums_and_gelu_in_any_order(sums_first, equations):
-    """The equation is the kernel with both; its definition has all results, of which the first is what it was."""
+    """The equation is the kernel with both; its first result is unchanged."""
     gelu, product = equations
     kernel = lambda eqn: gelu_gemm.kernel_of(eqn, "sm_90a")
     call = of_argument(gelu)
@@ -216,9 +216,9 @@ def test_sums_and_gelu_in_any_order(sums_first, equations):
     found = kernel(eqn)
     assert (found.summed, found.again, found.stored) == (True, True, False)
     assert dataclasses.replace(found, summed=False, again=False) == kernel(product)
-    again = result_of(eqn)
-    at = eqn.outvars.index(again)
-    assert at == 1 + sums_first and again is call.outvars[0] and result_of(product) is None
+    recomputed = result_of(eqn)
+    at = eqn.outvars.index(recomputed)
+    assert at == 1 + sums_first and recomputed is call.outvars[0] and result_of(product) is None
     values = [bnp.asarray(half(*a.aval.shape) * 2) for a in product.invars]
     want, found = (eval_jaxpr(e.params["jaxpr"], values) for e in (product, eqn))
     np.testing.assert_array_equal(np.asarray(found[0]), np.asarray(want[0]))
@@ -234,8 +234,8 @@ def _summed(product, kernel):
     total = lambda d: d.astype(dtypes.float32).sum((0,))
     body = simplify(bf.jit(total).trace(np.zeros((M, N), dtypes.bfloat16)).jaxpr)
     place = dict(zip(body.invars, product.outvars[:1], strict=True))
-    behind = [e.with_invars([place.get(a, a) for a in e.invars]) for e in body.eqns]
-    jaxpr = Jaxpr(product.invars, [product, *behind], [*product.outvars, *body.outvars])
+    rest = [e.with_invars([place.get(a, a) for a in e.invars]) for e in body.eqns]
+    jaxpr = Jaxpr(product.invars, [product, *rest], [*product.outvars, *body.outvars])
     eqn, *rest = with_activation_sums(jaxpr, {}, kernel).eqns
     assert [e for e in rest if e.invars == eqn.outvars[-1:]]
     return eqn
@@ -246,7 +246,7 @@ class _Printing(Primitive):
 
 
 PRINTING = _Printing("printing")
-ORDERS = {  # the equations behind the call, and what becomes of them
+ORDERS = {  # the equations after the call, and their order in the result
     "the reader is behind": ("dr", "Dr"),
     "the reader is before": ("rd", "Dr"),
     "what reads the reader": ("rsd", "Drs"),
@@ -268,28 +268,28 @@ def test_where_readers_go(name, equations):
     (g,) = call.outvars
     r, n, numbers = Var(g.aval), Var(lhs.aval), {"dimension_numbers": (((1,), (1,)), ((), ()))}
     other = lambda prim, *invars: Eqn(prim, invars, [Var(g.aval)], {}, None)
-    again = lambda lhs: Eqn(
+    repeated = lambda lhs: Eqn(
         dot_dgelu_p, [lhs, rhs, x], [Var(v.aval) for v in product.outvars], product.params, product.source
     )
     letters = {
         "r": Eqn(add_p, [g, g], [r], {}, None),  # reads GELU
         "s": other(add_p, r, g),
         "o": other(add_p, x, x),
-        "d": again(lhs),
-        "e": again(lhs),
+        "d": repeated(lhs),
+        "e": repeated(lhs),
         "n": Eqn(dot_general_p, [r, rhs], [n], numbers, None),
-        "p": again(n),
+        "p": repeated(n),
         "w": other(PRINTING, g),
         "u": other(PRINTING, x),
     }
-    behind = [letters[letter] for letter in given]
-    jaxpr = Jaxpr([x, lhs, rhs], [call, *behind], [e.outvars[0] for e in behind])
-    origins = {e: i for i, e in enumerate(behind)} | {call: 99}
+    rest = [letters[letter] for letter in given]
+    jaxpr = Jaxpr([x, lhs, rhs], [call, *rest], [e.outvars[0] for e in rest])
+    origins = {e: i for i, e in enumerate(rest)} | {call: 99}
     made = with_activations_again(jaxpr, origins)
     names = {e.outvars[0]: letter for letter, e in letters.items()}
     found = ["D" if result_of(e) else names.get(e.outvars[0], "g") for e in made.eqns]
     assert "".join(letter for letter, _ in itertools.groupby(found)) == wanted
-    old = {e.outvars[0]: e for e in behind}
+    old = {e.outvars[0]: e for e in rest}
     assert all(origins[e] == origins[old.get(e.outvars[0], call)] for e in made.eqns)
     known = {x, lhs, rhs}
     for e in made.eqns:  # in order of dependence

@@ -1,4 +1,4 @@
-"""What computing again takes: an activation without its product, and sums that their readers compute."""
+"""Recomputation costs: activations without their GEMM, sums inside their readers."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ BIAS_GELU, DGELU = "dot_general+bias+gelu", "dot_general+dgelu"
 
 
 def layers(n):
-    """The gradients of a loss of layers of two products with GELU between them, and the sum of all before them."""
+    """Gradients of a loss on layers of two matmuls with GELU, and the sum of inputs."""
 
     def loss(x, *weights):
         for w, b, v in zip(weights[::3], weights[1::3], weights[2::3], strict=True):
@@ -61,7 +61,7 @@ def tanhs(made):
 
 
 def test_an_activation_is_computed_from_its_argument(planned):
-    """A budget that lacks one layer's GELU has it from a kernel, and repeats no product."""
+    """Without one GELU in the budget, a kernel recomputes it; no GEMM is repeated."""
     default = planned(None)
     made = planned(default.plan.peak_bytes - 2 * GELU)
     assert count(made, BIAS_GELU) == count(default, BIAS_GELU) == 6
@@ -80,7 +80,7 @@ def test_without_room_for_the_argument_the_product_computes_both_again(planned):
 
 
 def test_a_sum_is_computed_by_its_reader(planned):
-    """What is missing is half of the stream's float32: the kernels are as many, and read a summand more."""
+    """Half of the float32 stream is dropped: as many kernels read one more summand."""
     default = planned(None)
     stream = 32768 * 768 * 4
     made = planned(default.plan.peak_bytes - stream // 4)
@@ -91,7 +91,7 @@ def test_a_sum_is_computed_by_its_reader(planned):
 
 @pytest.fixture(scope="module")
 def cut():
-    """The choices for four layers whose peak is to be three quarters of what it is, and that plan."""
+    """Choices for four layers at three quarters of their peak, and that plan."""
     traced = bf.jit(layers(4)).trace(*shapes(4, 32768, 768))
     jaxpr = simplify(traced.jaxpr)
     donated = (False,) * len(jaxpr.invars)
@@ -102,7 +102,7 @@ def cut():
 
 
 def test_what_an_activation_takes(cut):
-    """To read the argument and to write the result, where the product would take longer."""
+    """Loading the argument and storing the result, where the GEMM would take longer."""
     cuts, _, _ = cut
     assert len(cuts.activations) == 4
     for result, link in cuts.activations.items():
@@ -112,7 +112,7 @@ def test_what_an_activation_takes(cut):
 
 
 def test_an_activation_or_its_product(cut):
-    """At rates that rise, an activation is computed again first, then its product; never both."""
+    """As rates rise, first an activation is recomputed, then its GEMM; never both."""
     cuts, _, _ = cut
     for segments in cuts.levels[:3]:
         found = [cuts.choose(segments, 2 ** (k / 4) / cuts.machine.bandwidth) for k in range(-12, 48)]
@@ -157,7 +157,7 @@ def test_the_equations_are_the_definition(small):
 
 
 def test_a_step_within_a_budget_is_right_and_the_same_each_time(small):
-    """The gradients are those of the program without a budget, up to what rounding of the argument makes."""
+    """Gradients match those without a budget, up to the rounding of the argument."""
     cuda = bf.devices("cuda")[0]
     args = [
         half(256, 16).astype(np.float32),

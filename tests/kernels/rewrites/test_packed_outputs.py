@@ -1,4 +1,4 @@
-"""Gradients of attention in one array: where they are, and that they mean the same."""
+"""Packed gradients of attention: where they apply, and their values."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def small(*shape):
 
 
 def same(got, want, deviation):
-    """Relative to the largest element of an array: gradients are sums in which much cancels out."""
+    """Relative to the largest element of an array: terms of gradients cancel."""
     for g, w in zip(tree.leaves(got), tree.leaves(want), strict=True):
         g, w = (np.asarray(x).astype(np.float64) for x in (g, w))
         assert np.abs(g - w).max() <= deviation * np.abs(w).max()
@@ -67,7 +67,7 @@ def steps_of(f, device, *args):
 
 @pytest.mark.parametrize("parts", [by_axis, by_heads, shared_heads, by_features], ids=lambda f: f.__name__)
 def test_are_written_where_one_array_has_them(parts, cuda):
-    """Nothing puts them together: a product reads them."""
+    """No step joins them: a matmul reads them."""
     x, w = uniform(2, 40, 32).astype(BF16), small(32, 192).astype(BF16)
     f = bf.grad(lambda x, w: attend(*parts(x @ w)), (0, 1))
     steps = program_of(f, *on(cuda, x, w)).schedule.steps
@@ -80,7 +80,7 @@ def test_are_written_where_one_array_has_them(parts, cuda):
     "precision, dtype", [("bf16", "float32"), ("tf32", "float32"), ("float32_tc", "float32")]
 )
 def test_in_mixed_precision_and_in_parts(precision, dtype, cuda, monkeypatch):
-    """Where gradients are float32 before they are together, they are rounded once, as they were."""
+    """Gradients that are float32 before they are joined are rounded once, as before."""
     x, w, b = uniform(2, 40, 32), small(32, 192), uniform(192)
     loss = lambda x, w, b: attend(*by_axis(x @ w + b))
     if precision == "bf16":
@@ -96,7 +96,7 @@ def test_in_mixed_precision_and_in_parts(precision, dtype, cuda, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_gradient_of_a_bias_is_made_of_sums_that_kernels_begin(dtype, cuda, monkeypatch):
-    """Of two bytes an element; of float32, what finds their scales reads all of them anyway."""
+    """With two-byte elements; in float32, the kernel for the scales reads all anyway."""
     monkeypatch.setattr(config, "matmul_precision", "tf32")
     x, w, b = uniform(2, 40, 32), small(32, 192), uniform(192)
     loss = lambda x, w, b: attend(*by_axis(x @ w + b))
