@@ -56,7 +56,6 @@ NOT_YET_CLEAN = (
     "tests/array_api",
     "tests/benchmarks",
     "tests/core",
-    "tests/emulation",
     "tests/examples",
     "tests/kernels",
     "tests/lax",
