@@ -94,7 +94,7 @@ def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> 
 def _target(executor: Executor, value: int | None, out: Any) -> Callable[[Executor], int]:
     """The address that receives a result."""
     if value is None:  # the rank takes part even if it drops the result
-        unused = executor.own(out.aval, "a result that nobody wants")
+        unused = executor.own(out.aval, "an unused result")
         executor.keep([unused])
         return lambda executor: unused.ptr
     place = executor.roots.place(value)
@@ -143,7 +143,7 @@ def _engine(eqn: Eqn) -> Any:
     found = eqn.prim.engine()
     if not hasattr(found, "enqueue"):
         raise errors.CollectiveError(
-            f"a program on a CUDA device meets ranks through {type(found).__name__}, which exchanges host memory.",
+            f"a CUDA program requires an NCCL engine, and {type(found).__name__} transfers host memory.",
             where=source.here(),
             fix="start the ranks with --engine nccl",
         )

@@ -373,7 +373,7 @@ def refused(
             parts > 1
         )
     if min(shape) < 1:
-        return f"there is nothing in {shape}"
+        return f"{shape} is empty"
     if shape.heads % shape.key_heads:
         return f"heads={shape.heads} is not a multiple of key_heads={shape.key_heads}"
     if max(shape.queries, shape.keys) > 1 << 24:
