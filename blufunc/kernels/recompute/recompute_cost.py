@@ -119,10 +119,7 @@ class Repeatable(Divided):
         self.fixed = {v for v in unplanned | aliased | self.results if isinstance(v, Var)}
 
     def price(self, v: Var, until: int) -> int:
-        """The bytes that saving a value from its last early reader to a step costs.
-
-        They count by the share of the time over budget in between.
-        """
+        """Bytes of saving a value up to a step, by its share of the time over budget."""
         if v in self.fixed:
             return 0
         begin = min(self.last_early[v] + 1, until)
@@ -190,10 +187,7 @@ class Repeatable(Divided):
             self._fused.update(v for v in region.roles if v in self._kernels)
 
     def _link(self, x: Var, region: Region) -> Link:
-        """The cost of reading a value, for a part of a kernel.
-
-        It is 0 if another kernel reads it there anyway, or if it is not in memory before.
-        """
+        """The cost of reading a value: 0 if it is read there anyway, or not in memory."""
         if x not in region.roles:
             return Link(x, self._moving(x))
         free = x in self._kernels or x not in region.outputs
@@ -255,10 +249,7 @@ def _step_seconds(step: Step, machine: Machine) -> float:
 
 
 def _library_seconds(eqn: Eqn, machine: Machine) -> float:
-    """The time of a library call, in which a GEMM does not hide its activation.
-
-    The same is assumed of the activation that the GEMM with its derivative stores.
-    """
+    """The time of a library call; a GEMM does not hide its activation."""
     seconds = machine.launch + of_eqn(eqn, "library").seconds(machine)
     activation = eqn.outvars[0] if from_argument(eqn) else epilogue.result_of(eqn)
     return seconds + (0.0 if activation is None else nbytes(activation) / machine.bandwidth)

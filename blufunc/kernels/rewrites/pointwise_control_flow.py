@@ -322,11 +322,7 @@ class _Evaluation:
         return v
 
     def here(self, a: Atom, axes: Sequence[int]) -> Atom:
-        """The value of an atom at this point.
-
-        A reduction over points along some axes is known to hold if it is assumed to hold here; the points that remain
-        must include this one.
-        """
+        """The value of an atom at this point, or of ``any`` over points that include it."""
         if a not in self.any_of:
             return self.supposed.get(a, a)
         of, kept = self.any_of[a]

@@ -233,10 +233,7 @@ class _Splitter:
         return self.untransposed(eqn.invars[0], to(contract), to(batch))
 
     def parts(self, side: _Operand, algorithm: Algorithm, eqn: Eqn, made: list[Eqn]) -> _Parts:
-        """An operand in parts, scaled along its contracted axes.
-
-        Appends the new equations to ``made``, unless a near matmul has the parts.
-        """
+        """An operand in parts, possibly of a near matmul; new equations go to ``made``."""
         along = side.contracted
         key = side.x, side.order, frozenset(along), algorithm, self.origins.get(eqn)
         found, last = self.known.get(key, (None, 0))
@@ -328,10 +325,7 @@ def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[An
 
 
 def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
-    """An array with merged axes, cut into ``count`` pieces of ``size``, and the rest.
-
-    The pieces are along a new axis in front; there may be no rest.
-    """
+    """Merge axes and cut ``count`` pieces of ``size``, on a new axis; and the rest."""
     at, shape = axes[0], x.aval.shape
     before, after = shape[:at], shape[axes[-1] + 1 :]
     terms, whole = math.prod(shape[d] for d in axes), count * size

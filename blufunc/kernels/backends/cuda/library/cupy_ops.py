@@ -71,12 +71,7 @@ class Context:
 def is_host_fallback(
     prim: Any, operands: Sequence[np.dtype] | None = None, params: dict | None = None
 ) -> bool:
-    """True if ``run`` computes a primitive, or one use of it, on the host.
-
-    Args:
-      prim: the primitive.
-      operands, params: operand dtypes and parameters of the use; None: of the primitive in general.
-    """
+    """True if the host computes a primitive, or the use with these operand dtypes."""
     entry = TABLE.get(prim.name)
     if entry is None:
         return True

@@ -126,11 +126,7 @@ class Scatter:
 
 
 def rows_of(eqn: Eqn) -> tuple[str, int] | None:
-    """Reduction and row width of an equation that combines whole rows at row indices.
-
-    Returns:
-      None for any other equation.
-    """
+    """Reduction and row width of an equation on whole rows; None for any other."""
     if eqn.prim not in _WAYS or not takes(_WAYS[eqn.prim], eqn.invars[0].aval.dtype):
         return None
     x, indices, updates = (a.aval for a in eqn.invars)

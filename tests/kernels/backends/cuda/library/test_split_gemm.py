@@ -193,10 +193,7 @@ def test_it_compiles_without_spills(product):
 
 
 def moved_registers(text, threads):
-    """Registers of a block after one warpgroup released some and others took them.
-
-    If the total is too small, the kernel hangs.
-    """
+    """Registers of a block after ``setmaxnreg``; if these are too few, it hangs."""
     few, many = (int(re.search(rf"{what}_registers<(\d+)>\(\);", text)[1]) for what in ("leave", "take"))
     return 2 * 128 * many + (threads - 2 * 128) * few
 

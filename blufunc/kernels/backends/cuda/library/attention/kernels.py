@@ -71,10 +71,7 @@ NO_CODE = Code("")
 
 
 class Shape(NamedTuple):
-    """Sizes of queries, keys and values.
-
-    Queries are (batch, queries, heads, features), keys and values (batch, keys, key_heads, features).
-    """
+    """Sizes: q (batch, queries, heads, features), k and v (..., key_heads, features)."""
 
     batch: int
     queries: int
@@ -460,10 +457,7 @@ def padded(shape: Shape) -> int:
 def scratch_bytes(
     forward: bool, shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0
 ) -> tuple[int, ...]:
-    """Device memory of a call in bytes: scratch, and the tile lists of each kernel.
-
-    Its own scratch is, for gradients, two values per query; or sums of queries, for each block that has planes.
-    """
+    """Device memory of a call in bytes: scratch, and the tile lists of each kernel."""
     first, *others = (FORWARD_KERNEL,) if forward else gradient_kernels(shape, arch, code, parts)
     own = 0 if forward else 8 * shape.batch * shape.heads * padded(shape)
     if first.by_planes:

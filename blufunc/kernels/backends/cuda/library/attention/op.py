@@ -127,13 +127,14 @@ def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], ker
     outs = [v.aval for v in eqn.outvars]
     places = [None if r is None else executor.roots.place(r) for r in step.results]
     spare = [
-        executor.own(a, "an unused result") if p is None else None
-        for a, p in zip(outs, places, strict=True)
+        executor.own(a, "an unused result") if p is None else None for a, p in zip(outs, places, strict=True)
     ]
     rows = [p.strides for p in parts[:whole] if p.strides is not None]
     rows += _strides_of_results(eqn)
     rest = [p.strides for p in parts[whole:own] if p.strides is not None]
-    assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], "parts have equal strides"
+    assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], (
+        "parts have equal strides"
+    )
     code = _code(eqn)
     assert isinstance(code, Code), code
     options = (
