@@ -52,7 +52,6 @@ NOT_YET_CLEAN = (
     "blufunc/transforms",
     "tests/array_api",
     "tests/benchmarks",
-    "tests/emulation",
     "tests/examples",
     "tests/kernels",
     "tests/lax",

@@ -1,7 +1,7 @@
-"""Kernels of whole blocks, and what they should compute, given a way to launch them.
+"""Kernels of whole blocks and their expected results, given a way to launch them.
 
-Below ``test_cuda_cooperative``. ``launch(source, entry, arrays, out, grid=1, block=256)`` gives what the kernel
-``entry`` of ``source`` writes to an array like ``out``.
+Below ``test_cuda_cooperative``. ``launch(source, entry, arrays, out, grid=1, block=256)`` returns the array like
+``out`` that the kernel ``entry`` of ``source`` writes.
 """
 
 import numpy as np
@@ -137,8 +137,8 @@ def check_reductions(launch, threads, rng):
                 ("scan", f.accumulate(x, dtype=x.dtype)),
             ):
                 entry = f"{kind}_{op}_{name}"
-                first, again = (launch(source, entry, [x], x, block=threads) for _ in range(2))
-                assert first.tobytes() == again.tobytes()
+                first, second = (launch(source, entry, [x], x, block=threads) for _ in range(2))
+                assert first.tobytes() == second.tobytes()
                 if op in ("Sum", "Prod") and dtypes.is_inexact(x.dtype):
                     tolerance = 1e-5 if x.real.dtype == np.float32 else 1e-13
                     np.testing.assert_allclose(
@@ -149,7 +149,7 @@ def check_reductions(launch, threads, rng):
 
 
 def check_moments(launch, threads, rng):
-    """Sums, and squares about the mean that a pass over x * x would lose beside the square of the mean."""
+    """Sums, and centred squares that a pass over x * x would lose to cancellation."""
     for name in ("float32", "float64"):
         x = (rng.standard_normal(3 * threads) + 1000).astype(name)
         source = MOMENTS.format(n=threads, name=name, t=C_TYPES[name])

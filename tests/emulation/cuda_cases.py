@@ -1,6 +1,7 @@
-"""What each elementwise primitive is in C++: the table over which the CUDA prelude is tested, and fair comparisons.
+"""C++ expressions of elementwise primitives: cases of the CUDA prelude's tests.
 
-Below ``test_cuda_prelude``. A case is a function at one dtype: its kernel, its arguments and what it should give.
+Below ``test_cuda_prelude``. A case is a function at one dtype: its kernel, its arguments and expected results, with
+fair comparisons.
 """
 
 import importlib
@@ -39,7 +40,7 @@ WITHOUT = set(
     "bessel_i0e bessel_i1e betaln dawsn digamma exp1 expi expn gamma gammasgn igamma igamma_grad_a igammac log_ndtr "
     "ndtri poch polygamma random_gamma_grad regularized_incomplete_beta spence zeta".split()
 )
-"""What has no device code: the host computes it."""
+"""Primitives without device code: the host computes them."""
 NOT_ON_HOST = {"erf_inv", "erfcx"}  # no function of the C library
 STORED = {"nextafter", "reduce_precision", "bitcast", "copy", "select"}  # taken as stored, not as float
 SPECIAL = {
@@ -96,7 +97,7 @@ PRIMITIVES = elementwise()
 
 
 class Case:
-    """One function at one dtype: its kernel, its arguments and what it should give."""
+    """One function at one dtype: its kernel, its arguments and expected results."""
 
     def __init__(self, name, dtype, params=None):
         self.prim, self.name, self.dtype, self.params = (
@@ -205,7 +206,7 @@ def values(dtype, rng, domain=None, n=2000):
 
 
 def specials(dtype):
-    """What functions get wrong."""
+    """Special values that functions often get wrong."""
     if dtypes.is_bool(dtype):
         return np.array([False, True])
     if dtypes.is_integer(dtype):
@@ -223,7 +224,7 @@ def specials(dtype):
 
 
 def check(case, got, want, ulps):
-    """Equal, or within some units in the last place; of complex numbers, in that of the modulus."""
+    """Compare to a number of units in the last place; for complex, of the modulus."""
     with np.errstate(all="ignore"):
         if not dtypes.is_inexact(case.out):
             bad = got != want

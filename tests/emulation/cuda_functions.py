@@ -1,6 +1,7 @@
-"""Functions whose kernels the CUDA renderer is held against: at small sizes on the host, at real ones by the compiler.
+"""Reference functions for the CUDA renderer: small ones run, others compile.
 
-A row is a function and what it takes: shapes and dtypes. ``kernels`` makes the kernels that the compiler would.
+A row is a function with the shapes and dtypes of its arguments. ``kernels`` returns the kernels that the compiler
+would generate.
 """
 
 import dataclasses
@@ -52,7 +53,7 @@ def cross_entropy(logits, labels):
 
 
 def chunk_loss(logits, labels):
-    """The loss of a chunk and the gradient of its logits, as in ``linear_cross_entropy``."""
+    """Loss of a chunk and gradient of its logits, as in ``linear_cross_entropy``."""
     how = vocabulary_loss_call.How(label_smoothing=0.1, z_loss=1e-4)
     losses, *parts = vocabulary_loss_call.chunk_losses(how, logits.astype("float32"), labels)
     shares = bnp.where(labels == 2, 0.0, 0.25)
@@ -72,12 +73,12 @@ def heads(x):
 
 
 def scaled(x, axis=1):
-    """An array as it is, and as one part of float16 with a scale for each row (column)."""
+    """An array, and its float16 part with a scale per row (or column)."""
     return x, *parts_of(x, (axis,), ALGORITHMS["F16_F16_F32_SCALED"])
 
 
 def crowded(x, scale, bias, g, more):
-    """The gradient of a layer norm and of what goes past it, with the largest numbers of its rows and columns."""
+    """Gradient of a layer norm and its residual, with maxima of its rows and columns."""
     found = backward(nn.layer_norm)(x, scale, bias, g)
     total = found[0] + more
     largest = bnp.abs(total)
@@ -86,20 +87,20 @@ def crowded(x, scale, bias, g, more):
 
 
 def gelu_gradient(x, b, g):
-    """As a step of training in TF32 wants it: as it is, in scaled float16, and the sums of its columns."""
+    """GELU gradient for TF32 training: as is, in scaled float16, and column sums."""
     made = backward(lambda x, b: nn.gelu(x + b))(x, b, g)
     return *scaled(made[0]), made[1]
 
 
 def scaled_loss(x, low, rows, columns, labels):
-    """Of logits as a product of scaled parts leaves them, with the gradient as the next product wants it."""
+    """Loss of the logits of a scaled matmul, and the gradient scaled for the next one."""
     scale = rows[:, None] * columns
     loss, gradient = bf.value_and_grad(cross_entropy)((x + low * 2**-11) * scale * scale, labels)
     return loss, *scaled(gradient)
 
 
 def narrow_top(x):
-    """A softmax as ``autocast`` has it: the maximum in the type of the row, the sum in float32."""
+    """A softmax as by ``autocast``: the maximum in the row's dtype, float32 sums."""
     y = bnp.exp(x.astype("float32") - x.max(1, keepdims=True).astype("float32"))
     return (y / y.sum(1, keepdims=True)).astype(x.dtype), y.sum(1)
 
@@ -110,13 +111,13 @@ def ranged(*shapes, dtype=F32):
 
 
 def newton(x):
-    """Square roots, each with as many turns as it takes."""
+    """Square roots, each with its own number of iterations."""
     root = lambda x: lax.while_loop(lambda y: bnp.abs(y * y - x) > 1e-4 * x, lambda y: 0.5 * (y + x / y), x)
     return bf.vmap(root)(bnp.abs(x) + 1) - 1
 
 
 def escape(x):
-    """How soon points leave a set: a loop over complex numbers of a bounded number of turns."""
+    """Escape times: a complex loop with a bounded number of iterations."""
 
     def point(c):
         step = lambda s: (s[0] * s[0] + c, s[1] + 1)
@@ -133,7 +134,7 @@ def switched(which, x):
 
 
 def _scaled_mass(x, w):
-    """A number of each row, whose result may take its place while the row still reads it."""
+    """A scalar per row, whose result may overwrite the row while it is still read."""
     top = x.max(1, keepdims=True)
     return bnp.exp(x - top).sum(1) * w, (x - top) * w[:, None], x * 2
 

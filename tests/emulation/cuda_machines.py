@@ -1,8 +1,8 @@
-"""Where CUDA kernels of the tests run: on a device, or on the host in its place.
+"""Machines that run the tests' CUDA kernels: a device, or a host emulation.
 
-A compiler for the host reads the same text as NVRTC, behind stand-ins for what is CUDA's own. The threads of a block
-are fibers there, each of which runs until its warp or its block must meet. A warp runs as far as it can before the
-next one starts, so that a barrier that is missing is found.
+A host compiler reads the same source as NVRTC, after stand-ins for CUDA's own names. Each thread of a block is a
+fiber, which runs until its warp or its block must synchronize. A warp runs as far as it can before the next one
+starts, so that a missing barrier is found.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.available() is not None, reason=nvrtc.ava
 # -- the host --------------------------------------------------------------------------------------
 
 HEADERS = "math.h stdint.h stdlib.h string.h vector functional".split()
-"""Standard headers of the sources here and in the modules above; those of one system are not among them."""
+"""Standard headers of these sources and those above; none of one system only."""
 
 PARTS = source_files.split((Path(__file__).parent / "include" / "device_on_host.h").read_text())
 STAND_INS, BLOCK = PARTS["intrinsics"], PARTS["block"]
@@ -45,14 +45,14 @@ class Host:
         self.command = [self.compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-fPIC"]
 
     def compile(self, source, before=""):
-        """The library of a text behind the prelude that it needs."""
+        """The library of a source, after the prelude that it needs."""
         key = before, source
         if key not in self.libraries:
             self.libraries[key] = self._compile(source, before, self.folder / f"{len(self.libraries)}.so")
         return self.libraries[key]
 
     def _headers(self):
-        """The standard headers in one, precompiled once for all folders alongside this one."""
+        """The standard headers in one, precompiled once for all neighbouring folders."""
         path = self.folder.parent / "headers.h"
         if not path.exists():
             path.write_text("".join(f"#include <{name}>\n" for name in HEADERS))
@@ -78,7 +78,7 @@ class Host:
         return library
 
     def call(self, source, entry, arrays, out_dtype):
-        """What a function of pointers to arrays, to a result of ``out_dtype`` and of a length gives."""
+        """Call a function of pointers to arrays and a result, and a length."""
         out = np.zeros(arrays[0].shape, out_dtype)
         given = [np.ascontiguousarray(a) for a in arrays] + [out]
         getattr(self.compile(source), entry)(*map(_pointer, given), ctypes.c_int(out.size))
@@ -114,10 +114,10 @@ def device_module(source):
 
 
 def launch(source, entry, arrays, out, *scalars, grid=1, block=256):
-    """Run a kernel on ``arrays`` and a result like ``out``, which is returned; ``scalars`` come after it."""
+    """Run a kernel on ``arrays``, a result like ``out``, and ``scalars``."""
     import cupy
 
-    given = [cupy.asarray(a.view(np.uint8)) for a in arrays]  # CuPy has not all of our dtypes
+    given = [cupy.asarray(a.view(np.uint8)) for a in arrays]  # CuPy lacks some of blufunc's dtypes
     result = cupy.zeros(out.nbytes, np.uint8)
     device_module(source).get_function(entry)((grid,), (block,), (*given, result, *scalars))
     return result.get().view(out.dtype).reshape(out.shape)

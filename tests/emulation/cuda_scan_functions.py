@@ -1,6 +1,6 @@
-"""Functions with cumulative operations, whose kernels the CUDA renderer is held against: rows of ``test_cstyle_cuda``.
+"""Reference functions with cumulative operations, for the CUDA renderer.
 
-Beside ``cuda_functions.py``: a row is a function and what it takes.
+Rows of ``test_cstyle_cuda``, as in ``cuda_functions.py``: a function with the shapes and dtypes of its arguments.
 """
 
 import blufunc.numpy as bnp
@@ -9,7 +9,7 @@ from tests.emulation.cuda_functions import BF16, F32, F64, I32, ranged
 
 
 def scans(x, reverse=False):
-    """Two scans of a row, and what is computed of them."""
+    """Two scans of a row, and a function of them."""
     return lax.cumsum(x * 2, 1, reverse=reverse) + lax.cummax(x, 1, reverse=reverse)
 
 

@@ -1,7 +1,7 @@
-"""Where whole CUDA kernels of the renderer run: on the host, block after block, each thread a fiber; or on a device.
+"""Machines for rendered CUDA kernels: host emulation with fibers, or a device.
 
-Above ``cuda_machines.py``, whose stand-ins for what is CUDA's own serve here for many kernels in one library, with any
-number of parameters and dynamic shared memory.
+Above ``cuda_machines.py``, whose stand-ins for CUDA's own names serve here for many kernels in one library, with any
+number of parameters and dynamic shared memory. The host runs block after block.
 """
 
 import ctypes
@@ -83,7 +83,7 @@ class Device:
         return driver.Module(binary.cubin)
 
     def launch(self, library, scheduled, arrays):
-        """Run one: ``arrays`` are those of its parameters, or table, in order; equal ones are one on the device."""
+        """Run one on the arrays of its parameters or table; equal arrays are shared."""
         import cupy
 
         mapping, ends = scheduled.mapping, scheduled.kernel.ends

@@ -1,8 +1,8 @@
-"""Stand-ins for the instructions of ``mma.cuh``: its kernels run on the host, where each thread is a fiber.
+"""Host stand-ins for the instructions of ``mma.cuh``; each thread is a fiber.
 
-Beside ``emulated_cuda.py``, above ``cuda_machines.py``. A copy to shared memory is made, and a product of four warps
-computed, only when it is waited for, so that a wait that is missing is found; or, ``eager``, copies for others are made
-at once, so that what is given back to them too early is found. Clusters have one block here.
+Next to ``emulated_cuda.py``, above ``cuda_machines.py``. Copies to shared memory and warpgroup matmuls run only when
+a kernel waits for them, so that a missing wait is found. With ``eager``, TMA copies run at once, so that a stage
+released too early is found. Clusters have one block here.
 """
 
 import ctypes
@@ -21,13 +21,13 @@ _PARTS = source_files.split((Path(__file__).parent / "include" / "mma_on_host.h"
 
 
 def maps(kernel, shape, strides, tiling, arrays):
-    """A kernel's last parameters: what stands in the place of the driver's maps of its operands, by their names."""
+    """A kernel's last parameters: stand-ins for tensor maps, by operand."""
     boxes = cuda_attention.boxes(kernel, shape, strides, tiling)
     return [("TensorMap", tensor_map(box, arrays[name])) for name, box in boxes.items()]
 
 
 def tensor_map(box, array):
-    """What stands in the place of the driver's map of a box."""
+    """Stand-in for the driver's tensor map of a box."""
     of, sizes = np.array(box.strides, np.int64), np.array([*box.sizes, *box.box], np.uint32)
     made = np.uint64(array.ctypes.data).tobytes() + of.tobytes() + sizes.tobytes()
     return made.ljust(tensor_maps.BYTES, b"\0")
@@ -60,15 +60,15 @@ class Emulator:
         turned=None,
         eager=False,
     ):
-        """Run a kernel; the result is how often a warp called ``multiply_add``.
+        """Run a kernel; returns the number of calls of ``multiply_add`` by warps.
 
         Args:
-          instructions: what ``mma.instructions`` gave for the source.
+          instructions: the result of ``mma.instructions`` for the source.
           parameters: pairs of C type and value, an array or the bytes of a structure.
-          shared: bytes of dynamic shared memory, which the emulated has more of.
+          shared: bytes of dynamic shared memory; the emulation needs more.
           turned: as of ``mma.shared_instructions``, if that gave the instructions.
-          eager: make copies for others when they are begun, and products and reads as late as can be: what is given
-            back too early is found. Else copies are as late as can be, and a wait that is missing is found.
+          eager: run TMA copies when they are issued, and matmuls and reads as late as possible: a stage released too
+            early is found. Else copies are as late as possible, and a missing wait is found.
         """
         assert instructions in source
         assert _DYNAMIC in source

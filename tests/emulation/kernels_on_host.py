@@ -1,4 +1,4 @@
-"""Kernels of the user's run on the host, to compare them with their references where there is no device."""
+"""Users' kernels on the host, to test them against references without a device."""
 
 import ctypes
 import shutil
@@ -37,13 +37,13 @@ class Place(ctypes.Structure):
 
 
 def launch_of(kernel, *avals):
-    """What the executor would be given."""
+    """The source and launch that the executor would get."""
     typed = kernel.typed(tuple(kernel._avals(avals, {})))
     return cuda_kernel_p.cuda_source(*typed.in_avals, kernel=typed)
 
 
 def run_on_host(kernel, args, folder):
-    """The results of a kernel, its threads one after the other: it must not have them wait for each other."""
+    """Results of a kernel whose threads run in sequence, so they must not synchronize."""
     typed = kernel.typed(tuple(kernel._avals(args, {})))
     given = [np.asarray(a, v.dtype) for a, v in zip(args, typed.in_avals)]
     return run_source(launch_of(kernel, *args), given, typed.out_avals, folder)

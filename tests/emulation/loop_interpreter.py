@@ -1,13 +1,12 @@
-"""Interpreter of LoopIR in NumPy: the meaning of a kernel, which generated code is tested against.
+"""Interpreter of LoopIR in NumPy: the reference semantics for generated code.
 
 In: a kernel of ``ir.py`` and one flat array for each of its buffers. Out: the outputs, written in place. Grid points
-are taken many at a time. Every loop variable is an array along an axis of its own,
+run in chunks. Every loop variable is an array along an axis of its own,
 
     (..., fold variables, grid points, lanes)
 
-so that all scalars of all points and lanes are computed at once, by broadcasting and the ``impl`` of primitives.
-Rows are run one after the other, each for the points that it has not yet ended for; the finish is run at points of its
-own.
+so that all scalars of all points and lanes are computed at once, by broadcasting and the ``impl`` of primitives. Rows
+run in sequence, each for the points whose loop has not ended; the finish runs at points of its own.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ def run(
 
     Args:
       arrays: for each buffer, a contiguous array of shape ``(size,)`` and of its dtype. Outputs are written in place.
-      check: also find elements that two points, or two lanes, write, those that the finish reads of points that it
+      check: also find elements that two points, or two lanes, write, elements that the finish reads of points that it
         does not wait for, and computed indices outside of their bounds.
-      elements: how many points times lanes are computed at a time; all lanes of a point are.
+      elements: points times lanes per chunk; a chunk holds all lanes of a point.
 
     Raises:
-      JaxprTypeError: a load or store out of bounds, or what ``check`` finds: a mistake of who built the kernel.
+      JaxprTypeError: a load or store out of bounds, or a finding of ``check``: an invalid kernel.
     """
     for b in kernel.buffers:
         a = arrays[b]
@@ -98,7 +97,7 @@ def _grid_values(grid: Sequence[Range], ids: np.ndarray) -> dict[Range, Any]:
 
 @dataclass(frozen=True)
 class _Points:
-    """Some points of a chunk: their numbers in the grid, which of the chunk they are, and loop variables at them."""
+    """Points of a chunk: indices in grid and chunk, and their loop variables."""
 
     ids: np.ndarray
     where: np.ndarray
@@ -112,10 +111,10 @@ class _Points:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Grid points that are run together, ``count`` of them, and what is private to each.
+    """A chunk of ``count`` grid points, and their private cells.
 
     ``cells`` holds totals as arrays of shape (count, 1), keeps and prefixes as arrays of shape (count, lanes).
-    ``before`` tells who wrote what a finish reads.
+    ``before`` has the writers of the elements that a finish reads.
     """
 
     kernel: Kernel
@@ -168,7 +167,7 @@ class _Chunk:
             scope.store([t for t in s.body if isinstance(t, Store)], s.range)
 
     def get(self, cell: Cell, points: _Points) -> np.ndarray:
-        """What a total or a keep holds at some points."""
+        """The contents of a total or a keep at some points."""
         if cell not in self.cells:
             if not isinstance(cell, Keep) or cell.op is None:
                 raise wrong(self.kernel, f"{cell} is read before it is written")
@@ -184,10 +183,10 @@ class _Chunk:
 
 
 class _Scope:
-    """Values at some points and lanes: arrays that broadcast to ``shape``; each is computed once.
+    """Values at points and lanes: arrays that broadcast to ``shape``, computed once.
 
     Inside of a fold, ``shape`` has the fold's axis in front. There, and in the body of a loop or branch, ``outer``
-    computes what does not depend on ``own``.
+    computes the values that do not depend on ``own``.
     """
 
     def __init__(
@@ -211,7 +210,7 @@ class _Scope:
             write()
 
     def write(self, s: Store, lanes: Range | None) -> Callable[[], None]:
-        """What writes the elements of a statement, where its guard holds."""
+        """A function that writes the elements of a store, where its guard holds."""
         array, index, value = self.chunk.arrays[s.buffer], self.index(s.index), self.value(s.value)
         if value.dtype != array.dtype:
             raise wrong(self.chunk.kernel, f"{statement_text(s)} stores {dtypes.short_name(value.dtype)}")
@@ -250,7 +249,7 @@ class _Scope:
     # -- values --------------------------------------------------------------------------------
 
     def index(self, index: Index) -> np.ndarray:
-        """The integers that an index is."""
+        """The integers of an index."""
         return np.atleast_2d(index.at(self.values, self.computed))
 
     def computed(self, atom: Computed) -> np.ndarray:
@@ -264,7 +263,7 @@ class _Scope:
         return x
 
     def value(self, root: Value) -> np.ndarray:
-        """What ``root`` is, with all that it depends on."""
+        """The value of ``root``, and of all that it depends on."""
         for v in post_order([root], outside):
             if v not in self.done:
                 if self.outer is not None and self.own not in v.ranges():
@@ -339,7 +338,7 @@ class _Scope:
         return RANDOM_BITS[width](*threefry2x32(hi, lo, *words))
 
     def _loop(self, v: Value, *inits: np.ndarray) -> list[np.ndarray]:
-        """All points and lanes take turns together; those whose condition has failed stay as they are."""
+        """All points and lanes iterate together; those that have ended keep their carries."""
         made: Loop = v.attr
         state = [
             np.broadcast_to(x, self.shape).astype(c.dtype) for c, x in zip(made.carries, inits, strict=True)
@@ -370,14 +369,14 @@ class _Scope:
         return whole[v.attr]
 
     def check_bounds(self, index: np.ndarray, buffer: Buffer, who: Value | Store) -> None:
-        """Raise for what would touch memory outside of a buffer."""
+        """Raise for an access outside of a buffer."""
         outside = (index < 0) | (index >= buffer.size)
         if outside.any():
             text = who if isinstance(who, Value) else statement_text(who)
             raise wrong(self.chunk.kernel, f"{text} touches element {index[outside][0]} of {buffer.size}")
 
     def check_done(self, index: np.ndarray, buffer: Buffer, v: Value) -> None:
-        """Raise where a finish reads what a point writes that it does not wait for, or none does."""
+        """Raise if a finish reads an element of no point, or of one it does not wait for."""
         before = self.chunk.before
         if before is None or not buffer.written:
             return
@@ -403,7 +402,7 @@ def _reduced(op: str, x: np.ndarray, axis: int, dtype: np.dtype) -> np.ndarray:
 
 
 def _first(total: Total, x: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """The least position at which ``x`` has its extremum along axis 1; NaN is more extreme than any number."""
+    """First position of the extremum of ``x`` along axis 1; NaN is the most extreme."""
     assert total.position is not None
     x = x.astype(_accumulator(total.dtype))
     best = REDUCTIONS[total.op[3:]].reduce(x, axis=1, keepdims=True)
@@ -412,11 +411,11 @@ def _first(total: Total, x: np.ndarray, position: np.ndarray) -> np.ndarray:
 
 
 class _Writers:
-    """Who wrote each element of each output, as the number ``point * lanes of all loops + lane`` of a writer."""
+    """Writer of each element of each output: ``point * lanes of all loops + lane``."""
 
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
-        self.lanes: dict[Range | None, int] = {None: 0}  # from ranges to the number of their first lane
+        self.lanes: dict[Range | None, int] = {None: 0}  # from ranges to the index of their first lane
         self.width = 1
         for s in kernel.statements():
             if isinstance(s, Lanes) and s.range not in self.lanes:
@@ -425,12 +424,12 @@ class _Writers:
         self.wrote = {b: np.full(b.size, -1, np.int64) for b in kernel.buffers if b.written}
 
     def numbers(self, points: np.ndarray, lanes: Range | None) -> np.ndarray:
-        """The number of each point and lane."""
+        """The index of each point and lane."""
         lane = self.lanes[lanes] + np.arange(1 if lanes is None else lanes.extent)
         return points[:, None] * self.width + lane
 
     def add(self, s: Store, index: np.ndarray, who: np.ndarray) -> None:
-        """Note elements that are written, and raise where somebody else writes one too."""
+        """Record the writers of elements, and raise if one has two."""
         wrote = self.wrote[s.buffer]
         others = (wrote[index] != -1) & (wrote[index] != who)
         wrote[index] = who

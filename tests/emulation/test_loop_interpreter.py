@@ -1,4 +1,4 @@
-"""What LoopIR means: kernels written by hand against NumPy."""
+"""Semantics of LoopIR: kernels written by hand against NumPy."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from tests.kernels.loop_kernels import CASES, F32, I32, op
 @pytest.mark.parametrize("elements", [1, 37, 1 << 16])
 @pytest.mark.parametrize("name", CASES)
 def test_against_numpy(name, elements):
-    """Also where only a part of the points, and of a fold, is computed at a time."""
+    """Also with chunks that hold only some of the points, and of a fold."""
     case = CASES[name]()
     check_kernel(case.kernel)
     run(case.kernel, case.arrays, check=True, elements=elements)
@@ -143,7 +143,7 @@ def test_errors(what, message):
 
 @pytest.mark.parametrize("shift, rows", [(0, 3), (1, 3), (0, 4)])
 def test_a_finish_reads_what_it_waits_for(shift, rows):
-    """Not what points of other columns write, nor what no point does."""
+    """Not elements that points of other columns write, nor those that no point writes."""
     r, t = Range("r", 3), Range("t", 2)
     y, z = Buffer("y", F32, 8, written=True), Buffer("z", F32, 2, written=True)
     q = Range("q", rows)
@@ -162,7 +162,7 @@ def test_a_finish_reads_what_it_waits_for(shift, rows):
 
 
 def test_guards_keep_off_memory():
-    """Guarded loads and stores do not touch what their index says where the guard is false."""
+    """Guarded loads and stores with a false guard do not touch memory."""
     i = Range("i", 4)
     x, y = Buffer("x", F32, 2), Buffer("y", F32, 2, written=True)
     guard = op(ew.lt_p, load(x, constant(0)), 0)

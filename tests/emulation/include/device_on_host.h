@@ -164,7 +164,7 @@ static void count(Barrier &b, int64_t change) {
   b.left += change;
   if (!b.left) ++b.turn, b.left = UNKNOWN;
 }
-static unsigned begun[MOST_BLOCKS], threads_of_block;  // how many of a block's threads have
+static unsigned begun[MOST_BLOCKS], threads_of_block;  // number of a block's threads that have
 static void ptx_barrier_init(uint64_t *place) { barrier_of(place, rank) = Barrier{0, 1, UNKNOWN}; }
 static void ptx_barrier_expect(uint64_t *place, unsigned bytes) {
   count(barrier_of(place, rank), bytes - UNKNOWN);

@@ -68,7 +68,7 @@ def test_results_are_those_without_a_budget(arguments):
     memory = step.lower(*arguments).memory
     assert memory.peak_bytes <= 0.75 * peak and memory.bought.default_peak_bytes == peak
     assert (
-        "computed again, or later, instead of kept" in memory.report()
+        "recomputed, or computed later, instead of saved" in memory.report()
         and "test_memory_budget.py" in memory.report()
     )
     assert_close(step(*arguments), bf.jit(bf.value_and_grad(loss))(*arguments))

@@ -143,7 +143,8 @@ inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, uns
       delta[m][i % 2] += low_half(x) * low_half(y) + high_half(x) * high_half(y);
     }
 }
-// Those of float32 are read where they lie; `scale` brings them to where values in parts are, so that no sum overflows.
+// float32 results are read in place; `scale` brings them to the range of values in parts, so that no sum
+// overflows.
 template<int ROWS> inline void load_results(unsigned, const float *, long long, int) {}
 template<int ROWS>
 inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, unsigned, const float *from,
@@ -176,8 +177,8 @@ inline void load_shifts(float (&shift)[SLABS][2], const float *lse, const Proble
   }
 }
 
-// Deltas from sums of lanes, and what the other kernel wants of each query. That of queries behind the last tile, which
-// the other kernel may read as part of one of its own, is the last block's to make.
+// Deltas from sums of lanes, and the other kernel's per-query values. The last block also writes those of queries
+// past the last tile, which the other kernel may read as part of a tile of its own.
 inline void make_numbers(const float (&shift)[SLABS][2], float (&delta)[SLABS][2], float2 *numbers,
                          const Problem &p, int row) {
   const int lane = threadIdx.x % 32;
@@ -305,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const float of_products = scale_of_products(p.scale, units);
   float sums[SLABS][FEATURES / 8][4] = {};
   for (int n = 0; n < list.count; ++n) {
-    wait_for_tile();  // the tile is there, and nobody reads the one before it, or the output's, any more
+    wait_for_tile();  // the tile is there, and no thread reads the previous one, or the output's, any more
     if (n + 1 < list.count) load_keys(n + 1);
     const unsigned stage = stages + n % 2 * STAGE;
     const int t = list.tile(n);
@@ -363,7 +364,7 @@ __forceinline__ void weigh_queries(float (&weights)[SLABS][N][4], float (&slopes
         if constexpr (SLOPED) slopes[m][i / 4][i % 4] = slope;
       }
   }
-  // queries behind the last are zero: a score of that may be anything, NaN too
+  // queries past the last are zero: their scores may be anything, NaN included
   const bool behind = SCORED && start + 8 * N > p.queries;
   if (behind || (CAUSAL && start < row + 16 * SLABS - 1) || (MASKED && partial)) {
 #pragma unroll
@@ -478,7 +479,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const float4 *two_pairs = (const float4 *)(shared_memory + (tile - rows) + 2 * operand_bytes(COLUMNS));
     if (!MASKED || step + 1 < steps) advance();
     stage ^= 1;
-    wait_for_tile();  // the tile is there, and nobody reads the one before it any more
+    wait_for_tile();  // the tile is there, and no thread reads the previous one any more
     if (step + 1 < steps) load_queries();
 #pragma unroll 1
     for (int inner = 0; inner < COLUMNS; inner += INNER) {

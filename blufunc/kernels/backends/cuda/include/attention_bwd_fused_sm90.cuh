@@ -41,8 +41,8 @@ struct Slopes : Ring<STAGES_OF_KEYS, ROWS> {
   }
 };
 
-// What a warp has as left operands, 16 rows of 64, to those rows of a tile; from there_are on, zeros: keys behind the
-// last one have weights that may be infinite. (Of kernels with a row for each key, these are sums that nobody stores.)
+// Stores a warp's left operands, 16 rows of 64, to those rows of a tile; zeros from there_are on: keys past the
+// last one may have infinite weights. (In kernels with a row per key, these are sums that are not stored.)
 inline void store_left(unsigned char *tile, int row, int there_are, const unsigned (&a)[COLUMNS / 16][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -51,8 +51,8 @@ inline void store_left(unsigned char *tile, int row, int there_are, const unsign
         row + i % 2 * 8 + lane / 4 < there_are ? a[i / 4][i % 4] : 0;
 }
 
-// Of all queries of a plane, what scores are lowered by, and delta: by so many threads, of which eight have a row, for
-// rows that other warps have no fragments of.
+// Shift of the scores and delta, of all queries of a plane: by COUNT threads, eight per row, for rows of which
+// other warps have no fragments.
 template<int COUNT, int AT_ONCE>
 inline void find_numbers(float2 *numbers, int thread, const Problem &p, const element *out,
                          const element *dout, const float *lse) {
@@ -79,7 +79,7 @@ inline void find_numbers(float2 *numbers, int thread, const Problem &p, const el
       for (int apart = 1; apart < 8; apart *= 2) delta += __shfl_xor_sync(0xffffffffu, delta, apart);
       if (chunk == 0 && row < end) {
         const float logarithm = row < p.queries ? lse[row] : negative_infinity();
-        const bool unseen = logarithm == negative_infinity();  // or behind the last one
+        const bool unseen = logarithm == negative_infinity();  // or past the last one
         numbers[row] = make_float2(unseen ? -negative_infinity() : logarithm * LOG2_E, delta);
       }
     }
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 256, 1)
   const Slopes slopes{{memory + SLOPES, barriers += Keys::BARRIERS}};
   const Tiles queries{memory + QUERIES, barriers += Keys::BARRIERS};
   const Tiles douts{memory + DOUTS, barriers += Tiles::BARRIERS};
-  // numbers of queries, of every other plane: whether they are there, and whether nobody reads them any more
+  // values of queries, of every other plane: whether they are there, and whether all readers are done
   barrier *const found = barriers += Tiles::BARRIERS, *const free = found + 2;
   const auto numbers_of = [](int turn) {
     return (float2 *)(shared_memory + NUMBERS) + turn % 2 * MOST_QUERIES;
@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 256, 1)
                  value_sums, one);
       store_rows<ROWS>(rows_at(dv, p.dv, batch, head, first), p.dv.token, there_are, through, warp_row,
                        value_sums, one);
-      fence_for_products();  // what is copied there next comes behind this
+      fence_for_products();  // orders the next copy to this buffer after these reads
       __syncwarp();
       values.release(m);
     }

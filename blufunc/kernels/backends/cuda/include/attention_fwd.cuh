@@ -43,7 +43,7 @@ inline float scale_of_products(float scale, const Units &units) {
 struct Strides { long long batch, token, head; };
 
 struct Problem {
-  int queries, keys, heads, group;  // so many query heads share a key head
+  int queries, keys, heads, group;  // `group` query heads share a key head
   int planes;                       // batches times heads of the rows that a block has
   int section;                      // planes that are worked on together
   int padded;                       // queries in scratch memory
@@ -55,8 +55,8 @@ constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int ROWS = 16 * SLABS * THREADS / 32;
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-// The plane (batch and head) of a block and its tile. Sections of planes follow each other, so that what their blocks
-// read together stays in the second-level cache; in a section the tiles with the most work go first.
+// The plane (batch and head) of a block and its tile. Sections of planes run in sequence, so that the common
+// operands of their blocks stay in L2; in a section the tiles with the most work go first.
 struct Place { int plane, tile; };
 inline Place place_of(int block, int planes, int section, int tiles, bool last_tile_first) {
   int begun = block / (tiles * section), i = block - begun * tiles * section;
@@ -263,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   float sums[SLABS][FEATURES / 8][4] = {};
 
   for (int n = 0; n < list.count; ++n) {
-    wait_for_tile();  // the tile is there, and nobody reads the one before it any more
+    wait_for_tile();  // the tile is there, and no thread reads the previous one any more
     if (n + 1 < list.count) load_keys(n + 1);
     const unsigned stage = stages + n % 2 * STAGE;
     const int start = list.tile(n) * COLUMNS, row = first + warp_row;

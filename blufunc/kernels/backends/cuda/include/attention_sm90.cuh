@@ -24,7 +24,7 @@ constexpr int REST = (SHARE * (GROUPS + 1) - FEW) / GROUPS / 8 * 8, MANY = REST 
 #define COPIES() (threadIdx.x >= THREADS)
 // the same in all lanes, which the compiler does not know
 inline int group_of_warp() { return __shfl_sync(0xffffffffu, threadIdx.x / 128, 0); }
-// until all products of a group's warps are done, so that nobody reads its rows in shared memory any more
+// until all matmuls of a warpgroup are done, so that its rows in shared memory are free
 inline void meet_group(int group) { meet(1 + group, 128); }
 
 // The query rows of a block, and the tiles of keys that it goes through.
@@ -38,7 +38,7 @@ struct Work {
     if (CAUSAL) tiles = min(tiles, (first + ROWS + COLUMNS - 1) / COLUMNS);
     list = visits(lists, p, batch, head, place.tile, tiles);
   }
-  // how many of the tiles a group sees, whose rows begin at `row`: they are before the others
+  // number of tiles visible to a warpgroup whose rows begin at `row`: they precede the others
   inline int seen_by(int row, const Problem &p) const {
     int count = row < p.queries ? list.count : 0;
     if (CAUSAL)
@@ -50,8 +50,8 @@ struct Work {
 //# forward
 // Weights of float16 elements that are raised have no room to grow: of those the greatest score is always looked for.
 constexpr bool AS_BEFORE = !WIDE;
-// Where a weight got too large, the greatest score is looked for in that tile and those behind it, so many in all: to
-// multiply once more is dearer than to look, and scores that grow may go on.
+// After a weight overflows, this many tiles, its own included, are searched for the greatest score: recomputing
+// the scores costs more than the search, and scores that grow may go on.
 constexpr int LOOKED_AT = 4;
 
 // As times_rows, of a warp without the other ones of its group: its rows, from `row` on, times those of a tile of keys,
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, BLOCKS)
     if (!AS_BEFORE) keys.release(i);
     softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
     if (AS_BEFORE && i >= look_until && !softmax.weigh_as_before(scores)) {
-      // the scores are lost, for registers have no room for them beside their weights
+      // the scores are lost: registers cannot hold both them and their weights
       times_rows_alone(scores, queries.at(0), warp_row, keys.at(i));
       softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
       look_until = i + LOOKED_AT;
@@ -152,8 +152,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, BLOCKS)
 }
 
 //# query_gradient
-// Results of a warp's rows from `first` on, to be multiplied by their gradients. They are read where they lie: those of
-// two bytes at once, so that they come while the gradients do.
+// Results of a warp's rows from `first` on, to be multiplied by their gradients. They are read in place: two-byte
+// elements are loaded at once, overlapped with the loads of the gradients.
 template<class T> struct Results {
   T *from;
   long long stride;

@@ -7,7 +7,7 @@
 // other thread's time.
 
 //# ptx_barrier_init ptx_barrier_expect ptx_barrier_wait
-// a barrier in shared memory for bytes that others send, in turns: one thread says how many come, any may wait for them
+// a barrier in shared memory for bytes that other blocks send, in phases: one thread sets the count, any may wait
 static inline void ptx_barrier_init(uint64_t *barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"((unsigned)__cvta_generic_to_shared(barrier))
                : "memory");
@@ -79,8 +79,8 @@ inline void bulk_row(T *to, const T *from, int first, uint64_t (&came)[PIECES]) 
   __syncthreads();
 }
 //# cluster_begin
-// the two barriers of a block, to be used in turn: nobody sends for one exchange before all have got what was sent for
-// the one before the last
+// the two barriers of a block, used in turn: no block sends in one gather before all have received the data of the
+// last but one
 static inline void cluster_begin(uint64_t (&met)[2]) {
   if (threadIdx.x == 0) {
     ptx_barrier_init(met);
@@ -98,7 +98,7 @@ template<class T> struct alignas(sizeof(T) % 8 ? 4 : 8) Sent {
   }
 };
 //# cluster_gather
-// let all BLOCKS blocks have what each of them found, which its threads know, in the N-th exchange
+// all-gather of each block's result, which all of its threads hold, to all BLOCKS blocks, in the N-th gather
 template<int N, int BLOCKS, class T>
 inline void cluster_gather(T x, Sent<T> (&found)[BLOCKS], uint64_t (&met)[2]) {
   uint64_t *barrier = met + N % 2;

@@ -1,8 +1,8 @@
 // Functions of generated kernels that use the prelude. render/source.py takes a part if the kernel contains its name.
 
 //# take_up
-// takes up some values in their maximum, and in the sum of their exponentials under it. NARROW: they were of 16 bits;
-// what is too small to be a normal number is nothing beside the exponential of the maximum, which is 1
+// accumulates values in their maximum, and in the sum of their exponentials relative to it. NARROW: they were of
+// 16 bits; subnormal terms vanish next to the exponential of the maximum, which is 1
 template<bool NARROW = false, int V, class T> static inline void take_up(T &top, T &mass, const T (&x)[V]) {
   T most = top;
 #pragma unroll

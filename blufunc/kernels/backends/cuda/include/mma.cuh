@@ -121,7 +121,7 @@ inline void load_tile(unsigned tile, const element *from, long long stride, int 
   }
 }
 
-// All parts of an operand: arrays alike, so many elements apart.
+// All parts of an operand: arrays of equal layout, at a constant distance in elements.
 template<int ROWS>
 inline void load_operand(unsigned tile, const element *from, long long apart, long long stride,
                          int there_are) {
@@ -328,8 +328,8 @@ inline void wait_for_tile() {
   __syncthreads();
 }
 
-// What an instruction wants to know of a tile: its address, and how far apart panels and groups of eight rows are. All
-// but the address is constant, and what is `further` in a tile is added in the end: one addition between two products.
+// Matrix descriptor of a tile: its address, and the strides of panels and of groups of eight rows. All but the
+// address is constant, and the offset `further` in a tile is added last: one addition between two matmuls.
 template<int ROWS> inline unsigned long long described(unsigned tile, unsigned further) {
   constexpr unsigned swizzle = PANEL == 8 ? 1 : PANEL == 4 ? 2 : 3;
   constexpr unsigned high = swizzle << 30 | row_bytes(8) >> 4, panels = row_bytes(ROWS) >> 4 << 16;

@@ -74,7 +74,7 @@ struct ArgMin {
   }
 };
 //# Each
-// several values of one type at once, T being a vec: one exchange where there would be many
+// several values of one type at once, T being a vec: one shuffle instead of several
 template<class Op> struct Each {
   template<class T> static T identity() {
     T r;
@@ -189,9 +189,9 @@ template<class Op, int WIDTH = 32, bool REVERSE = false, class T> inline T warp_
   return x;
 }
 //# block_scan
-// inclusive, over V values of each of THREADS threads (whole warps, or a power of two of a warp's), in the order of the
-// threads or in the REVERSE one; carry comes before all of them, and becomes what all combine to. Several warps meet in
-// shared memory for THREADS / 32 values: other memory than the last time, or behind another barrier
+// inclusive, over V values of each of THREADS threads (whole warps, or a power of two of a warp's), in the order
+// of the threads or in the REVERSE one; carry precedes all of them, and becomes the total. Several warps reduce
+// through THREADS / 32 values of shared memory: other memory than the last time, or after another barrier
 template<class Op, int THREADS, bool REVERSE = false, int V, class T>
 inline void block_scan(T (&x)[V], T &carry, T *shared) {
   static_assert(THREADS <= 32 || (THREADS % 32 == 0 && THREADS <= 1024), "a block is 1 to 32 whole warps");
@@ -255,8 +255,8 @@ template<class Op, int WARPS, class T> inline T column_reduce(T x, T *shared) {
 }
 
 //# ptx_arrive
-// counts one more of those that are done, from 0 to the greatest count, and gives how many were before. What this
-// thread stored, others can read who know of it; that it still has to come is no reason to wait
+// increments a counter, which wraps from its greatest count to 0, and returns the count before. Stores of this
+// thread before the call are visible to threads that observe the count (release); it does not wait for them itself
 static inline unsigned ptx_arrive(unsigned *counter, unsigned greatest) {
   unsigned before;
   asm volatile("atom.release.gpu.inc.u32 %0, [%1], %2;"
@@ -275,9 +275,9 @@ static inline bool came_last(unsigned before, unsigned n) {
 }
 
 //# last_block
-// whether this is the last of n blocks to come here, so that what the others stored before can be read (by vec_ldcg,
-// past the cache of this multiprocessor); which block it is varies, what it reads does not. A counter starts at 0
-// and is 0 again for the next launch
+// whether this is the last of n blocks to arrive, so that it can read earlier stores of the others (by vec_ldcg,
+// past the L1 of this SM); which block it is varies, what it reads does not. A counter starts at 0 and is 0 again
+// for the next launch
 static inline bool last_block(unsigned *counter, unsigned n) {
   __shared__ bool last;
   __threadfence();
@@ -320,7 +320,7 @@ template<class T, int V> inline vec<T, V> vec_load(const T *p) {
   return read_words<T, V>(p, [](auto word) { return *word; });
 }
 //# vec_ldg
-// memory that nobody writes while the kernel runs
+// memory that is constant while the kernel runs
 template<class T, int V> inline vec<T, V> vec_ldg(const T *p) {
   return read_words<T, V>(p, [](auto word) { return __ldg(word); });
 }
@@ -335,7 +335,7 @@ static inline uint4 ptx_ldg_held(const uint4 *p) {
   return r;
 }
 //# vec_ldg_held
-// the same of 16 bytes or a multiple, which stay in the second-level cache longer than what is written
+// the same of 16 bytes or a multiple, which stay in L2 longer than stores do
 template<class T, int V> inline vec<T, V> vec_ldg_held(const T *p) {
   static_assert(sizeof(T) * V % 16 == 0, "reads are of 16 bytes");
   return read_words<T, V>(p, [](auto word) { return ptx_ldg_held(word); });
@@ -354,8 +354,8 @@ template<class T, int V> inline vec<T, V> vec_ldcg(const T *p) {
 // LONG: the 256 bytes around are going to be copied too
 enum Copying { ALONE, LONG };
 //# ptx_copy ptx_commit_copies ptx_wait_copies
-// 16 bytes at a time from global to shared memory, not by way of registers. What a thread has copied, it can read when
-// it has waited: here until no more than so many, a constant, of the groups that it committed are under way
+// asynchronous copies of 16 bytes from global to shared memory, bypassing registers. A thread can read its copies
+// after it has waited: here until at most a constant number of the groups that it committed are pending
 template<Copying HOW> inline void ptx_copy(void *to, const void *from) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(to);
   if constexpr (HOW == LONG)

@@ -12,7 +12,7 @@ __device__ int row_of(Index row, int height) {
   return row >= 0 && row < height ? int(row) : -1;
 }
 
-// How many updates each row has; the place of an update among them, as it happens to come.
+// Number of updates of each row; the rank of an update among them, in order of arrival.
 extern "C" __global__ void count(const Index *rows, int *counts, int *place, int n, int height) {
   int j = blockIdx.x * THREADS + threadIdx.x;
   if (j >= n) return;
@@ -81,7 +81,7 @@ extern "C" __global__ void partial(const Index *rows, const Storage *updates, co
   for (int v = 0; v < VECTOR; ++v) partials[i + v] = acc[v];
 }
 
-// Each element of the result takes up its updates: those before the first whole chunk, chunks, and those after.
+// Each element of the result accumulates its updates: before the first whole chunk, in chunks, and after them.
 extern "C" __global__ void combine(const Storage *x, const Storage *updates, const int *starts,
                                    const int *order, Storage *out, const Wide *partials, long long size,
                                    int width) {

@@ -69,7 +69,7 @@ template<bool BY_ROWS, int SIZE, int LIMIT> struct Copies {
   }
 };
 
-// what an instruction wants to know of 16 terms of a tile: where they are, and how far apart panels and rows are
+// matrix descriptor of 16 terms of a tile: their address, and the strides of panels and rows
 template<bool BY_ROWS> inline unsigned long long described(unsigned tile, int part, int k) {
   const unsigned at = tile + (BY_ROWS ? part * 64 + k * 32 : part * 4096 + k * 2048);
   constexpr unsigned long long how = 1ull << 62 | 512ull << 16 | 64ull << 32;
@@ -196,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const float left = root * roots[j].x,
                     right = root * roots[j].y;  // twice: neither step overflows on the way
         const float *pair = &sums[j][half * 2];
-        // past the first-level cache: through it, such pieces of eight lines cost a fifth of a short product's time
+        // past L1: through it, such pieces of eight lines cost a fifth of a short GEMM's time
         __stcg((float2 *)(to + column), make_float2(pair[0] * left * left, pair[1] * right * right));
       }
     }

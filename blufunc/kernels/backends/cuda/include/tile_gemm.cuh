@@ -3,12 +3,12 @@
 // An epilogue that runs in the consumers costs a library a third of the GEMM, since the tensor cores wait for it.
 // Here one producer warp copies tiles of both operands to a ring of STAGES buffers (TMA), two consumer warpgroups
 // multiply and leave ROWS x COLUMNS results, rounded, in shared memory, and EPILOGUE_WARPS other warps read these
-// while the consumers are at the next tile. Two blocks, a cluster, compute tiles below each other and share the columns
-// of the right operand: each copies one half of them to both (multicast).
+// while the consumers are at the next tile. Two blocks, a cluster, compute vertically adjacent tiles and share the
+// columns of the right operand: each copies one half of them to both (multicast).
 //
-// Constants: M, N, K; ROWS, COLUMNS, TERMS of a stage, STAGES; EPILOGUE_WARPS, THREADS, CLUSTER; BY_ROWS: whether the
-// terms of the right operand are contiguous, not its columns; BANDS: how many tiles below each other are computed
-// before the next column, so that what they read of the right operand is in L2.
+// Constants: M, N, K; ROWS, COLUMNS, TERMS of a stage, STAGES; EPILOGUE_WARPS, THREADS, CLUSTER; BY_ROWS: whether
+// the terms of the right operand are contiguous, not its columns; BANDS: number of vertically adjacent tiles that
+// are computed before the next column, so that their right operands stay in L2.
 
 //# instructions
 // a box to the same place of all blocks of the cluster, whose barriers there count the bytes

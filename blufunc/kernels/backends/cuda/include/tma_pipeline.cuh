@@ -1,11 +1,12 @@
-// Producer/consumer pipelines on Hopper: a thread that copies for its block, and warpgroups that read.
+// Producer/consumer pipelines on Hopper: one producer thread per block, and consumer warpgroups.
 //
-// `instructions` wraps single PTX instructions: barriers in shared memory (mbarrier), on which copies may arrive by
-// themselves, copies of boxes of a tensor whose bytes a barrier counts (TMA), sums in memory that one thread adds to,
-// barriers of some of a block's threads, and registers that one warpgroup leaves to another. `rings` is C++ on top of it:
-// buffers in shared memory that go round between the producer and its consumers, without a barrier of the whole block.
+// `instructions` wraps single PTX instructions: barriers in shared memory (mbarrier), on which copies may arrive
+// by themselves, copies of boxes of a tensor whose bytes a barrier counts (TMA), reductions in memory by one
+// thread, named barriers of some of a block's threads, and registers that one warpgroup releases to another.
+// `rings` is C++ on top of it: ring buffers in shared memory between the producer and its consumers, without a
+// barrier of the whole block.
 //
-// A barrier's turns are counted from 0. A thread waits for the parity of a turn, so none may fall two turns behind.
+// A barrier's phases are counted from 0. A thread waits for the parity of a phase, so none may lag two phases.
 
 //# instructions
 typedef unsigned long long barrier;
@@ -23,7 +24,7 @@ inline void arrive(barrier *b) {
 inline void arrive_behind_copies(barrier *b) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(b)) : "memory");
 }
-// arrives, and so many bytes are to come in this turn
+// arrives, and expects this number of bytes in the current phase
 inline void expect_bytes(barrier *b, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
                : "memory");
@@ -49,7 +50,7 @@ inline void copy_box(unsigned to, const TensorMap &map, int i0, int i1, int i2, 
       "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(shared_address(b))
       : "memory");
 }
-// So many bytes that lie side by side; all are multiples of 16.
+// Contiguous bytes; address and size are multiples of 16.
 inline void copy_bytes(unsigned to, const void *from, unsigned bytes, barrier *b) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -57,7 +58,7 @@ inline void copy_bytes(unsigned to, const void *from, unsigned bytes, barrier *b
       : "memory");
 }
 
-// Four sums that one thread alone adds to, in memory beyond the first-level cache: it goes on at once.
+// Four sums that one thread alone adds to, in memory past L1: it goes on at once.
 inline void add_in_memory(float *to, const float (&x)[4]) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
                "f"(x[2]), "f"(x[3])
@@ -75,7 +76,7 @@ inline void load_from_memory(float (&x)[4], const float *from) {
                : "memory");
 }
 
-// A barrier of so many threads, of whole warps, by number: 0 is that of the block. Who passes does not wait.
+// Named barrier of whole warps, by index: 0 is that of the block. A thread that arrives does not wait.
 inline void meet(int number, int threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -92,10 +93,10 @@ template<int REGISTERS> inline void take_registers() {
 }
 
 //# rings
-// COUNT buffers for tiles of ROWS rows, of which the n-th filling is in n % COUNT. So many bytes are copied BESIDE.
+// COUNT buffers for tiles of ROWS rows: the n-th fill is in n % COUNT. The last parameter is the number of extra bytes.
 template<int COUNT, int ROWS, unsigned BESIDE = 0> struct Ring {
   unsigned buffers;  // where they are in shared memory
-  barrier *full;     // one of each buffer, and behind these those of free ones
+  barrier *full;     // one of each buffer, then those of free ones
   static constexpr int BARRIERS = 2 * COUNT;
   static constexpr unsigned BYTES = tile_bytes(ROWS);
 

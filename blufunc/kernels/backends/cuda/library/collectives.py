@@ -1,7 +1,8 @@
-"""Collectives as steps of a program on a CUDA device: exchanges that the engine of the rank puts on a stream.
+"""Collectives as steps of a CUDA program.
 
-Kernels, stages 6 and 8. In: an ``OpaqueStep`` of an executor whose equation is a collective of ``blufunc.parallel``,
-spelled out. Out: its ``Work``, from planned memory to planned memory. The engine is that of the thread which launches.
+Kernels, stages 6 and 8. In: an ``OpaqueStep`` of an executor whose equation is a lowered collective of
+``blufunc.parallel``. Out: its ``Work``, from planned memory to planned memory. The engine of the launching thread's
+rank puts it on a stream.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Librar
 from blufunc.kernels.schedule import OpaqueStep
 
 WHOLE = {"all_reduce": 1, "permute": 1, "all_gather": 1, "reduce_scatter": 0, "all_to_all": 0}
-"""Kinds of exchange; whether their ``count`` is that of the operand, or that of one rank's part of it."""
+"""Kinds of collective; 1 if ``count`` is the whole operand's, 0 if one rank's."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange of contiguous memory of the current device.
+    """A collective on contiguous memory of the current device.
 
     Attributes:
-      kind: ``all_reduce`` of ``count`` elements; ``all_gather`` of ``count`` elements of every rank, which arrive in
-        order of ranks; ``reduce_scatter`` and ``all_to_all`` of ``count`` elements for every rank; ``permute`` of
-        ``count`` elements, where a rank that gets nothing keeps what is at ``receive``.
+      kind: ``all_reduce`` of ``count`` elements; ``all_gather`` of ``count`` elements of every rank, in order of
+        ranks; ``reduce_scatter`` and ``all_to_all`` of ``count`` elements for every rank; ``permute`` of ``count``
+        elements, where a rank that receives nothing keeps the contents of ``receive``.
       send, receive: addresses on the device.
-      count, dtype: how many elements, and of what.
-      op: how they are combined: ``sum``, ``max`` or ``min``.
-      perm: who sends to whom.
+      count, dtype: the number of elements, and their dtype.
+      op: reduction: ``sum``, ``max`` or ``min``.
+      perm: (source, target) ranks.
     """
 
     kind: str
@@ -81,7 +82,7 @@ def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> 
         engine.enqueue([e for e in given if e.count], eqn.params["axes"], stream)
 
     return Work(
-        source.at(eqn.source, run),  # what the watchdog tells of ranks that do not come
+        source.at(eqn.source, run),  # for the watchdog's report of missing ranks
         eqn.prim.name,
         step,
         captured=config.nccl_graphs,
@@ -91,9 +92,9 @@ def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> 
 
 
 def _target(executor: Executor, value: int | None, out: Any) -> Callable[[Executor], int]:
-    """Where a result goes."""
-    if value is None:  # the rank takes part all the same
-        unused = executor.own(out.aval, "a result that nobody wants")
+    """The address that receives a result."""
+    if value is None:  # the rank takes part even if it drops the result
+        unused = executor.own(out.aval, "an unused result")
         executor.keep([unused])
         return lambda executor: unused.ptr
     place = executor.roots.place(value)
@@ -101,7 +102,7 @@ def _target(executor: Executor, value: int | None, out: Any) -> Callable[[Execut
 
 
 class _Part:
-    """One operand of a step, and what becomes of it."""
+    """One operand of a step: its addresses, and the copies before and after."""
 
     def __init__(
         self, eqn: Eqn, kind: str, options: dict[str, Any], operand: Operand, x: Any, target: Callable
@@ -113,7 +114,7 @@ class _Part:
         self.more = {k: v for k, v in options.items() if k in ("op", "perm")}
 
     def exchange(self, executor: Executor, stream: Any) -> Exchange:
-        """What the engine is asked for; before it, what must be there is put on the stream."""
+        """The request to the engine; copies that must precede it go onto the stream first."""
         to = self.target(executor)
         if self.kind == "permute":
             driver.fill_zero(to, self.nbytes, stream)
@@ -122,7 +123,7 @@ class _Part:
 
 
 def _index(eqn: Eqn, target: Callable[[Executor], int]) -> Callable[[Executor], None]:
-    """Writes the place of the rank along the axes."""
+    """Writes the index of the rank along the axes."""
 
     def run(executor: Executor) -> None:
         kept = _number(executor.device, int(eqn.prim.impl(**eqn.params)))
@@ -133,16 +134,16 @@ def _index(eqn: Eqn, target: Callable[[Executor], int]) -> Callable[[Executor], 
 
 @functools.cache
 def _number(device: int, number: int) -> cuda_memory.DeviceBuffer:
-    """An int32 on a device, for as long as the process lives: graphs copy from it."""
+    """An int32 on a device, for the lifetime of the process: graphs copy from it."""
     return cuda_memory.to_device(np.asarray(number, np.int32), device, "the place of a rank")
 
 
 def _engine(eqn: Eqn) -> Any:
-    """The engine of this thread's rank, which must be one that puts exchanges on streams."""
+    """The engine of this thread's rank, which must launch collectives on streams."""
     found = eqn.prim.engine()
     if not hasattr(found, "enqueue"):
         raise errors.CollectiveError(
-            f"a program on a CUDA device meets ranks through {type(found).__name__}, which exchanges host memory.",
+            f"a CUDA program requires an NCCL engine, and {type(found).__name__} transfers host memory.",
             where=source.here(),
             fix="start the ranks with --engine nccl",
         )

@@ -1,7 +1,8 @@
-"""Loops and branches that the host drives on a CUDA device: ``scan``, ``while`` and ``cond``.
+"""Host-driven control flow on a CUDA device: ``scan``, ``while`` and ``cond``.
 
-Kernels, stages 6 and 8, a row of the registry. Bodies are programs of their own; the host launches them, and reads the
-condition of a ``while`` and the index of a ``cond``. A program whose scans can be captured is replayed as one graph.
+Kernels, stages 6 and 8, a row of the registry. In: the equation of a loop or branch, whose bodies become programs.
+Out: steps in which the host launches them, and reads the condition of a ``while`` and the index of a ``cond``. A
+program whose scans can be captured is replayed as one graph.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.library.library_kernel import Body, Compile, Function, FunctionKernel
 
 LARGE = 1 << 20
-"""Bytes: a scan copies a carry of at least this size once, at its start, and updates the copy in place."""
+"""Minimum bytes of a carry that a scan copies once and then updates in place."""
 
 
 def written_over(jaxpr: Jaxpr, *, n_consts: int = 0, n_carry: int = 0, **_: Any) -> tuple[bool, ...]:
-    """For each argument of the body of a loop or branch whether it is donated; from the parameters of the equation.
+    """Donation flags for the arguments of a loop's or branch's body.
 
-    What a scan carries and is large is written over by each step, if it can be: a sum of gradients is in memory once.
+    Each step of a scan overwrites large carries if it can, so that a sum of gradients is in memory once.
     """
     avals = enumerate(v.aval for v in jaxpr.invars)
     return tuple(0 <= i - n_consts < n_carry and a.ndim > 0 and a.nbytes >= LARGE for i, a in avals)
@@ -33,7 +34,7 @@ def written_over(jaxpr: Jaxpr, *, n_consts: int = 0, n_carry: int = 0, **_: Any)
 def _scan(
     device: int, compile: Compile, *, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, **_: Any
 ) -> tuple[Function, bool]:
-    """The body once for each step: inputs are views of their arrays, and outputs are copied into theirs."""
+    """Run the body once per step: inputs are views, outputs are copied into results."""
     donated = written_over(jaxpr, n_consts=n_consts, n_carry=n_carry)
     body = compile(jaxpr, donated)
     ys_avals = jaxpr.out_avals[n_carry:]
@@ -59,7 +60,7 @@ def _scan(
 def _apart_from(
     others: Sequence[DeviceBuffer], carry: Sequence[DeviceBuffer], donated: Sequence[bool], body: Body
 ) -> list[DeviceBuffer]:
-    """What is carried, such that nothing else lies in the memory of what is donated."""
+    """Carries whose donated buffers alias no other argument; those that do are copied."""
     pairs = list(zip(carry, donated, strict=False))
     taken = {x.memory for x in (*others, *[x for x, given in pairs if not given])} if any(donated) else set()
     out = []
@@ -86,7 +87,7 @@ def row(x: DeviceBuffer, i: int) -> DeviceBuffer:
 def _while(
     device: int, compile: Compile, *, cond: Jaxpr, body: Jaxpr, n_cond, n_body, max_steps
 ) -> tuple[Function, bool]:
-    """The body for as long as the host reads that the condition holds."""
+    """Run the body while the host reads that the condition holds."""
     holds, advance = compile(cond), compile(body)
 
     def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
@@ -102,7 +103,7 @@ def _while(
 
 
 def _cond(device: int, compile: Compile, *, branches: Sequence[Jaxpr]) -> tuple[Function, bool]:
-    """The branch whose number the host reads."""
+    """The branch whose index the host reads."""
     bodies = [compile(b) for b in branches]
 
     def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
@@ -114,7 +115,7 @@ def _cond(device: int, compile: Compile, *, branches: Sequence[Jaxpr]) -> tuple[
 
 
 _FUNCTIONS: dict[str, Callable[..., tuple[Function, bool]]] = {"scan": _scan, "while": _while, "cond": _cond}
-"""By name of the primitive, which is defined above this layer: its function of buffers, from its parameters."""
+"""Builders of functions of buffers, by name of the primitive."""
 
 
 class ControlFlow(FunctionKernel):

@@ -1,8 +1,8 @@
-"""Library operations in terms that NumPy and CuPy share: what each does with arrays.
+"""Library operations in terms that NumPy and CuPy share.
 
-Kernels, below ``cupy_ops``, whose table names them. In come a context (the array module ``c.xp``, ``c.library`` for
-what the two modules call differently, the operands' dtypes ``c.operands`` and the results' types ``c.outs``), arrays
-and the primitive's parameters; out come arrays. Nothing here looks at values, and all of it runs on NumPy in tests.
+Kernels, below ``cupy_ops``, whose table names them. In: a context (the array module ``c.xp``, ``c.library`` for
+functions that differ between the modules, the operands' dtypes ``c.operands`` and the results' types ``c.outs``),
+arrays and the primitive's parameters. Out: arrays. No entry reads values, and tests run all of them on NumPy.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from blufunc.core.ops.sliding import count, dilated
 from blufunc.core.ops.windows import GatherScatterMode, as_gather, window_sizes
 
 _SCRATCH = 1 << 28
-"""How many bytes of windows of a convolution to copy at once."""
+"""Bytes of a convolution's windows to copy at a time."""
 
 
 # -- half precisions ----------------------------------------------------------------------------------
 
 
 def widened(xp: Any, x: Any, dtype: np.dtype) -> Any:
-    """Half precisions as float32, all else as it is: bfloat16 is the upper half of a float32."""
+    """Half precisions as float32 (bfloat16 is its upper half), all else unchanged."""
     if dtype == dtypes.bfloat16:
         return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return x.astype(np.float32) if dtype == dtypes.float16 else x
 
 
 def narrowed(xp: Any, x: Any, dtype: np.dtype, raw: np.dtype) -> Any:
-    """A result of ``dtype`` in ``raw``, the dtype in which its buffer is held."""
+    """A result of ``dtype`` in ``raw``, the dtype of its buffer."""
     if dtype == dtypes.bfloat16 and x.dtype != np.uint16:
         bits = x.astype(np.float32).view(np.uint32)
-        # to nearest, ties to even: what is cut off carries if it is more than half, or half of an odd number
+        # to nearest, ties to even: the cut bits carry above a half, or at a half if the kept part is odd
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         return xp.where(xp.isnan(x), np.uint32(0x7FC0), rounded).astype(np.uint16)
     return x.astype(raw, copy=False)
@@ -49,12 +49,12 @@ def narrowed(xp: Any, x: Any, dtype: np.dtype, raw: np.dtype) -> Any:
 
 
 def special(name: str) -> Callable:
-    """The function that ``scipy.special`` and its likeness for devices call ``name``."""
+    """The function called ``name`` in ``scipy.special`` and ``cupyx.scipy.special``."""
     return lambda c, *xs: getattr(c.library.special, name)(*xs)
 
 
 def digamma(c: Any, x: Any) -> Any:
-    """NaN at all poles, 0 among them."""
+    """NaN at all poles, 0 included."""
     return c.xp.where(x == 0, x.dtype.type(np.nan), c.library.special.digamma(x))
 
 
@@ -62,7 +62,7 @@ def digamma(c: Any, x: Any) -> Any:
 
 
 def cumulative(function: str) -> Callable:
-    """Sums and products: CuPy has them, along an axis in one order every time."""
+    """Sums and products by CuPy, along an axis in one fixed order."""
 
     def run(c: Any, x: Any, *, axis: int, reverse: bool) -> Any:
         x = c.xp.flip(x, axis) if reverse else x
@@ -73,7 +73,7 @@ def cumulative(function: str) -> Callable:
 
 
 def doubling(function: str) -> Callable:
-    """Any other associative function: stretches of 1, 2, 4, ... elements are joined to those before them."""
+    """Doubling scan of an associative function: runs of 1, 2, 4, ... are joined."""
 
     def run(c: Any, x: Any, *, axis: int, reverse: bool) -> Any:
         combine, n, reach = getattr(c.xp, function), x.shape[axis], 1
@@ -107,8 +107,8 @@ def sort(c: Any, *xs: Any, dimension: int, is_stable: bool, num_keys: int) -> li
     # from the last key to the first, each sort stable
     order = c.library.order(keys[-1], dimension)
     for key in keys[-2::-1]:
-        again = c.library.order(xp.take_along_axis(key, order, dimension), dimension)
-        order = xp.take_along_axis(order, again, dimension)
+        resorted = c.library.order(xp.take_along_axis(key, order, dimension), dimension)
+        order = xp.take_along_axis(order, resorted, dimension)
     return [xp.take_along_axis(x, order, dimension) for x in xs]
 
 
@@ -137,7 +137,7 @@ def place_along(c: Any, x: Any, index: Any, *, dimension: int, size: int) -> Any
 
 
 def _starts(c: Any, plan: Plan, indices: Any, drop: bool) -> tuple[Any, Any]:
-    """The row that each window starts in, moved inside; and if ``drop`` which windows were inside."""
+    """Start row of each window, clamped; with ``drop`` also which were in range."""
     xp = c.xp
     if indices.dtype == np.uint64:
         indices = xp.minimum(indices, np.uint64(np.iinfo(np.int64).max))
@@ -186,7 +186,7 @@ def scatter(how: str) -> Callable:
         if plan.outer > 1:
             rows = (xp.arange(plan.outer)[:, None] * plan.rows + rows).reshape(-1)
         if inside is not None:
-            # not by ``repeat``, which is a launch for each element in CuPy
+            # not by ``repeat``, which launches once per element in CuPy
             kept = xp.broadcast_to(inside[:, None], (plan.outer, len(inside), plan.per_window)).reshape(-1)
             rows = xp.where(kept, rows, total)
         if plan.inverse is not None:
@@ -199,7 +199,7 @@ def scatter(how: str) -> Callable:
 
 
 def _positions(xp: Any, shape: tuple[int, ...], sizes: tuple[int, ...], starts: Sequence[Any]) -> Any:
-    """The flat positions of a window that is moved inside: an array of its shape."""
+    """The flat positions of a window clamped into range: an array of its shape."""
     out: Any = 0
     stride = math.prod(shape)
     for d, (n, size, start) in enumerate(zip(shape, sizes, starts, strict=True)):
@@ -242,13 +242,13 @@ def dot_general(
 
 
 def dot_and_sum(c: Any, x: Any, y: Any, addend: Any, **params: Any) -> Any:
-    """A product, and the sum with an array of its shape or with a vector for each of its rows."""
+    """Matmul plus an array of its shape, or a vector with an element per row."""
     product = dot_general(c, x, y, **params)
     return (product.reshape(-1, addend.size) + addend.reshape(-1)).reshape(product.shape)
 
 
 def dot_promoted(c: Any, x: Any, y: Any, *addend: Any, chunk: int, **params: Any) -> Any:
-    """A product, and the sum with an array. Operands come widened: float32 sums need no chunks."""
+    """Matmul plus an array. Operands come widened: float32 sums need no chunks."""
     product = dot_general(c, x, y, **params)
     return product + addend[0] if addend else product
 
@@ -257,7 +257,7 @@ def convolution(
     c: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, window_strides: Any, padding: Any, lhs_dilation: Any,
     rhs_dilation: Any, feature_group_count: int, batch_group_count: int, **_: Any,
 ) -> Any:  # fmt: skip
-    """Windows as a matrix, and a product with the kernel for each group."""
+    """im2col: windows as a matrix, and a matmul with the filter for each group."""
     xp, d, out = c.xp, dimension_numbers, c.outs[0]
     if not (dtypes.is_floating(out.dtype) and out.dtype.itemsize <= 2):
         lhs, rhs = lhs.astype(out.dtype, copy=False), rhs.astype(out.dtype, copy=False)
@@ -288,7 +288,7 @@ def convolution(
 
 
 def _padded(xp: Any, x: Any, pads: Any, dilations: Any, fill: Any) -> Any:
-    """``x`` (batch, features, spatial axes) with holes and padding along its spatial axes."""
+    """``x`` (batch, features, ...), dilated and padded along its spatial axes."""
     sizes = [
         dilated(n, hole) + low + high
         for n, hole, (low, high) in zip(x.shape[2:], dilations, pads, strict=True)
@@ -306,7 +306,7 @@ def _padded(xp: Any, x: Any, pads: Any, dilations: Any, fill: Any) -> Any:
 
 
 def _windows(xp: Any, x: Any, kernel: Any, counts: Any, strides: Any, dilations: Any) -> Any:
-    """A view (group, batch, features, window, count) of x (group, batch, features, spatial axes)."""
+    """View (group, batch, features, window, count) of x (group, batch, features, ...)."""
     steps = x.strides[3:]
     shape = (*x.shape[:3], *kernel, *counts)
     inside = [s * by for s, by in zip(steps, dilations, strict=True)]
@@ -315,7 +315,7 @@ def _windows(xp: Any, x: Any, kernel: Any, counts: Any, strides: Any, dilations:
 
 
 def window_reduction(reduce: Callable[..., Any], fill: Callable[[np.dtype], Any]) -> Callable:
-    """One result for each window: ``reduce(xp, windows)`` over the leading axis, padding and holes being ``fill``."""
+    """Pooling: ``reduce(xp, windows)`` over axis 0; ``fill`` in padding and holes."""
 
     def run(
         c: Any, x: Any, *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any,
@@ -343,7 +343,7 @@ window_argmin = window_reduction(lambda xp, w: w.argmin(0), lambda dtype: limit(
 
 
 def _finite(xp: Any, x: Any) -> tuple[Any, Any]:
-    """Matrices with those that are not finite replaced by zeros, and which those are: libraries may not end on NaN."""
+    """Matrices with non-finite ones zeroed, and a mask: some libraries hang on NaN."""
     good = xp.isfinite(x).all((-2, -1))
     return xp.where(good[..., None, None], x, x.dtype.type(0)), good
 
@@ -361,13 +361,13 @@ def cholesky(c: Any, x: Any) -> Any:
     xp = c.xp
     x, good = _finite(xp, _hermitian(xp, x))
     out = c.library.cholesky(x)
-    pivots = xp.diagonal(out, axis1=-2, axis2=-1).real  # elimination stops at one that is not positive
+    pivots = xp.diagonal(out, axis1=-2, axis2=-1).real  # elimination stops at a pivot that is not positive
     good = good & (pivots > 0).all(-1)
     return xp.tril(_or_nan(xp, good, out))
 
 
 def _hermitian(xp: Any, x: Any) -> Any:
-    """The Hermitian matrices with the lower triangles of x; what is above is not read, be it NaN."""
+    """Hermitian matrices from the lower triangles of x; the upper ones are not read."""
     low, n = xp.tril(x, -1), x.shape[-1]
     return xp.where(xp.eye(n, dtype=bool), x.real.astype(x.dtype), low + _adjoint(low))
 
@@ -395,7 +395,7 @@ def lu_solve(c: Any, a: Any, lu: Any, permutation: Any, b: Any, *, transposed: b
         x = solve(lu, xp.take_along_axis(b, order, -2), True, False, False, True)
         return solve(lu, x, False, False, False, False)
     y = solve(lu, b, False, True, False, False)
-    # the rows go where they came from
+    # undo the row permutation
     return xp.take_along_axis(solve(lu, y, True, True, False, True), xp.argsort(order, -2), -2)
 
 

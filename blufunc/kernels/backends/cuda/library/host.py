@@ -1,7 +1,7 @@
-"""Equations that the host computes for a CUDA device: NumPy definitions, callbacks and replaced operations.
+"""Host fallbacks of CUDA programs: NumPy definitions, callbacks, replacements.
 
-Kernels, stages 6 and 8, the last rows of the registry. Operands are copied to the host and results back, which waits
-for the device; ``explain`` lists these steps.
+Kernels, stages 6 and 8, the last rows of the registry. In: an equation without a kernel. Out: a step that copies
+operands to the host and results back, which waits for the device; ``explain`` lists it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from blufunc.kernels.backends.numpy.program import interpret
 
 
 class Host(FunctionKernel):
-    """The NumPy definition of a primitive, or the ``reference`` of one that has its own executor."""
+    """NumPy definition of a primitive, or the ``reference`` of one with an executor."""
 
     on_host = True
 

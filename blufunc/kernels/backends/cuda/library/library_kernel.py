@@ -1,7 +1,7 @@
-"""The row of the registry of library kernels: a way to run equations that no fused kernel computes.
+"""Registry row of a library kernel: runs equations that no fused kernel computes.
 
-Kernels, stages 5 to 8 on a CUDA device; ``dispatch.py`` lists the rows in order. A row says which equations it takes,
-what it compiles, which memory it works in, and how a step becomes a ``Work`` on a stream.
+Kernels, stages 5 to 8 on a CUDA device; ``dispatch.py`` lists the rows in order. In: an equation. Out: whether the
+row runs it, the sources it compiles, its scratch memory, and its step as a ``Work`` on a stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Body(Protocol):
     """A program as a step of another one runs it.
 
     Attributes:
-      captured: whether it can be part of a graph.
+      captured: whether a graph can capture it.
     """
 
     captured: bool
@@ -39,11 +39,11 @@ class Compile(Protocol):
     """Compiles the bodies of loops, branches and calls."""
 
     def __call__(self, jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> Body:
-        """The program of a body, which may write over the arguments that are donated: by default over none."""
+        """The program of a body, which may overwrite donated arguments (default: none)."""
 
 
 class LibraryKernel:
-    """One row: subclasses override ``matches``, ``bind`` and what else applies to them.
+    """One row: subclasses override ``matches``, ``bind`` and others as needed.
 
     Attributes:
       planned: whether results are written into memory of the plan; else the row allocates them.
@@ -58,15 +58,15 @@ class LibraryKernel:
     on_host = False
 
     def matches(self, eqn: Eqn) -> bool:
-        """Whether the row runs an equation."""
+        """True if the row runs an equation."""
         raise NotImplementedError
 
     def why_not(self, eqn: Eqn, arch: str) -> str | None:
-        """The reason why a composite has no kernel on an architecture such as ``sm_90a``; None if it has one."""
+        """Reason why a composite has no kernel on an architecture (``sm_90a``), or None."""
         return None
 
     def note(self, line: str, reason: str | None) -> str | None:
-        """What ``explain`` says of a composite at a user's line: it has a kernel, or the reason why not."""
+        """Line of ``explain`` on a composite at a user's line: a kernel, or why not."""
         return None
 
     def scratch_bytes(self, eqn: Eqn, arch: str) -> int:
@@ -78,7 +78,7 @@ class LibraryKernel:
         return 0
 
     def sources(self, step: OpaqueStep, arch: str) -> list[Text]:
-        """The sources that ``bind`` compiles, and their names, without those of bodies."""
+        """Sources that ``bind`` compiles, and their names, without those of bodies."""
         return []
 
     def bind(
@@ -87,7 +87,7 @@ class LibraryKernel:
         """The step, ready to run.
 
         Args:
-          compile: makes a function of buffers of the body of a loop, branch or call.
+          compile: compiles the body of a loop, branch or call to a function of buffers.
         """
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class FunctionKernel(LibraryKernel):
     planned = False
 
     def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
-        """The function of an equation, and whether a graph can contain it."""
+        """The function of an equation, and whether a graph can capture it."""
         raise NotImplementedError
 
     def bind(

@@ -1,8 +1,8 @@
-"""Building blocks of hand-written kernels: the parts of ``mma.cuh`` and ``tma_pipeline.cuh`` that a kernel needs.
+"""Building blocks of hand-written kernels, from ``mma.cuh``, ``tma_pipeline.cuh``.
 
 Kernels, stage 6, below ``attention``, ``split_gemm`` and ``tile_gemm``. In: the dtype of elements and the sizes of
-warpgroup matmuls. Out: CUDA C++ with ``ELEMENT`` defined, which precedes the kernel; ``mma.cuh`` says what constants it
-reads. A warpgroup matmul names each of its registers, as many as its columns ask for, so that it is generated here.
+warpgroup matmuls. Out: CUDA C++ with ``ELEMENT`` defined, which precedes the kernel; ``mma.cuh`` lists the constants
+it reads. A warpgroup matmul names each of its registers, one per column pair, so its wrapper is generated here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def panel_of(features: int) -> int:
 
 
 def slice_of(features: int, parts: int) -> int:
-    """The features that are added up at a time where that is done in float32: registers must hold their sums twice."""
+    """Features per float32 partial sum: registers must hold these sums twice."""
     return features // 2 if parts > 1 and features == 128 else features
 
 
@@ -53,7 +53,7 @@ class GroupSizes(NamedTuple):
     Attributes:
       rows: those of ``times_rows``.
       columns: those of ``times_columns``.
-      turned: those of ``group_times_turned``, both of whose operands have rows in memory for what is added up; 0: none.
+      turned: those of ``group_times_turned``, both of whose operands store the contracted axis as rows; 0: none.
     """
 
     rows: int
@@ -95,10 +95,10 @@ def instructions(dtype_name: str, groups: GroupSizes | None = None) -> str:
 
 
 def shared_instructions(dtype_name: str, columns: int, turned: tuple[bool, bool]) -> str:
-    """PTX of warpgroup matmuls both of whose operands are in shared memory, and of TMA pipelines.
+    """PTX of TMA pipelines and warpgroup matmuls with operands in shared memory.
 
     Args:
-      turned: of each operand, whether rows of a tile have a term each, and not a row or column of the matmul.
+      turned: of each operand, whether the rows of a tile run along the contracted axis.
     """
     how = ", ".join(str(int(t)) for t in turned)
     product = _group_product(_OF_SHARED, columns, name="multiply", turned=how)
@@ -106,6 +106,6 @@ def shared_instructions(dtype_name: str, columns: int, turned: tuple[bool, bool]
 
 
 def source(dtype_name: str, groups: GroupSizes | None = None) -> str:
-    """Both layers; the constants have to precede them. Takes what ``instructions`` does."""
+    """Both layers, to follow their constants; arguments as for ``instructions``."""
     products = "wgmma_products" if groups else "warp_products"
     return instructions(dtype_name, groups) + source_files.source(MMA, "tiles", products, "add_columns")

@@ -1,9 +1,9 @@
-"""Scatters on a CUDA device: rows of updates combined into rows of an array, in the order of the updates.
+"""Deterministic row scatters on a CUDA device, in the order of the updates.
 
-Kernels, stage 8, below ``cupy_ops``. Which updates belong to a row is found by counting: how many there are of
-each row, where each row's begin, and then every update finds its rank among those of its row. That order, and where the
-updates of a row are divided if it has very many, and with them the result, do not depend on which thread comes first;
-the integer atomics only count. Nothing waits for the host, so that a graph can have it.
+Kernels, stage 8, below ``cupy_ops``. In: an array, row indices and rows of updates. Out: launches that never wait for
+the host, so a graph can capture them. A counting sort finds the updates of a row: it counts them per row, computes
+offsets, and ranks each update within its row. The order, the split of rows with many updates, and so the result do
+not depend on thread scheduling; the integer atomics only count.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COMBINE = {
     "set": "(u)",
     "add": "((acc) + (u))",
     "mul": "((acc) * (u))",
-    "max": "(((u) != (u) || (u) > (acc)) ? (u) : (acc))",  # NaN stays: no number is greater
+    "max": "(((u) != (u) || (u) > (acc)) ? (u) : (acc))",  # NaN propagates: no value compares greater
     "min": "(((u) != (u) || (u) < (acc)) ? (u) : (acc))",
 }
 
@@ -53,13 +53,13 @@ Own = Callable[[tuple[int, ...], np.dtype], Any]
 
 
 class Scatter:
-    """A scatter of ``n`` rows of ``width`` into ``height`` rows, with its scratch memory and its launches.
+    """Scatter of ``n`` rows of ``width`` into ``height`` rows: scratch and launches.
 
     Args:
       how: a key of ``_COMBINE``.
       dtype: that of the array and the updates.
-      index: that of the row numbers, int32 or int64.
-      clip: whether rows that there are not are the nearest that there is; else they are left out.
+      index: that of the row indices, int32 or int64.
+      clip: whether indices out of range mean the nearest row; else they are dropped.
       own: ``own(shape, dtype)`` gives device memory, which lives as long as the object.
     """
 
@@ -126,7 +126,7 @@ class Scatter:
 
 
 def rows_of(eqn: Eqn) -> tuple[str, int] | None:
-    """For an equation that combines whole rows at plain row numbers: how, and the width of a row; else None."""
+    """Reduction and row width of an equation on whole rows; None for any other."""
     if eqn.prim not in _WAYS or not takes(_WAYS[eqn.prim], eqn.invars[0].aval.dtype):
         return None
     x, indices, updates = (a.aval for a in eqn.invars)
@@ -190,16 +190,16 @@ class RowScatter(LibraryKernel):
 
 
 def _clips(eqn: Eqn) -> bool:
-    """Whether an index out of range means the nearest row."""
+    """True if an index out of range means the nearest row."""
     return eqn.params["mode"] is GatherScatterMode.CLIP
 
 
 def scatter(x: Any, rows: Any, updates: Any, how: str, dtype: np.dtype, library: Any, device: int) -> Any:
-    """``x`` (height, width) with the ``updates`` (n, width) combined into ``rows`` (n), in their order.
+    """``x`` (height, width) with ``updates`` (n, width) combined into ``rows``.
 
     Args:
       x, updates: CuPy arrays, contiguous, holding the bits of ``dtype``.
-      rows: CuPy array of int32 or int64; rows that there are not are left out.
+      rows: CuPy array (n,) of int32 or int64; indices out of range are dropped.
       how: a key of ``_COMBINE``.
       library: CuPy, for memory.
     Returns:
@@ -222,17 +222,17 @@ class _Array:
 
 
 def text(how: str, dtype: np.dtype, index: np.dtype, width: int, clip: bool) -> tuple[str, str]:
-    """The source that a ``Scatter`` asks for, and its name."""
+    """The source that a ``Scatter`` compiles, and its name."""
     return source(how, dtype, index.name, _vector(width), clip), f"scatter_{how}"
 
 
 def _vector(width: int) -> int:
-    """How many elements of a row a thread takes."""
+    """Elements of a row per thread."""
     return next(v for v in (4, 2, 1) if width % v == 0)
 
 
 def source(how: str, dtype: np.dtype, index: str, vector: int, clip: bool) -> str:
-    """The CUDA C++ of the kernels for one way to combine, one dtype, and indices of ``int32`` or ``int64``."""
+    """CUDA C++ of the kernels for a reduction, a dtype, and an index dtype."""
     sizes = source_files.declared(
         THREADS=_THREADS, SCAN_THREADS=_SCAN_THREADS, CHUNK=_CHUNK, VECTOR=vector, CLIP=clip,
         Index={"int32": "int", "int64": "long long"}[index],
@@ -253,7 +253,7 @@ def _functions(how: str, dtype: np.dtype, index: str, vector: int, clip: bool, d
 
 
 def takes(how: str, dtype: np.dtype) -> bool:
-    """Whether the kernels are written for a dtype: for complex numbers there is no order, and nothing for keys."""
+    """True if the kernels support a dtype: complex has no order, keys no arithmetic."""
     if dtypes.is_key(dtype) or dtypes.is_bool(dtype):
         return False
     return not (dtypes.is_complex(dtype) and how in ("max", "min"))

@@ -1,25 +1,25 @@
-"""``linear_softmax`` by a kernel for Hopper: a GEMM and the softmax of its rows, whose logits are never in memory.
+"""``linear_softmax`` for Hopper: GEMM with row softmax; logits never reach memory.
 
-Kernels, stages 5, 6 and 8, above ``tile_gemm``, with the source of ``include/softmax_gemm.cuh``. The operation is that
-of ``nn/vocabulary_loss_call.py``: what has no kernel here is computed in the plain form there. In: its equations, then
-its steps. Out: sources, and steps that are ready to run.
+Kernels, stages 5, 6 and 8, above ``tile_gemm``, with the source of ``include/softmax_gemm.cuh``. In: equations of
+``nn/vocabulary_loss_call.py``, whose plain form runs wherever this module has no kernel. Out: sources, and steps that
+are ready to run.
 
-Of logits ``t``, a matmul rounded to bfloat16, and a class for each row, the results are
+From logits ``t``, a matmul rounded to bfloat16, and a class for each row, it computes
 
     slopes   exp(t - shift), and at the class of the row minus the sum of the others': the gradient of the row's
              cross-entropy with respect to its logits, but for
     factors  1 / (the sum of all exponentials of the row), and
     losses   that cross-entropy
 
-A softmax has to know the largest logit of a row before the first exponential. Any number does that is not too far from
-it, as bfloat16 has the range of float32: ``near``, the logit of the row's class as it was found in another way. A row
-with a logit ``FAR`` or more above that, whose cross-entropy is as large, is computed once more, with the largest
-itself; so is one whose class's logit was rounded to ``BELOW`` less. Rows that do not count are not. So there are four
-launches, of which the last two mostly find nothing to do:
+A softmax needs the largest logit of a row before the first exponential. Any nearby value works, as bfloat16 has the
+range of float32: ``near``, the logit of the row's class, computed separately. A row whose maximum exceeds it by
+``FAR`` or more has an equally large cross-entropy and is recomputed with that maximum; so is one whose class's logit
+was rounded to ``BELOW`` less. Rows that do not count are not recomputed. Of the four launches, the last two mostly
+find nothing to do:
 
     product  exponentials by ``near``, and for each row and tile their sum and the largest logit
-    settle   adds up, says which rows were too far off, and puts minus the sum at the class of each row
-    product  bands of rows in which one was
+    settle   adds up, flags rows that were too far off, and writes minus the sum at the class of each row
+    product  bands of rows with a flagged one
     settle   likewise
 """
 
@@ -76,7 +76,7 @@ class SoftmaxGemm(TileGemm):
 
     @property
     def scratch(self) -> tuple[int, int, int, int, int]:
-        """Numbers of 4 bytes that sums of tiles, their largest logits, logits of classes, shifts and flags take."""
+        """Scratch sizes in words: tile sums, tile maxima, class logits, shifts, flags."""
         return (of_tiles := self.columns * self.m), of_tiles, self.m, self.m, self.bands
 
 
@@ -87,7 +87,7 @@ def source(p: SoftmaxGemm) -> str:
 
 
 class LinearSoftmax(LibraryKernel):
-    """``linear_softmax`` by one kernel: a GEMM whose rows' softmax statistics its epilogue accumulates."""
+    """``linear_softmax`` by a GEMM whose epilogue accumulates softmax statistics."""
 
     composite = True
 
@@ -144,7 +144,7 @@ class Kernel:
     """The kernels of one operation, ready to be put on streams of a device.
 
     Args:
-      rows: of both factors, how many elements apart their rows are (of the right one, if not ``by_rows``: its terms).
+      rows: strides between the rows of both factors in elements (of the right one's columns, if not ``by_rows``).
     """
 
     def __init__(self, product: SoftmaxGemm, rows: Sequence[int], device: int):
@@ -172,18 +172,18 @@ class Kernel:
         Args:
           factors, given, results: addresses, of x and the weight, of classes, live and near, and of slopes, losses
             and factors.
-          scratch: addresses of what ``SoftmaxGemm.scratch`` names.
+          scratch: addresses of the arrays that ``SoftmaxGemm.scratch`` names.
         """
         classes, live, near = given
         slopes, losses, scales = results
-        sums, tops, own, shift, again = scratch
+        sums, tops, own, shift, flags = scratch
         for mapped in self._maps:
             mapped.set(self._product.arguments, factors)
         for second in (0, 1):
-            known = (shift, again) if second else (near, 0)
+            known = (shift, flags) if second else (near, 0)
             _call(self._product, 2, (classes, live, *known, slopes, own, sums, tops), stream)
             self._settle.arguments.set(11, second.to_bytes(4, "little"))
-            addresses = (sums, tops, near, classes, live, own, slopes, losses, scales, shift, again)
+            addresses = (sums, tops, near, classes, live, own, slopes, losses, scales, shift, flags)
             _call(self._settle, 0, addresses, stream)
 
 

@@ -1,7 +1,7 @@
-"""Float32 GEMM on Hopper's tensor cores from two float16 parts: cost model, sizes, source and row of the registry.
+"""Float32 GEMM on Hopper's tensor cores from two float16 parts.
 
-Kernels, stages 5 to 8, above ``include/split_gemm.cuh``, which says how it works. In: a ``split_dot`` equation. Out:
-its CUDA C++ and launch.
+Kernels, stages 5 to 8, above ``include/split_gemm.cuh``, which describes the algorithm. In: a ``split_dot`` equation.
+Out: its cost, CUDA C++ and launch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from blufunc.kernels.user_kernel import CudaSource
 _FILE = "backends/cuda/include/split_gemm.cuh"
 
 ROWS = 128
-"""Of a tile: 64 for each group."""
+"""Rows of a tile: 64 per warpgroup."""
 
 _STAGE_TERMS, _STAGES = 32, 5
 
@@ -32,10 +32,9 @@ class SplitGemm:
 
     Attributes:
       columns: of a tile.
-      sums: how many results there are, each of a part of the terms.
-      by_rows: of each operand, whether its terms lie side by side.
-      group: how many tiles along m, with all along n, follow each other: what they read stays in the second-level
-        cache.
+      sums: number of results, each over a part of the terms (split-K).
+      by_rows: of each operand, whether its terms are contiguous.
+      group: consecutive tiles along m, with all along n, whose operands stay in L2.
     """
 
     m: int
@@ -50,17 +49,17 @@ class SplitGemm:
 
     @property
     def blocks(self) -> int:
-        """As many as there are tiles of all sums; with fewer, each has several tiles."""
+        """One per tile of all sums; with fewer SMs, each block processes several tiles."""
         return -(-self.m // ROWS) * -(-self.n // self.columns) * self.sums
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block: stages, and two barriers for each."""
+        """Shared memory of a block in bytes: stages, and two barriers for each."""
         return _STAGES * ((ROWS + self.columns) * 4 * _STAGE_TERMS + 16)
 
 
 def source(p: SplitGemm) -> str:
-    """The complete CUDA C++ of one product."""
+    """The complete CUDA C++ of one GEMM."""
     sizes = source_files.declared(
         M=p.m, N=p.n, K=p.k, ROWS=ROWS, COLUMNS=p.columns, SUMS=p.sums, GROUP=p.group, STAGES=_STAGES,
         TERMS=_STAGE_TERMS, THREADS=p.threads, A_BY_ROWS=p.by_rows[0], B_BY_ROWS=p.by_rows[1],
@@ -77,24 +76,24 @@ def instructions(p: SplitGemm) -> str:
 # -- the row ---------------------------------------------------------------------------------------
 
 _LEAST = 64
-"""Rows of an operand, and terms: less than a half of a tile is not worth a kernel of its own."""
+"""Minimum rows of an operand, and terms: half a tile, below which it does not pay."""
 
 _VECTOR = 8
-"""Elements are copied by so many at once."""
+"""Elements per copy."""
 
 _STEP_TIME, _TILE_TIME = 1.4e-6, 4e-6
-"""Seconds of a tile of 192 columns: for one step of terms, and for the rest."""
+"""Seconds per tile of 192 columns: for one step of terms, and for the rest."""
 
 _MOST_SUMS = 16
 
 
 def sums_of(shape: ProductShape) -> int:
-    """Into how many sums of terms Hopper's kernel for two parts divides a product; 0 if it has none for the shape.
+    """Number of partial sums (split-K) of Hopper's two-part kernel; 0 if unsupported.
 
     As many as fill all SMs with tiles; each sum is written and read back.
     """
-    beside = [shape.k if rows else n for rows, n in zip(shape.by_rows, (shape.m, shape.n), strict=True)]
-    if shape.batch != 1 or any(n % _VECTOR for n in (*beside, shape.n)):
+    contiguous = [shape.k if rows else n for rows, n in zip(shape.by_rows, (shape.m, shape.n), strict=True)]
+    if shape.batch != 1 or any(n % _VECTOR for n in (*contiguous, shape.n)):
         return 0
     if min(shape.m, shape.n, shape.k) < _LEAST:
         return 0
@@ -111,7 +110,7 @@ def sums_of(shape: ProductShape) -> int:
 
 
 def columns_of(n: int) -> int:
-    """Columns of a tile: as many as registers hold sums of, and fewer where few are wanted."""
+    """Columns of a tile: as many as registers can accumulate, fewer for small ``n``."""
     return next((c for c in (64, 128) if n <= c), 192)
 
 

@@ -1,4 +1,4 @@
-"""CUDA kernels written by users, as steps of a program.
+"""User-written CUDA kernels as steps of a program.
 
 Kernels, stages 6 and 8. In: an equation whose primitive has ``cuda_source`` (``bf.cuda_kernel``). Out: its ``Work``,
 one launch from planned memory to planned memory.

@@ -1,4 +1,4 @@
-"""Attention kernels: they compile without spills, and agree with float64, on a device or the host in its place."""
+"""Attention kernels: no spills, and float64 accuracy on a device or its emulation."""
 
 from types import SimpleNamespace
 
@@ -35,9 +35,9 @@ BF16, F16 = dtypes.bfloat16, dtypes.float16
 
 
 class Case:
-    """The operands of one attention, with strides as they lie, and what is right for them.
+    """The strided operands of one attention, and its expected results.
 
-    Scores that are ``growing`` do so from tile to tile of keys, by far more than a weight may.
+    ``growing`` scores grow from tile to tile of keys, by far more than a weight may.
     """
 
     def __init__(self, shape, dtype, packed=False, growing=False):
@@ -73,7 +73,7 @@ class Case:
                 self.arrays[name].astype(np.float64),
                 max(np.abs(want, where=np.isfinite(want), out=np.zeros_like(want)).max(), 1e-2),
             )
-            # where one key has all the weight, gradients of scores are differences of numbers that are nearly alike
+            # where one key has all the weight, gradients of scores are differences of nearly equal numbers
             more = 2 if self.growing and name.startswith("d") else 1
             np.testing.assert_allclose(
                 got, want, atol=(1e-5 if name == "lse" else more * tolerance) * most, err_msg=name
@@ -109,7 +109,7 @@ def test_compiles_without_spills(kernel, features, arch):
     binary = nvrtc.build(cuda_attention.source(kernel, BF16, features, True, tiling), arch, kernel.entry)
     used = binary.resources()[kernel.entry]
     assert used.spill_stores <= 16  # bytes of a thread: what only begins and ends need
-    assert "serialized" not in binary.log  # what ptxas says when products of groups wait for each other
+    assert "serialized" not in binary.log  # a warning of ptxas that warpgroup matmuls wait for each other
     assert tiling.groups == (arch == "sm_90a")
     if (
         tiling.stages
@@ -122,7 +122,7 @@ def test_compiles_without_spills(kernel, features, arch):
 @pytest.mark.parametrize("features", [64, 128])
 @pytest.mark.parametrize("kernel", [QUERY_KERNEL, KEY_KERNEL], ids=lambda k: k.entry)
 def test_sums_over_tokens_hardly_spill(kernel, features):
-    """What is summed are registers that are there anyway; it is done once, behind the loops."""
+    """The summed values are in registers anyway, and are reduced once, after loops."""
     summed, tiling = kernel.summed, kernel.tiling(features, "sm_90a")
     binary = nvrtc.build(cuda_attention.source(summed, BF16, features, True, tiling), "sm_90a", summed.entry)
     assert binary.resources()[summed.entry].spill_stores <= 32
@@ -138,7 +138,7 @@ def test_the_kernel_of_planes_hardly_spills(kernel, spilt, causal):
     used = binary.resources()[kernel.entry]
     assert used.spill_stores <= spilt
     assert "serialized" not in binary.log
-    assert used.registers * PLANES.launched == 65536  # groups take what others leave of these
+    assert used.registers * PLANES.launched == 65536  # warpgroups take the registers that others release
     assert kernel.shared_bytes(64, PLANES) <= 227 << 10
 
 
@@ -242,7 +242,7 @@ TWO_GROUPS = {k.entry: Tiling(1, 256, 64, 32, 1, groups=True) for k in KERNELS} 
 PIPELINES, WIDE_PIPELINES = ({k.entry: k.pipelines[n] for k in KERNELS} for n in (0, 1))
 
 
-MULTIPROCESSORS = 2  # of a device on the host
+N_SMS = 2  # of a device on the host
 
 
 def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
@@ -258,7 +258,7 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
         case.dtype.name,
         kernel.entry,
         parameters,
-        kernel.blocks(case.shape, tiling, MULTIPROCESSORS),
+        kernel.blocks(case.shape, tiling, N_SMS),
         tiling.launched,
         kernel.shared_bytes(features, tiling),
         eager=eager,
@@ -272,7 +272,7 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
         (Shape(1, 130, 130, 2, 2, 64), BF16, True, WARPS, True),
         (Shape(1, 67, 150, 4, 2, 64), F16, False, WARPS, False),
         (Shape(2, 150, 67, 2, 1, 64), BF16, True, WARPS, False),
-        (Shape(1, 67, 201, 1, 1, 64), BF16, True, WARPS, False),  # keys that nobody sees
+        (Shape(1, 67, 201, 1, 1, 64), BF16, True, WARPS, False),  # keys without a query
         (Shape(1, 70, 70, 1, 1, 96), F16, True, WARPS, False),
         (Shape(1, 70, 70, 1, 1, 16), BF16, True, WARPS, False),
         (Shape(1, 130, 130, 2, 1, 64), BF16, True, TWO_SLABS, False),
@@ -287,14 +287,14 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
             True,
             LONG_GROUPS,
             False,
-        ),  # the last tile of queries has no other half
+        ),  # the last tile of queries is less than half full
         (Shape(1, 70, 70, 2, 1, 256), BF16, True, WIDE_WARPS, False),
         (Shape(1, 67, 90, 1, 1, 144), F16, False, WIDE_WARPS, False),
         (Shape(1, 150, 150, 1, 1, 256), BF16, True, WIDE_GROUPS, False),
         (Shape(1, 70, 140, 2, 1, 192), F16, False, WIDE_GROUPS, False),
         (Shape(2, 200, 200, 2, 2, 64), BF16, True, PIPELINES, True),
         (Shape(1, 130, 190, 4, 2, 64), F16, False, PIPELINES, False),
-        (Shape(1, 70, 150, 2, 1, 48), BF16, True, PIPELINES, False),  # keys that nobody sees
+        (Shape(1, 70, 150, 2, 1, 48), BF16, True, PIPELINES, False),  # keys without a query
         (Shape(1, 1, 1, 1, 1, 16), BF16, True, PIPELINES, False),
         (Shape(1, 330, 330, 1, 1, 128), BF16, True, WIDE_PIPELINES, False),
         (Shape(2, 150, 67, 4, 2, 128), F16, True, WIDE_PIPELINES, False),
@@ -331,7 +331,7 @@ def test_scores_that_grow_on_the_host(emulator, shape, dtype, causal, tilings):
 
 
 def with_scores(dtype, scores, size=1.0):
-    """64 queries and 16 tiles of 64 keys, which have these scores, and values of a size."""
+    """64 queries and 16 tiles of 64 keys with these scores, and values of a size."""
     case = Case(Shape(1, 64, 1024, 1, 1, 64), dtype)
     case.arrays["q"][...] = 0
     case.arrays["q"][..., 0] = 8  # and the scale is an eighth
@@ -341,7 +341,7 @@ def with_scores(dtype, scores, size=1.0):
 
 
 def attend_once(emulator, case):
-    """The forward kernel; how many tiles its warps multiplied by themselves."""
+    """Run the forward kernel; returns the number of tiles that its warps multiplied."""
     tiling = PIPELINES["attention_forward"]
     count = launch(emulator, case, FORWARD_KERNEL, tiling, False, {"lse": "float *"}, case.arrays)
     return count / (8 * 4)  # products of 16 x 16 and 16 x 8
@@ -395,7 +395,7 @@ def test_tiles_are_multiplied_once_more_where_scores_grow(emulator, grown, tiles
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rest, lse, tiles", [(0.0, np.log(960), 1), (-np.inf, -np.inf, 15)])
 def test_scores_that_begin_with_minus_infinity(emulator, rest, lse, tiles):
-    """A row without a score to begin with has weights that are no numbers, and its tiles are looked at."""
+    """A row whose first scores are -inf has NaN weights, and its tiles are checked."""
     case = with_scores(BF16, np.where(np.arange(1024) < 64, -np.inf, rest))
     assert attend_once(emulator, case) == 4 * -(-tiles // 4)
     np.testing.assert_allclose(case.arrays["lse"], lse, rtol=1e-6)
@@ -403,14 +403,14 @@ def test_scores_that_begin_with_minus_infinity(emulator, rest, lse, tiles):
 
 
 def sums_of_queries(shape):
-    """Where blocks on the host have them, and a row behind, which is nobody's."""
-    blocks = min(shape.batch * shape.heads, MULTIPROCESSORS)
+    """Scratch memory for sums of queries, with a guard row at its end."""
+    blocks = min(shape.batch * shape.heads, N_SMS)
     tiles = max(-(-shape.queries // PLANES.columns) - KEPT, 0)
     return np.full((blocks * tiles + 1, PLANES.columns * 64), np.nan, np.float32)
 
 
 def by_planes(emulator, case, causal, eager=False, sums=None):
-    """Run the forward kernel, and the one for all gradients; with ``sums`` of gradients over tokens, by name."""
+    """Run the forward kernel and the plane kernel; ``sums`` over tokens are by name."""
     partial = sums_of_queries(case.shape)
     types = dict.fromkeys(("lse", "partial", *(sums or {})), "float *")
     arrays = case.arrays | {"partial": partial} | (sums or {})
@@ -437,7 +437,7 @@ def by_planes(emulator, case, causal, eager=False, sums=None):
         (Shape(1, 450, 400, 1, 1, 64), BF16, False, False),  # sums in memory that are added to
         (Shape(1, 1024, 300, 1, 1, 64), BF16, True, False),
         (Shape(2, 400, 200, 2, 2, 64), BF16, False, False),  # of each block its own
-        (Shape(2, 128, 1000, 2, 2, 64), BF16, True, False),  # keys that nobody sees
+        (Shape(2, 128, 1000, 2, 2, 64), BF16, True, False),  # keys without a query
         (Shape(1, 330, 150, 1, 1, 64), BF16, True, False),
         (Shape(3, 1, 1, 1, 1, 64), BF16, True, False),
     ],
@@ -454,7 +454,7 @@ def test_all_gradients_at_once_on_the_host(emulator, shape, dtype, causal, packe
 )
 @pytest.mark.parametrize("dtype, size", [(F16, 1.9), (BF16, 4.0)])
 def test_keys_behind_the_last_are_nothing(emulator, shape, causal, dtype, size):
-    """They have scores of zero: where all others are far below, their weights are infinite."""
+    """Padding keys score 0: if all others are far below, their weights are infinite."""
     case = Case(shape, dtype)
     case.arrays["q"][...], case.arrays["k"][...] = size, -size
     by_planes(emulator, case, causal)
@@ -477,7 +477,7 @@ def test_keys_behind_the_last_are_nothing(emulator, shape, causal, dtype, size):
     ],
 )
 def test_sums_of_gradients_over_tokens_on_the_host(emulator, shape, dtype, causal, tilings):
-    """Of sixteen tokens each, exactly as they are stored; the last of a batch entry may be of fewer."""
+    """Exact sums of sixteen stored tokens; the last of a batch entry may have fewer."""
     case = Case(shape, dtype, packed=True)
     groups = -(-shape.queries // ROWS_OF_SUM)
     sums = np.full((shape.batch, groups, 3, shape.heads, shape.features), np.nan, np.float32)
@@ -532,7 +532,7 @@ def run_on_device(case, causal, repeats=1):
     import cupy
 
     stream = driver.work_stream(0)
-    roots = {}  # parts of one array stay parts of one
+    roots = {}  # slices of one array stay slices of one
 
     def address(x):
         root = x if x.base is None else x.base
@@ -600,7 +600,7 @@ def test_gradients_are_the_same_each_time(shape):
 @pytest.mark.parametrize(
     "shape, dtype, packed",
     [
-        (Shape(22, 1024, 1024, 12, 12, 64), BF16, True),  # two planes for each multiprocessor of an H200
+        (Shape(22, 1024, 1024, 12, 12, 64), BF16, True),  # two planes for each SM of an H200
         (Shape(33, 512, 1400, 12, 12, 64), BF16, False),  # three
         (Shape(13, 515, 700, 20, 20, 64), F16, False),
         (Shape(11, 1000, 530, 12, 12, 64), BF16, False),
@@ -617,8 +617,8 @@ def test_gradients_by_planes_are_those_of_two_kernels(shape, dtype, packed, caus
     run_on_device(case, causal)
     for name, got in found.items():
         want = case.arrays[name].astype(np.float32)
-        # up to the order of sums, in a last bit of what they are rounded to; and that of delta, which may round a
-        # term the other way, so that a few of many million numbers are further apart
+        # tolerances: the order of sums, in last bits of the rounded operand; and delta, which may round a term
+        # the other way, so that a few of many million elements differ more
         last_bit, step = {BF16: 2**-7, F16: 2**-10}[dtype], 2**-13 * np.abs(want).max()
         far = np.abs(got - want) > step + last_bit * np.abs(want)
         assert far.mean() <= 1e-6, name

@@ -1,4 +1,4 @@
-"""Attention kernels with ``mask_mod`` and ``score_mod``: their texts, and on the host against the definition."""
+"""Attention kernels with ``mask_mod`` and ``score_mod``: sources, host results."""
 
 import numpy as np
 import pytest
@@ -149,7 +149,7 @@ class Modified(Case):
         }
 
     def run(self, emulator, causal, tilings, kernels=KERNELS):
-        """Each kernel, behind that of its lists; those lists."""
+        """Run each kernel after the one of its lists; returns the lists."""
         types = {"lse": "float *", "scratch": "float2 *"}
         tables = [np.asarray(t) for t in self.tables]
         found = {}
@@ -226,14 +226,14 @@ def test_scores_that_grow_behind_a_mask(emulator, name, shape, dtype, causal, ti
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("growing, tiles", [(False, 0), (True, 2)])
 def test_rows_are_looked_for_until_all_have_seen_something(emulator, growing, tiles):
-    """Every other row has from the seventh of 15 tiles on. Growing scores are too much in the eighth and twelfth."""
+    """Odd rows see no key before the 7th of 15 tiles; growing scores overflow later."""
     case = Modified("late", Shape(1, 64, 960, 1, 1, 64), BF16, growing)
     case.run(emulator, False, PIPELINES, [FORWARD_KERNEL])
     assert case.alone == tiles * 4 * 8 * 4  # of four warps, products of 16 x 16 and 16 x 8
 
 
 def test_tiles_that_nobody_sees_are_not_read(emulator):
-    """Of 4 tiles of keys each block has those that its window reaches, full ones without a mark."""
+    """Of 4 tiles of keys each block reads those in its window; full ones have no mark."""
     case = Modified("window", Shape(1, 256, 256, 4, 4, 16), BF16)
     tilings = {k.entry: WARPS["attention_key_gradient"]._replace(inner=64) for k in KERNELS}  # 64 x 64
     made = case.run(emulator, False, tilings)
@@ -254,7 +254,7 @@ def test_tiles_that_nobody_sees_are_not_read(emulator):
 @pytest.mark.parametrize("features", [64, 128])
 @pytest.mark.parametrize("name", MODS)
 def test_on_a_device(name, features, causal):
-    """By the face: values and gradients against the definition in float32, on the host."""
+    """Public API: values and gradients against the float32 definition on the host."""
     mask_mod, score_mod = MODS[name]
     how = {"mask_mod": mask_mod, "score_mod": score_mod, "is_causal": causal}
     xs = [RNG.standard_normal((2, 200, n, features)).astype(BF16) for n in (4, 2, 2, 4)]

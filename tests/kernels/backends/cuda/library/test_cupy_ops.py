@@ -1,4 +1,4 @@
-"""Library entries: run on NumPy in CuPy's place they give what ``impl`` gives, and on a device the same again."""
+"""Library entries against ``impl``: with NumPy in CuPy's place, and on a device."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from tests.op_table.rows import OPS
 
 
 class NumpyLibrary:
-    """What ``CupyLibrary`` does, by NumPy and SciPy."""
+    """``CupyLibrary`` by NumPy and SciPy."""
 
     xp, special = np, scipy.special
 
@@ -118,7 +118,7 @@ def assert_close(got, want, prim):
 
 
 def agree(prim, got, xs, params):
-    """``got`` is what ``impl`` gives; factors that are not unique are compared by their product."""
+    """Compare ``got`` with ``impl``; ambiguous factors are compared by their product."""
     name, want = prim.name, expected(prim, xs, params)
     if name == "svd" and len(got) == 3:
         k = got[1].shape[-1]
@@ -147,7 +147,7 @@ def test_entries_give_what_the_definition_gives(op, dtype):
 
 
 def test_the_table_of_operations_covers_the_table_of_entries():
-    """But for products that add: no user's program has them, and rewrites/test_gemm_epilogue.py does."""
+    """Except fused matmul-adds, which rewrites/test_gemm_epilogue.py tests."""
     made = {prim.name for prim in PRODUCTS} - {"dot_general"}
     assert {op.prim.name for op in ROWS} == set(cupy_ops.TABLE) - made
 

@@ -1,4 +1,4 @@
-"""Scatter kernels: they compile for every dtype; on a device, NumPy's order of updates is kept."""
+"""Scatter kernels: they compile for every dtype, and follow NumPy's update order."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_order_of_updates(how, height, n, width):
         got = xp.asnumpy(cupy_library().scatter(*arrays, how, np.dtype(np.float32)))
     if n <= 2 * height or how not in ("add", "mul"):
         np.testing.assert_array_equal(got, want)  # the same order of additions: the same bits
-    else:  # rows of very many updates are divided
+    else:  # rows of very many updates are split
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 

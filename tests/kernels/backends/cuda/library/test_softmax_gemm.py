@@ -1,4 +1,4 @@
-"""Products and the softmax of their rows by Hopper's own kernel: which losses, that they mean the same, the kernel."""
+"""Hopper's GEMM with a row softmax: losses that use it, values, the kernel."""
 
 import functools
 
@@ -63,7 +63,7 @@ def planned(f, *args, arch="sm_90a"):
     return Draft(bf.jit(f).trace(*args).jaxpr, (False,) * len(args), arch).schedule
 
 
-LOSSES = {  # options, operands, and why there is no kernel: a part of the line, or None where there is one
+LOSSES = {  # options, operands, and the reason without a kernel: a part of the line, or None
     "a mean": ({}, (X, W), None),
     "a sum": ({"reduction": "sum"}, (X, W), None),
     "in chunks": ({"chunk": 256}, (X, W), None),
@@ -98,9 +98,9 @@ def test_which_losses_have_kernels_and_that_they_mean_the_same(name, fake, cuda)
     found = [s.eqn.prim.name for s in schedule.steps if isinstance(s, OpaqueStep)]
     chunks = labels.size // options.get("chunk", labels.size) if why is None else 0
     assert found.count(NAME) == fake.epilogues.count("softmax") == chunks
-    told = [note for note in schedule.notes if "softmax" in note]
-    assert bool(told) == bool(why or name == "a remainder") and all(
-        (why or "144 tokens") in note for note in told
+    notes = [note for note in schedule.notes if "softmax" in note]
+    assert bool(notes) == bool(why or name == "a remainder") and all(
+        (why or "144 tokens") in note for note in notes
     )
     expected, of = bf.jit(f)(x, weight, labels)
     np.testing.assert_allclose(float(value), float(expected), rtol=1e-5)
@@ -130,7 +130,7 @@ def test_labels_of_any_integers(dtype, cuda):
 
 
 def test_what_nobody_reads_is_not_computed():
-    """The forward pass of a loss that is computed again makes no gradients."""
+    """The forward pass of a checkpointed loss computes no gradients."""
     f = bf.value_and_grad(
         lambda x, w, labels: bf.checkpoint(lambda x, w: loss(x, w, labels))(x, w), argnums=(0, 1)
     )
@@ -141,9 +141,9 @@ def test_what_nobody_reads_is_not_computed():
 
 
 def test_what_is_computed_again_is_known_as_such():
-    """Also where some of its results are not read any more: else it would be taken for what was computed first."""
-    again = bf.checkpoint(lambda x, w, labels: bnp.sin(bf.checkpoint(lambda x, w: loss(x, w, labels))(x, w)))
-    f = bf.jit(bf.value_and_grad(again, argnums=(0, 1))).trace(X, W, LABELS)
+    """A recomputation with unused results must not be merged with the original."""
+    nested = bf.checkpoint(lambda x, w, labels: bnp.sin(bf.checkpoint(lambda x, w: loss(x, w, labels))(x, w)))
+    f = bf.jit(bf.value_and_grad(nested, argnums=(0, 1))).trace(X, W, LABELS)
     keep = lambda e: LinearSoftmax().matches(e) and e.outvars[0].__class__ is not DropVar
     jaxpr = simplify(select_variants(f.jaxpr, Library("sm_90a"))[0])
     planning = Planning(jaxpr, (False,) * 3, TARGET, dispatch.Library("sm_90a").planned, keep)
@@ -171,7 +171,7 @@ def test_a_value_alone_multiplies_once():
 
 
 def test_nobody_reads_or_keeps_logits():
-    """Of bytes as large as logits: one array, which the kernel writes and two products read."""
+    """One array is as large as the logits: the kernel writes it, two matmuls read it."""
     schedule = planned(with_gradients(), X, W, LABELS)
     sizes = [getattr(v, "aval", None) for v in schedule.values]
     assert sum(a is not None and a.size >= N * V for a in sizes) == 1
@@ -183,7 +183,7 @@ def test_nobody_reads_or_keeps_logits():
 
 
 def in_products(x, weight, labels, shares, **how):
-    """The form of the loss for devices with kernels, by definitions: losses, and gradients of x and the weight."""
+    """The loss in its form for devices: losses, and gradients of x and weight."""
     how = vocabulary_loss_call.How(chunk=len(labels) // 2, **how)
     args = [bnp.asarray(a) for a in (x, weight, labels, shares)]
     of = {"how": how, "wanted": (True, True, False), "size": how.chunk, "dtype": args[0].dtype}
@@ -223,7 +223,7 @@ def test_the_definition_is_exact_at_any_loss(far, features):
 
 @pytest.mark.parametrize("size", [1e2, 2e3, 9e3, 5e4, 1e6])
 def test_large_logits_in_bfloat16(size):
-    """Whose rounding is many times what exponentials can bear: those of the class are above all others, or not."""
+    """Their rounding exceeds the range of exponentials, with the class on top or not."""
     rng = np.random.default_rng(0)
     n, classes, width = 64, 40, 64
     weight = rng.standard_normal((classes, width)).astype(BF16)
@@ -282,7 +282,7 @@ def test_it_compiles_without_spills(product):
 
 
 class Case:
-    """The operands of one operation: rows that are far off, that do not count, and whose class there is not."""
+    """Operands with rows that are far off, that do not count, or without a class."""
 
     def __init__(self, product, seed=0):
         p = self.product = product
@@ -316,7 +316,7 @@ class Case:
         self.slopes = np.full((p.m, p.n), np.nan, BF16)
         self.losses, self.factors, self.shift, self.own = (np.full(p.m, np.nan, F32) for _ in range(4))
         self.sums, self.tops = (np.full((p.columns, p.m), np.nan, F32) for _ in range(2))
-        self.again = np.full(p.bands, -1, np.int32)
+        self.flags = np.full(p.bands, -1, np.int32)
 
     def check(self):
         p, rows = self.product, np.arange(self.product.m)
@@ -328,9 +328,9 @@ class Case:
         top = np.maximum(others.max(1), own)
         far = known & self.live & ((top > near + FAR) | (own < near - BELOW))
         assert far.any() and not far.all() and self.far.any()
-        np.testing.assert_array_equal(self.again != 0, far.reshape(p.bands, -1).any(1))
+        np.testing.assert_array_equal(self.flags != 0, far.reshape(p.bands, -1).any(1))
         if p.bands > 1:
-            assert not self.again.all()
+            assert not self.flags.all()
         # what is rounded in another order may be the next number of bfloat16
         np.testing.assert_allclose(self.shift, np.where(far, top, self.near), rtol=2**-8)
         np.testing.assert_allclose(self.own[known], self.t[rows, self.classes][known], rtol=2**-7)
@@ -360,7 +360,7 @@ class Case:
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("columns", [2 * COLUMNS, COLUMNS + 40])
 def test_the_kernels_emulated(columns, by_rows, eager, emulator):
-    """Of a block without a cluster, as the emulator has none; it has tiles of two bands."""
+    """With a block in place of a cluster, which has tiles of two bands."""
     case = Case(SoftmaxGemm(2 * ROWS, columns, 192, by_rows, cluster=1))
     run_emulated(case, emulator, eager)
     case.check()
@@ -375,16 +375,16 @@ def run_emulated(case, emulator, eager=False):
     nothing = np.zeros(1, np.int64)  # a null pointer by value
     text, how = source(p), (p.threads, p.shared_bytes, (False, not p.by_rows), eager)
     for second in (0, 1):
-        shift, again = (
-            (case.shift, (ints, case.again)) if second else (case.near, ("const int *const", nothing))
+        shift, flags = (
+            (case.shift, (ints, case.flags)) if second else (case.near, ("const int *const", nothing))
         )
-        product = [*maps, *known, ("const float *", shift), again, ("element *", bits(case.slopes))]
+        product = [*maps, *known, ("const float *", shift), flags, ("element *", bits(case.slopes))]
         product += [(floats, a) for a in (case.own, case.sums, case.tops)]
         emulator.launch(text, instructions(p), "bfloat16", ENTRY, product, 1, *how)
         settle = [(floats, a) for a in (case.sums, case.tops, case.near)] + known
         settle += [(floats, case.own), ("element *", bits(case.slopes))]
         settle += [(floats, a) for a in (case.losses, case.factors, case.shift)]
-        settle += [("int *", case.again), ("const int", np.array(second, np.int32).tobytes())]
+        settle += [("int *", case.flags), ("const int", np.array(second, np.int32).tobytes())]
         emulator.launch(text, instructions(p), "bfloat16", SETTLE, settle, p.bands, p.settlers, *how[1:])
 
 
@@ -403,7 +403,7 @@ def test_on_a_device(sizes, by_rows):
     words = {np.dtype(BF16): np.uint16, np.dtype(bool): np.uint8}
     view = lambda a: a.view(words.get(a.dtype, a.dtype))
     names = "a", "b", "classes", "live", "near", "slopes", "losses", "factors"
-    names += "sums", "tops", "own", "shift", "again"
+    names += "sums", "tops", "own", "shift", "flags"
     there = {n: cupy.asarray(view(getattr(case, n))) for n in names}
     at = [there[n].data.ptr for n in names]
     rows = case.a.shape[1], case.b.shape[1]

@@ -1,4 +1,4 @@
-"""Float32 products in two parts by Hopper's own kernel: which, that they mean the same, and the kernel itself."""
+"""Hopper's two-part float32 GEMM: equations that use it, values, the kernel."""
 
 import dataclasses
 import re
@@ -30,7 +30,7 @@ DEVIATION = 2e-6
 
 @pytest.fixture
 def any_size(monkeypatch):
-    """Let all products of matrices be the kernel's, as a definition has no tiles."""
+    """Let the kernel take all matmuls, as a definition has no tiles."""
     monkeypatch.setattr(split_gemm, "_LEAST", 1)
     monkeypatch.setattr(split_gemm, "_VECTOR", 1)
 
@@ -40,7 +40,7 @@ def einsum(equation, precision=X3):
 
 
 def products(fun, *args, arch="sm_90a"):
-    """The equations of a program on a device of an architecture that multiply."""
+    """The matmul equations of a program on a device of an architecture."""
     traced = bf.jit(fun).trace(*args)
     steps = Draft(traced.jaxpr, (False,) * len(traced.jaxpr.invars), arch).schedule.steps
     return [s.eqn for s in steps if hasattr(s, "eqn")]
@@ -48,7 +48,7 @@ def products(fun, *args, arch="sm_90a"):
 
 # -- which products ----------------------------------------------------------------------------------
 
-EQUATIONS = {  # the equation, sizes beside the usual ones, and whether the kernel has it
+EQUATIONS = {  # the equation, unusual sizes, and whether the kernel has it
     "rows by columns": ("mk,kn->mn", {}, True),
     "rows by rows": ("mk,nk->mn", {}, True),
     "columns by columns": ("km,kn->mn", {}, True),
@@ -63,7 +63,7 @@ EQUATIONS = {  # the equation, sizes beside the usual ones, and whether the kern
     "few rows": ("mk,kn->mn", {"m": 56}, False),
     "few columns": ("mk,kn->mn", {"n": 56}, False),
     "few terms": ("mk,kn->mn", {"k": 56}, False),
-    "rows of an odd size": ("mk,kn->mn", {"m": 129}, True),  # nothing lies along them
+    "rows of an odd size": ("mk,kn->mn", {"m": 129}, True),  # no axis of this size is contiguous
     "columns of an odd size": ("mk,kn->mn", {"n": 129}, False),
     "odd rows that lie side by side": ("km,kn->mn", {"m": 129}, False),
     "terms of an odd size": ("mk,kn->mn", {"k": 129}, False),
@@ -101,7 +101,7 @@ def test_other_algorithms_are_as_they_were(cuda):
         assert PARTS not in [e.prim.name for e in products(einsum("mk,kn->mn", precision), x, y)]
 
 
-SUMS = {  # m, n, k, which operands lie by rows: how many sums
+SUMS = {  # m, n, k, which operands are by rows: number of sums
     (32768, 768, 768, (True, True)): 1, (32768, 768, 3072, (True, False)): 1, (50304, 768, 2048, (False, False)): 1,
     (768, 768, 32768, (False, False)): 11, (768, 2304, 32768, (False, False)): 9, (2048, 768, 50304, (True, False)): 2,
     (128, 128, 1 << 20, (True, True)): 16, (128, 128, 64, (True, True)): 1,
@@ -118,7 +118,7 @@ def test_how_many_sums_there_are(case):
 
 @pytest.mark.parametrize("sums", [2, 3])
 def test_several_sums(sums, fake, cuda, monkeypatch):
-    """What reads the result adds them up."""
+    """Readers of the result add the sums."""
     monkeypatch.setattr(split_gemm, "sums_of", lambda shape: sums)
     x, y = operands("km,kn->mn")
     f = lambda x, y: bnp.tanh(einsum("km,kn->mn")(x, y))
@@ -148,11 +148,11 @@ def test_flops_are_those_of_three_products(cuda):
 
 @pytest.mark.parametrize("name", CASES)
 def test_values(name, cuda, any_size):
-    """Under all transformations; and a program that runs again gives the same bits."""
+    """Under all transformations; and a second run gives the same bits."""
     want = bf.jit(CASES[name]("highest"))(*(bf.device_put(v.astype(np.float64)) for v in (X, W)))
     f = bf.jit(CASES[name](X3))
-    first, again = f(*on(cuda, X, W)), f(*on(cuda, X, W))
-    for w, g, a in zip(*map(bf.tree.leaves, (want, first, again)), strict=True):
+    first, second = f(*on(cuda, X, W)), f(*on(cuda, X, W))
+    for w, g, a in zip(*map(bf.tree.leaves, (want, first, second)), strict=True):
         np.testing.assert_allclose(g, w, rtol=0, atol=DEVIATION * 40 * max(1, np.abs(w).max()))
         np.testing.assert_array_equal(g, a)
 
@@ -193,13 +193,13 @@ def test_it_compiles_without_spills(product):
 
 
 def moved_registers(text, threads):
-    """Of a block, once two groups of warps took some and the others left some; if these are too few, it hangs."""
+    """Registers of a block after ``setmaxnreg``; if these are too few, it hangs."""
     few, many = (int(re.search(rf"{what}_registers<(\d+)>\(\);", text)[1]) for what in ("leave", "take"))
     return 2 * 128 * many + (threads - 2 * 128) * few
 
 
 def parted(x, by_rows):
-    """The parts of an operand of rows, as it lies, and its roots; as equations make them."""
+    """Float16 parts and roots of an operand in its layout, from equations."""
     laid = x if by_rows else np.ascontiguousarray(x.T)
     with np.errstate(all="ignore"):
         first, rest, roots = (
@@ -209,7 +209,7 @@ def parted(x, by_rows):
 
 
 def eqn_of(x, y, by_rows, sums):
-    """The equation of a product of matrices, and its operands."""
+    """The equation of a matmul, and its operands."""
     given = [parted(x, by_rows[0]), parted(y, by_rows[1])]
     arrays = [*given[0][:2], *given[1][:2], given[0][2], given[1][2]]
     numbers = (((int(by_rows[0]),), (int(by_rows[1]),)), ((), ()))
@@ -225,7 +225,7 @@ def emulator(tmp_path_factory):
 
 
 def run_emulated(emulator, product, arrays, blocks, eager=False):
-    """The results of a kernel of so many blocks, one after another, on the host."""
+    """Results of a kernel on the host, with a number of blocks that run in sequence."""
     out = np.full((product.sums, product.m, product.n), np.nan, np.float32)
     types = ["const element *"] * 4 + ["const float *"] * 2
     parameters = [*zip(types, arrays, strict=True), ("float *", out)]
@@ -237,7 +237,7 @@ def run_emulated(emulator, product, arrays, blocks, eager=False):
     return out
 
 
-EMULATED = [  # a product, and how many blocks have its tiles
+EMULATED = [  # a GEMM, and the blocks that share its tiles
     (SplitGemm(128, 64, 72, (True, True), 64), 1), (SplitGemm(136, 72, 136, (False, True), 64), 2),
     (SplitGemm(136, 64, 200, (True, False), 64, sums=2), 3), (SplitGemm(200, 136, 72, (False, False), 128), 1),
 ]  # fmt: skip
@@ -291,8 +291,8 @@ def test_on_a_device(sizes, by_rows):
     eqn, arrays = eqn_of(x, y, by_rows, sums)
     run = bf.jit(lambda *given: split_dot_p.bind(*given, **eqn.params))
     there = on(bf.devices("cuda")[0], *arrays)
-    got, again = np.asarray(run(*there)), np.asarray(run(*there))
-    np.testing.assert_array_equal(got, again)
+    got, second = np.asarray(run(*there)), np.asarray(run(*there))
+    np.testing.assert_array_equal(got, second)
     total = got.astype(np.float64).sum(0) if sums > 1 else got
     bound = np.abs(x).astype(np.float64) @ np.abs(y.T)
     assert (np.abs(total - x.astype(np.float64) @ y.T) <= 3e-7 * bound).all()

@@ -1,11 +1,11 @@
-"""Attention on the tensor cores of a CUDA device: which kernels there are, and what each is compiled from and wants.
+"""Attention kernels for tensor cores: tilings, sources, grids and scratch memory.
 
-Kernels, stages 5 and 6, above the sources ``include/attention_*.cuh`` and ``mods``, which has what users do with
-scores. In: sizes, strides and an architecture. Out: kernels, their sources, grids, parameters and scratch memory;
-``launch`` puts them on streams. Nothing here asks a device.
+Kernels, stages 5 and 6, above the sources ``include/attention_*.cuh`` and ``mods``, which generates the source of
+users' score and mask functions. In: sizes, strides and an architecture. Out: kernels, their sources, grids,
+parameters and scratch memory; ``launch`` puts them on streams. Nothing here queries a device.
 
-Elements are bfloat16 or float16; or, with ``parts``, float32 as that many numbers of float16
-(``rewrites/split_float32_attention.py``), in arrays that lie alike. Results are then float32.
+Elements are bfloat16 or float16; or, with ``parts``, float32 split into that many float16 arrays
+(``rewrites/split_float32_attention.py``) of equal layout. Results are then float32.
 """
 
 from __future__ import annotations
@@ -30,46 +30,48 @@ _FORWARD, _BACKWARD, _SM90, _FUSED = (
     f"backends/cuda/include/attention_{name}.cuh" for name in ("fwd", "bwd", "sm90", "bwd_fused_sm90")
 )
 Parts = tuple[tuple[str, str], ...]
-"""Files and parts of them."""
+"""Source files and their parts."""
 
 ROWS_OF_SUM = 16
-"""Tokens of which sums of gradients are made: those of one warp's rows, so that no two add to one number."""
+"""Tokens per partial sum of gradients: one warp's rows, so no two warps share one."""
 
 MOST_QUERIES = 1024
-"""Two numbers of each are in shared memory, twice, and 64 sums in L2."""
+"""Shared memory holds two values of each query, twice, and L2 holds 64 sums."""
 
 FEWEST_TOKENS = 512
-"""Queries and keys of a plane from which on it is quicker: with 256 it takes as long as two kernels."""
+"""Minimum queries and keys of a plane: at 256, two kernels take the same time."""
 
 KEPT = 5
-"""Tiles of queries whose sums are in shared memory: as many as it has room for."""
+"""Tiles of queries whose sums stay in shared memory: as many as fit."""
 
 STAGES_OF_KEYS = 2
-"""Tiles of keys, of values, and of gradients of weights that a block has room for."""
+"""Stages of key, value and weight-gradient tiles that fit into shared memory."""
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 _SECTION_BYTES = 16 << 20
-"""What the planes of a section have to read together: a part of the second-level cache."""
+"""Bytes that the planes of a section read together: a part of L2."""
 
 NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
-"""The operands that have strides, in the order of the structure ``Problem``."""
+"""Operands that have strides, in the order of the structure ``Problem``."""
 
 _GRADIENTS = ("dq", "dk", "dv")
 
 IN_PARTS = ("q", "k", "v", "dout")
-"""The operands that may be in parts. Kernels then get the addresses of their second parts, 0 if there are none, and of
-their units: arrays (batch, key_heads) of float32, which multiply them back."""
+"""Operands that may be in parts.
+Kernels then take the addresses of their second parts, 0 if there are none, and of their units: float32 arrays (batch,
+key_heads) of factors that restore the scale.
+"""
 
 _STRIDES = struct.Struct("=3q")
 _NUMBERS = struct.Struct("=7if")
 
 
 NO_CODE = Code("")
-"""Of attention without functions of users."""
+"""Code of attention without user functions."""
 
 
 class Shape(NamedTuple):
-    """Sizes: queries are (batch, queries, heads, features), keys and values (batch, keys, key_heads, features)."""
+    """Sizes: q (batch, queries, heads, features), k and v (..., key_heads, features)."""
 
     batch: int
     queries: int
@@ -80,7 +82,7 @@ class Shape(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """How far apart neighbours are, in elements; features are side by side."""
+    """Strides of an operand in elements; features are contiguous."""
 
     batch: int
     token: int
@@ -88,19 +90,19 @@ class Strides(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How a kernel divides its work.
+    """Work partition of a kernel.
 
     Attributes:
-      slabs: of 16 rows, which each warp has.
-      threads: of a block.
-      columns: rows of the other side that are in shared memory at a time; twice, for those that come next.
-      inner: those of them that are worked on at a time.
-      blocks: of a multiprocessor, for which the compiler leaves registers.
-      groups: whether four warps make products together, with Hopper's instructions.
-      stages: tiles of each operand in shared memory, which a thread beside the others copies; 0: two, that all copy.
-      beside: threads of a block that have no rows, if there are stages: four warps of which one thread copies, and
-        others with work of their own.
-      turned: whether there are products of two operands that both have rows for what is added up.
+      slabs: 16-row slabs per warp.
+      threads: consumer threads of a block.
+      columns: rows of the other side per shared-memory stage.
+      inner: rows of a stage that are processed at a time.
+      blocks: blocks per SM that the register budget allows.
+      groups: whether warpgroups compute matmuls with Hopper's instructions.
+      stages: stages of each operand in shared memory, which a producer fills; 0: two, which all threads fill.
+      extra: threads of a block that have no rows, if there are stages: four warps, of which one thread is the
+        producer and others have work of their own.
+      turned: whether there are matmuls in which both operands are stored with the contracted axis as rows.
     """
 
     slabs: int
@@ -110,7 +112,7 @@ class Tiling(NamedTuple):
     blocks: int
     groups: bool = False
     stages: int = 0
-    beside: int = 128
+    extra: int = 128
     turned: bool = False
 
     @property
@@ -120,31 +122,31 @@ class Tiling(NamedTuple):
 
     @property
     def launched(self) -> int:
-        """Threads of a block, with those that have no rows."""
-        return self.threads + (self.beside if self.stages else 0)
+        """Threads of a block, including those without rows."""
+        return self.threads + (self.extra if self.stages else 0)
 
 
 class Kernel(NamedTuple):
-    """One of the kernels.
+    """Descriptor of one kernel.
 
     Attributes:
       entry: its name.
-      body: its source, after what all have.
+      body: its source, which follows the common part.
       operands: the parameters that are arrays.
-      of_keys: whether a block has rows of keys, and goes over the queries.
-      tiles: of as many rows as a block has, or works on at a time, in shared memory.
-      warps: how work is divided where products are those of warps: up to 64 features, up to 128, and beyond.
-      groups: likewise where they are those of four warps.
-      two_warps, two_groups: the same for operands of two parts, up to 64 features, and beyond.
-      makes: of the gradients of keys (k) and values (v), those that it makes if it is the kernel for them.
-      sums: the parameters that get sums of gradients over tokens, if they are wanted.
-      begin: parts that its body and the next begin with.
+      of_keys: whether a block owns rows of keys and iterates over the queries.
+      tiles: shared-memory tiles with as many rows as a block has, or as it processes at a time.
+      warps: tilings for warp matmuls: up to 64 features, up to 128, and more.
+      groups: the same for warpgroup matmuls.
+      two_warps, two_groups: the same for operands in two parts, up to 64 features, and more.
+      makes: which gradients of keys (k) and values (v) a kernel for these computes.
+      sums: the parameters that receive sums of gradients over tokens, on request.
+      begin: parts that precede the bodies of this kernel and its pipelined form.
       pipelined: its body for Hopper (``attention_sm90.cuh``).
-      pipelines: how work is divided there, up to 64 features, and up to 128: of one part, with scores as they are.
-      masked: the same with a mask, if that wants more registers than there are.
-      one_part: the same of float32 in one part, if something else is quicker there.
-      beyond: the features up to which the other forms are quicker.
-      by_planes: whether a block has all rows of a plane, and goes through planes.
+      pipelines: tilings there, up to 64 features and up to 128, in one part, with unmodified scores.
+      masked: the same with a mask, if that exceeds the register budget.
+      one_part: the same for float32 in one part, if another tiling is faster.
+      beyond: the number of features up to which the other forms are faster.
+      by_planes: whether a block owns all rows of a plane and iterates over planes.
     """
 
     entry: str
@@ -167,7 +169,7 @@ class Kernel(NamedTuple):
     by_planes: bool = False
 
     def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
-        """How it divides its work on an architecture: what is done with scores wants registers, too."""
+        """The tiling for an architecture; score functions need registers, too."""
         size = (features > 64) + (features > 128)
         fits = parts < 2 and not code.scored and size < len(self.pipelines)
         if arch == "sm_90a" and fits and features > self.beyond:
@@ -183,7 +185,7 @@ class Kernel(NamedTuple):
 
     @property
     def lists(self) -> Kernel:
-        """What makes the lists of tiles for this kernel, of the same tiling."""
+        """The kernel that builds the tile lists for this one, with the same tiling."""
         return self._replace(
             entry="attention_tiles",
             body=cuda_attention_mods.TILES,
@@ -195,33 +197,33 @@ class Kernel(NamedTuple):
 
     @property
     def summed(self) -> Kernel:
-        """The kernel that makes sums over tokens of the gradients that it makes, too."""
+        """The variant that also computes sums of its gradients over tokens."""
         return self._replace(sums=tuple(f"{name}_sums" for name in self.operands if name in _GRADIENTS))
 
     def planes(self, shape: Shape) -> int:
-        """Batches times heads of its rows."""
+        """Batch size times the number of heads of its rows."""
         return shape.batch * (shape.key_heads if self.of_keys else shape.heads)
 
-    def blocks(self, shape: Shape, tiling: Tiling, multiprocessors: int = SM_COUNT) -> int:
-        """Of its grid."""
+    def blocks(self, shape: Shape, tiling: Tiling, sms: int = SM_COUNT) -> int:
+        """Blocks of its grid."""
         planes = self.planes(shape)
         if self.by_planes:
-            return min(planes, multiprocessors, SM_COUNT)
+            return min(planes, sms, SM_COUNT)
         return planes * self.tiles_of(shape, tiling)[0]
 
     def tiles_of(self, shape: Shape, tiling: Tiling) -> tuple[int, int]:
-        """How many tiles of rows there are, and how many of what they go over."""
+        """The number of row tiles, and of the tiles that a block iterates over."""
         sides = (shape.keys, shape.queries) if self.of_keys else (shape.queries, shape.keys)
         return -(-sides[0] // tiling.rows), -(-sides[1] // tiling.columns)
 
     def list_bytes(self, shape: Shape, tiling: Tiling, code: Code) -> int:
-        """What the lists of tiles take."""
+        """Bytes of the tile lists."""
         return 4 * cuda_attention_mods.list_ints(
             code, shape.batch, shape.heads, *self.tiles_of(shape, tiling)
         )
 
     def shared_bytes(self, features: int, tiling: Tiling, parts: int = 0) -> int:
-        """Of a block: its own tiles, and two stages of what it goes over, or as many as are copied by a thread."""
+        """Shared memory of a block in bytes: its tiles, and all stages of the other side."""
         if tiling.stages:
             rows = self.tiles * tiling.rows + 2 * tiling.stages * tiling.columns
             barriers = 2 * self.tiles + 4 * tiling.stages
@@ -231,7 +233,7 @@ class Kernel(NamedTuple):
                 numbers, kept = 2 * MOST_QUERIES, 4 * features * KEPT * tiling.columns
                 barriers += 4
             return 2 * features * rows + kept + 8 * (numbers + barriers)
-        # of numbers for each column, after which tiles are to lie at multiples of 1024
+        # two values per column; the tiles after them are aligned to 1024 bytes
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
         return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
 
@@ -306,17 +308,17 @@ PLANE_KERNEL = Kernel(
     two_groups=(),
     begin=((_BACKWARD, "gradients"), (_BACKWARD, "of_queries")),
     pipelined=((_SM90, "pipeline"), (_FUSED, "gradients")),
-    pipelines=(Tiling(1, 256, 64, 64, 1, True, 2, beside=256, turned=True),),
+    pipelines=(Tiling(1, 256, 64, 64, 1, True, 2, extra=256, turned=True),),
     by_planes=True,
 )
-"""All gradients at once, of what ``fits_planes``."""
+"""All gradients in one kernel, for shapes that satisfy ``fits_planes``."""
 
 _FILLED = 0.8
-"""The share of multiprocessors that have a plane, in the mean of all turns, from which on planes are quicker."""
+"""Minimum mean share of busy SMs over all waves: above this, planes are faster."""
 
 
 def fits_planes(shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0) -> bool:
-    """Whether ``PLANE_KERNEL`` is to make the gradients: it can, and planes are large and fill the device."""
+    """True if ``PLANE_KERNEL`` applies: planes are large and fill the device."""
     if arch != "sm_90a" or parts or code is not NO_CODE or shape.heads != shape.key_heads:
         return False
     if shape.features != 64 or shape.queries > MOST_QUERIES or min(shape.queries, shape.keys) < FEWEST_TOKENS:
@@ -326,37 +328,37 @@ def fits_planes(shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0) -
 
 
 def key_kernels(features: int) -> tuple[Kernel, ...]:
-    """The kernels for the gradients of keys and values: one, or one for each where registers do not hold both sums."""
+    """Kernels for dk and dv: one, or two where registers cannot hold both sums."""
     if features <= 128:
         return (KEY_KERNEL,)
     return KEY_KERNEL._replace(makes="k"), KEY_KERNEL._replace(makes="v")
 
 
 def gradient_kernels(shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0) -> tuple[Kernel, ...]:
-    """The kernels that make all gradients."""
+    """The kernels that compute all gradients."""
     if fits_planes(shape, arch, code, parts):
         return (PLANE_KERNEL,)
     return (QUERY_KERNEL, *key_kernels(shape.features))
 
 
 _PADDING = 128
-"""Rows of scratch memory come in this number, a multiple of all tiles: the key kernel reads whole tiles of its own."""
+"""Row padding of scratch memory, a multiple of all tiles."""
 
 
 def refused_everywhere(sizes: tuple[int, ...], dtype: np.dtype) -> str | None:
-    """The reason why no device has a kernel for attention of a ``Shape``; None where one has."""
+    """The reason why no device has a kernel for a ``Shape``; None if one has."""
     return refused(Shape(*sizes), dtype, (), "sm_90a")  # the architecture with all kernels
 
 
 def refused(
     shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str, parts: int = 0
 ) -> str | None:
-    """Why there is no kernel; None if there is.
+    """The reason why there is no kernel; None if there is one.
 
     Args:
       strides: those of all operands and results.
       arch: as ``sm_90a``.
-      parts: how many parts of float16 elements of float32 are in; 0 for elements of two bytes.
+      parts: number of float16 parts per float32 element; 0 for elements of two bytes.
     """
     if not parts and dtype not in (dtypes.bfloat16, dtypes.float16):
         return f"elements are {dtype.name}, and tensor-core attention has bfloat16 and float16"
@@ -368,7 +370,7 @@ def refused(
             parts > 1
         )
     if min(shape) < 1:
-        return f"there is nothing in {shape}"
+        return f"{shape} is empty"
     if shape.heads % shape.key_heads:
         return f"heads={shape.heads} is not a multiple of key_heads={shape.key_heads}"
     if max(shape.queries, shape.keys) > 1 << 24:
@@ -387,7 +389,7 @@ def source(
     code: Code = NO_CODE,
     parts: int = 0,
 ) -> str:
-    """The CUDA C++ of one kernel, behind its prelude; lengths, heads and strides are arguments."""
+    """CUDA C++ of a kernel without prelude; lengths, heads and strides are arguments."""
     constants = {
         "FEATURES": features,
         "PARTS": max(parts, 1),
@@ -424,7 +426,7 @@ def _joined(*parts: tuple[str, str]) -> str:
 
 
 def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> mma.GroupSizes | None:
-    """The numbers of columns of products that four warps make together; None if they do not."""
+    """Columns of the warpgroup matmuls; None if there are none."""
     if not tiling.groups:
         return None
     turned = features if tiling.turned else 0
@@ -434,9 +436,9 @@ def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> mma.GroupSizes
 def problem(
     kernel: Kernel, shape: Shape, scale: float, strides: Mapping[str, Strides], parts: int = 0
 ) -> bytes:
-    """The structure ``Problem``: ``strides`` are those of the operands, by name."""
+    """The structure ``Problem``; ``strides`` are those of the operands, by name."""
     planes = kernel.planes(shape)
-    # bytes that the blocks of a plane read again and again
+    # bytes that the blocks of a plane read repeatedly
     read = 4 * max(parts, 1) * shape.features * (shape.queries if kernel.of_keys else shape.keys)
     section = max(1, min(planes, _SECTION_BYTES // read))
     group = shape.heads // shape.key_heads
@@ -455,10 +457,7 @@ def padded(shape: Shape) -> int:
 def scratch_bytes(
     forward: bool, shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0
 ) -> tuple[int, ...]:
-    """Bytes of device memory that a call needs: of its own, and for the lists of tiles of each kernel.
-
-    Its own are, for gradients, two numbers for each query; or sums of queries, for each block that has planes.
-    """
+    """Device memory of a call in bytes: scratch, and the tile lists of each kernel."""
     first, *others = (FORWARD_KERNEL,) if forward else gradient_kernels(shape, arch, code, parts)
     own = 0 if forward else 8 * shape.batch * shape.heads * padded(shape)
     if first.by_planes:
@@ -490,7 +489,7 @@ def texts(
     parts: int = 0,
     summed: bool = False,
 ) -> list[tuple[str, str]]:
-    """The sources of the kernels that ``Forward``, or ``Backward``, asks for, and their names."""
+    """Sources and names of the kernels that ``Forward`` or ``Backward`` launches."""
     found, features = [], shape.features
     for kernel in (FORWARD_KERNEL,) if forward else gradient_kernels(shape, arch, code, parts):
         kernel = kernel.summed if summed else kernel
@@ -501,7 +500,7 @@ def texts(
 
 
 def boxes(kernel: Kernel, shape: Shape, strides: Mapping[str, Strides], tiling: Tiling) -> dict[str, Box]:
-    """The operands of which a kernel has tensor maps, as its last parameters, and what is copied of them at a time."""
+    """Operands with tensor maps, a kernel's last parameters, and the box of each copy."""
     if not (tiling.stages and kernel.pipelined):
         return {}
     panel, found = mma.panel_of(shape.features), {}

@@ -1,8 +1,8 @@
-"""Attention's kernels, compiled and ready to be put on a stream.
+"""Compiled attention kernels, ready to be put on a stream.
 
-Kernels, stage 8, above ``kernels``, which says what kernels there are. Arrays are given by their addresses;
-where their elements are, by strides, so that the queries, keys and values may be parts of one array. Nothing is
-allocated and nothing waits for the host: a graph can have it.
+Kernels, stage 8, above ``kernels``, which describes them. In: addresses and strides, so that queries, keys and values
+may be parts of one array. Out: launches. They allocate nothing and never wait for the host, so a graph can capture
+them.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def prepare(
     code: Code = NO_CODE,
     parts: int = 0,
 ) -> driver.Launch:
-    """The launch of one kernel; its first arguments, the addresses of ``operands_of`` it, are to be set.
+    """Launch of one kernel; the caller sets the addresses of ``operands_of`` it.
 
     Args:
       dtype: of the operands; float16 if there are ``parts``.
       strides: by name.
-      tiling: another than the kernel's own.
-      code: what is done with scores.
-      parts: how many parts of float16 elements of float32 are in; 0 for elements of two bytes.
+      tiling: overrides the kernel's own.
+      code: source of the score and mask functions.
+      parts: number of float16 parts per float32 element; 0 for elements of two bytes.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
@@ -91,15 +91,14 @@ def prepare(
             0,
         )
     else:
-        multiprocessors = driver.properties(device).sm_count
-        grid = kernel.blocks(shape, tiling, multiprocessors)
+        grid = kernel.blocks(shape, tiling, driver.properties(device).sm_count)
         shared = kernel.shared_bytes(shape.features, tiling, parts)
     threads = tiling.threads if kernel.body == cuda_attention_mods.TILES else tiling.launched
     return function.prepare((grid,), (threads,), shared, arguments)
 
 
 class _Kernel:
-    """One of the kernels of a call, behind the one that lists its tiles if it has a mask."""
+    """One kernel of a call, preceded by the one that lists its tiles if it has a mask."""
 
     def __init__(
         self,
@@ -131,16 +130,16 @@ class _Kernel:
         """Put it on a stream.
 
         Args:
-          pointers: those of the kernel's operands, and of what they have in parts.
-          extras: the addresses of the numbers of batch entries and heads, and of the tables; none without a ``Code``.
+          pointers: addresses of the kernel's operands, and of their parts.
+          extras: addresses of the batch and head indices, and of the tables; none without a ``Code``.
           lists: memory for its lists of tiles.
         """
-        behind = [] if self._plain else [*extras[:2], lists, *extras[2:]]
+        rest = [] if self._plain else [*extras[:2], lists, *extras[2:]]
         if self._lists is not None:
-            _run(self._lists, behind, stream)
+            _run(self._lists, rest, stream)
         for of in self._maps:
             of.set(self._launch.arguments, pointers)
-        _run(self._launch, [*pointers, *behind], stream)
+        _run(self._launch, [*pointers, *rest], stream)
 
 
 class Forward:
@@ -152,9 +151,9 @@ class Forward:
       strides: of q, k, v and out.
       scale: of the scores; positive.
       causal: whether query ``t`` sees keys 0 to ``t`` only.
-      device: the number of the device.
-      code: what is done with scores.
-      parts: how many parts of float16 q, k and v are in, if they are float32 and so is out; 0 if they are of ``dtype``.
+      device: the index of the device.
+      code: source of the score and mask functions.
+      parts: number of float16 parts of q, k and v, if they and out are float32; 0 if they are of ``dtype``.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
@@ -179,11 +178,11 @@ class Forward:
         """Put it on a stream.
 
         Args:
-          pointers: of q, k, v, with ``parts`` of their second parts, if there are any, and of their units, float32
-            (batch, key_heads), and of out, and lse, float32 (batch, heads, queries), which gets the logarithms of sums
-            of exp(score).
-          scratch: memory of so many bytes as ``cuda_attention.scratch_bytes`` has in sum.
-          extras: with ``code``, those of the numbers of batch entries and heads, int32, and of its tables.
+          pointers: addresses of q, k and v; with ``parts``, of their second parts, if any, and of their units,
+            float32 (batch, key_heads); of out; and of lse, float32 (batch, heads, queries), which receives
+            log-sum-exp of the scores.
+          scratch: address of memory, whose size is the sum of ``kernels.scratch_bytes``.
+          extras: with ``code``, addresses of the batch and head indices, int32, and of its tables.
         """
         *given, out, lse = pointers
         q, k, v, *split = given
@@ -191,12 +190,12 @@ class Forward:
 
 
 class Backward:
-    """The gradients of ``Forward``, the same bits each time.
+    """The gradients of ``Forward``, bitwise deterministic.
 
     Args:
       shape, dtype, scale, causal, device, code, parts: as for ``Forward``; dout has parts, too.
       strides: of q, k, v, out, dout, dq, dk and dv.
-      summed: whether sums of the gradients of each ``ROWS_OF_SUM`` tokens are wanted, too; not of ``parts``.
+      summed: whether to compute sums of the gradients of each ``ROWS_OF_SUM`` tokens, too; not with ``parts``.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
@@ -226,10 +225,11 @@ class Backward:
     def __call__(
         self, pointers: Sequence[int], scratch: int, stream: Any, extras: Sequence[int] = ()
     ) -> None:
-        """Put it on a stream: as ``Forward``, with pointers of q, k, v, out, lse, dout, the split, dq, dk, dv.
+        """Put it on a stream.
 
-        Pointers of sums, those of dq, dk and dv, are behind these. They are float32, in rows like those of gradients: a
-        batch entry has one for each ``ROWS_OF_SUM`` tokens that it begins.
+        As ``Forward``, with pointers of q, k, v, out, lse, dout, the split, dq, dk, dv; then those of the sums of dq,
+        dk and dv. Sums are float32, in rows like those of gradients: a batch entry has one for each ``ROWS_OF_SUM``
+        tokens or part of them.
         """
         sums = list(pointers[-3:]) if self._summed else []
         *given, dq, dk, dv = pointers[: len(pointers) - len(sums)]
@@ -247,7 +247,7 @@ class Backward:
 
 
 def _padded(split: Sequence[int], operands: int) -> list[int]:
-    """The addresses of second parts, if any, and of units, with zeros for what is not there."""
+    """The addresses of second parts and units, 0 for each that is missing."""
     if not split:
         return []
     both = [split[n : n + operands] for n in range(0, len(split), operands)]

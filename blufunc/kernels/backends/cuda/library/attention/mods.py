@@ -1,4 +1,4 @@
-"""Source of ``mask_mod`` and ``score_mod`` for the attention kernels of CUDA devices.
+"""Source of ``mask_mod`` and ``score_mod`` for CUDA attention kernels.
 
 Kernels, stage 6, above ``include/attention_mods.cuh``, below ``kernels``. In: the ``mods`` of an equation, jaxprs of
 scalars, and the types of their tables. Out: ``Code``, which precedes the body of a kernel: the functions, and
@@ -19,23 +19,23 @@ from blufunc.kernels.codegen import scalar_ops, source_files
 
 FILE = "backends/cuda/include/attention_mods.cuh"
 TILES = ((FILE, "tiles"),)
-"""The kernel that lists the tiles which a mask leaves."""
+"""The kernel that lists the tiles a mask leaves."""
 
 _NUMBERS = ("b", "h", "q", "k")
 _TILE = ("b", "h", "q0", "q1", "k0", "k1")
 
 
 class Code(NamedTuple):
-    """What a kernel has for its mods.
+    """Generated code for the mods of an attention kernel.
 
     Attributes:
       source: constants, functions, and the macros of parameters.
-      mods: what it is the code of; None: of none.
+      mods: the equation's mods; None if there are none.
       tables: the types of the arrays that it reads.
-      masked: whether there is a mask: a kernel then goes through lists of tiles.
-      scored: whether scores are changed.
-      sloped: whether a derivative of a score is not 1.
-      by_batch, by_head: whether the mask asks for the batch entry, or for the head: there are as many lists.
+      masked: whether there is a mask: a kernel then iterates over tile lists.
+      scored: whether scores are modified.
+      sloped: whether the derivative of a score is not 1.
+      by_batch, by_head: whether the mask depends on the batch entry or the head, which then have tile lists each.
     """
 
     source: str
@@ -49,7 +49,7 @@ class Code(NamedTuple):
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The parameters of a kernel, behind its own, that are arrays."""
+        """The array parameters that follow a kernel's own."""
         return ("batch_numbers", "head_numbers", "lists", *(f"t{n}" for n in range(len(self.tables))))
 
 
@@ -58,9 +58,9 @@ def code_of(mods: Any, tables: tuple[ShapedArray, ...]) -> Code | str:
     """The code of an equation's ``mods``; or why there is none.
 
     Args:
-      mods: has jaxprs ``mask`` and ``score``, or None, and ``slope``, with the numbers of ``_NUMBERS`` as their last
-        parameters; before these the score, and before it the tables, of which ``mask_tables`` are the mask's. In
-        ``bounds``, or None, ``_TILE`` are the last numbers.
+      mods: has jaxprs ``mask`` and ``score``, or None, and ``slope``. Their parameters are tables, the score, and the
+        indices of ``_NUMBERS``; ``mask_tables`` are the tables of the mask. The jaxpr ``bounds``, or None, ends with
+        the values of ``_TILE``.
       tables: the types of all tables.
     """
     n = mods.mask_tables
@@ -106,7 +106,7 @@ def code_of(mods: Any, tables: tuple[ShapedArray, ...]) -> Code | str:
 
 
 def _asks(jaxpr: Jaxpr | None, number: str) -> bool:
-    """Whether a mask depends on one of its numbers."""
+    """True if a mask depends on one of its indices."""
     return jaxpr is not None and jaxpr.invars[_NUMBERS.index(number) - len(_NUMBERS)] in used(jaxpr)
 
 
@@ -115,12 +115,12 @@ def _is_one(atom: Any) -> bool:
 
 
 def list_ints(code: Code, batch: int, heads: int, rows: int, columns: int) -> int:
-    """How many integers lists have: of each tile of rows its length, and room for all tiles of columns."""
+    """Number of int32 in the lists: a length and all column tiles, per row tile."""
     if not code.masked:
         return 0
     return (batch if code.by_batch else 1) * (heads if code.by_head else 1) * rows * (columns + 1)
 
 
 def lists(code: Code, batch: int, heads: int, rows: int) -> int:
-    """How many lists there are: for each tile of rows one, of each batch entry and head that the mask asks for."""
+    """Number of lists: per row tile, and per batch entry and head the mask depends on."""
     return list_ints(code, batch, heads, rows, 0)

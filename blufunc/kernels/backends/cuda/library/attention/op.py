@@ -1,10 +1,9 @@
-"""``attention`` and ``attention_grad`` as steps of a program on a CUDA device.
+"""``attention`` and ``attention_grad`` as steps of a CUDA program.
 
-Kernels, stages 5 and 8. Which calls of these names (``nn/attention/call.py``) have a kernel, so that they are not
-replaced by their definitions; and the ``Work`` of one, which reads its operands as they lie: parts of one packed array
-are not copied. The kernels are those of ``kernels``, put on streams by ``launch``; the mods of an
-equation are code in them. Of float32, there are kernels for what ``rewrites/split_float32_attention`` makes of an
-equation.
+Kernels, stages 5 and 8. In: calls of these primitives (``nn/attention/call.py``). Out: whether a kernel exists for
+one, so that its definition does not replace it; and its ``Work``, which reads parts of a packed array without a copy.
+``kernels`` describes the kernels, ``launch`` puts them on streams, and ``mods`` compiles the mods of an equation.
+Float32 kernels exist for equations that ``rewrites/split_float32_attention`` produces.
 """
 
 from __future__ import annotations
@@ -31,14 +30,13 @@ from blufunc.kernels.schedule import OpaqueStep
 
 _FORWARD, _BACKWARD, _OF_TABLES = "attention", "attention_grad", "attention_table_grad"
 _WHOLE = {_FORWARD: 3, _BACKWARD: 6, attention_p.name: 3, attention_grad_p.name: 6, packed_p.name: 6}
-"""How many operands there are before second parts and units, and before what mods have: the numbers of batch entries
-and heads, and tables."""
+"""Operand counts, without second parts, units, and operands of mods."""
 _VECTOR = 8
-"""Strides are multiples of so many elements, of whatever size (``cuda_attention.refused``)."""
+"""Strides are multiples of this many elements, of any size (``kernels.refused``)."""
 
 
 def why_not(eqn: Eqn, arch: str) -> str | None:
-    """Why there is no kernel for a call of attention on an architecture; None if there is one."""
+    """Reason why an attention call has no kernel on an architecture; None if it has."""
     if eqn.prim.name == _OF_TABLES:
         return "the gradients of arrays that score_mod reads are computed from the scores of all pairs"
     query, key = (v.aval for v in eqn.invars[:2])
@@ -71,8 +69,8 @@ def _code(eqn: Eqn) -> Code | str:
 
 
 def _own(eqn: Eqn) -> int:
-    """How many operands there are before those that mods have."""
-    split = 3 if _is_forward(eqn) else 4  # operands of which there are more parts, and units
+    """Number of operands that precede those of the mods."""
+    split = 3 if _is_forward(eqn) else 4  # operands that have second parts and units
     return _WHOLE[eqn.prim.name] + eqn.params.get("parts", 0) * split
 
 
@@ -81,7 +79,7 @@ def _is_forward(eqn: Eqn) -> bool:
 
 
 def _is_summed(eqn: Eqn) -> bool:
-    """Whether sums of gradients over tokens are wanted (``rewrites/partial_reductions.py``)."""
+    """True if the equation returns sums of gradients (``rewrites/partial_reductions.py``)."""
     return eqn.prim is packed_p and len(eqn.outvars) == 2
 
 
@@ -136,13 +134,14 @@ def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], ker
     outs = [v.aval for v in eqn.outvars]
     places = [None if r is None else executor.roots.place(r) for r in step.results]
     spare = [
-        executor.own(a, "a result that nobody wants") if p is None else None
-        for a, p in zip(outs, places, strict=True)
+        executor.own(a, "an unused result") if p is None else None for a, p in zip(outs, places, strict=True)
     ]
     rows = [p.strides for p in parts[:whole] if p.strides is not None]
     rows += _strides_of_results(eqn)
     rest = [p.strides for p in parts[whole:own] if p.strides is not None]
-    assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], "parts lie alike"
+    assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], (
+        "parts have equal strides"
+    )
     code = _code(eqn)
     assert isinstance(code, Code), code
     options = (
@@ -177,7 +176,7 @@ def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], ker
 
 
 def _strides_of_results(eqn: Eqn) -> list[Strides]:
-    """Those of results that have rows of features; of three in one array each its own."""
+    """Strides of the results that have rows of features, slices of an array included."""
     outs = [v.aval for v in eqn.outvars]
     if eqn.prim is not packed_p:
         return [_dense(a) for a in outs if a.ndim == 4]
@@ -187,13 +186,14 @@ def _strides_of_results(eqn: Eqn) -> list[Strides]:
 
 
 class _Part:
-    """An operand where it lies, or a dense copy if kernels cannot read it there."""
+    """An operand in place, or a dense copy if kernels cannot read its layout."""
 
     def __init__(self, operand: Operand, rows: bool, repeats: bool):
-        """
+        """Bind an operand.
+
         Args:
-          rows: whether it has rows of features, which may lie apart.
-          repeats: whether kernels read what is repeated along an axis where it lies; tensor maps are not known to.
+          rows: whether it has rows of features, which may be strided.
+          repeats: whether kernels read broadcast axes in place; tensor maps are not known to.
         """
         self._operand, layout = operand, operand.layout
         last = len(layout.strides) - 1
@@ -211,7 +211,7 @@ class _Part:
         self.copied = not (self.in_place or operand.in_place)
 
     def address(self, executor: Executor) -> tuple[int, cuda_memory.DeviceBuffer | None]:
-        """Where its first element is, and what must live until it is read."""
+        """Address of its first element, and the buffer that must live until it is read."""
         if self.in_place:
             return self._operand.address(executor), None
         made = self._operand.buffer(executor)
