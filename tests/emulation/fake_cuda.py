@@ -346,7 +346,7 @@ class Plan:
 
     def run(self, a, b, c, d, bias=0, aux=0, alpha=1, beta=0, stream=0):
         self.fake.products += 1
-        self.fake.fewer += [(stream, self.gemm.multiprocessors)] * (self.gemm.multiprocessors > 0)
+        self.fake.fewer += [(stream, self.gemm.sms)] * (self.gemm.sms > 0)
         self.fake.epilogues += [self.gemm.epilogue or "accumulate"] * (
             self.gemm.reads_c or self.gemm.epilogue is not None
         )

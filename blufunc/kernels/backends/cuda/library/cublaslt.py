@@ -170,8 +170,8 @@ class Descriptors:
             self.set(_AUX_POINTER, ctypes.c_void_p(gemm.alignment))
             self.set(_AUX_LD, ctypes.c_int64(call.d.ld))
             self.set(_AUX_STRIDE, ctypes.c_int64(call.d.stride))
-        if gemm.multiprocessors:
-            self.set(_MULTIPROCESSORS, ctypes.c_int32(gemm.multiprocessors))
+        if gemm.sms:
+            self.set(_MULTIPROCESSORS, ctypes.c_int32(gemm.sms))
 
     def _create(self, kind: str, *args: Any) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
@@ -329,7 +329,7 @@ class Plan:
         if known is not None and self._accept(known):
             return
         name = driver.properties(self.device).name
-        left = self.gemm.multiprocessors
+        left = self.gemm.sms
         how = f"cublaslt, by warm devices{f' on {left} multiprocessors beside a kernel' if left else ''}"
         cache, key = DiskCache(), key_of(how, str(self.gemm), name, str(version()))
         kept = cache.get(key)
@@ -364,7 +364,7 @@ class Plan:
             # large products leave room for nothing else: the library's first guess, then
             return bytes(proposed[0].algorithm), ""
         stream = driver.compute_stream(self.device)
-        given = self.gemm.multiprocessors
+        given = self.gemm.sms
         others = driver.properties(self.device).sm_count - given if given else 0
         begun: set[bytes] = set()
 
