@@ -118,3 +118,10 @@ def test_a_deferred_module_is_imported_with_its_first_attribute():
         assert colorsys.rgb_to_hsv(0, 0, 0) == (0, 0, 0)
     """)
     assert "colorsys" in modules
+
+
+def test_the_autocast_table_does_not_depend_on_what_was_imported():
+    code = "import blufunc as bf; print(sorted((c, *names) for c, names in bf.autocast_table().items()))"
+    fresh = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    bf.lax.conv_general_dilated, bf.lax.reduce_window, bf.scipy.special.zeta  # noqa: B018 (imported now)
+    assert eval(fresh.stdout) == sorted((c, *names) for c, names in bf.autocast_table().items())

@@ -205,26 +205,15 @@ def has_bias_epilogue(lhs: np.dtype, rhs: np.dtype, out: np.dtype) -> bool:
     return lhs == rhs and lhs in _WITH_BIAS and out in result_dtypes(lhs)
 
 
-# Row-major names; the library's A is B here, so the names of bias gradients are swapped.
-EPILOGUES: dict[str | None, int] = {
-    None: 1, "bias": 4, "relu_bias": 6, "gelu": 32, "gelu_bias": 36, "gelu_aux": 160, "gelu_aux_bias": 164,
-    "dgelu": 192, "dgelu_bgrad": 208, "bgradb": 256, "bgrada": 512,
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Gemm:
-    """``D = epilogue(alpha op(A) op(B) + beta C)``; C may alias D, in its layout.
+    """``D = alpha op(A) op(B) + beta C``, plus a bias; C may alias D, in its layout.
 
     Attributes:
       layout: sizes and strides.
       a, b, d: the dtypes of A, of B, and of C and D. The operands' differ only between the two float8 formats.
       compute: accumulator type: 'f32', 'tf32' (float32 operands rounded to 11 bits), 'f64' or 'i32'; default 'f32'.
-      epilogue: operation on the result before it is stored; default None. 'bias' adds a vector (n) to each row;
-        'gelu' is the tanh form; '..._aux' writes its argument, as D, to the auxiliary matrix; 'dgelu' multiplies by its
-        derivative at the auxiliary matrix, and with '_bgrad' writes the sums (n) of the rows of the result; 'bgrada'
-        and 'bgradb' write the sums of op(A) (m) or op(B) (n) over k.
-      bias: the dtype of the vector; None for that of D.
+      bias: whether a vector (n) of the dtype of D is added to each row; default False.
       reads_c: whether beta is nonzero; default False.
       alignment: of all addresses, in bytes; default 256.
       sms: number of SMs that it may use; default 0: all.
@@ -235,21 +224,10 @@ class Gemm:
     b: np.dtype
     d: np.dtype
     compute: str = "f32"
-    epilogue: str | None = None
-    bias: np.dtype | None = None
+    bias: bool = False
     reads_c: bool = False
     alignment: int = 256
     sms: int = field(default=0, repr=False)  # the repr is the key of choices on disk
-
-    @property
-    def has_bias(self) -> bool:
-        """Whether the epilogue reads or writes a vector."""
-        return self.epilogue is not None and ("bias" in self.epilogue or "bgrad" in self.epilogue)
-
-    @property
-    def has_aux(self) -> bool:
-        """Whether the epilogue reads or writes an auxiliary matrix."""
-        return self.epilogue is not None and ("aux" in self.epilogue or "dgelu" in self.epilogue)
 
     def refused(self) -> str | None:
         """The reason that the library does not support it, or None."""
@@ -260,8 +238,6 @@ class Gemm:
             return f"{self.a} operands do not give {self.d}"
         if self.compute not in computes:
             return f"{self.a} is not computed in {self.compute}"
-        if self.epilogue not in EPILOGUES:
-            return f"there is no epilogue {self.epilogue!r}"
         layout = self.layout
         if not (layout.m and layout.n and layout.k and layout.batch):
             return "there is nothing to multiply"
@@ -274,10 +250,6 @@ class Gemm:
                 return f"{self.a} operands need sizes that are multiples of {unit}"
         if self.a == self.b == dtypes.float8_e5m2:
             return "at least one operand must be float8_e4m3fn"
-        if "bgrad" in (self.epilogue or "") and layout.batch > 1:
-            return "bias gradients need a batch of one"
-        if self.has_aux and layout.ldd % 8:
-            return "an auxiliary matrix has rows of a multiple of 8 elements"
         return None
 
 

@@ -34,7 +34,6 @@ from blufunc.kernels.memory.types import Value
 from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.recompute.remat import rematerialise
-from blufunc.kernels.rewrites.activation_epilogue import is_activation, with_activations
 from blufunc.kernels.rewrites.canonicalize import rewrite, with_columns_apart
 from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
@@ -43,9 +42,9 @@ from blufunc.kernels.target import Target
 with _lazy.modules(globals()):  # for programs with a budget, and for targets with epilogues
     from blufunc.kernels.recompute import budget as budgets
     from blufunc.kernels.rewrites import (
-        activation_sums,
-        gradient_sums,
         packed_outputs,
+        partial_reductions,
+        pointwise_epilogue,
         split_float32,
         split_float32_attention,
         user_kernel_fusion,
@@ -112,6 +111,7 @@ class Planning:
     Attributes:
       jaxpr: what the passes before fusion made of the program.
       origins: for equations, the call that computes them again.
+      notes: why passes left out what they could have done, for people.
     """
 
     def __init__(
@@ -122,23 +122,21 @@ class Planning:
         planned: Planned,
         keep: Callable[[Eqn], bool] = lambda eqn: False,
     ):
+        self.notes: tuple[str, ...] = ()
         plain = all(e.prim.kind in _FUSED and not e.prim.body for e in jaxpr.eqns)
         if target.epilogues and not plain:
-            jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
+            jaxpr, origins = inline_bodies(jaxpr, keep)
             # what nobody reads of a call is known now, and may be why there is no kernel for it
-            jaxpr, _ = inline_bodies(
-                dce(jaxpr, origins=origins), lambda eqn: keep(eqn) or is_activation(eqn), origins
-            )
+            jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
             jaxpr = packed_outputs.with_packed_gradients(
                 split_float32_attention.with_split_attention(jaxpr, origins), origins
             )
-            jaxpr = gradient_sums.with_gradient_sums(jaxpr, origins)
             if target.splits is not None:
                 jaxpr = split_float32.with_split_products(
                     jaxpr, origins, target.splits, target.partial_sums, target.in_one_kernel
                 )
-            jaxpr, origins = with_activations(jaxpr, origins)
-            jaxpr = activation_sums.with_activation_sums(jaxpr, origins, target.activation_kernel)
+            jaxpr, self.notes = pointwise_epilogue.with_pointwise_epilogues(jaxpr, origins, target)
+            jaxpr = partial_reductions.with_partial_sums(jaxpr, origins, target.rows_of_sums)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
         if target.epilogues and any(e.prim.kind == "kernel" for e in jaxpr.eqns):

@@ -47,7 +47,10 @@ class Target:
         terms it is to compute side by side.
       in_one_kernel: from the shape of a product of two parts of float16 to how many sums of terms a kernel for all of
         it makes; 0 where there is none.
-      activation_kernel: from a product with GELU, or its derivative, to the kernel for it, if there is one.
+      pointwise_gemm: from a ``dot_pointwise`` equation to why there is no kernel for it; None if there is one.
+      pointwise_seconds: from such an equation to how much longer its kernel takes than the library's matmul alone.
+      rows_of_sums: from an equation to the rows of each partial column sum that its kernel can write as well; 0: none.
+      cache_bytes, cache_speedup: of arrays up to that size, how many times as fast they are read again.
       scratch_bytes: from an equation that is a step of its own to the memory that it works in, in bytes.
       group: whether kernels that do the same to different arrays are launched as one.
       ordered: from the steps of a fusion to these in the order in which they are best; None: as they are.
@@ -74,7 +77,11 @@ class Target:
     splits: Callable[[str, ProductShape], bool] | None = None
     partial_sums: Callable[[ProductShape, int], int] = lambda shape, chunk: 1
     in_one_kernel: Callable[[ProductShape], int] = lambda shape: 0
-    activation_kernel: Callable[[Eqn], Any | None] = lambda eqn: None
+    pointwise_gemm: Callable[[Eqn], str | None] = lambda eqn: "the device has none"
+    pointwise_seconds: Callable[[Eqn], float] = lambda eqn: 0.0
+    rows_of_sums: Callable[[Eqn], int] = lambda eqn: 0
+    cache_bytes: int = 0
+    cache_speedup: float = 1.0
     scratch_bytes: Callable[[Eqn], int] = lambda eqn: 0
     group: bool = False
     ordered: Callable[[list[Any]], list[Any]] | None = None

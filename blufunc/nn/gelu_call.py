@@ -1,8 +1,7 @@
 """GELU as one operation: the primitives behind ``nn.gelu(x, approximate=True)``.
 
 A face, below ``activations.py``. An equation holds its definition as a jaxpr, as attention's does. Every compiler puts
-the definitions in their place, where they fuse like any elementwise operations, but for those that a library computes
-in the epilogue of a product of matrices (``kernels/rewrites/activation_epilogue.py``). Two primitives:
+the definitions in their place, where they fuse like any elementwise operations, with matmuls too. Two primitives:
 
     gelu       x -> gelu(x)
     gelu_grad  x, t -> gelu'(x) * t
@@ -10,9 +9,9 @@ in the epilogue of a product of matrices (``kernels/rewrites/activation_epilogue
 The second is the derivative of the first in either direction, as each element of the result is of one element of x:
 it is linear in t, and its own transpose. So what reverse mode keeps is x.
 
-    gelu(x) = x * gate,  gate = (1 + tanh(c x + c3 x**3)) / 2,  c = sqrt(2 / pi),  c3 = 0.044715 c
+    gelu(x) = x * gate,  gate = logistic(2 (c x + c3 x**3)),  c = sqrt(2 / pi),  c3 = 0.044715 c
 
-is the tanh formula of Hendrycks & Gimpel, arXiv:1606.08415.
+is the tanh formula of Hendrycks & Gimpel, arXiv:1606.08415, without its cancellation where x is negative.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import math
 from typing import Any
 
 import blufunc.numpy as bnp
+from blufunc import lax
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.primitives.linear_ops import add_any, move_dim
@@ -30,15 +30,14 @@ from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.control_flow.composite import Composite
 
-_ROOT_TWO_OVER_PI = math.sqrt(2 / math.pi)
-_CUBIC = 0.044715 * _ROOT_TWO_OVER_PI
+_LINEAR = 2 * math.sqrt(2 / math.pi)
+_CUBIC = 0.044715 * _LINEAR
 
 
 def gelu(x: Any) -> Any:
     """The tanh formula of an array of any shape and inexact dtype; half precisions are rounded once, at the end."""
     if x.aval.weak_type:  # operations have strong results
-        _, gate = _square_and_gate(x)
-        return x * gate
+        return x * _gate(x, bnp.square(x))
     (out,) = gelu_p.at(x)
     return out
 
@@ -51,22 +50,22 @@ def _wide(x: Any) -> Any:
     return x.astype(bnp.promote_types(x.dtype, dtypes.float32))
 
 
-def _square_and_gate(x: Any) -> tuple[Any, Any]:
-    square = bnp.square(x)
-    return square, bnp.tanh(x * (square * _CUBIC + _ROOT_TWO_OVER_PI)) * 0.5 + 0.5
+def _gate(x: Any, square: Any) -> Any:
+    return lax.logistic(x * (square * _CUBIC + _LINEAR))
 
 
 def _gelu(x: Any) -> list[Any]:
     wide = _wide(x)
-    _, gate = _square_and_gate(wide)
-    return [(wide * gate).astype(x.dtype)]
+    return [(wide * _gate(wide, bnp.square(wide))).astype(x.dtype)]
 
 
 def _gelu_grad(x: Any, t: Any) -> list[Any]:
-    """gate' = 2 gate (1 - gate) inner', and inner' = c + 3 c3 x**2."""
+    """gate' = gate (1 - gate) inner', and inner' = 2 c + 6 c3 x**2."""
     wide = _wide(x)
-    square, gate = _square_and_gate(wide)
-    slope = wide * gate * (1 - gate) * (square * (6 * _CUBIC) + 2 * _ROOT_TWO_OVER_PI) + gate
+    square = bnp.square(wide)
+    gate = _gate(wide, square)
+    # far out the first factor is 0, and the others are large
+    slope = wide * (gate - gate * gate) * (square * (3 * _CUBIC) + _LINEAR) + gate
     return [(_wide(t) * slope).astype(x.dtype)]
 
 

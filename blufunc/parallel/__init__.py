@@ -1,4 +1,4 @@
-"""Programs on many devices: meshes, shardings, partitioning, collectives, engines and recipes.
+"""Programs on many devices: meshes, partitioning, collectives, engines, recipes.
 
 In: global programs with shardings, or functions of shards. Out: local programs whose collectives are equations, and
 ranks that run them. Packages, bottom first: ``mesh``, ``runtime``, ``collectives``, ``partition``, ``programs``,

@@ -1,4 +1,4 @@
-"""``python -m blufunc.parallel.launch -n 4 script.py``: run a program as several processes.
+"""``python -m blufunc.parallel.launch``: run a program as several processes.
 
 Parallel, before all stages. In: a command line. Out: processes whose ``bootstrap.initialize`` makes them the ranks of
 one job. The launcher hosts their store and prefixes each line of their output with the rank. When one process dies, all
@@ -40,7 +40,7 @@ SIGNAL_GRACE = 10.0
 
 
 _ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,tcp"}
-"""Open MPI settings: shared memory within a host, since probing networks adds a second to every start."""
+"""Open MPI: use shared memory on one host; probing networks takes a second."""
 
 
 class _Exit(NamedTuple):
@@ -51,7 +51,7 @@ class _Exit(NamedTuple):
 
 
 class _Ranks:
-    """The processes of a started job; ``exits`` receives them in the order in which they end."""
+    """The processes of a started job; ``exits`` receives them as they end."""
 
     def __init__(self) -> None:
         self.exits: queue.Queue[_Exit] = queue.Queue()
@@ -62,7 +62,7 @@ class _Ranks:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Wait until all output is forwarded, up to 2 s: an orphaned child may keep a pipe open."""
+        """Wait for all output, up to 2 s: an orphaned child may keep a pipe open."""
         end = time.monotonic() + 2.0
         for thread in self.readers:
             thread.join(max(0.0, end - time.monotonic()))
@@ -107,7 +107,7 @@ code=$?
 echo "$RANK exit $code" 1<>"$BLUFUNC_RECORDS/ranks"
 exit $code
 """
-"""The shell command of each rank under mpirun: it reports how the rank ended before mpirun ends the others.
+"""The shell command of each rank under mpirun; it reports how the rank ended.
 
 (``<>`` does not wait for a reader: the launcher may be gone. The shell ignores signals, since it still has to report
 after the program ends.)
@@ -204,7 +204,7 @@ _writing = threading.Lock()
 
 
 def _forward(pipe: Any, to: Any, rank: int) -> threading.Thread:
-    """Start a thread that copies lines of ``pipe`` to a stream, prefixed with the rank."""
+    """Forward lines of ``pipe`` to a stream in a thread, prefixed with the rank."""
 
     def run() -> None:
         with pipe:
@@ -251,7 +251,7 @@ def launch(n: int, command: Sequence[str], *, engine: str = "mpi", grace: float 
 
 
 def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace: float) -> dict[int, int]:
-    """Wait for all ranks, and end the others once one fails; exit codes in the order of their ends."""
+    """Wait for all ranks, and end the others once one fails; exit codes in order."""
     exits: dict[int, int] = {}
     end, last = math.inf, signal.SIGTERM
     forwarded = 0
@@ -278,7 +278,7 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
 
 
 def _verdict(exits: Mapping[int, int], server: StoreServer, folder: Path, signals: Sequence[int]) -> int:
-    """Print who ended the job and where each rank was; returns the launcher's exit code."""
+    """Print who ended the job and where each rank was; returns the exit code."""
     if not any(exits.values()):
         return 0
     if signals:

@@ -56,7 +56,7 @@ def assert_same(got: Any, want: Any, what: str, rtol: float | None = None, atol:
     want_leaves, want_tree = tree.flatten(want)
     if got_tree != want_tree:
         differences = "; ".join(treepath.diff(want_tree, got_tree, "expected", "got")[:3])
-        raise AssertionError(f"{what}: the result has another structure: {differences}")
+        raise AssertionError(f"{what}: the result has a different structure: {differences}")
     paths = treepath.leaf_paths(want_tree)
     pairs = zip(values_of(got_leaves, what), values_of(want_leaves, what), strict=True)
     for path, (g, w) in zip(paths, pairs, strict=True):

@@ -253,7 +253,7 @@ def check_vjp(
             paths.diff(problem.in_tree, found_tree, "the arguments", "the cotangents")[:3]
         )
         raise AssertionError(
-            f"{what}: the cotangents have another structure than the arguments: {differences}"
+            f"{what}: the cotangents have a different structure from the arguments: {differences}"
         )
     grads = values_of([found[i] for i in problem.wrt], f"the cotangents of {problem.name}")
     keep = lambda xs: [x for x, floats in zip(xs, inexact, strict=True) if floats]

@@ -1,4 +1,4 @@
-"""Transforms of functions: derivatives, batching, control flow, custom rules, compilation.
+"""Transforms of functions: derivatives, batching, control flow, compilation.
 
 In: functions or jaxprs. Out: functions or jaxprs. Packages, bottom first: ``batching``, ``autodiff``, ``control_flow``,
 ``checkpointing``, ``custom_rules``, ``staging``, ``precision``, ``extension``; all use ``arguments``.

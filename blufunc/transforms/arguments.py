@@ -1,4 +1,4 @@
-"""Arguments of transformed functions: pytrees to flat leaves and back, with names for messages.
+"""Arguments of transformed functions: pytrees to flat leaves and back.
 
 Transforms, at their entry. In: a user's arguments. Out: flat lists, on which every transform works.
 """
@@ -21,7 +21,7 @@ from blufunc.core.pytree import nodes, paths, tree
 
 
 class ShapeDtypeStruct:
-    """The shape and dtype of an array without values: an argument or result of ``eval_shape``.
+    """Shape and dtype of an array without values, as for ``eval_shape``.
 
     Attributes:
       shape, dtype: of the array.
@@ -106,7 +106,7 @@ def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Value:
 
 
 def abstract(x: Any, name: str | None = None) -> ShapedArray:
-    """The type of a value, or of an object with ``shape`` and ``dtype`` that is not data."""
+    """The type of a value, or of an object with ``shape`` and ``dtype``."""
     if isinstance(x, Value):
         return x.aval
     if isinstance(x, ShapeDtypeStruct):
@@ -163,7 +163,7 @@ def signature_of(fun: Callable) -> inspect.Signature | None:
 
 
 def labels_of(fun: Callable, in_tree: tree.TreeDef) -> list[str]:
-    """The label of each leaf of ``(args, kwargs)``: name and path, as in ``params['w']``, ``x``."""
+    """Labels of the leaves of ``(args, kwargs)``, such as ``params['w']``, ``x``."""
     parameters: list[str] = []
     signature = signature_of(fun)
     variadic = None
@@ -259,7 +259,7 @@ def bind_positional(fun: Callable, args: tuple, kwargs: dict) -> tuple:
     bound.apply_defaults()
     if bound.kwargs:
         raise errors.ArgumentError(
-            f"{name_of(fun)} got {', '.join(bound.kwargs)} as keyword-only arguments.",
+            f"{name_of(fun)} got {', '.join(bound.kwargs)} by keyword only.",
             why="functions with custom derivatives have positional arguments.",
             where=source.here(),
         )

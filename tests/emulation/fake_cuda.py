@@ -28,8 +28,8 @@ from blufunc.kernels.backends.cuda.library import (
     collectives,
     cublaslt,
     cupy_ops,
-    gelu_gemm,
     host,
+    pointwise_gemm,
     scatter,
     softmax_gemm,
     tile_gemm,
@@ -38,6 +38,7 @@ from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_atte
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.ops import split_dot
+from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.nn import vocabulary_loss_call
 from blufunc.nn.attention import call as attention_call
 from tests.emulation import loop_interpreter
@@ -322,17 +323,6 @@ class FakeCuda:
         return results
 
 
-def gelu(x):
-    """The tanh form."""
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def gelu_slope(x):
-    """GELU's derivative, by differences."""
-    x = x.astype(np.float64)
-    return (gelu(x + 1e-4) - gelu(x - 1e-4)) / 2e-4
-
-
 class Plan:
     """``cublaslt.Plan`` by NumPy: row-major matrices at addresses."""
 
@@ -344,19 +334,16 @@ class Plan:
             if d is not None:
                 self._matrices(d, gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = 77
 
-    def run(self, a, b, c, d, bias=0, aux=0, alpha=1, beta=0, stream=0):
+    def run(self, a, b, c, d, bias=0, alpha=1, beta=0, stream=0):
         self.fake.products += 1
         self.fake.fewer += [(stream, self.gemm.sms)] * (self.gemm.sms > 0)
-        self.fake.epilogues += [self.gemm.epilogue or "accumulate"] * (
-            self.gemm.reads_c or self.gemm.epilogue is not None
-        )
-        for address in (a, b, c, d, bias, aux):
+        self.fake.epilogues += ["bias"] * self.gemm.bias or ["accumulate"] * self.gemm.reads_c
+        for address in (a, b, c, d, bias):
             assert address % self.gemm.alignment == 0
-        given = (c != 0, bias != 0, aux != 0, beta)
-        assert given == (self.gemm.reads_c, self.gemm.has_bias, self.gemm.has_aux, self.gemm.reads_c)
-        self.fake.do(lambda: quietly(self._multiply, a, b, c, d, bias, aux), stream)
+        assert (c != 0, bias != 0, beta) == (self.gemm.reads_c, self.gemm.bias, self.gemm.reads_c)
+        self.fake.do(lambda: quietly(self._multiply, a, b, c, d, bias), stream)
 
-    def _multiply(self, a, b, c, d, bias, aux):
+    def _multiply(self, a, b, c, d, bias):
         g = self.gemm.layout
         rows_a, columns_a = (g.k, g.m) if g.trans_a else (g.m, g.k)
         rows_b, columns_b = (g.n, g.k) if g.trans_b else (g.k, g.n)
@@ -374,15 +361,6 @@ class Plan:
             out = out + self._matrices(c, self.gemm.d, g.m, g.n, g.ldd, g.stride_d).astype(wide)
         if bias:
             out = out + self.fake.array(bias, (g.n,), self.gemm.d).astype(wide)
-        epilogue = self.gemm.epilogue or ""
-        if aux:
-            stored = self._matrices(aux, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)
-        if epilogue == "dgelu":
-            out = out * gelu_slope(stored)
-        elif epilogue.startswith("gelu"):
-            if aux:
-                stored[...] = out.astype(self.gemm.d)
-            out = gelu(out)
         self._matrices(d, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = out.astype(self.gemm.d)
 
     def _matrices(self, address, dtype, rows, columns, ld, stride):
@@ -423,42 +401,37 @@ def matrix_at(fake, address, shape, row):
     return np.lib.stride_tricks.as_strided(flat, shape, (2 * row, 2))
 
 
-class GeluKernel:
-    """``cuda_gelu_step.Kernel`` by the definition, in float32."""
+class PointwiseKernel:
+    """``pointwise_gemm.Kernel`` by the definition of its primitive."""
 
-    def __init__(self, fake, product, rows, device):
-        assert product.fits
+    def __init__(self, fake, gemm, rows, device):
+        assert gemm.whole and not gemm.n % 64
         assert all(row > 0 and not row % tile_gemm.VECTOR for row in rows)
-        self.fake, self.product, self.rows = fake, product, rows
+        self.fake, self.gemm, self.rows = fake, gemm, rows
 
-    def __call__(self, factors, given, results, stream):
+    def __call__(self, factors, others, stream):
         self.fake.products += 1
-        self.fake.epilogues.append("dgelu" if self.product.derivative else "gelu")
-        self.fake.do(lambda: quietly(self._run, factors, given, results), stream.ptr)
+        self.fake.epilogues.append("pointwise")
+        self.fake.do(lambda: quietly(self._run, factors, others), stream.ptr)
 
-    def _run(self, factors, given, results):
-        p, half = self.product, dtypes.bfloat16
+    def _run(self, factors, others):
+        p, e = self.gemm, self.gemm.epilogue
         shapes = (p.m, p.k), (p.n, p.k) if p.by_rows else (p.k, p.n)
         given_rows = zip(factors, shapes, self.rows, strict=True)
-        a, b = (matrix_at(self.fake, *of).astype(np.float32) for of in given_rows)
-        t = a @ (b.T if p.by_rows else b)
-        out, argument, sums, again = results
-        if p.bias:
-            t += self.fake.array(given, (p.n,), half).astype(np.float32)
-        t = t.astype(half).astype(np.float32)
-        if p.derivative:
-            x = self.fake.array(given, (p.m, p.n), half).astype(np.float32)
-            t *= gelu_slope(x)
-        made = (t if p.derivative else gelu(t)).astype(half)
-        self.fake.array(out, (p.m, p.n), half)[...] = made
-        assert (bool(argument), bool(sums), bool(again)) == (p.stored, p.summed, p.again)
-        if p.again:
-            self.fake.array(again, (p.m, p.n), half)[...] = gelu(x)
-        if p.stored:
-            self.fake.array(argument, (p.m, p.n), half)[...] = t
-        if p.summed:
-            bands = made.astype(np.float32).reshape(-1, tile_gemm.ROWS, p.n)
-            self.fake.array(sums, (len(bands), p.n), np.dtype(np.float32))[...] = bands.sum(1)
+        a, b = (matrix_at(self.fake, *of) for of in given_rows)
+        shape_of = {"matrix": (p.m, p.n), "scalar": ()}
+        dtypes_of = {"float32": np.dtype(np.float32), "scalar": np.dtype(np.float32)}
+        held = ["bfloat16"] * e.bias + list(p.kinds)
+        operands = [
+            self.fake.array(at, shape_of.get(kind, (p.n,)), dtypes_of.get(kind, dtypes.bfloat16))
+            for at, kind in zip(others, held, strict=False)
+        ]
+        results = dot_pointwise_p.impl(
+            a, b.T if p.by_rows else b, *operands, epilogue=e, dimension_numbers=(((1,), (0,)), ((), ())),
+            precision=None, preferred_element_type=dtypes.bfloat16,
+        )  # fmt: skip
+        for at, result in zip(others[len(held) :], results, strict=True):
+            self.fake.array(at, result.shape, result.dtype)[...] = result
 
 
 class SoftmaxKernel:
@@ -600,7 +573,7 @@ def install(monkeypatch):
         (cuda_graph, "capture", fake.capture),
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
         (scatter, "Scatter", functools.partial(Scatter, fake)),
-        (gelu_gemm, "Kernel", functools.partial(GeluKernel, fake)),
+        (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),
         (softmax_gemm, "Kernel", functools.partial(SoftmaxKernel, fake)),
         (cuda_attention_launch, "Forward", functools.partial(Attention, fake, False)),
         (cuda_attention_launch, "Backward", functools.partial(Attention, fake, True)),

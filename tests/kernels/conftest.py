@@ -6,9 +6,9 @@ import pytest
 
 import blufunc as bf
 from blufunc.kernels.backends.cuda import program as cuda_program
-from blufunc.kernels.rewrites import activation_epilogue
 from tests.emulation import fake_cuda
 from tests.emulation.emulated_cuda import Device, Emulator
+from tests.kernels.rewrites.test_pointwise_epilogue import always
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def cuda(fake):
 
 @pytest.fixture
 def small(monkeypatch):
-    """A fake device where any matmul fuses GELU, launches are free and matmuls slow."""
-    monkeypatch.setattr(activation_epilogue, "LEAST_ELEMENTS", 1)
+    """A fake device where epilogues and launches are free, and matmuls slow."""
+    always(monkeypatch)
     machine = dataclasses.replace(cuda_program.TARGET.machine, launch=0.0, products=1e9, narrow_products=1e9)
     monkeypatch.setattr(cuda_program, "TARGET", dataclasses.replace(cuda_program.TARGET, machine=machine))
     return fake_cuda.install(monkeypatch)

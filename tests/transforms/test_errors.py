@@ -157,7 +157,7 @@ ARGUMENTS = {
 }
 
 TREES = {
-    "tangents of another structure": Bad(
+    "tangents of a different structure": Bad(
         lambda: jvp(scale, ({"w": X}, X), ({"v": X}, X)),
         errors.TreeError,
         ("primals", "tangents", "'w'", "'v'"),
@@ -167,13 +167,13 @@ TREES = {
         lambda: jvp(scale, ({"w": X}, X), ({"w": X},)), errors.TreeError, ("tangents",), ("why",)
     ),
     "tangents that are no tuple": Bad(lambda: jvp(total, X, X), errors.ArgumentError, ("tuples",)),
-    "a cotangent of another structure": Bad(
+    "a cotangent of a different structure": Bad(
         lambda: vjp(lambda x: {"a": x, "b": x}, X)[1]({"a": X}),
         errors.TreeError,
         ("cotangent", "'b'"),
         ("why",),
     ),
-    "a tangent of another structure, later": Bad(
+    "a tangent of a different structure, later": Bad(
         lambda: linearize(lambda p: p["a"], {"a": X})[1]({"b": X}),
         errors.TreeError,
         ("'a'",),
@@ -464,7 +464,7 @@ def test_the_shape_of_a_message():
 def test_golden_messages(golden):
     """A few of them in full, to be read; lines and folders left out."""
     chosen = ["shapes: elementwise", "sizes: different sizes", "grad: an integer argument",
-              "trees: tangents of another structure", "concrete: a path", "tracers: leaked from jit",
+              "trees: tangents of a different structure", "concrete: a path", "tracers: leaked from jit",
               "tracers: use after donation", "tracers: unhashable static argument"]  # fmt: skip
     texts = []
     for name in chosen:

@@ -48,7 +48,7 @@ class Primitive:
       body: the name of the parameter with the jaxpr that a use computes on all operands, if it computes nothing else.
       alternative: the name of the parameter with a second jaxpr, which computes the same by operations that some
         devices have kernels for; ``core/programs/alternatives.py`` chooses.
-      again: whether that was computed before and was not stored on purpose.
+      recomputed: True if it recomputes values that were deliberately not stored.
       pointwise: whether the body is a few elementwise equations, which every program is better off with.
       inline: whether it only names a call of ``params["jaxpr"]``, which programs put in its place.
       effects: what it does besides computing its results; programs never drop or reorder these.
@@ -68,7 +68,7 @@ class Primitive:
     opaque = False
     body: str | None = None
     alternative: str | None = None
-    again = False
+    recomputed = False
     pointwise = False
     inline = False
     effects: frozenset[str] = frozenset()

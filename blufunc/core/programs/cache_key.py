@@ -25,7 +25,7 @@ class Key(NamedTuple):
 def difference(old: Key, new: Key, labels: list[str]) -> str:
     """One line that says how ``new`` differs from ``old``; ``labels`` name the new leaves."""
     if old.structure != new.structure:
-        return "the arguments have another structure: " + "; ".join(
+        return "the arguments have a different structure: " + "; ".join(
             paths.diff(old.structure, new.structure, "before", "now")[:3]
         )
     parts = [

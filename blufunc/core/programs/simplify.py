@@ -187,7 +187,7 @@ def inline_bodies(
     """With every call in place that only computes its body (``prim.body``), whatever rules it has for transforms.
 
     For compilers, when all transforms are done; ``keep`` says of which calls they have a kernel. Calls that compute
-    something again (``prim.again``) stay apart from what computed it first: the second result is, for each of their
+    something again (``recomputed``) stay apart from what computed it first: the second result is, for each of their
     equations, the number of the call it is from. ``origins`` has those of equations that were in such calls before; it
     is kept up, and returned.
     """
@@ -205,7 +205,7 @@ def inline_bodies(
         for e, old in zip(placed, body.eqns, strict=True):
             if old in inner:
                 origins[e] = base + inner[old]
-        if eqn.prim.again:
+        if eqn.prim.recomputed:
             count += 1
             for e in placed:
                 origins.setdefault(e, count)

@@ -468,7 +468,7 @@ def broadcast(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
 
 
 class _Mismatch(Exception):
-    """``_up_to`` met another structure; turned into a TreeError that knows the path."""
+    """``_up_to`` met a different structure; turned into a TreeError that knows the path."""
 
 
 def _flatten_up_to(treedef: TreeDef, tree: PyTree, names: tuple[str, str]) -> list[PyTree]:

@@ -181,7 +181,15 @@ HOST = Prelude(
     _SHARED,
     fix="leave the operation to NumPy (see codegen.prelude.HOST.names)",
     overrides=tuple(f"backends/cpu/include/bf_{name}.h" for name in ("scalar", "math", "complex")),
-    absent=("bf_erfcx", "ptx_exp", "ptx_exp_ftz", "ptx_max", "ptx_min", "ptx_rcp"),  # libm has no erfcx
+    absent=(
+        "bf_erfcx",
+        "ptx_exp",
+        "ptx_exp_ftz",
+        "ptx_logistic",
+        "ptx_max",
+        "ptx_min",
+        "ptx_rcp",
+    ),  # libm has no erfcx
     namespace=True,
 )
 """Functions of the host."""

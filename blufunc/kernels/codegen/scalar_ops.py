@@ -60,12 +60,13 @@ def loaded(text: str, dtype: np.dtype) -> str:
 
 def stored(text: str, dtype: np.dtype) -> str:
     """A scalar as an element in memory."""
-    if not is_small_float(dtype):
-        return text
+    return f"from_float<{STORAGE[dtype]}>({unrounded(text, dtype)})" if is_small_float(dtype) else text
+
+
+def unrounded(text: str, dtype: np.dtype) -> str:
+    """A scalar without the rounding that a store of this dtype repeats."""
     rounds = f"round_to<{STORAGE[dtype]}>("
-    if text.startswith(rounds) and grouped(text) == text:
-        text = text[len(rounds) : -1]  # the store rounds anyway
-    return f"from_float<{STORAGE[dtype]}>({text})"
+    return text[len(rounds) : -1] if text.startswith(rounds) and grouped(text) == text else text
 
 
 def literal(value: Any, dtype: np.dtype) -> str:

@@ -152,7 +152,8 @@ class _Search:
 
     def cut(self, trial: _Trial, aim: int) -> _Trial:
         """A trial with more computed again behind the peak of another."""
-        cuts = Cuts(trial.made, aim, self.machine, self.planning.target.activation_kernel)
+        target = self.planning.target
+        cuts = Cuts(trial.made, aim, self.machine, lambda e: target.pointwise_gemm(e) is None)
         if trial is self.start:
             self.most_seconds = _REPEATS * sum(cuts.seconds.values())
             self.floor = trial.peak - max(self.choices(cuts, s)(_RATES[-1]).freed for s in cuts.levels)

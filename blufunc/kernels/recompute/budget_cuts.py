@@ -26,11 +26,10 @@ import numpy as np
 
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Var
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.recompute.epilogue import result_of, with_activations_again
+from blufunc.kernels.recompute.epilogue import recomputed, with_recomputed_results
 from blufunc.kernels.recompute.min_cut import UNLIMITED, Network
-from blufunc.kernels.recompute.recompute_cost import Link, Repeatable
+from blufunc.kernels.recompute.recompute_cost import Able, Link, Repeatable
 from blufunc.kernels.recompute.repeat import nbytes
-from blufunc.kernels.rewrites.activation_sums import Kernel
 from blufunc.kernels.schedule import Schedule
 
 LEVELS = 7
@@ -44,7 +43,7 @@ class Choice:
     Attributes:
       again: the values, and for each the number of its segment.
       kept: values that are kept for that, whatever else is computed again.
-      instead: of ``again``, the activations that are computed from their argument and not with their product.
+      instead: of ``again``, the results of epilogues that are computed elementwise and not with their matmul.
       freed: bytes that are not alive at the peak for it, less those that are alive instead.
       seconds: how long it takes to compute them, estimated.
     """
@@ -73,14 +72,14 @@ class Cuts(Repeatable):
       made: the program as it was planned, with one step for each of its fusion.
       budget: bytes for its planned peak, which is more.
       machine: what time is estimated for.
-      kernel: from a product with an activation to the kernel for it, if there is one.
+      able: whether there is a kernel for a matmul with an epilogue.
 
     Attributes:
       levels: for each way to divide what is before the peak, its segments: ranges of places in ``nodes``.
     """
 
-    def __init__(self, made: Schedule, budget: int, machine: Machine, kernel: Kernel = lambda eqn: None):
-        super().__init__(made, budget, machine, kernel)
+    def __init__(self, made: Schedule, budget: int, machine: Machine, able: Able = lambda eqn: False):
+        super().__init__(made, budget, machine, able)
         self.levels = self._divide()
 
     # -- segments ----------------------------------------------------------------------------------------
@@ -184,12 +183,13 @@ class Cuts(Repeatable):
             )
             until = self.first_late.get(v, until)
             price = 0 if at_hand else self.price(v, until)
-            cheaper = self.activations.get(v) if self.place[eqn] in segment and v not in self.fixed else None
+            cheaper = self.elementwise.get(v) if self.place[eqn] in segment and v not in self.fixed else None
             if cheaper is not None:
                 network.edge(v, cheaper, price)
                 link(cheaper)
-                network.edge(cheaper, cheaper.operand, UNLIMITED)
-                pending.append((cheaper.operand, until))
+                for x in cheaper.operands:
+                    network.edge(cheaper, x, UNLIMITED)
+                    pending.append((x, until))
             elif not self._is_repeatable(eqn, segment):
                 network.edge(v, "sink", price)
             else:
@@ -208,7 +208,7 @@ class Cuts(Repeatable):
         near = network.near_source("source", "sink")
         begun = {found for found, free in links.items() if found in near and free not in near}
         side = _Side([e for e in self.nodes[segment.start : segment.stop] if e in near])
-        side.instead = [v for v in values if self.activations.get(v) in begun]
+        side.instead = [v for v in values if self.elementwise.get(v) in begun]
         side.kept = [v for v in values if v in near and self.node_of[v] not in near and v not in side.instead]
         side.seconds = sum(self.seconds[e] for e in side.equations) + sum(found.seconds for found in begun)
         return side
@@ -219,17 +219,17 @@ class Cuts(Repeatable):
     def program(self, choice: Choice, origins: dict[Eqn, int]) -> Jaxpr:
         """The program in which that is computed again; its equations are added to ``origins``."""
         base = 1 + max(origins.values(), default=0)
-        instead = {v: self.activations[v].eqns for v in choice.instead}
+        instead = {v: self.elementwise[v].eqns for v in choice.instead}
         again = {v: base + n for v, n in choice.again.items()}
         jaxpr = self.repeated(again, origins, choice.kept, instead, with_readers=True)
-        return with_activations_again(jaxpr, origins)
+        return with_recomputed_results(jaxpr, origins, self.able)
 
     def ways(self, choice: Choice, jaxpr: Jaxpr) -> dict[Var, str]:
-        """How the program of a choice has the activations that it computes without their products, for people."""
-        by_products = {e.invars[2] for e in jaxpr.eqns if result_of(e) is not None}
-        argument = {v: self.activations[v].operand for v in choice.instead}
-        by_product, by_kernel = ", by the product with its derivative,", ", from its argument,"
-        return {v: by_product if x in by_products else by_kernel for v, x in argument.items()}
+        """How the program of a choice recomputes results of epilogues without their matmuls, for people."""
+        by_matmuls = [set(e.invars) for e in jaxpr.eqns if recomputed(e)]
+        by_matmul, by_kernel = ", by the epilogue of another matmul,", ", elementwise,"
+        operands = {v: set(self.elementwise[v].operands) for v in choice.instead}
+        return {v: by_matmul if any(x <= m for m in by_matmuls) else by_kernel for v, x in operands.items()}
 
     def dropped(self, choice: Choice) -> list[Var]:
         """The values that are no longer kept from before the peak to behind it."""

@@ -1,141 +1,198 @@
-"""For a budget of memory, on devices with kernels for it: the product with GELU's derivative computes GELU again.
+"""For a budget of memory: results of matmuls with epilogues are recomputed elementwise, without their matmuls.
 
-Kernels, between stages 5 and 7, behind ``repeat.py``. In: the program of a choice for a budget, in which GELU of a
-layer is computed from its argument by a call (``of_argument``), since it was not kept:
+Kernels, between stages 5 and 7, after ``repeat.py``. In: the program of a choice for a budget, in which a result of a
+``dot_pointwise`` that was not kept is computed by a call (``recomputing``) from values that are in memory:
 
-    g = gelu(x)                       right before the first reader, the product for a weight's gradient
-    d = (a @ b) * gelu'(x)            before or behind that
+    g = gelu(x)                       right before the first reader, the matmul for a weight's gradient
+    d = (a @ b) * gelu'(x)            before or after that
 
-Out: the same, in which one kernel, which reads x in any case, gives both, and what reads g comes behind it:
+Out: the same, in which the epilogue of a matmul that reads these values in any case gives the result too, and what
+reads it comes after that:
 
     d, g = (a @ b) * gelu'(x), gelu(x)
 
-Where what reads g is wanted for the product itself, the call's body is put in its place: a kernel of its own.
+Where that matmul depends on the result, the call's equations take its place: a kernel of their own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var
+from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.primitives.linear_ops import reshape_p
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.simplify import Origins, put_in_place, rewrite
-from blufunc.kernels.rewrites.activation_epilogue import dot_dgelu_p, from_argument
+from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p, scalar
 
 
-class _Again(Primitive):
-    """A call of the equations of ``from_argument``; in no program that runs."""
+class _Recompute(Primitive):
+    """A call of equations on elements, ``jaxpr`` on arrays and ``scalars`` on scalars; in no program that runs."""
 
     kind, fresh, multiple_results, body = "call", True, True, "jaxpr"
 
-    def abstract(self, *avals: ShapedArray, jaxpr: Jaxpr) -> list[ShapedArray]:
+    def abstract(self, *avals: ShapedArray, jaxpr: Jaxpr, scalars: Jaxpr) -> list[ShapedArray]:
         return [a.strong() for a in jaxpr.out_avals]
 
 
-_again_p = _Again("gelu, again")
+_recompute_p = _Recompute("recomputed epilogue")
 
 
-def of_argument(product: Eqn) -> Eqn:
-    """A call that gives a product's activation from its other result, for a product that ``from_argument`` knows."""
-    return Eqn(
-        _again_p, product.outvars[1:], product.outvars[:1], {"jaxpr": _definition(product)}, product.source
+def recomputing(matmul: Eqn) -> list[Eqn]:
+    """Calls that compute results of a matmul with an epilogue from its other results and operands, one call each."""
+    if matmul.prim is not dot_pointwise_p:
+        return []
+    epilogue: Epilogue = matmul.params["epilogue"]
+    tile = None if epilogue.stored is None else matmul.outvars[epilogue.stored]
+    held = dict(zip(epilogue.jaxpr.invars, [tile, *_operands(matmul)], strict=True))
+    calls = []
+    for n, out in enumerate(epilogue.jaxpr.outvars):
+        v = matmul.outvars[n]
+        if n == epilogue.stored or v.__class__ is DropVar:
+            continue
+        scalars = epilogue.jaxpr.memoised(f"result {n}", functools.partial(_reaching, epilogue.jaxpr, out))
+        given = [held[x] for x in scalars.invars]
+        if all(x is not None and x.aval.size in (1, v.aval.size) for x in given):
+            params = {"jaxpr": _on_arrays(scalars, given, v), "scalars": scalars}
+            calls.append(Eqn(_recompute_p, given, [v], params, matmul.source))
+    return calls
+
+
+def equations(call: Eqn) -> tuple[Eqn, ...]:
+    """The equations of a call of ``recomputing``, on its own variables."""
+    body: Jaxpr = call.params["jaxpr"]
+    place: dict[Any, Any] = dict(
+        zip((*body.invars, *body.outvars), (*call.invars, *call.outvars), strict=True)
+    )
+    for v in (v for e in body.eqns for v in e.outvars):
+        place.setdefault(v, Var(v.aval))
+    return tuple(
+        e.with_vars([place.get(a, a) for a in e.invars], [place[v] for v in e.outvars]) for e in body.eqns
     )
 
 
-def result_of(product: Eqn) -> Var | None:
-    """GELU's result, of a product with its derivative that gives that, too: the one of the derivative's type."""
-    if product.prim is not dot_dgelu_p:
-        return None
-    first, *further = product.outvars
-    return next((v for v in further if v.aval.same_type(first.aval)), None)
+def hosts(eqns: Sequence[Eqn], call: Eqn) -> list[Eqn]:
+    """The matmuls with epilogues that read all that a call reads, and have no such result yet."""
+    return [
+        e for e in eqns
+        if e.prim is dot_pointwise_p and not recomputed(e) and set(call.invars) <= set(_operands(e))
+        and not set(call.outvars) & set(e.outvars)
+    ]  # fmt: skip
 
 
-def products_with_derivative(eqns: Sequence[Eqn]) -> dict[Atom, Eqn]:
-    """By GELU's arguments, the products that multiply by its derivative there: where there is only one, and it does
-    not give GELU again yet.
-    """
-    found: dict[Atom, list[Eqn]] = {}
-    for eqn in eqns:
-        if eqn.prim is dot_dgelu_p:
-            found.setdefault(eqn.invars[2], []).append(eqn)
-    alone = {x: products[0] for x, products in found.items() if len(products) == 1}
-    return {x: product for x, product in alone.items() if result_of(product) is None}
+def recomputed(matmul: Eqn) -> list[Var]:
+    """The results of a matmul's epilogue that do not depend on the matmul."""
+    if matmul.prim is not dot_pointwise_p:
+        return []
+    jaxpr: Jaxpr = matmul.params["epilogue"].jaxpr
+    return [
+        matmul.outvars[n] for n, out in enumerate(jaxpr.outvars)
+        if jaxpr.invars[0] not in _reaching(jaxpr, out).invars
+    ]  # fmt: skip
 
 
-def with_result(product: Eqn, call: Eqn) -> Eqn:
-    """A product with GELU's derivative that has as its last result what a call of ``of_argument`` gives."""
-    body = _with_result(product.params["jaxpr"], call.params["jaxpr"])
-    outvars = [*product.outvars, *call.outvars]
-    return Eqn(dot_dgelu_p, product.invars, outvars, {**product.params, "jaxpr": body}, product.source)
+def with_result(matmul: Eqn, call: Eqn) -> Eqn:
+    """A matmul of ``hosts`` that gives the result of a call, after its others."""
+    epilogue: Epilogue = matmul.params["epilogue"]
+    held: dict[Any, Any] = dict(zip(_operands(matmul), epilogue.jaxpr.invars[1:], strict=True))
+    scalars: Jaxpr = call.params["scalars"]
+    env: dict[Any, Any] = {v: held[x] for v, x in zip(scalars.invars, call.invars, strict=True)}
+    more = []
+    for e in scalars.eqns:
+        env.update((v, scalar(v)) for v in e.outvars)
+        more.append(e.with_vars([env.get(a, a) for a in e.invars], [env[v] for v in e.outvars]))
+    outvars = [*epilogue.jaxpr.outvars, env[scalars.outvars[0]]]
+    jaxpr = epilogue.jaxpr.replace(eqns=[*epilogue.jaxpr.eqns, *more], outvars=outvars)
+    params = {**matmul.params, "epilogue": dataclasses.replace(epilogue, jaxpr=jaxpr)}
+    n = len(outvars) - 1  # column sums come last
+    results = [*matmul.outvars[:n], *call.outvars, *matmul.outvars[n:]]
+    return Eqn(dot_pointwise_p, matmul.invars, results, params, matmul.source)
 
 
-def with_activations_again(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """The program without calls of ``of_argument``: they are results of products where that is possible.
+def with_recomputed_results(jaxpr: Jaxpr, origins: Origins, able: Callable[[Eqn], bool]) -> Jaxpr:
+    """The program without calls of ``recomputing``: they are results of matmuls where that is possible.
 
     Args:
-      origins: for equations, the call that computes them again; kept up for those that take their place.
+      origins: the call that recomputes an equation, by equation; updated for those that take its place.
+      able: whether there is a kernel for a matmul with an epilogue.
     """
-    for call in [e for e in jaxpr.eqns if e.prim is _again_p]:
-        jaxpr = _joined(jaxpr, call, origins) or jaxpr
+    for call in [e for e in jaxpr.eqns if e.prim is _recompute_p]:
+        jaxpr = _joined(jaxpr, call, origins, able) or jaxpr
 
     def step(eqn: Eqn, invars: list[Atom], alias: Any) -> list[Eqn]:
-        if eqn.prim is _again_p:
+        if eqn.prim is _recompute_p:
             return put_in_place(eqn, eqn.params["jaxpr"], invars, alias)
         return [eqn.with_invars(invars)]
 
-    return rewrite(jaxpr, step, origins) if any(e.prim is _again_p for e in jaxpr.eqns) else jaxpr
+    return rewrite(jaxpr, step, origins) if any(e.prim is _recompute_p for e in jaxpr.eqns) else jaxpr
 
 
-def _joined(jaxpr: Jaxpr, call: Eqn, origins: Origins) -> Jaxpr | None:
-    """The program in which a product gives the result of a call; None where the product reads what is made of that."""
-    product = products_with_derivative(jaxpr.eqns).get(call.invars[0])
-    if product is None:
+def _joined(jaxpr: Jaxpr, call: Eqn, origins: Origins, able: Callable[[Eqn], bool]) -> Jaxpr | None:
+    """The program in which a matmul gives the result of a call; None where that matmul reads what is made of it."""
+    matmul = next((e for e in hosts(jaxpr.eqns, call) if able(with_result(e, call))), None)
+    if matmul is None:
         return None
     eqns: list[Eqn] = []
-    behind: list[Eqn] = []  # what was before the product, and reads what it gives now
+    late: list[Eqn] = []  # what was before the matmul, and reads what it gives now
     waiting: set[Atom] = set(call.outvars)
     done = False
     for eqn in jaxpr.eqns:
-        late = not done and not waiting.isdisjoint(eqn.invars)
+        waits = not done and not waiting.isdisjoint(eqn.invars)
         if eqn is call:
             continue
-        if late and (eqn is product or eqn.effects):
+        if waits and (eqn is matmul or eqn.effects):
             return None
-        if late:
-            behind.append(eqn)
+        if waits:
+            late.append(eqn)
             waiting.update(eqn.outvars)
-        elif eqn is product:
-            made = with_result(product, call)
-            if product in origins:
-                origins[made] = origins[product]
-            eqns += [made, *behind]
+        elif eqn is matmul:
+            made = with_result(matmul, call)
+            if matmul in origins:
+                origins[made] = origins[matmul]
+            eqns += [made, *late]
             done = True
         else:
             eqns.append(eqn)
     return jaxpr.replace(eqns=eqns)
 
 
-# -- bodies, alike for alike equations, so that their costs are known --------------------------------
+def _operands(matmul: Eqn) -> Sequence[Any]:
+    """What the scalars of an epilogue are elements of, but for the first."""
+    return matmul.invars[2 + matmul.params["epilogue"].bias :]
 
 
-def _definition(product: Eqn) -> Jaxpr:
-    """GELU from its argument."""
-    return product.params["jaxpr"].memoised(
-        "gelu, again",
-        lambda: Jaxpr(product.outvars[1:], list(from_argument(product)), product.outvars[:1], name="gelu"),
-    )
+def _reaching(jaxpr: Jaxpr, out: Atom) -> Jaxpr:
+    """The part of a jaxpr of scalars that one result needs, with the parameters that it needs."""
+    needed: set[Any] = {out}
+    eqns = []
+    for e in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(e.outvars):
+            eqns.append(e)
+            needed.update(e.invars)
+    return Jaxpr([v for v in jaxpr.invars if v in needed], eqns[::-1], [out], name="epilogue")
 
 
-@functools.lru_cache(256)
-def _with_result(definition: Jaxpr, gelu: Jaxpr) -> Jaxpr:
-    place: dict[Any, Any] = {gelu.invars[0]: definition.invars[2]}
-    more = []
-    for e in gelu.eqns:
-        place.update((v, Var(v.aval)) for v in e.outvars)
-        more.append(e.with_vars([place.get(a, a) for a in e.invars], [place[v] for v in e.outvars]))
-    return definition.replace(
-        eqns=[*definition.eqns, *more], outvars=[*definition.outvars, place[gelu.outvars[0]]]
-    )
+def _on_arrays(scalars: Jaxpr, given: Sequence[Var], result: Var) -> Jaxpr:
+    """A jaxpr of scalars as one of arrays, which have the shape of a result."""
+    shape = result.aval.shape
+
+    def make() -> Jaxpr:
+        ins = [Var(x.aval) for x in given]
+        env: dict[Any, Any] = {}
+        eqns = []
+        for v, x in zip(scalars.invars, ins, strict=True):
+            env[v] = x
+            if x.aval.size > 1 and x.aval.shape != shape:
+                env[v] = Var(x.aval.with_shape(shape))
+                eqns.append(Eqn(reshape_p, [x], [env[v]], {"shape": shape}, None))
+        for e in scalars.eqns:
+            (v,) = e.outvars
+            env[v] = Var(v.aval.with_shape(shape))
+            ins_of = [a if a.__class__ is Literal else env[a] for a in e.invars]
+            eqns.append(Eqn(e.prim, ins_of, [env[v]], e.params, None))
+        return Jaxpr(ins, eqns, [env[scalars.outvars[0]]], name="epilogue")
+
+    return scalars.memoised(("on arrays", shape, tuple([x.aval for x in given])), make)

@@ -8,14 +8,15 @@ products, which do arithmetic, and operations on elements, which move bytes, are
 An equation that is computed again becomes part of the kernel behind the peak that reads it. So where only kernels read
 its result, that is not written then, nor read, as it is if it is kept; for a library call it is written. What it reads
 costs its time once for a kernel; and, if it is of the same kernel before the peak, only where computing again begins,
-which is what a ``Link`` says. Another kind of link goes from the activation that a product computes to its argument,
-which the product stores as well: where that is kept, a kernel computes the activation alone again, or the product with
-its derivative, which reads the argument anyway, does that besides (``epilogue.py``).
+which is what a ``Link`` says. Another kind of link goes from a result of a matmul's epilogue to the values that it is
+computed from elementwise: where these are kept, a kernel recomputes it without the matmul, or the epilogue of another
+matmul, which reads them anyway, does so as well (``epilogue.py``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,11 +28,12 @@ from blufunc.kernels.cost import arithmetic, of_eqn
 from blufunc.kernels.fusion.fuse import Opaque, Region, Step
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.ops.points import POINTS
+from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.kernels.recompute import epilogue
 from blufunc.kernels.recompute.repeat import Divided, nbytes
-from blufunc.kernels.rewrites.activation_epilogue import from_argument
-from blufunc.kernels.rewrites.activation_sums import Kernel
 from blufunc.kernels.schedule import OpaqueStep, Schedule
+
+Able = Callable[[Eqn], bool]
 
 _ALL = 1 / 8
 """What a byte counts that is free for all of the time, beside one that is for all of the time over budget: of values
@@ -44,13 +46,13 @@ class Link:
     """What it takes to begin with a value, where it is not computed again itself.
 
     Attributes:
-      operand: the value.
+      operands: the value; of a result of an epilogue, all values that it is computed from.
       seconds: how long it takes to read it, and to do what ``eqns`` do.
       maker: its equation, if that makes it free to be computed again; None: it is never free.
       eqns: the equations that compute another result of that equation from it; none if it is only read.
     """
 
-    operand: Var
+    operands: tuple[Var, ...]
     seconds: float
     maker: Eqn | None = None
     eqns: tuple[Eqn, ...] = ()
@@ -63,7 +65,7 @@ class Repeatable(Divided):
       made: the program as it was planned, with one step for each of its fusion.
       budget: bytes for its planned peak, which is more.
       machine: what time is estimated for.
-      kernel: from a product with an activation to the kernel for it, if there is one.
+      able: whether there is a kernel for a matmul with an epilogue.
 
     Attributes:
       steps: those of the fusion, in the order in which they run.
@@ -76,10 +78,10 @@ class Repeatable(Divided):
       seconds: how long each takes once more, but for its links; none for what is not computed twice.
       links: what equations of kernels take besides, for each of their operands.
       waiting: how long it takes kernels to write and to read a value only because it is kept.
-      activations: of a product's result, the link to its argument, by which it is had without the product.
+      elementwise: for results of epilogues, the link by which they are computed without the matmul.
     """
 
-    def __init__(self, made: Schedule, budget: int, machine: Machine, kernel: Kernel = lambda eqn: None):
+    def __init__(self, made: Schedule, budget: int, machine: Machine, able: Able = lambda eqn: False):
         by_eqn = {id(s.eqn): s for s in made.fusion.steps if isinstance(s, Opaque)}
         self.steps = [by_eqn[id(s.eqn)] if isinstance(s, OpaqueStep) else s.region for s in made.steps]  # type: ignore[union-attr]
         fusion = replace(made.fusion, steps=self.steps)
@@ -89,7 +91,7 @@ class Repeatable(Divided):
         position = {id(e): i for i, e in enumerate(fusion.jaxpr.eqns)}
         ran = [e for s in self.steps[: self.at + 1] for e in (s.eqns if isinstance(s, Region) else [s.eqn])]
         super().__init__(fusion, max((position[id(e)] for e in ran), default=-1))
-        self.machine, self._kernel = machine, kernel
+        self.machine, self.able = machine, able
         self.excess = made.plan.peak_bytes - budget
         self._read_lives(made, budget)
         self._find_nodes()
@@ -137,9 +139,10 @@ class Repeatable(Divided):
         self.seconds: dict[Eqn, float] = {}
         self.links: dict[Eqn, list[Link]] = {}
         self.waiting: dict[Var, float] = {}
-        self.activations: dict[Var, Link] = {}
+        self.elementwise: dict[Var, Link] = {}
         self._kernels: dict[Var, int] = {}  # how many behind the peak read a value
-        self._with_derivative = epilogue.products_with_derivative(self.jaxpr.eqns)
+        late = {e for s in self.steps[self.at + 1 :] if not isinstance(s, Region) for e in [s.eqn]}
+        self._late_matmuls = [e for e in self.jaxpr.eqns if e in late and e.prim is dot_pointwise_p]
         self._by_library: set[Var] = set()
         self._fused: set[Var] = set()
         self._read_early = {v for step in self.steps[: self.at + 1] for v in step.inputs}
@@ -151,7 +154,7 @@ class Repeatable(Divided):
         for step in self.steps[: self.at + 1]:
             if not isinstance(step, Region):
                 self._add(step.eqn, list(dict.fromkeys(step.inputs)), self._seconds_of(step.eqn))
-                self._add_activation(step.eqn)
+                self._add_elementwise(step.eqn)
             elif not step.eqns:  # a copy
                 (v,) = step.outputs
                 self._add(self.maker[v], step.inputs, self.machine.launch + self._moving(v, *step.inputs))
@@ -180,7 +183,7 @@ class Repeatable(Divided):
             written = [v for v in eqn.outvars if v in region.outputs and self._is_written(v)]
             seconds += self._moving(*written) + self.machine.launch * len(written)
             found = [links[x] for x in reads[eqn] if x in links]
-            alone = [link for link in found if link.maker is None and readers[link.operand] == 1]
+            alone = [link for link in found if link.maker is None and readers[link.operands[0]] == 1]
             seconds += sum(link.seconds for link in alone)
             self._add(eqn, reads[eqn], None if eqn.prim in POINTS else seconds)
             self.links[eqn] = [link for link in found if link not in alone]
@@ -193,9 +196,9 @@ class Repeatable(Divided):
         it is not in memory before.
         """
         if x not in region.roles:
-            return Link(x, self._moving(x))
+            return Link((x,), self._moving(x))
         free = x in self._kernels or x not in region.outputs
-        return Link(x, 0.0 if free else self._moving(x), self.maker[x])
+        return Link((x,), 0.0 if free else self._moving(x), self.maker[x])
 
     def _waiting(self, v: Var, region: Region, fused: bool) -> float:
         """What keeping a value takes kernels: to write it, if nobody wants it in memory before, and to read it.
@@ -211,22 +214,22 @@ class Repeatable(Divided):
         """Whether a kernel that computes a value again has to write it."""
         return v in self._by_library or self._kernels.get(v, 0) != 1
 
-    def _add_activation(self, eqn: Eqn) -> None:
-        """The way from the argument of a product's activation to it: by the product behind the peak that multiplies by
-        its derivative, if a kernel can, which writes it besides; else by a kernel of its own.
+    def _add_elementwise(self, eqn: Eqn) -> None:
+        """The ways to the results of an epilogue without its matmul: by the epilogue of a matmul after the peak that
+        reads what they are computed from, if there is a kernel, which writes them as well; else by a kernel of its own.
         """
-        if not (eqns := from_argument(eqn)):
-            return
-        result, argument = eqn.outvars
-        call = epilogue.of_argument(eqn)
-        product = self._with_derivative.get(argument)
-        if product is not None and self.made[product.outvars[0]] > self.peak:
-            if self._kernel(epilogue.with_result(product, call)) is not None:
-                self.activations[result] = Link(argument, self._moving(result), eqn, (call,))
-                return
-        work = sum(map(arithmetic, eqns)) / self.machine.flops
-        seconds = self.machine.launch + max(self._moving(result, argument), work)
-        self.activations[result] = Link(argument, seconds, eqn, eqns)
+        for call in epilogue.recomputing(eqn):
+            (result,), operands = call.outvars, tuple(a for a in call.invars if isinstance(a, Var))
+            able = (
+                self.able(epilogue.with_result(e, call)) for e in epilogue.hosts(self._late_matmuls, call)
+            )
+            if any(able):
+                self.elementwise[result] = Link(operands, self._moving(result), eqn, (call,))
+                continue
+            eqns = epilogue.equations(call)
+            work = sum(map(arithmetic, eqns)) / self.machine.flops
+            seconds = self.machine.launch + max(self._moving(result, *operands), work)
+            self.elementwise[result] = Link(operands, seconds, eqn, eqns)
 
     def _seconds_of(self, eqn: Eqn) -> float | None:
         """The time of a library call; None for what is done once: effects, exchanges, calls of the user's functions."""
@@ -251,10 +254,8 @@ def _step_seconds(step: Step, machine: Machine) -> float:
 
 
 def _library_seconds(eqn: Eqn, machine: Machine) -> float:
-    """The time of a library call. An activation is not hidden behind its product, as far as was measured: the product
-    of 32768 x 3072 x 768 takes 280 us with it, 221 by its arithmetic (``docs/design/004``). Nor is one that the product
-    with its derivative gives besides, as far as is assumed.
-    """
+    """The time of a library call. The traffic of an epilogue's results but for the first adds to it."""
+    # measured: a matmul of 32768 x 3072 x 768 with GELU takes 280 us, 221 by its arithmetic (H200)
     seconds = machine.launch + of_eqn(eqn, "library").seconds(machine)
-    beside = eqn.outvars[0] if from_argument(eqn) else epilogue.result_of(eqn)
-    return seconds + (0.0 if beside is None else nbytes(beside) / machine.bandwidth)
+    more = eqn.outvars[1 : len(eqn.params["epilogue"].jaxpr.outvars)] if eqn.prim is dot_pointwise_p else []
+    return seconds + sum(map(nbytes, more)) / machine.bandwidth

@@ -1,6 +1,6 @@
 """Before stage 5, for devices with tensor cores: float32 products as sums of products of narrower parts.
 
-Kernels, before ``activation_epilogue`` and ``rewrite``. In: a program whose products ask for a precision that is an
+Kernels, before ``pointwise_epilogue`` and ``rewrite``. In: a program whose products ask for a precision that is an
 ``Algorithm``, or is met by one that is quicker. Out: one that computes them so, in equations like any other:
 conversions and subtractions make the parts, in the kernel that computes an operand where there is one; products of
 parts, of which each adds to the sum of those before it, from small ones to large; and what puts the result together, in

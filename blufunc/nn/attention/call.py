@@ -364,7 +364,7 @@ class _Attention(_Whole):
 
 
 class _AttentionGrad(_Whole):
-    name, definition, statistic, whole, again = "attention_grad", _backward, 4, 6, True
+    name, definition, statistic, whole, recomputed = "attention_grad", _backward, 4, 6, True
     linearize = None  # type: ignore[assignment]
 
     def jvp(self, primals, tangents, *, jaxpr, **how):
@@ -382,7 +382,7 @@ class _AttentionGrad(_Whole):
 class _AttentionTableGrad(Call):
     """A call of ``_table_gradient`` like any other: it has a name so that ``explain`` can tell of it."""
 
-    name, again = "attention_table_grad", True
+    name, recomputed = "attention_table_grad", True
 
 
 attention_p, attention_grad_p = _Attention(), _AttentionGrad()

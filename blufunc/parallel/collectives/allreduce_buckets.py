@@ -17,7 +17,7 @@ from blufunc.kernels.loopir.access_map import moves
 from blufunc.parallel.collectives import primitives as mc
 
 BUCKET_BYTES = 25 << 20
-"""Bytes at which a bucket is full: links reach about their full bandwidth from here on."""
+"""Bytes of a full bucket: enough for about the full bandwidth of links."""
 
 _KINDS = {mc.psum_invariant_p: "all_reduce", mc.mesh_psum_scatter_p: "reduce_scatter"}
 
@@ -107,7 +107,7 @@ class _Buckets:
                 self.take(reader)
 
     def want(self, eqn: Eqn) -> None:
-        """Emit a sum that is read now: alone if it is the newest and more will come, else with its bucket."""
+        """Emit a sum that is read now: alone if newest and more follow, else its bucket."""
         axes = _axes(eqn)
         if eqn is not self.waiting[axes][-1] or not self.left[axes]:
             self.flush(axes)

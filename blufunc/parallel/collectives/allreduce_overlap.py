@@ -18,10 +18,10 @@ from blufunc.parallel.collectives import primitives as mc
 from blufunc.parallel.collectives.allreduce_buckets import passes_on
 
 SUMMED = 1e11
-"""All-reduce bandwidth of the GPUs of one host, bytes per second. measured: four H200s without multicast."""
+"""All-reduce bytes per second in one host. measured: four H200s, no multicast."""
 
 WORTH = 0.9
-"""Fraction of the wait that may remain: hiding more of it is not worth keeping operands alive for longer."""
+"""Fraction of the wait that may remain: less is not worth longer lifetimes."""
 
 
 def with_cover(jaxpr: Jaxpr) -> Jaxpr:
@@ -83,7 +83,7 @@ def _ancestors(eqns: Sequence[Eqn], needed: Iterable[Any]) -> set[Any]:
 
 
 def _with_readers(eqns: Sequence[Eqn], later: set[Eqn]) -> set[Eqn] | None:
-    """A bucket (the first of ``eqns``) and what passes its sums on; None if other equations read them."""
+    """A bucket, first of ``eqns``, and what passes it on; None if others read it."""
     found = {eqns[0]}
     values = set(eqns[0].outvars)
     for e in eqns[1:]:

@@ -141,7 +141,7 @@ _WORDS = {"V": "varying", "I": "invariant", "U": "unreduced", "R": "reduced"}
 def unreduced_error(
     eqn: Eqn, axis: str, operands: set[int], other: int | None = None
 ) -> errors.ShardingError:
-    """The error of an operation that is not linear in an unreduced operand, or not in it alone."""
+    """The error of an operation that is not linear in an unreduced operand alone."""
     which = ", ".join(map(str, sorted(operands)))
     with_other = f" and a varying operand {other}" if other is not None else ""
     return errors.ShardingError(

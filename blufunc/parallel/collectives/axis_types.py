@@ -255,7 +255,7 @@ class Typer(CollectiveTyper):
     def _cast_outside(
         self, body: Jaxpr, ins: Sequence[Types], outs: Sequence[Types] | None, which: Iterable[int]
     ) -> list[Types]:
-        """The types of a body's parameters; those in ``which`` after the casts at its start.
+        """Types of a body's parameters; those in ``which`` after their casts.
 
         If a body only casts a parameter to varying, cast it outside: the transpose of the cast is a sum over the ranks,
         which then runs once, outside of a loop.
@@ -332,7 +332,7 @@ class Typer(CollectiveTyper):
         self.write(eqn.prim, invars, {**eqn.params, "branches": bodies}, eqn.outvars, outs)
 
     def _among_ways(self, types: Types, verdict: Types) -> Types:
-        """The types of operands or results of branches that ranks may choose independently.
+        """Types of operands or results of branches that ranks choose independently.
 
         If ranks may choose differently, cast values outside: the transpose of a cast is a collective, which all ranks
         must reach.
@@ -353,7 +353,7 @@ class Typer(CollectiveTyper):
         return tuple(joined)
 
     def _check_predicate(self, name: str, types: Types, bodies: Sequence[Jaxpr]) -> None:
-        """Raise ShardingError if ranks could branch apart at a collective, which would deadlock."""
+        """Raise ShardingError if ranks could diverge at a collective and deadlock."""
         used = set().union(*[_collective_axes(b, self.mesh) for b in bodies])
         for axis, t in zip(self.mesh.axis_names, types, strict=True):
             if t in "VU" and axis in used:

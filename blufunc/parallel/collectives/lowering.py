@@ -1,4 +1,4 @@
-"""Lowering of collectives: collectives along dimension 0, and the index of the rank.
+"""Lowering of collectives: to dimension 0, and to the index of the rank.
 
 Parallel, between stages 3 and 4. In: a local jaxpr. Out: the same program, in which local operations (``shard_slice``,
 ``shard_pad``, ``keep_first``) are slices and selects at ``mesh_axis_index``, and collectives join and split dimension 0
@@ -27,7 +27,7 @@ from blufunc.parallel.collectives.allreduce_overlap import with_cover
 
 
 def lower_collectives(jaxpr: Jaxpr) -> Jaxpr:
-    """Lower ``shard_slice``, ``shard_pad`` and ``keep_first``, and move collectives to dimension 0."""
+    """Lower local collectives to slices, and move others to dimension 0."""
 
     def step(eqn: Eqn, invars: Sequence[Any], alias: Callable) -> list[Eqn]:
         eqn = eqn.with_invars(invars)

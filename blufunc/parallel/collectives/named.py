@@ -1,4 +1,4 @@
-"""Collectives over named axes, as equations: ``psum``, ``all_gather``, ``ppermute``, ...
+"""Collectives over named axes: ``psum``, ``all_gather``, ``ppermute``, ...
 
 Parallel, used at stage 2. In: ``lax.psum(x, "i")`` inside a function that ``vmap`` maps over the axis ``i``, or that
 ``shard_map`` runs. Out: an equation. The batching rule for the axis of that name replaces the collective by an ordinary
@@ -151,7 +151,7 @@ class _AllToAll(Collective):
 
 
 class _Permute(Collective):
-    """Send values by (src, dst) pairs of ``perm``; elements without a source get zeros."""
+    """Send values by (src, dst) pairs of ``perm``; zeros without a source."""
 
     def abstract(self, x, *, axes, sizes, perm):
         return x.strong()
@@ -187,7 +187,7 @@ class _AxisIndex(Collective):
 
 
 class _CastTo(Collective):
-    """The same value under another type over mesh axes: a letter, as in ``primitives``."""
+    """The same value with another type over mesh axes (see ``primitives``)."""
 
     transpose = unsupported("casts are inserted before differentiation")
 
@@ -237,7 +237,7 @@ def psum(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups:
 
 
 def pmean(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
-    """Mean over one or several named axes; ``x`` is a pytree. Integers and bools give a float32."""
+    """Mean over one or several named axes of a pytree, float32 for integers and bools."""
     axes, sizes = _axes(axis_name, "pmean", axis_index_groups)
 
     def one(v):
@@ -328,7 +328,7 @@ def all_to_all(
     axis_index_groups: None = None,
     tiled: bool = False,
 ) -> Any:
-    """Exchange slices: element k gets slice k along ``split_axis`` of all elements.
+    """Swap slices: element k gets slice k along ``split_axis`` of all elements.
 
     The split dimension has the size of the axis and is removed, and slices are stacked along a new ``concat_axis``; or,
     if ``tiled``, the first is split and the second extended.
@@ -353,7 +353,7 @@ def pswapaxes(
 
 
 def ppermute(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> Any:
-    """Send values from src to dst for each (src, dst) of ``perm``; elements without a source get zeros."""
+    """Send values by (src, dst) pairs of ``perm``; zeros without a source."""
     axes, sizes = _ranks(axis_name, "ppermute", None)
     n = math.prod(sizes)
     pairs = [ints(pair, "ppermute", "a pair of perm") for pair in sequence(perm, "ppermute", "perm", "pairs")]
@@ -385,7 +385,7 @@ def pshuffle(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[in
 
 
 def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Any:
-    """Index along a named axis, a scalar int32; row-major over several axes, 0 over none."""
+    """Index along a named axis, or row-major along several: a scalar int32."""
     axes, sizes = _axes(axis_name, "axis_index", None)
     position: Any = None
     for name, size in zip(axes, sizes, strict=True):
@@ -395,7 +395,7 @@ def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Any:
 
 
 def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
-    """Cast to another type over mesh axes, without communication; only in ``shard_map``.
+    """Cast to another type over mesh axes without communication, in ``shard_map``.
 
     Args:
       x: a pytree of arrays.
@@ -482,7 +482,7 @@ def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...]
 
 
 def _ranks(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
-    """The names and sizes of axes with a common row-major index: at least one; if several, mesh axes."""
+    """Names and sizes of axes with a joint index: one axis, or several mesh axes."""
     axes, sizes = _axes(axis_name, what, groups)
     if not axes:
         raise errors.ArgumentError(f"{what} over no axis.", where=source.here(), fix="name one")
@@ -502,7 +502,7 @@ def _bound(prim: Primitive, x: Any, axes: tuple, sizes: tuple, **params: Any) ->
 
 
 def _parts(x: Any, dim: int, n: int, tiled: bool, what: str) -> Any:
-    """Give the n parts of ``x`` along ``dim`` a dimension: ``dim`` itself or, if tiled, the one after it."""
+    """Split ``dim`` of ``x`` into n parts: of size 1, or if tiled a dimension."""
     shape = x.aval.shape
     if shape[dim] % n if tiled else shape[dim] != n:
         raise errors.ShapeError(

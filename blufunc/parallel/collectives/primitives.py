@@ -98,7 +98,7 @@ class MeshCollective(Primitive):
         return out, zero(out.aval) if t.__class__ is Zero else self.bind(t, **params)
 
     def batch(self, axis, args, dims, **params):
-        """Shift the dimensions that parameters name past a batch axis; the batch axis stays."""
+        """Shift dimensions in parameters past a batch axis, which stays in place."""
         (x,), (d,) = args, dims
         moved = {k: v + (v >= d) if k in _DIMENSIONS else v for k, v in params.items()}
         return self.bind(x, **moved), d
@@ -213,7 +213,7 @@ class _Pcast(MeshCollective):
 
 
 class _KeepFirst(MeshCollective):
-    """The values of the first rank, and zeros on the others, so that their sum is the common value."""
+    """The first rank's values, and zeros on others: their sum is the common value."""
 
     name, communicates = "keep_first", False
     types = (("I", "U"),)

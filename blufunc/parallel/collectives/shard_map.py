@@ -268,13 +268,13 @@ def _residual_spec(types: Types, mesh: AbstractMesh) -> PartitionSpec:
 
 
 def _stacked(x: Any, types: Types, mesh: AbstractMesh) -> Any:
-    """A residual as saved: with a leading dimension over the ranks it varies on, if any."""
+    """A residual as saved: with a leading dimension over ranks it varies on."""
     x = _recast(x, types, mesh, "U", "V")
     return reshape(x, (1, *x.aval.shape)) if set(types) & {"V", "U"} else x
 
 
 def _unstacked(x: Any, types: Types, mesh: AbstractMesh) -> Any:
-    """The residual again."""
+    """The inverse of ``_stacked``."""
     x = reshape(x, x.aval.shape[1:]) if set(types) & {"V", "U"} else x
     return _recast(x, types, mesh, "V", "U")
 
@@ -362,7 +362,7 @@ def _global_type(local: ShapedArray, mesh: AxisSizes, spec: PartitionSpec) -> Sh
 
 
 def divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndarray]:
-    """Split ``x`` into shards; over unreduced axes the first rank gets all, the others zeros."""
+    """Split ``x`` into shards; of unreduced ones the first rank gets all."""
     parts = []
     for rank, index in enumerate(NamedSharding(mesh, spec).indices(x.shape)):  # type: ignore[arg-type]
         part = x[index]
@@ -373,7 +373,7 @@ def divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndarr
 
 
 def assemble(parts: Sequence[np.ndarray], mesh: AxisSizes, spec: PartitionSpec) -> np.ndarray:
-    """Assemble the global value from shards; unreduced ones are summed in the order of ranks."""
+    """Assemble the global value from shards; unreduced ones are summed."""
     first = np.asarray(parts[0])
     sharding = NamedSharding(mesh, spec)  # type: ignore[arg-type]
     shape = tuple(n * k for n, k in zip(first.shape, sharding.parts(first.ndim), strict=True))

@@ -53,7 +53,7 @@ class CollectiveTyper(CastWriter):
         return self.cast(x, self.changed(x, eqn.params["axes"], "V"))
 
     def _summands(self, eqn: Eqn) -> tuple[Atom, str]:
-        """The operand of a sum, and its type over all axes of the sum: U if over any of them, else V."""
+        """The operand of a sum, and its type: U if unreduced over any axis, else V."""
         axes, (x,) = eqn.params["axes"], eqn.invars
         unreduced = {a for a in axes if self._letter(x, a) == "U"}
         varying = [a for a in axes if a not in unreduced]

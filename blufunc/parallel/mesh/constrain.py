@@ -21,7 +21,7 @@ from blufunc.parallel.mesh.spec import PartitionSpec
 
 
 class ShardingConstraint(Linear):
-    """The operand, laid out by ``spec``; propagation chooses the dimensions in ``free``."""
+    """The operand with sharding ``spec``; propagation chooses ``free`` dimensions."""
 
     name, kind, identity = "sharding_constraint", "elementwise", True
     linear, shard = (), staticmethod(elementwise)

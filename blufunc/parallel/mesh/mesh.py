@@ -129,7 +129,7 @@ class AbstractMesh(AxisSizes):
 
 
 class Mesh(AxisSizes):
-    """Devices along named axes. As a context manager, the current mesh: the default of specs.
+    """Devices along named axes. As a context manager, the default mesh of specs.
 
     Args:
       devices: an array of devices, of one dimension for each axis.

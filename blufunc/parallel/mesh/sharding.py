@@ -136,7 +136,7 @@ class NamedSharding(Sharding):
         return tuple(self.mesh.size_of(names_of(entry)) for entry in self.spec.for_rank(ndim))
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of each shard, padding included: each dimension divided by its parts, rounded up."""
+        """The shape of each shard, padding included: dimensions / parts, rounded up."""
         return tuple(-(-n // k) for n, k in zip(global_shape, self.parts(len(global_shape)), strict=True))
 
     def is_even(self, global_shape: Sequence[int]) -> bool:
@@ -155,7 +155,7 @@ class NamedSharding(Sharding):
         return tuple(position)
 
     def indices(self, global_shape: Sequence[int]) -> list[Index]:
-        """For each rank the index of its shard in an array of this shape, without padding; may be empty."""
+        """The index of each rank's shard in an array, without padding; may be empty."""
         sizes = self.shard_shape(global_shape)
         return [
             tuple(

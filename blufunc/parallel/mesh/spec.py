@@ -1,4 +1,4 @@
-"""Partition specs: the mesh axes along which each dimension of an array is sharded.
+"""Partition specs: the mesh axes that shard each dimension of an array.
 
 Parallel, before stage 3. In: names. Out: a ``PartitionSpec``; ``sharding.py`` binds it to a mesh.
 """

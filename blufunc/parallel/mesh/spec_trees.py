@@ -70,7 +70,7 @@ def _sharding(entry: Any, mesh: Mesh | AbstractMesh | None, what: str) -> NamedS
 
 
 def check_ranks(shardings: Shardings, avals: Sequence[ShapedArray], treedef: tree.TreeDef, what: str) -> None:
-    """Raise ShardingError, with the leaf's path, if a spec has more entries than its value has dimensions."""
+    """Raise ShardingError, with the leaf's path, if a spec has too many entries."""
     for i, (sharding, aval) in enumerate(zip(shardings, avals, strict=True)):
         if sharding is None:
             continue

@@ -72,7 +72,7 @@ def _claims(lines: _Lines, layouts: Mapping[Var, Layout]) -> dict[str, list[Line
 
 
 class _Lines:
-    """Dimensions of values and factors of nodes, joined into lines; compound dimensions by their major factor."""
+    """Dimensions of values and factors of nodes, joined into lines by major factor."""
 
     def __init__(self, nodes: Sequence[Node]):
         self._parent: dict[Any, Any] = {}

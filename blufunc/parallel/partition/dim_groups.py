@@ -48,7 +48,7 @@ class Node:
                     self.majors.setdefault(f, set()).update(factors[:i])
 
     def may_divide(self, factor: int, mesh: AbstractMesh) -> bool:
-        """True if all factors that precede it in a dimension are split into single elements."""
+        """True if all preceding factors of a dimension are split into single elements."""
         sizes = self.rule.sizes
         return all(mesh.size_of(self.axes.get(f, ())) == sizes[f] for f in self.majors.get(factor, ()))
 
@@ -66,7 +66,7 @@ class Node:
                     break
 
     def concede(self, f: int, axes: Axes, mesh: AbstractMesh) -> bool:
-        """Shard a factor along ``axes`` as far as other axes allow; True if that changed it."""
+        """Shard a factor along ``axes`` as far as possible; True if that changed it."""
         now = self.axes.get(f, ())
         if axes[: len(now)] != now or not self.may_divide(f, mesh):
             return False
@@ -92,7 +92,7 @@ class Node:
         return [tuple(self._along(factors, mesh) for factors in ds) for ds in dims]
 
     def _along(self, factors: tuple[int, ...], mesh: AbstractMesh) -> Axes:
-        """The mesh axes of a dimension of these factors: of a minor one only if the major ones are used up."""
+        """Mesh axes of a dimension of factors: of minor ones once major ones are used up."""
         found: Axes = ()
         for f in factors:
             axes = self.axes.get(f, ())
@@ -138,7 +138,7 @@ def body_ties(eqn: Eqn) -> tuple[list[Node], list[Node]] | None:
 
 
 def _tie(operands: Sequence[Atom], results: Sequence[Atom]) -> Node:
-    """Values that lie alike."""
+    """Tie values of one layout."""
     shape = operands[0].aval.shape
     dims = tuple((d,) for d in range(len(shape)))
     rule = Rule((dims,) * len(operands), (dims,) * len(results), shape)
@@ -153,7 +153,7 @@ def _tie_scanned(stacked: Atom, one: Atom) -> Node:
 
 
 def distinct(jaxpr: Jaxpr) -> Jaxpr:
-    """A copy in which every variable, in bodies too, is bound once; bodies are simplified, too."""
+    """A simplified copy in which every variable, in bodies too, is bound once."""
     new: dict[Any, Atom] = {}
 
     def of(atom: Any) -> Any:

@@ -54,7 +54,7 @@ class Explicit:
         self._body(jaxpr, ins)
 
     def _explicit(self, layout: Iterable[Axes]) -> Layout:
-        """The explicit axes of a layout; an axis after a non-explicit one shards shares, and is dropped."""
+        """The explicit axes of a layout, up to the first other axis per dimension."""
         explicit = self.mesh.explicit
         return tuple(tuple(itertools.takewhile(explicit.__contains__, axes)) for axes in layout)
 
@@ -76,7 +76,7 @@ class Explicit:
     # -- equations -----------------------------------------------------------------------------------
 
     def _body(self, jaxpr: Jaxpr, ins: Sequence[Layout | None], loose: Sequence[bool] = ()) -> list[Layout]:
-        """Propagate through a body with parameters of layouts ``ins``; the layouts of its results."""
+        """Propagate layouts ``ins`` through a body; the layouts of its results."""
         for var, layout, free in zip(jaxpr.invars, ins, loose or [False] * len(ins), strict=True):
             if layout is not None:
                 self._set(var, layout, free)
@@ -137,7 +137,7 @@ class Explicit:
     def _ambiguous(
         self, eqn: Eqn, node: Node, claimed: Sequence[tuple[Atom, Sequence]]
     ) -> errors.ShardingError:
-        """The error of operands that disagree; the candidates are their individual layouts."""
+        """The error of operands that disagree, with their layouts as candidates."""
         candidates: dict[PartitionSpec, None] = {}
         for first in range(len(claimed)):
             if claimed[first][1]:
@@ -174,7 +174,7 @@ class Explicit:
     def _loop(
         self, eqn: Eqn, carry: list[Layout], step: Callable[[list[Layout]], list[Layout]]
     ) -> list[Layout]:
-        """The layouts of carries at a fixpoint: a step may shard them further, but not otherwise."""
+        """The layouts of carries at a fixpoint: a step may only shard them further."""
         while True:
             after = step(carry)
             joined = [

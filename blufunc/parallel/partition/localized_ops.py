@@ -45,7 +45,7 @@ def _shifted(
     layout: Layout,
     clip: bool,
 ) -> tuple[Any, Any]:
-    """Indices relative to the start of the table's share, along sharded dimensions; and absolute ones.
+    """Indices relative to the table's share along sharded dimensions; absolute ones.
 
     ``tops`` are the last valid starts of a window in the whole table.
     """
@@ -71,7 +71,7 @@ def _row(numbers: Sequence[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _gather(to, eqn, node, operands, params, results):
-    """Look up the share of a table; rows of other shares give 0, and the result is a sum over the shares."""
+    """Look up a table's share; the result, 0 for rows elsewhere, is unreduced."""
     x, indices = operands
     numbers, mode = params["dimension_numbers"], params["mode"]
     shape = eqn.invars[0].aval.shape
@@ -115,7 +115,7 @@ def _scatter(to, eqn, node, operands, params, results):
 
 
 def _random_bits(to, eqn, node, operands, params, results):
-    """Random bits of this share: each element's depend only on the key and its global position."""
+    """Random bits of this share, functions of the key and the global position."""
     (keys,) = operands
     shape, width, k = params["shape"], params["bit_width"], keys.aval.ndim
     layout = results[0][k:]

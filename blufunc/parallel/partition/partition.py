@@ -172,7 +172,7 @@ class _Body:
     def read(
         self, atom: Atom, layout: Layout, unreduced: frozenset[str] = _NONE, exactly: bool = False
     ) -> Shard:
-        """The value in ``layout``, with sums pending over at most ``unreduced``, or exactly these axes."""
+        """The value in ``layout``, unreduced over a subset of (or exactly) these axes."""
         if isinstance(atom, Literal):
             shard = Shard(atom.array, atom.aval, layout, zero=_is_zero(atom))
             return self.as_unreduced(shard, unreduced) if exactly else shard
@@ -193,7 +193,7 @@ class _Body:
         return resharded
 
     def _transposed(self, var: Var, layout: Layout) -> Shard:
-        """Reshard the operand of a transpose instead of its result, so that a tied table is gathered once."""
+        """Reshard a transpose's operand, not its result: gather a tied table once."""
         eqn = self.transposed[var]
         permutation = eqn.params["permutation"]
         before = tuple(layout[permutation.index(d)] for d in range(len(layout)))
@@ -201,7 +201,7 @@ class _Body:
         return Shard(transpose_p.bind(moved.value, **eqn.params), var.aval, layout, zero=moved.zero)
 
     def as_unreduced(self, shard: Shard, unreduced: frozenset[str]) -> Shard:
-        """Make the value a sum over ``unreduced`` axes: one device keeps it, the others get zeros."""
+        """Make a value unreduced over axes: one device keeps it, others get zeros."""
         more = tuple(a for a in self.to.mesh.axis_names if a in unreduced - shard.unreduced)
         if not more:
             return shard
@@ -215,7 +215,7 @@ class _Body:
         return _is_zero(atom) if isinstance(atom, Literal) else any(s.zero for s in self.versions[atom])
 
     def unreduced_over(self, atom: Atom) -> frozenset[str]:
-        """Axes over which a value may stay a sum, having one reader only. Zero is a sum over any."""
+        """Axes over which a value with a single reader may stay unreduced; zero: any."""
         if self.is_zero(atom):
             return frozenset(self.to.mesh.axis_names)
         if isinstance(atom, Literal) or self.readers[atom] > 1:
@@ -322,7 +322,7 @@ class _Body:
         self.results(eqn, [self.to.reduce(x, axes, how) for x, how in zip(outs, hows, strict=True)], layouts)
 
     def _stays_unreduced(self, eqn: Eqn, node: Node) -> tuple[frozenset[str], frozenset[int]]:
-        """The axes over which the result stays a sum because operands are, and these operands."""
+        """Axes over which the result stays unreduced with its operands; these operands."""
         for group in node.rule.linear:
             if all(isinstance(eqn.invars[i], Literal) for i in group):
                 continue
@@ -367,7 +367,7 @@ class _Body:
     def staged(
         self, jaxpr: Jaxpr, shards: Sequence[Shard], outs: Callable[[_Body], list[Any]]
     ) -> tuple[Jaxpr, tuple]:
-        """Stage a body as a local jaxpr with parameters like ``shards``, and hoist its constants."""
+        """Stage a body as a local jaxpr of ``shards``, and hoist its constants."""
 
         def run(*values: Any) -> list[Any]:
             return outs(self.inner(jaxpr, [replace(s, value=v) for s, v in zip(shards, values, strict=True)]))
@@ -381,7 +381,7 @@ class _Body:
         ]
 
     def body_results(self, atoms: Sequence[Atom], layouts: Sequence[Layout]) -> list[Shard]:
-        """Results of a body: sums without a reader in the body stay unreduced, for readers outside.
+        """Results of a body: sums without a reader inside stay unreduced.
 
         A body that runs many times then needs no collective for them. A result that is sharded outside is
         reduce-scattered inside, so that only a share leaves the body.
@@ -409,7 +409,7 @@ class _Body:
         jaxpr: Jaxpr = eqn.params[eqn.prim.body]
         shards = self.read_as(eqn.invars, jaxpr.invars)
         layouts = [self.plan.layout(v) for v in eqn.outvars]
-        if not eqn.prim.again:
+        if not eqn.prim.recomputed:
             results = self.inner(jaxpr, shards).body_results(jaxpr.outvars, layouts)
             for var, shard in zip(eqn.outvars, results, strict=True):
                 self.write(var, shard)
@@ -437,7 +437,7 @@ class _Body:
         self.results(eqn, results, [layout for layout, _ in outs], [unreduced for _, unreduced in outs])
 
     def cond(self, eqn: Eqn) -> None:
-        """Partition a branch: its index is replicated, and all branches return equal layouts."""
+        """Partition a branch: a replicated index, and branches with equal layouts."""
         index, *operands = eqn.invars
         branches = eqn.params["branches"]
         shards = self.read_as(operands, branches[0].invars)
@@ -483,7 +483,7 @@ class _Body:
         self.results(eqn, outs, layouts)
 
     def scan(self, eqn: Eqn) -> None:
-        """Partition a loop; a carry that only accumulates unreduced sums is reduced after the last step."""
+        """Partition a loop; carries that accumulate unreduced sums are reduced at its end."""
         p = eqn.params
         body, n, k = p["jaxpr"], p["n_consts"], p["n_carry"]
         consts = self.read_as(eqn.invars[:n], body.invars[:n])
@@ -522,13 +522,13 @@ class _Body:
     def _unreduced_carry(
         self, body: Jaxpr, shards: list[Shard], n: int, k: int, ends: Sequence[Layout]
     ) -> list[frozenset[str]]:
-        """The axes over which each of ``k`` carries, after ``n`` constants, stays a sum from step to step.
+        """Axes over which each of ``k`` carries (after ``n`` constants) stays unreduced.
 
         These are axes over which a sum in gives a sum out, if that saves collectives within a step.
         """
 
         def step(unreduced: Sequence[frozenset[str]]) -> tuple[int, list[frozenset[str]]]:
-            """Count the collectives of a step for these carries, and find the sums that come out."""
+            """Collectives of a step for these carries, and the unreduced axes of results."""
             after: list[frozenset[str]] = []
 
             def outs(b: _Body) -> list[Any]:

@@ -33,7 +33,7 @@ from blufunc.parallel.partition.resharding import Axes, Layout
 
 
 class Propagation:
-    """The layouts of the variables of ``jaxpr``, bodies included, and the nodes of its equations.
+    """Layouts of the variables of ``jaxpr``, with bodies, and nodes of its equations.
 
     Args:
         jaxpr: a jaxpr in which no two equations share a body: see ``distinct``.
@@ -89,7 +89,7 @@ class Propagation:
     def _ends(
         self, jaxpr: Jaxpr, in_layouts: dict[Var, Layout]
     ) -> tuple[dict[Var, Layout], dict[Var, Layout]]:
-        """Constraints at both ends of a program, which state the layouts of arguments and results, as by ``shard``.
+        """Constraints at both ends of a program, on arguments or results, by ``shard``.
 
         They are not preferences for values in between, so they propagate like given layouts. A constraint that reshards
         an argument is a preference of the user, unless it shards a whole value.
@@ -156,7 +156,7 @@ class Propagation:
     # -- rounds --------------------------------------------------------------------------------------
 
     def _early(self) -> bool:
-        """Propagate through the nodes of the first rounds to a fixpoint; True if anything changed."""
+        """Propagate through early nodes to a fixpoint; True if anything changed."""
         nodes = [node for node in self._all if node.early]
         changed = False
         while self._sweep(nodes) | self._sweep(nodes[::-1]):
@@ -164,7 +164,7 @@ class Propagation:
         return changed
 
     def _everywhere(self) -> None:
-        """Propagate to a fixpoint: through the nodes of the first rounds as far as possible, then all."""
+        """Propagate to a fixpoint: through early nodes as far as possible, then all."""
         self._early()
         while self._sweep(self._all) | self._early() or self._sweep(self._all[::-1]) | self._early():
             pass

@@ -155,7 +155,7 @@ class Resharder:
         return sum(now != then[: len(now)] for now, then in pairs) + len(x.unreduced - unreduced)
 
     def _reduce_pending(self, x: Shard, layout: Layout, unreduced: frozenset[str]) -> Shard:
-        """Reduce sums that may not stay pending; scatter along the dimension that their axes shard."""
+        """Reduce sums that may not stay unreduced; scatter where their axes shard."""
         pending = x.unreduced - unreduced
         for dim, (n, now, then) in enumerate(zip(x.aval.shape, x.layout, layout, strict=True)):
             more = then[len(now) :]

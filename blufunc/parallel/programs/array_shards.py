@@ -1,4 +1,4 @@
-"""Sharding attributes of arrays: ``sharding``, ``addressable_shards`` and the like.
+"""Sharding attributes of arrays: ``sharding``, ``addressable_shards``, ...
 
 Parallel, after stage 8. In: an array. Out: its layout and shards. ``Array`` calls this module, since the core does not
 know shardings.

@@ -126,5 +126,5 @@ class _Annotated(FlatFunction):
 
 
 def _same_shards(a: NamedSharding, b: NamedSharding, ndim: int) -> bool:
-    """True if two shardings of one mesh give the same shards: mesh axes of size 1 are ignored."""
+    """True if two shardings of one mesh are equal, up to mesh axes of size 1."""
     return layout_of(a.spec, ndim, a.mesh) == layout_of(b.spec, ndim, b.mesh)

@@ -47,7 +47,7 @@ class MeshDevice(backend.Device):
         return self.mesh.local_devices[0]
 
     def layouts(self, values: Sequence[Any]) -> tuple[NamedSharding, ...]:
-        """The sharding of each argument; values that are not on the mesh will be replicated."""
+        """The sharding of each argument; values not on the mesh are replicated."""
 
         def layout(value: Any) -> NamedSharding:
             if isinstance(value, Array) and value.device == self:
@@ -59,7 +59,7 @@ class MeshDevice(backend.Device):
     def local(
         self, jaxpr: Jaxpr, donated: Sequence[bool], layouts: tuple[NamedSharding, ...]
     ) -> tuple[Jaxpr, Sequence[bool], backend.Device]:
-        """The local jaxpr as it runs, constants as leading parameters, and this process's first device."""
+        """The lowered local jaxpr with leading constants; this process's first device."""
         jaxpr = simplify(self.own.backend.chosen(jaxpr))
         made, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
         return lower_collectives(made), (False,) * len(consts) + tuple(donated), self.own

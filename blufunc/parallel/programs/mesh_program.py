@@ -1,4 +1,4 @@
-"""Programs for a mesh: partitioned for the shardings of their arguments, run by all ranks.
+"""Programs for a mesh: partitioned by argument shardings, run by all ranks.
 
 Parallel, stages 3 to 8. In: a global jaxpr; at a call, shardings of arguments, which select or compile the local
 program. Out: sharded results. Ranks communicate through an engine, in threads or with other processes
@@ -80,7 +80,7 @@ class MeshProgram:
 
 
 class LocalProgram:
-    """A global jaxpr for arguments of certain shardings: one program, run by all ranks.
+    """A global jaxpr for given argument shardings: one program for all ranks.
 
     Attributes:
       jaxpr: the local jaxpr, of shards and collectives.
@@ -156,7 +156,7 @@ class LocalProgram:
         return [[*consts, *row] for consts, row in zip(self.consts, rows, strict=True)]
 
     def _agree(self, buffers: Sequence[ShardedBuffer]) -> None:
-        """Before the first run, check that all processes have this program and the same replicated arguments.
+        """Check before the first run that all processes have one program and equal inputs.
 
         Arguments on the host are assumed equal in all processes, and would often not be, by mistake.
         """
@@ -175,7 +175,7 @@ class LocalProgram:
         self._agreed = True
 
     def _on_all_ranks(self, function: Callable[[int], Any]) -> list[Any]:
-        """Run ``function(i)`` for the i-th rank of this process while the others run theirs."""
+        """Run ``function(i)`` for each rank i of this process, concurrently."""
         if not self._asks:
             return [function(i) for i in range(len(self.consts))]
         if not self.mesh.spans_processes:
@@ -192,7 +192,7 @@ class LocalProgram:
 
 
 def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:
-    """Change the sharding, on the same mesh or another; all processes of both meshes call it together.
+    """Change sharding or mesh; all processes of both meshes call it together.
 
     Raises:
       ShardingError: as ``sharded_buffer.reshard``.
@@ -215,7 +215,7 @@ def _mover(aval: ShapedArray, before: NamedSharding, after: NamedSharding) -> Lo
 def local_jaxpr(
     jaxpr: Jaxpr, in_shardings: Shardings, mesh: Mesh
 ) -> tuple[Jaxpr, list[Array], list[NamedSharding]]:
-    """The local jaxpr with constants as leading parameters; these; and the shardings of results."""
+    """The local jaxpr with leading constants; these; the shardings of results."""
     try:
         program, out_shardings = localise(jaxpr, in_shardings, mesh)
     except errors.BlufuncError as e:  # single operations have no source line

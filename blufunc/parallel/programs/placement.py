@@ -220,7 +220,7 @@ def make_array_from_process_local_data(
 
 
 def _own_parts(sharding: NamedSharding, ndim: int) -> list[set[int]]:
-    """The indices of this process's parts along each dimension, which must be contiguous."""
+    """This process's parts along each dimension, which must be contiguous."""
     places = [sharding.position(rank, ndim) for rank in mesh_of(sharding).local_ranks]
     mine = [{place[d] for place in places} for d in range(ndim)]
     if any(max(own) - min(own) + 1 != len(own) for own in mine):

@@ -25,7 +25,7 @@ from blufunc.parallel.runtime.sharded_buffer import mesh_of
 
 
 class _Reshard(ShardingConstraint):
-    """Move the operand to ``mesh`` with ``spec``; propagation chooses the dimensions in ``free``."""
+    """Move the operand to ``mesh``; propagation chooses ``free`` dimensions."""
 
     name = "reshard"
 

@@ -1,4 +1,4 @@
-"""Parallel transformers: functions to call inside ``shard_map``, in addition to ``lax``.
+"""Parallel transformers: functions to call inside ``shard_map``.
 
 A face; also found as ``bf.parallel``. Each module is one way to shard a model, and is self-contained.
 """

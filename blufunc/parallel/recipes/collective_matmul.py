@@ -18,7 +18,7 @@ from blufunc.core.ir.axes import axis_in
 
 
 def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
-    """``all_gather(x, axis, axis=dim, tiled=True) @ weight``, one rank's part at a time.
+    """``all_gather(x, axis, axis=dim, tiled=True) @ weight``, part by part.
 
     For use inside ``shard_map``.
 
@@ -36,17 +36,17 @@ def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
     dim = _row_dimension(x, weight, dim, "all_gather_matmul")
     n = lax.axis_size(axis)
     parts = []
-    for distance in range(n):  # x came from the rank this far behind
+    for distance in range(n):  # x came from the rank at this distance
         sent = lax.ppermute(x, axis, _onwards(n)) if distance < n - 1 else x
         parts.append(x @ weight)
         x = sent
-    whole = bnp.take(bnp.stack(parts, dim), _behind(n, lax.axis_index(axis)), axis=dim)
+    whole = bnp.take(bnp.stack(parts, dim), _distances(n, lax.axis_index(axis)), axis=dim)
     shape = whole.shape
     return whole.reshape(*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :])
 
 
 def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
-    """``psum_scatter(x @ weight, axis, scatter_dimension=dim, tiled=True)``, one part at a time.
+    """``psum_scatter(x @ weight, axis, tiled=True)`` along ``dim``, part by part.
 
     For use inside ``shard_map``. A sum travels around the ranks, each of which adds its matmul, and ends at its owner.
 
@@ -84,8 +84,8 @@ def _onwards(n: int) -> list[tuple[int, int]]:
     return [(i, (i + 1) % n) for i in range(n)]
 
 
-def _behind(n: int, rank: Any) -> Any:
-    """How far each rank's part is behind this rank on the ring."""
+def _distances(n: int, rank: Any) -> Any:
+    """The distance of each rank's part from this rank on the ring."""
     return (rank - bnp.arange(n, dtype=dtypes.int32)) % n
 
 

@@ -1,7 +1,7 @@
 """Context parallelism: attention over sequences sharded over a mesh axis.
 
 A face, for use inside ``shard_map``. In: this rank's queries, keys and values of every sequence. Out: its part of the
-attention. Three routings behind ``context_parallel_attention`` bring queries and keys together:
+attention. Three routings of ``context_parallel_attention`` bring queries and keys together:
 
 - ``all_gather``: each rank gathers all keys and values (Llama 3, arXiv:2407.21783, section 3.3.2);
 - ``ring``: keys and values travel on a ring, one block at a time (Liu et al., arXiv:2310.01889);
@@ -42,7 +42,7 @@ from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
 
 
 def zigzag_order(length: int, ranks: int) -> np.ndarray:
-    """Positions of ``length`` tokens in zigzag order: rank i gets chunks i and 2n - 1 - i.
+    """Zigzag order of tokens: rank i gets chunks i and 2n - 1 - i.
 
     Args:
       length: a multiple of twice the number of ranks.
@@ -67,7 +67,7 @@ def zigzag_order(length: int, ranks: int) -> np.ndarray:
 
 
 def zigzag(x: Any, ranks: int, axis: int = 1) -> Any:
-    """Reorder the tokens along ``axis`` (default 1) into ``zigzag_order``; for use outside ``shard_map``."""
+    """Reorder tokens along ``axis`` into ``zigzag_order``, outside ``shard_map``."""
     return _reordered(x, ranks, axis, lambda order: order)
 
 
@@ -83,7 +83,7 @@ def _reordered(x: Any, ranks: int, axis: int, of: Callable) -> Any:
 
 
 def zigzag_positions(length: int, axis: str) -> Any:
-    """Positions, int32 [length], of this rank's ``length`` tokens of a sequence in zigzag order."""
+    """Positions, int32 [length], of this rank's tokens in zigzag order."""
     n, half = lax.axis_size(axis), length // 2
     if length % 2:
         raise errors.ShapeError(
@@ -107,7 +107,7 @@ def context_parallel_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Any:
-    """``nn.dot_product_attention`` of sequences sharded over a mesh axis, inside ``shard_map``.
+    """``nn.dot_product_attention`` of sharded sequences, inside ``shard_map``.
 
     Args:
       query: [B, T / n, N, H], this rank's part of T queries.
@@ -173,7 +173,7 @@ def _check(query: Any, key: Any, value: Any, n: int, routing: str, is_causal: bo
 
 
 def _by_heads(query: Any, key: Any, value: Any, axis: str, *, scale: float, is_causal: bool) -> Any:
-    """Attend to whole sequences with this rank's share of the heads: one all-to-all before, one after."""
+    """Attend to whole sequences with this rank's heads, between two all-to-alls."""
     n, (B, t, N, H), K = lax.axis_size(axis), query.shape, key.shape[2]
     parts = [x.reshape(B, t, n, x.shape[2] // n, H) for x in (query, key, value)]
     x = lax.all_to_all(bnp.concatenate(parts, 3), axis, 2, 1)  # [B, ranks, t, heads of q, k and v / n, H]
@@ -259,7 +259,7 @@ _by_blocks.defvjp(_forward, _backward, forward_mode=True)
 
 
 def _blocks(ring: Ring, key: Any, value: Any, routing: str) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    """Keys and values of the rank at each distance 1 to n - 1 behind this one on the ring."""
+    """Keys and values of the preceding ranks on the ring, at distance 1 to n - 1."""
     both = bnp.stack([key, value])
     if routing == "all_gather":
         everyone = ring.gather(both)
@@ -272,7 +272,7 @@ def _blocks(ring: Ring, key: Any, value: Any, routing: str) -> Iterator[tuple[in
 
 
 class _Home:
-    """Sends cotangents of other ranks' blocks, which come in the order of ``_blocks``, to their owners."""
+    """Sends cotangents of other ranks' blocks, in ``_blocks`` order, to their owners."""
 
     def __init__(self, ring: Ring, routing: str):
         self.ring, self.routing = ring, routing
@@ -295,7 +295,7 @@ class _Home:
 
 
 class _Halves:
-    """The parts of queries and keys that interact, for a block ``distance`` ranks away, as one batch.
+    """The interacting parts of queries and of a block ``distance`` ranks away.
 
     Without causality, all of them. With it, two pairs of chunks, as described above: the second queries with the first
     keys; and, if the block's rank precedes or follows this one, both first or both second chunks.

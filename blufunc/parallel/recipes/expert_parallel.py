@@ -39,7 +39,7 @@ def mixture_of_experts(
     data_axes: str | Sequence[str] = (),
     groups: int = 1,
 ) -> tuple[Any, Any]:
-    """Sum of each token's ``top_k`` experts, weighted by the router's normalized probabilities.
+    """Sum of each token's ``top_k`` experts, weighted by router probabilities.
 
     Args:
       expert: ``expert(params of one, tokens [n, C]) -> [n, C]``, such as a transformer's MLP.

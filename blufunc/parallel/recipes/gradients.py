@@ -1,4 +1,4 @@
-"""Gradients of replicated parameters: few large all-reduces, once for many microbatches.
+"""Gradients of replicated parameters: few large all-reduces per step.
 
 A face, for use inside ``shard_map``. In: gradients of parameters cast to ``reduced`` (``lax.pcast(p, axis,
 to="reduced")``), which are *unreduced*: sums pending an all-reduce. Out: reduced gradients. ``bucketed_psum`` reduces
@@ -23,7 +23,7 @@ from blufunc.parallel.recipes.typed import current_trace, element, like, likes, 
 from blufunc.transforms.autodiff.grad import value_and_grad
 
 BUCKET = 25 * 2**20
-"""Bytes of a bucket, as in PyTorch DDP: enough for the full bandwidth of the links."""
+"""Bytes of a bucket, as in PyTorch DDP: enough for the links' bandwidth."""
 
 
 def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET) -> Any:
@@ -104,7 +104,7 @@ def accumulated_value_and_grad(
 
 
 class Reducer:
-    """The axes over which each parameter's gradient is unreduced: those over which it is replicated.
+    """The axes over which each parameter is replicated and its gradient unreduced.
 
     Where a parameter varies, each rank's gradient is complete: the transposes of the collectives that gathered the
     parameter add the contributions of other ranks.
@@ -121,7 +121,7 @@ class Reducer:
         self._axes = [tuple(a for a in axes if t.get(a) != "V") for t in types]
 
     def cast(self, xs: Any, to: str) -> Any:
-        """Cast each leaf over its axes: parameters to reduced, gradients to unreduced (only zeros are not yet)."""
+        """Cast each leaf over its axes: parameters to reduced, gradients to unreduced."""
         leaves, structure = tree.flatten(xs)
         return tree.unflatten(
             structure, [lax.pcast(x, a, to=to) for x, a in zip(leaves, self._axes, strict=True)]
@@ -134,7 +134,7 @@ class Reducer:
     def reduce(
         self, grads: Any, bytes: int, later: Sequence[frozenset[str]] = (), more: tuple[str, ...] = ()
     ) -> Any:
-        """Reduce in buckets over the axes of each gradient and ``more``, over which it varies.
+        """Reduce in buckets over each gradient's axes and ``more``, where it varies.
 
         Args:
           later: for each gradient the axes over which it stays unreduced; default none.
@@ -167,7 +167,7 @@ def count_of(microbatches: Any, what: str) -> int:
 
 
 def _is_unreduced(x: Any, axes: Sequence[str], trace: TypedTrace) -> bool:
-    """True if a gradient is to be summed: not if it is a known zero; an error if it is summed already."""
+    """True if a gradient is to be summed: not a known zero, nor summed already."""
     if trace.is_zero(x):
         return False
     types = dict(zip(trace.mesh.axis_names, like(x, trace).types, strict=True))
@@ -185,7 +185,7 @@ def _is_unreduced(x: Any, axes: Sequence[str], trace: TypedTrace) -> bool:
 def _buckets(
     leaves: Sequence[Any], unreduced: Sequence[int], trace: TypedTrace, limit: int
 ) -> list[list[int]]:
-    """Group leaves in the order in which they are computed, into buckets of ``limit`` bytes."""
+    """Group leaves by order of computation into buckets of ``limit`` bytes."""
     position = {v: i for i, e in enumerate(trace.eqns) for v in e.outvars}
     order = sorted(
         unreduced,

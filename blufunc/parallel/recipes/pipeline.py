@@ -1,4 +1,4 @@
-"""Pipeline parallelism: layers sharded over a mesh axis, microbatches sent from rank to rank.
+"""Pipeline parallelism: layers sharded over a mesh axis, in microbatches.
 
 A face, for use inside ``shard_map``. In: this rank's layers, of a stacked pytree sharded over the axis
 (``P("stage")``), and microbatches. Out: results, or loss and gradients. Each rank runs a *stage*, and sends its result
@@ -44,12 +44,12 @@ def forward_microbatch(tick: Any, rank: Any) -> Any:
 
 
 def backward_microbatch(tick: Any, rank: Any, ranks: int) -> Any:
-    """The microbatch that a rank runs backward at a tick of ``1f1b``; none below 0 or from M on."""
+    """The microbatch that a rank runs backward at a tick of ``1f1b``; as above."""
     return tick - (2 * ranks - 2 - rank)
 
 
 def schedule_1f1b(ranks: int, microbatches: int) -> np.ndarray:
-    """The schedule: int [ticks, ranks, 2], microbatches of forward and backward pass, -1 for none."""
+    """The schedule: int [ticks, ranks, 2], forward and backward, -1 for none."""
     tick = np.arange(microbatches + 2 * ranks - 2)[:, None]
     rank = np.arange(ranks)
     both = np.stack([forward_microbatch(tick, rank), backward_microbatch(tick, rank, ranks)], -1)
@@ -57,7 +57,7 @@ def schedule_1f1b(ranks: int, microbatches: int) -> np.ndarray:
 
 
 def pipeline(stage: Callable, layers: Any, x: Any, axis: str) -> Any:
-    """Run all stages in sequence on microbatches, inside ``shard_map``; differentiable.
+    """Run all stages on microbatches, inside ``shard_map``; differentiable.
 
     Args:
       stage: ``stage(layers, x) -> x`` on one microbatch; result and argument have one shape and dtype.
@@ -90,7 +90,7 @@ def pipeline_value_and_grad(
     data_axes: str | Sequence[str] = (),
     bytes: int = BUCKET,
 ) -> tuple[Any, tuple[Any, Any]]:
-    """Mean loss of microbatches through a pipeline, and its gradients, inside ``shard_map``.
+    """Mean loss and gradients of microbatches in a pipeline, in ``shard_map``.
 
     Args:
       embed: ``embed(shared, microbatch) -> x``, an array, the input of the first stage.
@@ -186,12 +186,12 @@ class _Model(NamedTuple):
 
 
 def _onwards(ring: Ring, step: int) -> tuple[tuple[int, int], ...]:
-    """Pairs that send to the next rank, or with -1 to the previous; the pipeline is not circular."""
+    """Pairs that send to the next rank, or with -1 to the previous; no ring."""
     return tuple([(i, i + step) for i in range(ring.size) if 0 <= i + step < ring.size])
 
 
 def _at(xs: Any, i: Any) -> Any:
-    """Element ``i``, clamped to the range, along the first dimension of the leaves of a pytree."""
+    """Element ``i``, clamped, along the first dimension of each leaf."""
 
     def one(x: Any) -> Any:
         return lax.dynamic_index_in_dim(x, bnp.clip(i, 0, x.shape[0] - 1), 0, keepdims=False)
@@ -263,7 +263,7 @@ def _check_stage(x: Any, y: Any) -> None:
 def _one_forward_one_backward(
     model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, sync: Reducers
 ) -> tuple:
-    """The loss on the last rank, and this rank's contributions to the gradients, not yet summed."""
+    """The loss on the last rank, and this rank's share of the gradients."""
     n, rank = ring.size, lax.axis_index(ring.axis)
     first, last = rank == 0, rank == n - 1
     halves = _Halves(model, shared, layers, microbatches, ring)
@@ -359,7 +359,7 @@ class _State(NamedTuple):
 
 
 class _Halves:
-    """The forward pass of a stage (the first with the embedding), and its backward pass, as equations.
+    """The forward pass of a stage, and its backward pass, as equations.
 
     Values that depend on parameters and the rank alone, such as casts, are computed once for all microbatches
     (``fixed``) and not saved.
@@ -418,7 +418,7 @@ class _Halves:
         ]  # fmt: skip
 
     def fixed(self, shared: Any, layers: Any, first: Any) -> list:
-        """Values that both passes of all microbatches need; ``first`` is True on the first rank."""
+        """Values for all microbatches; ``first`` is True on the first rank."""
         return eval_jaxpr(self._once, [*self._consts, *tree.leaves((shared, layers)), first])
 
     def forward(self, fixed: list, microbatch: Any, received: Any) -> tuple[Any, list]:
@@ -439,7 +439,7 @@ _CONSTANT, _FIXED, _SAVED = "constant", "fixed", "saved"
 
 
 def _by_dependence(jaxpr: Jaxpr, n: int) -> tuple[Jaxpr, Jaxpr]:
-    """Split a jaxpr without constants by dependence on its first ``n`` parameters alone.
+    """Split a jaxpr by dependence on its first ``n`` parameters alone.
 
     The results of the first part, including parameters that are used, are the first parameters of the second.
     """

@@ -1,4 +1,4 @@
-"""Embedding and loss of a language model with a vocabulary sharded over a mesh axis.
+"""Embedding and loss of a language model with a sharded vocabulary.
 
 A face, for use inside ``shard_map`` (Shoeybi et al., arXiv:1909.08053, section 3). In: V / n consecutive rows of a
 table [V, C] per rank. Out: embeddings, by a masked lookup on each rank and a sum; or losses, for which ranks reduce two
@@ -19,14 +19,14 @@ from blufunc.parallel.recipes.varying import same_on_all
 
 
 def pad_vocabulary(table: Any, ranks: int) -> Any:
-    """Pad a table [V, ...] with zero rows to a multiple of ``ranks``; for use outside ``shard_map``."""
+    """Pad a table [V, ...] with zero rows to a multiple of ``ranks``, eagerly."""
     table = bnp.asarray(table)
     missing = -table.shape[0] % ranks
     return bnp.pad(table, [(0, missing)] + [(0, 0)] * (table.ndim - 1)) if missing else table
 
 
 def vocabulary_parallel_embedding(table: Any, ids: Any, axis: str, *, scatter_dim: int | None = None) -> Any:
-    """``table[ids]`` of a table with rows sharded over a mesh axis, inside ``shard_map``.
+    """``table[ids]`` of a table with sharded rows, inside ``shard_map``.
 
     Args:
       table: [V / n, C], this rank's rows.
@@ -54,7 +54,7 @@ def vocabulary_parallel_embedding(table: Any, ids: Any, axis: str, *, scatter_di
 def vocabulary_parallel_cross_entropy(
     logits: Any, labels: Any, axis: str, vocabulary: int | None = None
 ) -> Any:
-    """``nn.softmax_cross_entropy_with_integer_labels`` of logits sharded over a mesh axis, in ``shard_map``.
+    """Softmax cross entropy of sharded logits, inside ``shard_map``; as in ``nn``.
 
     Args:
       logits: [..., V / n], this rank's classes; half precisions are converted to float32.
@@ -99,7 +99,7 @@ def vocabulary_parallel_cross_entropy(
 
 
 def _own(ids: Any, size: int, axis: str) -> tuple[Any, Any]:
-    """Row indices on this rank, and a mask of the rows it owns; other indices become 0."""
+    """Row indices on this rank (0 for others), and a mask of its own rows."""
     local = ids - lax.axis_index(axis) * size
     here = (local >= 0) & (local < size)
     return bnp.where(here, local, 0), here

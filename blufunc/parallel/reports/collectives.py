@@ -1,4 +1,4 @@
-"""``collectives``: a table of a program's collectives, with their bytes and causes.
+"""``collectives``: a table of a program's collectives and their causes.
 
 Parallel, after stage 3. In: a function, its arguments and, from these or from annotations, a mesh. Out: a row per
 collective of the local program, with its trip count in loops and the user's line that caused it.
@@ -156,7 +156,7 @@ class Collectives(Sequence):
 
 
 def collectives(fun: Callable, *args: Any, **kwargs: Any) -> Collectives:
-    """List the collectives of a call of ``fun``: operation, axes, bytes, count, line and cause.
+    """List the collectives of a call of ``fun``, with bytes, counts and causes.
 
     Nothing is compiled or run. The mesh comes from the arguments, or else from the annotations of ``fun`` (``shard``,
     ``jit(in_shardings=)``, ``reshard``, ``shard_map``); it may be an ``AbstractMesh``.
@@ -284,11 +284,11 @@ def collectives_of(local: Jaxpr, whole: Jaxpr) -> Collectives:
       whole: its global jaxpr, for the user's collectives and the forward operations.
     """
     context = _Context(whole)
-    alike: dict[Collective, int] = {}
+    kinds: dict[Collective, int] = {}
     for row in _rows(local, 1, "", context):
         one = replace(row, count=1)
-        alike[one] = alike.get(one, 0) + row.count
-    return Collectives([replace(row, count=n) for row, n in alike.items()])
+        kinds[one] = kinds.get(one, 0) + row.count
+    return Collectives([replace(row, count=n) for row, n in kinds.items()])
 
 
 class _Context:
@@ -385,7 +385,7 @@ def _row(
 
 
 def _cause(eqn: Eqn) -> str:
-    """The name of an operation; a branch in which one rank runs a callback for all counts as the callback."""
+    """The name of an operation; of a branch around a callback, the callback's."""
     bodies = eqn.params["branches"] if eqn.prim is cond_p else ()
     alone = [body.eqns[0] for body in bodies if len(body.eqns) == 1 and body.eqns[0].prim.kind == "callback"]
     return alone[0].prim.name if alone else eqn.prim.name

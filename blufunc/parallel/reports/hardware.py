@@ -101,7 +101,7 @@ def wire_bytes(operation: str, nbytes: int, ranks: int) -> float:
 
 
 def exchange_seconds(operation: str, nbytes: int, sizes: Sequence[int], links: Sequence[LinkSpec]) -> float:
-    """Lower bound in seconds of a collective along axes of these sizes, with these links.
+    """Lower bound in seconds of a collective along axes with these links.
 
     Over several axes it is one ring of all ranks, as fast as the slowest link.
     """

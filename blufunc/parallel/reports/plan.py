@@ -66,8 +66,8 @@ class Forecast:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak bytes of one device: arguments, results and intermediates. An upper bound if there are loops, whose
-        results are counted as live at once."""
+        """Peak bytes of one device: arguments, results and intermediates.
+        An upper bound if there are loops, whose results are counted as live at once."""
         return self.memory.peak_bytes + self.memory.unplanned_bytes + self.body_bytes
 
     @property
@@ -79,7 +79,7 @@ class Forecast:
 
     @property
     def compute_seconds(self) -> float | None:
-        """Lower bound in seconds of one device's steps, run in sequence; None without a device.
+        """Lower bound in seconds of one device's steps in sequence, or None.
 
         Operands and results of collectives are not counted: these are bytes of links.
         """
@@ -109,7 +109,7 @@ class Forecast:
 
     @property
     def overlapped_seconds(self) -> float | None:
-        """Seconds with perfect overlap, a lower bound for any schedule. None without both figures."""
+        """Seconds with perfect overlap, a lower bound; None without both figures."""
         compute, exchange = self.compute_seconds, self.exchange_seconds
         return None if compute is None or exchange is None else max(compute, exchange)
 

@@ -130,7 +130,7 @@ def _pictures(shape: tuple[int, ...], sharding: Sharding) -> Iterator[_Picture]:
 
 
 def _parts(shape: tuple[int, ...], sharding: Sharding) -> list[tuple[tuple[slice, ...], int]]:
-    """Each part with the index of a device that holds it, or with a rank on an abstract mesh."""
+    """Each part with the index of a device, or on abstract meshes a rank."""
     if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
         return [(index, rank) for rank, index in enumerate(sharding.indices(shape))]
     return [(index, device.id) for device, index in sharding.devices_indices_map(shape).items()]

@@ -1,4 +1,4 @@
-"""Ranks at run time: engines (simulated, MPI, NCCL), bootstrap, watchdog, storage of shards.
+"""Ranks at run time: engines, bootstrap, watchdog, storage of shards.
 
 In: collectives of local programs. Out: arrays from other ranks. May import ``parallel.mesh`` and ``kernels``.
 """

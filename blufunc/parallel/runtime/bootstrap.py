@@ -98,7 +98,7 @@ class World:
         self.store.barrier(name, self.rank, self.members)
 
     def gather(self, name: str, value: bytes, members: Sequence[int] | None = None) -> list[bytes]:
-        """Gather the values of all ranks (or of ``members``, in that order) under ``name``."""
+        """Gather the values of ``members``, default all ranks, under ``name``."""
         return self.store.gather(name, value, self.rank, self.members if members is None else members)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ def shutdown() -> None:
 
 
 def _end_together(world: World) -> None:
-    """Install a hook: an exception that ends this process ends the other ranks too, with its message."""
+    """Install a hook: an uncaught exception ends the other ranks too."""
     atexit.register(shutdown)
     previous = sys.excepthook
 
@@ -198,7 +198,7 @@ def find_placement(
     rank: int | None = None,
     local_rank: int | None = None,
 ) -> Placement:
-    """Find this process's placement, from explicit arguments or else a launcher's variables.
+    """Find the placement, from explicit arguments or a launcher's variables.
 
     Raises:
       ArgumentError, ValueRangeError: inconsistent values.
@@ -257,7 +257,7 @@ def _torchrun(environ: Mapping[str, str]) -> Placement | None:
 
 
 def _open_mpi(environ: Mapping[str, str]) -> Placement | None:
-    """OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; MASTER_ADDR where there are several hosts."""
+    """OMPI_COMM_WORLD_RANK, _SIZE, ...; on several hosts MASTER_ADDR."""
     if "OMPI_COMM_WORLD_RANK" not in environ:
         return None
     by = "the variables of Open MPI"
@@ -282,7 +282,7 @@ def _open_mpi(environ: Mapping[str, str]) -> Placement | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> Placement | None:
-    """SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST; set by srun, not by sbatch."""
+    """SLURM_PROCID, SLURM_STEP_NUM_TASKS, ...: set by srun, not by sbatch."""
     if "SLURM_PROCID" not in environ or "SLURM_STEP_NUM_TASKS" not in environ:
         return None
     by = "the variables of Slurm"
@@ -301,7 +301,7 @@ def _slurm(environ: Mapping[str, str]) -> Placement | None:
 
 
 def first_host(nodes: str) -> str:
-    """The first host of a Slurm node list: ``node[007-009,12],login`` gives ``node007``."""
+    """The first host of a Slurm node list: ``node[07-09],login`` gives ``node07``."""
     match = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\]([^\[,]*))?", nodes)
     return match[1] + (match[2] or "") + (match[3] or "") if match else nodes
 

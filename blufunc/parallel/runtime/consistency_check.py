@@ -32,12 +32,12 @@ class _World(Protocol):
 
 
 def collectives(jaxpr: Jaxpr) -> list[Step]:
-    """The collectives of a local jaxpr in the order of its equations, nested jaxprs included."""
+    """The collectives of a local jaxpr in equation order, nested ones included."""
     return list(_steps(jaxpr))
 
 
 def parameters(jaxpr: Jaxpr) -> list[Step]:
-    """The parameter types of a local jaxpr: with other shapes, means and messages would differ."""
+    """The parameter types of a local jaxpr, which determine message sizes."""
     names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
     return [
         Step(f"the parameter {name or i}: {v.aval}", "")
@@ -46,12 +46,12 @@ def parameters(jaxpr: Jaxpr) -> list[Step]:
 
 
 def digest(jaxpr: Jaxpr) -> str:
-    """A hash of ``parameters`` and ``collectives`` without lines: equal digests cannot deadlock."""
+    """A hash without lines: ranks with equal digests cannot deadlock."""
     return _hash([*parameters(jaxpr), *collectives(jaxpr)])
 
 
 def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None:
-    """Compare this rank's program with the other ranks'; all ranks of ``members`` call it.
+    """Compare the programs of all ranks of ``members``, which call it.
 
     Raises:
       CollectiveError: programs differ, which is raised on all ranks; or a rank does not arrive.
@@ -73,7 +73,7 @@ def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None
 def _raise_difference(
     name: str, n_parameters: int, rank: int, mine: Sequence[Step], other: int, theirs: Sequence[Step]
 ) -> None:
-    """Raise the error; the first ``n_parameters`` steps are parameters, the rest collectives."""
+    """Raise the error; ``n_parameters`` steps precede the collectives."""
     at = next(
         (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a.text != b.text),
         min(len(mine), len(theirs)),

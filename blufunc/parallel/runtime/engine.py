@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from blufunc.parallel.mesh.mesh import AbstractMesh
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-"""Collectives with their options: ``all_reduce(op)``, ``all_gather(dim, tiled)``, ``reduce_scatter(dim, tiled)``,
-``all_to_all(split_dim, concat_dim, tiled)``, ``permute(perm)``."""
+"""Collectives and options: ``all_reduce(op)``, ``all_gather(dim, tiled)``,
+``reduce_scatter(dim, tiled)``, ``all_to_all(split_dim, concat_dim, tiled)``, ``permute(perm)``."""
 
 
 class Engine(Protocol):
@@ -43,7 +43,7 @@ class Engine(Protocol):
     coordinates: dict[str, int]
 
     def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
-        """Run a collective with the ranks that differ from this one in ``axes`` only; ``axes[0]`` is major.
+        """Run a collective with ranks that differ in ``axes`` only, major first.
 
         Args:
           kind: one of ``KINDS``, with its options; see ``reference``.
@@ -92,7 +92,7 @@ def coordinates_of(rank: int, mesh: AbstractMesh) -> dict[str, int]:
 
 
 def group_of(rank: int, mesh: AbstractMesh, axes: tuple[str, ...]) -> list[int]:
-    """The ranks that differ from ``rank`` in ``axes`` only, row-major over ``axes`` in the given order.
+    """The ranks that differ from ``rank`` in ``axes`` only, row-major.
 
     Raises:
       CollectiveError: the mesh has no such axis.
@@ -111,7 +111,7 @@ def group_of(rank: int, mesh: AbstractMesh, axes: tuple[str, ...]) -> list[int]:
 
 
 def rank_in(process: int, mesh: AbstractMesh, members: Sequence[int]) -> int:
-    """The rank in ``mesh`` of a process; ``members`` are the processes of the mesh in order.
+    """The rank in ``mesh`` of a process, given ``members`` in mesh order.
 
     Raises:
       ValueRangeError: the mesh size differs from ``members``, or the process is not among them.
@@ -131,7 +131,7 @@ _OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def reduced(parts: Sequence[np.ndarray], op: str = "sum") -> np.ndarray:
-    """Reduce the parts from first to last; half-precision floats are summed in float32."""
+    """Reduce the parts in order; half-precision floats are summed in float32."""
     dtype = parts[0].dtype
     accumulator = (
         np.dtype(np.float32) if op == "sum" and dtypes.is_floating(dtype) and dtype.itemsize <= 2 else dtype
@@ -143,7 +143,7 @@ def reduced(parts: Sequence[np.ndarray], op: str = "sum") -> np.ndarray:
 
 
 def reference(kind: str, parts: Sequence[np.ndarray], **options: Any) -> list[np.ndarray]:
-    """The results of a collective for all ranks of a group, from all their operands, in rank order.
+    """The results of a collective for all ranks of a group, from all operands.
 
     Args:
       kind: one of

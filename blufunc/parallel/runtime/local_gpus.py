@@ -24,7 +24,7 @@ _engines: dict[tuple[Mesh, int], NcclEngine] = {}
 
 @contextlib.contextmanager
 def engine_in_use(mesh: Mesh, rank: int) -> Iterator[engines.Engine]:
-    """Context manager: enqueue collectives of this thread, of rank ``rank``, on the stream of its GPU."""
+    """Context manager: enqueue collectives of this thread on its GPU's stream."""
     host = engines.current()
     engine = _engines.get((mesh, rank))
     if engine is None:

@@ -29,14 +29,14 @@ _SMALL = 4096
 """Bytes up to which a sum gathers everything; above, each rank sums one part."""
 
 _PATIENT = 65536
-"""Bytes up to which a waiting rank yields its core: MPI's own wait spins, and ranks that share cores, as in tests,
-would starve each other. Large messages need MPI's full attention."""
+"""Bytes up to which a waiting rank yields its core.
+MPI's own wait spins, so ranks that share cores would starve each other; large messages need its full attention."""
 
 _SPIN = 100e-6  # seconds of spinning before it yields
 
 
 class _Group:
-    """The ranks that differ in some axes only, and their communicator: a ``transport.Transport``."""
+    """Ranks along some axes, and their communicator: a ``transport.Transport``."""
 
     def __init__(self, comm: Any, ranks: Sequence[int]):
         self.comm, self.ranks, self.size = comm, ranks, len(ranks)
@@ -92,7 +92,7 @@ def _wait(request: Any) -> None:
 
 
 def _words(x: np.ndarray, part: int) -> np.ndarray:
-    """The memory of a contiguous array as MPI words; large words, since MPI counts in int32."""
+    """The memory of a contiguous array as large words, since MPI counts in int32."""
     return x.reshape(-1).view(np.uint64 if part % 8 == 0 else np.uint8)
 
 

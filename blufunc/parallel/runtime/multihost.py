@@ -1,4 +1,4 @@
-"""Operations between processes outside of programs: gather, broadcast, synchronize.
+"""Operations between processes, outside programs: gather, broadcast, barrier.
 
 Parallel, after stage 8, above ``processes.py``. In: a pytree of each process. Out: a pytree of NumPy arrays. All
 processes of the job call each function together; a single process gets its own values.

@@ -36,7 +36,7 @@ _OPS = {"sum": 0, "max": 2, "min": 3}
 
 
 class Peers(Protocol):
-    """The ranks of a job from the view of one: a ``bootstrap.World``, or threads of one process."""
+    """The ranks of a job from one's view: a ``bootstrap.World``, or threads."""
 
     rank: int
     recorder: Recorder
@@ -112,7 +112,7 @@ class NcclEngine:
         return out if isinstance(x, cupy.ndarray) else out.get(stream=stream)
 
     def enqueue(self, exchanges: Sequence[Exchange], axes: tuple[str, ...], stream: Any) -> None:
-        """Enqueue collectives on a ``cupy.cuda.Stream`` of the current device; several are grouped.
+        """Enqueue a group of collectives on a stream of the current device.
 
         Raises:
           UnsupportedError: NCCL cannot sum a dtype.
@@ -170,7 +170,7 @@ def _passed(event: Any) -> bool:
 
 @contextlib.contextmanager
 def together(nccl: Any = None) -> Iterator[None]:
-    """Context manager: group the collectives that one thread enqueues, for several GPUs or peers."""
+    """Context manager: group the collectives that one thread enqueues."""
     nccl = library() if nccl is None else nccl
     nccl.groupStart()
     try:
@@ -191,7 +191,7 @@ class _Group:
         return factor * e.count * e.dtype.itemsize
 
     def call(self, nccl: Any, e: Exchange, stream: int) -> Callable[[], object]:
-        """The NCCL call of a collective: resolved before the group, which an error would leave open."""
+        """The NCCL call of a collective, resolved before a group is opened."""
         nbytes = e.count * e.dtype.itemsize
         if e.kind == "all_reduce":
             code, n = _type_of(e.dtype, e.count, e.op)

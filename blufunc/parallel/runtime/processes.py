@@ -46,7 +46,7 @@ def world_of(mesh: Mesh) -> bootstrap.World:
 
 
 def engine_in_use(mesh: Mesh) -> AbstractContextManager[engine.Engine]:
-    """Context manager: run the collectives of this thread with the other processes of ``mesh``.
+    """Context manager: connect this thread's collectives with all processes.
 
     Raises:
       UnsupportedError: no engine works here; the message says why.
@@ -67,7 +67,7 @@ def _new_engine(world: bootstrap.World, mesh: Mesh) -> engine.Engine:
 
 
 def check_agreement(jaxpr: Jaxpr, mesh: Mesh) -> None:
-    """Compare the local program of this process with the others'; all call it before the first run.
+    """Compare the local programs of all processes, which call it before the first run.
 
     Raises:
       CollectiveError: programs differ, or a process does not arrive.
@@ -78,7 +78,7 @@ def check_agreement(jaxpr: Jaxpr, mesh: Mesh) -> None:
 
 
 def check_same(values: Mapping[str, np.ndarray], mesh: Mesh, what: str) -> None:
-    """Check by hash that all processes of ``mesh`` have the same arrays; all call it together.
+    """Check by hash that all processes of ``mesh``, which call it, have equal arrays.
 
     Args:
       values: arrays by name, for the message.

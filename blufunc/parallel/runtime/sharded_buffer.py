@@ -115,7 +115,7 @@ def scatter(x: np.ndarray, sharding: NamedSharding) -> ShardedBuffer:
 def from_parts(
     part: Callable[[Index], np.ndarray], shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
 ) -> ShardedBuffer:
-    """Build an array from ``part(index)``, called once per distinct shard of this process.
+    """Build an array by ``part(index)``, once per distinct shard of this process.
 
     Raises:
       ShardingError: as ``scatter``.
@@ -197,7 +197,7 @@ def _inner(index: Index) -> Index:
 
 
 def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:
-    """Change the sharding, on the same mesh or another; each source shard must be in this process.
+    """Change sharding or mesh; each source shard must be in this process.
 
     Raises:
       ShardingError: as ``scatter`` and ``gather``.

@@ -28,7 +28,7 @@ DEADLINE = 300.0
 
 
 def run_ranks(mesh: AbstractMesh, function: Callable[[int], Any], *, deadline: float = DEADLINE) -> list[Any]:
-    """Run ``function(rank)`` for all ranks of ``mesh``, each in a thread with its engine.
+    """Run ``function(rank)`` for all ranks of ``mesh``, in threads with engines.
 
     Args:
       mesh: a mesh, abstract or not.
@@ -70,7 +70,7 @@ def run_ranks(mesh: AbstractMesh, function: Callable[[int], Any], *, deadline: f
 
 
 class _ThreadPool:
-    """Threads, one per rank, that wait for work: starting them takes longer than a small program."""
+    """One waiting thread per rank: starting threads is slower than small programs."""
 
     def __init__(self, size: int):
         self._work: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(size)]

@@ -1,4 +1,4 @@
-"""A key-value store over TCP, for agreement between processes before they have an engine.
+"""A key-value store over TCP, for processes that have no engine yet.
 
 Parallel, before stage 3. In: short byte strings of each rank. Out: those of the others. The launcher or rank 0 runs the
 ``StoreServer``; every rank has a ``Store``, and a ``watch`` connection that reports the death of other ranks. A message
@@ -336,7 +336,7 @@ class Store:
 
 
 def watch(host: str, port: int, rank: int, name: str, *, deadline: float) -> socket.socket:
-    """Open a connection that receives ``["abort", why]`` when a rank fails, ``["ended", rank]`` when one ends.
+    """Open a connection that receives ``["abort", why]`` or ``["ended", rank]``.
 
     Send ``"fail", why`` to end the job, and ``"bye"`` before closing. Once this function returns, the server treats a
     silent end of the connection as the death of the rank.

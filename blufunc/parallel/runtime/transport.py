@@ -1,4 +1,4 @@
-"""Collectives in terms of what communication libraries move: contiguous parts, one per rank.
+"""Collectives in terms of contiguous parts, which communication libraries move.
 
 Parallel, used at stage 8. In: a collective of ``MpiEngine`` or ``NcclEngine``, and their ``Transport``. Out: its
 result, with dimensions moved to the front and back. ``engine.reference`` defines the collectives.
@@ -33,7 +33,7 @@ class Transport(Protocol):
         """Stack every rank's ``parts[i]`` on rank i; the shape of ``parts``, (size, ...)."""
 
     def permute(self, x: Any, perm: Sequence[tuple[int, int]]) -> Any:
-        """Send the array of rank src to rank dst for each (src, dst); other ranks get zeros."""
+        """Send arrays by (src, dst) pairs of ranks; zeros without a source."""
 
 
 def run(transport: Transport, kind: str, x: Any, **options: Any) -> Any:

@@ -104,7 +104,7 @@ class Recorder:
         return record
 
     def end(self, record: Record, over: Callable[[], bool] = _yes) -> None:
-        """Record the end of a collective, or a function ``over()`` that polls for it on a stream."""
+        """Record the end of a collective, or a function ``over()`` that polls for it."""
         record.over = over
         self.pending()
         if over is _yes:
@@ -151,7 +151,7 @@ def _mapped(path: str) -> mmap.mmap:
 
 
 def last_record(path: str) -> tuple[int, str]:
-    """Index and text of the last record in a recorder's file; (0, ...) if there is none."""
+    """Index and text of a recorder's last record; (0, ...) if there is none."""
     try:
         with open(path, "rb") as file:
             number, _, text = file.read().rstrip(b"\0").decode(errors="replace").partition("\t")

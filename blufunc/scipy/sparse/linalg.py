@@ -114,7 +114,7 @@ def _solve(iterate, name, A, b, x0, tol, atol, maxiter, M, symmetric) -> tuple[A
         start = bnp.zeros_like(flat_b)
     else:
         if tree.structure(x0) != tree.structure(b):
-            raise errors.TreeError(f"{name}: x0 has another structure than b.", where=source.here())
+            raise errors.TreeError(f"{name}: x0 has a different structure from b.", where=source.here())
         start = ravel_pytree(x0)[0].astype(dtype)
         if start.aval.shape != flat_b.aval.shape:
             raise errors.ShapeError(

@@ -1,4 +1,4 @@
-"""Derivatives: ``jvp``, ``linearize``, ``transpose``, and the user's ``grad``, ``vjp``, ``jacfwd`` and others.
+"""Derivatives: ``jvp``, ``linearize``, ``grad``, ``vjp``, ``jacfwd``, ...
 
 In: functions or linear jaxprs. Out: functions or jaxprs. May import ``transforms.batching``, ``transforms.arguments``.
 """

@@ -1,4 +1,4 @@
-"""Differentiation for users: ``grad``, ``value_and_grad``, ``vjp``, ``jvp``, ``linearize``.
+"""Differentiation for users: ``grad``, ``vjp``, ``jvp``, ``linearize``, ...
 
 Transforms, stage 2. In: functions of pytrees. Out: their derivatives. Thin wrappers of ``jvp_flat`` (forward mode), and
 of ``linearize_flat`` with ``backward_pass`` (reverse mode), which flatten pytrees and check their arguments.
@@ -73,7 +73,7 @@ def value_and_grad(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable:
-    """Return the value and the gradient of a scalar function; arguments as for ``grad``.
+    """Value and gradient of a scalar function; arguments as for ``grad``.
 
     With ``has_aux`` the value is itself the pair that ``fun`` returned.
     """
@@ -134,7 +134,7 @@ def check_argnums(argnums: Any) -> None:
 
 
 class Chosen:
-    """The differentiated arguments of a call as flat leaves, and the function of these alone.
+    """The differentiated arguments of a call, flat, and the function of these.
 
     Attributes:
       values: the leaves of the arguments in ``argnums``.
@@ -184,7 +184,7 @@ class Chosen:
 
 
 def check_inputs(transform: str, chosen: Chosen, holomorphic: bool, allow_int: bool) -> None:
-    """Raise GradError unless every chosen argument can be differentiated in reverse mode."""
+    """Raise GradError unless reverse mode supports every chosen argument."""
     is_allowed = dtypes.is_complex if holomorphic else dtypes.is_inexact
     for i, p in enumerate(chosen.values):
         if not is_allowed(p.aval.dtype) and not (allow_int and not dtypes.is_inexact(p.aval.dtype)):
@@ -301,7 +301,7 @@ def _tangent(p: Value, t: Any, label: Callable[[], str]) -> Any:
 
 
 def _with_aux(flat: FlatFunction, has_aux: bool) -> tuple[Callable, Callable]:
-    """A flat function, and a function that assembles its results: ``(out, ..., aux)`` with ``has_aux``."""
+    """A flat function, and one that assembles results, with aux last."""
     if not has_aux:
         return flat, lambda outs, *rest: (
             tree.unflatten(flat.out_tree, outs),
@@ -362,7 +362,7 @@ class Linearized(LinearFunction):
 
 
 class Pullback(LinearFunction):
-    """Maps cotangents of the results to cotangents of the arguments, at a point: the result of ``vjp``."""
+    """Maps cotangents of results to cotangents of arguments: the result of ``vjp``."""
 
     def __call__(self, ct):
         in_tree, in_avals, out_tree, out_avals, out_nonzeros = self.static
@@ -405,7 +405,7 @@ for _cls in (Linearized, Pullback):
 
 
 def _linear_at(cls: type, fun: Callable, primals: tuple, has_aux: bool) -> tuple:
-    """Linearize at a point: results, auxiliary data (a tuple, possibly empty), and the linear map."""
+    """Linearize at a point: results, a tuple of auxiliary data, and the linear map."""
     check_callable(fun, "vjp" if cls is Pullback else "linearize")
     leaves, in_tree = tree.flatten((primals, {}))
     ps = as_values(leaves, lambda i: f"primal {labels_of(fun, in_tree)[i]}")

@@ -198,7 +198,7 @@ class _Results:
                 )
 
     def finish(self, outs: Sequence, jacobian: Sequence) -> Any:
-        """What the user gets."""
+        """Assemble the user's result."""
         whole = tree.unflatten(self.out_tree, jacobian)
         if not self.has_aux:
             return whole
@@ -236,7 +236,7 @@ def _basis(avals: Sequence[ShapedArray]) -> list:
 
 
 def _pieces(x: Any, axis: int, avals: Sequence[ShapedArray], shape: Callable) -> list:
-    """Split ``x`` along ``axis`` into a piece per type, reshaped to ``shape(piece, aval)``."""
+    """Split ``x`` along ``axis`` into a piece per type, each given its shape."""
     pieces, start = [], 0
     for a in avals:
         piece = slice_in_dim(x, start, start + a.size, axis=axis)

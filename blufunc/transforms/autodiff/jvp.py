@@ -1,4 +1,4 @@
-"""Forward-mode differentiation: the trace behind ``jvp``.
+"""Forward-mode differentiation: the trace of ``jvp``.
 
 Transforms, stage 2. In: a function, primals and tangents. Out: results and their tangents. A ``JVPTracer`` pairs a
 primal with its tangent. Rules run under the parent trace, so outer transforms see their operations.
@@ -107,7 +107,7 @@ def jvp_flat(
 def jvp_jaxpr(
     jaxpr: Jaxpr, nonzeros: tuple[bool, ...], instantiate_outs: tuple[bool, ...]
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
-    """The jaxpr of the derivative, from primals and nonzero tangents to primals and nonzero tangents.
+    """The jaxpr of the derivative, of primals and nonzero tangents, in and out.
 
     Args:
       nonzeros: a flag per input, True if it has a tangent.

@@ -31,8 +31,8 @@ from blufunc.transforms.autodiff.linearize import differentiable, in_shard_map
 from blufunc.transforms.autodiff.transpose import transpose_jaxpr
 
 _REFUSALS = (errors.BlufuncError, AttributeError, TypeError)
-"""Errors of transposition. The last two come from rules for one factor of a product, if the other is transposed
-too and so has no value."""
+"""Errors of transposition.
+The last two come from rules for one factor of a product, if the other is transposed too and has no value."""
 
 
 def linear_transpose(fun: Callable, *primals: Any) -> Callable:
@@ -101,7 +101,7 @@ def _check_kinds(name: str, avals: list[ShapedArray]) -> None:
 
 
 def _not_linear(jaxpr: Jaxpr, name: str, error: Exception) -> Exception:
-    """The error for the first equation without a transpose; the original error if there is none."""
+    """The error for the first equation without a transpose, else the original one."""
     eqn = _culprit(jaxpr)
     if eqn is None:
         return error
@@ -122,7 +122,7 @@ def _is_variable(atom: Any) -> bool:
 
 
 def _culprit(jaxpr: Jaxpr, jointly: bool = True) -> Eqn | None:
-    """The first equation that cannot be transposed with respect to operands that depend on the parameters.
+    """The first equation that has no transpose in parameter-dependent operands.
 
     Without ``jointly``: with respect to any one of these operands, the others constant.
     """

@@ -90,7 +90,7 @@ class LinearizeTrace(JVPTrace):
 
 
 def differentiable(fun: Callable, primals: Sequence[Any]) -> Callable:
-    """Prepare a user's function of flat lists for ``linearize_flat``: apply pattern recognizers.
+    """Apply pattern recognizers to a flat function before ``linearize_flat``.
 
     Replacements must precede differentiation, which would need values that they do not compute. Outside of programs the
     function runs unchanged, since its Python code may inspect values. Inside ``shard_map`` it is typed, with casts.
@@ -101,7 +101,7 @@ def differentiable(fun: Callable, primals: Sequence[Any]) -> Callable:
 
 
 class _Recognising:
-    """A function of flat lists that is traced, rewritten by recognizers, and then evaluated."""
+    """A flat function that is traced, rewritten by recognizers, and evaluated."""
 
     def __init__(self, fun: Callable):
         self.fun = fun

@@ -59,7 +59,7 @@ class SymbolicZero:
 
 
 class CustomVJPPrimal:
-    """An argument of a ``custom_vjp`` forward rule with ``symbolic_zeros=True``; a leaf.
+    """A leaf argument of a ``custom_vjp`` forward rule with ``symbolic_zeros``.
 
     Attributes:
       value: the argument.

@@ -22,7 +22,7 @@ from blufunc.core.programs.stage import definition, stage
 
 
 class _Misfit(Exception):
-    """A rule added a cotangent of the wrong type: ``args`` are the type of the variable and the cotangent."""
+    """A cotangent of the wrong type; ``args`` are the type and the cotangent."""
 
 
 class SumAccumulator(Accumulator):
@@ -107,7 +107,7 @@ def transpose_jaxpr(
     ct_nonzeros: tuple[bool, ...],
     instantiate_outs: tuple[bool, ...] | None = None,
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
-    """The jaxpr from non-linear arguments and nonzero cotangents to cotangents of the linear arguments.
+    """The jaxpr from other arguments and cotangents to linear arguments' cotangents.
 
     Args:
       linear: a flag per argument, True to transpose with respect to it.

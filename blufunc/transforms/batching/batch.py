@@ -1,4 +1,4 @@
-"""Batching: the trace behind ``vmap``.
+"""Batching: the trace of ``vmap``.
 
 Transforms, stage 2. In: a function and batch axes. Out: batched results. A ``BatchTracer`` is an array with one axis
 more than the user sees; each operation on it is replaced by its batched form.
@@ -117,7 +117,7 @@ class BatchTrace(Trace):
         return self.tracer(out, out_dims, line)
 
     def check(self, prim, values, dims, params, out, out_dims):
-        """Check the types of one example of the results against the primitive's ``abstract``."""
+        """Check types of one example against the primitive's ``abstract``."""
         if prim.reference is not None or named_axes(prim, params):
             return  # their types come from bodies, or depend on the whole axis
         outs, out_dims = (out, out_dims) if prim.multiple_results else ([out], [out_dims])
@@ -140,7 +140,7 @@ class BatchTrace(Trace):
 def batch_flat(
     fun: Callable, axis: Axis, args: Sequence[Any], dims: Sequence[int | None], labels=None
 ) -> tuple[list[Any], list[int | None]]:
-    """Batch a function of flat lists; its results and their batch dimensions (None: not batched)."""
+    """Batch a flat function; its results and their batch dimensions, or None."""
     trace = BatchTrace(state.trace, axis)
     labels = labels or [None] * len(args)
     context = state.context

@@ -1,4 +1,4 @@
-"""``checkpoint``: save the arguments, and rematerialize the rest in the backward pass.
+"""``checkpoint``: save the arguments, rematerialize in the backward pass.
 
 Transforms, stage 2. In: a function and a policy. Out: a call whose linearization saves its arguments (and values that
 the policy names), and stages one equation that recomputes the primal and applies the tangent map. Its transpose is the
@@ -49,7 +49,7 @@ class _Checkpoint(Call):
     computation.
     """
 
-    name, again = "checkpoint", True
+    name, recomputed = "checkpoint", True
 
     def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, policy: Policy, name: str):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)
@@ -64,7 +64,7 @@ class _Checkpoint(Call):
 
 
 def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
-    """The forward jaxpr, which also returns saved values, and the jaxpr of the tangent map; each with its constants.
+    """The forward jaxpr with saved values, the tangent map's, and their constants.
 
     Both apply custom derivative rules, as linearization does. The second maps its constants, the arguments and saved
     values it reads, and the nonzero tangents to the nonzero output tangents. Also returned: a flag per argument, True
@@ -164,7 +164,7 @@ class _Silent(Trace):
 
 
 def _eval_knowing(jaxpr: Jaxpr, args: tuple, known: dict[Var, Any]) -> list[Any]:
-    """``eval_jaxpr`` under a ``LinearizeTrace``, with known primal values for some variables."""
+    """``eval_jaxpr`` under a ``LinearizeTrace``, with some known primal values."""
     if not known:
         return eval_jaxpr(jaxpr, args)
     trace: Any = state.trace
@@ -191,7 +191,7 @@ def _eval_knowing(jaxpr: Jaxpr, args: tuple, known: dict[Var, Any]) -> list[Any]
 
 
 class _Known(Trace):
-    """Supplies an equation's known primal result to its jvp rule instead of recomputing it."""
+    """Supplies an equation's known primal result to its jvp rule."""
 
     __slots__ = ("args", "eqn", "inner", "outs")
 
@@ -219,7 +219,7 @@ def checkpoint(
     static_argnames: str | Sequence[str] = (),
     concrete: bool = False,
 ) -> Callable:
-    """Rematerialize the intermediate values of ``fun`` in the backward pass instead of saving them.
+    """Rematerialize intermediate values of ``fun`` in the backward pass.
 
     Side effects are not repeated: ``debug.print`` prints in the forward pass only.
 

@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Offload:
-    """A verdict: save the results in the memory ``dst``, and move them back to ``src`` for the backward pass."""
+    """A verdict: save in the memory ``dst``, and move back to ``src`` for use."""
 
     src: str
     dst: str
@@ -41,7 +41,7 @@ class Offload:
 
 Verdict = bool | Offload
 Policy = Callable[..., Verdict]
-"""``(primitive, *input_avals, **params) -> verdict``: whether and where to save the results of an equation."""
+"""``(primitive, *input_avals, **params) -> verdict`` on an equation's results."""
 
 
 # -- operations --------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class _Name(_Identity):
 
 
 class _Offload(_Identity):
-    """A value moved from the memory ``src`` to ``dst``; a no-op on NumPy, which has one memory."""
+    """A value moved from memory ``src`` to ``dst``; a no-op on NumPy."""
 
     name = "offload"
 
@@ -129,7 +129,7 @@ def dots_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
 
 
 def dots_with_no_batch_dims_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
-    """Save the results of matmuls without batch axes, such as those with weights, but not attention's."""
+    """Save results of matmuls without batch axes: with weights, not attention."""
     return prim is dot_general_p and not params["dimension_numbers"][1][0]
 
 
@@ -158,7 +158,7 @@ class _OffloadDots(_Named):
 
 @dataclass(frozen=True)
 class _ByName(_Named):
-    """Verdicts on values named in ``names``, on other named values, and on unnamed values."""
+    """Verdicts on values in ``names``, on other named, and on unnamed values."""
 
     made_by: str
     names: frozenset[str]
@@ -246,7 +246,7 @@ def save_and_offload_only_these_names(
     offload_src: str,
     offload_dst: str,
 ) -> Policy:
-    """Save the values of the first list of names in place, of the second in the memory ``offload_dst``.
+    """Save the first list of names in place, the second in ``offload_dst``.
 
     Args:
       names_which_can_be_saved, names_which_can_be_offloaded: the names; no name may be in both.

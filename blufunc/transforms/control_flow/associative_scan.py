@@ -1,4 +1,4 @@
-"""``associative_scan``: prefix scan with a user's associative function, in O(log n) steps.
+"""``associative_scan``: prefix scan with a user's function in O(log n) steps.
 
 Transforms, stage 2: the pytree version of ``core/ops/prefix.py``. In: a function and arrays. Out: all prefixes. It is
 not a primitive: derivatives and batches come from the operations of the function.

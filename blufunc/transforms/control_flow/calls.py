@@ -27,7 +27,7 @@ from blufunc.transforms.batching.batch import batch_jaxpr
 
 
 class Call(Primitive):
-    """Base of calls of ``params["jaxpr"]``, a jaxpr without constants, on all operands."""
+    """Base of calls of ``params["jaxpr"]``, without constants, on all operands."""
 
     kind = "call"
     multiple_results = True
@@ -135,7 +135,7 @@ class Call(Primitive):
 
 
 def forward_residuals(primal: Jaxpr, n: int) -> tuple[Jaxpr, list[tuple[bool, int]]]:
-    """Drop residuals (outputs from ``n`` on) that the caller already has from the primal jaxpr.
+    """Drop residuals (outputs from ``n`` on) that the caller already has.
 
     Also returns where each residual is: ``(True, i)`` is argument i, ``(False, i)`` is result i.
     """

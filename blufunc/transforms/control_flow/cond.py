@@ -1,4 +1,4 @@
-"""``cond`` and ``switch``: one primitive that runs one of several jaxprs, with all rules.
+"""``cond`` and ``switch``: a primitive that runs one of several jaxprs.
 
 Transforms, stage 2. In: the index of the branch, and the operands of all branches, which are closed jaxprs of one type.
 Out: the results of the branch. Derivatives and batches of a cond are conds of transformed branches. Constants and
@@ -38,7 +38,7 @@ Flags = tuple[bool, ...]
 
 
 class _Cond(Primitive):
-    """Runs branch ``index`` of ``branches`` on the other operands; the index is clamped."""
+    """Runs branch ``index`` (clamped) of ``branches`` on the other operands."""
 
     name, kind, multiple_results = "cond", "control", True
 
@@ -113,7 +113,7 @@ class _Cond(Primitive):
     def _two_conds(
         self, tangents, index: Any, halves: Sequence[tuple[Jaxpr, Jaxpr]], ps: Sequence, ts: Sequence
     ) -> tuple[list, list]:
-        """Run split branches: the primal halves on ``ps``, the linear ones on the tangents ``ts``.
+        """Run split branches: primal halves on ``ps``, linear ones on tangents ``ts``.
 
         Returns:
           the results of the first without the residuals, and those of the second.
@@ -230,17 +230,17 @@ def _agree(
 
 
 def _halves(divided: tuple) -> tuple[tuple[Jaxpr, Jaxpr], Flags]:
-    """The two jaxprs that ``linearize_jaxpr`` or ``split_jaxpr`` returned first, and the flags."""
+    """The two jaxprs of ``linearize_jaxpr`` or ``split_jaxpr``, and the flags."""
     return divided[:2], divided[2]
 
 
 def _with_flags(transformed: tuple) -> tuple[tuple, Flags]:
-    """A body under a user's transform with the kinds of its results, and a flag per boxed result."""
+    """A transformed body with the kinds of its results, and a flag per boxed one."""
     return transformed, tuple(k is not None for k in transformed[1])
 
 
 def _joined(branches: Sequence[Jaxpr]) -> tuple[Branches, tuple]:
-    """Closed branches that take the deduplicated constants of all as leading operands, and these constants."""
+    """Closed branches with the deduplicated constants of all leading; the constants."""
     if not any(b.constvars for b in branches):
         return tuple(branches), ()
     consts = {id(c): c for b in branches for c in b.consts}
@@ -330,7 +330,7 @@ def is_inexact(x: Any) -> bool:
 
 
 def where_taken(chosen: Any, x: Any) -> Any:
-    """The operands of one branch of a batched cond, without derivatives at elements that take another.
+    """Operands of a batched branch, without derivatives at other elements.
 
     The derivative of a branch at an element that does not take it may be infinite, and zero times that is NaN.
     """

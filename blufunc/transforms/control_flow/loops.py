@@ -78,7 +78,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
 
 
 def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
-    """Apply ``f`` to each element along the first axis of ``xs``, sequentially, and stack the results.
+    """Apply ``f`` along the first axis of ``xs`` sequentially; stack the results.
 
     Args:
       f: from an element, a pytree, to a pytree.

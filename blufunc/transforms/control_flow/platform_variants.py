@@ -1,4 +1,4 @@
-"""``either``: a computation in two variants, of which the device that runs the program takes one.
+"""``either``: a computation in two variants, chosen by the device.
 
 Transforms, stage 2. In: a plain body, as the user wrote it, and a preferred one, with operations that some devices have
 kernels for. Out: an equation with both. The device is known at compilation, long after differentiation, so both bodies
@@ -30,9 +30,9 @@ Flags = tuple[bool, ...]
 
 
 class _Either(Call):
-    """Params: jaxpr, the plain body; preferred, the other, of the same types; parts: the numbers of results of both, of
-    the plain body alone, and of the preferred one alone; held: a flag per operand, True if the preferred body has no
-    good derivative in it."""
+    """Params: jaxpr, the plain body; preferred, the other, of the same types;
+    parts: the numbers of results of both, of the plain body alone, and of the preferred one alone; held: a flag per
+    operand, True if the preferred body has no good derivative in it."""
 
     name, alternative = "either", "preferred"
     drop_outputs = None  # type: ignore[assignment]  # the results that are read select the body
@@ -173,7 +173,7 @@ def _computing(plain: Jaxpr, better: Jaxpr, n: int, plain_first: bool) -> Jaxpr:
 
 
 def _side_by_side(plain: Jaxpr, better: Jaxpr, n_plain: int, n_preferred: int) -> tuple[Jaxpr, Jaxpr]:
-    """Both linear jaxprs as functions of the residuals of the one, the residuals of the other, and the tangents."""
+    """Both linear jaxprs as functions of both lists of residuals and the tangents."""
     unused = [Var(v.aval) for v in better.invars[:n_preferred]]
     mine = [Var(v.aval) for v in plain.invars[:n_plain]]
     return (

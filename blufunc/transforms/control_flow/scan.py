@@ -156,7 +156,7 @@ class _Scan(Primitive):
     def _two_scans(
         self, primal: Jaxpr, linear: Jaxpr, ps: Sequence[list], ts: Sequence[list], n_out: int, params
     ) -> tuple[list, list, dict]:
-        """Scan a split body over the values ``ps``, and prepare the scan over the tangents ``ts``.
+        """Scan a split body over values ``ps``; prepare the scan over tangents ``ts``.
 
         Returns:
           the ``n_out`` results of the first scan, without the residuals; operands and parameters of the second.
@@ -269,7 +269,7 @@ class _Scan(Primitive):
         return bodies.boxes(outs, kinds, [*jaxpr.out_avals[:n_carry], *ys])
 
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
-        """Drop outputs that are not read, carries that serve only them, and their operands."""
+        """Drop outputs that are not read, their carries, and their operands."""
         params = eqn.params
         jaxpr, n_consts, n_carry = params["jaxpr"], params["n_consts"], params["n_carry"]
         keep_carry, keep_ys = list(reads[:n_carry]), reads[n_carry:]
@@ -292,7 +292,7 @@ class _Scan(Primitive):
 def _divide(
     jaxpr: Jaxpr, tangents: Sequence[bool], n_consts: int, n_carry: int
 ) -> tuple[Jaxpr, Jaxpr, tuple, tuple]:
-    """Split a body with tangent operands; flags of tangent results, and of tangent parameters at the fixpoint."""
+    """Split a body with tangent operands; flags of tangent results and parameters."""
     consts, carry, xs = _parts(tangents, n_consts, n_carry)
     while True:
         required = (*carry, *(False,) * (len(jaxpr.outvars) - n_carry))
@@ -326,7 +326,7 @@ def _reaches_every_carry(jaxpr: Jaxpr, linear: Sequence[bool], n_consts: int, n_
 
 
 def _linear_body(linear: Jaxpr, places: tuple[int, ...], n_consts: int, n_carry: int) -> Jaxpr:
-    """The body of the tangent scan, with operands in scan order: residuals at place 0 are constants, at 1 inputs."""
+    """The body of the tangent scan; residuals at place 0 are constants, at 1 inputs."""
     n_res = len(places)
     residuals = linear.invars[:n_res]
     t_consts, t_carry, t_xs = _parts(linear.invars[n_res:], n_consts, n_carry)
@@ -379,7 +379,7 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
-    """Loop with a carry: ``carry, y = f(carry, x)`` for each x along the first axis of ``xs``.
+    """Loop with a carry: ``carry, y = f(carry, x)`` for each x of ``xs``.
 
     The body is traced once in each call of ``scan``; under ``jit``, once for all.
 

@@ -1,4 +1,4 @@
-"""``while_loop``: a loop with a data-dependent trip count, as one primitive with all rules.
+"""``while_loop``: a loop with a data-dependent trip count, as one primitive.
 
 Transforms, stage 2. In: closed condition and body, and as operands their constants and the initial carry. Out: the last
 carry. Forward mode is a loop over values and tangents. Reverse mode saves residuals of each step, so it requires a
@@ -37,13 +37,13 @@ from blufunc.transforms.control_flow.scan import scan_p
 
 
 def _parts(xs: Iterable, n_cond: int, n_body: int) -> tuple[list, list, list]:
-    """Split operands (or a list parallel to them) into constants of the condition, constants of the body, carry."""
+    """Split operands into constants of the condition, of the body, and carry."""
     xs = list(xs)
     return xs[:n_cond], xs[n_cond : n_cond + n_body], xs[n_cond + n_body :]
 
 
 class _While(Primitive):
-    """``carry = body(carry)`` while ``cond(carry)`` holds, at most ``max_steps`` times if given.
+    """``carry = body(carry)`` while ``cond(carry)``, at most ``max_steps`` times.
 
     Params: cond, body, closed, whose first n_cond and n_body parameters are constants; max_steps.
     """
@@ -131,7 +131,7 @@ class _While(Primitive):
             return self.jvp(primals, tangents, **params)
 
     def split(self, trace, args, *, cond: Jaxpr, body: Jaxpr, n_cond, n_body, max_steps):
-        """Two loops: over the values alone, and in the linear jaxpr over values and tangents. A scan if bounded."""
+        """Two loops: over values, and over values and tangents. A scan if bounded."""
         if max_steps is not None:
             return scan_p.split(trace, args, **_as_scan(cond, body, n_cond, n_body, max_steps))
         c_consts, b_consts, carry = _parts(args, n_cond, n_body)
@@ -168,7 +168,7 @@ class _While(Primitive):
         return [t if is_t else next(values) for t, is_t in zip(out_ts, flags, strict=True)]
 
     def _repeatable(self, params: dict) -> dict:
-        """Parameters of the loop that recomputes the values: without reports; an error if it has side effects."""
+        """Parameters of the loop that recomputes values; an error for side effects."""
         repeatable = effects.silenced_params(params)
         if self.effects_of(repeatable):
             raise errors.UnsupportedError(
@@ -318,7 +318,7 @@ def _in_lock_step(
 
 
 def _as_scan(cond: Jaxpr, body: Jaxpr, n_cond: int, n_body: int, max_steps: int) -> dict:
-    """Parameters of a scan on the operands of the loop: ``max_steps`` steps, idle after the end."""
+    """Parameters of a scan of ``max_steps`` steps, idle after the end."""
 
     def make():
         idle = stage(lambda *xs: xs[n_body:], body.in_avals, body.name)
@@ -347,7 +347,7 @@ while_p = _While()
 
 
 def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, *, max_steps: int | None = None) -> Any:
-    """``val = body_fun(val)`` while ``cond_fun(val)`` holds, starting with ``init_val``.
+    """``val = body_fun(val)`` while ``cond_fun(val)``, starting with ``init_val``.
 
     Forward mode always works. Reverse mode requires ``max_steps``, and memory for the residuals of that many steps.
     Under ``vmap`` the loop runs until every element has ended.

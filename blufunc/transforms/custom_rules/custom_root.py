@@ -44,7 +44,7 @@ def custom_root(
     Returns:
       the root, or ``(root, aux)``.
     Raises:
-      TreeError, ShapeError: a function returns another structure or other types than the guess has.
+      TreeError, ShapeError: a function returns a structure or types different from those of the guess.
     """
     what = "custom_root"
     for function in (f, solve, tangent_solve):

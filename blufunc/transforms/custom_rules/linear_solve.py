@@ -191,7 +191,7 @@ def custom_linear_solve(
     Returns:
       x, or ``(x, aux)``.
     Raises:
-      TreeError, ShapeError: a function returns another structure or other types than ``b`` has.
+      TreeError, ShapeError: a function returns a structure or types different from those of ``b``.
       GradError: ``transpose_solve`` is given and ``matvec`` is not linear; or reverse mode without it.
     """
     what = "custom_linear_solve"
@@ -248,7 +248,7 @@ def stage_like(
     """A function of one pytree as a jaxpr, and the structure of its result: ``in_tree``, or that and an aux.
 
     Raises:
-      TreeError: the result has another structure.
+      TreeError: the result has a different structure.
     """
     out_tree: Any = None
 
@@ -264,7 +264,7 @@ def stage_like(
         found = tree.structure(out[0] if has_aux else out)
         if found != in_tree:
             raise errors.TreeError(
-                f"{what}: {role} returns another structure than it is given.",
+                f"{what}: {role} returns a different structure from it is given.",
                 where=source.here(),
                 why="; ".join(treepath.diff(in_tree, found, "given", "returned")[:4]),
             )

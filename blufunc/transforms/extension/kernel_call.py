@@ -184,7 +184,7 @@ class TypedKernel:
         leaves, structure = tree.flatten(declared)
         if structure != self.out_tree:
             raise TreeError(
-                f"{k.__name__}: the reference returns another structure than out= says.",
+                f"{k.__name__}: the reference returns a different structure from out= says.",
                 where=k.where,
                 why="; ".join(paths.diff(structure, self.out_tree, "out", "the result")[:5]),
                 fix="correct out=, or leave it out",

@@ -42,7 +42,7 @@ Flags = tuple[bool, ...]
 def autocast(
     fun: Callable | None = None, dtype: Any = "bfloat16", *, float32: Any = (), low: Any = ()
 ) -> Callable:
-    """Run ``fun`` in mixed precision: matmuls in ``dtype``, sensitive operations in float32.
+    """Run ``fun`` in mixed precision: matmuls in ``dtype``, the rest in float32.
 
         loss, grads = bf.value_and_grad(bf.autocast(loss_fn))(params, batch)   # params and grads: float32
 
@@ -214,7 +214,7 @@ def _typed(aval: ShapedArray, low: bool, policy: Policy) -> ShapedArray:
 
 
 def _closed(param: Any, policy: Policy) -> Any:
-    """A parameter; if it is a jaxpr or a tuple of jaxprs, with casts inside and unchanged types."""
+    """A parameter; jaxprs in it get casts inside, and keep their types."""
     if isinstance(param, Jaxpr):
         body, _ = _body(param, policy, (False,) * len(param.invars), (True,) * len(param.outvars))
         return body
@@ -235,7 +235,7 @@ def _call(prim: Call, policy: Policy, ins: list[_Cell], params: dict) -> list[An
 
 
 def _scan(prim, policy: Policy, ins: list[_Cell], params: dict) -> list[Any]:
-    """A loop: low inputs and constants go in, low outputs come out; the carry keeps the program's dtypes."""
+    """A loop: low inputs, constants and outputs; the carry keeps its dtypes."""
     jaxpr, n_consts, n_carry = params["jaxpr"], params["n_consts"], params["n_carry"]
     carry = range(n_consts, n_consts + n_carry)
     wide_outs = [i < n_carry for i in range(len(jaxpr.outvars))]

@@ -22,6 +22,8 @@ The float32 class follows common practice in mixed-precision training (Micikevic
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +31,16 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.core import ops
 from blufunc.core.ir import dtypes, source
 from blufunc.core.primitives.kinds import AUTOCAST
 from blufunc.core.primitives.primitive import Primitive, named
 
 
 def table() -> dict[str, tuple[str, ...]]:
-    """The names of the primitives of each class: a view of ``autocast_class`` of all that there are."""
+    """The names of the primitives of each class: a view of ``autocast_class``."""
+    for module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
+        importlib.import_module(module.name)  # defines its primitives, which are otherwise imported on first use
     classes: dict[str, list[str]] = {cls: [] for cls in AUTOCAST}
     for name, prim in sorted(named.items()):
         if prim.autocast_class is not None:
@@ -45,7 +50,7 @@ def table() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Policy:
-    """The table with a user's changes, for one low dtype; hashable, as a memo key of transformed jaxprs."""
+    """The table with a user's changes, for one low dtype; hashable, as a memo key."""
 
     dtype: np.dtype
     changes: tuple[tuple[str, str], ...] = ()
@@ -128,7 +133,7 @@ _MEANINGS = {
 
 
 def autocast_table(dtype: Any = "bfloat16", *, float32: Any = (), low: Any = ()) -> str:
-    """The precision of each primitive under ``autocast`` with these options, as a table to print."""
+    """A printable table of the precision of each primitive under ``autocast``."""
     policy = make_policy(dtype, float32, low)
     lines = []
     for cls, names in policy.table().items():

@@ -96,12 +96,12 @@ class HostFunction:
         return [self._checked(x, a, p) for x, a, p in zip(leaves, self.outs, paths, strict=True)]
 
     def _is_like_declared(self, out: Any) -> bool:
-        """True if a result differs from its declaration only in lists for tuples, or the reverse."""
+        """True if a result differs from its declaration only in lists or tuples."""
         declared = tree.unflatten(self.out_tree, [0] * self.out_tree.num_leaves)
         return tree.structure(_with_tuples(out)) == tree.structure(_with_tuples(declared))
 
     def _checked(self, x: Any, aval: ShapedArray, path: str) -> np.ndarray:
-        """Copy one result to a new array; NumPy's default 64-bit dtypes are accepted as 32-bit."""
+        """Copy one result to a new array; default 64-bit dtypes may become 32-bit."""
         what = f"{self.api}: the result{path} of {self.__name__}"
         where = source.describe(self.source)
         host = np.asarray(x)
@@ -133,7 +133,7 @@ def _with_tuples(x: Any) -> Any:
 
 
 class Repeated:
-    """A host function over a batch: one call per position along the first axis, in order."""
+    """A host function over a batch: one call per element, in order."""
 
     outs: tuple[ShapedArray, ...]
     __name__: str
@@ -302,7 +302,7 @@ def io_callback(
     ordered: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Call a Python function for its side effects: files, the host's random numbers, state.
+    """Call a Python function for its side effects: files, host state.
 
     The call runs exactly as often as in the untransformed program: never dropped, repeated or merged. ``vmap`` makes
     one call per element. ``checkpoint`` saves its results instead of repeating it. On a mesh the first device makes the
@@ -378,7 +378,7 @@ def _lifted(x: Any) -> Value | None:
 
 
 def effects_barrier() -> None:
-    """Wait until all side effects of the programs called so far are complete and visible.
+    """Wait until the side effects of all programs called so far are visible.
 
     The NumPy executor is synchronous; only printed output is flushed.
     """

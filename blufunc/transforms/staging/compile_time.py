@@ -15,7 +15,7 @@ from blufunc.core.ir.trace import EVAL, set_trace
 
 @contextlib.contextmanager
 def ensure_compile_time_eval() -> Iterator[None]:
-    """Context manager for eager evaluation, under ``jit``, ``grad`` and other transforms too.
+    """Context manager for eager evaluation inside ``jit`` and other transforms.
 
     For values that a traced function derives from known ones alone: tables, positions, shapes. The results are
     concrete, so Python may branch on them, and the program holds them as constants. Also a decorator.

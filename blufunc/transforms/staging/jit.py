@@ -168,7 +168,7 @@ _MAX_SCOPES = 16
 
 @contextlib.contextmanager
 def disable_jit(disable: bool = True) -> Iterator[None]:
-    """Context manager: run functions under ``jit`` eagerly in this thread, so that values can be printed.
+    """Context manager: run functions under ``jit`` eagerly in this thread.
 
     Bodies of ``scan``, ``cond`` and ``while_loop`` are traced all the same: use ``debug.print`` there.
     """
@@ -191,7 +191,7 @@ def clear_caches() -> None:
 
 
 class Jitted:
-    """What ``jit`` returns."""
+    """The result of ``jit``."""
 
     def __init__(
         self, fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces, budget
@@ -253,7 +253,7 @@ class Jitted:
         return self._results(entry, program(buffers), device)
 
     def _run_guarded(self, entry: Entry, arrays: Sequence[Array]) -> Any:
-        """Run a program, check its results for NaN, and find the first equation that made one.
+        """Run a program, check results for NaN, and find the first equation with one.
 
         Arguments must outlive the call, since it may have to run again.
         """
@@ -287,7 +287,7 @@ class Jitted:
     # -- stages --------------------------------------------------------------------------------
 
     def trace(self, *args, **kwargs) -> Traced:
-        """Trace for the types of the arguments (arrays or ``ShapeDtypeStruct``); nothing is computed."""
+        """Trace for the types of the arguments (arrays or ``ShapeDtypeStruct``)."""
         call = self._split(args, kwargs)
         entry = self._entry(call, [abstract(x) for x in call.leaves])
         arrays = [x for x in call.leaves if isinstance(x, Array) and x.aval.ndim]

@@ -69,7 +69,7 @@ def eval_shape(fun: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def typeof(x: Any) -> ShapedArray:
-    """Type of an array, traced value or scalar: its ``shape``, ``dtype`` and ``weak_type``.
+    """Type of an array, traced value or scalar: shape, dtype and weak type.
 
     It prints as ``f32[3]``, with a ``~`` in front if the type is weak.
 

@@ -1,4 +1,4 @@
-"""``named_scope`` and ``named_call``: names of parts of a program, kept by every transform.
+"""``named_scope`` and ``named_call``: names that every transform keeps.
 
 Transforms, stage 1. In: a name. Out: source lines with the names of open scopes, for each equation staged in them; they
 appear wherever lines are shown: jaxprs printed with lines, the source of compiled programs. A derivative's equations
@@ -17,7 +17,7 @@ from blufunc.transforms.arguments import check_callable, name_of
 
 
 def named_scope(name: str) -> contextlib._GeneratorContextManager[None]:
-    """Name the operations of a block, or of a decorated function. Scopes nest: ``encoder/layer``.
+    """Name the operations of a block or function. Scopes nest: ``encoder/layer``.
 
     Args:
       name: the name, of printable characters.

@@ -1,4 +1,4 @@
-"""The stages of a function under ``jit`` as objects: ``Traced``, ``Lowered``, ``Compiled``.
+"""The stages of ``jit`` as objects: ``Traced``, ``Lowered``, ``Compiled``.
 
 Transforms, stages 2 to 8. In: a trace of a function (``Entry``), made and cached by ``jit.py``. Out: programs, and
 reports on them, which ``kernels/inspect/program.py`` collects.
@@ -61,7 +61,7 @@ class Entry:
             self.donates = (False,) * len(self.consts) + tuple(donates)
 
     def place(self, arrays: Sequence[Array], name: str) -> backend.Device:
-        """The device to run on for these arguments; constants decide only if all arguments are scalars."""
+        """The device for these arguments; constants decide if all are scalars."""
         if any(a.aval.ndim for a in arrays):
             return device_of(arrays, name, self.home)
         return device_of([*arrays, *map(concrete, self.consts)], name, self.home)
@@ -77,7 +77,7 @@ class Entry:
         return found
 
     def program_on(self, device: backend.Device, donating: bool = True) -> Callable:
-        """The program for a device; if not ``donating``, one that leaves its arguments intact."""
+        """The program for a device; without ``donating`` it keeps its arguments."""
         key = device, donating, config.matmul_precision
         found = self.programs.get(key)
         if found is None:
@@ -156,7 +156,7 @@ class Traced:
 
 
 class Lowered:
-    """The result of stage 4: a jaxpr with calls inlined and constants folded, after CSE and DCE.
+    """The result of stage 4: a jaxpr after inlining, folding, CSE and DCE.
 
     Its reports are for the device of the arrays it was traced with, or for the default one; nothing is compiled for
     them on the CPU.
@@ -219,7 +219,7 @@ class Lowered:
 
 
 class Compiled:
-    """The result of stages 5 to 7: a program for arguments of exactly the traced types."""
+    """The result of stages 5 to 7: a program for the traced argument types."""
 
     def __init__(self, lowered: Lowered, device: backend.Device):
         self.traced = lowered.traced
@@ -235,7 +235,7 @@ class Compiled:
         return self._sight.source()
 
     def timings(self, *args, repeats: int = 5, **kwargs) -> Timings:
-        """Run the program step by step on these arguments, which stay intact, and time each step.
+        """Time each step of the program on these arguments, which stay intact.
 
         Args:
           args, kwargs: as in a call.

@@ -43,7 +43,7 @@ def devices(platform: str | None = None) -> list[_backend.Device]:
 def local_devices(
     process_index: int | None = None, backend: str | None = None, host_id: int | None = None
 ) -> list[_backend.Device]:
-    """The devices of ``devices(backend)`` that this process, or ``process_index``, owns.
+    """The devices that this process, or ``process_index``, owns.
 
     Raises:
       ValueRangeError: there is no such process.
@@ -79,7 +79,7 @@ def process_index(backend: str | None = None) -> int:
 
 
 def process_count(backend: str | None = None) -> int:
-    """Number of processes; 1 unless this one has joined a job (``bf.distributed.initialize()``)."""
+    """Number of processes; 1 without a job (``bf.distributed.initialize()``)."""
     devices(backend)
     return process_info.current().count
 

@@ -27,6 +27,7 @@ static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 static inline float ptx_rcp(float x) { return 1.0f / x; }
 static inline float ptx_exp(float x) { return exp2f(x * 1.44269504f); }
 static inline float ptx_exp_ftz(float x) { return ptx_exp(x); }
+static inline float ptx_logistic(float x) { return 1.0f / (1.0f + ptx_exp(-x)); }
 static inline float ptx_max(float x, float y) { return x > y || x != x ? x : y; }
 static inline float ptx_min(float x, float y) { return x < y || x != x ? x : y; }
 static inline float ptx_from_f16(uint16_t x) {

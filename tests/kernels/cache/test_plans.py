@@ -456,6 +456,7 @@ NOT_KEPT = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::blufunc.errors.HostPrimitiveWarning")
 @pytest.mark.parametrize("what", NOT_KEPT)
 def test_what_has_no_text_is_planned_as_ever(what, folder, messages, monkeypatch):
     monkeypatch.setattr(config, "host_compiler", "always")

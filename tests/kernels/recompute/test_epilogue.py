@@ -1,6 +1,5 @@
-"""GELU again by the product with its derivative: where a budget has that, that it means the same, and where not."""
+"""Results of epilogues recomputed by others: where a budget has that, that it means the same, and where not."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -16,25 +15,27 @@ from blufunc.core.ops.elementwise import add_p
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import program as cuda_program
-from blufunc.kernels.backends.cuda.library import gelu_gemm
+from blufunc.kernels.backends.cuda.library import pointwise_gemm
 from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS
+from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.kernels.recompute.epilogue import (
-    of_argument,
-    result_of,
-    with_activations_again,
+    equations,
+    recomputed,
+    recomputing,
+    with_recomputed_results,
     with_result,
 )
-from blufunc.kernels.rewrites.activation_epilogue import dot_bias_gelu_p, dot_dgelu_p
-from blufunc.kernels.rewrites.activation_sums import with_activation_sums
+from blufunc.kernels.rewrites.partial_reductions import with_partial_sums
 from blufunc.kernels.schedule import OpaqueStep
 from tests.kernels.backends.cuda.library.test_split_gemm import products
 from tests.kernels.backends.cuda.test_program import on
-from tests.kernels.recompute.test_recompute_cost import layers, shapes, tanhs
+from tests.kernels.recompute.test_recompute_cost import gates, layers, shapes
 from tests.kernels.rewrites.test_gemm_epilogue import half
+from tests.kernels.rewrites.test_pointwise_epilogue import gated, gradients
 
 M, N, K = 2 * ROWS, COLUMNS, 64
 TOKENS = 2 * M
-WITH_BOTH = "by the product with its derivative"
+WITH_BOTH = "by the epilogue of another matmul"
 
 
 def planned(n, tokens, width, arch="sm_90a"):
@@ -48,8 +49,8 @@ def opaque(made):
 
 
 def both(made):
-    """The products with GELU's derivative that give GELU, too."""
-    return [e for e in opaque(made) if result_of(e) is not None]
+    """The matmuls whose epilogues recompute a result of another."""
+    return [e for e in opaque(made) if recomputed(e)]
 
 
 # -- what a budget makes of it ------------------------------------------------------------------------
@@ -68,7 +69,7 @@ def test_no_kernel_computes_gelu(large):
     """A budget that lacks one layer's GELU has it from a product, for the time of writing it."""
     default = large(None)
     made = large(default.plan.peak_bytes - GELU // 2)
-    assert both(made) and not both(default) and not tanhs(made)
+    assert both(made) and not both(default) and not gates(made)
     assert len(opaque(made)) == len(opaque(default)) and len(made.kernels) == len(default.kernels)
     assert [d for d in made.bought.dropped if WITH_BOTH in d.label and d.nbytes == GELU]
     assert WITH_BOTH in made.bought.report()
@@ -83,31 +84,13 @@ def test_the_weights_gradient_comes_behind_it(large):
     made = large(default.plan.peak_bytes - GELU // 2)
     ran = opaque(made)
     for eqn in both(made):
-        again = result_of(eqn)
+        (again,) = recomputed(eqn)
         (reader,) = [e for e in ran if again in e.invars]
         assert reader.prim is dot_general_p and ran.index(eqn) < ran.index(reader)
         places = [made.plan.placement[made.ids[v]] for v in (eqn.invars[2], eqn.outvars[0], again)]
         begins = sorted(p.offset for p in places)
         assert all(b - a >= GELU for a, b in itertools.pairwise(begins))
     assert made.plan.peak_bytes <= made.bought.budget
-
-
-ELSEWHERE = {  # tokens, width, the architecture: what has no kernel with both
-    "another architecture": (32768, 768, "sm_80"),
-    "Hopper, in general": (32768, 768, "sm_90"),
-    "columns of another number": (32768, 800, "sm_90a"),
-    "rows of another number": (32768 + 128, 768, "sm_90a"),
-}
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_elsewhere_it_is_a_kernel(name):
-    tokens, width, arch = ELSEWHERE[name]
-    plan = planned(4, tokens, width, arch)
-    default = plan(None)
-    made = plan(default.plan.peak_bytes - tokens * width * 4)
-    assert tanhs(made) and not tanhs(default) and not both(made)
-    assert [d for d in made.bought.dropped if "from its argument" in d.label]
 
 
 def test_a_product_before_the_peak_does_not_help():
@@ -124,7 +107,7 @@ def test_a_product_before_the_peak_does_not_help():
     plan = lambda budget: cuda_program.planned(simplify(traced.jaxpr), (False,) * 6, "sm_90a", budget)
     default = plan(None)
     made = plan(default.plan.peak_bytes - GELU // 2)
-    assert tanhs(made) and not tanhs(default) and not both(made)
+    assert gates(made) and not gates(default) and not both(made)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.5])
@@ -132,7 +115,7 @@ def test_less_memory(share, large):
     """Plans fit, also where products are repeated and the peak moves behind some of those products."""
     peak = large(None).plan.peak_bytes
     made = large(int(share * peak))
-    assert made.plan.peak_bytes <= share * peak and both(made) and not tanhs(made)
+    assert made.plan.peak_bytes <= share * peak and both(made) and not gates(made)
 
 
 # -- what it computes -----------------------------------------------------------------------------------
@@ -154,28 +137,12 @@ def test_gradients_are_those_without_a_budget(mixed, small):
     """To the bit, as the argument is that of the forward pass; with graphs, too."""
     plain, tight, there = steps(4, 1, mixed)
     bought = tight.lower(*there).memory.bought
-    assert both(bought.made) and not tanhs(bought.made)
+    assert both(bought.made) and not gates(bought.made)
     assert {len(e.outvars) for e in both(bought.made)} == {2 + mixed}  # of mixed precision: sums as well
     want = bf.tree.leaves(plain(*there))
     for _ in range(4):
         for a, b in zip(want, bf.tree.leaves(tight(*there)), strict=True):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
-def test_without_the_kernel_its_definition_runs(small, monkeypatch):
-    """All results of it: a library would give the first one alone."""
-    plain, tight, there = steps(4, 1)
-    n = len(both(tight.lower(*there).memory.bought.made))
-    want = bf.tree.leaves(plain(*there))
-    monkeypatch.setattr(
-        gelu_gemm, "kernel_of", lambda eqn, arch: None
-    )  # which planning has under its own name
-    small.epilogues.clear()
-    for a, b in zip(want, bf.tree.leaves(tight(*there)), strict=True):
-        a, b = (np.asarray(x).astype(np.float64) for x in (a, b))
-        assert np.abs(a - b).max() <= 0.02 * np.abs(a).max()
-    assert 0 < n < 4
-    assert [small.epilogues.count(name) for name in ("gelu_aux_bias", "dgelu")] == [4, 4 - n]
 
 
 @pytest.mark.gpu
@@ -191,54 +158,83 @@ def test_gradients_on_a_device(mixed):
             assert np.abs(a - b).max() <= 0.02 * np.abs(a).max()
 
 
+def test_a_gated_layer_recomputes_its_product(monkeypatch):
+    """From the gate and the other matmul, which its derivative reads: no matmul, and no kernel, runs twice."""
+    sizes = [(8192, 2048), (2048, 5632), (2048, 5632), (5632, 2048)]
+
+    def loss(x, *layers):
+        for gate, up, down in layers:
+            x = x + gated(x, gate, up, down)
+        return (x.astype(np.float32) ** 2).sum()
+
+    avals = [bf.ShapeDtypeStruct(s, dtypes.bfloat16) for s in sizes]
+    jaxpr = simplify(
+        bf.jit(bf.grad(loss, argnums=(1, 2, 3, 4))).trace(avals[0], *[tuple(avals[1:])] * 4).jaxpr
+    )
+    plan = lambda budget: cuda_program.planned(jaxpr, (False,) * len(jaxpr.invars), "sm_90a", budget)
+    default = plan(None)
+    made = plan(default.plan.peak_bytes - 8192 * 5632 * 2)
+    assert both(made) and not both(default) and len(opaque(made)) == len(opaque(default))
+    assert {len(recomputed(e)) for e in both(made)} == {1} and {len(e.outvars) for e in both(made)} == {3}
+
+
 # -- equations ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def equations(small):
-    """A product with GELU that stores its argument, and one with the derivative at that argument."""
+def pair(small):
+    """A matmul with GELU that stores its argument, and one with the derivative at that argument."""
     forward = lambda x, w, b: (nn.gelu(h := x @ w + b), h)
     back = lambda h, dy, v: bf.vjp(nn.gelu, h)[1](dy @ v)[0]
-    (gelu,) = [e for e in products(forward, half(M, K), half(K, N), half(N)) if e.prim is dot_bias_gelu_p]
-    (product,) = [e for e in products(back, half(M, N), half(M, K), half(K, N)) if e.prim is dot_dgelu_p]
-    return gelu, product.with_invars([*product.invars[:2], gelu.outvars[1]])
+    (gelu,) = products(forward, half(M, K), half(K, N), half(N))
+    (matmul,) = products(back, half(M, N), half(M, K), half(K, N))
+    return gelu, matmul.with_invars([*matmul.invars[:2], gelu.outvars[1]])
 
 
 @pytest.mark.parametrize("sums_first", [False, True])
-def test_sums_and_gelu_in_any_order(sums_first, equations):
-    """The equation is the kernel with both; its definition has all results, of which the first is what it was."""
-    gelu, product = equations
-    kernel = lambda eqn: gelu_gemm.kernel_of(eqn, "sm_90a")
-    call = of_argument(gelu)
-    both = [lambda eqn: _summed(eqn, kernel), lambda eqn: with_result(eqn, call)]
+def test_sums_and_recomputed_results(sums_first, pair):
+    """There is a kernel with both, in whatever order they came; sums are its last result."""
+    gelu, matmul = pair
+    (call,) = recomputing(gelu)
+    both = [_summed, lambda eqn: with_result(eqn, call)]
     first, second = both if sums_first else both[::-1]
-    eqn = second(first(product))
-    found = kernel(eqn)
-    assert (found.summed, found.again, found.stored) == (True, True, False)
-    assert dataclasses.replace(found, summed=False, again=False) == kernel(product)
-    again = result_of(eqn)
-    at = eqn.outvars.index(again)
-    assert at == 1 + sums_first and again is call.outvars[0] and result_of(product) is None
-    values = [bnp.asarray(half(*a.aval.shape) * 2) for a in product.invars]
-    want, found = (eval_jaxpr(e.params["jaxpr"], values) for e in (product, eqn))
-    np.testing.assert_array_equal(np.asarray(found[0]), np.asarray(want[0]))
-    np.testing.assert_array_equal(np.asarray(found[at]), np.asarray(nn.gelu(values[2])))
-    bands = np.asarray(want[0]).astype(np.float32).reshape(-1, ROWS, N).sum(1)
-    np.testing.assert_allclose(np.asarray(found[3 - at]), bands, rtol=1e-5, atol=1e-4)
-    assert [v.aval for v in eqn.outvars] == [a.aval for a in eqn.params["jaxpr"].outvars]
+    eqn = second(first(matmul))
+    assert pointwise_gemm.why_not(eqn, "sm_90a") is None
+    assert recomputed(eqn) == call.outvars == eqn.outvars[1:2] and recomputed(matmul) == []
+    values = [half(*a.aval.shape) * 2 for a in matmul.invars]
+    want, found = (e.prim.impl(*values, **e.params) for e in (matmul, eqn))
+    np.testing.assert_array_equal(found[0], want[0])
+    np.testing.assert_array_equal(found[1], np.asarray(nn.gelu(bnp.asarray(values[2]))))
+    bands = want[0].astype(np.float32).reshape(-1, ROWS, N).sum(1)
+    np.testing.assert_allclose(found[2], bands, rtol=1e-5, atol=1e-4)
 
 
-def _summed(product, kernel):
-    """The product with sums of its first result."""
-
+def _summed(matmul):
+    """The matmul with sums of its first result."""
     total = lambda d: d.astype(dtypes.float32).sum((0,))
     body = simplify(bf.jit(total).trace(np.zeros((M, N), dtypes.bfloat16)).jaxpr)
-    place = dict(zip(body.invars, product.outvars[:1], strict=True))
-    behind = [e.with_invars([place.get(a, a) for a in e.invars]) for e in body.eqns]
-    jaxpr = Jaxpr(product.invars, [product, *behind], [*product.outvars, *body.outvars])
-    eqn, *rest = with_activation_sums(jaxpr, {}, kernel).eqns
+    place = dict(zip(body.invars, matmul.outvars[:1], strict=True))
+    after = [e.with_invars([place.get(a, a) for a in e.invars]) for e in body.eqns]
+    jaxpr = Jaxpr(matmul.invars, [matmul, *after], [*matmul.outvars, *body.outvars])
+    eqn, *rest = with_partial_sums(jaxpr, {}, lambda e: ROWS * (e.prim is dot_pointwise_p)).eqns
     assert [e for e in rest if e.invars == eqn.outvars[-1:]]
     return eqn
+
+
+def test_what_is_recomputed_of_each(small):
+    """Results that depend on values in memory; not the matmul itself, and nothing of one that is not stored."""
+    back = gradients(gated)
+    args = half(2, 128, 64), half(64, 128), half(64, 128, seed=2), half(128, 64)
+    forward, backward = [e for e in products(back, *args) if e.prim is dot_pointwise_p]
+    (call,) = recomputing(forward)
+    assert call.outvars == forward.outvars[:1] and set(call.invars) == {forward.outvars[1], forward.invars[2]}
+    values = [half(*v.aval.shape) for v in call.invars]
+    (found,) = eval_jaxpr(
+        Jaxpr(call.invars, list(equations(call)), call.outvars), [bnp.asarray(x) for x in values]
+    )
+    u, g = values if call.invars[0] is forward.outvars[1] else values[::-1]
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(nn.silu(bnp.asarray(g)) * bnp.asarray(u)))
+    assert recomputing(backward) == []
 
 
 class _Printing(Primitive):
@@ -252,7 +248,7 @@ ORDERS = {  # the equations behind the call, and what becomes of them
     "what reads the reader": ("rsd", "Drs"),
     "others stay": ("rod", "oDr"),
     "the product reads the reader": ("rnp", "grnp"),
-    "two such products": ("rde", "grde"),
+    "two such products": ("rde", "Dre"),
     "no such product": ("r", "gr"),
     "a reader with effects": ("wd", "gwd"),
     "effects of others": ("rud", "uDr"),
@@ -260,16 +256,16 @@ ORDERS = {  # the equations behind the call, and what becomes of them
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_where_readers_go(name, equations):
-    """``D`` is the product with both results, ``g`` GELU by equations of its own."""
+def test_where_readers_go(name, pair):
+    """``D`` is the matmul with both results, ``g`` GELU by equations of its own."""
     given, wanted = ORDERS[name]
-    gelu, product = equations
-    call, (lhs, rhs, x) = of_argument(gelu), product.invars
+    gelu, product = pair
+    (call,), (lhs, rhs, x) = recomputing(gelu), product.invars
     (g,) = call.outvars
     r, n, numbers = Var(g.aval), Var(lhs.aval), {"dimension_numbers": (((1,), (1,)), ((), ()))}
     other = lambda prim, *invars: Eqn(prim, invars, [Var(g.aval)], {}, None)
     again = lambda lhs: Eqn(
-        dot_dgelu_p, [lhs, rhs, x], [Var(v.aval) for v in product.outvars], product.params, product.source
+        dot_pointwise_p, [lhs, rhs, x], [Var(v.aval) for v in product.outvars], product.params, product.source
     )
     letters = {
         "r": Eqn(add_p, [g, g], [r], {}, None),  # reads GELU
@@ -285,9 +281,9 @@ def test_where_readers_go(name, equations):
     behind = [letters[letter] for letter in given]
     jaxpr = Jaxpr([x, lhs, rhs], [call, *behind], [e.outvars[0] for e in behind])
     origins = {e: i for i, e in enumerate(behind)} | {call: 99}
-    made = with_activations_again(jaxpr, origins)
+    made = with_recomputed_results(jaxpr, origins, lambda eqn: True)
     names = {e.outvars[0]: letter for letter, e in letters.items()}
-    found = ["D" if result_of(e) else names.get(e.outvars[0], "g") for e in made.eqns]
+    found = ["D" if recomputed(e) else names.get(e.outvars[0], "g") for e in made.eqns]
     assert "".join(letter for letter, _ in itertools.groupby(found)) == wanted
     old = {e.outvars[0]: e for e in behind}
     assert all(origins[e] == origins[old.get(e.outvars[0], call)] for e in made.eqns)

@@ -1,4 +1,6 @@
-"""What computing again takes: an activation without its product, and sums that their readers compute."""
+"""Costs of recomputation: results of epilogues without their matmuls, and sums that their readers compute."""
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -12,10 +14,12 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.kernels import pipeline as steps
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda import program as cuda_program
+from blufunc.kernels.backends.cuda.library import pointwise_gemm
 from blufunc.kernels.cost import cost_of
+from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
+from blufunc.kernels.recompute import epilogue
 from blufunc.kernels.recompute.budget_cuts import Cuts
 from blufunc.kernels.recompute.recompute_cost import plan_seconds
-from blufunc.kernels.rewrites.activation_epilogue import dot_bias_gelu_p, from_argument
 from blufunc.kernels.schedule import OpaqueStep
 from tests.kernels.backends.cuda.test_program import on
 from tests.kernels.rewrites.test_gemm_epilogue import half
@@ -23,7 +27,19 @@ from tests.kernels.rewrites.test_gemm_epilogue import half
 GELU = 32768 * 3072 * 2
 """Bytes of the result of GELU in the layers below."""
 
-BIAS_GELU, DGELU = "dot_general+bias+gelu", "dot_general+dgelu"
+EPILOGUE = dot_pointwise_p.name
+
+
+WHY_NOT = pointwise_gemm.why_not
+
+
+def alone(eqn):
+    """As ``pointwise_gemm.why_not``, but that no kernel recomputes what another wrote."""
+    reason = WHY_NOT(eqn, "sm_90a")
+    return reason or ("it does not depend on the matmul" if epilogue.recomputed(eqn) else None)
+
+
+TARGET = dataclasses.replace(cuda_program.TARGET, pointwise_gemm=alone)
 
 
 def layers(n):
@@ -49,24 +65,27 @@ def planned():
     """Six layers of 32768 tokens as a function of a budget: the schedule for a GPU."""
     traced = bf.jit(layers(6)).trace(*shapes(6, 32768, 768))
     jaxpr = simplify(traced.jaxpr)
-    return lambda budget: cuda_program.planned(jaxpr, (False,) * len(jaxpr.invars), "sm_90", budget)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pointwise_gemm, "why_not", lambda eqn, arch: alone(eqn))
+        yield lambda budget: cuda_program.planned(jaxpr, (False,) * len(jaxpr.invars), "sm_90a", budget)
 
 
 def count(made, name):
     return sum(isinstance(s, OpaqueStep) and s.eqn.prim.name == name for s in made.steps)
 
 
-def tanhs(made):
-    return [k for k in made.kernels if "tanh" in str(k)]
+def gates(made):
+    """Kernels that compute GELU."""
+    return [k for k in made.kernels if "logistic" in str(k)]
 
 
 def test_an_activation_is_computed_from_its_argument(planned):
     """A budget that lacks one layer's GELU has it from a kernel, and repeats no product."""
     default = planned(None)
     made = planned(default.plan.peak_bytes - 2 * GELU)
-    assert count(made, BIAS_GELU) == count(default, BIAS_GELU) == 6
-    assert not tanhs(default) and tanhs(made)
-    assert [d for d in made.bought.dropped if "from its argument" in d.label and d.nbytes == GELU]
+    assert count(made, EPILOGUE) == count(default, EPILOGUE) == 12
+    assert not gates(default) and gates(made)
+    assert [d for d in made.bought.dropped if "elementwise" in d.label and d.nbytes == GELU]
     machine = made.bought.machine
     assert made.bought.flops < 0.01 * cost_of(default).flops
     product = 2 * 32768 * 768 * 3072 / machine.narrow_products
@@ -76,7 +95,7 @@ def test_an_activation_is_computed_from_its_argument(planned):
 def test_without_room_for_the_argument_the_product_computes_both_again(planned):
     default = planned(None)
     made = planned(int(0.5 * default.plan.peak_bytes))
-    assert count(made, BIAS_GELU) > 6 and count(made, DGELU) == 6
+    assert count(made, EPILOGUE) > 12
 
 
 def test_a_sum_is_computed_by_its_reader(planned):
@@ -85,7 +104,7 @@ def test_a_sum_is_computed_by_its_reader(planned):
     stream = 32768 * 768 * 4
     made = planned(default.plan.peak_bytes - stream // 4)
     assert [d for d in made.bought.dropped if d.nbytes == stream]
-    assert len(made.kernels) == len(default.kernels) and not tanhs(made)
+    assert len(made.kernels) == len(default.kernels) and not gates(made)
     assert made.bought.bytes <= 1.1 * stream
 
 
@@ -95,7 +114,7 @@ def cut():
     traced = bf.jit(layers(4)).trace(*shapes(4, 32768, 768))
     jaxpr = simplify(traced.jaxpr)
     donated = (False,) * len(jaxpr.invars)
-    planning = steps.Planning(jaxpr, donated, cuda_program.TARGET, dispatch.Library("sm_90a").planned)
+    planning = steps.Planning(jaxpr, donated, TARGET, dispatch.Library("sm_90a").planned)
     made = planning.default()
     estimate = planning.estimate(made.jaxpr)
     return Cuts(estimate, estimate.plan.peak_bytes * 3 // 4, cuda_program.TARGET.machine), estimate, made
@@ -104,9 +123,9 @@ def cut():
 def test_what_an_activation_takes(cut):
     """To read the argument and to write the result, where the product would take longer."""
     cuts, _, _ = cut
-    assert len(cuts.activations) == 4
-    for result, link in cuts.activations.items():
-        assert link.maker.prim is dot_bias_gelu_p and link.maker.outvars == [result, link.operand]
+    assert len(cuts.elementwise) == 4
+    for result, link in cuts.elementwise.items():
+        assert link.maker.prim is dot_pointwise_p and link.maker.outvars == [result, *link.operands]
         assert link.seconds == pytest.approx(cuts.machine.launch + 2 * GELU / cuts.machine.bandwidth)
         assert link.seconds < 0.5 * cuts.seconds[link.maker]
 
@@ -117,12 +136,13 @@ def test_an_activation_or_its_product(cut):
     for segments in cuts.levels[:3]:
         found = [cuts.choose(segments, 2 ** (k / 4) / cuts.machine.bandwidth) for k in range(-12, 48)]
         ways = [
-            [(y in c.instead, link.operand in c.again) for y, link in cuts.activations.items()] for c in found
+            [(y in c.instead, link.operands[0] in c.again) for y, link in cuts.elementwise.items()]
+            for c in found
         ]
         assert {(True, False), (False, True)} <= {way for row in ways for way in row}
         assert not any(way == (True, True) for row in ways for way in row)
         assert all(
-            y in c.again for c in found for y, link in cuts.activations.items() if link.operand in c.again
+            y in c.again for c in found for y, link in cuts.elementwise.items() if link.operands[0] in c.again
         )
         assert not any(instead for instead, _ in ways[0] + ways[-1])
 
@@ -141,30 +161,32 @@ def test_the_time_of_a_plan_is_that_of_its_cost(cut):
 
 def test_the_equations_are_the_definition(small):
     """From the argument as it is stored they give the bits of the definition."""
-    traced = bf.jit(layers(1)).trace(*shapes(1, 64, 16))
-    made = cuda_program.planned(simplify(traced.jaxpr), (False,) * len(traced.jaxpr.invars), "sm_90")
-    (eqn,) = (s.eqn for s in made.steps if isinstance(s, OpaqueStep) and s.eqn.prim is dot_bias_gelu_p)
+    traced = bf.jit(layers(1)).trace(*shapes(1, 256, 64))
+    made = cuda_program.planned(simplify(traced.jaxpr), (False,) * len(traced.jaxpr.invars), "sm_90a")
+    eqn = next(s.eqn for s in made.steps if isinstance(s, OpaqueStep) and s.eqn.prim is dot_pointwise_p)
     result, argument = eqn.outvars
+    (call,) = epilogue.recomputing(eqn)
     x = half(*argument.aval.shape) * 4
     (found,) = eval_jaxpr(
-        Jaxpr([argument], list(from_argument(eqn)), [result], name="again"), [bnp.asarray(x)]
+        Jaxpr([argument], list(epilogue.equations(call)), [result], name="again"), [bnp.asarray(x)]
     )
     np.testing.assert_array_equal(np.asarray(found), np.asarray(nn.gelu(bnp.asarray(x))))
 
 
-def test_a_step_within_a_budget_is_right_and_the_same_each_time(small):
+def test_a_step_within_a_budget_is_right_and_the_same_each_time(small, monkeypatch):
     """The gradients are those of the program without a budget, up to what rounding of the argument makes."""
+    monkeypatch.setattr(pointwise_gemm, "why_not", lambda eqn, arch: alone(eqn))
     cuda = bf.devices("cuda")[0]
     args = [
-        half(256, 16).astype(np.float32),
-        *(half(*a.shape, seed=i) for i, a in enumerate(shapes(6, 256, 16)[1:])),
+        half(256, 64).astype(np.float32),
+        *(half(*a.shape, seed=i) / 4 for i, a in enumerate(shapes(6, 256, 64)[1:])),
     ]
     plain = bf.jit(layers(6))
     there = on(cuda, *args)
     memory = plain.lower(*there).memory
-    tight = bf.jit(layers(6), memory_budget=int(memory.peak_bytes - 3 * 256 * 64 * 2))
+    tight = bf.jit(layers(6), memory_budget=int(memory.peak_bytes - 3 * 256 * 256 * 2))
     bought = tight.lower(*there).memory.bought
-    assert tanhs(bought.made) and count(bought.made, BIAS_GELU) == 6
+    assert gates(bought.made) and count(bought.made, EPILOGUE) == 12
     want, first = plain(*there), tight(*there)
     for a, b, c in zip(*map(bf.tree.leaves, (want, first, tight(*there))), strict=True):
         a, b, c = (np.asarray(x).astype(np.float64) for x in (a, b, c))

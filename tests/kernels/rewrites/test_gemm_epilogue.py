@@ -10,7 +10,7 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax, nn
 from blufunc.core.arrays import backend
 from blufunc.core.ir import dtypes
-from blufunc.kernels.backends.cuda import dispatch
+from blufunc.kernels.backends.cuda.library import control_flow
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.lowered import Draft
@@ -255,7 +255,7 @@ CARRIES = {
 
 
 def carries(name, device, monkeypatch):
-    monkeypatch.setattr(dispatch, "LARGE", 1)
+    monkeypatch.setattr(control_flow, "LARGE", 1)
     fun, *args = CARRIES[name]
     want, jitted, there = bf.jit(fun)(*args), bf.jit(fun), on(device, *args)
     for _ in range(5):
@@ -286,12 +286,12 @@ def test_gradients_of_microbatches_are_in_memory_once(fake, cuda, monkeypatch):
         return cuda_memory.peak_bytes()
 
     before = peak()
-    monkeypatch.setattr(dispatch, "LARGE", args[0].nbytes)
+    monkeypatch.setattr(control_flow, "LARGE", args[0].nbytes)
     assert before - peak() >= args[0].nbytes
 
 
 def test_what_products_add_is_shown(cuda, monkeypatch):
-    monkeypatch.setattr(dispatch, "LARGE", 1)
+    monkeypatch.setattr(control_flow, "LARGE", 1)
     traced = bf.jit(microbatches).trace(uniform(160, 240), uniform(5, 8, 160))
     (body,) = Sight(traced.jaxpr, traced.donated, cuda).bodies
     assert body.sight.memory.output_bytes == 4  # the loss: the sum of gradients lies where it came in

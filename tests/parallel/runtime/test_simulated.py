@@ -174,11 +174,11 @@ def test_an_interrupt_ends_the_run(monkeypatch):
             released.wait(20)
         return engine.current().collective("all_reduce", PARTS[0], ("x",), op="sum")
 
-    run = simulated._Crew.run
+    run = simulated._ThreadPool.run
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(simulated._Crew, "run", interrupt)
+            patch.setattr(simulated._ThreadPool, "run", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 run_ranks(mesh_of(2), function)
     finally:

@@ -211,7 +211,7 @@ def test_the_size_and_name_of_an_axis_are_checked():
     ):
         with pytest.raises(error, match="axis_size"):
             vmap(lambda: bnp.ones(()), in_axes=(), axis_size=size)()
-    with pytest.raises(errors.ArgumentError, match="hashed"):
+    with pytest.raises(errors.ArgumentError, match="hashable"):
         vmap(lambda x: x, axis_name=["i"])
     with pytest.raises(errors.ArgumentError, match="True"):
         vmap(lambda x: x, in_axes=True)(X)

@@ -133,7 +133,7 @@ ERRORS = {
         errors.BlufuncError,
         ("associative_scan", "axis"),
     ),
-    "another structure": (
+    "a different structure": (
         lambda: associative_scan(lambda a, b: (a, b), X),
         errors.CarryError,
         ("must return the types of its arguments",),

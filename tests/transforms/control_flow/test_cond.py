@@ -368,7 +368,7 @@ ERRORS = {
         errors.ArgumentError,
         ("switch", "by place"),
     ),
-    "another structure": (
+    "a different structure": (
         lambda: cond(True, lambda x: {"a": x}, lambda x: {"b": x}, X),
         errors.BranchError,
         ("different structures", "['a']", "['b']"),

@@ -183,10 +183,10 @@ ERRORS = {
         errors.CarryError,
         ("['a']", "f64[]", "f32[]", "<lambda>"),
     ),
-    "another structure": (
+    "a different structure": (
         lambda: fori_loop(0, 2, lambda i, c: (c, c), X),
         errors.CarryError,
-        ("another structure", "<lambda>"),
+        ("different structure", "<lambda>"),
     ),
     "another dtype in a loop of a traced length": (
         lambda: jit(lambda n: fori_loop(0, n, lambda i, c: c.astype("float32"), X))(3),

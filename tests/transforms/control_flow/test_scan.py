@@ -668,10 +668,10 @@ ERRORS = {
         errors.CarryError,
         ("f32[]", "i32[]"),
     ),
-    "another structure": (
+    "a different structure": (
         lambda: scan(lambda c, x: ((c["a"], c["a"]), None), {"a": C}, length=2),
         errors.CarryError,
-        ("another structure", "init"),
+        ("different structure", "init"),
     ),
     "static data of another class": (
         lambda: scan(lambda c, x: (Counted(c.x * c.n, float(c.n)), None), Counted(C, 1), length=2),

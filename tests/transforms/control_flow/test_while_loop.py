@@ -370,10 +370,10 @@ ERRORS = {
         errors.CarryError,
         ("[1]", "f64[]", "f64[2]"),
     ),
-    "another structure": (
+    "a different structure": (
         lambda: while_loop(lambda c: True, lambda c: [c[0]], (X,)),
         errors.CarryError,
-        ("another structure", "while_loop"),
+        ("different structure", "while_loop"),
     ),
     "a number that becomes an array": (
         lambda: while_loop(lambda c: True, lambda c: c + draw(2), 0.0),

@@ -427,10 +427,10 @@ def ruled(rule, fun=lambda x: x * 2.0):
 BAD_RULES = {
     "no pair": (lambda p, t: p[0], ("must return (out, out_tangent)",)),
     "a triple": (lambda p, t: (p[0], t[0], t[0]), ("must return (out, out_tangent)", "tuple")),
-    "one tangent for two": (lambda p, t: ([p[0], p[0]], t[0]), ("another structure",)),
-    "another structure of the tangent": (
+    "one tangent for two": (lambda p, t: ([p[0], p[0]], t[0]), ("a different structure",)),
+    "a different structure of the tangent": (
         lambda p, t: (p[0], [t[0]]),
-        ("jvp rule of <lambda>", "out_tangent has another structure than out"),
+        ("jvp rule of <lambda>", "out_tangent has a different structure from out"),
     ),
     "another shape of the tangent": (
         lambda p, t: (p[0], bnp.stack([t[0], t[0]])),
@@ -443,9 +443,9 @@ BAD_RULES = {
     "no array": (lambda p, t: (p[0], "text"), ("tangent from the jvp rule", "str")),
 }
 STAGED_RULES = {
-    "another structure of the result": (
+    "a different structure of the result": (
         lambda p, t: ([p[0]], [t[0]]),
-        ("out has another structure than the function's result",),
+        ("out has a different structure from the function's result",),
     ),
     "another shape of the result": (
         lambda p, t: (bnp.stack([p[0], p[0]]),) * 2,

@@ -322,10 +322,10 @@ def test_inside_a_custom_rule():
 A = arr([1.0, 2.0])
 keep = lambda f, x: x
 ERRORS = {
-    "another structure of f": (
+    "a different structure of f": (
         lambda: custom_root(lambda x: (x,), A, keep, keep),
         errors.TreeError,
-        ("another structure", "<lambda>"),
+        ("a different structure", "<lambda>"),
     ),
     "another shape of f": (
         lambda: custom_root(lambda x: {"a": x["a"].sum()}, {"a": A}, keep, keep),
@@ -342,10 +342,10 @@ ERRORS = {
         errors.ShapeError,
         ("tangent_solve, <lambda>", "f64[]"),
     ),
-    "another structure of tangent_solve": (
+    "a different structure of tangent_solve": (
         lambda: custom_root(lambda x: x, A, keep, lambda g, y: (y, y)),
         errors.TreeError,
-        ("tangent_solve", "another structure"),
+        ("tangent_solve", "a different structure"),
     ),
     "no aux": (
         lambda: custom_root(lambda x: x, A, keep, keep, has_aux=True),

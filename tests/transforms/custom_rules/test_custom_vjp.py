@@ -485,10 +485,10 @@ BAD = {
     "fwd returns a triple": (with_fwd(lambda p: (p["a"], 1, 2)), ("fwd rule of <lambda>", "tuple")),
     "bwd returns no tuple": (with_bwd(lambda r, ct: ct), ("bwd rule of <lambda>", "must return a tuple")),
     "bwd returns a dictionary": (with_bwd(lambda r, ct: r), ("must return a tuple", "dict", "return (ct,)")),
-    "too few cotangents": (with_bwd(lambda r, ct: ()), ("bwd rule of <lambda>", "another structure")),
-    "too many cotangents": (with_bwd(lambda r, ct: (r, r)), ("bwd rule of <lambda>", "another structure")),
-    "another structure": (with_bwd(lambda r, ct: ({"a": ct},)), ("another structure", "['b']")),
-    "one cotangent for a dictionary": (with_bwd(lambda r, ct: (ct,)), ("another structure",)),
+    "too few cotangents": (with_bwd(lambda r, ct: ()), ("bwd rule of <lambda>", "a different structure")),
+    "too many cotangents": (with_bwd(lambda r, ct: (r, r)), ("bwd rule of <lambda>", "a different structure")),
+    "a different structure": (with_bwd(lambda r, ct: ({"a": ct},)), ("a different structure", "['b']")),
+    "one cotangent for a dictionary": (with_bwd(lambda r, ct: (ct,)), ("a different structure",)),
     "another shape": (
         with_bwd(lambda r, ct: ({"a": ct[None], "b": None},)),
         ("f64[1]", "argument [0]['a']", "f64[]"),
@@ -504,9 +504,9 @@ NO_ARRAYS = {
     "a cotangent": (with_bwd(lambda r, ct: ({"a": "text", "b": ct},)), ("cotangent [0]['a']", "str")),
 }
 STAGED_ONLY = {
-    "another structure of the result": (
+    "a different structure of the result": (
         with_fwd(lambda p: ([p["a"]], 1)),
-        ("fwd rule of <lambda>", "out has another structure than the function's result"),
+        ("fwd rule of <lambda>", "out has a different structure from the function's result"),
     ),
     "another shape of the result": (
         with_fwd(lambda p: (p["a"][None], 1)),
@@ -791,7 +791,7 @@ def test_optimize_remat():
         (
             lambda: grad(custom_gradient(lambda x: (x, lambda ct: (ct, ct))))(X),
             errors.GradError,
-            "another structure",
+            "a different structure",
         ),
         (
             lambda: grad(custom_gradient(lambda x: (x, lambda ct: draw(2))))(X),

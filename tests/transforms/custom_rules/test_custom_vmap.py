@@ -298,8 +298,8 @@ def ruled(rule, fun=lambda x: {"y": x * 2.0}):
 
 BAD_RULES = {
     "no pair": (lambda n, b, x: x, errors.TreeError, "must return (out, out_batched)"),
-    "another structure": (lambda n, b, x: (x, True), errors.TreeError, "out has another structure"),
-    "flags": (lambda n, b, x: ({"y": x}, True), errors.TreeError, "out_batched has another structure"),
+    "a different structure": (lambda n, b, x: (x, True), errors.TreeError, "out has a different structure"),
+    "flags": (lambda n, b, x: ({"y": x}, True), errors.TreeError, "out_batched has a different structure"),
     "no flag": (lambda n, b, x: ({"y": x}, {"y": 1.5}), errors.ArgumentError, "out_batched with 1.5"),
     "no batch": (lambda n, b, x: ({"y": x[0]}, {"y": True}), errors.ShapeError, "out['y'] as f64[]"),
     "a batch": (lambda n, b, x: ({"y": x}, {"y": False}), errors.ShapeError, "out['y'] as f64[2]"),

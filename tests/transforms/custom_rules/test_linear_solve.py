@@ -407,20 +407,20 @@ ERRORS = {
         errors.GradError,
         ("not linear",),
     ),
-    "another structure of matvec": (
+    "a different structure of matvec": (
         lambda: custom_linear_solve(lambda x: (x,), B, solve_b),
         errors.TreeError,
-        ("matvec", "another structure"),
+        ("matvec", "a different structure"),
     ),
     "another shape of matvec": (
         lambda: custom_linear_solve(lambda x: {"a": x["a"].sum()}, {"a": B}, solve_b),
         errors.ShapeError,
         ("matvec", "x['a']", "f64[3]", "f64[]"),
     ),
-    "another structure of solve": (
+    "a different structure of solve": (
         lambda: custom_linear_solve(lambda x: x, B, lambda f, b: [b]),
         errors.TreeError,
-        ("solve", "another structure"),
+        ("solve", "a different structure"),
     ),
     "another dtype of solve": (
         lambda: custom_linear_solve(lambda x: x, B, lambda f, b: b.astype("float32")),

@@ -459,7 +459,7 @@ OUTS = {
     "function of a name": (lambda a, x, y: "y", None, None),
     "shape": (struct(4), errors.ShapeError, r"returns f32\[3\], and out is f32\[4\]"),
     "dtype": (struct(3, dtype="float16"), errors.DtypeError, r"returns f32\[3\], and out is f16\[3\]"),
-    "structure": ((struct(3), struct(3)), errors.TreeError, "another structure"),
+    "structure": ((struct(3), struct(3)), errors.TreeError, "a different structure"),
     "name": ("z", errors.ValueRangeError, "out='z' is no argument"),
     "number": (3, errors.ArgumentError, "out is a int, which has no shape"),
 }

@@ -268,8 +268,8 @@ def test_a_callback_sees_the_context_of_its_caller():
 
 
 WRONG_RESULTS = {
-    "structure": (lambda: (1.0, 2.0), errors.TreeError, "another structure"),
-    "nothing": (lambda: None, errors.TreeError, "another structure"),
+    "structure": (lambda: (1.0, 2.0), errors.TreeError, "different structure"),
+    "nothing": (lambda: None, errors.TreeError, "different structure"),
     "shape": (
         lambda: np.ones(3, np.float32),
         errors.ShapeError,
@@ -361,5 +361,5 @@ def test_lists_stand_for_tuples():
     f = bf.jit(lambda: bf.pure_callback(lambda: [1.0, {"a": (2.0, None)}], declared))
     assert tree.structure(f()) == tree.structure(declared)
     assert [float(x) for x in tree.leaves(f())] == [1.0, 2.0]
-    with pytest.raises(errors.TreeError, match="another structure"):
+    with pytest.raises(errors.TreeError, match="different structure"):
         bf.pure_callback(lambda: [1.0, {"b": (2.0, None)}], declared)

@@ -704,7 +704,7 @@ def test_compiled_programs_take_what_they_were_compiled_for():
     with pytest.raises(errors.ArgumentError) as info:
         compiled(X[:2], 2)
     assert "x: f32[3] -> f32[2]" in info.value.why
-    with pytest.raises(errors.ArgumentError, match="other arguments"):
+    with pytest.raises(errors.ArgumentError, match="arguments of other types"):
         compiled(X, 3)
 
 

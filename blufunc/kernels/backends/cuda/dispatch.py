@@ -18,10 +18,10 @@ from blufunc.kernels.backends.cuda.library.attention.op import Attention
 from blufunc.kernels.backends.cuda.library.collectives import Collective
 from blufunc.kernels.backends.cuda.library.control_flow import Call, ControlFlow
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
-from blufunc.kernels.backends.cuda.library.gelu_gemm import GeluGemm
 from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, unshared
 from blufunc.kernels.backends.cuda.library.matmul import Matmul
+from blufunc.kernels.backends.cuda.library.pointwise_gemm import DotPointwise
 from blufunc.kernels.backends.cuda.library.scatter import RowScatter
 from blufunc.kernels.backends.cuda.library.softmax_gemm import LinearSoftmax
 from blufunc.kernels.backends.cuda.library.split_gemm import SplitDot
@@ -55,7 +55,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     SplitDot(),
     Attention(),
     LinearSoftmax(),
-    GeluGemm(),
+    DotPointwise(),
     RowScatter(),
     Matmul(),
     ControlFlow(),
@@ -100,6 +100,10 @@ class Library:
     def scratch_bytes(self, eqn: Eqn) -> int:
         """Bytes of planned memory that a step of an equation works in."""
         return kernel_of(eqn).scratch_bytes(eqn, self.arch)
+
+    def rows_of_sums(self, eqn: Eqn) -> int:
+        """Rows of each partial column sum that the kernel of an equation can write as well; 0: none."""
+        return kernel_of(eqn).rows_of_sums(eqn)
 
     def sources(self, step: OpaqueStep) -> list[modules.Text]:
         """The sources that ``bind`` compiles for a step, and their names, without those of bodies."""

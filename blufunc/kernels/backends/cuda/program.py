@@ -25,14 +25,13 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, exact, line_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
-from blufunc.kernels.backends.cuda.device_model import H200, Limits
+from blufunc.kernels.backends.cuda.device_model import H200, L2_BYTES, L2_SPEEDUP, Limits
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
-from blufunc.kernels.backends.cuda.library import matmul, split_gemm
-from blufunc.kernels.backends.cuda.library.gelu_gemm import kernel_of
+from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm, split_gemm
 from blufunc.kernels.backends.cuda.overlap import with_products_beside
 from blufunc.kernels.backends.cuda.replay import Replays
 from blufunc.kernels.backends.cuda.target import CUDA
@@ -54,6 +53,9 @@ TARGET = dataclasses.replace(
     ordered=with_products_beside,
     recompute=True,
     scarce_bytes=1 << 30,
+    pointwise_seconds=pointwise_gemm.extra_seconds,
+    cache_bytes=L2_BYTES,
+    cache_speedup=L2_SPEEDUP,
     machine=H200,
 )
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
@@ -77,12 +79,17 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
             notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
         return reason is None
 
-    target = dataclasses.replace(TARGET, scratch_bytes=library.scratch_bytes)
+    target = dataclasses.replace(
+        TARGET,
+        scratch_bytes=library.scratch_bytes,
+        rows_of_sums=library.rows_of_sums,
+        pointwise_gemm=functools.partial(pointwise_gemm.why_not, arch=arch),
+    )
     if arch == "sm_90a":  # where groups of four warps multiply
-        activation = functools.partial(kernel_of, arch=arch)
-        target = dataclasses.replace(target, in_one_kernel=split_gemm.sums_of, activation_kernel=activation)
-    made = within(Planning(jaxpr, donated, target, library.planned, keep), budget)
-    made.notes = (*told, *notes)
+        target = dataclasses.replace(target, in_one_kernel=split_gemm.sums_of)
+    planning = Planning(jaxpr, donated, target, library.planned, keep)
+    made = within(planning, budget)
+    made.notes = (*told, *notes, *planning.notes)
     return made
 
 

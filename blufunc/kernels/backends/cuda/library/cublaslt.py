@@ -23,7 +23,7 @@ from blufunc.kernels.backends.cuda.driver import driver, sm_reservation
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.cache.autotune import fastest
 from blufunc.kernels.cache.disk import DiskCache, key_of
-from blufunc.kernels.gemm_layout import EPILOGUES, Gemm, Side, column_major
+from blufunc.kernels.gemm_layout import Gemm, Side, column_major
 
 WORKSPACE_BYTES = 32 << 20
 """Scratch memory of each stream: what the library recommends for Hopper."""
@@ -42,7 +42,8 @@ _LONGER, _BEGINNING_MS = 2.0, 0.2
 # cublasLtMatmulDescAttributes_t, cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t: the numbers
 # are the same from CUDA 12.9 on.
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
-_AUX_POINTER, _AUX_LD, _AUX_STRIDE, _MULTIPROCESSORS, _BIAS_TYPE = 11, 12, 13, 15, 26
+_MULTIPROCESSORS = 15
+_NO_EPILOGUE, _BIAS = 1, 4
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6
 _MAX_WORKSPACE, _MIN_ALIGNMENT = 1, (5, 6, 7, 8)
 
@@ -160,16 +161,10 @@ class Descriptors:
         self.matmul = self._create("MatmulDesc", _COMPUTE[gemm.compute], _CUDA_TYPES[scale])
         self.set(_TRANSA, ctypes.c_int32(call.trans_a))  # CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
         self.set(_TRANSB, ctypes.c_int32(call.trans_b))
-        self.set(_EPILOGUE, ctypes.c_uint32(EPILOGUES[gemm.epilogue]))
+        self.set(_EPILOGUE, ctypes.c_uint32(_BIAS if gemm.bias else _NO_EPILOGUE))
         self.a, self.b, self.d = (self._matrix(side, call.batch) for side in (call.a, call.b, call.d))
-        if gemm.has_bias and gemm.bias is not None:
-            self.set(_BIAS_TYPE, ctypes.c_int32(_CUDA_TYPES[gemm.bias]))
-        if gemm.has_bias:  # the address stands for its alignment until there is one
+        if gemm.bias:  # the address stands for its alignment until there is one
             self.set(_BIAS_POINTER, ctypes.c_void_p(gemm.alignment))
-        if gemm.has_aux:
-            self.set(_AUX_POINTER, ctypes.c_void_p(gemm.alignment))
-            self.set(_AUX_LD, ctypes.c_int64(call.d.ld))
-            self.set(_AUX_STRIDE, ctypes.c_int64(call.d.stride))
         if gemm.sms:
             self.set(_MULTIPROCESSORS, ctypes.c_int32(gemm.sms))
 
@@ -275,7 +270,7 @@ class Plan:
         self._descriptors = Descriptors(gemm)
         self._algorithm = Algorithm()
         self._needs = 0
-        self._bias = self._aux = -1
+        self._bias = -1
         _, code = _SCALES[gemm.compute, dtypes.is_complex(gemm.a)]
         self._code = code
         self._alpha, self._beta = (ctypes.create_string_buffer(16) for _ in range(2))
@@ -291,7 +286,6 @@ class Plan:
         c: int,
         d: int,
         bias: int = 0,
-        aux: int = 0,
         alpha: complex = 1,
         beta: complex = 0,
         stream: int = 0,
@@ -299,17 +293,14 @@ class Plan:
         """Put one product on a stream.
 
         Args:
-          a, b, c, d, bias, aux: device addresses; ``c`` is not read where beta is 0, and may be ``d``.
+          a, b, c, d, bias: device addresses; ``c`` is not read where beta is 0, and may be ``d``.
           alpha, beta: numbers.
           stream: the stream's handle.
         """
         made = self._descriptors
-        if bias != self._bias and self.gemm.has_bias:
+        if bias != self._bias and self.gemm.bias:
             made.set(_BIAS_POINTER, ctypes.c_void_p(bias))
             self._bias = bias
-        if aux != self._aux and self.gemm.has_aux:
-            made.set(_AUX_POINTER, ctypes.c_void_p(aux))
-            self._aux = aux
         if (alpha, beta) != self._numbers:
             self._alpha.raw, self._beta.raw = (_number(x, self._code) for x in (alpha, beta))
             self._numbers = (alpha, beta)
@@ -418,11 +409,10 @@ class Plan:
             scratch(_extent(side, call.batch), side.dtype) if address is None else address
             for side, address in zip((call.b, call.a, call.d), given, strict=True)
         )
-        bias = scratch(max(call.d.rows, call.d.columns), g.bias or g.d) if g.has_bias else 0
-        aux = scratch(_extent(call.d, call.batch), g.d) if g.has_aux else 0
+        bias = scratch(max(call.d.rows, call.d.columns), g.d) if g.bias else 0
         beta = 1 if g.reads_c else 0
         stream = driver.compute_stream(device).ptr
-        return lambda: self.run(a, b, d, d, bias, aux, 1, beta, stream), keep
+        return lambda: self.run(a, b, d, d, bias, 1, beta, stream), keep
 
 
 def _timed(run: Callable[[], object], stream: Any, budget: float, others: int = 0) -> tuple[float, float]:

@@ -73,6 +73,10 @@ class LibraryKernel:
         """Bytes of planned memory that a step works in."""
         return 0
 
+    def rows_of_sums(self, eqn: Eqn) -> int:
+        """Rows of each partial column sum of a result that the kernel can write as well; 0: none."""
+        return 0
+
     def sources(self, step: OpaqueStep, arch: str) -> list[Text]:
         """The sources that ``bind`` compiles, and their names, without those of bodies."""
         return []

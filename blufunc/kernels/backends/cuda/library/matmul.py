@@ -1,8 +1,8 @@
 """``dot_general`` on a CUDA device: a product of matrices by cuBLASLt, on operands as they lie in memory.
 
 Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values; beside
-the two factors there may be what is added to the product, or the argument of the activation by whose derivative it is
-multiplied. Out: a ``Product``, or None where the library has none and ``backends/cuda/dispatch`` finds another way.
+the two factors there may be what is added to the product. Out: a ``Product``, or None where the library has none and
+``backends/cuda/dispatch`` finds another way.
 """
 
 from __future__ import annotations
@@ -46,12 +46,6 @@ from blufunc.kernels.gemm_layout import UNIT, Copies, Gemm, Layout, chunks_of, p
 from blufunc.kernels.loopir.index import strides_of
 from blufunc.kernels.ops.gemm import PRODUCTS, dot_accumulate_p, dot_bias_p, dot_promoted_p
 from blufunc.kernels.precision import ALGORITHMS, ProductShape, is_tf32, resolved
-from blufunc.kernels.rewrites.activation_epilogue import (
-    WITH_ACTIVATION,
-    dot_bias_gelu_p,
-    dot_dgelu_p,
-    dot_gelu_p,
-)
 from blufunc.kernels.schedule import OpaqueStep
 
 Axes = tuple[int, ...]
@@ -134,18 +128,6 @@ def partial_sums(shape: ProductShape, chunk: int) -> int:
     return next((n for n in range(most, most // 2, -1) if not shape.k % (n * UNIT)), max(most, 1))
 
 
-def _epilogue_of(eqn: Eqn) -> str | None:
-    """The name in ``Gemm`` of what a product does besides multiplying and adding an array."""
-    if eqn.prim is dot_bias_p:
-        return "bias"
-    if eqn.prim is dot_dgelu_p:
-        return "dgelu"
-    if eqn.prim not in (dot_gelu_p, dot_bias_gelu_p):
-        return None
-    aux = "_aux" if len(eqn.outvars) == 2 else ""
-    return f"gelu{aux}{'_bias' if eqn.prim is dot_bias_gelu_p else ''}"
-
-
 class _Call(NamedTuple):
     """A call of the library, for some terms of the product or for all: where they begin in the operands, in bytes."""
 
@@ -178,10 +160,9 @@ class Product:
         self.device, self.calls, self.out = executor.device, calls, step.eqn.outvars[0].aval
         self.calls_beside: Sequence[_Call] = calls
         self._otherwise, self._refused = otherwise, False
-        value, *stored = step.results
-        assert value is not None and None not in stored
+        (value,) = step.results
+        assert value is not None
         self._place: Place = executor.roots.place(value)
-        self._aux_place = executor.roots.place(stored[0]) if stored else None  # type: ignore[arg-type]
         self._lhs, self._rhs = sides
         self._third = third
         self._plans: dict[Gemm, Any] = {}
@@ -194,10 +175,8 @@ class Product:
         operands: Sequence[Operand],
         otherwise: Callable[[Executor], None],
     ) -> Product | None:
-        """The product that an equation of ``PRODUCTS`` or ``WITH_ACTIVATION`` is; None if the library has none."""
+        """The product that an equation of ``PRODUCTS`` is; None if the library has none."""
         eqn, out = step.eqn, step.eqn.outvars[0].aval
-        if eqn.prim is dot_dgelu_p and len(eqn.outvars) > 1:
-            return None  # what kernels of our own give besides, it does not
         factors, third = operands[:2], (operands[2] if len(operands) > 2 else None)
         sides = [_Side(x) for x in factors]
         if not out.size or not all(x.aval.size for x in factors):
@@ -220,7 +199,7 @@ class Product:
             b,
             out.dtype,
             compute_of(a, eqn.params["precision"]),
-            epilogue=_epilogue_of(eqn),
+            bias=eqn.prim is dot_bias_p,
             reads_c=eqn.prim in (dot_accumulate_p, dot_promoted_p) and third is not None,
             alignment=math.gcd(*[s.alignment for s in sides], ALIGNMENT),
         )
@@ -243,16 +222,13 @@ class Product:
         third = None if self._third is None else self._third.buffer(executor)
         at = 0 if third is None else third.ptr
         first = self.calls[0].gemm
-        bias, aux = at * first.has_bias, at * (first.has_aux and not first.has_bias)
-        if self._aux_place is not None:
-            aux = executor.address(self._aux_place)
-        c = at * first.reads_c
+        bias, c = at * first.bias, at * first.reads_c
         if not self._plans and not self._find_plans(executor, a, b, None if c == to else to):
             self._otherwise(executor)
             return
         for gemm, at_a, at_b in self.calls_beside if executor.beside_exchange else self.calls:
             plan = self._plans[gemm]
-            plan.run(a + at_a, b + at_b, c, to, bias, aux, beta=int(gemm.reads_c), stream=executor.stream)
+            plan.run(a + at_a, b + at_b, c, to, bias, beta=int(gemm.reads_c), stream=executor.stream)
             c = to
         del keep_a, keep_b, third  # memory that is freed now is written again only after the product
 
@@ -279,7 +255,7 @@ class Product:
         def find(calls: Sequence[_Call]) -> errors.UnsupportedError | None:
             try:
                 for gemm, at_a, at_b in calls:
-                    known = plans if gemm.has_bias or gemm.has_aux else executor.products
+                    known = plans if gemm.bias else executor.products
                     if gemm not in known:
                         known[gemm] = cublaslt.Plan(gemm, self.device, (a + at_a, b + at_b, to))
                     plans[gemm] = known[gemm]
@@ -305,7 +281,7 @@ class Matmul(FunctionKernel):
     planned = True
 
     def matches(self, eqn: Eqn) -> bool:
-        return eqn.prim in PRODUCTS or eqn.prim in WITH_ACTIVATION
+        return eqn.prim in PRODUCTS
 
     def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
         if eqn.prim in PRODUCTS:

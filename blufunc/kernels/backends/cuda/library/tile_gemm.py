@@ -1,8 +1,8 @@
 """A warp-specialized GEMM for Hopper with an overlapped epilogue: sizes, source, and operands read in place.
 
-Kernels, stages 6 and 8, above ``include/tile_gemm.cuh``, below ``gelu_gemm`` and ``softmax_gemm``, which bring their
-epilogues. In: the sizes of a GEMM and the source of an epilogue, or the operands of a step. Out: CUDA C++, and the
-addresses of operands and results.
+Kernels, stages 6 and 8, above ``include/tile_gemm.cuh``, below ``pointwise_gemm`` and ``softmax_gemm``, which
+bring their epilogues. In: the sizes of a GEMM and the source of an epilogue, or the operands of a step. Out: CUDA
+C++, and the addresses of operands and results.
 """
 
 from __future__ import annotations

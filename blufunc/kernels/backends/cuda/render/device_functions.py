@@ -14,6 +14,7 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Jaxpr, Var
 from blufunc.core.ops.gather_scatter import scatter_add_p
 from blufunc.core.programs.simplify import inline_bodies, simplify
+from blufunc.kernels.backends.cuda.schedule.vectorize import fast_exps, with_fast_exp
 from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import CStyle
@@ -63,7 +64,7 @@ def function(
       jaxpr: ``plain``, without a reason in ``why_not``; from arrays, and numbers that are int32 or floats.
       arrays: how many of the parameters are arrays, the first ones.
       numbers: the names of the others. Integers are from 0 to 2**24 - 1.
-      results: the names of the results.
+      results: the names of the results. Whoever stores them rounds them to their dtypes.
       first: where the arrays begin among the members ``t0``, ``t1`` and so on of ``Tables``.
       indices: whether integers are indices, in the range above; else they are any values of their dtype.
     """
@@ -126,6 +127,7 @@ class _Function(CStyle):
         self.values = values
         self.named |= {b: b.name for b in (*values.floats, *(s.buffer for s in kernel.body))}
         self.named |= {r: r.name for r in values.ranges.values()}
+        self.fast_exps = fast_exps(kernel)
 
     def render(self) -> str:
         self.scopes.append(Scope(frozenset(self.values.ranges.values())))
@@ -137,8 +139,11 @@ class _Function(CStyle):
         head = f"inline void {self.kernel.name}({', '.join(['const Tables &tables', *given, *results])}) {{"
         return "\n".join([head, *indented(lines), "}"]) + "\n"
 
+    def expression(self, v: Value) -> str:
+        return with_fast_exp(super().expression(v), v, self.fast_exps)
+
     def load(self, buffer: Buffer, index: str) -> str:
         return buffer.name if buffer in self.values.floats else super().load(buffer, index)
 
     def store(self, buffer: Buffer, index: str, value: str) -> str:
-        return f"{buffer.name} = {value};"
+        return f"{buffer.name} = {scalar_ops.unrounded(value, buffer.dtype)};"

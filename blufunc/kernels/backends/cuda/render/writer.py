@@ -14,7 +14,7 @@ from typing import Any
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.device_model import ACCESS_BYTES
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel, Vectors
-from blufunc.kernels.backends.cuda.schedule.vectorize import is_contiguous
+from blufunc.kernels.backends.cuda.schedule.vectorize import is_contiguous, with_fast_exp
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import CStyle, Scope, written_in
 from blufunc.kernels.codegen.prelude import DEVICE
@@ -114,8 +114,7 @@ class CudaWriter(CStyle):
                 guard = self.found(v.args[0]) if v.args else None
                 vector = self._wide_load(buffer, index - of(element), guard)
                 return scalar_ops.loaded(f"{vector}.x[{self.variable(element)}]", buffer.dtype)
-        text = super().expression(v)
-        return text.replace("bf_exp(", "ptx_exp(", 1) if v in self.scheduled.fast_exps else text
+        return with_fast_exp(super().expression(v), v, self.scheduled.fast_exps)
 
     def _wide_load(self, buffer: Buffer, index: Index, guard: str | None) -> str:
         """The name of a vector, which is loaded before the loop over its elements."""

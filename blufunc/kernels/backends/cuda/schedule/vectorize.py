@@ -183,11 +183,20 @@ _PASSING_ON = frozenset((ew.mul_p, ew.add_p, ew.sub_p, ew.neg_p, ew.select_p))
 """Operations whose relative error is as small as that of an operand, compared with the operands."""
 
 
+_FAST = {ew.exp_p: "bf_exp(", ew.logistic_p: "bf_logistic("}
+"""Operations that have a fast form, and their functions in the prelude."""
+
+
 def choose_fast_exps(s: ScheduledKernel) -> ScheduledKernel:
-    """Choose the float32 exponentials that end in 16-bit floats, and nowhere else."""
+    """Choose the exponentials that end in 16-bit floats, and nowhere else."""
+    return replace(s, fast_exps=fast_exps(s.kernel))
+
+
+def fast_exps(kernel: Kernel) -> frozenset[Value]:
+    """The values of a kernel that a fast exponential is exact enough for."""
     roots: list[Value] = []
     exact: set[Value] = set()
-    for t in s.kernel.statements():
+    for t in kernel.statements():
         found = values_of(t)
         roots += found
         if not isinstance(t, Store) or not is_small_float(t.buffer.dtype):
@@ -198,8 +207,15 @@ def choose_fast_exps(s: ScheduledKernel) -> ScheduledKernel:
         passes_on = v.op == "apply" and v.attr[0] in _PASSING_ON and v not in exact and not _is_remainder(v)
         if not narrows and not passes_on:
             exact.update(dependencies(v))
-    exps = (v for v in values if v.op == "apply" and v.attr[0] is ew.exp_p and v.dtype == dtypes.float32)
-    return replace(s, fast_exps=frozenset(v for v in exps if v not in exact))
+    exps = (v for v in values if v.op == "apply" and v.attr[0] in _FAST)
+    return frozenset(
+        v for v in exps if is_small_float(v.dtype) or (v.dtype == dtypes.float32 and v not in exact)
+    )
+
+
+def with_fast_exp(text: str, v: Value, fast: frozenset[Value]) -> str:
+    """The expression of a value, by a fast exponential if it is one of these."""
+    return text.replace(name := _FAST[v.attr[0]], name.replace("bf_", "ptx_"), 1) if v in fast else text
 
 
 def _is_remainder(v: Value) -> bool:

@@ -167,7 +167,7 @@ def test_attention_asks_for_what_was_compiled(compiled, kind, parts, masked, sum
 
 
 def test_kernels_that_begin_sums_are_compiled_beside_others(compiled):
-    """What the gradient of a bias is made of (``gradient_sums``) is asked for by the step, too."""
+    """What the gradient of a bias is made of (``partial_reductions``) is asked for by the step, too."""
 
     def loss(x, w, b):
         y = (x @ w + b).reshape(1, 1024, 3, 2, 64)

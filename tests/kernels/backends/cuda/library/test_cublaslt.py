@@ -11,7 +11,6 @@ import pytest
 from blufunc import errors
 from blufunc.core.ir import dtypes
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.kernels import gemm_layout
 from blufunc.kernels.backends.cuda.driver import driver, sm_reservation
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.library import cublaslt
@@ -186,7 +185,7 @@ GEMMS = {
     "fewer multiprocessors": Gemm(PLAIN, BF16, BF16, BF16, sms=108),
     "float8": Gemm(PLAIN, dtypes.float8_e4m3fn, dtypes.float8_e5m2, BF16),
     "batch": Gemm(Layout(3, 5, 4, True, False, 3, 5, 5, 7, 12, 20, 15), F32, F32, F32),
-    **{f"epilogue {e}": Gemm(PLAIN, BF16, BF16, BF16, epilogue=e, bias=F32) for e in gemm_layout.EPILOGUES if e},
+    "a bias": Gemm(PLAIN, BF16, BF16, BF16, bias=True),
 }  # fmt: skip
 
 
@@ -205,10 +204,8 @@ def test_descriptors_say_what_the_product_is(lib, name):
     assert made.get(0, ctypes.c_int32()) == {"f32": 68, "tf32": 77, "f64": 70, "i32": 72}[gemm.compute]
     assert made.get(3, ctypes.c_int32()) == gemm.layout.trans_b
     assert made.get(4, ctypes.c_int32()) == gemm.layout.trans_a
-    assert made.get(7, ctypes.c_uint32()) == gemm_layout.EPILOGUES[gemm.epilogue]
+    assert made.get(7, ctypes.c_uint32()) == (4 if gemm.bias else 1)
     assert made.get(15, ctypes.c_int32()) == gemm.sms
-    if gemm.has_aux:
-        assert made.get(12, ctypes.c_int64()) == gemm.layout.n
     for handle, side in ((made.a, call.a), (made.b, call.b), (made.d, call.d)):
         got = []
         for attribute, kind in (
@@ -231,14 +228,9 @@ REFUSED = {
     "mixed operands": Gemm(PLAIN, F32, BF16, F32),
     "narrow result": Gemm(PLAIN, F32, F32, BF16),
     "tf32 of float64": Gemm(PLAIN, F64, F64, F64, "tf32"),
-    "unknown epilogue": Gemm(PLAIN, F32, F32, F32, epilogue="swish"),
     "nothing": Gemm(Layout(0, 4, 4, False, False, 4, 4, 4), F32, F32, F32),
     "float8 not k innermost": Gemm(
         Layout(32, 64, 16, False, False, 16, 64, 64), dtypes.float8_e4m3fn, dtypes.float8_e4m3fn, BF16
-    ),
-    "auxiliary rows": Gemm(Layout(4, 6, 4, False, False, 4, 6, 6), F32, F32, F32, epilogue="gelu_aux"),
-    "gradient of a bias for each of a batch": Gemm(
-        Layout(8, 8, 8, False, False, 8, 8, 8, 2, 64, 64, 64), F32, F32, F32, epilogue="bgradb"
     ),
 }
 
@@ -264,15 +256,15 @@ def test_a_run_hands_over_the_operands_exchanged(lib, monkeypatch):
     monkeypatch.setattr(cublaslt, "_handle", lambda device: "handle")
     monkeypatch.setattr(cublaslt.Plan, "_choose", lambda self, addresses: None)
     monkeypatch.setattr(cublaslt, "workspace", lambda device, stream: (device, stream))
-    plan = cublaslt.Plan(GEMMS["epilogue gelu_aux_bias"], 3)
+    plan = cublaslt.Plan(GEMMS["a bias"], 3)
     plan._call, plan._needs = lambda *args: calls.append(args) or 0, 512
-    plan.run(0xA0, 0xB0, 0, 0xD0, 0xE0, 0xF0, alpha=2, beta=0.5, stream=7)
+    plan.run(0xA0, 0xB0, 0, 0xD0, 0xE0, alpha=2, beta=0.5, stream=7)
     handle, matmul, alpha, x, x_is, y, y_is, beta, c, _, d, d_is, _, scratch, size, stream = calls[0]
     made = plan._descriptors
     assert (x, x_is, y, y_is) == (0xB0, made.a, 0xA0, made.b)
     assert (c, d, d_is, scratch, size, stream) == (0xD0, 0xD0, made.d, (3, 7), 512, 7)
     assert np.frombuffer(alpha.raw, F32)[0] == 2 and np.frombuffer(beta.raw, F32)[0] == 0.5
-    assert made.get(8, ctypes.c_uint64()) == 0xE0 and made.get(11, ctypes.c_uint64()) == 0xF0
+    assert made.get(8, ctypes.c_uint64()) == 0xE0
 
 
 # -- on a device -----------------------------------------------------------------------------------
@@ -285,26 +277,23 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def on_device(gemm, a, b, c=None, bias=None, aux=None, alpha=1, beta=0):
-    """D, and the vector and the auxiliary matrix afterwards."""
+def on_device(gemm, a, b, c=None, bias=None, alpha=1, beta=0):
+    """D of a GEMM."""
     layout = gemm.layout
     shape = (layout.batch, layout.m, layout.ldd)
-    held = [None if x is None else cuda_memory.to_device(x) for x in (a, b, bias, aux)]
+    held = [None if x is None else cuda_memory.to_device(x) for x in (a, b, bias)]
     d = cuda_memory.to_device(np.zeros(shape, gemm.d) if c is None else c)
     at = [0 if h is None else h.ptr for h in held]
     plan = cublaslt.Plan(gemm)
-    plan.run(at[0], at[1], d.ptr, d.ptr, at[2], at[3], alpha, beta, driver.compute_stream().ptr)
-    vectors = [None if h is None else cuda_memory.to_host(h) for h in held[2:]]
-    return cuda_memory.to_host(d), *vectors
+    plan.run(at[0], at[1], d.ptr, d.ptr, at[2], alpha, beta, driver.compute_stream().ptr)
+    return cuda_memory.to_host(d)
 
 
 def wide(x):
     return x.astype(np.complex128 if dtypes.is_complex(x.dtype) else np.float64)
 
 
-PLAIN_TYPES = [
-    n for n in GEMMS if not n.startswith("epilogue") and n not in ("batch", "fewer multiprocessors")
-]
+PLAIN_TYPES = [n for n in GEMMS if n not in ("a bias", "batch", "fewer multiprocessors")]
 
 
 @pytest.mark.gpu
@@ -320,7 +309,7 @@ def test_products_on_a_device(name, own_cache, rng):
         if dtypes.is_complex(gemm.a):
             a, b = a + 1j * rng.standard_normal((32, 16)), b - 2j * rng.standard_normal((64, 16))
         a, b = a.astype(gemm.a), b.astype(gemm.b)
-    (d, *_) = on_device(gemm, a, b)
+    d = on_device(gemm, a, b)
     tolerance = {"f64": 1e-12, "i32": 0, "tf32": 2e-2}.get(gemm.compute, 1e-5 if gemm.d == F32 else 1e-6)
     if gemm.d in (BF16, F16):
         tolerance = 2e-2
@@ -335,54 +324,24 @@ def test_layouts_on_a_device(name, own_cache):
     x, y, numbers, _ = LAYOUTS[name]
     want, _, plan = by_product(x, y, numbers)
     # the memory behind the operands is copied as it lies
-    d, *_ = on_device(Gemm(plan, F64, F64, F64, "f64", alignment=16), flat_from(x), flat_from(y))
+    d = on_device(Gemm(plan, F64, F64, F64, "f64", alignment=16), flat_from(x), flat_from(y))
     np.testing.assert_allclose(d.reshape(-1), want, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.gpu
 def test_beta_adds_to_what_is_there(own_cache, rng):
     a, b, c = (rng.standard_normal(s).astype(F32) for s in ((32, 16), (64, 16), (1, 32, 64)))
-    d, *_ = on_device(replace(GEMMS["float32"], reads_c=True), a, b, c, alpha=0.5, beta=2)
+    d = on_device(replace(GEMMS["float32"], reads_c=True), a, b, c, alpha=0.5, beta=2)
     np.testing.assert_allclose(d[0], 0.5 * a @ b.T + 2 * c[0], rtol=1e-4, atol=1e-4)
 
 
-def gelu(x):
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
 @pytest.mark.gpu
-def test_epilogues_in_row_major_terms(own_cache, rng):
-    """'bias' along columns, 'bgradb' over the rows of B: the exchange of operands shows nowhere."""
+def test_a_bias_is_added_along_columns(own_cache, rng):
+    """The exchange of operands shows nowhere."""
     a, b = rng.standard_normal((32, 16)).astype(BF16), rng.standard_normal((64, 16)).astype(BF16)
-    bias = rng.standard_normal(64).astype(F32)
-    product = wide(a) @ wide(b).T
-    close = lambda got, want: np.testing.assert_allclose(wide(got), want, rtol=2e-2, atol=6e-2)
-    run = lambda e, bias, aux=None: on_device(
-        Gemm(PLAIN, BF16, BF16, BF16, epilogue=e, bias=None if bias is None else bias.dtype),
-        a,
-        b,
-        None,
-        bias,
-        aux,
-    )
-    close(run("bias", bias.astype(BF16))[0][0], product + wide(bias.astype(BF16)))
-    aux = np.zeros((32, 64), BF16)
-    d, _, aux = run("gelu_aux_bias", bias.astype(BF16), aux)
-    argument = product + wide(bias.astype(BF16))
-    close(aux, argument)
-    close(d[0], gelu(argument))
-    step = 1e-4
-    slope = (gelu(wide(aux) + step) - gelu(wide(aux) - step)) / (2 * step)
-    d, *_ = run("dgelu", None, aux)
-    close(d[0], product * slope)
-    # gradients of a bias are sums over k: of A for each row of D, of B for each column
-    layout = Layout(32, 64, 16, True, False, 32, 64, 64)
-    for epilogue, size, want in (("bgrada", 32, wide(a).sum(1)), ("bgradb", 64, wide(b).sum(1))):
-        gemm = Gemm(layout, BF16, BF16, F32, epilogue=epilogue)
-        _, got, _ = on_device(
-            gemm, np.ascontiguousarray(a.T), np.ascontiguousarray(b.T), None, np.zeros(size, F32)
-        )
-        close(got, want)
+    bias = rng.standard_normal(64).astype(BF16)
+    d = on_device(GEMMS["a bias"], a, b, bias=bias)
+    np.testing.assert_allclose(wide(d[0]), wide(a) @ wide(b).T + wide(bias), rtol=2e-2, atol=6e-2)
 
 
 @pytest.mark.gpu
@@ -390,11 +349,11 @@ def test_products_timed_beside_what_keeps_multiprocessors_are_the_same(own_cache
     layout = Layout(512, 256, 384, False, False, 384, 256, 256)
     gemm = Gemm(layout, BF16, BF16, F32)
     a, b = (rng.standard_normal(s).astype(BF16) for s in ((512, 384), (384, 256)))
-    want, *_ = on_device(gemm, a, b)
+    want = on_device(gemm, a, b)
     kept, taken = [], sm_reservation.taken
     monkeypatch.setattr(sm_reservation, "taken", lambda *args: kept.append(args[1]) or taken(*args))
     there = driver.properties().sm_count
-    got, *_ = on_device(replace(gemm, sms=there - 24), a, b)
+    got = on_device(replace(gemm, sms=there - 24), a, b)
     assert kept and set(kept) == {24}
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
 

@@ -81,7 +81,7 @@ def _is_forward(eqn: Eqn) -> bool:
 
 
 def _is_summed(eqn: Eqn) -> bool:
-    """Whether sums of gradients over tokens are wanted (``rewrites/gradient_sums.py``)."""
+    """Whether sums of gradients over tokens are wanted (``rewrites/partial_reductions.py``)."""
     return eqn.prim is packed_p and len(eqn.outvars) == 2
 
 
@@ -92,6 +92,13 @@ class Attention(LibraryKernel):
 
     def matches(self, eqn: Eqn) -> bool:
         return (eqn.prim.name in _WHOLE or eqn.prim.name == _OF_TABLES) and eqn.prim.kind == "call"
+
+    def rows_of_sums(self, eqn: Eqn) -> int:
+        return (
+            cuda_attention.ROWS_OF_SUM
+            if eqn.prim is packed_p and eqn.outvars[0].aval.dtype.itemsize == 2
+            else 0
+        )
 
     def why_not(self, eqn: Eqn, arch: str) -> str | None:
         return why_not(eqn, arch)

@@ -1,0 +1,373 @@
+"""Before stage 5, for devices with a kernel for it: elementwise consumers of a matmul move into its epilogue.
+
+Kernels, before ``canonicalize`` and ``gemm_epilogue``. In: a program with all calls inlined. Out: one that computes the
+same, in which a matmul and what is computed elementwise of its result are one equation, ``dot_pointwise``:
+
+    bias, GELU                y = gelu(x),  x = a @ b + bias;  x is a second result where something else reads it
+    its derivative            d = (a @ b) * gelu'(x),          x is in memory before
+    SwiGLU, and backward      y = silu(g) * (a @ b);           du, dg = t * silu(g), t * u * silu'(g) of one t = a @ b
+    squared ReLU, scales, ... whatever has scalar code
+
+Only results that must lie in memory move: library calls read them, or the caller does. What a kernel reads, that kernel
+computes. Operands are traced back to values that lie in memory, so an epilogue may recompute what the forward pass
+computed. A cost model decides: the traffic and launches that are saved against the time that the kernel loses to the
+library's. A sum alone is left to ``gemm_epilogue``, for the library adds it at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.elementwise import convert_p
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p, reshape_p
+from blufunc.core.primitives.override import is_replaced
+from blufunc.core.programs.simplify import Origins, dce
+from blufunc.kernels.fusion.iteration_space import sort_of
+from blufunc.kernels.loopir.access_map import moves
+from blufunc.kernels.ops.gemm import SUMS
+from blufunc.kernels.ops.pointwise_gemm import Epilogue, columns_of, dot_pointwise_p, scalar
+from blufunc.kernels.rewrites.gemm_epilogue import Products
+from blufunc.kernels.tables import duration, line_of
+from blufunc.kernels.target import Target
+
+_MOST_RECOMPUTED = 16
+"""Equations that an operand is traced back through, to a value in memory."""
+
+
+def with_pointwise_epilogues(jaxpr: Jaxpr, origins: Origins, target: Target) -> tuple[Jaxpr, tuple[str, ...]]:
+    """The program with elementwise operations in matmuls, and why matmuls that could have some have none.
+
+    Args:
+      jaxpr: simplified.
+      origins: the call that recomputes an equation, by equation; updated for those that take its place.
+      target: asked for kernels and their time.
+    """
+    found = _Pointwise(jaxpr, origins, target)
+    return found.run(), tuple(found.notes)
+
+
+class _Pointwise(Products):
+    """
+    Attributes:
+      notes: why there is no kernel for a matmul.
+      rank: for variables, the most equations on a way to them that are not elementwise: what has the rank of a matmul,
+        or a lower one, and lies in memory does not depend on it.
+      stored: results of matmuls with epilogues.
+      removed: equations that are part of such a matmul, and of nothing else.
+      added: the matmuls with epilogues, by the place after which they run.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, origins: Origins, target: Target):
+        super().__init__(jaxpr, origins)
+        self.target = target
+        self.notes: dict[str, None] = {}
+        self.stored: set[Any] = set()
+        self.removed: set[Eqn] = set()
+        self.added: dict[int, list[Eqn]] = {}
+        self.rank: dict[Any, int] = dict.fromkeys(jaxpr.invars, 0)
+        self.of_elements = {e for e in jaxpr.eqns if _is_elementwise(e)}
+        for eqn in jaxpr.eqns:
+            own = eqn not in self.of_elements and not moves(eqn)
+            rank = max([self.rank[a] for a in eqn.invars if a.__class__ is not Literal], default=0) + own
+            self.rank.update(dict.fromkeys(eqn.outvars, rank))
+
+    def run(self) -> Jaxpr:
+        if any(is_replaced(p, "impl") for p in (dot_general_p, convert_p, broadcast_in_dim_p, reshape_p)):
+            return self.jaxpr
+        for eqn in self.jaxpr.eqns:
+            if eqn.prim is dot_general_p and _is_matrix(eqn):
+                self.consider(eqn)
+        if not self.added:
+            return self.jaxpr
+        eqns: list[Eqn] = []
+        for place, eqn in enumerate(self.jaxpr.eqns):
+            eqns += [eqn] * (eqn not in self.removed)
+            eqns += self.added.get(place, ())
+        return dce(self.jaxpr.replace(eqns=eqns))
+
+    def is_stored(self, v: Any) -> bool:
+        return v in self.stored
+
+    def readers_of(self, v: Any) -> list[Eqn]:
+        """The equations that read a variable now."""
+        return [e for e in self.readers.get(v, ()) if e not in self.removed]
+
+    def consider(self, matmul: Eqn) -> None:
+        """Move into the epilogue of a matmul what must lie in memory, if that is faster."""
+        before = self.with_vector(matmul)
+        tile = before[-1].outvars[0] if before else matmul.outvars[0]
+        cone = self.cone(tile, matmul)
+        results = [v for v in cone.results if v.aval.dtype == tile.aval.dtype and self.is_required(v)]
+        while results and not self.join(matmul, before, tile, cone, results):
+            results.pop()  # the last one may need what comes too late for the others
+
+    def join(self, matmul: Eqn, before: list[Eqn], tile: Var, cone: _Cone, results: list[Var]) -> bool:
+        """Let a matmul compute some results, if that is faster; False if it would run too late for their readers."""
+        body = cone.reaching(results)
+        if all(e.prim in SUMS or e.prim in (convert_p, reshape_p) for e in body):
+            return True
+        own = _depending_on(tile, body)
+        inside = {*own, *self.sum_of(matmul, tile)}
+        kept = self.kept(own, {self.makers[v] for v in results}, inside)
+        stays = lambda e: e not in inside or e in kept
+        stored = tile in self.returned or any(map(stays, self.readers_of(tile)))
+        results = [*results, tile][: len(results) + stored]
+        joined = _joined(matmul, before, tile, body, cone.leaves(body), results)
+        reads = [a for e in (*before, joined) for a in e.invars if a in self.position]
+        place = max(self.position[a] for a in (*reads, matmul.outvars[0]))
+        if any(self.place(e) <= place for v in results for e in self.readers_of(v) if stays(e)):
+            return False
+        if (note := self.left_out(joined, tile, stored, launches=not kept)) is not None:
+            self.notes[f"no epilogue for the matmul at {line_of(matmul)}: {note}"] = None
+            return True
+        self.removed |= {matmul, *inside} - kept
+        self.add(place, [*before[:-1], *_shaped(joined, tile)], matmul)
+        return True
+
+    def add(self, place: int, eqns: Sequence[Eqn], matmul: Eqn) -> None:
+        """Put equations behind a place of the program."""
+        self.added.setdefault(place, []).extend(eqns)
+        for eqn in eqns:
+            if matmul in self.origins:
+                self.origins[eqn] = self.origins[matmul]
+            self.stored.update(eqn.outvars)
+            self.position.update(dict.fromkeys(eqn.outvars, place))
+            for a in eqn.invars:
+                if a.__class__ is not Literal:
+                    self.readers.setdefault(a, []).append(eqn)
+
+    # -- the vector that is added first ------------------------------------------------------------------
+
+    def with_vector(self, matmul: Eqn) -> list[Eqn]:
+        """The equations of the matmul with a vector added, if that comes first; the last gives the sum, rounded."""
+        dtype, chain = matmul.outvars[0].aval.dtype, self.alone_after(matmul.outvars[0])
+        for n, total in enumerate(chain):
+            after = chain[n + 1] if n + 1 < len(chain) and chain[n + 1].prim is convert_p else None
+            (x,) = (total if total.outvars[0].aval.dtype == dtype or after is None else after).outvars
+            if total.prim not in SUMS or x.aval.dtype != dtype or not self.same_origin(total, matmul):
+                continue
+            for one, other in (total.invars, total.invars[::-1]):
+                if self.product(one, total) is matmul and (found := self.with_bias(matmul, other, x)):
+                    return found
+        return []
+
+    def alone_after(self, v: Var) -> list[Eqn]:
+        """Up to three equations, each of which alone reads the result of the one before."""
+        chain: list[Eqn] = []
+        while len(chain) < 3 and len(self.readers_of(v)) == 1 and v not in self.returned:
+            (eqn,) = self.readers_of(v)
+            if eqn not in self.of_elements:
+                break
+            chain.append(eqn)
+            (v,) = eqn.outvars
+        return chain
+
+    def sum_of(self, matmul: Eqn, tile: Var) -> list[Eqn]:
+        """The equations from a matmul to the sum that it computes."""
+        chain = self.alone_after(matmul.outvars[0]) if tile is not matmul.outvars[0] else []
+        ends = [n for n, e in enumerate(chain) if tile in e.outvars]
+        return chain[: ends[0] + 1] if ends else []
+
+    # -- what is computed of it --------------------------------------------------------------------------
+
+    def cone(self, tile: Var, matmul: Eqn) -> _Cone:
+        """All that is computed of a matmul element by element, with operands that lie in memory."""
+        cone = _Cone(tile)
+        pending = sorted(self.readers_of(tile), key=self.place)
+        seen: set[Eqn] = set()
+        while pending:
+            eqn = pending.pop(0)
+            if eqn in seen:
+                continue
+            seen.add(eqn)
+            moved = eqn.prim is reshape_p
+            if not (moved or eqn in self.of_elements) or not self.same_origin(eqn, matmul):
+                continue
+            (out,) = eqn.outvars
+            if out.aval.size != tile.aval.size:
+                continue
+            traced = [self.traced(a, cone, matmul, _MOST_RECOMPUTED) for a in eqn.invars]
+            if any(t is None for t in traced):
+                continue
+            for t in traced:
+                cone.add(t)  # type: ignore[arg-type]
+            cone.eqns[out] = eqn
+            if not moved:
+                cone.results.append(out)
+            pending = sorted([*pending, *self.readers_of(out)], key=self.place)
+        return cone
+
+    def place(self, eqn: Eqn) -> int:
+        return self.position[eqn.outvars[0]] if eqn.outvars else len(self.jaxpr.eqns)
+
+    def traced(self, atom: Atom, cone: _Cone, matmul: Eqn, most: int) -> _Traced | None:
+        """How an operand is computed from values in memory; None if it is not, or depends on the matmul."""
+        if atom.__class__ is Literal or atom in cone.eqns or atom is cone.tile:
+            return {}, {}
+        if atom not in cone.traced:
+            cone.traced[atom] = self._traced(atom, cone, matmul, most)
+        return cone.traced[atom]
+
+    def _traced(self, atom: Any, cone: _Cone, matmul: Eqn, most: int) -> _Traced | None:
+        rank, own, maker = self.rank[matmul.outvars[0]], self.rank[atom], self.makers.get(atom)
+        if atom.aval.size == 1:
+            return ({}, {atom: atom}) if own < rank else None
+        if (vector := self.repeated(atom, matmul)) is not None:
+            return ({}, {atom: vector}) if self.rank[vector] < rank else None
+        if atom.aval.size != cone.tile.aval.size:
+            return None
+        if maker is None or (own <= rank and (self.is_stored(atom) or sort_of(maker) == "opaque")):
+            return {}, {atom: atom}
+        if own < rank and self.is_required(atom):
+            return {}, {atom: atom}  # a kernel writes it
+        if not most or not (maker in self.of_elements or maker.prim is reshape_p):
+            return None
+        eqns: dict[Any, Eqn] = {}
+        leaves: dict[Any, Any] = {}
+        for a in maker.invars:
+            found = self.traced(a, cone, matmul, most - 1)
+            if found is None:
+                return None
+            eqns |= found[0]
+            leaves |= found[1]
+        return {**eqns, atom: maker}, leaves
+
+    def is_required(self, v: Any) -> bool:
+        """Whether a value lies in memory however kernels are made: a library call reads it, or the caller."""
+        return v in self.returned or any(
+            self.is_required(e.outvars[0]) if moves(e) else sort_of(e) == "opaque" for e in self.readers_of(v)
+        )
+
+    def kept(self, body: Sequence[Eqn], makers: set[Eqn], inside: set[Eqn]) -> set[Eqn]:
+        """The equations of a body that something else reads as well: they stay, too."""
+        kept: set[Eqn] = set()
+        for eqn in reversed(body):
+            (out,) = eqn.outvars
+            if eqn not in makers and (
+                out in self.returned or any(e not in inside or e in kept for e in self.readers_of(out))
+            ):
+                kept.add(eqn)
+        return kept
+
+    # -- whether it pays ---------------------------------------------------------------------------------
+
+    def left_out(self, joined: Eqn, tile: Var, stored: bool, launches: bool) -> str | None:
+        """Why an epilogue is left out: there is no kernel, or what is not moved to memory and back takes less time than
+        the kernel loses to the library's. None if it is not.
+
+        Without an epilogue the matmul writes its result, and a kernel reads it; in L2 that takes a fraction.
+        """
+        target, nbytes = self.target, tile.aval.nbytes
+        if (reason := target.pointwise_gemm(joined)) is not None:
+            return reason
+        rate = target.machine.bandwidth * (target.cache_speedup if nbytes <= target.cache_bytes else 1)
+        saved = (nbytes + (0 if stored else nbytes)) / rate + target.machine.launch * launches
+        lost = target.pointwise_seconds(joined)
+        if saved > lost:
+            return None
+        return f"it would save {duration(saved)} and take {duration(lost)} longer than the library's matmul"
+
+
+_Traced = tuple[dict[Any, Eqn], dict[Any, Any]]
+"""Equations by their results, in order; and the operands that they read: what memory holds of each."""
+
+
+class _Cone:
+    """Equations from a tile on, with the equations that their other operands are computed by.
+
+    Attributes:
+      tile: the variable that it begins with.
+      eqns: by result, in order.
+      results: what of it depends on the tile.
+      traced: how operands are computed, as far as that was asked.
+    """
+
+    def __init__(self, tile: Var):
+        self.tile = tile
+        self.eqns: dict[Any, Eqn] = {}
+        self.results: list[Var] = []
+        self.traced: dict[Any, _Traced | None] = {}
+        self._leaves: dict[Any, Any] = {}
+
+    def add(self, traced: _Traced) -> None:
+        for v, eqn in traced[0].items():
+            self.eqns.setdefault(v, eqn)
+        self._leaves |= traced[1]
+
+    def reaching(self, results: Sequence[Var]) -> list[Eqn]:
+        """The equations that results need, in order."""
+        needed: set[Any] = set(results)
+        body = []
+        for v, eqn in reversed(self.eqns.items()):
+            if v in needed and v is not self.tile:
+                body.append(eqn)
+                needed.update(a for a in eqn.invars if a.__class__ is not Literal and a not in self._leaves)
+        return body[::-1]
+
+    def leaves(self, body: Sequence[Eqn]) -> dict[Any, Any]:
+        """The operands of equations, and what memory holds of each."""
+        read = dict.fromkeys(a for e in body for a in e.invars)
+        return {a: self._leaves[a] for a in read if a in self._leaves}
+
+
+def _is_elementwise(eqn: Eqn) -> bool:
+    scalars = isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
+    return scalars and sort_of(eqn) in ("node", "virtual") and not eqn.prim.multiple_results
+
+
+def _is_matrix(matmul: Eqn) -> bool:
+    """Whether a matmul is of two matrices of the dtype of its result, with rows of a multiple of 8 elements."""
+    _, (batch, _) = matmul.params["dimension_numbers"]
+    lhs, rhs = (a.aval for a in matmul.invars)
+    columns = columns_of(rhs.shape, matmul.params["dimension_numbers"])
+    whole = bool(lhs.size and rhs.size) and not batch and not columns % 8
+    return whole and lhs.dtype == rhs.dtype == matmul.outvars[0].aval.dtype
+
+
+def _depending_on(tile: Var, body: Sequence[Eqn]) -> list[Eqn]:
+    """The equations that depend on a variable."""
+    known: set[Any] = {tile}
+    found = []
+    for eqn in body:
+        if not known.isdisjoint(eqn.invars):
+            found.append(eqn)
+            known.update(eqn.outvars)
+    return found
+
+
+def _shaped(joined: Eqn, tile: Var) -> list[Eqn]:
+    """A matmul whose results have its own shape, and what brings them into theirs, where they were reshaped."""
+    results, eqns = [], []
+    for v in joined.outvars:
+        same = v.aval.shape == tile.aval.shape
+        results.append(v if same else Var(v.aval.with_shape(tile.aval.shape)))
+        if not same:
+            eqns.append(Eqn(reshape_p, [results[-1]], [v], {"shape": v.aval.shape}, joined.source))
+    return [joined.with_vars(joined.invars, results), *eqns]
+
+
+def _joined(
+    matmul: Eqn, before: Sequence[Eqn], tile: Var, body: Sequence[Eqn], leaves: dict, results: Sequence[Var]
+) -> Eqn:
+    """The matmul with equations as its epilogue."""
+    first = before[-1] if before else matmul
+    env: dict[Any, Any] = {tile: scalar(tile)}
+    operands: dict[Any, Var] = {}  # what memory holds, as a scalar
+    for atom, held in leaves.items():
+        env[atom] = operands.setdefault(held, scalar(held))
+    eqns = []
+    for e in body:
+        if e.prim is reshape_p:
+            env[e.outvars[0]] = env[e.invars[0]]
+            continue
+        env[e.outvars[0]] = scalar(e.outvars[0])
+        ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
+        eqns.append(Eqn(e.prim, ins, [env[e.outvars[0]]], e.params, None))
+    jaxpr = Jaxpr([env[tile], *operands.values()], eqns, [env[v] for v in results], name="epilogue")
+    params = {**first.params, "preferred_element_type": tile.aval.dtype}
+    params["epilogue"] = Epilogue(jaxpr, bias=bool(before))
+    return Eqn(dot_pointwise_p, [*first.invars, *operands], list(results), params, matmul.source)
