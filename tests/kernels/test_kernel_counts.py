@@ -1,6 +1,7 @@
 """Kernel counts of programs: the parts of models are one pass over memory.
 
-A row with a higher count than one would wish says why. Matmuls and other library calls are not kernels.
+A row with a higher count than one would wish says why.
+Matmuls and other library calls are not kernels.
 """
 
 import numpy as np
