@@ -1,9 +1,9 @@
-"""What a program costs: the bytes that each of its steps must move, and the arithmetic that it does.
+"""Cost model of a program: bytes moved and arithmetic of each step.
 
-Kernels, beside stages 5 to 8. In: a ``Schedule``, or a jaxpr that runs equation by equation. Out: a ``Cost``, a row for
-each launch and library call. Nothing is compiled or run: these are counts. With the speed of a ``Machine`` they give
-the time that a step cannot go below, its roofline (Williams, Waterman and Patterson 2009): the longer of the time to
-move its bytes and the time to do its arithmetic.
+Kernels, alongside stages 5 to 8. In: a ``Schedule``, or a jaxpr that runs equation by equation. Out: a ``Cost``, a row
+per launch and library call. Nothing is compiled or run: these are counts. With the speed of a ``Machine`` they give the
+roofline (Williams, Waterman and Patterson 2009), a lower bound of a step's time: the longer of the time to move its
+bytes and the time to do its arithmetic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from blufunc.kernels.target import Target
 
 @dataclass(frozen=True)
 class StepCost:
-    """One launch, library call, or operation of the reference.
+    """Cost of one launch, library call, or operation of the reference.
 
     Attributes:
       name: of the kernel, or of the primitive.
@@ -53,11 +53,10 @@ class StepCost:
       lines: the user's lines that they came from.
       shape: the points of a kernel, as rows x lanes where it has rows; the type of the result of anything else.
       reads, writes: bytes, each element of memory counted once.
-      flops: operations of arithmetic, in additions of floats (a division is 4, an exponential 8); those of
-        ``products`` included.
-      products: multiplications and additions of products of matrices and convolutions.
-      unbounded: whether it holds a loop that runs until a condition fails: one round is counted.
-      narrow: whether what its products multiply has 16 bits or less.
+      flops: arithmetic in float additions (a division is 4, an exponential 8), ``products`` included.
+      products: multiplications and additions of matmuls and convolutions.
+      unbounded: whether it contains a loop without a bound, of which one iteration is counted.
+      narrow: whether the operands of its matmuls have 16 bits or less.
     """
 
     name: str
@@ -74,11 +73,11 @@ class StepCost:
 
     @property
     def bytes(self) -> int:
-        """Bytes that it moves at least."""
+        """Lower bound of the bytes moved."""
         return self.reads + self.writes
 
     def seconds(self, machine: Machine) -> float:
-        """The time that it cannot go below."""
+        """Lower bound of the time, in seconds."""
         if self.kind == "free":
             return 0.0
         rate = machine.narrow_products if self.narrow and machine.narrow_products else machine.products
@@ -113,12 +112,12 @@ class Cost:
 
     @property
     def flops(self) -> int:
-        """Operations of arithmetic, in additions of floats."""
+        """Arithmetic, in float additions."""
         return sum(s.flops for s in self.steps)
 
     @property
     def products(self) -> int:
-        """Those of products of matrices and convolutions."""
+        """Multiplications and additions of matmuls and convolutions."""
         return sum(s.products for s in self.steps)
 
     @property
@@ -132,7 +131,7 @@ class Cost:
         return sum(s.kind != "free" for s in self.steps)
 
     def seconds(self, machine: Machine) -> float:
-        """The time that the program cannot go below if its steps run one after another."""
+        """Lower bound of the time of the steps, one after another, in seconds."""
         return sum(s.seconds(machine) for s in self.steps)
 
     def __str__(self) -> str:
@@ -149,7 +148,8 @@ def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cos
     """The cost of a planned program.
 
     Args:
-      on_host: for a device that is not the host, whether an equation is computed on the host all the same.
+      made: the schedule.
+      on_host: whether an equation runs on the host; None if the program's device is the host.
     """
     return Cost(tuple(_of_step(s, made, on_host) for s in made.steps))
 
@@ -173,7 +173,7 @@ def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) 
 
 
 def _of_group(members: Sequence[StepCost]) -> StepCost:
-    """One launch of many kernels that do the same."""
+    """One launch of many kernels of one structure."""
     return replace(
         members[0],
         lines=tuple(dict.fromkeys(line for m in members for line in m.lines)),
@@ -202,7 +202,7 @@ def of_kernel(kernel: Kernel, eqns: Sequence[Eqn] = ()) -> StepCost:
 
 
 class _Count:
-    """Goes through a kernel and counts; a value is computed once for each point of the ranges that it depends on."""
+    """Counter of a kernel's costs: a value is computed once per point of its ranges."""
 
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
@@ -211,7 +211,7 @@ class _Count:
         self._counted: set[Value] = set()
         self._grid = frozenset(kernel.grid)
         bodies = [v for v in post_order(kernel.roots()) if v.op in ("loop", "branch")]
-        # outer loops after those in them
+        # inner loops before outer ones
         self._around = {v.attr.turn: v.ranges() for v in bodies}
         self.unbounded = any(v.op == "loop" and v.attr.most is None for v in bodies)
 
@@ -232,7 +232,7 @@ class _Count:
         elif isinstance(s, (Reduce, Accumulate, Scan)):
             self.flops += _points(ranges)
         at_points = [v for v in post_order(values_of(s)) if v not in self._counted]
-        tied: set[Value] = set()  # to the grid point: made of what was reduced or kept there
+        tied: set[Value] = set()  # to the grid point: computed from its totals or keeps
         for v in at_points:
             self._counted.add(v)
             if v.op == "read" or not tied.isdisjoint(v.args):
@@ -241,7 +241,7 @@ class _Count:
             self.value(v, _points(around | (self._grid & ranges if v in tied else frozenset())))
 
     def around(self, ranges: frozenset[Range]) -> frozenset[Range]:
-        """With the ranges that the loops depend on in whose bodies a value stands."""
+        """The ranges, with those of the loops whose bodies contain the value."""
         for turn, outer in self._around.items():
             if turn in ranges:
                 ranges |= outer
@@ -269,7 +269,7 @@ def _points(ranges: frozenset[Range]) -> int:
 
 
 def _nested(body: Sequence, ranges: frozenset[Range]) -> Iterator[tuple]:
-    """The statements that are no loops, each with the ranges of the loops around it."""
+    """The statements that are not loops, each with the ranges of its loops."""
     for s in body:
         if isinstance(s, (Lanes, Rows)):
             yield from _nested(s.body, ranges | {s.range})
@@ -280,24 +280,24 @@ def _nested(body: Sequence, ranges: frozenset[Range]) -> Iterator[tuple]:
 # -- single equations --------------------------------------------------------------------------------
 
 planner: Any = None
-"""``pipeline.schedule``, which stands above: it is set there, for bodies of loops are fused before they are counted."""
+"""``pipeline.schedule``, which sets itself here: bodies are fused, then counted."""
 
 _NEUTRAL = Target(lambda rows, lanes: 1, lambda size: 1, 1 << 18, False, 2048)
-"""A machine for which reductions are not cut in pieces: enough to count what a body costs."""
+"""A target that does not cut reductions, to count a body's cost."""
 
 
 def of_eqn(eqn: Eqn, kind: str) -> StepCost:
-    """The cost of an equation that is no kernel of ours; ``kind`` as in ``StepCost``."""
+    """The cost of an equation without a generated kernel; ``kind`` as in ``StepCost``."""
     shape = ", ".join(str(v.aval) for v in eqn.outvars) or "()"
     row = StepCost(eqn.prim.name, kind, (eqn.prim.name,), lines_of([eqn]), shape, 0, 0, 0)
-    whole = kind == "library" and eqn.prim.body is not None  # a call for which there is a kernel
+    whole = kind == "library" and eqn.prim.body is not None  # a call with a kernel
     if not whole and any(True for _ in subjaxprs(eqn.params)):
         return _of_control(eqn, row)
     reads = sum(a.aval.nbytes for a in dict.fromkeys(eqn.invars) if a.__class__ is not Literal)
     writes = sum(v.aval.nbytes for v in eqn.outvars if v.__class__ is not DropVar)
     if whole:
         products = _of_body(eqn.params[eqn.prim.body]).products
-        products //= 2 if eqn.params.get("is_causal") else 1  # pairs that see nothing are left out
+        products //= 2 if eqn.params.get("is_causal") else 1  # masked pairs are skipped
     else:
         products = eqn.prim.flops(*[a.aval for a in eqn.invars], **eqn.params) if eqn.prim.flops else 0
     narrow = bool(products) and eqn.invars[0].aval.dtype.itemsize <= 2
@@ -306,7 +306,7 @@ def of_eqn(eqn: Eqn, kind: str) -> StepCost:
 
 
 def arithmetic(eqn: Eqn) -> int:
-    """Operations of an equation that is no product; 0 for those that move elements, or of which nothing is known."""
+    """Operations of an equation without matmuls; 0 for movement and unknown ones."""
     if moves(eqn) or len(eqn.outvars) != 1:
         return 0
     if reduces(eqn.prim):
@@ -315,7 +315,7 @@ def arithmetic(eqn: Eqn) -> int:
 
 
 def _of_control(eqn: Eqn, row: StepCost) -> StepCost:
-    """A loop, branch or call: its bodies as often as they run; of branches, the dearest."""
+    """A loop, branch or call: its bodies times iterations; the dearest branch."""
     bodies = [_of_body(j) for j in subjaxprs(eqn.params)]
     name = eqn.prim.name
     kind = "control" if row.kind in ("library", "reference") else row.kind
@@ -334,7 +334,7 @@ def _of_control(eqn: Eqn, row: StepCost) -> StepCost:
 
 
 def _of_body(jaxpr: Jaxpr) -> Cost:
-    """The cost of a body, fused as it would be by itself."""
+    """The cost of a body, fused by itself."""
 
     def make() -> Cost:
         donated = (False,) * len(jaxpr.invars)

@@ -1,9 +1,9 @@
-"""A contraction as products of matrices: sizes, transposes as flags, batches as strides.
+"""GEMM layout of a contraction: sizes, transposes, leading dimensions, batch.
 
-Kernels, stage 5 for ``dot_general``, below ``cublaslt``. In come shapes and strides of operands as they lie in memory;
-out comes a ``Layout``, or which operand must be copied first; with dtypes and an epilogue it is a ``Gemm``. Nothing
-here needs a device or the library. The library counts columns first: a row-major matrix read that way is its
-transpose, so that ``D = A B`` is asked for as ``D^T = B^T A^T``, with the operands exchanged (``column_major``).
+Kernels, stage 5 for ``dot_general``, used by ``cublaslt``. In: shapes and strides of operands in memory. Out: a
+``Layout``, or which operand must be copied first; with dtypes and an epilogue it is a ``Gemm``. No device or library is
+needed. The library is column-major: a row-major matrix is its transpose, so that ``D = A B`` is requested as ``D^T =
+B^T A^T``, with the operands swapped (``column_major``).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from blufunc.core.ir import dtypes
 
 Ints = tuple[int, ...]
 
-# -- from a contraction to one product of matrices -------------------------------------------------
+# -- from a contraction to one GEMM ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``batch`` products ``D (m, n) = op(A) op(B)`` of row-major matrices; all distances are in elements.
+    """A batch of row-major GEMMs ``D (m, n) = op(A) op(B)``; strides in elements.
 
     Attributes:
       trans_a, trans_b: whether A is stored as (k, m), B as (n, k).
@@ -52,7 +52,7 @@ class Layout:
         return 2 * self.batch * self.m * self.n * self.k
 
     def terms(self, start: int, size: int) -> tuple[Layout, int, int]:
-        """The product of some terms only, and where its A and B begin, in elements."""
+        """The GEMM of a range of k, and the offsets of its A and B, in elements."""
         return (
             replace(self, k=size),
             start * (self.lda if self.trans_a else 1),
@@ -61,18 +61,18 @@ class Layout:
 
 
 UNIT = 64
-"""Some of the terms of a product begin at multiples of it: their addresses are aligned as those of whole matrices."""
+"""Ranges of k start at multiples of it: their addresses are aligned."""
 
 
 def chunks_of(terms: int, most: int) -> list[tuple[int, int]]:
-    """The starts and sizes of as few, about equal, chunks of no more than ``most`` terms as there can be."""
+    """Starts and sizes of the fewest, about equal, chunks of at most ``most`` terms."""
     count = -(-terms // most)
     size = min(most, -(-terms // count // UNIT) * UNIT)
     return [(start, min(size, terms - start)) for start in range(0, terms, size)]
 
 
 class Copies(NamedTuple):
-    """What to copy before one product can do a contraction: the order of axes of the dense copy, None for as it is."""
+    """The axis order of the dense copy of each operand; None: use it in place."""
 
     lhs: Ints | None
     rhs: Ints | None
@@ -86,13 +86,15 @@ class _Axis(NamedTuple):
 def plan_dot_general(
     lhs_shape: Ints, lhs_strides: Ints, rhs_shape: Ints, rhs_strides: Ints, dimension_numbers: Any
 ) -> Layout | Copies:
-    """``dot_general`` of operands as they lie in memory as one product, or what must be copied to make it one.
+    """``dot_general`` of strided operands as one GEMM, or the copies that make it one.
 
     Args:
+      lhs_shape, rhs_shape: of the operands.
       lhs_strides, rhs_strides: in elements, at least 0.
-      dimension_numbers: those of the primitive.
+      dimension_numbers: of the primitive.
+
     Returns:
-      the ``Layout`` of the product, whose result is dense in the order of the primitive's result; or ``Copies``, after
+      the ``Layout`` of the GEMM, whose result is dense in the order of the primitive's result; or ``Copies``, after
       which planning with the copied operands (axes in their new order) succeeds. Sizes may be 0: then there is nothing
       to run.
     """
@@ -101,7 +103,7 @@ def plan_dot_general(
     y = [_Axis(*axis) for axis in zip(rhs_shape, rhs_strides, strict=True)]
     x_free = tuple(d for d in range(len(x)) if d not in (*lc, *lb))
     y_free = tuple(d for d in range(len(y)) if d not in (*rc, *rb))
-    # Contracted axes may come in any order, as long as it is one for both operands.
+    # contracted axes may be in any order that is the same for both operands
     orders = [tuple(range(len(lc))), _falling(x, lc), _falling(y, rc)]
     best: Layout | Copies | None = None
     for order in dict.fromkeys(orders):
@@ -123,7 +125,7 @@ def _falling(axes: Sequence[_Axis], chosen: Ints) -> Ints:
 
 
 def _copied(plan: Any, x: Sequence[_Axis], y: Sequence[_Axis]) -> int:
-    """How many elements a plan copies."""
+    """The number of elements that a plan copies."""
     return sum(
         math.prod(axis.size for axis in axes)
         for order, axes in ((plan.lhs, x), (plan.rhs, y))
@@ -140,7 +142,7 @@ class _Matrix(NamedTuple):
 
 
 def _matrix(axes: Sequence[_Axis], batch: Ints, rows: Ints, columns: Ints) -> _Matrix | None:
-    """Groups of axes as a batch of matrices with one contiguous direction; None if they do not lie so."""
+    """Groups of axes as a batch of matrices; None if neither direction is contiguous."""
     b, r, c = (_merged([axes[d] for d in group]) for group in (batch, rows, columns))
     if b is None or r is None or c is None:
         return None
@@ -152,7 +154,7 @@ def _matrix(axes: Sequence[_Axis], batch: Ints, rows: Ints, columns: Ints) -> _M
 
 
 def _merged(axes: Sequence[_Axis]) -> _Axis | None:
-    """Axes as one; None if a step over the end of one is not a step of the next."""
+    """Adjacent axes merged into one; None if their strides do not allow it."""
     size = math.prod(axis.size for axis in axes)
     kept = [axis for axis in axes if axis.size != 1]
     if not kept or not size:
@@ -173,12 +175,12 @@ def _layout(a: _Matrix, b: _Matrix) -> Layout:
     )  # fmt: skip
 
 
-# -- one product with its types --------------------------------------------------------------------
+# -- one GEMM with its dtypes ----------------------------------------------------------------------
 
 _HALF = (dtypes.float16, dtypes.bfloat16)
 _FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
-# The dtypes of operands, then those of results and the ways to compute that go with them.
+# By the operands' dtype: the dtypes of results, and the compute types.
 _TYPES: dict[np.dtype, tuple[tuple[np.dtype, ...], tuple[str, ...]]] = {
     dtypes.float32: ((dtypes.float32,), ("f32", "tf32")),
     dtypes.float64: ((dtypes.float64,), ("f64",)),
@@ -194,27 +196,27 @@ _WITH_BIAS = (dtypes.float32, *_HALF)
 
 
 def result_dtypes(operands: np.dtype) -> tuple[np.dtype, ...]:
-    """The dtypes that products of operands of a dtype can have."""
+    """The result dtypes of GEMMs with operands of a dtype."""
     return _TYPES.get(operands, ((), ()))[0]
 
 
 def has_bias_epilogue(lhs: np.dtype, rhs: np.dtype, out: np.dtype) -> bool:
-    """Whether a product of these dtypes can add a vector of the result's."""
+    """True if a GEMM of these dtypes can add a bias of the result's."""
     return lhs == rhs and lhs in _WITH_BIAS and out in result_dtypes(lhs)
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """``D = alpha op(A) op(B) + beta C``, and a vector on each row; C and D have one layout, and may be one.
+    """``D = alpha op(A) op(B) + beta C``, plus a bias; C may alias D, in its layout.
 
     Attributes:
-      layout: sizes and distances.
+      layout: sizes and strides.
       a, b, d: the dtypes of A, of B, and of C and D. The operands' differ only between the two float8 formats.
-      compute: 'f32', 'tf32' (float32 operands rounded to 11 bits), 'f64' or 'i32': what sums are kept in.
-      bias: whether a vector (n) of the dtype of D is added to each row.
-      reads_c: whether beta is anything but 0.
-      alignment: of all addresses, in bytes.
-      multiprocessors: how many of the device's it may count on; 0: all.
+      compute: accumulator type: 'f32', 'tf32' (float32 operands rounded to 11 bits), 'f64' or 'i32'; default 'f32'.
+      bias: whether a vector (n) of the dtype of D is added to each row; default False.
+      reads_c: whether beta is nonzero; default False.
+      alignment: of all addresses, in bytes; default 256.
+      sms: number of SMs that it may use; default 0: all.
     """
 
     layout: Layout
@@ -225,10 +227,10 @@ class Gemm:
     bias: bool = False
     reads_c: bool = False
     alignment: int = 256
-    multiprocessors: int = field(default=0, repr=False)  # choices that are kept on disk go by the text
+    sms: int = field(default=0, repr=False)  # the repr is the key of choices on disk
 
     def refused(self) -> str | None:
-        """Why the library cannot be asked for this, or None."""
+        """The reason that the library does not support it, or None."""
         outs, computes = _TYPES.get(self.a, ((), ()))
         if self.a != self.b and not (self.a in _FP8 and self.b in _FP8):
             return f"operands are {self.a} and {self.b}"
@@ -240,7 +242,7 @@ class Gemm:
         if not (layout.m and layout.n and layout.k and layout.batch):
             return "there is nothing to multiply"
         if self.a in (*_FP8, dtypes.int8):
-            # operands must have k innermost, and rows that begin at multiples of 16 bytes (4 for int8)
+            # operands must have k innermost, and rows aligned to 16 bytes (4 for int8)
             unit = 4 if self.a == dtypes.int8 else 16
             if layout.trans_a or not layout.trans_b:
                 return f"{self.a} operands must both have k innermost"
@@ -252,7 +254,7 @@ class Gemm:
 
 
 class Side(NamedTuple):
-    """A matrix as the library sees it: column-major, ``ld`` elements from one column to the next."""
+    """A matrix as the library sees it: column-major, with leading dimension ``ld``."""
 
     rows: int
     columns: int
@@ -262,7 +264,7 @@ class Side(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A product as the library is asked for it: ``d = op(a) op(b)``, where ``a`` is our B and ``b`` our A."""
+    """The library's GEMM ``d = op(a) op(b)``: ``a`` is B of ``Gemm``, ``b`` its A."""
 
     a: Side
     b: Side
@@ -273,7 +275,7 @@ class Call(NamedTuple):
 
 
 def column_major(gemm: Gemm) -> Call:
-    """The call that computes ``gemm``: the transposed product, read column by column."""
+    """The library call for ``gemm``: the transposed GEMM, column-major."""
     g = gemm.layout
     rows_a, columns_a = (g.k, g.n) if g.trans_b else (g.n, g.k)
     rows_b, columns_b = (g.m, g.k) if g.trans_a else (g.k, g.m)

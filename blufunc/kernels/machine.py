@@ -1,7 +1,7 @@
-"""The speed of a device, as cost models take it: bytes, arithmetic and launches.
+"""Speed of a device for cost models: bandwidth, arithmetic and launch latency.
 
-Kernels, below every cost model. ``inspect/roofline.py`` measures a machine; compilation takes fixed figures, so that
-programs are the same wherever they are compiled.
+Kernels, below every cost model. In: nothing; ``inspect/roofline.py`` measures a machine, compilation takes constants,
+so that programs are the same wherever they are compiled. Out: a ``Machine``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ class Machine:
 
     Attributes:
       name: the device.
-      bandwidth: bytes a second, read and written ones together.
-      flops: additions of floats a second that kernels may reach; that of products, for want of a better bound.
-      products: multiplications and additions a second, of products of float32 matrices.
-      narrow_products: those of products of 16 bits; None: like the others.
-      launch: seconds that a launch or a library call takes besides. The roofline leaves them out.
+      bandwidth: bytes per second, reads and writes together.
+      flops: peak float additions per second of kernels; that of matmuls, for lack of a better bound.
+      products: multiplications and additions per second of float32 matmuls.
+      narrow_products: the same for 16-bit matmuls; default None: as ``products``.
+      launch: seconds of overhead per launch or library call, not in the roofline; default 0.
     """
 
     name: str

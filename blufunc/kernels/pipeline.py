@@ -352,10 +352,10 @@ class _Scheduler:
         scratch = (
             self.id_of(Scratch(dtypes.uint8, wanted, f"what {eqn.prim.name} works in")) if wanted else None
         )
-        beside = None if step.beside is None else step.beside.eqn
+        beside = None if step.overlapped is None else step.overlapped.eqn
         self.steps.append(OpaqueStep(eqn, operands, results, planned and not passes, scratch, beside))
         reads = [o[0] for o in operands if isinstance(o, tuple)]
-        after = [self.index[id(s)] for s in (step.after, step.beside) if s is not None]
+        after = [self.index[id(s)] for s in (step.after, step.overlapped) if s is not None]
         writes = [r for r in (*results, scratch) if r is not None and r not in self.aliases]
         self.passed.update((r, len(self.plan_steps)) for r in results if r in self.aliases)  # type: ignore[misc]
         pairs = self.overwritten(eqn, operands, results) if planned else ()

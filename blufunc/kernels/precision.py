@@ -1,8 +1,8 @@
-"""How exactly float32 is multiplied: what the names of precisions mean to a device that has a choice.
+"""Precision of float32 matmuls: the algorithm that each name stands for.
 
-Kernels, stage 5 for ``dot_general``; ``rewrites/split_float32`` and ``backends/cuda/library/matmul`` go by it. In: the
-``precision`` of an equation, and ``config.matmul_precision`` behind it. Out: one name, and the ``Algorithm`` that it
-stands for, or may be computed by where that is quicker.
+Kernels, stage 5 for ``dot_general``, used by ``rewrites/split_float32`` and ``backends/cuda/library/matmul``. In: the
+``precision`` of an equation, else ``config.matmul_precision``. Out: one name, and the ``Algorithm`` that it stands for,
+or that may replace it where that is faster.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from blufunc.config import config
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Float32 matmuls as sums of float16 matmuls: ``x = x0 + x1``, each part the rounding of the remainder.
+    """A float32 matmul as a sum of float16 matmuls: ``x = x0 + x1``.
 
-    Rows are first multiplied by powers of two, since float16 has fewer exponents. One part is rounding alone; of two,
-    ``x1 y1`` is below the rounding of the parts and is not computed.
+    Each part is the rounding of the remainder. Rows are first scaled by powers of two, as float16 has fewer exponents.
+    With two parts, ``x1 y1`` is below the rounding of the parts and is not computed.
 
     Attributes:
       parts: the number of parts of an operand.
-      chunk: the terms of the leading matmul that tensor cores accumulate: with these, sums of terms of both signs are
-        as exact as by IEEE additions. None: all of them, where one part is so short that the loss does not show.
-      raised: the second part is held times 2 to this power, so that smaller elements have all their bits too.
+      chunk: terms of the leading matmul that tensor cores accumulate at a time, so that sums are as exact as with
+        IEEE additions; default 512. None: all, if the rounding of one part hides the loss.
+      raised: the second part is scaled by 2 to this power, so that small elements keep all their bits; default 0.
     """
 
     parts: int
@@ -37,16 +37,21 @@ ALGORITHMS = {
     "F16_F16_F32_SCALED": Algorithm(1, chunk=None),
     "F16_F16_F32_X3": Algorithm(2, raised=11),
 }
-"""By name (``DotAlgorithmPreset``): types of operands and sums, number of matmuls."""
+"""By name (``DotAlgorithmPreset``): dtypes of operands and sums, number of
+matmuls.
+"""
 
 _ROUNDED = ("high", "tf32", "fastest")
 
 ACCURATE = "float32_tc"
-"""As exact as float32, by the quickest way: on tensor cores where a product is large enough to gain."""
+"""As accurate as float32, as fast as possible: on tensor cores where that is
+faster.
+"""
 
 QUICKER_BY = {ACCURATE: "F16_F16_F32_X3", **dict.fromkeys(_ROUNDED, "F16_F16_F32_SCALED")}
-"""The precisions that say how exact a product must be and not how it is computed: an algorithm that is so exact, for
-products that are quicker by it. The others are computed in IEEE arithmetic by ``float32_tc``, else in TF32."""
+"""Precisions that fix the accuracy only, with a faster algorithm that suffices.
+The others are computed in IEEE arithmetic by ``float32_tc``, else in TF32.
+"""
 
 _TF32 = (*_ROUNDED, "TF32_TF32_F32")
 _IEEE = ("default", "highest", "F32_F32_F32")
@@ -58,12 +63,12 @@ PRECISIONS = frozenset(_FROM_COARSE_TO_EXACT)
 
 
 class ProductShape(NamedTuple):
-    """What the time of a product depends on.
+    """Shape of a matmul, as far as its time depends on it.
 
     Attributes:
-      batch, m, n, k: so many products of m x k by k x n matrices.
-      by_rows: of each operand, whether its contracted axes are the last ones: a kernel has the rows then that a scale
-        is wanted of, and else reads everything once for the scales.
+      batch, m, n, k: the sizes of ``batch`` matmuls of m x k by k x n matrices.
+      by_rows: for each operand, whether its contracted axes are the last ones: a kernel then has the rows that it
+        scales at hand, and otherwise reads the operand once more for the scales; default both.
     """
 
     batch: int
@@ -74,12 +79,12 @@ class ProductShape(NamedTuple):
 
 
 def resolved(precision: Any) -> str:
-    """The one name that a ``precision`` of ``dot_general`` means, for operands of float32.
+    """The name that a ``precision`` of ``dot_general`` means for float32 operands.
 
-    ``None`` and ``'default'`` mean what ``config.matmul_precision`` says; of two, the more exact counts.
+    ``None`` and ``'default'`` mean ``config.matmul_precision``; of two names, the more exact counts.
 
     Raises:
-      ValueRangeError: there is no such precision.
+      ValueRangeError: the precision is unknown.
     """
     pair = precision if isinstance(precision, tuple) else (precision,)
     return max(map(_one, pair), key=_FROM_COARSE_TO_EXACT.index)
@@ -97,5 +102,5 @@ def _one(precision: str | None) -> str:
 
 
 def is_tf32(precision: str) -> bool:
-    """Whether a resolved precision lets operands be rounded to 11 bits."""
+    """True if a resolved precision lets operands be rounded to 11 bits."""
     return precision in _TF32

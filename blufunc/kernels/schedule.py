@@ -1,7 +1,7 @@
-"""Schedules: what planning gives to a backend.
+"""Schedules: the steps of a planned program, from planning to backends.
 
-Kernels, between stages 7 and 8. Launches of fused kernels and opaque equations, in the order in which they run, with
-the place in memory of everything that they touch. ``pipeline.py`` makes them; backends compile and run them.
+Kernels, between stages 7 and 8. In: launches of fused kernels and opaque equations, in the order in which they run,
+with the place in memory of all their values. ``pipeline.py`` makes schedules. Out: backends compile and run them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from blufunc.kernels.memory.types import Placement, Plan
 
 @dataclass(eq=False)
 class KernelStep:
-    """One launch. ``values`` are the ids of what its buffers are."""
+    """One launch; ``values`` are the ids of the values in its buffers."""
 
     launch: Launch
     values: tuple[int, ...]
@@ -34,35 +34,35 @@ class KernelStep:
 
     @property
     def kernel(self) -> Kernel:
-        """What is launched."""
+        """The kernel that is launched."""
         return self.launch.kernel
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """For each buffer, how many bytes behind the beginning of its value it begins."""
+        """The offset of each buffer in its value, in bytes."""
         starts = self.launch.starts
         return tuple([starts.get(b, 0) * b.dtype.itemsize for b in self.kernel.buffers])
 
 
 @dataclass(eq=False)
 class GroupStep:
-    """One launch of many kernels that do the same to different arrays."""
+    """One launch of many kernels of one structure on different arrays."""
 
     members: tuple[KernelStep, ...]
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The ids of what all buffers are."""
+        """The ids of the values in all buffers."""
         return tuple(i for m in self.members for i in m.values)
 
     @property
     def kernel(self) -> Kernel:
-        """One of them."""
+        """A representative kernel."""
         return self.members[0].kernel
 
     @property
     def region(self) -> Region:
-        """What the last of them computes."""
+        """The region of the last member."""
         return self.members[-1].region
 
 
@@ -73,10 +73,10 @@ class OpaqueStep:
     Attributes:
       eqn: the equation.
       operands: for each operand a literal, or the id of a value and the movement equations that make a view of it.
-      results: the ids of its results, None where nobody wants one.
-      planned: whether the results lie in planned memory; if not, whoever runs the step makes it.
-      scratch: the id of planned memory that is the step's alone, if it wants some.
-      beside: the equation of an exchange that it begins with, and not before.
+      results: the ids of its results, None for unused ones.
+      planned: whether the results are in planned memory; otherwise the executor allocates them.
+      scratch: the id of its scratch memory; default None.
+      overlapped: the equation of a collective that starts with it, not earlier; default None.
     """
 
     eqn: Eqn
@@ -84,7 +84,7 @@ class OpaqueStep:
     results: list[int | None]
     planned: bool
     scratch: int | None = None
-    beside: Eqn | None = None
+    overlapped: Eqn | None = None
 
 
 Step = KernelStep | GroupStep | OpaqueStep
@@ -107,20 +107,22 @@ def accesses(step: Step) -> list[tuple[int, bool]]:
 
 @dataclass(eq=False)
 class Schedule:
-    """A program, ready but for its kernels being compiled.
+    """A planned program, ready except for compilation.
 
     Attributes:
+      jaxpr: the program.
+      fusion: its regions.
       steps: in the order in which they run.
-      values: the variable, or scratch, behind each id.
+      values: the variable, or scratch, of each id.
       ids: the ids of variables.
-      plan: where each value lies.
+      plan: the place of each value.
       inputs: the ids of the parameters.
       outputs: literals, or the ids of the results.
-      unplanned: the ids of values for which whoever runs their step makes memory.
-      aliases: from the ids of values that are other values to those.
+      unplanned: the ids of values that the executor allocates.
+      aliases: from ids of values that alias others to these.
       peak: a step at which most of the arena is in use.
-      notes: for people: operations that have kernels, but not here, and why.
-      bought: what is computed again for a budget of memory, if anything is: a ``budget_report.Bought``.
+      notes: for reports: operations that have kernels, but not here, and why.
+      bought: the rematerialization for a memory budget, if any: a ``budget_report.Bought``.
     """
 
     jaxpr: Jaxpr
@@ -144,18 +146,18 @@ class Schedule:
 
     @property
     def host_primitives(self) -> list[Eqn]:
-        """The first use of each primitive that NumPy computes on the host, because nothing says how to lower it."""
+        """The first use of each primitive that runs on the host for lack of a lowering."""
         eqns = [s.eqn for s in self.steps if isinstance(s, OpaqueStep)]
         return list({e.prim: e for e in reversed(eqns) if _lacks_lower(e)}.values())[::-1]
 
     def place(self, value: int) -> Placement | None:
-        """Where a value lies; None where whoever runs its step makes the memory."""
+        """The memory of a value; None if the executor allocates it."""
         return self.plan.placement.get(value)
 
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the garbage collector, which would go through all that planning makes, again and again, for nothing."""
+    """Disable the garbage collector, which finds nothing to free during planning."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -167,12 +169,12 @@ def uncollected() -> Iterator[None]:
 
 def _lacks_lower(eqn: Eqn) -> bool:
     prim = eqn.prim
-    mended_by_lower = prim.kind in ("elementwise", "custom") or type(prim) is Reduction
-    return mended_by_lower and prim.lower is None and not prim.monoid and prim.reference is None
+    takes_lower = prim.kind in ("elementwise", "custom") or type(prim) is Reduction
+    return takes_lower and prim.lower is None and not prim.monoid and prim.reference is None
 
 
 def host_notes(eqns: Sequence[Eqn]) -> tuple[str, ...]:
-    """What to tell users of primitives that run on the host."""
+    """Notes for users of primitives that run on the host."""
     return tuple(
         f"{e.prim.name} runs on the host, by NumPy, unfused: it has an impl and nothing else. Give lower=, its "
         f"definition in blufunc operations (docs/extending.md). First used at {source.summary(e.source)}"
@@ -184,7 +186,7 @@ _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def warn_of_host(schedule: Schedule) -> None:
-    """Warn, once for each primitive and at the user's line, that it runs on the host."""
+    """Warn once per primitive, at the user's line, that it runs on the host."""
     for eqn in schedule.host_primitives:
         if eqn.prim in _warned:
             continue

@@ -1,6 +1,7 @@
-"""Tables as text, and sizes, counts and times in units that fit.
+"""Text tables, and sizes, counts and times in readable units.
 
-Kernels, below every report: what ``explain``, ``lower()`` and ``BLUFUNC_DEBUG`` print is laid out here.
+Kernels, below every report. In: figures and rows. Out: the text that ``explain``, ``lower()`` and ``BLUFUNC_DEBUG``
+print.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from blufunc.core.ir.jaxpr import Eqn, line_of
 
 
 def size(nbytes: float) -> str:
-    """Bytes in the unit that fits: ``1.5 MiB``."""
+    """Bytes in a readable unit: ``1.5 MiB``."""
     unit = "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if nbytes < 1024:
@@ -32,7 +33,7 @@ def count(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that fits: ``41.3 us``."""
+    """A time in a readable unit: ``41.3 us``."""
     for factor, unit in ((1, "s"), (1e3, "ms")):
         if seconds * factor >= 1:
             return f"{seconds * factor:.3g} {unit}"
@@ -40,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """Columns of text under their names; those named in ``right`` end where the column ends."""
+    """Columns of text under their names; those named in ``right`` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -54,7 +55,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[st
 
 
 def run_lengths(names: Sequence[str], most: int = 12) -> str:
-    """Names in a row, repeated ones once with their number: ``mul x3 add exp``; the middle of long rows is left out."""
+    """Names, run-length encoded: ``mul x3 add exp``; long lists without their middle."""
     found: list[tuple[str, int]] = []
     for name in names:
         if found and found[-1][0] == name:
@@ -68,11 +69,11 @@ def run_lengths(names: Sequence[str], most: int = 12) -> str:
 
 
 LONG = 64
-"""Rows from which on a table shows alike ones once."""
+"""Longest table that does not merge equal rows."""
 
 
-def alike(keys: Sequence[Any]) -> list[list[int]]:
-    """The positions of keys, those of equal ones together if there are many: a row of a table each."""
+def equal_rows(keys: Sequence[Any]) -> list[list[int]]:
+    """The positions of keys, one group per row: equal keys of long tables merged."""
     if len(keys) <= LONG:
         return [[n] for n in range(len(keys))]
     groups: dict[Any, list[int]] = {}
@@ -82,15 +83,15 @@ def alike(keys: Sequence[Any]) -> list[list[int]]:
 
 
 def times_head(groups: Sequence[list[int]]) -> tuple[str, ...]:
-    """The name of the column that says how often a row is there, where there is one."""
+    """The name of the column of row counts, if there is one."""
     return ("times",) if any(len(g) > 1 for g in groups) else ()
 
 
 def times(group: list[int], groups: Sequence[list[int]]) -> tuple[str, ...]:
-    """How often a row is there, where there is a column for it."""
+    """The count of a row, if there is a column for it."""
     return (str(len(group)),) if times_head(groups) else ()
 
 
 def lines_of(eqns: Sequence[Eqn]) -> tuple[str, ...]:
-    """The user's lines behind equations, each once."""
+    """The user's lines of equations, each once."""
     return tuple(dict.fromkeys(map(line_of, eqns)))

@@ -1,6 +1,7 @@
-"""What executables say of their own speed.
+"""Step times that executables report.
 
-Kernels, beside stage 8: the result of ``timings`` on the CPU; that of CUDA programs has the same ``name`` and ``ms``.
+Kernels, alongside stage 8: the result of ``timings`` on the CPU; that of CUDA programs has the same ``name`` and
+``ms``.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import NamedTuple
 
 
 class StepTime(NamedTuple):
-    """How long a step took: the median over some runs, in milliseconds."""
+    """The time of a step: the median over some runs, in milliseconds."""
 
     name: str
     ms: float
 
 
 def medians(names: Sequence[str], runs: Sequence[Sequence[float]]) -> list[StepTime]:
-    """One ``StepTime`` for each step, from the seconds that each took in each run."""
+    """The ``StepTime`` of each step, from its seconds in each run."""
     columns = zip(*runs, strict=True)
     return [StepTime(n, 1e3 * statistics.median(c)) for n, c in zip(names, columns, strict=True)]

@@ -1,8 +1,8 @@
-"""CUDA kernels that users write: from a body and the types of its arguments to a complete source.
+"""Source of user-written CUDA kernels: from a body to a translation unit.
 
-Kernels, stage 6 for what is written by hand: in goes the body of a kernel, a text in which arguments and results are
-known by name, out goes the ``CudaSource`` that the executor compiles and launches. Sizes and types are those of the
-arguments at hand, written into the source as constants, so that the compiler knows them.
+Kernels, stage 6 for hand-written kernels. In: the body of a kernel, which names its arguments and results, and their
+types. Out: the ``CudaSource`` that the executor compiles and launches. Sizes and types are constants in the source, so
+that the compiler knows them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ Dims = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class CudaSource:
-    """A kernel, and how to launch it.
+    """A kernel and its launch configuration.
 
-    Its parameters are pointers: to each operand in order, then to each result in order, all row-major and
-    contiguous. Results are not initialised.
+    Its parameters are pointers: to each operand in order, then to each result in order, all row-major and contiguous.
+    Results are not initialised.
 
     Attributes:
       text: a complete translation unit of CUDA C++.
       entry: the name of the one ``extern "C" __global__`` function in it.
       grid: blocks along x, y and z. Where one is 0 there is nothing to launch.
       block: threads of a block along x, y and z.
-      shared: bytes of dynamic shared memory of a block.
-      resident: whether blocks go on, by the size of the grid, to what blocks behind it would do: then no more are
-        launched along x than there are multiprocessors.
+      shared: bytes of dynamic shared memory per block; default 0.
+      resident: whether blocks loop with a grid stride: then at most one block per SM is launched in x; default False.
     """
 
     text: str
@@ -48,12 +47,12 @@ class CudaSource:
 
 @dataclass(frozen=True)
 class Accessor:
-    """What a kernel has in the place of the pointer to an argument or result: an object with ``operator[]``.
+    """An object with ``operator[]`` in place of a pointer argument of a kernel.
 
     Attributes:
-      parameters: the parameters of the kernel that it is made of; of a result, its pointer is the last.
+      parameters: the kernel parameters that it reads; for a result, its pointer is the last.
       local: its declaration in the kernel.
-      text: the code of its class.
+      text: the source of its class.
     """
 
     parameters: tuple[str, ...]
@@ -80,10 +79,10 @@ C_TYPES: dict[np.dtype, str] = {
     dtypes.complex64: "float2",
     dtypes.complex128: "double2",
 }
-"""How CUDA calls the elements of arrays; complex numbers are pairs, ``.x`` and ``.y``."""
+"""CUDA's types of array elements; complex ones are pairs, ``.x`` and ``.y``."""
 
 _HEADERS = {"__nv_fp8": "cuda_fp8.h", "__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
-"""What declares a type; included where it is used, as each costs the compiler more than a kernel does."""
+"""Headers of types, included only if used: they are slow to compile."""
 
 _LARGEST_INT = 2**31 - 1
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -107,20 +106,19 @@ def write(
 ) -> CudaSource:
     """The source of a kernel.
 
-    Of the constants (``names_for``) those are defined that the body names, before the body and outside of its braces,
-    so that it may use the names for something else.
+    The constants (``names_for``) that the body names are defined before its braces, so that it may redefine them.
 
     Args:
       entry: the kernel's name.
       body: statements of CUDA C++.
       inputs, outputs: the names and types of its arguments.
-      preamble: what stands before the kernel: device functions, includes.
-      line: where the kernel is defined, ``file.py:12 (function)``; the compiler's errors are reported with it.
-      body_line: the file and the number of the line that the body begins on, where it is known: then they are reported
-        with the very line.
-      accessors: for arguments and results that are computed inside of the kernel, what the body has of their names.
+      grid, block, shared: as in ``CudaSource``.
+      preamble: source that precedes the kernel: device functions, includes.
+      line: where the kernel is defined, ``file.py:12 (function)``; compiler errors name it.
+      body_line: file and line at which the body begins, if known: compiler errors then name the exact line.
+      accessors: the accessor of each argument or result that is computed in the kernel.
       extras: parameters between arguments and results.
-      declared: the classes of accessors with what they need before them.
+      declared: adds the declarations that the accessors' classes need.
     """
     threads = int(np.prod(grid, dtype=object)) * int(np.prod(block, dtype=object))
     used = set(_WORD.findall(body))
@@ -156,7 +154,7 @@ def write(
 
 
 def _with_lines(body: str, first: tuple[str, int] | None) -> str:
-    """The body from the margin, each of its lines with the user's line, where a comment can be."""
+    """The dedented body, each line with a comment that names the user's line."""
     lines = textwrap.dedent(body).split("\n")
     if first is not None and "/*" not in body and 'R"' not in body:
         file, number = first
@@ -168,11 +166,11 @@ def _with_lines(body: str, first: tuple[str, int] | None) -> str:
 
 
 def names_for(arrays: Sequence[tuple[str, ShapedArray]], threads: int) -> dict[str, str]:
-    """The names that a body may use beside its arguments, and their declarations.
+    """The names that a body may use besides its arguments, and their declarations.
 
-    ``i`` is the number of the thread among all of the grid, along x. For an argument ``x``: ``x_dtype`` is the type of
-    its elements, ``x_ndim`` the number of its axes, ``x_size`` that of its elements, ``x_shape_0`` the size of axis 0,
-    and so on. They are ``int`` where no index can be larger, ``long long`` otherwise.
+    ``i`` is the index of the thread in the grid, along x. For an argument ``x``: ``x_dtype`` is its element type,
+    ``x_ndim`` its number of axes, ``x_size`` its number of elements, ``x_shape_0`` the size of axis 0, and so on. They
+    are ``int`` if every index fits, else ``long long``.
     """
     wide = max(threads, *(a.size for _, a in arrays)) > _LARGEST_INT
     index = "long long" if wide else "int"

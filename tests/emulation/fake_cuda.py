@@ -336,7 +336,7 @@ class Plan:
 
     def run(self, a, b, c, d, bias=0, alpha=1, beta=0, stream=0):
         self.fake.products += 1
-        self.fake.fewer += [(stream, self.gemm.multiprocessors)] * (self.gemm.multiprocessors > 0)
+        self.fake.fewer += [(stream, self.gemm.sms)] * (self.gemm.sms > 0)
         self.fake.epilogues += ["bias"] * self.gemm.bias or ["accumulate"] * self.gemm.reads_c
         for address in (a, b, c, d, bias):
             assert address % self.gemm.alignment == 0

@@ -1,4 +1,4 @@
-"""What tests of several files here run on."""
+"""Devices and toolchains that tests of several files run on."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def cuda(fake):
 
 @pytest.fixture
 def small(monkeypatch):
-    """A fake device for which epilogues of matmuls and launches are free, and matmuls are slow."""
+    """A fake device where epilogues and launches are free, and matmuls slow."""
     always(monkeypatch)
     machine = dataclasses.replace(cuda_program.TARGET.machine, launch=0.0, products=1e9, narrow_products=1e9)
     monkeypatch.setattr(cuda_program, "TARGET", dataclasses.replace(cuda_program.TARGET, machine=machine))
@@ -36,7 +36,7 @@ def small(monkeypatch):
     scope="module", params=["host", "host, backward", pytest.param("device", marks=pytest.mark.gpu)]
 )
 def machine(request, tmp_path_factory):
-    """Where whole CUDA kernels run: block after block on the host, in two orders of warps, or on a device."""
+    """Runners of whole CUDA kernels: on the host, in two warp orders, or on a device."""
     if request.param == "device":
         return Device()
     return Emulator(tmp_path_factory.mktemp("cuda"), "backward" in request.param)

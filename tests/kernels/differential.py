@@ -1,9 +1,10 @@
-"""One program on three executors: NumPy calls, the interpreter of LoopIR, and C++ compiled for this machine.
+"""One program on three executors:
 
-The two that run a schedule go through the very steps, and the very memory, of ``kernels/backends/cpu/program.py``; only
-what stands for a kernel differs. Before a kernel runs, what it is to write is filled with bytes that nobody computed,
-unless it is the memory of something that it reads: what a plan gives to two values at once, or a kernel leaves out,
-shows. C++ of many programs is compiled as one source.
+NumPy calls, the LoopIR interpreter, compiled C++.
+
+The two that run a schedule use the steps and the memory of ``kernels/backends/cpu/program.py``; only the kernels
+differ. Before a kernel runs, its outputs are filled with garbage, unless they alias an input: so overlapping places in
+a plan, and elements that a kernel does not write, show. C++ of many programs is compiled as one source.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ SMALL = Target(
     tile=4,
     scan_tile=4,
 )
-"""Cuts reductions of a few elements in chunks, as ``HOST`` does large ones, and keeps loads, as a GPU does."""
+"""Cuts reductions of a few elements in chunks, as ``HOST`` cuts large ones, and
+keeps loads, as a GPU does.
+"""
 
 LIKE_A_GPU = replace(
     SMALL, finish_bytes=1 << 10, group=True, recompute=True, batch_first=True, epilogues=True
 )
-"""Lets kernels add up what their chunks found, groups kernels, computes again what is cheap, brings batch axes
-together, and lets products add, too."""
+"""Also lets kernels reduce their chunks' results and matmuls accumulate.
+It groups kernels, recomputes cheap values and merges batch axes, too."""
 
 
 # -- cases -------------------------------------------------------------------------------------------
@@ -98,7 +101,7 @@ class Case:
         return self.run(functions)
 
     def run(self, functions: dict[int, Any]) -> list[np.ndarray]:
-        """The results of a schedule whose kernels are ``functions``: of a table of addresses and a number of threads.
+        """The results of a schedule with ``functions`` of an address table as kernels.
 
         Checks that arguments keep their values if they were not donated.
         """
@@ -116,7 +119,10 @@ class Case:
 def case(
     fun: Callable, *args: Any, donate: Sequence[int] = (), target: Target = HOST, name: str = ""
 ) -> Case:
-    """The case of a function of arrays; ``donate`` are places among ``args``. Its constants become arguments."""
+    """The case of a function of arrays; ``donate`` are positions in ``args``.
+
+    Its constants become arguments.
+    """
     traced = jit(fun, donate_argnums=tuple(donate)).trace(*args)
     consts = [np.asarray(c) for c in traced.entry.consts]
     given = [np.asarray(a) for a in tree.leaves(args)]
@@ -125,7 +131,7 @@ def case(
 
 
 def as_body(jaxpr: Jaxpr, donated: Sequence[bool]) -> Callable[[list], list[np.ndarray]]:
-    """A program, as ``host_program.compile_program`` gives those of loops and branches, that the interpreter runs."""
+    """A program for the interpreter, like a body by ``host_program.compile_program``."""
     simple, donated = simplify(jaxpr), tuple(donated)
     planned = Case(jaxpr.name, simple, [], donated)
 
@@ -137,7 +143,7 @@ def as_body(jaxpr: Jaxpr, donated: Sequence[bool]) -> Callable[[list], list[np.n
 
 
 def alone(made: Schedule) -> Schedule:
-    """The schedule with the members of groups as launches of their own, the last of a group first: any order does."""
+    """The schedule with group members as single launches, the last one first."""
     steps = [s.members[::-1] if isinstance(s, GroupStep) else (s,) for s in made.steps]
     return replace(made, steps=[s for members in steps for s in members])
 
@@ -192,7 +198,7 @@ def poison(kernel: Kernel, arrays: dict[Buffer, np.ndarray]) -> None:
 
 
 def compile_all(cases: Sequence[Case]) -> list[dict[int, Any]]:
-    """For each case its kernels, compiled; equal kernels of all cases once, and all in one source."""
+    """The compiled kernels of each case, from one source; equal kernels once."""
     names: dict[tuple, str] = {}
     kernels: list[Kernel] = []
     used: list[dict[int, tuple[Kernel, str]]] = []

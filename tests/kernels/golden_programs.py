@@ -1,8 +1,8 @@
-"""What the compiler makes of the model families: C++, CUDA and plans as text.
+"""Generated C++, CUDA and plans of the model families, as text.
 
-``python -m tests.kernels.golden_programs DIR`` writes all of it, to compare two versions of the compiler with
-``diff -r``; the test beside this file keeps a digest of each source, and each plan, as golden files. CUDA is for
-``sm_90a``; no device is needed. Lines of source files are masked, so that editing a family moves nothing.
+``python -m tests.kernels.golden_programs DIR`` writes all of it, to compare two versions of the compiler with ``diff
+-r``; ``test_golden_programs.py`` keeps a digest of each source, and each plan, as golden files. CUDA is for ``sm_90a``;
+no device is needed. Lines of source files are masked, so that editing a family moves nothing.
 """
 
 from __future__ import annotations

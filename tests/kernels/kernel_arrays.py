@@ -1,4 +1,4 @@
-"""Arrays that kernels of LoopIR are run on, and how results are held against each other."""
+"""Arrays to run LoopIR kernels on, and comparison of results."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from blufunc.core.ir import dtypes
 
 
 def draw(buffer, seed):
-    """What a buffer may hold: numbers that no function overflows of; results are not 0 before they are computed."""
+    """Contents of a buffer: values that overflow in no function; outputs are not 0."""
     rng = np.random.default_rng(seed)
     if buffer.written:
         return np.full(buffer.size * buffer.dtype.itemsize, 0x5A, np.uint8).view(buffer.dtype)
@@ -21,7 +21,7 @@ def draw(buffer, seed):
 
 
 def arrays_for(kernel, places=()):
-    """Arrays for the buffers of a kernel, of which some outputs lie in the place of inputs."""
+    """Arrays for the buffers of a kernel; some outputs alias inputs."""
     arrays = {b: draw(b, i) for i, b in enumerate(kernel.buffers)}
     return arrays | {out: arrays[into].view(out.dtype) for out, into in places}
 

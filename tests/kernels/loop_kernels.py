@@ -51,7 +51,7 @@ F32, I32, U32, BOOL = dtypes.float32, dtypes.int32, dtypes.uint32, dtypes.bool_
 
 @dataclass
 class Case:
-    """A kernel, the values of its inputs, the values expected of its outputs, and how close they must be."""
+    """A kernel, its inputs, the expected outputs, and the tolerance."""
 
     kernel: Kernel
     inputs: dict[Buffer, np.ndarray]
@@ -77,7 +77,7 @@ class Case:
 
 
 def op(prim: Any, *args: Any, **params: Any) -> Value:
-    """``apply`` with its dtype from the primitive; numbers take the dtype of the first argument that is a value."""
+    """``apply`` with its dtype inferred; Python scalars take the first value's dtype."""
     dtype = next(a.dtype for a in args if isinstance(a, Value) and a.dtype != BOOL)
     values = [a if isinstance(a, Value) else const(a, dtype) for a in args]
     out = prim.typed(tuple(ShapedArray((), v.dtype) for v in values), params)
@@ -167,7 +167,7 @@ def transpose() -> Case:
 
 @case("pad")
 def pad() -> Case:
-    """One before and two after a row, and holes between elements: a guarded load, and another value elsewhere."""
+    """One before and two after a row, and holes between elements: a guarded load."""
     i = Range("i", 12)
     x, y = Buffer("x", F32, 5), Buffer("y", F32, 12, written=True)
     source = of(i) - 1
@@ -200,7 +200,7 @@ def gather() -> Case:
 
 @case("scatter")
 def scatter() -> Case:
-    """A store at an index that was read, and only where a guard holds: to a permutation."""
+    """A guarded store to a permutation, at an index that was loaded."""
     i = Range("i", 6)
     ids, x, y = Buffer("ids", I32, 6), Buffer("x", F32, 6), Buffer("y", F32, 6, written=True)
     at = load(ids, of(i))
@@ -214,7 +214,7 @@ def scatter() -> Case:
 
 @case("fold")
 def convolution() -> Case:
-    """A fold inside of a fold, over guarded loads: a two-dimensional convolution with padding."""
+    """A fold in a fold, over guarded loads: a padded two-dimensional convolution."""
     i, j, a, b = Range("i", 6), Range("j", 7), Range("a", 3), Range("b", 2)
     x, w = Buffer("x", F32, 42), Buffer("w", F32, 6)
     y = Buffer("y", F32, 42, written=True)
@@ -275,7 +275,7 @@ def random_bits(width: int) -> Case:
 @case("softmax f16", dtypes.float16, 33)
 @case("softmax of one", F32, 1)
 def softmax(dtype: np.dtype, width: int) -> Case:
-    """Two reductions over lanes, and what is kept from one to the next."""
+    """Two reductions over lanes, and values kept between them."""
     rows = 9
     r, k = Range("r", rows), Range("k", width)
     x, y = Buffer("x", dtype, rows * width), Buffer("y", dtype, rows * width, written=True)
@@ -368,7 +368,7 @@ _SCANS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minim
 @case("scan of logarithms in parts, of one strip", "logaddexp", F32, 700, True)
 @case("scan f64", "logaddexp", dtypes.float64, 9, True)
 def scan(name: str, dtype: np.dtype, width: int, reverse: bool = False) -> Case:
-    """A scan that is read in its loop, kept for another, and scanned there the other way, with a reduction."""
+    """A scan read in its loop, kept, and scanned in reverse with a reduction."""
     rows, acc = 5, F32 if dtype == dtypes.float16 else dtype
     r, k = Range("r", rows), Range("k", width)
     x, y = Buffer("x", dtype, rows * width), Buffer("y", dtype, rows * width, written=True)
@@ -395,7 +395,7 @@ def scan(name: str, dtype: np.dtype, width: int, reverse: bool = False) -> Case:
 
 @case("reductions")
 def reductions() -> Case:
-    """Every reduction of the rows of one array, in one loop, over lanes and folded; NaN wins over every number."""
+    """All reductions of rows, in one loop, over lanes and folded; NaN propagates."""
     rows, width = 4, 11
     r, k = Range("r", rows), Range("k", width)
     data = np.random.default_rng(0).integers(-9, 9, (rows, width)).astype(I32)
@@ -438,7 +438,7 @@ def reductions_of_none() -> Case:
 @case("finish", 10, 3)
 @case("finish, of one chunk", 4, 4)
 def mean_of_squares(size: int, per: int) -> Case:
-    """A reduction of everything: chunks, of which the last is shorter, and what is done when all of them are."""
+    """A full reduction in chunks, the last one shorter, and its finish."""
     chunks = -(-size // per)
     g, k, q = Range("g", chunks), Range("k", per), Range("q", chunks)
     x, y = Buffer("x", F32, size), Buffer("y", F32, size, written=True)
@@ -464,7 +464,7 @@ def mean_of_squares(size: int, per: int) -> Case:
 @case("column sum, ragged", 37, 8)
 @case("column sum, ragged at first", 37, 8, True)
 def column_sum(rows: int, span: int, backwards: bool = False) -> Case:
-    """Blocks of rows are summed for each column; one block ends early where ``span`` does not divide the rows."""
+    """Column sums of blocks of rows; a block ends early if ``span`` is no divisor."""
     width = 5
     blocks = -(-rows // span)
     b, s, k = Range("b", blocks), Range("s", span), Range("k", width)
@@ -484,7 +484,7 @@ def column_sum(rows: int, span: int, backwards: bool = False) -> Case:
 @case("column sum, finished", 37, 8, 2)
 @case("column sum, finished, of one tile", 37, 8, 1)
 def finished_column_sum(rows: int, span: int, tiles: int) -> Case:
-    """The sums of blocks of rows are added up for each tile of columns when all blocks of the tile are done."""
+    """Sums of blocks of rows, reduced per tile of columns when its blocks are done."""
     wide_tile, blocks = 12, -(-rows // span)
     width = wide_tile * tiles
     b, t, s = Range("b", blocks), Range("t", tiles), Range("s", span)
@@ -507,7 +507,7 @@ def finished_column_sum(rows: int, span: int, tiles: int) -> Case:
 
 @case("rows and columns")
 def rows_and_columns() -> Case:
-    """Each row is normalised by its sum, and columns of the results are summed: a total in rows, and a store."""
+    """Rows normalized by their sums, then column sums: a total in rows, and a store."""
     rows, width = 12, 6
     b, s, k = Range("b", 3), Range("s", 5), Range("k", width)
     x, y = Buffer("x", F32, rows * width), Buffer("y", F32, rows * width, written=True)
@@ -539,7 +539,7 @@ def rows_and_columns() -> Case:
 
 @case("recurrence")
 def recurrence() -> Case:
-    """A keep that is set before the rows and set again in each: the recurrence of online algorithms."""
+    """A keep set before the rows and in each row: an online recurrence."""
     n, width = 6, 4
     s, k = Range("s", n), Range("k", width)
     x, y = Buffer("x", F32, n * width), Buffer("y", F32, width, written=True)
@@ -560,7 +560,7 @@ def recurrence() -> Case:
 
 
 def collatz_of(n: Value, turn: Range, most: int | None = None) -> list[Value]:
-    """Where the sequence from ``n`` ends, and after how many steps; a branch in a loop."""
+    """The end and the length of the sequence from ``n``; a branch in a loop."""
     carries = at, steps = carried("at", turn, I32), carried("steps", turn, I32)
     x = carried("x", side := Range("side", 1), I32)
     odd = op(ew.ne_p, op(ew.and_p, at, 1), 0)
@@ -596,14 +596,14 @@ def loops(most: int | None) -> Case:
 
 @case("loop in lanes")
 def loops_in_lanes() -> Case:
-    """A sum over lanes of what loops end with, and a store of the one that begins with another's result."""
+    """A sum over lanes of loops' results; one loop starts with another's result."""
     r, k = Range("r", 3), Range("k", 21)
     x, y, z = Buffer("x", I32, 63), Buffer("y", I32, 3, written=True), Buffer("z", I32, 63, written=True)
     total = Total("total", I32, "sum")
     at = of(r) * 21 + of(k)
     _, steps = collatz_of(load(x, at), Range("t", 1))
-    _, again = collatz_of(steps, Range("u", 1))
-    body = (Lanes(k, (Reduce(total, steps), Store(z, at, again))), Store(y, of(r), read(total)))
+    _, nested = collatz_of(steps, Range("u", 1))
+    body = (Lanes(k, (Reduce(total, steps), Store(z, at, nested))), Store(y, of(r), read(total)))
     want = np.array([collatz_steps(n, -1)[1] for n in range(63)], I32)
     twice = np.array([collatz_steps(n, -1)[1] for n in want], I32)
     kernel = Kernel("collatz_rows", (x, y, z), (r,), body)
@@ -612,7 +612,7 @@ def loops_in_lanes() -> Case:
 
 @case("loop of carries that trade places")
 def fibonacci() -> Case:
-    """All carries change at once; the condition is that of another number for each point."""
+    """All carries change at once; the condition is on a scalar that differs per point."""
     i, turn = Range("i", 20), Range("t", 1)
     y = Buffer("y", I32, 20, written=True)
     a, b, n = (carried(c, turn, I32) for c in "abn")
@@ -630,7 +630,7 @@ def fibonacci() -> Case:
 
 @case("branch of all points")
 def uniform_branches() -> Case:
-    """One predicate for all points, and another in its one side: three versions of the loop over points."""
+    """Nested uniform predicates: three versions of the loop over points."""
     i, one, two = Range("i", 50), Range("s", 1), Range("u", 1)
     which, x, y = Buffer("which", I32, 1), Buffer("x", F32, 50), Buffer("y", F32, 50, written=True)
     w, a = load(which, constant(0)), load(x, of(i))

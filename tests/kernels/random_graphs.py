@@ -1,8 +1,8 @@
-"""Random programs for the compiler: graphs of movement, arithmetic, reductions and accesses by computed indices.
+"""Random programs: graphs of movement, arithmetic, reductions and gathers.
 
 Values are arrays of floats (which hold small whole numbers, so that sums are exact in any order), integers and
-booleans; results of executors can be compared for equality. ``graph(choose)`` is a function of arrays; ``choose``
-takes a sequence and returns one of its elements: ``random.Random(seed).choice``, or a draw of hypothesis.
+booleans; results of executors can be compared for equality. ``graph(choose)`` is a function of arrays; ``choose`` takes
+a sequence and returns one of its elements: ``random.Random(seed).choice``, or a draw of hypothesis.
 """
 
 from __future__ import annotations
@@ -208,10 +208,10 @@ class Graph:
         op = self.choose([lax.cumsum, lax.cumsum, lax.cummax, lax.cummin])
         d = self.choose([x.ndim - 1, self.axis(x.shape)])
         y = self.small(op(x, d, self.choose([True, False])))
-        again = self.choose(["", "", "scan", "max"])
-        if again == "scan":
+        further = self.choose(["", "", "scan", "max"])
+        if further == "scan":
             return self.small(self.choose([lax.cumsum, lax.cummax])(y, d, self.choose([True, False])))
-        return y - y.max(d, keepdims=True) if again else y
+        return y - y.max(d, keepdims=True) if further else y
 
     def softmax_like(self) -> Any:
         """Reductions over one axis, each of what was computed with the one before."""
@@ -225,7 +225,7 @@ class Graph:
         return z - self.small(z.sum(d, keepdims=True).astype(z.dtype))
 
     def column_sums(self) -> Any:
-        """As the backward pass of a layer norm: over lanes and over rows of the same values."""
+        """Reductions of the same values over lanes and over rows, as in layer norm."""
         x = self.numbers().astype(self.float)
         if x.ndim < 2:
             return x
@@ -329,7 +329,7 @@ class Graph:
         return self.small(bnp.einsum(spec, x, y))
 
     def scattered(self) -> Any:
-        """What is added to zeros first, at few places that may be one."""
+        """A scatter-add into zeros, at few places that may coincide."""
         x = self.small(self.numbers())
         if not x.ndim:
             return x

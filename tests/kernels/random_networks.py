@@ -1,4 +1,4 @@
-"""Random training steps: gradients of layers in a random order, whose values wait from forward to backward pass.
+"""Random training steps: gradients of layers with values saved for the backward.
 
 As of ``random_graphs``, ``choose`` takes a sequence and returns one of its elements.
 """
@@ -34,11 +34,13 @@ LAYERS: dict[str, Callable] = {
     "checkpoint": lambda x, before, weight, key: bf.checkpoint(lambda x, w: bnp.tanh(bnp.tanh(x @ w) @ w))(x, weight),
     "scanned": lambda x, before, weight, key: bnp.cumsum(x, 0) / ROWS,
 }  # fmt: skip
-"""From a value, that of some layers before, a weight and a key to another value, all [ROWS, WIDTH]."""
+"""Functions of a value, an earlier layer's value, a weight and a key, all [ROWS,
+WIDTH].
+"""
 
 
 def network(names: Sequence[str]) -> Callable:
-    """A function of x [ROWS, WIDTH], a key, and for each layer weights [WIDTH, WIDTH]: the loss, and gradients."""
+    """Loss and gradients of x [ROWS, WIDTH], a key, and [WIDTH, WIDTH] layer weights."""
 
     def loss(x, weights, key):
         values = [x]

@@ -1,4 +1,4 @@
-"""What programs cost: bytes and operations counted by hand, and the text of tables."""
+"""Cost model: bytes and operations counted by hand, and the tables' text."""
 
 import numpy as np
 import pytest

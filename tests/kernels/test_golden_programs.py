@@ -1,8 +1,8 @@
-"""Golden plans and sources of the model families: what the compiler makes of them changes only on purpose.
+"""Golden plans and sources of the model families: they change only on purpose.
 
 Goldens are in ``tests/goldens/programs``, two kinds a family: the plans as text, to be read in a diff, and a digest of
-each kernel of its C++ and CUDA, so that the diff says which kernels changed. ``make goldens`` rewrites them; to see
-how a kernel changed, write both versions with ``python -m tests.kernels.golden_programs DIR`` and compare the folders.
+each kernel of its C++ and CUDA, so that the diff says which kernels changed. ``make goldens`` rewrites them; to see how
+a kernel changed, write both versions with ``python -m tests.kernels.golden_programs DIR`` and compare the folders.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _FUNCTION = re.compile(r'^extern "C" [^;{]*?\b(?!__)(\w+)\([^;{]*\{.*?^\}', re.M
 
 
 def digests(source):
-    """A table of a source: lines and digest of each entry function, then of all that is between them."""
+    """Lines and digest of each entry function of a source, then of the rest."""
     functions = [(m[1], m[0]) for m in _FUNCTION.finditer(source)]
     rows = [*functions, ("(declarations)", _FUNCTION.sub("", source))]
     return "\n".join(

@@ -1,7 +1,7 @@
-"""How many kernels programs become: what models consist of is one pass over memory, and stays so.
+"""Kernel counts of programs: the parts of models are one pass over memory.
 
-A row whose number is larger than one would wish says why. Products of matrices and what else libraries do are no
-kernels.
+A row with a higher count than one would wish says why.
+Matmuls and other library calls are not kernels.
 """
 
 import numpy as np
@@ -60,7 +60,7 @@ def rotated(x):
 
 
 def by_halves(x):
-    """A rotary embedding whose pairs are the halves of a head, with angles that the program computes."""
+    """A rotary embedding of the halves of a head, with computed angles."""
     angles = bnp.arange(ROWS)[:, None] / 1e4 ** (bnp.arange(0, LANES, 2) / LANES)
     a, b = bnp.split(x.astype("float32"), 2, -1)
     cos, sin = bnp.cos(angles)[:, None], bnp.sin(angles)[:, None]
@@ -218,14 +218,14 @@ LIBRARY = {
 
 @pytest.mark.parametrize("name", LIBRARY)
 def test_what_libraries_do(name):
-    """What is no kernel, and nothing else."""
+    """Opaque steps, and no kernel."""
     prims, fun, *args = LIBRARY[name]
     steps = case(fun, *args, name=name).schedule.steps
     assert [s.eqn.prim.name for s in steps if isinstance(s, OpaqueStep)] == prims
 
 
 def test_what_is_moved_and_then_rounded_is_stored_so():
-    """Not as it is, to be read once more by kernels that only round it: products take what is moved as it lies."""
+    """Kernels that only round would reread it; matmuls take strided operands in place."""
 
     def parts(x, w):
         a, b = bnp.tanh(x).reshape(ROWS, 2, -1).transpose(1, 0, 2)

@@ -44,7 +44,7 @@ def test_planning_leaves_the_garbage_collector_as_it_was(enabled):
 
 
 def test_the_sort_of_an_equation_is_asked_once(monkeypatch):
-    """Though a program in which something is computed again is fused twice."""
+    """A program with rematerialization is fused twice."""
     asked = []
     sort_of = fuse.sort_of
     monkeypatch.setattr(fuse, "sort_of", lambda e: asked.append(e) or sort_of(e))
@@ -53,7 +53,7 @@ def test_the_sort_of_an_equation_is_asked_once(monkeypatch):
     assert len(asked) == len(set(asked)) >= len(made.jaxpr.eqns)
 
 
-KEPT = {  # an activation, and how many kernels have its tanh: what a product reads is there for the backward pass too
+KEPT = {  # an activation, and the kernels with its tanh: the backward pass reads the matmul's operand, too
     "what is written anyway": (bnp.tanh, 1),
     "what a product has written": (lambda h: h * bnp.tanh(h), 2),
 }
@@ -61,7 +61,7 @@ KEPT = {  # an activation, and how many kernels have its tanh: what a product re
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_kept_is_not_written_for_that_alone(name, monkeypatch):
-    """Of values of one size: a kernel of the forward pass writes its result, and nothing else."""
+    """Values of one size: a kernel of the forward pass writes only its result."""
     activation, kernels = KEPT[name]
     monkeypatch.setattr("blufunc.kernels.pipeline._LEAST_SAVING", 1)
 
@@ -93,8 +93,8 @@ def test_what_is_computed_again_at_the_cost_of_memory_is_not(monkeypatch):
     f = lambda x: bnp.tanh(bnp.sin(x @ x.T)).sum()
     more = lambda x: f(bnp.concatenate([x @ x.T @ x] * 50) @ x.T)
     larger, smaller = (bf.jit(g).trace(X).jaxpr for g in (more, f))
-    for given, again in ((smaller, larger), (larger, smaller)):
-        monkeypatch.setattr("blufunc.kernels.pipeline._recomputing", lambda *_, again=again: again)
+    for given, recomputed in ((smaller, larger), (larger, smaller)):
+        monkeypatch.setattr("blufunc.kernels.pipeline._recomputing", lambda *_, chosen=recomputed: chosen)
         made = schedule(given, (False,), LIKE_A_GPU, lambda eqn: True)
         assert [v.aval for v in made.jaxpr.outvars] == [v.aval for v in smaller.outvars]
         assert len(made.jaxpr.eqns) == len(smaller.eqns)

@@ -1,6 +1,6 @@
-"""Whole programs on every executor of the CPU: operations, control flow, random graphs and random training steps.
+"""Whole programs on every CPU executor: operations, control flow, random programs.
 
-``differential.py`` runs them. With ``BLUFUNC_SWEEP=1`` the random programs are many more.
+``differential.py`` runs them. ``BLUFUNC_SWEEP=1`` runs many more random programs.
 """
 
 import os
@@ -50,7 +50,7 @@ ROWS = [(op, d) for op in OPS for d in op.dtypes if not op.prim.opaque]
 
 
 def case_of_row(op, dtype):
-    """An operation on the arguments of its row, which it is given twice as a program: its result is used, too."""
+    """An operation on its row's arguments, applied twice in one program."""
     args = [from_numpy(np.asarray(x)) for x in op.sample(dtype)]
     return case(op.apply, *args, target=SMALL, name=f"{op.id} of {dtype}")
 
@@ -109,17 +109,17 @@ SETTINGS = {
 
 @pytest.fixture(params=SETTINGS)
 def target(request, monkeypatch):
-    """What programs are lowered for; ``frames.ONE_ROW`` small makes totals of small arrays."""
+    """The target; a small ``ONE_ROW`` makes full reductions of small arrays."""
     made, one_row = SETTINGS[request.param]
     monkeypatch.setattr(iteration_space, "ONE_ROW", one_row)
-    monkeypatch.setattr(steps, "_LEAST_SAVING", 1)  # of memory, for which something is computed again
+    monkeypatch.setattr(steps, "_LEAST_SAVING", 1)  # bytes saved by rematerialization
     return made
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", range(0, 20_000 if SWEEP else 600, 100))
 def test_random_graphs_interpreted(first, target):
-    """Results are equal to those of NumPy, whatever was donated, and all kernels obey the rules."""
+    """Equal to NumPy, with any donation, and all kernels obey the rules."""
     for seed in range(first, first + 100):
         assert_agrees([random_graphs.from_seed(seed, target, 12 + seed % 3 * 9)], exact=True)
 
@@ -136,7 +136,7 @@ def test_random_graphs_found_by_hypothesis(data):
 
 
 def training_step(seed, room):
-    """A random network, some of whose parameters are donated; with room for a row, or for a few of its values."""
+    """A random network, some parameters donated, with keeps for a row or a few values."""
     names = list(np.random.default_rng(seed).choice(list(random_networks.LAYERS), 4 + seed % 5))
     network, args = random_networks.network(names), random_networks.arguments(len(names))
 
@@ -152,14 +152,14 @@ def training_step(seed, room):
 @pytest.mark.parametrize("room", [8, LIKE_A_GPU.keep_bytes])
 @pytest.mark.parametrize("first", range(0, 1_000 if SWEEP else 16, 8))
 def test_random_training_steps(first, room, monkeypatch):
-    """Where much is computed again, in kernels with what is not, and little is launched as one."""
+    """With much rematerialization, and few kernels in groups."""
     monkeypatch.setattr(steps, "_LEAST_SAVING", 1)
     monkeypatch.setattr(steps, "_LARGE", 1 << 10)
     monkeypatch.setattr(iteration_space, "ONE_ROW", 16)
     cases = [training_step(seed, room) for seed in range(first, first + 8)]
     assert_agrees(cases, exact=False)
     regions = [r for c in cases for r in c.schedule.fusion.regions]
-    assert any(r.again for r in regions)
+    assert any(r.recomputed for r in regions)
 
 
 @pytest.mark.sampled(1)
@@ -173,7 +173,7 @@ def test_random_graphs_compiled(first, target):
 @pytest.mark.slow
 @compiled
 def test_random_graphs_compiled_for_threads(monkeypatch):
-    """Every loop over points shared among threads, in strips where it can be, and keeps in a thread's own memory."""
+    """All loops over points on threads, strip-mined if possible; keeps are per thread."""
     for name, value in {
         "PARALLEL_WORK": 1,
         "_BLOCK": 4,
@@ -186,20 +186,20 @@ def test_random_graphs_compiled_for_threads(monkeypatch):
 
 
 def test_random_graphs_reach_what_they_are_for(monkeypatch):
-    """They write results over arguments, and have values that are computed again."""
+    """They alias results with arguments, and rematerialize values."""
     monkeypatch.setattr(steps, "_LEAST_SAVING", 1)
     planned = lambda e: False
-    over = again = 0
+    over = repeats = 0
     for seed in range(50):
         c = random_graphs.from_seed(seed, LIKE_A_GPU, 30)
         made = steps.schedule(c.jaxpr, c.donated, LIKE_A_GPU, planned)
         over += sum(p.space == "argument" and p.owner != i for i, p in made.plan.placement.items())
-        again += len(made.jaxpr.eqns) > len(steps.schedule(c.jaxpr, c.donated, SMALL, planned).jaxpr.eqns)
-    assert over >= 20 and again >= 3, (over, again)
+        repeats += len(made.jaxpr.eqns) > len(steps.schedule(c.jaxpr, c.donated, SMALL, planned).jaxpr.eqns)
+    assert over >= 20 and repeats >= 3, (over, repeats)
 
 
 def test_groups_of_kernels():
-    """An optimiser's step over arrays of many shapes is one launch, all in place, whichever member runs first."""
+    """An optimizer's step over many shapes is one in-place launch in any member order."""
     shapes = [(3, 4), (7,), (5, 5), (2, 3, 4), (9, 2), (1, 6)]
     fun = lambda *a: [adamw(*a[4 * i : 4 * i + 4]) for i in range(len(shapes))]
     args = [x for s in shapes for x in (draw(*s), draw(*s) * 2, draw(*s) + 1, draw(*s) ** 2)]
@@ -226,7 +226,7 @@ HUGE = {
 
 @pytest.mark.parametrize("target", [SMALL, LIKE_A_GPU], ids=["SMALL", "LIKE_A_GPU"])
 def test_a_gather_from_other_rows(target):
-    """One number for each row, but of the row that the largest number of this row points to."""
+    """One scalar per row, from the row that this row's argmax points to."""
 
     def fun(x):
         rows = bnp.argmax(x, 1)

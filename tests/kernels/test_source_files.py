@@ -1,6 +1,6 @@
-"""Every C++ and CUDA file of the package compiles: each of its parts is in one of these sources.
+"""Every C++ and CUDA file compiles: each part is in one of these sources.
 
-What the kernels compute, and that they do not spill, is tested beside the modules that launch them.
+Tests of the launching modules check their results, and that they do not spill registers.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""Which of several ways to compute the same is the fastest, by running them.
+"""Autotuning: the fastest of several implementations, by timing them.
 
-Kernels, stage 8, below ``cublaslt``. All ways run for a moment, the best of these with more care. Of what takes long,
-the best run once more, by turns and for so long that the device is as warm as in a training step: steps run at the
-limit of a device's power, where clocks fall, and what moves less may be faster than what was faster on a cool device.
+Kernels, stage 8, called by ``cublaslt``. In: candidates, likely winners first, and a timer. Out: their times. All
+candidates run briefly, the best more carefully. The best long ones run again, in turns, until the device is as warm as
+in training: at the power limit clocks drop, and a candidate that moves fewer bytes may win.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple, TypeVar
 Way = TypeVar("Way", bound=Hashable)
 
 Look = Callable[[Way, float], tuple[float, float] | None]
-"""Runs a way for about so many milliseconds: those of one run, and those that it took to find out; None: it fails."""
+"""Time a candidate for about that many ms: ms of one run and of the look, or None."""
 
 
 class Round(NamedTuple):
-    """How many ways are looked at, for how many milliseconds each, and how often."""
+    """A round of timing: candidates, milliseconds for each, and repetitions."""
 
     kept: int
     ms: float
@@ -29,17 +29,18 @@ class Round(NamedTuple):
 GLANCE, CARE, WARM = Round(16, 0.2, 1), Round(6, 1.0, 3), Round(4, 10.0, 3)
 
 MOST_MS = 80.0
-"""What the first two rounds may take; ways that are thought best come first."""
+"""Time limit of the first two rounds."""
 
 LONG_MS = 0.05
-"""From how many milliseconds on a device that is warm counts: below, programs wait for more than for their products."""
+"""Minimum time in ms of a candidate that is timed warm."""
 
 
 def fastest(ways: Sequence[Way], look: Look[Way]) -> dict[Way, float]:
-    """Milliseconds of one run of the ways that run, the fastest first.
+    """Milliseconds of one run of the working candidates, the fastest first.
 
     Args:
-      ways: the one that is thought best first.
+      ways: the candidates, the likeliest winner first.
+      look: runs a candidate for a given time.
     """
     failed: set[Way] = set()
 
@@ -63,12 +64,12 @@ def fastest(ways: Sequence[Way], look: Look[Way]) -> dict[Way, float]:
     best = list(times)[: WARM.kept]
     if len(best) > 1 and times[best[0]] >= LONG_MS:
         passes = [[run(way, WARM.ms)[0] for way in best] for _ in range(WARM.passes)]
-        means = map(statistics.fmean, zip(*passes[1:], strict=True))  # the first one warms up
+        means = map(statistics.fmean, zip(*passes[1:], strict=True))  # the first pass warms up
         times = _in_order(times, dict(zip(best, means, strict=True)))
     return {way: ms for way, ms in times.items() if way not in failed}
 
 
 def _in_order(times: dict[Way, float], looked: dict[Way, float]) -> dict[Way, float]:
-    """All by time, those first that were ``looked`` at last."""
+    """All candidates by time, those of the last round first."""
     every = {**times, **looked}
     return {way: every[way] for way in sorted(every, key=lambda way: (way not in looked, every[way]))}

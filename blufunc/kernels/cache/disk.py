@@ -1,16 +1,16 @@
-"""What compilers and autotuners made, kept on disk between processes.
+"""Disk cache of binaries, plans and autotuning results, shared by processes.
 
-Kernels, beside the path of a program: stage 8 asks here before it runs a compiler. In come binaries (shared
-objects, cubins, plans, small blobs of JSON) with the source that they were made from; out go the same bytes, or
-None. A cache can be lost, cut short or refused at any time: then things are made again, never wrong.
+Kernels, stage 8 asks here before it runs a compiler. In: binaries (shared objects, cubins, plans, small blobs of JSON)
+with the source that they were made from. Out: the same bytes, or None. An entry may be lost, truncated or refused at
+any time: then it is made again, and never wrong.
 
-Any number of one user's processes may share a folder. Users must not: libraries and plans run what is in them, and a
-checksum says that a file is whole, not whose it is. The folder is made for its user alone; ``distrusted`` tells of one
-that others own or may write, from which plans are not loaded.
+All processes of one user may share a folder. Users must not: loading libraries and plans runs code, and a checksum
+verifies integrity, not ownership. The folder is created for its user alone; ``distrusted`` reports one that other users
+own or may write to, from which plans are not loaded.
 
-An entry is two files: ``<key>.txt``, which names the binary with its checksum and then holds the source for
-people to read, and the binary, whose name has its checksum in it. Both are written aside and renamed, the
-record last, so that a reader sees a whole entry or none, whoever else writes.
+An entry is two files: the binary, whose name contains its checksum, and ``<key>.txt``, which names the binary with its
+checksum, followed by the source for people to read. Both are written to temporary files and renamed, the record last,
+so that a reader sees a whole entry or none, even with concurrent writers.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from pathlib import Path
 from blufunc.config import config
 
 _LIMIT_BYTES = 2 << 30
-_KEEP = 0.8  # pruning goes down to this share of the limit, so that it is rare
+_KEEP = 0.8  # pruning shrinks the folder to this share of the limit, so that it is rare
 _STALE_SECONDS = 3600  # files that a dead process left half-written
-_TOUCH_SECONDS = 24 * 3600  # how coarsely an entry's last use is recorded
+_TOUCH_SECONDS = 24 * 3600  # resolution of an entry's last use
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-# no other file is ever removed
-_OURS = re.compile(r"(?P<key>[0-9a-f]{64})(-[0-9a-f]{16})?\.\w+|blufunc-\w+\.tmp")
+# pruning removes no other files
+_CACHE_FILE = re.compile(r"(?P<key>[0-9a-f]{64})(-[0-9a-f]{16})?\.\w+|blufunc-\w+\.tmp")
 _RECORD = re.compile(rb"blufunc-cache 1 (?P<sum>[0-9a-f]{64}) (?P<name>[\w.-]+)\n")
 
 
 def key_of(*parts: str) -> str:
-    """The key of what is made from ``parts``: source text, architecture, compiler version, flags."""
+    """The key of a binary: a hash of source, architecture, compiler version, flags."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
-        digest.update(len(data).to_bytes(8, "little"))  # so that no two lists of parts run together alike
+        digest.update(
+            len(data).to_bytes(8, "little")
+        )  # so that different lists of parts have different bytes
         digest.update(data)
     return digest.hexdigest()
 
@@ -52,7 +54,7 @@ def _as_key(text: str) -> str:
 
 
 def default_folder() -> Path | None:
-    """``$BLUFUNC_CACHE_DIR``, else ``$XDG_CACHE_HOME/blufunc``, else ``~/.cache/blufunc``; None without a home."""
+    """The user's cache folder: ``$BLUFUNC_CACHE_DIR``, ``$XDG_CACHE_HOME`` or home."""
     if chosen := os.environ.get("BLUFUNC_CACHE_DIR"):
         return Path(chosen).expanduser()
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -66,15 +68,15 @@ def default_folder() -> Path | None:
 class DiskCache:
     """A folder of binaries by key.
 
-    Any number of threads and processes may use one folder. Where it cannot be written, ``put`` does nothing and
-    what is there can still be read; ``BLUFUNC_DEBUG=cache`` says so once.
-
-    Attributes:
-      refused: why the folder could not be written when that was last tried; empty if it could.
+    Threads and processes may share a folder. If it cannot be written, ``put`` does nothing and entries can still be
+    read; ``BLUFUNC_DEBUG=cache`` says so once.
 
     Args:
-      folder: where; made on the first ``put``. None for ``default_folder()``.
-      limit_bytes: above this size the entries that were not used for longest go.
+      folder: the folder, created on the first ``put``; default ``default_folder()``.
+      limit_bytes: above this size the least recently used entries are removed; default 2 GiB.
+
+    Attributes:
+      refused: the error of the last write to the folder; empty if it succeeded.
     """
 
     def __init__(self, folder: Path | None = None, limit_bytes: int = _LIMIT_BYTES):
@@ -85,26 +87,26 @@ class DiskCache:
         self.refused = ""
 
     def get(self, key: str) -> bytes | None:
-        """The binary that was put under ``key``; None if there is none that is whole."""
+        """The binary stored under ``key``; None if there is no whole one."""
         found = self._find(key)
         return found[1] if found else None
 
     def path_of(self, key: str) -> Path | None:
-        """The file with the binary that was put under ``key``, for those who must name a file, as ``dlopen`` must."""
+        """The file of the binary stored under ``key``, for callers such as ``dlopen``."""
         found = self._find(key)
         return found[0] if found else None
 
     def put(self, key: str, binary: bytes, source: str = "", suffix: str = ".bin") -> Path | None:
-        """Keep ``binary`` under ``key``, and ``source`` beside it for people to read.
+        """Store ``binary`` under ``key``, with ``source`` for people to read.
 
         Args:
-          key: from ``key_of``; of any other text the key is taken first.
-          binary: the bytes that ``get`` shall return.
-          source: what they were made from.
-          suffix: ends the name of the binary's file: ``.so``, ``.cubin``, ``.json``.
+          key: from ``key_of``; any other text is hashed.
+          binary: the bytes that ``get`` will return.
+          source: the source of the binary; default empty.
+          suffix: of the binary's file: ``.so``, ``.cubin``, ``.json``; default ``.bin``.
 
         Returns:
-          The binary's file, or None if it cannot be kept.
+          The binary's file, or None if it cannot be stored.
         """
         if self.folder is None:
             self._refuse("there is no home folder")
@@ -123,17 +125,17 @@ class DiskCache:
         return path
 
     def distrusted(self) -> str:
-        """Why what lies in the folder may be somebody else's; empty if only its user writes there."""
+        """The reason that other users could have written the entries; else empty."""
         if self.folder is None or not hasattr(os, "geteuid"):  # Windows: a home is its user's
             return ""
         try:
             found = self.folder.stat()
         except OSError:
-            return ""  # nothing is there, and it will be made for nobody else
+            return ""  # it does not exist, and will be private
         if found.st_uid != os.geteuid():
             return f"{self.folder} belongs to another user"
         if found.st_mode & 0o022:
-            return f"others may write to {self.folder}: chmod go-w makes it yours alone"
+            return f"others may write to {self.folder}: run chmod go-w on it"
         return ""
 
     def _record(self, key: str) -> Path:
@@ -141,7 +143,7 @@ class DiskCache:
         return self.folder / f"{_as_key(key)}.txt"
 
     def _find(self, key: str) -> tuple[Path, bytes] | None:
-        """The binary's file and bytes; an entry that is not whole is removed."""
+        """The binary's file and bytes; a broken entry is removed."""
         if self.folder is None:
             return None
         record = self._record(key)
@@ -164,7 +166,7 @@ class DiskCache:
         return None
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Write all or nothing: what is at ``path`` is replaced in one step."""
+        """Write a file atomically."""
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix="blufunc-", suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as f:
@@ -181,13 +183,13 @@ class DiskCache:
         self.refused = f"{self.folder} cannot be written: {why}"
 
     def _touch(self, record: Path) -> None:
-        """Note that an entry was used, at most once a day: pruning goes by the record's time."""
+        """Record that an entry was used, at most once a day, as the record's mtime."""
         with suppress(OSError):
             if time.time() - record.stat().st_mtime > _TOUCH_SECONDS:
                 os.utime(record)
 
     def _account(self, added: int) -> None:
-        """Keep count of the folder's size; the folder is listed once a process, and when it is full."""
+        """Track the folder's size; it is listed once per process, and when full."""
         with self._lock:
             self._size = self._measure() if self._size is None else self._size + added
             if self._size > self.limit_bytes:
@@ -195,27 +197,27 @@ class DiskCache:
                 self._size = self._measure()
 
     def _files(self) -> list[tuple[re.Match[str], os.stat_result]]:
-        """The names, matched, and the sizes and times of our own files in the folder."""
+        """The cache files in the folder: name match, size and times."""
         assert self.folder is not None
         files = []
         with suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
-                if ours := _OURS.fullmatch(entry.name):
+                if file := _CACHE_FILE.fullmatch(entry.name):
                     with suppress(OSError):  # another process may be pruning too
-                        files.append((ours, entry.stat()))
+                        files.append((file, entry.stat()))
         return files
 
     def _measure(self) -> int:
         return sum(stat.st_size for _, stat in self._files())
 
     def _prune(self) -> None:
-        """Remove what was not used for longest, and what dead processes left half-written."""
+        """Remove the least recently used entries, and temporary files of dead processes."""
         entries: dict[str, list[tuple[str, os.stat_result]]] = {}  # by key: a record and its binary
-        for ours, stat in self._files():
-            if ours["key"]:
-                entries.setdefault(ours["key"], []).append((ours.string, stat))
+        for file, stat in self._files():
+            if file["key"]:
+                entries.setdefault(file["key"], []).append((file.string, stat))
             elif time.time() - stat.st_mtime > _STALE_SECONDS:
-                self._remove(ours.string)
+                self._remove(file.string)
         total = sum(stat.st_size for files in entries.values() for _, stat in files)
         for files in sorted(entries.values(), key=lambda files: max(stat.st_mtime for _, stat in files)):
             if total <= self.limit_bytes * _KEEP:

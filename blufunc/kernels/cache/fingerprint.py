@@ -1,9 +1,9 @@
-"""Programs as text that is the same in every process: what plans are kept under between processes.
+"""Fingerprints of programs, equal in every process: the keys of their plans.
 
-Kernels, before stage 5, for ``plans.py``. In: a simplified jaxpr. Out: its ``Spelling``: equations with numbers in
-the place of variables, operations by name, types, parameters, literals, the names of arguments, and the user's lines,
-for plans have these in labels, and what is of one line may be lowered once. What has no such text, as a function has
-none, is ``Unspelled``, which says what it was.
+Kernels, before stage 5, for ``plans.py``. In: a simplified jaxpr. Out: its ``Fingerprint``. It covers the equations
+with numbered variables, operations by name, types, parameters, literals, names of arguments, and the user's lines:
+plans have these in labels, and equations of one line may be lowered once. A program with a part that has no stable
+text, such as a function, raises ``NoFingerprint``, which names it.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import DropVar, Jaxpr, Literal
 from blufunc.core.primitives.primitive import Primitive
 
-_OURS = "blufunc."
+_PREFIX = "blufunc."
 _NAMED = frozenset(("blufunc", "numpy", "ml_dtypes", "builtins"))
-"""The packages whose classes and functions are the same in every process under one name."""
+"""Packages whose classes and functions have one name in every process."""
 
 
-class Unspelled(Exception):
-    """Something of a program has no text that says all of it: ``str`` says what, and where, if that is ``placed``."""
+class NoFingerprint(Exception):
+    """A part of a program has no stable text: which, and where, if ``placed``."""
 
     def __init__(self, what: str, placed: bool = False):
         super().__init__(what)
         self.placed = placed
 
 
-class Spelling:
-    """A program as text.
+class Fingerprint:
+    """The hash of a program.
 
     Args:
       jaxpr: simplified, without constants.
-    Raises:
-      Unspelled: something in it has no text.
 
     Attributes:
-      digest: a hash of the text.
-      codes: the code objects of the user's lines, in the order in which they come: two programs of one text have, at
-        one place, the same line of files of one name.
+      digest: the hash.
+      codes: the code objects of the user's lines, in order: programs with equal digests have the same line, of files of
+        one name, at each position.
+
+    Raises:
+      NoFingerprint: a part of the program has no stable text.
     """
 
     def __init__(self, jaxpr: Jaxpr):
@@ -65,7 +66,7 @@ class Spelling:
     # -- programs --------------------------------------------------------------------------------------
 
     def _jaxpr(self, jaxpr: Jaxpr) -> str:
-        """A hash of its text; a body that many equations have is spelled once."""
+        """The hash of a jaxpr; a body shared by equations is hashed once."""
         found = self._bodies.get(id(jaxpr))
         if found is None:
             found = self._bodies[id(jaxpr)] = _hash(*self._text(jaxpr))
@@ -73,7 +74,7 @@ class Spelling:
 
     def _text(self, jaxpr: Jaxpr) -> Iterable[str]:
         if jaxpr.consts:
-            raise Unspelled("constants in its body")
+            raise NoFingerprint("constants in its body")
         numbers: dict[Any, str] = {v: str(n) for n, v in enumerate(jaxpr.invars)}
         count = itertools.count(len(numbers))
         literal, value, line = self._literal, self._value, self._line
@@ -87,9 +88,9 @@ class Spelling:
             try:
                 read = [(k, v) for k, v in eqn.params.items() if is_read(eqn.prim, k, v)]
                 head = f"{name_of(eqn.prim)}[{','.join([f'{k}={value(v)}' for k, v in read])}]"
-            except Unspelled as e:
+            except NoFingerprint as e:
                 where = f"{eqn.prim.name} at {source.summary(eqn.source)}"
-                raise (e if e.placed else Unspelled(f"{where} has {e}", placed=True)) from None
+                raise (e if e.placed else NoFingerprint(f"{where} has {e}", placed=True)) from None
             outs = []
             for v in eqn.outvars:
                 numbers[v] = str(next(count))
@@ -103,7 +104,7 @@ class Spelling:
         return f"{atom.aval}:{x.tobytes().hex()}"
 
     def _line(self, line: source.Source | None) -> str:
-        """The number of a line; the same for all instructions that an interpreter makes of one."""
+        """The index of a line, shared by all bytecode instructions of one line."""
         if line is None:
             return ""
         key = id(line[0]), *line[1:], source.is_backward(line)
@@ -115,9 +116,10 @@ class Spelling:
         return known
 
     def _code(self, code: CodeType) -> str:
-        """What a code object is, and its place among ``codes``. Plans count instructions: these are part of it.
+        """The text of a code object, with its position in ``codes``.
 
-        Of the file it is the name: a notebook's cells lie in a folder of each process, and labels name no folders.
+        Plans refer to code by position. Of the file, only the name counts:
+        a notebook's cells are in a folder per process, and labels name no folders.
         """
         text = self._code_texts.get(id(code))
         if text is None:
@@ -138,7 +140,7 @@ class Spelling:
             return f"({','.join(map(self._value, x))})"
         if isinstance(x, np.dtype):
             return self._dtype(x)
-        if kind is CodeType:  # of a line that is a parameter
+        if kind is CodeType:  # from a line that is a parameter
             return self._code(x)
         if kind is ShapedArray:
             return str(x)
@@ -153,7 +155,7 @@ class Spelling:
         return f"{_global_name(kind)}{self._parts(x)}"
 
     def _parts(self, x: Any) -> str:
-        """What is in a value of a class of its own."""
+        """The contents of an instance of a class."""
         if isinstance(x, enum.Enum):
             return f".{x.name}"
         if isinstance(x, (tuple, list)):
@@ -164,9 +166,9 @@ class Spelling:
             return f"({','.join(f'{self._value(k)}:{self._value(v)}' for k, v in x.items())})"
         if isinstance(x, slice):
             return self._parts((x.start, x.stop, x.step))
-        made = getattr(x.__class__, "__dataclass_params__", None)
-        if made is None or not made.frozen:
-            raise Unspelled(f"a {x.__class__.__name__}")
+        options = getattr(x.__class__, "__dataclass_params__", None)
+        if options is None or not options.frozen:
+            raise NoFingerprint(f"a {x.__class__.__name__}")
         return f"({','.join(self._value(getattr(x, f.name)) for f in dataclasses.fields(x))})"
 
     def _dtype(self, dtype: np.dtype) -> str:
@@ -181,61 +183,61 @@ def _hash(*lines: str) -> str:
 
 
 _PLAIN = frozenset((int, bool, float, complex, str, bytes, type(None), type(Ellipsis), range))
-"""Classes whose ``repr`` tells apart what is not the same."""
+"""Classes whose ``repr`` is injective."""
 
 
 def is_read(prim: Primitive, name: str, value: Any) -> bool:
-    """Whether a parameter is of any use in a program that is compiled.
+    """True if a compiled program can depend on a parameter.
 
-    Calls that only stand for their bodies have rules beside these, which are for transforms.
+    Calls that are inlined also have rules as parameters, which only transforms read.
     """
     return not prim.inline or isinstance(value, Jaxpr) or value.__class__ in _PLAIN
 
 
-# -- what has a name -------------------------------------------------------------------------------
+# -- global names ----------------------------------------------------------------------------------
 
 _names: dict[Primitive, str] = {}
 
 
 def name_of(prim: Primitive) -> str:
-    """Where a primitive of ours is to be found: ``module:name``.
+    """The global name of a blufunc primitive: ``module:name``.
 
     Raises:
-      Unspelled: its class is not ours, or it is in no module of ours.
+      NoFingerprint: its class is not blufunc's, or it is in none of blufunc's modules.
     """
-    if type(prim).__module__.startswith(_OURS):
+    if type(prim).__module__.startswith(_PREFIX):
         found = _names.get(prim)
-        if found is None or _named(found) is not prim:  # modules may be given others
+        if found is None or _named(found) is not prim:  # a module's attribute may be replaced
             _names.update(_primitives())
             found = _names.get(prim)
         if found is not None and _named(found) is prim:
             return found
-    raise Unspelled("rules that are not blufunc's own")
+    raise NoFingerprint("rules that are not blufunc's own")
 
 
 def primitive(name: str) -> Primitive:
-    """The primitive that ``name_of`` gives this name.
+    """The primitive with a name from ``name_of``.
 
     Raises:
-      Unspelled: there is none.
+      NoFingerprint: there is none.
     """
-    if name.startswith(_OURS):
+    if name.startswith(_PREFIX):
         importlib.import_module(name.partition(":")[0])
         if isinstance(found := _named(name), Primitive):
             return found
-    raise Unspelled(f"no primitive {name}")
+    raise NoFingerprint(f"no primitive {name}")
 
 
 def _named(name: str) -> Any:
-    """What is in a module under a name; None if there is none."""
+    """The attribute that a name refers to; None if there is none."""
     module, _, attribute = name.partition(":")
     return getattr(sys.modules.get(module), attribute, None)
 
 
 def _primitives() -> dict[Primitive, str]:
-    """The names of the primitives that are global in our modules; of many names, the first."""
+    """Names of the global primitives in blufunc's modules; the first name of each."""
     found: dict[Primitive, str] = {}
-    for module in [m for name, m in list(sys.modules.items()) if name.startswith(_OURS)]:
+    for module in [m for name, m in list(sys.modules.items()) if name.startswith(_PREFIX)]:
         for name, value in list(vars(module).items()):
             if isinstance(value, Primitive):
                 found.setdefault(value, f"{module.__name__}:{name}")
@@ -243,7 +245,7 @@ def _primitives() -> dict[Primitive, str]:
 
 
 def _global_name(x: type | Callable) -> str:
-    """The name of a class or function of ours, of NumPy's or of Python's."""
+    """The name of a class or function of blufunc, NumPy or Python."""
     module, name = getattr(x, "__module__", None) or "", getattr(x, "__qualname__", "")
     what = "the class" if isinstance(x, type) else "the function"
     if module.partition(".")[0] in _NAMED:
@@ -252,5 +254,5 @@ def _global_name(x: type | Callable) -> str:
             found = getattr(found, part, None)
         if found is x:
             return f"{module}:{name}"
-        raise Unspelled(f"{what} {name} of {module}, which has no global name")
-    raise Unspelled(f"{what} {name} of {module}")
+        raise NoFingerprint(f"{what} {name} of {module}, which has no global name")
+    raise NoFingerprint(f"{what} {name} of {module}")

@@ -1,22 +1,19 @@
-"""Plans on disk: what planning made of a program serves every later process that has the same program.
+"""Plan cache on disk: a program is planned once for all processes that run it.
 
 Kernels, around stages 5 to 7: ``backends/cuda/program.py`` and ``backends/cpu/program.py`` ask here before they plan.
-In: a simplified jaxpr, what else planning reads, and a function that plans. Out: what that function returned, in this
-  process or in
-an earlier one. Plans lie in the folder of compiled kernels (``disk.py``: locking, sizes, what is cut short), each
-under a hash of
+In: a simplified jaxpr, the other inputs of planning, and a function that plans. Out: the function's result, from this
+process or an earlier one. Plans are in the folder of compiled kernels (``disk.py``), each under a hash of
 
-- the program's spelling (``fingerprint.py``), with the user's lines, which labels and errors name;
-- what the caller names: the device's kind and limits, what is donated, the budget;
+- the program's fingerprint (``fingerprint.py``), with the user's lines, which labels and errors name;
+- the caller's parts: the device's kind and limits, donation, the budget;
 - all flags of ``config`` that change plans, the sources of blufunc, and the versions of Python and NumPy.
 
-So an entry is never out of date, but only found no more. What a process changes in blufunc itself, as a constant of a
-module, is not in the key: who does so must switch ``config.plan_cache`` off. A program that has something without a
-text, such as a user's primitive or a callback, is planned in every process; ``explain`` and ``BLUFUNC_DEBUG=cache`` say
-so.
+So entries never get stale. The key does not cover changes that a process makes in blufunc itself, such as a module's
+constant: switch ``config.plan_cache`` off for these. A program with a part that has no fingerprint, such as a user's
+primitive or a callback, is planned in every process; ``explain`` and ``BLUFUNC_DEBUG=cache`` say so.
 
-Entries are pickles, and loading one runs what it says: none is loaded from a folder that others own or may write
-(``DiskCache.distrusted``), and what is loaded is made of the classes and functions that plans have, and of no others.
+Entries are pickles, and loading one runs code: none is loaded from a folder that other users own or may write to
+(``DiskCache.distrusted``), and loading only builds classes and functions that plans consist of.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.alternatives import is_as_written
 from blufunc.kernels.cache import fingerprint
 from blufunc.kernels.cache.disk import DiskCache, default_folder, key_of
-from blufunc.kernels.cache.fingerprint import Spelling, Unspelled
+from blufunc.kernels.cache.fingerprint import Fingerprint, NoFingerprint
 from blufunc.kernels.loopir.index import Index
 from blufunc.kernels.loopir.ir import Kernel, Value, post_order
 from blufunc.kernels.schedule import uncollected
@@ -58,7 +55,7 @@ from blufunc.kernels.schedule import uncollected
 T = TypeVar("T")
 
 WORTH = 32
-"""From how many equations on a plan is kept: fewer are planned as quickly as a file is read."""
+"""Minimum equations of a cached plan: planning fewer is as fast as reading a file."""
 
 _CHANGES_NO_PLAN = frozenset(("debug", "check", "plan_cache"))
 """Flags that are not in the key."""
@@ -67,14 +64,15 @@ _PROTOCOL = 5
 
 
 def kept(jaxpr: Jaxpr, parts: Sequence[str], make: Callable[[], T], kind: type[T]) -> T:
-    """``make()``, or what it returned in an earlier process for the same program.
+    """``make()``, or its result in an earlier process for the same program.
 
-    Whatever goes wrong here, the program is planned.
+    If the cache fails in any way, the program is planned.
 
     Args:
-      jaxpr: simplified, without constants: what ``make`` plans.
-      parts: what else it reads, beside ``config``, as text.
-      kind: the class of what it returns.
+      jaxpr: simplified, without constants: the program that ``make`` plans.
+      parts: the other inputs of ``make``, except ``config``, as text.
+      make: plans the program.
+      kind: the class of its result.
     """
     begin = time.perf_counter()
     reason = _why_not_asked(jaxpr)
@@ -82,58 +80,59 @@ def kept(jaxpr: Jaxpr, parts: Sequence[str], make: Callable[[], T], kind: type[T
         if reason:
             _say(jaxpr, f"is not kept: {reason}")
         return make()
-    spelled = _spelled(jaxpr)
-    assert isinstance(spelled, Spelling)
-    disk, key = _disk(default_folder()), key_of("plan", *_surroundings(), *parts, spelled.digest)
+    identity = _fingerprint(jaxpr)
+    assert isinstance(identity, Fingerprint)
+    disk, key = _disk(default_folder()), key_of("plan", *_surroundings(), *parts, identity.digest)
     try:
         binary = disk.get(key)
-        found = None if binary is None else load(binary, spelled.codes, kind)
+        found = None if binary is None else load(binary, identity.codes, kind)
     except Exception as e:
         found = None
-        _say(jaxpr, f"on disk cannot be read: {_told(e)}")
+        _say(jaxpr, f"on disk cannot be read: {_reason(e)}")
     if found is not None:
         _say(jaxpr, f"was found on disk, in {1e3 * (time.perf_counter() - begin):.0f} ms")
         return found
-    made = make()
-    reason = why_not(jaxpr) or _put(disk, key, made, jaxpr, spelled)
+    plan = make()
+    reason = why_not(jaxpr) or _put(disk, key, plan, jaxpr, identity)
     if reason:
         _say(jaxpr, f"is not kept: {reason}")
-    return made
+    return plan
 
 
-def _put(disk: DiskCache, key: str, made: Any, jaxpr: Jaxpr, spelled: Spelling) -> str:
-    """Keep a plan; why it is not kept, if it is not."""
+def _put(disk: DiskCache, key: str, plan: Any, jaxpr: Jaxpr, identity: Fingerprint) -> str:
+    """Store a plan; the reason if it is not stored, else empty."""
     try:
-        binary = dump(made, spelled.codes)
+        binary = dump(plan, identity.codes)
         if disk.put(key, binary, f"a plan of {_name(jaxpr)}, {len(jaxpr.eqns)} equations\n", ".plan") is None:
             return disk.refused
     except Exception as e:
-        return _undumped.setdefault(spelled.digest, _told(e))
+        return _undumped.setdefault(identity.digest, _reason(e))
     _say(jaxpr, f"is kept, in {len(binary):,} bytes")
     return ""
 
 
 _undumped: dict[str, str] = {}
-"""Why plans could not be written, by the digests of their programs: they are not tried again, and ``explain`` tells."""
+"""Errors of plans that could not be pickled, by digest: they are not retried."""
 
 
 def why_not(jaxpr: Jaxpr) -> str | None:
-    """Why plans of a program are not kept, as far as this process knows: empty if there is nothing to tell; None if
-    they are.
+    """The reason that plans of a program are not cached, as far as this process knows.
+
+    Empty if there is nothing to report; None if they are cached.
     """
     reason = _why_not_asked(jaxpr)
     if reason is not None:
         return reason
-    spelled = _spelled(jaxpr)
-    assert isinstance(spelled, Spelling)
-    return _disk(default_folder()).refused or _undumped.get(spelled.digest)
+    identity = _fingerprint(jaxpr)
+    assert isinstance(identity, Fingerprint)
+    return _disk(default_folder()).refused or _undumped.get(identity.digest)
 
 
 def _why_not_asked(jaxpr: Jaxpr) -> str | None:
-    """Why plans of a program are not even looked for, as ``why_not`` has it."""
+    """The reason that plans are not even looked up, as in ``why_not``."""
     if not config.plan_cache or len(jaxpr.eqns) < WORTH:
         return ""
-    if any(isinstance(c, override) for c in state.context):  # other contexts are no part of a traced program
+    if any(isinstance(c, override) for c in state.context):  # other contexts do not affect a traced program
         return "rules of operations are replaced where it is compiled"
     if is_as_written():
         return "nothing is to be recognised where it is compiled"
@@ -141,26 +140,26 @@ def _why_not_asked(jaxpr: Jaxpr) -> str | None:
         return "blufunc's sources cannot be read, or have changed since this process began"
     try:
         reason = _disk(default_folder()).distrusted()
-    except RuntimeError as e:  # a folder of a user that there is not
-        reason = _told(e)
+    except RuntimeError as e:  # ``~user`` of an unknown user
+        reason = _reason(e)
     if reason:
         return reason
-    found = _spelled(jaxpr)
+    found = _fingerprint(jaxpr)
     return found if isinstance(found, str) else None
 
 
-def _told(e: Exception) -> str:
-    return str(e) if isinstance(e, Unspelled) else f"{type(e).__name__}: {e}"
+def _reason(e: Exception) -> str:
+    return str(e) if isinstance(e, NoFingerprint) else f"{type(e).__name__}: {e}"
 
 
-def _spelled(jaxpr: Jaxpr) -> Spelling | str:
-    """The spelling of a program, or why it has none."""
+def _fingerprint(jaxpr: Jaxpr) -> Fingerprint | str:
+    """The fingerprint of a program, or why it has none."""
 
-    def spell() -> Spelling | str:
+    def spell() -> Fingerprint | str:
         try:
-            return Spelling(jaxpr)
-        except Exception as e:  # of any class: the program is there, and runs
-            return _told(e)
+            return Fingerprint(jaxpr)
+        except Exception as e:  # any error: the program must still run
+            return _reason(e)
 
     return jaxpr.memoised("spelling", spell)
 
@@ -179,7 +178,7 @@ def _disk(folder: Path | None) -> DiskCache:
     return DiskCache(folder)
 
 
-# -- what planning reads besides the program -------------------------------------------------------
+# -- other inputs of planning ----------------------------------------------------------------------
 
 
 def _surroundings() -> tuple[str, ...]:
@@ -189,7 +188,7 @@ def _surroundings() -> tuple[str, ...]:
 
 @functools.cache
 def _sources() -> str:
-    """A hash of all of blufunc's sources; empty if they are not there, or not those that this process runs."""
+    """A hash of blufunc's sources; empty if unreadable, or changed since the start."""
     found = hashlib.sha256()
     newest, root = 0.0, str(Path(__file__).parents[2])
     try:
@@ -197,7 +196,7 @@ def _sources() -> str:
             with open(path, "rb") as f:
                 text = f.read()
                 status = os.fstat(f.fileno())
-            # a copy may have the time of its original, but became this file when it was copied
+            # a copy may have its original's mtime, but its ctime is that of the copy
             newest = max(newest, status.st_mtime, status.st_ctime)
             found.update(f"{path.removeprefix(root)}\0{len(text)}\0".encode())
             found.update(text)
@@ -221,21 +220,24 @@ def _files(folder: str) -> Iterator[str]:
 
 
 @uncollected()
-def dump(made: Any, codes: Sequence[CodeType]) -> bytes:
+def dump(plan: Any, codes: Sequence[CodeType]) -> bytes:
     """A plan as bytes.
 
     Args:
-      codes: the code objects of the user's lines: of these the numbers are written. An equation of a definition that
-        was traced while planning may have a line of whoever called: it is written without.
+      plan: the plan.
+      codes: the code objects of the user's lines, which are pickled by position. An equation of a definition that was
+        traced while planning may have a line of another caller: it is pickled without a line.
+
     Raises:
-      Unspelled: it has a primitive that has no name, or other code: written whole, that has the strings of its file.
+      NoFingerprint: it has a primitive without a global name, or a code object that is not in ``codes``, which would
+        pickle the strings of its file.
     """
     numbers = {id(c): n for n, c in enumerate(codes)}
 
     def reduce_code(code: CodeType) -> tuple:
         number = numbers.get(id(code))
         if number is None:
-            raise Unspelled(f"its plan has a line of {code.co_name}, which the program has not")
+            raise NoFingerprint(f"its plan has a line of {code.co_name}, which the program has not")
         return _code, (number,)
 
     def reduce_eqn(eqn: Eqn) -> tuple:
@@ -246,16 +248,16 @@ def dump(made: Any, codes: Sequence[CodeType]) -> bytes:
     out = io.BytesIO()
     pickler = pickle.Pickler(out, _PROTOCOL)
     pickler.dispatch_table = copyreg.dispatch_table | _reducers() | {CodeType: reduce_code, Eqn: reduce_eqn}
-    pickler.dump(made)
+    pickler.dump(plan)
     return out.getvalue()
 
 
 @uncollected()
 def load(binary: bytes, codes: Sequence[CodeType], kind: type[T]) -> T:
-    """The plan that ``dump`` made bytes of, with these code objects in the place of those.
+    """The plan that ``dump`` pickled, with these code objects.
 
     Raises:
-      UnpicklingError: it has what no plan has, or is none of this class.
+      UnpicklingError: it contains other classes or functions than plans do, or is not of class ``kind``.
     """
     found = _Unpickler(io.BytesIO(binary), codes).load()
     if type(found) is not kind:
@@ -273,7 +275,7 @@ class _Unpickler(pickle.Unpickler):
             return self._codes.__getitem__
         if name in _BUILTINS if module == "builtins" else _is_of_plans(module):
             found = super().find_class(module, name)
-            # a module's own, not what it imports: else ``os.system`` is in all of ours that import ``os``
+            # only a module's own names: else ``os.system`` is reachable through modules that import ``os``
             if _is_of_plans(getattr(found, "__module__", module)) and not isinstance(found, ModuleType):
                 return found
         raise pickle.UnpicklingError(f"{module}.{name} is in no plan")
@@ -284,7 +286,7 @@ _BUILTINS = frozenset((
     "bool", "bytearray", "bytes", "complex", "dict", "Ellipsis", "float", "frozenset", "int", "list", "object",
     "range", "set", "slice", "str", "tuple",
 ))  # fmt: skip
-"""What there is in pickles of plans by name."""
+"""Names of builtins in pickles of plans."""
 
 
 def _is_of_plans(module: str) -> bool:
@@ -292,7 +294,7 @@ def _is_of_plans(module: str) -> bool:
 
 
 def _code(number: int) -> CodeType:
-    """Stands in pickles for what ``_Unpickler`` is given."""
+    """Stands in pickles for the lookup that ``_Unpickler`` provides."""
     raise AssertionError("plans are loaded by load")
 
 
@@ -313,19 +315,19 @@ def _jaxpr_parts(j: Jaxpr) -> tuple:
 
 
 def _classes(cls: type) -> Iterator[type]:
-    """A class and all that are derived from it."""
+    """A class and all its subclasses."""
     yield cls
     for derived in cls.__subclasses__():
         yield from _classes(derived)
 
 
 def _kernel_parts(k: Kernel) -> tuple:
-    # values after those that they are made of: else, what is deep would be gone into deeply
+    # values after their operands: pickling deep graphs would recurse too deeply otherwise
     return _kernel, (post_order(k.roots()), k.name, k.buffers, k.grid, k.body, k.notes, k.finish, k.over)
 
 
 def _reducers() -> dict[type, Callable[[Any], Any]]:
-    """How to pickle what is not as it seems: memos and hashes are of a process, and many objects there are one."""
+    """How to pickle objects with per-process memos and hashes, and shared singletons."""
     return {
         **dict.fromkeys(_classes(Primitive), lambda p: (fingerprint.primitive, (fingerprint.name_of(p),))),
         **dict.fromkeys(map(type, dtypes.ALL), _dtype_parts),

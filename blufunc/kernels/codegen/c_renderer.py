@@ -1,12 +1,11 @@
-"""LoopIR as C: the part that CUDA and the host share; ``backends/cpu`` and ``backends/cuda/render`` add their loops.
+"""C renderer: the part of LoopIR's printing that CUDA and the host share.
 
-Kernels, stage 6. In: a ``Kernel``. Out: the text of one function. The renderer walks the statements with a stack of
-scopes, one for each block of the text. A value is written where it is first needed, but in the outermost scope that
-knows its loop variables and in which what it reads is finished: what does not vary over a loop stands before it, and
-what several statements need is computed once. Values used once are written in place.
+Kernels, stage 6. In: a ``Kernel``. Out: the source of one function; ``backends/cpu`` and ``backends/cuda/render`` add
+their loops. The renderer walks the statements with a stack of scopes, one per block of source. A value is written where
+it is first needed, in the outermost scope that has its loop variables and in which its reads are final: loop-invariant
+values precede their loop, and a shared value is computed once. Values used once are inlined.
 
-Whatever a block reads, it reads before it stores: an output may be the very array that an input is, as long as each
-element is replaced by the block that reads it.
+Each block reads before it stores: an output may alias an input if each element is replaced by the block that reads it.
 """
 
 from __future__ import annotations
@@ -60,14 +59,14 @@ _REDUCING = {
     "logaddexp": logaddexp_p,
 }
 _LARGEST_INT = (1 << 31) - (1 << 16)
-"""Below this, indices are of type ``int``: loops in strips step a little beyond the end."""
+"""Indices below this are ``int``: strip-mined loops overshoot a little."""
 
 _LONGEST, _LONGEST_WHOLE = 72, 96
-"""How many characters an expression may have that stands within another one, or that a statement consists of."""
+"""Longest inlined expression, and longest whole expression, in characters."""
 
 
 class CStyle(Writer):
-    """Writes one kernel. Dialects override the hooks at the end, and add to the names that are ``reserved``."""
+    """Renderer of one kernel. Dialects override hooks, and extend ``reserved``."""
 
     def __init__(self, kernel: Kernel):
         survey = Survey(kernel)
@@ -81,7 +80,7 @@ class CStyle(Writer):
         self.index_type = "int64_t" if self.wide else "int"
 
     def render(self) -> str:
-        """The function, with comments before it."""
+        """The function, after comments."""
         self.scopes.append(Scope(frozenset()))
         self.parameters()
         self.grid()
@@ -94,21 +93,21 @@ class CStyle(Writer):
     # -- values --------------------------------------------------------------------------------
 
     def value(self, v: Value) -> str:
-        """An expression of ``v`` that needs no parentheses; what it needs is written before."""
+        """An expression of ``v`` without parentheses; its operands are written first."""
         self.need([v])
         text = self.found(v)
         assert text is not None
         return text
 
     def named_value(self, v: Value) -> str:
-        """The same, and no longer than an identifier or literal."""
+        """The value as an identifier or literal."""
         text = self.value(v)
         if not text.isidentifier() and v.op not in ("const", "read"):
             text = self._define(self.scope, v, bare(text))
         return text
 
     def need(self, roots: Sequence[Value]) -> None:
-        """Write what the roots need and they, where it has not been."""
+        """Write the roots and their dependencies, if not yet written."""
         order = self._missing(roots)
         depth = {v: self.depth_of(v.ranges(), self.reads[v]) for v in order}
         user = {}
@@ -117,12 +116,12 @@ class CStyle(Writer):
                 user[d] = v
         here = len(self.scopes) - 1
         for v in order:
-            # in place only where no loop comes between
+            # inline only if no loop comes between
             used_at = depth[user[v]] if v in user else here
             self._write(v, depth[v], used_at == depth[v] and self._inlines(v), user.get(v))
 
     def _missing(self, roots: Sequence[Value]) -> list[Value]:
-        """What is to be computed for the roots, in order; what a body needs is left to it."""
+        """Values to compute for the roots, in order; a body computes its own."""
         done: dict[Value, None] = {}
         stack = [(v, False) for v in reversed(roots)]
         while stack:
@@ -137,7 +136,7 @@ class CStyle(Writer):
         return list(done)
 
     def _inlines(self, v: Value) -> bool:
-        """Whether it may stand where it is used."""
+        """True if a value may be inlined at its use."""
         if v.op in BODIES or self.uses[v] > 1:
             return False
         memory = v.op == "load" or (v.op == "read" and not isinstance(v.attr, Total))
@@ -152,9 +151,9 @@ class CStyle(Writer):
                 return
             text = self.expression(v)
             trivial = text.isidentifier() or v.op == "const" or (v.op == "read" and isinstance(v.attr, Total))
-            apart = user is not None and user.op == "apply" and self._stands_apart(v, *user.attr)
+            own_line = user is not None and user.op == "apply" and self._has_own_line(v, *user.attr)
             longest = _LONGEST if user is not None else _LONGEST_WHOLE
-            if trivial or (inline and len(text) <= longest and not apart):
+            if trivial or (inline and len(text) <= longest and not own_line):
                 self.scope.names[v] = grouped(text)
             else:
                 self._define(self.scope, v, text)
@@ -162,11 +161,10 @@ class CStyle(Writer):
             self.scopes = inner
 
     @staticmethod
-    def _stands_apart(v: Value, prim: Any, params: Any) -> bool:
-        """Whether an operand gets a line of its own.
+    def _has_own_line(v: Value, prim: Any, params: Any) -> bool:
+        """True if an operand gets a line of its own.
 
-        Where it occurs more than once; and where it is read from memory by one side of a choice: compilers do not
-        make vector instructions of what is read or not.
+        It occurs more than once; or one side of a select loads it, as compilers do not vectorize conditional loads.
         """
         return scalar_ops.repeats(prim, params) or (prim is ew.select_p and v.op == "load" and not v.args)
 
@@ -177,7 +175,7 @@ class CStyle(Writer):
         return name
 
     def expression(self, v: Value) -> str:
-        """The operation of ``v``, on operands that have been written."""
+        """The operation of ``v``, on operands already written."""
         args = [self.found(a) or "" for a in v.args]
         if v.op == "apply":
             prim, params = v.attr
@@ -205,7 +203,7 @@ class CStyle(Writer):
         raise AssertionError(f"LoopIR has no operation {v.op}")
 
     def read(self, cell: Cell) -> str:
-        """What a loop has found or kept."""
+        """The value of a cell."""
         if isinstance(cell, Total):
             return self.read_total(cell)
         return self.read_keep(cell) if isinstance(cell, Keep) else self.read_prefix(cell)
@@ -219,7 +217,7 @@ class CStyle(Writer):
         )
 
     def within(self, index: Index, low: int, high: int) -> str:
-        """Whether ``low <= index < high``, as far as that is not known."""
+        """The condition ``low <= index < high``, without the known parts."""
         text, (least, most) = grouped(self.index(index)), index.bounds()
         parts = [f"{text} >= {low}"] if least < low else []
         parts += [f"{text} < {high}"] if most >= high else []
@@ -228,7 +226,7 @@ class CStyle(Writer):
         return " && ".join(parts) or "true"
 
     def _bits(self, counter: Index, width: int, key: Sequence[str]) -> str:
-        """Random bits: the cipher of the counter under the key, two words folded to the width."""
+        """Random bits: the cipher of the counter under the key, folded to the width."""
         text = self.index(counter)
         high = f"uint32_t(uint64_t({text}) >> 32)" if counter.bounds()[1] >= 1 << 32 else "0u"
         words = self.temporary()
@@ -238,7 +236,7 @@ class CStyle(Writer):
         return f"uint{width}_t({words}.a ^ {words}.b)"
 
     def fold(self, v: Value) -> str:
-        """A reduction in one lane: a loop of its own. The name of its result."""
+        """Write a loop that reduces in one lane; returns the name of its result."""
         op, over = v.attr
         dtype = accumulator(v.dtype)
         total = self.temporary()
@@ -253,25 +251,25 @@ class CStyle(Writer):
         return total
 
     def turns(self, v: Value) -> str:
-        """A loop of one lane: its carries are variables. What their names begin with."""
-        made: Loop = v.attr
+        """Write a loop of one lane, its carries as variables; returns their common prefix."""
+        loop: Loop = v.attr
         name, turn = self.temporary(), self.temporary()
-        for n, (c, x) in enumerate(zip(made.carries, made.inits(v), strict=True)):
+        for n, (c, x) in enumerate(zip(loop.carries, loop.inits(v), strict=True)):
             self.line(f"{scalar_ops.register_type(c.dtype)} {result_of(name, n)} = {bare(self.value(x))};")
-        with self.block([turns_of(turn, made.most)], [made.turn]):
+        with self.block([turns_of(turn, loop.most)], [loop.turn]):
             before, self.inline_reads = self.inline_reads, True
-            own: dict[Any, str] = {c: result_of(name, n) for n, c in enumerate(made.carries)}
+            own: dict[Any, str] = {c: result_of(name, n) for n, c in enumerate(loop.carries)}
             self.scope.names.update(own)
-            if made.going(v).op != "const" or not made.going(v).attr:
-                self.line(f"if (!{grouped(self.value(made.going(v)))}) break;")
-            self.need(made.nexts(v))
-            # all change at once: none is written before what reads it
+            if loop.going(v).op != "const" or not loop.going(v).attr:
+                self.line(f"if (!{grouped(self.value(loop.going(v)))}) break;")
+            self.need(loop.nexts(v))
+            # carries change at once: no carry is written before its readers
             texts = [
                 self.copied(x) if x in own and x is not c else self.named_value(x)
-                for c, x in zip(made.carries, made.nexts(v), strict=True)
+                for c, x in zip(loop.carries, loop.nexts(v), strict=True)
             ]
             self.scope.lines += [
-                f"{own[c]} = {t};" for c, t in zip(made.carries, texts, strict=True) if own[c] != t
+                f"{own[c]} = {t};" for c, t in zip(loop.carries, texts, strict=True) if own[c] != t
             ]
             self.inline_reads = before
         return name
@@ -283,11 +281,11 @@ class CStyle(Writer):
         return name
 
     def choice(self, v: Value) -> str:
-        """One of two sides. What the names of the results begin with."""
-        made: Branch = v.attr
-        sides, given = made.sides(v), dict(zip(made.operands, outside(v)[1:], strict=True))
+        """Write both sides of a branch; returns the common prefix of the results' names."""
+        branch: Branch = v.attr
+        sides, operands = branch.sides(v), dict(zip(branch.operands, outside(v)[1:], strict=True))
         name, holds = self.temporary(), bare(self.value(v.args[0]))
-        names: dict[Any, str] = {c: self.named_value(x) for c, x in given.items()}
+        names: dict[Any, str] = {c: self.named_value(x) for c, x in operands.items()}
         for n, x in enumerate(sides[0]):
             self.line(f"{scalar_ops.register_type(x.dtype)} {result_of(name, n)};")
 
@@ -296,14 +294,14 @@ class CStyle(Writer):
             for n, x in enumerate(side):
                 self.line(f"{result_of(name, n)} = {bare(self.value(x))};")
 
-        self.either(holds, [made.turn], *[functools.partial(write, side) for side in sides])
+        self.either(holds, [branch.turn], *[functools.partial(write, side) for side in sides])
         return name
 
     # -- indices -------------------------------------------------------------------------------
 
     def index(self, index: Index) -> str:
-        """An index as an expression; values that it was computed from have been written."""
-        terms = sorted(index.terms.items(), key=lambda term: term[1] < 0)  # what is subtracted comes last
+        """An index as an expression; the values it is computed from are already written."""
+        terms = sorted(index.terms.items(), key=lambda term: term[1] < 0)  # negative terms last
         const = index.constant
         text = ""
         if terms and terms[0][1] < 0 < const:
@@ -324,7 +322,7 @@ class CStyle(Writer):
         return f"{text} {'+' if const > 0 else '-'} {abs(const)}" if const else text
 
     def atom(self, atom: Atom) -> str:
-        """One of the atoms of an index, without need of parentheses in a sum."""
+        """An atom of an index, without parentheses in a sum."""
         if isinstance(atom, Range):
             return self.variable(atom)
         if isinstance(atom, Computed):
@@ -340,14 +338,14 @@ class CStyle(Writer):
         return self._shared(atom)
 
     def _shared(self, atom: Quotient | Remainder) -> str:
-        """A quotient or remainder that occurs in several indices gets a name."""
+        """Define a name for a quotient or remainder that occurs in several indices."""
         reads = frozenset[Cell]().union(*[self.reads[v] for v in computed_in(atom.index)])
         inner = self.scopes
         self.scopes = inner[: self.depth_of(ranges_of(atom), reads) + 1]
         text = self._divided(atom)
         name = self.fresh("q" if isinstance(atom, Quotient) else "m")
         self.line(f"const {self.index_type} {name} = {text};")
-        if not reads:  # else it may change, and is not kept
+        if not reads:  # else it may change
             self.scope.names[atom] = name
         self.scopes = inner
         return name
@@ -355,7 +353,7 @@ class CStyle(Writer):
     def _divided(self, atom: Quotient | Remainder) -> str:
         text, d = grouped(self.index(atom.index)), atom.divisor
         negative = atom.index.bounds()[0] < 0
-        if d & (d - 1) == 0:  # shifts and masks round down for negative numbers too
+        if d & (d - 1) == 0:  # shifts and masks round down for negative integers too
             shift = isinstance(atom, Quotient)
             return f"({text} >> {d.bit_length() - 1})" if shift else f"({text} & {d - 1})"
         if isinstance(atom, Quotient):
@@ -366,12 +364,12 @@ class CStyle(Writer):
     # -- statements ----------------------------------------------------------------------------
 
     def body(self, statements: Sequence[Any]) -> None:
-        """The statements of one block, in order; what it stores itself it stores at the end of each run of them."""
+        """Write the statements of a block, in order; each run of stores comes last."""
         outside = self.inline_reads
         several = sum(isinstance(s, Store) for s in statements) > 1
         stores: list[tuple[Buffer, str]] = []
         for s in statements:
-            # a store that waits for others must not read anything when its turn comes
+            # a delayed store must not read memory that an earlier one overwrites
             self.inline_reads = not isinstance(s, Store) or (s is statements[-1] and not several)
             if isinstance(s, (Lanes, Rows)):
                 self._flush(stores)
@@ -410,22 +408,22 @@ class CStyle(Writer):
         raise NotImplementedError
 
     def parameters(self) -> None:
-        """What the function does with its parameters before anything else."""
+        """Hook: setup from the parameters, before all else."""
 
     def grid(self) -> None:
-        """Come to the points, and ``self.body(self.kernel.body)`` at each."""
+        """Iterate over the points, with ``self.body(self.kernel.body)`` at each."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """What is done once, when all points are."""
+        """Write the finish, which runs once, after all points."""
         self.body(self.kernel.finish)
 
     def lanes(self, s: Lanes) -> None:
-        """A loop over lanes, with the totals that it reduces to."""
+        """Write a loop over lanes, with the totals that it reduces."""
         raise NotImplementedError
 
     def rows(self, s: Rows) -> None:
-        """A sequential loop."""
+        """Write a sequential loop."""
         self.need(computed_in(s.index))
         below = s.index.bounds()[1] < s.limit
         condition = "" if below else f" && {self.index(s.index)} < {s.limit}"
@@ -433,19 +431,19 @@ class CStyle(Writer):
             self.body(s.body)
 
     def fold_loop(self, v: Value, total: str) -> list[str]:
-        """The head of the loop of a fold, into the variable ``total``."""
+        """The head of a fold's loop, which accumulates in the variable ``total``."""
         return [self.loop(v.attr[1])]
 
     def reduce(self, s: Reduce) -> None:
-        """Take up the lane's value in a total."""
+        """Accumulate the lane's value in a total."""
         raise NotImplementedError
 
     def take(self, s: Scan) -> None:
-        """Put the lane's value where the scan finds it."""
+        """Pass the lane's value to the scan."""
         raise NotImplementedError
 
     def read_prefix(self, prefix: Prefix) -> str:
-        """What a scan has found up to this lane."""
+        """The prefix of a scan at this lane."""
         raise NotImplementedError
 
     def read_total(self, total: Total) -> str:
@@ -473,11 +471,11 @@ class CStyle(Writer):
         return f"{self.named[buffer]}[{index}] = {scalar_ops.stored(value, buffer.dtype)};"
 
     def quotient(self, text: str, divisor: int) -> str:
-        """Of a number that is not negative."""
+        """The quotient of a nonnegative integer."""
         return f"{text} / {divisor}"
 
     def remainder(self, text: str, divisor: int) -> str:
-        """Of a number that is not negative."""
+        """The remainder of a nonnegative integer."""
         return f"{text} % {divisor}"
 
 
@@ -485,7 +483,7 @@ class CStyle(Writer):
 
 
 def turns_of(turn: str, most: int | None) -> str:
-    """The head of a loop that ends after so many turns, if nothing ends it before."""
+    """The head of a loop of at most ``most`` iterations; endless if None."""
     return "for (;;)" if most is None else f"for (int64_t {turn} = 0; {turn} < {most}; ++{turn})"
 
 
@@ -495,15 +493,15 @@ def result_of(name: str, n: int) -> str:
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:
-    """What a reduction to ``dtype`` is computed in: float32 for smaller floats."""
+    """The accumulator dtype of a reduction to ``dtype``: float32 for smaller floats."""
     return dtypes.float32 if scalar_ops.is_small_float(dtype) else dtype
 
 
 def reducing(op: str, dtype: np.dtype, total: str, value: str, of: np.dtype) -> str:
-    """The reduction of a total of ``dtype`` and a value of the dtype ``of``, as expressions."""
+    """The reduction of a total of ``dtype`` and a value of the dtype ``of``."""
     if scalar_ops.register_type(of) != scalar_ops.register_type(dtype):
         value = f"{scalar_ops.register_type(dtype)}({bare(value)})"
-    # complex numbers have no +=, which ``update`` makes of what begins with the total
+    # complex types have no +=, which ``update`` writes if the total comes first
     operands = [value, total] if dtypes.is_complex(dtype) else [total, value]
     return scalar_ops.expression(_REDUCING[op], {}, [dtype, dtype], dtype, operands)
 
@@ -517,5 +515,5 @@ def update(place: str, text: str) -> str:
 
 
 def is_arg(total: Total) -> bool:
-    """Whether the total is a position."""
+    """True if the total is a position."""
     return total.op in ARG_REDUCTIONS

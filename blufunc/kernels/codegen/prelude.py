@@ -1,7 +1,7 @@
-"""Preludes: the declarations that precede a generated kernel, of the functions that it uses and no others.
+"""Preludes: declarations of the functions that a generated kernel uses.
 
-Kernels, stage 6. In: the names that a kernel's source uses. Out: C++ that declares them. The functions have the same
-names on both machines, so that a kernel's arithmetic is written once: ``bf_p`` for the elementwise primitive ``p``,
+Kernels, stage 6. In: the names that a kernel's source uses. Out: C++ that declares these and no others. Functions have
+one name on both machines, so that a kernel's arithmetic is written once: ``bf_p`` for the elementwise primitive ``p``,
 ``to_float`` and ``from_float<T>`` for storage types, ``c64`` and ``c128``. They are the parts of ``.h`` and ``.cuh``
 files (``source_files.py``); ``DEVICE`` and ``HOST`` say of which. A whole prelude would take a compiler longer than the
 kernel does.
@@ -47,10 +47,10 @@ class Prelude:
     Args:
       machine: its name in errors.
       files: paths of sources, each after those that it uses.
-      overrides: paths of sources whose parts take the place of parts of ``files`` with the same names.
+      overrides: paths of sources whose parts replace parts of ``files`` with the same names.
       absent: names that the machine does not have.
       fix: of the error for an unknown name.
-      namespace: whether declarations are in an anonymous namespace, so that two libraries never see each other's.
+      namespace: whether declarations are in an anonymous namespace, to keep libraries apart; default False.
     """
 
     def __init__(
@@ -84,34 +84,34 @@ class Prelude:
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """Everything that the prelude can declare."""
+        """All names that the prelude can declare."""
         return frozenset(name for part in self.parts for name in part.names)
 
     def used_names(self, source: str) -> frozenset[str]:
         """Names of the prelude in the source of a kernel."""
         return self.names & _words(source)
 
-    def source(self, wanted: Iterable[str]) -> str:
-        """C++ that declares some names and what they need.
+    def source(self, requested: Iterable[str]) -> str:
+        """C++ that declares some names and their dependencies.
 
         Functions of complex numbers are declared if one of ``c64``, ``c128`` and ``Complex`` is.
 
         Raises:
-          UnsupportedError: there is no such name.
+          UnsupportedError: a name is unknown.
         """
         before, after = self._around
-        return before + "".join(part.source for part in self.chosen_parts(frozenset(wanted))) + after
+        return before + "".join(part.source for part in self.chosen_parts(frozenset(requested))) + after
 
     @functools.lru_cache(2048)  # noqa: B019 - there are two preludes
-    def chosen_parts(self, wanted: frozenset[str]) -> tuple[Part, ...]:
-        """The parts of ``source(wanted)``, in their order."""
-        if unknown := wanted - self.names:
+    def chosen_parts(self, requested: frozenset[str]) -> tuple[Part, ...]:
+        """The parts of ``source(requested)``, in their order."""
+        if unknown := requested - self.names:
             raise errors.UnsupportedError(
                 f"the {self._machine} prelude has no {', '.join(sorted(unknown))}.",
-                why="a kernel is generated from operations that are written out in C++.",
+                why="a kernel can only use operations with C++ source in the prelude.",
                 fix=self._fix,
             )
-        needed, chosen, grown = set(wanted), set(), True
+        needed, chosen, grown = set(requested), set(), True
         while grown:
             grown = False
             for part in self.parts:
@@ -123,7 +123,7 @@ class Prelude:
         return tuple(part for part in self.parts if part in chosen)
 
     def with_prelude(self, source: str) -> str:
-        """A kernel's source after the prelude that it needs."""
+        """A kernel's source after its prelude."""
         return self.source(self.used_names(source)) + source
 
 
@@ -143,7 +143,7 @@ def _words(source: str) -> frozenset[str]:
 
 
 def _in_order(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Parts sorted such that each follows what it uses, as templates require."""
+    """Parts in dependency order, as templates require."""
     makers: dict[str, list[Part]] = {}
     for part in parts:
         for name in part.names:

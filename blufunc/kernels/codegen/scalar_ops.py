@@ -1,12 +1,12 @@
-"""Scalars in C: how one application of an elementwise primitive is written, the same text for CPU and GPU.
+"""C expressions of elementwise primitives, the same for CPU and GPU.
 
-Kernels, stage 6, below the renderers. ``c_renderer.py`` asks here for the expression of every ``apply`` of LoopIR. What
-plain C says, it says: ``x + y``, ``x < y``. The rest calls ``bf_<primitive>``, which each dialect's prelude defines.
-The expressions are on the primitives, as their C forms (``core/primitives/c_form.py``).
+Kernels, stage 6, called by ``c_renderer.py``. In: an ``apply`` of LoopIR. Out: its C expression: plain C where it
+suffices (``x + y``, ``x < y``), else a call of ``bf_<primitive>``, which each dialect's prelude defines. The templates
+belong to the primitives, as their C forms (``core/primitives/c_form.py``).
 
-A scalar lives in a variable of its **register type**. That of float16, bfloat16 and the 8-bit floats is ``float``,
-which holds them exactly; what is computed of them is rounded to them at once, as NumPy does. ``storage_type`` is
-what memory holds. Arithmetic of integers goes through unsigned types, where overflow is defined and wraps.
+A scalar's variable has its **register type**: ``float`` for float16, bfloat16 and the 8-bit floats, which it holds
+exactly; results are rounded to the narrow type at once, as NumPy does. ``storage_type`` is the type in memory. Integer
+arithmetic uses unsigned types, where overflow is defined and wraps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def storage_type(dtype: np.dtype) -> str:
 
 
 def is_small_float(dtype: np.dtype) -> bool:
-    """Whether it is a float that is computed with as ``float``."""
+    """True for floats narrower than 32 bits, which we compute in ``float``."""
     return dtypes.is_floating(dtype) and dtype.itemsize < 4
 
 
@@ -54,23 +54,23 @@ def _rounded(text: str, dtype: np.dtype) -> str:
 
 
 def loaded(text: str, dtype: np.dtype) -> str:
-    """An element of memory as a scalar."""
+    """An element in memory as a scalar."""
     return f"to_float({text})" if is_small_float(dtype) else text
 
 
 def stored(text: str, dtype: np.dtype) -> str:
-    """A scalar as an element of memory."""
+    """A scalar as an element in memory."""
     return f"from_float<{STORAGE[dtype]}>({unrounded(text, dtype)})" if is_small_float(dtype) else text
 
 
 def unrounded(text: str, dtype: np.dtype) -> str:
-    """A scalar that a store of this dtype rounds anyway."""
+    """A scalar without the rounding that a store of this dtype repeats."""
     rounds = f"round_to<{STORAGE[dtype]}>("
     return text[len(rounds) : -1] if text.startswith(rounds) and grouped(text) == text else text
 
 
 def literal(value: Any, dtype: np.dtype) -> str:
-    """A constant, exactly: floats in the shortest decimals that read back as the same number."""
+    """A constant, exactly: floats in the shortest decimals that read back the same."""
     if dtypes.is_bool(dtype):
         return "true" if value else "false"
     if dtypes.is_key(dtype):
@@ -111,17 +111,17 @@ def _integer(n: int, dtype: np.dtype) -> str:
 
 
 def grouped(text: str) -> str:
-    """In parentheses, unless it is one term."""
+    """An expression in parentheses, unless it is one term."""
     return text if _is_term(text) else f"({text})"
 
 
 def bare(text: str) -> str:
-    """Without the parentheses that enclose all of it."""
+    """An expression without the parentheses that enclose all of it."""
     return text[1:-1] if text.startswith("(") and _is_term(text) else text
 
 
 def _is_term(text: str) -> bool:
-    """Whether it is a name, a number, a call, or enclosed in parentheses."""
+    """True for a name, a number, a call, or an expression in parentheses."""
     if text.startswith("-"):
         return False
     level = 0
@@ -138,7 +138,7 @@ def _is_term(text: str) -> bool:
 
 
 def _filled(template: str, args: Sequence[str], **names: str) -> str:
-    """A template with operands; those that stand alone between parentheses and commas need none of their own."""
+    """A template with operands, bare if a slot stands between parentheses or commas."""
 
     def operand(slot: re.Match) -> str:
         before, after = template[: slot.start()], template[slot.end() :]
@@ -153,7 +153,7 @@ def _filled(template: str, args: Sequence[str], **names: str) -> str:
 
 _POWERS = 8
 _INTEGER_POWERS = 64
-"""How far powers of floats and of integers are products; beyond, floats call ``bf_pow``."""
+"""Largest powers written as products; beyond, floats call ``bf_pow``."""
 
 
 def _kind(dtype: np.dtype) -> str:
@@ -172,7 +172,7 @@ def _form(prim: Any) -> CForm | None:
 
 
 def known(prim: Any, params: Mapping[str, Any], in_dtypes: Sequence[np.dtype]) -> bool:
-    """Whether there is a C form of ``prim`` applied to operands of ``in_dtypes``."""
+    """True if ``prim`` has a C form for operands of ``in_dtypes``."""
     form = _form(prim)
     if form is None or not in_dtypes or any(d not in STORAGE for d in in_dtypes):
         return False
@@ -195,8 +195,8 @@ def expression(
       params: its parameters.
       in_dtypes: of the operands.
       out_dtype: of the result.
-      args: an operand each, as an expression of its register type that needs no parentheses; where ``repeats``, it
-        may stand in the result more than once.
+      args: an expression of register type per operand, with parentheses if needed; it may occur more than once if
+        ``repeats`` holds.
     """
     form: CForm = prim.lower
     if form.special:
@@ -211,7 +211,7 @@ def expression(
 
 
 def repeats(prim: Any, params: Mapping[str, Any]) -> bool:
-    """Whether an expression holds an operand more than once."""
+    """True if an expression contains an operand more than once."""
     form: CForm = prim.lower
     return form.holds_twice() and not (form.special == "integer_pow" and params["y"] in (-1, 0, 1))
 
@@ -234,7 +234,7 @@ def _convert(params: Mapping[str, Any], source: np.dtype, target: np.dtype, args
         return f"bf_convert<{STORAGE[target]}>({x})"
     if source == dtypes.float64 and is_small_float(target):
         return f"to_float(bf_convert<{STORAGE[target]}>({x}))"
-    if a == "b":  # compilers make vector instructions of a choice, but not of a conversion
+    if a == "b":  # compilers vectorize a select, but not a conversion
         return f"{x} ? {literal(1, target)} : {literal(0, target)}"
     if register_type(source) == register_type(target):
         return _rounded(x, target)
@@ -263,7 +263,7 @@ def _integer_pow(params: Mapping[str, Any], source: np.dtype, target: np.dtype, 
 
 
 def _power(x: str, n: int) -> str:
-    """``x`` to the power ``n >= 1``, by squaring: a compiler computes equal factors once."""
+    """``x`` to the power ``n >= 1``, by squaring: compilers share equal factors."""
     if n == 1:
         return x
     half = grouped(_power(x, n // 2))
@@ -281,9 +281,9 @@ _WRITES = {
     "bitcast": lambda params, x: x.itemsize == params["dtype"].itemsize and _kind(x) not in "bck",
     "integer_pow": _writes_integer_pow,
 }
-"""For the forms whose expression depends on parameters: what writes it, and for which operands it can."""
+"""For forms that depend on parameters: the writer of each, and its domain."""
 
-# -- what expressions need --------------------------------------------------------------------------
+# -- names of the prelude ---------------------------------------------------------------------------
 
 _HELPER = re.compile(
     r"\b(bf_\w+|round_to|to_float|from_float|u?int\d+_t|bf16|f16|e4m3|e5m2|c64|c128|INFINITY|NAN)\b"

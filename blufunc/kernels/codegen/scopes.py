@@ -1,8 +1,7 @@
-"""Use counts of a kernel's values, and nested blocks of C with names: where a renderer writes its lines.
+"""Use counts of a kernel's values, and the scopes that a renderer writes into.
 
-Kernels, stage 6, below ``c_renderer.py``. In: a ``Kernel``. Out: how often each value is used and which cells are
-written, counted before the first line; and scopes, each a block of the source with the expressions of the values that
-have a name in it.
+Kernels, stage 6, the base of ``c_renderer.py``. In: a ``Kernel``. Out: the uses of each value and the cells written,
+counted before the first line; and scopes, each a block of source with the expressions of the values named in it.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ Cell = Total | Keep | Prefix | Buffer
 
 
 class Survey:
-    """A walk over all that a kernel holds.
+    """Use counts and reads of all values of a kernel.
 
     Attributes:
-      uses: how often each value, and each quotient or remainder of an index, is written where it is used.
+      uses: the number of uses of each value, and of each quotient or remainder of an index.
       reads: for each value, the totals, keeps, prefixes and written buffers that it is computed from.
-      largest: a bound of every number that addresses are computed with.
+      largest: a bound of all integers in address computations.
     """
 
     def __init__(self, kernel: Kernel):
@@ -79,7 +78,7 @@ class Survey:
 
 
 def writes_of(s: Statement) -> tuple[Cell, ...]:
-    """What a statement itself writes."""
+    """The cells that a statement itself writes."""
     if isinstance(s, Store):
         return (s.buffer,)
     if isinstance(s, Reduce):
@@ -90,7 +89,7 @@ def writes_of(s: Statement) -> tuple[Cell, ...]:
 
 
 def written_in(body: Sequence[Any]) -> set[Cell]:
-    """What the statements of a body write, at any depth."""
+    """The cells that the statements of a body write, at any depth."""
     found: set[Cell] = set()
     pending = list(body)
     while pending:
@@ -101,14 +100,14 @@ def written_in(body: Sequence[Any]) -> set[Cell]:
 
 
 def indices_of(s: Statement) -> list[Index]:
-    """The indices that a statement itself holds."""
+    """The indices of a statement itself."""
     if isinstance(s, (Store, Rows)):
         return [s.index]
     return [s.position] if isinstance(s, Reduce) and s.position is not None else []
 
 
 def magnitude(index: Index) -> int:
-    """A bound of everything that is computed on the way to an index."""
+    """A bound of all intermediate integers of an index."""
     total = abs(index.constant)
     within = 0
     for atom, c in index.terms.items():
@@ -133,13 +132,13 @@ _RESERVED = frozenset(
 
 @dataclass
 class Scope:
-    """A block of the text that is being written.
+    """A block of the source being written.
 
     Attributes:
-      ranges: the loop variables that may be used in it.
-      writes: what statements of the loop that it is the body of write: values that read it stay inside.
-      lines: its text so far.
-      names: the expressions of what has been computed in it.
+      ranges: the loop variables visible in it.
+      writes: cells that the loop of this body writes: values that read them stay inside.
+      lines: its source so far.
+      names: the expressions of the values computed in it.
     """
 
     ranges: frozenset[Range]
@@ -152,9 +151,9 @@ class Writer:
     """Names and scopes of one function.
 
     Attributes:
-      reserved: names that nothing may get.
+      reserved: names that are never assigned.
       named: the identifiers of buffers, ranges, totals and keeps.
-      reads: for each value, what of the kernel's own results it is computed from.
+      reads: for each value, the kernel's own results that it is computed from.
     """
 
     reserved = _RESERVED
@@ -169,7 +168,7 @@ class Writer:
     # -- names ---------------------------------------------------------------------------------
 
     def name(self, thing: Any, wish: str) -> str:
-        """The identifier of a buffer, range, total or keep: what it is called, or that with a number."""
+        """The identifier of a buffer, range, total or keep, with a number if taken."""
         if thing not in self.named:
             self.named[thing] = self.fresh(wish)
         return self.named[thing]
@@ -197,7 +196,7 @@ class Writer:
 
     @property
     def scope(self) -> Scope:
-        """The innermost one."""
+        """The innermost scope."""
         return self.scopes[-1]
 
     def line(self, text: str) -> None:
@@ -208,7 +207,7 @@ class Writer:
     def block(
         self, opening: Sequence[str], ranges: Iterable[Range] = (), writes: Iterable[Cell] = ()
     ) -> Iterator[None]:
-        """A block in braces after the lines ``opening``, a loop over ``ranges`` that writes ``writes``."""
+        """Write a block after ``opening``: a loop over ``ranges`` that writes ``writes``."""
         writes = frozenset(writes)
         self.scopes.append(Scope(self.scope.ranges | frozenset(ranges), writes))
         yield
@@ -219,7 +218,7 @@ class Writer:
     def either(
         self, condition: str, ranges: Iterable[Range], yes: Callable[[], None], no: Callable[[], None]
     ) -> None:
-        """Two blocks, of which one is entered. What they let stand in outer scopes stands before both."""
+        """Write an if and an else block. What they define in outer scopes precedes both."""
         texts = []
         for write in (yes, no):
             self.scopes.append(Scope(self.scope.ranges | frozenset(ranges)))
@@ -228,7 +227,7 @@ class Writer:
         self.scope.lines += [f"if ({condition}) {{", *texts[0], "} else {", *texts[1], "}"]
 
     def forget(self, written: frozenset[Cell]) -> None:
-        """What was computed from these holds no more."""
+        """Drop the values computed from cells that were written."""
         if not written:
             return
         for scope in self.scopes:
@@ -237,7 +236,7 @@ class Writer:
                 del scope.names[v]
 
     def depth_of(self, ranges: frozenset[Range], reads: frozenset[Cell]) -> int:
-        """The outermost scope that knows ``ranges`` and in which ``reads`` are not being written."""
+        """The outermost scope with ``ranges`` in which ``reads`` are final."""
         depth = 0
         for i, scope in enumerate(self.scopes):
             if not scope.writes.isdisjoint(reads):
@@ -250,7 +249,7 @@ class Writer:
         return depth
 
     def found(self, thing: Value | Atom) -> str | None:
-        """The expression of what has been computed and can be seen here."""
+        """The expression of a value visible here; None if it is not computed."""
         for scope in reversed(self.scopes):
             text = scope.names.get(thing)
             if text is not None:
@@ -259,10 +258,10 @@ class Writer:
 
 
 def indented(lines: Iterable[str]) -> list[str]:
-    """One level deeper; directives too."""
+    """Lines one level deeper, directives too."""
     return ["  " + line for line in lines]
 
 
 def comment(note: str) -> str:
-    """A line of comment: a backslash at its end would take in the next one."""
+    """A line of comment, without a backslash at its end, which would continue it."""
     return "// " + " ".join(note.split()).rstrip("\\")

@@ -1,9 +1,9 @@
-"""Loader of the C++ and CUDA sources that lie in files alongside the packages that use them.
+"""Loader of C++ and CUDA sources from files in the packages that use them.
 
-In: the path of a ``.h`` or ``.cuh`` file below ``blufunc/kernels``. Out: its source, whole or in parts, after
-constants. A part begins with a line ``//# name``; what precedes the first part describes the file and is for readers
-only. Files are C++ that an editor and ``clang-format`` understand: sizes and flags reach them as constants that are
-declared first, never by formatting strings.
+Kernels, stage 6. In: the path of a ``.h`` or ``.cuh`` file in ``blufunc/kernels``. Out: its source, whole or in parts,
+after constants. A part begins with a line ``//# name``; what precedes the first part is for readers only. Files are C++
+that an editor and ``clang-format`` understand: sizes and flags reach them as constants that are declared first, never
+by formatting strings.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def source(path: str, *names: str, **constants: Constant) -> str:
 
 
 def declared(**constants: Constant) -> str:
-    """Declarations of constants: integers and booleans as ``constexpr``, strings as macros."""
+    """Declarations: integers and booleans as ``constexpr``, strings as macros."""
     return "".join(f"{_declaration(name, value)}\n" for name, value in constants.items())
 
 

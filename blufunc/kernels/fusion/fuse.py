@@ -1,19 +1,18 @@
-"""Stage 5: a simplified jaxpr becomes regions, each of which will be one kernel (or a kernel and its finish).
+"""Fusion: group the equations of a simplified jaxpr into one region per kernel.
 
-Kernels. In: a jaxpr. Out: a ``Fusion``: its steps in an order of dependence, each a ``Region`` of equations that
+Kernels, stage 5. In: a jaxpr. Out: a ``Fusion``: its steps in dependency order, each a ``Region`` of equations that
 ``lower/region.py`` turns into LoopIR, or an ``Opaque`` equation that a library or the reference runs.
 
-Equations are of three sorts. What only moves elements, and arithmetic on single numbers, is **virtual**: it is
-never computed for itself but wherever somebody reads it, as an index or a scalar. Elementwise operations,
-reductions, cumulative operations and gathers are **nodes**: each joins the region of an operand if it can be computed
-in the same pass, at the very element (or row) where the operand is. All else is **opaque**.
+Equations are of three sorts. Movement and arithmetic on single scalars are **virtual**: each reader recomputes them, as
+an index or a scalar. Elementwise operations, reductions, cumulative operations and gathers are **nodes**: each joins
+the region of an operand if it can be computed in the same pass, at the element (or row) of the operand. All others are
+**opaque**.
 
-A region works on a frame of ``outer * rows * lanes`` points. Its values have roles: an ``element`` value has one
-number for each point, a ``row`` value one for each row (a reduction over the lanes, and what is computed of it), a
-``column`` value one for each lane (a reduction over the rows), a ``total`` is a reduction over all points, or over
-all rows; of these two, only other steps may read the values, and the region itself at its very end. What a cumulative
-operation finds are elements: it goes along the lanes, or over the rows, which then follow one another. Softmax is a
-region of elements and rows; the backward pass of a layer norm one of elements, rows and columns.
+A region works on a frame of ``outer * rows * lanes`` points. An ``element`` has one scalar per point, a ``row`` one per
+row (a reduction over the lanes), a ``column`` one per lane (a reduction over the rows). A ``total`` reduces all points,
+or all rows. Columns and totals are read by other steps, or by the region at its very end. Cumulative operations yield
+elements: they run along the lanes, or over the rows, which are then sequential. Softmax has elements and rows; the
+backward pass of a layer norm has elements, rows and columns.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from blufunc.kernels.fusion.iteration_space import (
     sort_of,
     sums_of_long_rows,
 )
-from blufunc.kernels.fusion.reachability import Waits
+from blufunc.kernels.fusion.reachability import Reachability
 from blufunc.kernels.fusion.recompute_in_consumers import (
     COPIES,
     computed_by_readers,
@@ -57,9 +56,9 @@ from blufunc.kernels.loopir.index import ZERO, Computed, Index, flat, of
 from blufunc.kernels.loopir.index import constant as fixed
 from blufunc.kernels.ops.points import POINTS
 
-NUMBER_COST = 96  # operations on single numbers that every reader may repeat
+NUMBER_COST = 96  # operations on single scalars that every reader may repeat
 MOST_BUFFERS = 48  # parameters of one kernel
-_SCANNED_TWICE = 1 << 13  # up to how many lanes a kernel scans a row several times
+_SCANNED_TWICE = 1 << 13  # longest row, in lanes, that a kernel scans more than once
 
 
 @dataclass(eq=False)
@@ -69,16 +68,16 @@ class Region:
     Attributes:
       eqns: the nodes, in order of dependence. Virtual equations are found through ``Fusion.virtual``.
       roles: what each of their results is in the frame.
-      outputs: the results that others read; for a region without nodes, the virtual variables that it writes out.
-      again: the call that computes some of it a second time, as ``origins`` has it; 0: none does.
-      numbers: virtual numbers that it writes at its end, computed of its totals.
+      outputs: the results that other steps read; for a region without nodes, the virtual variables that it writes.
+      recomputed: the rematerializing call that some of it belongs to, a value of ``origins``; 0: none.
+      numbers: virtual scalars that it computes from its totals and writes at its end.
       inputs: the variables in memory that it reads.
     """
 
     frame: Frame
     eqns: list[Eqn] = field(default_factory=list)
     roles: dict[Var, str] = field(default_factory=dict)
-    again: int = 0
+    recomputed: int = 0
     outputs: list[Var] = field(default_factory=list)
     numbers: list[Var] = field(default_factory=list)
     inputs: list[Var] = field(default_factory=list)
@@ -94,18 +93,18 @@ class Opaque:
     Attributes:
       eqn: the equation.
       inputs: what it reads in memory: for an operand that is a view of a variable, that variable.
-      after: a step whose effects or exchanges come before.
-      beside: an exchange that comes before, and that it begins with, as nothing needs it sooner.
+      after: a step whose effects or collectives come first.
+      overlapped: a collective that starts with this step, because no step needs its result sooner.
     """
 
     eqn: Eqn
     inputs: list[Var] = field(default_factory=list)
     after: Any = None
-    beside: Any = None
+    overlapped: Any = None
 
     @property
     def outputs(self) -> list[Var]:
-        """What it computes."""
+        """The variables that the equation computes."""
         return list(self.eqn.outvars)
 
     def __repr__(self) -> str:
@@ -123,7 +122,7 @@ class Fusion:
       jaxpr: the program.
       steps: in an order of dependence.
       virtual: the equations of virtual variables.
-      apart: pairs of equations that are in different steps although one reads the other, and why.
+      apart: pairs of dependent equations in different steps, with the reason.
     """
 
     jaxpr: Jaxpr
@@ -137,7 +136,7 @@ class Fusion:
         return [s for s in self.steps if isinstance(s, Region)]
 
     def in_order(self) -> Jaxpr:
-        """The program with the equations of a step together: a region may have some from far apart."""
+        """The program with the equations of each step adjacent."""
         order: dict[Eqn, None] = {}
 
         def add(eqn: Eqn) -> None:
@@ -181,10 +180,10 @@ def fuse(
 
     Args:
       jaxpr: the program, its calls in place.
-      origins: for equations, the call that computes them again: they stay apart from what did so first.
-      sorts: of what sort equations are, as far as that is known; the others are added.
-      summed_lanes: up to how many lanes rows are also reduced over rows where their lanes meet.
-      read_again: whether steps compute what is cheap for themselves, rather than have another one store it.
+      origins: the rematerializing call of each recomputed equation: it does not join the original computation.
+      sorts: ``sort_of`` of equations, as far as known; missing ones are added.
+      summed_lanes: the longest rows, in lanes, that are also reduced over rows when their lanes are reduced.
+      read_again: whether consumers recompute cheap values instead of one step storing them; default False.
     """
     return _Fuser(jaxpr, origins or {}, {} if sorts is None else sorts, summed_lanes, read_again).run()
 
@@ -210,7 +209,7 @@ class _Fuser:
         self.steps: list[Step | None] = []  # None: merged into another
         self.reads: dict[Step, dict[Var, None]] = {}  # what regions read that they do not compute
         self.home: dict[Var, int] = {}  # the step that computes a variable
-        self.order = Waits()
+        self.order = Reachability()
         self.apart: list[tuple[Eqn, Eqn, str]] = []
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.last_effect: int | None = None
@@ -241,7 +240,7 @@ class _Fuser:
     # -- where values come from ----------------------------------------------------------------
 
     def leaves(self, atom: Any) -> tuple[Var, ...]:
-        """The variables that are not virtual which an operand is made of."""
+        """The variables in memory that an operand depends on through virtual equations."""
         if atom.__class__ is Literal:
             return ()
         eqn = self.virtual.get(atom)
@@ -255,7 +254,7 @@ class _Fuser:
         return found
 
     def homes(self, eqn: Eqn) -> set[int]:
-        """The steps that an equation waits for."""
+        """The steps that an equation depends on."""
         found: set[int] = set()
         for a in eqn.invars:
             if a in self.virtual:
@@ -293,9 +292,7 @@ class _Fuser:
                 self.merge(other, joined)
 
     def not_stored(self, eqn: Eqn, sort: str) -> bool:
-        """Whether nothing is gained by storing it: an element of a causal mask is computed of its own position alone,
-        a scaled operand of a product by the copy that brings it into order, and what is cheap by all its readers.
-        """
+        """True if storing gains nothing: masks, scaled GEMM operands, cheap values."""
         elementwise = isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
         if sort != "node" or not elementwise:
             return False
@@ -303,7 +300,7 @@ class _Fuser:
         return v in self.by_readers or (v not in self.tables and not any(map(self.leaves, eqn.invars)))
 
     def affordable(self, eqn: Eqn) -> bool:
-        """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""
+        """True if readers may repeat a virtual equation; expensive scalars are stored."""
         if moves(eqn) or eqn.prim is iota_p:
             return True
         cost = eqn.prim.cost + sum(self.costs.get(a, 0) for a in eqn.invars if isinstance(a, Var))
@@ -324,14 +321,16 @@ class _Fuser:
             self.home[v] = number
         for s in homes:
             self.order.wait(number, s)
-        if isinstance(step, Opaque) and (eqn.effects or communicates(eqn)):  # all ranks meet in one order
+        if isinstance(step, Opaque) and (
+            eqn.effects or communicates(eqn)
+        ):  # all ranks run collectives in one order
             if self.last_effect is not None:
                 self.order.wait(number, self.last_effect)
                 step.after = self.steps[self.last_effect]  # type: ignore[union-attr]
             self.last_effect = number
 
     def join(self, eqn: Eqn, number: int, homes: set[int]) -> bool:
-        """Put an equation that waits for some steps into a region if it can be computed there."""
+        """Add an equation to a region if it can be computed there."""
         region = self.steps[number]
         assert isinstance(region, Region)
         others = homes - {number}
@@ -341,11 +340,11 @@ class _Fuser:
             if fitted is None:
                 why = "their points differ"
             elif _is_second_long_scan(eqn, fitted[1], region):
-                why = "two scans of a long row, of which one may have to be kept for the other"
+                why = "two scans of a long row, one of which may have to keep its results for the other"
             elif sums_of_long_rows(fitted[1], self.summed_lanes):
-                why = "a long row leaves no room for what is reduced over rows"
+                why = "a long row leaves no memory for reductions over rows"
             elif not self.meets(eqn, fitted, region):
-                why = "it reads other elements than its own, or the end of a reduction"
+                why = "it reads other elements than its own, or the result of a reduction"
         if why is not None:
             self.apart.append((region.eqns[-1], eqn, why))
             return False
@@ -364,8 +363,8 @@ class _Fuser:
         return True
 
     def obstacle(self, eqn: Eqn, region: Region, number: int, others: set[int]) -> str | None:
-        if self.origin(eqn) not in (0, region.again):
-            return "it is computed again, later, on purpose"
+        if self.origin(eqn) not in (0, region.recomputed):
+            return "it is rematerialized later, on purpose"
         if any(self.order.waits(s, number) for s in others):
             return "another step must run between them"
         if len(region.eqns) >= 4 * MOST_BUFFERS or self.buffers(region, eqn) > MOST_BUFFERS:
@@ -376,13 +375,13 @@ class _Fuser:
         return self.origins.get(eqn, 0)
 
     def buffers(self, region: Region, eqn: Eqn) -> int:
-        """An upper bound of the parameters of a kernel, cheap to count."""
+        """An upper bound on the parameters of a kernel, cheap to count."""
         if len(region.eqns) < MOST_BUFFERS // 2:
             return 0
         return len({*self.reads[region], *self.read_by([eqn], region.roles)})
 
     def meets(self, eqn: Eqn, fitted: tuple[str, Frame], region: Region) -> bool:
-        """Whether an equation reads what the region computes where it is computed."""
+        """True if an equation reads the region's values at the points that compute them."""
         role, frame = fitted
         if eqn.prim is gather_p and role == "row":
             return self.meets_in_row(eqn, frame, region, canonical_of(frame))
@@ -412,13 +411,13 @@ class _Fuser:
         return True
 
     def reads_of(self, region: Region, operand: Atom) -> bool:
-        """Whether an operand is made of something that the region computes."""
+        """True if an operand depends on a value that the region computes."""
         if operand not in self.virtual:
             return operand in region.roles
         return not region.roles.keys().isdisjoint(self.leaves(operand))
 
     def meets_in_row(self, eqn: Eqn, frame: Frame, region: Region, canonical: Canonical) -> bool:
-        """Whether a gather of one number for each row takes it from that very row: it is computed there once more."""
+        """True if a gather of one scalar per row reads that very row, which recomputes it."""
         x, indices = eqn.invars
         assert frame.lanes
         place = canonical.place("row", eqn.outvars[0].aval.shape)
@@ -436,7 +435,7 @@ class _Fuser:
         return region.roles[x] == "element" and flat(at, x.aval.shape) // frame.lanes == canonical["row"]
 
     def reaches(self, operand: Atom, place: Place, region: Region, canonical: Canonical) -> bool:
-        """Whether an operand read at ``place`` is computed there, or in memory before the region begins."""
+        """True if ``place`` of an operand is computed there, or in memory already."""
         atom: Any = operand
         while True:
             if atom.__class__ is Literal:
@@ -447,15 +446,15 @@ class _Fuser:
             eqn = self.virtual.get(atom)
             if eqn is None or not eqn.invars:
                 return True
-            if not moves(eqn):  # numbers, and what is computed of positions alone
+            if not moves(eqn):  # scalars, and values of positions alone
                 mine = [region.roles[v] for v in self.leaves(atom) if v in region.roles]
-                # in a region of one row, what belongs to the row is known to all of it
+                # in a region of one row, every point knows the row's values
                 return not mine or (set(mine) == {"row"} and canonical.get("row") == ZERO)
             place = canonical.source_of(eqn, place)
             atom = eqn.invars[0]
 
     def merge(self, other: int, into: int) -> bool:
-        """Put all of one region into another, if no step stands between and everything can be computed there."""
+        """Merge two regions, if no step is between and all can be computed there."""
         a, b = self.steps[into], self.steps[other]
         assert isinstance(a, Region) and isinstance(b, Region)
         if self.order.between(other, into) or self.order.between(into, other):
@@ -467,7 +466,7 @@ class _Fuser:
         frame = common(a.frame, b.frame)
         if frame is None:
             return False
-        trial = Region(frame, again=a.again or b.again)
+        trial = Region(frame, recomputed=a.recomputed or b.recomputed)
         for e in self.by_position([*a.eqns, *b.eqns]):
             fitted = role_of(e, trial.frame)
             if (
@@ -491,20 +490,22 @@ class _Fuser:
         return True
 
     def at_one_time(self, a: Region, b: Region) -> bool:
-        """Whether two regions are computed again by one call, or neither is; or one of them, which is not, may wait for
-        the other: nobody reads it before, and what it keeps alive meanwhile is no more than what it writes.
+        """True if merging two regions undoes no rematerialization.
+
+        Both or neither belong to one rematerializing call, or the plain one may wait: it is read later, at no cost in
+        memory.
         """
-        if a.again == b.again:
+        if a.recomputed == b.recomputed:
             return True
-        if a.again and b.again:
+        if a.recomputed and b.recomputed:
             return False
-        plain, again = (b, a) if a.again else (a, b)
-        begin = min(self.position[id(e)] for e in again.eqns if self.origin(e))
+        plain, repeated = (b, a) if a.recomputed else (a, b)
+        begin = min(self.position[id(e)] for e in repeated.eqns if self.origin(e))
         reads = {v: self.reads_outside(v, plain) for v in plain.roles}
         if any(min(found, default=begin + 1) <= begin for found in reads.values()):
             return False
         if max(self.position[id(e)] for e in plain.eqns) > begin:
-            return True  # it comes later as it is
+            return True  # it runs later anyway
         held = [
             v
             for v in self.read_by(plain.eqns, plain.roles)
@@ -513,8 +514,9 @@ class _Fuser:
         return sum(map(_bytes, held)) <= sum(_bytes(v) for v, found in reads.items() if found)
 
     def reads_outside(self, v: Var, inside: Region) -> list[int]:
-        """The positions of the equations outside of a region that read a variable, or a view of it; a result is read at
-        the very end.
+        """Positions of the equations outside a region that read a variable or its views.
+
+        A result is read at the very end.
         """
         found = [len(self.position)] if v in self.results else []
         for e in self.readers.get(v, ()):
@@ -530,7 +532,7 @@ class _Fuser:
     # -- regions that read the same ------------------------------------------------------------
 
     def join_rows(self) -> None:
-        """Merge regions of one number for each row into regions that have become rows and read them there."""
+        """Merge regions with one scalar per row into the row regions that read them."""
         for number, step in enumerate(self.steps):
             if not isinstance(step, Region) or not step.frame.lanes:
                 continue
@@ -559,7 +561,7 @@ class _Fuser:
                         self.merge(second, first)
 
     def read_by(self, eqns: Sequence[Eqn], computed: Mapping[Var, str]) -> list[Var]:
-        """The variables that equations read, but for those that are computed among them."""
+        """The variables that equations read, except those computed among them."""
         operands = dict.fromkeys(itertools.chain.from_iterable([e.invars for e in eqns]))
         found = dict.fromkeys(v for a in operands if a not in computed for v in self.leaves(a))
         return [v for v in found if v not in computed]
@@ -567,7 +569,7 @@ class _Fuser:
     # -- what must be in memory ----------------------------------------------------------------
 
     def write_out(self) -> None:
-        """Decide which variables are written, and add copies of virtual ones that somebody needs in memory."""
+        """Decide which variables are written, and add copies of virtual ones."""
         needed: dict[Var, None] = {}
         for step in list(self.live()):
             if isinstance(step, Region):
@@ -589,14 +591,14 @@ class _Fuser:
             if isinstance(region, Region):
                 more = [x for v in region.numbers for x in self.leaves(v) if x not in region.roles]
                 region.inputs = list(dict.fromkeys((*region.inputs, *more)))
-        wanted = {v for step in self.live() for v in step.inputs}
-        wanted.update(a for a in self.jaxpr.outvars if a.__class__ is not Literal)  # type: ignore[misc]
+        needed_later = {v for step in self.live() for v in step.inputs}
+        needed_later.update(a for a in self.jaxpr.outvars if a.__class__ is not Literal)  # type: ignore[misc]
         for step in self.live():
             if isinstance(step, Region) and step.eqns:
-                step.outputs = [v for v in step.roles if v in wanted] + step.numbers
+                step.outputs = [v for v in step.roles if v in needed_later] + step.numbers
 
     def at_the_end(self, v: Var) -> bool:
-        """Let the region that computes a number compute at its end what is only arithmetic on it."""
+        """Let the region that computes a scalar also do the arithmetic on it, at its end."""
         if v.aval.size != 1:
             return False
         for number in sorted({self.home[x] for x in self.leaves(v) if x in self.home}, reverse=True):
@@ -629,7 +631,7 @@ class _Fuser:
         return (s for s in self.steps if s is not None)
 
     def in_order(self) -> list[Step]:
-        """The steps such that each comes after what it reads, otherwise as early as their equations did."""
+        """The steps in dependency order, otherwise as early as their equations were."""
         makers: dict[Var, Step] = {v: s for s in self.live() for v in s.outputs}
         done: dict[int, None] = {}
         order: list[Step] = []
@@ -663,6 +665,6 @@ def _bytes(v: Var) -> int:
 
 
 def _is_second_long_scan(eqn: Eqn, frame: Frame, region: Region) -> bool:
-    """Whether a row would be scanned twice that is too long to be kept, or in chunks."""
+    """True for a second scan of a row too long to keep, or scanned in chunks."""
     long = frame.order == "chunks" or (frame.order == "whole" and (frame.lanes or 0) > _SCANNED_TWICE)
     return long and scans(eqn) and any(map(scans, region.eqns))

@@ -1,9 +1,9 @@
-"""Iteration spaces: the points that a fused region works on; and which equations have one.
+"""Iteration spaces of fused regions, and the equations that fit them.
 
-Kernels, stage 5, below ``fuse.py``. In: an equation, and the frame of a region that it might join. Out: the role of its
-result there (an element, a row, a column or a total; ``fuse.py`` says what these are), the frame with it, and the place
+Kernels, stage 5, called by ``fuse.py``. In: an equation, and the frame of a region that it might join. Out: the role of
+its result there (an element, a row, a column or a total, as ``fuse.py`` defines them), the frame with it, and the place
 of a role's values. ``sort_of`` says whether an equation is virtual, a node of a region or opaque; passes before fusion
-ask, too.
+call it too.
 """
 
 from __future__ import annotations
@@ -41,30 +41,31 @@ from blufunc.kernels.ops.points import POINTS
 
 
 def reduces(prim: Primitive) -> str:
-    """What a reduction combines elements by, as LoopIR calls it; empty for what kernels do not reduce."""
+    """The LoopIR operation of a reduction; empty if kernels do not reduce it."""
     return prim.monoid if prim.kind == "reduce" else ""
 
 
 def scans_by(prim: Primitive) -> str:
-    """What a cumulative operation combines elements by; empty for all others."""
+    """The LoopIR operation of a cumulative primitive; empty for all others."""
     return prim.monoid if prim.kind == "cumulative" else ""
 
 
 ONE_ROW = 1 << 16
-"""Up to as many elements, a reduction of everything is that of one row, whose lanes can meet."""
+"""Maximum size of a full reduction that one row of lanes does."""
 
 _SCANNED_ROWS, _SCANNED_COLUMNS = 16, 128
-"""From how many rows on each is scanned by one point; from how many columns on they are scanned at all."""
+"""Rows fewer and longer than this are scanned in chunks.
+Kernels scan at least that many columns.
+"""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The points that a region works on: ``size`` of them; with reductions, ``outer * rows`` rows of ``lanes``.
+    """The points of a region: ``size``, or ``outer * rows`` rows of ``lanes``.
 
-    ``outer`` is None while nothing says how rows divide: only what goes over rows does. ``order`` is None while rows
-    may be taken in any order and any part of them: ``"whole"`` where the lanes of a row meet, or have one value in
-    common; ``"down"`` and ``"up"`` where each column is scanned, from its first row on or from its last one;
-    ``"chunks"`` where a row is scanned that is long enough for several points.
+    ``outer`` is None until a reduction over rows fixes it. ``order`` is None while rows may run in any order and in
+    parts. ``"whole"``: the lanes of a row are reduced, or share a value. ``"down"`` and ``"up"``: each column is
+    scanned, from its first or from its last row. ``"chunks"``: a row is scanned that is long enough for several points.
     """
 
     size: int
@@ -80,12 +81,12 @@ class Frame:
 
 
 def sums_of_long_rows(frame: Frame, most: int) -> bool:
-    """Whether rows of more than ``most`` lanes, which meet, are also reduced over rows."""
+    """True if rows of over ``most`` lanes are reduced both over lanes and over rows."""
     return frame.order == "whole" and frame.outer is not None and (frame.lanes or 0) > most
 
 
 def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
-    """The shape of a reduction with neighbours of one sort merged: sizes, and whether they are summed."""
+    """The shape of a reduction, adjacent axes merged: sizes, and whether reduced."""
     pattern: list[tuple[int, bool]] = []
     for d, n in enumerate(shape):
         if n == 1:
@@ -99,7 +100,7 @@ def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[i
 
 
 def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
-    """The role of an equation's result in a frame, and the frame with it; None where it has none."""
+    """The role of a result in a frame, and the frame with it; None if it does not fit."""
     if reduces(eqn.prim):
         return _reduction_role(eqn, frame)
     if scans(eqn):
@@ -113,20 +114,20 @@ def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
 
 
 def scans(eqn: Eqn) -> bool:
-    """Whether an equation is a cumulative operation that combines anything: of one element alone it is that element."""
+    """True for a cumulative operation over more than one element."""
     return bool(scans_by(eqn.prim)) and scanned_axes(eqn)[1] > 1
 
 
 def scanned_axes(eqn: Eqn) -> tuple[int, int, int]:
-    """Of the operand of a cumulative operation: the elements before the axis, along it, and behind it."""
+    """Elements before, along and after the axis of a cumulative operation."""
     shape, axis = eqn.invars[0].aval.shape, eqn.params["axis"]
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def can_be_scanned(eqn: Eqn) -> bool:
-    """Whether a cumulative operation is worth a kernel: of few columns that are long, libraries make more of a device.
+    """True if a scan is worth a kernel: libraries do better on few, long columns.
 
-    A product of few long rows is theirs too: chunks of it could overflow where the whole does not.
+    A product of few long rows is opaque too: its chunks could overflow where the whole does not.
     """
     outer, n, inner = scanned_axes(eqn)
     if inner == 1:
@@ -135,7 +136,7 @@ def can_be_scanned(eqn: Eqn) -> bool:
 
 
 def _is_few(eqn: Eqn) -> bool:
-    """Whether rows are so few, and so long, that each is scanned in chunks."""
+    """True if rows are so few, and so long, that each is scanned in chunks."""
     outer, n, _ = scanned_axes(eqn)
     return outer < _SCANNED_ROWS and n > ONE_ROW
 
@@ -190,7 +191,7 @@ def _with_lanes(frame: Frame, lanes: int, role: str, outer: int | None = None) -
 
 
 def common(a: Frame, b: Frame) -> Frame | None:
-    """The frame that serves two regions: that of the larger, where the points of the other are its rows."""
+    """The frame of two merged regions: the larger, if its rows are the other's points."""
     for big, small in ((a, b), (b, a)):
         if big.lanes and not small.lanes and not small.total and small.size == big.rows:
             return big
@@ -206,7 +207,7 @@ def common(a: Frame, b: Frame) -> Frame | None:
 
 
 class Canonical(dict[str, Index]):
-    """Where the value of a role is computed, as a position in row-major order."""
+    """The row-major position at which the value of each role is computed."""
 
     def __init__(self, frame: Frame):
         if frame.lanes is None:
@@ -218,14 +219,14 @@ class Canonical(dict[str, Index]):
         self.met: dict[tuple, bool] = {}
 
     def place(self, role: str, shape: tuple[int, ...]) -> Place:
-        """The same in an array, as an index for each axis."""
+        """The same position as an index per axis of an array."""
         found = self.places.get((role, shape))
         if found is None:
             found = self.places[role, shape] = unflat(self[role], shape)
         return found
 
     def source_of(self, eqn: Eqn, place: Place) -> Place:
-        """The index of the operand's element that a movement equation puts at ``place``."""
+        """The operand's index that a movement equation maps to ``place``."""
         key = (eqn.prim, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape, *eqn.params.items(), place)
         found = self.places.get(key)
         if found is None:
@@ -233,7 +234,7 @@ class Canonical(dict[str, Index]):
         return found
 
     def meets(self, role: str, place: Place, shape: tuple[int, ...]) -> bool:
-        """Whether an array read at ``place`` is read where the values of a role are computed."""
+        """True if an array at ``place`` is read where a role's values are computed."""
         key = role, place, shape
         found = self.met.get(key)
         if found is None:
@@ -254,14 +255,14 @@ RANDOM = (
     if sys.byteorder == "little"
     else frozenset()
 )
-"""The random primitives that kernels compute: on machines that store the low byte of a number first."""
+"""The random primitives that kernels compute, on little-endian machines."""
 
 READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_update_slice_p, *RANDOM))
 """Nodes that read their operands at other elements than their own."""
 
 
 def sort_of(eqn: Eqn) -> str:
-    """``virtual``, ``node`` or ``opaque``."""
+    """Classify an equation: ``virtual``, ``node`` or ``opaque``."""
     prim = eqn.prim
     if prim.multiple_results or eqn.effects or prim.opaque or len(eqn.outvars) != 1:
         return "opaque"
@@ -291,7 +292,7 @@ def _plain(dtype: Any) -> bool:
 
 
 def one_hot(eqn: Eqn) -> bool:
-    """Whether a ``scatter_add`` adds one number to each row at one place: then every element can look for itself."""
+    """True for a ``scatter_add`` of a scalar per row: each element can test for it."""
     if eqn.prim is not scatter_add_p:
         return False
     d = eqn.params["dimension_numbers"]
@@ -307,7 +308,7 @@ def one_hot(eqn: Eqn) -> bool:
 
 
 def one_hot_batch(eqn: Eqn, place: Place) -> Place:
-    """Where the index and the update for an element's row are."""
+    """The place of the index and of the update for an element's row."""
     d = eqn.params["dimension_numbers"]
     batch = [ZERO] * (eqn.invars[1].aval.ndim - 1)
     for a, b in zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True):
@@ -316,7 +317,7 @@ def one_hot_batch(eqn: Eqn, place: Place) -> Place:
 
 
 def _positions_apart(eqn: Eqn) -> bool:
-    """Whether it looks for positions along an axis that is not the last: those of no row."""
+    """True for an arg-reduction along an axis that is not the last."""
     if "index_dtype" not in eqn.params:
         return False
     pattern = reduction_pattern(eqn.invars[0].aval.shape, eqn.params["axes"])

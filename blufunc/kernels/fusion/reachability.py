@@ -1,8 +1,9 @@
-"""Which steps of a program wait for which, kept transitively while steps are added, joined and merged.
+"""Incremental transitive closure of the dependencies of steps, as bitsets.
 
-Kernels, below ``fuse.py``. Sets of steps are integers with a bit for each step, so that the questions that fusion asks
-thousands of times are a few operations on words. Who waits for a step is only kept of those that do so directly:
-it is seldom asked, and would have to be told to every step before.
+Kernels, stage 5, called by ``fuse.py``. In: steps, dependencies and merges, one at a time. Out: answers to "does this
+step depend on that one". A set of steps is an integer with one bit per step, so that each of fusion's thousands of
+queries takes a few word operations. Readers are only recorded if direct: they are seldom queried, and transitive ones
+would have to be propagated to every earlier step.
 """
 
 from __future__ import annotations
@@ -10,32 +11,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Waits:
-    """An order of steps 0, 1, 2, ..., without cycles.
+class Reachability:
+    """A partial order of steps 0, 1, 2, ...
 
     Attributes:
-      needs: for each step, the steps that it waits for, by way of others too.
+      needs: for each step, the set of steps that it depends on, transitively.
     """
 
     def __init__(self) -> None:
         self.needs: list[int] = []
-        # between steps that still stand for themselves, with at least one way along every wait
+        # among steps not merged away: every dependency is a path of direct edges
         self._direct: list[set[int]] = []
         self._readers: list[set[int]] = []
 
     def add(self) -> int:
-        """A new step, which waits for none; returns its number."""
+        """Add a step without dependencies, and return its index."""
         self.needs.append(0)
         self._direct.append(set())
         self._readers.append(set())
         return len(self.needs) - 1
 
     def waits(self, step: int, for_: int) -> bool:
-        """Whether one step waits for another."""
+        """True if one step depends on another."""
         return bool(self.needs[step] >> for_ & 1)
 
     def wait(self, step: int, for_: int) -> None:
-        """Let one step, and all that wait for it, wait for another and for what that waits for."""
+        """Add a dependency, with its transitive consequences."""
         if self.waits(step, for_):
             return
         self._direct[step].add(for_)
@@ -43,12 +44,12 @@ class Waits:
         self._spread([step], self.needs[for_] | 1 << for_)
 
     def between(self, first: int, last: int) -> bool:
-        """Whether some step waits for ``first`` while ``last`` waits for it."""
+        """True if some step depends on ``first`` while ``last`` depends on it."""
         needed = self.needs[last]
         return bool(needed >> first & 1) and any(needed >> s & 1 for s in self._readers[first])
 
     def merge(self, old: int, new: int) -> None:
-        """Let ``new`` stand for ``old`` as well; no step may be between them."""
+        """Merge ``old`` into ``new``; no step may be between them."""
         both = 1 << old | 1 << new
         self.needs[new] = needed = (self.needs[old] | self.needs[new]) & ~both
         for mine, theirs in ((self._direct, self._readers), (self._readers, self._direct)):
@@ -58,11 +59,11 @@ class Waits:
                     theirs[s].add(new)
             mine[new] = (mine[new] | mine[old]) - {old, new}
             mine[old] = set()
-        # what is said of `old` elsewhere may stay: it is true of `new`, and `old` is never asked about again
+        # bits of `old` elsewhere may stay: they hold for `new`, and `old` is not queried any more
         self._spread(self._readers[new], needed | 1 << new)
 
     def _spread(self, steps: Iterable[int], needed: int) -> None:
-        """Let steps, and all that wait for them, wait for what is ``needed``."""
+        """Add ``needed`` to the dependencies of steps and of all their readers."""
         pending = list(steps)
         while pending:
             s = pending.pop()

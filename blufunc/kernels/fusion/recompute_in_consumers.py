@@ -1,12 +1,12 @@
-"""Which values are recomputed by their consumers instead of stored, and which are stored although they are cheap.
+"""Rematerialization in consumers: values cheaper to recompute than to store.
 
 Kernels, stage 5, below ``fuse.py``. In: a jaxpr. Out: three sets of variables:
 
 - ``computed_in_copies``: producers that only copies read (a ``concatenate``, a ``pad``, a change of layout) are not
   stored. A rotary embedding, whose halves are computed and joined, is one kernel; so is the gradient of a ``split``.
-- ``computed_by_readers``: values of a parameter, or of the result of a library call or collective, that takes no more
-  memory, are not stored where several steps read them. A softmax over a sharded vocabulary converts its logits to
-  float32 for their maximum, again for the sum, and again for the gradient.
+- ``computed_by_readers``: values computed from a buffer that is in memory anyway (a parameter, the result of a library
+  call or a collective) and no larger. Each reader recomputes them: a softmax over a sharded vocabulary converts its
+  logits to float32 for the maximum, for the sum and for the gradient.
 - ``position_tables``: values of positions alone (``iota``) are usually computed by every reader; an element of a causal
   mask costs one comparison. Those that cost more, and that a reader with many times their elements would repeat, such
   as the angles of a rotary embedding, are stored.
@@ -44,28 +44,28 @@ from blufunc.kernels.loopir.access_map import is_widening, moves
 
 
 _MOST_OPERATIONS = 24
-"""Additions, or what takes as long, for each element that a copy computes: with more it would not wait for memory."""
+"""Most operations per element, in additions, of a memory-bound copy."""
 
 _SMALL_RECIPE = 16
-"""An operand this many times smaller than the value stays in a cache: reading it is free."""
+"""An operand this many times smaller stays in cache: reading it is free."""
 
 
 COPIES = frozenset((concatenate_p, copy_p, pad_p))
-"""Operations that compute what only they read."""
+"""Operations that can fuse producers that only they read."""
 
 
 class _CopyRecipe(NamedTuple):
-    """How a copy would compute a value: the variables in memory that it reads, and its operations for each element."""
+    """How a copy would compute a value: variables read, operations per element."""
 
     leaves: frozenset[Var]
     operations: int
 
 
 def computed_in_copies(jaxpr: Jaxpr, stored: Set[Var] = frozenset()) -> set[Var]:
-    """The variables that only copies read, directly or through movement and each other, and that are cheap there.
+    """Variables that only copies read, through movement too, cheap to compute there.
 
-    Not to store a value saves its bytes twice; each reader then reads what the value is made of. So that must not be
-    more than twice the value's bytes.
+    Not storing a value saves its bytes twice, but each reader then reads its operands. These must be at most twice the
+    value's bytes.
 
     Args:
       jaxpr: the program.
@@ -91,7 +91,7 @@ def computed_in_copies(jaxpr: Jaxpr, stored: Set[Var] = frozenset()) -> set[Var]
 
 
 def _recipes(jaxpr: Jaxpr, stored: Set[Var]) -> dict[Any, _CopyRecipe]:
-    """For each variable its recipe, as if readers computed all elementwise operations that are not stored."""
+    """Recipes of all variables, if readers computed all elementwise values."""
     recipes: dict[Any, _CopyRecipe] = {v: _CopyRecipe(frozenset([v]), 0) for v in jaxpr.invars}
     for e in jaxpr.eqns:
         own = e.prim.cost if _is_elementwise(e) and e.prim is not copy_p else 0
@@ -109,7 +109,7 @@ def _is_elementwise(eqn: Eqn) -> bool:
 
 
 def _is_cheap(v: Any, recipe: _CopyRecipe) -> bool:
-    """Whether reading what a value is made of, an element of each for each of its own, is no more than storing it."""
+    """True if reading an element of each operand costs no more than storing the value."""
     large = [x.aval for x in recipe.leaves if x.aval.size * _SMALL_RECIPE > v.aval.size]
     read = sum(min(x.size, v.aval.size) * x.dtype.itemsize for x in large)
     return recipe.operations <= _MOST_OPERATIONS and read <= 2 * v.aval.nbytes
@@ -119,33 +119,33 @@ def _is_cheap(v: Any, recipe: _CopyRecipe) -> bool:
 
 
 LARGE = 1 << 24
-"""Bytes from which on a value is worth it: what is smaller stays in the second-level cache."""
+"""Minimum size of such a value in bytes: smaller ones stay in L2."""
 
 _SMALL = 16
-"""How many times smaller than a value an operand is that is read as if it cost nothing: one number of each row."""
+"""An operand this many times smaller, such as a scalar per row, is free to read."""
 
 _MOST = 64
-"""The operations that readers may repeat, while they wait for memory."""
+"""Operations that readers may repeat while they wait for memory."""
 
-_ALIKE = frozenset((convert_p, neg_p, abs_p, add_p, sub_p, add_any_p, max_p, min_p, exp_p))
-"""What gives the same bits wherever it is computed, but for exponentials of which 16 bits are kept. A product does not:
-it is rounded or not, as a sum takes it up or does not."""
+_BIT_STABLE = frozenset((convert_p, neg_p, abs_p, add_p, sub_p, add_any_p, max_p, min_p, exp_p))
+"""Operations with equal bits in every kernel; no product: it may become an FMA."""
 
 _COMPARES = frozenset((eq_p, ne_p, lt_p, le_p, gt_p, ge_p))
-"""What must find the very value again that something else was found of."""
+"""Comparisons: they must see the very bits that another kernel reduced."""
 
 
 class _Recipe(NamedTuple):
-    """Of what in memory a value is computed, and by how many operations."""
+    """The variables that a value is computed from, and its cost in operations."""
 
     leaves: frozenset[Var]
     cost: int
 
 
 def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
-    """The values that steps on both sides of some that are not ours read, and that are cheap to compute again.
+    """Values read on both sides of opaque steps, and cheap to recompute.
 
     Args:
+      jaxpr: the program.
       sorts: ``sort_of`` of all equations.
     """
     if not any(v.aval.nbytes >= LARGE for e in jaxpr.eqns for v in e.outvars):
@@ -184,8 +184,8 @@ def _recipe(
     sorts: Mapping[Eqn, str],
     in_rows: Set[Var],
 ) -> _Recipe | None:
-    """How readers would compute the result of an equation; None where that is not worth it, or not the same for all."""
-    if sorts[eqn] != "node" or eqn.prim not in _ALIKE:
+    """The recipe of a result in its readers; None if not worth it or not bit-stable."""
+    if sorts[eqn] != "node" or eqn.prim not in _BIT_STABLE:
         return None
     out = eqn.outvars[0].aval
     if out.nbytes < LARGE:
@@ -202,7 +202,7 @@ def _recipe(
             leaves |= recipes[x].leaves
             cost += recipes[x].cost
         elif x in in_rows or x.aval.size * _SMALL > out.size:
-            return None  # the reader that finds a number of its row, and the number, would have to be apart
+            return None  # the kernel that reduces a row and the one that reads the result could not fuse
     large = [x for x in leaves if x.aval.size * _SMALL > out.size]
     cheap = cost <= _MOST and 0 < sum(x.aval.nbytes for x in large) <= out.nbytes
     return _Recipe(frozenset(leaves), cost) if cheap else None
@@ -215,7 +215,7 @@ def _moved_from(atom: Any, makers: Mapping[Any, Eqn]) -> Any:
 
 
 def _found_in_rows(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
-    """What steps of ours compute otherwise than element by element, and what they make of that."""
+    """Fused results that are not elementwise, and all that depends on them."""
     found: set[Var] = set()
     for e in jaxpr.eqns:
         if sorts[e] != "opaque":
@@ -226,7 +226,7 @@ def _found_in_rows(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
 
 
 def _depths(jaxpr: Jaxpr, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -> dict[Eqn, int]:
-    """For each equation, how many steps that are not ours are one behind the other before it."""
+    """For each equation, the most opaque steps on a path that leads to it."""
     depths: dict[Eqn, int] = {}
     for e in jaxpr.eqns:
         before = [makers[a] for a in e.invars if a in makers]
@@ -238,14 +238,14 @@ def _depths(jaxpr: Jaxpr, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -
 
 
 _WORTH = 16
-"""Additions, or what takes as long: what costs less is computed by the reader, while it waits for memory."""
+"""Operations, in additions, that a memory-bound reader repeats for free."""
 
 _REPEATS = 16
-"""How many elements of a reader share one of the table, at least: it then stays in a cache."""
+"""Minimum ratio of a reader's elements to the table's: it then stays in cache."""
 
 
 def position_tables(jaxpr: Jaxpr) -> set[Var]:
-    """The values to be stored: expensive, from positions and constants alone, and read by much larger operations."""
+    """Expensive values of positions alone, worth storing for much larger readers."""
     operations: dict[Any, int] = {}  # of values that depend on positions alone
     for e in jaxpr.eqns:
         if e.prim is iota_p:

@@ -1,6 +1,6 @@
-"""What the compiler did, as text: tables, and the fusion of a program with its reasons.
+"""Fusion reports: a table of the steps, and why equations are not fused.
 
-Kernels, beside stages 5 to 7: for people who read ``lower()``, ``explain`` and ``BLUFUNC_DEBUG``.
+Kernels, after stage 5. In: a ``Fusion``. Out: text for readers of ``lower()``, ``explain`` and ``BLUFUNC_DEBUG``.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 
 from blufunc.core.ir.jaxpr import Eqn, Literal, line_of
 from blufunc.kernels.fusion.fuse import Fusion, Opaque, Region, Step
-from blufunc.kernels.tables import alike, lines_of, run_lengths, table, times, times_head
+from blufunc.kernels.tables import equal_rows, lines_of, run_lengths, table, times, times_head
 
 
 class Fused:
-    """What of a program runs together, and why the rest does not: ``lower().fusion``.
+    """Fused steps of a program, and why the rest is apart: ``lower().fusion``.
 
     Args:
-      numbers: by the identity of a region, or of the equation of another step, the number of the launch; the steps
-        in their order without it.
+      fusion: the steps.
+      numbers: the launch index by identity of a region, or of another step's equation; default: the order of the steps.
 
     Attributes:
-      steps: in the order in which they run: each a ``Region`` of equations that are one kernel (or two, where a
-        reduction is finished by a second), or an ``Opaque`` equation for a library or the reference.
+      steps: in the order in which they run: each a ``Region`` of equations that are one kernel (or two, if a second one
+        finishes a reduction), or an ``Opaque`` equation for a library or the reference.
       regions: the steps that are regions.
-      apart: pairs of equations, one of which reads what the other computes, that are in different steps; and why.
-      free: equations that no step computes: they only move elements, or are arithmetic on single numbers, and
-        are part of the addresses and scalars of whoever reads them.
+      apart: pairs of dependent equations in different steps, with the reason.
+      free: equations that no step computes: movement, or arithmetic on scalars, which become part of the addresses
+        and scalars of their readers.
     """
 
     def __init__(self, fusion: Fusion, numbers: Mapping[int, int] | None = None):
@@ -43,7 +43,7 @@ class Fused:
         for last, second, why in fusion.apart:
             a, b = home.get(id(last)), home.get(id(second))
             if a is None or b is None or a is b:
-                continue  # what was refused at first was joined later
+                continue  # refused at first, joined later
             pair = self._number(a), self._number(b)
             pairs.setdefault(pair, (_read_by(second, a, fusion) or last, second, why))
         self._pairs = pairs
@@ -54,21 +54,21 @@ class Fused:
 
     def __str__(self) -> str:
         rows = [_row(self._number(s), s, self._fusion) for s in self.steps]
-        groups = alike([row[1:] for row in rows])
+        groups = equal_rows([row[1:] for row in rows])
         head = ("step", *times_head(groups), "points", "computes", "lines")
         shown = [(rows[g[0]][0], *times(g, groups), *rows[g[0]][1:]) for g in groups]
         parts = [table(head, shown, ("step", "times"))] if rows else ["no steps"]
         return "\n".join([*parts, *self.reasons()])
 
     def reasons(self) -> list[str]:
-        """Lines that say why steps are apart, pairs that are alike in one; and which equations cost nothing."""
+        """One line per reason that keeps steps apart, and the free equations."""
         found: dict[str, list[tuple[int, int]]] = {}
         for pair, (first, second, why) in self._pairs.items():
             found.setdefault(f"{_named(first)} and {_named(second)}: {why}", []).append(pair)
         lines = []
         for text, pairs in found.items():
             a, b = min(pairs)
-            more = f", and {len(pairs) - 1} more pairs alike," if len(pairs) > 1 else ""
+            more = f", and {len(pairs) - 1} more such pairs," if len(pairs) > 1 else ""
             lines.append(f"steps {a} and {b}{more} are apart: {text}")
         if self.free:
             counts = Counter(e.prim.name for e in self.free)
@@ -77,12 +77,12 @@ class Fused:
 
 
 def _identity(step: Step) -> int:
-    """What stands for a step of a fusion in a schedule too: its region, or its equation."""
+    """The key of a step, also in a schedule: the id of its region, or of its equation."""
     return id(step.eqn if isinstance(step, Opaque) else step)
 
 
 def equations_of(region: Region, fusion: Fusion) -> list[Eqn]:
-    """What a region computes: of one that only writes out what is free, that."""
+    """The equations of a region; for a copy, the virtual equations that it writes out."""
     return region.eqns or [fusion.virtual[v] for v in region.outputs if v in fusion.virtual]
 
 
@@ -91,8 +91,8 @@ def _eqns(step: Step) -> list[Eqn]:
 
 
 def _read_by(eqn: Eqn, step: Step, fusion: Fusion) -> Eqn | None:
-    """The equation of a step that computes what ``eqn`` reads, itself or through equations that are free."""
-    made = {v: e for e in _eqns(step) for v in e.outvars}
+    """The equation of a step that ``eqn`` reads, directly or through free equations."""
+    makers = {v: e for e in _eqns(step) for v in e.outvars}
     pending: list[Any] = list(eqn.invars)
     seen: set[Any] = set()
     while pending:
@@ -100,8 +100,8 @@ def _read_by(eqn: Eqn, step: Step, fusion: Fusion) -> Eqn | None:
         if atom.__class__ is Literal or atom in seen:
             continue
         seen.add(atom)
-        if atom in made:
-            return made[atom]
+        if atom in makers:
+            return makers[atom]
         if atom in fusion.virtual:
             pending.extend(fusion.virtual[atom].invars)
     return None

@@ -1,4 +1,4 @@
-"""Reports: fusion, cost, memory and timings, as ``explain`` and ``lower()`` show them.
+"""Reports of fusion, cost, memory and timings: ``explain`` and ``lower()``.
 
 In: schedules and programs. Out: tables. May import all of ``kernels``.
 """

@@ -1,8 +1,9 @@
-"""One look at a program: its fusion, memory, cost and times, on whatever device it runs.
+"""Program reports: the fusion, memory, cost and times of a program on any device.
 
-Kernels, beside stages 5 to 8. ``jit(f).lower()``, ``.compile()`` and ``explain`` show what is gathered here. A backend
-with a ``draft`` method says what it would make of a jaxpr without compiling it; of another the program is made. Both
-have ``schedule`` and ``source()``; a program has ``timings(buffers, repeats)`` too: the name and ``ms`` of each step.
+Kernels, alongside stages 5 to 8. In: a simplified jaxpr and a device. Out: what ``jit(f).lower()``, ``.compile()`` and
+``explain`` show. A backend with a ``draft`` method lowers a jaxpr without compiling it; other backends compile it. Both
+results have ``schedule`` and ``source()``; a program also has ``timings(buffers, repeats)``: ``name`` and ``ms`` of
+each step.
 """
 
 from __future__ import annotations
@@ -24,23 +25,22 @@ from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import fused
 from blufunc.kernels.recompute.budget_report import Bought
 from blufunc.kernels.schedule import OpaqueStep, Schedule, host_notes
-from blufunc.kernels.tables import alike, count, duration, run_lengths, size, table, times, times_head
+from blufunc.kernels.tables import count, duration, equal_rows, run_lengths, size, table, times, times_head
 
 
 class Memory:
-    """Where the bytes of a program are: ``lower().memory``.
+    """Memory of a program: ``lower().memory``.
 
     Attributes:
       plan: the plan, with the place of every value.
-      why_not_compiled: why the program runs as NumPy calls, for which nothing is planned; empty otherwise.
+      why_not_compiled: why the program runs as unplanned NumPy calls; empty otherwise.
       peak_bytes: arguments, results and arena together.
-      argument_bytes: what the caller holds in arguments, donated or not.
+      argument_bytes: bytes of the caller's arguments, donated or not.
       output_bytes: results that take over no donated argument.
       arena_bytes: the one block for everything else.
-      unplanned_bytes: what loops, branches and the reference return, for which they make memory themselves; it comes
-        on top of the peak, as far as it is alive at once.
-      bought: what is computed again for ``jit(memory_budget=)``: both peaks, the values and the price; None where
-        nothing is.
+      unplanned_bytes: results that loops, branches and the reference allocate; those alive at once add to the peak.
+      bought: the rematerialization for ``jit(memory_budget=)``: both peaks, the values and the cost; None if there is
+        none.
     """
 
     def __init__(
@@ -58,9 +58,7 @@ class Memory:
         self.arena_bytes: int = plan.arena_bytes
 
     def report(self, n: int = 10) -> str:
-        """The sums, and the ``n`` largest values alive at the peak with the lines that they come from; within a budget,
-        what is computed again for it.
-        """
+        """The sums, the ``n`` largest values at the peak, and the recomputed values."""
         head, *rest = self.plan.report(n).splitlines()
         besides = (
             f"; {size(self.unplanned_bytes)} in results of calls besides" if self.unplanned_bytes else ""
@@ -77,13 +75,13 @@ def _as_numpy(why: str) -> list[str]:
 
 
 class Sight:
-    """What can be said of a program for a device before it is run.
+    """Report on a program for a device before it runs.
 
     Args:
       jaxpr: simplified.
       donated: the parameters whose memory results may take.
       device: where it will run.
-      budget: the bytes that its planned peak may have; None: as it comes.
+      budget: limit of its planned peak, in bytes; default None: no limit.
 
     Attributes:
       program: the executable, once there is one.
@@ -95,7 +93,7 @@ class Sight:
 
     @functools.cached_property
     def draft(self) -> Any:
-        """What has ``schedule`` and ``source()``."""
+        """An object with ``schedule`` and ``source()``."""
         make = getattr(self.device.backend, "draft", None)
         if make is not None:
             return make(self.jaxpr, self.donated, self.budget)
@@ -110,29 +108,29 @@ class Sight:
 
     @property
     def why_not_compiled(self) -> str:
-        """Why it runs as NumPy calls; empty if it does not."""
+        """The reason that it runs as NumPy calls; empty if it does not."""
         return getattr(self.draft, "why_not_compiled", "")
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Operations that have kernels, but not here, and why; and why its plan is not kept on disk, if it could be."""
-        # before the question, for planning may find a reason
+        """Notes on operations without a kernel here, and why its plan is not cached."""
+        # plan first: planning may find a reason
         notes = (*self.schedule.notes, *host_notes(self.schedule.host_primitives))
         reason = "" if self.why_not_compiled else plan_store.why_not(self.jaxpr)
         return (*notes, f"planned anew in each process: {reason}") if reason else tuple(notes)
 
     @functools.cached_property
     def fusion(self) -> Fused:
-        """What runs together, and why not."""
+        """The fused steps, and why others are not fused."""
         return fused(self.schedule)
 
     @functools.cached_property
     def memory(self) -> Memory:
-        """Where the bytes are."""
-        made = self.schedule
-        values = [made.values[i] for i in made.unplanned]
+        """The memory plan as a report."""
+        schedule = self.schedule
+        values = [schedule.values[i] for i in schedule.unplanned]
         unplanned = sum(v.aval.nbytes for v in values if isinstance(v, Var))
-        return Memory(made.plan, self.why_not_compiled, unplanned, made.bought)
+        return Memory(schedule.plan, self.why_not_compiled, unplanned, schedule.bought)
 
     @functools.cached_property
     def cost(self) -> Cost:
@@ -143,7 +141,7 @@ class Sight:
 
     @functools.cached_property
     def bodies(self) -> list[Body]:
-        """The programs within the program: what loops, branches and calls run, each once."""
+        """Nested programs, each once: the bodies of loops, branches and calls."""
         found: dict[int, Body] = {}
         for n, step in enumerate(self.schedule.steps):
             if not isinstance(step, OpaqueStep) or (
@@ -151,7 +149,7 @@ class Sight:
             ):
                 continue
             if kernel_of(step.eqn).composite:
-                continue  # a kernel runs it, not its definition
+                continue  # a kernel replaces its body
             for role, jaxpr in _roles(step.eqn):
                 donated = (False,) * len(jaxpr.invars)
                 if self.device.platform != "cpu" and step.eqn.prim.name == "scan":
@@ -161,7 +159,7 @@ class Sight:
         return list(found.values())
 
     def source(self) -> str:
-        """The text of the kernels, then of those of each body."""
+        """The source of the kernels, then of each body's kernels."""
         parts = [(self.program or self.draft).source()]
         for body in self.bodies:
             comment = "#" if body.sight.why_not_compiled else "//"
@@ -169,7 +167,7 @@ class Sight:
         return "\n".join(parts)
 
     def timings(self, buffers: Sequence[Any], machine: Machine, repeats: int) -> Timings:
-        """The measured times of the program's steps, beside what they cost."""
+        """Measured times of the program's steps, with their costs."""
         times = self.program.timings(buffers, repeats)
         compiled = hasattr(self.program, "schedule")
         cost = self.cost if compiled else cost_of_equations(self.device.backend.chosen(self.jaxpr))
@@ -178,12 +176,12 @@ class Sight:
 
 
 class Body(NamedTuple):
-    """A program within a program.
+    """A nested program.
 
     Attributes:
-      step: the number of the step that runs it.
-      role: what it is there, and where: ``the body of scan at model.py:3 (f), 20 times``.
-      sight: what can be said of it.
+      step: the index of the step that runs it.
+      role: its role and place: ``the body of scan at model.py:3 (f), 20 times``.
+      sight: the report on it.
     """
 
     step: int
@@ -192,12 +190,12 @@ class Body(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Which one it is."""
+        """A title: its step and role."""
         return f"step {self.step} runs {self.role}"
 
 
 def _roles(eqn: Eqn) -> Iterator[tuple[str, Jaxpr]]:
-    """The programs of an equation, and what each is."""
+    """The nested programs of an equation, with their roles."""
     name = eqn.prim.name
     rounds = (
         f", {eqn.params['length']} times" if name == "scan" else ", each round" if name == "while" else ""
@@ -217,9 +215,9 @@ class TimedStep(NamedTuple):
       name: the kernel, or the primitive.
       lines: the user's lines.
       ms: milliseconds.
-      bytes: what it must move.
-      flops: its arithmetic.
-      share: of the roofline: the least time that the machine allows, as a part of the time taken.
+      bytes: the bytes that it must move.
+      flops: its arithmetic operations.
+      share: of the roofline: the least possible time divided by the measured time.
     """
 
     name: str
@@ -231,7 +229,7 @@ class TimedStep(NamedTuple):
 
     @property
     def gbps(self) -> float:
-        """Gigabytes a second."""
+        """Gigabytes per second."""
         return self.bytes / self.ms / 1e6 if self.ms else 0.0
 
 
@@ -240,11 +238,11 @@ def _row(c: StepCost, name: str, ms: float, machine: Machine) -> TimedStep:
 
 
 class Timings:
-    """The times of a program's steps: ``compile().timings(...)``; a sequence of ``TimedStep``.
+    """Times of a program's steps: ``compile().timings(...)``, a sequence.
 
     Attributes:
       steps: in the order in which they run.
-      machine: what shares of the roofline are relative to.
+      machine: the roofline that shares are relative to.
       ms: the sum over the steps, in milliseconds.
     """
 
@@ -259,7 +257,7 @@ class Timings:
         return self.steps[i]
 
     def __str__(self) -> str:
-        groups = alike([(s.name, s.lines, s.bytes, s.flops) for s in self.steps])
+        groups = equal_rows([(s.name, s.lines, s.bytes, s.flops) for s in self.steps])
         rows = []
         for g in groups:
             s, ms = self.steps[g[0]], sum(self.steps[n].ms for n in g)
@@ -278,11 +276,11 @@ class Timings:
 
 
 def cost_table(cost: Cost, machine: Machine, timings: Timings | None = None) -> str:
-    """A row for each step; with ``timings`` of the same steps, measured times and shares of the roofline.
+    """A table of steps and costs; with ``timings``, also times and roofline shares.
 
-    Of long programs, alike steps are one row: bytes, operations and times are those of all of them.
+    In long programs, identical steps share a row, with the sums of their bytes, operations and times.
     """
-    groups = alike(cost.steps)
+    groups = equal_rows(cost.steps)
     measured = ("measured", "roofline") if timings else ()
     figures = ("bytes", "flops", "at least", *measured)
     rows = []

@@ -1,8 +1,8 @@
-"""How fast a device can move bytes and do arithmetic: what a program's times are compared with.
+"""Measured roofline of a device: the bounds for a program's times.
 
-Kernels, beside stage 8. The figures are measured, once in a process for each device and only when somebody asks: the
-rate of a copy of a large array, and that of a large product of float32 matrices. So a share of the roofline says how
-near a step comes to what this very machine was seen to do, and not to what a data sheet promises.
+Kernels, alongside stage 8. In: a device. Out: its ``Machine``: the bandwidth of a copy of a large array, and the rate
+of a large float32 GEMM, measured on first use. So a share of the roofline is relative to this very machine, not to a
+data sheet.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from blufunc.kernels.backends.cpu.toolchain import threads
 from blufunc.kernels.machine import Machine
 
 _COPIED = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Elements of the float32 array that is copied: beyond any cache, and not long to wait for."""
+"""Elements of the float32 array that is copied: larger than any cache."""
 
 _MULTIPLIED = {"cpu": 768, "cuda": 8192}
-"""The side of the matrices that are multiplied."""
+"""The side of the square matrices."""
 
 _MATRICES = {
     "dimension_numbers": (((1,), (0,)), ((), ())), "precision": None, "preferred_element_type": None,
@@ -38,12 +38,12 @@ _MATRICES = {
 _REPEATS = 5
 
 _IN_A_ROW = 8
-"""Calls of a GPU between two waits, each of which takes as long as to move some hundred megabytes; a CPU's products."""
+"""GPU calls between synchronizations, which are slow; GEMMs on the CPU."""
 
 
 @functools.cache
 def machine_of(device: Device) -> Machine:
-    """The measured speed of a device. Takes about a tenth of a second, once."""
+    """The measured speed of a device: about a tenth of a second, once per process."""
     copy, product = (_host_copy, _host_product) if device.platform == "cpu" else (_copy, _product)
     rate = product(device)
     return Machine(str(device), copy(device), rate, rate)
@@ -56,11 +56,11 @@ def _best(run: Callable[[], Any]) -> float:
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return min(times[1:])  # the first one touches new memory
+    return min(times[1:])  # the first run touches new memory
 
 
 def _host_copy(device: Device) -> float:
-    """Bytes a second of a copy into memory that is there already, by as many threads as kernels use."""
+    """Bytes per second of a copy into mapped memory, on as many threads as kernels."""
     x = np.ones(_COPIED["cpu"], np.float32)
     y = np.empty_like(x)
     parts = list(zip(np.array_split(x, threads()), np.array_split(y, threads()), strict=True))
@@ -70,7 +70,7 @@ def _host_copy(device: Device) -> float:
 
 
 def _host_product(device: Device) -> float:
-    """Multiplications and additions a second of a program's products, most of which are written to its arena."""
+    """Operations per second of a program's GEMMs, most of which write to its arena."""
     n = _MULTIPLIED["cpu"]
     aval = ShapedArray((n, n), dtypes.float32)
     x, y, *made = [Var(aval) for _ in range(_IN_A_ROW + 2)]

@@ -1,8 +1,8 @@
-"""Where the elements of an array that was only moved come from: movement equations as maps of indices.
+"""Movement equations as index maps: the source element of each result element.
 
-Kernels, stages 5 and 6. ``fusion/fuse.py`` asks whether an access meets a value where it is computed,
-``lower/values.py`` composes accesses into the address of a load. In: an equation and the index of an element of its
-result, one ``Index`` for each axis; out: the index of the operand's element that is there.
+Kernels, stages 5 and 6. In: an equation, and the index of an element of its result, one ``Index`` per axis. Out: the
+index of the operand's element. ``fusion/fuse.py`` asks whether an access reads a value where it is computed;
+``lower/values.py`` composes accesses into the address of a load.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ MOVED: dict[Primitive, Callable[[Eqn, Place], Place]] = {
     slice_p: _slice,
     rev_p: _rev,
 }
-"""The primitives of one operand that only move its elements; those that do nothing at all say so themselves."""
+"""Primitives that only move the elements of one operand, except identities."""
 
 
 def moves(eqn: Eqn) -> bool:
-    """Whether an equation only moves the elements of its operand; reductions over axes of size 1 do."""
+    """True if an equation only moves elements; a reduction over axes of size 1 does."""
     return eqn.prim in MOVED or eqn.prim.identity or _drops_axes(eqn)
 
 
 def is_widening(eqn: Eqn) -> bool:
-    """Whether an equation converts a float to a wider one: nothing is rounded, and the operand is fewer bytes."""
+    """True for a conversion to a wider float: it is exact, and its operand is smaller."""
     if eqn.prim is not convert_p:
         return False
     before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
@@ -76,7 +76,7 @@ def is_widening(eqn: Eqn) -> bool:
 
 
 def source_of(eqn: Eqn, at: Place) -> Place:
-    """The index of the operand's element that is at index ``at`` of the result of a movement equation."""
+    """The operand's index at index ``at`` of a movement equation's result."""
     if eqn.prim.identity:
         return at
     if eqn.prim in MOVED:
@@ -86,9 +86,9 @@ def source_of(eqn: Eqn, at: Place) -> Place:
 
 
 def gathered(eqn: Eqn, at: Place, start: Callable[[Place, int, int], Index]) -> Place:
-    """The index of the operand's element that is at index ``at`` of the result of a gather.
+    """The operand's index at index ``at`` of a gather's result.
 
-    ``start(batch, component, axis)`` is where the window of the index vector at ``batch`` starts along ``axis``.
+    ``start(batch, component, axis)`` is the start along ``axis`` of the window of the index vector at ``batch``.
     """
     d = eqn.params["dimension_numbers"]
     batch = tuple(i for p, i in enumerate(at) if p not in d.offset_dims)
@@ -113,7 +113,7 @@ _PLAIN_REDUCTIONS = frozenset((reduce_sum_p, reduce_prod_p, reduce_max_p, reduce
 
 
 def view_chain(v: Any, virtual: Mapping[Any, Eqn]) -> list[Eqn] | None:
-    """The equations by which ``v`` is a view of a variable in memory, that variable's reader first; None if it is none.
+    """The equations that make ``v`` a view of a variable in memory; None if none do.
 
     Strides can express transposes, slices, broadcasts and some reshapes.
     """
@@ -128,7 +128,7 @@ def view_chain(v: Any, virtual: Mapping[Any, Eqn]) -> list[Eqn] | None:
 
 
 def view_strides(v: Var, virtual: Mapping[Var, Eqn]) -> tuple[int, ...] | None:
-    """The strides, in elements, of the view that ``v`` is; None if it is none."""
+    """The strides of the view ``v``, in elements; None if it is no view."""
     chain = view_chain(v, virtual)
     if chain is None:
         return None
@@ -137,7 +137,7 @@ def view_strides(v: Var, virtual: Mapping[Var, Eqn]) -> tuple[int, ...] | None:
 
 
 def _model(v: Any, chain: Sequence[Eqn]) -> np.ndarray | None:
-    """What a chain of movement equations makes of an array like ``v`` of which no element is ever touched."""
+    """The view of an array like ``v`` by movement equations; no element is accessed."""
     model = np.lib.stride_tricks.as_strided(np.empty(1, np.uint8), v.aval.shape, strides_of(v.aval.shape))
     try:
         for eqn in chain:
@@ -148,10 +148,10 @@ def _model(v: Any, chain: Sequence[Eqn]) -> np.ndarray | None:
 
 
 def view(eqn: Eqn, x: Any) -> Any:
-    """What a movement equation makes of an array, without a copy.
+    """The result of a movement equation as a view of an array.
 
     Raises:
-      ValueError: it cannot be had without one.
+      ValueError: it requires a copy.
     """
     if eqn.prim.identity:
         return x

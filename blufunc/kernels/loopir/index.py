@@ -1,10 +1,9 @@
-"""Index algebra: integers that generated loops compute addresses with, kept in one normal form.
+"""Index algebra: integer expressions of addresses, in a normal form.
 
-Kernels, stage 6, below LoopIR. An ``Index`` is a sum of atoms with integer coefficients: loop variables, quotients
-and remainders of other indices, and integers that the program itself computed. Broadcasts, reshapes, transposes,
-slices and gathers become such expressions in the place of copies. The constructors simplify as they build, by
-bounds that are known of every atom, so that equal functions of the loop variables mostly become equal objects;
-``tests/kernels/loopir/test_index.py`` holds them against brute force.
+Kernels, stage 6, below LoopIR. In: loop variables, and integers that the program computes. Out: an ``Index``, a sum of
+atoms with integer coefficients; atoms also are quotients and remainders of other indices. Broadcasts, reshapes,
+transposes, slices and gathers become such expressions instead of copies. Constructors simplify by the bounds of atoms,
+so that equal functions of the loop variables mostly become equal objects.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True, eq=False)
 class Range:
-    """A loop variable: 0, 1, ..., extent - 1. Ranges are told apart by identity; the name is for people."""
+    """A loop variable: 0, 1, ..., extent - 1; compared by identity, not by name."""
 
     name: str
     extent: int
@@ -40,7 +39,7 @@ class Quotient:
     divisor: int
 
     def bounds(self) -> tuple[int, int]:
-        """Those of the index, divided."""
+        """The bounds of the index, divided."""
         low, high = self.index.bounds()
         return low // self.divisor, high // self.divisor
 
@@ -50,13 +49,13 @@ class Quotient:
 
 @dataclass(frozen=True)
 class Remainder:
-    """``index mod divisor`` of a positive divisor: 0 or more, also where the index is negative."""
+    """``index mod divisor`` of a positive divisor: never negative."""
 
     index: Index
     divisor: int
 
     def bounds(self) -> tuple[int, int]:
-        """Below the divisor, and no more than the index itself where that is not negative."""
+        """At most ``divisor - 1``, and at most the index itself if that is not negative."""
         low, high = self.index.bounds()
         return 0, min(self.divisor - 1, high) if low >= 0 else self.divisor - 1
 
@@ -66,18 +65,18 @@ class Remainder:
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """An integer that the program computed, such as one that a gather reads: a scalar of LoopIR with its bounds."""
+    """An integer that the program computes, such as a gather's index: a LoopIR scalar."""
 
     value: Any
     low: int = -UNBOUNDED
     high: int = UNBOUNDED
 
     def bounds(self) -> tuple[int, int]:
-        """What is known of the value."""
+        """The known bounds of the value."""
         return self.low, self.high
 
     def substitute(self, replace: Mapping[Range, Index]) -> Computed:
-        """The same with other indices in the place of loop variables; itself where it depends on none of them."""
+        """The atom with indices substituted; itself if it has none of their variables."""
         if self.value.ranges().isdisjoint(replace):
             return self
         return Computed(self.value.substitute(replace), self.low, self.high)
@@ -90,11 +89,11 @@ Atom = Range | Quotient | Remainder | Computed
 
 
 class Index:
-    """``constant + sum of coefficient * atom``, with no atom twice and no coefficient 0.
+    """``constant + sum of coefficient * atom``: atoms distinct, no coefficient 0.
 
     Attributes:
       terms: from atoms to coefficients; never changed.
-      constant: what is added.
+      constant: the constant term.
     """
 
     __slots__ = ("_bounds", "_hash", "constant", "terms")
@@ -119,7 +118,7 @@ class Index:
         return self._hash
 
     def text(self, computed: Callable[[Computed], str] = str) -> str:
-        """The index as text, with what ``computed`` says in the place of what the program computed."""
+        """The index as text; ``computed`` formats the integers that the program computes."""
         parts = []
         for atom, c in self.terms.items():
             part = computed(atom) if isinstance(atom, Computed) else str(atom)
@@ -134,7 +133,7 @@ class Index:
     __str__ = __repr__ = text
 
     def bounds(self) -> tuple[int, int]:
-        """A range that holds every value: exact where atoms vary independently."""
+        """A range that holds every value: exact if atoms vary independently."""
         if self._bounds is None:
             low = high = self.constant
             for atom, c in self.terms.items():
@@ -215,7 +214,7 @@ class Index:
         return Index({Remainder(inside, divisor): 1}, 0)
 
     def _split(self, divisor: int) -> tuple[Index, Index]:
-        """``outside, inside`` with ``self == divisor * outside + inside``: multiples of the divisor are taken out."""
+        """``outside, inside``: ``self == divisor * outside + inside``."""
         outside, inside = {}, {}
         for atom, c in self.terms.items():
             q, r = divmod(c, divisor)
@@ -229,8 +228,10 @@ class Index:
         return _joined(outside, q), _joined(inside, r)
 
     def _coarse(self, divisor: int) -> tuple[int, Index, Index]:
-        """``step, coarse, fine`` with ``self == step * coarse + fine``, ``0 <= fine < step`` and ``step`` a divisor of
-        ``divisor``: quotients and remainders then only concern ``coarse``. The largest such step; 1 if there is none.
+        """``step, coarse, fine``: ``self == step * coarse + fine``, 0 <= fine < step.
+
+        ``step`` divides ``divisor``, so that quotients and remainders only concern ``coarse``. The largest such step; 1
+        if there is none.
         """
         for step in sorted({math.gcd(c, divisor) for c in self.terms.values()}, reverse=True):
             if step == 1:
@@ -244,7 +245,7 @@ class Index:
         return 1, self, ZERO
 
     def _single(self) -> Atom | None:
-        """The atom that the index is, if it is one and nothing else."""
+        """The atom that the index consists of, if it is a single one."""
         if self.constant or len(self.terms) != 1:
             return None
         ((atom, c),) = self.terms.items()
@@ -253,7 +254,7 @@ class Index:
     # -- questions -----------------------------------------------------------------------------
 
     def coefficient(self, variable: Range) -> int | None:
-        """How much the index grows with ``variable``; None where it is not linear in it."""
+        """The coefficient of ``variable``; None if the index is not linear in it."""
         for atom in self.terms:
             if not isinstance(atom, Range) and variable in ranges_of(atom):
                 return None
@@ -262,9 +263,9 @@ class Index:
     def substitute(
         self, replace: Mapping[Range, Index], computed: Callable[[Computed], Computed] | None = None
     ) -> Index:
-        """The index with other indices in the place of loop variables.
+        """The index with indices substituted for loop variables.
 
-        ``computed`` does the same to what the program computed; given, it can keep shared values shared.
+        ``computed`` substitutes in integers that the program computes, and can keep shared values shared.
         """
         total: Index = constant(self.constant)
         for atom, c in self.terms.items():
@@ -272,9 +273,9 @@ class Index:
         return total
 
     def at(self, values: Mapping[Range, Any], computed: Callable[[Computed], Any] | None = None) -> Any:
-        """The number that the index is where loop variables have ``values``: integers, or arrays that broadcast.
+        """The index at ``values`` of loop variables: integers, or arrays that broadcast.
 
-        ``computed`` gives the numbers that the program computed.
+        ``computed`` evaluates the integers that the program computes.
         """
         total: Any = self.constant
         for atom, c in self.terms.items():
@@ -291,7 +292,7 @@ class Index:
 
 
 def _joined(terms: dict[Atom, int], const: int) -> Index:
-    """An index in which ``k d (x / d) + k (x mod d)`` has become ``k x``."""
+    """The index with ``k d (x / d) + k (x mod d)`` simplified to ``k x``."""
     for atom in terms:
         if isinstance(atom, Remainder):
             k = terms[atom]
@@ -303,7 +304,7 @@ def _joined(terms: dict[Atom, int], const: int) -> Index:
 
 
 def _contains(terms: Mapping[Atom, int], part: Index, factor: int) -> bool:
-    """Whether ``factor * part`` (apart from constants) is among the terms."""
+    """True if ``factor * part``, constants aside, is among the terms."""
     return bool(part.terms) and all(terms.get(a) == c * factor for a, c in part.terms.items())
 
 
@@ -320,12 +321,12 @@ def _substituted(
 
 
 def constant(value: int) -> Index:
-    """A number."""
+    """A constant index."""
     return Index({}, int(value))
 
 
 def of(atom: Atom) -> Index:
-    """An atom as an index: a loop variable, or what the program computed."""
+    """An atom as an index."""
     if isinstance(atom, Range) and atom.extent <= 1:
         return ZERO
     return Index({atom: 1}, 0)
@@ -347,7 +348,7 @@ def ranges_of(x: Index | Atom) -> frozenset[Range]:
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """How many elements apart neighbours along each axis are, in row-major order."""
+    """Row-major strides, in elements."""
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step)
@@ -356,7 +357,7 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def flat(index: Iterable[Index], shape: Sequence[int]) -> Index:
-    """The position of an element in row-major order."""
+    """The row-major position of an element."""
     total = ZERO
     for i, n, stride in zip(index, shape, strides_of(shape), strict=True):
         if n != 1:
@@ -365,7 +366,7 @@ def flat(index: Iterable[Index], shape: Sequence[int]) -> Index:
 
 
 def unflat(position: Index, shape: Sequence[int]) -> tuple[Index, ...]:
-    """The index along each axis of the element at a position in row-major order."""
+    """The index along each axis of the element at a row-major position."""
     if 0 in shape:
         return (ZERO,) * len(shape)  # there are no positions
     out = []

@@ -1,7 +1,7 @@
-"""LoopIR: the small language in which a fused kernel is written before it becomes C++.
+"""LoopIR: the IR of a fused kernel, between fusion and C++.
 
-Kernels, stage 6. In: nothing; lowering builds kernels of it. Out: ``codegen/c_renderer.py`` prints them as CUDA or host
-C++, ``verify.py`` checks them under ``config.check``; the tests have an interpreter in NumPy.
+Kernels, stage 6. In: nothing; lowering builds kernels. Out: kernels that ``codegen/c_renderer.py`` prints as CUDA or
+host C++ and ``verify.py`` checks under ``config.check``; the tests have an interpreter in NumPy.
 
 A kernel does the same work at every point of a **grid** of independent points. At a point, statements run in order:
 
@@ -12,10 +12,10 @@ A kernel does the same work at every point of a **grid** of independent points. 
         lanes k < 768:
           y[768*r + k] = (x[768*r + k] - mean / 768) * scale[k]
 
-A ``Lanes`` loop has no order, and its lanes meet only in reductions and scans: on a GPU they are threads, on a CPU SIMD
-lanes. What a scan has found up to a lane, the statements after it read in the same loop. A ``Rows`` loop is sequential.
-A ``Keep`` is one value per lane that lives as long as the grid point: registers on a GPU, a small array on a CPU.
-Values are scalars and form a graph without cycles; what is shared is computed once.
+A ``Lanes`` loop is parallel: its lanes, threads on a GPU and SIMD lanes on a CPU, communicate only in reductions and
+scans. Statements after a scan, in the same loop, read its prefix at their lane. A ``Rows`` loop is sequential. A
+``Keep`` is one value per lane that lives as long as the grid point: registers on a GPU, a small array on a CPU. Values
+are scalars and form a DAG; a shared value is computed once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from blufunc.kernels.loopir.index import Computed, Index, Range, ranges_of
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """An array in memory, as a kernel sees it: ``size`` elements in row-major order.
+    """An array in memory, as a kernel sees it: ``size`` elements, row-major.
 
     ``written`` tells outputs from inputs. ``name`` is an identifier of C.
     """
@@ -55,9 +55,9 @@ class Buffer:
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """The result of a reduction over the lanes of one loop; ``op`` is a key of ``REDUCTIONS``.
+    """The result of a reduction over the lanes of a loop; ``op`` is in ``REDUCTIONS``.
 
-    ``dtype`` is that of the accumulator. An arg-extremum also has the ``position`` dtype of the index it yields.
+    ``dtype`` is the accumulator's. An arg-extremum also has ``position``, the dtype of the index that it returns.
     """
 
     name: str
@@ -71,9 +71,9 @@ class Total:
 
 @dataclass(frozen=True, eq=False)
 class Keep:
-    """One value for each lane of loops over ``lanes``, private to a grid point.
+    """One value per lane of loops over ``lanes``, private to a grid point.
 
-    With ``op``, it starts as that reduction's identity and grows by ``Accumulate``; without, it is written by ``Set``.
+    With ``op``, it starts as that reduction's identity and ``Accumulate`` updates it; without, ``Set`` writes it.
     """
 
     name: str
@@ -87,9 +87,9 @@ class Keep:
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """At each lane of one loop, the lanes up to it combined, itself included; ``op`` is a key of ``REDUCTIONS``.
+    """An inclusive scan over the lanes of a loop; ``op`` is a key of ``REDUCTIONS``.
 
-    ``dtype`` is that of the accumulator. With ``reverse``, "up to it" is from the last lane on.
+    ``dtype`` is the accumulator's. With ``reverse``, it starts at the last lane.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Prefix:
 
 
 Cell = Total | Keep | Prefix
-"""What ``read`` reads."""
+"""Operands of ``read``."""
 
 REDUCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
@@ -119,7 +119,7 @@ ARG_REDUCTIONS = {"argmax": np.argmax, "argmin": np.argmin}
 
 
 def identity(op: str, dtype: np.dtype) -> Any:
-    """The value that a reduction starts from, as a scalar of ``dtype``."""
+    """The identity of a reduction, as a scalar of ``dtype``."""
     if op in ("max", "min"):
         return limit(dtype, op == "min")
     if op == "logaddexp":
@@ -140,17 +140,16 @@ class Value:
     - ``const``: ``attr`` is a NumPy scalar;
     - ``load``: ``attr`` is ``(buffer, index)``; with an argument, a guard: where it is false the value is 0 and
       memory is not touched;
-    - ``number``: ``attr`` is an ``Index``, as a number of ``dtype``;
+    - ``number``: ``attr`` is an ``Index``, converted to ``dtype``;
     - ``within``: ``attr`` is ``(index, low, high)``: whether ``low <= index < high``;
     - ``apply``: ``attr`` is ``(primitive, params)``: an elementwise primitive of the core applied to the arguments;
     - ``read``: ``attr`` is a ``Total``, a ``Keep`` or a ``Prefix``;
     - ``fold``: ``attr`` is ``(reduction, range)``: the one argument reduced over a range of its own, in order;
     - ``bits``: ``attr`` is ``(counter, width)``: threefry of a counter under the key words that are the arguments;
-    - ``loop``: ``attr`` is a ``Loop``; the arguments are what its carries begin with, whether it goes on, and what
-      the carries become. ``branch``: ``attr`` is a ``Branch``; the arguments are a predicate, the operands, and the
-      results of the one and of the other side;
+    - ``loop``: ``attr`` is a ``Loop``; the arguments are the initial carries, the condition, and the next carries.
+      ``branch``: ``attr`` is a ``Branch``; the arguments are a predicate, the operands, and the results of both sides;
     - ``carry``: ``attr`` is ``(name, turn)``: a carry of the loop, or an operand of the branch, with that ``turn``;
-    - ``result``: ``attr`` is a number: that result of the loop or branch that is the argument.
+    - ``result``: ``attr`` is the position of a result of the loop or branch that is the argument.
     """
 
     __slots__ = ("_ranges", "args", "attr", "dtype", "op")
@@ -163,7 +162,7 @@ class Value:
         self._ranges: frozenset[Range] | None = None
 
     def ranges(self) -> frozenset[Range]:
-        """The loop variables that the value depends on, other than by what it reads from totals and keeps."""
+        """The loop variables that the value depends on, other than through reads of cells."""
         if self._ranges is None:
             unknown = lambda v: () if v._ranges is not None else dependencies(v)
             for v in post_order([self], unknown):  # no recursion: graphs may be deep
@@ -185,7 +184,7 @@ class Value:
         return frozenset((self.attr[1],)) if self.op == "carry" else frozenset()
 
     def indices(self) -> tuple[Index, ...]:
-        """The index expressions that the value itself holds."""
+        """The value's own index expressions."""
         if self.op == "load":
             return (self.attr[1],)
         if self.op in ("within", "bits"):
@@ -193,7 +192,7 @@ class Value:
         return (self.attr,) if self.op == "number" else ()
 
     def substitute(self, replace: Mapping[Range, Index]) -> Value:
-        """The value with other indices in the place of loop variables."""
+        """The value with indices substituted for loop variables."""
         return Substitution(replace)(self)
 
     def __str__(self) -> str:
@@ -207,15 +206,15 @@ class Value:
 
 
 BODIES = frozenset(("fold", "loop", "branch"))
-"""The operations that compute a body: what it is made of is computed in it, as often as it takes."""
+"""Operations with a body, which is computed inside them, as often as they run it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """A loop of one lane: for as long as a condition of its carries holds, they become something else, all at once.
+    """A loop of one lane: while a condition holds, all carries are updated at once.
 
-    ``turn`` is what the values of its body depend on, and no index; its extent is a guess of how often the body is
-    computed. ``most`` bounds the turns, None where nothing does.
+    ``turn`` is the loop variable that values of the body depend on; it is in no index, and its extent estimates the
+    iterations. ``most`` bounds them; None if there is no bound.
     """
 
     carries: tuple[Value, ...]
@@ -223,33 +222,33 @@ class Loop:
     most: int | None
 
     def inits(self, v: Value) -> tuple[Value, ...]:
-        """What the carries begin with, of a value ``v`` that is this loop."""
+        """The initial carries of this loop's value ``v``."""
         return v.args[: len(self.carries)]
 
     def going(self, v: Value) -> Value:
-        """Whether there is another turn."""
+        """The condition under which another iteration runs."""
         return v.args[len(self.carries)]
 
     def nexts(self, v: Value) -> tuple[Value, ...]:
-        """What the carries become."""
+        """The carries after an iteration."""
         return v.args[len(self.carries) + 1 :]
 
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """One of two sides is computed. ``operands`` stand for the operands in both; ``turn`` is as that of a loop."""
+    """A choice of two sides, with operands and ``turn`` as in ``Loop``."""
 
     operands: tuple[Value, ...]
     turn: Range
 
     def sides(self, v: Value) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """The results where the predicate holds, and where it does not, of a value ``v`` that is this branch."""
+        """The results of this branch's value ``v`` if the predicate holds, and if not."""
         results = v.args[len(self.operands) + 1 :]
         return results[: len(results) // 2], results[len(results) // 2 :]
 
 
 def outside(v: Value) -> Sequence[Value]:
-    """What must be there before ``v`` is computed; what has a body computes that itself."""
+    """The values computed before ``v``, not in its body."""
     if v.op == "loop":
         return v.attr.inits(v)
     if v.op == "branch":
@@ -258,7 +257,7 @@ def outside(v: Value) -> Sequence[Value]:
 
 
 def computed_in(index: Index) -> list[Value]:
-    """The values that an index was computed from: those that gathers read."""
+    """The values that an index is computed from: the loads of gathers."""
     found: list[Value] = []
     pending: list[Any] = list(index.terms)
     while pending:
@@ -271,7 +270,7 @@ def computed_in(index: Index) -> list[Value]:
 
 
 def dependencies(value: Value) -> list[Value]:
-    """The values that must be there before ``value``: its arguments, and what its indices are computed from."""
+    """The arguments of a value, and the values that its indices are computed from."""
     out = list(value.args)
     for index in value.indices():
         out.extend(computed_in(index))
@@ -281,9 +280,9 @@ def dependencies(value: Value) -> list[Value]:
 def post_order(
     roots: Sequence[Value], edges: Callable[[Value], Iterable[Value]] = dependencies
 ) -> list[Value]:
-    """Everything that the roots depend on, and they, each once and after what it depends on.
+    """The roots and their dependencies, each once, after its own dependencies.
 
-    ``edges`` may hide some of what a value depends on.
+    ``edges`` gives the dependencies of a value.
     """
     done: dict[Value, None] = {}
     stack: list[tuple[Value, bool]] = [(v, False) for v in reversed(roots)]
@@ -300,7 +299,7 @@ def post_order(
 
 
 class Substitution:
-    """Puts indices in the place of loop variables, in values; shared values stay shared."""
+    """Substitute indices for loop variables in values; shared values stay shared."""
 
     def __init__(self, replace: Mapping[Range, Index]):
         self.replace = replace
@@ -314,11 +313,11 @@ class Substitution:
         return self.done[value]
 
     def index(self, index: Index) -> Index:
-        """The same of an index."""
+        """The index after substitution."""
         return index.substitute(self.replace, self._of_computed)
 
     def statement(self, s: Any) -> Any:
-        """The same of a statement; loops keep their ranges."""
+        """The statement after substitution; loops keep their ranges."""
         if isinstance(s, Store):
             return Store(s.buffer, self.index(s.index), self(s.value), s.guard and self(s.guard))
         if isinstance(s, Lanes):
@@ -332,7 +331,7 @@ class Substitution:
         return type(s)(self.cell(s.keep), self(s.value))
 
     def cell(self, cell: Any) -> Any:
-        """The same of a keep or a prefix."""
+        """The keep or prefix after substitution: the same, unless a subclass changes it."""
         return cell
 
     def _of_computed(self, atom: Computed) -> Computed:
@@ -355,7 +354,7 @@ class Substitution:
 
 
 class Replaced(Substitution):
-    """Puts indices in the place of loop variables, and in the place of the values in ``done`` what is given there."""
+    """Substitute indices for loop variables, and keys of ``done`` by their values."""
 
     def __call__(self, value: Value) -> Value:
         for v in post_order([value]):
@@ -377,12 +376,12 @@ def load(buffer: Buffer, index: Index, guard: Value | None = None) -> Value:
 
 
 def number(index: Index, dtype: np.dtype) -> Value:
-    """An index as a number."""
+    """An index as a scalar of ``dtype``."""
     return Value("number", (), index, dtype)
 
 
 def within(index: Index, low: int, high: int) -> Value | None:
-    """Whether ``low <= index < high``; None if that is known to be so."""
+    """The condition ``low <= index < high``; None if it always holds."""
     least, most = index.bounds()
     if low <= least and most < high:
         return None
@@ -390,17 +389,17 @@ def within(index: Index, low: int, high: int) -> Value | None:
 
 
 def apply(prim: Any, args: Sequence[Value], params: Mapping[str, Any], dtype: np.dtype) -> Value:
-    """An elementwise primitive of the core."""
+    """An elementwise primitive of the core applied to scalars."""
     return Value("apply", tuple(args), (prim, dict(params)), dtype)
 
 
 def read(cell: Cell) -> Value:
-    """The value of a total, after its loop, of a keep, or of a prefix, after its scan in the same loop."""
+    """The value of a total after its loop, of a keep, or of a prefix after its scan."""
     return Value("read", (), cell, (cell.position if isinstance(cell, Total) else None) or cell.dtype)
 
 
 def fold(op: str, over: Range, body: Value) -> Value:
-    """A reduction inside of one lane, in order."""
+    """A sequential reduction within one lane."""
     return Value("fold", (body,), (op, over), body.dtype)
 
 
@@ -409,17 +408,17 @@ def carried(name: str, turn: Range, dtype: np.dtype) -> Value:
     return Value("carry", (), (name, turn), dtype)
 
 
-def loop(made: Loop, inits: Sequence[Value], going: Value, nexts: Sequence[Value]) -> list[Value]:
-    """What the carries of a loop are at its end."""
-    whole = Value("loop", (*inits, going, *nexts), made, dtypes.bool_)
-    return [Value("result", (whole,), n, c.dtype) for n, c in enumerate(made.carries)]
+def loop(attr: Loop, inits: Sequence[Value], going: Value, nexts: Sequence[Value]) -> list[Value]:
+    """The results of a loop: its carries at the end."""
+    whole = Value("loop", (*inits, going, *nexts), attr, dtypes.bool_)
+    return [Value("result", (whole,), n, c.dtype) for n, c in enumerate(attr.carries)]
 
 
 def branch(
-    made: Branch, predicate: Value, operands: Sequence[Value], yes: Sequence[Value], no: Sequence[Value]
+    attr: Branch, predicate: Value, operands: Sequence[Value], yes: Sequence[Value], no: Sequence[Value]
 ) -> list[Value]:
-    """The results ``yes`` where a predicate holds, ``no`` where it does not."""
-    whole = Value("branch", (predicate, *operands, *yes, *no), made, dtypes.bool_)
+    """The results of a branch: ``yes`` if the predicate holds, else ``no``."""
+    whole = Value("branch", (predicate, *operands, *yes, *no), attr, dtypes.bool_)
     return [Value("result", (whole,), n, v.dtype) for n, v in enumerate(yes)]
 
 
@@ -438,7 +437,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Reduce:
-    """In lanes: the total takes up the lane's value. An arg-extremum takes up the lane's ``position`` with it."""
+    """In lanes: a total accumulates a value, an arg-extremum with its ``position``."""
 
     total: Total
     value: Value
@@ -446,13 +445,13 @@ class Reduce:
 
     @property
     def suffix(self) -> str:
-        """The end of the statement as text: what a reduction that a backend has made does besides."""
+        """The end of the statement's text: further effects of a backend's own reduction."""
         return ""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """In lanes: the prefix takes up the lane's value. All scans of a loop go one way, and read none of its prefixes."""
+    """In lanes: a prefix accumulates a value. A loop's scans go in one direction."""
 
     prefix: Prefix
     value: Value
@@ -476,7 +475,7 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Lanes:
-    """For all lanes, in no order."""
+    """A parallel loop over lanes."""
 
     range: Range
     body: tuple[Any, ...]  # Store, Reduce, Scan, Set, Accumulate
@@ -484,13 +483,13 @@ class Lanes:
 
     @property
     def head(self) -> str:
-        """The loop's first line as text."""
+        """The first line of the loop's text."""
         return f"lanes {self.range} < {self.range.extent}:"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """In order, for ``range``; only while ``index`` is below ``limit``."""
+    """A sequential loop over ``range``, while ``index`` is below ``limit``."""
 
     range: Range
     body: tuple[Any, ...]  # Lanes, Store
@@ -503,17 +502,17 @@ Statement = Store | Reduce | Scan | Set | Accumulate | Lanes | Rows
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """One kernel.
+    """A kernel: its buffers, its grid and its statements.
 
     Attributes:
       name: an identifier of C.
-      buffers: its parameters, in order; an output may be the very array that an input is.
+      buffers: its parameters, in order; an output may alias an input.
       grid: the ranges of the grid, outermost first; the last one varies fastest in memory.
-      body: what is done at a point.
-      finish: what is done when points are done; what they stored can be read there.
-      over: the ranges of the grid for each of whose points the finish is done, when all points of the grid that share
-        it are; none of them: it is done once.
-      notes: lines for people: the equations it came from and the user's lines.
+      body: the statements of a point.
+      finish: the statements after all points, which may read what the points stored; default none.
+      over: ranges of the grid: the finish runs at each of their points, when all grid points that share it are done;
+        default none, to run it once.
+      notes: comments: the equations it came from and the user's lines.
     """
 
     name: str
@@ -526,13 +525,13 @@ class Kernel:
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     def memoised(self, key: Any, make: Callable[[], Any]) -> Any:
-        """``make()``, computed once for this kernel and ``key``: alike regions share a kernel."""
+        """``make()``, computed once per ``key``; identical regions share a kernel."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
 
     def statements(self) -> Iterator[Statement]:
-        """All statements, outer ones before those in them."""
+        """All statements, outer ones first."""
         pending = list(reversed((*self.body, *self.finish)))
         while pending:
             s = pending.pop()
@@ -548,17 +547,17 @@ class Kernel:
 
     @property
     def points(self) -> int:
-        """How many grid points there are."""
+        """The number of grid points."""
         return math.prod(r.extent for r in self.grid)
 
     @property
     def ends(self) -> int:
-        """How often the finish is done."""
+        """The number of times that the finish runs."""
         return math.prod(r.extent for r in self.over) if self.finish else 0
 
     @property
     def key(self) -> tuple:
-        """What equal kernels have in common: the text, which does not say of what dtype a constant is."""
+        """The key of equal kernels: the text, and dtypes and primitives it leaves out."""
         return self.memoised("key", self._key)
 
     def _key(self) -> tuple:
@@ -570,7 +569,7 @@ class Kernel:
 
 
 def values_of(statement: Statement) -> list[Value]:
-    """The values that one statement uses itself, those that its index is computed from first."""
+    """The values that a statement itself uses, those of its index first."""
     if isinstance(statement, Store):
         guard = [] if statement.guard is None else [statement.guard]
         return [*computed_in(statement.index), *guard, statement.value]
@@ -587,9 +586,9 @@ _LONG = 72  # characters of an expression, before its operands get names
 
 
 def to_text(kernel: Kernel) -> str:
-    """The kernel as text; values that are used more than once, or are long, get a line of their own.
+    """The kernel as text; shared and long values get a line of their own.
 
-    The text says all that a kernel does: kernels of one text are one kernel.
+    The text is complete: kernels of equal text and dtypes are equal.
     """
     ins = ", ".join(str(b) for b in kernel.buffers if not b.written)
     outs = ", ".join(str(b) for b in kernel.buffers if b.written)
@@ -606,7 +605,7 @@ def to_text(kernel: Kernel) -> str:
 
 
 class _Writer:
-    """Writes statements as lines; names hold in the loop in which they are given, and in those in it."""
+    """Write statements as lines; names are visible in their loop and in nested ones."""
 
     def __init__(self, kernel: Kernel):
         roots = kernel.roots()
@@ -617,7 +616,7 @@ class _Writer:
         self.named = 0
 
     def block(self, body: Sequence[Any], indent: str, texts: dict[Value, str]) -> None:
-        """The statements of one loop; ``texts`` are names, and the short expressions that stay where they are."""
+        """Write the statements of a loop; ``texts`` are the names and inlined expressions."""
         for s in body:
             self.define(values_of(s), indent, texts)
             self.lines.append(indent + statement_text(s, texts))
@@ -625,7 +624,7 @@ class _Writer:
                 self.block(s.body, indent + "  ", dict(texts))
 
     def define(self, roots: Sequence[Value], indent: str, texts: dict[Value, str]) -> None:
-        """Lines that give names to what the roots depend on."""
+        """Write lines that name the dependencies of the roots."""
         for v in post_order(roots):
             if v in texts:
                 continue
@@ -638,7 +637,7 @@ class _Writer:
 
 
 def statement_text(s: Statement, texts: Mapping[Value, str] | None = None) -> str:
-    """One line: the statement, or the head of a loop. ``texts`` are what to write for values, if not all of them."""
+    """One line: the statement, or the head of a loop; ``texts`` are names for values."""
     shown = lambda v: (texts or {}).get(v) or str(v)
     computed = lambda atom: f"[{shown(atom.value)}]"
     if isinstance(s, Lanes):
@@ -664,7 +663,7 @@ def _cast(dtype: np.dtype | None) -> str:
 
 
 def _other(cell: Cell, value: Value) -> str:
-    """The dtype of an accumulator, where that is not the value's."""
+    """The dtype of an accumulator, if it is not the value's."""
     return "" if cell.dtype == value.dtype else f": {dtypes.short_name(cell.dtype)}"
 
 
@@ -700,11 +699,11 @@ def _formatted(v: Value, texts: Mapping[Value, str]) -> str:
 def _with_body(v: Value, texts: Mapping[Value, str]) -> str:
     """A loop or a branch."""
     shown = lambda values: ", ".join(texts.get(x) or str(x) for x in values)
-    made = v.attr
+    attr = v.attr
     if v.op == "loop":
-        most = "" if made.most is None else f", at most {made.most} times"
-        head = f"{shown(made.carries)} = {shown(made.inits(v))} while {shown([made.going(v)])}{most}"
-        return f"loop({head}: {shown(made.nexts(v))})"
-    yes, no = made.sides(v)
-    given = f"{shown(made.operands)} = {shown(outside(v)[1:])}: " if made.operands else ""
-    return f"branch({given}{shown(yes)} if {texts[v.args[0]]} else {shown(no)})"
+        most = "" if attr.most is None else f", at most {attr.most} times"
+        head = f"{shown(attr.carries)} = {shown(attr.inits(v))} while {shown([attr.going(v)])}{most}"
+        return f"loop({head}: {shown(attr.nexts(v))})"
+    yes, no = attr.sides(v)
+    operands = f"{shown(attr.operands)} = {shown(outside(v)[1:])}: " if attr.operands else ""
+    return f"branch({operands}{shown(yes)} if {texts[v.args[0]]} else {shown(no)})"

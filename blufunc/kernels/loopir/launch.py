@@ -1,6 +1,6 @@
-"""What lowering gives: kernels with their operands.
+"""Launches: kernels with their operands.
 
-Kernels, stage 6, behind ``lower/region.py``. In: kernels of LoopIR. Out: launches, which ``pipeline.py`` puts in order.
+Kernels, stage 6, the result of ``lower/region.py``. In: kernels of LoopIR. Out: launches, which ``pipeline.py`` orders.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blufunc.kernels.loopir.ir import Buffer, Kernel
 
 @dataclass(frozen=True, eq=False)
 class Scratch:
-    """Memory between a kernel and its finish, or that a step of its own works in; ``label`` is for people."""
+    """Memory between a kernel and its finish, or private to one step."""
 
     dtype: np.dtype
     size: int
@@ -30,11 +30,12 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, and what its buffers are.
+    """A kernel and its operands.
 
     Attributes:
-      operands: for each buffer the array that it is.
-      starts: of buffers that are parts of their arrays, the element with which they begin.
+      kernel: the kernel.
+      operands: the array of each buffer.
+      starts: first element, for buffers that are parts of their arrays; 0 for the others.
     """
 
     kernel: Kernel

@@ -1,7 +1,7 @@
 """Replacement of values in statements of LoopIR.
 
-Kernels, stage 6, above ``ir.py``, for passes that rewrite kernels. In: statements, and a rule for values. Out: the same
-statements with other values; indices stay as they are, and so do the values that they were computed from.
+Kernels, stage 6, for passes that rewrite kernels. In: statements, and a rule for values. Out: the statements with other
+values; indices, and the values that they are computed from, stay the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from blufunc.kernels.loopir.ir import Buffer, Cell, Lanes, Reduce, Rows, Scan, S
 
 
 class Replacement:
-    """Replaces each value for which ``rule`` gives another one; shared values stay shared."""
+    """Replace each value for which ``rule`` gives another; shared values stay shared."""
 
     def __init__(self, rule: Callable[[Value], Value | None]):
         self.rule = rule
@@ -30,7 +30,7 @@ class Replacement:
         return self.done[value]
 
     def statement(self, s: Any) -> Any:
-        """The statement with its values replaced, and those of the statements in it."""
+        """The statement with its values replaced, those of nested statements too."""
         if isinstance(s, (Lanes, Rows)):
             return replace(s, body=tuple(map(self.statement, s.body)))
         if isinstance(s, Store):
@@ -43,10 +43,10 @@ class Replacement:
 
 
 def loads_replaced(s: Lanes, found: Mapping[tuple[Buffer, Index], Value]) -> Lanes:
-    """A loop in which other values replace loads without guards."""
+    """The loop with other values in place of loads without guards."""
     return Replacement(lambda v: found.get(v.attr) if v.op == "load" and not v.args else None).statement(s)
 
 
 def reads_replaced(found: Mapping[Cell, Value]) -> Replacement:
-    """Replaces reads of totals, keeps and prefixes."""
+    """A replacement of reads of totals, keeps and prefixes."""
     return Replacement(lambda v: found.get(v.attr) if v.op == "read" else None)

@@ -1,19 +1,18 @@
-"""``check_kernel``: does a kernel obey the rules of LoopIR?
+"""Verifier of LoopIR: scopes, dtypes and bounds of a kernel.
 
-Kernels, stage 6: ``config.check`` runs it on each kernel after lowering, before a renderer turns the kernel into C++.
-A failure is a mistake in lowering, never in the user's program. The rules:
+Kernels, stage 6. In: a kernel, after lowering, if ``config.check`` is set. Out: an error if it breaks a rule, which is
+a bug in lowering, never in the user's program. The rules:
 
-- a loop variable is used only where a loop over it, or over the grid, is open; rows stand on the grid, and lanes on
-  the grid or in rows; a fold, a loop and a branch have a range of their own, and carries are used in them only;
-- a total is reduced by one statement, and read only after its loop, in the block that the loop stands in;
-- what scans have found is read after them, by the lanes of the same loop; the scans of a loop go one way, and take none
-  of its prefixes;
+- a loop variable is used only where a loop over it, or over the grid, is open; rows are loops of the grid, lanes of
+  the grid or of rows; folds, loops and branches have their own range, and their carries are used only inside;
+- a total is reduced by one statement, and read only after its loop, in the block that holds the loop;
+- results of scans are read after them, by the lanes of the same loop; the scans of a loop go in one direction, and
+  read none of its prefixes;
 - a keep is written and read by the lanes of loops over its range, and read after it is written; one that has an
-  ``op`` only grows. A read of a keep is one value: it is not used both before and after the keep changes;
-- inputs are read and outputs are written, inside of their bounds wherever no guard stands, and no two points or
-  lanes write the same element; the finish stands on a part of the grid, may read what points have written, and writes
-  what it does not read;
-- dtypes fit together: an ``apply`` has the dtype that its primitive's abstract rule gives.
+  ``op`` is only accumulated. A read of a keep is one value: it is not used both before and after the keep changes;
+- inputs are read and outputs are written, in bounds unless guarded, and no two points or lanes write the same
+  element; the finish runs over a part of the grid, may read what points have written, and writes other buffers;
+- dtypes match: an ``apply`` has the dtype of its primitive's abstract rule.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ from blufunc.kernels.loopir.ir import (
 
 _TAKES = {"sum": "number", "prod": "number", "max": "ordered", "min": "ordered", "and": "bits", "or": "bits",
           "xor": "bits", "logaddexp": "float", "argmax": "ordered", "argmin": "ordered"}  # fmt: skip
-"""What each reduction takes: keys of ``kinds.TYPES``."""
+"""The operand dtypes of each reduction: keys of ``kinds.TYPES``."""
 
-_TRIED = 1 << 16  # indices whose bounds say too little are computed at up to so many places
+_TRIED = 1 << 16  # places at which indices are evaluated when their bounds are too loose
 
 
 RANDOM_BITS: dict[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -65,11 +64,11 @@ RANDOM_BITS: dict[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     32: lambda a, b: a ^ b,
     64: lambda a, b: (a.astype(np.uint64) << np.uint64(32)) | b,
 }
-"""How the two words of the cipher become random bits, by width."""
+"""Random bits of each width from the two words of the cipher."""
 
 
 def wrong(kernel: Kernel, what: str) -> JaxprTypeError:
-    """The error for a kernel that breaks a rule of LoopIR, with the kernel in its text."""
+    """The error for a kernel that breaks a rule of LoopIR, with the printed kernel."""
     return JaxprTypeError(f"{what}, in\n{kernel}", why="lowering built a wrong kernel")
 
 
@@ -83,7 +82,7 @@ def check_kernel(kernel: Kernel) -> None:
 
 
 class _Check:
-    """A walk over the statements in order. ``bound`` are the open loops, ``totals`` those that can be read."""
+    """A walk over statements; ``bound`` are open loops, ``totals`` readable ones."""
 
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
@@ -91,17 +90,15 @@ class _Check:
         self.typed: set[Value] = set()
         self.reduced: set[Total] = set()
         self.scanned: set[Prefix] = set()
-        self.prefixes: dict[Prefix, None] = {}  # those of the open loop
-        self.written: dict[Keep, int] = {}  # how many statements have written it so far
-        self.seen: dict[
-            Value, int
-        ] = {}  # reads of keeps by these lanes, and how often the keep had been written
-        self.limits: list[Rows] = []  # open rows that may stop before their end
+        self.prefixes: dict[Prefix, None] = {}  # of the open loop
+        self.written: dict[Keep, int] = {}  # statements that have written each keep so far
+        self.seen: dict[Value, int] = {}  # reads of keeps by these lanes, and ``written`` at that time
+        self.limits: list[Rows] = []  # open rows that may stop early
         self.grid = kernel.grid
-        self.finished: frozenset[Buffer] = frozenset()  # outputs that can be read: in the finish
+        self.finished: frozenset[Buffer] = frozenset()  # outputs that the finish can read
 
     def fail(self, what: str) -> None:
-        """Raise for the statement that is being checked."""
+        """Raise for the statement being checked."""
         at = "" if self.statement is None else f"{statement_text(self.statement)}: "
         raise wrong(self.kernel, at + what)
 
@@ -140,7 +137,7 @@ class _Check:
                 self.fail(f"{type(s).__name__} cannot stand in {place}")
 
     def rows(self, s: Rows, bound: frozenset[Range], totals: frozenset[Total]) -> None:
-        """Check a sequential loop; what it writes is not known to be there after it, since it may run for no row."""
+        """Check a sequential loop; its writes do not count afterwards: it may be empty."""
         bound = self.open(s.range, bound)
         self.values(values_of(s), bound, totals, None)
         self.index(s.index, bound)
@@ -154,7 +151,7 @@ class _Check:
             self.limits.pop()
 
     def lanes(self, s: Lanes, bound: frozenset[Range], totals: frozenset[Total]) -> frozenset[Total]:
-        """Check a cooperative loop. Returns what it reduces."""
+        """Check a cooperative loop, and return the totals that it reduces."""
         bound = self.open(s.range, bound)
         self.seen, self.prefixes = {}, {}
         mine: set[Total] = set()
@@ -182,7 +179,7 @@ class _Check:
         return bound | {r}
 
     def store(self, s: Store, bound: frozenset[Range], totals: frozenset[Total], lanes: Range | None) -> None:
-        """Check a store: a dtype, the bounds, and that each point and lane has elements of its own."""
+        """Check a store: dtype, bounds, and that each point and lane has its own elements."""
         self.values(values_of(s), bound, totals, lanes)
         self.index(s.index, bound)
         self.buffer(s.buffer, written=True)
@@ -191,9 +188,9 @@ class _Check:
         self.boolean(s.guard)
         if s.guard is None:
             self.inside(s.index, s.buffer, bound)
-        told = ranges_of(s.index) | (frozenset() if s.guard is None else s.guard.ranges())
+        distinct = ranges_of(s.index) | (frozenset() if s.guard is None else s.guard.ranges())
         for r in (*self.grid, *([] if lanes is None else [lanes])):
-            if r.extent > 1 and r not in told:
+            if r.extent > 1 and r not in distinct:
                 self.fail(f"every {r} writes the same element")
 
     def reduce(self, s: Reduce, bound: frozenset[Range], lanes: Range) -> None:
@@ -246,7 +243,7 @@ class _Check:
         self.written[s.keep] = self.written.get(s.keep, 0) + 1
 
     def accumulates(self, op: str, dtype: np.dtype, into: np.dtype) -> None:
-        """Check what a reduction takes, and that its accumulator is of the same dtype or a wider floating one."""
+        """Check a reduction's operand and accumulator: the same dtype or a wider float."""
         text, accepts = TYPES[_TAKES[op]]
         if not accepts(dtype):
             self.fail(f"{op} takes {text}, not {dtypes.short_name(dtype)}")
@@ -315,8 +312,8 @@ class _Check:
         else:
             expected = rule(v)
             if expected != v.dtype:
-                wanted = "another dtype" if expected is None else dtypes.short_name(expected)
-                self.fail(f"{v} is {_short(v)}, where its operation gives {wanted}")
+                correct = "another dtype" if expected is None else dtypes.short_name(expected)
+                self.fail(f"{v} is {_short(v)}, where its operation gives {correct}")
 
     def _const(self, v: Value) -> np.dtype:
         return np.asarray(v.attr).dtype
@@ -362,12 +359,12 @@ class _Check:
         return v.dtype
 
     def _loop(self, v: Value) -> np.dtype:
-        made = v.attr
-        if len(v.args) != 2 * len(made.carries) + 1:
-            self.fail(f"{v} has {len(v.args)} arguments for {len(made.carries)} carries")
-        self.same(v, made.carries, made.inits(v))
-        self.same(v, made.carries, made.nexts(v))
-        self.boolean(made.going(v))
+        loop = v.attr
+        if len(v.args) != 2 * len(loop.carries) + 1:
+            self.fail(f"{v} has {len(v.args)} arguments for {len(loop.carries)} carries")
+        self.same(v, loop.carries, loop.inits(v))
+        self.same(v, loop.carries, loop.nexts(v))
+        self.boolean(loop.going(v))
         return dtypes.bool_
 
     def _branch(self, v: Value) -> np.dtype:
@@ -383,10 +380,10 @@ class _Check:
         results = whole.attr.carries if whole.op == "loop" else whole.attr.sides(whole)[0]
         return results[v.attr].dtype if v.attr < len(results) else None
 
-    def same(self, v: Value, wanted: Sequence[Value], given: Sequence[Value]) -> None:
-        """Check that values have the dtypes of others."""
-        if [x.dtype for x in wanted] != [x.dtype for x in given]:
-            texts = (", ".join(map(_short, part)) for part in (wanted, given))
+    def same(self, v: Value, expected: Sequence[Value], values: Sequence[Value]) -> None:
+        """Check that values have the expected dtypes."""
+        if [x.dtype for x in expected] != [x.dtype for x in values]:
+            texts = (", ".join(map(_short, part)) for part in (expected, values))
             self.fail(f"{v} takes {next(texts)} and is given {next(texts)}")
 
     def boolean(self, guard: Value | None) -> None:
@@ -406,7 +403,7 @@ class _Check:
             )
 
     def integers(self, index: Index) -> None:
-        """Check that what an index is computed from are integers."""
+        """Check that an index is computed from integers."""
         for v in computed_in(index):
             if not dtypes.is_integer(v.dtype):
                 self.fail(f"an index is computed from {v}, which is {_short(v)}")
@@ -418,7 +415,7 @@ class _Check:
             self.fail(f"the index {index} needs {_names(missing)}, and no loop over it is open")
 
     def inside(self, index: Index, b: Buffer, bound: frozenset[Range]) -> None:
-        """Check that an index lies inside of a buffer at all places that the open loops reach."""
+        """Check that an index is in bounds at all places that the open loops reach."""
         if any(not r.extent for r in bound):
             return
         low, high = index.bounds()
@@ -427,7 +424,7 @@ class _Check:
         exact = _extremes(index, self.limits)
         if exact is None:
             if self.limits:
-                return  # rows end in time, as the interpreter finds out
+                return  # the interpreter checks that rows end in time
         elif not exact or (exact[0] >= 0 and exact[1] < b.size):
             return
         else:
@@ -436,10 +433,10 @@ class _Check:
 
 
 def _extremes(index: Index, limits: Sequence[Rows]) -> tuple[int, ...] | None:
-    """The least and the greatest value of an index in rows that end at limits, by trying.
+    """The least and the greatest value of an index in rows with limits, by evaluation.
 
-    Bounds of an index overstate it where its terms depend on one another. Empty where the rows end at once; None
-    where a part was computed by the program, and nothing can be tried.
+    Bounds are loose if an index's terms depend on one another. Empty if no row runs; None if the program computes a
+    part of the index, so that it cannot be evaluated.
     """
     parts = [index, *(s.index for s in limits)]
     if any(computed_in(p) for p in parts):
@@ -453,7 +450,7 @@ def _extremes(index: Index, limits: Sequence[Rows]) -> tuple[int, ...] | None:
 
 
 def _places(ranges: Iterable[Range]) -> dict[Range, np.ndarray]:
-    """Loop variables at all places, or where these are too many, at a sample of them that has many at the edges."""
+    """Loop variables at all places; if these are too many, at a sample rich in edges."""
     ranges = sorted(ranges, key=str)
     if math.prod(r.extent for r in ranges) <= _TRIED:
         return dict(zip(ranges, np.ix_(*[np.arange(r.extent) for r in ranges]), strict=True))

@@ -1,7 +1,7 @@
 """Loops and branches at points, as values of LoopIR.
 
-Kernels, stage 6, below ``values.py``. In: an equation that ``rewrites/pointwise_control_flow.py`` made, and the values
-of its operands at a point. Out: the value of its result there. The results of one loop are those of one value.
+Kernels, stage 6, used by ``values.py``. In: an equation of ``rewrites/pointwise_control_flow.py``, and the values of
+its operands at a point. Out: the value of its result there. The results of one loop share one value.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from blufunc.kernels.lower.scalars import held, held_as
 from blufunc.kernels.ops.points import POINTS
 from blufunc.kernels.ops.points import Loop as PointLoop
 
-Asked = Callable[[Any, Place], Value]
+Evaluate = Callable[[Any, Place], Value]
 
 
 class Control:
-    """Makes the values of one kernel; ``results`` are those of the loops and branches that there are already."""
+    """The loops and branches of one kernel; ``results`` memoizes their values."""
 
     def __init__(self) -> None:
         self.results: dict[Any, list[Value]] = {}
         self.turns = itertools.count()
 
-    def at(self, eqn: Eqn, place: Place, guard: Value | None, at: Asked) -> Value:
-        """The result of an equation at a place; ``at`` gives its operands, read where ``guard`` holds."""
+    def at(self, eqn: Eqn, place: Place, guard: Value | None, at: Evaluate) -> Value:
+        """The result of an equation at a place; ``at`` evaluates operands under ``guard``."""
         control = eqn.params["control"]
         key = (control, place, guard)
         if key not in self.results:
             shape = eqn.outvars[0].aval.shape
             places = [place if a.aval.shape == shape else (ZERO,) * a.aval.ndim for a in eqn.invars]
-            self.results[key] = self.made(control, list(map(at, eqn.invars, places)))
+            self.results[key] = self.lowered(control, list(map(at, eqn.invars, places)))
         return self.results[key][eqn.params["index"]]
 
-    def made(self, control: Any, args: Sequence[Value]) -> list[Value]:
+    def lowered(self, control: Any, args: Sequence[Value]) -> list[Value]:
         """The results of a loop or branch of scalars."""
         return (
             self.loop(control, args) if isinstance(control, PointLoop) else self.branch(control.sides, args)
@@ -55,7 +55,7 @@ class Control:
         return loop(Loop(tuple(carries), turn, control.most), inits, going, nexts)
 
     def branch(self, sides: Sequence[Jaxpr], args: Sequence[Value]) -> list[Value]:
-        """The first side where the index is at most 0, else one of the others."""
+        """The first side if the index is at most 0, else one of the others."""
         index, *operands = args
         if len(sides) == 1:
             return self.body(sides[0], operands)
@@ -84,7 +84,7 @@ class Control:
             if e.prim in POINTS:
                 control = e.params["control"]
                 if control not in inner:
-                    inner[control] = self.made(control, values)
+                    inner[control] = self.lowered(control, values)
                 env[out] = inner[control][e.params["index"]]
             elif e.prim is convert_p and values[0].dtype == out.aval.dtype:
                 env[out] = values[0]

@@ -1,8 +1,8 @@
-"""Between lowering and planning: many small kernels that do the same to different arrays become one launch.
+"""Horizontal fusion: many small kernels of one structure become one launch.
 
-Kernels. In: the steps of a program. Out: the same, where kernels of one structure that do not wait for each other
-stand together in groups. The update of every parameter by an optimiser is the usual case: hundreds of kernels that
-differ in nothing but their arrays and how many elements those have.
+Kernels, between stages 6 and 7. In: the steps of a program. Out: the steps in groups of independent kernels that are
+structurally identical but for arrays and sizes. The usual case is an optimizer's update of every parameter: hundreds of
+such kernels.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from blufunc.kernels.loopir.ir import Kernel, Store, Value, dependencies, post_o
 from blufunc.kernels.memory.types import Step as PlanStep
 
 LEAST = 4
-"""Kernels from which on a group is worth its table of arrays."""
+"""Smallest group that is worth its table of arrays."""
 
 
 def structure(kernel: Kernel) -> Any:
-    """What two kernels have in common that differ in their arrays and number of points alone; None if it has no group.
+    """The key of kernels that differ only in arrays and number of points; else None.
 
-    Those are kernels of points in a row, each of which reads and writes by its own position.
+    Such kernels have one grid range, and read and write at their own position.
     """
     return kernel.memoised("structure", lambda: _structure(kernel))
 
@@ -52,7 +52,7 @@ def _structure(kernel: Kernel) -> Any:
 
 
 def _attribute(v: Value, place: dict, point: Range) -> Any:
-    """What tells an operation from others of its name."""
+    """The parts of an operation's ``attr`` that belong to its structure."""
     if v.op == "load":
         buffer, index = v.attr
         text = str(index)
@@ -65,23 +65,23 @@ def _attribute(v: Value, place: dict, point: Range) -> Any:
     return None
 
 
-def groups(keys: Sequence[Any], steps: Sequence[PlanStep], apart: Sequence[int] = ()) -> list[list[int]]:
-    """The steps, as groups of indices in an order of dependence: most of one, some of many with the same key.
+def groups(keys: Sequence[Any], steps: Sequence[PlanStep], concurrent: Sequence[int] = ()) -> list[list[int]]:
+    """Groups of step indices in dependency order: most of one step, some with one key.
 
     Args:
-      keys: for each step its structure, or None.
-      steps: what each reads and writes, in an order that works.
-      apart: steps that run beside others. A group has the same of them before it and behind it as each of its members
-        had, so that they neither begin later for it nor hold it up for longer.
+      keys: the structure of each step, or None.
+      steps: the reads and writes of each, in an order that works.
+      concurrent: steps that overlap with others. The members of a group depend on the same of them, and the same depend
+        on each member, so that grouping delays neither; default none.
     """
     waits = _waits(steps)
     needs = _needs(waits)
-    before, behind = _around(waits, needs, apart)
+    before, after = _around(waits, needs, concurrent)
     together: dict[int, list[int]] = {}
     by_key: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
         if key is not None:
-            by_key.setdefault((key, before[i], behind[i]), []).append(i)
+            by_key.setdefault((key, before[i], after[i]), []).append(i)
     joined = list(needs)
     for members in by_key.values():
         group = max(_independent(members, joined), _independent(members[::-1], joined)[::-1], key=len)
@@ -93,7 +93,7 @@ def groups(keys: Sequence[Any], steps: Sequence[PlanStep], apart: Sequence[int] 
 
 
 def _waits(steps: Sequence[PlanStep]) -> list[set[int]]:
-    """For each step those that it waits for, but for what they wait for."""
+    """The direct dependencies of each step."""
     makers: dict[int, int] = {}
     waits: list[set[int]] = []
     for i, s in enumerate(steps):
@@ -103,7 +103,7 @@ def _waits(steps: Sequence[PlanStep]) -> list[set[int]]:
 
 
 def _needs(waits: Sequence[set[int]]) -> list[int]:
-    """For each step, the set (as bits) of those that it waits for, by way of others too."""
+    """The transitive dependencies of each step, as a bitset."""
     needs: list[int] = []
     for own in waits:
         bits = 0
@@ -114,20 +114,20 @@ def _needs(waits: Sequence[set[int]]) -> list[int]:
 
 
 def _around(
-    waits: Sequence[set[int]], needs: Sequence[int], apart: Sequence[int]
+    waits: Sequence[set[int]], needs: Sequence[int], concurrent: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """For each step which of ``apart``, as bits, it waits for, and which wait for it."""
-    mask = sum(1 << a for a in apart)
-    behind = [0] * len(waits)
+    """For each step, bitsets of the ``concurrent`` steps before it and after it."""
+    mask = sum(1 << a for a in concurrent)
+    after = [0] * len(waits)
     for i in reversed(range(len(waits))):
-        own = behind[i] | 1 << i & mask
+        own = after[i] | 1 << i & mask
         for d in waits[i]:
-            behind[d] |= own
-    return [n & mask for n in needs], behind
+            after[d] |= own
+    return [n & mask for n in needs], after
 
 
 def _independent(members: Sequence[int], needs: Sequence[int]) -> list[int]:
-    """Members none of which waits for another, not by way of other steps either: the first, and what goes with it."""
+    """Members that do not depend on each other, chosen greedily from the first."""
     chosen, bits, union = [], 0, 0
     for m in members:
         if needs[m] & bits or union >> m & 1:
@@ -139,7 +139,7 @@ def _independent(members: Sequence[int], needs: Sequence[int]) -> list[int]:
 
 
 def _contract(group: Sequence[int], needs: list[int]) -> None:
-    """Let each member wait for what any member waits for, and their readers for all of them."""
+    """Give all members the dependencies of any, and their readers a dependency on all."""
     bits = sum(1 << m for m in group)
     union = 0
     for m in group:
@@ -152,7 +152,7 @@ def _contract(group: Sequence[int], needs: list[int]) -> None:
 
 
 def _in_order(together: dict[int, list[int]], direct: Sequence[set[int]]) -> list[list[int]]:
-    """Groups after all that their members wait for, as late as their last member was."""
+    """Groups in dependency order, as late as their last member was."""
     head = {i: min(group) for i, group in together.items()}
     nodes: dict[int, list[int]] = {}
     for i in range(len(direct)):
@@ -177,5 +177,5 @@ def _in_order(together: dict[int, list[int]], direct: Sequence[set[int]]) -> lis
             if not waits[reader]:
                 heapq.heappush(ready, (max(nodes[reader]), reader))
     if len(order) != len(nodes):
-        raise AssertionError("a group of kernels waits for itself")
+        raise AssertionError("a group of kernels depends on itself")
     return order

@@ -1,7 +1,7 @@
-"""Reading at other elements: where operations that choose their elements find the element of a result.
+"""Indexed reads: rules for operations that read other elements than their own.
 
-Kernels, stage 6, below ``values.py``, whose table of rules these are. In: an equation and a place in its result.
-Out: the value there, of elements of its operands that may depend on numbers that the program computes.
+Kernels, stage 6, the rules of ``values.py``. In: an equation and a place in its result. Out: the value there, from
+elements of the operands whose indices the program may compute.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from blufunc.kernels.lower.scalars import both, choose, converted, held, held_as
 
 
 class Reader(Protocol):
-    """What has the values of variables: ``lower_values.Values``."""
+    """The interface of ``values.Values`` that the rules use."""
 
     def at(self, atom: Any, place: Place) -> Value:
         """The value of a variable or literal at an index."""
 
     def guarded(self, condition: Value | None, make: Callable[[], Value]) -> Value:
-        """What ``make`` returns, reading memory only where a condition holds."""
+        """The result of ``make``, which reads memory only where a condition holds."""
 
 
 def _iota(low: Reader, eqn: Eqn, place: Place) -> Value:
@@ -69,7 +69,7 @@ def _pad(low: Reader, eqn: Eqn, place: Place) -> Value:
     x, padding = eqn.invars
     condition: Value | None = None
     at = []
-    # outside, indices may be anything: the guard keeps them from being used
+    # in the padding, indices are out of bounds: the guard prevents the read
     for i, n, (lo, _, interior) in zip(place, x.aval.shape, eqn.params["padding_config"], strict=True):
         step = interior + 1
         offset = i - lo
@@ -84,11 +84,11 @@ def _pad(low: Reader, eqn: Eqn, place: Place) -> Value:
 
 
 def _start(low: Reader, value: Value, most: int) -> tuple[Index, Value]:
-    """A start that the program computed, clamped to 0 ... most, as an index; and itself, wide enough to compare."""
+    """A computed start, clamped to 0 ... most, as an index; and its value, widened."""
     wide = np.dtype(np.int32)
     if value.dtype.itemsize == 8 or value.dtype == np.uint32 or most + 1 >= 1 << 31:
         wide = np.dtype(np.int64)
-    if value.dtype.itemsize == 8:  # no number beyond those that indices may be: positions are added to it
+    if value.dtype.itemsize == 8:  # clamp to the range of indices: positions are added to it
         low = 0 if dtypes.is_unsigned(value.dtype) else -UNBOUNDED
         bounds = const(low, value.dtype), const(UNBOUNDED, value.dtype)
         value = apply(clamp_p, (bounds[0], value, bounds[1]), {}, value.dtype)
@@ -98,7 +98,7 @@ def _start(low: Reader, value: Value, most: int) -> tuple[Index, Value]:
 
 
 def _start_or_none(value: Value, most: int) -> Index:
-    """A start that ``_start`` has made wide, where it is one of 0 ... most; else a number outside of them."""
+    """A start widened by ``_start`` as an index; out of bounds if not in 0 ... most."""
     clamped = apply(clamp_p, (const(-1, value.dtype), value, const(most + 1, value.dtype)), {}, value.dtype)
     return of(Computed(clamped, -1, most + 1))
 
@@ -129,7 +129,7 @@ def _dynamic_update_slice(low: Reader, eqn: Eqn, place: Place) -> Value:
 
 
 def placed(low: Reader, eqn: Eqn, place: Place) -> tuple[Place, Value | None]:
-    """Where a gather finds an element of its result, and whether that is inside of the operand, if it asks."""
+    """The operand's place for an element of a gather, and its bounds check, if any."""
     x, indices = eqn.invars
     inside: Value | None = None
     fills = eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP

@@ -1,7 +1,7 @@
-"""Kernels put together: the loops of a row, what one loop keeps for the next, operands, and the finish.
+"""Kernel assembly: loops of a row, values kept between them, the finish.
 
-Kernels, stage 6, below ``region.py``. In: the statements of a region's points: reductions and stores, as values of
-LoopIR. Out: loops over lanes in an order of dependence, in launches.
+Kernels, stage 6, called by ``region.py``. In: the statements of a region's points: reductions and stores, as values of
+LoopIR. Out: loops over lanes in dependency order, in launches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from blufunc.kernels.lower.values import Values, type_text
 
 
 class Levels:
-    """How many loops must be over before a value can be computed."""
+    """The number of loops that must finish before each value can be computed."""
 
     def __init__(self, body: Sequence[Any]):
         self.of_cell: dict[Any, int] = {}
@@ -58,7 +58,7 @@ class Levels:
         self.known: dict[Value, int] = {}
 
     def found_by(self, s: Any, loop: int) -> None:
-        """Take up what a statement of a loop finds: a total is there after the loop, a prefix in it."""
+        """Record a statement's cell: a total is known after its loop, a prefix in it."""
         if isinstance(s, Reduce):
             self.of_cell[s.total] = loop + 1
         elif isinstance(s, Scan):
@@ -75,8 +75,9 @@ class Levels:
 def in_generations(
     meetings: Sequence[Reduce | Scan], lane_stores: Sequence[Store], row_stores: Sequence[Store], k: Range
 ) -> list[Any]:
-    """Loops over lanes: in each the reductions and scans that depend on those before, and every store as soon as it can
-    be. What lanes meet in is given in an order of dependence.
+    """Loops over lanes: reductions and scans after those they depend on, stores early.
+
+    ``meetings``, the reductions and scans, are in dependency order.
     """
     level = Levels(())
     loops: list[list[Any]] = []
@@ -99,14 +100,14 @@ def in_generations(
         after.setdefault(max(level.of(s.value) - 1, 0), []).append(s)
     body: list[Any] = []
     for i, statements in enumerate(loops):
-        # stores last: what a reduction of the loop reads may be what a store writes over
+        # stores last: a store may overwrite the operand of a reduction of the loop
         body.append(Lanes(k, tuple(sorted(statements, key=lambda s: isinstance(s, Store)))))
         body.extend(after.get(i, ()))
     return body if loops else [*after.get(0, ())]
 
 
 def _takes(loop: Sequence[Any], scan: Scan) -> bool:
-    """Whether a loop can have a scan too: all of its scans go one way, and read none of each other."""
+    """True if a loop can do a scan too: one direction, no prefix read by another."""
     there = {s.prefix for s in loop if isinstance(s, Scan)}
     return all(p.reverse == scan.prefix.reverse for p in there) and there.isdisjoint(prefixes_of([scan]))
 
@@ -118,40 +119,42 @@ def prefixes_of(statements: Sequence[Any]) -> dict[Prefix, None]:
 
 
 def with_scans(body: Sequence[Any]) -> list[Any]:
-    """The loops, where those that read what an earlier one has scanned, and nobody has kept, scan it again."""
+    """The loops, repeating earlier scans whose results they read, unless kept."""
     scans: dict[Prefix, Scan] = {}
     out: list[Any] = []
     for s in body:
         if isinstance(s, Lanes):
             mine = {x.prefix: x for x in s.body if isinstance(x, Scan)}
-            again = [scans[p] for p in prefixes_of(s.body) if p not in mine]
+            repeated = [scans[p] for p in prefixes_of(s.body) if p not in mine]
             scans.update(mine)
-            if again:
-                s = _scanning_again(s, again)
+            if repeated:
+                s = _with_repeated(s, repeated)
         out.append(s)
     return out
 
 
-def _scanning_again(s: Lanes, again: Sequence[Scan]) -> Lanes:
-    assert not any(prefixes_of([x]) for x in again), "what takes up another scan is kept"
-    new = {x.prefix: Scan(replace(x.prefix), x.value) for x in again}
+def _with_repeated(s: Lanes, scans: Sequence[Scan]) -> Lanes:
+    assert not any(prefixes_of([x]) for x in scans), "a scan that reads another scan is kept"
+    new = {x.prefix: Scan(replace(x.prefix), x.value) for x in scans}
     values = post_order([v for x in s.body for v in values_of(x)])
     put = _Replace({v: read(new[v.attr].prefix) for v in values if v.op == "read" and v.attr in new})
     return Lanes(s.range, (*new.values(), *[put.statement(x) for x in s.body]), s.note)
 
 
-def root_apart(value: Value, k: Range, summed: Mapping[Total, Value]) -> tuple[Value, Value] | None:
-    """A product as ``(rest, root)``: a reciprocal root of a sum of squares over ``k``, and the other factors.
+def factor_out_rsqrt(value: Value, k: Range, summed: Mapping[Total, Value]) -> tuple[Value, Value] | None:
+    """A product as ``(rest, root)``, its rsqrt of a sum of squares factored out.
 
-    The sum of the products is the sum of the rests times the root, and need not wait for what is under the root: so the
-    gradient of a normalisation has one generation of reductions less. One of the other factors must be what was
-    squared: so the rest is finite unless cotangents are near the largest number divided by that factor. None for other
-    values, and where the rest would have to wait as long.
+    The sum of the products is the sum of the rests times the root, and need not wait for the root: the gradient of a
+    normalization has one generation of reductions less. One of the other factors must be what was squared, so that the
+    rest is finite unless cotangents are near the largest float divided by that factor. None for other values, and if
+    the rest would have to wait as long.
 
     Args:
-      summed: what totals add up.
+      value: the product.
+      k: the range of the lanes.
+      summed: the operand of each total.
     """
-    found = _root_apart(value, k)
+    found = _factor_out_rsqrt(value, k)
     if found is None:
         return None
     rest, root = found
@@ -161,7 +164,7 @@ def root_apart(value: Value, k: Range, summed: Mapping[Total, Value]) -> tuple[V
     return found if any(s is f for s in squares if s is not None for f in factors) else None
 
 
-def _root_apart(value: Value, k: Range) -> tuple[Value, Value] | None:
+def _factor_out_rsqrt(value: Value, k: Range) -> tuple[Value, Value] | None:
     if value.op != "apply" or value.attr[0] is not mul_p:
         return None
     for n, factor in enumerate(value.args):
@@ -169,7 +172,7 @@ def _root_apart(value: Value, k: Range) -> tuple[Value, Value] | None:
         if factor.op == "apply" and factor.attr[0] is rsqrt_p and k not in factor.ranges():
             return rest, factor
     for n, factor in enumerate(value.args):
-        found = _root_apart(factor, k)
+        found = _factor_out_rsqrt(factor, k)
         if found is not None:
             pair = (found[0], value.args[1]) if n == 0 else (value.args[0], found[0])
             return apply(mul_p, pair, {}, value.dtype), found[1]
@@ -177,7 +180,7 @@ def _root_apart(value: Value, k: Range) -> tuple[Value, Value] | None:
 
 
 def _factors(value: Value) -> list[Value]:
-    """The values that a product is of, and the product itself."""
+    """The product and its factors, nested ones included."""
     found, pending = [], [value]
     while pending:
         v = pending.pop()
@@ -188,7 +191,7 @@ def _factors(value: Value) -> list[Value]:
 
 
 def _square_root(value: Value) -> Value | None:
-    """What a value is the square of, if it is one."""
+    """The value whose square this is; None if it is no square."""
     if value.op != "apply" or value.attr[0] not in (square_p, mul_p):
         return None
     return value.args[0] if value.args[0] is value.args[-1] else None
@@ -207,10 +210,10 @@ def roots_of(body: Sequence[Any]) -> list[Value]:
 
 
 def shared_between(loops: Sequence[Lanes], k: Range, worth: Callable[[Value], bool]) -> list[Value]:
-    """The values that a loop needs which an earlier one has computed: of nested ones, the outermost worth keeping."""
+    """Values that an earlier loop computed: the outermost worth keeping."""
     seen: set[Value] = set()
     scanned: set[Prefix] = set()
-    wanted: dict[Value, None] = {}
+    shared: dict[Value, None] = {}
     for loop in loops:
         stack = [v for s in loop.body for v in values_of(s)]
         visited: set[Value] = set()
@@ -220,16 +223,16 @@ def shared_between(loops: Sequence[Lanes], k: Range, worth: Callable[[Value], bo
                 continue
             visited.add(v)
             if (v in seen or _reads(v, scanned)) and k in v.ranges() and worth(v):
-                wanted[v] = None
+                shared[v] = None
                 continue
             stack.extend(outside(v))
         seen.update(post_order([v for s in loop.body for v in values_of(s)]))
         scanned.update(s.prefix for s in loop.body if isinstance(s, Scan))
-    return list(wanted)
+    return list(shared)
 
 
 def with_keeps(body: Sequence[Any], keeps: dict[Value, Keep]) -> list[Any]:
-    """The loops, where the first that computes a value keeps it and later ones read it."""
+    """The loops; the first to compute a value keeps it, later ones read it."""
     have: dict[Value, Value] = {}
     out: list[Any] = []
     for s in body:
@@ -244,7 +247,7 @@ def with_keeps(body: Sequence[Any], keeps: dict[Value, Keep]) -> list[Any]:
         found = [v for v in keeps if _reads(v, scanned) or (v in needed and (v in still or put(v) in still))]
         new = [v for v in found if v not in have]
         statements += [Set(keeps[v], put(v)) for v in new]
-        # what is kept is kept before anything is stored over it
+        # keeps are set before a store can overwrite their operands
         statements.sort(key=lambda x: isinstance(x, Store))
         have.update((v, read(keeps[v])) for v in new)
         out.append(Lanes(s.range, tuple(statements), s.note))
@@ -252,9 +255,9 @@ def with_keeps(body: Sequence[Any], keeps: dict[Value, Keep]) -> list[Any]:
 
 
 def with_late_stores(body: Sequence[Any]) -> list[Any]:
-    """The loops of a row that is read again and again, where a store waits for the last loop that computes its value.
+    """The loops of a reread row, each store in the last loop with its value.
 
-    Then nothing reads the row behind the store, which may so be over the row.
+    No statement reads the row after the store, whose buffer may then alias it.
     """
     late: dict[Store, Lanes] = {}
     for loop in (s for s in body if isinstance(s, Lanes)):
@@ -273,7 +276,7 @@ def with_late_stores(body: Sequence[Any]) -> list[Any]:
 
 
 def is_scanned(v: Value) -> bool:
-    """Whether a value is what a scan has found."""
+    """True for a read of a prefix."""
     return v.op == "read" and isinstance(v.attr, Prefix)
 
 
@@ -282,7 +285,7 @@ def _reads(v: Value, prefixes: Collection[Prefix]) -> bool:
 
 
 class _Replace:
-    """Puts values in the place of others, in values and statements."""
+    """Substitution of values in values and statements."""
 
     def __init__(self, by: dict[Value, Value]):
         self.by = by
@@ -311,21 +314,21 @@ class _Replace:
 # -- kernels ----------------------------------------------------------------------------------------
 
 
-_KEEP_COST = 8  # operations from which on a value is kept for the next loop rather than computed again
+_KEEP_COST = 8  # minimum cost of a value that is kept for the next loop rather than recomputed
 
 
 class Lowering(Values):
-    """One region on its way to LoopIR."""
+    """The state of one region's lowering."""
 
     def part(self, v: Var, dtype: np.dtype, count: int) -> Buffer:
-        """Memory for what is added up at the end to ``v``."""
+        """A buffer for partial results of the total ``v``."""
         scratch = Scratch(dtype, count)
         buffer = Buffer(f"{self.names.of(v, self.maker(v))}_parts", dtype, count, True)
         self.parts[v] = (buffer, scratch)
         return buffer
 
     def at_the_end(self) -> list[Any]:
-        """What is done when all points are: totals are added up, in order, and what is computed of them is stored."""
+        """The finish: reduce the parts of totals, in order; store what depends on them."""
         self.guard = None
         loops: dict[int, list[Any]] = {}
         for v, (buffer, _) in self.parts.items():
@@ -345,19 +348,19 @@ class Lowering(Values):
     # -- what a row keeps ----------------------------------------------------------------------
 
     def kept(self, body: list[Any]) -> list[Any]:
-        """Let loops keep for later loops of the row what these would have to compute, or read, again.
+        """Keep values for later loops of the row that would recompute or reread them.
 
-        What is scanned again stands alone in its loop. So where a row is scanned several times, scans are kept.
+        Only a repeated scan must have operands without prefixes, so several scans of a row are always kept.
         """
         loops = [s for s in body if isinstance(s, Lanes)]
         if len(loops) < 2:
             return body
         k = loops[0].range
-        wanted = shared_between(loops, k, self.worth)
-        if sum(k.extent * v.dtype.itemsize for v in wanted) > self.target.keep_bytes:
-            wanted = shared_between(loops, k, is_scanned) if len(self.scans) > 1 else []
+        shared = shared_between(loops, k, self.worth)
+        if sum(k.extent * v.dtype.itemsize for v in shared) > self.target.keep_bytes:
+            shared = shared_between(loops, k, is_scanned) if len(self.scans) > 1 else []
             body = with_late_stores(body)
-        keeps = {v: Keep(f"{self.keep_name(v)}_{n}", v.dtype, k) for n, v in enumerate(wanted)}
+        keeps = {v: Keep(f"{self.keep_name(v)}_{n}", v.dtype, k) for n, v in enumerate(shared)}
         return with_scans(with_keeps(body, keeps) if keeps else body)
 
     def keep_name(self, v: Value) -> str:
@@ -367,7 +370,7 @@ class Lowering(Values):
         return f"{op}_kept"
 
     def worth(self, v: Value) -> bool:
-        """Whether a value is better kept than computed again."""
+        """True if keeping a value is cheaper than recomputing it."""
         if v.op == "load":
             return self.target.keep_loads
         if is_scanned(v):
@@ -392,7 +395,7 @@ class Lowering(Values):
         finish: Sequence[Any] = (),
         over: Sequence[Range] = (),
     ) -> Launch:
-        """A kernel; where there are parts of totals, its finish adds them up."""
+        """A kernel and its operands; its finish reduces the parts of totals."""
         finish = self.at_the_end() if self.parts else finish
         used = {v.attr[0] for v in post_order([*roots_of(body), *roots_of(finish)]) if v.op == "load"}
         operands: dict[Buffer, Any] = {b: v for v, b in self.inputs.items() if b in used}
@@ -405,7 +408,7 @@ class Lowering(Values):
         return Launch(kernel, operands)
 
     def name(self) -> str:
-        """A name for people: the user's function, and the operations that are not everywhere."""
+        """A readable name: the user's function, and the operations that stand out."""
         eqns = self.region.eqns or [self.virtual[v] for v in self.region.outputs]
         functions = [source.function_of(e.source) for e in eqns if e.source is not None]
         where = re.sub(r"\W", "", functions[-1]).strip("_") if functions else ""

@@ -1,8 +1,7 @@
-"""Kernels without rows: one value at each point, or all elements reduced to a number.
+"""Kernels without rows: one value per point, or a full reduction to a scalar.
 
-Kernels, stage 6, below ``region.py``. In: a region whose iteration space has no lanes. Out: a launch whose grid has as
-few ranges as the accesses allow; or, for a total, one whose points are chunks of all elements and whose finish
-combines the chunks.
+Kernels, stage 6, called by ``region.py``. In: a region whose iteration space has no lanes. Out: a launch with the
+fewest grid ranges that the accesses allow; for a total, one whose points are chunks and whose finish reduces them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from blufunc.kernels.lower.scalars import choose
 
 
 def pointwise(low: Lowering) -> Launch:
-    """One value at each point."""
+    """The kernel of a region with one value per point."""
     sizes = [n for n in widest(low) if n > 1] or [1]
     if len(sizes) > 1:
         sizes = joined(low, sizes) if reorders(low) else [math.prod(sizes)]
@@ -30,7 +29,7 @@ def pointwise(low: Lowering) -> Launch:
 
 
 def reorders(low: Lowering) -> bool:
-    """Whether some operand is not read in the very order in which points are numbered."""
+    """True if some operand is not read in the order of the points."""
     if not low.region.eqns:
         return True
     size = low.region.frame.size
@@ -46,19 +45,19 @@ def reorders(low: Lowering) -> bool:
 
 
 def widest(low: Lowering) -> tuple[int, ...]:
-    """The shape with most axes among those of the values at points."""
+    """The shape with most axes among the values at points."""
     shapes = [v.aval.shape for v, role in low.region.roles.items() if role == "element"]
     return max(shapes or [low.region.outputs[0].aval.shape], key=len)
 
 
 def points(sizes: Sequence[int]) -> tuple[list[Range], Index]:
-    """Ranges of these sizes, and the number of a point of them."""
+    """Ranges of these sizes, and the position of a point."""
     ranges = [Range(f"i{d}" if len(sizes) > 1 else "i", n) for d, n in enumerate(sizes)]
     return ranges, flat([of(r) for r in ranges], sizes)
 
 
 def pointwise_over(low: Lowering, sizes: Sequence[int]) -> Launch:
-    """The kernel with the given ranges for its grid."""
+    """The kernel with the given sizes for its grid."""
     low.start()
     ranges, position = points(sizes)
     for e in low.region.eqns:
@@ -72,7 +71,7 @@ def pointwise_over(low: Lowering, sizes: Sequence[int]) -> Launch:
 
 
 def joined(low: Lowering, sizes: list[int]) -> list[int]:
-    """``sizes`` with neighbours joined wherever every access steps through both as through one."""
+    """``sizes``, adjacent ranges merged if every access strides through both as one."""
     launch = pointwise_over(low, sizes)
     ranges = launch.kernel.grid
     indices = [i for v in post_order(launch.kernel.roots()) for i in v.indices()]
@@ -87,7 +86,7 @@ def joined(low: Lowering, sizes: list[int]) -> list[int]:
 
 
 def _as_one(index: Index, a: Range, b: Range, n: int) -> bool:
-    """Whether an index steps through the ranges a and b (of n) as through one."""
+    """True if an index strides through the ranges a and b (of n) as through one."""
     if a.extent == 1 or b.extent == 1:
         return a not in ranges_of(index) and b not in ranges_of(index)
     ca, cb = index.coefficient(a), index.coefficient(b)
@@ -98,7 +97,7 @@ def _as_one(index: Index, a: Range, b: Range, n: int) -> bool:
 
 
 def in_total(low: Lowering) -> Launch:
-    """Every chunk of points adds up its own; when all have, the chunks are added up."""
+    """The kernel of a full reduction: points reduce chunks, the finish their parts."""
     size = low.region.frame.size
     chunks = max(1, min(size, low.target.total_chunks(size)))
     per = -(-size // chunks)

@@ -1,8 +1,8 @@
-"""Random bits and keys in LoopIR: the cipher inside of fused kernels.
+"""Random bits and keys in LoopIR: the cipher inside fused kernels.
 
-Kernels, stage 6, below ``values.py``, whose table of rules these are. In memory a key is 8 bytes, the high word
-before the low one; kernels see one uint64 of which the high word of the key is the low half. What is computed is
-that of ``core/ops/random_bits.py``, bit for bit: the cipher of a counter under a key.
+Kernels, stage 6, rules of ``values.py``. In: an equation and a place in its result. Out: the value there, with the bits
+of ``core/ops/random_bits.py``: the cipher of a counter under a key. In memory a key is 8 bytes, the high word first;
+kernels load it as one uint64, whose low half is the key's high word.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _shifted(value: Value, prim: Any) -> Value:
 
 
 def _swapped(value: Value) -> Value:
-    """A uint64 with its halves exchanged."""
+    """A uint64 with its halves swapped."""
     return apply(or_p, (_shifted(value, shift_left_p), _shifted(value, shift_right_logical_p)), {}, KEY)
 
 
@@ -50,7 +50,7 @@ def words(key: Value) -> tuple[Value, Value]:
 
 
 def cipher(key: Value, counter: Index, width: int) -> Value:
-    """Random bits: what the cipher makes of a counter under a key."""
+    """Random bits: the cipher of a counter under a key."""
     return Value("bits", words(key), (counter, width), np.dtype(f"u{width // 8}"))
 
 
@@ -58,47 +58,47 @@ def _new_key(key: Value, counter: Index) -> Value:
     return _swapped(cipher(key, counter, 64))
 
 
-Asked = Callable[[Any, Place], Value]
+Evaluate = Callable[[Any, Place], Value]
 """``at(operand, place)``: an element of an operand."""
 
 
-def _counted(eqn: Eqn, place: Place, at: Asked) -> tuple[Value, Index]:
-    """The key above an element of an array for each key, and the position of the element in that array."""
+def _counted(eqn: Eqn, place: Place, at: Evaluate) -> tuple[Value, Index]:
+    """The key of an element of a result, and its position in that key's array."""
     (keys,) = eqn.invars
     n = keys.aval.ndim
     return at(keys, place[:n]), flat(place[n:], eqn.params["shape"])
 
 
-def _bits(eqn: Eqn, place: Place, at: Asked) -> Value:
+def _bits(eqn: Eqn, place: Place, at: Evaluate) -> Value:
     return cipher(*_counted(eqn, place, at), eqn.params["bit_width"])
 
 
-def _split(eqn: Eqn, place: Place, at: Asked) -> Value:
+def _split(eqn: Eqn, place: Place, at: Evaluate) -> Value:
     return _new_key(*_counted(eqn, place, at))
 
 
-def _fold_in(eqn: Eqn, place: Place, at: Asked) -> Value:
+def _fold_in(eqn: Eqn, place: Place, at: Evaluate) -> Value:
     keys, data = eqn.invars
     return _new_key(at(keys, place), of(Computed(at(data, place), 0, (1 << 32) - 1)))
 
 
-def _seed(eqn: Eqn, place: Place, at: Asked) -> Value:
+def _seed(eqn: Eqn, place: Place, at: Evaluate) -> Value:
     seed = at(eqn.invars[0], place)
     return _swapped(_to(seed if seed.dtype.itemsize == 8 else _to(seed, _WORD), KEY))
 
 
-def _wrap(eqn: Eqn, place: Place, at: Asked) -> Value:
+def _wrap(eqn: Eqn, place: Place, at: Evaluate) -> Value:
     hi, lo = (_to(at(eqn.invars[0], (*place, fixed(i))), KEY) for i in range(2))
     return apply(or_p, (hi, _shifted(lo, shift_left_p)), {}, KEY)
 
 
-def _unwrap(eqn: Eqn, place: Place, at: Asked) -> Value:
+def _unwrap(eqn: Eqn, place: Place, at: Evaluate) -> Value:
     key = at(eqn.invars[0], place[:-1])
     bits = apply(shift_left_p, (Value("number", (), place[-1], KEY), const(5, KEY)), {}, KEY)
     return _to(apply(shift_right_logical_p, (key, bits), {}, KEY), _WORD)
 
 
-RULES: dict[Any, Callable[[Eqn, Place, Asked], Value]] = {
+RULES: dict[Any, Callable[[Eqn, Place, Evaluate], Value]] = {
     random_bits_p: _bits,
     random_split_p: _split,
     random_fold_in_p: _fold_in,
@@ -106,4 +106,4 @@ RULES: dict[Any, Callable[[Eqn, Place, Asked], Value]] = {
     random_wrap_p: _wrap,
     random_unwrap_p: _unwrap,
 }
-"""By primitive, of those in ``fusion.iteration_space.RANDOM``."""
+"""By primitive, all of ``fusion.iteration_space.RANDOM``."""

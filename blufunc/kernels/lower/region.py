@@ -1,13 +1,13 @@
-"""Stage 6: a fused region becomes kernels of LoopIR, and structurally identical regions are lowered once.
+"""Lowering: each fused region to LoopIR kernels, identical regions once.
 
-Kernels. In: the regions of a ``Fusion``, one after another, and a ``Target``. Out: ``Launch``es: one kernel; where a
-reduction over rows was cut in chunks with partial results too large for its finish, a second that combines them.
+Kernels, stage 6. In: the regions of a ``Fusion``, one at a time, and a ``Target``. Out: ``Launch``es: one kernel, and a
+second one if a reduction over rows was cut in chunks with partial results too large for the finish.
 
-The iteration space of the region says which shape its kernel has: ``pointwise.py`` or ``rows.py``. ``values.py``
-computes a variable at an index, with the rules of ``indexed_reads.py`` for operations that read other elements;
-``kernel.py`` puts kernels together. A part of an array that a kernel reads becomes a buffer of its own, a **window**
-whose start belongs to the launch: kernels that differ in the offsets of slices alone are compiled once. Regions of one
-**spelling** share kernels: all that lowering reads of a region, with numbers in the place of variables.
+The iteration space of the region selects ``pointwise.py`` or ``rows.py``. ``values.py`` computes a variable at an
+index, with the rules of ``indexed_reads.py`` for operations that read other elements; ``kernel.py`` assembles kernels.
+A part of an array that a kernel reads becomes a buffer of its own, a **window** whose start belongs to the launch:
+kernels that differ only in the offsets of slices are compiled once. Regions with equal **canonical keys** share
+kernels: a key holds all that lowering reads of a region, with variables numbered in order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from blufunc.kernels.target import Target
 
 
 ALIGNMENT = 32
-"""Alignment of a buffer's memory, in bytes: kernels with vector loads rely on it (``backends/cuda/render``)."""
+"""Alignment of buffers, in bytes: vector loads (``backends/cuda/render``) rely on
+it.
+"""
 
 
 class _Window(NamedTuple):
@@ -51,16 +53,16 @@ class _Window(NamedTuple):
 
 
 def with_windows(launch: Launch) -> Launch:
-    """The launch, each array of which it reads a part given as that part."""
+    """The launch with a window in place of each array that it reads a part of."""
     kernel = launch.kernel
     windows = _windows(kernel)
     if not windows:
         return launch
     moved = _Moved(windows)
     body, finish = (tuple(map(moved.statement, part)) for part in (kernel.body, kernel.finish))
-    given = {windows[b].buffer if b in windows else b: x for b, x in launch.operands.items()}
-    made = replace(kernel, buffers=tuple(given), body=body, finish=finish)
-    return Launch(made, given, {w.buffer: w.start for w in windows.values()})
+    operands = {windows[b].buffer if b in windows else b: x for b, x in launch.operands.items()}
+    kernel = replace(kernel, buffers=tuple(operands), body=body, finish=finish)
+    return Launch(kernel, operands, {w.buffer: w.start for w in windows.values()})
 
 
 def _windows(kernel: Kernel) -> dict[Buffer, _Window]:
@@ -68,21 +70,22 @@ def _windows(kernel: Kernel) -> dict[Buffer, _Window]:
     for v in post_order(kernel.roots()):
         if v.op == "load" and not v.attr[0].written:
             loads.setdefault(v.attr[0], []).append(v)
-    alone = _one_at_a_time(kernel)
+    scalar_loads = _scalar_loads(kernel)
     found: dict[Buffer, _Window] = {}
-    for b, many in loads.items():
-        bounds = [v.attr[1].bounds() for v in many]
+    for b, reads in loads.items():
+        bounds = [v.attr[1].bounds() for v in reads]
         start, end = min(low for low, _ in bounds), min(b.size, max(high for _, high in bounds) + 1)
-        if not alone.issuperset(many):
+        if not scalar_loads.issuperset(reads):
             start -= start % (ALIGNMENT // b.dtype.itemsize)
         if 0 <= start < end and end - start < b.size:
             found[b] = _Window(replace(b, size=end - start), start)
     return found
 
 
-def _one_at_a_time(kernel: Kernel) -> set[Value]:
-    """The loads that are never part of a vector, whatever their alignment: those of points and rows, where a kernel has
-    loops over lanes, for these are what is cut in vectors.
+def _scalar_loads(kernel: Kernel) -> set[Value]:
+    """The loads that are never vectorized, whatever their alignment.
+
+    In kernels with loops over lanes, which are what is vectorized, these are the loads of points and rows.
     """
     if not any(isinstance(s, (Lanes, Rows)) for s in kernel.body):
         return set()
@@ -93,7 +96,7 @@ def _one_at_a_time(kernel: Kernel) -> set[Value]:
 
 
 class _Moved(Substitution):
-    """Puts windows in the place of arrays."""
+    """Substitute windows for arrays."""
 
     def __init__(self, windows: dict[Buffer, _Window]):
         super().__init__({})
@@ -111,11 +114,11 @@ class _Moved(Substitution):
         return index if all(self(c) is c for c in computed_in(index)) else super().index(index)
 
     def _rebuilt(self, v: Value) -> Value:
-        made = super()._rebuilt(v)
+        rebuilt = super()._rebuilt(v)
         if v.op == "load" and v.attr[0] in self.windows:
             window, start = self.windows[v.attr[0]]
-            made.attr = window, made.attr[1] - start
-        return made
+            rebuilt.attr = window, rebuilt.attr[1] - start
+        return rebuilt
 
 
 # -- a region ---------------------------------------------------------------------------------------
@@ -135,30 +138,30 @@ def _lowered(region: Region, fusion: Fusion, target: Target) -> list[Launch]:
     return [pointwise(low)]
 
 
-# -- regions of one spelling ------------------------------------------------------------------------
+# -- structurally identical regions -----------------------------------------------------------------
 
 
 class Lowered:
-    """Lowers the regions of one fusion for one target."""
+    """Lower the regions of one fusion for one target, identical ones once."""
 
     def __init__(self, fusion: Fusion, target: Target):
         self.fusion, self.target = fusion, target
         self.paths = dict(zip(fusion.jaxpr.invars, fusion.jaxpr.arg_names, strict=False))
         self.heads: dict[Eqn, int] = {}
-        self.numbers: dict[Any, int] = {}  # of what operations are, all but their operands
+        self.numbers: dict[Any, int] = {}  # by operation, without its operands
         self.known: dict[tuple, tuple[list[Launch], dict[Var, int]]] = {}
 
     def launches(self, region: Region) -> list[Launch]:
         """The kernels of a region."""
-        key, variables = self.spelled(region)
+        key, variables = self.canonical(region)
         found = self.known.get(key)
         if found is None:
-            made = lower(region, self.fusion, self.target)
+            launches = lower(region, self.fusion, self.target)
             if config.check:
-                for launch in made:
+                for launch in launches:
                     check_kernel(launch.kernel)
-            self.known[key] = made, {v: n for n, v in enumerate(variables)}
-            return made
+            self.known[key] = launches, {v: n for n, v in enumerate(variables)}
+            return launches
         launches, numbers = found
         scratch = {
             x: Scratch(x.dtype, x.size)
@@ -178,8 +181,8 @@ class Lowered:
             for launch in launches
         ]
 
-    def spelled(self, region: Region) -> tuple[tuple, list[Var]]:
-        """The spelling of a region, and the variables that its numbers stand for."""
+    def canonical(self, region: Region) -> tuple[tuple, list[Var]]:
+        """The canonical key of a region, and its variables in the order of their numbers."""
         numbers: dict[Var, int] = {}
         parts: list[Any] = []
         virtual = self.fusion.virtual

@@ -1,7 +1,7 @@
-"""Kernels with rows: points are rows of lanes, with reductions over lanes, over rows, or both.
+"""Kernels with rows: points are rows of lanes, reduced over lanes and rows.
 
-Kernels, stage 6, below ``region.py``. In: a region whose frame has lanes. Out: one launch, or two where a reduction
-over rows is cut in chunks that find too much to be added up at the kernel's end.
+Kernels, stage 6, called by ``region.py``. In: a region whose frame has lanes. Out: one launch, or two if a reduction
+over rows is cut in chunks whose partial results are too large for the kernel's finish.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from blufunc.kernels.loopir.ir import (
 )
 from blufunc.kernels.loopir.launch import Launch, Scratch
 from blufunc.kernels.lower.indexed_reads import placed
-from blufunc.kernels.lower.kernel import Levels, Lowering, in_generations, root_apart
+from blufunc.kernels.lower.kernel import Levels, Lowering, factor_out_rsqrt, in_generations
 from blufunc.kernels.lower.scalars import choose, converted
 from blufunc.kernels.lower.scans import scanned_chunks, scanned_rows
 
 
 def in_rows(low: Lowering) -> list[Launch]:
-    """Rows of lanes, with reductions over lanes, over rows, or both."""
+    """Launches of a region with rows."""
     frame, region = low.region.frame, low.region
     assert frame.lanes
     column_outs = [v for v, role in region.roles.items() if role == "column"]
@@ -57,15 +57,15 @@ def in_rows(low: Lowering) -> list[Launch]:
     outer = frame.outer or 1
     rows = frame.rows // outer
     cut = _cut_rows(low, rows, outer, len(column_outs))
-    made = _in_chunks(low, rows, outer, cut)
+    loops = _in_chunks(low, rows, outer, cut)
     if frame.order is not None and low.target.crowding is not None:
-        times = low.target.crowding(frame.lanes, _values_kept(made))
+        times = low.target.crowding(frame.lanes, _values_kept(loops))
         if times > 1:
             cut = cut._replace(chunks=min(rows, cut.chunks * times))
-            made = _in_chunks(low, rows, outer, cut)
+            loops = _in_chunks(low, rows, outer, cut)
     chunks, width = cut.chunks, cut.width
-    a, g, t, k, column, keeps = made.outer, made.chunk, made.tile, made.lane, made.column, made.keeps
-    whole: list[Any] = [made.rows]
+    a, g, t, k, column, keeps = loops.outer, loops.chunk, loops.tile, loops.lane, loops.column, loops.keeps
+    whole: list[Any] = [loops.rows]
     grid = [x for x in (a, g, t) if x.extent > 1] or [g]
     results = tuple(
         Store(low.outputs[v], of(a) * frame.lanes + column, converted(read(keep), low.outputs[v].dtype))
@@ -94,12 +94,12 @@ def in_rows(low: Lowering) -> list[Launch]:
 
 
 class _Cut(NamedTuple):
-    """How rows are cut.
+    """The partition of rows among points.
 
     Attributes:
-      chunks: in how many.
-      width: of their tiles of columns.
-      interleaved: whether a chunk takes rows in turns with others.
+      chunks: number of chunks of rows.
+      width: columns of a tile.
+      interleaved: whether the rows of a chunk are strided, not contiguous.
     """
 
     chunks: int
@@ -108,14 +108,14 @@ class _Cut(NamedTuple):
 
 
 class _Chunks(NamedTuple):
-    """The rows of a chunk, put in loops.
+    """The loops over a chunk of rows.
 
     Attributes:
-      rows: what is done with each.
-      outer, chunk, tile: which of them this is.
-      lane: in the tile.
-      column: of a lane.
-      keeps: what grows from row to row.
+      rows: the loop over the rows of the chunk.
+      outer, chunk, tile: the grid's ranges.
+      lane: the range of lanes in the tile.
+      column: the column of a lane.
+      keeps: the accumulators of the columns.
     """
 
     rows: Rows
@@ -145,24 +145,26 @@ def _in_chunks(low: Lowering, rows: int, outer: int, cut: _Cut) -> _Chunks:
     return _Chunks(Rows(j, tuple(inner), row_in_outer, rows), a, g, t, k, column, keeps)
 
 
-def _values_kept(made: _Chunks) -> int:
-    """How many values of each lane are kept from row to row, and from loop to loop of a row."""
-    sets = [s.value for loop in made.rows.body for s in getattr(loop, "body", ()) if isinstance(s, Set)]
-    own = [v for v in sets if v.op != "load" or v.ranges() != {made.lane}]  # others are read again
-    return len(own) + len(made.keeps)
+def _values_kept(loops: _Chunks) -> int:
+    """The number of values per lane kept from row to row, and from loop to loop."""
+    sets = [s.value for loop in loops.rows.body for s in getattr(loop, "body", ()) if isinstance(s, Set)]
+    own = [v for v in sets if v.op != "load" or v.ranges() != {loops.lane}]  # others are reloaded
+    return len(own) + len(loops.keeps)
 
 
 def _cut_rows(low: Lowering, rows: int, outer: int, columns: int) -> _Cut:
-    """In what rows are cut.
+    """The partition of the rows of a region.
 
     Args:
+      low: the region.
       rows: of each of ``outer``.
-      columns: how many results are sums over rows.
+      outer: number of row groups.
+      columns: number of results that are reductions over rows.
     """
     frame, target = low.region.frame, low.target
     assert frame.lanes
     chunks, width, interleaved = target.chunks(rows, frame.lanes), frame.lanes, target.interleaved
-    if frame.order is None:  # parts of rows will do
+    if frame.order is None:  # rows may be split
         interleaved, tile = False, target.tile
         if target.wide_tile is not None and columns < len(low.outputs):
             tile = target.wide_tile(frame.rows * frame.lanes)
@@ -175,7 +177,7 @@ def _cut_rows(low: Lowering, rows: int, outer: int, columns: int) -> _Cut:
 
 
 def with_columns(low: Lowering, body: list[Any], keeps: dict[Var, Keep], k: Range) -> list[Any]:
-    """Put the sums over rows into the first loop that knows their summands."""
+    """Accumulate each column in the first loop in which its operand is available."""
     level = Levels(body)
     loops = [i for i, s in enumerate(body) if isinstance(s, Lanes)]
     added: dict[int, list[Any]] = {}
@@ -193,7 +195,7 @@ def with_columns(low: Lowering, body: list[Any], keeps: dict[Var, Keep], k: Rang
 
 
 def finish_columns(low: Lowering, outputs, scratch, outer: int, chunks: int, lanes: int) -> Launch:
-    """Add up what the chunks found, in order."""
+    """The launch that reduces the chunks' partial results, in order."""
     low.start()
     i, g = Range("i", outer * lanes), Range("g", chunks)
     a, column = of(i) // lanes, of(i) % lanes
@@ -211,7 +213,7 @@ def finish_columns(low: Lowering, outputs, scratch, outer: int, chunks: int, lan
 
 
 def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -> list[Any]:
-    """The statements for one row: loops over its lanes, one for each generation of reductions, and its stores."""
+    """The statements of a row: a loop over lanes per generation of reductions."""
     low.start()
     frame, region = low.region.frame, low.region
     lanes = frame.lanes
@@ -228,13 +230,13 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
                 continue
             positional = op.startswith("arg")
             summed = {m.total: m.value for m in meetings if isinstance(m, Reduce)}
-            apart = root_apart(value, k, summed) if op == "sum" else None
-            value = value if apart is None else apart[0]
+            factored = factor_out_rsqrt(value, k, summed) if op == "sum" else None
+            value = value if factored is None else factored[0]
             total = Total(low.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
             low.totals[v] = total
             meetings.append(Reduce(total, value, of(k) if positional else None))
-            if apart is not None:
-                product = apply(mul_p, (read(total), apart[1]), {}, dtype)
+            if factored is not None:
+                product = apply(mul_p, (read(total), factored[1]), {}, dtype)
                 low.memo[v, "total"] = converted(product, v.aval.dtype)
         elif scans(e):
             value, dtype, op = low.reduced(e, unflat(position, v.aval.shape))
@@ -250,7 +252,7 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
 
 
 def _stores(low: Lowering, row: Index, position: Index) -> tuple[list[Store], list[Store]]:
-    """The stores of each lane of a row, and those of the row; ``position`` is the number of an element."""
+    """The stores of each lane of a row, and of the row; ``position`` is the element's."""
     region = low.region
     lane_stores, row_stores = [], []
     for e in region.eqns:
@@ -261,7 +263,7 @@ def _stores(low: Lowering, row: Index, position: Index) -> tuple[list[Store], li
     for v, b in low.outputs.items():
         role = region.roles.get(v)
         if v in region.numbers:
-            if not low.parts:  # one row: its end is the end
+            if not low.parts:  # one row: no finish follows
                 row_stores.append(Store(b, ZERO, low.at(v, (ZERO,) * v.aval.ndim)))
         elif role == "element":
             place = unflat(position, v.aval.shape)
@@ -273,7 +275,7 @@ def _stores(low: Lowering, row: Index, position: Index) -> tuple[list[Store], li
 
 
 def picks(low: Lowering, gather: Eqn, row: Index) -> bool:
-    """Whether a gather of one number for each row takes it from what the row's lanes read anyway."""
+    """True if a gather of a scalar per row reads what the row's lanes read anyway."""
     x, frame = gather.invars[0], low.region.frame
     if x in low.region.roles:
         return True
@@ -288,9 +290,9 @@ def picks(low: Lowering, gather: Eqn, row: Index) -> bool:
 def pick(
     low: Lowering, gather: Eqn, row: Index, column: Index, position: Index, meetings: list[Reduce | Scan]
 ) -> None:
-    """Let the lane that has the number of a gather bring it, as a sum to which the others add nothing.
+    """Compute a gather of a scalar per row as a sum with one nonzero lane.
 
-    So every element is read by its own lane only, and what is computed may be written over what is read.
+    Each element is then read by its own lane only, so that an output may alias the operand.
     """
     x, v = gather.invars[0].aval, gather.outvars[0]
     lanes = low.region.frame.lanes
@@ -310,7 +312,7 @@ def pick(
 
 
 def _divisor(n: int, most: int) -> int:
-    """The largest divisor of ``n`` that is no more than ``most``; ``n`` itself if that is small."""
+    """The largest divisor of ``n`` up to ``most``; ``n`` itself if that is small."""
     if n <= most:
         return n
     best = max(d for d in range(1, most + 1) if n % d == 0)

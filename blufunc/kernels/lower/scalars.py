@@ -1,6 +1,6 @@
-"""Short expressions of scalars that lowering is full of: one of two values, a value in another dtype.
+"""Builders of short scalar expressions: selections, conversions, conjunctions.
 
-Kernels, stage 6, below ``region.py``. In: values of LoopIR. Out: values of LoopIR.
+Kernels, stage 6, used by all of ``lower``. In: values of LoopIR. Out: values of LoopIR.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ KEY = np.dtype(np.uint64)
 
 
 def both(a: Value | None, b: Value | None) -> Value | None:
-    """The conjunction; None is true."""
+    """The conjunction of two conditions; None is true."""
     if a is None or b is None:
         return b if a is None else a
     return apply(and_p, (a, b), {}, dtypes.bool_)
 
 
 def choose(condition: Value, yes: Value, no: Value, dtype: np.dtype) -> Value:
-    """One of two values."""
+    """A select: ``yes`` where a condition holds, else ``no``."""
     return apply(select_p, (condition, yes, no), {}, dtype)
 
 
 def converted(value: Value, dtype: np.dtype) -> Value:
-    """A value in another dtype."""
+    """A value converted to another dtype."""
     return value if value.dtype == dtype else apply(convert_p, (value,), {"dtype": dtype}, dtype)
 
 
 def wide_for(dtype: np.dtype, op: str) -> np.dtype:
-    """The dtype in which a reduction adds up."""
+    """The dtype in which a reduction accumulates."""
     if op in ("sum", "prod", "logaddexp") and dtype.itemsize <= 2 and dtypes.is_floating(dtype):
         return np.dtype(np.float32)
     return dtype
 
 
 def held_as(dtype: np.dtype) -> np.dtype:
-    """The dtype in which kernels hold values of ``dtype``: keys as uint64, all else as it is."""
+    """The dtype in which kernels hold values of ``dtype``: uint64 for keys."""
     return KEY if dtypes.is_key(dtype) else dtype
 
 

@@ -1,10 +1,10 @@
-"""Kernels that scan: columns row by row, and long rows in chunks.
+"""Scan kernels: columns row by row, and long rows in chunks.
 
-Kernels, stage 6, below ``rows.py``. In: a region whose iteration space has an order of rows, or with a scan of long
-rows that are few. Out: launches. Of columns, points are tiles. Of long rows, points are chunks in two launches: the
-first combines each chunk, the second scans it from what the chunks before it combine to. The operand of the scan is
-computed twice, so that all processors have work. (G. E. Blelloch, "Prefix Sums and Their Applications", 1990.) Scans
-along the lanes of a row are statements like reductions, and stand in ``rows.py``.
+Kernels, stage 6, called by ``rows.py``. In: a region whose iteration space orders its rows, or with a scan of few long
+rows. Out: launches. Columns: points are tiles. Long rows: points are chunks, in two launches. The first reduces each
+chunk; the second scans it from the combined chunks before. It recomputes the operand, so that all SMs have work. (G. E.
+Blelloch, "Prefix Sums and Their Applications", 1990.) Scans along the lanes of a row are statements like reductions, in
+``rows.py``.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from blufunc.kernels.lower.scalars import choose, converted
 
 
 def scanned_rows(low: Lowering, tile: int) -> Launch:
-    """Tiles of columns, each of which goes down its rows, or up.
+    """The kernel of tiles of columns, each scanned down or up its rows.
 
-    A keep is what a column has combined so far: a scan reads it in every row, a reduction over rows at the end.
+    A keep accumulates each column: a scan reads it in every row, a reduction over rows at the end.
     """
     frame, region = low.region.frame, low.region
     assert frame.lanes and frame.outer
@@ -96,7 +96,7 @@ _COMBINES = {"sum": add_p, "max": max_p, "min": min_p, "logaddexp": logaddexp_p}
 
 
 def scanned_chunks(low: Lowering) -> list[Launch]:
-    """The kernel that combines chunks, and the one that scans them and computes all else."""
+    """The kernel that reduces chunks, and the one that scans them."""
     frame, region = low.region.frame, low.region
     assert frame.lanes
     (scan,) = filter(scans, region.eqns)
@@ -109,13 +109,13 @@ def scanned_chunks(low: Lowering) -> list[Launch]:
     position = of(r) * frame.lanes + column
     inside = within(column, 0, frame.lanes)
 
-    def taken_up() -> tuple[Value, np.dtype, str]:
+    def operand() -> tuple[Value, np.dtype, str]:
         low.start()
         low.guard = inside
         value, dtype, op = low.reduced(scan, unflat(position, v.aval.shape))
         return (_where(inside, value, op), dtype, op)
 
-    value, dtype, op = taken_up()
+    value, dtype, op = operand()
     name = low.names.of(v, scan)
     scratch = Scratch(dtype, frame.rows * chunks)
     parts, part = Buffer(f"{name}_parts", dtype, scratch.size, True), Total(f"{name}_part", dtype, op)
@@ -125,7 +125,7 @@ def scanned_chunks(low: Lowering) -> list[Launch]:
     first = replace(first, kernel=replace(first.kernel, name=f"{first.kernel.name}_chunks"))
 
     low.outputs = outputs
-    value, _, _ = taken_up()
+    value, _, _ = operand()
     found, before = Buffer(parts.name, dtype, scratch.size), Total(f"{name}_before", dtype, op)
     distance = of(q) - of(g) if reverse else of(g) - of(q)
     other = _where(within(distance, 1, chunks), load(found, of(r) * chunks + of(q)), op)
@@ -141,7 +141,7 @@ def scanned_chunks(low: Lowering) -> list[Launch]:
 
 
 def _where(condition: Value | None, value: Value, op: str) -> Value:
-    """A value where a condition holds, and elsewhere what a reduction starts from."""
+    """A value where a condition holds, elsewhere the identity of a reduction."""
     if condition is None:
         return value
     return choose(condition, value, const(identity(op, value.dtype), value.dtype), value.dtype)

@@ -1,11 +1,10 @@
-"""Values of variables at indices, as values of LoopIR, and their names.
+"""Values of variables at indices, as LoopIR values, and their names.
 
-Kernels, stage 6, below ``region.py``. In: a region, and a variable with the index of an element. Out: the value there.
+Kernels, stage 6, used by ``region.py``. In: a region, and a variable with the index of an element. Out: its value.
 
-Movement turns the index into that of an operand, arithmetic asks for its operands at the same index, a variable in
-memory becomes a load. So a transpose of a slice of a broadcast costs one address computation, and nothing is copied.
-What is asked for twice at one index is one value. Buffers and values are named after the user's arguments and the
-operations that made them.
+Movement maps the index to the operand's, arithmetic evaluates its operands at the same index, a variable in memory
+becomes a load. So a transpose of a slice of a broadcast costs one address computation and no copy. Values are memoized
+by index. Buffers and values are named after the user's arguments and the operations that computed them.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ from blufunc.kernels.target import Target
 
 
 class Names:
-    """Names for buffers and values: those of the user's arguments, and of the operations that made the others."""
+    """Names of buffers and values: the user's arguments, operations for the others."""
 
     def __init__(self, invars: Sequence[Var], arg_names: Sequence[str]):
         self.paths = dict(zip(invars, arg_names, strict=False))
-        self.given: dict[Var, str] = {}
+        self.names: dict[Var, str] = {}
         self.taken: dict[str, int] = {}
 
     def of(self, v: Var, eqn: Eqn | None) -> str:
-        """The name of a variable: an identifier of C."""
-        name = self.given.get(v)
+        """The name of a variable: a C identifier."""
+        name = self.names.get(v)
         if name is None:
             stem = eqn.prim.name if eqn is not None else stem_of(self.paths.get(v))
-            name = self.given[v] = self.fresh(re.sub(r"\W+", "_", stem).strip("_") or "x")
+            name = self.names[v] = self.fresh(re.sub(r"\W+", "_", stem).strip("_") or "x")
         return name
 
     def fresh(self, stem: str) -> str:
@@ -73,7 +72,7 @@ _RESERVED = frozenset(
 
 
 def stem_of(path: str | None) -> str:
-    """The last name in the path of an argument; ``x`` for what is none."""
+    """The last name in the path of an argument; ``x`` for other variables."""
     names = re.findall(r"[A-Za-z_]\w*", path) if path else None
     return names[-1] if names else "x"
 
@@ -89,13 +88,13 @@ class Values:
     """The values of one region.
 
     Attributes:
-      inputs: the buffers of the variables that were read from memory so far.
-      outputs: the buffers of those that the region writes.
-      totals: for each reduction that lanes do, its total.
-      scans: for each cumulative operation, where it is known and what it is there.
-      columns: for each reduction over rows, its operation, the dtype in which it adds up, and what it takes up.
-      parts: for each reduction of everything, the memory in which points leave what they found.
-      guard: where memory may be read just now; None: everywhere.
+      inputs: the buffers of the variables read so far.
+      outputs: the buffers of the variables that the region writes.
+      totals: the total of each reduction over lanes.
+      scans: the position and the value there of each cumulative operation.
+      columns: for each reduction over rows: its operation, its accumulator's dtype, and the value that it accumulates.
+      parts: for each full reduction, the buffer of the points' partial results.
+      guard: the condition under which memory may be read now; None: always.
     """
 
     def __init__(self, region: Region, fusion: Fusion, target: Target):
@@ -136,7 +135,7 @@ class Values:
         return found
 
     def loaded(self, v: Var, place: Place) -> Value:
-        """An element of what is in memory."""
+        """An element of a variable in memory."""
         buffer = self.inputs.get(v)
         if buffer is None:
             dtype = held_as(v.aval.dtype)
@@ -148,7 +147,7 @@ class Values:
         return self.memo[key]
 
     def computed(self, eqn: Eqn, v: Var, place: Place) -> Value:
-        """An element of what an equation computes."""
+        """An element of an equation's result."""
         if v in self.totals:
             return self.at_total(v)
         if moves(eqn):
@@ -176,7 +175,7 @@ class Values:
         return apply(add_p if prim is add_any_p else prim, args, eqn.params, held_as(v.aval.dtype))
 
     def guarded(self, condition: Value | None, make: Callable[[], Value]) -> Value:
-        """What ``make`` returns, reading memory only where a condition holds."""
+        """The result of ``make``, which reads memory only where a condition holds."""
         if condition is None:
             return make()
         before = self.guard
@@ -187,14 +186,14 @@ class Values:
             self.guard = before
 
     def at_total(self, v: Var) -> Value:
-        """A reduction that lanes have done, as a value of its variable's dtype."""
+        """A reduction over lanes, converted to its variable's dtype."""
         key = (v, "total")
         if key not in self.memo:
             self.memo[key] = converted(read(self.totals[v]), v.aval.dtype)
         return self.memo[key]
 
     def folded(self, eqn: Eqn, place: Place) -> Value:
-        """A reduction done by one lane alone, in order: where it fits no frame."""
+        """A sequential reduction in one lane, for reductions that fit no frame."""
         x, op = eqn.invars[0], eqn.prim.monoid
         axes = sorted(eqn.params["axes"])
         shape = x.aval.shape
@@ -209,7 +208,7 @@ class Values:
         )
 
     def reduced(self, eqn: Eqn, element: Place) -> tuple[Value, np.dtype, str]:
-        """What a reduction or a scan takes up at an element, in the dtype in which it adds up."""
+        """A reduction's operand at an element, its accumulator's dtype, its operation."""
         op = eqn.prim.monoid
         value = self.at(eqn.invars[0], element)
         dtype = value.dtype if op.startswith("arg") else wide_for(eqn.outvars[0].aval.dtype, op)

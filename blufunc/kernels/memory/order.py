@@ -1,8 +1,8 @@
 """Dependencies of a plan's steps, and an order with a low peak of temporaries.
 
-Kernels, stage 7, below ``plan.py``. In: steps and values. Out: the graph: dependencies, views followed to the storage
-that they are of, and which results may be written over which operands; a list that is no program is refused. From the
-graph, a list schedule that needs less memory than the given order, if there is one.
+Kernels, stage 7, called by ``plan.py``. In: steps and values. Out: the graph: dependencies, views resolved to their
+storage, and results that may overwrite operands; inconsistent lists are rejected. From the graph, a list schedule that
+needs less memory than the given order, if there is one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from blufunc.kernels.memory.types import Step, Value
 
 
 class Graph:
-    """What the steps need of each other, and the storage behind each value.
+    """The dependencies of steps, and the storage of each value.
 
     Attributes:
       root: for each value, the one that owns its storage: itself, unless it is a view.
-      kind: for each root, what its storage is; a temporary with a view that is returned is an output.
+      kind: for each root, the kind of its storage; a temporary with a view that is returned is an output.
       read_as: for each step, the views through which it reads each root.
       before: for each step, the steps that must come before it.
       temps: for each step, the temporary roots that it touches.
       touched_by: for each temporary root, the steps that touch it.
-      overwrites: for each step, pairs of roots (written, read) of one size that may be in one place.
+      overwrites: for each step, pairs of roots (written, read) of one size that may share storage.
     """
 
     def __init__(self, steps: Sequence[Step], values: Sequence[Value]):
@@ -83,7 +83,7 @@ class Graph:
                 r = self.root[v]
                 if self.kind[r] == "argument":
                     reject(f"step {i} writes {self.name(v)}, which is the caller's")
-                # A buffer that is written piece by piece, through views: keep what came before it.
+                # views write a buffer piece by piece: keep their order
                 needs.update(writers.get(r, ()))
                 needs.update(readers.get(r, ()))
                 writers.setdefault(r, []).append(i)
@@ -95,10 +95,9 @@ class Graph:
         return before
 
     def updates_last(self) -> list[set[int]]:
-        """``before``, and each step that updates a donated argument waits for those that read it first.
+        """``before``, with each update of a donated argument after the steps that read it.
 
-        Run too early, an update could not be made in place. These edges follow the given order, so there
-        is no cycle.
+        Run too early, an update could not be in place. The added edges follow the given order, so there is no cycle.
         """
         readers: dict[int, set[int]] = {}
         before = []
@@ -123,7 +122,7 @@ class Graph:
     def spans(self, order: Iterable[int]) -> dict[int, tuple[int, int]]:
         """The first and the last position at which the storage of each root is needed.
 
-        Arguments are there from position -1; what the caller keeps is there up to the number of steps.
+        Arguments start at position -1; the caller's arguments and outputs end at the number of steps.
         """
         start: dict[int, int] = {
             r: -1 for r in range(len(self.values)) if self.is_argument(r) and self.owns(r)
@@ -144,7 +143,7 @@ class Graph:
         return self.root[value] == value
 
     def may_overwrite(self, i: int, written: int, read: int) -> bool:
-        """Whether a step's pair is of one size, and harmless: it reads no other view of the operand meanwhile."""
+        """True if an in-place pair has one size and one view of the operand is read."""
         if self.values[self.root[written]].nbytes != self.values[self.root[read]].nbytes:
             return False
         views = self.read_as[i][self.root[read]]
@@ -173,12 +172,12 @@ def reject(what: str) -> NoReturn:
 
 
 def better_order(graph: Graph) -> Sequence[int] | None:
-    """The list schedule with the lowest peak of temporaries, or None if none is below the given order's.
+    """The list schedule with the lowest peak; None if the given order is as good.
 
-    Two changes to an order are made in turn. Hoisting runs a step that frees something as soon as it is ready:
-    an update as soon as its gradient is there. Sinking is the same from the end: a cast waits until it
-    is needed. They start from the given order, hoisting first and sinking first, and from a
-    greedy one that always takes the step that frees most; each of the three is at times the best by far.
+    Two changes to an order alternate. Hoisting runs a step that frees memory as soon as it is ready, such as an update
+    when its gradient is. Sinking is the same from the end: a cast waits until it is needed. They start from the given
+    order, hoisting first or sinking first, and from a greedy one that always takes the step that frees most; each of
+    the three is at times the best by far.
     """
     n = len(graph.steps)
     before = graph.updates_last()
@@ -193,22 +192,22 @@ def better_order(graph: Graph) -> Sequence[int] | None:
     def sink(base: Sequence[int]) -> list[int]:
         return _list_schedule(graph, base[::-1], after, before, eager=True)[::-1]
 
-    given = range(n)
-    greedy = _list_schedule(graph, given, before, after, eager=False)
-    orders = (sink(hoist(given)), hoist(sink(given)), hoist(sink(greedy)))
+    original = range(n)
+    greedy = _list_schedule(graph, original, before, after, eager=False)
+    orders = (sink(hoist(original)), hoist(sink(original)), hoist(sink(greedy)))
     peaks = [_peak_of_temps(graph, order) for order in orders]
     best = min(range(len(orders)), key=peaks.__getitem__)
-    return orders[best] if peaks[best] < _peak_of_temps(graph, given) else None
+    return orders[best] if peaks[best] < _peak_of_temps(graph, original) else None
 
 
 def _list_schedule(
     graph: Graph, base: Sequence[int], before: list[set[int]], after: list[set[int]], eager: bool
 ) -> list[int]:
-    """Takes the ready step with the largest gain: bytes that die with it less bytes that begin with it.
+    """Schedule the ready step with the largest gain: bytes freed less bytes begun.
 
-    A buffer is alive from the first step that touches it to the last, in either direction of time, so the
-    same code schedules from the end when ``before`` and ``after`` change places.
-    Ties, and with ``eager`` all steps that free nothing, go by ``base``.
+    A buffer is alive from the first step that touches it to the last, in either direction of time, so the same code
+    schedules from the end if ``before`` and ``after`` are swapped. Ties, and with ``eager`` all steps that free
+    nothing, go by ``base``.
     """
     rank = [0] * len(base)
     for at, i in enumerate(base):
@@ -218,7 +217,7 @@ def _list_schedule(
     gain = [sum([-nbytes[r] for r in roots if left[r] > 1]) for roots in graph.temps]
     waits = list(map(len, before))
     done = [False] * len(base)
-    heap: list[tuple[int, int, int]] = []  # entries with an old gain stay, and are skipped
+    heap: list[tuple[int, int, int]] = []  # entries with a stale gain stay, and are skipped
 
     def key(i: int) -> tuple[int, int, int]:
         worth = gain[i]
@@ -255,7 +254,7 @@ def _list_schedule(
 
 
 def _peak_of_temps(graph: Graph, order: Sequence[int]) -> int:
-    """The most bytes of temporaries and scratch alive at once, results written over dying operands."""
+    """Peak bytes of temporaries and scratch, dying operands overwritten."""
     left: dict[int, int] = {}
     for roots in graph.temps:
         for r in roots:

@@ -1,22 +1,18 @@
-"""Stage 7 of the path of a program: the memory of a whole step, planned before anything runs.
+"""Stage 7: the memory plan of a whole program, made before it runs.
 
-In: the steps (launches and library calls) in an order that works, and the sizes of the values that
-they read and write. Out: an order with a low peak, and for every value the memory that it lies in:
-one arena for what is temporary, an output's own allocation, or the storage of a donated argument.
-Nothing here knows a device, a dtype or an equation: it is a problem of rectangles, bytes by time.
+Kernels. In: the steps (launches and library calls) in an order that works, and the sizes of the values that they read
+and write. Out: an order with a low peak, and the memory of every value: one arena for temporaries, an output's own
+allocation, or the storage of a donated argument. No device, dtype or equation occurs here: it is a problem of
+rectangles, bytes by time.
 
     1  order    the given one, or a list schedule of it that needs less
     2  share    values that are one buffer: views, results written over a dying operand, donation
     3  borrow   temporaries move into the idle memory of outputs and donated arguments
-    4  pack     what is left gets offsets in the arena
+    4  pack     the remaining buffers get offsets in the arena
 
-Packing is greedy: dynamic storage allocation is NP-hard, and on training steps greedy comes within a few
-per cent of the bound. A plan holds for steps that run one after another, as on one stream: memory is
-given on to the next step without waiting.
-
-What it takes and gives is in ``types.py``; the graph of the steps, their order, the sharing of buffers and the
-packing have a file each (``order.py``, ``order.py``, ``plan.py``, ``plan.py``).
-``verify.py`` replays a plan on labelled bytes, and believes nothing.
+Packing is greedy: dynamic storage allocation is NP-hard, and on training steps greedy comes within a few per cent of
+the bound. A plan holds for steps on one stream, where the next step can reuse memory without a wait. The types are in
+``types.py``, the graph and the order in ``order.py``; ``verify.py`` replays a plan on labelled bytes.
 """
 
 from __future__ import annotations
@@ -34,13 +30,15 @@ from blufunc.kernels.memory.types import Placement, Plan, Step, Value
 
 @dataclass(eq=False)
 class Buffer:
-    """Bytes that one value after another lies in.
+    """Bytes that hold one value after another.
 
     Attributes:
-      spans: when they are needed: first and last position of each value in it.
-      roots: those values.
-      home: None for what may lie anywhere; else the block that it is, ("output" or "argument", id).
+      nbytes: the size.
+      spans: first and last position of each value in it.
+      roots: these values.
+      home: None for a temporary; else the block that it is, ("output" or "argument", id).
       scratch: the step whose scratch it is.
+      place: its memory, once assigned.
     """
 
     nbytes: int
@@ -60,11 +58,10 @@ class Buffer:
 
 
 def share(graph: Graph, order: Sequence[int], spans: dict[int, tuple[int, int]]) -> list[Buffer]:
-    """One buffer for each storage, those that can be one merged.
+    """One buffer per storage, merged if values can share it.
 
-    Outputs choose first, so that an updated parameter takes the place of the old one: in place where the
-    step allows it, else by taking over an argument of the same size that is dead. Then every other
-    result is written over an operand that dies with the step.
+    Outputs choose first, so that an updated parameter replaces the old one: in place if the step allows it, else in a
+    dead argument of the same size. Then every other result overwrites an operand that dies with the step.
     """
     holder: dict[int, Buffer] = {}
     for r, span in spans.items():
@@ -74,10 +71,10 @@ def share(graph: Graph, order: Sequence[int], spans: dict[int, tuple[int, int]])
             home = ("output", graph.returned[r])
         holder[r] = Buffer(graph.values[r].nbytes, [span], [r], home)
 
-    def overwrite(wanted: Callable[[int, int], bool]) -> None:
+    def overwrite(allowed: Callable[[int, int], bool]) -> None:
         for i in order:
             for written, read in graph.overwrites[i]:
-                if wanted(written, read):
+                if allowed(written, read):
                     _merge(holder, written, read)
 
     overwrite(lambda written, read: graph.kind[written] == "output" and graph.kind[read] == "donated")
@@ -102,9 +99,9 @@ def share(graph: Graph, order: Sequence[int], spans: dict[int, tuple[int, int]])
 
 
 def _merge(holder: dict[int, Buffer], written: int, read: int) -> None:
-    """Makes two buffers one if they fit: equal sizes, at most one owner, never both needed.
+    """Merge two buffers if they fit: equal sizes, one owner, never both needed.
 
-    Where the value written begins as the one read dies, the two share that position.
+    They may share the position at which the value written begins and the one read dies.
     """
     a, b = holder[read], holder[written]
     takes_over = (
@@ -127,7 +124,7 @@ def _merge(holder: dict[int, Buffer], written: int, read: int) -> None:
 
 @dataclass(eq=False)
 class Window:
-    """A block of memory while its owner does not need it: positions ``start`` to ``end``, both included."""
+    """An idle block of memory: positions ``start`` to ``end``, both included."""
 
     home: tuple[str, int]
     start: int
@@ -137,7 +134,7 @@ class Window:
 
 
 def windows(buffers: list[Buffer], n: int) -> list[Window]:
-    """The idle times of every block that is not the arena."""
+    """The idle times of every block outside the arena."""
     windows = []
     for b in buffers:
         if b.home is None or not b.nbytes:
@@ -153,34 +150,34 @@ def windows(buffers: list[Buffer], n: int) -> list[Window]:
 # -- packing ----------------------------------------------------------------------------------------
 
 
-ROOMY = 1 << 62  # the end of a space without a limit
+NO_LIMIT = 1 << 62  # the end of a space without a limit
 GOOD_ENOUGH = 1.005  # a gain below this is not worth a search, nor another order of the steps
 ROUNDS, PLACEMENTS = 48, 8_000  # the longest search for a better packing: about 0.1 s
 
 
 class Shelf:
-    """Rectangles that lie in one space, bytes by positions, sorted by offset."""
+    """Rectangles in one space, bytes by positions, sorted by offset."""
 
     def __init__(self, capacity: int = 16):
         self.count = 0
         self.table = np.empty((4, capacity), np.int64)  # first and last position, offset, top
 
-    def fit(self, start: int, end: int, nbytes: int, limit: int = ROOMY) -> int | None:
-        """The offset of the tightest gap that is free all the while, or None."""
+    def fit(self, start: int, end: int, nbytes: int, limit: int = NO_LIMIT) -> int | None:
+        """The offset of the tightest gap that is free from start to end, or None."""
         firsts, lasts, offsets, tops = self.table
         n = self.count
         (meanwhile,) = ((firsts[:n] <= end) & (lasts[:n] >= start)).nonzero()
-        floors = np.zeros(len(meanwhile) + 1, np.int64)  # the tops below each gap; the last gap is open
+        floors = np.zeros(len(meanwhile) + 1, np.int64)  # the top below each gap; the last gap is open
         np.maximum.accumulate(tops[meanwhile], out=floors[1:])
-        room = np.empty_like(floors)
-        room[:-1], room[-1] = offsets[meanwhile], limit
-        room -= floors
-        room[room < nbytes] = ROOMY + 1
-        which = int(room.argmin())
-        return int(floors[which]) if room[which] <= ROOMY else None
+        gaps = np.empty_like(floors)
+        gaps[:-1], gaps[-1] = offsets[meanwhile], limit
+        gaps -= floors
+        gaps[gaps < nbytes] = NO_LIMIT + 1
+        which = int(gaps.argmin())
+        return int(floors[which]) if gaps[which] <= NO_LIMIT else None
 
     def put(self, start: int, end: int, offset: int, nbytes: int) -> None:
-        """Adds a rectangle; ``nbytes`` is aligned, so that every gap begins at an aligned offset."""
+        """Add a rectangle; ``nbytes`` is aligned, so that every gap starts aligned."""
         if self.count == self.table.shape[1]:
             self.table = np.concatenate([self.table, np.empty_like(self.table)], axis=1)
         at = int(self.table[2, : self.count].searchsorted(offset))
@@ -191,7 +188,7 @@ class Shelf:
 
 Rectangle = tuple[int, int, int]  # first position, last position, bytes
 
-# What comes first lies best. The first row is usually within the aim on training steps.
+# Earlier rectangles are placed better. The first strategy usually suffices on training steps.
 _STRATEGIES: tuple[Callable[[Rectangle], tuple[int, ...]], ...] = (
     lambda r: (-r[2], r[0] - r[1]),  # the largest
     lambda r: ((r[0] - r[1] - 1) * r[2],),  # the largest area
@@ -199,12 +196,12 @@ _STRATEGIES: tuple[Callable[[Rectangle], tuple[int, ...]], ...] = (
 
 
 def pack(rectangles: list[Rectangle], bound: int, search: bool = True) -> tuple[list[int], int]:
-    """Offsets for rectangles, and the height that they reach: the lowest of a few packings.
+    """Offsets for rectangles, and their height: the lowest of a few packings.
 
-    ``search``: whether to search for a better one where the first few are not good enough.
+    ``search``: whether to search for a better packing if the first few are not good enough.
     """
     best: list[int] = []
-    lowest = ROOMY
+    lowest = NO_LIMIT
     for offsets in _packings(rectangles, bound, search):
         height = max((offset + r[2] for offset, r in zip(offsets, rectangles, strict=True)), default=0)
         if height < lowest:
@@ -215,7 +212,7 @@ def pack(rectangles: list[Rectangle], bound: int, search: bool = True) -> tuple[
 
 
 def _packings(rectangles: list[Rectangle], bound: int, search: bool) -> Iterator[list[int]]:
-    """Offsets by each strategy, then by blame: what reached above ``bound`` is placed earlier next time."""
+    """Offsets by each strategy, then by blame: rectangles above ``bound`` first."""
     indices = range(len(rectangles))
     largest: list[int] = []
     for strategy in _STRATEGIES:
@@ -233,7 +230,7 @@ def _packings(rectangles: list[Rectangle], bound: int, search: bool) -> Iterator
 
 
 def _place(rectangles: list[Rectangle], order: list[int]) -> list[int]:
-    """Offsets for rectangles, each placed in the tightest gap among those before it."""
+    """Offsets for rectangles, each in the tightest gap among those placed before."""
     shelf = Shelf(len(rectangles))
     offsets = [0] * len(rectangles)
     for i in order:
@@ -248,7 +245,7 @@ def _place(rectangles: list[Rectangle], order: list[int]) -> list[int]:
 # -- the plan ---------------------------------------------------------------------------------------
 
 
-LARGE = 1 / 256  # of the arena: what is smaller stays there
+LARGE = 1 / 256  # of the arena: smaller buffers stay there
 
 
 def plan(
@@ -260,20 +257,23 @@ def plan(
     borrow: bool = True,
     search: bool = True,
 ) -> Plan:
-    """Orders the steps and gives every value its memory.
+    """Order the steps and assign memory to every value.
 
     Args:
       steps: in an order that works.
       values: the values, by id.
-      alignment: of every offset, in bytes.
-      reorder: whether steps may run in another order; taken only where it needs less memory.
-      borrow: whether temporaries may lie in an output's memory before it is written, and in a donated
-        argument's once it is dead. Without it, only results of the same size take over donated memory.
-      search: whether to search for a packing of the arena that is better than the first few.
+      alignment: of every offset, in bytes; default 256.
+      reorder: whether steps may run in another order, if it needs less memory; default True.
+      borrow: whether temporaries may use an output's memory before it is written, and a donated argument's once it is
+        dead; default True. Otherwise, only results of the same size take over donated memory.
+      search: whether to search for a packing better than the first few; default True.
+
+    Returns:
+      The plan.
 
     Raises:
-      ValueRangeError: for a list of steps that cannot run: a value read before it is written, an argument
-        written, an output that no step writes, a view larger than what it views.
+      ValueRangeError: a value is read before it is written, an argument is written, no step writes an output, or a
+        view is larger than its base.
     """
     graph = Graph(steps, values)
     layout = _Layout(graph, range(len(steps)), alignment, borrow)
@@ -281,7 +281,7 @@ def plan(
         other = _Layout(graph, order, alignment, borrow)
         if other.least * GOOD_ENOUGH < layout.least:
             other.pack(search)
-            if other.total <= layout.least:  # packing is the dear part: the given order cannot win any more
+            if other.total <= layout.least:  # the given order cannot win: skip its packing, which is slow
                 return other.plan()
             layout.pack(search)
             return (other if other.total < layout.total else layout).plan()
@@ -290,7 +290,7 @@ def plan(
 
 
 class _Layout:
-    """The memory of the steps in one order: buffers, what they borrow, and the arena's bound."""
+    """The memory of steps in one order: buffers, borrowed memory, the arena's bound."""
 
     def __init__(self, graph: Graph, order: Sequence[int], alignment: int, borrow: bool):
         self.graph, self.order, self.alignment = graph, order, alignment
@@ -319,19 +319,19 @@ class _Layout:
 
     @property
     def least(self) -> int:
-        """What the outputs and the arena need at least."""
+        """A lower bound on the bytes of outputs and arena."""
         return self.output_bytes + self.bound
 
     @property
     def total(self) -> int:
-        """What they need as packed."""
+        """The bytes of outputs and arena as packed."""
         return self.output_bytes + self.arena_bytes
 
     def aligned(self, nbytes: int) -> int:
         return -(-nbytes // self.alignment) * self.alignment
 
     def borrow(self, loose: list[Buffer]) -> None:
-        """Moves buffers into idle memory, as long as one that is alive at the arena's peak can move."""
+        """Move buffers into idle memory, as long as that lowers the arena's peak."""
         idle = sorted(windows(self.buffers, len(self.order)), key=lambda w: w.limit)
         if not idle:
             return
@@ -345,7 +345,7 @@ class _Layout:
             if not len(candidates):
                 return
             which = candidates[0]
-            untried[which] = False  # memory only fills up: what does not fit now never will
+            untried[which] = False  # idle memory only fills up: a buffer that does not fit now never will
             b, start, end = loose[which], int(starts[which]), int(ends[which])
             for window in idle:
                 if window.limit >= b.nbytes and window.start <= start and end <= window.end:
@@ -357,7 +357,7 @@ class _Layout:
                         break
 
     def pack(self, search: bool) -> None:
-        """Gives the rest their offsets in the arena."""
+        """Assign offsets in the arena to the remaining buffers."""
         rectangles = [(b.start, b.end, self.aligned(b.nbytes)) for b in self.loose]
         offsets, self.arena_bytes = pack(rectangles, self.bound, search)
         for b, offset in zip(self.loose, offsets, strict=True):

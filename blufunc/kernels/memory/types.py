@@ -1,7 +1,7 @@
-"""What the memory plan is asked and what it answers: steps and values, placements and the plan.
+"""Types of the memory plan: steps, values, placements and the plan.
 
-Kernels, stage 7, the words of ``plan.py``. In: nothing; ``pipeline.py`` makes the steps and values. Out: a ``Plan``,
-read by the executors and by reports.
+Kernels, stage 7, input and output of ``plan.py``. In: nothing; ``pipeline.py`` makes steps and values. Out: a ``Plan``,
+which executors and reports read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Step:
       writes: ids of the values written.
       inplace: pairs (written id, read id) that may share storage if the value read dies here.
       scratch: bytes needed during the step only.
-      after: indices of steps that must come first although no value says so (effects).
+      after: indices of steps that must come first without a shared value (effects).
     """
 
     reads: tuple[int, ...]
@@ -31,14 +31,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Value:
-    """What a step reads or writes; its id is its place in the list of values.
+    """A value that steps read or write; its id is its position in the list of values.
 
     Attributes:
       nbytes: the size.
-      kind: ``"argument"`` (the caller's memory: read only), ``"donated"`` (an argument whose storage is
-        ours after its last read), ``"output"`` (handed to the caller: in no arena) or ``"temp"``.
-      label: its name and the user's line, for reports.
-      alias_of: the value that it is a view of: one storage, alive while either is needed.
+      kind: ``"argument"`` (the caller's memory: read only), ``"donated"`` (an argument whose storage is free
+        after its last read), ``"output"`` (returned to the caller: in no arena) or ``"temp"``.
+      label: its name and the user's line, for reports; default empty.
+      alias_of: the value that it is a view of: one storage, alive while either is needed; default None.
     """
 
     nbytes: int
@@ -49,7 +49,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a value lies: ``offset`` bytes into a block of memory.
+    """The memory of a value: ``offset`` bytes into a block.
 
     Attributes:
       space: ``"arena"``; ``"output"``, an allocation of its own that output ``owner`` is returned in; or
@@ -65,17 +65,17 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where everything lies, and in which order to run.
+    """A memory plan: the place of every value, and the order of the steps.
 
     Attributes:
       order: the indices of the steps as they run.
       placement: for each value that some step touches, and each argument, its memory.
-      scratch: for each step that asks for scratch, its memory.
+      scratch: for each step with scratch, its memory.
       allocations: for each output that takes over no donated argument, the bytes to allocate for it.
       arena_bytes: the size of the one arena.
-      arena_bound: the most bytes that are needed in the arena at once; no packing can be smaller.
+      arena_bound: peak bytes needed in the arena at once; no packing can be smaller.
       output_bytes: the sum of ``allocations``.
-      argument_bytes: what the caller holds in arguments, donated or not.
+      argument_bytes: bytes of the caller's arguments, donated or not.
       peak_bytes: ``argument_bytes + output_bytes + arena_bytes``.
       peak_step: the index of a step at which ``arena_bound`` is needed; None without steps.
     """
@@ -100,8 +100,8 @@ class Plan:
     def live_at(self, step: int) -> list[tuple[int, int]]:
         """The values in memory while a step runs, as (id, bytes), the largest first.
 
-        Views are left out, and so is an operand that the step overwrites. Arguments that are not donated
-        are always there.
+        Views are left out, and so is an operand that the step overwrites. Arguments that are not donated are always
+        included.
         """
         at = self.order.index(step)
         holds: dict[Placement, int] = {}

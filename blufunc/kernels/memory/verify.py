@@ -1,7 +1,7 @@
-"""Checks of memory plans: a plan is replayed on bytes that hold the names of values.
+"""Verifier of memory plans: replay a plan on bytes labelled with value ids.
 
-Kernels, stage 7, after ``plan.py``, under ``config.check``. In: a plan, and the steps and values it is for. Out: an
-error where a step would read bytes that do not hold its value. It shares only the roots of views with the planner.
+Kernels, stage 7, after ``plan.py``, under ``config.check``. In: a plan, and its steps and values. Out: an error if a
+step would read bytes that do not hold its value. It shares only the roots of views with the planner.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from blufunc.kernels.memory.order import roots_of
 from blufunc.kernels.memory.types import Placement, Plan, Step, Value
 
 _Region = tuple[tuple[str, int], int, int]
-"""A block of memory, and the bytes in it from one to before another."""
+"""A block of memory, and a half-open range of bytes in it."""
 
 
 def check_plan(plan: Plan, steps: Sequence[Step], values: Sequence[Value], *, alignment: int = 256) -> None:
-    """Checks that a plan's order and memory are sound, by running it on labelled bytes.
+    """Check that a plan's order and memory are sound, by replaying it.
 
     Raises:
-      ValueRangeError: naming the step and the value that would go wrong.
+      ValueRangeError: with the step and the value at fault.
     """
     if sorted(plan.order) != list(range(len(steps))):
         _unsound("its order is not a permutation of the steps")
@@ -37,15 +37,14 @@ def check_plan(plan: Plan, steps: Sequence[Step], values: Sequence[Value], *, al
 
 
 def simulate(plan: Plan, steps: Sequence[Step], values: Sequence[Value]) -> int:
-    """Runs a plan on bytes that hold the names of values, not numbers.
+    """Replay a plan on bytes labelled with value ids.
 
     Returns:
       The highest byte of the arena that is used.
 
     Raises:
-      ValueRangeError: if a step reads bytes that no longer or not yet hold its value, if two things that it
-        needs at once overlap, if anything leaves its block, or if at the end an output is not whole, alone
-        in its block, or an argument that was not donated has changed.
+      ValueRangeError: a step reads bytes that do not hold its value, two values that it needs at once overlap, a value
+        leaves its block, a read-only argument is written, or an output is not in memory of its own at the end.
     """
     root = roots_of(values)
     holds: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}  # block -> value -> its range of bytes
@@ -97,7 +96,7 @@ def simulate(plan: Plan, steps: Sequence[Step], values: Sequence[Value]) -> int:
 def _check_overlaps(
     i: int, writing: dict[int, _Region], needed: dict[int, _Region], pairs: set[tuple[int, int]]
 ) -> None:
-    """That step ``i`` writes nothing over what it needs, but for ``pairs`` of values in place of one another."""
+    """Check that step ``i`` overwrites no value it needs, except in ``pairs``."""
     for w, here in writing.items():
         for v, there in needed.items():
             shared = (w, v) in pairs and here == there

@@ -9,8 +9,10 @@ LONG = 4 * LONG_MS
 
 
 class Device:
-    """Ways, by name, with their times on a cool device and on a warm one, which it is after 20 ms in rows of 10; None:
-    a way fails, or after a time: it fails when it runs for the second time."""
+    """Candidates with times on a cool and a warm device: after 20 ms, in runs of 10.
+
+    None: it fails; after a time: it fails in its second run.
+    """
 
     def __init__(self, ways, noise=0.0):
         self.ways, self.warm, self.noise, self.looks = ways, 0.0, noise, []

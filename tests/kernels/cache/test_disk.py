@@ -1,4 +1,4 @@
-"""The disk cache: what comes back, what is never trusted, and what happens where nothing can be kept."""
+"""The disk cache: hits, distrust, and folders that cannot be written."""
 
 import os
 import subprocess

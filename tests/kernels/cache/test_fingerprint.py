@@ -1,4 +1,4 @@
-"""Programs as text: what tells two of them apart, what does not, and what has no text."""
+"""Fingerprints of programs: differences they must show, and must not."""
 
 import dataclasses
 import os
@@ -19,7 +19,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.cache import fingerprint
-from blufunc.kernels.cache.fingerprint import Spelling, Unspelled
+from blufunc.kernels.cache.fingerprint import Fingerprint, NoFingerprint
 
 F32 = np.float32
 
@@ -29,7 +29,7 @@ def struct(*shape, dtype=F32):
 
 
 def spelled(f, *args, **options):
-    return Spelling(simplify(bf.jit(f, **options).trace(*args).jaxpr))
+    return Fingerprint(simplify(bf.jit(f, **options).trace(*args).jaxpr))
 
 
 def program(x, y=None):
@@ -54,7 +54,7 @@ def test_types_tell_programs_apart(change):
 
 
 def edited(change):
-    """The jaxpr of ``program`` with one thing changed in an equation, by name of the primitive."""
+    """The jaxpr of ``program`` with one change to the equation of a primitive."""
     jaxpr = simplify(bf.jit(program).trace(X).jaxpr)
     name, change = EDITS[change]
     (eqn,) = [e for e in jaxpr.eqns if e.prim.name == name]
@@ -103,7 +103,7 @@ def test_folders_of_files_do_not_count(monkeypatch):
     for folder in ("", "/tmp/ipykernel_1/", "/tmp/ipykernel_2/"):
         place = with_line(lambda s, folder=folder: (s[0].replace(co_filename=f"{folder}cell.py"), *s[1:]))
         monkeypatch.setitem(EDITS, "the folder", ("sin", place))
-        digests.add(Spelling(edited("the folder")).digest)
+        digests.add(Fingerprint(edited("the folder")).digest)
     assert len(digests) == 1
 
 
@@ -112,7 +112,7 @@ def scalars(parameter=False, result=False, literal=False):
     two = Literal(from_numpy(np.array(2, F32), backend.host_device(), literal))
     x, y, z = (Var(ShapedArray((), np.dtype(F32), weak)) for weak in (parameter, result, False))
     eqns = [Eqn(lax.sin_p, [x], [y], {}, None), Eqn(lax.mul_p, [y, two], [z], {}, None)]
-    return Spelling(Jaxpr([x], eqns, [z]))
+    return Fingerprint(Jaxpr([x], eqns, [z]))
 
 
 def test_weak_types_count():
@@ -122,7 +122,7 @@ def test_weak_types_count():
 
 
 def test_all_that_an_equation_has_tells_programs_apart():
-    digests = {change: Spelling(edited(change)).digest for change in EDITS}
+    digests = {change: Fingerprint(edited(change)).digest for change in EDITS}
     assert digests["nothing"] == spelled(program, X).digest
     assert len(set(digests.values())) == len(EDITS), digests
 
@@ -142,19 +142,19 @@ def test_names_of_arguments_count():
 
 
 def test_two_traces_are_one_text():
-    """What they share, and who else was traced between them, is not in it."""
+    """Sharing, and other programs traced in between, do not matter."""
     first = spelled(program, X)
     for _ in range(40):  # by then the interpreter has specialised what runs
         spelled(lambda x: bnp.cos(x) + program(x)[0], X)
-    again = spelled(program, X)
-    assert first.digest == again.digest
-    assert [c.co_name for c in again.codes] == [c.co_name for c in first.codes]
+    second = spelled(program, X)
+    assert first.digest == second.digest
+    assert [c.co_name for c in second.codes] == [c.co_name for c in first.codes]
 
 
 SCRIPT = """
     import blufunc as bf, numpy as np
     from blufunc.core.programs.simplify import simplify
-    from blufunc.kernels.cache.fingerprint import Spelling
+    from blufunc.kernels.cache.fingerprint import Fingerprint
 
     def f(p, x):
         y = bf.nn.gelu(x @ p["w"]) @ p["v"] + {str(i): i for i in range(3)}["2"]
@@ -162,12 +162,12 @@ SCRIPT = """
 
     p = {"w": bf.ShapeDtypeStruct((16, 32), "float32"), "v": bf.ShapeDtypeStruct((32, 16), "float32")}
     traced = bf.jit(bf.value_and_grad(bf.autocast(f))).trace(p, bf.ShapeDtypeStruct((16, 16), "float32"))
-    print(Spelling(simplify(traced.jaxpr)).digest)
+    print(Fingerprint(simplify(traced.jaxpr)).digest)
 """
 
 
 def test_processes_agree(tmp_path):
-    """Whatever the hashes of strings, and so the order of sets, are in them."""
+    """With different hashes of strings, and so different orders of sets."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     found = [
@@ -226,7 +226,7 @@ UNSPELLED = {
 @pytest.mark.parametrize("what", UNSPELLED)
 def test_what_has_no_text_is_named(what):
     f, where = UNSPELLED[what]
-    with pytest.raises(Unspelled, match="has") as e:
+    with pytest.raises(NoFingerprint, match="has") as e:
         spelled(lambda x: f(x) + 1, X)
     assert str(e.value).startswith(where) and str(e.value).count(" has ") == 1
 
@@ -235,8 +235,8 @@ def test_what_has_no_text_is_named(what):
 def test_values_without_text(value):
     jaxpr = simplify(bf.jit(program).trace(X).jaxpr)
     eqns = [with_params(more=value)(e) for e in jaxpr.eqns]
-    with pytest.raises(Unspelled):
-        Spelling(jaxpr.replace(eqns=eqns))
+    with pytest.raises(NoFingerprint):
+        Fingerprint(jaxpr.replace(eqns=eqns))
 
 
 def test_rules_of_functions_are_no_part_of_programs():
@@ -247,14 +247,14 @@ def test_rules_of_functions_are_no_part_of_programs():
 
 
 def test_primitives_are_those_that_modules_have_now(monkeypatch):
-    """Neither a user's class that was put into a module of ours, nor what was replaced there."""
+    """A user's class in a blufunc module is rejected, and so is a replaced primitive."""
     monkeypatch.setattr(lax, "twice_p", twice_p, raising=False)
     ours = type(lax.sin_p)("sine_of_a_user", np.sin, "inexact")
     monkeypatch.setattr(lax, "sine_of_a_user_p", ours, raising=False)
     assert fingerprint.name_of(ours) == "blufunc.lax:sine_of_a_user_p"
     monkeypatch.setattr(lax, "sine_of_a_user_p", lax.cos_p)
     for prim in (twice_p, ours):
-        with pytest.raises(Unspelled, match="not blufunc's own"):
+        with pytest.raises(NoFingerprint, match="not blufunc's own"):
             fingerprint.name_of(prim)
 
 
@@ -263,7 +263,7 @@ def test_packages_that_are_called_alike(package, monkeypatch):
     module = types.ModuleType(package)
     module.Settings = type("Settings", (), {"__module__": package})
     monkeypatch.setitem(sys.modules, package, module)
-    with pytest.raises(Unspelled, match=f"Settings of {package}"):
+    with pytest.raises(NoFingerprint, match=f"Settings of {package}"):
         fingerprint._global_name(module.Settings)
     assert fingerprint._global_name(np.float32) == "numpy:float32"
 

@@ -1,4 +1,4 @@
-"""Plans on disk: the same as those that were just made, found again for the same program alone, never in the way."""
+"""Plans on disk: equal to new ones, found for the same program only."""
 
 import contextlib
 import dataclasses
@@ -49,14 +49,14 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(monkeypatch, capsys):
-    """What was said of plans since the last time."""
+def messages(monkeypatch, capsys):
+    """The messages on plans since the last call."""
     monkeypatch.setattr(config, "debug", "cache")
 
-    def told():
+    def messages():
         return [line for line in capsys.readouterr().err.splitlines() if line.startswith("cache: ")]
 
-    return told
+    return messages
 
 
 def struct(*shape, dtype=np.float32):
@@ -122,7 +122,7 @@ def host(name, budget=None):
 
 
 def text(x):
-    """As it is printed, without the custom rules of bodies: these are for transforms, and are not kept."""
+    """The printed jaxpr without the custom rules of bodies, which are not stored."""
     return re.sub(r"\n *rule=\w+", "", str(x))
 
 
@@ -244,7 +244,7 @@ def test_programs_run_from_disk_on_a_device(low, folder, monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
-def test_deep_programs(folder, told):
+def test_deep_programs(folder, messages):
     """A kernel is a graph that may be deeper than Python's stack."""
 
     def f(x):
@@ -255,7 +255,7 @@ def test_deep_programs(folder, told):
     jaxpr = simplify(bf.jit(f).trace(struct(64)).jaxpr)
     made = [host_program.prepared(jaxpr, (False,)) for _ in range(2)]
     assert made[0].text == made[1].text
-    assert "is kept, in" in told()[0]
+    assert "is kept, in" in messages()[0]
 
 
 def test_lines_are_those_of_the_process(folder):
@@ -352,10 +352,10 @@ def test_flags_that_change_no_plan_are_not(flag, folder, monkeypatch):
     assert key_under("nothing", monkeypatch) == before
 
 
-def test_the_cpu_and_a_gpu_have_plans_of_their_own(folder, told):
+def test_the_cpu_and_a_gpu_have_plans_of_their_own(folder, messages):
     cuda("loops")
     host("loops")
-    assert [line.split(", in ")[0].rpartition(" ")[2] for line in told()] == ["kept", "kept"]
+    assert [line.split(", in ")[0].rpartition(" ")[2] for line in messages()] == ["kept", "kept"]
 
 
 @pytest.fixture
@@ -403,7 +403,7 @@ def test_sources_that_are_not_what_runs(change, source_file, folder):
 
 
 def test_a_process_begins_before_it_imports():
-    """What was changed during the import may be older than the store of plans."""
+    """Changes during the import may be older than the plan cache."""
     script = """
         import sys, time
         before = time.time()
@@ -458,22 +458,22 @@ NOT_KEPT = {
 
 @pytest.mark.filterwarnings("ignore::blufunc.errors.HostPrimitiveWarning")
 @pytest.mark.parametrize("what", NOT_KEPT)
-def test_what_has_no_text_is_planned_as_ever(what, folder, told, monkeypatch):
+def test_what_has_no_text_is_planned_as_ever(what, folder, messages, monkeypatch):
     monkeypatch.setattr(config, "host_compiler", "always")
     f, why = NOT_KEPT[what]
     x = np.linspace(0, 1, 64, dtype=np.float32)
     g = bf.jit(lambda x: f(x) + 1)
     g(x)
-    (line,) = [line for line in told() if "is not kept" in line]
+    (line,) = [line for line in messages() if "is not kept" in line]
     assert why in line
     assert f"planned anew in each process: {why}" in str(explain(g, x))
     assert not any("a plan of <lambda>" in p.read_text() for p in folder.glob("*.txt"))
 
 
 def test_a_primitive_without_a_name_is_never_copied(folder):
-    """Of a user's class, or of ours: what is loaded must be the very primitive."""
+    """Of a user's class or blufunc's: loading must return the same object."""
     for prim in (thrice_p, type(lax.sin_p)("sine_of_a_user", np.sin, "inexact")):
-        with pytest.raises(fingerprint.Unspelled):
+        with pytest.raises(fingerprint.NoFingerprint):
             plan_store.dump([prim], [])
     assert plan_store.load(plan_store.dump([lax.sin_p], []), [], list) == [lax.sin_p]
 
@@ -531,8 +531,8 @@ def test_replaced_rules_are_not_kept(folder, monkeypatch):
     np.testing.assert_allclose(bf.jit(lambda x: bnp.sin(x) + 1)(x), np.sin(x) + 1, rtol=1e-6)
 
 
-def test_code_of_callers_is_never_copied(folder, told, monkeypatch):
-    """A line that the program has not; why its plan is not kept is found out once, and told."""
+def test_code_of_callers_is_never_copied(folder, messages, monkeypatch):
+    """A line of another program; the reason is found once, and reported."""
 
     def secret():
         return "a string of the user's"
@@ -551,14 +551,14 @@ def test_code_of_callers_is_never_copied(folder, told, monkeypatch):
     assert plan_store.why_not(jaxpr) is None
     for _ in range(2):
         host_program.prepared(jaxpr, donated)
-        (line,) = told()
+        (line,) = messages()
         assert "is not kept: its plan has a line of secret" in line
     assert "a line of secret" in plan_store.why_not(jaxpr)
     assert len(dumps) == 1 and not folder.exists()
 
 
 def test_lines_of_callers_are_left_out():
-    """Of equations of definitions that were traced while planning, by whoever called."""
+    """Equations of definitions traced while planning, by any caller."""
     own = next(e for e in JAXPR.eqns if e.source is not None)
     codes = [own.source[0]]
     foreign = Eqn(own.prim, own.invars, own.outvars, own.params, ((lambda: "a secret").__code__, 0))
@@ -575,14 +575,14 @@ def fail(*args):
 FAILURES = {
     "finding": (DiskCache, "get"),
     "keeping": (DiskCache, "put"),
-    "spelling": (plan_store, "Spelling"),
+    "spelling": (plan_store, "Fingerprint"),
     "writing": (plan_store, "dump"),
     "loading": (plan_store, "load"),
 }
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_the_store_never_stands_in_the_way(failure, folder, told, monkeypatch):
+def test_the_store_never_stands_in_the_way(failure, folder, messages, monkeypatch):
     made = host("loops")
     if failure in ("keeping", "writing"):
         plan_store._disk.cache_clear()
@@ -591,15 +591,15 @@ def test_the_store_never_stands_in_the_way(failure, folder, told, monkeypatch):
     jaxpr, donated = traced("loops")
     monkeypatch.setattr(plan_store, "_undumped", {})
     monkeypatch.setattr(*FAILURES[failure], fail)
-    told()
+    messages()
     assert_same(made, host_program.prepared(jaxpr, donated))
-    assert "ZeroDivisionError: in the way" in told()[0]
+    assert "ZeroDivisionError: in the way" in messages()[0]
     if failure not in ("finding", "loading"):
         assert plan_store.why_not(jaxpr) == "ZeroDivisionError: in the way"
 
 
 def test_who_only_looks_writes_nothing(folder, monkeypatch):
-    """Reports and budgets of the CPU take the schedule: nothing is rendered or kept for them."""
+    """Reports and budgets of the CPU take the schedule; they render and store nothing."""
     monkeypatch.setattr(config, "host_compiler", "always")
     monkeypatch.setattr(host_program, "source_of", None)
     x = struct(64, 64)
@@ -614,7 +614,7 @@ def test_who_only_looks_writes_nothing(folder, monkeypatch):
 
 
 def test_a_users_kernel_that_cannot_be_launched_has_a_schedule(folder):
-    """What is wrong with it is told by who compiles it."""
+    """Only compilation reports its error."""
     kernel = bf.cuda_kernel("out[i] = x[i];", reference=lambda x: x, name="copied", block=5000)
     traced = bf.jit(lambda x: kernel(x) + 1).trace(struct(64))
     with pytest.raises(errors.BlufuncError, match="5000"):
@@ -665,26 +665,26 @@ def test_a_damaged_plan_is_made_again(harm, folder):
     (record,) = folder.glob("*.txt")  # a whole one is in its place
     jaxpr, _ = traced("loops")
     binary = DiskCache(folder).get(record.stem)
-    assert_same(made, plan_store.load(binary, plan_store._spelled(jaxpr).codes, cuda_program.Prepared))
+    assert_same(made, plan_store.load(binary, plan_store._fingerprint(jaxpr).codes, cuda_program.Prepared))
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, folder, told):
-    """It is tried once, and what it said is told of all later programs."""
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, folder, messages):
+    """It is tried once, and what it said is messages of all later programs."""
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("BLUFUNC_CACHE_DIR", str(tmp_path / "file" / "below"))
     dump, dumps = plan_store.dump, []
     monkeypatch.setattr(plan_store, "dump", lambda *args: dumps.append(args) or dump(*args))
     assert_same(cuda("loops"), cuda("loops"))
-    lines = [line for line in told() if line.startswith("cache: the plan")]
+    lines = [line for line in messages() if line.startswith("cache: the plan")]
     assert len(lines) == 2 and all("is not kept: " in x and "below cannot be written" in x for x in lines)
     assert len(dumps) == 1
     assert "cannot be written" in plan_store.why_not(JAXPR)
 
 
-def test_a_folder_that_has_no_place(monkeypatch, folder, told):
+def test_a_folder_that_has_no_place(monkeypatch, folder, messages):
     monkeypatch.setenv("BLUFUNC_CACHE_DIR", "~a_user_that_there_is_not/cache")
     cuda("loops")
-    assert "is not kept: RuntimeError" in told()[0]
+    assert "is not kept: RuntimeError" in messages()[0]
 
 
 def of_another_user(folder, monkeypatch):
@@ -699,24 +699,24 @@ NOT_OWN = {
 
 
 @pytest.mark.parametrize("which", NOT_OWN)
-def test_a_folder_that_is_not_ones_own(which, folder, told, monkeypatch):
+def test_a_folder_that_is_not_ones_own(which, folder, messages, monkeypatch):
     """Nothing is loaded from it, and nothing put there."""
     change, why = NOT_OWN[which]
     made = cuda("loops")
     before = sorted(folder.iterdir())
     change(folder, monkeypatch)
-    told()
+    messages()
     monkeypatch.setattr(plan_store, "load", None)
     assert_same(made, cuda("loops"))
     cuda("keys")
-    lines = told()
+    lines = messages()
     assert len(lines) == 2 and all("is not kept: " in line and why in line for line in lines)
     assert why in plan_store.why_not(JAXPR)
     assert sorted(folder.iterdir()) == before
 
 
 def pickled(module, name):
-    """What calls a function with one argument."""
+    """The pickle of a call with one argument."""
     return pickle.PROTO + b"\x04" + b"".join(
         pickle.SHORT_BINUNICODE + bytes([len(x)]) + x.encode() for x in (module, name)
     ) + pickle.STACK_GLOBAL + b"(S'1'\ntR."  # fmt: skip
@@ -743,7 +743,7 @@ def test_plans_are_made_of_what_plans_have(module, name):
 
 def test_primitives_of_plans_are_ours():
     for name in ("os:system", "blufunc.lax:sin", "blufunc.lax:gone_p"):
-        with pytest.raises(fingerprint.Unspelled, match="no primitive"):
+        with pytest.raises(fingerprint.NoFingerprint, match="no primitive"):
             fingerprint.primitive(name)
 
 

@@ -1,4 +1,4 @@
-"""How primitives are written in C: each at every dtype, compiled, against its ``impl``; and the texts themselves."""
+"""C expressions of primitives: each dtype, compiled, against its ``impl``."""
 
 import ctypes
 
@@ -123,7 +123,7 @@ def test_against_numpy(compiler, dtype):
 
 
 def compare(prim, params, got, want, ins):
-    """Equal where integers come out, and within a few units in the last place where floats do."""
+    """Equal for integers, within a few ulp for floats."""
     shown = f"{prim} {params} of {ins[0].dtype}"
     if not dtypes.is_inexact(got.dtype):
         if prim is ew.bitcast_p and dtypes.is_floating(ins[0].dtype):  # there are many NaN
@@ -236,7 +236,7 @@ def test_what_expressions_need_is_in_the_prelude():
 
 
 def test_costs_are_ordered():
-    """Movement is free, and a power dearer than an exponential, that than a division, that than a sum."""
+    """Movement is free; then come sums, divisions, exponentials and powers."""
     costs = [p.cost for p in (ew.copy_p, ew.add_p, ew.div_p, ew.exp_p, ew.pow_p)]
     assert costs == sorted(set(costs))
     assert Elementwise("mine", np.exp, "inexact").cost == ew.exp_p.cost

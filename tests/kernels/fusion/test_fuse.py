@@ -1,4 +1,4 @@
-"""What joins what: the steps that small programs become, and what keeps equations apart."""
+"""Fusion of small programs: their steps, and what keeps equations apart."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def fused(fun, *args):
 
 
 def steps_of(fusion):
-    """Each step as text: the operations of a region, ``copy`` where it has none, or ``!`` and the opaque one."""
+    """Each step as text: a region's operations, ``copy``, or ``!`` and the opaque one."""
     return [
         f"!{s.eqn.prim.name}" if isinstance(s, Opaque) else " ".join(e.prim.name for e in s.eqns) or "copy"
         for s in fusion.steps
@@ -111,7 +111,7 @@ def test_what_reads_one_large_array_reads_it_once():
 
 
 def test_a_step_between_keeps_regions_apart():
-    """What waits for a product is not computed before it."""
+    """An equation that waits for a matmul does not run before it."""
     fusion = fused(lambda x: (y := bnp.sin(x)) + y @ y.T @ y, X)
     assert steps_of(fusion) == ["sin", "!dot_general", "!dot_general", "add"]
 
@@ -119,13 +119,13 @@ def test_a_step_between_keeps_regions_apart():
 @pytest.mark.parametrize("name, fun, why", [
     ("other elements", lambda x: bnp.sin(x).T * 2, "reads other elements"),
     ("other points", lambda x: bnp.sin(x)[:2] * 2, "points differ"),
-    ("the end of a reduction", lambda x: bnp.sin(x) - x.sum(0), "end of a reduction"),
+    ("the end of a reduction", lambda x: bnp.sin(x) - x.sum(0), "result of a reduction"),
 ], ids=["moved", "fewer", "reduced"])  # fmt: skip
 def test_why(name, fun, why):
     assert any(why in reason for *_, reason in fused(fun, X).apart), name
 
 
-AGAIN = {  # what reads a value before a sine is computed again, and the steps
+REPEATED = {  # reads a value before a sine is recomputed; the steps
     "nobody": (lambda y, x: y, ["!dot_general", "!dot_general", "cos sin mul"]),
     "a product": (lambda y, x: y @ x.T, ["!dot_general", "!dot_general", "cos", "!dot_general", "sin mul"]),
     "a view in a product": (
@@ -135,10 +135,10 @@ AGAIN = {  # what reads a value before a sine is computed again, and the steps
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", AGAIN)
+@pytest.mark.parametrize("name", REPEATED)
 def test_what_may_wait_for_something_computed_again_joins_it(name):
-    """Not what was read before, as it was before the peak that something is computed again for."""
-    read, steps = AGAIN[name]
+    """Not values read before the recomputation, which is there to lower a peak."""
+    read, steps = REPEATED[name]
 
     def program(x):
         y = bnp.cos(x @ x.T @ x)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from blufunc.kernels.fusion.reachability import Waits
+from blufunc.kernels.fusion.reachability import Reachability
 
 
 def reachable(edges, n):
@@ -19,7 +19,7 @@ def reachable(edges, n):
 @pytest.mark.parametrize("seed", range(20))
 def test_as_reachability(seed):
     rng = np.random.default_rng(seed)
-    waits, edges, alive = Waits(), set(), []
+    waits, edges, alive = Reachability(), set(), []
     for n in range(1, 25):
         step = waits.add()
         assert step == n - 1

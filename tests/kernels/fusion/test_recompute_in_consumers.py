@@ -1,4 +1,4 @@
-"""What steps compute for themselves: logits in float32 on both sides of an exchange are not stored."""
+"""Recomputation in consumers: float32 logits around a collective are not stored."""
 
 import time
 
@@ -31,7 +31,7 @@ TYPES = [((ROWS, 16), BF16), ((16, LANES), BF16), ((ROWS,), np.dtype(np.int32)),
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Values of ``ROWS * LANES`` float32 are large, those of bfloat16 as well, and those of a row are not."""
+    """Arrays of ``ROWS * LANES`` in float32 or bfloat16 are large, rows are not."""
     monkeypatch.setattr(recompute_in_consumers, "LARGE", ROWS * LANES)
 
 
@@ -47,7 +47,7 @@ def not_stored(jaxpr):
 
 
 def large_outputs(fusion):
-    """What regions write that is as large as the logits in float32."""
+    """Outputs of regions as large as the logits in float32."""
     written = (v for r in fusion.regions for v in r.outputs)
     return [v for v in written if v.aval.dtype == F32 and v.aval.size >= ROWS * LANES]
 
@@ -64,7 +64,7 @@ WALLS = {"barrier": lax.optimization_barrier, "product": by_product, "exchange":
 
 
 def loss(wall, gradient):
-    """Softmax over classes of which others have some: the maximum and the sum go through a wall."""
+    """Softmax over sharded classes: the maximum and the sum go through a barrier."""
 
     def f(x, w, labels, _):
         z = (x @ w).astype(F32)
@@ -86,12 +86,12 @@ def test_logits_are_converted_by_all_who_read_them(wall, gradient, found):
 
 
 both = lambda z: (lax.optimization_barrier(z.max(1, keepdims=True)) + z).sum(1)
-again = lambda y: both(y.astype(F32))
+widened = lambda y: both(y.astype(F32))
 exps = lambda y, n: exps(bnp.exp(y), n - 1) if n else y
 
 CASES = {  # of a product in bfloat16: what is not stored
-    "of both sides": (again, ["convert"]),
-    "moved between": (lambda y: again(y.T.reshape(LANES, ROWS)), ["convert"]),
+    "of both sides": (widened, ["convert"]),
+    "moved between": (lambda y: widened(y.T.reshape(LANES, ROWS)), ["convert"]),
     "moved behind": (lambda y: both(y.astype(F32).T), ["convert"]),
     "two at a time": (lambda y: both(y.astype(F32) + y.astype(F32)), ["convert", "add"]),
     "of one number a row": (lambda y: both(y.astype(F32) + y[:, :1].astype(F32)), ["convert", "add"]),
@@ -103,12 +103,12 @@ CASES = {  # of a product in bfloat16: what is not stored
     "of two that take as much": (lambda y, p: both(y.astype(F32) + p.astype(F32)), ["convert", "convert", "add"]),
     "all readers on one side": (lambda y: (z := y.astype(F32)).max(1) + z.sum(1), []),
     "all readers behind": (lambda y: (z := lax.optimization_barrier(y).astype(F32)).max(1) + z.sum(1), []),
-    "a result": (lambda y: (again(y), y.astype(F32)), []),
-    "a result that is moved": (lambda y: (again(y), y.astype(F32).T), []),
+    "a result": (lambda y: (widened(y), y.astype(F32)), []),
+    "a result that is moved": (lambda y: (widened(y), y.astype(F32).T), []),
     "a barrier reads it": (lambda y: (z := y.astype(F32), both(z), lax.optimization_barrier(z).sum(1))[1:], []),
     "a product reads a view of it": (lambda y: (z := y.astype(F32), both(z), z.T @ z)[1:], []),
     "of more memory": (lambda y: both((y @ bnp.ones((LANES, LANES), BF16)).astype(dtypes.float8_e4m3fn)), []),
-    "smaller": (lambda y, p: again(y @ p.reshape(LANES, ROWS)[:, :4]), []),
+    "smaller": (lambda y, p: widened(y @ p.reshape(LANES, ROWS)[:, :4]), []),
     "of three that take more": (lambda y, p: both((y.astype(F32) + p.astype(F32)) * (y @ y.T @ p).astype(F32)), []),
     "as many operations as may be": (lambda y: both(exps(y.astype(F32), 7)), ["convert"] + ["exp"] * 7),
     "too many operations": (lambda y: both(exps(y.astype(F32), 8)), []),
@@ -188,7 +188,7 @@ def test_whatever_is_not_stored_results_are_the_same(operations, wanted):
 
 
 def in_memory(jaxpr):
-    """Assert that steps find what they read in memory, and that nobody wants what is not."""
+    """Assert that all inputs of steps are in memory."""
     found = computed_by_readers(jaxpr, {e: sort_of(e) for e in jaxpr.eqns})
     views = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if moves(e)}
     fusion = fuse(jaxpr, read_again=True)

@@ -1,4 +1,4 @@
-"""The index algebra against brute force, and the simplifications that fusion lives on."""
+"""Index algebra against brute force, and the simplifications that fusion needs."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ def places(ranges):
 
 
 def values(index, ranges):
-    """The index at all places, computed from its atoms by the definitions of its parts."""
+    """The index at all places, computed from the definitions of its atoms."""
     return np.broadcast_to(index.at(places(ranges)), [r.extent for r in ranges])
 
 
@@ -58,7 +58,7 @@ _NUMBERS = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 24])
 
 @st.composite
 def expressions(draw):
-    """Ranges, and pairs of an index made by some operations and of what these are on arrays of integers."""
+    """Ranges, and pairs of an index by some operations and its values as an array."""
     extents = draw(st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8]), min_size=1, max_size=3))
     ranges = [Range(f"r{i}", n) for i, n in enumerate(extents)]
     at = places(ranges)
@@ -92,7 +92,7 @@ def test_bounds_hold_and_are_met_by_independent_atoms(drawn):
 
 @given(expressions())
 def test_normal_form(drawn):
-    """No atom with coefficient 0, none of a single value, and nothing that division would simplify again."""
+    """No zero coefficient, no constant atom, and no further simplification."""
     _, pool = drawn
     for index, _ in pool:
         assert 0 not in index.terms.values()
@@ -109,7 +109,7 @@ def test_normal_form(drawn):
 
 @given(expressions(), st.data())
 def test_equality_is_of_functions(drawn, data):
-    """Equal indices are equal functions and hash alike; the order in which they were made says nothing."""
+    """Equal indices are equal functions with equal hashes, however constructed."""
     ranges, pool = drawn
     (x, _), (y, _) = data.draw(st.sampled_from(pool)), data.draw(st.sampled_from(pool))
     assert x + y == y + x
@@ -122,7 +122,7 @@ def test_equality_is_of_functions(drawn, data):
 
 @given(expressions(), expressions(), st.data())
 def test_substitution_is_composition(outer, inner, data):
-    """An index with others for its loop variables is the function composed with theirs."""
+    """Substitution of indices is composition of functions."""
     ranges, pool = outer
     new_ranges, new_pool = inner
     at = places(new_ranges)
@@ -176,7 +176,7 @@ def _factors(draw, size):
 
 @st.composite
 def views(draw):
-    """A NumPy view of ``arange``, and the index into the flat array of each of its elements, after random moves."""
+    """A NumPy view of ``arange``, and its elements' flat index, after random moves."""
     shape = draw(st.sampled_from([(4, 6), (24,), (2, 3, 4), (8, 3), (1, 5), (3, 2, 2, 2)]))
     array = np.arange(math.prod(shape)).reshape(shape)
     moves = []
@@ -228,7 +228,7 @@ def test_moves_of_a_flat_loop(view, data):
 
 @given(st.data())
 def test_flat_undoes_unflat(data):
-    """A round trip through any shape is the identity, also of an index that is not a loop variable alone."""
+    """A round trip through any shape is the identity, also of composite indices."""
     size = data.draw(st.sampled_from([1, 2, 12, 24, 36, 60, 64]))
     shape = _factors(data.draw, size)
     i = Range("i", size)
@@ -266,7 +266,7 @@ def test_merging_leading_axes_and_back():
 
 
 def test_splitting_heads_is_affine():
-    """[B, T, 3 C] as three of [B, H, T, D]: every index is linear in the loop variables."""
+    """[B, T, 3 C] as three of [B, H, T, D]: indices are linear in the loop variables."""
     b, h, t, d = variables(32, 12, 1024, 64)
     for part in range(3):
         channel = flat((h, d), (12, 64)) + 768 * part
@@ -277,7 +277,7 @@ def test_splitting_heads_is_affine():
 
 
 def test_merging_heads_is_affine():
-    """[B, H, T, D] transposed and joined to [B T, C], read at rows and lanes of blocks."""
+    """[B, H, T, D] transposed and merged to [B T, C], read by rows and lanes."""
     r, h, d = variables(32768, 12, 64)
     b, t = unflat(r, (32, 1024))
     index = flat((b, h, t, d), (32, 12, 1024, 64))

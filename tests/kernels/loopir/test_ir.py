@@ -1,4 +1,4 @@
-"""LoopIR as a data structure: order, substitution, the loop variables of values, and text."""
+"""LoopIR as a data structure: order, substitution, loop variables, text."""
 
 import copy
 
@@ -90,7 +90,7 @@ def test_ranges(value, ranges):
 
 
 def test_substitution_keeps_sharing():
-    """What is shared stays shared, through indices too, and what does not change is the same object."""
+    """Shared values stay shared, through indices too; unchanged ones are the same."""
     ids = op(ew.clamp_p, const(0, I32), load(IDS, of(I)), const(59, I32))
     atom, still = Computed(ids, 0, 59), Computed(load(IDS, of(K)), 0, 59)
     a, b = load(X, of(atom)), load(X, of(atom) + of(J) + of(still))

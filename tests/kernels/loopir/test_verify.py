@@ -1,4 +1,4 @@
-"""The verifier of LoopIR: a table of broken kernels, and the message that each must give."""
+"""The verifier of LoopIR: a table of broken kernels and their messages."""
 
 from collections.abc import Callable
 
@@ -344,7 +344,7 @@ def test_kernels_written_by_hand(name):
 @pytest.mark.parametrize("blocks", [1, 100_000])
 @pytest.mark.parametrize("missing", [0, 1])
 def test_bounds_that_are_too_wide(blocks, missing):
-    """``8 * (i / 4) + i mod 4`` for ``i < 4 n + 2`` ends at ``8 n + 1``, though its parts end at ``8 n`` and 3."""
+    """``8 * (i / 4) + i mod 4``, ``i < 4 n + 2``, ends at ``8 n + 1``."""
     i = Range("i", 4 * blocks + 2)
     outer, inner = unflat(of(i), (blocks + 1, 4))
     index = outer * 8 + inner

@@ -1,4 +1,4 @@
-"""Alike regions share kernels, and get the very kernels that they would have got alone."""
+"""Structurally identical regions share the kernels that each would get alone."""
 
 import random
 
@@ -36,7 +36,7 @@ def kernels(fun, *args):
 
 
 def assert_as_alone(fusion, found):
-    """Each region has the texts and the arrays that it has when it is lowered by itself."""
+    """Each region has the kernels and operands of its own lowering."""
     for region, launches in found:
         alone = lower(region, fusion, SMALL)
         assert [x.kernel.key for x in launches] == [x.kernel.key for x in alone]
@@ -54,7 +54,7 @@ def assert_as_alone(fusion, found):
 
 
 def layers(n):
-    """A function of which each layer is a normalisation behind a product."""
+    """A function whose layers are a normalization after a matmul."""
 
     def fun(x, *weights):
         for w in weights[:n]:
@@ -72,7 +72,7 @@ def test_layers_share_their_kernels():
 
 
 def test_memory_between_kernels_is_each_regions_own():
-    """Sums over rows that are cut in chunks: the parts of one region are not those of another."""
+    """Sums over rows cut in chunks: regions do not share partial results."""
     fusion, found = lowered(lambda ps: [(p["w"] * 2).sum(0) for p in ps], [{"w": ones(6, 8)}] * 2)
     made = [[launch.kernel for launch in launches] for _, launches in found]
     assert len(made[0]) == 2 and made[0] == made[1]
@@ -112,7 +112,7 @@ def test_lines_are_not_shared():
 
 
 def test_names_are_those_of_the_arguments():
-    """Of each the last of its path: parameters of one name are alike, others are not."""
+    """Of each the last of its path: parameters of one name are identical, others not."""
     update = lambda params: [bnp.sin(p) for layer in params for p in layer.values()]
     assert len(set(kernels(update, [{"weight": X}] * 3))) == 1
     assert len(set(kernels(update, [{"weight": X, "scale": X}] * 3))) == 2

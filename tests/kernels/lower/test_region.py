@@ -1,4 +1,4 @@
-"""Regions as kernels of LoopIR: their texts, the loops that they keep values in, and what may be written in place."""
+"""Regions as LoopIR kernels: their text, kept values, and aliasing."""
 
 from dataclasses import replace
 
@@ -121,7 +121,7 @@ def test_without_room_values_are_computed_again():
 
 @pytest.mark.parametrize("room", [8, 1 << 20])
 def test_a_row_that_is_read_again_is_stored_over_at_the_end(room):
-    """With two results, of which one could be stored a loop earlier: so it is where the row is kept."""
+    """Two results, one of which is stored a loop earlier if the row is kept."""
 
     def f(x):
         y = bnp.exp(x - x.max(1, keepdims=True))
@@ -153,7 +153,7 @@ def _normalised(x, y):
     return x * lax.rsqrt((x * x).sum(1, keepdims=True)) * y
 
 
-GENERATIONS = {  # a function of two arrays, and in how many loops its rows are reduced
+GENERATIONS = {  # a function of two arrays, and the number of loops that reduce its rows
     "a root that the rest need not wait for": (lambda x, y: _normalised(x, y).sum(1), 2),
     "the other way round": (lambda x, y: (y * (3 * _normalised(x, x))).sum(1), 2),
     "a factor that is no root": (lambda x, y: (x * (1 / x.sum(1, keepdims=True)) * y).sum(1), 2),
@@ -201,7 +201,7 @@ def test_chunks_may_take_rows_in_turns(rows, chunks):
 
 @pytest.mark.parametrize("rows, chunks, per", [(6, 3, 2), (7, 3, 3), (2, 2, 1)])
 def test_chunks_of_rows(rows, chunks, per):
-    """So many chunks as are not empty; a finish adds up what they found."""
+    """The chunks that are not empty; a finish reduces their results."""
     made = kernels(lambda x: x.sum(0), ones(rows, 8), target=SMALL)
     (loop,) = statements(made[0], Rows)
     assert (loop.range.extent, loop.limit) == (per, rows)

@@ -1,4 +1,4 @@
-"""Parts of arrays as buffers of their own: kernels of other parts are the same kernels, and compute what they did."""
+"""Parts of arrays as buffers: kernels of different parts are equal, and correct."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Memory plans: sound on every program, close to the bound on realistic ones, never worse than no plan."""
+"""Memory plans: sound on all programs, near the bound on realistic ones."""
 
 import dataclasses
 import random
@@ -26,7 +26,7 @@ class Program:
         return len(self.values) - 1
 
     def step(self, reads, *sizes, kind="temp", over=None, scratch=0, label=""):
-        """A step with one result of each size, the first perhaps written over ``over``; the ids."""
+        """A step with a result of each size, the first in place of ``over``; the ids."""
         outs = [self.value(size, kind, label) for size in sizes]
         pairs = ((outs[0], over),) if over is not None else ()
         self.steps.append(Step(tuple(reads), tuple(outs), pairs, scratch))
@@ -39,7 +39,7 @@ class Program:
 
 
 def training_step(layers=4, width=64, tokens=512, vocab=1000, casts=True, donate=True, updates="last"):
-    """Forward, backward and AdamW of a transformer with one launch per fused region, in bytes.
+    """A training step of a transformer with AdamW, one launch per region, in bytes.
 
     ``updates`` is "last" (one launch for each parameter, after the backward pass) or "one" (for all).
     """
@@ -97,7 +97,7 @@ def training_step(layers=4, width=64, tokens=512, vocab=1000, casts=True, donate
 
 
 def bound(p, made):
-    """The most bytes of temporaries and scratch alive at once in the plan's order, taken from its text."""
+    """Peak bytes of temporaries and scratch in the plan's order, from its text."""
     worst = 0
     for at, i in enumerate(made.order):
         places = {
@@ -160,7 +160,7 @@ def test_reordering_puts_off_casts_until_they_are_needed():
 
 
 def test_a_donated_parameter_is_updated_after_its_last_other_reader():
-    """Greed alone would update as soon as the gradient is there, and the update would need new memory."""
+    """Greedily, the update would run once the gradient is there, and need new memory."""
     p = Program()
     w = p.value(4096, "donated")
     x, dy = p.step([], 4096), p.step([], 64)
@@ -189,7 +189,7 @@ def test_random_graphs_need_half_of_the_memory_after_reordering():
 
 
 def test_pieces_written_and_read_in_turn_stay_in_turn():
-    """A buffer that is filled again through a view is read by the right steps, whatever that frees."""
+    """The right steps read a buffer refilled through a view, whatever that frees."""
     p = Program()
     big = p.step([], 9000)
     whole = p.step([], 512)
@@ -334,7 +334,7 @@ def test_which_values_share_storage(build):
 
 
 def test_parameters_of_one_size_shift_by_one():
-    """What is updated out of place can still take the memory of what was updated before it."""
+    """An update out of place can take the memory of the one before it."""
     p = Program()
     old = [p.value(1024, "donated") for _ in range(4)]
     for w in old:
@@ -384,7 +384,7 @@ SIZES = hs.sampled_from([0, 1, 100, 256, 257, 1000, 4096])
 
 @hs.composite
 def programs(draw):
-    """Programs with every feature: views, pieces, in-place pairs, donation, scratch, effects, dead results."""
+    """Programs with views, pieces, in-place pairs, donation, scratch and effects."""
     p = Program()
     for _ in range(draw(hs.integers(0, 4))):
         p.value(draw(SIZES), draw(hs.sampled_from(["argument", "donated"])))
@@ -410,7 +410,7 @@ def programs(draw):
 
 
 def collisions(p, made):
-    """Pairs of values that overlap in time and memory other than as an operand and what is written over it."""
+    """Values that overlap in time and memory, except in-place operands."""
     allowed = {pair for step in p.steps for pair in step.inplace}
     allowed |= {(b, a) for a, b in allowed}
     spans = [(v, *span) for v, span in made.spans.items() if p.values[v].nbytes]

@@ -222,7 +222,7 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
                 executor = program._free[0][0]
                 works = watched(executor, put)
     steps = [w.step for w in works]
-    beside = [n for n, s in enumerate(steps) if isinstance(s, OpaqueStep) and s.beside is not None]
+    beside = [n for n, s in enumerate(steps) if isinstance(s, OpaqueStep) and s.overlapped is not None]
     assert len(beside) == 2 and fake.pauses == 1 + fake.replays * len(beside)  # once to be loaded
     assert bool(fake.replays) == graphs
     products = [
@@ -230,10 +230,10 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
     ]
     for n in products:
         product = works[n].run.__self__
-        assert {c.gemm.multiprocessors for c in product.calls} == {0}
+        assert {c.gemm.sms for c in product.calls} == {0}
         fewer = 132 - 24 if graphs and n in beside else 0
-        assert {c.gemm.multiprocessors for c in product.calls_beside} == {fewer}
-        assert {gemm.multiprocessors for gemm in product._plans} == {0, fewer}
+        assert {c.gemm.sms for c in product.calls_beside} == {fewer}
+        assert {gemm.sms for gemm in product._plans} == {0, fewer}
     tasks = executor._tasks()
     assert [n for n, t in enumerate(tasks) if t.overlapped is not None] == beside
     assert all(tasks[tasks[n].overlapped].collective for n in beside)
@@ -258,7 +258,7 @@ def test_what_no_algorithm_with_fewer_multiprocessors_does_has_all(monkeypatch, 
     made = cublaslt.Plan
 
     def plan(gemm, device, addresses):
-        if gemm.multiprocessors:
+        if gemm.sms:
             raise errors.UnsupportedError("there is none")
         return made(gemm, device, addresses)
 

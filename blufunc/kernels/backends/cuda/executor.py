@@ -241,7 +241,7 @@ class Executor:
         types = [*[type_of(made.values[v]) for v in made.inputs], *block_types(made)]
         self._makers = [_maker(self.roots, types, made, o) for o in made.outputs]
         self.captured = all(w.captured for w in self.works)
-        if any(s.beside for s in made.steps if isinstance(s, OpaqueStep)):
+        if any(s.overlapped for s in made.steps if isinstance(s, OpaqueStep)):
             self._pause = sm_reservation.pause(device, cuda_streams.PAUSE)
             self._pause(driver.compute_stream(device).ptr)  # first-time initialization cannot be captured
         del self.copier  # avoids a reference cycle through the program
@@ -431,7 +431,7 @@ class Executor:
             found.append(cuda_streams.Access(root, start, end, written))
         seconds = cuda_streams.estimate(work.step, sum(a.end - a.start for a in found))
         known = tuple(found) if work.anywhere() else None
-        collective = work.step.beside if isinstance(work.step, OpaqueStep) else None
+        collective = work.step.overlapped if isinstance(work.step, OpaqueStep) else None
         return cuda_streams.Task(known, seconds, work.exchanges, exchanges.get(id(collective)))
 
     def dynamic(self) -> dict[int, DeviceBuffer]:

@@ -32,7 +32,7 @@ MOST = 4
 
 
 def overlapped_matmuls(steps: Sequence[Step]) -> list[Step]:
-    """Steps in an order that overlaps collectives with matmuls (``Opaque.beside``)."""
+    """Steps in an order that overlaps collectives with matmuls (``Opaque.overlapped``)."""
     if sum(_exchanged(s) > LEAST for s in steps) < 2:
         return list(steps)
     _Cover(steps).choose()
@@ -72,7 +72,7 @@ class _Cover:
         last = -1  # index of the latest work that cannot be delayed
         for n, step in enumerate(work):
             if step in idle:
-                if step.beside is None:  # type: ignore[union-attr]
+                if step.overlapped is None:  # type: ignore[union-attr]
                     waiting.append(step)  # type: ignore[arg-type]
                     del waiting[:-MOST]
                 continue
@@ -85,8 +85,8 @@ class _Cover:
                 others = [p for p in (*waiting, *later) if not self.before[step] >> self.work[p] & 1]
                 others = [p for p in others if not any(self.is_read(self.work[q], [p]) for q in idle - {p})]
                 for product in _fitting(others[:MOST], _exchanged(step)):
-                    product.beside = step
-                waiting = [p for p in waiting if p.beside is None]
+                    product.overlapped = step
+                waiting = [p for p in waiting if p.overlapped is None]
             last = n
 
     def is_read(self, index: int, steps: Iterable[Step]) -> bool:
@@ -111,7 +111,7 @@ def _delayed(steps: Sequence[Step]) -> list[Step]:
     readers: list[list[int]] = [[] for _ in steps]
     missing = [0] * len(steps)
     for n, s in enumerate(steps):
-        overlapped = [s.beside] if isinstance(s, Opaque) and s.beside is not None else []
+        overlapped = [s.overlapped] if isinstance(s, Opaque) and s.overlapped is not None else []
         for m in {place[x] for x in (*_needs(s, makers), *overlapped)}:
             readers[m].append(n)
             missing[n] += 1

@@ -88,14 +88,14 @@ def test_steps_come_after_what_they_need_and_stay_in_order(pieces, soon):
     assert len(out) == len(steps) and set(out) == set(steps)
     at = {s: n for n, s in enumerate(out)}
     needs = {s: ancestors(steps, s) for s in steps}
-    late = {s for s in steps if s.beside is not None}
+    late = {s for s in steps if s.overlapped is not None}
     for s in steps:
         assert all(at[m] < at[s] for m in needs[s])
     for s in late:
-        assert s.eqn.product and s.beside.eqn.exchanged and at[s.beside] < at[s]
-        assert s not in needs[s.beside] and s.beside not in ancestors(steps, s, ordered=False)
-    for e in {s.beside for s in late}:
-        overlaps = [s for s in late if s.beside is e]
+        assert s.eqn.product and s.overlapped.eqn.exchanged and at[s.overlapped] < at[s]
+        assert s not in needs[s.overlapped] and s.overlapped not in ancestors(steps, s, ordered=False)
+    for e in {s.overlapped for s in late}:
+        overlaps = [s for s in late if s.overlapped is e]
         assert len(overlaps) <= MOST and sum(s.eqn.product for s in overlaps) <= e.eqn.exchanged
     on_time = [s for s in steps if s not in late and not needs[s] & late]
     assert on_time == sorted(on_time, key=at.get)
@@ -106,7 +106,7 @@ def test_steps_come_after_what_they_need_and_stay_in_order(pieces, soon):
 def test_an_order_of_many_steps_is_found_soon():
     rows = [*idle(), *WAIT, *[kernel(f"k{n}", "p0") for n in range(20000)]]
     steps = steps_of(rows)
-    steps[0].beside = steps[2]
+    steps[0].overlapped = steps[2]
     begin = time.perf_counter()
     out = overlap._delayed(steps)
     assert time.perf_counter() - begin < 2  # visiting all waiting matmuls at every step would take minutes
@@ -116,7 +116,7 @@ def test_an_order_of_many_steps_is_found_soon():
 @pytest.mark.usefixtures("seconds")
 def test_reordering_twice_overlaps_the_same_matmuls():
     def overlaps(steps):
-        return {s.eqn.name: s.beside.eqn.name for s in steps if s.beside is not None}
+        return {s.eqn.name: s.overlapped.eqn.name for s in steps if s.overlapped is not None}
 
     rows = [row for n in range(6) for row in layer(n, f"norm{n - 1}" if n else "norm")]
     once = overlapped_matmuls(steps_of([kernel("norm"), *rows]))
@@ -246,10 +246,10 @@ def test_overlapped_matmuls(name):
     rows, overlaps = CASES[name]
     steps = steps_of(rows)
     out = overlapped_matmuls(steps)
-    assert {s.eqn.name: s.beside.eqn.name for s in out if s.beside} == overlaps
+    assert {s.eqn.name: s.overlapped.eqn.name for s in out if s.overlapped} == overlaps
     done = set()
     for s in out:
-        assert done >= ancestors(steps, s) and (s.beside is None or s.beside in done)
+        assert done >= ancestors(steps, s) and (s.overlapped is None or s.overlapped in done)
         done.add(s)
     assert overlaps or out == steps
 
@@ -267,8 +267,8 @@ def test_gradients_of_divided_layers(monkeypatch, rng, worth, overlaps):
     plain = simplify(lower_collectives(jaxpr))
     steps = cuda_program.planned(plain, (False,) * len(args), "sm_90").steps
     eqns = [s.eqn if isinstance(s, OpaqueStep) else None for s in steps]
-    found = [s for s in steps if isinstance(s, OpaqueStep) and s.beside is not None]
+    found = [s for s in steps if isinstance(s, OpaqueStep) and s.overlapped is not None]
     assert len(found) == overlaps
     for s in found:
         assert s.eqn.prim.name == "dot_general" and s.eqn.outvars[0].aval.shape in ((16, 32), (32, 16))
-        assert s.beside.prim.name == "mesh_psum_scatter" and eqns.index(s.beside) < eqns.index(s.eqn)
+        assert s.overlapped.prim.name == "mesh_psum_scatter" and eqns.index(s.overlapped) < eqns.index(s.eqn)

@@ -165,8 +165,8 @@ class Descriptors:
         self.a, self.b, self.d = (self._matrix(side, call.batch) for side in (call.a, call.b, call.d))
         if gemm.bias:  # the address stands for its alignment until there is one
             self.set(_BIAS_POINTER, ctypes.c_void_p(gemm.alignment))
-        if gemm.multiprocessors:
-            self.set(_MULTIPROCESSORS, ctypes.c_int32(gemm.multiprocessors))
+        if gemm.sms:
+            self.set(_MULTIPROCESSORS, ctypes.c_int32(gemm.sms))
 
     def _create(self, kind: str, *args: Any) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
@@ -320,7 +320,7 @@ class Plan:
         if known is not None and self._accept(known):
             return
         name = driver.properties(self.device).name
-        left = self.gemm.multiprocessors
+        left = self.gemm.sms
         how = f"cublaslt, by warm devices{f' on {left} multiprocessors beside a kernel' if left else ''}"
         cache, key = DiskCache(), key_of(how, str(self.gemm), name, str(version()))
         kept = cache.get(key)
@@ -355,7 +355,7 @@ class Plan:
             # large products leave room for nothing else: the library's first guess, then
             return bytes(proposed[0].algorithm), ""
         stream = driver.compute_stream(self.device)
-        given = self.gemm.multiprocessors
+        given = self.gemm.sms
         others = driver.properties(self.device).sm_count - given if given else 0
         begun: set[bytes] = set()
 

@@ -236,7 +236,7 @@ class Product:
         """Do without so many multiprocessors while an exchange runs beside it; to be called before the first run."""
         there = driver.properties(self.device).sm_count
         left = max(there // 2, there - multiprocessors)
-        self.calls_beside = [c._replace(gemm=replace(c.gemm, multiprocessors=left)) for c in self.calls]
+        self.calls_beside = [c._replace(gemm=replace(c.gemm, sms=left)) for c in self.calls]
 
     @property
     def alone(self) -> bool:
@@ -298,7 +298,7 @@ class Matmul(FunctionKernel):
         product = Product.of(executor, step, operands, otherwise)
         if product is None:
             return Work(otherwise, name, step, captured=captured)
-        if step.beside is not None and config.cuda_graphs and config.nccl_graphs:
+        if step.overlapped is not None and config.cuda_graphs and config.nccl_graphs:
             product.leave(COLLECTIVE_SMS)
         return Work(product.run, name, step, anywhere=lambda: product.alone)
 

@@ -182,7 +182,7 @@ GEMMS = {
     "bfloat16": Gemm(PLAIN, BF16, BF16, BF16),
     "bfloat16 to float32": Gemm(PLAIN, BF16, BF16, F32),
     "int8": Gemm(PLAIN, dtypes.int8, dtypes.int8, dtypes.int32, "i32"),
-    "fewer multiprocessors": Gemm(PLAIN, BF16, BF16, BF16, multiprocessors=108),
+    "fewer multiprocessors": Gemm(PLAIN, BF16, BF16, BF16, sms=108),
     "float8": Gemm(PLAIN, dtypes.float8_e4m3fn, dtypes.float8_e5m2, BF16),
     "batch": Gemm(Layout(3, 5, 4, True, False, 3, 5, 5, 7, 12, 20, 15), F32, F32, F32),
     "a bias": Gemm(PLAIN, BF16, BF16, BF16, bias=True),
@@ -205,7 +205,7 @@ def test_descriptors_say_what_the_product_is(lib, name):
     assert made.get(3, ctypes.c_int32()) == gemm.layout.trans_b
     assert made.get(4, ctypes.c_int32()) == gemm.layout.trans_a
     assert made.get(7, ctypes.c_uint32()) == (4 if gemm.bias else 1)
-    assert made.get(15, ctypes.c_int32()) == gemm.multiprocessors
+    assert made.get(15, ctypes.c_int32()) == gemm.sms
     for handle, side in ((made.a, call.a), (made.b, call.b), (made.d, call.d)):
         got = []
         for attribute, kind in (
@@ -353,7 +353,7 @@ def test_products_timed_beside_what_keeps_multiprocessors_are_the_same(own_cache
     kept, taken = [], sm_reservation.taken
     monkeypatch.setattr(sm_reservation, "taken", lambda *args: kept.append(args[1]) or taken(*args))
     there = driver.properties().sm_count
-    got = on_device(replace(gemm, multiprocessors=there - 24), a, b)
+    got = on_device(replace(gemm, sms=there - 24), a, b)
     assert kept and set(kept) == {24}
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
 
@@ -373,7 +373,7 @@ def test_a_product_keeps_half_of_a_small_device(monkeypatch, there, left):
     product = cuda_product.Product.__new__(cuda_product.Product)
     product.device, product.calls = 0, [cuda_product._Call(GEMMS["float32"])]
     product.leave(24)
-    assert [c.gemm.multiprocessors for c in (*product.calls, *product.calls_beside)] == [0, left]
+    assert [c.gemm.sms for c in (*product.calls, *product.calls_beside)] == [0, left]
 
 
 def test_choices_for_fewer_multiprocessors_are_kept_apart(lib, monkeypatch):
@@ -387,7 +387,7 @@ def test_choices_for_fewer_multiprocessors_are_kept_apart(lib, monkeypatch):
     monkeypatch.setattr(driver, "properties", lambda index: SimpleNamespace(name="a device"))
     gemm = GEMMS["float32"]
     for count in (0, 100, 108):
-        cublaslt.Plan(replace(gemm, multiprocessors=count))
+        cublaslt.Plan(replace(gemm, sms=count))
     assert len(set(names)) == 3 and names[0][0] == "cublaslt, by warm devices"
     assert "multiprocessors" not in str(gemm) and len(cublaslt._chosen) == 3
 
