@@ -1,4 +1,6 @@
-"""The files of blufunc entered on the way of one small kernel: ``jit(softmax)`` to C++ that runs, and to CUDA source.
+"""Files of blufunc entered by one small kernel, ``jit(softmax)``.
+
+Counted to C++ that runs, and to CUDA source.
 
 A file counts when one of its functions runs, other than for an import. No peer is measured.
 """

@@ -183,9 +183,9 @@ def inline_bodies(
 ) -> tuple[Jaxpr, Origins]:
     """Inline every call that only computes its body (``prim.body``).
 
-    For compilers, after all transforms; ``keep`` selects calls that have a kernel. Recomputing calls
-    (``prim.recomputed``) must not be merged with the original computation: the second result maps each of their
-    equations to the index of its call. ``origins`` holds the equations that were in such calls before; it is updated and returned.
+    For compilers, after all transforms; ``keep`` selects calls with a kernel. Recomputing calls (``prim.recomputed``)
+    must not be merged with the original computation: the second result maps each of their equations to the index of
+    its call. ``origins`` holds the equations that were in such calls before; it is updated and returned.
     """
     origins = {} if origins is None else origins
     count = max(origins.values(), default=0)
