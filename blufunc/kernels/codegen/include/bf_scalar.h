@@ -370,7 +370,9 @@ static inline double bf_logistic(double x) { return 1.0 / (1.0 + exp(-x)); }
 //# ptx_logistic
 // within 2 + 1.2 |x| units in the last place, or 0 in the place of denormals: for what is rounded to 16 bits
 static inline float ptx_logistic(float x) {
-  float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + ptx_exp_ftz(-x))); return r;
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + ptx_exp_ftz(-x)));
+  return r;
 }
 //# bf_sin
 static inline float bf_sin(float x) { return sinf(x); }
