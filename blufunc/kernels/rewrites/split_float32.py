@@ -155,7 +155,7 @@ class _Splitter:
         self.asked, self.origins, self.pays = asked, origins, pays
         self.partial_sums, self.in_one_kernel = partial_sums, in_one_kernel
         self.bodies: dict[Any, Jaxpr] = {}
-        self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
+        self.known: dict[Any, tuple[Any, int]] = {}  # parts or magnitudes; the index of their last matmul
         self.count = 0
         self.makers: dict[Any, Eqn] = {}
 
@@ -234,12 +234,24 @@ class _Splitter:
         """An operand in parts, scaled along its contracted axes; the equations that compute them are added to those
         made, unless a near product has them.
         """
-        along = side.contracted
-        key = side.x, side.order, frozenset(along), algorithm, self.origins.get(eqn)
+        along, origin = side.contracted, self.origins.get(eqn)
+
+        def split() -> _Parts:
+            # a matmul along rows and one along columns, as of a gradient, share the magnitudes
+            magnitudes = self.shared(
+                (side.x, origin), lambda: self.placed(_magnitudes, (), [side.x], eqn, made)
+            )
+            how = (side.order, along, algorithm)
+            *parts, root = self.placed(_ordered_parts, how, [side.x, *magnitudes], eqn, made)
+            return _Parts(parts, root)
+
+        return self.shared((side.x, side.order, frozenset(along), algorithm, origin), split)
+
+    def shared(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The value of a near matmul under this key, or a new one."""
         found, last = self.known.get(key, (None, 0))
         if found is None or self.count - last > NEAR:
-            placed = self.placed(_ordered_parts, (side.order, along, algorithm), [side.x], eqn, made)
-            found = _Parts(placed[:-1], placed[-1])
+            found = make()
         self.known[key] = found, self.count
         return found
 
@@ -308,14 +320,14 @@ def _sum(eqn: Eqn, order: int, algorithm: Algorithm, factors: _Factors, made: li
 
 
 def _ordered_parts(
-    order: tuple[int, ...], contract: tuple[int, ...], algorithm: Algorithm, x: Any
+    order: tuple[int, ...], contract: tuple[int, ...], algorithm: Algorithm, x: Any, magnitudes: Any
 ) -> list[Any]:
-    return parts_of(transpose(x, order), contract, algorithm)
+    return parts_of(transpose(x, order), contract, algorithm, transpose(magnitudes, order))
 
 
-def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[Any]:
+def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm, magnitudes: Any = None) -> list[Any]:
     """The parts of an operand, and 2^-j of its rows."""
-    root, scale = _scales(x, contract)
+    root, scale = _scales(_magnitudes(x)[0] if magnitudes is None else magnitudes, contract)
     x = ew.mul(x, _spread(scale, x.aval.shape, contract))
     parts = [ew.convert(x, dtypes.float16)]
     if algorithm.parts == 2:
@@ -336,12 +348,17 @@ def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
     return pieces + [slice_in_dim(x, whole, terms, axis=at)] * (whole < terms)
 
 
-def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
+def _magnitudes(x: Any) -> list[Any]:
+    """Absolute values; 0 for infinities and NaNs."""
+    return [ew.select(ew.is_finite(x), ew.abs(x), 0.0)]
+
+
+def _scales(magnitudes: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
     """``2^-j`` and ``4^j`` for each row of an operand: what brings its largest element to between 2^13 and 2^15.
 
     Rows of zeros or of less than 2^-112 are multiplied by 2^126, which is the largest such power of float32.
     """
-    top = reduce.reduce_max(ew.select(ew.is_finite(x), ew.abs(x), 0.0), contract)
+    top = reduce.reduce_max(magnitudes, contract)
     exponent = ew.binary(
         ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23
     )  # the number is below 2^(exponent - 126)

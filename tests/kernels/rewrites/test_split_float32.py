@@ -204,6 +204,16 @@ def test_parts_serve_all_near_products(cuda):
     assert splits(apart(n), W.T.copy(), W) == 2 + n + 1
 
 
+def test_matmuls_along_rows_and_columns_share_magnitudes(cuda):
+    """A gradient is split by rows for one matmul and by columns for another: ``abs`` of it is one equation."""
+    f = lambda x, w, y: (by_rows(SCALED)(x, w), columns(SCALED)(x, y))
+    schedule, _ = draft(f, uniform(24, 40), uniform(16, 40), uniform(24, 8))
+    magnitudes = [
+        e for e in schedule.jaxpr.eqns if e.prim.name == "abs" and e.outvars[0].aval.shape == (24, 40)
+    ]
+    assert len(magnitudes) == 1
+
+
 def test_autocast_is_as_it_was(cuda):
     wide, split = (bf.autocast(product(p)) for p in (None, X3))
     assert draft(split, X, W)[1] == draft(wide, X, W)[1]
