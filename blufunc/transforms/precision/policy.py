@@ -35,14 +35,14 @@ from blufunc.core import ops
 from blufunc.core.ir import dtypes, source
 from blufunc.core.primitives.kinds import AUTOCAST
 from blufunc.core.primitives.primitive import Primitive, named
+from blufunc.transforms import checkpointing, custom_rules
 
 
 def table() -> dict[str, tuple[str, ...]]:
     """The names of the primitives of each class: a view of ``autocast_class``."""
-    for module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
-        importlib.import_module(
-            module.name
-        )  # defines its primitives, which are otherwise imported on first use
+    for package in (ops, checkpointing, custom_rules):  # whose primitives are otherwise imported on first use
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     classes: dict[str, list[str]] = {cls: [] for cls in AUTOCAST}
     for name, prim in sorted(named.items()):
         if prim.autocast_class is not None:
