@@ -26,6 +26,8 @@ from blufunc.core.primitives import linear_ops
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p
 from blufunc.core.pytree import tree
 
+complex, slice = elementwise.complex_, shapes.slice_  # under their names in ``lax``
+
 # -- conversion ------------------------------------------------------------------------------------
 
 

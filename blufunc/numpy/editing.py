@@ -350,7 +350,7 @@ def put_along_axis(
 ) -> Value:
     """``arr`` with ``values`` where ``take_along_axis`` would read; with ``inplace=False``.
 
-    ``loopir/index`` have the rank of ``arr`` and sizes that broadcast to it but along the axis; ``values`` broadcast to
+    ``indices`` have the rank of ``arr`` and sizes that broadcast to it but along the axis; ``values`` broadcast to
     them. The axis None means ``arr`` flattened. Out of range nothing is written; ``mode='clip'`` writes to the nearest
     element.
     """

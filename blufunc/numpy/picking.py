@@ -55,7 +55,7 @@ def take(
 ) -> Value:
     """The elements of ``a`` at integer positions along an axis (of ``a`` flattened, by default).
 
-    The result has the shape of ``loopir/index`` instead of the axis. Out of range: ``mode='fill'`` (the
+    The result has the shape of ``indices`` instead of the axis. Out of range: ``mode='fill'`` (the
     default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element, the first for
     negative positions; ``'wrap'`` counts round.
     ``unique_indices`` and ``indices_are_sorted`` are promises that make for faster programs.
@@ -89,7 +89,7 @@ def take(
 def take_along_axis(
     arr: Any, indices: Any, axis: int | None = -1, mode: str | None = None, fill_value: Any = None
 ) -> Value:
-    """For each position of ``loopir/index``, the element of ``arr`` there along ``axis``, the other axes going along.
+    """For each position of ``indices``, the element of ``arr`` there along ``axis``, the other axes going along.
 
     Both have the same rank, and sizes that broadcast except along the axis. ``mode`` and ``fill_value`` are those of
     ``take``.
@@ -134,7 +134,7 @@ def take_along_axis(
     )
 
 
-def choose_by(condlist: Sequence, choicelist: Sequence, default: Any = 0) -> Value:
+def select(condlist: Sequence, choicelist: Sequence, default: Any = 0) -> Value:
     """For each element, the first of ``choicelist`` whose condition in ``condlist`` holds; else ``default``."""
     conditions = sequence(condlist, "select", "the conditions", "arrays")
     choices = sequence(choicelist, "select", "the choices", "arrays")

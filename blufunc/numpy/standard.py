@@ -13,9 +13,10 @@ from blufunc import errors
 from blufunc.core.arrays import backend
 from blufunc.core.ir import dtypes, source
 from blufunc.numpy.creation import parse_device
-from blufunc.numpy.types import isdtype
+from blufunc.numpy.types import bool_, isdtype
 
 __array_api_version__ = "2024.12"
+bool = bool_  # the standard's name
 
 _DTYPES: dict[str, np.dtype] = {
     "bool": dtypes.bool_,

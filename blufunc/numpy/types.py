@@ -16,6 +16,8 @@ from blufunc.core.ir.trace import Value
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
 
+ndarray = Value
+
 
 class ScalarType:
     """A dtype under its name in this namespace.

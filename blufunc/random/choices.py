@@ -263,7 +263,7 @@ def _count_below(rising: Any, queries: Any) -> Any:
 
 
 def take(x: Any, indices: Any, axis: int) -> Any:
-    """The elements of ``x`` at ``loopir/index``, which are in range, along an axis."""
+    """The elements of ``x`` at ``indices``, which are in range, along an axis."""
     after = indices.aval.ndim
     offsets = (*range(axis), *range(axis + after, axis + after + x.aval.ndim - axis - 1))
     sizes = (*x.aval.shape[:axis], 1, *x.aval.shape[axis + 1 :])
