@@ -1,4 +1,4 @@
-"""NumPy's functions on blufunc's arrays: the face that user code is written against.
+"""NumPy's functions on blufunc's arrays: the face of user code.
 
 Promotion and broadcasting of user values happen here and nowhere below. Importing this package gives
 arrays and tracers their operators and methods. The namespace follows the array API standard 2024.12 and holds

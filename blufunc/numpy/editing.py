@@ -48,7 +48,7 @@ _INT32 = dtypes.int32
 
 
 def _known_positions(name: str, obj: Any, n: int) -> np.ndarray | None:
-    """Integer positions along an axis of size ``n`` as a NumPy array; None where they are traced."""
+    """Integer positions along an axis of size ``n`` as NumPy array; None if traced."""
     if isinstance(obj, slice):
         return np.arange(*obj.indices(n))
     if isinstance(obj, Tracer):
@@ -80,7 +80,7 @@ def _known_positions(name: str, obj: Any, n: int) -> np.ndarray | None:
 
 
 def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False) -> Value:
-    """``arr`` without the positions ``obj`` along an axis; flattened first if the axis is None.
+    """``arr`` without the positions ``obj`` along an axis; None flattens it.
 
     Args:
       arr: an array.
@@ -110,7 +110,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices
 
 
 def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
-    """``arr`` with ``values`` put in before the positions ``obj`` along an axis; flattened first if the axis is None.
+    """``arr`` with ``values`` inserted before positions ``obj``; axis None flattens.
 
     Args:
       arr: an array.
@@ -158,7 +158,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
 
 
 def resize(a: Any, new_shape: Any) -> Value:
-    """The elements of ``a`` in row-major order in another shape, repeated from the first where they do not suffice."""
+    """The elements of ``a`` in another shape, repeated cyclically to fill it."""
     x, shape = as_value(a, "resize"), shape_of(new_shape, "resize")
     n, size = x.aval.size, math.prod(shape)
     flat = reshape(x, (n,))
@@ -170,7 +170,7 @@ def resize(a: Any, new_shape: Any) -> Value:
 
 
 def trim_zeros(filt: Any, trim: str = "fb", axis: int | None = None) -> Value:
-    """A vector without its zeros in front (``'f'`` in ``trim``) and at its end (``'b'``), outside of traces.
+    """A vector without leading (``'f'``) and trailing (``'b'``) zeros; not traceable.
 
     ``axis`` is its only one, 0, or None.
 
@@ -207,7 +207,7 @@ def compress(
     fill_value: Any = 0,
     out: Any = None,
 ) -> Value:
-    """The positions along an axis where ``condition``, a vector, holds; ``a`` flattened if the axis is None.
+    """Positions along an axis where the vector ``condition`` holds; None flattens.
 
     ``size`` is the number of elements to return, filled with ``fill_value``; required if ``condition`` is traced.
     """
@@ -234,14 +234,14 @@ def compress(
 
 
 def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Value:
-    """The elements of ``arr`` flattened where ``condition`` flattened holds; see ``compress``."""
+    """The elements of ``arr`` where ``condition`` holds, both flattened."""
     mask = as_value(condition, "extract")
     flat = np.asarray(mask).reshape(-1) if isinstance(mask, Array) else reshape(mask, (mask.aval.size,))
     return compress(flat, arr, None, size=size, fill_value=fill_value)
 
 
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Value:
-    """For each element of ``a``, an integer, the element at its place of the choice with that number.
+    """For each integer in ``a``, the element at its place of that choice.
 
     ``a`` and the choices broadcast. For indices out of range, ``mode='clip'`` takes the nearest choice and ``'wrap'``
     wraps around; ``'raise'`` is an error, and requires concrete indices.
@@ -302,7 +302,7 @@ def _refuse_inplace(name: str, inplace: Any) -> None:
 
 
 def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Value:
-    """``a`` with ``v``, repeated as needed, at positions in ``a`` flattened; with ``inplace=False``.
+    """``a`` with ``v``, repeated, at flat positions; with ``inplace=False``.
 
     Out of range: nothing is written by default; ``mode='clip'`` writes to the nearest element, ``'wrap'`` counts round.
     """
@@ -327,7 +327,7 @@ def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = Tr
 
 
 def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Value:
-    """``arr`` with ``vals``, in turn and from the first again, where ``mask`` holds; with ``inplace=False``."""
+    """``arr`` with ``vals``, repeated, where ``mask`` holds; with ``inplace=False``."""
     _refuse_inplace("place", inplace)
     x, mask = as_value(arr, "place"), as_value(mask, "place")
     values = asarray(vals, x.aval.dtype)
@@ -348,7 +348,7 @@ def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Value:
 def put_along_axis(
     arr: Any, indices: Any, values: Any, axis: int | None, inplace: bool = True, *, mode: str | None = None
 ) -> Value:
-    """``arr`` with ``values`` where ``take_along_axis`` would read; with ``inplace=False``.
+    """``arr`` with ``values`` where ``take_along_axis`` reads; ``inplace=False``.
 
     ``indices`` have the rank of ``arr`` and sizes that broadcast to it but along the axis; ``values`` broadcast to
     them. The axis None means ``arr`` flattened. Out of range nothing is written; ``mode='clip'`` writes to the nearest
@@ -396,7 +396,7 @@ def put_along_axis(
 
 
 def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Value:
-    """``a`` with ``val``, repeated as needed, on its main diagonal; with ``inplace=False``.
+    """``a`` with ``val``, repeated, on its diagonal; with ``inplace=False``.
 
     ``a`` has two axes, or several of one size. With ``wrap`` the diagonal of a tall matrix begins again below.
     """

@@ -1,4 +1,4 @@
-"""Positions in arrays: of diagonals and triangles, flat and by axes; and the objects that are indexed to make arrays.
+"""Index grids: diagonals, triangles, flat positions, ``mgrid``, ``r_``, ``s_``.
 
 Face over ``creation`` and joins. Sizes are static, so positions are made once, as int32.
 """
@@ -36,7 +36,7 @@ from blufunc.numpy.promotion import (
 
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Value, ...]:
-    """The positions, int32, of the main diagonal of an array with ``ndim`` axes of size ``n``."""
+    """Positions, int32, of the diagonal of an array of ``ndim`` axes of size ``n``."""
     (n,), (rank,) = shape_of((n,), "diag_indices"), shape_of((ndim,), "diag_indices")
     return (arange(n),) * rank
 
@@ -59,19 +59,22 @@ def _matrix_shape(x: Any, name: str) -> tuple[int, ...]:
 
 
 def tril_indices_from(arr: Any, k: int = 0) -> tuple[Value, Value]:
-    """Rows and columns, int32, of the elements on and below diagonal ``k`` of a matrix."""
+    """Rows and columns, int32, of the lower triangle (to diagonal ``k``) of a matrix."""
     n, m = _matrix_shape(arr, "tril_indices_from")
     return tril_indices(n, k, m)
 
 
 def triu_indices_from(arr: Any, k: int = 0) -> tuple[Value, Value]:
-    """Rows and columns, int32, of the elements on and above diagonal ``k`` of a matrix."""
+    """Rows and columns, int32, of the upper triangle (from ``k``) of a matrix."""
     n, m = _matrix_shape(arr, "triu_indices_from")
     return triu_indices(n, k, m)
 
 
 def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = None) -> tuple[Value, ...]:
-    """The positions, int32, that ``mask_func(ones((n, n)), k)`` does not make 0; for ``size`` see ``nonzero``."""
+    """Positions, int32, where ``mask_func(ones((n, n)), k)`` is not 0.
+
+    For ``size`` see ``nonzero``.
+    """
     (n,) = shape_of((n,), "mask_indices")
     if not callable(mask_func):
         raise errors.ArgumentError(
@@ -83,7 +86,7 @@ def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = 
 def ravel_multi_index(
     multi_index: Any, dims: Any, mode: str = "raise", order: str = "C", *, dtype: Any = None
 ) -> Value:
-    """Positions given by one array for each axis of ``dims`` as positions in the array flattened, int32 or ``dtype``.
+    """Flat positions, int32 or ``dtype``, from one array of positions per axis.
 
     For positions out of range, ``mode='clip'`` takes the nearest element and ``'wrap'`` counts round; ``'raise'`` is
     an error, and needs positions that are known. ``order='F'`` flattens with the first axis fastest.
@@ -143,7 +146,7 @@ def _check_range(at: Value, n: int) -> None:
 
 
 def _points(s: slice, name: str) -> Value:
-    """The points that a slice means: by steps, or by count if the step is an imaginary number."""
+    """The points of a slice: by steps, or by count for an imaginary step."""
     start = 0 if s.start is None else s.start
     step = 1 if s.step is None else s.step
     if s.stop is None:
@@ -222,7 +225,7 @@ class _Join:
         return concatenate(parts, axis)
 
     def _directive(self, text: str) -> tuple[int, int, int, str | None]:
-        """The axis, the least rank, where the axes of lower ranks go, and whether vectors are rows or columns."""
+        """Parse ``axis``, least rank, position of lower ranks' axes, and row or column."""
         if text in ("r", "c"):
             return (0 if text == "c" else 1), 2, -1, text
         try:

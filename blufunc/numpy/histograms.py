@@ -38,7 +38,7 @@ from blufunc.numpy.updating import At
 
 
 def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Value:
-    """Count the occurrences of each integer from 0 on, int32; with ``weights``, sum their weights.
+    """Count each integer from 0, int32; with ``weights``, sum their weights.
 
     Args:
       x: integers; negative ones count as 0.
@@ -146,7 +146,7 @@ def _weights(name: str, like: Value, weights: Any) -> Value:
 
 
 def _bins_of(edges: Value, x: Value) -> Value:
-    """The number of the bin of each value, from 1; 0 below them and the number of edges above."""
+    """The bin of each value, from 1; 0 below all edges, their number above."""
     n = edges.aval.size
     at = searchsorted(edges, x, "right")
     return ops.select(ops.eq(x, getitem(edges, n - 1)), constant(n - 1, dtypes.int32), at)
@@ -182,7 +182,7 @@ def histogram(
 def histogram2d(
     x: Any, y: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
 ) -> tuple[Value, Value, Value]:
-    """2-D histogram: counts of points ``(x, y)``, (bins of x, bins of y), and the edges along both axes.
+    """2-D histogram: counts of points ``(x, y)`` per bin, and the edges.
 
     ``bins`` is one for both, or a pair, each a number or edges; ``range`` a pair of pairs. See ``histogram``.
     """
@@ -198,7 +198,7 @@ def histogram2d(
 def histogramdd(
     sample: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
 ) -> tuple[Value, list[Value]]:
-    """N-D histogram: counts of points in each bin of a grid, and the edges along each axis.
+    """N-D histogram: counts of points per bin of a grid, and the edges.
 
     Args:
       sample: the points ``(n, d)``.

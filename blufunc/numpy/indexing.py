@@ -37,7 +37,7 @@ _INT32 = dtypes.int32
 
 
 class Slice:
-    """Axis ``axis`` at ``start``, ``start + step``, ...: ``size`` positions, all of them valid."""
+    """Axis ``axis`` at ``start``, ``start + step``, ...: ``size`` valid positions."""
 
     __slots__ = ("axis", "size", "start", "step")
 
@@ -46,7 +46,7 @@ class Slice:
 
 
 class Point:
-    """Axis ``axis`` at one position: an int that may be out of range, or a value of rank 0."""
+    """Axis ``axis`` at one position: an int, maybe out of range, or a rank-0 value."""
 
     __slots__ = ("at", "axis")
 
@@ -153,7 +153,7 @@ def _is_mask(e: Any) -> bool:
 
 
 def _entry(e: Any) -> Any:
-    """An entry as int, bool, slice, NumPy array of integers or booleans, or value of integers."""
+    """An entry as int, bool, slice, NumPy array, or value of integers."""
     cls = e.__class__
     if cls is int or cls is bool or cls is slice:
         return e
@@ -304,7 +304,7 @@ def getitem(
     unique: bool = False,
     is_sorted: bool = False,
 ) -> Value:
-    """``x[index]``: NumPy's indexing, basic and advanced; see the module for what is out of range."""
+    """``x[index]``, basic and advanced; the module says what is out of range."""
     if index.__class__ is int and mode is GatherScatterMode.CLIP:
         shape = x.aval.shape
         if shape and shape[0]:
@@ -462,7 +462,7 @@ def _gather(
 
 
 def stacked(columns: list[Any], batch: tuple[int, ...], x: Value) -> Value:
-    """Positions along several axes as one array ``(*batch, number of axes)`` of int32 (int64 if need be)."""
+    """Positions on several axes as an int32 or int64 array ``(*batch, n_axes)``."""
     wide = any(n > 2**31 - 1 for n in x.aval.shape)
     kind = dtypes.int64 if wide else _INT32
     if len(columns) == 1 and isinstance(columns[0], Value):

@@ -1,4 +1,4 @@
-"""``bnp.linalg``: NumPy's linear algebra, the array standard's and what JAX has beyond them.
+"""``bnp.linalg``: linear algebra of NumPy, the array standard and JAX.
 
 Face over ``core.ops.linalg_*``: operands are promoted (integers and booleans become float32) and batch axes broadcast
 here. A matrix is the last two axes of an array. Where a decomposition does not exist the result is NaN, and no error:
@@ -52,7 +52,7 @@ class EighResult(NamedTuple):
 
 
 class QRResult(NamedTuple):
-    """The factors ``Q`` (..., m, k), with orthonormal columns, and ``R`` (..., k, n), upper triangular."""
+    """QR factors: orthonormal ``Q`` (..., m, k), upper triangular ``R`` (..., k, n)."""
 
     Q: Value
     R: Value
@@ -82,7 +82,7 @@ def _square(x: Any, name: str) -> Value:
 
 
 def _number_or_array(x: Any, name: str, like: np.dtype) -> Value:
-    """A tolerance: a scalar, or one per matrix with a trailing axis, to compare with singular values."""
+    """A tolerance, scalar or per matrix, aligned to compare with singular values."""
     value = ew.convert(inexact(x, name), like)
     return reshape(value, (*value.aval.shape, 1)) if value.aval.ndim else value
 
@@ -95,7 +95,7 @@ def _eps(dtype: np.dtype) -> float:
 
 
 def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> Value:
-    """The lower triangular L with ``a = L @ L^H``, or with ``upper`` the upper triangular U with ``a = U^H @ U``.
+    """Cholesky factor: lower, ``a = L @ L^H``, or with ``upper``, ``a = U^H @ U``.
 
     Args:
       a: Hermitian positive definite matrices (..., n, n); NaN for other matrices.
@@ -231,7 +231,7 @@ def solve(a: Any, b: Any) -> Value:
 
 
 def inv(a: Any) -> Value:
-    """The inverses of square matrices (..., n, n); infinities and NaN where they are singular."""
+    """Inverses of matrices (..., n, n); infinities and NaN where singular."""
     a = _square(a, "inv")
     return linalg_solve.solve(a, matrices.identity_like(a))
 
@@ -258,7 +258,7 @@ def tensorsolve(a: Any, b: Any, axes: Any = None) -> Value:
 
 
 def tensorinv(a: Any, ind: int = 2) -> Value:
-    """The inverse of ``tensordot(a, ., ...)``: of a as a matrix from its last axes to its first ``ind`` ones."""
+    """The inverse of ``tensordot(a, ., ...)``, ``ind`` being the axes of the result."""
     a = inexact(a, "tensorinv")
     ind = static_int(ind, "tensorinv", "ind")
     if not 0 < ind <= a.aval.ndim:
@@ -286,8 +286,7 @@ def _as_pinv(a, p):
 
 @_as_pinv.defjvp
 def _as_pinv_jvp(primals, tangents):
-    """G. H. Golub and V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares problems whose
-    variables separate" (1973): right for matrices that keep their rank."""
+    """The derivative at constant rank (G. H. Golub and V. Pereyra, 1973)."""
     (a, p), (t, _) = primals, tangents
     p = _as_pinv(a, p)
     m, n = a.aval.shape[-2:]
@@ -305,7 +304,7 @@ def _as_pinv_jvp(primals, tangents):
 
 
 def _pinv_of(a: Value, factors: Sequence[Value], keep: Value) -> Value:
-    """The pseudoinverse of ``a`` from its factors; singular values where ``keep`` is false count as 0."""
+    """The pseudoinverse of ``a`` from its factors; values not in ``keep`` are 0."""
     u, s, vh = [ew.stop_gradient(x) for x in factors]
     safe = ew.select(keep, s, ew.ones_of(s))
     inverse = ew.select(keep, ew.div(ew.ones_of(s), safe), ew.zeros_of(s))
@@ -342,7 +341,7 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
 def lstsq(
     a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False
 ) -> tuple[Value, Value, Value, Value]:
-    """The x that makes the norm of ``a @ x - b`` least, and of those the one of least norm.
+    """The least-squares solution of ``a @ x = b`` of least norm.
 
     Args:
       a: (m, n).
@@ -389,7 +388,7 @@ def lstsq(
 
 
 def cond(x: Any, p: Any = None) -> Value:
-    """Condition numbers ``norm(x, p) * norm(inv(x), p)``; by default, and for 2 and -2, by singular values.
+    """Condition numbers ``norm(x, p) * norm(inv(x), p)``; default and 2, -2 by SVD.
 
     Args:
       x: (..., m, n); square for other norms.
@@ -439,7 +438,7 @@ def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any =
 
 
 def matrix_power(a: Any, n: int) -> Value:
-    """The product of ``n`` copies of square matrices (..., m, m); of their inverses where n is negative."""
+    """Matrix powers of (..., m, m) by an integer; a negative one of the inverses."""
     a = as_value(a, "matrix_power")
     n = static_int(n, "matrix_power", "n")
     if a.aval.ndim < 2 or a.aval.shape[-1] != a.aval.shape[-2]:
@@ -506,7 +505,7 @@ def outer(x1: Any, x2: Any, /) -> Value:
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
-    """The cross products of vectors of three elements along an axis; the other axes broadcast."""
+    """Cross products of 3-vectors along an axis; the other axes broadcast."""
     return linear.cross(x1, x2, axis)
 
 

@@ -43,7 +43,7 @@ with _lazy.modules(globals()):
 def _contract(
     x: Value, x_labels: Sequence, y: Value, y_labels: Sequence, out: Sequence, precision: Any, preferred: Any
 ) -> Value:
-    """The sum of products of x and y over the labels that are not in ``out``, with axes in the order of ``out``.
+    """Contract x and y: sum over the labels that are not in ``out``.
 
     Labels are distinct within an operand, and sizes agree except that an axis of size 1 goes along with any.
     """
@@ -144,7 +144,7 @@ def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any
 
 
 def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
-    """The sum of products over the last axis of ``a`` and the next to last (or only) axis of ``b``.
+    """Contract the last axis of ``a`` with the next to last (or only) one of ``b``.
 
     The result has the other axes of ``a``, then those of ``b``; with a scalar operand, it multiplies.
     """
@@ -201,7 +201,7 @@ def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any 
 
 
 def outer(a: Any, b: Any, out: Any = None) -> Value:
-    """The matrix of the products of each element of ``a`` with each of ``b``, both flattened."""
+    """The outer product of ``a`` and ``b``, both flattened."""
     only_none("outer", "out", out)
     x, y, _ = _operands("outer", a, b, None)
     m, n = x.aval.size, y.aval.size
@@ -213,7 +213,7 @@ def outer(a: Any, b: Any, out: Any = None) -> Value:
 def tensordot(
     a: Any, b: Any, axes: Any = 2, *, precision: Any = None, preferred_element_type: Any = None
 ) -> Value:
-    """The sum of products over several axes: the last and first ``axes`` ones, or ``(axes of a, axes of b)``."""
+    """Contract ``axes``: last and first ones, or ``(axes of a, axes of b)``."""
     x, y, preferred = _operands("tensordot", a, b, preferred_element_type)
     if isinstance(axes, (tuple, list)):
         if len(axes) != 2:
@@ -261,7 +261,7 @@ def kron(a: Any, b: Any) -> Value:
 def cross(
     a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> Value:
-    """The cross product of vectors of three (or two) elements along an axis; the other axes broadcast.
+    """Cross products of 3-vectors (or 2-vectors) along an axis; others broadcast.
 
     The vectors lie along ``axisa`` of ``a``, ``axisb`` of ``b`` and ``axisc`` of the result, or along ``axis`` of all
     three. Of two vectors of two elements, only the third component of the product is returned.
@@ -295,7 +295,7 @@ def cross(
 
 
 def matvec(x: Any, y: Any, /) -> Value:
-    """Matrix-vector products of ``(..., m, n)`` and ``(..., n)``; the other axes broadcast."""
+    """Matrix-vector products of ``(..., m, n)`` and ``(..., n)``, broadcast."""
     x, y, _ = _operands("matvec", x, y, None)
     if x.aval.ndim < 2 or not y.aval.ndim:
         raise errors.ShapeError(
@@ -308,7 +308,7 @@ def matvec(x: Any, y: Any, /) -> Value:
 
 
 def vecmat(x: Any, y: Any, /) -> Value:
-    """The products of vectors ``(..., m)``, conjugated, and matrices ``(..., m, n)``; the other axes broadcast."""
+    """Products of conjugated vectors ``(..., m)`` and matrices ``(..., m, n)``."""
     x, y, _ = _operands("vecmat", x, y, None)
     if y.aval.ndim < 2 or not x.aval.ndim:
         raise errors.ShapeError(
@@ -388,7 +388,7 @@ def einsum(
 
 
 def einsum_path(subscripts: Any, /, *operands: Any, optimize: Any = "greedy") -> tuple[list, Any]:
-    """The order in which ``einsum`` would multiply, as ``opt_einsum`` finds it: ``(path, its report)``."""
+    """``einsum``'s order of contractions, by ``opt_einsum``: ``(path, report)``."""
     if not isinstance(subscripts, str) or not operands:
         raise errors.ArgumentError(
             f"einsum_path takes subscripts and arrays, not {subscripts!r:.60} first.",
@@ -517,7 +517,7 @@ def _diagonal_mask(rows: int, columns: int, offset: int) -> Value:
 
 
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
-    """The elements whose position on ``axis2`` is that on ``axis1`` plus ``offset``, as the last axis."""
+    """The elements whose position on ``axis2`` is that on ``axis1`` plus ``offset``."""
     x = as_value(a, "diagonal")
     if x.aval.ndim < 2:
         raise errors.ShapeError(
@@ -539,7 +539,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
 
 
 def diag(v: Any, k: int = 0) -> Value:
-    """Diagonal ``k`` of a matrix; of a vector, the matrix with it on diagonal ``k`` and zeros elsewhere."""
+    """Diagonal ``k`` of a matrix; or a matrix with a vector on diagonal ``k``."""
     x = as_value(v, "diag")
     k = static_int(k, "diag", "k")
     if x.aval.ndim == 2:
@@ -565,7 +565,7 @@ def diagflat(v: Any, k: int = 0) -> Value:
 def trace(
     a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
 ) -> Value:
-    """The sum of a diagonal: positions ``i`` on ``axis1`` and ``i + offset`` on ``axis2``."""
+    """Sum a diagonal: positions ``i`` on ``axis1``, ``i + offset`` on ``axis2``."""
     only_none("trace", "out", out)
     x = as_value(a, "trace")
     if dtype is not None:

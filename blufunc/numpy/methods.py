@@ -1,4 +1,4 @@
-"""Operators and methods of arrays and tracers, installed once on their common base class.
+"""Operators and methods of arrays and tracers, on their common base class.
 
 Face. ``install`` runs when ``blufunc.numpy`` is imported: the core knows no promotion, so its ``Value``
 gets ``+``, ``[]``, ``.sum``, ``.at`` and printing from here. Operators between values of one type bind their
@@ -33,7 +33,7 @@ _BOOL = dtypes.bool_
 
 
 def _foreign(y: Any) -> bool:
-    """True if an operand's own class should handle it: not an array, scalar or sequence."""
+    """True if an operand's class should handle it: no array, scalar or sequence."""
     return not (
         y.__class__ in PYTHON_SCALARS
         or isinstance(y, (Value, np.ndarray, np.generic, bool, int, float, complex, list, tuple))
@@ -153,13 +153,13 @@ def _contains(self: Value, x: Any) -> bool:
 
 
 def _reshape(self: Value, *shape: Any, order: str = "C") -> Value:
-    """The elements in another shape, given as a tuple or as several ints, one of which may be -1."""
+    """Reshape to a tuple or several ints, one of which may be -1."""
     given = shape[0] if len(shape) == 1 else shape
     return manipulation.reshape(self, given, order)
 
 
 def _transpose(self: Value, *axes: Any) -> Value:
-    """The array with its axes in the order of ``axes`` (a tuple or several ints), reversed by default."""
+    """Permute the axes by a tuple or several ints; reverse them by default."""
     given = None if not axes else axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
     return manipulation.transpose(self, given)
 

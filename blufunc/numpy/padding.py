@@ -216,7 +216,7 @@ def _moved(x: Value, d: int, before: int, after: int, mode: str) -> Value:
 
 
 def _odd(x: Value, d: int, before: int, after: int, shared: bool) -> Value:
-    """Mirrored in the points at both ends, which the mirror image has too unless ``shared``."""
+    """Mirror at both end points; the image repeats those unless ``shared``."""
     while before or after:
         n = x.aval.shape[d]
         reach = n - shared
@@ -248,7 +248,7 @@ def _ramp(x: Value, d: int, before: int, after: int, ends: list[tuple[Any, Any]]
 
 
 def _line(start: Value, stop: Value, count: int, d: int) -> Value:
-    """``count`` steps from ``start`` towards ``stop``, along a new axis; of integers rounded down, and exact."""
+    """``count`` steps from ``start`` towards ``stop`` on a new axis; integers floor."""
     dtype = stop.aval.dtype
     if dtypes.is_inexact(dtype):
         return linspace(start, stop, count, endpoint=False, axis=d)
@@ -294,7 +294,7 @@ def _edge(x: Value, d: int, at: int, width: int) -> Value:
 
 
 def _from_runs(x: Value, d: int, positions: np.ndarray) -> Value:
-    """The elements of x at ``positions`` along an axis, in runs of slices, forwards and backwards."""
+    """Elements at ``positions`` along an axis, read as slices in both directions."""
     parts, i = [], 0
     while i < len(positions):
         j, step = i + 1, 0

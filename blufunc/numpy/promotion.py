@@ -36,7 +36,7 @@ PYTHON_SCALARS: dict[type, tuple[np.dtype, bool]] = {
     float: (dtypes.float32, True),
     complex: (dtypes.complex64, True),
 }
-"""What a Python number is in promotion, by its class."""
+"""The dtype of a Python scalar in promotion, and whether it is weak, by class."""
 
 _FLOAT32 = dtypes.float32
 _BOOL = dtypes.bool_
@@ -82,13 +82,13 @@ def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Value:
 
 
 def value_of(x: Any, name: str) -> Value:
-    """An argument of the function called ``name`` as a value of its own dtype; Python scalars are weak."""
+    """An argument of function ``name`` as a value; Python scalars are weak."""
     kind = PYTHON_SCALARS.get(x.__class__)
     return as_value(x, name) if kind is None else constant(x, *kind)
 
 
 def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Value:
-    """An argument as ``dtype``; a Python number exactly, without passing through 32 bits."""
+    """An argument as ``dtype``; Python numbers exactly, not by way of 32 bits."""
     kind = PYTHON_SCALARS.get(x.__class__)
     if kind is not None and (dtype == kind[0] or dtypes.is_inexact(dtype) >= dtypes.is_inexact(kind[0])):
         if not dtypes.is_complex(kind[0]) or dtypes.is_complex(dtype):
@@ -97,7 +97,7 @@ def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Value:
 
 
 def to_inexact(dtype: np.dtype, weak: bool) -> tuple[np.dtype, bool]:
-    """The dtype in which a function of real numbers is computed: float32 for integers and booleans."""
+    """The dtype of functions of real numbers: float32 for integers and booleans."""
     return (dtype, weak) if dtypes.is_inexact(dtype) else (_FLOAT32, weak)
 
 
@@ -211,7 +211,7 @@ def _promote(name: str, *avals: ShapedArray) -> tuple[np.dtype, bool]:
 
 
 def _stretch(shape: tuple[int, ...], to: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The parameters of the broadcast from one shape to the other; None where none is needed."""
+    """Parameters of the broadcast from a shape to another; None where none is needed."""
     if not shape or shape == to:
         return None
     return to, tuple(range(len(to) - len(shape), len(to)))
@@ -314,7 +314,7 @@ def unary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
 
 
 def binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = None) -> Callable:
-    """A function of two operands; ``on_bool`` is what it means for booleans, where not an error."""
+    """Make a function of two operands; ``on_bool`` defines it for booleans."""
     bind = prim.bind
 
     def function(x: Any, y: Any, /) -> Value:
@@ -328,7 +328,7 @@ def binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = Non
 
 
 def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Callable:
-    """A comparison by order; complex numbers compare by their real, then their imaginary part."""
+    """Make an order comparison; complex: by real, then imaginary part."""
     bind = prim.bind
 
     def function(x: Any, y: Any, /) -> Value:
@@ -343,7 +343,7 @@ def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Callabl
 
 
 def extremum(prim: Primitive, stays: Callable, name: str, doc: str) -> Callable:
-    """The one of two operands that ``stays(x, y)`` says; of complex numbers by the order of ``ordering``."""
+    """Make the function that selects an operand by ``stays(x, y)``."""
     bind = prim.bind
 
     def function(x: Any, y: Any, /) -> Value:

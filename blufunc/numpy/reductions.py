@@ -94,7 +94,7 @@ def sum(
     where: Any = None,
     promote_integers: bool = True,
 ) -> Value:
-    """The sum over axes, in the dtype of ``a``; integers narrower than 32 bits, and booleans, are summed in 32."""
+    """The sum over axes; bool and integers below 32 bits accumulate in 32 bits."""
     only_none("sum", "out", out)
     x = value_of(a, "sum")
     axes = axes_in(axis, x.aval.ndim, "sum")
@@ -116,7 +116,7 @@ def prod(
     where: Any = None,
     promote_integers: bool = True,
 ) -> Value:
-    """The product over axes, in the dtype of ``a``; integers narrower than 32 bits are multiplied in 32."""
+    """The product over axes; integers below 32 bits accumulate in 32 bits."""
     only_none("prod", "out", out)
     x = value_of(a, "prod")
     axes = axes_in(axis, x.aval.ndim, "prod")
@@ -181,7 +181,7 @@ def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: 
 
 
 def _of_complex(prim: Primitive, x: Value, axes: tuple[int, ...]) -> Value:
-    """The extremum of complex numbers: by real part, of several by imaginary part; NaN if any is."""
+    """The extremum of complex numbers, by real, then imaginary part; NaN if any is."""
     real, imag = ops.real(x), ops.imag(x)
     best = prim.bind(real, axes=axes)
     tied = ops.eq(real, stretch(_kept(x, best, axes, True), x.aval.shape))
@@ -251,7 +251,7 @@ def _count(x: Value, axes: tuple[int, ...], where: Any, keepdims: bool, name: st
 def mean(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = None
 ) -> Value:
-    """The arithmetic mean over axes: the sum divided by the count, in the dtype of ``a``, float32 for integers."""
+    """The mean over axes, in the dtype of ``a``; float32 for integers."""
     only_none("mean", "out", out)
     x = inexact(a, "mean")
     axes = axes_in(axis, x.aval.ndim, "mean")
@@ -365,7 +365,7 @@ def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Va
 
 
 def _rank_of_complex(x: Value, axis: Any, name: str) -> Value:
-    """Floats whose extremum (``name``) is at the position of the extremum of complex x."""
+    """Floats whose ``name`` extremum is at the position of that of complex x."""
     largest = name == "argmax"
     best = (max if largest else min)(x, axis, keepdims=True)
     hit = ops.bitwise_or(ew.equal(x, best), ew.isnan(x))
@@ -440,14 +440,14 @@ cumprod = _running(
 def cumulative_sum(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Value:
-    """``cumsum`` as in the array API standard; with ``include_initial`` a 0 comes first."""
+    """``cumsum`` of the array API standard; ``include_initial`` prepends a 0."""
     return _with_initial(cumsum, "cumulative_sum", 0, x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Value:
-    """``cumprod`` as in the array API standard; with ``include_initial`` a 1 comes first."""
+    """``cumprod`` of the array API standard; ``include_initial`` prepends a 1."""
     return _with_initial(cumprod, "cumulative_prod", 1, x, axis, dtype, include_initial)
 
 

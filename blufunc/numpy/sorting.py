@@ -28,7 +28,7 @@ def _line(x: Any, axis: int | None, name: str) -> tuple[Value, int]:
 
 
 def _check_kind(name: str, kind: Any, order: Any) -> None:
-    """NumPy's names of algorithms say no more than that equal elements may change places; there are no fields."""
+    """Check NumPy's ``kind``, which only says whether sorts are stable, and ``order``."""
     only_none(name, "order", order, "arrays have no fields.")
     if kind not in (None, "stable", "mergesort", "quicksort", "heapsort"):
         raise errors.ValueRangeError(
@@ -45,7 +45,7 @@ def sort(
     stable: bool = True,
     descending: bool = False,
 ) -> Value:
-    """``a`` in ascending (or descending) order along an axis; flattened first if the axis is None.
+    """Sort along an axis, ascending or descending; axis None flattens.
 
     ``kind``, NumPy's name of an algorithm, has no effect, and ``order`` must be None.
     """
@@ -65,7 +65,7 @@ def argsort(
     descending: bool = False,
     dtype: Any = None,
 ) -> Value:
-    """The positions that put ``a`` in ascending (or descending) order along an axis, as int32 or ``dtype``.
+    """Positions, int32 or ``dtype``, that sort ``a`` along an axis.
 
     Equal elements keep their order, descending too. For ``kind`` and ``order`` see ``sort``.
     """
@@ -86,7 +86,7 @@ def argsort(
 
 
 def lexsort(keys: Any, axis: int = -1) -> Value:
-    """The positions, int32, that order by the last of several keys, then by the last but one, and so on."""
+    """Positions, int32, that sort by the last key, then by the one before it, ..."""
     if isinstance(keys, Value):
         keys = [_row(keys, i) for i in range(len(keys))]
     values = [as_value(k, "lexsort") for k in sequence(keys, "lexsort", "keys", "arrays")]
@@ -105,7 +105,7 @@ def _row(x: Value, i: int) -> Value:
 
 
 def sort_complex(a: Any) -> Value:
-    """``a`` in ascending order along the last axis, as complex numbers: by real, then imaginary part."""
+    """Sort along the last axis as complex: by real, then imaginary part."""
     x = as_value(a, "sort_complex")
     wide = x.aval.dtype == dtypes.float64 or x.aval.dtype == dtypes.complex128
     return sort(cast(x, dtypes.complex128 if wide else dtypes.complex64), -1)
@@ -121,7 +121,7 @@ def _checked_kth(kth: Any, n: int, name: str) -> None:
 
 
 def partition(a: Any, kth: Any, axis: int | None = -1) -> Value:
-    """``a`` with element ``kth`` of each line where sorting would put it, smaller ones before, larger ones after it.
+    """Partition lines: element ``kth`` as sorted, smaller before, larger after it.
 
     The order of the others is unspecified: here they are sorted, too.
     """

@@ -1,4 +1,4 @@
-"""Inspection of the namespace by the array API standard: capabilities, devices and dtypes.
+"""Inspection of the array API standard: capabilities, devices and dtypes.
 
 Face; ``blufunc.numpy`` is the namespace, of version 2024.12. ``docs/array-api.md`` lists what departs from it.
 """
@@ -64,7 +64,7 @@ class Info:
         return list(backend.get().devices())
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype]:
-        """The dtypes of the standard, by name, of a ``kind`` as in ``isdtype`` (or several); all by default."""
+        """The standard's dtypes by name, of a ``kind`` of ``isdtype``; all by default."""
         parse_device(device)
         if kind is not None and not isinstance(kind, (str, tuple)):
             raise errors.ArgumentError(
@@ -76,5 +76,5 @@ class Info:
 
 
 def __array_namespace_info__() -> Info:
-    """The answers of this namespace about itself, as the array API standard names them."""
+    """This namespace's answers, under the names of the array API standard."""
     return Info()

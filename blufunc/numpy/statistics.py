@@ -219,7 +219,7 @@ def _quantile(
 
 
 def _share(x: Value, weight: Value) -> Value:
-    """``x * weight``, but 0 where the weight is: an infinite neighbour of what is meant does not count."""
+    """``x * weight``, but 0 at weight 0: an infinite neighbour does not count."""
     weight = stretch(weight, x.aval.shape)
     return ops.select(ops.eq(weight, 0), ops.zeros_like(x), ops.mul(x, weight))
 
@@ -240,7 +240,10 @@ def _fraction(q: Value, name: str) -> Value:
 
 
 def _positions(q: Value, lines: Value, method: str, pass_nan: bool) -> list[Value]:
-    """Positions of quantiles in a sorted line: below, above, and the weight of the latter; ``(k,)`` or ``(..., k)``."""
+    """Positions of quantiles in a sorted line: below, above, weight of the latter.
+
+    Each is of shape ``(k,)``, or ``(..., k)`` if lines differ.
+    """
     *rest, n = lines.aval.shape
     if not pass_nan:
         count: Value = constant(n, q.aval.dtype)
@@ -260,7 +263,7 @@ def _positions(q: Value, lines: Value, method: str, pass_nan: bool) -> list[Valu
 
 
 def _at(ordered: Value, place: Value) -> Value:
-    """The elements of sorted lines ``(..., n)`` at places ``(k,)``, of all lines, or ``(..., k)``, of each."""
+    """Sorted lines ``(..., n)`` at places ``(k,)``, or ``(..., k)``, line by line."""
     at = ops.convert(place, _INT32)
     if at.aval.ndim == ordered.aval.ndim and at.aval.ndim > 1:
         return take_along_axis(ordered, at, -1, mode="clip")
@@ -268,7 +271,7 @@ def _at(ordered: Value, place: Value) -> Value:
 
 
 def _weighted(lines: Value, weights: Value, q: Value, pass_nan: bool) -> Value:
-    """The first element of each line up to which a fraction of the line's weight is reached."""
+    """The first element of each line at which a fraction of its weight is reached."""
     last = lines.aval.ndim - 1
     if pass_nan:
         weights = ops.select(ew.isnan(lines), ops.zeros_like(weights), weights)
@@ -373,7 +376,7 @@ def _variables(m: Any, rowvar: bool) -> Value:
 
 
 def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> Value:
-    """The matrix of correlation coefficients of variables, as floats; arguments as for ``cov``."""
+    """The matrix of correlation coefficients, as floats; arguments of ``cov``."""
     c = cov(x, y, rowvar, dtype=dtype)
     if not c.aval.ndim:
         return ops.div(c, c)

@@ -61,7 +61,7 @@ class At:
 
 
 class Place:
-    """``x.at[index]``: its methods return x with these elements changed, and leave x as it is.
+    """``x.at[index]``: methods that return x with these elements changed.
 
     Where an element is named several times, ``add``, ``mul``, ``min`` and ``max`` apply all updates, ``set`` the
     last one. Options of all methods: ``mode``, for positions that are out of range (``'drop'`` by default,
@@ -78,7 +78,7 @@ class Place:
         return f"<{self.x.aval} at {self.index!r}>"
 
     def set(self, values: Any, **options: Any) -> Value:
-        """The elements replaced by ``values``, which broadcast to the shape of ``x[index]``."""
+        """Replace the elements by ``values``, which broadcast to ``x[index]``."""
         return _update(self.x, self.index, values, "set", **options)
 
     def add(self, values: Any, **options: Any) -> Value:
@@ -116,7 +116,7 @@ class Place:
         return _update(self.x, self.index, values, "max", **options)
 
     def apply(self, function: Callable[[Value], Any], **options: Any) -> Value:
-        """The elements replaced by ``function`` of them, applied once to each; it is elementwise."""
+        """Replace the elements by ``function`` of them, elementwise, once each."""
         mask = _whole_mask(self.x, self.index)
         if mask is not None and not isinstance(mask, Array):
             return ops.select_p.bind(
@@ -132,7 +132,7 @@ class Place:
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
     ) -> Value:
-        """``x[index]``; out of range ``'clip'`` (default), or ``'fill'`` with ``fill_value`` (default NaN)."""
+        """``x[index]``; mode ``'clip'`` (default), or ``'fill'`` with ``fill_value``."""
         if mode is None:
             mode = GatherScatterMode.CLIP if fill_value is None else GatherScatterMode.FILL_OR_DROP
         return getitem(self.x, self.index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted)
@@ -180,7 +180,7 @@ def _update(
 
 
 def _find_mask(index: Any) -> tuple[int, Any, int] | None:
-    """The position of a boolean array in an index of otherwise full slices: axes before, itself, axes after."""
+    """Axes before, in and after a boolean array in an index of full slices."""
     if isinstance(index, (Value, np.ndarray)):  # the usual case, which must be fast
         return (0, index, -1) if index.dtype.kind == "b" and index.ndim else None
     if index.__class__ is not tuple:
@@ -208,7 +208,7 @@ def _find_mask(index: Any) -> tuple[int, Any, int] | None:
 
 
 def _whole_mask(x: Value, index: Any) -> Value | None:
-    """The mask, of the shape of x, that an index by one boolean array stands for: it needs no positions."""
+    """The mask of an index by one boolean array, in the shape of x."""
     found = _find_mask(index)
     if found is None:
         return None
@@ -223,7 +223,7 @@ def _whole_mask(x: Value, index: Any) -> Value | None:
 
 
 def _row_for_mask(x: Value, index: Any, new: Value) -> Value | None:
-    """An update that is the same for all elements of a mask, as one that broadcasts to x; None where it is not."""
+    """Broadcast a mask update that is equal for all elements; None otherwise."""
     if not new.aval.ndim:
         return new
     before, mask, after = _find_mask(index)  # type: ignore[misc]
@@ -360,7 +360,7 @@ def _scatter(
 
 
 def _padded_rank(c: Any, at: int, nb: int, rank: int) -> Any:
-    """Positions over the arrays' broadcast axes as positions over all axes of the indices."""
+    """Positions over the arrays' broadcast axes, on all axes of the indices."""
     own = (1,) * (nb - c.ndim) + tuple(c.shape)
     full = (1,) * at + own + (1,) * (rank - at - nb)
     return c.reshape(full) if isinstance(c, np.ndarray) else reshape(c, full)

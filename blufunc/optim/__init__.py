@@ -1,8 +1,10 @@
-"""Optimisers in the shape of optax: ``init(params) -> state``, ``update(grads, state, params) -> updates, state``.
+"""Optimisers with optax's interface and names.
+
+``init(params) -> state``, ``update(grads, state, params) -> updates, state``.
 
 A face, above ``blufunc.numpy``. States are pytrees of arrays, made of NamedTuples, so that they pass through ``jit``,
-checkpoints and shardings like parameters do. Names and numbers are those of optax; a transformation written for
-optax's interface, by whomever, goes into ``chain`` and the wrappers unchanged.
+checkpoints and shardings like parameters do. Names and defaults are optax's; a transformation written for optax's
+interface works in ``chain`` and the wrappers unchanged.
 """
 
 from blufunc import _lazy

@@ -55,7 +55,7 @@ def linear_schedule(
 def cosine_decay_schedule(
     init_value: Any, decay_steps: int, alpha: Any = 0.0, exponent: float = 1.0
 ) -> Schedule:
-    """From ``init_value`` to ``alpha * init_value`` along half a period of a cosine (arXiv:1608.03983).
+    """Half a cosine from ``init_value`` to ``alpha * init_value`` (arXiv:1608.03983).
 
     Args:
       init_value: the first value.
@@ -118,7 +118,7 @@ def exponential_decay(
 def piecewise_constant_schedule(
     init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
-    """``init_value``, multiplied by ``boundaries_and_scales[b]`` from step b on, for each b.
+    """``init_value`` times ``boundaries_and_scales[b]`` from step b on, for each b.
 
     Raises:
       ValueRangeError: a factor is negative.
@@ -182,14 +182,14 @@ def warmup_exponential_decay_schedule(
     staircase: bool = False,
     end_value: Any = None,
 ) -> Schedule:
-    """From ``init_value`` to ``peak_value`` along a line in ``warmup_steps``, and then ``exponential_decay``."""
+    """A line from ``init_value`` to ``peak_value``, then ``exponential_decay``."""
     rise = linear_schedule(init_value, peak_value, warmup_steps)
     fall = exponential_decay(peak_value, transition_steps, decay_rate, transition_begin, staircase, end_value)
     return join_schedules([rise, fall], [warmup_steps])
 
 
 def sgdr_schedule(cosine_kwargs: Sequence[Mapping[str, Any]]) -> Schedule:
-    """Several ``warmup_cosine_decay_schedule``, one after the other: warm restarts (arXiv:1608.03983).
+    """Several ``warmup_cosine_decay_schedule``: warm restarts (arXiv:1608.03983).
 
     Args:
       cosine_kwargs: the arguments of each, by name.
@@ -215,7 +215,7 @@ _INTERPOLATIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 def piecewise_interpolate_schedule(
     interpolate_type: str, init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
-    """From ``init_value`` through the values at given steps, along lines or halves of a cosine; then constant.
+    """Interpolation from ``init_value`` through values at given steps; then constant.
 
     Args:
       interpolate_type: ``"linear"`` or ``"cosine"``.
@@ -341,7 +341,7 @@ def _positive(name: str, steps: int) -> None:
 
 
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-    """Several schedules, one after the other; each counts its steps from its own start.
+    """Several schedules in sequence; each counts its steps from its own start.
 
     Args:
       schedules: at least one.

@@ -1,4 +1,4 @@
-"""Random numbers from explicit keys: the same key gives the same numbers, everywhere.
+"""Random numbers from explicit keys: one key, the same numbers everywhere.
 
 A face. A key is an opaque array element; functions that draw take one key and never change it, so a
 key is used once and ``split`` makes more. The generator is threefry2x32, bit for bit JAX's default

@@ -58,7 +58,7 @@ def one_key(name: str, key: Any) -> Any:
 
 
 def fresh_key(name: str, key: Any) -> Any:
-    """One key, consumed by this call: with ``config.debug_key_reuse`` reuse is an error."""
+    """One key, consumed by this call; ``config.debug_key_reuse`` refuses reuse."""
     key = one_key(name, key)
     if config.debug_key_reuse:
         consume(name, key)
@@ -171,7 +171,7 @@ def real(name: str, what: str, x: Any) -> Any:
 
 
 def parameter(name: str, what: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """A real parameter of a distribution in the dtype of the samples; of rank 0 or of their shape."""
+    """A real parameter in the samples' dtype, of rank 0 or of their shape."""
     if isinstance(x, (int, float)):
         return scalar(x, dtype)
     return ops.convert(broadcast(name, what, real(name, what, x), shape), dtype)
@@ -180,7 +180,7 @@ def parameter(name: str, what: str, x: Any, shape: tuple[int, ...], dtype: np.dt
 def parameters(
     name: str, shape: Shape | None, dtype: np.dtype, **params: Any
 ) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape of the samples (default the broadcast shape of the parameters), and the parameters in it."""
+    """The samples' shape (default: that of the parameters), and the parameters in it."""
     shapes = {
         what: () if isinstance(x, (int, float)) else real(name, what, x).shape for what, x in params.items()
     }

@@ -44,7 +44,7 @@ def categorical(
     replace: bool = True,
     mode: str | None = None,
 ) -> Any:
-    """Indices drawn with probabilities ``softmax(logits, axis)``, by the largest of Gumbel noise plus logits.
+    """Indices of probabilities ``softmax(logits, axis)``, by the Gumbel-max trick.
 
     Args:
       key: one key.
@@ -81,7 +81,7 @@ def categorical(
 
 
 def _distinct(key: Any, logits: Any, axis: int, shape: tuple[int, ...], extra: int, mode: str) -> Any:
-    """Indices without replacement: the positions of the largest of Gumbel noise plus logits."""
+    """Indices without replacement, by the Gumbel-top-k trick."""
     draws, n, last = math.prod(shape[:extra]), logits.shape[axis], logits.ndim - 1
     if draws > n:
         raise errors.ValueRangeError(
@@ -103,7 +103,7 @@ def _distinct(key: Any, logits: Any, axis: int, shape: tuple[int, ...], extra: i
 
 
 def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
-    """``x`` in random order along an axis: sorted by random 32-bit keys, several times over for long arrays.
+    """Permute ``x`` along an axis: sort by random 32-bit keys, repeatedly if long.
 
     Args:
       key: one key.
@@ -160,7 +160,7 @@ def choice(
     Args:
       key: one key.
       a: an array; or an int n, which stands for 0, 1, ..., n - 1.
-      shape: how many to draw, as a shape.
+      shape: of the samples.
       replace: whether an element may be drawn more than once.
       p: the probabilities of the elements, of rank 1 and floating; equal by default. With ``replace=False`` at
         least as many must be positive as are drawn.
@@ -246,7 +246,7 @@ def _weighted(key: Any, p: Any, n: int, shape: tuple[int, ...], replace: bool, m
 
 
 def _count_below(rising: Any, queries: Any) -> Any:
-    """searchsorted by one stable sort: for each query, the count of smaller elements of a sorted array."""
+    """searchsorted by one stable sort: per query, the count of smaller elements."""
     m, n = queries.aval.size, rising.aval.size
     is_element = shape_ops.concatenate(
         (linear_ops.full((m,), 0, dtypes.int32), linear_ops.full((n,), 1, dtypes.int32)), 0
@@ -273,7 +273,7 @@ def take(x: Any, indices: Any, axis: int) -> Any:
 
 
 def geometric(key: Any, p: Any, shape: Shape | None = None, dtype: Any = "int32") -> Any:
-    """Geometric samples: trials of success probability ``p`` until the first success: 1, 2, ...
+    """Geometric samples 1, 2, ...: trials of probability ``p`` until a success.
 
     Args:
       key: one key.

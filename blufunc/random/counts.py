@@ -79,7 +79,7 @@ def _poisson(key: Any, lam: Any, dtype: np.dtype) -> Any:
 
 
 def _steps(dtype: np.dtype) -> Any:
-    """The maximum number of loop steps: the largest count of the result's dtype, within 32 bits."""
+    """The maximum number of loop steps: the result dtype's maximum, within 32 bits."""
     return scalar(min(dtypes.iinfo(dtype).max, 2**31 - 1), dtypes.int32)
 
 
@@ -150,7 +150,7 @@ _LANCZOS = (
 
 
 def _log_factorial(k: Any) -> Any:
-    """``log(k!)`` for k from 0 on, by the approximation of C. Lanczos (SIAM J. Numer. Anal. B 1, 1964).
+    """``log(k!)`` for k >= 0 (C. Lanczos, SIAM J. Numer. Anal. B 1, 1964).
 
     In float32 its error is larger than the differences that decide whether a proposal of a large mean is accepted: the
     samples of JAX take this formula and no better one.
@@ -279,7 +279,7 @@ _TAILS = [
 
 
 def _stirling_tail(k: Any) -> Any:
-    """``log(k!)`` less Stirling's formula: from a table for k up to 9, and from 9 on the value of its series at 9.
+    """``log(k!)`` minus Stirling's formula: a table up to k = 9, its series from 9.
 
     The series should take k itself, which makes a difference of less than 0.009; JAX's takes 9, and what is accepted,
     so which keys are used, hangs on it.

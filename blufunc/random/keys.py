@@ -76,7 +76,7 @@ def key_data(keys: Any) -> Any:
 
 
 def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Any:
-    """Keys from their words, the inverse of ``key_data``: uint32 with a last axis of size 2."""
+    """Keys from uint32 words, a last axis of size 2: the inverse of ``key_data``."""
     _check_impl("wrap_key_data", impl if dtype is None else dtype)
     data = lift(key_bits_array)
     if data.dtype != dtypes.uint32 or not data.ndim or data.shape[-1] != 2:

@@ -1,4 +1,4 @@
-"""Samples that take linear algebra: normal vectors of a given covariance, and orthogonal matrices.
+"""Samples by linear algebra: multivariate normal vectors, orthogonal matrices.
 
 A face, above ``random.continuous`` and ``blufunc.numpy.linalg``.
 """
@@ -91,7 +91,7 @@ def orthogonal(key: Any, n: int, shape: Shape = (), dtype: Any = "float32", m: i
     Args:
       key: one key.
       n: the number of rows.
-      shape: how many matrices.
+      shape: of the array of matrices.
       dtype: floating or complex.
       m: the number of columns; ``n`` by default. Of a matrix that is not square, the columns are orthonormal if it
         is tall, else the rows.

@@ -131,7 +131,7 @@ def randint_(key: Any, shape: tuple[int, ...], minval: Any, maxval: Any, dtype: 
 
 
 def _bound(what: str, x: Any, shape: tuple[int, ...], sampled: np.dtype, dtype: np.dtype) -> tuple[Any, Any]:
-    """A bound of ``randint`` in ``sampled``, and where it was above that dtype's range (None: nowhere)."""
+    """A bound of ``randint`` in ``sampled``; and where it was too large, or None."""
     info, wanted = dtypes.iinfo(sampled), dtypes.iinfo(dtype)
     # a narrow dtype may have the exclusive bound one above its range
     least, most = (wanted.min, wanted.max + 1) if sampled != dtype else (info.min, info.max)

@@ -1,4 +1,4 @@
-"""``scipy.linalg`` on blufunc's arrays: factorizations to solve with, the exponential of matrices, special matrices.
+"""``scipy.linalg``: factorizations, solvers, functions and special matrices.
 
 Face over ``core.ops.linalg_*`` and ``bnp.linalg``. As in SciPy a triangle that is not asked for is not read, and
 derivatives are with respect to the one that is. Functions take batches of matrices in leading axes. ``overwrite_a``,
@@ -53,7 +53,7 @@ def _square(a: Any, name: str) -> Value:
 
 
 def _system(a: Any, b: Any, name: str) -> tuple[Value, Value, bool]:
-    """A matrix and its right hand sides, with batch axes broadcast; and whether they are one vector."""
+    """A matrix and its right-hand sides, batch axes broadcast; True for one vector."""
     a, b = promote_dtypes(name, a, b, inexact=True)
     check_here(check_square, name, a)
     vector = b.aval.ndim == 1
@@ -87,7 +87,9 @@ def _pair(x: Any, name: str, what: str) -> tuple[Any, Any]:
 
 
 def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Value:
-    """The upper triangular U with ``a = U^H @ U``, or with ``lower`` the L with ``a = L @ L^H``; NaN if there is none.
+    """Cholesky factor: upper, ``a = U^H @ U``, or with ``lower``, ``a = L @ L^H``.
+
+    It is NaN where there is none.
 
     Args:
       a: Hermitian positive definite matrices (..., n, n), of which only that triangle is read.
@@ -116,7 +118,7 @@ def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite:
 
 
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Value, Value]:
-    """The packed LU decomposition of square matrices (..., n, n), and its pivots, for ``lu_solve``."""
+    """Packed LU decomposition of matrices (..., n, n), and pivots, for ``lu_solve``."""
     packed, pivots, _ = linalg_factor.lu(_square(a, "lu_factor"))
     return packed, pivots
 
@@ -194,7 +196,7 @@ def qr(
     pivoting: bool = False,
     check_finite: bool = True,
 ) -> tuple:
-    """The QR decomposition of matrices (..., m, n): ``a = q @ r``, or with ``pivoting`` ``a[:, p] = q @ r``.
+    """QR decomposition: ``a = q @ r``, or with ``pivoting`` ``a[:, p] = q @ r``.
 
     Args:
       mode: ``"full"``: q (..., m, m); ``"economic"``: q (..., m, min(m, n)); ``"r"``: as full, without q.
@@ -219,7 +221,7 @@ def svd(
     check_finite: bool = True,
     lapack_driver: str = "gesdd",
 ) -> Any:
-    """The singular value decomposition of matrices: ``(u, s, vh)``, or s alone; see ``bnp.linalg.svd``."""
+    """Singular value decomposition: ``(u, s, vh)``, or s; see ``bnp.linalg.svd``."""
     out = bnp_linalg.svd(a, full_matrices, compute_uv)
     return tuple(out) if compute_uv else out
 
@@ -236,7 +238,7 @@ def eigh(
     type: int = 1,
     check_finite: bool = True,
 ) -> Any:
-    """The rising eigenvalues w (..., n) and, in columns, the eigenvectors v (..., n, n) of Hermitian matrices.
+    """Ascending eigenvalues (..., n) and eigenvectors (columns) of Hermitian matrices.
 
     Args:
       a: (..., n, n), of which one triangle is read: the lower one unless ``lower`` is false.
@@ -285,7 +287,7 @@ def polar(
     eps: float | None = None,
     max_iterations: int | None = None,
 ) -> tuple[Value, Value]:
-    """The polar decomposition of matrices (..., m, n): ``a = u @ p``, or on the left ``a = p @ u``.
+    """Polar decomposition of (..., m, n): ``a = u @ p``, or on the left ``a = p @ u``.
 
     Args:
       side: ``"right"`` or ``"left"``.
@@ -315,14 +317,16 @@ def _unitary_factor(a: Value) -> Value:
 
 @custom_jvp
 def _as_unitary_factor(a, u, s, vh):
-    """``u``, the unitary factor of ``a = u p`` with ``p = vh^H s vh``; differentiated in ``a`` alone."""
+    """``u`` of ``a = u p``, ``p = vh^H s vh``; differentiated in ``a`` alone."""
     return u
 
 
 @_as_unitary_factor.defjvp
 def _as_unitary_factor_jvp(primals, tangents):
-    """With ``u^H du = y``, which is skew-Hermitian, ``u^H da - da^H u = p y + y p``: sums of singular values divide,
-    and not their differences, so that equal ones do no harm."""
+    """Solve ``u^H da - da^H u = p y + y p`` for the skew-Hermitian ``y = u^H du``.
+
+    This divides by sums of singular values, not by differences, so equal ones are harmless.
+    """
     a, u, s, vh = primals
     t = tangents[0]
     u = _as_unitary_factor(a, u, s, vh)
@@ -337,7 +341,7 @@ def _as_unitary_factor_jvp(primals, tangents):
 
 @custom_jvp
 def _lyapunov(p, k, s, vh):
-    """The y with ``p y + y p = k``, where ``p = vh^H s vh``; differentiated in ``p`` and ``k``."""
+    """The y with ``p y + y p = k``, ``p = vh^H s vh``; differentiated in p and k."""
     v = adjoint(vh)
     columns = broadcast_in_dim(s, k.aval.shape, (*range(s.aval.ndim - 1), s.aval.ndim))
     sums = ew.convert(ew.add(columns, mT(columns)), k.aval.dtype)
@@ -477,7 +481,7 @@ def _solve_upper(a: Value, b: Value) -> Value:
 
 
 def _pade(a: Value, degree: int) -> tuple[Value, Value]:
-    """The even and the odd part of the numerator of the Padé approximation of exp, of degree 7 or 13."""
+    """Even and odd part of the Padé numerator of exp, of degree 7 or 13."""
     # the coefficients, over the first: quotients of factorials
     c = [
         math.comb(degree, j) * math.factorial(2 * degree - j) / math.factorial(2 * degree)
@@ -505,7 +509,9 @@ def _combined(factors: list[float], xs: list[Value]) -> Value:
 
 
 def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: bool = True) -> Any:
-    """The derivative of ``expm`` at A in the direction E: ``(expm(A), derivative)``, or the derivative alone.
+    """The derivative of ``expm`` at A in direction E: ``(expm(A), derivative)``.
+
+    Without ``compute_expm``, the derivative alone.
 
     ``method`` is there for programs written for SciPy; the derivative is that of ``expm``'s own steps.
     """
@@ -523,7 +529,7 @@ def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: boo
 
 
 def block_diag(*arrs: Any) -> Value:
-    """The matrix with the given ones as blocks on its diagonal, zeros elsewhere; vectors are rows."""
+    """The block-diagonal matrix of the given matrices; vectors are rows."""
     if not arrs:
         raise errors.ArgumentError("block_diag takes one matrix at least.", where=source.here())
     blocks = [atleast_2d(x) for x in promote_dtypes("block_diag", *arrs)]
@@ -542,7 +548,7 @@ def block_diag(*arrs: Any) -> Value:
 
 
 def toeplitz(c: Any, r: Any = None) -> Value:
-    """The matrices (..., m, n) with constant diagonals, with first columns c (..., m) and first rows r (..., n).
+    """Toeplitz matrices (..., m, n) of first columns c (..., m) and rows r (..., n).
 
     ``r[0]`` is not read. By default r is the conjugate of c, and the matrix is Hermitian.
     """

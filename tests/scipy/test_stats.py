@@ -1,4 +1,4 @@
-"""Distributions and statistics beside those of SciPy, in float64, and of JAX, with derivatives."""
+"""Distributions and statistics against SciPy in float64, derivatives against JAX."""
 
 import math
 

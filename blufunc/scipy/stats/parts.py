@@ -62,7 +62,7 @@ def exp_of(log_f: Callable[P, Any]) -> Callable[P, Any]:
 
 
 def log_of(f: Callable[P, Any]) -> Callable[P, Any]:
-    """``logcdf`` from ``cdf``, and so on, with the same signature: of derivative 0 where ``f`` is 0."""
+    """``logcdf`` from ``cdf``, and so on; its derivative where ``f`` is 0 is 0."""
 
     def log(p):
         zero = p == 0
