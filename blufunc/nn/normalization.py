@@ -14,6 +14,7 @@ from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axes_in
 from blufunc.nn.activations import Axis, as_inexact, number, spread
+from blufunc.numpy.promotion import fits
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 
@@ -125,8 +126,7 @@ def widened(x: Any) -> Any:
 def parameter(name: str, role: str, p: Any, y: Any) -> Any:
     """A scale or bias in the dtype of ``y``, checked to broadcast against it."""
     p = bnp.asarray(p).astype(y.dtype)
-    aligned = zip(p.shape[::-1], y.shape[::-1], strict=False)
-    if p.ndim > y.ndim or any(m not in (1, n) for m, n in aligned):
+    if not fits(p.shape, y.shape):
         raise errors.ShapeError(
             f"{name}: {role} of shape {tuple(p.shape)} does not broadcast against x of shape {tuple(y.shape)}.",
             where=source.here(),

@@ -30,6 +30,7 @@ from blufunc.numpy.promotion import (
     cast,
     constant,
     dtype_of,
+    fits,
     match_shapes,
     promote_dtypes,
     shape_of,
@@ -176,9 +177,7 @@ def _host(x: Any, want: np.dtype | None) -> np.ndarray:
         with np.errstate(all="ignore"):
             return host if host.dtype == want else numerics.convert(host, want)
     except errors.BlufuncError as e:
-        if e.where is None:
-            raise type(e)(e.what, where=source.here(), why=e.why, fix=e.fix) from None
-        raise
+        raise source.located(e) from None
     except OverflowError as e:
         raise errors.ValueRangeError(
             f"asarray: {e}.", where=source.here(), fix="use a wider dtype, or convert in NumPy first"
@@ -266,13 +265,9 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
 def match_to(name: str, shape: tuple[int, ...], *xs: Value) -> list[Value]:
     """Values broadcast to ``shape``, which they may not exceed."""
     for x in xs:
-        own = x.aval.shape
-        fits = len(own) <= len(shape) and all(
-            a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False)
-        )
-        if not fits:
+        if not fits(x.aval.shape, shape):
             raise errors.ShapeError(
-                f"{name}: an array of shape {own} does not broadcast to {shape}.",
+                f"{name}: an array of shape {x.aval.shape} does not broadcast to {shape}.",
                 where=source.here(),
                 why="axes align at the right, and only axes of size 1 stretch.",
                 fix="insert or drop axes first (x[:, None], x.reshape(...))",

@@ -36,6 +36,7 @@ from blufunc.numpy.promotion import (
     broadcast_shapes,
     cast,
     constant,
+    line_axis,
     promote_dtypes,
     shape_of,
     stretch,
@@ -89,9 +90,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices
       assume_unique_indices: a promise that no position is named twice, so that the size of the result is known.
     """
     x = as_value(arr, "delete")
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "delete")
+    x, d = line_axis(x, axis, "delete")
     n = x.aval.shape[d]
     at = _known_positions("delete", obj, n)
     if at is not None:
@@ -121,9 +120,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
     """
     x = as_value(arr, "insert")
     new = asarray(values, x.aval.dtype)
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "insert")
+    x, d = line_axis(x, axis, "insert")
     n = x.aval.shape[d]
     known = _known_positions("insert", obj, n)
     at = from_numpy(known.astype(np.int32)) if known is not None else wrapped(as_value(obj, "insert"), n)
@@ -215,9 +212,7 @@ def compress(
     mask, x = asarray(condition), as_value(a, "compress")
     if mask.aval.ndim != 1:
         raise errors.ShapeError(f"compress by {mask.aval}.", where=source.here(), fix="pass a vector")
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "compress")
+    x, d = line_axis(x, axis, "compress")
     n = x.aval.shape[d]
     if isinstance(mask, Array) and size is None:
         (known,) = np.nonzero(np.asarray(mask))
@@ -357,10 +352,8 @@ def put_along_axis(
     _refuse_inplace("put_along_axis", inplace)
     x, at = as_value(arr, "put_along_axis"), as_value(indices, "put_along_axis")
     shape = x.aval.shape
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
+    x, d = line_axis(x, axis, "put_along_axis")
     rank = x.aval.ndim
-    d = axis_in(axis, rank, "put_along_axis")
     if at.aval.ndim != rank or not dtypes.is_integer(at.aval.dtype):
         raise errors.ShapeError(
             f"put_along_axis in {x.aval} at {at.aval}: the indices are integers of the same rank.",

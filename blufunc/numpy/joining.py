@@ -30,6 +30,7 @@ from blufunc.numpy.promotion import (
     axis_in,
     cast,
     dtype_of,
+    line_axis,
     promote_dtypes,
     shape_of,
     static_int,
@@ -226,9 +227,7 @@ def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length
     with the last element.
     """
     x = value_of(a, "repeat")
-    if axis is None:
-        x, axis = _reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "repeat")
+    x, d = line_axis(x, axis, "repeat")
     s, n = x.aval.shape, x.aval.shape[d]
     if isinstance(repeats, Value) and not (isinstance(repeats, Array) and total_repeat_length is None):
         if total_repeat_length is None:

@@ -27,8 +27,6 @@ from blufunc.numpy.indexing import getitem
 from blufunc.numpy.promotion import PYTHON_SCALARS
 from blufunc.numpy.updating import At
 
-_BOOL = dtypes.bool_
-
 # -- operators -------------------------------------------------------------------------------------
 
 
@@ -42,30 +40,17 @@ def _foreign(y: Any) -> bool:
     )
 
 
-def _operator(prim: Primitive, function: Callable, bools: bool) -> Callable:
-    """A binary operator; ``bools``: whether the primitive is right for booleans too."""
+def _operator(prim: Primitive, function: Callable, indirect: str) -> Callable:
+    """A binary operator that binds ``prim`` for two values of one type.
+
+    All other operands, and dtypes of the kinds ``indirect``, go to the function.
+    """
     bind = prim.bind
 
     def method(self: Value, other: Any) -> Any:
         if other.__class__ is self.__class__:
             aval = self.aval
-            if aval is other.aval and (bools or aval.dtype is not _BOOL):
-                return bind(self, other)
-        elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
-            return NotImplemented
-        return function(self, other)
-
-    return method
-
-
-def _comparison(prim: Primitive, function: Callable) -> Callable:
-    """A comparison by order; only the function accepts complex numbers."""
-    bind = prim.bind
-
-    def method(self: Value, other: Any) -> Any:
-        if other.__class__ is self.__class__:
-            aval = self.aval
-            if aval is other.aval and aval.dtype.kind != "c":
+            if aval is other.aval and aval.dtype.kind not in indirect:
                 return bind(self, other)
         elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
             return NotImplemented
@@ -84,41 +69,21 @@ def _from_function(function: Callable) -> Callable:
 
 
 def _reflected(function: Callable) -> Callable:
-    def method(self: Value, other: Any) -> Any:
-        if other.__class__ not in PYTHON_SCALARS and _foreign(other):
-            return NotImplemented
-        return function(other, self)
-
-    return method
-
-
-def _inexact_operator(prim: Primitive, function: Callable) -> Callable:
-    bind = prim.bind
-
-    def method(self: Value, other: Any) -> Any:
-        if other.__class__ is self.__class__:
-            aval = self.aval
-            if aval is other.aval and dtypes.is_inexact(aval.dtype):
-                return bind(self, other)
-        elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
-            return NotImplemented
-        return function(self, other)
-
-    return method
+    return _from_function(lambda self, other: function(other, self))
 
 
 _BINARY: dict[str, tuple[Callable, Callable]] = {
-    "add": (_operator(ops.add_p, ew.add, False), ew.add),
-    "sub": (_operator(ops.sub_p, ew.subtract, False), ew.subtract),
-    "mul": (_operator(ops.mul_p, ew.multiply, False), ew.multiply),
-    "truediv": (_inexact_operator(ops.div_p, ew.divide), ew.divide),
+    "add": (_operator(ops.add_p, ew.add, "b"), ew.add),
+    "sub": (_operator(ops.sub_p, ew.subtract, "b"), ew.subtract),
+    "mul": (_operator(ops.mul_p, ew.multiply, "b"), ew.multiply),
+    "truediv": (_operator(ops.div_p, ew.divide, "biu"), ew.divide),
     "floordiv": (_from_function(ew.floor_divide), ew.floor_divide),
     "mod": (_from_function(ew.remainder), ew.remainder),
     "divmod": (_from_function(ew.divmod), ew.divmod),
     "matmul": (_from_function(linear.matmul), linear.matmul),
-    "and": (_operator(ops.and_p, ew.bitwise_and, True), ew.bitwise_and),
-    "or": (_operator(ops.or_p, ew.bitwise_or, True), ew.bitwise_or),
-    "xor": (_operator(ops.xor_p, ew.bitwise_xor, True), ew.bitwise_xor),
+    "and": (_operator(ops.and_p, ew.bitwise_and, ""), ew.bitwise_and),
+    "or": (_operator(ops.or_p, ew.bitwise_or, ""), ew.bitwise_or),
+    "xor": (_operator(ops.xor_p, ew.bitwise_xor, ""), ew.bitwise_xor),
     "lshift": (_from_function(ew.left_shift), ew.left_shift),
     "rshift": (_from_function(ew.right_shift), ew.right_shift),
     "pow": (_from_function(ew.power), ew.power),
@@ -126,12 +91,12 @@ _BINARY: dict[str, tuple[Callable, Callable]] = {
 """For each operator that has a reflected form: the method, and the function."""
 
 _COMPARISONS: dict[str, Callable] = {
-    "eq": _operator(ops.eq_p, ew.equal, True),
-    "ne": _operator(ops.ne_p, ew.not_equal, True),
-    "lt": _comparison(ops.lt_p, ew.less),
-    "le": _comparison(ops.le_p, ew.less_equal),
-    "gt": _comparison(ops.gt_p, ew.greater),
-    "ge": _comparison(ops.ge_p, ew.greater_equal),
+    "eq": _operator(ops.eq_p, ew.equal, ""),
+    "ne": _operator(ops.ne_p, ew.not_equal, ""),
+    "lt": _operator(ops.lt_p, ew.less, "c"),
+    "le": _operator(ops.le_p, ew.less_equal, "c"),
+    "gt": _operator(ops.gt_p, ew.greater, "c"),
+    "ge": _operator(ops.ge_p, ew.greater_equal, "c"),
 }
 
 

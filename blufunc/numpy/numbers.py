@@ -24,10 +24,10 @@ from blufunc.numpy import elementwise as ew
 from blufunc.numpy.manipulation import moveaxis
 from blufunc.numpy.promotion import (
     as_value,
-    axis_in,
     cast,
     constant,
     inexact,
+    line_axis,
     match_shapes,
     meet,
     static_int,
@@ -68,9 +68,7 @@ def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Value:
     if not (dtypes.is_integer(x.aval.dtype) or dtypes.is_bool(x.aval.dtype)):
         raise errors.DtypeError(f"packbits of {x.aval}.", where=source.here(), fix="x != 0")
     weights = _bit_weights("packbits", bitorder)
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "packbits")
+    x, d = line_axis(x, axis, "packbits")
     bits = moveaxis(ops.convert(ew.truth(x, "packbits"), dtypes.uint8), d, -1)
     *rest, n = bits.aval.shape
     fill = -n % 8
@@ -90,9 +88,7 @@ def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitord
             f"unpackbits takes uint8, not {x.aval}.", where=source.here(), fix="x.astype('uint8')"
         )
     weights = _bit_weights("unpackbits", bitorder)
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "unpackbits")
+    x, d = line_axis(x, axis, "unpackbits")
     lines = moveaxis(x, d, -1)
     *rest, n = lines.aval.shape
     set_ = ew.not_equal(ew.bitwise_and(reshape(lines, (*rest, n, 1)), weights), 0)

@@ -30,10 +30,10 @@ from blufunc.numpy.indexing import fill_number, gather_mode, getitem, wrapped
 from blufunc.numpy.manipulation import ravel, squeeze
 from blufunc.numpy.promotion import (
     as_value,
-    axis_in,
     broadcast_shapes,
     cast,
     constant,
+    line_axis,
     meet,
     shape_of,
     static_int,
@@ -62,9 +62,7 @@ def take(
     """
     only_none("take", "out", out)
     x = as_value(a, "take")
-    if axis is None:
-        x, axis = _reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "take")
+    x, d = line_axis(x, axis, "take")
     positions: Any = indices
     if indices.__class__ is int or isinstance(indices, np.integer):
         positions = np.asarray(indices, np.int64)
@@ -95,10 +93,8 @@ def take_along_axis(
     ``take``.
     """
     x, positions = as_value(arr, "take_along_axis"), as_value(indices, "take_along_axis")
-    if axis is None:
-        x, axis = _reshape(x, (x.aval.size,)), 0
+    x, d = line_axis(x, axis, "take_along_axis")
     rank = x.aval.ndim
-    d = axis_in(axis, rank, "take_along_axis")
     if positions.aval.ndim != rank or not dtypes.is_integer(positions.aval.dtype):
         raise errors.ShapeError(
             f"take_along_axis of {x.aval} at {positions.aval}: the indices are integers of the same rank.",

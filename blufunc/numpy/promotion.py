@@ -24,7 +24,7 @@ from blufunc.core.ir.axes import static_int as static_int
 from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops.elementwise import convert_p
-from blufunc.core.primitives.linear_ops import broadcast_in_dim_p
+from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape
 from blufunc.core.primitives.primitive import Primitive
 
 # -- operands ---------------------------------------------------------------------------------------
@@ -251,6 +251,12 @@ def match_shapes(name: str, *xs: Value) -> list[Value]:
     return [x if not s else stretch(x, shape) for x, s in zip(xs, shapes, strict=True)]
 
 
+def fits(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """True if an array of ``shape`` broadcasts to the shape ``to``."""
+    aligned = zip(shape[::-1], to[::-1], strict=False)
+    return len(shape) <= len(to) and all(m in (1, n) for m, n in aligned)
+
+
 def stretch(x: Value, shape: tuple[int, ...]) -> Value:
     """``x`` broadcast to ``shape``, which is known to be possible."""
     if x.aval.shape == shape:
@@ -276,6 +282,13 @@ def _common_shape(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ..
             )
         result.append(sizes.pop() if sizes else 1)
     return tuple(result)
+
+
+def line_axis(x: Value, axis: Any, name: str) -> tuple[Value, int]:
+    """``x`` and a valid axis of it; flattened, and 0, if the axis is None."""
+    if axis is None:
+        return reshape(x, (x.aval.size,)), 0
+    return x, axis_in(axis, x.aval.ndim, name)
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from blufunc.numpy.promotion import (
     constant,
     dtype_of,
     inexact,
+    line_axis,
     meet,
     named,
     stretch,
@@ -96,14 +97,8 @@ def sum(
 ) -> Value:
     """The sum over axes; bool and integers below 32 bits accumulate in 32 bits."""
     only_none("sum", "out", out)
-    x = value_of(a, "sum")
-    axes = axes_in(axis, x.aval.ndim, "sum")
-    want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
-    x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
-    y = _masked(x, where, 0, "sum")
-    result = _kept(x, reduce_sum(y, axes), axes, keepdims)
-    result = result if initial is None else ew.add(result, _start(initial, result, "sum"))
-    return cast(result, want)
+    args = (a, axis, dtype, keepdims, initial, where, promote_integers)
+    return _total("sum", reduce_sum, ew.add, 0, *args)
 
 
 def prod(
@@ -118,26 +113,28 @@ def prod(
 ) -> Value:
     """The product over axes; integers below 32 bits accumulate in 32 bits."""
     only_none("prod", "out", out)
-    x = value_of(a, "prod")
-    axes = axes_in(axis, x.aval.ndim, "prod")
+    args = (a, axis, dtype, keepdims, initial, where, promote_integers)
+    return _total("prod", reduce.reduce_prod, ew.multiply, 1, *args)
+
+
+def _total(
+    name: str, fold: Callable, combine: Callable, neutral: int, a: Any, axis: Any, dtype: Any, keepdims: bool,
+    initial: Any, where: Any, promote_integers: bool,
+) -> Value:  # fmt: skip
+    x = value_of(a, name)
+    axes = axes_in(axis, x.aval.ndim, name)
     want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
-    y = _masked(x, where, 1, "prod")
-    result = _kept(x, reduce.reduce_prod(y, axes), axes, keepdims)
-    result = result if initial is None else ew.multiply(result, _start(initial, result, "prod"))
+    result = _kept(x, fold(_masked(x, where, neutral, name), axes), axes, keepdims)
+    result = result if initial is None else combine(result, _start(initial, result, name))
     return cast(result, want)
 
 
 def extreme_of(dtype: np.dtype, largest: bool) -> Any:
     """The identity of a maximum or minimum."""
-    if dtypes.is_bool(dtype):
-        return largest
-    if dtypes.is_integer(dtype):
-        info = dtypes.iinfo(dtype)
-        return int(info.max if largest else info.min)
-    if dtype == dtypes.float8_e4m3fn:
-        return float(dtypes.finfo(dtype).max if largest else dtypes.finfo(dtype).min)
-    return math.inf if largest else -math.inf
+    if dtypes.is_complex(dtype):
+        return math.inf if largest else -math.inf
+    return reduce.limit(dtype, largest).item()
 
 
 def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: str) -> Callable:
@@ -381,19 +378,13 @@ def _position(prim: Primitive, name: str, doc: str) -> Callable:
             x = ops.convert(x, dtypes.int8)
         elif dtypes.is_complex(x.aval.dtype):
             x = _rank_of_complex(x, axis, name)
-        given, rank = axis, x.aval.ndim
-        shape = x.aval.shape
-        if axis is None:
-            x, axis = reshape(x, (x.aval.size,)), 0
-        d = axis_in(axis, x.aval.ndim, name)
-        if not x.aval.shape[d]:
-            raise errors.ValueRangeError(f"{name} of no elements: axis {d} of {x.aval}.", where=source.here())
-        result = prim.bind(x, axes=(d,), index_dtype=dtypes.int32)
-        if not keepdims:
-            return result
-        if given is None:
-            return reshape(result, (1,) * rank)
-        return reshape(result, tuple([1 if i == d else n for i, n in enumerate(shape)]))
+        line, d = line_axis(x, axis, name)
+        if not line.aval.shape[d]:
+            raise errors.ValueRangeError(
+                f"{name} of no elements: axis {d} of {line.aval}.", where=source.here()
+            )
+        result = prim.bind(line, axes=(d,), index_dtype=dtypes.int32)
+        return _kept(x, result, tuple(range(x.aval.ndim)) if axis is None else (d,), keepdims)
 
     return named(function, name, doc)
 
@@ -420,9 +411,8 @@ def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Callab
         if want is None:
             want = dtypes.int32 if widen and dtypes.is_bool(x.aval.dtype) else x.aval.dtype
         x = cast(x, want)
-        if axis is None:
-            x, axis = reshape(x, (x.aval.size,)), 0
-        return prim.bind(x, axis=axis_in(axis, x.aval.ndim, name), reverse=False)
+        x, d = line_axis(x, axis, name)
+        return prim.bind(x, axis=d, reverse=False)
 
     return named(function, name, doc)
 

@@ -16,15 +16,7 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.shape import iota
-from blufunc.core.primitives.linear_ops import reshape
-from blufunc.numpy.promotion import as_value, axis_in, cast, dtype_of
-
-
-def _line(x: Any, axis: int | None, name: str) -> tuple[Value, int]:
-    x = as_value(x, name)
-    if axis is None:
-        return reshape(x, (x.aval.size,)), 0
-    return x, axis_in(axis, x.aval.ndim, name)
+from blufunc.numpy.promotion import as_value, axis_in, cast, dtype_of, line_axis
 
 
 def _check_kind(name: str, kind: Any, order: Any) -> None:
@@ -50,7 +42,7 @@ def sort(
     ``kind``, NumPy's name of an algorithm, has no effect, and ``order`` must be None.
     """
     _check_kind("sort", kind, order)
-    x, d = _line(a, axis, "sort")
+    x, d = line_axis(as_value(a, "sort"), axis, "sort")
     result = sort_ops.sort(x, d, is_stable=stable)
     return shape_ops.rev(result, (d,)) if descending else result
 
@@ -77,7 +69,7 @@ def argsort(
             where=source.here(),
             fix="dtype='int32'",
         )
-    x, d = _line(a, axis, "argsort")
+    x, d = line_axis(as_value(a, "argsort"), axis, "argsort")
     if not descending:
         return cast(sort_ops.argsort(x, d, is_stable=stable), want)
     n = x.aval.shape[d]
@@ -125,13 +117,13 @@ def partition(a: Any, kth: Any, axis: int | None = -1) -> Value:
 
     The order of the others is unspecified: here they are sorted, too.
     """
-    x, d = _line(a, axis, "partition")
+    x, d = line_axis(as_value(a, "partition"), axis, "partition")
     _checked_kth(kth, x.aval.shape[d], "partition")
     return sort(x, d)
 
 
 def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Value:
     """The positions, int32, that put ``a`` in the order of ``partition``."""
-    x, d = _line(a, axis, "argpartition")
+    x, d = line_axis(as_value(a, "argpartition"), axis, "argpartition")
     _checked_kth(kth, x.aval.shape[d], "argpartition")
     return argsort(x, d)

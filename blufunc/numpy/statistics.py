@@ -72,9 +72,7 @@ def quantile(
     Raises:
       ValueRangeError: ``method`` is none of these, ``a`` has no elements, or ``q`` is known and out of range.
     """
-    only_none("quantile", "out", out)
-    only_none("quantile", "overwrite_input", overwrite_input)
-    return _quantile("quantile", a, q, axis, method, keepdims, weights, False)
+    return _quantile("quantile", a, q, axis, out, overwrite_input, method, keepdims, weights, False)
 
 
 def nanquantile(
@@ -89,9 +87,7 @@ def nanquantile(
     weights: Any = None,
 ) -> Value:
     """``quantile`` of the elements that are not NaN; NaN where there are none."""
-    only_none("nanquantile", "out", out)
-    only_none("nanquantile", "overwrite_input", overwrite_input)
-    return _quantile("nanquantile", a, q, axis, method, keepdims, weights, True)
+    return _quantile("nanquantile", a, q, axis, out, overwrite_input, method, keepdims, weights, True)
 
 
 def percentile(
@@ -106,9 +102,7 @@ def percentile(
     weights: Any = None,
 ) -> Value:
     """``quantile`` with ``q`` in percent, between 0 and 100."""
-    only_none("percentile", "out", out)
-    only_none("percentile", "overwrite_input", overwrite_input)
-    return _quantile("percentile", a, q, axis, method, keepdims, weights, False)
+    return _quantile("percentile", a, q, axis, out, overwrite_input, method, keepdims, weights, False)
 
 
 def nanpercentile(
@@ -123,32 +117,29 @@ def nanpercentile(
     weights: Any = None,
 ) -> Value:
     """``percentile`` of the elements that are not NaN; NaN where there are none."""
-    only_none("nanpercentile", "out", out)
-    only_none("nanpercentile", "overwrite_input", overwrite_input)
-    return _quantile("nanpercentile", a, q, axis, method, keepdims, weights, True)
+    return _quantile("nanpercentile", a, q, axis, out, overwrite_input, method, keepdims, weights, True)
 
 
 def median(
     a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Value:
     """The middle value over axes, or the mean of the middle two, as a float."""
-    only_none("median", "out", out)
-    only_none("median", "overwrite_input", overwrite_input)
-    return _quantile("median", a, 0.5, axis, "midpoint", keepdims, None, False)
+    return _quantile("median", a, 0.5, axis, out, overwrite_input, "midpoint", keepdims, None, False)
 
 
 def nanmedian(
     a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Value:
     """``median`` of the elements that are not NaN; NaN where there are none."""
-    only_none("nanmedian", "out", out)
-    only_none("nanmedian", "overwrite_input", overwrite_input)
-    return _quantile("nanmedian", a, 0.5, axis, "midpoint", keepdims, None, True)
+    return _quantile("nanmedian", a, 0.5, axis, out, overwrite_input, "midpoint", keepdims, None, True)
 
 
 def _quantile(
-    name: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool, weights: Any, pass_nan: bool
-) -> Value:
+    name: str, x: Any, q: Any, axis: Any, out: Any, overwrite_input: Any, method: str, keepdims: bool,
+    weights: Any, pass_nan: bool,
+) -> Value:  # fmt: skip
+    only_none(name, "out", out)
+    only_none(name, "overwrite_input", overwrite_input)
     if method not in _METHODS:
         raise errors.ValueRangeError(
             f"{name}: method {method!r}.", where=source.here(), fix=f"use one of {', '.join(_METHODS)}"

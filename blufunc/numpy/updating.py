@@ -38,7 +38,7 @@ from blufunc.numpy.indexing import (
     parse,
     stacked,
 )
-from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, cast, constant, stretch
+from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, cast, constant, fits, stretch
 
 _INT32 = dtypes.int32
 
@@ -97,15 +97,15 @@ class Place:
 
     def divide(self, values: Any, **options: Any) -> Value:
         """Divide the elements by ``values``."""
-        ones = _update(stretch(constant(1, self.x.aval.dtype), self.x.aval.shape), self.index, values, "multiply",
-                       **options)  # fmt: skip
-        return ops.div(self.x, ones)
+        return ops.div(self.x, self._among_ones(values, options))
 
     def power(self, values: Any, **options: Any) -> Value:
         """The elements raised to the power ``values``."""
-        ones = _update(stretch(constant(1, self.x.aval.dtype), self.x.aval.shape), self.index, values, "multiply",
-                       **options)  # fmt: skip
-        return ew.power(self.x, ones)
+        return ew.power(self.x, self._among_ones(values, options))
+
+    def _among_ones(self, values: Any, options: dict[str, Any]) -> Value:
+        ones = stretch(constant(1, self.x.aval.dtype), self.x.aval.shape)
+        return _update(ones, self.index, values, "multiply", **options)
 
     def min(self, values: Any, **options: Any) -> Value:
         """The smaller ones of the elements and ``values``."""
@@ -231,7 +231,7 @@ def _row_for_mask(x: Value, index: Any, new: Value) -> Value | None:
     own = new.aval.shape
     while len(own) > len(rest) and own[0] == 1:
         own = own[1:]
-    if len(own) > len(rest) or any(a not in (1, b) for a, b in zip(own[::-1], rest[::-1], strict=False)):
+    if not fits(own, rest):
         return None
     return stretch(reshape(new, own), x.aval.shape)
 
@@ -268,8 +268,7 @@ def _fitted(x: Value, new: Value, layout: Layout, p: Parsed, how: str) -> Value:
     while len(own) > len(shape) and own[0] == 1:
         own = own[1:]
     new = reshape(new, own)
-    fits = len(own) <= len(shape) and all(a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False))
-    if not fits:
+    if not fits(own, shape):
         raise errors.ShapeError(
             f"x.at[...].{how}: values of shape {own} do not broadcast to the shape {shape} of x[...].",
             where=source.here(),

@@ -22,6 +22,7 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.primitives import linear_ops
+from blufunc.numpy.promotion import fits
 from blufunc.random.reuse import consume
 
 Shape = int | Sequence[int]
@@ -198,8 +199,7 @@ def broadcast(name: str, what: str, x: Any, shape: tuple[int, ...]) -> Any:
 
 def check_broadcast(name: str, what: str, given: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Raise ShapeError unless ``given`` broadcasts to ``shape``."""
-    aligned = shape[len(shape) - len(given) :]
-    if len(given) > len(shape) or any(n not in (1, s) for n, s in zip(given, aligned, strict=True)):
+    if not fits(given, shape):
         raise errors.ShapeError(
             f"random.{name}: {what} of shape {given} does not broadcast to shape={shape}.",
             where=source.here(),

@@ -22,6 +22,7 @@ from blufunc.nn import masks
 from blufunc.nn.attention import call as attention_call
 from blufunc.nn.attention.call import MASKED, causal, scores_of, weighed
 from blufunc.nn.attention.mods import traced
+from blufunc.numpy.promotion import fits
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 
 _LONG = 4
@@ -213,8 +214,7 @@ def _placed(name: str, x: Any, shape: tuple[int, ...], K: int) -> Any:
 
 
 def _check_placed(name: str, x: Any, shape: tuple[int, ...]) -> None:
-    aligned = zip(x.shape[::-1], shape[::-1], strict=False)
-    if x.ndim > 4 or any(m not in (1, n) for m, n in aligned):
+    if not fits(x.shape, shape):
         raise errors.ShapeError(
             f"dot_product_attention: the {name} of shape {tuple(x.shape)} does not broadcast to {shape}.",
             where=source.here(),
