@@ -10,6 +10,10 @@ from blufunc import _lazy
 with _lazy.names(__name__):
     from blufunc.core.ops.barrier import optimization_barrier as optimization_barrier
     from blufunc.core.ops.barrier import optimization_barrier_p as optimization_barrier_p
+    from blufunc.core.ops.convolution import ConvDimensionNumbers as ConvDimensionNumbers
+    from blufunc.core.ops.convolution import conv_dimension_numbers as conv_dimension_numbers
+    from blufunc.core.ops.convolution import conv_general_dilated as conv_general_dilated
+    from blufunc.core.ops.convolution import conv_general_dilated_p as conv_general_dilated_p
     from blufunc.core.ops.cumulative import cumlogsumexp as cumlogsumexp
     from blufunc.core.ops.cumulative import cumlogsumexp_p as cumlogsumexp_p
     from blufunc.core.ops.cumulative import cummax as cummax
@@ -199,6 +203,11 @@ with _lazy.names(__name__):
     from blufunc.core.ops.reduce import reduce_prod_p as reduce_prod_p
     from blufunc.core.ops.reduce import reduce_xor as reduce_xor
     from blufunc.core.ops.reduce import reduce_xor_p as reduce_xor_p
+    from blufunc.core.ops.reduce_window import reduce_window_max_p as reduce_window_max_p
+    from blufunc.core.ops.reduce_window import reduce_window_min_p as reduce_window_min_p
+    from blufunc.core.ops.reduce_window import reduce_window_sum_p as reduce_window_sum_p
+    from blufunc.core.ops.reduce_window import window_argmax_p as window_argmax_p
+    from blufunc.core.ops.reduce_window import window_argmin_p as window_argmin_p
     from blufunc.core.ops.shape import concatenate as concatenate
     from blufunc.core.ops.shape import concatenate_p as concatenate_p
     from blufunc.core.ops.shape import expand_dims as expand_dims
@@ -211,6 +220,7 @@ with _lazy.names(__name__):
     from blufunc.core.ops.shape import slice_in_dim as slice_in_dim
     from blufunc.core.ops.shape import slice_p as slice_p
     from blufunc.core.ops.shape import squeeze as squeeze
+    from blufunc.core.ops.sliding import padtype_to_pads as padtype_to_pads
     from blufunc.core.ops.sort import sort as sort
     from blufunc.core.ops.sort import sort_key_val as sort_key_val
     from blufunc.core.ops.sort import sort_p as sort_p
@@ -249,16 +259,11 @@ with _lazy.names(__name__):
     from blufunc.core.primitives.linear_ops import reshape_p as reshape_p
     from blufunc.core.primitives.linear_ops import transpose_p as transpose_p
     from blufunc.lax import linalg as linalg
-    from blufunc.lax.convolution import ConvDimensionNumbers as ConvDimensionNumbers
     from blufunc.lax.convolution import conv as conv
-    from blufunc.lax.convolution import conv_dimension_numbers as conv_dimension_numbers
-    from blufunc.lax.convolution import conv_general_dilated as conv_general_dilated
     from blufunc.lax.convolution import conv_general_dilated_local as conv_general_dilated_local
-    from blufunc.lax.convolution import conv_general_dilated_p as conv_general_dilated_p
     from blufunc.lax.convolution import conv_general_dilated_patches as conv_general_dilated_patches
     from blufunc.lax.convolution import conv_transpose as conv_transpose
     from blufunc.lax.convolution import conv_with_general_padding as conv_with_general_padding
-    from blufunc.lax.convolution import padtype_to_pads as padtype_to_pads
     from blufunc.lax.derived import approx_max_k as approx_max_k
     from blufunc.lax.derived import approx_min_k as approx_min_k
     from blufunc.lax.derived import broadcast_shapes as broadcast_shapes
@@ -290,11 +295,6 @@ with _lazy.names(__name__):
     from blufunc.lax.strict import transpose as transpose
     from blufunc.lax.windowed import reduce as reduce
     from blufunc.lax.windowed import reduce_window as reduce_window
-    from blufunc.lax.windowed import reduce_window_max_p as reduce_window_max_p
-    from blufunc.lax.windowed import reduce_window_min_p as reduce_window_min_p
-    from blufunc.lax.windowed import reduce_window_sum_p as reduce_window_sum_p
-    from blufunc.lax.windowed import window_argmax_p as window_argmax_p
-    from blufunc.lax.windowed import window_argmin_p as window_argmin_p
     from blufunc.parallel.collectives.named import all_gather as all_gather
     from blufunc.parallel.collectives.named import all_gather_p as all_gather_p
     from blufunc.parallel.collectives.named import all_to_all as all_to_all

@@ -307,11 +307,11 @@ def dtype_of(dtype: Any) -> np.dtype | None:
 # -- families of elementwise functions: a primitive becomes a function with a public name -----------
 
 
-def named(function: Callable, name: str, doc: str) -> Callable:
+def named(function: Callable, name: str, doc: str, module: str = "blufunc.numpy") -> Callable:
     """The function under its public name."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
-    function.__module__ = "blufunc.numpy"
+    function.__module__ = module
     return function
 
 

@@ -6,6 +6,7 @@ parameters are kept, and updates computed, in float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
@@ -349,21 +350,16 @@ def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> Gradient
       eps: added to the size of each gradient.
     """
 
-    def init(params):
-        return ScaleByAdamState(zero_count(), full_like(params, 0), full_like(params, 0))
+    def rule(steps):
+        c1 = bias_correction(b1, steps)
 
-    def update(updates, state, params=None):
-        count = next_count(state.count)
-        c1 = bias_correction(b1, steps_of(count, state.nu))
-
-        def one(g, m, v):
-            x = g.astype(v.dtype)
+        def one(x, m, v):
             mu, nu = _mean(m, x, b1), bnp.maximum(bnp.abs(x) + eps, v * b2)
-            return (mu / c1.astype(v.dtype) / nu).astype(g.dtype), mu, nu
+            return mu / c1.astype(v.dtype) / nu, mu, nu
 
-        return _adam_like(one, count, updates, state)
+        return one
 
-    return GradientTransformation(init, update)
+    return _adam_like(ScaleByAdamState, rule)
 
 
 def scale_by_radam(
@@ -383,28 +379,22 @@ def scale_by_radam(
     """
     ro_inf = 2 / (1 - real_number(b2, "scale_by_radam: b2")) - 1
 
-    def init(params):
-        return ScaleByAdamState(zero_count(), full_like(params, 0), full_like(params, 0))
-
-    def update(updates, state, params=None):
-        count = next_count(state.count)
-        steps = steps_of(count, state.nu)
+    def rule(steps):
         c2 = bias_correction(b2, steps)
         ro = ro_inf - steps * (1 - c2) / c2 * 2
         # below the threshold, from 4 on, the root would be that of a negative number
         safe = bnp.where(ro >= threshold, ro, ro_inf)
         r = bnp.sqrt((safe - 4) * (safe - 2) * ro_inf / ((ro_inf - 4) * (ro_inf - 2) * safe))
 
-        def one(g, m, v):
-            x = g.astype(v.dtype)
+        def one(x, m, v):
             mu, nu = _mean(m, x, b1), _mean(v, bnp.square(x), b2)
             mean = corrected_mean(mu, x, b1, steps, nesterov)
             rectified = mean * r.astype(v.dtype) / (bnp.sqrt(nu / c2.astype(v.dtype) + eps_root) + eps)
-            return bnp.where(ro >= threshold, rectified, mean).astype(g.dtype), mu, nu
+            return bnp.where(ro >= threshold, rectified, mean), mu, nu
 
-        return _adam_like(one, count, updates, state)
+        return one
 
-    return GradientTransformation(init, update)
+    return _adam_like(ScaleByAdamState, rule)
 
 
 def scale_by_belief(
@@ -417,24 +407,18 @@ def scale_by_belief(
       eps_root: added to the mean square of the distances in every step.
     """
 
-    def init(params):
-        return ScaleByBeliefState(zero_count(), full_like(params, 0), full_like(params, 0))
-
-    def update(updates, state, params=None):
-        count = next_count(state.count)
-        steps = steps_of(count, state.nu)
+    def rule(steps):
         c2 = bias_correction(b2, steps)
 
-        def one(g, m, v):
-            x = g.astype(v.dtype)
+        def one(x, m, v):
             mu = _mean(m, x, b1)
             nu = _mean(v, bnp.square(x - mu), b2) + eps_root
             mean = corrected_mean(mu, x, b1, steps, nesterov)
-            return (mean / (bnp.sqrt(nu / c2.astype(v.dtype)) + eps)).astype(g.dtype), mu, nu
+            return mean / (bnp.sqrt(nu / c2.astype(v.dtype)) + eps), mu, nu
 
-        return _adam_like(one, count, updates, state)
+        return one
 
-    return GradientTransformation(init, update)
+    return _adam_like(ScaleByBeliefState, rule)
 
 
 def scale_by_yogi(
@@ -451,35 +435,46 @@ def scale_by_yogi(
       initial_accumulator_value: what mean and mean square start with.
     """
 
-    def init(params):
-        start = full_like(params, initial_accumulator_value)
-        return ScaleByAdamState(zero_count(), start, start)
-
-    def update(updates, state, params=None):
-        count = next_count(state.count)
-        steps = steps_of(count, state.nu)
+    def rule(steps):
         c2 = bias_correction(b2, steps)
 
-        def one(g, m, v):
-            x = g.astype(v.dtype)
+        def one(x, m, v):
             mu, square = _mean(m, x, b1), bnp.square(x)
             nu = v - bnp.sign(v - square) * square * (1 - b2)
             mean = corrected_mean(mu, x, b1, steps, False)
-            return (mean / (bnp.sqrt(nu / c2.astype(v.dtype) + eps_root) + eps)).astype(g.dtype), mu, nu
+            return mean / (bnp.sqrt(nu / c2.astype(v.dtype) + eps_root) + eps), mu, nu
 
-        return _adam_like(one, count, updates, state)
+        return one
 
-    return GradientTransformation(init, update)
+    return _adam_like(ScaleByAdamState, rule, initial_accumulator_value)
 
 
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _adam_like(one, count, updates, state) -> tuple[PyTree, Any]:
-    """Updates and state, by ``one(g, mu, nu) -> (update, mu, nu)`` for each leaf."""
-    trees = {"grads": updates, "state.mu": state.mu, "state.nu": state.nu}
-    new, mus, nus = leafwise(one, 3, trees)
-    return new, type(state)(count, mus, nus)
+def _adam_like(kind: type, rule: Callable, initial: Any = 0) -> GradientTransformation:
+    """A transformation whose state is ``kind(count, mu, nu)``, of ``initial`` moments.
+
+    Args:
+      rule: ``rule(steps) -> one``, and ``one(gradient, mu, nu) -> (update, mu, nu)`` for each leaf, in the dtype of nu.
+    """
+
+    def init(params):
+        return kind(zero_count(), full_like(params, initial), full_like(params, initial))
+
+    def update(updates, state, params=None):
+        count = next_count(state.count)
+        one = rule(steps_of(count, state.nu))
+
+        def leaf(g, m, v):
+            new, mu, nu = one(g.astype(v.dtype), m, v)
+            return new.astype(g.dtype), mu, nu
+
+        trees = {"grads": updates, "state.mu": state.mu, "state.nu": state.nu}
+        new, mus, nus = leafwise(leaf, 3, trees)
+        return new, type(state)(count, mus, nus)
+
+    return GradientTransformation(init, update)
 
 
 def _mean(mean: Any, x: Any, decay: Any) -> Any:

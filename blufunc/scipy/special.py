@@ -19,7 +19,7 @@ from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import special as ops
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.numpy.promotion import inexact, match_shapes, promote_dtypes
+from blufunc.numpy.promotion import inexact, match_shapes, named, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 __all__ = [
@@ -36,10 +36,7 @@ def _function(prim: Primitive, name: str, doc: str) -> Callable:
     def function(x: Any) -> Value:
         return prim.bind(inexact(x, name))
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    function.__module__ = "blufunc.scipy.special"
-    return function
+    return named(function, name, doc, "blufunc.scipy.special")
 
 
 def _operands(name: str, *xs: Any) -> list[Value]:
