@@ -75,7 +75,8 @@ def _matrices(x: Any, name: str) -> Value:
     return x
 
 
-def _square(x: Any, name: str) -> Value:
+def square(x: Any, name: str) -> Value:
+    """``x`` as floating or complex square matrices (..., n, n)."""
     x = inexact(x, name)
     check_here(check_square, name, x)
     return x
@@ -101,19 +102,19 @@ def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> V
       a: Hermitian positive definite matrices (..., n, n); NaN for other matrices.
       symmetrize_input: decompose ``(a + a^H) / 2``; otherwise one triangle alone is read.
     """
-    a = _square(a, "cholesky")
+    a = square(a, "cholesky")
     low = linalg_factor.cholesky(adjoint(a) if upper else a, symmetrize_input=symmetrize_input)
     return adjoint(low) if upper else low
 
 
 def eig(a: Any) -> EigResult:
     """Eigenvalues and right eigenvectors, complex, of square matrices (..., n, n)."""
-    return EigResult(*spectral.eig(_square(a, "eig"), compute_left_eigenvectors=False))
+    return EigResult(*spectral.eig(square(a, "eig"), compute_left_eigenvectors=False))
 
 
 def eigvals(a: Any) -> Value:
     """The complex eigenvalues (..., n) of square matrices (..., n, n), in no order."""
-    matrices = _square(a, "eigvals")
+    matrices = square(a, "eigvals")
     return spectral.eig(matrices, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
 
 
@@ -133,14 +134,14 @@ def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> Eigh
       symmetrize_input: decompose ``(a + a^H) / 2``.
     """
     lower = _lower(UPLO, "eigh")
-    v, w = spectral.eigh(_square(a, "eigh"), lower=lower, symmetrize_input=symmetrize_input)
+    v, w = spectral.eigh(square(a, "eigh"), lower=lower, symmetrize_input=symmetrize_input)
     return EighResult(w, v)
 
 
 def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Value:
     """The rising eigenvalues (..., n) of Hermitian matrices (..., n, n); see ``eigh``."""
     lower = _lower(UPLO, "eigvalsh")
-    return spectral.eigvalsh(_square(a, "eigvalsh"), lower=lower, symmetrize_input=symmetrize_input)
+    return spectral.eigvalsh(square(a, "eigvalsh"), lower=lower, symmetrize_input=symmetrize_input)
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:
@@ -181,7 +182,7 @@ def svd(
         a = _matrices(a, "svd")
         out = spectral.svd(a, full_matrices=full_matrices, compute_uv=compute_uv)
         return SVDResult(*out) if compute_uv else out
-    w, v = eigh(_square(a, "svd"))
+    w, v = eigh(square(a, "svd"))
     size = elementwise.abs(w)
     order = argsort(size, -1, descending=True)
     falling = pick_along(size, order, w.aval.ndim - 1)
@@ -203,10 +204,25 @@ def svdvals(x: Any, /) -> Value:
 # -- systems of equations --------------------------------------------------------------------------
 
 
-def _broadcast(a: Value, b: Value) -> tuple[Value, Value]:
-    """Two arrays of matrices with their batch axes broadcast."""
+def system(a: Any, b: Any, name: str) -> tuple[Value, Value, bool]:
+    """Square matrices and right-hand sides, batch axes broadcast; True for one vector."""
+    a, b = promote_dtypes(name, a, b, inexact=True)
+    check_here(check_square, name, a)
+    is_vector = b.aval.ndim == 1
+    if not b.aval.ndim or b.aval.shape[0 if is_vector else -2] != a.aval.shape[-1]:
+        raise errors.ShapeError(
+            f"{name} of {a.aval} and {b.aval}: the right hand sides have {a.aval.shape[-1]} rows.",
+            where=source.here(),
+            fix="b is a vector (n,), or matrices (..., n, k): for a batch of vectors, b[..., None]",
+        )
+    b = reshape(b, (*b.aval.shape, 1)) if is_vector else b
     lead = broadcast_shapes(a.aval.shape[:-2], b.aval.shape[:-2])
-    return stretch(a, (*lead, *a.aval.shape[-2:])), stretch(b, (*lead, *b.aval.shape[-2:]))
+    return stretch(a, (*lead, *a.aval.shape[-2:])), stretch(b, (*lead, *b.aval.shape[-2:])), is_vector
+
+
+def solution(x: Value, is_vector: bool) -> Value:
+    """The solution of ``system``, without the axis of size 1 that stands for one vector."""
+    return reshape(x, x.aval.shape[:-1]) if is_vector else x
 
 
 def solve(a: Any, b: Any) -> Value:
@@ -216,23 +232,13 @@ def solve(a: Any, b: Any) -> Value:
       a: square matrices (..., n, n).
       b: (n,) for one vector, else (..., n, k); batch axes broadcast.
     """
-    a, b = promote_dtypes("solve", a, b, inexact=True)
-    check_here(check_square, "solve", a)
-    if not b.aval.ndim or b.aval.shape[-2 if b.aval.ndim > 1 else 0] != a.aval.shape[-1]:
-        raise errors.ShapeError(
-            f"solve of {a.aval} and {b.aval}: the right hand sides have {a.aval.shape[-1]} rows.",
-            where=source.here(),
-            fix="b is a vector (n,), or matrices (..., n, k): for a batch of vectors, b[..., None]",
-        )
-    if b.aval.ndim > 1:
-        return linalg_solve.solve(*_broadcast(a, b))
-    x = linalg_solve.solve(*_broadcast(a, reshape(b, (*b.aval.shape, 1))))
-    return reshape(x, x.aval.shape[:-1])
+    a, b, is_vector = system(a, b, "solve")
+    return solution(linalg_solve.solve(a, b), is_vector)
 
 
 def inv(a: Any) -> Value:
     """Inverses of matrices (..., n, n); infinities and NaN where singular."""
-    a = _square(a, "inv")
+    a = square(a, "inv")
     return linalg_solve.solve(a, matrices.identity_like(a))
 
 
@@ -321,7 +327,7 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
       hermitian: a is Hermitian: use ``eigh``.
       rcond: another name of ``rtol``.
     """
-    a = _square(a, "pinv") if hermitian else _matrices(a, "pinv")
+    a = square(a, "pinv") if hermitian else _matrices(a, "pinv")
     if rcond is not None:
         if rtol is not None:
             raise errors.ArgumentError(

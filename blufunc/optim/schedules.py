@@ -65,12 +65,8 @@ def cosine_decay_schedule(
     Raises:
       ValueRangeError: ``decay_steps`` is not positive.
     """
-    static_number(decay_steps, "cosine_decay_schedule", "decay_steps")
+    _positive("cosine_decay_schedule", decay_steps=decay_steps)
     _numbers(init_value=init_value, alpha=alpha, exponent=exponent)
-    if decay_steps <= 0:
-        raise errors.ValueRangeError(
-            f"cosine_decay_schedule needs a positive decay_steps, not {decay_steps}.", where=source.here()
-        )
 
     def schedule(count):
         fraction = bnp.cos(_progress(count, 0, decay_steps) * math.pi) * 0.5 + 0.5
@@ -263,11 +259,11 @@ def linear_onecycle_schedule(
       div_factor: the peak over the first value.
       final_div_factor: the first value over the last.
     """
-    _positive("linear_onecycle_schedule", transition_steps)
     _numbers(peak_value=peak_value)
-    _nonzero(
-        pct_start=pct_start, pct_final=pct_final, div_factor=div_factor, final_div_factor=final_div_factor
-    )
+    _positive(
+        "linear_onecycle_schedule", transition_steps=transition_steps, pct_start=pct_start, pct_final=pct_final,
+        div_factor=div_factor, final_div_factor=final_div_factor,
+    )  # fmt: skip
     return piecewise_interpolate_schedule(
         "linear",
         peak_value / div_factor,
@@ -287,9 +283,11 @@ def cosine_onecycle_schedule(
     final_div_factor: float = 1e4,
 ) -> Schedule:
     """``linear_onecycle_schedule`` along halves of a cosine, and down in one go."""
-    _positive("cosine_onecycle_schedule", transition_steps)
     _numbers(peak_value=peak_value)
-    _nonzero(pct_start=pct_start, div_factor=div_factor, final_div_factor=final_div_factor)
+    _positive(
+        "cosine_onecycle_schedule", transition_steps=transition_steps, pct_start=pct_start, div_factor=div_factor,
+        final_div_factor=final_div_factor,
+    )  # fmt: skip
     return piecewise_interpolate_schedule(
         "cosine",
         peak_value / div_factor,
@@ -320,24 +318,12 @@ def _numbers(**values: Any) -> None:
         real_number(value, f"a schedule: {name}")
 
 
-def _nonzero(**values: Any) -> None:
+def _positive(schedule: str, **values: Any) -> None:
     for name, value in values.items():
-        if static_number(value, "a schedule", name) <= 0:
+        if static_number(value, schedule, name) <= 0:
             raise errors.ValueRangeError(
-                f"a one-cycle schedule: {name} is {value}, and must be positive.",
-                where=source.here(),
-                fix="leave it out",
+                f"{schedule} needs a positive {name}, not {value}.", where=source.here()
             )
-
-
-def _positive(name: str, steps: int) -> None:
-    static_number(steps, name, "transition_steps")
-    if steps <= 0:
-        raise errors.ValueRangeError(
-            f"{name} needs a positive number of steps, not {steps}.",
-            where=source.here(),
-            fix="transition_steps=1000",
-        )
 
 
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:

@@ -47,7 +47,6 @@ def categorical(
     """Indices of probabilities ``softmax(logits, axis)``, by the Gumbel-max trick.
 
     Args:
-      key: one key.
       logits: a floating array.
       axis: the axis of the alternatives.
       shape: of the result: leading axes of any size, then the other axes of ``logits``, which it may broadcast.
@@ -106,7 +105,6 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
     """Permute ``x`` along an axis: sort by random 32-bit keys, repeatedly if long.
 
     Args:
-      key: one key.
       x: an array; or an int n, which stands for 0, 1, ..., n - 1.
       axis: the axis to permute.
       independent: permute every line along the axis independently.
@@ -158,7 +156,6 @@ def choice(
     """Elements of ``a`` drawn at random along an axis.
 
     Args:
-      key: one key.
       a: an array; or an int n, which stands for 0, 1, ..., n - 1.
       shape: of the samples.
       replace: whether an element may be drawn more than once.
@@ -276,10 +273,7 @@ def geometric(key: Any, p: Any, shape: Shape | None = None, dtype: Any = "int32"
     """Geometric samples 1, 2, ...: trials of probability ``p`` until a success.
 
     Args:
-      key: one key.
       p: probabilities that broadcast to ``shape``; samples are drawn in their dtype.
-      shape: of the result; default the shape of ``p``.
-      dtype: an integer dtype.
     """
     name = "geometric"
     key, dtype, p = fresh_key(name, key), integer_dtype(name, dtype), real(name, "p", p)

@@ -32,8 +32,6 @@ def normal(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
     """Samples from the standard normal distribution, by its inverse CDF.
 
     Args:
-      key: one key.
-      shape: of the result.
       dtype: floating or complex; of complex samples, real and imaginary part have variance 1/2.
     """
     key, shape = fresh_key("normal", key), shape_of("normal", shape)
@@ -66,10 +64,7 @@ def truncated_normal(
     interval in the tails (from about 5 on, in float32) gets few values, in the end only those next to its ends.
 
     Args:
-      key: one key.
       lower, upper: real scalars or arrays that broadcast together, and to ``shape``.
-      shape: of the result; default the broadcast shape of ``lower`` and ``upper``.
-      dtype: a real floating dtype.
     """
     name = "truncated_normal"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -96,9 +91,6 @@ def gumbel(key: Any, shape: Shape = (), dtype: Any = "float32", mode: str | None
     """Samples from the standard Gumbel distribution: ``-log(-log(u))`` of uniform u.
 
     Args:
-      key: one key.
-      shape: of the result.
-      dtype: a real floating dtype.
       mode: how far the upper tail reaches, which u near 1 gives. ``"low"``, the default: u has the digits of ``dtype``,
         and no float32 sample exceeds 16. ``"high"``: twice the digits, 32. ``"highest"``: as many as 64 bits give, 44;
         of float32 only, for other dtypes it is ``"high"``.
@@ -195,10 +187,7 @@ def pareto(key: Any, b: Any, shape: Shape | None = None, dtype: Any = "float32")
     """Samples from the Pareto distribution, of density ``b * x**(-b - 1)``, x >= 1.
 
     Args:
-      key: one key.
-      b: the shape parameter, positive: values that broadcast to ``shape``; the result is differentiable in it.
-      shape: of the result; default the shape of ``b``.
-      dtype: a real floating dtype.
+      b: the shape parameter, positive.
     """
     key, dtype = fresh_key("pareto", key), float_dtype("pareto", dtype)
     shape, (b,) = parameters("pareto", shape, dtype, b=b)
@@ -213,10 +202,7 @@ def weibull_min(
     ``e`` is exponential.
 
     Args:
-      key: one key.
-      scale, concentration: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the broadcast shape of the parameters.
-      dtype: a real floating dtype.
+      scale, concentration: positive values.
     """
     name = "weibull_min"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -230,10 +216,7 @@ def rayleigh(key: Any, scale: Any, shape: Shape | None = None, dtype: Any = "flo
     They are lengths of vectors of two normal numbers of deviation ``scale``.
 
     Args:
-      key: one key.
-      scale: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``scale``.
-      dtype: a real floating dtype.
+      scale: positive values.
     """
     key, dtype = fresh_key("rayleigh", key), float_dtype("rayleigh", dtype)
     shape, (scale,) = parameters("rayleigh", shape, dtype, scale=scale)
@@ -248,10 +231,7 @@ def triangular(
     Its density rises from ``left`` to ``mode`` and falls to ``right``.
 
     Args:
-      key: one key.
-      left, mode, right: ascending values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the broadcast shape of the parameters.
-      dtype: a real floating dtype.
+      left, mode, right: ascending values.
     """
     name = "triangular"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -272,9 +252,6 @@ def lognormal(key: Any, sigma: Any = 1.0, shape: Shape | None = None, dtype: Any
     """Samples whose logarithm is normal, of mean 0 and deviation ``sigma``.
 
     Args:
-      key: one key.
-      sigma: values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``sigma``.
       dtype: floating or complex.
     """
     key, dtype = fresh_key("lognormal", key), inexact_dtype("lognormal", dtype)
@@ -298,11 +275,9 @@ def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtyp
     They are multiplied by ``scale``, and ``loc`` is added.
 
     Args:
-      key: one key.
       loc, scale: values that broadcast together; the result is differentiable in them.
       shape: of the samples for each element of the parameters; the result has the shape ``shape`` followed by
         theirs. Without ``shape`` and with parameters that have axes, JAX repeats these axes; this function does not.
-      dtype: a real floating dtype.
     """
     name = "double_sided_maxwell"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -320,10 +295,7 @@ def wald(key: Any, mean: Any, shape: Shape | None = None, dtype: Any = "float32"
     By the transformation of J. R. Michael, W. R. Schucany and R. W. Haas (The American Statistician 30, 1976).
 
     Args:
-      key: one key.
-      mean: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``mean``.
-      dtype: a real floating dtype.
+      mean: positive values.
     """
     key, dtype = fresh_key("wald", key), float_dtype("wald", dtype)
     shape, (mean,) = parameters("wald", shape, dtype, mean=mean)

@@ -56,9 +56,7 @@ def poisson(key: Any, lam: Any, shape: Shape | None = None, dtype: Any = "int32"
     """Samples from the Poisson distribution of mean ``lam``.
 
     Args:
-      key: one key.
       lam: numbers from 0 on that broadcast to ``shape``; they are taken in float32.
-      shape: of the result; default the shape of ``lam``.
       dtype: an integer dtype, which the samples must fit in.
     """
     name = "poisson"
@@ -170,7 +168,6 @@ def binomial(key: Any, n: Any, p: Any, shape: Shape | None = None, dtype: Any = 
     """Binomial samples: the successes of ``n`` trials of probability ``p``.
 
     Args:
-      key: one key.
       n: the number of trials, from 0 on; a negative or NaN number gives NaN, an infinite one infinity.
       p: the probability of success, in [0, 1]; NaN or a number outside gives NaN.
       shape: of the result, to which ``n`` and ``p`` broadcast; by default theirs together.
@@ -298,11 +295,9 @@ def multinomial(
     """Multinomial samples: the counts of outcomes of ``n`` trials.
 
     Args:
-      key: one key.
       n: the number of trials, of a shape that broadcasts to ``shape`` without its last axis.
       p: the probabilities of the outcomes along the last axis; they need not add up to 1.
       shape: of the result, to which ``p`` broadcasts; by default its shape.
-      dtype: a real floating dtype.
       unroll: a hint to compilers, see ``lax.scan``.
     Raises:
       ShapeError: ``p`` has no axis, or something does not broadcast.

@@ -43,10 +43,7 @@ def gamma(key: Any, a: Any, shape: Shape | None = None, dtype: Any = "float32") 
     """Samples from the gamma distribution of shape ``a`` and scale 1.
 
     Args:
-      key: one key.
       a: the shape parameter, positive: values that broadcast to ``shape``; the result is differentiable in it, once.
-      shape: of the result; default the shape of ``a``.
-      dtype: a real floating dtype.
     """
     key, dtype = fresh_key("gamma", key), float_dtype("gamma", dtype)
     shape, (a,) = parameters("gamma", shape, dtype, a=a)
@@ -131,10 +128,7 @@ def beta(key: Any, a: Any, b: Any, shape: Shape | None = None, dtype: Any = "flo
     Its density is proportional to ``x**(a - 1) * (1 - x)**(b - 1)``.
 
     Args:
-      key: one key.
-      a, b: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the broadcast shape of ``a`` and ``b``.
-      dtype: a real floating dtype.
+      a, b: positive values.
     """
     key, dtype = fresh_key("beta", key), float_dtype("beta", dtype)
     shape, (a, b) = parameters("beta", shape, dtype, a=a, b=b)
@@ -149,10 +143,8 @@ def dirichlet(key: Any, alpha: Any, shape: Shape | None = None, dtype: Any = "fl
     """Samples from the Dirichlet distribution: positive vectors of sum 1.
 
     Args:
-      key: one key.
       alpha: the concentrations, positive, of shape [..., n]; the result is differentiable in them.
       shape: of the result without its last axis, to which the leading axes of ``alpha`` broadcast; by default these.
-      dtype: a real floating dtype.
     Raises:
       ShapeError: ``alpha`` has no axis, or does not broadcast.
     """
@@ -184,10 +176,7 @@ def chisquare(key: Any, df: Any, shape: Shape | None = None, dtype: Any = "float
     """Samples from the chi-square distribution of ``df`` degrees of freedom.
 
     Args:
-      key: one key.
-      df: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``df``.
-      dtype: a real floating dtype.
+      df: positive values.
     """
     key, dtype = fresh_key("chisquare", key), float_dtype("chisquare", dtype)
     shape, (df,) = parameters("chisquare", shape, dtype, df=df)
@@ -202,10 +191,7 @@ def f(key: Any, dfnum: Any, dfden: Any, shape: Shape | None = None, dtype: Any =
     """Samples from the F distribution: ratios of mean squares of normal numbers.
 
     Args:
-      key: one key.
-      dfnum, dfden: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the broadcast shape of the parameters.
-      dtype: a real floating dtype.
+      dfnum, dfden: positive values.
     """
     key, dtype = fresh_key("f", key), float_dtype("f", dtype)
     shape, (dfnum, dfden) = parameters("f", shape, dtype, dfnum=dfnum, dfden=dfden)
@@ -217,10 +203,7 @@ def t(key: Any, df: Any, shape: Shape | None = None, dtype: Any = "float32") -> 
     """Samples from Student's t distribution of ``df`` degrees of freedom.
 
     Args:
-      key: one key.
-      df: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``df``.
-      dtype: a real floating dtype.
+      df: positive values.
     """
     key, dtype = fresh_key("t", key), float_dtype("t", dtype)
     shape, (df,) = parameters("t", shape, dtype, df=df)
@@ -233,10 +216,7 @@ def generalized_normal(key: Any, p: Any, shape: Shape | None = None, dtype: Any 
     """Samples of density proportional to ``exp(-abs(x)**p)``: generalised normal.
 
     Args:
-      key: one key.
-      p: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``p``.
-      dtype: a real floating dtype.
+      p: positive values.
     """
     name = "generalized_normal"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -255,11 +235,9 @@ def ball(key: Any, d: int, p: Any = 2, shape: Shape = (), dtype: Any = "float32"
     F. Barthe, O. Guedon, S. Mendelson, A. Naor, "A probabilistic approach to the geometry of the l_p^n-ball" (2005).
 
     Args:
-      key: one key.
       d: the number of dimensions.
       p: the norm, a positive number.
       shape: of the array of points.
-      dtype: a real floating dtype.
     Returns:
       an array of shape ``(*shape, d)``.
     """

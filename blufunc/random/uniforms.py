@@ -47,9 +47,6 @@ def uniform(key: Any, shape: Shape = (), dtype: Any = "float32", minval: Any = 0
     Random bits become the mantissa of a number in [1, 2), from which 1 is subtracted.
 
     Args:
-      key: one key.
-      shape: of the result.
-      dtype: a real floating dtype.
       minval, maxval: real numbers or arrays that broadcast to ``shape``; the result is differentiable in them.
     """
     key, shape, dtype = fresh_key("uniform", key), shape_of("uniform", shape), float_dtype("uniform", dtype)
@@ -89,10 +86,7 @@ def randint(key: Any, shape: Shape, minval: Any, maxval: Any, dtype: Any = "int3
     about ``(maxval - minval) / 2**64`` for int32. Dtypes narrower than 32 bits are drawn as int32.
 
     Args:
-      key: one key.
-      shape: of the result.
       minval, maxval: ints, or integer arrays that broadcast to ``shape``; limited to the range of ``dtype``.
-      dtype: an integer dtype.
     Raises:
       DtypeError: ``dtype``, ``minval`` or ``maxval`` is not an integer.
       ShapeError: ``minval`` or ``maxval`` does not broadcast to ``shape``.
@@ -162,7 +156,6 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Shape | None = None, mode: str = "l
     """Booleans that are True with probability ``p``.
 
     Args:
-      key: one key.
       p: a float, or a floating array; samples are drawn in its dtype.
       shape: of the result, which ``p`` broadcasts to; by default that of ``p``.
       mode: ``"high"`` compares with twice the digits, for probabilities below the resolution of their dtype.
@@ -194,8 +187,6 @@ def rademacher(key: Any, shape: Shape = (), dtype: Any = "int32") -> Any:
     """1 or -1, with equal probabilities.
 
     Args:
-      key: one key.
-      shape: of the result.
       dtype: integer, floating or complex.
     """
     key, shape = fresh_key("rademacher", key), shape_of("rademacher", shape)

@@ -32,10 +32,11 @@ from blufunc.core.ops.linalg.common import (
 from blufunc.core.ops.linalg.factor import lu_pivots_to_permutation, take_rows
 from blufunc.core.ops.shape import concatenate, iota, pad, rev, slice_
 from blufunc.core.ops.sort import place_along
-from blufunc.core.primitives.linear_ops import broadcast_in_dim, broadcast_to, reshape
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, broadcast_to
 from blufunc.numpy import linalg as bnp_linalg
 from blufunc.numpy import reductions
 from blufunc.numpy.elementwise import ceil, log2, maximum
+from blufunc.numpy.linalg import solution, square, system
 from blufunc.numpy.manipulation import atleast_1d, atleast_2d
 from blufunc.numpy.picking import take
 from blufunc.numpy.promotion import as_value, broadcast_shapes, inexact, promote_dtypes, stretch
@@ -44,33 +45,6 @@ from blufunc.transforms.control_flow.while_loop import while_loop
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 # -- operands --------------------------------------------------------------------------------------
-
-
-def _square(a: Any, name: str) -> Value:
-    a = inexact(a, name)
-    check_here(check_square, name, a)
-    return a
-
-
-def _system(a: Any, b: Any, name: str) -> tuple[Value, Value, bool]:
-    """A matrix and its right-hand sides, batch axes broadcast; True for one vector."""
-    a, b = promote_dtypes(name, a, b, inexact=True)
-    check_here(check_square, name, a)
-    vector = b.aval.ndim == 1
-    if not b.aval.ndim or b.aval.shape[0 if vector else -2] != a.aval.shape[-1]:
-        raise errors.ShapeError(
-            f"{name} of {a.aval} and {b.aval}: the right hand sides have {a.aval.shape[-1]} rows.",
-            where=source.here(),
-            fix="b is a vector (n,), or matrices (..., n, k)",
-        )
-    b = reshape(b, (*b.aval.shape, 1)) if vector else b
-    lead = broadcast_shapes(a.aval.shape[:-2], b.aval.shape[:-2])
-    a, b = (stretch(x, (*lead, *x.aval.shape[-2:])) for x in (a, b))
-    return a, b, vector
-
-
-def _result(x: Value, vector: bool) -> Value:
-    return reshape(x, x.aval.shape[:-1]) if vector else x
 
 
 def _pair(x: Any, name: str, what: str) -> tuple[Any, Any]:
@@ -94,7 +68,7 @@ def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finit
     Args:
       a: Hermitian positive definite matrices (..., n, n), of which only that triangle is read.
     """
-    a = _square(a, "cholesky")
+    a = square(a, "cholesky")
     low = linalg_factor.cholesky(a if lower else adjoint(a), symmetrize_input=False)
     return low if lower else adjoint(low)
 
@@ -109,17 +83,17 @@ def cho_factor(
 def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Value:
     """The x with ``a @ x = b``, given ``cho_factor(a)``; b is (n,) or (..., n, k)."""
     c, lower = _pair(c_and_lower, "cho_solve", "(c, lower)")
-    c, b, vector = _system(c, b, "cho_solve")
+    c, b, vector = system(c, b, "cho_solve")
     adjoint_first = {"transpose_a": not lower, "conjugate_a": not lower}
     adjoint_then = {"transpose_a": bool(lower), "conjugate_a": bool(lower)}
     x = triangular.triangular_solve(c, b, left_side=True, lower=lower, **adjoint_first)
     x = triangular.triangular_solve(c, x, left_side=True, lower=lower, **adjoint_then)
-    return _result(x, vector)
+    return solution(x, vector)
 
 
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Value, Value]:
     """Packed LU decomposition of matrices (..., n, n), and pivots, for ``lu_solve``."""
-    packed, pivots, _ = linalg_factor.lu(_square(a, "lu_factor"))
+    packed, pivots, _ = linalg_factor.lu(square(a, "lu_factor"))
     return packed, pivots
 
 
@@ -145,7 +119,7 @@ def lu_solve(
     ``trans``: solve with the transpose (1) or the conjugate transpose (2) of a.
     """
     packed, pivots = _pair(lu_and_piv, "lu_solve", "(lu, piv)")
-    packed, b, vector = _system(packed, b, "lu_solve")
+    packed, b, vector = system(packed, b, "lu_solve")
     pivots = as_value(pivots, "lu_solve")
     transposed, conjugated = _transposed(trans, "lu_solve")
     n = packed.aval.shape[-1]
@@ -161,10 +135,10 @@ def lu_solve(
         conjugate_a=conjugated,
     )
     if not transposed:
-        return _result(triangle(triangle(take_rows(b, order), True), False), vector)
+        return solution(triangle(triangle(take_rows(b, order), True), False), vector)
     x = triangle(triangle(b, False), True)
     rows = broadcast_in_dim(order, x.aval.shape, tuple(range(x.aval.ndim - 1)))
-    return _result(place_along(x, rows, x.aval.ndim - 2), vector)
+    return solution(place_along(x, rows, x.aval.ndim - 2), vector)
 
 
 def lu(a: Any, permute_l: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> tuple:
@@ -255,7 +229,7 @@ def eigh(
             fix="leave them out, and select from all eigenvalues",
         )
     if b is None:
-        a = _square(a, "eigh")
+        a = square(a, "eigh")
         if eigvals_only:
             return spectral.eigvalsh(a, lower=lower, symmetrize_input=False)
         v, w = spectral.eigh(a, lower=lower, symmetrize_input=False)
@@ -409,12 +383,12 @@ def solve_triangular(
       unit_diagonal: take the diagonal of a as ones.
     """
     transposed, conjugated = _transposed(trans, "solve_triangular")
-    a, b, vector = _system(a, b, "solve_triangular")
+    a, b, vector = system(a, b, "solve_triangular")
     x = triangular.triangular_solve(
         a, b, left_side=True, lower=lower, unit_diagonal=unit_diagonal, transpose_a=transposed,
         conjugate_a=conjugated,
     )  # fmt: skip
-    return _result(x, vector)
+    return solution(x, vector)
 
 
 def inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Value:
@@ -444,7 +418,7 @@ def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> 
       upper_triangular: A is upper triangular: nothing below its diagonal is read.
       max_squarings: the result is NaN where the norm of A asks for more.
     """
-    A = _square(A, "expm")
+    A = square(A, "expm")
     max_squarings = static_int(max_squarings, "expm", "max_squarings")
     if max_squarings < 0:
         raise errors.ValueRangeError(
@@ -466,12 +440,14 @@ def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> 
     result = solve(ew.sub(even, odd), ew.add(even, odd))
     squarings = reductions.max(times)
 
-    def square(state):
+    def squared(state):
         i, x = state
         return ew.add(i, 1), ew.select(spread(ew.lt(i, times)), matmul(x, x), x)
 
     start = ew.convert(0, dtypes.int32)
-    _, result = while_loop(lambda s: ew.lt(s[0], squarings), square, (start, result), max_steps=max_squarings)
+    _, result = while_loop(
+        lambda s: ew.lt(s[0], squarings), squared, (start, result), max_steps=max_squarings
+    )
     too_large = spread(ew.gt(needed, float(max_squarings)))
     return ew.select(too_large, ew.mul(ew.ones_of(result), math.nan), result)
 

@@ -51,28 +51,16 @@ def attention(
     is_causal: bool,
     mods: Mods | None = None,
     tables: Sequence[Any] = (),
-) -> Any:
-    """``softmax(query @ key.T * scale) @ value`` as one operation.
+) -> tuple[Any, Any]:
+    """``softmax(query @ key.T * scale) @ value`` as one operation, and the logsumexps.
 
     Args:
       query: [B, T, N, H].
       key, value: [B, S, K, H].
       mods, tables: mask and score functions, and the arrays that they read.
+    Returns:
+      the result, and the logsumexp of each row of scores, float32 at least [B, N, T].
     """
-    return attention_and_lse(query, key, value, scale=scale, is_causal=is_causal, mods=mods, tables=tables)[0]
-
-
-def attention_and_lse(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    scale: float,
-    is_causal: bool,
-    mods: Mods | None = None,
-    tables: Sequence[Any] = (),
-) -> tuple[Any, Any]:
-    """The same, and the logsumexp of each row of scores, float32 at least [B, N, T]."""
     how: dict[str, Any] = {"scale": scale, "is_causal": is_causal}
     if mods is None:
         out, lse = attention_p.at(query, key, value, **how)

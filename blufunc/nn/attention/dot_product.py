@@ -129,7 +129,7 @@ def dot_product_attention(
     if bias is not None:
         bias = _placed("bias", bias, (B, N, T, S), K)
     if bias is None and mask is None and S > H and isinstance(scale, (int, float)):
-        return attention_call.attention(query, key, value, scale=float(scale), is_causal=is_causal)
+        return attention_call.attention(query, key, value, scale=float(scale), is_causal=is_causal)[0]
     attend = functools.partial(_attend, scale=scale, is_causal=is_causal)
     if S > _LONG * H:
         attend = checkpoint(attend)
@@ -164,9 +164,10 @@ def _by_pairs(
 
     mods, tables = traced(mask_mod, score_mod, attention_call.wide_of(query))
     scale = float(scale) if number else 1.0
-    return attention_call.attention(
+    out, _ = attention_call.attention(
         query, key, value, scale=scale, is_causal=is_causal, mods=mods, tables=tables
     )
+    return out
 
 
 def _and(one: Callable | None, other: Callable) -> Callable:

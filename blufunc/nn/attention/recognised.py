@@ -219,7 +219,7 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
     mods, tables = traced(
         mask_mod if found.hidden else None, score_mod if changed else None, attention_call.wide_of(query)
     )
-    result, lse = attention_call.attention_and_lse(
+    result, lse = attention_call.attention(
         query, key, value, scale=found.scale, is_causal=found.is_causal, mods=mods, tables=tables
     )
     if not found.certain:  # a row of -inf only is NaN in the original
