@@ -14,6 +14,7 @@ from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in
 from blufunc.nn.activations import Axis, as_inexact, log_softmax, shifted, softplus
+from blufunc.nn.normalization import widened
 
 
 def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any = None) -> Any:
@@ -130,5 +131,4 @@ def difference(name: str, predictions: Any, targets: Any) -> Any:
 
 
 def _wide(logits: Any) -> Any:
-    logits = as_inexact(logits)
-    return logits.astype(dtypes.float32) if logits.dtype.itemsize < 4 else logits
+    return widened(as_inexact(logits))

@@ -11,8 +11,9 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core.ir import dtypes, source
+from blufunc.core.ir import source
 from blufunc.core.ir.axes import axes_in
+from blufunc.core.ops.rows import wide_dtype
 from blufunc.nn.activations import Axis, as_inexact, number, spread
 from blufunc.numpy.promotion import fits
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
@@ -120,7 +121,8 @@ def _normalized_jvp(axes, eps, centred, primals, tangents):
 
 def widened(x: Any) -> Any:
     """``x`` in a dtype wide enough for sums of squares: half precisions as float32."""
-    return x.astype(dtypes.float32) if dtypes.is_floating(x.dtype) and x.dtype.itemsize < 4 else x
+    wide = wide_dtype(x.dtype)
+    return x if wide == x.dtype else x.astype(wide)
 
 
 def parameter(name: str, role: str, p: Any, y: Any) -> Any:

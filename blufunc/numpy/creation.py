@@ -70,7 +70,7 @@ def asarray(
     if isinstance(x, Value):
         return _from_value(x, want, copy, device)
     if isinstance(x, (list, tuple)):
-        if _holds_values(x):
+        if holds_values(x):
             return _stack_nested(x, want)
         if not x:
             x = np.zeros((0,), want or dtypes.float32)
@@ -143,8 +143,9 @@ def _from_value(x: Value, want: np.dtype | None, copy: bool | None, device: Any)
     return ops.copy_p.bind(x) if copy else x
 
 
-def _holds_values(x: Any) -> bool:
-    return any(isinstance(e, Value) or (isinstance(e, (list, tuple)) and _holds_values(e)) for e in x)
+def holds_values(x: Any) -> bool:
+    """True if nested lists hold arrays or tracers."""
+    return any(isinstance(e, Value) or (isinstance(e, (list, tuple)) and holds_values(e)) for e in x)
 
 
 def _stack_nested(x: Sequence, want: np.dtype | None) -> Value:

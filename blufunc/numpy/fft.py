@@ -22,7 +22,7 @@ from blufunc.numpy import elementwise
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.joining import roll
 from blufunc.numpy.manipulation import moveaxis
-from blufunc.numpy.promotion import as_value, cast, inexact
+from blufunc.numpy.promotion import as_value, cast, inexact, named
 
 _INVERSES = (FftType.IFFT, FftType.IRFFT)
 _SWAPPED = {None: "forward", "backward": "forward", "ortho": "ortho", "forward": "backward"}
@@ -117,14 +117,14 @@ def _along_one(name: str, kind: FftType, doc: str) -> Callable:
     def function(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
         return _one(a, kind, n, axis, norm, name)
 
-    return _named(function, name, doc + _ONE)
+    return named(function, name, doc + _ONE, "blufunc.numpy.fft")
 
 
 def _along_several(name: str, kind: FftType, doc: str, default: tuple[int, ...] | None = None) -> Callable:
     def function(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Value:
         return _several(a, kind, s, axes, norm, name)
 
-    return _named(function, name, doc + _SEVERAL)
+    return named(function, name, doc + _SEVERAL, "blufunc.numpy.fft")
 
 
 _ONE = """
@@ -144,12 +144,6 @@ _SEVERAL = """
       axes: the axes; by default all, or as many last ones as ``s`` has sizes.
       norm: as of ``fft``.
     """
-
-
-def _named(function: Callable, name: str, doc: str) -> Callable:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    return function
 
 
 _HALF = "of real numbers: the half of the spectrum, ``n // 2 + 1`` points, that determines it"

@@ -28,7 +28,7 @@ from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.shape import rev_p, slice_p
 from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape, reshape_p
-from blufunc.numpy.creation import asarray
+from blufunc.numpy.creation import asarray, holds_values
 from blufunc.numpy.promotion import as_value, broadcast_shapes, cast, constant, stretch
 
 _INT32 = dtypes.int32
@@ -190,7 +190,7 @@ def _entry(e: Any) -> Any:
 
 def _from_sequence(e: Any) -> Any:
     """Positions, or booleans, spelled out as nested lists."""
-    if _holds_values(e):
+    if holds_values(e):
         return asarray(e)
     try:
         host = np.asarray(e)
@@ -201,10 +201,6 @@ def _from_sequence(e: Any) -> Any:
             fix="make its rows equally long; x[tuple(index)] is one index for each axis",
         ) from None
     return host if host.size else host.astype(np.int64)
-
-
-def _holds_values(e: Any) -> bool:
-    return any(isinstance(v, Value) or (isinstance(v, (list, tuple)) and _holds_values(v)) for v in e)
 
 
 def _not_an_index(what: str) -> errors.ArgumentError:

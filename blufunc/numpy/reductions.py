@@ -21,6 +21,7 @@ from blufunc.core.ir.trace import Value
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops.rows import wide_dtype
 from blufunc.core.primitives.linear_ops import reduce_sum, reshape
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import elementwise as ew
@@ -233,11 +234,6 @@ def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Value:
 # -- moments ---------------------------------------------------------------------------------------
 
 
-def _computation(dtype: np.dtype) -> np.dtype:
-    """The dtype of means: float32 for half precision."""
-    return dtypes.float32 if dtypes.is_floating(dtype) and dtype.itemsize < 4 else dtype
-
-
 def _count(x: Value, axes: tuple[int, ...], where: Any, keepdims: bool, name: str) -> Any:
     if where is None:
         return float(math.prod([x.aval.shape[a] for a in axes]))
@@ -253,7 +249,7 @@ def mean(
     x = inexact(a, "mean")
     axes = axes_in(axis, x.aval.ndim, "mean")
     want = dtype_of(dtype) or x.aval.dtype
-    y = cast(x, _computation(want) if dtypes.is_inexact(want) else dtypes.float32)
+    y = cast(x, wide_dtype(want) if dtypes.is_inexact(want) else dtypes.float32)
     total = sum(y, axes, keepdims=keepdims, where=where)
     return cast(ew.divide(total, _count(x, axes, where, keepdims, "mean")), want)
 
@@ -312,7 +308,7 @@ def var(
     only_none("var", "out", out)
     x = inexact(a, "var")
     axes = axes_in(axis, x.aval.ndim, "var")
-    y = cast(x, _computation(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype))
+    y = cast(x, wide_dtype(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype))
     center = _center(y, axes, where) if mean is None else cast(as_value(mean, "var"), y.aval.dtype)
     centered = ew.subtract(y, center)
     if dtypes.is_complex(centered.aval.dtype):

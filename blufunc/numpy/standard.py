@@ -19,20 +19,12 @@ __array_api_version__ = "2024.12"
 bool = bool_  # the standard's name
 
 _DTYPES: dict[str, np.dtype] = {
-    "bool": dtypes.bool_,
-    "int8": dtypes.int8,
-    "int16": dtypes.int16,
-    "int32": dtypes.int32,
-    "int64": dtypes.int64,
-    "uint8": dtypes.uint8,
-    "uint16": dtypes.uint16,
-    "uint32": dtypes.uint32,
-    "uint64": dtypes.uint64,
-    "float32": dtypes.float32,
-    "float64": dtypes.float64,
-    "complex64": dtypes.complex64,
-    "complex128": dtypes.complex128,
-}
+    d.name: d
+    for d in (
+        dtypes.bool_, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64, dtypes.uint8, dtypes.uint16, dtypes.uint32,
+        dtypes.uint64, dtypes.float32, dtypes.float64, dtypes.complex64, dtypes.complex128,
+    )
+}  # fmt: skip
 """The dtypes of the standard. There are more: float16, bfloat16 and two of 8 bits."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
+from blufunc.core.ops.rows import wide_dtype as wide_dtype
 from blufunc.core.pytree import paths, tree
 
 PyTree = Any
@@ -159,11 +160,6 @@ def required(params: PyTree | None, name: str) -> PyTree:
             fix="updates, state = optimizer.update(grads, state, params)",
         )
     return params
-
-
-def wide_dtype(dtype: Any) -> Any:
-    """The dtype to compute with ``dtype`` parameters: float32 for half precisions."""
-    return dtypes.float32 if dtypes.is_floating(dtype) and dtype.itemsize < 4 else dtype
 
 
 class Scalars:

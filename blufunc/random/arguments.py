@@ -7,7 +7,6 @@ the dtype of the samples that are of rank 0 or of their shape. ``name`` is the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays.array import lift, scalar
-from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.axes import static_int
+from blufunc.core.ir import axes, dtypes, source
 from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
@@ -77,28 +75,12 @@ def new_keys(key: Any, num: int = 2) -> tuple[Any, ...]:
 
 def shape_of(name: str, shape: Shape) -> tuple[int, ...]:
     """A shape, from an int or a sequence of them."""
-    try:
-        sizes = tuple(map(index, shape)) if isinstance(shape, (tuple, list)) else (index(shape),)  # type: ignore[arg-type]
-    except errors.BlufuncError:  # a tracer, which says so itself
-        raise
-    except TypeError:
-        raise errors.ArgumentError(
-            f"random.{name}: a shape is an int or a tuple of ints, not {shape!r:.60}.",
-            where=source.here(),
-            fix="shape=(3,)",
-        ) from None
-    if any(n < 0 for n in sizes):
-        raise errors.ValueRangeError(
-            f"random.{name}: the shape {sizes} has a negative size.",
-            where=source.here(),
-            fix="give sizes of 0 or more",
-        )
-    return sizes
+    return axes.shape_of(shape, f"random.{name}")
 
 
 def axis_of(name: str, axis: int, ndim: int) -> int:
     """An axis from 0 to ``ndim - 1``."""
-    axis = static_int(axis, f"random.{name}", "axis")
+    axis = axes.static_int(axis, f"random.{name}", "axis")
     if not -ndim <= axis < ndim:
         raise errors.ShapeError(
             f"random.{name}: axis {axis} is out of range for an array of {ndim} axes.",
