@@ -132,14 +132,14 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
     if not at.aval.ndim:
         new = moveaxis(new, 0, d)  # as NumPy does: one position takes rows
     count = at.aval.size if at.aval.size != 1 else new.aval.shape[d]
-    wanted = (*x.aval.shape[:d], count, *x.aval.shape[d + 1 :])
-    if broadcast_shapes(wanted, new.aval.shape) != wanted:
+    target = (*x.aval.shape[:d], count, *x.aval.shape[d + 1 :])
+    if broadcast_shapes(target, new.aval.shape) != target:
         raise errors.ShapeError(
             f"insert: values of shape {new.aval.shape} into {x.aval} along axis {d}.",
             where=source.here(),
             fix="values broadcast to x, but for the axis",
         )
-    lines, new = moveaxis(x, d, 0), moveaxis(stretch(new, wanted), d, 0)
+    lines, new = moveaxis(x, d, 0), moveaxis(stretch(new, target), d, 0)
     rest = lines.aval.shape[1:]
     at = ops.clamp(0, stretch(reshape(at, (at.aval.size,)), (count,)), n)
     order = sort_ops.argsort(at, 0)

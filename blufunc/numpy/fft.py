@@ -50,9 +50,9 @@ def _transform(
             raise errors.ValueRangeError(
                 f"{name} of {x.aval} over {n} points.", where=source.here(), fix="give sizes of 1 or more"
             )
-    wanted = [*sizes[:-1], sizes[-1] // 2 + 1] if halved else sizes
+    input_sizes = [*sizes[:-1], sizes[-1] // 2 + 1] if halved else sizes
     config = [(0, 0, 0)] * x.aval.ndim
-    for d, n in zip(axes, wanted, strict=True):
+    for d, n in zip(axes, input_sizes, strict=True):
         config[d] = (0, n - x.aval.shape[d], 0)  # a negative count cuts
     x = pad(x, ew.zeros_of(x), config)
     last = tuple(range(x.aval.ndim - len(axes), x.aval.ndim))

@@ -56,8 +56,8 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs
     for _ in range(others):
         f = vmap(f)
     out = f(lines)
-    made = out.aval.ndim - others
-    return moveaxis(out, tuple(range(others, others + made)), tuple(range(d, d + made)))
+    own_rank = out.aval.ndim - others
+    return moveaxis(out, tuple(range(others, others + own_rank)), tuple(range(d, d + own_rank)))
 
 
 def apply_over_axes(func: Callable, a: Any, axes: Any) -> Value:
@@ -208,10 +208,10 @@ def vectorize(
         lead = broadcast_shapes(*leads) if leads else ()
 
         def core_function(*cores: Value) -> Any:
-            given = list(args)
+            call_args = list(args)
             for i, v in zip(mapped, cores, strict=True):
-                given[i] = v
-            out = pyfunc(*given, **kwargs)
+                call_args[i] = v
+            out = pyfunc(*call_args, **kwargs)
             if outputs is not None:
                 _check_results(out, outputs, sizes)
             return out

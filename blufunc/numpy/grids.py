@@ -94,10 +94,10 @@ def ravel_multi_index(
     sizes = shape_of(dims, "ravel_multi_index")
     if isinstance(multi_index, (Value, np.ndarray)):
         multi_index = [multi_index[i] for i in range(len(multi_index))]
-    given = sequence(multi_index, "ravel_multi_index", "the positions", "arrays")
-    if len(given) != len(sizes) or not given:
+    positions = sequence(multi_index, "ravel_multi_index", "the positions", "arrays")
+    if len(positions) != len(sizes) or not positions:
         raise errors.ArgumentError(
-            f"ravel_multi_index: {len(given)} positions for {len(sizes)} axes.",
+            f"ravel_multi_index: {len(positions)} positions for {len(sizes)} axes.",
             where=source.here(),
             fix="one array of positions for each axis",
         )
@@ -110,7 +110,7 @@ def ravel_multi_index(
     want = dtype_of(dtype) or dtypes.int32
     total: Value = constant(0, want)
     for at, n in (
-        zip(given, sizes, strict=True) if order == "C" else zip(given[::-1], sizes[::-1], strict=True)
+        zip(positions, sizes, strict=True) if order == "C" else zip(positions[::-1], sizes[::-1], strict=True)
     ):
         at = value_of(at, "ravel_multi_index")
         if not dtypes.is_integer(at.aval.dtype):
@@ -208,8 +208,8 @@ class _Join:
             )
         parts = []
         for e in entries:
-            made = isinstance(e, slice)
-            value = _points(e, self._name) if made else asarray(e)
+            is_slice = isinstance(e, slice)
+            value = _points(e, self._name) if is_slice else asarray(e)
             own = value.aval.ndim
             if matrix is not None and own < 2:
                 shape = (1, value.aval.size) if matrix == "r" else (value.aval.size, 1)

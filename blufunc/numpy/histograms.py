@@ -69,10 +69,10 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         length = max(least, int(np.asarray(x).max()) + 1 if x.aval.size else 0)
     else:
         length = max(least, static_int(length, "bincount", "length"))
-    given = constant(1, dtypes.int32) if weights is None else as_value(weights, "bincount")
-    if weights is not None and given.aval.shape != x.aval.shape:
+    amounts = constant(1, dtypes.int32) if weights is None else as_value(weights, "bincount")
+    if weights is not None and amounts.aval.shape != x.aval.shape:
         raise errors.ShapeError(
-            f"bincount: weights {given.aval} for {x.aval}.", where=source.here(), fix="one for each integer"
+            f"bincount: weights {amounts.aval} for {x.aval}.", where=source.here(), fix="one for each integer"
         )
     if x.aval.dtype not in (
         dtypes.int32,
@@ -81,11 +81,11 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         largest = 2**31 - 1
         wide = x.aval.dtype in (dtypes.uint32, dtypes.uint64)
         x = ops.convert(ew.minimum(x, constant(largest, x.aval.dtype)) if wide else x, dtypes.int32)
-    if dtypes.is_bool(given.aval.dtype):
-        given = ops.convert(given, dtypes.int32)
+    if dtypes.is_bool(amounts.aval.dtype):
+        amounts = ops.convert(amounts, dtypes.int32)
     if not length:
-        return zeros((0,), given.aval.dtype)
-    return At(zeros((length,), given.aval.dtype))[ew.maximum(x, 0)].add(given, mode="drop")
+        return zeros((0,), amounts.aval.dtype)
+    return At(zeros((length,), amounts.aval.dtype))[ew.maximum(x, 0)].add(amounts, mode="drop")
 
 
 def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Value:

@@ -215,11 +215,11 @@ def array_str(
 
 
 def _options(width: Any, precision: Any, suppress: Any) -> Any:
-    given: dict[str, Any] = {"suppress": None if suppress is None else bool(suppress)}
+    options: dict[str, Any] = {"suppress": None if suppress is None else bool(suppress)}
     for name, number in (("linewidth", width), ("precision", precision)):
         if number is not None and not 0 <= static_int(number, "array_repr", name) < 1000:
             raise errors.ValueRangeError(
                 f"array_repr: {name} is {number}.", where=source.here(), fix="use 0 to 999"
             )
-        given[name] = number
-    return np.printoptions(**{k: v for k, v in given.items() if v is not None})
+        options[name] = number
+    return np.printoptions(**{k: v for k, v in options.items() if v is not None})

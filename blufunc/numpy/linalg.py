@@ -411,8 +411,8 @@ def cond(x: Any, p: Any = None) -> Value:
     else:
         check_here(check_square, "cond", x)
         result = ew.mul(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
-    given = reductions.any(elementwise.isnan(x), (-2, -1))
-    lost = elementwise.logical_and(elementwise.isnan(result), elementwise.logical_not(given))
+    had_nan = reductions.any(elementwise.isnan(x), (-2, -1))
+    lost = elementwise.logical_and(elementwise.isnan(result), elementwise.logical_not(had_nan))
     return ew.select(lost, ew.mul(ew.ones_of(result), math.inf), result)
 
 
@@ -471,31 +471,31 @@ def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Value:
     Args:
       arrays: two or more matrices; the first and the last may be vectors, a row and a column.
     """
-    given = [as_value(x, "multi_dot") for x in sequence(arrays, "multi_dot", "arrays", "arrays")]
-    ranks = [x.aval.ndim for x in given]
-    if len(given) < 2 or any(n != 2 for n in ranks[1:-1]) or not {ranks[0], ranks[-1]} <= {1, 2}:
+    chain = [as_value(x, "multi_dot") for x in sequence(arrays, "multi_dot", "arrays", "arrays")]
+    ranks = [x.aval.ndim for x in chain]
+    if len(chain) < 2 or any(n != 2 for n in ranks[1:-1]) or not {ranks[0], ranks[-1]} <= {1, 2}:
         raise errors.ShapeError(
-            f"multi_dot of {', '.join(str(x.aval) for x in given)}.",
+            f"multi_dot of {', '.join(str(x.aval) for x in chain)}.",
             where=source.here(),
             fix="give two matrices or more, of which the first and the last may be vectors",
         )
-    if any(x.aval.shape[-1] != y.aval.shape[0] for x, y in itertools.pairwise(given)):
+    if any(x.aval.shape[-1] != y.aval.shape[0] for x, y in itertools.pairwise(chain)):
         raise errors.ShapeError(
-            f"multi_dot of shapes {', '.join(str(x.aval.shape) for x in given)}.",
+            f"multi_dot of shapes {', '.join(str(x.aval.shape) for x in chain)}.",
             where=source.here(),
             fix="each has as many rows as the one before it has columns",
         )
-    if len(given) == 2:
-        return matmul(given[0], given[1], precision=precision)
-    names = [chr(ord("a") + i) if i < 26 else chr(0x100 + i) for i in range(len(given) + 1)]
-    terms = [names[i] + names[i + 1] for i in range(len(given))]
+    if len(chain) == 2:
+        return matmul(chain[0], chain[1], precision=precision)
+    names = [chr(ord("a") + i) if i < 26 else chr(0x100 + i) for i in range(len(chain) + 1)]
+    terms = [names[i] + names[i + 1] for i in range(len(chain))]
     if ranks[0] == 1:
         terms[0] = names[1]
     if ranks[-1] == 1:
         terms[-1] = names[-2]
     ends = ("" if ranks[0] == 1 else names[0]) + ("" if ranks[-1] == 1 else names[-1])
-    strategy = "optimal" if len(given) <= 8 else "auto"
-    return linear.einsum(f"{','.join(terms)}->{ends}", *given, optimize=strategy, precision=precision)
+    strategy = "optimal" if len(chain) <= 8 else "auto"
+    return linear.einsum(f"{','.join(terms)}->{ends}", *chain, optimize=strategy, precision=precision)
 
 
 def outer(x1: Any, x2: Any, /) -> Value:

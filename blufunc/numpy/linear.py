@@ -59,7 +59,7 @@ def _contract(
     shared = [k for k in x_labels if k in y_labels]
     batch = [k for k in out if k in shared]
     inner = [k for k in shared if k not in batch]
-    made = [
+    result_labels = [
         *batch,
         *[k for k in x_labels if k not in shared],
         *[k for k in y_labels if k not in shared],
@@ -70,7 +70,7 @@ def _contract(
         (tuple([x_labels.index(k) for k in batch]), tuple([y_labels.index(k) for k in batch])),
         precision, preferred,
     )  # fmt: skip
-    return permute(result, tuple([made.index(k) for k in out]))
+    return permute(result, tuple([result_labels.index(k) for k in out]))
 
 
 def _own_labels_summed(x: Value, labels: list, others: Sequence, out: Sequence) -> tuple[Value, list]:
@@ -222,9 +222,9 @@ def tensordot(
                 where=source.here(),
                 fix="axes=1, or axes=((1,), (0,))",
             )
-        given = [a if isinstance(a, (tuple, list)) else (a,) for a in axes]
-        xs = tuple([axis_in(a, x.aval.ndim, "tensordot") for a in given[0]])
-        ys = tuple([axis_in(a, y.aval.ndim, "tensordot") for a in given[1]])
+        pair = [a if isinstance(a, (tuple, list)) else (a,) for a in axes]
+        xs = tuple([axis_in(a, x.aval.ndim, "tensordot") for a in pair[0]])
+        ys = tuple([axis_in(a, y.aval.ndim, "tensordot") for a in pair[1]])
     else:
         n = static_int(axes, "tensordot", "axes")
         if not 0 <= n <= min(x.aval.ndim, y.aval.ndim):
@@ -373,13 +373,13 @@ def einsum(
         (x, a), (y, b) = chosen
         needed = set(out).union(*[labels for _, labels in terms])
         if terms:
-            made = "".join(dict.fromkeys([k for k in a + b if k in needed]))
+            term = "".join(dict.fromkeys([k for k in a + b if k in needed]))
             # the axes in the order in which the product has them, so that it is not transposed
-            both = [k for k in made if k in a and k in b]
-            made = "".join(both + [k for k in made if k not in both])
+            both = [k for k in term if k in a and k in b]
+            term = "".join(both + [k for k in term if k not in both])
         else:
-            made = out
-        terms.append((_contract(x, a, y, b, made, precision, preferred), made))
+            term = out
+        terms.append((_contract(x, a, y, b, term, precision, preferred), term))
     x, labels = terms[0]
     x, kept = _own_labels_summed(x, list(labels), (), out)
     if preferred is not None:

@@ -57,15 +57,15 @@ def reshape(a: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -
     Elements are read and written in row-major order, or column-major with ``order='F'``.
     """
     x = value_of(a, "reshape")
-    wanted = _solved(x.aval.shape, shape_of(shape, "reshape", open=True))
+    new_shape = _solved(x.aval.shape, shape_of(shape, "reshape", open=True))
     if order == "F":
         backwards = _transpose(x, tuple(range(x.aval.ndim))[::-1])
-        return _transpose(_reshape(backwards, wanted[::-1]), tuple(range(len(wanted)))[::-1])
+        return _transpose(_reshape(backwards, new_shape[::-1]), tuple(range(len(new_shape)))[::-1])
     if order != "C":
         raise errors.ValueRangeError(
             f"reshape: order is {order!r}.", where=source.here(), fix="use 'C' or 'F'"
         )
-    result = _reshape(x, wanted)
+    result = _reshape(x, new_shape)
     return ops.copy_p.bind(result) if copy else result
 
 

@@ -119,14 +119,14 @@ def _contains(self: Value, x: Any) -> bool:
 
 def _reshape(self: Value, *shape: Any, order: str = "C") -> Value:
     """Reshape to a tuple or several ints, one of which may be -1."""
-    given = shape[0] if len(shape) == 1 else shape
-    return manipulation.reshape(self, given, order)
+    new_shape = shape[0] if len(shape) == 1 else shape
+    return manipulation.reshape(self, new_shape, order)
 
 
 def _transpose(self: Value, *axes: Any) -> Value:
     """Permute the axes by a tuple or several ints; reverse them by default."""
-    given = None if not axes else axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-    return manipulation.transpose(self, given)
+    order = None if not axes else axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+    return manipulation.transpose(self, order)
 
 
 def _flatten(self: Value, order: str = "C") -> Value:

@@ -159,8 +159,8 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Value:
     times = static_int(m, "polyint", "m")
     if times < 0:
         raise errors.ValueRangeError(f"polyint: m is {m}.", where=source.here(), fix="use polyder")
-    given = 0 if k is None else k
-    constants = _coefficients("polyint", cast(value_of(asarray(given), "polyint"), p.aval.dtype))[0]
+    k = asarray(0 if k is None else k)
+    constants = _coefficients("polyint", cast(value_of(k, "polyint"), p.aval.dtype))[0]
     if constants.aval.size == 1:
         constants = stretch(constants, (times,))
     if constants.aval.shape != (times,):

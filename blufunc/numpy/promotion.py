@@ -138,7 +138,7 @@ def meet(x: Any, y: Any, name: str, inexact: bool = False) -> tuple[Value, Value
         if isinstance(y, Value):
             return _meet_values(x, y, name, inexact)
         if y.__class__ in PYTHON_SCALARS:
-            to, dtype, weak = _beside_scalar(x.aval, y.__class__, inexact)
+            to, dtype, weak = _scalar_plan(x.aval, y.__class__, inexact)
             return x if to is None else cast(x, to, weak), constant(y, dtype, weak)
     elif x.__class__ in PYTHON_SCALARS:
         if y.__class__ in PYTHON_SCALARS:
@@ -147,12 +147,12 @@ def meet(x: Any, y: Any, name: str, inexact: bool = False) -> tuple[Value, Value
                 dtype, weak = to_inexact(dtype, weak)
             return constant(x, dtype, weak), constant(y, dtype, weak)
         y = as_value(y, name)
-        to, dtype, weak = _beside_scalar(y.aval, x.__class__, inexact)
+        to, dtype, weak = _scalar_plan(y.aval, x.__class__, inexact)
         return constant(x, dtype, weak), y if to is None else cast(y, to, weak)
     return _meet_values(as_value(x, name), as_value(y, name), name, inexact)
 
 
-def _beside_scalar(aval: ShapedArray, cls: type, inexact: bool) -> tuple[np.dtype | None, np.dtype, bool]:
+def _scalar_plan(aval: ShapedArray, cls: type, inexact: bool) -> tuple[np.dtype | None, np.dtype, bool]:
     """``(the array's new dtype or None, the constant's dtype, weak)``."""
     key = (aval, cls, inexact)
     plan = _scalar_plans.get(key)

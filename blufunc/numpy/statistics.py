@@ -195,8 +195,8 @@ def _quantile(
             weight = cast(places[2], dtype)
             result = ops.add(*[_share(v, w) for v, w in zip(read, (ops.sub(1, weight), weight), strict=True)])
     else:
-        (given,) = match_to(name, x.aval.shape, as_value(weights, name))
-        result = _weighted(lines, lined(cast(given, fractions.aval.dtype)), fractions, pass_nan)
+        (spread,) = match_to(name, x.aval.shape, as_value(weights, name))
+        result = _weighted(lines, lined(cast(spread, fractions.aval.dtype)), fractions, pass_nan)
     nan = ew.isnan(lines)
     spoiled = reduce.reduce_and(nan, (last,)) if pass_nan else reduce.reduce_or(nan, (last,))
     result = ops.select(
@@ -270,8 +270,8 @@ def _weighted(lines: Value, weights: Value, q: Value, pass_nan: bool) -> Value:
     reached = cumulative.cumsum_p.bind(weights, axis=last, reverse=False)
     shape = (*lines.aval.shape, q.aval.size)
     total = indexing.getitem(reached, (Ellipsis, slice(-1, None)))
-    wanted = ew.multiply(reshape(total, (*total.aval.shape, 1)), q)
-    before = ops.lt(stretch(reshape(reached, (*reached.aval.shape, 1)), shape), stretch(wanted, shape))
+    target = ew.multiply(reshape(total, (*total.aval.shape, 1)), q)
+    before = ops.lt(stretch(reshape(reached, (*reached.aval.shape, 1)), shape), stretch(target, shape))
     at = reduce_sum(ops.convert(before, _INT32), (last,))
     return take_along_axis(ordered, at, -1, mode="clip")
 

@@ -212,8 +212,8 @@ def _whole_mask(x: Value, index: Any) -> Value | None:
     found = _find_mask(index)
     if found is None:
         return None
-    before, given, _ = found
-    mask = as_value(given)
+    before, mask, _ = found
+    mask = as_value(mask)
     if before < 0:
         before = x.aval.ndim - mask.aval.ndim - max(found[2], 0)
     own = x.aval.shape[before : before + mask.aval.ndim] if before >= 0 else None
@@ -244,9 +244,9 @@ def _as_update(x: Value, values: Any, how: str) -> Value:
         values = as_value(values, f".at[...].{how}")
         kind = values.aval.dtype
     if kind != dtype and _rank(kind) > _rank(dtype):
-        given = values.aval if isinstance(values, Value) else repr(values)
+        shown = values.aval if isinstance(values, Value) else repr(values)
         raise errors.DtypeError(
-            f"x.at[...].{how}({given}) into an array of dtype {dtypes.short_name(dtype)} would lose information.",
+            f"x.at[...].{how}({shown}) into an array of dtype {dtypes.short_name(dtype)} would lose information.",
             where=source.here(),
             why="the result has the dtype of x.",
             fix=f"convert x first (x.astype('{kind}')), or the values (values.astype('{dtype}'))",

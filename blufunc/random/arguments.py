@@ -179,11 +179,11 @@ def broadcast(name: str, what: str, x: Any, shape: tuple[int, ...]) -> Any:
     return linear_ops.broadcast_to(x, shape) if x.aval.ndim else x
 
 
-def check_broadcast(name: str, what: str, given: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def check_broadcast(name: str, what: str, own: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Raise ShapeError unless ``given`` broadcasts to ``shape``."""
-    if not fits(given, shape):
+    if not fits(own, shape):
         raise errors.ShapeError(
-            f"random.{name}: {what} of shape {given} does not broadcast to shape={shape}.",
+            f"random.{name}: {what} of shape {own} does not broadcast to shape={shape}.",
             where=source.here(),
             fix="shape=None takes the shape of the parameters"
             if name != "uniform"

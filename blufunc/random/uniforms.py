@@ -126,9 +126,9 @@ def randint_(key: Any, shape: tuple[int, ...], minval: Any, maxval: Any, dtype: 
 
 def _bound(what: str, x: Any, shape: tuple[int, ...], sampled: np.dtype, dtype: np.dtype) -> tuple[Any, Any]:
     """A bound of ``randint`` in ``sampled``; and where it was too large, or None."""
-    info, wanted = dtypes.iinfo(sampled), dtypes.iinfo(dtype)
+    info, limits = dtypes.iinfo(sampled), dtypes.iinfo(dtype)
     # a narrow dtype may have the exclusive bound one above its range
-    least, most = (wanted.min, wanted.max + 1) if sampled != dtype else (info.min, info.max)
+    least, most = (limits.min, limits.max + 1) if sampled != dtype else (info.min, info.max)
     if isinstance(x, (int, np.integer)):
         x = int(x)
         value = least if x < least else most if x > most else x
@@ -140,14 +140,14 @@ def _bound(what: str, x: Any, shape: tuple[int, ...], sampled: np.dtype, dtype: 
             f"randint takes an integer {what}, not {x.aval}.", where=source.here(), fix=f"int({what})"
         )
     x = broadcast("randint", what, x, shape)
-    given = dtypes.iinfo(x.dtype)
+    own = dtypes.iinfo(x.dtype)
     beyond = None
-    if sampled == dtype and given.max > info.max:
+    if sampled == dtype and own.max > info.max:
         beyond = ops.gt(x, scalar(info.max, x.dtype))
-    low, high = (least if least > given.min else None), (most if most < given.max else None)
+    low, high = (least if least > own.min else None), (most if most < own.max else None)
     if low is not None or high is not None:
-        low = given.min if low is None else low
-        high = given.max if high is None else high
+        low = own.min if low is None else low
+        high = own.max if high is None else high
         x = ops.clamp(scalar(low, x.dtype), x, scalar(high, x.dtype))
     return ops.convert(x, sampled), beyond
 
