@@ -80,12 +80,14 @@ def standardize(
 def _norm(name: str, x, scale, bias, eps, axis, centred: bool):
     x = as_inexact(x)
     axes, eps = axes_in(axis, x.ndim, name), number(eps, name)
-    y = normalized(widened(x), axes, eps, centred)
+    return affine(name, normalized(widened(x), axes, eps, centred), scale, bias).astype(x.dtype)
+
+
+def affine(name: str, y: Any, scale: Any, bias: Any) -> Any:
+    """``y * scale + bias``; None leaves either out."""
     if scale is not None:
-        y = y * parameter(name, "scale", scale, y)
-    if bias is not None:
-        y = y + parameter(name, "bias", bias, y)
-    return y.astype(x.dtype)
+        y = y * _parameter(name, "scale", scale, y)
+    return y if bias is None else y + _parameter(name, "bias", bias, y)
 
 
 def _moments(x, axes, eps, centred):
@@ -125,7 +127,7 @@ def widened(x: Any) -> Any:
     return x if wide == x.dtype else x.astype(wide)
 
 
-def parameter(name: str, role: str, p: Any, y: Any) -> Any:
+def _parameter(name: str, role: str, p: Any, y: Any) -> Any:
     """A scale or bias in the dtype of ``y``, checked to broadcast against it."""
     p = bnp.asarray(p).astype(y.dtype)
     if not fits(p.shape, y.shape):

@@ -294,15 +294,15 @@ def cross(
     return moveaxis(shape_ops.concatenate(parts, parts[0].aval.ndim - 1), -1, axis)
 
 
+def _check_ranks(takes: str, x: Value, y: Value, *least: int) -> None:
+    if x.aval.ndim < least[0] or y.aval.ndim < least[1]:
+        raise errors.ShapeError(f"{takes}, not {x.aval} and {y.aval}.", where=source.here(), fix="x[None]")
+
+
 def matvec(x: Any, y: Any, /) -> Value:
     """Matrix-vector products of ``(..., m, n)`` and ``(..., n)``, broadcast."""
     x, y, _ = _operands("matvec", x, y, None)
-    if x.aval.ndim < 2 or not y.aval.ndim:
-        raise errors.ShapeError(
-            f"matvec takes matrices and vectors, not {x.aval} and {y.aval}.",
-            where=source.here(),
-            fix="x[None]",
-        )
+    _check_ranks("matvec takes matrices and vectors", x, y, 2, 1)
     product = matmul(x, reshape(y, (*y.aval.shape, 1)))
     return reshape(product, product.aval.shape[:-1])
 
@@ -310,12 +310,7 @@ def matvec(x: Any, y: Any, /) -> Value:
 def vecmat(x: Any, y: Any, /) -> Value:
     """Products of conjugated vectors ``(..., m)`` and matrices ``(..., m, n)``."""
     x, y, _ = _operands("vecmat", x, y, None)
-    if y.aval.ndim < 2 or not x.aval.ndim:
-        raise errors.ShapeError(
-            f"vecmat takes vectors and matrices, not {x.aval} and {y.aval}.",
-            where=source.here(),
-            fix="x[None]",
-        )
+    _check_ranks("vecmat takes vectors and matrices", x, y, 1, 2)
     product = matmul(reshape(ops.conj(x), (*x.aval.shape[:-1], 1, x.aval.shape[-1])), y)
     return reshape(product, (*product.aval.shape[:-2], product.aval.shape[-1]))
 

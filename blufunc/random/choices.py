@@ -113,15 +113,18 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
     if isinstance(x, (int, np.integer)):
         axis_of("permutation", axis, 1)
         return _permuted_range(key, count_of("permutation", x))
-    x = lift(x, "x")
+    x, axis = _array_and_axis("permutation", "permute", lift(x, "x"), axis)
+    return _shuffle(key, x, axis) if independent else _permuted(key, x, axis)
+
+
+def _array_and_axis(name: str, purpose: str, x: Any, axis: int) -> tuple[Any, int]:
     if not x.ndim:
         raise errors.ArgumentError(
-            f"permutation takes an int or an array with an axis to permute, not {x.aval}.",
+            f"{name} takes an int or an array with an axis to {purpose}, not {x.aval}.",
             where=source.here(),
-            fix="random.permutation(key, 10) permutes 0, ..., 9",
+            fix=f"random.{name}(key, 10) takes 0, ..., 9",
         )
-    axis = axis_of("permutation", axis, x.ndim)
-    return _shuffle(key, x, axis) if independent else _permuted(key, x, axis)
+    return x, axis_of(name, axis, x.ndim)
 
 
 def _permuted(key: Any, x: Any, axis: int) -> Any:
@@ -179,14 +182,7 @@ def choice(
     if isinstance(a, (int, np.integer)):
         array, n = None, count_of("choice", a)
     else:
-        array = lift(a, "a")
-        if not array.ndim:
-            raise errors.ArgumentError(
-                f"choice takes an int or an array with an axis to draw along, not {array.aval}.",
-                where=source.here(),
-                fix="random.choice(key, 10) draws from 0, ..., 9",
-            )
-        axis = axis_of("choice", axis, array.ndim)
+        array, axis = _array_and_axis("choice", "draw along", lift(a, "a"), axis)
         n = array.shape[axis]
     if draws and not n:
         raise errors.ValueRangeError(
