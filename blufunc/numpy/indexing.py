@@ -123,7 +123,7 @@ def parse(shape: tuple[int, ...], index: Any) -> Parsed:
             items.append(_slice(axis, shape[axis], e))
             axis += 1
         elif e.__class__ is int:
-            items.append(_point(axis, shape[axis], e))
+            items.append(Point(axis, e + shape[axis] if e < 0 else e))
             axis += 1
         elif e.__class__ is bool:
             items.append(Positions(-1, np.zeros(int(e), np.int64)))  # a new axis of size 0 or 1
@@ -235,10 +235,6 @@ def _slice(axis: int, n: int, s: slice) -> Slice:
     start, stop, step = slice(start, stop, step).indices(n)
     size = len(range(start, stop, step))
     return Slice(axis, start if size else 0, size, step if size > 1 else 1)
-
-
-def _point(axis: int, n: int, i: int) -> Point:
-    return Point(axis, i + n if i < 0 else i)
 
 
 def mask_positions(axis: int, shape: tuple[int, ...], mask: np.ndarray) -> list[Positions]:

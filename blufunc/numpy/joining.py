@@ -242,7 +242,8 @@ def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length
             (total_repeat_length, n),
             (1,),
         )
-        which = _count(ops.ge_p.bind(slot, cast(ends, dtypes.int32)), 1)
+        past = ops.ge_p.bind(slot, cast(ends, dtypes.int32))
+        which = reduce_sum(ops.convert(past, dtypes.int32), (1,))
         return take(x, which, d, mode="clip")
     if total_repeat_length is not None:
         (total_repeat_length,) = shape_of((total_repeat_length,), "repeat")
@@ -270,10 +271,6 @@ def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length
             total_repeat_length,
         )
     return take(x, which_host, d, mode="clip")
-
-
-def _count(mask: Value, axis: int) -> Value:
-    return reduce_sum(ops.convert(mask, dtypes.int32), (axis,))
 
 
 def tile(A: Any, reps: Any) -> Value:

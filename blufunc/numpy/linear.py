@@ -506,11 +506,6 @@ def _optimized(subscripts: str, shapes: tuple, optimize: Any) -> Sequence[tuple[
 # -- diagonals -------------------------------------------------------------------------------------
 
 
-def _diagonal_mask(rows: int, columns: int, offset: int) -> Value:
-    row, column = (iota(dtypes.int32, (rows, columns), d) for d in (0, 1))
-    return ops.eq_p.bind(row if not offset else ops.add(row, offset), column)
-
-
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
     """The elements whose position on ``axis2`` is that on ``axis1`` plus ``offset``."""
     x = as_value(a, "diagonal")
@@ -547,7 +542,8 @@ def diag(v: Any, k: int = 0) -> Value:
     before, after = max(k, 0), max(-k, 0)
     line = shape_ops.pad(x, constant(0, x.aval.dtype), [(before, after, 0)])
     size = n + abs(k)
-    mask = _diagonal_mask(size, size, k)
+    row, column = (iota(dtypes.int32, (size, size), d) for d in (0, 1))
+    mask = ops.eq_p.bind(ops.add(row, k) if k else row, column)
     return ops.select(mask, broadcast_in_dim(line, (size, size), (1,)), constant(0, x.aval.dtype))
 
 

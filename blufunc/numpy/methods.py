@@ -129,11 +129,6 @@ def _transpose(self: Value, *axes: Any) -> Value:
     return manipulation.transpose(self, order)
 
 
-def _flatten(self: Value, order: str = "C") -> Value:
-    """The elements in row-major order, as rank 1."""
-    return manipulation.ravel(self, order)
-
-
 def _astype(self: Value, dtype: Any, copy: bool = False) -> Value:
     """The array in another dtype; see ``blufunc.numpy.astype``."""
     return creation.astype(self, dtype, copy=copy)
@@ -176,11 +171,25 @@ def _round(self: Value, ndigits: int | None = None) -> Value:
     return ew.round(self, ndigits or 0)
 
 
+_SPECIAL: dict[str, Callable] = {
+    "neg": ew.negative,
+    "pos": ew.positive,
+    "abs": ew.abs,
+    "invert": ew.bitwise_not,
+    "pow": _pow,
+    "round": _round,
+    "getitem": lambda self, index: getitem(self, index),
+    "iter": _iterate,
+    "contains": _contains,
+    "array_namespace": _array_namespace,
+    "copy": lambda self: self,
+}
+
 # No method ``trace``: a tracer's ``trace`` is the run that it belongs to. ``bnp.trace(x)`` is the sum.
 _METHODS: dict[str, Callable] = {
     "reshape": _reshape,
     "transpose": _transpose,
-    "flatten": _flatten,
+    "flatten": manipulation.ravel,
     "astype": _astype,
     "view": _view,
     "to_device": _to_device,
@@ -274,12 +283,11 @@ def _tracer_format(self: Tracer, spec: str) -> str:
     )
 
 
-def _tracer_item(self: Tracer) -> Any:
-    raise self._not_concrete("item()", "keep it an array, or compute it outside the transform")
+def _needs_values(name: str) -> Callable:
+    def method(self: Tracer) -> Any:
+        raise self._not_concrete(f"{name}()", "keep it an array, or compute it outside the transform")
 
-
-def _tracer_tolist(self: Tracer) -> Any:
-    raise self._not_concrete("tolist()", "keep it an array, or compute it outside the transform")
+    return method
 
 
 # -- installation ----------------------------------------------------------------------------------
@@ -288,21 +296,10 @@ def _tracer_tolist(self: Tracer) -> Any:
 def install() -> None:
     """Give arrays and tracers their operators and methods."""
     for name, (method, function) in _BINARY.items():
-        _set(f"__{name}__", method)
-        _set(f"__r{name}__", _reflected(function))
-    for name, method in _COMPARISONS.items():
-        _set(f"__{name}__", method)
-    for name, function in {
-        "neg": ew.negative, "pos": ew.positive, "abs": ew.abs, "invert": ew.bitwise_not,
-    }.items():  # fmt: skip
-        _set(f"__{name}__", function)
-    _set("__pow__", _pow)
-    _set("__round__", _round)
-    _set("__getitem__", lambda self, index: getitem(self, index))
-    _set("__iter__", _iterate)
-    _set("__contains__", _contains)
-    _set("__array_namespace__", _array_namespace)
-    _set("__copy__", lambda self: self)
+        setattr(Value, f"__{name}__", method)
+        setattr(Value, f"__r{name}__", _reflected(function))
+    for name, method in (_COMPARISONS | _SPECIAL).items():
+        setattr(Value, f"__{name}__", method)
     for name, function in _METHODS.items():
         setattr(Value, name, function)
     for name, getter in {
@@ -326,12 +323,8 @@ def install() -> None:
         "__format__": _tracer_format,
         # where a traced value will be is not known: None, which as ``device=`` leaves the choice open
         "device": property(lambda self: None),
-        "item": _tracer_item,
-        "tolist": _tracer_tolist,
+        "item": _needs_values("item"),
+        "tolist": _needs_values("tolist"),
         "__deepcopy__": lambda self, memo: self,
     }.items():
         setattr(Tracer, name, function)
-
-
-def _set(name: str, function: Callable) -> None:
-    setattr(Value, name, function)

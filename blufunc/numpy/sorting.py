@@ -80,7 +80,7 @@ def argsort(
 def lexsort(keys: Any, axis: int = -1) -> Value:
     """Positions, int32, that sort by the last key, then by the one before it, ..."""
     if isinstance(keys, Value):
-        keys = [_row(keys, i) for i in range(len(keys))]
+        keys = [shape_ops.index_in_dim(keys, i, 0, keepdims=False) for i in range(len(keys))]
     values = [as_value(k, "lexsort") for k in sequence(keys, "lexsort", "keys", "arrays")]
     if not values:
         raise errors.ArgumentError(
@@ -89,11 +89,6 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
     d = axis_in(axis, values[0].aval.ndim, "lexsort")
     positions = iota(dtypes.int32, values[0].aval.shape, d)
     return sort_ops.sort((*reversed(values), positions), d, num_keys=len(values))[-1]
-
-
-def _row(x: Value, i: int) -> Value:
-    """Row ``i`` of x."""
-    return shape_ops.index_in_dim(x, i, 0, keepdims=False)
 
 
 def sort_complex(a: Any) -> Value:

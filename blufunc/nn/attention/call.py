@@ -32,7 +32,7 @@ from blufunc.core.ir.trace import state
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear
-from blufunc.nn.activations import softmax
+from blufunc.nn.activations import softmax, wide_of
 from blufunc.nn.attention.mods import Mods, Pairs, modified, seen
 from blufunc.transforms.autodiff.grad import vjp
 from blufunc.transforms.control_flow.calls import Call, jit_p
@@ -101,11 +101,6 @@ def causal(T: int, S: int) -> Any:
     """The causal mask [T, S]: a query sees the keys up to its own position."""
     queries, keys = (lax.broadcasted_iota(dtypes.int32, (T, S), axis) for axis in (0, 1))
     return queries >= keys
-
-
-def wide_of(x: Any) -> Any:
-    """The dtype of scores and their softmax."""
-    return bnp.promote_types(x.dtype, dtypes.float32)
 
 
 def divided(x: Any, K: int) -> Any:

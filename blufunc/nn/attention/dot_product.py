@@ -19,6 +19,7 @@ from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
 from blufunc.nn import masks
+from blufunc.nn.activations import wide_of
 from blufunc.nn.attention import call as attention_call
 from blufunc.nn.attention.call import MASKED, causal, scores_of, weighed
 from blufunc.nn.attention.mods import traced
@@ -162,7 +163,7 @@ def _by_pairs(
             score = score if added is None else score + added(*pair)
             return score if own_score is None else own_score(score, *pair)
 
-    mods, tables = traced(mask_mod, score_mod, attention_call.wide_of(query))
+    mods, tables = traced(mask_mod, score_mod, wide_of(query))
     scale = float(scale) if number else 1.0
     out, _ = attention_call.attention(
         query, key, value, scale=scale, is_causal=is_causal, mods=mods, tables=tables
