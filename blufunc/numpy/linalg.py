@@ -221,7 +221,7 @@ def system(a: Any, b: Any, name: str) -> tuple[Value, Value, bool]:
 
 
 def solution(x: Value, is_vector: bool) -> Value:
-    """The solution of ``system``, without the axis of size 1 that stands for one vector."""
+    """The solution of ``system``; of one vector, without its axis of size 1."""
     return reshape(x, x.aval.shape[:-1]) if is_vector else x
 
 
