@@ -103,7 +103,7 @@ def names(package: str, hints: Mapping[str, str] | None = None) -> Iterator[None
     for name in found:
         del module.__dict__[name]
     module.__dict__.update(_deferred=found, _hints=hints or {})
-    module.__dict__.setdefault("__all__", sorted(k for k in [*module.__dict__, *found] if k[0] != "_"))
+    module.__dict__.setdefault("__all__", sorted([*found, *(k for k in module.__dict__ if k[0] != "_")]))
     module.__class__ = _Package
 
 

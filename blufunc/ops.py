@@ -18,6 +18,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import static_int
 from blufunc.core.ir.trace import Tracer
+from blufunc.core.ops.reduce import limit
 
 
 def segment_sum(
@@ -113,12 +114,7 @@ def _identity(name: str, dtype: np.dtype) -> Any:
     """The value of empty segments."""
     if name in ("segment_sum", "segment_prod"):
         return name == "segment_prod"
-    if dtypes.is_bool(dtype):
-        return name == "segment_min"
-    if dtypes.is_integer(dtype):
-        limits = dtypes.iinfo(dtype)
-        return limits.max if name == "segment_min" else limits.min
-    return np.inf if name == "segment_min" else -np.inf
+    return limit(dtype, name == "segment_min").item()
 
 
 def _segmented(

@@ -43,9 +43,10 @@ FACES |= {"scipy_special": bf.scipy.special}
 FACES |= {"derivatives": DERIVATIVES}
 FACES |= {"custom_batching": bf.custom_batching, "custom_derivatives": bf.custom_derivatives}
 FACES |= {"optim": bf.optim, "tree_utils": bf.optim.tree_utils, "stats": bf.scipy.stats}
-FACES |= {
-    f"stats_{name}": m for name, m in vars(bf.scipy.stats).items() if hasattr(m, "pdf") or hasattr(m, "pmf")
-}
+DISTRIBUTIONS = [
+    name for name in bf.scipy.stats.__all__ if isinstance(getattr(bf.scipy.stats, name), types.ModuleType)
+]
+FACES |= {f"stats_{name}": getattr(bf.scipy.stats, name) for name in DISTRIBUTIONS}
 FACES |= {"tree": bf.tree, "tree_util": bf.tree_util, "ops": bf.ops}
 FACES |= {"devices": types.SimpleNamespace(typeof=bf.typeof, **{n: getattr(bf, n) for n in (
     "default_backend", "device_count", "devices", "local_device_count", "local_devices", "process_count",

@@ -8,395 +8,328 @@ equation that it makes has the name of its primitive (``add_p`` and so on, for r
 from blufunc import _lazy
 
 with _lazy.names(__name__):
-    from blufunc.core.ops.barrier import optimization_barrier, optimization_barrier_p
-    from blufunc.core.ops.cumulative import (
-        cumlogsumexp,
-        cumlogsumexp_p,
-        cummax,
-        cummax_p,
-        cummin,
-        cummin_p,
-        cumprod,
-        cumprod_p,
-        cumsum,
-        cumsum_p,
-    )
-    from blufunc.core.ops.dot import DotAlgorithmPreset, Precision, dot, dot_general, dot_general_p
-    from blufunc.core.ops.dynamic import (
-        dynamic_index_in_dim,
-        dynamic_slice,
-        dynamic_slice_in_dim,
-        dynamic_slice_p,
-        dynamic_update_index_in_dim,
-        dynamic_update_slice,
-        dynamic_update_slice_in_dim,
-        dynamic_update_slice_p,
-    )
-    from blufunc.core.ops.elementwise import (
-        abs,
-        abs_p,
-        acos,
-        acos_p,
-        acosh,
-        acosh_p,
-        add,
-        add_p,
-        and_p,
-        asin,
-        asin_p,
-        asinh,
-        asinh_p,
-        atan,
-        atan2,
-        atan2_p,
-        atan_p,
-        atanh,
-        atanh_p,
-        bitcast_p,
-        bitwise_and,
-        bitwise_not,
-        bitwise_or,
-        bitwise_xor,
-        cbrt,
-        cbrt_p,
-        ceil,
-        ceil_p,
-        clamp,
-        clamp_p,
-        complex_abs_p,
-        complex_p,
-        conj,
-        conj_p,
-        convert_p,
-        copy_p,
-        cos,
-        cos_p,
-        cosh,
-        cosh_p,
-        div,
-        div_p,
-        eq,
-        eq_p,
-        erf,
-        erf_inv,
-        erf_inv_p,
-        erf_p,
-        erfc,
-        erfc_p,
-        exp,
-        exp2,
-        exp2_p,
-        exp_p,
-        expm1,
-        expm1_p,
-        floor,
-        floor_p,
-        ge,
-        ge_p,
-        gt,
-        gt_p,
-        imag,
-        imag_p,
-        integer_pow,
-        integer_pow_p,
-        is_finite,
-        is_finite_p,
-        le,
-        le_p,
-        log,
-        log1p,
-        log1p_p,
-        log_p,
-        logistic,
-        logistic_p,
-        lt,
-        lt_p,
-        max,
-        max_p,
-        min,
-        min_p,
-        mul,
-        mul_p,
-        ne,
-        ne_p,
-        neg,
-        neg_p,
-        nextafter,
-        nextafter_p,
-        not_p,
-        or_p,
-        population_count,
-        population_count_p,
-        pow,
-        pow_p,
-        real,
-        real_p,
-        reduce_precision,
-        reduce_precision_p,
-        rem,
-        rem_p,
-        round_p,
-        rsqrt,
-        rsqrt_p,
-        select,
-        select_p,
-        shift_left,
-        shift_left_p,
-        shift_right_arithmetic,
-        shift_right_arithmetic_p,
-        shift_right_logical,
-        shift_right_logical_p,
-        sign,
-        sign_p,
-        sin,
-        sin_p,
-        sinh,
-        sinh_p,
-        sqrt,
-        sqrt_p,
-        square,
-        square_p,
-        stop_gradient_p,
-        sub,
-        sub_p,
-        tan,
-        tan_p,
-        tanh,
-        tanh_p,
-        trunc,
-        trunc_p,
-        xor_p,
-        zeros_like,
-    )
-    from blufunc.core.ops.elementwise import complex_ as complex
-    from blufunc.core.ops.fft import FftType, fft, fft_p
-    from blufunc.core.ops.gather_scatter import (
-        gather,
-        gather_p,
-        scatter,
-        scatter_add,
-        scatter_add_p,
-        scatter_max,
-        scatter_max_p,
-        scatter_min,
-        scatter_min_p,
-        scatter_mul,
-        scatter_mul_p,
-        scatter_p,
-        scatter_sub,
-    )
-    from blufunc.core.ops.reduce import (
-        argmax,
-        argmax_p,
-        argmin,
-        argmin_p,
-        reduce_and,
-        reduce_and_p,
-        reduce_max,
-        reduce_max_p,
-        reduce_min,
-        reduce_min_p,
-        reduce_or,
-        reduce_or_p,
-        reduce_prod,
-        reduce_prod_p,
-        reduce_xor,
-        reduce_xor_p,
-    )
-    from blufunc.core.ops.shape import (
-        concatenate,
-        concatenate_p,
-        expand_dims,
-        index_in_dim,
-        iota_p,
-        pad,
-        pad_p,
-        rev,
-        rev_p,
-        slice_in_dim,
-        slice_p,
-        squeeze,
-    )
-    from blufunc.core.ops.shape import slice_ as slice
-    from blufunc.core.ops.sort import sort, sort_key_val, sort_p, top_k, top_k_p
-    from blufunc.core.ops.special import (
-        bessel_i0e,
-        bessel_i0e_p,
-        bessel_i1e,
-        bessel_i1e_p,
-        betainc,
-        digamma,
-        digamma_p,
-        hypot_p,
-        igamma,
-        igamma_grad_a,
-        igamma_grad_a_p,
-        igamma_p,
-        igammac,
-        igammac_p,
-        lgamma,
-        lgamma_p,
-        logaddexp_p,
-        polygamma,
-        polygamma_p,
-        random_gamma_grad,
-        random_gamma_grad_p,
-        regularized_incomplete_beta_p,
-        zeta,
-        zeta_p,
-    )
-    from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
-    from blufunc.core.primitives.linear_ops import (
-        add_any_p,
-        broadcast_in_dim_p,
-        reduce_sum_p,
-        reshape_p,
-        transpose_p,
-    )
-    from blufunc.lax import linalg
-    from blufunc.lax.convolution import (
-        ConvDimensionNumbers,
-        conv,
-        conv_dimension_numbers,
-        conv_general_dilated,
-        conv_general_dilated_local,
-        conv_general_dilated_p,
-        conv_general_dilated_patches,
-        conv_transpose,
-        conv_with_general_padding,
-        padtype_to_pads,
-    )
-    from blufunc.lax.derived import (
-        approx_max_k,
-        approx_min_k,
-        broadcast_shapes,
-        clz,
-        dtype,
-        reciprocal,
-        scatter_apply,
-        split,
-        stack,
-        tile,
-    )
-    from blufunc.lax.strict import (
-        RoundingMethod,
-        batch_matmul,
-        bitcast_convert_type,
-        broadcast,
-        broadcast_in_dim,
-        broadcasted_iota,
-        collapse,
-        convert_element_type,
-        full,
-        full_like,
-        iota,
-        reduce_sum,
-        reshape,
-        round,
-        select_n,
-        stop_gradient,
-        transpose,
-    )
-    from blufunc.lax.windowed import (
-        reduce,
-        reduce_window,
-        reduce_window_max_p,
-        reduce_window_min_p,
-        reduce_window_sum_p,
-        window_argmax_p,
-        window_argmin_p,
-    )
-    from blufunc.parallel.collectives.named import (
-        all_gather,
-        all_gather_p,
-        all_to_all,
-        all_to_all_p,
-        axis_index,
-        axis_index_p,
-        axis_size,
-        pcast,
-        pmax,
-        pmax_p,
-        pmean,
-        pmin,
-        pmin_p,
-        ppermute,
-        ppermute_p,
-        pshuffle,
-        psum,
-        psum_p,
-        psum_scatter,
-        psum_scatter_p,
-        pswapaxes,
-        pvary,
-    )
-    from blufunc.transforms.control_flow.associative_scan import associative_scan
-    from blufunc.transforms.control_flow.cond import cond, cond_p, switch
-    from blufunc.transforms.control_flow.loops import fori_loop, map
-    from blufunc.transforms.control_flow.scan import scan, scan_p
-    from blufunc.transforms.control_flow.while_loop import while_loop, while_p
-    from blufunc.transforms.custom_rules.custom_root import custom_root
-    from blufunc.transforms.custom_rules.linear_solve import custom_linear_solve, linear_solve_p
-    from blufunc.transforms.staging.callback import debug_callback_p, io_callback_p, pure_callback_p
-
-__all__ = [
-    # functions
-    "GatherDimensionNumbers", "GatherScatterMode", "RoundingMethod", "ScatterDimensionNumbers", "abs", "acos",
-    "acosh", "add", "argmax", "argmin", "asin", "asinh", "atan", "atan2", "atanh", "batch_matmul",
-    "bitcast_convert_type", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast",
-    "broadcast_in_dim", "broadcasted_iota", "cbrt", "ceil", "clamp", "collapse", "complex",
-    "concatenate", "conj", "convert_element_type", "cos", "cosh", "cumlogsumexp", "cummax",
-    "cummin", "cumprod", "cumsum", "div", "dot", "dot_general", "dynamic_index_in_dim",
-    "dynamic_slice", "dynamic_slice_in_dim", "dynamic_update_index_in_dim", "dynamic_update_slice",
-    "dynamic_update_slice_in_dim", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expand_dims",
-    "expm1", "floor", "full", "full_like", "gather", "ge", "gt", "imag", "index_in_dim",
-    "integer_pow", "iota", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul",
-    "ne", "neg", "nextafter", "pad", "population_count", "pow", "real", "reduce_and", "reduce_max",
-    "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor", "rem", "reshape", "rev",
-    "round", "rsqrt", "scatter", "scatter_add", "scatter_max", "scatter_min", "scatter_mul",
-    "scatter_sub", "select", "select_n", "shift_left", "shift_right_arithmetic",
-    "shift_right_logical", "sign", "sin", "sinh", "slice", "slice_in_dim", "sort", "sort_key_val",
-    "sqrt", "square", "squeeze", "stop_gradient", "sub", "tan", "tanh", "top_k", "transpose",
-    "trunc", "zeros_like",
-    # linear algebra and Fourier transforms
-    "FftType", "fft", "linalg", "fft_p",
-    # convolutions, windows, special functions
-    "ConvDimensionNumbers", "conv", "conv_dimension_numbers", "conv_general_dilated", "conv_general_dilated_local",
-    "conv_general_dilated_patches", "conv_transpose", "conv_with_general_padding", "padtype_to_pads", "reduce",
-    "reduce_precision", "reduce_window", "bessel_i0e", "bessel_i1e", "betainc", "digamma", "igamma", "igamma_grad_a",
-    "igammac", "lgamma", "polygamma", "random_gamma_grad", "zeta", "conv_general_dilated_p", "reduce_precision_p",
-    "reduce_window_max_p", "reduce_window_min_p", "reduce_window_sum_p", "window_argmax_p", "window_argmin_p",
-    "bessel_i0e_p", "hypot_p", "logaddexp_p",
-    "bessel_i1e_p", "digamma_p", "igamma_p", "igamma_grad_a_p", "igammac_p", "lgamma_p", "polygamma_p",
-    "random_gamma_grad_p", "regularized_incomplete_beta_p", "zeta_p",
-    "DotAlgorithmPreset", "Precision",
-    # compositions
-    "approx_max_k", "approx_min_k", "broadcast_shapes", "clz", "dtype", "reciprocal", "scatter_apply", "split", "stack",
-    "tile",
-    # collectives
-    "all_gather", "all_to_all", "axis_index", "axis_size", "pcast", "pmax", "pmean", "pmin", "ppermute", "pshuffle",
-    "psum", "psum_scatter", "pswapaxes", "pvary", "all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p",
-    "ppermute_p", "psum_p", "psum_scatter_p",
-    "optimization_barrier", "optimization_barrier_p",
-    # control flow
-    "associative_scan", "cond", "custom_linear_solve", "custom_root", "fori_loop", "map", "scan", "switch",
-    "while_loop",
-    # primitives
-    "cond_p", "debug_callback_p", "io_callback_p", "pure_callback_p",
-    "linear_solve_p", "scan_p", "while_p",
-    "abs_p", "acos_p", "acosh_p", "add_any_p", "add_p", "and_p", "argmax_p", "argmin_p", "asin_p",
-    "asinh_p", "atan2_p", "atan_p", "atanh_p", "bitcast_p", "broadcast_in_dim_p", "cbrt_p",
-    "ceil_p", "clamp_p", "complex_abs_p", "complex_p", "concatenate_p", "conj_p", "convert_p", "copy_p",
-    "cos_p",
-    "cosh_p", "cumlogsumexp_p", "cummax_p", "cummin_p", "cumprod_p", "cumsum_p", "div_p",
-    "dot_general_p", "dynamic_slice_p", "dynamic_update_slice_p", "eq_p", "erf_inv_p", "erf_p",
-    "erfc_p", "exp2_p", "exp_p", "expm1_p", "floor_p", "gather_p", "ge_p", "gt_p", "imag_p",
-    "integer_pow_p", "iota_p", "is_finite_p", "le_p", "log1p_p", "log_p", "logistic_p", "lt_p",
-    "max_p", "min_p", "mul_p", "ne_p", "neg_p", "nextafter_p", "not_p", "or_p", "pad_p",
-    "population_count_p", "pow_p", "real_p", "reduce_and_p", "reduce_max_p", "reduce_min_p",
-    "reduce_or_p", "reduce_prod_p", "reduce_sum_p", "reduce_xor_p", "rem_p", "reshape_p", "rev_p",
-    "round_p", "rsqrt_p", "scatter_add_p", "scatter_max_p", "scatter_min_p", "scatter_mul_p",
-    "scatter_p", "select_p", "shift_left_p", "shift_right_arithmetic_p", "shift_right_logical_p",
-    "sign_p", "sin_p", "sinh_p", "slice_p", "sort_p", "sqrt_p", "square_p", "stop_gradient_p",
-    "sub_p", "tan_p", "tanh_p", "top_k_p", "transpose_p", "trunc_p", "xor_p",
-]  # fmt: skip
+    from blufunc.core.ops.barrier import optimization_barrier as optimization_barrier
+    from blufunc.core.ops.barrier import optimization_barrier_p as optimization_barrier_p
+    from blufunc.core.ops.convolution import ConvDimensionNumbers as ConvDimensionNumbers
+    from blufunc.core.ops.convolution import conv_dimension_numbers as conv_dimension_numbers
+    from blufunc.core.ops.convolution import conv_general_dilated as conv_general_dilated
+    from blufunc.core.ops.convolution import conv_general_dilated_p as conv_general_dilated_p
+    from blufunc.core.ops.cumulative import cumlogsumexp as cumlogsumexp
+    from blufunc.core.ops.cumulative import cumlogsumexp_p as cumlogsumexp_p
+    from blufunc.core.ops.cumulative import cummax as cummax
+    from blufunc.core.ops.cumulative import cummax_p as cummax_p
+    from blufunc.core.ops.cumulative import cummin as cummin
+    from blufunc.core.ops.cumulative import cummin_p as cummin_p
+    from blufunc.core.ops.cumulative import cumprod as cumprod
+    from blufunc.core.ops.cumulative import cumprod_p as cumprod_p
+    from blufunc.core.ops.cumulative import cumsum as cumsum
+    from blufunc.core.ops.cumulative import cumsum_p as cumsum_p
+    from blufunc.core.ops.dot import DotAlgorithmPreset as DotAlgorithmPreset
+    from blufunc.core.ops.dot import Precision as Precision
+    from blufunc.core.ops.dot import dot as dot
+    from blufunc.core.ops.dot import dot_general as dot_general
+    from blufunc.core.ops.dot import dot_general_p as dot_general_p
+    from blufunc.core.ops.dynamic import dynamic_index_in_dim as dynamic_index_in_dim
+    from blufunc.core.ops.dynamic import dynamic_slice as dynamic_slice
+    from blufunc.core.ops.dynamic import dynamic_slice_in_dim as dynamic_slice_in_dim
+    from blufunc.core.ops.dynamic import dynamic_slice_p as dynamic_slice_p
+    from blufunc.core.ops.dynamic import dynamic_update_index_in_dim as dynamic_update_index_in_dim
+    from blufunc.core.ops.dynamic import dynamic_update_slice as dynamic_update_slice
+    from blufunc.core.ops.dynamic import dynamic_update_slice_in_dim as dynamic_update_slice_in_dim
+    from blufunc.core.ops.dynamic import dynamic_update_slice_p as dynamic_update_slice_p
+    from blufunc.core.ops.elementwise import abs as abs
+    from blufunc.core.ops.elementwise import abs_p as abs_p
+    from blufunc.core.ops.elementwise import acos as acos
+    from blufunc.core.ops.elementwise import acos_p as acos_p
+    from blufunc.core.ops.elementwise import acosh as acosh
+    from blufunc.core.ops.elementwise import acosh_p as acosh_p
+    from blufunc.core.ops.elementwise import add as add
+    from blufunc.core.ops.elementwise import add_p as add_p
+    from blufunc.core.ops.elementwise import and_p as and_p
+    from blufunc.core.ops.elementwise import asin as asin
+    from blufunc.core.ops.elementwise import asin_p as asin_p
+    from blufunc.core.ops.elementwise import asinh as asinh
+    from blufunc.core.ops.elementwise import asinh_p as asinh_p
+    from blufunc.core.ops.elementwise import atan as atan
+    from blufunc.core.ops.elementwise import atan2 as atan2
+    from blufunc.core.ops.elementwise import atan2_p as atan2_p
+    from blufunc.core.ops.elementwise import atan_p as atan_p
+    from blufunc.core.ops.elementwise import atanh as atanh
+    from blufunc.core.ops.elementwise import atanh_p as atanh_p
+    from blufunc.core.ops.elementwise import bitcast_p as bitcast_p
+    from blufunc.core.ops.elementwise import bitwise_and as bitwise_and
+    from blufunc.core.ops.elementwise import bitwise_not as bitwise_not
+    from blufunc.core.ops.elementwise import bitwise_or as bitwise_or
+    from blufunc.core.ops.elementwise import bitwise_xor as bitwise_xor
+    from blufunc.core.ops.elementwise import cbrt as cbrt
+    from blufunc.core.ops.elementwise import cbrt_p as cbrt_p
+    from blufunc.core.ops.elementwise import ceil as ceil
+    from blufunc.core.ops.elementwise import ceil_p as ceil_p
+    from blufunc.core.ops.elementwise import clamp as clamp
+    from blufunc.core.ops.elementwise import clamp_p as clamp_p
+    from blufunc.core.ops.elementwise import complex_abs_p as complex_abs_p
+    from blufunc.core.ops.elementwise import complex_p as complex_p
+    from blufunc.core.ops.elementwise import conj as conj
+    from blufunc.core.ops.elementwise import conj_p as conj_p
+    from blufunc.core.ops.elementwise import convert_p as convert_p
+    from blufunc.core.ops.elementwise import copy_p as copy_p
+    from blufunc.core.ops.elementwise import cos as cos
+    from blufunc.core.ops.elementwise import cos_p as cos_p
+    from blufunc.core.ops.elementwise import cosh as cosh
+    from blufunc.core.ops.elementwise import cosh_p as cosh_p
+    from blufunc.core.ops.elementwise import div as div
+    from blufunc.core.ops.elementwise import div_p as div_p
+    from blufunc.core.ops.elementwise import eq as eq
+    from blufunc.core.ops.elementwise import eq_p as eq_p
+    from blufunc.core.ops.elementwise import erf as erf
+    from blufunc.core.ops.elementwise import erf_inv as erf_inv
+    from blufunc.core.ops.elementwise import erf_inv_p as erf_inv_p
+    from blufunc.core.ops.elementwise import erf_p as erf_p
+    from blufunc.core.ops.elementwise import erfc as erfc
+    from blufunc.core.ops.elementwise import erfc_p as erfc_p
+    from blufunc.core.ops.elementwise import exp as exp
+    from blufunc.core.ops.elementwise import exp2 as exp2
+    from blufunc.core.ops.elementwise import exp2_p as exp2_p
+    from blufunc.core.ops.elementwise import exp_p as exp_p
+    from blufunc.core.ops.elementwise import expm1 as expm1
+    from blufunc.core.ops.elementwise import expm1_p as expm1_p
+    from blufunc.core.ops.elementwise import floor as floor
+    from blufunc.core.ops.elementwise import floor_p as floor_p
+    from blufunc.core.ops.elementwise import ge as ge
+    from blufunc.core.ops.elementwise import ge_p as ge_p
+    from blufunc.core.ops.elementwise import gt as gt
+    from blufunc.core.ops.elementwise import gt_p as gt_p
+    from blufunc.core.ops.elementwise import imag as imag
+    from blufunc.core.ops.elementwise import imag_p as imag_p
+    from blufunc.core.ops.elementwise import integer_pow as integer_pow
+    from blufunc.core.ops.elementwise import integer_pow_p as integer_pow_p
+    from blufunc.core.ops.elementwise import is_finite as is_finite
+    from blufunc.core.ops.elementwise import is_finite_p as is_finite_p
+    from blufunc.core.ops.elementwise import le as le
+    from blufunc.core.ops.elementwise import le_p as le_p
+    from blufunc.core.ops.elementwise import log as log
+    from blufunc.core.ops.elementwise import log1p as log1p
+    from blufunc.core.ops.elementwise import log1p_p as log1p_p
+    from blufunc.core.ops.elementwise import log_p as log_p
+    from blufunc.core.ops.elementwise import logistic as logistic
+    from blufunc.core.ops.elementwise import logistic_p as logistic_p
+    from blufunc.core.ops.elementwise import lt as lt
+    from blufunc.core.ops.elementwise import lt_p as lt_p
+    from blufunc.core.ops.elementwise import max as max
+    from blufunc.core.ops.elementwise import max_p as max_p
+    from blufunc.core.ops.elementwise import min as min
+    from blufunc.core.ops.elementwise import min_p as min_p
+    from blufunc.core.ops.elementwise import mul as mul
+    from blufunc.core.ops.elementwise import mul_p as mul_p
+    from blufunc.core.ops.elementwise import ne as ne
+    from blufunc.core.ops.elementwise import ne_p as ne_p
+    from blufunc.core.ops.elementwise import neg as neg
+    from blufunc.core.ops.elementwise import neg_p as neg_p
+    from blufunc.core.ops.elementwise import nextafter as nextafter
+    from blufunc.core.ops.elementwise import nextafter_p as nextafter_p
+    from blufunc.core.ops.elementwise import not_p as not_p
+    from blufunc.core.ops.elementwise import or_p as or_p
+    from blufunc.core.ops.elementwise import population_count as population_count
+    from blufunc.core.ops.elementwise import population_count_p as population_count_p
+    from blufunc.core.ops.elementwise import pow as pow
+    from blufunc.core.ops.elementwise import pow_p as pow_p
+    from blufunc.core.ops.elementwise import real as real
+    from blufunc.core.ops.elementwise import real_p as real_p
+    from blufunc.core.ops.elementwise import reduce_precision as reduce_precision
+    from blufunc.core.ops.elementwise import reduce_precision_p as reduce_precision_p
+    from blufunc.core.ops.elementwise import rem as rem
+    from blufunc.core.ops.elementwise import rem_p as rem_p
+    from blufunc.core.ops.elementwise import round_p as round_p
+    from blufunc.core.ops.elementwise import rsqrt as rsqrt
+    from blufunc.core.ops.elementwise import rsqrt_p as rsqrt_p
+    from blufunc.core.ops.elementwise import select as select
+    from blufunc.core.ops.elementwise import select_p as select_p
+    from blufunc.core.ops.elementwise import shift_left as shift_left
+    from blufunc.core.ops.elementwise import shift_left_p as shift_left_p
+    from blufunc.core.ops.elementwise import shift_right_arithmetic as shift_right_arithmetic
+    from blufunc.core.ops.elementwise import shift_right_arithmetic_p as shift_right_arithmetic_p
+    from blufunc.core.ops.elementwise import shift_right_logical as shift_right_logical
+    from blufunc.core.ops.elementwise import shift_right_logical_p as shift_right_logical_p
+    from blufunc.core.ops.elementwise import sign as sign
+    from blufunc.core.ops.elementwise import sign_p as sign_p
+    from blufunc.core.ops.elementwise import sin as sin
+    from blufunc.core.ops.elementwise import sin_p as sin_p
+    from blufunc.core.ops.elementwise import sinh as sinh
+    from blufunc.core.ops.elementwise import sinh_p as sinh_p
+    from blufunc.core.ops.elementwise import sqrt as sqrt
+    from blufunc.core.ops.elementwise import sqrt_p as sqrt_p
+    from blufunc.core.ops.elementwise import square as square
+    from blufunc.core.ops.elementwise import square_p as square_p
+    from blufunc.core.ops.elementwise import stop_gradient_p as stop_gradient_p
+    from blufunc.core.ops.elementwise import sub as sub
+    from blufunc.core.ops.elementwise import sub_p as sub_p
+    from blufunc.core.ops.elementwise import tan as tan
+    from blufunc.core.ops.elementwise import tan_p as tan_p
+    from blufunc.core.ops.elementwise import tanh as tanh
+    from blufunc.core.ops.elementwise import tanh_p as tanh_p
+    from blufunc.core.ops.elementwise import trunc as trunc
+    from blufunc.core.ops.elementwise import trunc_p as trunc_p
+    from blufunc.core.ops.elementwise import xor_p as xor_p
+    from blufunc.core.ops.elementwise import zeros_like as zeros_like
+    from blufunc.core.ops.fft import FftType as FftType
+    from blufunc.core.ops.fft import fft as fft
+    from blufunc.core.ops.fft import fft_p as fft_p
+    from blufunc.core.ops.gather_scatter import gather as gather
+    from blufunc.core.ops.gather_scatter import gather_p as gather_p
+    from blufunc.core.ops.gather_scatter import scatter as scatter
+    from blufunc.core.ops.gather_scatter import scatter_add as scatter_add
+    from blufunc.core.ops.gather_scatter import scatter_add_p as scatter_add_p
+    from blufunc.core.ops.gather_scatter import scatter_max as scatter_max
+    from blufunc.core.ops.gather_scatter import scatter_max_p as scatter_max_p
+    from blufunc.core.ops.gather_scatter import scatter_min as scatter_min
+    from blufunc.core.ops.gather_scatter import scatter_min_p as scatter_min_p
+    from blufunc.core.ops.gather_scatter import scatter_mul as scatter_mul
+    from blufunc.core.ops.gather_scatter import scatter_mul_p as scatter_mul_p
+    from blufunc.core.ops.gather_scatter import scatter_p as scatter_p
+    from blufunc.core.ops.gather_scatter import scatter_sub as scatter_sub
+    from blufunc.core.ops.reduce import argmax as argmax
+    from blufunc.core.ops.reduce import argmax_p as argmax_p
+    from blufunc.core.ops.reduce import argmin as argmin
+    from blufunc.core.ops.reduce import argmin_p as argmin_p
+    from blufunc.core.ops.reduce import reduce_and as reduce_and
+    from blufunc.core.ops.reduce import reduce_and_p as reduce_and_p
+    from blufunc.core.ops.reduce import reduce_max as reduce_max
+    from blufunc.core.ops.reduce import reduce_max_p as reduce_max_p
+    from blufunc.core.ops.reduce import reduce_min as reduce_min
+    from blufunc.core.ops.reduce import reduce_min_p as reduce_min_p
+    from blufunc.core.ops.reduce import reduce_or as reduce_or
+    from blufunc.core.ops.reduce import reduce_or_p as reduce_or_p
+    from blufunc.core.ops.reduce import reduce_prod as reduce_prod
+    from blufunc.core.ops.reduce import reduce_prod_p as reduce_prod_p
+    from blufunc.core.ops.reduce import reduce_xor as reduce_xor
+    from blufunc.core.ops.reduce import reduce_xor_p as reduce_xor_p
+    from blufunc.core.ops.reduce_window import reduce_window_max_p as reduce_window_max_p
+    from blufunc.core.ops.reduce_window import reduce_window_min_p as reduce_window_min_p
+    from blufunc.core.ops.reduce_window import reduce_window_sum_p as reduce_window_sum_p
+    from blufunc.core.ops.reduce_window import window_argmax_p as window_argmax_p
+    from blufunc.core.ops.reduce_window import window_argmin_p as window_argmin_p
+    from blufunc.core.ops.shape import concatenate as concatenate
+    from blufunc.core.ops.shape import concatenate_p as concatenate_p
+    from blufunc.core.ops.shape import expand_dims as expand_dims
+    from blufunc.core.ops.shape import index_in_dim as index_in_dim
+    from blufunc.core.ops.shape import iota_p as iota_p
+    from blufunc.core.ops.shape import pad as pad
+    from blufunc.core.ops.shape import pad_p as pad_p
+    from blufunc.core.ops.shape import rev as rev
+    from blufunc.core.ops.shape import rev_p as rev_p
+    from blufunc.core.ops.shape import slice_in_dim as slice_in_dim
+    from blufunc.core.ops.shape import slice_p as slice_p
+    from blufunc.core.ops.shape import squeeze as squeeze
+    from blufunc.core.ops.sliding import padtype_to_pads as padtype_to_pads
+    from blufunc.core.ops.sort import sort as sort
+    from blufunc.core.ops.sort import sort_key_val as sort_key_val
+    from blufunc.core.ops.sort import sort_p as sort_p
+    from blufunc.core.ops.sort import top_k as top_k
+    from blufunc.core.ops.sort import top_k_p as top_k_p
+    from blufunc.core.ops.special import bessel_i0e as bessel_i0e
+    from blufunc.core.ops.special import bessel_i0e_p as bessel_i0e_p
+    from blufunc.core.ops.special import bessel_i1e as bessel_i1e
+    from blufunc.core.ops.special import bessel_i1e_p as bessel_i1e_p
+    from blufunc.core.ops.special import betainc as betainc
+    from blufunc.core.ops.special import digamma as digamma
+    from blufunc.core.ops.special import digamma_p as digamma_p
+    from blufunc.core.ops.special import hypot_p as hypot_p
+    from blufunc.core.ops.special import igamma as igamma
+    from blufunc.core.ops.special import igamma_grad_a as igamma_grad_a
+    from blufunc.core.ops.special import igamma_grad_a_p as igamma_grad_a_p
+    from blufunc.core.ops.special import igamma_p as igamma_p
+    from blufunc.core.ops.special import igammac as igammac
+    from blufunc.core.ops.special import igammac_p as igammac_p
+    from blufunc.core.ops.special import lgamma as lgamma
+    from blufunc.core.ops.special import lgamma_p as lgamma_p
+    from blufunc.core.ops.special import logaddexp_p as logaddexp_p
+    from blufunc.core.ops.special import polygamma as polygamma
+    from blufunc.core.ops.special import polygamma_p as polygamma_p
+    from blufunc.core.ops.special import random_gamma_grad as random_gamma_grad
+    from blufunc.core.ops.special import random_gamma_grad_p as random_gamma_grad_p
+    from blufunc.core.ops.special import regularized_incomplete_beta_p as regularized_incomplete_beta_p
+    from blufunc.core.ops.special import zeta as zeta
+    from blufunc.core.ops.special import zeta_p as zeta_p
+    from blufunc.core.ops.windows import GatherDimensionNumbers as GatherDimensionNumbers
+    from blufunc.core.ops.windows import GatherScatterMode as GatherScatterMode
+    from blufunc.core.ops.windows import ScatterDimensionNumbers as ScatterDimensionNumbers
+    from blufunc.core.primitives.linear_ops import add_any_p as add_any_p
+    from blufunc.core.primitives.linear_ops import broadcast_in_dim_p as broadcast_in_dim_p
+    from blufunc.core.primitives.linear_ops import reduce_sum_p as reduce_sum_p
+    from blufunc.core.primitives.linear_ops import reshape_p as reshape_p
+    from blufunc.core.primitives.linear_ops import transpose_p as transpose_p
+    from blufunc.lax import linalg as linalg
+    from blufunc.lax.convolution import conv as conv
+    from blufunc.lax.convolution import conv_general_dilated_local as conv_general_dilated_local
+    from blufunc.lax.convolution import conv_general_dilated_patches as conv_general_dilated_patches
+    from blufunc.lax.convolution import conv_transpose as conv_transpose
+    from blufunc.lax.convolution import conv_with_general_padding as conv_with_general_padding
+    from blufunc.lax.derived import approx_max_k as approx_max_k
+    from blufunc.lax.derived import approx_min_k as approx_min_k
+    from blufunc.lax.derived import broadcast_shapes as broadcast_shapes
+    from blufunc.lax.derived import clz as clz
+    from blufunc.lax.derived import dtype as dtype
+    from blufunc.lax.derived import reciprocal as reciprocal
+    from blufunc.lax.derived import scatter_apply as scatter_apply
+    from blufunc.lax.derived import split as split
+    from blufunc.lax.derived import stack as stack
+    from blufunc.lax.derived import tile as tile
+    from blufunc.lax.strict import RoundingMethod as RoundingMethod
+    from blufunc.lax.strict import batch_matmul as batch_matmul
+    from blufunc.lax.strict import bitcast_convert_type as bitcast_convert_type
+    from blufunc.lax.strict import broadcast as broadcast
+    from blufunc.lax.strict import broadcast_in_dim as broadcast_in_dim
+    from blufunc.lax.strict import broadcasted_iota as broadcasted_iota
+    from blufunc.lax.strict import collapse as collapse
+    from blufunc.lax.strict import complex as complex
+    from blufunc.lax.strict import convert_element_type as convert_element_type
+    from blufunc.lax.strict import full as full
+    from blufunc.lax.strict import full_like as full_like
+    from blufunc.lax.strict import iota as iota
+    from blufunc.lax.strict import reduce_sum as reduce_sum
+    from blufunc.lax.strict import reshape as reshape
+    from blufunc.lax.strict import round as round
+    from blufunc.lax.strict import select_n as select_n
+    from blufunc.lax.strict import slice as slice
+    from blufunc.lax.strict import stop_gradient as stop_gradient
+    from blufunc.lax.strict import transpose as transpose
+    from blufunc.lax.windowed import reduce as reduce
+    from blufunc.lax.windowed import reduce_window as reduce_window
+    from blufunc.parallel.collectives.named import all_gather as all_gather
+    from blufunc.parallel.collectives.named import all_gather_p as all_gather_p
+    from blufunc.parallel.collectives.named import all_to_all as all_to_all
+    from blufunc.parallel.collectives.named import all_to_all_p as all_to_all_p
+    from blufunc.parallel.collectives.named import axis_index as axis_index
+    from blufunc.parallel.collectives.named import axis_index_p as axis_index_p
+    from blufunc.parallel.collectives.named import axis_size as axis_size
+    from blufunc.parallel.collectives.named import pcast as pcast
+    from blufunc.parallel.collectives.named import pmax as pmax
+    from blufunc.parallel.collectives.named import pmax_p as pmax_p
+    from blufunc.parallel.collectives.named import pmean as pmean
+    from blufunc.parallel.collectives.named import pmin as pmin
+    from blufunc.parallel.collectives.named import pmin_p as pmin_p
+    from blufunc.parallel.collectives.named import ppermute as ppermute
+    from blufunc.parallel.collectives.named import ppermute_p as ppermute_p
+    from blufunc.parallel.collectives.named import pshuffle as pshuffle
+    from blufunc.parallel.collectives.named import psum as psum
+    from blufunc.parallel.collectives.named import psum_p as psum_p
+    from blufunc.parallel.collectives.named import psum_scatter as psum_scatter
+    from blufunc.parallel.collectives.named import psum_scatter_p as psum_scatter_p
+    from blufunc.parallel.collectives.named import pswapaxes as pswapaxes
+    from blufunc.parallel.collectives.named import pvary as pvary
+    from blufunc.transforms.control_flow.associative_scan import associative_scan as associative_scan
+    from blufunc.transforms.control_flow.cond import cond as cond
+    from blufunc.transforms.control_flow.cond import cond_p as cond_p
+    from blufunc.transforms.control_flow.cond import switch as switch
+    from blufunc.transforms.control_flow.loops import fori_loop as fori_loop
+    from blufunc.transforms.control_flow.loops import map as map
+    from blufunc.transforms.control_flow.scan import scan as scan
+    from blufunc.transforms.control_flow.scan import scan_p as scan_p
+    from blufunc.transforms.control_flow.while_loop import while_loop as while_loop
+    from blufunc.transforms.control_flow.while_loop import while_p as while_p
+    from blufunc.transforms.custom_rules.custom_root import custom_root as custom_root
+    from blufunc.transforms.custom_rules.linear_solve import custom_linear_solve as custom_linear_solve
+    from blufunc.transforms.custom_rules.linear_solve import linear_solve_p as linear_solve_p
+    from blufunc.transforms.staging.callback import debug_callback_p as debug_callback_p
+    from blufunc.transforms.staging.callback import io_callback_p as io_callback_p
+    from blufunc.transforms.staging.callback import pure_callback_p as pure_callback_p

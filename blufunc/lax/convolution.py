@@ -16,23 +16,14 @@ from blufunc.core.ir import source
 from blufunc.core.ir.axes import ints
 from blufunc.core.ir.trace import Value
 from blufunc.core.ops.convolution import (
-    ConvDimensionNumbers,
-    conv_dimension_numbers,
     conv_general_dilated,
-    conv_general_dilated_p,
     layout_of,
 )
 from blufunc.core.ops.dot import dot_general
 from blufunc.core.ops.elementwise import convert
 from blufunc.core.ops.shape import rev
-from blufunc.core.ops.sliding import dilated, padtype_to_pads, read_factors, read_pads
+from blufunc.core.ops.sliding import dilated, read_factors, read_pads
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape, transpose
-
-__all__ = [
-    "ConvDimensionNumbers", "conv", "conv_dimension_numbers", "conv_general_dilated", "conv_general_dilated_local",
-    "conv_general_dilated_p", "conv_general_dilated_patches", "conv_transpose", "conv_with_general_padding",
-    "padtype_to_pads",
-]  # fmt: skip
 
 
 def conv(

@@ -174,9 +174,3 @@ def scatter_apply(
     taken = gather(x, scatter_indices, as_gather(dimension_numbers), sizes, mode=read, **hints)
     updates = convert(lift(func(taken)), x.aval.dtype)
     return scatter(x, scatter_indices, updates, dimension_numbers, mode=mode, **hints)
-
-
-__all__ = [
-    "approx_max_k", "approx_min_k", "broadcast_shapes", "clz", "dtype", "reciprocal", "scatter_apply", "split",
-    "stack", "tile",
-]  # fmt: skip

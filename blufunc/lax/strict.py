@@ -5,6 +5,7 @@ Face: part of ``blufunc.lax``. Each checks its arguments and makes about one equ
 
 from __future__ import annotations
 
+import builtins
 import enum
 import math
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from blufunc.core.ops.elementwise import eq, select
 from blufunc.core.primitives import linear_ops
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p
 from blufunc.core.pytree import tree
+
+complex, slice = elementwise.complex_, shapes.slice_  # under their names in ``lax``
 
 # -- conversion ------------------------------------------------------------------------------------
 
@@ -121,20 +124,17 @@ def transpose(operand: Any, permutation: Sequence[int]) -> Value:
 
 
 def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Value:
-    """Merge the axes from ``start_dimension`` up to ``stop_dimension`` into one."""
+    """Merge the axes of the slice ``start_dimension:stop_dimension`` into one."""
     x = lift(operand)
-    s, n = x.aval.shape, x.aval.ndim
-    start_dimension = static_int(start_dimension, "collapse", "start_dimension")
+    s = x.aval.shape
+    bounds = [static_int(start_dimension, "collapse", "start_dimension"), None]
     if stop_dimension is not None:
-        stop_dimension = static_int(stop_dimension, "collapse", "stop_dimension")
-    stop = (
-        n
-        if stop_dimension is None
-        else stop_dimension % (n + 1)
-        if stop_dimension >= 0
-        else n + stop_dimension
-    )
-    start = start_dimension if start_dimension >= 0 else n + start_dimension
+        bounds[1] = static_int(stop_dimension, "collapse", "stop_dimension")
+    start, stop, _ = builtins.slice(*bounds).indices(len(s))
+    if stop < start:
+        raise errors.ValueRangeError(
+            f"collapse of {x.aval}: axis {stop} precedes axis {start}.", where=source.here()
+        )
     return linear_ops.reshape(x, (*s[:start], math.prod(s[start:stop]), *s[stop:]))
 
 

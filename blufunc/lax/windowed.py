@@ -27,8 +27,6 @@ from blufunc.core.ops.reduce_window import (
     reduce_window_max_p,
     reduce_window_min_p,
     reduce_window_sum_p,
-    window_argmax_p,
-    window_argmin_p,
 )
 from blufunc.core.ops.shape import pad, slice_
 from blufunc.core.ops.sliding import (
@@ -47,11 +45,6 @@ from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.batching.vmap import vmap
-
-__all__ = [
-    "reduce", "reduce_window", "reduce_window_max_p", "reduce_window_min_p", "reduce_window_sum_p", "window_argmax_p",
-    "window_argmin_p",
-]  # fmt: skip
 
 
 def reduce(operands: Any, init_values: Any, computation: Callable, dimensions: Sequence[int]) -> Any:

@@ -27,6 +27,11 @@ def as_inexact(x: Any) -> Any:
     return x if dtypes.is_inexact(x.dtype) else x.astype(dtypes.float32)
 
 
+def wide_of(x: Any) -> Any:
+    """The dtype of softmax and losses of ``x``, and of their sums: float32 at least."""
+    return bnp.promote_types(x.dtype, dtypes.float32)
+
+
 def number(x: Any, name: str) -> Any:
     """A scalar or array option of the function called ``name``."""
     return x if x.__class__ in PYTHON_SCALARS else as_value(x, name)

@@ -13,7 +13,7 @@ from blufunc import errors, lax
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import axis_in, static_int
 from blufunc.nn.activations import as_inexact, number
-from blufunc.nn.normalization import normalized, parameter, widened
+from blufunc.nn.normalization import affine, normalized, widened
 
 
 class BatchNormResult(NamedTuple):
@@ -107,11 +107,7 @@ def group_norm(x: Any, num_groups: int, scale: Any = None, bias: Any = None, eps
         )
     y = widened(x).reshape((x.shape[0], -1, num_groups, x.shape[-1] // num_groups))
     y = normalized(y, (1, 3), number(eps, "group_norm"), True).reshape(x.shape)
-    if scale is not None:
-        y = y * parameter("group_norm", "scale", scale, y)
-    if bias is not None:
-        y = y + parameter("group_norm", "bias", bias, y)
-    return y.astype(x.dtype)
+    return affine("group_norm", y, scale, bias).astype(x.dtype)
 
 
 def instance_norm(x: Any, scale: Any = None, bias: Any = None, eps: Any = 1e-6) -> Any:

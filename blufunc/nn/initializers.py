@@ -13,6 +13,7 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import errors, random
 from blufunc.core.ir import dtypes, source
+from blufunc.numpy.promotion import named
 
 Initializer = Callable[..., Any]
 Axes = int | Sequence[int]
@@ -108,9 +109,7 @@ def _recipe(name: str, scale: float, mode: str, distribution: str, doc: str) -> 
     ) -> Initializer:
         return variance_scaling(scale, mode, distribution, in_axis, out_axis, batch_axis, dtype)
 
-    make.__name__ = make.__qualname__ = name
-    make.__doc__ = doc
-    return make
+    return named(make, name, doc, "blufunc.nn.initializers")
 
 
 _GLOROT = "Variance 2 / (inputs + outputs), {} (Glorot & Bengio, AISTATS 2010)."

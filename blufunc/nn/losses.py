@@ -14,6 +14,7 @@ from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in
 from blufunc.nn.activations import Axis, as_inexact, log_softmax, shifted, softplus
+from blufunc.nn.normalization import widened
 
 
 def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any = None) -> Any:
@@ -27,7 +28,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any 
     Returns:
       an array of the logits' shape without ``axis``.
     """
-    log_p = log_softmax(_wide(logits), axis, where)
+    log_p = log_softmax(widened(as_inexact(logits)), axis, where)
     if where is not None:
         log_p = bnp.where(where, log_p, 0)
     labels = bnp.asarray(labels).astype(log_p.dtype)
@@ -53,7 +54,7 @@ def softmax_cross_entropy_with_integer_labels(
       ShapeError: the shapes of logits and labels do not go together.
       ValueRangeError: the logits have no axis ``axis``.
     """
-    logits, labels = _wide(logits), bnp.asarray(labels)
+    logits, labels = widened(as_inexact(logits)), bnp.asarray(labels)
     if not dtypes.is_integer(labels.dtype):
         raise errors.DtypeError(
             f"the labels must be integers, not {labels.dtype}.",
@@ -82,7 +83,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
       logits: unnormalised log-odds.
       labels: numbers in [0, 1], of a shape that broadcasts with the logits.
     """
-    logits = _wide(logits)
+    logits = widened(as_inexact(logits))
     labels = bnp.asarray(labels).astype(logits.dtype)
     # both terms are small for confident correct predictions: softplus minus a product would cancel there
     return labels * softplus(-logits) + (1 - labels) * softplus(logits)
@@ -127,8 +128,3 @@ def difference(name: str, predictions: Any, targets: Any) -> Any:
             fix="reshape one of them to the shape of the other",
         )
     return predictions - targets
-
-
-def _wide(logits: Any) -> Any:
-    logits = as_inexact(logits)
-    return logits.astype(dtypes.float32) if logits.dtype.itemsize < 4 else logits

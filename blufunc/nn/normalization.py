@@ -11,9 +11,11 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core.ir import dtypes, source
+from blufunc.core.ir import source
 from blufunc.core.ir.axes import axes_in
+from blufunc.core.ops.rows import wide_dtype
 from blufunc.nn.activations import Axis, as_inexact, number, spread
+from blufunc.numpy.promotion import fits
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 
@@ -78,12 +80,14 @@ def standardize(
 def _norm(name: str, x, scale, bias, eps, axis, centred: bool):
     x = as_inexact(x)
     axes, eps = axes_in(axis, x.ndim, name), number(eps, name)
-    y = normalized(widened(x), axes, eps, centred)
+    return affine(name, normalized(widened(x), axes, eps, centred), scale, bias).astype(x.dtype)
+
+
+def affine(name: str, y: Any, scale: Any, bias: Any) -> Any:
+    """``y * scale + bias``; None leaves either out."""
     if scale is not None:
-        y = y * parameter(name, "scale", scale, y)
-    if bias is not None:
-        y = y + parameter(name, "bias", bias, y)
-    return y.astype(x.dtype)
+        y = y * _parameter(name, "scale", scale, y)
+    return y if bias is None else y + _parameter(name, "bias", bias, y)
 
 
 def _moments(x, axes, eps, centred):
@@ -119,14 +123,14 @@ def _normalized_jvp(axes, eps, centred, primals, tangents):
 
 def widened(x: Any) -> Any:
     """``x`` in a dtype wide enough for sums of squares: half precisions as float32."""
-    return x.astype(dtypes.float32) if dtypes.is_floating(x.dtype) and x.dtype.itemsize < 4 else x
+    wide = wide_dtype(x.dtype)
+    return x if wide == x.dtype else x.astype(wide)
 
 
-def parameter(name: str, role: str, p: Any, y: Any) -> Any:
+def _parameter(name: str, role: str, p: Any, y: Any) -> Any:
     """A scale or bias in the dtype of ``y``, checked to broadcast against it."""
     p = bnp.asarray(p).astype(y.dtype)
-    aligned = zip(p.shape[::-1], y.shape[::-1], strict=False)
-    if p.ndim > y.ndim or any(m not in (1, n) for m, n in aligned):
+    if not fits(p.shape, y.shape):
         raise errors.ShapeError(
             f"{name}: {role} of shape {tuple(p.shape)} does not broadcast against x of shape {tuple(y.shape)}.",
             where=source.here(),

@@ -14,6 +14,7 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import ints
+from blufunc.core.ops.reduce import limit
 from blufunc.core.ops.sliding import read_pads
 from blufunc.nn.activations import as_inexact
 
@@ -107,15 +108,10 @@ def min_pool(
 
 def _end(x: Any, name: str, largest: bool) -> Any:
     """The largest or smallest value of the dtype of ``x``."""
-    if dtypes.is_bool(x.dtype):
-        return largest
-    if dtypes.is_integer(x.dtype):
-        info = dtypes.iinfo(x.dtype)
-        return int(info.max if largest else info.min)
-    if not dtypes.is_floating(x.dtype):
+    if not (dtypes.is_floating(x.dtype) or dtypes.is_integer(x.dtype) or dtypes.is_bool(x.dtype)):
         raise errors.DtypeError(
             f"{name} takes real numbers, not {x.aval}.",
             where=source.here(),
             fix="pool the real and imaginary parts",
         )
-    return math.inf if largest else -math.inf
+    return limit(x.dtype, largest).item()

@@ -13,13 +13,8 @@ import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import static_int, static_number
-from blufunc.nn.activations import as_inexact
-from blufunc.nn.vocabulary_loss_call import (
-    How,
-    linear_cross_entropy_p,
-    linear_cross_entropy_total_p,
-    wide_of,
-)
+from blufunc.nn.activations import as_inexact, wide_of
+from blufunc.nn.vocabulary_loss_call import How, linear_cross_entropy_p, linear_cross_entropy_total_p
 
 _NAME = "linear_cross_entropy"
 _FEATURES = {"VC": 1, "CV": 0}

@@ -43,6 +43,7 @@ from blufunc.core.primitives.linear_ops import add_any, batched_front
 from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear
 from blufunc.core.programs.stage import stage
+from blufunc.nn.activations import wide_of
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 from blufunc.transforms.control_flow.calls import Call, jit_p
 from blufunc.transforms.control_flow.composite import Composite
@@ -91,11 +92,6 @@ class How:
 
 
 # -- one chunk -------------------------------------------------------------------------------------
-
-
-def wide_of(x: Any) -> np.dtype:
-    """The dtype of losses, and of accumulated gradients."""
-    return bnp.promote_types(x.dtype, dtypes.float32)
 
 
 def _product(x: Any, y: Any, axes: tuple[int, int], dtype: Any) -> Any:

@@ -1,4 +1,4 @@
-"""NumPy's functions on blufunc's arrays: the face that user code is written against.
+"""NumPy's functions on blufunc's arrays: the face of user code.
 
 Promotion and broadcasting of user values happen here and nowhere below. Importing this package gives
 arrays and tracers their operators and methods. The namespace follows the array API standard 2024.12 and holds
@@ -7,525 +7,407 @@ what NumPy and JAX have besides. Modules, from the bottom: ``promotion`` (values
 ``reductions``, ``linear``, ``sorting``, ``searching``; what is made of these; ``methods`` and ``types`` (dtypes).
 """
 
-from __future__ import annotations
-
 import numpy as _np
 
 from blufunc import _lazy
 
-with _lazy.names(__name__):
-    from blufunc.core.ir.trace import Value as ndarray
-    from blufunc.numpy import fft, linalg
-    from blufunc.numpy.creation import (
-        arange,
-        array,
-        asarray,
-        astype,
-        copy,
-        empty,
-        empty_like,
-        eye,
-        full,
-        full_like,
-        geomspace,
-        identity,
-        indices,
-        linspace,
-        logspace,
-        meshgrid,
-        ones,
-        ones_like,
-        tri,
-        tril,
-        tril_indices,
-        triu,
-        triu_indices,
-        vander,
-        zeros,
-        zeros_like,
-    )
-    from blufunc.numpy.differences import diff, ediff1d, gradient, trapezoid, unwrap
-    from blufunc.numpy.editing import (
-        choose,
-        compress,
-        delete,
-        extract,
-        fill_diagonal,
-        insert,
-        place,
-        put,
-        put_along_axis,
-        resize,
-        trim_zeros,
-    )
-    from blufunc.numpy.elementwise import (
-        abs,
-        absolute,
-        acos,
-        acosh,
-        add,
-        angle,
-        arccos,
-        arccosh,
-        arcsin,
-        arcsinh,
-        arctan,
-        arctan2,
-        arctanh,
-        around,
-        asin,
-        asinh,
-        atan,
-        atan2,
-        atanh,
-        bitwise_and,
-        bitwise_count,
-        bitwise_invert,
-        bitwise_left_shift,
-        bitwise_not,
-        bitwise_or,
-        bitwise_right_shift,
-        bitwise_xor,
-        cbrt,
-        ceil,
-        clip,
-        conj,
-        conjugate,
-        copysign,
-        cos,
-        cosh,
-        deg2rad,
-        degrees,
-        divide,
-        divmod,
-        equal,
-        exp,
-        exp2,
-        expm1,
-        fabs,
-        fix,
-        float_power,
-        floor,
-        floor_divide,
-        fmax,
-        fmin,
-        fmod,
-        greater,
-        greater_equal,
-        heaviside,
-        hypot,
-        imag,
-        invert,
-        iscomplex,
-        isfinite,
-        isinf,
-        isnan,
-        isneginf,
-        isposinf,
-        isreal,
-        left_shift,
-        less,
-        less_equal,
-        log,
-        log1p,
-        log2,
-        log10,
-        logaddexp,
-        logaddexp2,
-        logical_and,
-        logical_not,
-        logical_or,
-        logical_xor,
-        maximum,
-        minimum,
-        mod,
-        multiply,
-        nan_to_num,
-        negative,
-        nextafter,
-        not_equal,
-        positive,
-        pow,
-        power,
-        rad2deg,
-        radians,
-        real,
-        reciprocal,
-        remainder,
-        right_shift,
-        rint,
-        round,
-        sign,
-        signbit,
-        sin,
-        sinc,
-        sinh,
-        sqrt,
-        square,
-        subtract,
-        tan,
-        tanh,
-        true_divide,
-        trunc,
-    )
-    from blufunc.numpy.functional import (
-        apply_along_axis,
-        apply_over_axes,
-        fromfunction,
-        piecewise,
-        vectorize,
-    )
-    from blufunc.numpy.grids import (
-        c_,
-        diag_indices,
-        diag_indices_from,
-        index_exp,
-        mask_indices,
-        mgrid,
-        ogrid,
-        r_,
-        ravel_multi_index,
-        s_,
-        tril_indices_from,
-        triu_indices_from,
-    )
-    from blufunc.numpy.histograms import bincount, histogram, histogram2d, histogram_bin_edges, histogramdd
-    from blufunc.numpy.interchange import (
-        array_repr,
-        array_str,
-        from_dlpack,
-        frombuffer,
-        fromfile,
-        fromiter,
-        fromstring,
-        get_printoptions,
-        load,
-        printoptions,
-        save,
-        savez,
-        set_printoptions,
-    )
-    from blufunc.numpy.joining import (
-        append,
-        array_split,
-        block,
-        column_stack,
-        concat,
-        concatenate,
-        dsplit,
-        dstack,
-        hsplit,
-        hstack,
-        repeat,
-        roll,
-        split,
-        stack,
-        tile,
-        unstack,
-        vsplit,
-        vstack,
-    )
-    from blufunc.numpy.linear import (
-        cross,
-        diag,
-        diagflat,
-        diagonal,
-        dot,
-        einsum,
-        einsum_path,
-        inner,
-        kron,
-        matmul,
-        matvec,
-        outer,
-        tensordot,
-        trace,
-        vdot,
-        vecdot,
-        vecmat,
-    )
-    from blufunc.numpy.manipulation import (
-        atleast_1d,
-        atleast_2d,
-        atleast_3d,
-        broadcast_arrays,
-        broadcast_to,
-        expand_dims,
-        flip,
-        fliplr,
-        flipud,
-        matrix_transpose,
-        moveaxis,
-        ndim,
-        permute_dims,
-        ravel,
-        reshape,
-        rollaxis,
-        rot90,
-        shape,
-        size,
-        squeeze,
-        swapaxes,
-        transpose,
-    )
-    from blufunc.numpy.nan_reductions import (
-        nanargmax,
-        nanargmin,
-        nancumprod,
-        nancumsum,
-        nanmax,
-        nanmean,
-        nanmin,
-        nanprod,
-        nanstd,
-        nansum,
-        nanvar,
-    )
-    from blufunc.numpy.numbers import (
-        frexp,
-        gcd,
-        i0,
-        kaiser,
-        lcm,
-        ldexp,
-        modf,
-        packbits,
-        spacing,
-        unpackbits,
-    )
-    from blufunc.numpy.padding import pad
-    from blufunc.numpy.picking import (
-        allclose,
-        argwhere,
-        array_equal,
-        array_equiv,
-        flatnonzero,
-        isclose,
-        ix_,
-        nonzero,
-        take,
-        take_along_axis,
-        unravel_index,
-        where,
-    )
-    from blufunc.numpy.picking import choose_by as select
-    from blufunc.numpy.polynomials import (
-        poly,
-        polyadd,
-        polyder,
-        polydiv,
-        polyfit,
-        polyint,
-        polymul,
-        polysub,
-        polyval,
-        roots,
-    )
-    from blufunc.numpy.promotion import broadcast_shapes
-    from blufunc.numpy.reductions import (
-        all,
-        amax,
-        amin,
-        any,
-        argmax,
-        argmin,
-        average,
-        count_nonzero,
-        cumprod,
-        cumsum,
-        cumulative_prod,
-        cumulative_sum,
-        max,
-        mean,
-        min,
-        prod,
-        ptp,
-        std,
-        sum,
-        var,
-    )
-    from blufunc.numpy.searching import (
-        digitize,
-        interp,
-        isin,
-        searchsorted,
-    )
-    from blufunc.numpy.sets import (
-        intersect1d,
-        setdiff1d,
-        setxor1d,
-        union1d,
-        unique,
-        unique_all,
-        unique_counts,
-        unique_inverse,
-        unique_values,
-    )
-    from blufunc.numpy.signals import bartlett, blackman, convolve, correlate, hamming, hanning
-    from blufunc.numpy.sorting import (
-        argpartition,
-        argsort,
-        lexsort,
-        partition,
-        sort,
-        sort_complex,
-    )
-    from blufunc.numpy.standard import __array_api_version__, __array_namespace_info__
-    from blufunc.numpy.statistics import (
-        corrcoef,
-        cov,
-        median,
-        nanmedian,
-        nanpercentile,
-        nanquantile,
-        percentile,
-        quantile,
-    )
-    from blufunc.numpy.types import (
-        ComplexWarning,
-        bfloat16,
-        bool_,
-        can_cast,
-        cdouble,
-        character,
-        complex64,
-        complex128,
-        complex_,
-        complexfloating,
-        csingle,
-        double,
-        dtype,
-        finfo,
-        flexible,
-        float8_e4m3fn,
-        float8_e5m2,
-        float16,
-        float32,
-        float64,
-        float_,
-        floating,
-        generic,
-        iinfo,
-        inexact,
-        int8,
-        int16,
-        int32,
-        int64,
-        int_,
-        integer,
-        iscomplexobj,
-        isdtype,
-        isrealobj,
-        isscalar,
-        issubdtype,
-        iterable,
-        number,
-        object_,
-        promote_types,
-        result_type,
-        signedinteger,
-        single,
-        uint,
-        uint8,
-        uint16,
-        uint32,
-        uint64,
-        unsignedinteger,
-    )
-    from blufunc.numpy.types import bool_ as bool
-
 pi, e, euler_gamma, inf, nan = _np.pi, _np.e, _np.euler_gamma, _np.inf, _np.nan
 newaxis = None
 
-
-__all__ = [
-    # constants
-    "e", "euler_gamma", "inf", "nan", "newaxis", "pi",
-    # modules
-    "fft", "linalg",
-    # creation
-    "arange", "array", "asarray", "astype", "copy", "empty", "empty_like", "eye", "full",
-    "full_like", "geomspace", "identity", "indices", "linspace", "logspace", "meshgrid", "ones",
-    "ones_like", "tri", "tril", "tril_indices", "triu", "triu_indices", "vander", "zeros",
-    "zeros_like",
-    # elementwise
-    "abs", "absolute", "acos", "acosh", "add", "angle", "arccos", "arccosh", "arcsin", "arcsinh",
-    "arctan", "arctan2", "arctanh", "around", "asin", "asinh", "atan", "atan2", "atanh",
-    "bitwise_and", "bitwise_count", "bitwise_invert", "bitwise_left_shift", "bitwise_not",
-    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "cbrt", "ceil", "clip", "conj", "conjugate",
-    "copysign", "cos", "cosh", "deg2rad", "degrees", "divide", "divmod", "equal", "exp", "exp2",
-    "expm1", "fabs", "fix", "float_power", "floor", "floor_divide", "fmax", "fmin", "fmod",
-    "greater", "greater_equal", "heaviside", "hypot", "imag", "invert", "iscomplex", "isfinite",
-    "isinf", "isnan", "isneginf", "isposinf", "isreal", "left_shift", "less", "less_equal", "log",
-    "log10", "log1p", "log2", "logaddexp", "logaddexp2", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "maximum", "minimum", "mod", "multiply", "nan_to_num", "negative", "nextafter",
-    "not_equal", "positive", "pow", "power", "rad2deg", "radians", "real", "reciprocal",
-    "remainder", "right_shift", "rint", "round", "sign", "signbit", "sin", "sinc", "sinh", "sqrt",
-    "square", "subtract", "tan", "tanh", "true_divide", "trunc",
-    # differences
-    "diff", "ediff1d", "gradient", "trapezoid", "unwrap",
-    # editing
-    "choose", "compress", "delete", "extract", "fill_diagonal", "insert", "place", "put",
-    "put_along_axis", "resize", "trim_zeros",
-    # functional
-    "apply_along_axis", "apply_over_axes", "fromfunction", "piecewise", "vectorize",
-    # grids
-    "c_", "diag_indices", "diag_indices_from", "index_exp", "mask_indices", "mgrid", "ogrid", "r_",
-    "ravel_multi_index", "s_", "tril_indices_from", "triu_indices_from",
-    # histograms
-    "bincount", "histogram", "histogram2d", "histogram_bin_edges", "histogramdd",
-    # interchange
-    "array_repr", "array_str", "from_dlpack", "frombuffer", "fromfile", "fromiter", "fromstring",
-    "get_printoptions", "load", "printoptions", "save", "savez", "set_printoptions",
-    # joining
-    "append", "array_split", "block", "column_stack", "concat", "concatenate", "dsplit", "dstack",
-    "hsplit", "hstack", "repeat", "roll", "split", "stack", "tile", "unstack", "vsplit", "vstack",
-    # linear
-    "cross", "diag", "diagflat", "diagonal", "dot", "einsum", "einsum_path", "inner", "kron",
-    "matmul", "matvec", "outer", "tensordot", "trace", "vdot", "vecdot", "vecmat",
-    # manipulation
-    "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "broadcast_to", "expand_dims",
-    "flip", "fliplr", "flipud", "matrix_transpose", "moveaxis", "ndim", "permute_dims", "ravel",
-    "reshape", "rollaxis", "rot90", "shape", "size", "squeeze", "swapaxes", "transpose",
-    # nan_reductions
-    "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod",
-    "nanstd", "nansum", "nanvar",
-    # numbers
-    "frexp", "gcd", "i0", "kaiser", "lcm", "ldexp", "modf", "packbits", "spacing", "unpackbits",
-    # padding
-    "pad",
-    # picking
-    "allclose", "argwhere", "array_equal", "array_equiv", "flatnonzero", "isclose", "ix_",
-    "nonzero", "select", "take", "take_along_axis", "unravel_index", "where",
-    # polynomials
-    "poly", "polyadd", "polyder", "polydiv", "polyfit", "polyint", "polymul", "polysub", "polyval",
-    "roots",
-    # promotion
-    "broadcast_shapes",
-    # reductions
-    "all", "amax", "amin", "any", "argmax", "argmin", "average", "count_nonzero", "cumprod",
-    "cumsum", "cumulative_prod", "cumulative_sum", "max", "mean", "min", "prod", "ptp", "std",
-    "sum", "var",
-    # searching
-    "digitize", "interp", "isin", "searchsorted",
-    # sets
-    "intersect1d", "setdiff1d", "setxor1d", "union1d", "unique", "unique_all", "unique_counts",
-    "unique_inverse", "unique_values",
-    # signals
-    "bartlett", "blackman", "convolve", "correlate", "hamming", "hanning",
-    # sorting
-    "argpartition", "argsort", "lexsort", "partition", "sort", "sort_complex",
-    # standard
-    "__array_api_version__", "__array_namespace_info__",
-    # statistics
-    "corrcoef", "cov", "median", "nanmedian", "nanpercentile", "nanquantile", "percentile",
-    "quantile",
-    # types
-    "ComplexWarning", "bfloat16", "bool", "bool_", "can_cast", "cdouble", "character", "complex128",
-    "complex64", "complex_", "complexfloating", "csingle", "double", "dtype", "finfo", "flexible",
-    "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float_", "floating",
-    "generic", "iinfo", "inexact", "int16", "int32", "int64", "int8", "int_", "integer",
-    "iscomplexobj", "isdtype", "isrealobj", "isscalar", "issubdtype", "iterable", "ndarray",
-    "number", "object_", "promote_types", "result_type", "signedinteger", "single", "uint",
-    "uint16", "uint32", "uint64", "uint8", "unsignedinteger",
-]  # fmt: skip
+with _lazy.names(__name__):
+    from blufunc.numpy import fft as fft
+    from blufunc.numpy import linalg as linalg
+    from blufunc.numpy.creation import arange as arange
+    from blufunc.numpy.creation import array as array
+    from blufunc.numpy.creation import asarray as asarray
+    from blufunc.numpy.creation import astype as astype
+    from blufunc.numpy.creation import copy as copy
+    from blufunc.numpy.creation import empty as empty
+    from blufunc.numpy.creation import empty_like as empty_like
+    from blufunc.numpy.creation import eye as eye
+    from blufunc.numpy.creation import full as full
+    from blufunc.numpy.creation import full_like as full_like
+    from blufunc.numpy.creation import geomspace as geomspace
+    from blufunc.numpy.creation import identity as identity
+    from blufunc.numpy.creation import indices as indices
+    from blufunc.numpy.creation import linspace as linspace
+    from blufunc.numpy.creation import logspace as logspace
+    from blufunc.numpy.creation import meshgrid as meshgrid
+    from blufunc.numpy.creation import ones as ones
+    from blufunc.numpy.creation import ones_like as ones_like
+    from blufunc.numpy.creation import tri as tri
+    from blufunc.numpy.creation import tril as tril
+    from blufunc.numpy.creation import tril_indices as tril_indices
+    from blufunc.numpy.creation import triu as triu
+    from blufunc.numpy.creation import triu_indices as triu_indices
+    from blufunc.numpy.creation import vander as vander
+    from blufunc.numpy.creation import zeros as zeros
+    from blufunc.numpy.creation import zeros_like as zeros_like
+    from blufunc.numpy.differences import diff as diff
+    from blufunc.numpy.differences import ediff1d as ediff1d
+    from blufunc.numpy.differences import gradient as gradient
+    from blufunc.numpy.differences import trapezoid as trapezoid
+    from blufunc.numpy.differences import unwrap as unwrap
+    from blufunc.numpy.editing import choose as choose
+    from blufunc.numpy.editing import compress as compress
+    from blufunc.numpy.editing import delete as delete
+    from blufunc.numpy.editing import extract as extract
+    from blufunc.numpy.editing import fill_diagonal as fill_diagonal
+    from blufunc.numpy.editing import insert as insert
+    from blufunc.numpy.editing import place as place
+    from blufunc.numpy.editing import put as put
+    from blufunc.numpy.editing import put_along_axis as put_along_axis
+    from blufunc.numpy.editing import resize as resize
+    from blufunc.numpy.editing import trim_zeros as trim_zeros
+    from blufunc.numpy.elementwise import abs as abs
+    from blufunc.numpy.elementwise import absolute as absolute
+    from blufunc.numpy.elementwise import acos as acos
+    from blufunc.numpy.elementwise import acosh as acosh
+    from blufunc.numpy.elementwise import add as add
+    from blufunc.numpy.elementwise import angle as angle
+    from blufunc.numpy.elementwise import arccos as arccos
+    from blufunc.numpy.elementwise import arccosh as arccosh
+    from blufunc.numpy.elementwise import arcsin as arcsin
+    from blufunc.numpy.elementwise import arcsinh as arcsinh
+    from blufunc.numpy.elementwise import arctan as arctan
+    from blufunc.numpy.elementwise import arctan2 as arctan2
+    from blufunc.numpy.elementwise import arctanh as arctanh
+    from blufunc.numpy.elementwise import around as around
+    from blufunc.numpy.elementwise import asin as asin
+    from blufunc.numpy.elementwise import asinh as asinh
+    from blufunc.numpy.elementwise import atan as atan
+    from blufunc.numpy.elementwise import atan2 as atan2
+    from blufunc.numpy.elementwise import atanh as atanh
+    from blufunc.numpy.elementwise import bitwise_and as bitwise_and
+    from blufunc.numpy.elementwise import bitwise_count as bitwise_count
+    from blufunc.numpy.elementwise import bitwise_invert as bitwise_invert
+    from blufunc.numpy.elementwise import bitwise_left_shift as bitwise_left_shift
+    from blufunc.numpy.elementwise import bitwise_not as bitwise_not
+    from blufunc.numpy.elementwise import bitwise_or as bitwise_or
+    from blufunc.numpy.elementwise import bitwise_right_shift as bitwise_right_shift
+    from blufunc.numpy.elementwise import bitwise_xor as bitwise_xor
+    from blufunc.numpy.elementwise import cbrt as cbrt
+    from blufunc.numpy.elementwise import ceil as ceil
+    from blufunc.numpy.elementwise import clip as clip
+    from blufunc.numpy.elementwise import conj as conj
+    from blufunc.numpy.elementwise import conjugate as conjugate
+    from blufunc.numpy.elementwise import copysign as copysign
+    from blufunc.numpy.elementwise import cos as cos
+    from blufunc.numpy.elementwise import cosh as cosh
+    from blufunc.numpy.elementwise import deg2rad as deg2rad
+    from blufunc.numpy.elementwise import degrees as degrees
+    from blufunc.numpy.elementwise import divide as divide
+    from blufunc.numpy.elementwise import divmod as divmod
+    from blufunc.numpy.elementwise import equal as equal
+    from blufunc.numpy.elementwise import exp as exp
+    from blufunc.numpy.elementwise import exp2 as exp2
+    from blufunc.numpy.elementwise import expm1 as expm1
+    from blufunc.numpy.elementwise import fabs as fabs
+    from blufunc.numpy.elementwise import fix as fix
+    from blufunc.numpy.elementwise import float_power as float_power
+    from blufunc.numpy.elementwise import floor as floor
+    from blufunc.numpy.elementwise import floor_divide as floor_divide
+    from blufunc.numpy.elementwise import fmax as fmax
+    from blufunc.numpy.elementwise import fmin as fmin
+    from blufunc.numpy.elementwise import fmod as fmod
+    from blufunc.numpy.elementwise import greater as greater
+    from blufunc.numpy.elementwise import greater_equal as greater_equal
+    from blufunc.numpy.elementwise import heaviside as heaviside
+    from blufunc.numpy.elementwise import hypot as hypot
+    from blufunc.numpy.elementwise import imag as imag
+    from blufunc.numpy.elementwise import invert as invert
+    from blufunc.numpy.elementwise import iscomplex as iscomplex
+    from blufunc.numpy.elementwise import isfinite as isfinite
+    from blufunc.numpy.elementwise import isinf as isinf
+    from blufunc.numpy.elementwise import isnan as isnan
+    from blufunc.numpy.elementwise import isneginf as isneginf
+    from blufunc.numpy.elementwise import isposinf as isposinf
+    from blufunc.numpy.elementwise import isreal as isreal
+    from blufunc.numpy.elementwise import left_shift as left_shift
+    from blufunc.numpy.elementwise import less as less
+    from blufunc.numpy.elementwise import less_equal as less_equal
+    from blufunc.numpy.elementwise import log as log
+    from blufunc.numpy.elementwise import log1p as log1p
+    from blufunc.numpy.elementwise import log2 as log2
+    from blufunc.numpy.elementwise import log10 as log10
+    from blufunc.numpy.elementwise import logaddexp as logaddexp
+    from blufunc.numpy.elementwise import logaddexp2 as logaddexp2
+    from blufunc.numpy.elementwise import logical_and as logical_and
+    from blufunc.numpy.elementwise import logical_not as logical_not
+    from blufunc.numpy.elementwise import logical_or as logical_or
+    from blufunc.numpy.elementwise import logical_xor as logical_xor
+    from blufunc.numpy.elementwise import maximum as maximum
+    from blufunc.numpy.elementwise import minimum as minimum
+    from blufunc.numpy.elementwise import mod as mod
+    from blufunc.numpy.elementwise import multiply as multiply
+    from blufunc.numpy.elementwise import nan_to_num as nan_to_num
+    from blufunc.numpy.elementwise import negative as negative
+    from blufunc.numpy.elementwise import nextafter as nextafter
+    from blufunc.numpy.elementwise import not_equal as not_equal
+    from blufunc.numpy.elementwise import positive as positive
+    from blufunc.numpy.elementwise import pow as pow
+    from blufunc.numpy.elementwise import power as power
+    from blufunc.numpy.elementwise import rad2deg as rad2deg
+    from blufunc.numpy.elementwise import radians as radians
+    from blufunc.numpy.elementwise import real as real
+    from blufunc.numpy.elementwise import reciprocal as reciprocal
+    from blufunc.numpy.elementwise import remainder as remainder
+    from blufunc.numpy.elementwise import right_shift as right_shift
+    from blufunc.numpy.elementwise import rint as rint
+    from blufunc.numpy.elementwise import round as round
+    from blufunc.numpy.elementwise import sign as sign
+    from blufunc.numpy.elementwise import signbit as signbit
+    from blufunc.numpy.elementwise import sin as sin
+    from blufunc.numpy.elementwise import sinc as sinc
+    from blufunc.numpy.elementwise import sinh as sinh
+    from blufunc.numpy.elementwise import sqrt as sqrt
+    from blufunc.numpy.elementwise import square as square
+    from blufunc.numpy.elementwise import subtract as subtract
+    from blufunc.numpy.elementwise import tan as tan
+    from blufunc.numpy.elementwise import tanh as tanh
+    from blufunc.numpy.elementwise import true_divide as true_divide
+    from blufunc.numpy.elementwise import trunc as trunc
+    from blufunc.numpy.functional import apply_along_axis as apply_along_axis
+    from blufunc.numpy.functional import apply_over_axes as apply_over_axes
+    from blufunc.numpy.functional import fromfunction as fromfunction
+    from blufunc.numpy.functional import piecewise as piecewise
+    from blufunc.numpy.functional import vectorize as vectorize
+    from blufunc.numpy.grids import c_ as c_
+    from blufunc.numpy.grids import diag_indices as diag_indices
+    from blufunc.numpy.grids import diag_indices_from as diag_indices_from
+    from blufunc.numpy.grids import index_exp as index_exp
+    from blufunc.numpy.grids import mask_indices as mask_indices
+    from blufunc.numpy.grids import mgrid as mgrid
+    from blufunc.numpy.grids import ogrid as ogrid
+    from blufunc.numpy.grids import r_ as r_
+    from blufunc.numpy.grids import ravel_multi_index as ravel_multi_index
+    from blufunc.numpy.grids import s_ as s_
+    from blufunc.numpy.grids import tril_indices_from as tril_indices_from
+    from blufunc.numpy.grids import triu_indices_from as triu_indices_from
+    from blufunc.numpy.histograms import bincount as bincount
+    from blufunc.numpy.histograms import histogram as histogram
+    from blufunc.numpy.histograms import histogram2d as histogram2d
+    from blufunc.numpy.histograms import histogram_bin_edges as histogram_bin_edges
+    from blufunc.numpy.histograms import histogramdd as histogramdd
+    from blufunc.numpy.interchange import array_repr as array_repr
+    from blufunc.numpy.interchange import array_str as array_str
+    from blufunc.numpy.interchange import from_dlpack as from_dlpack
+    from blufunc.numpy.interchange import frombuffer as frombuffer
+    from blufunc.numpy.interchange import fromfile as fromfile
+    from blufunc.numpy.interchange import fromiter as fromiter
+    from blufunc.numpy.interchange import fromstring as fromstring
+    from blufunc.numpy.interchange import get_printoptions as get_printoptions
+    from blufunc.numpy.interchange import load as load
+    from blufunc.numpy.interchange import printoptions as printoptions
+    from blufunc.numpy.interchange import save as save
+    from blufunc.numpy.interchange import savez as savez
+    from blufunc.numpy.interchange import set_printoptions as set_printoptions
+    from blufunc.numpy.joining import append as append
+    from blufunc.numpy.joining import array_split as array_split
+    from blufunc.numpy.joining import block as block
+    from blufunc.numpy.joining import column_stack as column_stack
+    from blufunc.numpy.joining import concat as concat
+    from blufunc.numpy.joining import concatenate as concatenate
+    from blufunc.numpy.joining import dsplit as dsplit
+    from blufunc.numpy.joining import dstack as dstack
+    from blufunc.numpy.joining import hsplit as hsplit
+    from blufunc.numpy.joining import hstack as hstack
+    from blufunc.numpy.joining import repeat as repeat
+    from blufunc.numpy.joining import roll as roll
+    from blufunc.numpy.joining import split as split
+    from blufunc.numpy.joining import stack as stack
+    from blufunc.numpy.joining import tile as tile
+    from blufunc.numpy.joining import unstack as unstack
+    from blufunc.numpy.joining import vsplit as vsplit
+    from blufunc.numpy.joining import vstack as vstack
+    from blufunc.numpy.linear import cross as cross
+    from blufunc.numpy.linear import diag as diag
+    from blufunc.numpy.linear import diagflat as diagflat
+    from blufunc.numpy.linear import diagonal as diagonal
+    from blufunc.numpy.linear import dot as dot
+    from blufunc.numpy.linear import einsum as einsum
+    from blufunc.numpy.linear import einsum_path as einsum_path
+    from blufunc.numpy.linear import inner as inner
+    from blufunc.numpy.linear import kron as kron
+    from blufunc.numpy.linear import matmul as matmul
+    from blufunc.numpy.linear import matvec as matvec
+    from blufunc.numpy.linear import outer as outer
+    from blufunc.numpy.linear import tensordot as tensordot
+    from blufunc.numpy.linear import trace as trace
+    from blufunc.numpy.linear import vdot as vdot
+    from blufunc.numpy.linear import vecdot as vecdot
+    from blufunc.numpy.linear import vecmat as vecmat
+    from blufunc.numpy.manipulation import atleast_1d as atleast_1d
+    from blufunc.numpy.manipulation import atleast_2d as atleast_2d
+    from blufunc.numpy.manipulation import atleast_3d as atleast_3d
+    from blufunc.numpy.manipulation import broadcast_arrays as broadcast_arrays
+    from blufunc.numpy.manipulation import broadcast_to as broadcast_to
+    from blufunc.numpy.manipulation import expand_dims as expand_dims
+    from blufunc.numpy.manipulation import flip as flip
+    from blufunc.numpy.manipulation import fliplr as fliplr
+    from blufunc.numpy.manipulation import flipud as flipud
+    from blufunc.numpy.manipulation import matrix_transpose as matrix_transpose
+    from blufunc.numpy.manipulation import moveaxis as moveaxis
+    from blufunc.numpy.manipulation import ndim as ndim
+    from blufunc.numpy.manipulation import permute_dims as permute_dims
+    from blufunc.numpy.manipulation import ravel as ravel
+    from blufunc.numpy.manipulation import reshape as reshape
+    from blufunc.numpy.manipulation import rollaxis as rollaxis
+    from blufunc.numpy.manipulation import rot90 as rot90
+    from blufunc.numpy.manipulation import shape as shape
+    from blufunc.numpy.manipulation import size as size
+    from blufunc.numpy.manipulation import squeeze as squeeze
+    from blufunc.numpy.manipulation import swapaxes as swapaxes
+    from blufunc.numpy.manipulation import transpose as transpose
+    from blufunc.numpy.nan_reductions import nanargmax as nanargmax
+    from blufunc.numpy.nan_reductions import nanargmin as nanargmin
+    from blufunc.numpy.nan_reductions import nancumprod as nancumprod
+    from blufunc.numpy.nan_reductions import nancumsum as nancumsum
+    from blufunc.numpy.nan_reductions import nanmax as nanmax
+    from blufunc.numpy.nan_reductions import nanmean as nanmean
+    from blufunc.numpy.nan_reductions import nanmin as nanmin
+    from blufunc.numpy.nan_reductions import nanprod as nanprod
+    from blufunc.numpy.nan_reductions import nanstd as nanstd
+    from blufunc.numpy.nan_reductions import nansum as nansum
+    from blufunc.numpy.nan_reductions import nanvar as nanvar
+    from blufunc.numpy.numbers import frexp as frexp
+    from blufunc.numpy.numbers import gcd as gcd
+    from blufunc.numpy.numbers import i0 as i0
+    from blufunc.numpy.numbers import kaiser as kaiser
+    from blufunc.numpy.numbers import lcm as lcm
+    from blufunc.numpy.numbers import ldexp as ldexp
+    from blufunc.numpy.numbers import modf as modf
+    from blufunc.numpy.numbers import packbits as packbits
+    from blufunc.numpy.numbers import spacing as spacing
+    from blufunc.numpy.numbers import unpackbits as unpackbits
+    from blufunc.numpy.padding import pad as pad
+    from blufunc.numpy.picking import allclose as allclose
+    from blufunc.numpy.picking import argwhere as argwhere
+    from blufunc.numpy.picking import array_equal as array_equal
+    from blufunc.numpy.picking import array_equiv as array_equiv
+    from blufunc.numpy.picking import flatnonzero as flatnonzero
+    from blufunc.numpy.picking import isclose as isclose
+    from blufunc.numpy.picking import ix_ as ix_
+    from blufunc.numpy.picking import nonzero as nonzero
+    from blufunc.numpy.picking import select as select
+    from blufunc.numpy.picking import take as take
+    from blufunc.numpy.picking import take_along_axis as take_along_axis
+    from blufunc.numpy.picking import unravel_index as unravel_index
+    from blufunc.numpy.picking import where as where
+    from blufunc.numpy.polynomials import poly as poly
+    from blufunc.numpy.polynomials import polyadd as polyadd
+    from blufunc.numpy.polynomials import polyder as polyder
+    from blufunc.numpy.polynomials import polydiv as polydiv
+    from blufunc.numpy.polynomials import polyfit as polyfit
+    from blufunc.numpy.polynomials import polyint as polyint
+    from blufunc.numpy.polynomials import polymul as polymul
+    from blufunc.numpy.polynomials import polysub as polysub
+    from blufunc.numpy.polynomials import polyval as polyval
+    from blufunc.numpy.polynomials import roots as roots
+    from blufunc.numpy.promotion import broadcast_shapes as broadcast_shapes
+    from blufunc.numpy.reductions import all as all
+    from blufunc.numpy.reductions import amax as amax
+    from blufunc.numpy.reductions import amin as amin
+    from blufunc.numpy.reductions import any as any
+    from blufunc.numpy.reductions import argmax as argmax
+    from blufunc.numpy.reductions import argmin as argmin
+    from blufunc.numpy.reductions import average as average
+    from blufunc.numpy.reductions import count_nonzero as count_nonzero
+    from blufunc.numpy.reductions import cumprod as cumprod
+    from blufunc.numpy.reductions import cumsum as cumsum
+    from blufunc.numpy.reductions import cumulative_prod as cumulative_prod
+    from blufunc.numpy.reductions import cumulative_sum as cumulative_sum
+    from blufunc.numpy.reductions import max as max
+    from blufunc.numpy.reductions import mean as mean
+    from blufunc.numpy.reductions import min as min
+    from blufunc.numpy.reductions import prod as prod
+    from blufunc.numpy.reductions import ptp as ptp
+    from blufunc.numpy.reductions import std as std
+    from blufunc.numpy.reductions import sum as sum
+    from blufunc.numpy.reductions import var as var
+    from blufunc.numpy.searching import digitize as digitize
+    from blufunc.numpy.searching import interp as interp
+    from blufunc.numpy.searching import isin as isin
+    from blufunc.numpy.searching import searchsorted as searchsorted
+    from blufunc.numpy.sets import intersect1d as intersect1d
+    from blufunc.numpy.sets import setdiff1d as setdiff1d
+    from blufunc.numpy.sets import setxor1d as setxor1d
+    from blufunc.numpy.sets import union1d as union1d
+    from blufunc.numpy.sets import unique as unique
+    from blufunc.numpy.sets import unique_all as unique_all
+    from blufunc.numpy.sets import unique_counts as unique_counts
+    from blufunc.numpy.sets import unique_inverse as unique_inverse
+    from blufunc.numpy.sets import unique_values as unique_values
+    from blufunc.numpy.signals import bartlett as bartlett
+    from blufunc.numpy.signals import blackman as blackman
+    from blufunc.numpy.signals import convolve as convolve
+    from blufunc.numpy.signals import correlate as correlate
+    from blufunc.numpy.signals import hamming as hamming
+    from blufunc.numpy.signals import hanning as hanning
+    from blufunc.numpy.sorting import argpartition as argpartition
+    from blufunc.numpy.sorting import argsort as argsort
+    from blufunc.numpy.sorting import lexsort as lexsort
+    from blufunc.numpy.sorting import partition as partition
+    from blufunc.numpy.sorting import sort as sort
+    from blufunc.numpy.sorting import sort_complex as sort_complex
+    from blufunc.numpy.standard import __array_api_version__ as __array_api_version__
+    from blufunc.numpy.standard import __array_namespace_info__ as __array_namespace_info__
+    from blufunc.numpy.standard import bool as bool
+    from blufunc.numpy.statistics import corrcoef as corrcoef
+    from blufunc.numpy.statistics import cov as cov
+    from blufunc.numpy.statistics import median as median
+    from blufunc.numpy.statistics import nanmedian as nanmedian
+    from blufunc.numpy.statistics import nanpercentile as nanpercentile
+    from blufunc.numpy.statistics import nanquantile as nanquantile
+    from blufunc.numpy.statistics import percentile as percentile
+    from blufunc.numpy.statistics import quantile as quantile
+    from blufunc.numpy.types import ComplexWarning as ComplexWarning
+    from blufunc.numpy.types import bfloat16 as bfloat16
+    from blufunc.numpy.types import bool_ as bool_
+    from blufunc.numpy.types import can_cast as can_cast
+    from blufunc.numpy.types import cdouble as cdouble
+    from blufunc.numpy.types import character as character
+    from blufunc.numpy.types import complex64 as complex64
+    from blufunc.numpy.types import complex128 as complex128
+    from blufunc.numpy.types import complex_ as complex_
+    from blufunc.numpy.types import complexfloating as complexfloating
+    from blufunc.numpy.types import csingle as csingle
+    from blufunc.numpy.types import double as double
+    from blufunc.numpy.types import dtype as dtype
+    from blufunc.numpy.types import finfo as finfo
+    from blufunc.numpy.types import flexible as flexible
+    from blufunc.numpy.types import float8_e4m3fn as float8_e4m3fn
+    from blufunc.numpy.types import float8_e5m2 as float8_e5m2
+    from blufunc.numpy.types import float16 as float16
+    from blufunc.numpy.types import float32 as float32
+    from blufunc.numpy.types import float64 as float64
+    from blufunc.numpy.types import float_ as float_
+    from blufunc.numpy.types import floating as floating
+    from blufunc.numpy.types import generic as generic
+    from blufunc.numpy.types import iinfo as iinfo
+    from blufunc.numpy.types import inexact as inexact
+    from blufunc.numpy.types import int8 as int8
+    from blufunc.numpy.types import int16 as int16
+    from blufunc.numpy.types import int32 as int32
+    from blufunc.numpy.types import int64 as int64
+    from blufunc.numpy.types import int_ as int_
+    from blufunc.numpy.types import integer as integer
+    from blufunc.numpy.types import iscomplexobj as iscomplexobj
+    from blufunc.numpy.types import isdtype as isdtype
+    from blufunc.numpy.types import isrealobj as isrealobj
+    from blufunc.numpy.types import isscalar as isscalar
+    from blufunc.numpy.types import issubdtype as issubdtype
+    from blufunc.numpy.types import iterable as iterable
+    from blufunc.numpy.types import ndarray as ndarray
+    from blufunc.numpy.types import number as number
+    from blufunc.numpy.types import object_ as object_
+    from blufunc.numpy.types import promote_types as promote_types
+    from blufunc.numpy.types import result_type as result_type
+    from blufunc.numpy.types import signedinteger as signedinteger
+    from blufunc.numpy.types import single as single
+    from blufunc.numpy.types import uint as uint
+    from blufunc.numpy.types import uint8 as uint8
+    from blufunc.numpy.types import uint16 as uint16
+    from blufunc.numpy.types import uint32 as uint32
+    from blufunc.numpy.types import uint64 as uint64
+    from blufunc.numpy.types import unsignedinteger as unsignedinteger

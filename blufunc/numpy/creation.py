@@ -1,4 +1,4 @@
-"""Array creation: from shapes, from scalars and sequences, and from other libraries' arrays.
+"""Array creation: from shapes, values, and other libraries' arrays.
 
 Face. What is made outside of a trace lies on the default device (or ``device``) in storage of its
 own; inside a trace, constants are equations (``broadcast_in_dim`` of a number, ``iota``), so that
@@ -30,6 +30,7 @@ from blufunc.numpy.promotion import (
     cast,
     constant,
     dtype_of,
+    fits,
     match_shapes,
     promote_dtypes,
     shape_of,
@@ -48,7 +49,7 @@ with _lazy.modules(globals()):
 def asarray(
     a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, device: Any = None
 ) -> Value:
-    """Convert ``a`` to an array: scalars, nested lists, NumPy arrays, or any array-like.
+    """Convert ``a``, a scalar, nested list, NumPy array or array-like, to an array.
 
     Without ``dtype``, Python scalars and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
     and no value passes through 32 bits. An array is returned as it is where nothing has to change
@@ -69,7 +70,7 @@ def asarray(
     if isinstance(x, Value):
         return _from_value(x, want, copy, device)
     if isinstance(x, (list, tuple)):
-        if _holds_values(x):
+        if holds_values(x):
             return _stack_nested(x, want)
         if not x:
             x = np.zeros((0,), want or dtypes.float32)
@@ -142,8 +143,9 @@ def _from_value(x: Value, want: np.dtype | None, copy: bool | None, device: Any)
     return ops.copy_p.bind(x) if copy else x
 
 
-def _holds_values(x: Any) -> bool:
-    return any(isinstance(e, Value) or (isinstance(e, (list, tuple)) and _holds_values(e)) for e in x)
+def holds_values(x: Any) -> bool:
+    """True if nested lists hold arrays or tracers."""
+    return any(isinstance(e, Value) or (isinstance(e, (list, tuple)) and holds_values(e)) for e in x)
 
 
 def _stack_nested(x: Sequence, want: np.dtype | None) -> Value:
@@ -176,9 +178,7 @@ def _host(x: Any, want: np.dtype | None) -> np.ndarray:
         with np.errstate(all="ignore"):
             return host if host.dtype == want else numerics.convert(host, want)
     except errors.BlufuncError as e:
-        if e.where is None:
-            raise type(e)(e.what, where=source.here(), why=e.why, fix=e.fix) from None
-        raise
+        raise source.located(e) from None
     except OverflowError as e:
         raise errors.ValueRangeError(
             f"asarray: {e}.", where=source.here(), fix="use a wider dtype, or convert in NumPy first"
@@ -197,7 +197,9 @@ def copy(a: Any, order: str | None = None) -> Value:
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Value:
-    """Cast to another dtype. Floats become integers toward zero; complex numbers lose their imaginary part.
+    """Cast to another dtype.
+
+    Floats become integers toward zero; complex numbers lose their imaginary part.
 
     Floats beyond an integer dtype become its smallest or largest integer, and NaN becomes 0.
     """
@@ -224,7 +226,7 @@ def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = N
 
 
 def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
-    """Zeros of a shape (an int or a tuple of int), float32 unless ``dtype`` says otherwise.
+    """Zeros of a shape (an int or a tuple of int), float32 by default.
 
     ``device`` may be a ``NamedSharding``, here and in ``ones``, ``empty`` and ``full``.
     """
@@ -232,7 +234,7 @@ def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
 
 
 def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
-    """Ones of a shape (an int or a tuple of int), float32 unless ``dtype`` says otherwise."""
+    """Ones of a shape (an int or a tuple of int), float32 by default."""
     return _filled(shape_of(shape, "ones"), 1, dtype_of(dtype) or dtypes.float32, device)
 
 
@@ -242,7 +244,7 @@ def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
-    """A constant array, in the dtype of the value (32-bit for Python scalars) or ``dtype``.
+    """A constant array, of ``dtype`` or the value's (32-bit for Python scalars).
 
     ``fill_value`` may be an array, which is broadcast to the shape.
     """
@@ -264,13 +266,9 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
 def match_to(name: str, shape: tuple[int, ...], *xs: Value) -> list[Value]:
     """Values broadcast to ``shape``, which they may not exceed."""
     for x in xs:
-        own = x.aval.shape
-        fits = len(own) <= len(shape) and all(
-            a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False)
-        )
-        if not fits:
+        if not fits(x.aval.shape, shape):
             raise errors.ShapeError(
-                f"{name}: an array of shape {own} does not broadcast to {shape}.",
+                f"{name}: an array of shape {x.aval.shape} does not broadcast to {shape}.",
                 where=source.here(),
                 why="axes align at the right, and only axes of size 1 stretch.",
                 fix="insert or drop axes first (x[:, None], x.reshape(...))",
@@ -332,7 +330,9 @@ def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, 
 
 
 def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None) -> Value:
-    """``start``, ``start + step``, ... below ``stop``: rank 1; int32, or float32 if one of them is a float.
+    """``start``, ``start + step``, ... below ``stop``: rank 1.
+
+    The dtype is int32, or float32 if one of them is a float.
 
     The length must be known while tracing, so all three are Python or NumPy numbers.
     """
@@ -389,7 +389,7 @@ def linspace(
     *,
     device: Any = None,
 ) -> Any:
-    """``num`` evenly spaced values from ``start`` to ``stop`` (included if ``endpoint``), as floats.
+    """``num`` evenly spaced floats from ``start`` to ``stop`` (if ``endpoint``).
 
     The ends may be arrays, which broadcast; the new axis is ``axis``. With ``retstep``, also the spacing.
     """
@@ -442,7 +442,7 @@ def logspace(
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
 ) -> Value:
-    """``num`` values from ``start`` to ``stop`` with a constant ratio, as floats; both ends of one sign."""
+    """``num`` floats from ``start`` to ``stop``, of one sign, with a constant ratio."""
     sign = ew.sign(start)
     logs = linspace(ew.log(ew.abs(start)), ew.log(ew.abs(stop)), num, endpoint, axis=axis)
     result = ew.multiply(sign, ew.exp(logs))
@@ -459,7 +459,7 @@ def _below(rows: int, columns: int, k: int) -> Value:
 
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Value:
-    """An ``(N, M)`` matrix with ones on diagonal ``k`` and zeros elsewhere, float32 unless given."""
+    """An ``(N, M)`` matrix, ones on diagonal ``k``, else zeros, float32 by default."""
     n = static_int(N, "eye", "N")
     m = n if M is None else static_int(M, "eye", "M")
     k = static_int(k, "eye", "k")
@@ -478,7 +478,7 @@ def identity(n: int, dtype: Any = None) -> Value:
 
 
 def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Value:
-    """An ``(N, M)`` matrix with ones on and below diagonal ``k``, zeros above, float32 unless given."""
+    """An ``(N, M)`` matrix, ones up to diagonal ``k``, else 0, float32 by default."""
     n = static_int(N, "tri", "N")
     mask = _below(n, n if M is None else static_int(M, "tri", "M"), static_int(k, "tri", "k"))
     return ops.convert(mask, dtype_of(dtype) or dtypes.float32)
@@ -514,14 +514,14 @@ def _triangle_sizes(name: str, n: Any, k: Any, m: Any) -> tuple[int, int, int]:
 
 
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
-    """Rows and columns, int32, of the elements on and below diagonal ``k`` of an ``(n, m)`` matrix."""
+    """Rows and columns, int32, of the lower triangle of an ``(n, m)`` matrix."""
     n, k, m = _triangle_sizes("tril_indices", n, k, m)
     rows, columns = np.tril_indices(n, k, m)
     return asarray(rows), asarray(columns)
 
 
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
-    """Rows and columns, int32, of the elements on and above diagonal ``k`` of an ``(n, m)`` matrix."""
+    """Rows and columns, int32, of the upper triangle of an ``(n, m)`` matrix."""
     n, k, m = _triangle_sizes("triu_indices", n, k, m)
     rows, columns = np.triu_indices(n, k, m)
     return asarray(rows), asarray(columns)
@@ -555,7 +555,7 @@ def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = 
 
 
 def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) -> Any:
-    """The coordinates of the elements of an array of shape ``dimensions``, int32 unless given.
+    """The coordinates of the elements of an array of shape ``dimensions``, int32.
 
     One array ``(rank, *dimensions)``; with ``sparse`` a tuple of arrays that broadcast to ``dimensions``.
     """
@@ -569,7 +569,7 @@ def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) 
 
 
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Value:
-    """The powers of the elements of a vector as columns of a matrix ``(n, N)``, descending unless ``increasing``."""
+    """The powers of a vector's elements as columns ``(n, N)``, descending by default."""
     x = as_value(x, "vander")
     if x.aval.ndim != 1:
         raise errors.ShapeError(

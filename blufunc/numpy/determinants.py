@@ -49,7 +49,7 @@ class SlogdetResult(NamedTuple):
 
 
 def det(a: Any) -> Value:
-    """The determinants of square matrices (..., n, n), with derivatives for singular ones too."""
+    """Determinants of square matrices (..., n, n), singular ones differentiable too."""
     a = inexact(a, "det")
     check_here(check_square, "det", a)
     n, last = a.aval.shape[-1], a.aval.ndim - 1
@@ -67,7 +67,7 @@ def det(a: Any) -> Value:
 
 
 def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
-    """Signs and logarithms of the absolute values of the determinants of square matrices (..., n, n).
+    """Signs and log absolute values of determinants of matrices (..., n, n).
 
     Args:
       method: None or ``"lu"``: by LU decomposition.

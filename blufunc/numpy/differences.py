@@ -1,4 +1,4 @@
-"""Differences and sums of neighbours: diff, gradient, the trapezoidal rule, unwrapped angles.
+"""Differences and sums of neighbours: diff, gradient, trapezoid, unwrap.
 
 Face over slices. Lines are cut into what comes before and after, so that all of it is elementwise.
 """
@@ -33,7 +33,7 @@ from blufunc.numpy.promotion import (
 
 
 def _part(x: Value, start: int, stop: int, d: int) -> Value:
-    """Positions ``start`` to ``stop`` of axis ``d``; a negative ``stop`` counts from the end."""
+    """Positions ``start`` to ``stop`` of axis ``d``; from the end if negative."""
     n = x.aval.shape[d]
     stop = stop if stop >= 0 else n + stop
     return shape_ops.slice_in_dim(x, min(start, n), max(min(start, n), stop), axis=d)
@@ -47,7 +47,7 @@ def _steps(x: Value, d: int) -> Value:
 
 
 def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Value:
-    """The differences of neighbours along an axis, taken ``n`` times; of booleans, whether they differ.
+    """Differences of neighbours along an axis, ``n`` times; inequality for booleans.
 
     ``prepend`` and ``append`` come before and after ``a`` along the axis: scalars, or arrays that fit.
     """
@@ -73,7 +73,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
 
 
 def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Value:
-    """The differences of neighbours of ``ary`` flattened, between ``to_begin`` and ``to_end``, in its dtype."""
+    """Differences of neighbours of ``ary`` flattened, with values at both ends."""
     x = as_value(ary, "ediff1d")
     result = diff(reshape(x, (x.aval.size,)))
     parts = []
@@ -104,7 +104,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Value:
 
 
 def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * math.pi) -> Value:
-    """p with multiples of ``period`` added, so that neighbours along an axis differ by half of it at most.
+    """Add multiples of ``period`` so that neighbours differ by half of it at most.
 
     Steps that are smaller than ``discont`` (half the period, if that is larger) are left alone. Integers with a
     Python integer as period stay integers.
@@ -135,7 +135,7 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * math.p
 
 
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int | None = None) -> Any:
-    """The slope of sampled values along each axis, as floats: central differences, one-sided at the ends.
+    """Slopes of samples along each axis, as floats: central, one-sided at the ends.
 
     Args:
       f: the samples, two at least along each axis that counts.
@@ -205,6 +205,6 @@ def _slope(f: Value, d: int, h: Value, order: int) -> Value:
 
 
 def _to_end(near: Value, far: Value, gap: Value, next_gap: Value) -> Value:
-    """The slope at an end of the parabola through three points, from those of the nearest two intervals."""
+    """The slope at an end of the parabola through three points."""
     bend = ew.divide(ew.subtract(near, far), ew.add(gap, next_gap))
     return ew.add(near, ew.multiply(bend, gap))

@@ -36,6 +36,7 @@ from blufunc.numpy.promotion import (
     broadcast_shapes,
     cast,
     constant,
+    line_axis,
     promote_dtypes,
     shape_of,
     stretch,
@@ -48,7 +49,7 @@ _INT32 = dtypes.int32
 
 
 def _known_positions(name: str, obj: Any, n: int) -> np.ndarray | None:
-    """Integer positions along an axis of size ``n`` as a NumPy array; None where they are traced."""
+    """Integer positions along an axis of size ``n`` as NumPy array; None if traced."""
     if isinstance(obj, slice):
         return np.arange(*obj.indices(n))
     if isinstance(obj, Tracer):
@@ -80,7 +81,7 @@ def _known_positions(name: str, obj: Any, n: int) -> np.ndarray | None:
 
 
 def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False) -> Value:
-    """``arr`` without the positions ``obj`` along an axis; flattened first if the axis is None.
+    """``arr`` without the positions ``obj`` along an axis; None flattens it.
 
     Args:
       arr: an array.
@@ -89,9 +90,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices
       assume_unique_indices: a promise that no position is named twice, so that the size of the result is known.
     """
     x = as_value(arr, "delete")
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "delete")
+    x, d = line_axis(x, axis, "delete")
     n = x.aval.shape[d]
     at = _known_positions("delete", obj, n)
     if at is not None:
@@ -110,7 +109,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices
 
 
 def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
-    """``arr`` with ``values`` put in before the positions ``obj`` along an axis; flattened first if the axis is None.
+    """``arr`` with ``values`` inserted before positions ``obj``; axis None flattens.
 
     Args:
       arr: an array.
@@ -121,9 +120,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
     """
     x = as_value(arr, "insert")
     new = asarray(values, x.aval.dtype)
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "insert")
+    x, d = line_axis(x, axis, "insert")
     n = x.aval.shape[d]
     known = _known_positions("insert", obj, n)
     at = from_numpy(known.astype(np.int32)) if known is not None else wrapped(as_value(obj, "insert"), n)
@@ -135,14 +132,14 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
     if not at.aval.ndim:
         new = moveaxis(new, 0, d)  # as NumPy does: one position takes rows
     count = at.aval.size if at.aval.size != 1 else new.aval.shape[d]
-    wanted = (*x.aval.shape[:d], count, *x.aval.shape[d + 1 :])
-    if broadcast_shapes(wanted, new.aval.shape) != wanted:
+    target = (*x.aval.shape[:d], count, *x.aval.shape[d + 1 :])
+    if broadcast_shapes(target, new.aval.shape) != target:
         raise errors.ShapeError(
             f"insert: values of shape {new.aval.shape} into {x.aval} along axis {d}.",
             where=source.here(),
             fix="values broadcast to x, but for the axis",
         )
-    lines, new = moveaxis(x, d, 0), moveaxis(stretch(new, wanted), d, 0)
+    lines, new = moveaxis(x, d, 0), moveaxis(stretch(new, target), d, 0)
     rest = lines.aval.shape[1:]
     at = ops.clamp(0, stretch(reshape(at, (at.aval.size,)), (count,)), n)
     order = sort_ops.argsort(at, 0)
@@ -158,7 +155,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
 
 
 def resize(a: Any, new_shape: Any) -> Value:
-    """The elements of ``a`` in row-major order in another shape, repeated from the first where they do not suffice."""
+    """The elements of ``a`` in another shape, repeated cyclically to fill it."""
     x, shape = as_value(a, "resize"), shape_of(new_shape, "resize")
     n, size = x.aval.size, math.prod(shape)
     flat = reshape(x, (n,))
@@ -170,7 +167,7 @@ def resize(a: Any, new_shape: Any) -> Value:
 
 
 def trim_zeros(filt: Any, trim: str = "fb", axis: int | None = None) -> Value:
-    """A vector without its zeros in front (``'f'`` in ``trim``) and at its end (``'b'``), outside of traces.
+    """A vector without leading (``'f'``) and trailing (``'b'``) zeros; not traceable.
 
     ``axis`` is its only one, 0, or None.
 
@@ -207,7 +204,7 @@ def compress(
     fill_value: Any = 0,
     out: Any = None,
 ) -> Value:
-    """The positions along an axis where ``condition``, a vector, holds; ``a`` flattened if the axis is None.
+    """Positions along an axis where the vector ``condition`` holds; None flattens.
 
     ``size`` is the number of elements to return, filled with ``fill_value``; required if ``condition`` is traced.
     """
@@ -215,9 +212,7 @@ def compress(
     mask, x = asarray(condition), as_value(a, "compress")
     if mask.aval.ndim != 1:
         raise errors.ShapeError(f"compress by {mask.aval}.", where=source.here(), fix="pass a vector")
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "compress")
+    x, d = line_axis(x, axis, "compress")
     n = x.aval.shape[d]
     if isinstance(mask, Array) and size is None:
         (known,) = np.nonzero(np.asarray(mask))
@@ -234,14 +229,14 @@ def compress(
 
 
 def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Value:
-    """The elements of ``arr`` flattened where ``condition`` flattened holds; see ``compress``."""
+    """The elements of ``arr`` where ``condition`` holds, both flattened."""
     mask = as_value(condition, "extract")
     flat = np.asarray(mask).reshape(-1) if isinstance(mask, Array) else reshape(mask, (mask.aval.size,))
     return compress(flat, arr, None, size=size, fill_value=fill_value)
 
 
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Value:
-    """For each element of ``a``, an integer, the element at its place of the choice with that number.
+    """For each integer in ``a``, the element at its place of that choice.
 
     ``a`` and the choices broadcast. For indices out of range, ``mode='clip'`` takes the nearest choice and ``'wrap'``
     wraps around; ``'raise'`` is an error, and requires concrete indices.
@@ -302,7 +297,7 @@ def _refuse_inplace(name: str, inplace: Any) -> None:
 
 
 def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Value:
-    """``a`` with ``v``, repeated as needed, at positions in ``a`` flattened; with ``inplace=False``.
+    """``a`` with ``v``, repeated, at flat positions; with ``inplace=False``.
 
     Out of range: nothing is written by default; ``mode='clip'`` writes to the nearest element, ``'wrap'`` counts round.
     """
@@ -327,7 +322,7 @@ def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = Tr
 
 
 def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Value:
-    """``arr`` with ``vals``, in turn and from the first again, where ``mask`` holds; with ``inplace=False``."""
+    """``arr`` with ``vals``, repeated, where ``mask`` holds; with ``inplace=False``."""
     _refuse_inplace("place", inplace)
     x, mask = as_value(arr, "place"), as_value(mask, "place")
     values = asarray(vals, x.aval.dtype)
@@ -348,19 +343,17 @@ def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Value:
 def put_along_axis(
     arr: Any, indices: Any, values: Any, axis: int | None, inplace: bool = True, *, mode: str | None = None
 ) -> Value:
-    """``arr`` with ``values`` where ``take_along_axis`` would read; with ``inplace=False``.
+    """``arr`` with ``values`` where ``take_along_axis`` reads; ``inplace=False``.
 
-    ``loopir/index`` have the rank of ``arr`` and sizes that broadcast to it but along the axis; ``values`` broadcast to
+    ``indices`` have the rank of ``arr`` and sizes that broadcast to it but along the axis; ``values`` broadcast to
     them. The axis None means ``arr`` flattened. Out of range nothing is written; ``mode='clip'`` writes to the nearest
     element.
     """
     _refuse_inplace("put_along_axis", inplace)
     x, at = as_value(arr, "put_along_axis"), as_value(indices, "put_along_axis")
     shape = x.aval.shape
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
+    x, d = line_axis(x, axis, "put_along_axis")
     rank = x.aval.ndim
-    d = axis_in(axis, rank, "put_along_axis")
     if at.aval.ndim != rank or not dtypes.is_integer(at.aval.dtype):
         raise errors.ShapeError(
             f"put_along_axis in {x.aval} at {at.aval}: the indices are integers of the same rank.",
@@ -396,7 +389,7 @@ def put_along_axis(
 
 
 def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Value:
-    """``a`` with ``val``, repeated as needed, on its main diagonal; with ``inplace=False``.
+    """``a`` with ``val``, repeated, on its diagonal; with ``inplace=False``.
 
     ``a`` has two axes, or several of one size. With ``wrap`` the diagonal of a tall matrix begins again below.
     """

@@ -87,7 +87,7 @@ left_shift = bitwise_left_shift = binary(
 
 
 def right_shift(x: Any, y: Any, /) -> Value:
-    """``x >> y`` of integers: signed ones keep their sign. Elementwise, with promotion and broadcasting."""
+    """``x >> y`` of integers, elementwise; signed ones keep their sign."""
     x, y = meet(x, y, "right_shift")
     prim = ops.shift_right_logical_p if dtypes.is_unsigned(x.aval.dtype) else ops.shift_right_arithmetic_p
     return prim.bind(x, y)
@@ -115,7 +115,7 @@ def abs(x: Any, /) -> Value:
     if not dtypes.is_complex(x.aval.dtype):
         return x if dtypes.is_bool(x.aval.dtype) else ops.abs(x)
     size = ops.abs(x)
-    return ops.select(isinf(x), constant(math.inf, size.aval.dtype), size)  # also beside NaN
+    return ops.select(isinf(x), constant(math.inf, size.aval.dtype), size)  # also if the other part is NaN
 
 
 absolute = abs
@@ -127,7 +127,7 @@ def fabs(x: Any, /) -> Value:
 
 
 def sign(x: Any, /) -> Value:
-    """-1, 0 or 1 as x is negative, zero or positive, elementwise; NaN stays NaN. Complex: ``x / |x|``."""
+    """-1, 0 or 1 by the sign of x, elementwise; complex: ``x / |x|``; NaN stays NaN."""
     return ops.sign_p.bind(value_of(x, "sign"))
 
 
@@ -159,7 +159,7 @@ rint = unary_inexact(ops.round_p, "rint", "The nearest integer as a float, ties 
 
 
 def round(a: Any, decimals: int = 0, out: Any = None) -> Value:
-    """``a`` rounded to a number of decimals, ties to even, elementwise, in the dtype of ``a``.
+    """Round to a number of decimals, ties to even, in the dtype of ``a``.
 
     Integers are rounded (half to even) only where ``decimals`` is negative.
     """
@@ -239,7 +239,7 @@ def fmod(x: Any, y: Any, /) -> Value:
 
 
 def floor_divide(x: Any, y: Any, /) -> Value:
-    """``x // y``, elementwise: the largest integer not above the quotient, in the promoted dtype."""
+    """``x // y``, elementwise, rounded down, in the promoted dtype."""
     x, y = meet(x, y, "floor_divide")
     _refuse_bool("floor_divide", x)
     dtype = x.aval.dtype
@@ -304,7 +304,7 @@ pow = power
 
 
 def _integer_power(x: Value, y: Value) -> Value:
-    """By squaring: six steps, so for exponents below 64, beyond which all but 0, 1 and -1 overflow."""
+    """Power by squaring in six steps; from 64 on only 0, 1 and -1 do not overflow."""
     dtype = x.aval.dtype
     one = constant(1, dtype)
     shift = ops.shift_right_logical_p if dtypes.is_unsigned(dtype) else ops.shift_right_arithmetic_p
@@ -328,7 +328,7 @@ def float_power(x: Any, y: Any, /) -> Value:
 
 
 def hypot(x: Any, y: Any, /) -> Value:
-    """``sqrt(x**2 + y**2)`` of real numbers without intermediate overflow, elementwise, as floats.
+    """``sqrt(x**2 + y**2)`` without intermediate overflow, elementwise, as floats.
 
     It is infinite where one of them is, even if the other is NaN.
     """
@@ -399,7 +399,7 @@ radians, degrees = deg2rad, rad2deg
 
 
 def heaviside(x: Any, y: Any, /) -> Value:
-    """0 where x is negative, 1 where it is positive, y where it is 0, elementwise, as floats."""
+    """0 where x is negative, 1 where positive, y where it is 0, as floats."""
     x, y = meet(x, y, "heaviside", inexact=True)
     zero, one = constant(0, x.aval.dtype), constant(1, x.aval.dtype)
     step = ops.select(ops.lt_p.bind(x, zero), zero, ops.select(ops.gt_p.bind(x, zero), one, x))
@@ -429,7 +429,7 @@ conjugate = conj
 
 
 def angle(z: Any, deg: bool = False) -> Value:
-    """The argument of complex numbers in radians (or degrees), elementwise; for real ones 0, or pi (also of -0.0)."""
+    """The argument of complex numbers in radians or degrees; real: 0 or pi (-0.0 too)."""
     x = inexact(z, "angle")
     if dtypes.is_complex(x.aval.dtype):
         result = ops.atan2(ops.imag(x), ops.real(x))
@@ -492,13 +492,13 @@ def iscomplex(x: Any) -> Value:
 
 
 def fmax(x1: Any, x2: Any) -> Value:
-    """The larger of ``x1`` and ``x2``, elementwise; the other one where one of them is NaN."""
+    """The larger of ``x1`` and ``x2``, elementwise; NaN only where both are."""
     x, y = meet(x1, x2, "fmax")
     return ops.select(ops.or_p.bind(greater(x, y), isnan(y)), *match_shapes("fmax", x, y))
 
 
 def fmin(x1: Any, x2: Any) -> Value:
-    """The smaller of ``x1`` and ``x2``, elementwise; the other one where one of them is NaN."""
+    """The smaller of ``x1`` and ``x2``, elementwise; NaN only where both are."""
     x, y = meet(x1, x2, "fmin")
     return ops.select(ops.or_p.bind(less(x, y), isnan(y)), *match_shapes("fmin", x, y))
 
@@ -506,7 +506,7 @@ def fmin(x1: Any, x2: Any) -> Value:
 def nan_to_num(
     x: Any, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Value:
-    """x with NaN and the infinities replaced (by 0 and the largest finite numbers), in the dtype of x.
+    """Replace NaN (by 0) and infinities (by the largest finite numbers).
 
     ``copy`` has no effect: arrays are immutable.
     """
@@ -584,7 +584,7 @@ def choose(condition: Any, x: Any, y: Any) -> Value:
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Value:
-    """x limited to [min, max], elementwise, with promotion and broadcasting; None leaves a side open."""
+    """Limit x to [min, max], elementwise; None leaves a side open."""
     bounds = [b for b in (min, max) if b is not None]
     if not bounds:
         return value_of(x, "clip")

@@ -22,7 +22,7 @@ from blufunc.numpy import elementwise
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.joining import roll
 from blufunc.numpy.manipulation import moveaxis
-from blufunc.numpy.promotion import as_value, cast, inexact
+from blufunc.numpy.promotion import as_value, cast, inexact, named
 
 _INVERSES = (FftType.IFFT, FftType.IRFFT)
 _SWAPPED = {None: "forward", "backward": "forward", "ortho": "ortho", "forward": "backward"}
@@ -31,7 +31,7 @@ _SWAPPED = {None: "forward", "backward": "forward", "ortho": "ortho", "forward":
 def _transform(
     x: Any, kind: FftType, sizes: Sequence[int] | None, axes: tuple[int, ...], norm: Any, name: str
 ) -> Value:
-    """The transform of a value over axes, in their order; of real kinds the last is the one that is halved."""
+    """Transform over axes in order; real kinds halve the last one."""
     if not _is_norm(norm):
         raise errors.ValueRangeError(
             f"{name}: {norm!r:.60} is not a normalization.",
@@ -50,9 +50,9 @@ def _transform(
             raise errors.ValueRangeError(
                 f"{name} of {x.aval} over {n} points.", where=source.here(), fix="give sizes of 1 or more"
             )
-    wanted = [*sizes[:-1], sizes[-1] // 2 + 1] if halved else sizes
+    input_sizes = [*sizes[:-1], sizes[-1] // 2 + 1] if halved else sizes
     config = [(0, 0, 0)] * x.aval.ndim
-    for d, n in zip(axes, wanted, strict=True):
+    for d, n in zip(axes, input_sizes, strict=True):
         config[d] = (0, n - x.aval.shape[d], 0)  # a negative count cuts
     x = pad(x, ew.zeros_of(x), config)
     last = tuple(range(x.aval.ndim - len(axes), x.aval.ndim))
@@ -117,14 +117,14 @@ def _along_one(name: str, kind: FftType, doc: str) -> Callable:
     def function(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
         return _one(a, kind, n, axis, norm, name)
 
-    return _named(function, name, doc + _ONE)
+    return named(function, name, doc + _ONE, "blufunc.numpy.fft")
 
 
 def _along_several(name: str, kind: FftType, doc: str, default: tuple[int, ...] | None = None) -> Callable:
     def function(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Value:
         return _several(a, kind, s, axes, norm, name)
 
-    return _named(function, name, doc + _SEVERAL)
+    return named(function, name, doc + _SEVERAL, "blufunc.numpy.fft")
 
 
 _ONE = """
@@ -146,12 +146,6 @@ _SEVERAL = """
     """
 
 
-def _named(function: Callable, name: str, doc: str) -> Callable:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    return function
-
-
 _HALF = "of real numbers: the half of the spectrum, ``n // 2 + 1`` points, that determines it"
 _WHOLE = "of the half spectrum of real numbers: these, ``n`` points, by default twice those given less two"
 
@@ -170,12 +164,12 @@ irfftn = _along_several("irfftn", FftType.IRFFT, f"The inverse transform over ax
 
 
 def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """The real spectrum, ``n`` points, of a signal with Hermitian symmetry of which a half is given; see ``irfft``."""
+    """The real ``n``-point spectrum of half a Hermitian signal; see ``irfft``."""
     return _one(elementwise.conj(a), FftType.IRFFT, n, axis, _swapped(norm), "hfft")
 
 
 def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """The half, ``n // 2 + 1`` points, of the signal with Hermitian symmetry whose spectrum is real; see ``rfft``."""
+    """Half (``n // 2 + 1``) of the Hermitian signal of a real spectrum; see ``rfft``."""
     return ew.conj(_one(a, FftType.RFFT, n, axis, _swapped(norm), "ihfft"))
 
 
@@ -184,7 +178,7 @@ def _is_norm(norm: Any) -> bool:
 
 
 def _swapped(norm: Any) -> Any:
-    """The normalization of the transform in the other direction; what is none stays, to be refused."""
+    """The inverse transform's normalization; an invalid one stays, to be refused."""
     return _SWAPPED[norm] if _is_norm(norm) else norm
 
 
@@ -219,17 +213,20 @@ def _frequencies(n: Any, d: Any, dtype: Any, name: str, positions: Callable[[int
 
 
 def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Value:
-    """The frequencies of the points of ``fft``: ``0, 1, ..., -2, -1`` over ``n * d``, d the spacing of samples."""
+    """The frequencies of ``fft``: ``0, 1, ..., -2, -1`` over ``n * d``.
+
+    ``d`` is the spacing of samples.
+    """
     return asarray(_frequencies(n, d, dtype, "fftfreq", lambda n: (n, (n + 1) // 2)), device=device)
 
 
 def rfftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Value:
-    """The frequencies of the points of ``rfft``: ``0, 1, ..., n // 2`` over ``n * d``, d the spacing of samples."""
+    """The frequencies of ``rfft``: ``0, 1, ..., n // 2`` over ``n * d``."""
     return asarray(_frequencies(n, d, dtype, "rfftfreq", lambda n: (n // 2 + 1, 0)), device=device)
 
 
 def fftshift(x: Any, axes: Any = None) -> Value:
-    """x with frequency 0, which comes first, moved to the middle of axes (by default all)."""
+    """Move frequency 0 from the start to the middle of axes (by default all)."""
     x = as_value(x, "fftshift")
     places = axes_in(axes, x.aval.ndim, "fftshift")
     return roll(x, tuple([x.aval.shape[d] // 2 for d in places]), places) if places else x

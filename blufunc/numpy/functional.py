@@ -1,4 +1,4 @@
-"""Functions of parts of arrays made functions of arrays: along an axis, by signature, by pieces.
+"""Functions lifted to arrays: along an axis, by signature, piecewise.
 
 Face over ``vmap``. The function is traced once for all of the parts, and what it returns decides the result.
 """
@@ -43,7 +43,7 @@ def _callable(f: Any, name: str, what: str) -> Callable:
 
 
 def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Value:
-    """``func1d(line, *args, **kwargs)`` of each line of ``arr`` along an axis, where its result's axes stand."""
+    """``func1d(line, *args, **kwargs)`` of each line of ``arr`` along an axis."""
     _callable(func1d, "apply_along_axis", "func1d")
     x = as_value(arr, "apply_along_axis")
     d = axis_in(axis, x.aval.ndim, "apply_along_axis")
@@ -56,12 +56,12 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs
     for _ in range(others):
         f = vmap(f)
     out = f(lines)
-    made = out.aval.ndim - others
-    return moveaxis(out, tuple(range(others, others + made)), tuple(range(d, d + made)))
+    own_rank = out.aval.ndim - others
+    return moveaxis(out, tuple(range(others, others + own_rank)), tuple(range(d, d + own_rank)))
 
 
 def apply_over_axes(func: Callable, a: Any, axes: Any) -> Value:
-    """``func(a, axis)`` for each of ``axes`` in turn; it keeps the rank, or drops the axis, which is put back."""
+    """``func(a, axis)`` for each of ``axes`` in turn; a dropped axis is restored."""
     _callable(func, "apply_over_axes", "func")
     x = as_value(a, "apply_over_axes")
     for axis in axes if isinstance(axes, (tuple, list)) else (axes,):
@@ -93,7 +93,7 @@ def fromfunction(function: Callable, shape: Any, *, dtype: Any = float, **kwargs
 
 
 def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Value:
-    """A function given by pieces: where several of the conditions hold the last of them counts.
+    """A piecewise function: the last condition that holds decides.
 
     Args:
       x: an array.
@@ -139,7 +139,7 @@ def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Va
 
 
 def _conditions(condlist: Any) -> Sequence:
-    """The conditions one by one; booleans, or a vector of them, are a single one spelled out."""
+    """The conditions one by one; a vector of booleans is one condition."""
     if getattr(condlist, "ndim", 0) < 2 and isinstance(condlist, (Value, np.ndarray, bool, np.bool_)):
         return [condlist]
     if isinstance(condlist, (Value, np.ndarray)):
@@ -208,10 +208,10 @@ def vectorize(
         lead = broadcast_shapes(*leads) if leads else ()
 
         def core_function(*cores: Value) -> Any:
-            given = list(args)
+            call_args = list(args)
             for i, v in zip(mapped, cores, strict=True):
-                given[i] = v
-            out = pyfunc(*given, **kwargs)
+                call_args[i] = v
+            out = pyfunc(*call_args, **kwargs)
             if outputs is not None:
                 _check_results(out, outputs, sizes)
             return out

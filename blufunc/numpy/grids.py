@@ -1,4 +1,4 @@
-"""Positions in arrays: of diagonals and triangles, flat and by axes; and the objects that are indexed to make arrays.
+"""Index grids: diagonals, triangles, flat positions, ``mgrid``, ``r_``, ``s_``.
 
 Face over ``creation`` and joins. Sizes are static, so positions are made once, as int32.
 """
@@ -36,7 +36,7 @@ from blufunc.numpy.promotion import (
 
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Value, ...]:
-    """The positions, int32, of the main diagonal of an array with ``ndim`` axes of size ``n``."""
+    """Positions, int32, of the diagonal of an array of ``ndim`` axes of size ``n``."""
     (n,), (rank,) = shape_of((n,), "diag_indices"), shape_of((ndim,), "diag_indices")
     return (arange(n),) * rank
 
@@ -59,19 +59,22 @@ def _matrix_shape(x: Any, name: str) -> tuple[int, ...]:
 
 
 def tril_indices_from(arr: Any, k: int = 0) -> tuple[Value, Value]:
-    """Rows and columns, int32, of the elements on and below diagonal ``k`` of a matrix."""
+    """Rows and columns, int32, of the lower triangle (to diagonal ``k``) of a matrix."""
     n, m = _matrix_shape(arr, "tril_indices_from")
     return tril_indices(n, k, m)
 
 
 def triu_indices_from(arr: Any, k: int = 0) -> tuple[Value, Value]:
-    """Rows and columns, int32, of the elements on and above diagonal ``k`` of a matrix."""
+    """Rows and columns, int32, of the upper triangle (from ``k``) of a matrix."""
     n, m = _matrix_shape(arr, "triu_indices_from")
     return triu_indices(n, k, m)
 
 
 def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = None) -> tuple[Value, ...]:
-    """The positions, int32, that ``mask_func(ones((n, n)), k)`` does not make 0; for ``size`` see ``nonzero``."""
+    """Positions, int32, where ``mask_func(ones((n, n)), k)`` is not 0.
+
+    For ``size`` see ``nonzero``.
+    """
     (n,) = shape_of((n,), "mask_indices")
     if not callable(mask_func):
         raise errors.ArgumentError(
@@ -83,7 +86,7 @@ def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = 
 def ravel_multi_index(
     multi_index: Any, dims: Any, mode: str = "raise", order: str = "C", *, dtype: Any = None
 ) -> Value:
-    """Positions given by one array for each axis of ``dims`` as positions in the array flattened, int32 or ``dtype``.
+    """Flat positions, int32 or ``dtype``, from one array of positions per axis.
 
     For positions out of range, ``mode='clip'`` takes the nearest element and ``'wrap'`` counts round; ``'raise'`` is
     an error, and needs positions that are known. ``order='F'`` flattens with the first axis fastest.
@@ -91,10 +94,10 @@ def ravel_multi_index(
     sizes = shape_of(dims, "ravel_multi_index")
     if isinstance(multi_index, (Value, np.ndarray)):
         multi_index = [multi_index[i] for i in range(len(multi_index))]
-    given = sequence(multi_index, "ravel_multi_index", "the positions", "arrays")
-    if len(given) != len(sizes) or not given:
+    positions = sequence(multi_index, "ravel_multi_index", "the positions", "arrays")
+    if len(positions) != len(sizes) or not positions:
         raise errors.ArgumentError(
-            f"ravel_multi_index: {len(given)} positions for {len(sizes)} axes.",
+            f"ravel_multi_index: {len(positions)} positions for {len(sizes)} axes.",
             where=source.here(),
             fix="one array of positions for each axis",
         )
@@ -107,7 +110,7 @@ def ravel_multi_index(
     want = dtype_of(dtype) or dtypes.int32
     total: Value = constant(0, want)
     for at, n in (
-        zip(given, sizes, strict=True) if order == "C" else zip(given[::-1], sizes[::-1], strict=True)
+        zip(positions, sizes, strict=True) if order == "C" else zip(positions[::-1], sizes[::-1], strict=True)
     ):
         at = value_of(at, "ravel_multi_index")
         if not dtypes.is_integer(at.aval.dtype):
@@ -143,7 +146,7 @@ def _check_range(at: Value, n: int) -> None:
 
 
 def _points(s: slice, name: str) -> Value:
-    """The points that a slice means: by steps, or by count if the step is an imaginary number."""
+    """The points of a slice: by steps, or by count for an imaginary step."""
     start = 0 if s.start is None else s.start
     step = 1 if s.step is None else s.step
     if s.stop is None:
@@ -205,8 +208,8 @@ class _Join:
             )
         parts = []
         for e in entries:
-            made = isinstance(e, slice)
-            value = _points(e, self._name) if made else asarray(e)
+            is_slice = isinstance(e, slice)
+            value = _points(e, self._name) if is_slice else asarray(e)
             own = value.aval.ndim
             if matrix is not None and own < 2:
                 shape = (1, value.aval.size) if matrix == "r" else (value.aval.size, 1)
@@ -222,7 +225,7 @@ class _Join:
         return concatenate(parts, axis)
 
     def _directive(self, text: str) -> tuple[int, int, int, str | None]:
-        """The axis, the least rank, where the axes of lower ranks go, and whether vectors are rows or columns."""
+        """Parse ``axis``, least rank, position of lower ranks' axes, and row or column."""
         if text in ("r", "c"):
             return (0 if text == "c" else 1), 2, -1, text
         try:

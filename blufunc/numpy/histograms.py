@@ -38,7 +38,7 @@ from blufunc.numpy.updating import At
 
 
 def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Value:
-    """Count the occurrences of each integer from 0 on, int32; with ``weights``, sum their weights.
+    """Count each integer from 0, int32; with ``weights``, sum their weights.
 
     Args:
       x: integers; negative ones count as 0.
@@ -69,10 +69,10 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         length = max(least, int(np.asarray(x).max()) + 1 if x.aval.size else 0)
     else:
         length = max(least, static_int(length, "bincount", "length"))
-    given = constant(1, dtypes.int32) if weights is None else as_value(weights, "bincount")
-    if weights is not None and given.aval.shape != x.aval.shape:
+    amounts = constant(1, dtypes.int32) if weights is None else as_value(weights, "bincount")
+    if weights is not None and amounts.aval.shape != x.aval.shape:
         raise errors.ShapeError(
-            f"bincount: weights {given.aval} for {x.aval}.", where=source.here(), fix="one for each integer"
+            f"bincount: weights {amounts.aval} for {x.aval}.", where=source.here(), fix="one for each integer"
         )
     if x.aval.dtype not in (
         dtypes.int32,
@@ -81,11 +81,11 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         largest = 2**31 - 1
         wide = x.aval.dtype in (dtypes.uint32, dtypes.uint64)
         x = ops.convert(ew.minimum(x, constant(largest, x.aval.dtype)) if wide else x, dtypes.int32)
-    if dtypes.is_bool(given.aval.dtype):
-        given = ops.convert(given, dtypes.int32)
+    if dtypes.is_bool(amounts.aval.dtype):
+        amounts = ops.convert(amounts, dtypes.int32)
     if not length:
-        return zeros((0,), given.aval.dtype)
-    return At(zeros((length,), given.aval.dtype))[ew.maximum(x, 0)].add(given, mode="drop")
+        return zeros((0,), amounts.aval.dtype)
+    return At(zeros((length,), amounts.aval.dtype))[ew.maximum(x, 0)].add(amounts, mode="drop")
 
 
 def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Value:
@@ -146,7 +146,7 @@ def _weights(name: str, like: Value, weights: Any) -> Value:
 
 
 def _bins_of(edges: Value, x: Value) -> Value:
-    """The number of the bin of each value, from 1; 0 below them and the number of edges above."""
+    """The bin of each value, from 1; 0 below all edges, their number above."""
     n = edges.aval.size
     at = searchsorted(edges, x, "right")
     return ops.select(ops.eq(x, getitem(edges, n - 1)), constant(n - 1, dtypes.int32), at)
@@ -182,7 +182,7 @@ def histogram(
 def histogram2d(
     x: Any, y: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
 ) -> tuple[Value, Value, Value]:
-    """2-D histogram: counts of points ``(x, y)``, (bins of x, bins of y), and the edges along both axes.
+    """2-D histogram: counts of points ``(x, y)`` per bin, and the edges.
 
     ``bins`` is one for both, or a pair, each a number or edges; ``range`` a pair of pairs. See ``histogram``.
     """
@@ -198,7 +198,7 @@ def histogram2d(
 def histogramdd(
     sample: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
 ) -> tuple[Value, list[Value]]:
-    """N-D histogram: counts of points in each bin of a grid, and the edges along each axis.
+    """N-D histogram: counts of points per bin of a grid, and the edges.
 
     Args:
       sample: the points ``(n, d)``.

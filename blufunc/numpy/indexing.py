@@ -28,7 +28,7 @@ from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.shape import rev_p, slice_p
 from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape, reshape_p
-from blufunc.numpy.creation import asarray
+from blufunc.numpy.creation import asarray, holds_values
 from blufunc.numpy.promotion import as_value, broadcast_shapes, cast, constant, stretch
 
 _INT32 = dtypes.int32
@@ -37,7 +37,7 @@ _INT32 = dtypes.int32
 
 
 class Slice:
-    """Axis ``axis`` at ``start``, ``start + step``, ...: ``size`` positions, all of them valid."""
+    """Axis ``axis`` at ``start``, ``start + step``, ...: ``size`` valid positions."""
 
     __slots__ = ("axis", "size", "start", "step")
 
@@ -46,7 +46,7 @@ class Slice:
 
 
 class Point:
-    """Axis ``axis`` at one position: an int that may be out of range, or a value of rank 0."""
+    """Axis ``axis`` at one position: an int, maybe out of range, or a rank-0 value."""
 
     __slots__ = ("at", "axis")
 
@@ -123,7 +123,7 @@ def parse(shape: tuple[int, ...], index: Any) -> Parsed:
             items.append(_slice(axis, shape[axis], e))
             axis += 1
         elif e.__class__ is int:
-            items.append(_point(axis, shape[axis], e))
+            items.append(Point(axis, e + shape[axis] if e < 0 else e))
             axis += 1
         elif e.__class__ is bool:
             items.append(Positions(-1, np.zeros(int(e), np.int64)))  # a new axis of size 0 or 1
@@ -153,7 +153,7 @@ def _is_mask(e: Any) -> bool:
 
 
 def _entry(e: Any) -> Any:
-    """An entry as int, bool, slice, NumPy array of integers or booleans, or value of integers."""
+    """An entry as int, bool, slice, NumPy array, or value of integers."""
     cls = e.__class__
     if cls is int or cls is bool or cls is slice:
         return e
@@ -190,7 +190,7 @@ def _entry(e: Any) -> Any:
 
 def _from_sequence(e: Any) -> Any:
     """Positions, or booleans, spelled out as nested lists."""
-    if _holds_values(e):
+    if holds_values(e):
         return asarray(e)
     try:
         host = np.asarray(e)
@@ -201,10 +201,6 @@ def _from_sequence(e: Any) -> Any:
             fix="make its rows equally long; x[tuple(index)] is one index for each axis",
         ) from None
     return host if host.size else host.astype(np.int64)
-
-
-def _holds_values(e: Any) -> bool:
-    return any(isinstance(v, Value) or (isinstance(v, (list, tuple)) and _holds_values(v)) for v in e)
 
 
 def _not_an_index(what: str) -> errors.ArgumentError:
@@ -239,10 +235,6 @@ def _slice(axis: int, n: int, s: slice) -> Slice:
     start, stop, step = slice(start, stop, step).indices(n)
     size = len(range(start, stop, step))
     return Slice(axis, start if size else 0, size, step if size > 1 else 1)
-
-
-def _point(axis: int, n: int, i: int) -> Point:
-    return Point(axis, i + n if i < 0 else i)
 
 
 def mask_positions(axis: int, shape: tuple[int, ...], mask: np.ndarray) -> list[Positions]:
@@ -304,7 +296,7 @@ def getitem(
     unique: bool = False,
     is_sorted: bool = False,
 ) -> Value:
-    """``x[index]``: NumPy's indexing, basic and advanced; see the module for what is out of range."""
+    """``x[index]``, basic and advanced; the module says what is out of range."""
     if index.__class__ is int and mode is GatherScatterMode.CLIP:
         shape = x.aval.shape
         if shape and shape[0]:
@@ -462,7 +454,7 @@ def _gather(
 
 
 def stacked(columns: list[Any], batch: tuple[int, ...], x: Value) -> Value:
-    """Positions along several axes as one array ``(*batch, number of axes)`` of int32 (int64 if need be)."""
+    """Positions on several axes as an int32 or int64 array ``(*batch, n_axes)``."""
     wide = any(n > 2**31 - 1 for n in x.aval.shape)
     kind = dtypes.int64 if wide else _INT32
     if len(columns) == 1 and isinstance(columns[0], Value):

@@ -1,4 +1,4 @@
-"""Arrays from other libraries, from bytes and files, and into files; how arrays are printed.
+"""Arrays from other libraries, bytes and files; files of arrays; printing.
 
 Face at both ends of a program. Files are NumPy's. What states its dtype (a file, an array of another library, an
 explicit ``dtype=``) keeps it; what does not becomes 32-bit, as everywhere.
@@ -72,13 +72,13 @@ def _read(name: str, dtype: Any, make: Any) -> Value:
 
 
 def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0) -> Value:
-    """The bytes of a buffer as a vector of ``dtype`` (float32): ``count`` elements from byte ``offset`` on."""
+    """A buffer as a vector: ``count`` elements of ``dtype`` from byte ``offset``."""
     count, offset = static_int(count, "frombuffer", "count"), static_int(offset, "frombuffer", "offset")
     return _read("frombuffer", dtype, lambda kind: np.frombuffer(buffer, kind, count, offset))
 
 
 def fromfile(file: Any, dtype: Any = float, count: int = -1, sep: str = "", offset: int = 0) -> Value:
-    """The bytes of a file, or its text split at ``sep``, as a vector of ``dtype`` (float32)."""
+    """A file's bytes, or its text split at ``sep``, as a vector of ``dtype``."""
     if not isinstance(file, (str, bytes)) and not hasattr(file, "__fspath__") and not hasattr(file, "fileno"):
         raise errors.ArgumentError(
             f"fromfile: {file!r:.60} is not a file.", where=source.here(), fix="pass a path or an open file"
@@ -94,7 +94,7 @@ def fromiter(iter: Iterable, dtype: Any, count: int = -1) -> Value:
 
 
 def fromstring(string: str, dtype: Any = float, count: int = -1, *, sep: str) -> Value:
-    """Parse the numbers in a string, separated by ``sep``, as a vector of ``dtype`` (float32)."""
+    """Parse the numbers in a string, separated by ``sep``, as a vector."""
     if not isinstance(string, str) or not isinstance(sep, str) or not sep:
         raise errors.ArgumentError(
             "fromstring takes a text and its separator.", where=source.here(), fix="frombuffer reads bytes"
@@ -137,7 +137,9 @@ def _path(file: Any, name: str) -> Any:
 
 
 def save(file: Any, arr: Any, allow_pickle: bool = True) -> None:
-    """Write an array to a ``.npy`` file, in its dtype; bfloat16 as two opaque bytes, which ``load`` reads as such.
+    """Write an array to a ``.npy`` file.
+
+    bfloat16 is written as two opaque bytes, which ``load`` reads as such.
 
     ``allow_pickle`` has no effect: arrays are never pickled.
     """
@@ -145,7 +147,7 @@ def save(file: Any, arr: Any, allow_pickle: bool = True) -> None:
 
 
 def savez(file: Any, *args: Any, allow_pickle: bool = True, **kwds: Any) -> None:
-    """Write several arrays to a ``.npz`` file, those without a name as ``arr_0``, ``arr_1``, and so on."""
+    """Write arrays to a ``.npz`` file, unnamed ones as ``arr_0``, ``arr_1``, ..."""
     path = _path(file, "savez")
     values = [_host(a, "savez") for a in args]
     named = {k: _host(v, "savez") for k, v in kwds.items()}
@@ -162,7 +164,7 @@ def _write(write: Any, name: str) -> None:
 
 
 def load(file: Any, mmap_mode: Any = None, allow_pickle: bool = False, **options: Any) -> Any:
-    """The array in a ``.npy`` file, in its dtype, or a dict of those in a ``.npz`` file.
+    """The array of a ``.npy`` file, in its dtype, or a dict of a ``.npz`` file's.
 
     Raises:
       DataError: the file is missing, or of another format, or holds pickled objects.
@@ -213,11 +215,11 @@ def array_str(
 
 
 def _options(width: Any, precision: Any, suppress: Any) -> Any:
-    given: dict[str, Any] = {"suppress": None if suppress is None else bool(suppress)}
+    options: dict[str, Any] = {"suppress": None if suppress is None else bool(suppress)}
     for name, number in (("linewidth", width), ("precision", precision)):
         if number is not None and not 0 <= static_int(number, "array_repr", name) < 1000:
             raise errors.ValueRangeError(
                 f"array_repr: {name} is {number}.", where=source.here(), fix="use 0 to 999"
             )
-        given[name] = number
-    return np.printoptions(**{k: v for k, v in given.items() if v is not None})
+        options[name] = number
+    return np.printoptions(**{k: v for k, v in options.items() if v is not None})

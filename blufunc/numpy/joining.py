@@ -30,6 +30,7 @@ from blufunc.numpy.promotion import (
     axis_in,
     cast,
     dtype_of,
+    line_axis,
     promote_dtypes,
     shape_of,
     static_int,
@@ -57,7 +58,7 @@ def _sequence(xs: Any, name: str) -> list[Any]:
 
 
 def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Value:
-    """Arrays of one shape, but for their size along ``axis``, one after the other along it.
+    """Concatenate arrays of one shape, except along ``axis``, along that axis.
 
     They are promoted to one dtype. With ``axis=None`` they are flattened first.
     """
@@ -138,7 +139,7 @@ def append(arr: Any, values: Any, axis: int | None = None) -> Value:
 
 
 def block(arrays: Any) -> Value:
-    """Arrays put together as nested lists arrange them: the innermost along the last axis, then those before."""
+    """Assemble nested lists of arrays: the innermost along the last axis."""
 
     def depth_of(entry: Any) -> int:
         if not isinstance(entry, list):
@@ -167,7 +168,7 @@ def block(arrays: Any) -> Value:
 
 
 def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
-    """``ary`` cut along an axis: into equal parts, or before each of the given positions."""
+    """Split ``ary`` into equal parts, or before each of the given positions."""
     x = as_value(ary, "split")
     d = axis_in(axis, x.aval.ndim, "split")
     if not isinstance(indices_or_sections, (tuple, list, np.ndarray)):
@@ -182,7 +183,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
 
 
 def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
-    """``ary`` cut along an axis: into parts whose sizes differ by 1 at most, or before each of the given positions."""
+    """Split ``ary`` into parts of sizes that differ by at most 1, or at positions."""
     x = as_value(ary, "array_split")
     d = axis_in(axis, x.aval.ndim, "array_split")
     n = x.aval.shape[d]
@@ -220,15 +221,13 @@ def dsplit(ary: Any, indices_or_sections: Any) -> list[Value]:
 
 
 def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Value:
-    """Each element of ``a`` along an axis ``repeats`` times (an int, or one for each); flattened by default.
+    """Repeat each element along an axis ``repeats`` times; flattened by default.
 
     Traced ``repeats`` need ``total_repeat_length``, the size of the result, which cuts it off or fills it
     with the last element.
     """
     x = value_of(a, "repeat")
-    if axis is None:
-        x, axis = _reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "repeat")
+    x, d = line_axis(x, axis, "repeat")
     s, n = x.aval.shape, x.aval.shape[d]
     if isinstance(repeats, Value) and not (isinstance(repeats, Array) and total_repeat_length is None):
         if total_repeat_length is None:
@@ -243,7 +242,8 @@ def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length
             (total_repeat_length, n),
             (1,),
         )
-        which = _count(ops.ge_p.bind(slot, cast(ends, dtypes.int32)), 1)
+        past = ops.ge_p.bind(slot, cast(ends, dtypes.int32))
+        which = reduce_sum(ops.convert(past, dtypes.int32), (1,))
         return take(x, which, d, mode="clip")
     if total_repeat_length is not None:
         (total_repeat_length,) = shape_of((total_repeat_length,), "repeat")
@@ -273,12 +273,8 @@ def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length
     return take(x, which_host, d, mode="clip")
 
 
-def _count(mask: Value, axis: int) -> Value:
-    return reduce_sum(ops.convert(mask, dtypes.int32), (axis,))
-
-
 def tile(A: Any, reps: Any) -> Value:
-    """``A`` repeated as a whole ``reps`` times along each axis (an int, or a tuple aligned at the right)."""
+    """``A`` repeated as a whole ``reps`` times along each axis (aligned right)."""
     x = value_of(A, "tile")
     counts = shape_of(reps, "tile")
     rank = max(len(counts), x.aval.ndim)
@@ -291,7 +287,7 @@ def tile(A: Any, reps: Any) -> Value:
 
 
 def roll(a: Any, shift: Any, axis: Any = None) -> Value:
-    """``a`` with its elements moved by ``shift`` along ``axis``, those that leave coming back at the other end.
+    """``a`` with its elements moved cyclically by ``shift`` along ``axis``.
 
     ``shift`` may be traced. Without an axis, ``a`` is rolled as if flattened.
     """

@@ -1,4 +1,4 @@
-"""``bnp.linalg``: NumPy's linear algebra, the array standard's and what JAX has beyond them.
+"""``bnp.linalg``: linear algebra of NumPy, the array standard and JAX.
 
 Face over ``core.ops.linalg_*``: operands are promoted (integers and booleans become float32) and batch axes broadcast
 here. A matrix is the last two axes of an array. Where a decomposition does not exist the result is NaN, and no error:
@@ -52,7 +52,7 @@ class EighResult(NamedTuple):
 
 
 class QRResult(NamedTuple):
-    """The factors ``Q`` (..., m, k), with orthonormal columns, and ``R`` (..., k, n), upper triangular."""
+    """QR factors: orthonormal ``Q`` (..., m, k), upper triangular ``R`` (..., k, n)."""
 
     Q: Value
     R: Value
@@ -75,14 +75,15 @@ def _matrices(x: Any, name: str) -> Value:
     return x
 
 
-def _square(x: Any, name: str) -> Value:
+def square(x: Any, name: str) -> Value:
+    """``x`` as floating or complex square matrices (..., n, n)."""
     x = inexact(x, name)
     check_here(check_square, name, x)
     return x
 
 
 def _number_or_array(x: Any, name: str, like: np.dtype) -> Value:
-    """A tolerance: a scalar, or one per matrix with a trailing axis, to compare with singular values."""
+    """A tolerance, scalar or per matrix, aligned to compare with singular values."""
     value = ew.convert(inexact(x, name), like)
     return reshape(value, (*value.aval.shape, 1)) if value.aval.ndim else value
 
@@ -95,25 +96,25 @@ def _eps(dtype: np.dtype) -> float:
 
 
 def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> Value:
-    """The lower triangular L with ``a = L @ L^H``, or with ``upper`` the upper triangular U with ``a = U^H @ U``.
+    """Cholesky factor: lower, ``a = L @ L^H``, or with ``upper``, ``a = U^H @ U``.
 
     Args:
       a: Hermitian positive definite matrices (..., n, n); NaN for other matrices.
       symmetrize_input: decompose ``(a + a^H) / 2``; otherwise one triangle alone is read.
     """
-    a = _square(a, "cholesky")
+    a = square(a, "cholesky")
     low = linalg_factor.cholesky(adjoint(a) if upper else a, symmetrize_input=symmetrize_input)
     return adjoint(low) if upper else low
 
 
 def eig(a: Any) -> EigResult:
     """Eigenvalues and right eigenvectors, complex, of square matrices (..., n, n)."""
-    return EigResult(*spectral.eig(_square(a, "eig"), compute_left_eigenvectors=False))
+    return EigResult(*spectral.eig(square(a, "eig"), compute_left_eigenvectors=False))
 
 
 def eigvals(a: Any) -> Value:
     """The complex eigenvalues (..., n) of square matrices (..., n, n), in no order."""
-    matrices = _square(a, "eigvals")
+    matrices = square(a, "eigvals")
     return spectral.eig(matrices, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
 
 
@@ -133,14 +134,14 @@ def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> Eigh
       symmetrize_input: decompose ``(a + a^H) / 2``.
     """
     lower = _lower(UPLO, "eigh")
-    v, w = spectral.eigh(_square(a, "eigh"), lower=lower, symmetrize_input=symmetrize_input)
+    v, w = spectral.eigh(square(a, "eigh"), lower=lower, symmetrize_input=symmetrize_input)
     return EighResult(w, v)
 
 
 def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Value:
     """The rising eigenvalues (..., n) of Hermitian matrices (..., n, n); see ``eigh``."""
     lower = _lower(UPLO, "eigvalsh")
-    return spectral.eigvalsh(_square(a, "eigvalsh"), lower=lower, symmetrize_input=symmetrize_input)
+    return spectral.eigvalsh(square(a, "eigvalsh"), lower=lower, symmetrize_input=symmetrize_input)
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:
@@ -181,7 +182,7 @@ def svd(
         a = _matrices(a, "svd")
         out = spectral.svd(a, full_matrices=full_matrices, compute_uv=compute_uv)
         return SVDResult(*out) if compute_uv else out
-    w, v = eigh(_square(a, "svd"))
+    w, v = eigh(square(a, "svd"))
     size = elementwise.abs(w)
     order = argsort(size, -1, descending=True)
     falling = pick_along(size, order, w.aval.ndim - 1)
@@ -203,10 +204,25 @@ def svdvals(x: Any, /) -> Value:
 # -- systems of equations --------------------------------------------------------------------------
 
 
-def _broadcast(a: Value, b: Value) -> tuple[Value, Value]:
-    """Two arrays of matrices with their batch axes broadcast."""
+def system(a: Any, b: Any, name: str) -> tuple[Value, Value, bool]:
+    """Square matrices and right-hand sides, batch axes broadcast; True for one vector."""
+    a, b = promote_dtypes(name, a, b, inexact=True)
+    check_here(check_square, name, a)
+    is_vector = b.aval.ndim == 1
+    if not b.aval.ndim or b.aval.shape[0 if is_vector else -2] != a.aval.shape[-1]:
+        raise errors.ShapeError(
+            f"{name} of {a.aval} and {b.aval}: the right hand sides have {a.aval.shape[-1]} rows.",
+            where=source.here(),
+            fix="b is a vector (n,), or matrices (..., n, k): for a batch of vectors, b[..., None]",
+        )
+    b = reshape(b, (*b.aval.shape, 1)) if is_vector else b
     lead = broadcast_shapes(a.aval.shape[:-2], b.aval.shape[:-2])
-    return stretch(a, (*lead, *a.aval.shape[-2:])), stretch(b, (*lead, *b.aval.shape[-2:]))
+    return stretch(a, (*lead, *a.aval.shape[-2:])), stretch(b, (*lead, *b.aval.shape[-2:])), is_vector
+
+
+def solution(x: Value, is_vector: bool) -> Value:
+    """The solution of ``system``; of one vector, without its axis of size 1."""
+    return reshape(x, x.aval.shape[:-1]) if is_vector else x
 
 
 def solve(a: Any, b: Any) -> Value:
@@ -216,23 +232,13 @@ def solve(a: Any, b: Any) -> Value:
       a: square matrices (..., n, n).
       b: (n,) for one vector, else (..., n, k); batch axes broadcast.
     """
-    a, b = promote_dtypes("solve", a, b, inexact=True)
-    check_here(check_square, "solve", a)
-    if not b.aval.ndim or b.aval.shape[-2 if b.aval.ndim > 1 else 0] != a.aval.shape[-1]:
-        raise errors.ShapeError(
-            f"solve of {a.aval} and {b.aval}: the right hand sides have {a.aval.shape[-1]} rows.",
-            where=source.here(),
-            fix="b is a vector (n,), or matrices (..., n, k): for a batch of vectors, b[..., None]",
-        )
-    if b.aval.ndim > 1:
-        return linalg_solve.solve(*_broadcast(a, b))
-    x = linalg_solve.solve(*_broadcast(a, reshape(b, (*b.aval.shape, 1))))
-    return reshape(x, x.aval.shape[:-1])
+    a, b, is_vector = system(a, b, "solve")
+    return solution(linalg_solve.solve(a, b), is_vector)
 
 
 def inv(a: Any) -> Value:
-    """The inverses of square matrices (..., n, n); infinities and NaN where they are singular."""
-    a = _square(a, "inv")
+    """Inverses of matrices (..., n, n); infinities and NaN where singular."""
+    a = square(a, "inv")
     return linalg_solve.solve(a, matrices.identity_like(a))
 
 
@@ -258,7 +264,7 @@ def tensorsolve(a: Any, b: Any, axes: Any = None) -> Value:
 
 
 def tensorinv(a: Any, ind: int = 2) -> Value:
-    """The inverse of ``tensordot(a, ., ...)``: of a as a matrix from its last axes to its first ``ind`` ones."""
+    """The inverse of ``tensordot(a, ., ...)``, ``ind`` being the axes of the result."""
     a = inexact(a, "tensorinv")
     ind = static_int(ind, "tensorinv", "ind")
     if not 0 < ind <= a.aval.ndim:
@@ -286,8 +292,7 @@ def _as_pinv(a, p):
 
 @_as_pinv.defjvp
 def _as_pinv_jvp(primals, tangents):
-    """G. H. Golub and V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares problems whose
-    variables separate" (1973): right for matrices that keep their rank."""
+    """The derivative at constant rank (G. H. Golub and V. Pereyra, 1973)."""
     (a, p), (t, _) = primals, tangents
     p = _as_pinv(a, p)
     m, n = a.aval.shape[-2:]
@@ -305,7 +310,7 @@ def _as_pinv_jvp(primals, tangents):
 
 
 def _pinv_of(a: Value, factors: Sequence[Value], keep: Value) -> Value:
-    """The pseudoinverse of ``a`` from its factors; singular values where ``keep`` is false count as 0."""
+    """The pseudoinverse of ``a`` from its factors; values not in ``keep`` are 0."""
     u, s, vh = [ew.stop_gradient(x) for x in factors]
     safe = ew.select(keep, s, ew.ones_of(s))
     inverse = ew.select(keep, ew.div(ew.ones_of(s), safe), ew.zeros_of(s))
@@ -322,7 +327,7 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
       hermitian: a is Hermitian: use ``eigh``.
       rcond: another name of ``rtol``.
     """
-    a = _square(a, "pinv") if hermitian else _matrices(a, "pinv")
+    a = square(a, "pinv") if hermitian else _matrices(a, "pinv")
     if rcond is not None:
         if rtol is not None:
             raise errors.ArgumentError(
@@ -342,7 +347,7 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
 def lstsq(
     a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False
 ) -> tuple[Value, Value, Value, Value]:
-    """The x that makes the norm of ``a @ x - b`` least, and of those the one of least norm.
+    """The least-squares solution of ``a @ x = b`` of least norm.
 
     Args:
       a: (m, n).
@@ -389,7 +394,7 @@ def lstsq(
 
 
 def cond(x: Any, p: Any = None) -> Value:
-    """Condition numbers ``norm(x, p) * norm(inv(x), p)``; by default, and for 2 and -2, by singular values.
+    """Condition numbers ``norm(x, p) * norm(inv(x), p)``; default and 2, -2 by SVD.
 
     Args:
       x: (..., m, n); square for other norms.
@@ -406,8 +411,8 @@ def cond(x: Any, p: Any = None) -> Value:
     else:
         check_here(check_square, "cond", x)
         result = ew.mul(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
-    given = reductions.any(elementwise.isnan(x), (-2, -1))
-    lost = elementwise.logical_and(elementwise.isnan(result), elementwise.logical_not(given))
+    had_nan = reductions.any(elementwise.isnan(x), (-2, -1))
+    lost = elementwise.logical_and(elementwise.isnan(result), elementwise.logical_not(had_nan))
     return ew.select(lost, ew.mul(ew.ones_of(result), math.inf), result)
 
 
@@ -439,7 +444,7 @@ def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any =
 
 
 def matrix_power(a: Any, n: int) -> Value:
-    """The product of ``n`` copies of square matrices (..., m, m); of their inverses where n is negative."""
+    """Matrix powers of (..., m, m) by an integer; a negative one of the inverses."""
     a = as_value(a, "matrix_power")
     n = static_int(n, "matrix_power", "n")
     if a.aval.ndim < 2 or a.aval.shape[-1] != a.aval.shape[-2]:
@@ -466,31 +471,31 @@ def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Value:
     Args:
       arrays: two or more matrices; the first and the last may be vectors, a row and a column.
     """
-    given = [as_value(x, "multi_dot") for x in sequence(arrays, "multi_dot", "arrays", "arrays")]
-    ranks = [x.aval.ndim for x in given]
-    if len(given) < 2 or any(n != 2 for n in ranks[1:-1]) or not {ranks[0], ranks[-1]} <= {1, 2}:
+    chain = [as_value(x, "multi_dot") for x in sequence(arrays, "multi_dot", "arrays", "arrays")]
+    ranks = [x.aval.ndim for x in chain]
+    if len(chain) < 2 or any(n != 2 for n in ranks[1:-1]) or not {ranks[0], ranks[-1]} <= {1, 2}:
         raise errors.ShapeError(
-            f"multi_dot of {', '.join(str(x.aval) for x in given)}.",
+            f"multi_dot of {', '.join(str(x.aval) for x in chain)}.",
             where=source.here(),
             fix="give two matrices or more, of which the first and the last may be vectors",
         )
-    if any(x.aval.shape[-1] != y.aval.shape[0] for x, y in itertools.pairwise(given)):
+    if any(x.aval.shape[-1] != y.aval.shape[0] for x, y in itertools.pairwise(chain)):
         raise errors.ShapeError(
-            f"multi_dot of shapes {', '.join(str(x.aval.shape) for x in given)}.",
+            f"multi_dot of shapes {', '.join(str(x.aval.shape) for x in chain)}.",
             where=source.here(),
             fix="each has as many rows as the one before it has columns",
         )
-    if len(given) == 2:
-        return matmul(given[0], given[1], precision=precision)
-    names = [chr(ord("a") + i) if i < 26 else chr(0x100 + i) for i in range(len(given) + 1)]
-    terms = [names[i] + names[i + 1] for i in range(len(given))]
+    if len(chain) == 2:
+        return matmul(chain[0], chain[1], precision=precision)
+    names = [chr(ord("a") + i) if i < 26 else chr(0x100 + i) for i in range(len(chain) + 1)]
+    terms = [names[i] + names[i + 1] for i in range(len(chain))]
     if ranks[0] == 1:
         terms[0] = names[1]
     if ranks[-1] == 1:
         terms[-1] = names[-2]
     ends = ("" if ranks[0] == 1 else names[0]) + ("" if ranks[-1] == 1 else names[-1])
-    strategy = "optimal" if len(given) <= 8 else "auto"
-    return linear.einsum(f"{','.join(terms)}->{ends}", *given, optimize=strategy, precision=precision)
+    strategy = "optimal" if len(chain) <= 8 else "auto"
+    return linear.einsum(f"{','.join(terms)}->{ends}", *chain, optimize=strategy, precision=precision)
 
 
 def outer(x1: Any, x2: Any, /) -> Value:
@@ -506,7 +511,7 @@ def outer(x1: Any, x2: Any, /) -> Value:
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
-    """The cross products of vectors of three elements along an axis; the other axes broadcast."""
+    """Cross products of 3-vectors along an axis; the other axes broadcast."""
     return linear.cross(x1, x2, axis)
 
 

@@ -43,7 +43,7 @@ with _lazy.modules(globals()):
 def _contract(
     x: Value, x_labels: Sequence, y: Value, y_labels: Sequence, out: Sequence, precision: Any, preferred: Any
 ) -> Value:
-    """The sum of products of x and y over the labels that are not in ``out``, with axes in the order of ``out``.
+    """Contract x and y: sum over the labels that are not in ``out``.
 
     Labels are distinct within an operand, and sizes agree except that an axis of size 1 goes along with any.
     """
@@ -59,7 +59,7 @@ def _contract(
     shared = [k for k in x_labels if k in y_labels]
     batch = [k for k in out if k in shared]
     inner = [k for k in shared if k not in batch]
-    made = [
+    result_labels = [
         *batch,
         *[k for k in x_labels if k not in shared],
         *[k for k in y_labels if k not in shared],
@@ -70,7 +70,7 @@ def _contract(
         (tuple([x_labels.index(k) for k in batch]), tuple([y_labels.index(k) for k in batch])),
         precision, preferred,
     )  # fmt: skip
-    return permute(result, tuple([made.index(k) for k in out]))
+    return permute(result, tuple([result_labels.index(k) for k in out]))
 
 
 def _own_labels_summed(x: Value, labels: list, others: Sequence, out: Sequence) -> tuple[Value, list]:
@@ -144,7 +144,7 @@ def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any
 
 
 def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
-    """The sum of products over the last axis of ``a`` and the next to last (or only) axis of ``b``.
+    """Contract the last axis of ``a`` with the next to last (or only) one of ``b``.
 
     The result has the other axes of ``a``, then those of ``b``; with a scalar operand, it multiplies.
     """
@@ -201,7 +201,7 @@ def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any 
 
 
 def outer(a: Any, b: Any, out: Any = None) -> Value:
-    """The matrix of the products of each element of ``a`` with each of ``b``, both flattened."""
+    """The outer product of ``a`` and ``b``, both flattened."""
     only_none("outer", "out", out)
     x, y, _ = _operands("outer", a, b, None)
     m, n = x.aval.size, y.aval.size
@@ -213,7 +213,7 @@ def outer(a: Any, b: Any, out: Any = None) -> Value:
 def tensordot(
     a: Any, b: Any, axes: Any = 2, *, precision: Any = None, preferred_element_type: Any = None
 ) -> Value:
-    """The sum of products over several axes: the last and first ``axes`` ones, or ``(axes of a, axes of b)``."""
+    """Contract ``axes``: last and first ones, or ``(axes of a, axes of b)``."""
     x, y, preferred = _operands("tensordot", a, b, preferred_element_type)
     if isinstance(axes, (tuple, list)):
         if len(axes) != 2:
@@ -222,9 +222,9 @@ def tensordot(
                 where=source.here(),
                 fix="axes=1, or axes=((1,), (0,))",
             )
-        given = [a if isinstance(a, (tuple, list)) else (a,) for a in axes]
-        xs = tuple([axis_in(a, x.aval.ndim, "tensordot") for a in given[0]])
-        ys = tuple([axis_in(a, y.aval.ndim, "tensordot") for a in given[1]])
+        pair = [a if isinstance(a, (tuple, list)) else (a,) for a in axes]
+        xs = tuple([axis_in(a, x.aval.ndim, "tensordot") for a in pair[0]])
+        ys = tuple([axis_in(a, y.aval.ndim, "tensordot") for a in pair[1]])
     else:
         n = static_int(axes, "tensordot", "axes")
         if not 0 <= n <= min(x.aval.ndim, y.aval.ndim):
@@ -261,7 +261,7 @@ def kron(a: Any, b: Any) -> Value:
 def cross(
     a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> Value:
-    """The cross product of vectors of three (or two) elements along an axis; the other axes broadcast.
+    """Cross products of 3-vectors (or 2-vectors) along an axis; others broadcast.
 
     The vectors lie along ``axisa`` of ``a``, ``axisb`` of ``b`` and ``axisc`` of the result, or along ``axis`` of all
     three. Of two vectors of two elements, only the third component of the product is returned.
@@ -294,28 +294,23 @@ def cross(
     return moveaxis(shape_ops.concatenate(parts, parts[0].aval.ndim - 1), -1, axis)
 
 
+def _check_ranks(takes: str, x: Value, y: Value, *least: int) -> None:
+    if x.aval.ndim < least[0] or y.aval.ndim < least[1]:
+        raise errors.ShapeError(f"{takes}, not {x.aval} and {y.aval}.", where=source.here(), fix="x[None]")
+
+
 def matvec(x: Any, y: Any, /) -> Value:
-    """Matrix-vector products of ``(..., m, n)`` and ``(..., n)``; the other axes broadcast."""
+    """Matrix-vector products of ``(..., m, n)`` and ``(..., n)``, broadcast."""
     x, y, _ = _operands("matvec", x, y, None)
-    if x.aval.ndim < 2 or not y.aval.ndim:
-        raise errors.ShapeError(
-            f"matvec takes matrices and vectors, not {x.aval} and {y.aval}.",
-            where=source.here(),
-            fix="x[None]",
-        )
+    _check_ranks("matvec takes matrices and vectors", x, y, 2, 1)
     product = matmul(x, reshape(y, (*y.aval.shape, 1)))
     return reshape(product, product.aval.shape[:-1])
 
 
 def vecmat(x: Any, y: Any, /) -> Value:
-    """The products of vectors ``(..., m)``, conjugated, and matrices ``(..., m, n)``; the other axes broadcast."""
+    """Products of conjugated vectors ``(..., m)`` and matrices ``(..., m, n)``."""
     x, y, _ = _operands("vecmat", x, y, None)
-    if y.aval.ndim < 2 or not x.aval.ndim:
-        raise errors.ShapeError(
-            f"vecmat takes vectors and matrices, not {x.aval} and {y.aval}.",
-            where=source.here(),
-            fix="x[None]",
-        )
+    _check_ranks("vecmat takes vectors and matrices", x, y, 1, 2)
     product = matmul(reshape(ops.conj(x), (*x.aval.shape[:-1], 1, x.aval.shape[-1])), y)
     return reshape(product, (*product.aval.shape[:-2], product.aval.shape[-1]))
 
@@ -373,13 +368,13 @@ def einsum(
         (x, a), (y, b) = chosen
         needed = set(out).union(*[labels for _, labels in terms])
         if terms:
-            made = "".join(dict.fromkeys([k for k in a + b if k in needed]))
+            term = "".join(dict.fromkeys([k for k in a + b if k in needed]))
             # the axes in the order in which the product has them, so that it is not transposed
-            both = [k for k in made if k in a and k in b]
-            made = "".join(both + [k for k in made if k not in both])
+            both = [k for k in term if k in a and k in b]
+            term = "".join(both + [k for k in term if k not in both])
         else:
-            made = out
-        terms.append((_contract(x, a, y, b, made, precision, preferred), made))
+            term = out
+        terms.append((_contract(x, a, y, b, term, precision, preferred), term))
     x, labels = terms[0]
     x, kept = _own_labels_summed(x, list(labels), (), out)
     if preferred is not None:
@@ -388,7 +383,7 @@ def einsum(
 
 
 def einsum_path(subscripts: Any, /, *operands: Any, optimize: Any = "greedy") -> tuple[list, Any]:
-    """The order in which ``einsum`` would multiply, as ``opt_einsum`` finds it: ``(path, its report)``."""
+    """``einsum``'s order of contractions, by ``opt_einsum``: ``(path, report)``."""
     if not isinstance(subscripts, str) or not operands:
         raise errors.ArgumentError(
             f"einsum_path takes subscripts and arrays, not {subscripts!r:.60} first.",
@@ -511,13 +506,8 @@ def _optimized(subscripts: str, shapes: tuple, optimize: Any) -> Sequence[tuple[
 # -- diagonals -------------------------------------------------------------------------------------
 
 
-def _diagonal_mask(rows: int, columns: int, offset: int) -> Value:
-    row, column = (iota(dtypes.int32, (rows, columns), d) for d in (0, 1))
-    return ops.eq_p.bind(row if not offset else ops.add(row, offset), column)
-
-
 def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
-    """The elements whose position on ``axis2`` is that on ``axis1`` plus ``offset``, as the last axis."""
+    """The elements whose position on ``axis2`` is that on ``axis1`` plus ``offset``."""
     x = as_value(a, "diagonal")
     if x.aval.ndim < 2:
         raise errors.ShapeError(
@@ -539,7 +529,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
 
 
 def diag(v: Any, k: int = 0) -> Value:
-    """Diagonal ``k`` of a matrix; of a vector, the matrix with it on diagonal ``k`` and zeros elsewhere."""
+    """Diagonal ``k`` of a matrix; or a matrix with a vector on diagonal ``k``."""
     x = as_value(v, "diag")
     k = static_int(k, "diag", "k")
     if x.aval.ndim == 2:
@@ -552,7 +542,8 @@ def diag(v: Any, k: int = 0) -> Value:
     before, after = max(k, 0), max(-k, 0)
     line = shape_ops.pad(x, constant(0, x.aval.dtype), [(before, after, 0)])
     size = n + abs(k)
-    mask = _diagonal_mask(size, size, k)
+    row, column = (iota(dtypes.int32, (size, size), d) for d in (0, 1))
+    mask = ops.eq_p.bind(ops.add(row, k) if k else row, column)
     return ops.select(mask, broadcast_in_dim(line, (size, size), (1,)), constant(0, x.aval.dtype))
 
 
@@ -565,7 +556,7 @@ def diagflat(v: Any, k: int = 0) -> Value:
 def trace(
     a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
 ) -> Value:
-    """The sum of a diagonal: positions ``i`` on ``axis1`` and ``i + offset`` on ``axis2``."""
+    """Sum a diagonal: positions ``i`` on ``axis1``, ``i + offset`` on ``axis2``."""
     only_none("trace", "out", out)
     x = as_value(a, "trace")
     if dtype is not None:

@@ -52,20 +52,20 @@ def size(a: Any, axis: int | None = None) -> int:
 
 
 def reshape(a: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -> Value:
-    """The elements of ``a`` in another shape; one size may be -1, which is then worked out.
+    """The elements of ``a`` in another shape; a size of -1 is inferred.
 
     Elements are read and written in row-major order, or column-major with ``order='F'``.
     """
     x = value_of(a, "reshape")
-    wanted = _solved(x.aval.shape, shape_of(shape, "reshape", open=True))
+    new_shape = _solved(x.aval.shape, shape_of(shape, "reshape", open=True))
     if order == "F":
         backwards = _transpose(x, tuple(range(x.aval.ndim))[::-1])
-        return _transpose(_reshape(backwards, wanted[::-1]), tuple(range(len(wanted)))[::-1])
+        return _transpose(_reshape(backwards, new_shape[::-1]), tuple(range(len(new_shape)))[::-1])
     if order != "C":
         raise errors.ValueRangeError(
             f"reshape: order is {order!r}.", where=source.here(), fix="use 'C' or 'F'"
         )
-    result = _reshape(x, wanted)
+    result = _reshape(x, new_shape)
     return ops.copy_p.bind(result) if copy else result
 
 
@@ -92,7 +92,7 @@ def ravel(a: Any, order: str = "C") -> Value:
 
 
 def expand_dims(a: Any, axis: Any = 0) -> Value:
-    """``a`` with new axes of size 1 at positions ``axis`` (an int or several) of the result."""
+    """Insert axes of size 1 at positions ``axis`` (an int or several) of the result."""
     x = value_of(a, "expand_dims")
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     axes = axes_in(axis, x.aval.ndim + count, "expand_dims")
@@ -101,7 +101,7 @@ def expand_dims(a: Any, axis: Any = 0) -> Value:
 
 
 def squeeze(a: Any, axis: Any = None) -> Value:
-    """``a`` without its axes of size 1, or without those named, which must have size 1."""
+    """Remove all axes of size 1, or those of ``axis``, which must have size 1."""
     x = value_of(a, "squeeze")
     old = x.aval.shape
     if axis is None:
@@ -123,12 +123,12 @@ def atleast_1d(*arys: Any) -> Any:
 
 
 def atleast_2d(*arys: Any) -> Any:
-    """Each x with rank 2 at least (axes are added in front); a list if there are several."""
+    """Each x with rank 2 at least (axes come first); a list if there are several."""
     return _each(arys, lambda x: _reshape(x, (1,) * max(2 - x.aval.ndim, 0) + x.aval.shape), "atleast_2d")
 
 
 def atleast_3d(*arys: Any) -> Any:
-    """Each x with rank 3 at least: ``(n,)`` becomes ``(1, n, 1)`` and ``(m, n)`` ``(m, n, 1)``."""
+    """Each x of rank >= 3: ``(n,)`` to ``(1, n, 1)``, ``(m, n)`` to ``(m, n, 1)``."""
 
     def three(x: Value) -> Value:
         s = x.aval.shape
@@ -187,7 +187,7 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Value:
 
 
 def moveaxis(a: Any, source: Any, destination: Any) -> Value:
-    """``a`` with axes moved from positions ``source`` to ``destination`` (ints or equally long tuples)."""
+    """Move axes from ``source`` to ``destination`` (ints, or tuples of one length)."""
     x = as_value(a, "moveaxis")
     rank = x.aval.ndim
     src = [axis_in(a, rank, "moveaxis") for a in (source if isinstance(source, (tuple, list)) else [source])]
@@ -208,7 +208,7 @@ def moveaxis(a: Any, source: Any, destination: Any) -> Value:
 
 
 def rollaxis(a: Any, axis: int, start: int = 0) -> Value:
-    """``a`` with an axis moved to stand before the one that is at ``start``; see ``moveaxis``."""
+    """Move an axis to stand before the one at ``start``; see ``moveaxis``."""
     x = as_value(a, "rollaxis")
     rank = x.aval.ndim
     a, to = axis_in(axis, rank, "rollaxis"), static_int(start, "rollaxis", "start")
@@ -221,7 +221,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Value:
 
 
 def broadcast_to(array: Any, shape: Any) -> Value:
-    """``array`` repeated along new leading axes and axes of size 1 to make up ``shape``."""
+    """Repeat ``array`` along new leading axes and axes of size 1 to ``shape``."""
     x = value_of(array, "broadcast_to")
     return match_to("broadcast_to", shape_of(shape, "broadcast_to"), x)[0]
 
@@ -253,7 +253,7 @@ def fliplr(m: Any) -> Value:
 
 
 def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Value:
-    """``m`` turned by ``k`` quarter turns from the first of two axes towards the second."""
+    """Rotate ``m`` by ``k`` quarter turns from the first axis to the second."""
     x = as_value(m, "rot90")
     pair = axes_in(sequence(axes, "rot90", "axes"), x.aval.ndim, "rot90")
     if len(pair) != 2:

@@ -1,4 +1,4 @@
-"""Operators and methods of arrays and tracers, installed once on their common base class.
+"""Operators and methods of arrays and tracers, on their common base class.
 
 Face. ``install`` runs when ``blufunc.numpy`` is imported: the core knows no promotion, so its ``Value``
 gets ``+``, ``[]``, ``.sum``, ``.at`` and printing from here. Operators between values of one type bind their
@@ -27,13 +27,11 @@ from blufunc.numpy.indexing import getitem
 from blufunc.numpy.promotion import PYTHON_SCALARS
 from blufunc.numpy.updating import At
 
-_BOOL = dtypes.bool_
-
 # -- operators -------------------------------------------------------------------------------------
 
 
 def _foreign(y: Any) -> bool:
-    """True if an operand's own class should handle it: not an array, scalar or sequence."""
+    """True if an operand's class should handle it: no array, scalar or sequence."""
     return not (
         y.__class__ in PYTHON_SCALARS
         or isinstance(y, (Value, np.ndarray, np.generic, bool, int, float, complex, list, tuple))
@@ -42,30 +40,17 @@ def _foreign(y: Any) -> bool:
     )
 
 
-def _operator(prim: Primitive, function: Callable, bools: bool) -> Callable:
-    """A binary operator; ``bools``: whether the primitive is right for booleans too."""
+def _operator(prim: Primitive, function: Callable, indirect: str) -> Callable:
+    """A binary operator that binds ``prim`` for two values of one type.
+
+    All other operands, and dtypes of the kinds ``indirect``, go to the function.
+    """
     bind = prim.bind
 
     def method(self: Value, other: Any) -> Any:
         if other.__class__ is self.__class__:
             aval = self.aval
-            if aval is other.aval and (bools or aval.dtype is not _BOOL):
-                return bind(self, other)
-        elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
-            return NotImplemented
-        return function(self, other)
-
-    return method
-
-
-def _comparison(prim: Primitive, function: Callable) -> Callable:
-    """A comparison by order; only the function accepts complex numbers."""
-    bind = prim.bind
-
-    def method(self: Value, other: Any) -> Any:
-        if other.__class__ is self.__class__:
-            aval = self.aval
-            if aval is other.aval and aval.dtype.kind != "c":
+            if aval is other.aval and aval.dtype.kind not in indirect:
                 return bind(self, other)
         elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
             return NotImplemented
@@ -84,41 +69,21 @@ def _from_function(function: Callable) -> Callable:
 
 
 def _reflected(function: Callable) -> Callable:
-    def method(self: Value, other: Any) -> Any:
-        if other.__class__ not in PYTHON_SCALARS and _foreign(other):
-            return NotImplemented
-        return function(other, self)
-
-    return method
-
-
-def _inexact_operator(prim: Primitive, function: Callable) -> Callable:
-    bind = prim.bind
-
-    def method(self: Value, other: Any) -> Any:
-        if other.__class__ is self.__class__:
-            aval = self.aval
-            if aval is other.aval and dtypes.is_inexact(aval.dtype):
-                return bind(self, other)
-        elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
-            return NotImplemented
-        return function(self, other)
-
-    return method
+    return _from_function(lambda self, other: function(other, self))
 
 
 _BINARY: dict[str, tuple[Callable, Callable]] = {
-    "add": (_operator(ops.add_p, ew.add, False), ew.add),
-    "sub": (_operator(ops.sub_p, ew.subtract, False), ew.subtract),
-    "mul": (_operator(ops.mul_p, ew.multiply, False), ew.multiply),
-    "truediv": (_inexact_operator(ops.div_p, ew.divide), ew.divide),
+    "add": (_operator(ops.add_p, ew.add, "b"), ew.add),
+    "sub": (_operator(ops.sub_p, ew.subtract, "b"), ew.subtract),
+    "mul": (_operator(ops.mul_p, ew.multiply, "b"), ew.multiply),
+    "truediv": (_operator(ops.div_p, ew.divide, "biu"), ew.divide),
     "floordiv": (_from_function(ew.floor_divide), ew.floor_divide),
     "mod": (_from_function(ew.remainder), ew.remainder),
     "divmod": (_from_function(ew.divmod), ew.divmod),
     "matmul": (_from_function(linear.matmul), linear.matmul),
-    "and": (_operator(ops.and_p, ew.bitwise_and, True), ew.bitwise_and),
-    "or": (_operator(ops.or_p, ew.bitwise_or, True), ew.bitwise_or),
-    "xor": (_operator(ops.xor_p, ew.bitwise_xor, True), ew.bitwise_xor),
+    "and": (_operator(ops.and_p, ew.bitwise_and, ""), ew.bitwise_and),
+    "or": (_operator(ops.or_p, ew.bitwise_or, ""), ew.bitwise_or),
+    "xor": (_operator(ops.xor_p, ew.bitwise_xor, ""), ew.bitwise_xor),
     "lshift": (_from_function(ew.left_shift), ew.left_shift),
     "rshift": (_from_function(ew.right_shift), ew.right_shift),
     "pow": (_from_function(ew.power), ew.power),
@@ -126,12 +91,12 @@ _BINARY: dict[str, tuple[Callable, Callable]] = {
 """For each operator that has a reflected form: the method, and the function."""
 
 _COMPARISONS: dict[str, Callable] = {
-    "eq": _operator(ops.eq_p, ew.equal, True),
-    "ne": _operator(ops.ne_p, ew.not_equal, True),
-    "lt": _comparison(ops.lt_p, ew.less),
-    "le": _comparison(ops.le_p, ew.less_equal),
-    "gt": _comparison(ops.gt_p, ew.greater),
-    "ge": _comparison(ops.ge_p, ew.greater_equal),
+    "eq": _operator(ops.eq_p, ew.equal, ""),
+    "ne": _operator(ops.ne_p, ew.not_equal, ""),
+    "lt": _operator(ops.lt_p, ew.less, "c"),
+    "le": _operator(ops.le_p, ew.less_equal, "c"),
+    "gt": _operator(ops.gt_p, ew.greater, "c"),
+    "ge": _operator(ops.ge_p, ew.greater_equal, "c"),
 }
 
 
@@ -153,20 +118,15 @@ def _contains(self: Value, x: Any) -> bool:
 
 
 def _reshape(self: Value, *shape: Any, order: str = "C") -> Value:
-    """The elements in another shape, given as a tuple or as several ints, one of which may be -1."""
-    given = shape[0] if len(shape) == 1 else shape
-    return manipulation.reshape(self, given, order)
+    """Reshape to a tuple or several ints, one of which may be -1."""
+    new_shape = shape[0] if len(shape) == 1 else shape
+    return manipulation.reshape(self, new_shape, order)
 
 
 def _transpose(self: Value, *axes: Any) -> Value:
-    """The array with its axes in the order of ``axes`` (a tuple or several ints), reversed by default."""
-    given = None if not axes else axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-    return manipulation.transpose(self, given)
-
-
-def _flatten(self: Value, order: str = "C") -> Value:
-    """The elements in row-major order, as rank 1."""
-    return manipulation.ravel(self, order)
+    """Permute the axes by a tuple or several ints; reverse them by default."""
+    order = None if not axes else axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+    return manipulation.transpose(self, order)
 
 
 def _astype(self: Value, dtype: Any, copy: bool = False) -> Value:
@@ -211,11 +171,25 @@ def _round(self: Value, ndigits: int | None = None) -> Value:
     return ew.round(self, ndigits or 0)
 
 
+_SPECIAL: dict[str, Callable] = {
+    "neg": ew.negative,
+    "pos": ew.positive,
+    "abs": ew.abs,
+    "invert": ew.bitwise_not,
+    "pow": _pow,
+    "round": _round,
+    "getitem": lambda self, index: getitem(self, index),
+    "iter": _iterate,
+    "contains": _contains,
+    "array_namespace": _array_namespace,
+    "copy": lambda self: self,
+}
+
 # No method ``trace``: a tracer's ``trace`` is the run that it belongs to. ``bnp.trace(x)`` is the sum.
 _METHODS: dict[str, Callable] = {
     "reshape": _reshape,
     "transpose": _transpose,
-    "flatten": _flatten,
+    "flatten": manipulation.ravel,
     "astype": _astype,
     "view": _view,
     "to_device": _to_device,
@@ -309,12 +283,11 @@ def _tracer_format(self: Tracer, spec: str) -> str:
     )
 
 
-def _tracer_item(self: Tracer) -> Any:
-    raise self._not_concrete("item()", "keep it an array, or compute it outside the transform")
+def _needs_values(name: str) -> Callable:
+    def method(self: Tracer) -> Any:
+        raise self._not_concrete(f"{name}()", "keep it an array, or compute it outside the transform")
 
-
-def _tracer_tolist(self: Tracer) -> Any:
-    raise self._not_concrete("tolist()", "keep it an array, or compute it outside the transform")
+    return method
 
 
 # -- installation ----------------------------------------------------------------------------------
@@ -323,21 +296,10 @@ def _tracer_tolist(self: Tracer) -> Any:
 def install() -> None:
     """Give arrays and tracers their operators and methods."""
     for name, (method, function) in _BINARY.items():
-        _set(f"__{name}__", method)
-        _set(f"__r{name}__", _reflected(function))
-    for name, method in _COMPARISONS.items():
-        _set(f"__{name}__", method)
-    for name, function in {
-        "neg": ew.negative, "pos": ew.positive, "abs": ew.abs, "invert": ew.bitwise_not,
-    }.items():  # fmt: skip
-        _set(f"__{name}__", function)
-    _set("__pow__", _pow)
-    _set("__round__", _round)
-    _set("__getitem__", lambda self, index: getitem(self, index))
-    _set("__iter__", _iterate)
-    _set("__contains__", _contains)
-    _set("__array_namespace__", _array_namespace)
-    _set("__copy__", lambda self: self)
+        setattr(Value, f"__{name}__", method)
+        setattr(Value, f"__r{name}__", _reflected(function))
+    for name, method in (_COMPARISONS | _SPECIAL).items():
+        setattr(Value, f"__{name}__", method)
     for name, function in _METHODS.items():
         setattr(Value, name, function)
     for name, getter in {
@@ -361,12 +323,8 @@ def install() -> None:
         "__format__": _tracer_format,
         # where a traced value will be is not known: None, which as ``device=`` leaves the choice open
         "device": property(lambda self: None),
-        "item": _tracer_item,
-        "tolist": _tracer_tolist,
+        "item": _needs_values("item"),
+        "tolist": _needs_values("tolist"),
         "__deepcopy__": lambda self, memo: self,
     }.items():
         setattr(Tracer, name, function)
-
-
-def _set(name: str, function: Callable) -> None:
-    setattr(Value, name, function)

@@ -20,7 +20,7 @@ from blufunc.numpy.promotion import constant, named, value_of
 
 
 def _valid(x: Any, where: Any, name: str) -> tuple[Value, Any]:
-    """x, and the mask of what counts: where it is asked for and is not NaN; None for everything."""
+    """x and its mask of elements that count: not NaN and in ``where``; None for all."""
     x = value_of(x, name)
     if not dtypes.is_inexact(x.aval.dtype):
         return x, where

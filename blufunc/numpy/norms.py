@@ -42,7 +42,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> V
     else:
         axes = _axes(axis, x.aval.ndim, "norm")
     if len(axes) == 1:
-        return _vector(x, axes, _order(2 if ord is None else ord, "norm"), keepdims)
+        return _vector(x, axes, static_number(2 if ord is None else ord, "norm", "ord"), keepdims)
     if len(axes) == 2:
         return _matrix(x, axes, "fro" if ord is None else ord, keepdims, "norm")
     raise errors.ShapeError(
@@ -60,7 +60,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     """
     x = inexact(x, "vector_norm")
     axes = tuple(range(x.aval.ndim)) if axis is None else _axes(axis, x.aval.ndim, "vector_norm")
-    return _vector(x, axes, _order(ord, "vector_norm"), keepdims)
+    return _vector(x, axes, static_number(ord, "vector_norm", "ord"), keepdims)
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
@@ -87,14 +87,6 @@ def _axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     return axes
 
 
-def _order(ord: Any, name: str) -> float:
-    return static_number(ord, name, "ord")
-
-
-def _magnitude(x: Value) -> Value:
-    return elementwise.abs(x)
-
-
 def _root_of_squares(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
     squares = ew.square(x)
     if dtypes.is_complex(x.aval.dtype):
@@ -108,7 +100,7 @@ def _vector(x: Value, axes: tuple[int, ...], ord: float, keepdims: bool) -> Valu
     if ord == 0:
         count = reductions.count_nonzero(x, axes, keepdims=keepdims)
         return ew.convert(count, real_dtype(x.aval.dtype))
-    size = _magnitude(x)
+    size = elementwise.abs(x)
     if ord == math.inf:
         return reductions.max(size, axes, keepdims=keepdims)
     if ord == -math.inf:
@@ -136,7 +128,7 @@ def _matrix(x: Value, axes: tuple[int, ...], ord: Any, keepdims: bool, name: str
         result = reduce_sum(s, last) if ord == "nuc" else _extreme(s, last, ord > 0)
     else:
         summed, chosen = axes if abs(ord) == 1 else axes[::-1]
-        sums = reduce_sum(_magnitude(x), (summed,))
+        sums = reduce_sum(elementwise.abs(x), (summed,))
         result = _extreme(sums, (chosen - (chosen > summed),), ord > 0)
     return expand_dims(result, tuple(sorted(axes))) if keepdims else result
 

@@ -1,4 +1,4 @@
-"""The parts of numbers: divisors, bits, mantissas and exponents, the gaps between floats; and Bessel's i0.
+"""Properties of numbers: divisors, bits, exponents, spacing; and Bessel's i0.
 
 Face over ``elementwise`` and ``core.ops.integers``. Floats are taken apart through their bits, so exactly.
 """
@@ -24,10 +24,10 @@ from blufunc.numpy import elementwise as ew
 from blufunc.numpy.manipulation import moveaxis
 from blufunc.numpy.promotion import (
     as_value,
-    axis_in,
     cast,
     constant,
     inexact,
+    line_axis,
     match_shapes,
     meet,
     static_int,
@@ -47,12 +47,12 @@ def _integers(name: str, x: Any, y: Any) -> tuple[Value, Value]:
 
 
 def gcd(x1: Any, x2: Any) -> Value:
-    """The greatest common divisor of integers, elementwise, with promotion and broadcasting; of 0 and 0 it is 0."""
+    """Greatest common divisors of integers, elementwise; 0 of 0 and 0."""
     return integers.gcd_p.bind(*_integers("gcd", x1, x2))
 
 
 def lcm(x1: Any, x2: Any) -> Value:
-    """The least common multiple of integers, elementwise, with promotion and broadcasting; 0 if one of them is."""
+    """Least common multiples of integers, elementwise; 0 if one of them is."""
     x, y = _integers("lcm", x1, x2)
     common = integers.gcd_p.bind(x, y)
     safe = ops.select(ops.eq(common, 0), constant(1, common.aval.dtype), common)
@@ -60,7 +60,7 @@ def lcm(x1: Any, x2: Any) -> Value:
 
 
 def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Value:
-    """Each eight booleans (or integers, as not 0) along an axis as the bits of a uint8; zeros fill the last one.
+    """Pack each eight booleans (or x != 0) along an axis into a uint8, zero-padded.
 
     ``bitorder='big'`` makes the first the highest bit, ``'little'`` the lowest. The axis None means ``a`` flattened.
     """
@@ -68,9 +68,7 @@ def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Value:
     if not (dtypes.is_integer(x.aval.dtype) or dtypes.is_bool(x.aval.dtype)):
         raise errors.DtypeError(f"packbits of {x.aval}.", where=source.here(), fix="x != 0")
     weights = _bit_weights("packbits", bitorder)
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "packbits")
+    x, d = line_axis(x, axis, "packbits")
     bits = moveaxis(ops.convert(ew.truth(x, "packbits"), dtypes.uint8), d, -1)
     *rest, n = bits.aval.shape
     fill = -n % 8
@@ -80,9 +78,9 @@ def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Value:
 
 
 def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitorder: str = "big") -> Value:
-    """The bits of uint8 along an axis, eight for each, as uint8 of 0 and 1; the reverse of ``packbits``.
+    """Unpack uint8 into eight uint8 bits each along an axis: reverses ``packbits``.
 
-    ``count`` is how many to return: zeros are added, or bits left out; a negative one says how many to leave out.
+    ``count`` bits are returned, padded by zeros or truncated; a negative count is the number of bits to omit.
     """
     x = as_value(a, "unpackbits")
     if x.aval.dtype != dtypes.uint8:
@@ -90,9 +88,7 @@ def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitord
             f"unpackbits takes uint8, not {x.aval}.", where=source.here(), fix="x.astype('uint8')"
         )
     weights = _bit_weights("unpackbits", bitorder)
-    if axis is None:
-        x, axis = reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "unpackbits")
+    x, d = line_axis(x, axis, "unpackbits")
     lines = moveaxis(x, d, -1)
     *rest, n = lines.aval.shape
     set_ = ew.not_equal(ew.bitwise_and(reshape(lines, (*rest, n, 1)), weights), 0)
@@ -126,7 +122,7 @@ _LAYOUT = {
     dtypes.float32: (dtypes.int32, 23, 127),
     dtypes.float64: (dtypes.int64, 52, 1023),
 }
-"""For each float dtype the integers of its width, the bits of its fraction, and the bias of its exponent."""
+"""Per float dtype: integer of its width, fraction bits, and exponent bias."""
 
 
 def _real(name: str, x: Any) -> Value:
@@ -148,7 +144,7 @@ def _power_of_two(exponent: Value, dtype: np.dtype) -> Value:
 
 
 def frexp(x: Any, /) -> tuple[Value, Value]:
-    """``(m, e)`` with ``x == m * 2**e`` and ``0.5 <= |m| < 1``, elementwise; e is int32.
+    """``(m, e)`` with ``x == m * 2**e`` and ``0.5 <= |m| < 1``; e is int32.
 
     Of 0, infinities and NaN, m is x and e is 0.
     """
@@ -178,7 +174,7 @@ def frexp(x: Any, /) -> tuple[Value, Value]:
 
 
 def ldexp(x: Any, exponent: Any, /) -> Value:
-    """``x * 2**exponent``, elementwise, as a float, rounded once; the exponent is an integer."""
+    """``x * 2**exponent``, elementwise, as a float, rounded once."""
     e = value_of(exponent, "ldexp")
     if not (dtypes.is_integer(e.aval.dtype) or dtypes.is_bool(e.aval.dtype)):
         raise errors.DtypeError(
@@ -201,7 +197,7 @@ def ldexp(x: Any, exponent: Any, /) -> Value:
 
 
 def modf(x: Any, /, out: Any = None) -> tuple[Value, Value]:
-    """The fractional and the integral part, elementwise, as floats, both with the sign of x."""
+    """Fractional and integral part as floats, elementwise, with the sign of x."""
     only_none("modf", "out", out)
     x = _real("modf", x)
     whole = ops.trunc(x)
@@ -210,7 +206,7 @@ def modf(x: Any, /, out: Any = None) -> tuple[Value, Value]:
 
 
 def spacing(x: Any, /) -> Value:
-    """The distance from x to the next float away from 0, with the sign of x, elementwise."""
+    """The distance from x to the next float away from 0, with the sign of x."""
     x = _real("spacing", x)
     if x.aval.dtype.itemsize < 4:
         raise errors.UnsupportedError(
@@ -225,13 +221,16 @@ def spacing(x: Any, /) -> Value:
 
 
 def i0(x: Any) -> Value:
-    """The modified Bessel function of the first kind and order 0, elementwise, as a float."""
+    """The modified Bessel function of the first kind and order 0, as a float."""
     x = inexact(x, "i0")
     return ops.mul(bessel_i0e(x), ops.exp(ops.abs(x)))
 
 
 def kaiser(M: int, beta: Any) -> Value:
-    """The Kaiser window of M points, ``i0(beta sqrt(1 - t**2)) / i0(beta)`` for t from -1 to 1, as ``beta``'s dtype."""
+    """The Kaiser window, ``i0(beta sqrt(1 - t**2)) / i0(beta)``, t from -1 to 1.
+
+    It has M points and the dtype of ``beta``.
+    """
     n = static_int(M, "kaiser", "M")
     if n < 0:
         raise errors.ValueRangeError(f"kaiser of {n} points.", where=source.here(), fix="use 0 or more")

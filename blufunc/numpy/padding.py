@@ -131,15 +131,15 @@ def _by_function(x: Value, widths: list[tuple[int, int]], function: Callable, op
     return x
 
 
-def _numbers(given: Any, rank: int, what: str) -> list[tuple[Any, Any]]:
+def _numbers(values: Any, rank: int, what: str) -> list[tuple[Any, Any]]:
     """Scalar options as a pair per axis."""
-    if given.__class__ in PYTHON_SCALARS or isinstance(given, Value):
-        return [(given, given)] * rank
+    if values.__class__ in PYTHON_SCALARS or isinstance(values, Value):
+        return [(values, values)] * rank
     try:
-        pairs = np.broadcast_to(np.asarray(given), (rank, 2)).tolist()
+        pairs = np.broadcast_to(np.asarray(values), (rank, 2)).tolist()
     except (TypeError, ValueError):
         raise errors.ShapeError(
-            f"pad: {what} {given!r:.60} does not fit an array of rank {rank}.",
+            f"pad: {what} {values!r:.60} does not fit an array of rank {rank}.",
             where=source.here(),
             fix="give a number, (before, after), or one pair for each axis",
         ) from None
@@ -148,8 +148,8 @@ def _numbers(given: Any, rank: int, what: str) -> list[tuple[Any, Any]]:
 
 def _pairs(width: Any, rank: int, what: str) -> list[tuple[int, int]]:
     if isinstance(width, dict):
-        given = {axis_in(a, rank, "pad"): w for a, w in width.items()}
-        return [_pairs(given[d], 1, what)[0] if d in given else (0, 0) for d in range(rank)]
+        by_axis = {axis_in(a, rank, "pad"): w for a, w in width.items()}
+        return [_pairs(by_axis[d], 1, what)[0] if d in by_axis else (0, 0) for d in range(rank)]
     try:
         host = np.broadcast_to(np.asarray(width), (rank, 2))
     except (TypeError, ValueError):
@@ -216,7 +216,7 @@ def _moved(x: Value, d: int, before: int, after: int, mode: str) -> Value:
 
 
 def _odd(x: Value, d: int, before: int, after: int, shared: bool) -> Value:
-    """Mirrored in the points at both ends, which the mirror image has too unless ``shared``."""
+    """Mirror at both end points; the image repeats those unless ``shared``."""
     while before or after:
         n = x.aval.shape[d]
         reach = n - shared
@@ -248,7 +248,7 @@ def _ramp(x: Value, d: int, before: int, after: int, ends: list[tuple[Any, Any]]
 
 
 def _line(start: Value, stop: Value, count: int, d: int) -> Value:
-    """``count`` steps from ``start`` towards ``stop``, along a new axis; of integers rounded down, and exact."""
+    """``count`` steps from ``start`` towards ``stop`` on a new axis; integers floor."""
     dtype = stop.aval.dtype
     if dtypes.is_inexact(dtype):
         return linspace(start, stop, count, endpoint=False, axis=d)
@@ -294,7 +294,7 @@ def _edge(x: Value, d: int, at: int, width: int) -> Value:
 
 
 def _from_runs(x: Value, d: int, positions: np.ndarray) -> Value:
-    """The elements of x at ``positions`` along an axis, in runs of slices, forwards and backwards."""
+    """Elements at ``positions`` along an axis, read as slices in both directions."""
     parts, i = [], 0
     while i < len(positions):
         j, step = i + 1, 0

@@ -30,10 +30,10 @@ from blufunc.numpy.indexing import fill_number, gather_mode, getitem, wrapped
 from blufunc.numpy.manipulation import ravel, squeeze
 from blufunc.numpy.promotion import (
     as_value,
-    axis_in,
     broadcast_shapes,
     cast,
     constant,
+    line_axis,
     meet,
     shape_of,
     static_int,
@@ -53,18 +53,16 @@ def take(
     indices_are_sorted: bool = False,
     fill_value: Any = None,
 ) -> Value:
-    """The elements of ``a`` at integer positions along an axis (of ``a`` flattened, by default).
+    """The elements of ``a`` at integer positions along an axis; flattened by default.
 
-    The result has the shape of ``loopir/index`` instead of the axis. Out of range: ``mode='fill'`` (the
+    The result has the shape of ``indices`` instead of the axis. Out of range: ``mode='fill'`` (the
     default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element, the first for
     negative positions; ``'wrap'`` counts round.
     ``unique_indices`` and ``indices_are_sorted`` are promises that make for faster programs.
     """
     only_none("take", "out", out)
     x = as_value(a, "take")
-    if axis is None:
-        x, axis = _reshape(x, (x.aval.size,)), 0
-    d = axis_in(axis, x.aval.ndim, "take")
+    x, d = line_axis(x, axis, "take")
     positions: Any = indices
     if indices.__class__ is int or isinstance(indices, np.integer):
         positions = np.asarray(indices, np.int64)
@@ -89,16 +87,14 @@ def take(
 def take_along_axis(
     arr: Any, indices: Any, axis: int | None = -1, mode: str | None = None, fill_value: Any = None
 ) -> Value:
-    """For each position of ``loopir/index``, the element of ``arr`` there along ``axis``, the other axes going along.
+    """The elements of ``arr`` at ``indices`` along an axis, line by line.
 
     Both have the same rank, and sizes that broadcast except along the axis. ``mode`` and ``fill_value`` are those of
     ``take``.
     """
     x, positions = as_value(arr, "take_along_axis"), as_value(indices, "take_along_axis")
-    if axis is None:
-        x, axis = _reshape(x, (x.aval.size,)), 0
+    x, d = line_axis(x, axis, "take_along_axis")
     rank = x.aval.ndim
-    d = axis_in(axis, rank, "take_along_axis")
     if positions.aval.ndim != rank or not dtypes.is_integer(positions.aval.dtype):
         raise errors.ShapeError(
             f"take_along_axis of {x.aval} at {positions.aval}: the indices are integers of the same rank.",
@@ -134,8 +130,8 @@ def take_along_axis(
     )
 
 
-def choose_by(condlist: Sequence, choicelist: Sequence, default: Any = 0) -> Value:
-    """For each element, the first of ``choicelist`` whose condition in ``condlist`` holds; else ``default``."""
+def select(condlist: Sequence, choicelist: Sequence, default: Any = 0) -> Value:
+    """Per element, the first choice whose condition holds; else ``default``."""
     conditions = sequence(condlist, "select", "the conditions", "arrays")
     choices = sequence(choicelist, "select", "the choices", "arrays")
     if len(conditions) != len(choices) or not conditions:
@@ -149,7 +145,7 @@ def choose_by(condlist: Sequence, choicelist: Sequence, default: Any = 0) -> Val
 
 
 def ix_(*args: Any) -> tuple[Value, ...]:
-    """Index arrays that together pick a grid: the i-th gets all axes but the i-th with size 1."""
+    """Open grid of index arrays: the i-th has size 1 along all axes but the i-th."""
     values = [as_value(x, "ix_") for x in args]
     return tuple(
         [
@@ -160,7 +156,7 @@ def ix_(*args: Any) -> tuple[Value, ...]:
 
 
 def unravel_index(indices: Any, shape: Any) -> tuple[Value, ...]:
-    """Positions in a flattened array as one array of positions for each axis of ``shape``.
+    """Flat positions as one array of positions for each axis of ``shape``.
 
     Negative positions count from the end; positions out of range are clamped.
     """
@@ -182,7 +178,7 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Value, ...]:
 def where(
     condition: Any, x: Any = None, y: Any = None, /, *, size: int | None = None, fill_value: Any = None
 ) -> Any:
-    """``x`` where ``condition`` holds, else ``y``: elementwise, with promotion of x and y, and broadcasting.
+    """``x`` where ``condition`` holds, else ``y``: elementwise, promoted, broadcast.
 
     Both x and y are computed everywhere. A gradient through the side that is not chosen is exactly 0
     times that side's derivative, so keep that finite: choose a safe argument before the function.
@@ -243,7 +239,7 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
 
 
 def _nowhere(rank: int, size: int, fill_value: Any) -> list[Value]:
-    """Positions along each of ``rank`` axes where nothing is found: ``fill_value`` throughout."""
+    """Positions of no elements along ``rank`` axes: ``fill_value`` throughout."""
     fills = fill_value if isinstance(fill_value, (tuple, list)) else [fill_value] * rank
     return [
         stretch(constant(0, dtypes.int32) if f is None else cast(asarray(f), dtypes.int32), (size,))
@@ -252,12 +248,12 @@ def _nowhere(rank: int, size: int, fill_value: Any) -> list[Value]:
 
 
 def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
-    """The positions in ``a`` flattened of the elements that are not 0; see ``nonzero``."""
+    """Positions in ``a`` flattened of the elements that are not 0."""
     return nonzero(ravel(a), size=size, fill_value=fill_value)[0]
 
 
 def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
-    """The positions of the elements that are not 0 as rows of an ``(n, rank)`` array; see ``nonzero``."""
+    """Positions of elements that are not 0 as rows of an ``(n, rank)`` array."""
     columns = nonzero(a, size=size, fill_value=fill_value)
     return shape_ops.concatenate([_reshape(c, (c.aval.size, 1)) for c in columns], 1)
 
@@ -284,7 +280,7 @@ def array_equiv(a1: Any, a2: Any) -> Value:
 
 
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
-    """Test ``|a - b| <= atol + rtol * |b|``, elementwise, as bool; infinities are close to themselves."""
+    """Test ``|a - b| <= atol + rtol * |b|``, elementwise; equal infinities are close."""
     x, y = meet(a, b, "isclose")
     if not dtypes.is_inexact(x.aval.dtype):
         x, y = cast(x, dtypes.float32), cast(y, dtypes.float32)

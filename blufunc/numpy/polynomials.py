@@ -63,7 +63,7 @@ def _coefficients(name: str, *ps: Any) -> list[Value]:
 
 
 def polyval(p: Any, x: Any, *, unroll: int = 16) -> Value:
-    """The value of the polynomial with coefficients ``p`` at x, elementwise, by Horner's rule.
+    """The polynomial with coefficients ``p`` at x, elementwise, by Horner's rule.
 
     ``p`` may have further axes, which broadcast with x. ``unroll`` has no effect: the steps are one program always.
     """
@@ -101,7 +101,7 @@ def polysub(a1: Any, a2: Any) -> Value:
 
 
 def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Value:
-    """The product of two polynomials; ``trim_leading_zeros`` of the factors first, outside of traces."""
+    """The product of two polynomials; ``trim_leading_zeros`` is not traceable."""
     a, b = _coefficients("polymul", a1, a2)
     if trim_leading_zeros:
         a, b = trim_zeros(a, "f"), trim_zeros(b, "f")
@@ -153,14 +153,14 @@ def polyder(p: Any, m: int = 1) -> Value:
 
 
 def polyint(p: Any, m: int = 1, k: Any = None) -> Value:
-    """The ``m``-th integral of a polynomial, as floats; ``k`` are the constants, 0 by default."""
+    """The ``m``-th integral of a polynomial, as floats; ``k`` has the constants."""
     p = _coefficients("polyint", p)[0]
     p = inexact(p, "polyint")
     times = static_int(m, "polyint", "m")
     if times < 0:
         raise errors.ValueRangeError(f"polyint: m is {m}.", where=source.here(), fix="use polyder")
-    given = 0 if k is None else k
-    constants = _coefficients("polyint", cast(value_of(asarray(given), "polyint"), p.aval.dtype))[0]
+    k = asarray(0 if k is None else k)
+    constants = _coefficients("polyint", cast(value_of(k, "polyint"), p.aval.dtype))[0]
     if constants.aval.size == 1:
         constants = stretch(constants, (times,))
     if constants.aval.shape != (times,):
@@ -198,7 +198,7 @@ def poly(seq_of_zeros: Any) -> Value:
 
 
 def roots(p: Any, *, strip_zeros: bool = True) -> Value:
-    """The roots of a polynomial, as complex numbers: the eigenvalues of its companion matrix.
+    """The roots of a polynomial as complex eigenvalues of its companion matrix.
 
     With ``strip_zeros``, outside of traces, leading zeros are taken off; trailing ones are roots at 0. Without, the
     first coefficient must not be 0.

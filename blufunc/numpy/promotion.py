@@ -24,7 +24,7 @@ from blufunc.core.ir.axes import static_int as static_int
 from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops.elementwise import convert_p
-from blufunc.core.primitives.linear_ops import broadcast_in_dim_p
+from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape
 from blufunc.core.primitives.primitive import Primitive
 
 # -- operands ---------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ PYTHON_SCALARS: dict[type, tuple[np.dtype, bool]] = {
     float: (dtypes.float32, True),
     complex: (dtypes.complex64, True),
 }
-"""What a Python number is in promotion, by its class."""
+"""The dtype of a Python scalar in promotion, and whether it is weak, by class."""
 
 _FLOAT32 = dtypes.float32
 _BOOL = dtypes.bool_
@@ -82,13 +82,13 @@ def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Value:
 
 
 def value_of(x: Any, name: str) -> Value:
-    """An argument of the function called ``name`` as a value of its own dtype; Python scalars are weak."""
+    """An argument of function ``name`` as a value; Python scalars are weak."""
     kind = PYTHON_SCALARS.get(x.__class__)
     return as_value(x, name) if kind is None else constant(x, *kind)
 
 
 def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Value:
-    """An argument as ``dtype``; a Python number exactly, without passing through 32 bits."""
+    """An argument as ``dtype``; Python numbers exactly, not by way of 32 bits."""
     kind = PYTHON_SCALARS.get(x.__class__)
     if kind is not None and (dtype == kind[0] or dtypes.is_inexact(dtype) >= dtypes.is_inexact(kind[0])):
         if not dtypes.is_complex(kind[0]) or dtypes.is_complex(dtype):
@@ -97,7 +97,7 @@ def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Value:
 
 
 def to_inexact(dtype: np.dtype, weak: bool) -> tuple[np.dtype, bool]:
-    """The dtype in which a function of real numbers is computed: float32 for integers and booleans."""
+    """The dtype of functions of real numbers: float32 for integers and booleans."""
     return (dtype, weak) if dtypes.is_inexact(dtype) else (_FLOAT32, weak)
 
 
@@ -138,7 +138,7 @@ def meet(x: Any, y: Any, name: str, inexact: bool = False) -> tuple[Value, Value
         if isinstance(y, Value):
             return _meet_values(x, y, name, inexact)
         if y.__class__ in PYTHON_SCALARS:
-            to, dtype, weak = _beside_scalar(x.aval, y.__class__, inexact)
+            to, dtype, weak = _scalar_plan(x.aval, y.__class__, inexact)
             return x if to is None else cast(x, to, weak), constant(y, dtype, weak)
     elif x.__class__ in PYTHON_SCALARS:
         if y.__class__ in PYTHON_SCALARS:
@@ -147,12 +147,12 @@ def meet(x: Any, y: Any, name: str, inexact: bool = False) -> tuple[Value, Value
                 dtype, weak = to_inexact(dtype, weak)
             return constant(x, dtype, weak), constant(y, dtype, weak)
         y = as_value(y, name)
-        to, dtype, weak = _beside_scalar(y.aval, x.__class__, inexact)
+        to, dtype, weak = _scalar_plan(y.aval, x.__class__, inexact)
         return constant(x, dtype, weak), y if to is None else cast(y, to, weak)
     return _meet_values(as_value(x, name), as_value(y, name), name, inexact)
 
 
-def _beside_scalar(aval: ShapedArray, cls: type, inexact: bool) -> tuple[np.dtype | None, np.dtype, bool]:
+def _scalar_plan(aval: ShapedArray, cls: type, inexact: bool) -> tuple[np.dtype | None, np.dtype, bool]:
     """``(the array's new dtype or None, the constant's dtype, weak)``."""
     key = (aval, cls, inexact)
     plan = _scalar_plans.get(key)
@@ -211,7 +211,7 @@ def _promote(name: str, *avals: ShapedArray) -> tuple[np.dtype, bool]:
 
 
 def _stretch(shape: tuple[int, ...], to: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The parameters of the broadcast from one shape to the other; None where none is needed."""
+    """Parameters of the broadcast from a shape to another; None where none is needed."""
     if not shape or shape == to:
         return None
     return to, tuple(range(len(to) - len(shape), len(to)))
@@ -251,6 +251,12 @@ def match_shapes(name: str, *xs: Value) -> list[Value]:
     return [x if not s else stretch(x, shape) for x, s in zip(xs, shapes, strict=True)]
 
 
+def fits(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """True if an array of ``shape`` broadcasts to the shape ``to``."""
+    aligned = zip(shape[::-1], to[::-1], strict=False)
+    return len(shape) <= len(to) and all(m in (1, n) for m, n in aligned)
+
+
 def stretch(x: Value, shape: tuple[int, ...]) -> Value:
     """``x`` broadcast to ``shape``, which is known to be possible."""
     if x.aval.shape == shape:
@@ -278,6 +284,13 @@ def _common_shape(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ..
     return tuple(result)
 
 
+def line_axis(x: Value, axis: Any, name: str) -> tuple[Value, int]:
+    """``x`` and a valid axis of it; flattened, and 0, if the axis is None."""
+    if axis is None:
+        return reshape(x, (x.aval.size,)), 0
+    return x, axis_in(axis, x.aval.ndim, name)
+
+
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape that arrays of the given shapes broadcast to: a tuple of int."""
     return _common_shape([shape_of(s, "broadcast_shapes") for s in shapes] or [()], "broadcast_shapes")
@@ -294,11 +307,11 @@ def dtype_of(dtype: Any) -> np.dtype | None:
 # -- families of elementwise functions: a primitive becomes a function with a public name -----------
 
 
-def named(function: Callable, name: str, doc: str) -> Callable:
+def named(function: Callable, name: str, doc: str, module: str = "blufunc.numpy") -> Callable:
     """The function under its public name."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
-    function.__module__ = "blufunc.numpy"
+    function.__module__ = module
     return function
 
 
@@ -314,7 +327,7 @@ def unary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
 
 
 def binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = None) -> Callable:
-    """A function of two operands; ``on_bool`` is what it means for booleans, where not an error."""
+    """Make a function of two operands; ``on_bool`` defines it for booleans."""
     bind = prim.bind
 
     def function(x: Any, y: Any, /) -> Value:
@@ -328,7 +341,7 @@ def binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = Non
 
 
 def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Callable:
-    """A comparison by order; complex numbers compare by their real, then their imaginary part."""
+    """Make an order comparison; complex: by real, then imaginary part."""
     bind = prim.bind
 
     def function(x: Any, y: Any, /) -> Value:
@@ -343,7 +356,7 @@ def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Callabl
 
 
 def extremum(prim: Primitive, stays: Callable, name: str, doc: str) -> Callable:
-    """The one of two operands that ``stays(x, y)`` says; of complex numbers by the order of ``ordering``."""
+    """Make the function that selects an operand by ``stays(x, y)``."""
     bind = prim.bind
 
     def function(x: Any, y: Any, /) -> Value:

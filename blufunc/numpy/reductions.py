@@ -21,6 +21,7 @@ from blufunc.core.ir.trace import Value
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops.rows import wide_dtype
 from blufunc.core.primitives.linear_ops import reduce_sum, reshape
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import elementwise as ew
@@ -33,6 +34,7 @@ from blufunc.numpy.promotion import (
     constant,
     dtype_of,
     inexact,
+    line_axis,
     meet,
     named,
     stretch,
@@ -94,16 +96,10 @@ def sum(
     where: Any = None,
     promote_integers: bool = True,
 ) -> Value:
-    """The sum over axes, in the dtype of ``a``; integers narrower than 32 bits, and booleans, are summed in 32."""
+    """The sum over axes; bool and integers below 32 bits accumulate in 32 bits."""
     only_none("sum", "out", out)
-    x = value_of(a, "sum")
-    axes = axes_in(axis, x.aval.ndim, "sum")
-    want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
-    x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
-    y = _masked(x, where, 0, "sum")
-    result = _kept(x, reduce_sum(y, axes), axes, keepdims)
-    result = result if initial is None else ew.add(result, _start(initial, result, "sum"))
-    return cast(result, want)
+    args = (a, axis, dtype, keepdims, initial, where, promote_integers)
+    return _total("sum", reduce_sum, ew.add, 0, *args)
 
 
 def prod(
@@ -116,28 +112,30 @@ def prod(
     where: Any = None,
     promote_integers: bool = True,
 ) -> Value:
-    """The product over axes, in the dtype of ``a``; integers narrower than 32 bits are multiplied in 32."""
+    """The product over axes; integers below 32 bits accumulate in 32 bits."""
     only_none("prod", "out", out)
-    x = value_of(a, "prod")
-    axes = axes_in(axis, x.aval.ndim, "prod")
+    args = (a, axis, dtype, keepdims, initial, where, promote_integers)
+    return _total("prod", reduce.reduce_prod, ew.multiply, 1, *args)
+
+
+def _total(
+    name: str, fold: Callable, combine: Callable, neutral: int, a: Any, axis: Any, dtype: Any, keepdims: bool,
+    initial: Any, where: Any, promote_integers: bool,
+) -> Value:  # fmt: skip
+    x = value_of(a, name)
+    axes = axes_in(axis, x.aval.ndim, name)
     want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
-    y = _masked(x, where, 1, "prod")
-    result = _kept(x, reduce.reduce_prod(y, axes), axes, keepdims)
-    result = result if initial is None else ew.multiply(result, _start(initial, result, "prod"))
+    result = _kept(x, fold(_masked(x, where, neutral, name), axes), axes, keepdims)
+    result = result if initial is None else combine(result, _start(initial, result, name))
     return cast(result, want)
 
 
 def extreme_of(dtype: np.dtype, largest: bool) -> Any:
     """The identity of a maximum or minimum."""
-    if dtypes.is_bool(dtype):
-        return largest
-    if dtypes.is_integer(dtype):
-        info = dtypes.iinfo(dtype)
-        return int(info.max if largest else info.min)
-    if dtype == dtypes.float8_e4m3fn:
-        return float(dtypes.finfo(dtype).max if largest else dtypes.finfo(dtype).min)
-    return math.inf if largest else -math.inf
+    if dtypes.is_complex(dtype):
+        return math.inf if largest else -math.inf
+    return reduce.limit(dtype, largest).item()
 
 
 def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: str) -> Callable:
@@ -181,7 +179,7 @@ def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: 
 
 
 def _of_complex(prim: Primitive, x: Value, axes: tuple[int, ...]) -> Value:
-    """The extremum of complex numbers: by real part, of several by imaginary part; NaN if any is."""
+    """The extremum of complex numbers, by real, then imaginary part; NaN if any is."""
     real, imag = ops.real(x), ops.imag(x)
     best = prim.bind(real, axes=axes)
     tied = ops.eq(real, stretch(_kept(x, best, axes, True), x.aval.shape))
@@ -236,11 +234,6 @@ def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Value:
 # -- moments ---------------------------------------------------------------------------------------
 
 
-def _computation(dtype: np.dtype) -> np.dtype:
-    """The dtype of means: float32 for half precision."""
-    return dtypes.float32 if dtypes.is_floating(dtype) and dtype.itemsize < 4 else dtype
-
-
 def _count(x: Value, axes: tuple[int, ...], where: Any, keepdims: bool, name: str) -> Any:
     if where is None:
         return float(math.prod([x.aval.shape[a] for a in axes]))
@@ -251,12 +244,12 @@ def _count(x: Value, axes: tuple[int, ...], where: Any, keepdims: bool, name: st
 def mean(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = None
 ) -> Value:
-    """The arithmetic mean over axes: the sum divided by the count, in the dtype of ``a``, float32 for integers."""
+    """The mean over axes, in the dtype of ``a``; float32 for integers."""
     only_none("mean", "out", out)
     x = inexact(a, "mean")
     axes = axes_in(axis, x.aval.ndim, "mean")
     want = dtype_of(dtype) or x.aval.dtype
-    y = cast(x, _computation(want) if dtypes.is_inexact(want) else dtypes.float32)
+    y = cast(x, wide_dtype(want) if dtypes.is_inexact(want) else dtypes.float32)
     total = sum(y, axes, keepdims=keepdims, where=where)
     return cast(ew.divide(total, _count(x, axes, where, keepdims, "mean")), want)
 
@@ -315,7 +308,7 @@ def var(
     only_none("var", "out", out)
     x = inexact(a, "var")
     axes = axes_in(axis, x.aval.ndim, "var")
-    y = cast(x, _computation(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype))
+    y = cast(x, wide_dtype(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype))
     center = _center(y, axes, where) if mean is None else cast(as_value(mean, "var"), y.aval.dtype)
     centered = ew.subtract(y, center)
     if dtypes.is_complex(centered.aval.dtype):
@@ -365,7 +358,7 @@ def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Va
 
 
 def _rank_of_complex(x: Value, axis: Any, name: str) -> Value:
-    """Floats whose extremum (``name``) is at the position of the extremum of complex x."""
+    """Floats whose ``name`` extremum is at the position of that of complex x."""
     largest = name == "argmax"
     best = (max if largest else min)(x, axis, keepdims=True)
     hit = ops.bitwise_or(ew.equal(x, best), ew.isnan(x))
@@ -381,19 +374,13 @@ def _position(prim: Primitive, name: str, doc: str) -> Callable:
             x = ops.convert(x, dtypes.int8)
         elif dtypes.is_complex(x.aval.dtype):
             x = _rank_of_complex(x, axis, name)
-        given, rank = axis, x.aval.ndim
-        shape = x.aval.shape
-        if axis is None:
-            x, axis = reshape(x, (x.aval.size,)), 0
-        d = axis_in(axis, x.aval.ndim, name)
-        if not x.aval.shape[d]:
-            raise errors.ValueRangeError(f"{name} of no elements: axis {d} of {x.aval}.", where=source.here())
-        result = prim.bind(x, axes=(d,), index_dtype=dtypes.int32)
-        if not keepdims:
-            return result
-        if given is None:
-            return reshape(result, (1,) * rank)
-        return reshape(result, tuple([1 if i == d else n for i, n in enumerate(shape)]))
+        line, d = line_axis(x, axis, name)
+        if not line.aval.shape[d]:
+            raise errors.ValueRangeError(
+                f"{name} of no elements: axis {d} of {line.aval}.", where=source.here()
+            )
+        result = prim.bind(line, axes=(d,), index_dtype=dtypes.int32)
+        return _kept(x, result, tuple(range(x.aval.ndim)) if axis is None else (d,), keepdims)
 
     return named(function, name, doc)
 
@@ -420,9 +407,8 @@ def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Callab
         if want is None:
             want = dtypes.int32 if widen and dtypes.is_bool(x.aval.dtype) else x.aval.dtype
         x = cast(x, want)
-        if axis is None:
-            x, axis = reshape(x, (x.aval.size,)), 0
-        return prim.bind(x, axis=axis_in(axis, x.aval.ndim, name), reverse=False)
+        x, d = line_axis(x, axis, name)
+        return prim.bind(x, axis=d, reverse=False)
 
     return named(function, name, doc)
 
@@ -440,14 +426,14 @@ cumprod = _running(
 def cumulative_sum(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Value:
-    """``cumsum`` as in the array API standard; with ``include_initial`` a 0 comes first."""
+    """``cumsum`` of the array API standard; ``include_initial`` prepends a 0."""
     return _with_initial(cumsum, "cumulative_sum", 0, x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Value:
-    """``cumprod`` as in the array API standard; with ``include_initial`` a 1 comes first."""
+    """``cumprod`` of the array API standard; ``include_initial`` prepends a 1."""
     return _with_initial(cumprod, "cumulative_prod", 1, x, axis, dtype, include_initial)
 
 

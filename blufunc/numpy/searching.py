@@ -1,4 +1,4 @@
-"""Searching in sorted vectors: where values belong, in which interval they lie, what lies between.
+"""Searches in sorted vectors: positions, intervals, interpolation.
 
 Face over gathers and comparisons. A search is a bisection whose number of steps follows from the size of the
 vector, so that it is one straight program: about ``log2(n)`` gathers for all values at once, and no loop.
@@ -25,7 +25,7 @@ _INT32 = dtypes.int32
 
 
 def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None, *, method: str = "scan") -> Value:
-    """For each element of v, the position, int32, at which it would keep the sorted vector ``a`` sorted.
+    """Positions, int32, at which each of v keeps the sorted vector ``a`` sorted.
 
     Args:
       a: a vector in ascending order, NaN at its end; or in any order, with ``sorter``.
@@ -61,7 +61,7 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None, *, meth
 
 
 def _by_bisection(x: Value, v: Value, side: str) -> Value:
-    """The number of elements of x that stay before each of v, found bit by bit from the highest."""
+    """Count the elements of x before each of v, bit by bit from the highest."""
     n = x.aval.size
     before = ew.less if side == "left" else ew.less_equal
     found = stretch(constant(0, _INT32), v.aval.shape)
@@ -91,7 +91,7 @@ def _nan_last(x: Value, v: Value, found: Value, side: str) -> Value:
 
 
 def _by_sorting(x: Value, v: Value, side: str) -> Value:
-    """In a joint sort each of v follows the elements of x before it, and preceding ones of v."""
+    """Count by a joint sort: each of v follows x before it, and preceding ones of v."""
     m, n = v.aval.size, x.aval.size
     first, last = (v, x) if side == "left" else (x, v)
     order = sort_ops.argsort(shape_ops.concatenate([first, last], 0), 0)
@@ -103,7 +103,7 @@ def _by_sorting(x: Value, v: Value, side: str) -> Value:
 
 
 def digitize(x: Any, bins: Any, right: bool = False, *, method: str = "scan") -> Value:
-    """The number, int32, of the interval between ``bins`` in which each element of x lies.
+    """The interval, int32, between ``bins`` in which each element of x lies.
 
     ``bins`` increase or decrease; they do the latter if their last is smaller than their first. ``right`` says
     True if intervals include their larger end instead of the smaller one. ``method``: see ``searchsorted``.
@@ -126,7 +126,7 @@ def isin(
     *,
     method: str = "auto",
 ) -> Value:
-    """Test membership of each ``element`` in ``test_elements``, as bool, negated with ``invert``.
+    """Test whether each ``element`` is in ``test_elements``; ``invert`` negates.
 
     method: ``'compare_all'`` compares all with all; ``'binary_search'`` and ``'sort'`` sort ``test_elements``
     and search, in ``(n + m) log m`` steps; ``'auto'`` chooses. ``assume_unique`` is a hint without effect.
@@ -158,7 +158,7 @@ def isin(
 
 
 def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Value:
-    """The piecewise linear function through points ``(xp, fp)``, ``xp`` increasing, at x, as floats.
+    """The piecewise linear function through ``(xp, fp)``, ``xp`` increasing, at x.
 
     Args:
       x: real numbers, of any shape, also the result's.
@@ -211,7 +211,7 @@ def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period
 
 
 def _one_period(x: Value, xp: Value, values: Value, period: Any) -> tuple[Value, Value, Value]:
-    """x and the points moved into one period, the points in order, and one more at each end."""
+    """x and the sorted points in one period, with one more point at each end."""
     dtype = x.aval.dtype
     period = ops.abs(as_dtype_of(period, dtype, "interp"))
     if period.aval.ndim:

@@ -1,7 +1,7 @@
-"""Arrays as sets: their distinct elements, and unions, intersections and differences.
+"""Arrays as sets: unique elements, unions, intersections and differences.
 
-Face over sorting and gathers. In: arrays. Out: vectors in ascending order. How many elements a set
-has is only known from the values: while tracing, ``size`` must be given, which cuts the result off or fills it.
+Face over sorting and gathers. In: arrays. Out: vectors in ascending order. The size of a set depends
+on values: while tracing, ``size`` must be given, which truncates or pads the result.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _known(size: Any, name: str, *xs: Value) -> int | None:
 
 
 def _sorted_rows(x: Value, equal_nan: bool) -> tuple[Value, Value, Value]:
-    """The rows of x ``(n, m)`` in order, where they stood, and whether each differs from the one before."""
+    """Sorted rows of x ``(n, m)``, their positions, and flags of new rows."""
     n, m = x.aval.shape
     boolean = dtypes.is_bool(x.aval.dtype)
     work = ops.convert(x, dtypes.int8) if boolean else x
@@ -115,7 +115,7 @@ def unique(
     fill_value: Any = None,
     sorted: bool = True,
 ) -> Any:
-    """The distinct elements of ``ar`` in ascending order; or its distinct slices along an axis, in lexicographic order.
+    """The sorted unique elements of ``ar``, or its unique slices along an axis.
 
     Args:
       ar: an array.
@@ -194,7 +194,7 @@ def _unique(
 
 
 def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
-    """The distinct elements of x, where each is first, which each element of x is, and how often each occurs.
+    """Unique elements of x, with first positions, inverse and counts.
 
     NaN are distinct from each other. For ``size`` and ``fill_value`` see ``unique``.
     """
@@ -207,7 +207,7 @@ def unique_counts(x: Any, /, *, size: int | None = None, fill_value: Any = None)
 
 
 def unique_inverse(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueInverseResult:
-    """The distinct elements of x and which of them each element of x is; see ``unique_all``."""
+    """The unique elements of x and the inverse; see ``unique_all``."""
     return UniqueInverseResult(
         *_unique("unique_inverse", x, False, True, False, None, False, size, fill_value)
     )
@@ -230,7 +230,7 @@ def _lines(name: str, x: Any, y: Any) -> tuple[Value, Value]:
 def _chosen(
     name: str, x: Value, keep: Value, size: int | None, fill_value: Any, *others: Value
 ) -> list[Value]:
-    """The elements of x, and of parallel arrays, where ``keep`` holds; then ``fill_value``, or the first."""
+    """Elements of x and parallel arrays where ``keep``, then ``fill_value`` or first."""
     size = _known(size, name, x, keep)
     n = x.aval.size
     at = flatnonzero(keep, size=size, fill_value=n)
@@ -250,7 +250,10 @@ def _chosen(
 
 
 def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
-    """The distinct elements of ``ar1`` and ``ar2`` together. For ``size`` and ``fill_value`` see ``unique``."""
+    """The unique elements of ``ar1`` and ``ar2`` together.
+
+    For ``size`` and ``fill_value`` see ``unique``.
+    """
     both = shape_ops.concatenate(_lines("union1d", ar1, ar2), 0)
     return _unique("union1d", both, False, False, False, None, True, size, fill_value)
 
@@ -258,7 +261,9 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
 def setdiff1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
 ) -> Value:
-    """The distinct elements of ``ar1`` that are not in ``ar2``. For ``size`` see ``unique``; ``fill_value`` is 0.
+    """The unique elements of ``ar1`` that are not in ``ar2``.
+
+    For ``size`` see ``unique``; ``fill_value`` is 0.
 
     With ``assume_unique`` the elements of ``ar1`` are taken as they come: in their order, repeated if they are.
     """
@@ -274,7 +279,9 @@ def setdiff1d(
 def setxor1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
 ) -> Value:
-    """The distinct elements of one of ``ar1`` and ``ar2`` only. For ``size`` and ``fill_value`` see ``unique``.
+    """The unique elements of only one of ``ar1`` and ``ar2``.
+
+    For ``size`` and ``fill_value`` see ``unique``.
 
     ``assume_unique`` promises that neither holds an element twice; the result is the same without.
     """
@@ -296,7 +303,7 @@ def intersect1d(
     size: int | None = None,
     fill_value: Any = None,
 ) -> Any:
-    """The distinct elements of both ``ar1`` and ``ar2``; with ``return_indices`` also where each is first in each.
+    """The unique elements of both arrays; ``return_indices`` adds first positions.
 
     ``assume_unique`` promises that neither holds an element twice; the result is the same without. For ``size`` and
     ``fill_value`` see ``unique``; positions beyond the last element are the sizes of ``ar1`` and ``ar2``.

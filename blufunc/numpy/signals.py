@@ -39,7 +39,7 @@ def _vectors(name: str, a: Any, v: Any, mode: Any) -> tuple[Value, Value]:
 
 
 def _windowed(long: Value, weights: Value, before: int, count: int, precision: Any, preferred: Any) -> Value:
-    """``count`` sums of ``weights`` times the elements of ``long`` from ``i - before`` on, which is 0 outside."""
+    """``count`` dot products of ``weights`` with zero-padded windows of ``long``."""
     n, m = long.aval.size, weights.aval.size
     padded = shape_ops.pad(
         long, constant(0, long.aval.dtype), [(before, max(0, count - 1 - before + m - n), 0)]
@@ -69,7 +69,7 @@ def convolve(
 def correlate(
     a: Any, v: Any, mode: str = "valid", *, precision: Any = None, preferred_element_type: Any = None
 ) -> Value:
-    """The correlation of two vectors: ``sum_j a[i + j] conj(v[j])``; for ``mode`` see ``convolve``."""
+    """The correlation of two vectors: ``sum_j a[i + j] conj(v[j])``."""
     a, v = _vectors("correlate", a, v, mode)
     v = ops.conj(v)
     if a.aval.size >= v.aval.size:
@@ -102,15 +102,15 @@ def _cosines(M: Any, name: str, *weights: float) -> Value:
 
 
 def hanning(M: int) -> Value:
-    """The Hann window of M points, ``(1 + cos(pi t)) / 2`` for t from -1 to 1; float32."""
+    """The Hann window of M points, ``(1 + cos(pi t)) / 2``, t from -1 to 1; float32."""
     return _cosines(M, "hanning", 0.5, 0.5)
 
 
 def hamming(M: int) -> Value:
-    """The Hamming window of M points, ``0.54 + 0.46 cos(pi t)`` for t from -1 to 1; float32."""
+    """The Hamming window of M points, ``0.54 + 0.46 cos(pi t)``; float32."""
     return _cosines(M, "hamming", 0.54, 0.46)
 
 
 def blackman(M: int) -> Value:
-    """The Blackman window of M points, ``0.42 + 0.5 cos(pi t) + 0.08 cos(2 pi t)`` for t from -1 to 1; float32."""
+    """The Blackman window, ``0.42 + 0.5 cos(pi t) + 0.08 cos(2 pi t)``; float32."""
     return _cosines(M, "blackman", 0.42, 0.5, 0.08)

@@ -16,19 +16,11 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.shape import iota
-from blufunc.core.primitives.linear_ops import reshape
-from blufunc.numpy.promotion import as_value, axis_in, cast, dtype_of
-
-
-def _line(x: Any, axis: int | None, name: str) -> tuple[Value, int]:
-    x = as_value(x, name)
-    if axis is None:
-        return reshape(x, (x.aval.size,)), 0
-    return x, axis_in(axis, x.aval.ndim, name)
+from blufunc.numpy.promotion import as_value, axis_in, cast, dtype_of, line_axis
 
 
 def _check_kind(name: str, kind: Any, order: Any) -> None:
-    """NumPy's names of algorithms say no more than that equal elements may change places; there are no fields."""
+    """Check NumPy's ``kind``, which only says whether sorts are stable, and ``order``."""
     only_none(name, "order", order, "arrays have no fields.")
     if kind not in (None, "stable", "mergesort", "quicksort", "heapsort"):
         raise errors.ValueRangeError(
@@ -45,12 +37,12 @@ def sort(
     stable: bool = True,
     descending: bool = False,
 ) -> Value:
-    """``a`` in ascending (or descending) order along an axis; flattened first if the axis is None.
+    """Sort along an axis, ascending or descending; axis None flattens.
 
     ``kind``, NumPy's name of an algorithm, has no effect, and ``order`` must be None.
     """
     _check_kind("sort", kind, order)
-    x, d = _line(a, axis, "sort")
+    x, d = line_axis(as_value(a, "sort"), axis, "sort")
     result = sort_ops.sort(x, d, is_stable=stable)
     return shape_ops.rev(result, (d,)) if descending else result
 
@@ -65,7 +57,7 @@ def argsort(
     descending: bool = False,
     dtype: Any = None,
 ) -> Value:
-    """The positions that put ``a`` in ascending (or descending) order along an axis, as int32 or ``dtype``.
+    """Positions, int32 or ``dtype``, that sort ``a`` along an axis.
 
     Equal elements keep their order, descending too. For ``kind`` and ``order`` see ``sort``.
     """
@@ -77,7 +69,7 @@ def argsort(
             where=source.here(),
             fix="dtype='int32'",
         )
-    x, d = _line(a, axis, "argsort")
+    x, d = line_axis(as_value(a, "argsort"), axis, "argsort")
     if not descending:
         return cast(sort_ops.argsort(x, d, is_stable=stable), want)
     n = x.aval.shape[d]
@@ -86,9 +78,9 @@ def argsort(
 
 
 def lexsort(keys: Any, axis: int = -1) -> Value:
-    """The positions, int32, that order by the last of several keys, then by the last but one, and so on."""
+    """Positions, int32, that sort by the last key, then by the one before it, ..."""
     if isinstance(keys, Value):
-        keys = [_row(keys, i) for i in range(len(keys))]
+        keys = [shape_ops.index_in_dim(keys, i, 0, keepdims=False) for i in range(len(keys))]
     values = [as_value(k, "lexsort") for k in sequence(keys, "lexsort", "keys", "arrays")]
     if not values:
         raise errors.ArgumentError(
@@ -99,13 +91,8 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
     return sort_ops.sort((*reversed(values), positions), d, num_keys=len(values))[-1]
 
 
-def _row(x: Value, i: int) -> Value:
-    """Row ``i`` of x."""
-    return shape_ops.index_in_dim(x, i, 0, keepdims=False)
-
-
 def sort_complex(a: Any) -> Value:
-    """``a`` in ascending order along the last axis, as complex numbers: by real, then imaginary part."""
+    """Sort along the last axis as complex: by real, then imaginary part."""
     x = as_value(a, "sort_complex")
     wide = x.aval.dtype == dtypes.float64 or x.aval.dtype == dtypes.complex128
     return sort(cast(x, dtypes.complex128 if wide else dtypes.complex64), -1)
@@ -121,17 +108,17 @@ def _checked_kth(kth: Any, n: int, name: str) -> None:
 
 
 def partition(a: Any, kth: Any, axis: int | None = -1) -> Value:
-    """``a`` with element ``kth`` of each line where sorting would put it, smaller ones before, larger ones after it.
+    """Partition lines: element ``kth`` as sorted, smaller before, larger after it.
 
     The order of the others is unspecified: here they are sorted, too.
     """
-    x, d = _line(a, axis, "partition")
+    x, d = line_axis(as_value(a, "partition"), axis, "partition")
     _checked_kth(kth, x.aval.shape[d], "partition")
     return sort(x, d)
 
 
 def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Value:
     """The positions, int32, that put ``a`` in the order of ``partition``."""
-    x, d = _line(a, axis, "argpartition")
+    x, d = line_axis(as_value(a, "argpartition"), axis, "argpartition")
     _checked_kth(kth, x.aval.shape[d], "argpartition")
     return argsort(x, d)

@@ -1,4 +1,4 @@
-"""Inspection of the namespace by the array API standard: capabilities, devices and dtypes.
+"""Inspection of the array API standard: capabilities, devices and dtypes.
 
 Face; ``blufunc.numpy`` is the namespace, of version 2024.12. ``docs/array-api.md`` lists what departs from it.
 """
@@ -13,25 +13,18 @@ from blufunc import errors
 from blufunc.core.arrays import backend
 from blufunc.core.ir import dtypes, source
 from blufunc.numpy.creation import parse_device
-from blufunc.numpy.types import isdtype
+from blufunc.numpy.types import bool_, isdtype
 
 __array_api_version__ = "2024.12"
+bool = bool_  # the standard's name
 
 _DTYPES: dict[str, np.dtype] = {
-    "bool": dtypes.bool_,
-    "int8": dtypes.int8,
-    "int16": dtypes.int16,
-    "int32": dtypes.int32,
-    "int64": dtypes.int64,
-    "uint8": dtypes.uint8,
-    "uint16": dtypes.uint16,
-    "uint32": dtypes.uint32,
-    "uint64": dtypes.uint64,
-    "float32": dtypes.float32,
-    "float64": dtypes.float64,
-    "complex64": dtypes.complex64,
-    "complex128": dtypes.complex128,
-}
+    d.name: d
+    for d in (
+        dtypes.bool_, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64, dtypes.uint8, dtypes.uint16, dtypes.uint32,
+        dtypes.uint64, dtypes.float32, dtypes.float64, dtypes.complex64, dtypes.complex128,
+    )
+}  # fmt: skip
 """The dtypes of the standard. There are more: float16, bfloat16 and two of 8 bits."""
 
 
@@ -63,7 +56,7 @@ class Info:
         return list(backend.get().devices())
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype]:
-        """The dtypes of the standard, by name, of a ``kind`` as in ``isdtype`` (or several); all by default."""
+        """The standard's dtypes by name, of a ``kind`` of ``isdtype``; all by default."""
         parse_device(device)
         if kind is not None and not isinstance(kind, (str, tuple)):
             raise errors.ArgumentError(
@@ -75,5 +68,5 @@ class Info:
 
 
 def __array_namespace_info__() -> Info:
-    """The answers of this namespace about itself, as the array API standard names them."""
+    """This namespace's answers, under the names of the array API standard."""
     return Info()

@@ -72,9 +72,7 @@ def quantile(
     Raises:
       ValueRangeError: ``method`` is none of these, ``a`` has no elements, or ``q`` is known and out of range.
     """
-    only_none("quantile", "out", out)
-    only_none("quantile", "overwrite_input", overwrite_input)
-    return _quantile("quantile", a, q, axis, method, keepdims, weights, False)
+    return _quantile("quantile", a, q, axis, out, overwrite_input, method, keepdims, weights, False)
 
 
 def nanquantile(
@@ -89,9 +87,7 @@ def nanquantile(
     weights: Any = None,
 ) -> Value:
     """``quantile`` of the elements that are not NaN; NaN where there are none."""
-    only_none("nanquantile", "out", out)
-    only_none("nanquantile", "overwrite_input", overwrite_input)
-    return _quantile("nanquantile", a, q, axis, method, keepdims, weights, True)
+    return _quantile("nanquantile", a, q, axis, out, overwrite_input, method, keepdims, weights, True)
 
 
 def percentile(
@@ -106,9 +102,7 @@ def percentile(
     weights: Any = None,
 ) -> Value:
     """``quantile`` with ``q`` in percent, between 0 and 100."""
-    only_none("percentile", "out", out)
-    only_none("percentile", "overwrite_input", overwrite_input)
-    return _quantile("percentile", a, q, axis, method, keepdims, weights, False)
+    return _quantile("percentile", a, q, axis, out, overwrite_input, method, keepdims, weights, False)
 
 
 def nanpercentile(
@@ -123,32 +117,29 @@ def nanpercentile(
     weights: Any = None,
 ) -> Value:
     """``percentile`` of the elements that are not NaN; NaN where there are none."""
-    only_none("nanpercentile", "out", out)
-    only_none("nanpercentile", "overwrite_input", overwrite_input)
-    return _quantile("nanpercentile", a, q, axis, method, keepdims, weights, True)
+    return _quantile("nanpercentile", a, q, axis, out, overwrite_input, method, keepdims, weights, True)
 
 
 def median(
     a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Value:
     """The middle value over axes, or the mean of the middle two, as a float."""
-    only_none("median", "out", out)
-    only_none("median", "overwrite_input", overwrite_input)
-    return _quantile("median", a, 0.5, axis, "midpoint", keepdims, None, False)
+    return _quantile("median", a, 0.5, axis, out, overwrite_input, "midpoint", keepdims, None, False)
 
 
 def nanmedian(
     a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
 ) -> Value:
     """``median`` of the elements that are not NaN; NaN where there are none."""
-    only_none("nanmedian", "out", out)
-    only_none("nanmedian", "overwrite_input", overwrite_input)
-    return _quantile("nanmedian", a, 0.5, axis, "midpoint", keepdims, None, True)
+    return _quantile("nanmedian", a, 0.5, axis, out, overwrite_input, "midpoint", keepdims, None, True)
 
 
 def _quantile(
-    name: str, x: Any, q: Any, axis: Any, method: str, keepdims: bool, weights: Any, pass_nan: bool
-) -> Value:
+    name: str, x: Any, q: Any, axis: Any, out: Any, overwrite_input: Any, method: str, keepdims: bool,
+    weights: Any, pass_nan: bool,
+) -> Value:  # fmt: skip
+    only_none(name, "out", out)
+    only_none(name, "overwrite_input", overwrite_input)
     if method not in _METHODS:
         raise errors.ValueRangeError(
             f"{name}: method {method!r}.", where=source.here(), fix=f"use one of {', '.join(_METHODS)}"
@@ -204,8 +195,8 @@ def _quantile(
             weight = cast(places[2], dtype)
             result = ops.add(*[_share(v, w) for v, w in zip(read, (ops.sub(1, weight), weight), strict=True)])
     else:
-        (given,) = match_to(name, x.aval.shape, as_value(weights, name))
-        result = _weighted(lines, lined(cast(given, fractions.aval.dtype)), fractions, pass_nan)
+        (spread,) = match_to(name, x.aval.shape, as_value(weights, name))
+        result = _weighted(lines, lined(cast(spread, fractions.aval.dtype)), fractions, pass_nan)
     nan = ew.isnan(lines)
     spoiled = reduce.reduce_and(nan, (last,)) if pass_nan else reduce.reduce_or(nan, (last,))
     result = ops.select(
@@ -219,7 +210,7 @@ def _quantile(
 
 
 def _share(x: Value, weight: Value) -> Value:
-    """``x * weight``, but 0 where the weight is: an infinite neighbour of what is meant does not count."""
+    """``x * weight``, but 0 at weight 0: an infinite neighbour does not count."""
     weight = stretch(weight, x.aval.shape)
     return ops.select(ops.eq(weight, 0), ops.zeros_like(x), ops.mul(x, weight))
 
@@ -240,7 +231,10 @@ def _fraction(q: Value, name: str) -> Value:
 
 
 def _positions(q: Value, lines: Value, method: str, pass_nan: bool) -> list[Value]:
-    """Positions of quantiles in a sorted line: below, above, and the weight of the latter; ``(k,)`` or ``(..., k)``."""
+    """Positions of quantiles in a sorted line: below, above, weight of the latter.
+
+    Each is of shape ``(k,)``, or ``(..., k)`` if lines differ.
+    """
     *rest, n = lines.aval.shape
     if not pass_nan:
         count: Value = constant(n, q.aval.dtype)
@@ -260,7 +254,7 @@ def _positions(q: Value, lines: Value, method: str, pass_nan: bool) -> list[Valu
 
 
 def _at(ordered: Value, place: Value) -> Value:
-    """The elements of sorted lines ``(..., n)`` at places ``(k,)``, of all lines, or ``(..., k)``, of each."""
+    """Sorted lines ``(..., n)`` at places ``(k,)``, or ``(..., k)``, line by line."""
     at = ops.convert(place, _INT32)
     if at.aval.ndim == ordered.aval.ndim and at.aval.ndim > 1:
         return take_along_axis(ordered, at, -1, mode="clip")
@@ -268,7 +262,7 @@ def _at(ordered: Value, place: Value) -> Value:
 
 
 def _weighted(lines: Value, weights: Value, q: Value, pass_nan: bool) -> Value:
-    """The first element of each line up to which a fraction of the line's weight is reached."""
+    """The first element of each line at which a fraction of its weight is reached."""
     last = lines.aval.ndim - 1
     if pass_nan:
         weights = ops.select(ew.isnan(lines), ops.zeros_like(weights), weights)
@@ -276,8 +270,8 @@ def _weighted(lines: Value, weights: Value, q: Value, pass_nan: bool) -> Value:
     reached = cumulative.cumsum_p.bind(weights, axis=last, reverse=False)
     shape = (*lines.aval.shape, q.aval.size)
     total = indexing.getitem(reached, (Ellipsis, slice(-1, None)))
-    wanted = ew.multiply(reshape(total, (*total.aval.shape, 1)), q)
-    before = ops.lt(stretch(reshape(reached, (*reached.aval.shape, 1)), shape), stretch(wanted, shape))
+    target = ew.multiply(reshape(total, (*total.aval.shape, 1)), q)
+    before = ops.lt(stretch(reshape(reached, (*reached.aval.shape, 1)), shape), stretch(target, shape))
     at = reduce_sum(ops.convert(before, _INT32), (last,))
     return take_along_axis(ordered, at, -1, mode="clip")
 
@@ -373,7 +367,7 @@ def _variables(m: Any, rowvar: bool) -> Value:
 
 
 def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> Value:
-    """The matrix of correlation coefficients of variables, as floats; arguments as for ``cov``."""
+    """The matrix of correlation coefficients, as floats; arguments of ``cov``."""
     c = cov(x, y, rowvar, dtype=dtype)
     if not c.aval.ndim:
         return ops.div(c, c)

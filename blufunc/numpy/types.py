@@ -1,4 +1,4 @@
-"""Dtypes as users write them: ``bnp.float32``, their hierarchy, limits and promotion.
+"""Dtypes of user code: ``bnp.float32``, kinds, limits and promotion.
 
 Face over ``core.dtypes``. A dtype name here is usable wherever a dtype is expected, equal to the
 ``np.dtype`` it stands for, and callable: ``bnp.float32(3)`` is an array of rank 0.
@@ -15,6 +15,8 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Value
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
+
+ndarray = Value
 
 
 class ScalarType:
@@ -92,7 +94,7 @@ _KINDS = {
 
 
 def issubdtype(arg1: Any, arg2: Any) -> bool:
-    """True if the dtype ``arg1`` is of the kind ``arg2`` (``bnp.floating``, ...), or equal to a dtype ``arg2``.
+    """True if dtype ``arg1`` is of the kind ``arg2``, or equal to a dtype ``arg2``.
 
     bfloat16 and the 8-bit floats count as floating.
     """
@@ -104,7 +106,7 @@ def issubdtype(arg1: Any, arg2: Any) -> bool:
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """True if ``dtype`` is of a kind named as in the array API standard (``'real floating'``, ...).
+    """True if ``dtype`` is of a kind of the array API standard.
 
     ``kind`` is a name, a dtype, or a tuple of these of which one has to fit.
     """
@@ -167,7 +169,7 @@ def dtype(dtype: Any) -> np.dtype:
 
 
 class FloatLimits:
-    """What ``finfo`` returns: NumPy's attributes of the same names, as Python numbers.
+    """Limits of a float dtype: ``np.finfo``'s attributes as Python numbers.
 
     Attributes:
       dtype: the ``np.dtype``; for a complex one, the dtype of its parts.
@@ -189,7 +191,7 @@ class FloatLimits:
 
 
 def finfo(dtype: Any) -> FloatLimits:
-    """Limits of a floating dtype, or of an array's: ``eps``, ``max``, ``min``, ``tiny``, ``bits``."""
+    """Limits of a floating dtype or array: ``eps``, ``max``, ``min``, ``tiny``, ..."""
     return FloatLimits(dtype.aval.dtype if isinstance(dtype, Value) else dtypes.as_dtype(dtype))
 
 

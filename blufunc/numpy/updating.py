@@ -38,7 +38,7 @@ from blufunc.numpy.indexing import (
     parse,
     stacked,
 )
-from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, cast, constant, stretch
+from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, cast, constant, fits, stretch
 
 _INT32 = dtypes.int32
 
@@ -61,7 +61,7 @@ class At:
 
 
 class Place:
-    """``x.at[index]``: its methods return x with these elements changed, and leave x as it is.
+    """``x.at[index]``: methods that return x with these elements changed.
 
     Where an element is named several times, ``add``, ``mul``, ``min`` and ``max`` apply all updates, ``set`` the
     last one. Options of all methods: ``mode``, for positions that are out of range (``'drop'`` by default,
@@ -78,7 +78,7 @@ class Place:
         return f"<{self.x.aval} at {self.index!r}>"
 
     def set(self, values: Any, **options: Any) -> Value:
-        """The elements replaced by ``values``, which broadcast to the shape of ``x[index]``."""
+        """Replace the elements by ``values``, which broadcast to ``x[index]``."""
         return _update(self.x, self.index, values, "set", **options)
 
     def add(self, values: Any, **options: Any) -> Value:
@@ -97,15 +97,15 @@ class Place:
 
     def divide(self, values: Any, **options: Any) -> Value:
         """Divide the elements by ``values``."""
-        ones = _update(stretch(constant(1, self.x.aval.dtype), self.x.aval.shape), self.index, values, "multiply",
-                       **options)  # fmt: skip
-        return ops.div(self.x, ones)
+        return ops.div(self.x, self._among_ones(values, options))
 
     def power(self, values: Any, **options: Any) -> Value:
         """The elements raised to the power ``values``."""
-        ones = _update(stretch(constant(1, self.x.aval.dtype), self.x.aval.shape), self.index, values, "multiply",
-                       **options)  # fmt: skip
-        return ew.power(self.x, ones)
+        return ew.power(self.x, self._among_ones(values, options))
+
+    def _among_ones(self, values: Any, options: dict[str, Any]) -> Value:
+        ones = stretch(constant(1, self.x.aval.dtype), self.x.aval.shape)
+        return _update(ones, self.index, values, "multiply", **options)
 
     def min(self, values: Any, **options: Any) -> Value:
         """The smaller ones of the elements and ``values``."""
@@ -116,7 +116,7 @@ class Place:
         return _update(self.x, self.index, values, "max", **options)
 
     def apply(self, function: Callable[[Value], Any], **options: Any) -> Value:
-        """The elements replaced by ``function`` of them, applied once to each; it is elementwise."""
+        """Replace the elements by ``function`` of them, elementwise, once each."""
         mask = _whole_mask(self.x, self.index)
         if mask is not None and not isinstance(mask, Array):
             return ops.select_p.bind(
@@ -132,7 +132,7 @@ class Place:
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
     ) -> Value:
-        """``x[index]``; out of range ``'clip'`` (default), or ``'fill'`` with ``fill_value`` (default NaN)."""
+        """``x[index]``; mode ``'clip'`` (default), or ``'fill'`` with ``fill_value``."""
         if mode is None:
             mode = GatherScatterMode.CLIP if fill_value is None else GatherScatterMode.FILL_OR_DROP
         return getitem(self.x, self.index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted)
@@ -180,7 +180,7 @@ def _update(
 
 
 def _find_mask(index: Any) -> tuple[int, Any, int] | None:
-    """The position of a boolean array in an index of otherwise full slices: axes before, itself, axes after."""
+    """Axes before, in and after a boolean array in an index of full slices."""
     if isinstance(index, (Value, np.ndarray)):  # the usual case, which must be fast
         return (0, index, -1) if index.dtype.kind == "b" and index.ndim else None
     if index.__class__ is not tuple:
@@ -208,12 +208,12 @@ def _find_mask(index: Any) -> tuple[int, Any, int] | None:
 
 
 def _whole_mask(x: Value, index: Any) -> Value | None:
-    """The mask, of the shape of x, that an index by one boolean array stands for: it needs no positions."""
+    """The mask of an index by one boolean array, in the shape of x."""
     found = _find_mask(index)
     if found is None:
         return None
-    before, given, _ = found
-    mask = as_value(given)
+    before, mask, _ = found
+    mask = as_value(mask)
     if before < 0:
         before = x.aval.ndim - mask.aval.ndim - max(found[2], 0)
     own = x.aval.shape[before : before + mask.aval.ndim] if before >= 0 else None
@@ -223,7 +223,7 @@ def _whole_mask(x: Value, index: Any) -> Value | None:
 
 
 def _row_for_mask(x: Value, index: Any, new: Value) -> Value | None:
-    """An update that is the same for all elements of a mask, as one that broadcasts to x; None where it is not."""
+    """Broadcast a mask update that is equal for all elements; None otherwise."""
     if not new.aval.ndim:
         return new
     before, mask, after = _find_mask(index)  # type: ignore[misc]
@@ -231,7 +231,7 @@ def _row_for_mask(x: Value, index: Any, new: Value) -> Value | None:
     own = new.aval.shape
     while len(own) > len(rest) and own[0] == 1:
         own = own[1:]
-    if len(own) > len(rest) or any(a not in (1, b) for a, b in zip(own[::-1], rest[::-1], strict=False)):
+    if not fits(own, rest):
         return None
     return stretch(reshape(new, own), x.aval.shape)
 
@@ -244,9 +244,9 @@ def _as_update(x: Value, values: Any, how: str) -> Value:
         values = as_value(values, f".at[...].{how}")
         kind = values.aval.dtype
     if kind != dtype and _rank(kind) > _rank(dtype):
-        given = values.aval if isinstance(values, Value) else repr(values)
+        shown = values.aval if isinstance(values, Value) else repr(values)
         raise errors.DtypeError(
-            f"x.at[...].{how}({given}) into an array of dtype {dtypes.short_name(dtype)} would lose information.",
+            f"x.at[...].{how}({shown}) into an array of dtype {dtypes.short_name(dtype)} would lose information.",
             where=source.here(),
             why="the result has the dtype of x.",
             fix=f"convert x first (x.astype('{kind}')), or the values (values.astype('{dtype}'))",
@@ -268,8 +268,7 @@ def _fitted(x: Value, new: Value, layout: Layout, p: Parsed, how: str) -> Value:
     while len(own) > len(shape) and own[0] == 1:
         own = own[1:]
     new = reshape(new, own)
-    fits = len(own) <= len(shape) and all(a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False))
-    if not fits:
+    if not fits(own, shape):
         raise errors.ShapeError(
             f"x.at[...].{how}: values of shape {own} do not broadcast to the shape {shape} of x[...].",
             where=source.here(),
@@ -360,7 +359,7 @@ def _scatter(
 
 
 def _padded_rank(c: Any, at: int, nb: int, rank: int) -> Any:
-    """Positions over the arrays' broadcast axes as positions over all axes of the indices."""
+    """Positions over the arrays' broadcast axes, on all axes of the indices."""
     own = (1,) * (nb - c.ndim) + tuple(c.shape)
     full = (1,) * at + own + (1,) * (rank - at - nb)
     return c.reshape(full) if isinstance(c, np.ndarray) else reshape(c, full)

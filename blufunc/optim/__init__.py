@@ -1,8 +1,10 @@
-"""Optimisers in the shape of optax: ``init(params) -> state``, ``update(grads, state, params) -> updates, state``.
+"""Optimisers with optax's interface and names.
+
+``init(params) -> state``, ``update(grads, state, params) -> updates, state``.
 
 A face, above ``blufunc.numpy``. States are pytrees of arrays, made of NamedTuples, so that they pass through ``jit``,
-checkpoints and shardings like parameters do. Names and numbers are those of optax; a transformation written for
-optax's interface, by whomever, goes into ``chain`` and the wrappers unchanged.
+checkpoints and shardings like parameters do. Names and defaults are optax's; a transformation written for optax's
+interface works in ``chain`` and the wrappers unchanged.
 """
 
 from blufunc import _lazy
@@ -11,181 +13,137 @@ with _lazy.names(__name__):
     from blufunc.optim import losses as losses
     from blufunc.optim import schedules as schedules
     from blufunc.optim import tree_utils as tree_utils
-    from blufunc.optim.base import (
-        EmptyState,
-        GradientTransformation,
-        apply_updates,
-        chain,
-        identity,
-        named_chain,
-    )
-    from blufunc.optim.blocks import (
-        FactoredState,
-        MuonState,
-        adaptive_grad_clip,
-        centralize,
-        clip_by_block_rms,
-        orthogonalize_via_newton_schulz,
-        scale_by_factored_rms,
-        scale_by_muon,
-        scale_by_param_block_norm,
-        scale_by_param_block_rms,
-        scale_by_shape,
-        scale_by_trust_ratio,
-    )
+    from blufunc.optim.base import EmptyState as EmptyState
+    from blufunc.optim.base import GradientTransformation as GradientTransformation
+    from blufunc.optim.base import apply_updates as apply_updates
+    from blufunc.optim.base import chain as chain
+    from blufunc.optim.base import identity as identity
+    from blufunc.optim.base import named_chain as named_chain
+    from blufunc.optim.blocks import FactoredState as FactoredState
+    from blufunc.optim.blocks import MuonState as MuonState
+    from blufunc.optim.blocks import adaptive_grad_clip as adaptive_grad_clip
+    from blufunc.optim.blocks import centralize as centralize
+    from blufunc.optim.blocks import clip_by_block_rms as clip_by_block_rms
+    from blufunc.optim.blocks import orthogonalize_via_newton_schulz as orthogonalize_via_newton_schulz
+    from blufunc.optim.blocks import scale_by_factored_rms as scale_by_factored_rms
+    from blufunc.optim.blocks import scale_by_muon as scale_by_muon
+    from blufunc.optim.blocks import scale_by_param_block_norm as scale_by_param_block_norm
+    from blufunc.optim.blocks import scale_by_param_block_rms as scale_by_param_block_rms
+    from blufunc.optim.blocks import scale_by_shape as scale_by_shape
+    from blufunc.optim.blocks import scale_by_trust_ratio as scale_by_trust_ratio
+    from blufunc.optim.losses import convex_kl_divergence as convex_kl_divergence
+    from blufunc.optim.losses import cosine_distance as cosine_distance
+    from blufunc.optim.losses import cosine_similarity as cosine_similarity
+    from blufunc.optim.losses import ctc_loss as ctc_loss
+    from blufunc.optim.losses import generalized_kl_divergence as generalized_kl_divergence
+    from blufunc.optim.losses import hinge_loss as hinge_loss
+    from blufunc.optim.losses import huber_loss as huber_loss
+    from blufunc.optim.losses import kl_divergence as kl_divergence
+    from blufunc.optim.losses import l2_loss as l2_loss
+    from blufunc.optim.losses import log_cosh as log_cosh
+    from blufunc.optim.losses import ntxent as ntxent
+    from blufunc.optim.losses import safe_softmax_cross_entropy as safe_softmax_cross_entropy
+    from blufunc.optim.losses import sigmoid_binary_cross_entropy as sigmoid_binary_cross_entropy
+    from blufunc.optim.losses import sigmoid_focal_loss as sigmoid_focal_loss
+    from blufunc.optim.losses import smooth_labels as smooth_labels
+    from blufunc.optim.losses import softmax_cross_entropy as softmax_cross_entropy
     from blufunc.optim.losses import (
-        convex_kl_divergence,
-        cosine_distance,
-        cosine_similarity,
-        ctc_loss,
-        generalized_kl_divergence,
-        hinge_loss,
-        huber_loss,
-        kl_divergence,
-        l2_loss,
-        log_cosh,
-        ntxent,
-        safe_softmax_cross_entropy,
-        sigmoid_binary_cross_entropy,
-        sigmoid_focal_loss,
-        smooth_labels,
-        softmax_cross_entropy,
-        softmax_cross_entropy_with_integer_labels,
-        squared_error,
+        softmax_cross_entropy_with_integer_labels as softmax_cross_entropy_with_integer_labels,
     )
-    from blufunc.optim.moments import (
-        EmaState,
-        ScaleByAdaDeltaState,
-        ScaleByAmsgradState,
-        ScaleByBeliefState,
-        ScaleByLionState,
-        ScaleByRmsState,
-        ScaleByRmsWithCountState,
-        ScaleByRssState,
-        ScaleByRStdDevState,
-        ScaleByRStdDevWithCountState,
-        ema,
-        scale_by_adadelta,
-        scale_by_adamax,
-        scale_by_amsgrad,
-        scale_by_belief,
-        scale_by_lion,
-        scale_by_radam,
-        scale_by_rms,
-        scale_by_rss,
-        scale_by_sign,
-        scale_by_stddev,
-        scale_by_yogi,
-    )
-    from blufunc.optim.optimizers import (
-        adabelief,
-        adadelta,
-        adafactor,
-        adagrad,
-        adam,
-        adamax,
-        adamaxw,
-        adamw,
-        amsgrad,
-        lamb,
-        lars,
-        lion,
-        muon,
-        nadam,
-        nadamw,
-        radam,
-        rmsprop,
-        sgd,
-        sign_sgd,
-        signum,
-        yogi,
-    )
-    from blufunc.optim.schedules import (
-        constant_schedule,
-        cosine_decay_schedule,
-        cosine_onecycle_schedule,
-        exponential_decay,
-        join_schedules,
-        linear_onecycle_schedule,
-        linear_schedule,
-        piecewise_constant_schedule,
-        piecewise_interpolate_schedule,
-        polynomial_schedule,
-        sgdr_schedule,
-        warmup_constant_schedule,
-        warmup_cosine_decay_schedule,
-        warmup_exponential_decay_schedule,
-    )
-    from blufunc.optim.transforms import (
-        ScaleByAdamState,
-        ScaleByScheduleState,
-        TraceState,
-        add_decayed_weights,
-        clip,
-        clip_by_global_norm,
-        global_norm,
-        scale,
-        scale_by_adam,
-        scale_by_learning_rate,
-        scale_by_schedule,
-        trace,
-    )
-    from blufunc.optim.wrappers import (
-        ApplyIfFiniteState,
-        ConditionallyMaskState,
-        ConditionallyTransformState,
-        InjectHyperparamsState,
-        LookaheadParams,
-        LookaheadState,
-        MaskedNode,
-        MaskedState,
-        MultiSteps,
-        MultiStepsState,
-        PartitionState,
-        ZeroNansState,
-        accumulate,
-        apply_if_finite,
-        conditionally_mask,
-        conditionally_transform,
-        freeze,
-        inject_hyperparams,
-        keep_params_nonnegative,
-        lookahead,
-        masked,
-        multi_transform,
-        partition,
-        set_to_zero,
-        skip_large_updates,
-        skip_not_finite,
-        zero_nans,
-    )
-
-__all__ = [
-    "EmptyState", "GradientTransformation", "apply_updates", "chain", "identity", "named_chain",
-    "adabelief", "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamaxw", "adamw", "amsgrad", "lamb", "lars",
-    "lion", "muon", "nadam", "nadamw", "radam", "rmsprop", "sgd", "sign_sgd", "signum", "yogi",
-    "ScaleByAdamState", "ScaleByScheduleState", "TraceState", "add_decayed_weights", "clip", "clip_by_global_norm",
-    "global_norm", "scale", "scale_by_adam", "scale_by_learning_rate", "scale_by_schedule", "trace",
-    "EmaState", "ScaleByAdaDeltaState", "ScaleByAmsgradState", "ScaleByBeliefState", "ScaleByLionState",
-    "ScaleByRmsState", "ScaleByRmsWithCountState", "ScaleByRssState", "ScaleByRStdDevState",
-    "ScaleByRStdDevWithCountState", "ema", "scale_by_adadelta", "scale_by_adamax", "scale_by_amsgrad",
-    "scale_by_belief", "scale_by_lion", "scale_by_radam", "scale_by_rms", "scale_by_rss", "scale_by_sign",
-    "scale_by_stddev", "scale_by_yogi",
-    "FactoredState", "MuonState", "adaptive_grad_clip", "centralize", "clip_by_block_rms",
-    "orthogonalize_via_newton_schulz", "scale_by_factored_rms", "scale_by_muon", "scale_by_param_block_norm",
-    "scale_by_param_block_rms", "scale_by_shape", "scale_by_trust_ratio",
-    "ApplyIfFiniteState", "ConditionallyMaskState", "ConditionallyTransformState", "InjectHyperparamsState",
-    "LookaheadParams", "LookaheadState", "MaskedNode", "MaskedState", "MultiSteps", "MultiStepsState", "PartitionState",
-    "ZeroNansState", "accumulate", "apply_if_finite", "conditionally_mask", "conditionally_transform", "freeze",
-    "inject_hyperparams", "keep_params_nonnegative", "lookahead", "masked", "multi_transform", "partition",
-    "set_to_zero", "skip_large_updates", "skip_not_finite", "zero_nans",
-    "constant_schedule", "cosine_decay_schedule", "cosine_onecycle_schedule", "exponential_decay", "join_schedules",
-    "linear_onecycle_schedule", "linear_schedule", "piecewise_constant_schedule", "piecewise_interpolate_schedule",
-    "polynomial_schedule", "sgdr_schedule", "warmup_constant_schedule", "warmup_cosine_decay_schedule",
-    "warmup_exponential_decay_schedule",
-    "convex_kl_divergence", "cosine_distance", "cosine_similarity", "ctc_loss", "generalized_kl_divergence",
-    "hinge_loss", "huber_loss", "kl_divergence", "l2_loss", "log_cosh", "ntxent", "safe_softmax_cross_entropy",
-    "sigmoid_binary_cross_entropy", "sigmoid_focal_loss", "smooth_labels", "softmax_cross_entropy",
-    "softmax_cross_entropy_with_integer_labels", "squared_error",
-    "losses", "schedules", "tree_utils",
-]  # fmt: skip
+    from blufunc.optim.losses import squared_error as squared_error
+    from blufunc.optim.moments import EmaState as EmaState
+    from blufunc.optim.moments import ScaleByAdaDeltaState as ScaleByAdaDeltaState
+    from blufunc.optim.moments import ScaleByAmsgradState as ScaleByAmsgradState
+    from blufunc.optim.moments import ScaleByBeliefState as ScaleByBeliefState
+    from blufunc.optim.moments import ScaleByLionState as ScaleByLionState
+    from blufunc.optim.moments import ScaleByRmsState as ScaleByRmsState
+    from blufunc.optim.moments import ScaleByRmsWithCountState as ScaleByRmsWithCountState
+    from blufunc.optim.moments import ScaleByRssState as ScaleByRssState
+    from blufunc.optim.moments import ScaleByRStdDevState as ScaleByRStdDevState
+    from blufunc.optim.moments import ScaleByRStdDevWithCountState as ScaleByRStdDevWithCountState
+    from blufunc.optim.moments import ema as ema
+    from blufunc.optim.moments import scale_by_adadelta as scale_by_adadelta
+    from blufunc.optim.moments import scale_by_adamax as scale_by_adamax
+    from blufunc.optim.moments import scale_by_amsgrad as scale_by_amsgrad
+    from blufunc.optim.moments import scale_by_belief as scale_by_belief
+    from blufunc.optim.moments import scale_by_lion as scale_by_lion
+    from blufunc.optim.moments import scale_by_radam as scale_by_radam
+    from blufunc.optim.moments import scale_by_rms as scale_by_rms
+    from blufunc.optim.moments import scale_by_rss as scale_by_rss
+    from blufunc.optim.moments import scale_by_sign as scale_by_sign
+    from blufunc.optim.moments import scale_by_stddev as scale_by_stddev
+    from blufunc.optim.moments import scale_by_yogi as scale_by_yogi
+    from blufunc.optim.optimizers import adabelief as adabelief
+    from blufunc.optim.optimizers import adadelta as adadelta
+    from blufunc.optim.optimizers import adafactor as adafactor
+    from blufunc.optim.optimizers import adagrad as adagrad
+    from blufunc.optim.optimizers import adam as adam
+    from blufunc.optim.optimizers import adamax as adamax
+    from blufunc.optim.optimizers import adamaxw as adamaxw
+    from blufunc.optim.optimizers import adamw as adamw
+    from blufunc.optim.optimizers import amsgrad as amsgrad
+    from blufunc.optim.optimizers import lamb as lamb
+    from blufunc.optim.optimizers import lars as lars
+    from blufunc.optim.optimizers import lion as lion
+    from blufunc.optim.optimizers import muon as muon
+    from blufunc.optim.optimizers import nadam as nadam
+    from blufunc.optim.optimizers import nadamw as nadamw
+    from blufunc.optim.optimizers import radam as radam
+    from blufunc.optim.optimizers import rmsprop as rmsprop
+    from blufunc.optim.optimizers import sgd as sgd
+    from blufunc.optim.optimizers import sign_sgd as sign_sgd
+    from blufunc.optim.optimizers import signum as signum
+    from blufunc.optim.optimizers import yogi as yogi
+    from blufunc.optim.schedules import constant_schedule as constant_schedule
+    from blufunc.optim.schedules import cosine_decay_schedule as cosine_decay_schedule
+    from blufunc.optim.schedules import cosine_onecycle_schedule as cosine_onecycle_schedule
+    from blufunc.optim.schedules import exponential_decay as exponential_decay
+    from blufunc.optim.schedules import join_schedules as join_schedules
+    from blufunc.optim.schedules import linear_onecycle_schedule as linear_onecycle_schedule
+    from blufunc.optim.schedules import linear_schedule as linear_schedule
+    from blufunc.optim.schedules import piecewise_constant_schedule as piecewise_constant_schedule
+    from blufunc.optim.schedules import piecewise_interpolate_schedule as piecewise_interpolate_schedule
+    from blufunc.optim.schedules import polynomial_schedule as polynomial_schedule
+    from blufunc.optim.schedules import sgdr_schedule as sgdr_schedule
+    from blufunc.optim.schedules import warmup_constant_schedule as warmup_constant_schedule
+    from blufunc.optim.schedules import warmup_cosine_decay_schedule as warmup_cosine_decay_schedule
+    from blufunc.optim.schedules import warmup_exponential_decay_schedule as warmup_exponential_decay_schedule
+    from blufunc.optim.transforms import ScaleByAdamState as ScaleByAdamState
+    from blufunc.optim.transforms import ScaleByScheduleState as ScaleByScheduleState
+    from blufunc.optim.transforms import TraceState as TraceState
+    from blufunc.optim.transforms import add_decayed_weights as add_decayed_weights
+    from blufunc.optim.transforms import clip as clip
+    from blufunc.optim.transforms import clip_by_global_norm as clip_by_global_norm
+    from blufunc.optim.transforms import global_norm as global_norm
+    from blufunc.optim.transforms import scale as scale
+    from blufunc.optim.transforms import scale_by_adam as scale_by_adam
+    from blufunc.optim.transforms import scale_by_learning_rate as scale_by_learning_rate
+    from blufunc.optim.transforms import scale_by_schedule as scale_by_schedule
+    from blufunc.optim.transforms import trace as trace
+    from blufunc.optim.wrappers import ApplyIfFiniteState as ApplyIfFiniteState
+    from blufunc.optim.wrappers import ConditionallyMaskState as ConditionallyMaskState
+    from blufunc.optim.wrappers import ConditionallyTransformState as ConditionallyTransformState
+    from blufunc.optim.wrappers import InjectHyperparamsState as InjectHyperparamsState
+    from blufunc.optim.wrappers import LookaheadParams as LookaheadParams
+    from blufunc.optim.wrappers import LookaheadState as LookaheadState
+    from blufunc.optim.wrappers import MaskedNode as MaskedNode
+    from blufunc.optim.wrappers import MaskedState as MaskedState
+    from blufunc.optim.wrappers import MultiSteps as MultiSteps
+    from blufunc.optim.wrappers import MultiStepsState as MultiStepsState
+    from blufunc.optim.wrappers import PartitionState as PartitionState
+    from blufunc.optim.wrappers import ZeroNansState as ZeroNansState
+    from blufunc.optim.wrappers import accumulate as accumulate
+    from blufunc.optim.wrappers import apply_if_finite as apply_if_finite
+    from blufunc.optim.wrappers import conditionally_mask as conditionally_mask
+    from blufunc.optim.wrappers import conditionally_transform as conditionally_transform
+    from blufunc.optim.wrappers import freeze as freeze
+    from blufunc.optim.wrappers import inject_hyperparams as inject_hyperparams
+    from blufunc.optim.wrappers import keep_params_nonnegative as keep_params_nonnegative
+    from blufunc.optim.wrappers import lookahead as lookahead
+    from blufunc.optim.wrappers import masked as masked
+    from blufunc.optim.wrappers import multi_transform as multi_transform
+    from blufunc.optim.wrappers import partition as partition
+    from blufunc.optim.wrappers import set_to_zero as set_to_zero
+    from blufunc.optim.wrappers import skip_large_updates as skip_large_updates
+    from blufunc.optim.wrappers import skip_not_finite as skip_not_finite
+    from blufunc.optim.wrappers import zero_nans as zero_nans

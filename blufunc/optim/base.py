@@ -1,4 +1,4 @@
-"""Gradient transformations: their interface, composition, and the step that applies updates.
+"""Gradient transformations: interface, composition, and ``apply_updates``.
 
 A face, the first file of ``optim``. In: gradients, parameters and states, as pytrees. Out: updates. Pytrees are checked
 against each other, so that a mismatch is an error with its path, and does not broadcast.
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
+from blufunc.core.ops.rows import wide_dtype as wide_dtype
 from blufunc.core.pytree import paths, tree
 
 PyTree = Any
@@ -79,7 +80,7 @@ def chain(*transformations: Any) -> GradientTransformation:
 
 
 def named_chain(*transformations: tuple[str, Any]) -> GradientTransformation:
-    """``chain`` of pairs ``(name, transformation)``; the state is a dict of their states by name."""
+    """``chain`` of pairs ``(name, transformation)``; states are a dict by name."""
     for i, pair in enumerate(transformations):
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
             raise errors.ArgumentError(
@@ -116,7 +117,7 @@ def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
 
 
 def aligned(trees: Mapping[str, PyTree]) -> list[Any]:
-    """The common structure of named pytrees, then the leaves of each as a list of arrays.
+    """The common structure of named pytrees, then each one's leaves as arrays.
 
     Raises:
       TreeError: a structure differs from the first one.
@@ -161,11 +162,6 @@ def required(params: PyTree | None, name: str) -> PyTree:
     return params
 
 
-def wide_dtype(dtype: Any) -> Any:
-    """The dtype in which to compute with parameters of ``dtype``: float32 for the half precisions."""
-    return dtypes.float32 if dtypes.is_floating(dtype) and dtype.itemsize < 4 else dtype
-
-
 class Scalars:
     """Scalars, converted once per dtype: arrays of one dtype share them."""
 
@@ -186,7 +182,7 @@ class Scalars:
 
 
 def leafwise(f: Callable[..., tuple], n: int, trees: Mapping[str, PyTree]) -> list[PyTree]:
-    """Apply ``f`` to corresponding leaves of named ``trees``; the ``n`` pytrees of its results."""
+    """Apply ``f`` to corresponding leaves of ``trees``; the ``n`` pytrees of results."""
     treedef, *columns = aligned(trees)
     rows = [f(*leaves) for leaves in zip(*columns, strict=True)]
     return [tree.unflatten(treedef, [row[i] for row in rows]) for i in range(n)]
@@ -203,7 +199,7 @@ def next_count(count: Any) -> Any:
 
 
 def full_like(params: PyTree, value: Any, dtype: Any = None) -> PyTree:
-    """A constant pytree like the parameters, in ``dtype`` or theirs, float32 for half precisions."""
+    """A constant pytree like the parameters; half precisions become float32."""
 
     def one(p):
         p = bnp.asarray(p)
@@ -213,7 +209,7 @@ def full_like(params: PyTree, value: Any, dtype: Any = None) -> PyTree:
 
 
 def bias_correction(decay: Any, steps: Any) -> Any:
-    """``1 - decay**steps``, without the cancellation of the subtraction for decays close to 1."""
+    """``1 - decay**steps``, without cancellation for decays close to 1."""
     if not isinstance(decay, (int, float)):
         return -bnp.expm1(bnp.log(decay) * steps)
     if not 0 <= decay < 1:

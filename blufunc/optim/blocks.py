@@ -1,4 +1,4 @@
-"""Gradient transformations that look at a whole parameter array: its norm, its rows and columns, its matrix.
+"""Gradient transformations of whole arrays: norms, factored moments, matrices.
 
 A face, above ``optim.base``. Norms of half-precision arrays are taken in float32. State and formulas are those of
 optax, under its names.
@@ -32,8 +32,10 @@ from blufunc.optim.base import (
 
 
 class FactoredState(NamedTuple):
-    """``count``: the steps taken, int32. The mean squares of each parameter: ``v_row`` and ``v_col``, means of its
-    rows and columns, or ``v``, all of them; what is not kept is an array of one zero."""
+    """``count``: the steps taken, int32. ``v_row``, ``v_col``, ``v``: mean squares.
+
+    A parameter has ``v_row`` and ``v_col``, means of its rows and columns, or ``v``; the others are one zero each.
+    """
 
     count: Any
     v_row: PyTree
@@ -42,7 +44,7 @@ class FactoredState(NamedTuple):
 
 
 class MuonState(NamedTuple):
-    """``count``: the steps taken, int32. ``mu``: the mean of the gradients. ``ns_coeffs``: the polynomials."""
+    """``count``: int32; ``mu``: the gradients' mean; ``ns_coeffs``: the polynomials."""
 
     count: Any
     mu: PyTree
@@ -53,7 +55,7 @@ class MuonState(NamedTuple):
 
 
 def _pairwise(name: str, one: Any) -> GradientTransformation:
-    """A stateless transformation by ``one(update, parameter)``, both in a dtype wide enough for norms."""
+    """A stateless transformation by ``one(update, parameter)``, in float32 or wider."""
 
     def update(updates, params):
         def wide(u, p):
@@ -76,7 +78,7 @@ def _rms(x: Any) -> Any:
 def scale_by_trust_ratio(
     min_norm: Any = 0.0, trust_coefficient: Any = 1.0, eps: Any = 0.0
 ) -> GradientTransformation:
-    """Multiply each array by the norm of its parameter over its own (You et al., arXiv:1904.00962).
+    """Scale each array by its parameter's norm over its own (arXiv:1904.00962).
 
     Args:
       min_norm: a lower bound of both norms. Where one is 0 the array stays as it is.
@@ -98,7 +100,7 @@ def scale_by_param_block_norm(min_scale: Any = 1e-3) -> GradientTransformation:
 
 
 def scale_by_param_block_rms(min_scale: Any = 1e-3) -> GradientTransformation:
-    """Multiply each array by the root mean square of its parameter, at least ``min_scale``."""
+    """Multiply each array by the RMS of its parameter, at least ``min_scale``."""
     return _pairwise("scale_by_param_block_rms", lambda u, p: u * bnp.maximum(_rms(p), min_scale))
 
 
@@ -114,7 +116,7 @@ def clip_by_block_rms(threshold: Any) -> GradientTransformation:
 
 
 def adaptive_grad_clip(clipping: Any, eps: Any = 1e-3, axis: Any = None) -> GradientTransformation:
-    """Limit the norm of each unit's gradient to a fraction of that of its weights (Brock et al., arXiv:2102.06171).
+    """Clip each unit's gradient norm to a fraction of its weights' (arXiv:2102.06171).
 
     Args:
       clipping: the fraction.
@@ -143,7 +145,10 @@ def _unit_norm(x: Any, axis: Any) -> Any:
 
 
 def centralize() -> GradientTransformation:
-    """Subtract from each array, but from vectors, its mean over all axes but the first (arXiv:2004.01461)."""
+    """Subtract each array's mean over all axes but the first (arXiv:2004.01461).
+
+    Vectors are unchanged.
+    """
 
     def one(u):
         u = bnp.asarray(u)
@@ -162,7 +167,7 @@ def scale_by_factored_rms(
     min_dim_size_to_factor: int = 128,
     epsilon: Any = 1e-30,
 ) -> GradientTransformation:
-    """Divide by the root of mean squares of which only row and column means are kept (arXiv:1804.04235).
+    """Divide by RMS values factored into row and column means (arXiv:1804.04235).
 
     Args:
       factored: whether to factor at all.
@@ -215,7 +220,7 @@ def scale_by_factored_rms(
 
 
 def _largest_axes(shape: Sequence[int], factored: bool, least: int) -> tuple[int, int] | None:
-    """The second largest and the largest axis, if an array of ``shape`` is to be factored."""
+    """The second largest and largest axis of ``shape``; None if not to be factored."""
     if not factored or len(shape) < 2:
         return None
     *_, second, largest = sorted(range(len(shape)), key=lambda d: shape[d])
@@ -225,13 +230,13 @@ def _largest_axes(shape: Sequence[int], factored: bool, least: int) -> tuple[int
 # -- orthogonal updates ----------------------------------------------------------------------------
 
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
-"""The coefficients of Jordan's polynomial: it takes singular values from (0, 1] to about [0.7, 1.2] in five steps."""
+"""Jordan's coefficients: five steps map singular values (0, 1] to [0.7, 1.2]."""
 
 
 def orthogonalize_via_newton_schulz(
     x: Any, ns_coeffs: Any = NEWTON_SCHULZ, ns_steps: int = 5, eps: Any = 1e-8
 ) -> Any:
-    """A matrix with the singular vectors of ``x`` and singular values near 1, without a decomposition.
+    """A matrix with the singular vectors of ``x`` and singular values near 1.
 
     Each step takes x to ``a x + b (x xᵀ) x + c (x xᵀ)² x`` (K. Jordan et al., "Muon", 2024,
     https://kellerjordan.github.io/posts/muon).
@@ -284,7 +289,7 @@ def scale_by_muon(
     nesterov: bool = True,
     adaptive: bool = False,
 ) -> GradientTransformation:
-    """Replace matrices by the nearest orthogonal ones of their momentum (Jordan et al., 2024).
+    """Replace matrices by the nearest orthogonal ones of their momentum.
 
     Args:
       ns_coeffs, ns_steps, eps: see ``orthogonalize_via_newton_schulz``; of more triples than steps, the last serve.

@@ -1,4 +1,4 @@
-"""Gradient transformations that rescale each element by moving averages of its past: the relatives of Adam.
+"""Gradient transformations by moving averages of each element: Adam's relatives.
 
 A face, above ``optim.base``. State and formulas are those of optax, under its names; states of half-precision
 parameters are kept, and updates computed, in float32.
@@ -6,6 +6,7 @@ parameters are kept, and updates computed, in float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
@@ -42,7 +43,7 @@ class ScaleByRmsState(NamedTuple):
 
 
 class ScaleByRmsWithCountState(NamedTuple):
-    """``count``: the steps taken, int32. ``nu``: the mean square of the gradients, like the parameters."""
+    """``count``: the steps taken, int32. ``nu``: the gradients' mean square."""
 
     count: Any
     nu: PyTree
@@ -56,7 +57,7 @@ class ScaleByRStdDevState(NamedTuple):
 
 
 class ScaleByRStdDevWithCountState(NamedTuple):
-    """``count``: the steps taken, int32. ``mu``, ``nu``: mean and mean square of the gradients, like the parameters."""
+    """``count``: the steps taken, int32. ``mu``, ``nu``: mean and mean square."""
 
     count: Any
     mu: PyTree
@@ -64,7 +65,7 @@ class ScaleByRStdDevWithCountState(NamedTuple):
 
 
 class ScaleByAmsgradState(NamedTuple):
-    """``count``, ``mu``, ``nu``: as of Adam. ``nu_max``: the largest mean square so far, like the parameters."""
+    """``count``, ``mu``, ``nu``: as of Adam. ``nu_max``: the largest ``nu`` so far."""
 
     count: Any
     mu: PyTree
@@ -73,14 +74,14 @@ class ScaleByAmsgradState(NamedTuple):
 
 
 class ScaleByLionState(NamedTuple):
-    """``count``: the steps taken, int32. ``mu``: the mean of the gradients, like the parameters."""
+    """``count``: the steps taken, int32. ``mu``: the mean of the gradients."""
 
     count: Any
     mu: PyTree
 
 
 class ScaleByBeliefState(NamedTuple):
-    """``count``, ``mu``: as of Adam. ``nu``: the mean square of the gradients' distance from their mean."""
+    """``count``, ``mu``: as of Adam. ``nu``: the mean of ``(gradient - mu)**2``."""
 
     count: Any
     mu: PyTree
@@ -88,14 +89,14 @@ class ScaleByBeliefState(NamedTuple):
 
 
 class ScaleByAdaDeltaState(NamedTuple):
-    """``e_g``, ``e_x``: the mean squares of the gradients and of the updates, like the parameters."""
+    """``e_g``, ``e_x``: the mean squares of the gradients and of the updates."""
 
     e_g: PyTree
     e_x: PyTree
 
 
 class EmaState(NamedTuple):
-    """``count``: the steps taken, int32. ``ema``: the moving average of the updates, like the parameters."""
+    """``count``: the steps taken, int32. ``ema``: the mean of the updates."""
 
     count: Any
     ema: PyTree
@@ -105,11 +106,11 @@ class EmaState(NamedTuple):
 
 
 def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> GradientTransformation:
-    """Replace updates by their moving average ``average * decay + update * (1 - decay)``.
+    """Replace updates by their average ``average * decay + update * (1 - decay)``.
 
     Args:
       decay: decay of the average per step.
-      debias: divide what is returned, not what is kept, by ``1 - decay**count``: the average starts at 0.
+      debias: divide the result, but not the state, by ``1 - decay**count``: the average starts at 0.
       accumulator_dtype: the dtype of the average; that of the parameters by default, and float32 for half precisions.
     """
 
@@ -180,7 +181,7 @@ def scale_by_lion(
 
 
 def scale_by_rss(initial_accumulator_value: Any = 0.1, eps: Any = 1e-7) -> GradientTransformation:
-    """Divide by the root of the sum of all squares so far (Duchi et al., JMLR 12, 2011).
+    """Divide by the root of the sum of squares (Duchi et al., JMLR 12, 2011).
 
     Args:
       initial_accumulator_value: what the sums start with.
@@ -210,7 +211,7 @@ def scale_by_rms(
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> GradientTransformation:
-    """Divide by the root of the mean square (Tieleman & Hinton, Coursera lecture 6.5, 2012).
+    """Divide by the root of the mean square (Tieleman & Hinton, 2012).
 
     Args:
       decay: how much of the mean square survives a step.
@@ -229,7 +230,7 @@ def scale_by_stddev(
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> GradientTransformation:
-    """``scale_by_rms`` with the variance instead of the mean square (Graves, arXiv:1308.0850)."""
+    """``scale_by_rms`` with the variance for the mean square (arXiv:1308.0850)."""
     return _scale_by_deviation(decay, eps, initial_scale, eps_in_sqrt, bias_correction, centred=True)
 
 
@@ -275,7 +276,7 @@ def _scale_by_deviation(decay, eps, initial_scale, eps_in_sqrt, corrected, centr
 
 
 def scale_by_adadelta(rho: Any = 0.9, eps: Any = 1e-6) -> GradientTransformation:
-    """Multiply by the ratio of the typical sizes of past updates and gradients (Zeiler, arXiv:1212.5701).
+    """Scale by the RMS of past updates over that of gradients (arXiv:1212.5701).
 
     Args:
       rho: decay of the mean squares per step.
@@ -342,28 +343,23 @@ def scale_by_amsgrad(
 
 
 def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> GradientTransformation:
-    """Divide the mean by a decaying maximum of the gradients' sizes (Kingma & Ba, arXiv:1412.6980, section 7).
+    """Divide the mean by a decaying maximum (Kingma & Ba, arXiv:1412.6980, section 7).
 
     Args:
       b1, b2: decay rates of the mean and of the maximum.
       eps: added to the size of each gradient.
     """
 
-    def init(params):
-        return ScaleByAdamState(zero_count(), full_like(params, 0), full_like(params, 0))
+    def rule(steps):
+        c1 = bias_correction(b1, steps)
 
-    def update(updates, state, params=None):
-        count = next_count(state.count)
-        c1 = bias_correction(b1, steps_of(count, state.nu))
-
-        def one(g, m, v):
-            x = g.astype(v.dtype)
+        def one(x, m, v):
             mu, nu = _mean(m, x, b1), bnp.maximum(bnp.abs(x) + eps, v * b2)
-            return (mu / c1.astype(v.dtype) / nu).astype(g.dtype), mu, nu
+            return mu / c1.astype(v.dtype) / nu, mu, nu
 
-        return _adam_like(one, count, updates, state)
+        return one
 
-    return GradientTransformation(init, update)
+    return _adam_like(ScaleByAdamState, rule)
 
 
 def scale_by_radam(
@@ -375,7 +371,7 @@ def scale_by_radam(
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
-    """``scale_by_adam`` with the variance of its first steps rectified (Liu et al., arXiv:1908.03265).
+    """``scale_by_adam`` with a rectified variance of first steps (arXiv:1908.03265).
 
     Args:
       b1, b2, eps, eps_root, nesterov: see ``scale_by_adam``.
@@ -383,58 +379,46 @@ def scale_by_radam(
     """
     ro_inf = 2 / (1 - real_number(b2, "scale_by_radam: b2")) - 1
 
-    def init(params):
-        return ScaleByAdamState(zero_count(), full_like(params, 0), full_like(params, 0))
-
-    def update(updates, state, params=None):
-        count = next_count(state.count)
-        steps = steps_of(count, state.nu)
+    def rule(steps):
         c2 = bias_correction(b2, steps)
         ro = ro_inf - steps * (1 - c2) / c2 * 2
         # below the threshold, from 4 on, the root would be that of a negative number
         safe = bnp.where(ro >= threshold, ro, ro_inf)
         r = bnp.sqrt((safe - 4) * (safe - 2) * ro_inf / ((ro_inf - 4) * (ro_inf - 2) * safe))
 
-        def one(g, m, v):
-            x = g.astype(v.dtype)
+        def one(x, m, v):
             mu, nu = _mean(m, x, b1), _mean(v, bnp.square(x), b2)
             mean = corrected_mean(mu, x, b1, steps, nesterov)
             rectified = mean * r.astype(v.dtype) / (bnp.sqrt(nu / c2.astype(v.dtype) + eps_root) + eps)
-            return bnp.where(ro >= threshold, rectified, mean).astype(g.dtype), mu, nu
+            return bnp.where(ro >= threshold, rectified, mean), mu, nu
 
-        return _adam_like(one, count, updates, state)
+        return one
 
-    return GradientTransformation(init, update)
+    return _adam_like(ScaleByAdamState, rule)
 
 
 def scale_by_belief(
     b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: Any = 1e-16, *, nesterov: bool = False
 ) -> GradientTransformation:
-    """Divide by the typical distance of gradients from their mean (Zhuang et al., arXiv:2010.07468).
+    """Divide by the RMS distance of gradients from their mean (arXiv:2010.07468).
 
     Args:
       b1, b2, eps, nesterov: see ``scale_by_adam``.
       eps_root: added to the mean square of the distances in every step.
     """
 
-    def init(params):
-        return ScaleByBeliefState(zero_count(), full_like(params, 0), full_like(params, 0))
-
-    def update(updates, state, params=None):
-        count = next_count(state.count)
-        steps = steps_of(count, state.nu)
+    def rule(steps):
         c2 = bias_correction(b2, steps)
 
-        def one(g, m, v):
-            x = g.astype(v.dtype)
+        def one(x, m, v):
             mu = _mean(m, x, b1)
             nu = _mean(v, bnp.square(x - mu), b2) + eps_root
             mean = corrected_mean(mu, x, b1, steps, nesterov)
-            return (mean / (bnp.sqrt(nu / c2.astype(v.dtype)) + eps)).astype(g.dtype), mu, nu
+            return mean / (bnp.sqrt(nu / c2.astype(v.dtype)) + eps), mu, nu
 
-        return _adam_like(one, count, updates, state)
+        return one
 
-    return GradientTransformation(init, update)
+    return _adam_like(ScaleByBeliefState, rule)
 
 
 def scale_by_yogi(
@@ -444,42 +428,53 @@ def scale_by_yogi(
     eps_root: Any = 0.0,
     initial_accumulator_value: Any = 1e-6,
 ) -> GradientTransformation:
-    """``scale_by_adam`` whose mean square changes by bounded steps (Zaheer et al., NeurIPS 2018).
+    """``scale_by_adam`` with bounded changes of the mean square (NeurIPS 2018).
 
     Args:
       b1, b2, eps, eps_root: see ``scale_by_adam``.
       initial_accumulator_value: what mean and mean square start with.
     """
 
-    def init(params):
-        start = full_like(params, initial_accumulator_value)
-        return ScaleByAdamState(zero_count(), start, start)
-
-    def update(updates, state, params=None):
-        count = next_count(state.count)
-        steps = steps_of(count, state.nu)
+    def rule(steps):
         c2 = bias_correction(b2, steps)
 
-        def one(g, m, v):
-            x = g.astype(v.dtype)
+        def one(x, m, v):
             mu, square = _mean(m, x, b1), bnp.square(x)
             nu = v - bnp.sign(v - square) * square * (1 - b2)
             mean = corrected_mean(mu, x, b1, steps, False)
-            return (mean / (bnp.sqrt(nu / c2.astype(v.dtype) + eps_root) + eps)).astype(g.dtype), mu, nu
+            return mean / (bnp.sqrt(nu / c2.astype(v.dtype) + eps_root) + eps), mu, nu
 
-        return _adam_like(one, count, updates, state)
+        return one
 
-    return GradientTransformation(init, update)
+    return _adam_like(ScaleByAdamState, rule, initial_accumulator_value)
 
 
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _adam_like(one, count, updates, state) -> tuple[PyTree, Any]:
-    """The updates and the new state, by ``one(g, mu, nu) -> (update, mu, nu)`` for each leaf."""
-    trees = {"grads": updates, "state.mu": state.mu, "state.nu": state.nu}
-    new, mus, nus = leafwise(one, 3, trees)
-    return new, type(state)(count, mus, nus)
+def _adam_like(kind: type, rule: Callable, initial: Any = 0) -> GradientTransformation:
+    """A transformation whose state is ``kind(count, mu, nu)``, of ``initial`` moments.
+
+    Args:
+      rule: ``rule(steps) -> one``, and ``one(gradient, mu, nu) -> (update, mu, nu)`` for each leaf, in the dtype of nu.
+    """
+
+    def init(params):
+        return kind(zero_count(), full_like(params, initial), full_like(params, initial))
+
+    def update(updates, state, params=None):
+        count = next_count(state.count)
+        one = rule(steps_of(count, state.nu))
+
+        def leaf(g, m, v):
+            new, mu, nu = one(g.astype(v.dtype), m, v)
+            return new.astype(g.dtype), mu, nu
+
+        trees = {"grads": updates, "state.mu": state.mu, "state.nu": state.nu}
+        new, mus, nus = leafwise(leaf, 3, trees)
+        return new, type(state)(count, mus, nus)
+
+    return GradientTransformation(init, update)
 
 
 def _mean(mean: Any, x: Any, decay: Any) -> Any:

@@ -71,7 +71,7 @@ def adam(
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
-    """Adam (Kingma & Ba, arXiv:1412.6980). The arguments are those of ``scale_by_adam``, after the learning rate."""
+    """Adam (Kingma & Ba, arXiv:1412.6980); for the arguments see ``scale_by_adam``."""
     return adam_update(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
 
 
@@ -140,7 +140,7 @@ def lion(
     weight_decay: Any = 1e-3,
     mask: PyTree = None,
 ) -> GradientTransformation:
-    """The sign of momentum, with decoupled weight decay: see ``scale_by_lion`` (Chen et al., arXiv:2302.06675)."""
+    """The sign of momentum, and weight decay (arXiv:2302.06675): ``scale_by_lion``."""
     return chain(
         scale_by_lion(b1, b2, mu_dtype),
         add_decayed_weights(weight_decay, mask),
@@ -198,7 +198,7 @@ def rmsprop(
     nesterov: bool = False,
     bias_correction: bool = False,
 ) -> GradientTransformation:
-    """RMSProp: see ``scale_by_rms`` and, for ``centered``, ``scale_by_stddev``; then momentum, if asked for."""
+    """RMSProp, by ``scale_by_rms``; by ``scale_by_stddev`` if ``centered``."""
     rescale = scale_by_stddev if centered else scale_by_rms
     return chain(
         rescale(decay, eps, initial_scale, eps_in_sqrt, bias_correction),
@@ -216,7 +216,7 @@ def lamb(
     weight_decay: Any = 0.0,
     mask: PyTree = None,
 ) -> GradientTransformation:
-    """Adam whose updates have the norms of their parameters (You et al., arXiv:1904.00962)."""
+    """Adam whose updates have their parameters' norms (You et al., arXiv:1904.00962)."""
     return chain(
         scale_by_adam(b1, b2, eps, eps_root),
         add_decayed_weights(weight_decay, mask),
@@ -235,7 +235,7 @@ def lars(
     momentum: Any = 0.9,
     nesterov: bool = False,
 ) -> GradientTransformation:
-    """Momentum on updates with the norms of their parameters (You et al., arXiv:1708.03888)."""
+    """Momentum on updates of their parameters' norms (You et al., arXiv:1708.03888)."""
     return chain(
         add_decayed_weights(weight_decay, weight_decay_mask),
         masked(scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=eps), trust_ratio_mask),
@@ -258,7 +258,10 @@ def adadelta(
     weight_decay: Any = 0.0,
     weight_decay_mask: PyTree = None,
 ) -> GradientTransformation:
-    """Adadelta: see ``scale_by_adadelta``. Without a learning rate updates keep their sign, as in optax."""
+    """Adadelta: see ``scale_by_adadelta``.
+
+    Without a learning rate updates keep their sign, as in optax.
+    """
     return chain(
         add_decayed_weights(weight_decay, weight_decay_mask),
         scale_by_adadelta(rho, eps),
@@ -345,7 +348,7 @@ def sign_sgd(learning_rate: Any) -> GradientTransformation:
 
 
 def signum(learning_rate: Any, beta: Any = 0.9, accumulator_dtype: Any = None) -> GradientTransformation:
-    """The sign of the moving average of the gradients (Bernstein et al., arXiv:1802.04434)."""
+    """The sign of the gradients' moving average (Bernstein et al., arXiv:1802.04434)."""
     return chain(ema(beta, False, accumulator_dtype), scale_by_sign(), scale_by_learning_rate(learning_rate))
 
 

@@ -55,7 +55,7 @@ def linear_schedule(
 def cosine_decay_schedule(
     init_value: Any, decay_steps: int, alpha: Any = 0.0, exponent: float = 1.0
 ) -> Schedule:
-    """From ``init_value`` to ``alpha * init_value`` along half a period of a cosine (arXiv:1608.03983).
+    """Half a cosine from ``init_value`` to ``alpha * init_value`` (arXiv:1608.03983).
 
     Args:
       init_value: the first value.
@@ -65,12 +65,8 @@ def cosine_decay_schedule(
     Raises:
       ValueRangeError: ``decay_steps`` is not positive.
     """
-    static_number(decay_steps, "cosine_decay_schedule", "decay_steps")
+    _positive("cosine_decay_schedule", decay_steps=decay_steps)
     _numbers(init_value=init_value, alpha=alpha, exponent=exponent)
-    if decay_steps <= 0:
-        raise errors.ValueRangeError(
-            f"cosine_decay_schedule needs a positive decay_steps, not {decay_steps}.", where=source.here()
-        )
 
     def schedule(count):
         fraction = bnp.cos(_progress(count, 0, decay_steps) * math.pi) * 0.5 + 0.5
@@ -118,7 +114,7 @@ def exponential_decay(
 def piecewise_constant_schedule(
     init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
-    """``init_value``, multiplied by ``boundaries_and_scales[b]`` from step b on, for each b.
+    """``init_value`` times ``boundaries_and_scales[b]`` from step b on, for each b.
 
     Raises:
       ValueRangeError: a factor is negative.
@@ -182,14 +178,14 @@ def warmup_exponential_decay_schedule(
     staircase: bool = False,
     end_value: Any = None,
 ) -> Schedule:
-    """From ``init_value`` to ``peak_value`` along a line in ``warmup_steps``, and then ``exponential_decay``."""
+    """A line from ``init_value`` to ``peak_value``, then ``exponential_decay``."""
     rise = linear_schedule(init_value, peak_value, warmup_steps)
     fall = exponential_decay(peak_value, transition_steps, decay_rate, transition_begin, staircase, end_value)
     return join_schedules([rise, fall], [warmup_steps])
 
 
 def sgdr_schedule(cosine_kwargs: Sequence[Mapping[str, Any]]) -> Schedule:
-    """Several ``warmup_cosine_decay_schedule``, one after the other: warm restarts (arXiv:1608.03983).
+    """Several ``warmup_cosine_decay_schedule``: warm restarts (arXiv:1608.03983).
 
     Args:
       cosine_kwargs: the arguments of each, by name.
@@ -215,7 +211,7 @@ _INTERPOLATIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 def piecewise_interpolate_schedule(
     interpolate_type: str, init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
-    """From ``init_value`` through the values at given steps, along lines or halves of a cosine; then constant.
+    """Interpolation from ``init_value`` through values at given steps; then constant.
 
     Args:
       interpolate_type: ``"linear"`` or ``"cosine"``.
@@ -263,11 +259,11 @@ def linear_onecycle_schedule(
       div_factor: the peak over the first value.
       final_div_factor: the first value over the last.
     """
-    _positive("linear_onecycle_schedule", transition_steps)
     _numbers(peak_value=peak_value)
-    _nonzero(
-        pct_start=pct_start, pct_final=pct_final, div_factor=div_factor, final_div_factor=final_div_factor
-    )
+    _positive(
+        "linear_onecycle_schedule", transition_steps=transition_steps, pct_start=pct_start, pct_final=pct_final,
+        div_factor=div_factor, final_div_factor=final_div_factor,
+    )  # fmt: skip
     return piecewise_interpolate_schedule(
         "linear",
         peak_value / div_factor,
@@ -287,9 +283,11 @@ def cosine_onecycle_schedule(
     final_div_factor: float = 1e4,
 ) -> Schedule:
     """``linear_onecycle_schedule`` along halves of a cosine, and down in one go."""
-    _positive("cosine_onecycle_schedule", transition_steps)
     _numbers(peak_value=peak_value)
-    _nonzero(pct_start=pct_start, div_factor=div_factor, final_div_factor=final_div_factor)
+    _positive(
+        "cosine_onecycle_schedule", transition_steps=transition_steps, pct_start=pct_start, div_factor=div_factor,
+        final_div_factor=final_div_factor,
+    )  # fmt: skip
     return piecewise_interpolate_schedule(
         "cosine",
         peak_value / div_factor,
@@ -320,28 +318,16 @@ def _numbers(**values: Any) -> None:
         real_number(value, f"a schedule: {name}")
 
 
-def _nonzero(**values: Any) -> None:
+def _positive(schedule: str, **values: Any) -> None:
     for name, value in values.items():
-        if static_number(value, "a schedule", name) <= 0:
+        if static_number(value, schedule, name) <= 0:
             raise errors.ValueRangeError(
-                f"a one-cycle schedule: {name} is {value}, and must be positive.",
-                where=source.here(),
-                fix="leave it out",
+                f"{schedule} needs a positive {name}, not {value}.", where=source.here()
             )
 
 
-def _positive(name: str, steps: int) -> None:
-    static_number(steps, name, "transition_steps")
-    if steps <= 0:
-        raise errors.ValueRangeError(
-            f"{name} needs a positive number of steps, not {steps}.",
-            where=source.here(),
-            fix="transition_steps=1000",
-        )
-
-
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-    """Several schedules, one after the other; each counts its steps from its own start.
+    """Several schedules in sequence; each counts its steps from its own start.
 
     Args:
       schedules: at least one.

@@ -47,7 +47,7 @@ class TraceState(NamedTuple):
 
 
 class ScaleByAdamState(NamedTuple):
-    """``count``: the steps taken, int32. ``mu``, ``nu``: mean and mean square of the gradients, like the parameters."""
+    """``count``: the steps taken, int32. ``mu``, ``nu``: mean and mean square."""
 
     count: Any
     mu: PyTree
@@ -64,7 +64,7 @@ def scale(step_size: Any) -> GradientTransformation:
 
 
 def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
-    """Multiply updates by ``step_size_fn(count)``, where count is the number of steps taken before."""
+    """Multiply updates by ``step_size_fn(count)``, count being the preceding steps."""
 
     def init(params):
         return ScaleByScheduleState(zero_count())
@@ -76,7 +76,7 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
 
 
 def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> GradientTransformation:
-    """Multiply updates by minus the learning rate, a scalar or a schedule; plus it without ``flip_sign``."""
+    """Multiply by minus the learning rate or schedule; plus it without ``flip_sign``."""
     sign = -1 if flip_sign else 1
     if callable(learning_rate):
         return scale_by_schedule(lambda count: learning_rate(count) * sign)
@@ -84,7 +84,7 @@ def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> Gra
 
 
 def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None) -> GradientTransformation:
-    """Momentum: replace updates by a decaying sum of them, ``trace = updates + decay * trace``.
+    """Momentum: replace updates by their decaying sum ``updates + decay * trace``.
 
     Args:
       decay: decay of the sum per step.
@@ -120,7 +120,7 @@ def clip(max_delta: Any) -> GradientTransformation:
 
 
 def global_norm(updates: PyTree) -> Any:
-    """The Euclidean norm of all leaves together, as an array of rank 0; half precisions are summed in float32.
+    """The Euclidean norm of all leaves, of rank 0; half precisions sum in float32.
 
     The norm of an empty tree is 0.
     """
@@ -131,7 +131,7 @@ def global_norm(updates: PyTree) -> Any:
 
 
 def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
-    """Scale all updates by one factor so that their ``global_norm`` is at most ``max_norm``.
+    """Scale all updates so that their ``global_norm`` is at most ``max_norm``.
 
     Updates within the limit stay as they are, to the bit (Pascanu et al., arXiv:1211.5063).
     """
@@ -194,7 +194,7 @@ def scale_by_adam(
     b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0, mu_dtype: Any = None, *,
     nesterov: bool = False,
 ) -> GradientTransformation:  # fmt: skip
-    """Divide the mean of the gradients by the root of their mean square (Kingma & Ba, arXiv:1412.6980).
+    """Divide the mean gradient by the root of the mean square (arXiv:1412.6980).
 
     Args:
       b1, b2: decay rates of the mean and of the mean square.
@@ -211,7 +211,7 @@ def adam_update(
     learning_rate: Any, b1: Any, b2: Any, eps: Any, eps_root: Any, mu_dtype: Any, weight_decay: Any = 0.0,
     mask: PyTree = None, nesterov: bool = False,
 ) -> GradientTransformation:  # fmt: skip
-    """``scale_by_adam``, and with a learning rate also decoupled weight decay and the final scaling, in one.
+    """``scale_by_adam``, fused with weight decay and the learning rate if given.
 
     With m and v the means, c1 and c2 their bias corrections, an update is ``-rate * (m / c1 / (sqrt(v / c2) + eps) +
     decay * p)``. It is computed as ``m * a / (sqrt(v) + e) + p * d``, with ``a = -rate * sqrt(c2) / c1``,

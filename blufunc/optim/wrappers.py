@@ -1,4 +1,4 @@
-"""Wrappers of transformations: for some parameters, every k-th step, or finite gradients only.
+"""Wrappers: masks, every k-th step, finite gradients only, hyperparameters.
 
 A face, above ``optim.base``. The wrapped transformation may be any pair ``(init, update)``, from here or elsewhere.
 Names and states are those of optax.
@@ -46,8 +46,10 @@ class PartitionState(NamedTuple):
 
 
 class ApplyIfFiniteState(NamedTuple):
-    """``notfinite_count``: the steps in a row whose gradients were not finite; ``last_finite``: whether the last ones
-    were; ``total_notfinite``: all steps that were not. ``inner_state``: the wrapped transformation's."""
+    """``notfinite_count``, ``total_notfinite``: counts of non-finite gradients.
+
+    The first counts successive steps. ``last_finite``: True if the last gradients were finite.
+    """
 
     notfinite_count: Any
     last_finite: Any
@@ -56,8 +58,10 @@ class ApplyIfFiniteState(NamedTuple):
 
 
 class MultiStepsState(NamedTuple):
-    """``mini_step``: the gradients since the last update; ``gradient_step``: the updates so far, both int32.
-    ``inner_opt_state``: the wrapped transformation's; ``acc_grads``: the mean, or sum, of the gradients."""
+    """``mini_step``: gradients since the last update; ``gradient_step``: updates.
+
+    ``acc_grads``: the mean, or sum, of the gradients since the last update.
+    """
 
     mini_step: Any
     gradient_step: Any
@@ -81,8 +85,7 @@ class ConditionallyMaskState(NamedTuple):
 
 
 class InjectHyperparamsState(NamedTuple):
-    """``count``: the steps taken, int32; ``hyperparams``: the numbers in use, by name; ``inner_state``: that of the
-    wrapped transformation."""
+    """``count``: the steps taken, int32; ``hyperparams``: current values by name."""
 
     count: Any
     hyperparams: dict[str, Any]
@@ -207,7 +210,9 @@ def freeze(mask: PyTree) -> GradientTransformation:
 
 
 class MultiSteps:
-    """Gradient accumulation: ``opt`` acts on the mean of k gradients in a row, and the steps between give zeros.
+    """Gradient accumulation: ``opt`` acts on the mean of k successive gradients.
+
+    The steps between return zeros.
 
     Args:
       opt: a transformation.
@@ -250,7 +255,7 @@ class MultiSteps:
     def update(
         self, updates: PyTree, state: MultiStepsState, params: PyTree | None = None
     ) -> tuple[PyTree, MultiStepsState]:
-        """Accumulate gradients; updates come from ``opt`` in every k-th step, and are zero in between."""
+        """Accumulate gradients; update by ``opt`` in every k-th step, else by zeros."""
         if self._skips is None:
             return self._step(updates, state, params)
         skips, skip_state = self._skips(updates, state.gradient_step, params)
@@ -291,7 +296,7 @@ class MultiSteps:
 def accumulate(
     opt: Any, every: int | Callable[[Any], Any], use_grad_mean: bool = True
 ) -> GradientTransformation:
-    """``opt`` on the mean (or sum) of ``every`` gradients in a row, and zeros in between: see ``MultiSteps``."""
+    """``opt`` on the mean or sum of ``every`` successive gradients: ``MultiSteps``."""
     return MultiSteps(opt, every, use_grad_mean).gradient_transformation()
 
 
@@ -305,7 +310,7 @@ def skip_not_finite(updates: PyTree, gradient_step: Any, params: PyTree) -> tupl
 def skip_large_updates(
     updates: PyTree, gradient_step: Any, params: PyTree, max_squared_norm: float
 ) -> tuple[Any, dict[str, Any]]:
-    """For ``MultiSteps``, with ``max_squared_norm`` bound: leave out gradients whose squares add up to it or more."""
+    """For ``MultiSteps``: skip gradients of squared norm ``max_squared_norm`` or more."""
     max_squared_norm = real_number(max_squared_norm, "skip_large_updates: the limit")
     square = sum([bnp.sum(bnp.square(u)) for u in tree.leaves(updates)], bnp.zeros(()))
     skips = ~(square < max_squared_norm)
@@ -313,7 +318,7 @@ def skip_large_updates(
 
 
 def apply_if_finite(inner: Any, max_consecutive_errors: int) -> GradientTransformation:
-    """Skip steps whose gradients hold an infinity or a NaN: zero updates, and the state as it was.
+    """Skip steps with non-finite gradients: zero updates, unchanged state.
 
     Args:
       inner: a transformation.
@@ -341,12 +346,12 @@ def apply_if_finite(inner: Any, max_consecutive_errors: int) -> GradientTransfor
 
 
 def conditionally_transform(inner: Any, should_transform_fn: Callable[[Any], Any]) -> GradientTransformation:
-    """Apply ``inner`` in the steps where ``should_transform_fn(step)`` holds; updates of the others stay."""
+    """Apply ``inner`` where ``should_transform_fn(step)`` holds; else keep updates."""
     return _conditional(inner, should_transform_fn, lambda updates: updates, ConditionallyTransformState)
 
 
 def conditionally_mask(inner: Any, should_transform_fn: Callable[[Any], Any]) -> GradientTransformation:
-    """Apply ``inner`` in the steps where ``should_transform_fn(step)`` holds; in the others updates are zero."""
+    """Apply ``inner`` where ``should_transform_fn(step)`` holds; else return zeros."""
     return _conditional(inner, should_transform_fn, _zeros, ConditionallyMaskState)
 
 
@@ -370,11 +375,13 @@ def _conditional(inner, holds, otherwise, kind) -> GradientTransformation:
 def lookahead(
     fast_optimizer: Any, sync_period: int, slow_step_size: Any, reset_state: bool = False
 ) -> GradientTransformation:
-    """Slow parameters that follow fast ones (Zhang et al., arXiv:1907.08610); both as ``LookaheadParams``.
+    """Slow parameters that follow fast ones (arXiv:1907.08610).
+
+    Both are given as ``LookaheadParams``.
 
     Args:
       fast_optimizer: a transformation, for the fast parameters.
-      sync_period: after so many steps the slow ones move towards the fast ones, which then start from there.
+      sync_period: number of steps until the slow ones move towards the fast ones, which then start from there.
       slow_step_size: how much of the way they move.
       reset_state: start the fast optimiser anew each time.
     """
@@ -415,7 +422,7 @@ def lookahead(
 def inject_hyperparams(
     inner_factory: Callable[..., Any], static_args: str | Iterable[str] = (), hyperparam_dtype: Any = None
 ) -> Callable[..., GradientTransformation]:
-    """An optimiser with its hyperparameters in its state, to read, and to change between steps.
+    """An optimiser with its hyperparameters in its state, where steps can change them.
 
         opt = optim.inject_hyperparams(optim.adam)(learning_rate=1e-3)
         state = opt.init(params)

@@ -7,7 +7,6 @@ the dtype of the samples that are of rank 0 or of their shape. ``name`` is the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,13 @@ import numpy as np
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays.array import lift, scalar
-from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.axes import static_int
+from blufunc.core.ir import axes, dtypes, source
 from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.primitives import linear_ops
+from blufunc.numpy.promotion import fits
 from blufunc.random.reuse import consume
 
 Shape = int | Sequence[int]
@@ -58,7 +57,7 @@ def one_key(name: str, key: Any) -> Any:
 
 
 def fresh_key(name: str, key: Any) -> Any:
-    """One key, consumed by this call: with ``config.debug_key_reuse`` reuse is an error."""
+    """One key, consumed by this call; ``config.debug_key_reuse`` refuses reuse."""
     key = one_key(name, key)
     if config.debug_key_reuse:
         consume(name, key)
@@ -76,28 +75,12 @@ def new_keys(key: Any, num: int = 2) -> tuple[Any, ...]:
 
 def shape_of(name: str, shape: Shape) -> tuple[int, ...]:
     """A shape, from an int or a sequence of them."""
-    try:
-        sizes = tuple(map(index, shape)) if isinstance(shape, (tuple, list)) else (index(shape),)  # type: ignore[arg-type]
-    except errors.BlufuncError:  # a tracer, which says so itself
-        raise
-    except TypeError:
-        raise errors.ArgumentError(
-            f"random.{name}: a shape is an int or a tuple of ints, not {shape!r:.60}.",
-            where=source.here(),
-            fix="shape=(3,)",
-        ) from None
-    if any(n < 0 for n in sizes):
-        raise errors.ValueRangeError(
-            f"random.{name}: the shape {sizes} has a negative size.",
-            where=source.here(),
-            fix="give sizes of 0 or more",
-        )
-    return sizes
+    return axes.shape_of(shape, f"random.{name}")
 
 
 def axis_of(name: str, axis: int, ndim: int) -> int:
     """An axis from 0 to ``ndim - 1``."""
-    axis = static_int(axis, f"random.{name}", "axis")
+    axis = axes.static_int(axis, f"random.{name}", "axis")
     if not -ndim <= axis < ndim:
         raise errors.ShapeError(
             f"random.{name}: axis {axis} is out of range for an array of {ndim} axes.",
@@ -171,7 +154,7 @@ def real(name: str, what: str, x: Any) -> Any:
 
 
 def parameter(name: str, what: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """A real parameter of a distribution in the dtype of the samples; of rank 0 or of their shape."""
+    """A real parameter in the samples' dtype, of rank 0 or of their shape."""
     if isinstance(x, (int, float)):
         return scalar(x, dtype)
     return ops.convert(broadcast(name, what, real(name, what, x), shape), dtype)
@@ -180,7 +163,7 @@ def parameter(name: str, what: str, x: Any, shape: tuple[int, ...], dtype: np.dt
 def parameters(
     name: str, shape: Shape | None, dtype: np.dtype, **params: Any
 ) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape of the samples (default the broadcast shape of the parameters), and the parameters in it."""
+    """The samples' shape (default: that of the parameters), and the parameters in it."""
     shapes = {
         what: () if isinstance(x, (int, float)) else real(name, what, x).shape for what, x in params.items()
     }
@@ -196,12 +179,11 @@ def broadcast(name: str, what: str, x: Any, shape: tuple[int, ...]) -> Any:
     return linear_ops.broadcast_to(x, shape) if x.aval.ndim else x
 
 
-def check_broadcast(name: str, what: str, given: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def check_broadcast(name: str, what: str, own: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Raise ShapeError unless ``given`` broadcasts to ``shape``."""
-    aligned = shape[len(shape) - len(given) :]
-    if len(given) > len(shape) or any(n not in (1, s) for n, s in zip(given, aligned, strict=True)):
+    if not fits(own, shape):
         raise errors.ShapeError(
-            f"random.{name}: {what} of shape {given} does not broadcast to shape={shape}.",
+            f"random.{name}: {what} of shape {own} does not broadcast to shape={shape}.",
             where=source.here(),
             fix="shape=None takes the shape of the parameters"
             if name != "uniform"

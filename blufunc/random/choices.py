@@ -44,10 +44,9 @@ def categorical(
     replace: bool = True,
     mode: str | None = None,
 ) -> Any:
-    """Indices drawn with probabilities ``softmax(logits, axis)``, by the largest of Gumbel noise plus logits.
+    """Indices of probabilities ``softmax(logits, axis)``, by the Gumbel-max trick.
 
     Args:
-      key: one key.
       logits: a floating array.
       axis: the axis of the alternatives.
       shape: of the result: leading axes of any size, then the other axes of ``logits``, which it may broadcast.
@@ -81,7 +80,7 @@ def categorical(
 
 
 def _distinct(key: Any, logits: Any, axis: int, shape: tuple[int, ...], extra: int, mode: str) -> Any:
-    """Indices without replacement: the positions of the largest of Gumbel noise plus logits."""
+    """Indices without replacement, by the Gumbel-top-k trick."""
     draws, n, last = math.prod(shape[:extra]), logits.shape[axis], logits.ndim - 1
     if draws > n:
         raise errors.ValueRangeError(
@@ -103,10 +102,9 @@ def _distinct(key: Any, logits: Any, axis: int, shape: tuple[int, ...], extra: i
 
 
 def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
-    """``x`` in random order along an axis: sorted by random 32-bit keys, several times over for long arrays.
+    """Permute ``x`` along an axis: sort by random 32-bit keys, repeatedly if long.
 
     Args:
-      key: one key.
       x: an array; or an int n, which stands for 0, 1, ..., n - 1.
       axis: the axis to permute.
       independent: permute every line along the axis independently.
@@ -115,15 +113,18 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
     if isinstance(x, (int, np.integer)):
         axis_of("permutation", axis, 1)
         return _permuted_range(key, count_of("permutation", x))
-    x = lift(x, "x")
+    x, axis = _array_and_axis("permutation", "permute", lift(x, "x"), axis)
+    return _shuffle(key, x, axis) if independent else _permuted(key, x, axis)
+
+
+def _array_and_axis(name: str, purpose: str, x: Any, axis: int) -> tuple[Any, int]:
     if not x.ndim:
         raise errors.ArgumentError(
-            f"permutation takes an int or an array with an axis to permute, not {x.aval}.",
+            f"{name} takes an int or an array with an axis to {purpose}, not {x.aval}.",
             where=source.here(),
-            fix="random.permutation(key, 10) permutes 0, ..., 9",
+            fix=f"random.{name}(key, 10) takes 0, ..., 9",
         )
-    axis = axis_of("permutation", axis, x.ndim)
-    return _shuffle(key, x, axis) if independent else _permuted(key, x, axis)
+    return x, axis_of(name, axis, x.ndim)
 
 
 def _permuted(key: Any, x: Any, axis: int) -> Any:
@@ -158,9 +159,8 @@ def choice(
     """Elements of ``a`` drawn at random along an axis.
 
     Args:
-      key: one key.
       a: an array; or an int n, which stands for 0, 1, ..., n - 1.
-      shape: how many to draw, as a shape.
+      shape: of the samples.
       replace: whether an element may be drawn more than once.
       p: the probabilities of the elements, of rank 1 and floating; equal by default. With ``replace=False`` at
         least as many must be positive as are drawn.
@@ -182,14 +182,7 @@ def choice(
     if isinstance(a, (int, np.integer)):
         array, n = None, count_of("choice", a)
     else:
-        array = lift(a, "a")
-        if not array.ndim:
-            raise errors.ArgumentError(
-                f"choice takes an int or an array with an axis to draw along, not {array.aval}.",
-                where=source.here(),
-                fix="random.choice(key, 10) draws from 0, ..., 9",
-            )
-        axis = axis_of("choice", axis, array.ndim)
+        array, axis = _array_and_axis("choice", "draw along", lift(a, "a"), axis)
         n = array.shape[axis]
     if draws and not n:
         raise errors.ValueRangeError(
@@ -246,7 +239,7 @@ def _weighted(key: Any, p: Any, n: int, shape: tuple[int, ...], replace: bool, m
 
 
 def _count_below(rising: Any, queries: Any) -> Any:
-    """searchsorted by one stable sort: for each query, the count of smaller elements of a sorted array."""
+    """searchsorted by one stable sort: per query, the count of smaller elements."""
     m, n = queries.aval.size, rising.aval.size
     is_element = shape_ops.concatenate(
         (linear_ops.full((m,), 0, dtypes.int32), linear_ops.full((n,), 1, dtypes.int32)), 0
@@ -263,7 +256,7 @@ def _count_below(rising: Any, queries: Any) -> Any:
 
 
 def take(x: Any, indices: Any, axis: int) -> Any:
-    """The elements of ``x`` at ``loopir/index``, which are in range, along an axis."""
+    """The elements of ``x`` at ``indices``, which are in range, along an axis."""
     after = indices.aval.ndim
     offsets = (*range(axis), *range(axis + after, axis + after + x.aval.ndim - axis - 1))
     sizes = (*x.aval.shape[:axis], 1, *x.aval.shape[axis + 1 :])
@@ -273,13 +266,10 @@ def take(x: Any, indices: Any, axis: int) -> Any:
 
 
 def geometric(key: Any, p: Any, shape: Shape | None = None, dtype: Any = "int32") -> Any:
-    """Geometric samples: trials of success probability ``p`` until the first success: 1, 2, ...
+    """Geometric samples 1, 2, ...: trials of probability ``p`` until a success.
 
     Args:
-      key: one key.
       p: probabilities that broadcast to ``shape``; samples are drawn in their dtype.
-      shape: of the result; default the shape of ``p``.
-      dtype: an integer dtype.
     """
     name = "geometric"
     key, dtype, p = fresh_key(name, key), integer_dtype(name, dtype), real(name, "p", p)

@@ -29,11 +29,9 @@ from blufunc.random.uniforms import bits_, signs, two_units, uniform_, unit
 
 
 def normal(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
-    """Samples from the standard normal distribution, by its inverse distribution function.
+    """Samples from the standard normal distribution, by its inverse CDF.
 
     Args:
-      key: one key.
-      shape: of the result.
       dtype: floating or complex; of complex samples, real and imaginary part have variance 1/2.
     """
     key, shape = fresh_key("normal", key), shape_of("normal", shape)
@@ -60,16 +58,13 @@ def normal_(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
 def truncated_normal(
     key: Any, lower: Any, upper: Any, shape: Shape | None = None, dtype: Any = "float32"
 ) -> Any:
-    """Samples from the standard normal distribution restricted to the open interval (lower, upper).
+    """Samples from the standard normal distribution truncated to (lower, upper).
 
     They come from the inverse of the distribution function in ``dtype``, which is 1 to all digits far from 0: an
     interval in the tails (from about 5 on, in float32) gets few values, in the end only those next to its ends.
 
     Args:
-      key: one key.
       lower, upper: real scalars or arrays that broadcast together, and to ``shape``.
-      shape: of the result; default the broadcast shape of ``lower`` and ``upper``.
-      dtype: a real floating dtype.
     """
     name = "truncated_normal"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -96,9 +91,6 @@ def gumbel(key: Any, shape: Shape = (), dtype: Any = "float32", mode: str | None
     """Samples from the standard Gumbel distribution: ``-log(-log(u))`` of uniform u.
 
     Args:
-      key: one key.
-      shape: of the result.
-      dtype: a real floating dtype.
       mode: how far the upper tail reaches, which u near 1 gives. ``"low"``, the default: u has the digits of ``dtype``,
         and no float32 sample exceeds 16. ``"high"``: twice the digits, 32. ``"highest"``: as many as 64 bits give, 44;
         of float32 only, for other dtypes it is ``"high"``.
@@ -125,7 +117,7 @@ def gumbel_(key: Any, shape: tuple[int, ...], dtype: np.dtype, mode: str = "low"
 
 
 def _gumbel_of_64_bits(words: Any) -> Any:
-    """Of ``words``, two uint32 for each sample, the high one first: u is their fixed-point number."""
+    """From two uint32 per sample, high word first: u is their fixed-point number."""
     high, low = (shape_ops.index_in_dim(words, i, 0, False) for i in range(2))
     one = scalar(1, dtypes.uint32)
     # the two's complement of both words is 1 - u
@@ -137,7 +129,7 @@ def _gumbel_of_64_bits(words: Any) -> Any:
 
 
 def _fraction(high: Any, low: Any) -> Any:
-    """``(high * 2**32 + low) / 2**64`` in float32, its digits cut off and not rounded; for numbers below 1/2."""
+    """``(high * 2**32 + low) / 2**64`` in float32, truncated; for results below 1/2."""
     upper = _leading_zeros(high)
     word = scalar(32, dtypes.uint32)
     none = ops.eq(upper, word)
@@ -192,13 +184,10 @@ def cauchy(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
 
 
 def pareto(key: Any, b: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
-    """Samples from the Pareto distribution: of density ``b * x**(-b - 1)`` for x from 1 on.
+    """Samples from the Pareto distribution, of density ``b * x**(-b - 1)``, x >= 1.
 
     Args:
-      key: one key.
-      b: the shape parameter, positive: values that broadcast to ``shape``; the result is differentiable in it.
-      shape: of the result; default the shape of ``b``.
-      dtype: a real floating dtype.
+      b: the shape parameter, positive.
     """
     key, dtype = fresh_key("pareto", key), float_dtype("pareto", dtype)
     shape, (b,) = parameters("pareto", shape, dtype, b=b)
@@ -208,13 +197,12 @@ def pareto(key: Any, b: Any, shape: Shape | None = None, dtype: Any = "float32")
 def weibull_min(
     key: Any, scale: Any, concentration: Any, shape: Shape | None = None, dtype: Any = "float32"
 ) -> Any:
-    """Samples from the Weibull distribution: ``scale * e**(1 / concentration)`` of exponential e.
+    """Samples from the Weibull distribution: ``scale * e**(1 / concentration)``.
+
+    ``e`` is exponential.
 
     Args:
-      key: one key.
-      scale, concentration: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the broadcast shape of the parameters.
-      dtype: a real floating dtype.
+      scale, concentration: positive values.
     """
     name = "weibull_min"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -223,13 +211,12 @@ def weibull_min(
 
 
 def rayleigh(key: Any, scale: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
-    """Samples from the Rayleigh distribution: the length of a vector of two normal numbers of deviation ``scale``.
+    """Samples from the Rayleigh distribution.
+
+    They are lengths of vectors of two normal numbers of deviation ``scale``.
 
     Args:
-      key: one key.
-      scale: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``scale``.
-      dtype: a real floating dtype.
+      scale: positive values.
     """
     key, dtype = fresh_key("rayleigh", key), float_dtype("rayleigh", dtype)
     shape, (scale,) = parameters("rayleigh", shape, dtype, scale=scale)
@@ -239,13 +226,12 @@ def rayleigh(key: Any, scale: Any, shape: Shape | None = None, dtype: Any = "flo
 def triangular(
     key: Any, left: Any, mode: Any, right: Any, shape: Shape | None = None, dtype: Any = "float32"
 ) -> Any:
-    """Samples from the triangular distribution: a density that rises from ``left`` to ``mode`` and falls to ``right``.
+    """Samples from the triangular distribution.
+
+    Its density rises from ``left`` to ``mode`` and falls to ``right``.
 
     Args:
-      key: one key.
-      left, mode, right: ascending values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the broadcast shape of the parameters.
-      dtype: a real floating dtype.
+      left, mode, right: ascending values.
     """
     name = "triangular"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -266,9 +252,6 @@ def lognormal(key: Any, sigma: Any = 1.0, shape: Shape | None = None, dtype: Any
     """Samples whose logarithm is normal, of mean 0 and deviation ``sigma``.
 
     Args:
-      key: one key.
-      sigma: values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``sigma``.
       dtype: floating or complex.
     """
     key, dtype = fresh_key("lognormal", key), inexact_dtype("lognormal", dtype)
@@ -277,7 +260,7 @@ def lognormal(key: Any, sigma: Any = 1.0, shape: Shape | None = None, dtype: Any
 
 
 def maxwell(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
-    """Samples from the Maxwell distribution: the length of a vector of three standard normal numbers."""
+    """Samples from the Maxwell distribution: lengths of standard normal 3-vectors."""
     key, shape = fresh_key("maxwell", key), shape_of("maxwell", shape)
     return _maxwell(key, shape, float_dtype("maxwell", dtype))
 
@@ -287,14 +270,14 @@ def _maxwell(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
 
 
 def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
-    """Samples from the Maxwell distribution with a random sign, times ``scale``, plus ``loc``.
+    """Samples from the double-sided Maxwell distribution: with a random sign.
+
+    They are multiplied by ``scale``, and ``loc`` is added.
 
     Args:
-      key: one key.
       loc, scale: values that broadcast together; the result is differentiable in them.
-      shape: how many samples for each element of the parameters; the result has the shape ``shape`` followed by
+      shape: of the samples for each element of the parameters; the result has the shape ``shape`` followed by
         theirs. Without ``shape`` and with parameters that have axes, JAX repeats these axes; this function does not.
-      dtype: a real floating dtype.
     """
     name = "double_sided_maxwell"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -312,10 +295,7 @@ def wald(key: Any, mean: Any, shape: Shape | None = None, dtype: Any = "float32"
     By the transformation of J. R. Michael, W. R. Schucany and R. W. Haas (The American Statistician 30, 1976).
 
     Args:
-      key: one key.
-      mean: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``mean``.
-      dtype: a real floating dtype.
+      mean: positive values.
     """
     key, dtype = fresh_key("wald", key), float_dtype("wald", dtype)
     shape, (mean,) = parameters("wald", shape, dtype, mean=mean)

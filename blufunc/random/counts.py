@@ -56,9 +56,7 @@ def poisson(key: Any, lam: Any, shape: Shape | None = None, dtype: Any = "int32"
     """Samples from the Poisson distribution of mean ``lam``.
 
     Args:
-      key: one key.
       lam: numbers from 0 on that broadcast to ``shape``; they are taken in float32.
-      shape: of the result; default the shape of ``lam``.
       dtype: an integer dtype, which the samples must fit in.
     """
     name = "poisson"
@@ -79,7 +77,7 @@ def _poisson(key: Any, lam: Any, dtype: np.dtype) -> Any:
 
 
 def _steps(dtype: np.dtype) -> Any:
-    """The maximum number of loop steps: the largest count of the result's dtype, within 32 bits."""
+    """The maximum number of loop steps: the result dtype's maximum, within 32 bits."""
     return scalar(min(dtypes.iinfo(dtype).max, 2**31 - 1), dtypes.int32)
 
 
@@ -150,7 +148,7 @@ _LANCZOS = (
 
 
 def _log_factorial(k: Any) -> Any:
-    """``log(k!)`` for k from 0 on, by the approximation of C. Lanczos (SIAM J. Numer. Anal. B 1, 1964).
+    """``log(k!)`` for k >= 0 (C. Lanczos, SIAM J. Numer. Anal. B 1, 1964).
 
     In float32 its error is larger than the differences that decide whether a proposal of a large mean is accepted: the
     samples of JAX take this formula and no better one.
@@ -170,7 +168,6 @@ def binomial(key: Any, n: Any, p: Any, shape: Shape | None = None, dtype: Any = 
     """Binomial samples: the successes of ``n`` trials of probability ``p``.
 
     Args:
-      key: one key.
       n: the number of trials, from 0 on; a negative or NaN number gives NaN, an infinite one infinity.
       p: the probability of success, in [0, 1]; NaN or a number outside gives NaN.
       shape: of the result, to which ``n`` and ``p`` broadcast; by default theirs together.
@@ -279,7 +276,7 @@ _TAILS = [
 
 
 def _stirling_tail(k: Any) -> Any:
-    """``log(k!)`` less Stirling's formula: from a table for k up to 9, and from 9 on the value of its series at 9.
+    """``log(k!)`` minus Stirling's formula: a table up to k = 9, its series from 9.
 
     The series should take k itself, which makes a difference of less than 0.009; JAX's takes 9, and what is accepted,
     so which keys are used, hangs on it.
@@ -298,11 +295,9 @@ def multinomial(
     """Multinomial samples: the counts of outcomes of ``n`` trials.
 
     Args:
-      key: one key.
       n: the number of trials, of a shape that broadcasts to ``shape`` without its last axis.
       p: the probabilities of the outcomes along the last axis; they need not add up to 1.
       shape: of the result, to which ``p`` broadcasts; by default its shape.
-      dtype: a real floating dtype.
       unroll: a hint to compilers, see ``lax.scan``.
     Raises:
       ShapeError: ``p`` has no axis, or something does not broadcast.

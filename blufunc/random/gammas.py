@@ -1,4 +1,4 @@
-"""Gamma samples, by rejection, and the distributions made of them: beta, chi-square, Dirichlet, F, Student's t, balls.
+"""Gamma samples, by rejection, and distributions derived from them.
 
 A face, above ``random.continuous``. A gamma sample is drawn by a loop of a length that chance decides, with a key of
 its own; an array of them is that loop under ``vmap``. Its derivative with respect to the shape parameter is implicit:
@@ -40,13 +40,10 @@ from blufunc.transforms.staging.jit import jit
 
 
 def gamma(key: Any, a: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
-    """Samples from the gamma distribution of scale 1: of density ``x**(a - 1) * exp(-x) / gamma(a)``.
+    """Samples from the gamma distribution of shape ``a`` and scale 1.
 
     Args:
-      key: one key.
       a: the shape parameter, positive: values that broadcast to ``shape``; the result is differentiable in it, once.
-      shape: of the result; default the shape of ``a``.
-      dtype: a real floating dtype.
     """
     key, dtype = fresh_key("gamma", key), float_dtype("gamma", dtype)
     shape, (a,) = parameters("gamma", shape, dtype, a=a)
@@ -54,7 +51,7 @@ def gamma(key: Any, a: Any, shape: Shape | None = None, dtype: Any = "float32") 
 
 
 def loggamma(key: Any, a: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
-    """The logarithm of samples of ``gamma``: for small ``a``, whose samples would be 0."""
+    """Logarithms of samples of ``gamma``: for small ``a``, where those would be 0."""
     key, dtype = fresh_key("loggamma", key), float_dtype("loggamma", dtype)
     shape, (a,) = parameters("loggamma", shape, dtype, a=a)
     return _gamma(key, a, True)
@@ -126,13 +123,12 @@ def _one_gamma(log_space: bool, key: Any, a: Any) -> Any:
 
 
 def beta(key: Any, a: Any, b: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
-    """Samples from the beta distribution: of density proportional to ``x**(a - 1) * (1 - x)**(b - 1)`` on (0, 1).
+    """Samples from the beta distribution on (0, 1).
+
+    Its density is proportional to ``x**(a - 1) * (1 - x)**(b - 1)``.
 
     Args:
-      key: one key.
-      a, b: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the broadcast shape of ``a`` and ``b``.
-      dtype: a real floating dtype.
+      a, b: positive values.
     """
     key, dtype = fresh_key("beta", key), float_dtype("beta", dtype)
     shape, (a, b) = parameters("beta", shape, dtype, a=a, b=b)
@@ -144,13 +140,11 @@ def beta(key: Any, a: Any, b: Any, shape: Shape | None = None, dtype: Any = "flo
 
 
 def dirichlet(key: Any, alpha: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
-    """Samples from the Dirichlet distribution: positive numbers along the last axis whose sum is 1.
+    """Samples from the Dirichlet distribution: positive vectors of sum 1.
 
     Args:
-      key: one key.
       alpha: the concentrations, positive, of shape [..., n]; the result is differentiable in them.
       shape: of the result without its last axis, to which the leading axes of ``alpha`` broadcast; by default these.
-      dtype: a real floating dtype.
     Raises:
       ShapeError: ``alpha`` has no axis, or does not broadcast.
     """
@@ -182,10 +176,7 @@ def chisquare(key: Any, df: Any, shape: Shape | None = None, dtype: Any = "float
     """Samples from the chi-square distribution of ``df`` degrees of freedom.
 
     Args:
-      key: one key.
-      df: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``df``.
-      dtype: a real floating dtype.
+      df: positive values.
     """
     key, dtype = fresh_key("chisquare", key), float_dtype("chisquare", dtype)
     shape, (df,) = parameters("chisquare", shape, dtype, df=df)
@@ -197,13 +188,10 @@ def _chisquare(key: Any, df: Any) -> Any:
 
 
 def f(key: Any, dfnum: Any, dfden: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
-    """Samples from the F distribution: the ratio of two chi-square numbers, each divided by its degrees of freedom.
+    """Samples from the F distribution: ratios of mean squares of normal numbers.
 
     Args:
-      key: one key.
-      dfnum, dfden: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the broadcast shape of the parameters.
-      dtype: a real floating dtype.
+      dfnum, dfden: positive values.
     """
     key, dtype = fresh_key("f", key), float_dtype("f", dtype)
     shape, (dfnum, dfden) = parameters("f", shape, dtype, dfnum=dfnum, dfden=dfden)
@@ -215,10 +203,7 @@ def t(key: Any, df: Any, shape: Shape | None = None, dtype: Any = "float32") -> 
     """Samples from Student's t distribution of ``df`` degrees of freedom.
 
     Args:
-      key: one key.
-      df: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``df``.
-      dtype: a real floating dtype.
+      df: positive values.
     """
     key, dtype = fresh_key("t", key), float_dtype("t", dtype)
     shape, (df,) = parameters("t", shape, dtype, df=df)
@@ -228,13 +213,10 @@ def t(key: Any, df: Any, shape: Shape | None = None, dtype: Any = "float32") -> 
 
 
 def generalized_normal(key: Any, p: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
-    """Samples from the generalised normal distribution: of density proportional to ``exp(-abs(x)**p)``.
+    """Samples of density proportional to ``exp(-abs(x)**p)``: generalised normal.
 
     Args:
-      key: one key.
-      p: positive values that broadcast to ``shape``; the result is differentiable in them.
-      shape: of the result; default the shape of ``p``.
-      dtype: a real floating dtype.
+      p: positive values.
     """
     name = "generalized_normal"
     key, dtype = fresh_key(name, key), float_dtype(name, dtype)
@@ -248,16 +230,14 @@ def _generalized_normal(key: Any, p: Any) -> Any:
 
 
 def ball(key: Any, d: int, p: Any = 2, shape: Shape = (), dtype: Any = "float32") -> Any:
-    """Points that are uniform in the unit ball of ``d`` dimensions: the vectors whose p-norm is at most 1.
+    """Uniform points in the unit ball of ``d`` dimensions of the p-norm.
 
     F. Barthe, O. Guedon, S. Mendelson, A. Naor, "A probabilistic approach to the geometry of the l_p^n-ball" (2005).
 
     Args:
-      key: one key.
       d: the number of dimensions.
       p: the norm, a positive number.
-      shape: how many points.
-      dtype: a real floating dtype.
+      shape: of the array of points.
     Returns:
       an array of shape ``(*shape, d)``.
     """

@@ -76,7 +76,7 @@ def key_data(keys: Any) -> Any:
 
 
 def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Any:
-    """Keys from their words, the inverse of ``key_data``: uint32 with a last axis of size 2."""
+    """Keys from uint32 words, a last axis of size 2: the inverse of ``key_data``."""
     _check_impl("wrap_key_data", impl if dtype is None else dtype)
     data = lift(key_bits_array)
     if data.dtype != dtypes.uint32 or not data.ndim or data.shape[-1] != 2:
@@ -92,7 +92,6 @@ def split(key: Any, num: Shape = 2) -> Any:
     """New keys from one, which is not to be used again.
 
     Args:
-      key: one key.
       num: the number of keys, or the shape of an array of them.
     Returns:
       keys of shape ``(num,)``, or ``num``; iterate over them or unpack them.
@@ -104,7 +103,6 @@ def fold_in(key: Any, data: Any) -> Any:
     """A new key from a key and an integer, such as the number of a step or of a layer.
 
     Args:
-      key: one key.
       data: a non-negative int below 2**32, or an integer array of rank 0 (taken modulo 2**32).
     """
     key = one_key("fold_in", key)

@@ -1,4 +1,4 @@
-"""Samples that take linear algebra: normal vectors of a given covariance, and orthogonal matrices.
+"""Samples by linear algebra: multivariate normal vectors, orthogonal matrices.
 
 A face, above ``random.continuous`` and ``blufunc.numpy.linalg``.
 """
@@ -35,7 +35,6 @@ def multivariate_normal(
     """Samples from the normal distribution of a given mean and covariance.
 
     Args:
-      key: one key.
       mean: of shape [..., n].
       cov: symmetric and positive semidefinite matrices, of shape [..., n, n]; the result is differentiable in both.
       shape: of the result without its last axis, to which the leading axes of ``mean`` and ``cov`` broadcast; by
@@ -89,9 +88,8 @@ def orthogonal(key: Any, n: int, shape: Shape = (), dtype: Any = "float32", m: i
     F. Mezzadri, "How to generate random matrices from the classical compact groups", arXiv:math-ph/0609050.
 
     Args:
-      key: one key.
       n: the number of rows.
-      shape: how many matrices.
+      shape: of the array of matrices.
       dtype: floating or complex.
       m: the number of columns; ``n`` by default. Of a matrix that is not square, the columns are orthonormal if it
         is tall, else the rows.

@@ -1,4 +1,4 @@
-"""Detection of key reuse, behind ``config.debug_key_reuse``.
+"""Detection of key reuse, enabled by ``config.debug_key_reuse``.
 
 Below the samplers of ``random``. In come the keys that samplers and ``split`` use up; out comes a ``KeyReuseError``
 for a key that was used up before. A key is told by its identity: an array while it lives, a traced key while its
@@ -17,7 +17,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.trace import Trace, state
 
 _uses: dict[int, tuple[Any, Trace, str]] = {}
-"""By the identity of a key: the key (a weak reference to an array), the trace that used it, and the call."""
+"""By id of a key: the key or a weak reference, the trace and the call of its use."""
 
 
 def consume(name: str, key: Any) -> None:
@@ -47,7 +47,7 @@ def consume(name: str, key: Any) -> None:
 
 
 def _underneath(key: Any) -> Any:
-    """The underlying key of tracers of derivatives and batches, which outlives their traces."""
+    """The underlying key of autodiff and batching tracers; it outlives their traces."""
     while not isinstance(key, Array):
         inner = getattr(key, "primal", None)
         inner = getattr(key, "value", None) if inner is None else inner
@@ -58,7 +58,7 @@ def _underneath(key: Any) -> Any:
 
 
 def _staging(trace: Trace) -> Trace:
-    """The trace in which what ``trace`` does is done: derivatives and batches compute where they are called."""
+    """The trace that records what ``trace`` does: autodiff and batching pass it on."""
     while (parent := getattr(trace, "parent", None)) is not None:
         trace = parent
     return trace

@@ -47,9 +47,6 @@ def uniform(key: Any, shape: Shape = (), dtype: Any = "float32", minval: Any = 0
     Random bits become the mantissa of a number in [1, 2), from which 1 is subtracted.
 
     Args:
-      key: one key.
-      shape: of the result.
-      dtype: a real floating dtype.
       minval, maxval: real numbers or arrays that broadcast to ``shape``; the result is differentiable in them.
     """
     key, shape, dtype = fresh_key("uniform", key), shape_of("uniform", shape), float_dtype("uniform", dtype)
@@ -89,10 +86,7 @@ def randint(key: Any, shape: Shape, minval: Any, maxval: Any, dtype: Any = "int3
     about ``(maxval - minval) / 2**64`` for int32. Dtypes narrower than 32 bits are drawn as int32.
 
     Args:
-      key: one key.
-      shape: of the result.
       minval, maxval: ints, or integer arrays that broadcast to ``shape``; limited to the range of ``dtype``.
-      dtype: an integer dtype.
     Raises:
       DtypeError: ``dtype``, ``minval`` or ``maxval`` is not an integer.
       ShapeError: ``minval`` or ``maxval`` does not broadcast to ``shape``.
@@ -131,10 +125,10 @@ def randint_(key: Any, shape: tuple[int, ...], minval: Any, maxval: Any, dtype: 
 
 
 def _bound(what: str, x: Any, shape: tuple[int, ...], sampled: np.dtype, dtype: np.dtype) -> tuple[Any, Any]:
-    """A bound of ``randint`` in ``sampled``, and where it was above that dtype's range (None: nowhere)."""
-    info, wanted = dtypes.iinfo(sampled), dtypes.iinfo(dtype)
+    """A bound of ``randint`` in ``sampled``; and where it was too large, or None."""
+    info, limits = dtypes.iinfo(sampled), dtypes.iinfo(dtype)
     # a narrow dtype may have the exclusive bound one above its range
-    least, most = (wanted.min, wanted.max + 1) if sampled != dtype else (info.min, info.max)
+    least, most = (limits.min, limits.max + 1) if sampled != dtype else (info.min, info.max)
     if isinstance(x, (int, np.integer)):
         x = int(x)
         value = least if x < least else most if x > most else x
@@ -146,14 +140,14 @@ def _bound(what: str, x: Any, shape: tuple[int, ...], sampled: np.dtype, dtype: 
             f"randint takes an integer {what}, not {x.aval}.", where=source.here(), fix=f"int({what})"
         )
     x = broadcast("randint", what, x, shape)
-    given = dtypes.iinfo(x.dtype)
+    own = dtypes.iinfo(x.dtype)
     beyond = None
-    if sampled == dtype and given.max > info.max:
+    if sampled == dtype and own.max > info.max:
         beyond = ops.gt(x, scalar(info.max, x.dtype))
-    low, high = (least if least > given.min else None), (most if most < given.max else None)
+    low, high = (least if least > own.min else None), (most if most < own.max else None)
     if low is not None or high is not None:
-        low = given.min if low is None else low
-        high = given.max if high is None else high
+        low = own.min if low is None else low
+        high = own.max if high is None else high
         x = ops.clamp(scalar(low, x.dtype), x, scalar(high, x.dtype))
     return ops.convert(x, sampled), beyond
 
@@ -162,7 +156,6 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Shape | None = None, mode: str = "l
     """Booleans that are True with probability ``p``.
 
     Args:
-      key: one key.
       p: a float, or a floating array; samples are drawn in its dtype.
       shape: of the result, which ``p`` broadcasts to; by default that of ``p``.
       mode: ``"high"`` compares with twice the digits, for probabilities below the resolution of their dtype.
@@ -194,8 +187,6 @@ def rademacher(key: Any, shape: Shape = (), dtype: Any = "int32") -> Any:
     """1 or -1, with equal probabilities.
 
     Args:
-      key: one key.
-      shape: of the result.
       dtype: integer, floating or complex.
     """
     key, shape = fresh_key("rademacher", key), shape_of("rademacher", shape)

@@ -1,4 +1,4 @@
-"""``scipy.linalg`` on blufunc's arrays: factorizations to solve with, the exponential of matrices, special matrices.
+"""``scipy.linalg``: factorizations, solvers, functions and special matrices.
 
 Face over ``core.ops.linalg_*`` and ``bnp.linalg``. As in SciPy a triangle that is not asked for is not read, and
 derivatives are with respect to the one that is. Functions take batches of matrices in leading axes. ``overwrite_a``,
@@ -32,10 +32,11 @@ from blufunc.core.ops.linalg.common import (
 from blufunc.core.ops.linalg.factor import lu_pivots_to_permutation, take_rows
 from blufunc.core.ops.shape import concatenate, iota, pad, rev, slice_
 from blufunc.core.ops.sort import place_along
-from blufunc.core.primitives.linear_ops import broadcast_in_dim, broadcast_to, reshape
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, broadcast_to
 from blufunc.numpy import linalg as bnp_linalg
 from blufunc.numpy import reductions
 from blufunc.numpy.elementwise import ceil, log2, maximum
+from blufunc.numpy.linalg import solution, square, system
 from blufunc.numpy.manipulation import atleast_1d, atleast_2d
 from blufunc.numpy.picking import take
 from blufunc.numpy.promotion import as_value, broadcast_shapes, inexact, promote_dtypes, stretch
@@ -44,33 +45,6 @@ from blufunc.transforms.control_flow.while_loop import while_loop
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 # -- operands --------------------------------------------------------------------------------------
-
-
-def _square(a: Any, name: str) -> Value:
-    a = inexact(a, name)
-    check_here(check_square, name, a)
-    return a
-
-
-def _system(a: Any, b: Any, name: str) -> tuple[Value, Value, bool]:
-    """A matrix and its right hand sides, with batch axes broadcast; and whether they are one vector."""
-    a, b = promote_dtypes(name, a, b, inexact=True)
-    check_here(check_square, name, a)
-    vector = b.aval.ndim == 1
-    if not b.aval.ndim or b.aval.shape[0 if vector else -2] != a.aval.shape[-1]:
-        raise errors.ShapeError(
-            f"{name} of {a.aval} and {b.aval}: the right hand sides have {a.aval.shape[-1]} rows.",
-            where=source.here(),
-            fix="b is a vector (n,), or matrices (..., n, k)",
-        )
-    b = reshape(b, (*b.aval.shape, 1)) if vector else b
-    lead = broadcast_shapes(a.aval.shape[:-2], b.aval.shape[:-2])
-    a, b = (stretch(x, (*lead, *x.aval.shape[-2:])) for x in (a, b))
-    return a, b, vector
-
-
-def _result(x: Value, vector: bool) -> Value:
-    return reshape(x, x.aval.shape[:-1]) if vector else x
 
 
 def _pair(x: Any, name: str, what: str) -> tuple[Any, Any]:
@@ -87,12 +61,14 @@ def _pair(x: Any, name: str, what: str) -> tuple[Any, Any]:
 
 
 def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Value:
-    """The upper triangular U with ``a = U^H @ U``, or with ``lower`` the L with ``a = L @ L^H``; NaN if there is none.
+    """Cholesky factor: upper, ``a = U^H @ U``, or with ``lower``, ``a = L @ L^H``.
+
+    It is NaN where there is none.
 
     Args:
       a: Hermitian positive definite matrices (..., n, n), of which only that triangle is read.
     """
-    a = _square(a, "cholesky")
+    a = square(a, "cholesky")
     low = linalg_factor.cholesky(a if lower else adjoint(a), symmetrize_input=False)
     return low if lower else adjoint(low)
 
@@ -107,17 +83,17 @@ def cho_factor(
 def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Value:
     """The x with ``a @ x = b``, given ``cho_factor(a)``; b is (n,) or (..., n, k)."""
     c, lower = _pair(c_and_lower, "cho_solve", "(c, lower)")
-    c, b, vector = _system(c, b, "cho_solve")
+    c, b, vector = system(c, b, "cho_solve")
     adjoint_first = {"transpose_a": not lower, "conjugate_a": not lower}
     adjoint_then = {"transpose_a": bool(lower), "conjugate_a": bool(lower)}
     x = triangular.triangular_solve(c, b, left_side=True, lower=lower, **adjoint_first)
     x = triangular.triangular_solve(c, x, left_side=True, lower=lower, **adjoint_then)
-    return _result(x, vector)
+    return solution(x, vector)
 
 
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Value, Value]:
-    """The packed LU decomposition of square matrices (..., n, n), and its pivots, for ``lu_solve``."""
-    packed, pivots, _ = linalg_factor.lu(_square(a, "lu_factor"))
+    """Packed LU decomposition of matrices (..., n, n), and pivots, for ``lu_solve``."""
+    packed, pivots, _ = linalg_factor.lu(square(a, "lu_factor"))
     return packed, pivots
 
 
@@ -143,7 +119,7 @@ def lu_solve(
     ``trans``: solve with the transpose (1) or the conjugate transpose (2) of a.
     """
     packed, pivots = _pair(lu_and_piv, "lu_solve", "(lu, piv)")
-    packed, b, vector = _system(packed, b, "lu_solve")
+    packed, b, vector = system(packed, b, "lu_solve")
     pivots = as_value(pivots, "lu_solve")
     transposed, conjugated = _transposed(trans, "lu_solve")
     n = packed.aval.shape[-1]
@@ -159,10 +135,10 @@ def lu_solve(
         conjugate_a=conjugated,
     )
     if not transposed:
-        return _result(triangle(triangle(take_rows(b, order), True), False), vector)
+        return solution(triangle(triangle(take_rows(b, order), True), False), vector)
     x = triangle(triangle(b, False), True)
     rows = broadcast_in_dim(order, x.aval.shape, tuple(range(x.aval.ndim - 1)))
-    return _result(place_along(x, rows, x.aval.ndim - 2), vector)
+    return solution(place_along(x, rows, x.aval.ndim - 2), vector)
 
 
 def lu(a: Any, permute_l: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> tuple:
@@ -194,7 +170,7 @@ def qr(
     pivoting: bool = False,
     check_finite: bool = True,
 ) -> tuple:
-    """The QR decomposition of matrices (..., m, n): ``a = q @ r``, or with ``pivoting`` ``a[:, p] = q @ r``.
+    """QR decomposition: ``a = q @ r``, or with ``pivoting`` ``a[:, p] = q @ r``.
 
     Args:
       mode: ``"full"``: q (..., m, m); ``"economic"``: q (..., m, min(m, n)); ``"r"``: as full, without q.
@@ -219,7 +195,7 @@ def svd(
     check_finite: bool = True,
     lapack_driver: str = "gesdd",
 ) -> Any:
-    """The singular value decomposition of matrices: ``(u, s, vh)``, or s alone; see ``bnp.linalg.svd``."""
+    """Singular value decomposition: ``(u, s, vh)``, or s; see ``bnp.linalg.svd``."""
     out = bnp_linalg.svd(a, full_matrices, compute_uv)
     return tuple(out) if compute_uv else out
 
@@ -236,7 +212,7 @@ def eigh(
     type: int = 1,
     check_finite: bool = True,
 ) -> Any:
-    """The rising eigenvalues w (..., n) and, in columns, the eigenvectors v (..., n, n) of Hermitian matrices.
+    """Ascending eigenvalues (..., n) and eigenvectors (columns) of Hermitian matrices.
 
     Args:
       a: (..., n, n), of which one triangle is read: the lower one unless ``lower`` is false.
@@ -253,7 +229,7 @@ def eigh(
             fix="leave them out, and select from all eigenvalues",
         )
     if b is None:
-        a = _square(a, "eigh")
+        a = square(a, "eigh")
         if eigvals_only:
             return spectral.eigvalsh(a, lower=lower, symmetrize_input=False)
         v, w = spectral.eigh(a, lower=lower, symmetrize_input=False)
@@ -285,7 +261,7 @@ def polar(
     eps: float | None = None,
     max_iterations: int | None = None,
 ) -> tuple[Value, Value]:
-    """The polar decomposition of matrices (..., m, n): ``a = u @ p``, or on the left ``a = p @ u``.
+    """Polar decomposition of (..., m, n): ``a = u @ p``, or on the left ``a = p @ u``.
 
     Args:
       side: ``"right"`` or ``"left"``.
@@ -315,14 +291,16 @@ def _unitary_factor(a: Value) -> Value:
 
 @custom_jvp
 def _as_unitary_factor(a, u, s, vh):
-    """``u``, the unitary factor of ``a = u p`` with ``p = vh^H s vh``; differentiated in ``a`` alone."""
+    """``u`` of ``a = u p``, ``p = vh^H s vh``; differentiated in ``a`` alone."""
     return u
 
 
 @_as_unitary_factor.defjvp
 def _as_unitary_factor_jvp(primals, tangents):
-    """With ``u^H du = y``, which is skew-Hermitian, ``u^H da - da^H u = p y + y p``: sums of singular values divide,
-    and not their differences, so that equal ones do no harm."""
+    """Solve ``u^H da - da^H u = p y + y p`` for the skew-Hermitian ``y = u^H du``.
+
+    This divides by sums of singular values, not by differences, so equal ones are harmless.
+    """
     a, u, s, vh = primals
     t = tangents[0]
     u = _as_unitary_factor(a, u, s, vh)
@@ -337,7 +315,7 @@ def _as_unitary_factor_jvp(primals, tangents):
 
 @custom_jvp
 def _lyapunov(p, k, s, vh):
-    """The y with ``p y + y p = k``, where ``p = vh^H s vh``; differentiated in ``p`` and ``k``."""
+    """The y with ``p y + y p = k``, ``p = vh^H s vh``; differentiated in p and k."""
     v = adjoint(vh)
     columns = broadcast_in_dim(s, k.aval.shape, (*range(s.aval.ndim - 1), s.aval.ndim))
     sums = ew.convert(ew.add(columns, mT(columns)), k.aval.dtype)
@@ -405,12 +383,12 @@ def solve_triangular(
       unit_diagonal: take the diagonal of a as ones.
     """
     transposed, conjugated = _transposed(trans, "solve_triangular")
-    a, b, vector = _system(a, b, "solve_triangular")
+    a, b, vector = system(a, b, "solve_triangular")
     x = triangular.triangular_solve(
         a, b, left_side=True, lower=lower, unit_diagonal=unit_diagonal, transpose_a=transposed,
         conjugate_a=conjugated,
     )  # fmt: skip
-    return _result(x, vector)
+    return solution(x, vector)
 
 
 def inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Value:
@@ -440,7 +418,7 @@ def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> 
       upper_triangular: A is upper triangular: nothing below its diagonal is read.
       max_squarings: the result is NaN where the norm of A asks for more.
     """
-    A = _square(A, "expm")
+    A = square(A, "expm")
     max_squarings = static_int(max_squarings, "expm", "max_squarings")
     if max_squarings < 0:
         raise errors.ValueRangeError(
@@ -462,12 +440,14 @@ def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> 
     result = solve(ew.sub(even, odd), ew.add(even, odd))
     squarings = reductions.max(times)
 
-    def square(state):
+    def squared(state):
         i, x = state
         return ew.add(i, 1), ew.select(spread(ew.lt(i, times)), matmul(x, x), x)
 
     start = ew.convert(0, dtypes.int32)
-    _, result = while_loop(lambda s: ew.lt(s[0], squarings), square, (start, result), max_steps=max_squarings)
+    _, result = while_loop(
+        lambda s: ew.lt(s[0], squarings), squared, (start, result), max_steps=max_squarings
+    )
     too_large = spread(ew.gt(needed, float(max_squarings)))
     return ew.select(too_large, ew.mul(ew.ones_of(result), math.nan), result)
 
@@ -477,7 +457,7 @@ def _solve_upper(a: Value, b: Value) -> Value:
 
 
 def _pade(a: Value, degree: int) -> tuple[Value, Value]:
-    """The even and the odd part of the numerator of the Padé approximation of exp, of degree 7 or 13."""
+    """Even and odd part of the Padé numerator of exp, of degree 7 or 13."""
     # the coefficients, over the first: quotients of factorials
     c = [
         math.comb(degree, j) * math.factorial(2 * degree - j) / math.factorial(2 * degree)
@@ -505,7 +485,9 @@ def _combined(factors: list[float], xs: list[Value]) -> Value:
 
 
 def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: bool = True) -> Any:
-    """The derivative of ``expm`` at A in the direction E: ``(expm(A), derivative)``, or the derivative alone.
+    """The derivative of ``expm`` at A in direction E: ``(expm(A), derivative)``.
+
+    Without ``compute_expm``, the derivative alone.
 
     ``method`` is there for programs written for SciPy; the derivative is that of ``expm``'s own steps.
     """
@@ -523,7 +505,7 @@ def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: boo
 
 
 def block_diag(*arrs: Any) -> Value:
-    """The matrix with the given ones as blocks on its diagonal, zeros elsewhere; vectors are rows."""
+    """The block-diagonal matrix of the given matrices; vectors are rows."""
     if not arrs:
         raise errors.ArgumentError("block_diag takes one matrix at least.", where=source.here())
     blocks = [atleast_2d(x) for x in promote_dtypes("block_diag", *arrs)]
@@ -542,7 +524,7 @@ def block_diag(*arrs: Any) -> Value:
 
 
 def toeplitz(c: Any, r: Any = None) -> Value:
-    """The matrices (..., m, n) with constant diagonals, with first columns c (..., m) and first rows r (..., n).
+    """Toeplitz matrices (..., m, n) of first columns c (..., m) and rows r (..., n).
 
     ``r[0]`` is not read. By default r is the conjugate of c, and the matrix is Hermitian.
     """

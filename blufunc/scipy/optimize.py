@@ -155,7 +155,7 @@ def _bfgs(fun: Callable, x: Any, gtol: float, maxiter: int, norm: Any, search_st
 
 
 class _Search(NamedTuple):
-    """A line search under way: the trial, and an interval that holds a good step once it is known to."""
+    """State of a line search: the trial, and once known, a bracket of a good step."""
 
     a: Any
     f: Any
@@ -174,7 +174,7 @@ class _Search(NamedTuple):
 
 
 def _line_search(both: Callable, x: Any, direction: Any, f0: Any, g0: Any, steps: int) -> _Search:
-    """A step that satisfies the strong Wolfe conditions; or, after ``pipeline`` trials, the best that descends."""
+    """A step by the strong Wolfe conditions; after ``steps`` trials, the best descent."""
     slope0 = g0 @ direction
     decimals = 4 * bnp.finfo(x.aval.dtype).eps * bnp.abs(f0)  # differences below are rounding
 

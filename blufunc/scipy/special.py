@@ -19,7 +19,7 @@ from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import special as ops
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.numpy.promotion import inexact, match_shapes, promote_dtypes
+from blufunc.numpy.promotion import inexact, match_shapes, named, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 __all__ = [
@@ -36,10 +36,7 @@ def _function(prim: Primitive, name: str, doc: str) -> Callable:
     def function(x: Any) -> Value:
         return prim.bind(inexact(x, name))
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    function.__module__ = "blufunc.scipy.special"
-    return function
+    return named(function, name, doc, "blufunc.scipy.special")
 
 
 def _operands(name: str, *xs: Any) -> list[Value]:
@@ -73,7 +70,10 @@ def poch(z: Any, m: Any) -> Value:
 
 
 def gammainc(a: Any, x: Any) -> Value:
-    """The regularized lower incomplete gamma function of a > 0 at x >= 0; differentiable in both."""
+    """The regularized lower incomplete gamma function, differentiable in a and x.
+
+    ``a`` is positive, ``x`` at least 0.
+    """
     return ops.igamma_p.bind(*_operands("gammainc", a, x))
 
 
@@ -90,7 +90,10 @@ def beta(a: Any, b: Any) -> Value:
 
 
 def betainc(a: Any, b: Any, x: Any) -> Value:
-    """The regularized incomplete beta function of a > 0 and b > 0 at x in [0, 1]; differentiable in x alone."""
+    """The regularized incomplete beta function, differentiable in x alone.
+
+    ``a`` and ``b`` are positive, ``x`` is in [0, 1].
+    """
     return ops.betainc(*_operands("betainc", a, b, x))
 
 
@@ -112,7 +115,9 @@ def factorial(n: Any, exact: bool = False) -> Value:
 
 
 def multigammaln(a: Any, d: int) -> Value:
-    """The logarithm of the gamma function of dimension d: the sum of ``gammaln(a - j / 2)`` for j < d, and a constant.
+    """The log of the gamma function of dimension d: sum of ``gammaln(a - j / 2)``.
+
+    The sum is over j < d, and a constant is added.
 
     Args:
       a: an array, of numbers above (d - 1) / 2.
@@ -128,7 +133,7 @@ def multigammaln(a: Any, d: int) -> Value:
 
 
 def zeta(x: Any, q: Any = None) -> Value:
-    """The Hurwitz zeta function, the sum of ``(k + q)**-x`` over k >= 0, of x > 1; Riemann's if there is no q."""
+    """The Hurwitz zeta function: sum of ``(k + q)**-x``, k >= 0, x > 1; default q 1."""
     return ops.zeta_p.bind(*_operands("zeta", x, 1 if q is None else q))
 
 
@@ -147,12 +152,12 @@ def ndtri(p: Any) -> Value:
 
 
 def ndtr(x: Any) -> Value:
-    """The normal distribution function: the probability of a standard normal variate below x."""
+    """The normal CDF: the probability of a standard normal variate below x."""
     return ew.mul(ew.erfc(ew.mul(inexact(x, "ndtr"), -math.sqrt(0.5))), 0.5)
 
 
 def log_ndtr(x: Any, series_order: int = 3) -> Value:
-    """``log(ndtr(x))``, accurate in both tails. ``series_order`` is there for JAX's sake: nothing depends on it."""
+    """``log(ndtr(x))``, accurate in both tails; ``series_order`` is ignored."""
     static_int(series_order, "log_ndtr", "series_order")
     return ops.log_ndtr(inexact(x, "log_ndtr"))
 
@@ -200,7 +205,7 @@ def logit(x: Any) -> Value:
 
 
 def _product_with(log: Callable, argument: Callable) -> Callable:
-    """``x * log(y)``, 0 where x is 0 whatever y is. The derivative in x is ``log(y)`` there too."""
+    """``x * log(y)``, 0 where x is 0; its derivative in x is ``log(y)`` there too."""
 
     @custom_jvp
     def product(x, y):
@@ -243,7 +248,7 @@ def entr(x: Any) -> Value:
 
 
 def rel_entr(p: Any, q: Any) -> Value:
-    """``p * log(p / q)``: 0 where p is 0 and q is not negative, infinite where either is negative or q alone is 0."""
+    """``p * log(p / q)``; 0 at p = 0 <= q; infinite for negative values or q = 0 < p."""
     p, q = _operands("rel_entr", p, q)
     both = ew.logical_and(ew.gt(p, 0), ew.gt(q, 0))
     safe_p, safe_q = ew.select(both, p, ew.ones_of(p)), ew.select(both, q, ew.ones_of(q))
@@ -280,7 +285,7 @@ def logsumexp(
 
 
 def softmax(x: Any, /, *, axis: Any = None) -> Value:
-    """``exp(x) / sum(exp(x))`` over ``axis``: an axis, several, or None for all of them."""
+    """``exp(x) / sum(exp(x))`` over ``axis``: an int, a tuple or None for all."""
     return nn.softmax(x, axis)
 
 

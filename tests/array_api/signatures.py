@@ -1,7 +1,6 @@
-"""Every function of the array API standard 2024.12 with its signature, written as Python, and what dtypes it takes.
+"""The array API standard 2024.12: signatures and dtypes of its functions.
 
-Data, for the tests beside it. ``CATEGORIES`` gives for each elementwise function the dtypes that it must take, and the
-dtype of its result.
+``CATEGORIES`` gives for each elementwise function the dtypes that it must take, and the dtype of its result.
 """
 
 MAIN = """
@@ -318,4 +317,4 @@ PROMOTION = {  # what the standard says of two dtypes, in either order; what it 
     ("complex128", "complex128"): "complex128",
 }
 DEPARTS = {("uint32", "int8"): "int32", ("uint32", "int16"): "int32", ("uint32", "int32"): "int32"}
-"""Pairs of which blufunc makes something else: it never widens to 64 bits (docs/array-api.md)."""
+"""Pairs that blufunc does not widen to 64 bits (docs/array-api.md)."""

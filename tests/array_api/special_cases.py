@@ -1,4 +1,4 @@
-"""The special cases of the array API standard 2024.12: infinities, NaN and signed zeros, case by case.
+"""Special cases of the array API standard 2024.12: infinities, NaN, signed zeros.
 
 Data, for ``test_special_cases.py``. A line is ``function: operands -> result``. Operands are numbers, or classes of
 them: ``f`` finite, ``+f`` and ``-f`` finite and not 0, ``p`` and ``m`` positive and negative with the infinities,

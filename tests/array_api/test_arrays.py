@@ -1,4 +1,4 @@
-"""Arrays as the standard's array objects, and the functions whose results depend on shapes and values."""
+"""Arrays as the standard's array objects; functions of shapes and values."""
 
 import operator
 

@@ -1,4 +1,4 @@
-"""Dtypes and shapes of results, promotion, and what the namespace says about itself."""
+"""Dtypes and shapes of results, promotion, and inspection of the namespace."""
 
 import itertools
 

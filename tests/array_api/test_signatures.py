@@ -1,4 +1,4 @@
-"""Names and signatures: whatever the array API standard lets a caller write is accepted, and means the same."""
+"""Names and signatures: every call of the array API standard is accepted."""
 
 import inspect
 
@@ -14,7 +14,7 @@ X = bnp.ones((2, 2))
 
 
 def functions():
-    """``(name of the place, place, the standard's signature)`` of every function and method."""
+    """Each function and method of the standard: its holder and its signature."""
     places = {"": (bnp, MAIN), "linalg": (linalg, LINALG), "fft": (fft, FFT)}
     places |= {"array": (X, METHODS), "info": (bnp.__array_namespace_info__(), INFO)}
     for place, (holder, text) in places.items():
@@ -30,7 +30,7 @@ def parsed(line):
 
 
 def accepts(parameters, wanted, position):
-    """Whether one of ours takes what the standard calls ``wanted``, in its place."""
+    """True if blufunc's parameters accept the standard's ``wanted`` at its position."""
     positional = [p for p in parameters if p.kind in (P.POSITIONAL_ONLY, P.POSITIONAL_OR_KEYWORD)]
     if wanted.kind is P.VAR_POSITIONAL or any(p.kind is P.VAR_POSITIONAL for p in parameters):
         return any(p.kind is P.VAR_POSITIONAL for p in parameters)
@@ -41,9 +41,9 @@ def accepts(parameters, wanted, position):
     return bool(named) and in_place
 
 
-# Where the standard's default and ours, of another spelling, mean the same.
+# Parameters whose defaults differ in spelling only.
 SAME_DEFAULTS = {
-    ("astype", "copy"),  # arrays are immutable, so that nobody can tell
+    ("astype", "copy"),  # arrays are immutable: a copy makes no difference
     ("arange", "step"),
     ("std", "correction"),
     ("var", "correction"),

@@ -1,4 +1,4 @@
-"""Special values of elementwise functions: each case of the array API standard, in both precisions."""
+"""Special values of elementwise functions, case by case, in both precisions."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from tests.array_api.special_cases import CLASSES, COMPLEX, REAL, cases, number,
 
 
 def same(got, want):
-    """Equal, as numbers with a sign; rounding aside, which the cases in question do not ask for."""
+    """Equal to rounding, with the same sign."""
     if math.isnan(want):
         return math.isnan(got)
     if want == 0 or math.isinf(want):

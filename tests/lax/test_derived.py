@@ -70,3 +70,12 @@ def test_scatter_apply():
 def test_errors(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_collapse():
+    x = bnp.ones((2, 3, 4))
+    assert lax.collapse(x, 0, 2).shape == (6, 4) and lax.collapse(x, -2).shape == (2, 12)
+    assert lax.collapse(x, 0, -1).shape == (6, 4) and lax.collapse(x, 1, 1).shape == (2, 1, 3, 4)
+    assert lax.collapse(x, 0, 5).shape == (24,)  # bounds are those of a slice
+    with pytest.raises(errors.ValueRangeError, match="precedes"):
+        lax.collapse(x, 2, 1)

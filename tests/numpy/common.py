@@ -1,4 +1,4 @@
-"""What the tests of ``blufunc.numpy`` share: evaluation in several ways, and comparison with NumPy."""
+"""Shared by the tests of ``blufunc.numpy``: evaluation, comparison with NumPy."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def arrays(*xs):
 
 
 def narrow(want):
-    """NumPy's answer in the dtype that ours has to be of: 64-bit becomes 32-bit."""
+    """NumPy's result in the dtype that blufunc's must have: 64-bit becomes 32-bit."""
     want = np.asarray(want)
     to = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
     return want.astype(to.get(want.dtype.name, want.dtype))

@@ -1,4 +1,4 @@
-"""Random matrices, and their Hermitian conjugates, for the tests of linear algebra."""
+"""Random matrices, and their Hermitian conjugates, for tests of linear algebra."""
 
 import numpy as np
 

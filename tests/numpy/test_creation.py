@@ -88,7 +88,7 @@ def test_asarray():
 
 
 def test_asarray_is_fresh():
-    """A donated array takes its memory with it, so that of a shared constant must not be handed out."""
+    """A donated array takes its memory: a shared constant must not be donated."""
     for x in (bnp.asarray(2.0), bnp.zeros(()), bnp.full((), 2.0), bnp.ones(())):
         assert isinstance(x, Array)
         for weak in (True, False):

@@ -1,4 +1,4 @@
-"""Insertion, deletion, replacement and choice against NumPy; updates by masks; pads."""
+"""Insertion, deletion, replacement, choice, masked updates and pads against NumPy."""
 
 # ruff: noqa: B023 - the functions that close over loop variables run at once
 

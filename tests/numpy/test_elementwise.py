@@ -1,4 +1,4 @@
-"""Elementwise functions and operators against NumPy: values, dtypes, broadcasting, traces, gradients."""
+"""Elementwise functions against NumPy: values, dtypes, broadcasting, gradients."""
 
 import operator
 
@@ -259,7 +259,7 @@ def test_half_precision():
     ],
 )
 def test_equations(f, count):
-    """How many equations a typical expression is."""
+    """The number of equations of typical expressions."""
     x = np.ones((3, 3), np.float32)
     assert len(make_jaxpr(f)(x, x).eqns) == count, make_jaxpr(f)(x, x)
 

@@ -106,7 +106,7 @@ def test_lax_fft():
 
 @pytest.mark.parametrize("name", [*ONE, *MANY])
 def test_parseval(name):
-    """The gradient of half the energy of a unitary transform is its argument, as far as it is seen."""
+    """The gradient of half a unitary transform's energy is the argument."""
     if name in ("fft", "ifft", "fftn", "ifftn"):
         f = functools.partial(getattr(bnp.fft, name), norm="ortho")
         x = arr(argument(name, 4, 6), np.complex128)

@@ -1,4 +1,4 @@
-"""Indexing and ``.at``: a table of expressions against NumPy, traces, gradients, errors, and JAX out of range."""
+"""Indexing and ``.at``: against NumPy, traces, gradients, errors, out of range."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ CASES = [
 
 
 def ours(index):
-    """The expression with arrays of ours in the place of NumPy's."""
+    """The expression with blufunc's arrays for NumPy's."""
     if isinstance(index, tuple):
         return tuple(ours(i) for i in index)
     return bnp.asarray(index) if isinstance(index, np.ndarray) else index

@@ -1,4 +1,4 @@
-"""Values, first and second derivatives where formulas are put together: at ties, zeros, branch points and infinities.
+"""Values and derivatives at ties, zeros, branch points and infinities.
 
 Each row says what they are there, by hand. Where a function has no derivative, as abs at 0, the row states the
 convention: the symmetric one for abs and for ties of max and min, none handed on for rectifiers, and the density, at

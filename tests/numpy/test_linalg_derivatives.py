@@ -1,4 +1,4 @@
-"""Derivatives of ``bnp.linalg`` against differences, and of it and ``lax.linalg`` against JAX."""
+"""Derivatives of ``bnp.linalg`` and ``lax.linalg`` against differences and JAX."""
 
 import functools
 import itertools
@@ -139,7 +139,7 @@ def first_order(f, points, complex, seed):
 @pytest.mark.parametrize("name", CASES)
 @COMPLEX
 def test_derivatives(name, complex):
-    """Forward against differences, reverse against forward; the same of the pullback; under jit and vmap."""
+    """Forward against differences, reverse against forward; also under jit and vmap."""
     f, shapes = CASES[name]
     points = sample(shapes, complex, seed=3)
     cts = first_order(f, points, complex, 20)

@@ -1,4 +1,4 @@
-"""Differences, integrals, convolutions and windows; polynomials; functions of lines; against NumPy."""
+"""Differences, integrals, convolutions, windows, polynomials; against NumPy."""
 
 # ruff: noqa: B023 - the functions that close over loop variables run at once
 

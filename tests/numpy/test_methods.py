@@ -1,4 +1,4 @@
-"""Arrays as objects: printing, formatting, copying, properties; and the names of ``lax`` and ``tree``."""
+"""Arrays as objects: printing, copying, properties; names of ``lax``, ``tree``."""
 
 import copy
 import math

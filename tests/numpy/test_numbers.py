@@ -1,4 +1,4 @@
-"""Divisors, bits, mantissas and exponents; positions and grids; files and other libraries."""
+"""Divisors, bits, exponents; positions and grids; files and other libraries."""
 
 # ruff: noqa: B023 - the functions that close over loop variables run at once
 

@@ -1,4 +1,4 @@
-"""Parameters that NumPy's callers give by name: what is honoured, and what is refused by name."""
+"""Keyword parameters of NumPy's functions: accepted, or refused by name."""
 
 import numpy as np
 import pytest

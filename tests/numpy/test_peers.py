@@ -1,4 +1,4 @@
-"""Functions of ``blufunc.numpy`` against ``jax.numpy``: values, and derivatives of order 1 and 2 in float64."""
+"""``blufunc.numpy`` against ``jax.numpy``: values and derivatives to order 2."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 
 
 def exact(x):
-    """Rounded, so that what a function closes over, which becomes float32, loses nothing by it."""
+    """Round constants to float32, so that closing over them loses nothing."""
     return np.asarray(x, np.float32).astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Searches, set operations and sorting beyond ``sort``, against NumPy, in each of their methods."""
+"""Searches, set operations and further sorts against NumPy, in each method."""
 
 # ruff: noqa: B023 - the functions that close over loop variables run at once
 

@@ -1,4 +1,4 @@
-"""Quantiles, reductions that pass over NaN, covariances, histograms, against NumPy."""
+"""Quantiles, NaN-ignoring reductions, covariances, histograms, against NumPy."""
 
 # ruff: noqa: B023 - the functions that close over loop variables run at once
 

@@ -1,4 +1,4 @@
-"""Rows of ``optimization_barrier``, for ``tests/op_table/rows.py``: the identity of one operand and of several."""
+"""Rows of ``optimization_barrier``, for ``tests/op_table/rows.py``."""
 
 from blufunc.core.ops import barrier
 from tests.op_table.row import ANY, Arg, Op

@@ -1,4 +1,4 @@
-"""Rows for the identities that policies of ``checkpoint`` are about. Part of ``tests/op_table/rows.py``."""
+"""Rows of the identities for policies of ``checkpoint``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the primitives of ``core.ops.integers``, for ``tests/op_table/rows.py``."""
+"""Rows of ``core.ops.integers``, for ``tests/op_table/rows.py``."""
 
 import math
 

@@ -1,6 +1,6 @@
 """The rows of linear algebra and of the Fourier transforms.
 
-Beside ``tests/op_table/rows.py``, which takes ``ROWS``. Arguments are made into matrices whose factors are well
+``tests/op_table/rows.py`` takes ``ROWS``. Arguments are made into matrices whose factors are well
 separated, so that finite differences of the factors converge: vectors of nearly equal values turn too fast for them.
 """
 
@@ -27,7 +27,7 @@ REFUSED = ("float16", "bfloat16", "int32", "bool", KEY)
 
 @dataclass(frozen=True)
 class Matrix(Arg):
-    """An argument that is made into a matrix with a property by ``make``, a function of arrays of matrices."""
+    """An argument that ``make`` turns into matrices with a property."""
 
     make: Callable | None = None
 

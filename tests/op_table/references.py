@@ -1,4 +1,4 @@
-"""Definitions in plain NumPy and Python to check operations against, where NumPy has no function that is one.
+"""Reference definitions in NumPy and Python, where NumPy has no function.
 
 Below ``tests/op_table/rows.py``, whose rows name them. Each is written from the definition and not from the code that
 it
@@ -20,7 +20,7 @@ from blufunc.core.ir import dtypes
 
 
 def integers(f: Callable[..., int]) -> Callable:
-    """A reference from a function of Python integers and the width, with the result wrapped to the dtype."""
+    """A reference by a function of Python integers and width, wrapped to the dtype."""
 
     def ref(*xs: np.ndarray) -> np.ndarray:
         d = np.asarray(xs[0]).dtype
@@ -174,7 +174,7 @@ def updated(x, update, *starts):
 
 @dataclass(frozen=True)
 class Windows:
-    """How gathers and scatters address windows, spelled out: the numbers of both, and a definition in loops.
+    """Gather and scatter addressing: dimension numbers, and a definition in loops.
 
     Attributes:
       shape, indices: of the operand and of the index array.
@@ -213,7 +213,7 @@ class Windows:
         return tuple(kept.pop(0) if i in self.window else batch.pop(0) for i in range(rank))
 
     def places(self, indices):
-        """For each position of the batch axes the window's slices, or None for one that is left out."""
+        """For each batch position the window's slices; None if it is dropped."""
         for b in np.ndindex(*self.indices[:-1]):
             at = [0] * len(self.shape)
             for axis, i in zip(self.moved, indices[b], strict=True):

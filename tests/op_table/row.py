@@ -1,4 +1,4 @@
-"""What a row of the table of operations is: a primitive, its arguments, its definition, and what it can do.
+"""A row of the table of operations: primitive, arguments, definition, rules.
 
 Below ``tests/op_table/rows.py``, which holds the rows. A row knows how to make arguments on which a comparison is fair:
 inside the domain, and away from kinks and ties, so that finite differences converge.

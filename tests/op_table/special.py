@@ -1,6 +1,6 @@
-"""Rows for special functions, ``reduce_precision`` and casts of bits to other widths.
+"""Rows for special functions, ``reduce_precision`` and bitcasts of other widths.
 
-Beside ``tests/op_table/rows.py``, which adds ``ROWS`` to its own. References are SciPy's functions under other names or
+``tests/op_table/rows.py`` adds ``ROWS`` to its own. References are SciPy's functions under other names or
 definitions by other functions, where there are any.
 """
 
@@ -20,7 +20,7 @@ _NOT_FLOATS = ("complex64", "int32", "bool", KEY)
 
 
 def _row(prim, ref, *ranges, name="", kinds=FLOATS, avoid=(), integers=(), **kw):
-    """A row whose arguments lie in the given ranges; those of ``integers`` are whole numbers."""
+    """A row with arguments in the given ranges; those of ``integers`` are integral."""
     args = tuple(
         Arg(M, low, high, avoid=avoid, step=1.0 if i in integers else 0.0)
         for i, (low, high) in enumerate(ranges)
@@ -37,7 +37,7 @@ def _number(prim, ref, low, high, x, **kw):
 
 
 def _quantile_slope(a, x):
-    """The derivative in a of the quantile of x, by differences of order 4 of SciPy's quantiles."""
+    """The derivative in a of the quantile of x, by fourth-order differences."""
     p, h = scipy.special.gammainc(a, x), 1e-3 * a
     f = lambda s: scipy.special.gammaincinv(a + s * h, p)
     return (8 * (f(1) - f(-1)) - (f(2) - f(-2))) / (12 * h)

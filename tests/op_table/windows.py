@@ -1,6 +1,6 @@
-"""Rows for convolutions and reductions of windows, with definitions that go element by element.
+"""Rows for convolutions and window reductions, with elementwise definitions.
 
-Beside ``tests/op_table/rows.py``, which adds ``ROWS`` to its own.
+``tests/op_table/rows.py`` adds ``ROWS`` to its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Optimisers, wrappers and schedules beside those of optax, step by step."""
+"""Optimisers, wrappers and schedules against optax, step by step."""
 
 import numpy as np
 import pytest

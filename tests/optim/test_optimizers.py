@@ -1,4 +1,4 @@
-"""Optimisers: against formulas in float64 and optax, dtypes, masks, chains with outsiders, sizes of traces, errors."""
+"""Optimisers against float64 formulas and optax; dtypes, masks, traces, errors."""
 
 from __future__ import annotations
 

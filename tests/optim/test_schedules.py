@@ -1,4 +1,4 @@
-"""Schedules: known values, Python and traced counts, errors, and optax at every step."""
+"""Schedules: known values, Python and traced counts, errors, and optax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transformations of transformations, and pairs ``(init, update)`` that others wrote, without optax at hand."""
+"""Wrappers of transformations, and foreign ``(init, update)`` pairs."""
 
 import math
 from collections import namedtuple
@@ -74,8 +74,8 @@ def test_a_pair_of_others_goes_into_wrappers(name):
         assert isinstance(state, tuple) or name == "named_chain"
 
 
-def test_our_pairs_are_what_others_expect():
-    """Two functions under their names, states of plain containers, updates added by hand."""
+def test_transformations_unpack_to_pairs_with_plain_states():
+    """Other libraries' loops: two functions, flattened states, updates added."""
     for make in (
         optim.adamw,
         optim.lion,

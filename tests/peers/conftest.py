@@ -1,4 +1,4 @@
-"""After the comparison with JAX: how many functions were compared, the worst errors, and what differs and why."""
+"""Summary after the comparison with JAX: counts, worst errors, differences."""
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,4 +1,4 @@
-"""What a row of the comparison with JAX is, and what is compared.
+"""A row of the comparison with JAX, and its comparisons.
 
 In comes a function written against a namespace (``m.np``, ``m.lax``, ``m.grad``, ...), so that one text is run by both
 libraries; out come values, both derivatives, a second derivative, and the function over a batch, as NumPy arrays.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
-"""The error of a value, relative to the largest element, that a row may have; ten times that for derivatives."""
+"""Allowed error relative to the largest element; tenfold for derivatives."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +159,12 @@ def _like(m: SimpleNamespace, rng: np.random.Generator, x: Any) -> Any:
 
 
 def _lift(m: SimpleNamespace, x: np.ndarray) -> Any:
-    """A NumPy array as one of the library's, in its own dtype: without being asked blufunc makes it 32-bit."""
+    """A NumPy array as a library's, in its own dtype: blufunc's default is 32-bit."""
     return m.np.asarray(x, dtype=x.dtype)
 
 
 def error_of(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest difference, in the size of the largest element; infinite where one has NaN or infinity alone."""
+    """The largest relative difference; infinite where only one is NaN or infinite."""
     got, want = (np.asarray(x) for x in (got, want))
     if got.shape != want.shape or got.dtype != want.dtype:
         return np.inf

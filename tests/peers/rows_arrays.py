@@ -1,4 +1,4 @@
-"""Rows of the comparison with JAX: reductions, shapes, indexing, products, sorting and searching."""
+"""Rows against JAX: reductions, shapes, indexing, matmuls, sorts, searches."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rows of the comparison with JAX: elementwise functions of ``numpy``, ``lax`` and ``nn``."""
+"""Rows against JAX: elementwise functions of ``numpy``, ``lax`` and ``nn``."""
 
 import numpy as np
 

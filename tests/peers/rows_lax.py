@@ -1,4 +1,4 @@
-"""Rows of the comparison with JAX: gather and scatter, types and bits, more of ``numpy``, and custom rules."""
+"""Rows against JAX: gather, scatter, bits, more of ``numpy``, custom rules."""
 
 import numpy as np
 

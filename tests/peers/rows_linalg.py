@@ -1,4 +1,4 @@
-"""Rows of the comparison with JAX: ``numpy.linalg``, ``lax.linalg``, ``scipy.linalg`` and the solvers.
+"""Rows against JAX: ``numpy.linalg``, ``lax.linalg``, ``scipy.linalg``, solvers.
 
 Matrices are kept away from being singular, and eigenvalues and singular values apart. Vectors that a factorization
 gives up to a sign or a phase are compared through products that do not depend on it.
@@ -47,12 +47,12 @@ def herm(m, x):
 
 
 def sym(m, x):
-    """Symmetric or Hermitian also when a derivative perturbs it, for a function that reads one triangle."""
+    """Symmetrize after perturbation too, for functions that read one triangle."""
     return (x + herm(m, x)) / 2
 
 
 def weighted(m, vectors, values, other=None):
-    """The matrix of vectors and a function of values: the same for every choice of signs."""
+    """``v f(w) v^H`` of eigenvectors and a function: independent of their signs."""
     other = herm(m, vectors) if other is None else other
     return (vectors * m.np.sin(values)) @ other
 

@@ -1,4 +1,4 @@
-"""Rows of the comparison with JAX: transforms, control flow, custom rules, and small programs."""
+"""Rows against JAX: transforms, control flow, custom rules, small programs."""
 
 import functools
 

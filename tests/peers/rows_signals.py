@@ -1,4 +1,4 @@
-"""Rows of the comparison with JAX: Fourier transforms, convolutions, windows and pooling."""
+"""Rows against JAX: Fourier transforms, convolutions, windows and pooling."""
 
 from tests.peers.peer_row import A, Row
 

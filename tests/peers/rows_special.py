@@ -1,4 +1,4 @@
-"""Rows of the comparison with JAX: ``scipy.special``, ``scipy.stats`` and ``random``."""
+"""Rows against JAX: ``scipy.special``, ``scipy.stats`` and ``random``."""
 
 import functools
 

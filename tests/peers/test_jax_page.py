@@ -1,4 +1,4 @@
-"""The page for those who come from JAX: its programs run, and it names what the comparison leaves out."""
+"""The page for JAX users: its programs run, and it lists what is not compared."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Every row against JAX: values, jvp, vjp, order 2, vmap, eagerly and under jit, in float32 and float64.
+"""Every row against JAX: values, jvp, vjp, order 2, vmap, jit, two precisions.
 
-``make test-peers`` prints how many functions agree and the worst errors.
+``make test-peers`` prints the number of functions that agree and the worst errors.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ NAMES = """
     checkpoint closure_convert custom_gradient custom_jvp custom_vjp eval_shape grad hessian jacfwd jacrev jit jvp
     linearize linear_transpose named_call named_scope pure_callback value_and_grad vjp vmap
 """.split()
-"""What the functions of the table use of either library, beside ``numpy``."""
+"""The parts of either library that rows use, except ``numpy``."""
 
 
 def namespace(library, numpy, **more):
@@ -38,7 +38,7 @@ OURS = namespace(bf, bnp, compile=False)
 
 @functools.cache
 def jax_namespace():
-    """The same names in JAX, with the passes of its compiler that only take time left out."""
+    """The same names in JAX, compiled without its slow passes."""
     import jax
     import jax.flatten_util
     import jax.scipy

@@ -1,4 +1,4 @@
-"""Calls with keywords port: every public function that JAX has too takes JAX's parameters, by name and in order."""
+"""Keyword calls port: shared functions take JAX's parameters, in order."""
 
 import importlib
 import inspect

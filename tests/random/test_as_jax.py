@@ -1,4 +1,4 @@
-"""Random numbers beside those of JAX: the same integers, and the same reals to rounding."""
+"""Random numbers against JAX: the same integers, and reals to rounding."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The check for keys that are used twice: what counts as a use, and that it works eagerly and while tracing."""
+"""Detection of key reuse: what counts as a use, eagerly and while tracing."""
 
 import gc
 

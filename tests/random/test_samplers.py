@@ -1,4 +1,4 @@
-"""Random numbers: the cipher's known answers, frozen samples, distributions, the transforms, and errors."""
+"""Random numbers: the cipher's known answers, distributions, transforms, errors."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_known_answers(key, counter, want):
 
 
 def test_long_arrays_are_enciphered_by_blocks():
-    """Position i has the same bits however many there are, across the blocks that the cipher works in."""
+    """Position i has the same bits for any count, across the cipher's blocks."""
     whole = np.asarray(random.bits(KEY, (70_001,)))
     np.testing.assert_array_equal(whole[:5], np.asarray(random.bits(KEY, (5,))))
     counters = np.arange(70_001, dtype=np.uint32)
@@ -267,7 +267,7 @@ def test_vmap_over_seeds_data_and_words():
     np.testing.assert_array_equal(data(keys)[:, 1], seeds)
     folded = vmap(random.fold_in, in_axes=(None, 0))(KEY, seeds)
     np.testing.assert_array_equal(data(folded)[3], data(random.fold_in(KEY, 3)))
-    columns = data(keys).T  # the mapped axis behind the words
+    columns = data(keys).T  # the mapped axis after the words
     np.testing.assert_array_equal(data(vmap(random.wrap_key_data, in_axes=1)(columns)), data(keys))
 
 

@@ -1,4 +1,4 @@
-"""``blufunc.scipy.linalg`` against SciPy, and derivatives against differences and JAX."""
+"""``scipy.linalg`` against SciPy, and derivatives against differences and JAX."""
 
 import functools
 
@@ -23,7 +23,7 @@ def exact(x):
 
 
 def compare(name, *xs, atol=1e-10, **options):
-    """SciPy's function of the same name and options, in double precision, eagerly and under ``jit``."""
+    """SciPy's function of this name, in double precision, eagerly and under ``jit``."""
     f, g = (functools.partial(getattr(m, name), **options) for m in (sla, scipy.linalg))
     want = g(*xs)
     for got in (f(*map(exact, xs)), jit(f)(*map(exact, xs))):

@@ -1,4 +1,4 @@
-"""Iterative solvers: solutions, pytrees, derivatives, and what they say of bad arguments."""
+"""Iterative solvers: solutions, pytrees, derivatives, and errors."""
 
 import numpy as np
 import pytest

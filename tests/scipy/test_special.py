@@ -1,4 +1,4 @@
-"""``blufunc.scipy.special``: values against SciPy, promotion, points apart, gradients, and against JAX."""
+"""``scipy.special`` against SciPy and JAX: values, promotion, gradients."""
 
 import itertools
 import math
@@ -52,7 +52,7 @@ def test_values(name, dtype):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_derivatives(name):
-    """By differences, in each argument that has one; in the others an error that says so."""
+    """Against differences in differentiable arguments; the others raise an error."""
     f, xs = getattr(special, name), [arr(x) for x in sample(name)]
     for k in range(len(xs)):
         along = lambda x, k=k: f(*[x if i == k else v for i, v in enumerate(xs)])

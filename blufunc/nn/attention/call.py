@@ -32,7 +32,7 @@ from blufunc.core.ir.trace import state
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear
-from blufunc.nn.activations import softmax
+from blufunc.nn.activations import softmax, wide_of
 from blufunc.nn.attention.mods import Mods, Pairs, modified, seen
 from blufunc.transforms.autodiff.grad import vjp
 from blufunc.transforms.control_flow.calls import Call, jit_p
@@ -51,28 +51,16 @@ def attention(
     is_causal: bool,
     mods: Mods | None = None,
     tables: Sequence[Any] = (),
-) -> Any:
-    """``softmax(query @ key.T * scale) @ value`` as one operation.
+) -> tuple[Any, Any]:
+    """``softmax(query @ key.T * scale) @ value`` as one operation, and the logsumexps.
 
     Args:
       query: [B, T, N, H].
       key, value: [B, S, K, H].
       mods, tables: mask and score functions, and the arrays that they read.
+    Returns:
+      the result, and the logsumexp of each row of scores, float32 at least [B, N, T].
     """
-    return attention_and_lse(query, key, value, scale=scale, is_causal=is_causal, mods=mods, tables=tables)[0]
-
-
-def attention_and_lse(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    scale: float,
-    is_causal: bool,
-    mods: Mods | None = None,
-    tables: Sequence[Any] = (),
-) -> tuple[Any, Any]:
-    """The same, and the logsumexp of each row of scores, float32 at least [B, N, T]."""
     how: dict[str, Any] = {"scale": scale, "is_causal": is_causal}
     if mods is None:
         out, lse = attention_p.at(query, key, value, **how)
@@ -113,11 +101,6 @@ def causal(T: int, S: int) -> Any:
     """The causal mask [T, S]: a query sees the keys up to its own position."""
     queries, keys = (lax.broadcasted_iota(dtypes.int32, (T, S), axis) for axis in (0, 1))
     return queries >= keys
-
-
-def wide_of(x: Any) -> Any:
-    """The dtype of scores and their softmax."""
-    return bnp.promote_types(x.dtype, dtypes.float32)
 
 
 def divided(x: Any, K: int) -> Any:

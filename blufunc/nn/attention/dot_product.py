@@ -19,9 +19,11 @@ from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
 from blufunc.nn import masks
+from blufunc.nn.activations import wide_of
 from blufunc.nn.attention import call as attention_call
 from blufunc.nn.attention.call import MASKED, causal, scores_of, weighed
 from blufunc.nn.attention.mods import traced
+from blufunc.numpy.promotion import fits
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 
 _LONG = 4
@@ -128,7 +130,7 @@ def dot_product_attention(
     if bias is not None:
         bias = _placed("bias", bias, (B, N, T, S), K)
     if bias is None and mask is None and S > H and isinstance(scale, (int, float)):
-        return attention_call.attention(query, key, value, scale=float(scale), is_causal=is_causal)
+        return attention_call.attention(query, key, value, scale=float(scale), is_causal=is_causal)[0]
     attend = functools.partial(_attend, scale=scale, is_causal=is_causal)
     if S > _LONG * H:
         attend = checkpoint(attend)
@@ -161,11 +163,12 @@ def _by_pairs(
             score = score if added is None else score + added(*pair)
             return score if own_score is None else own_score(score, *pair)
 
-    mods, tables = traced(mask_mod, score_mod, attention_call.wide_of(query))
+    mods, tables = traced(mask_mod, score_mod, wide_of(query))
     scale = float(scale) if number else 1.0
-    return attention_call.attention(
+    out, _ = attention_call.attention(
         query, key, value, scale=scale, is_causal=is_causal, mods=mods, tables=tables
     )
+    return out
 
 
 def _and(one: Callable | None, other: Callable) -> Callable:
@@ -213,8 +216,7 @@ def _placed(name: str, x: Any, shape: tuple[int, ...], K: int) -> Any:
 
 
 def _check_placed(name: str, x: Any, shape: tuple[int, ...]) -> None:
-    aligned = zip(x.shape[::-1], shape[::-1], strict=False)
-    if x.ndim > 4 or any(m not in (1, n) for m, n in aligned):
+    if not fits(x.shape, shape):
         raise errors.ShapeError(
             f"dot_product_attention: the {name} of shape {tuple(x.shape)} does not broadcast to {shape}.",
             where=source.here(),

@@ -24,7 +24,7 @@ from blufunc.core.primitives.linear_ops import transpose_p
 from blufunc.core.programs import alternatives, simplify
 from blufunc.core.programs.alternatives import Found
 from blufunc.core.programs.stage import stage
-from blufunc.nn.activations import softmax_over
+from blufunc.nn.activations import softmax_over, wide_of
 from blufunc.nn.attention import call as attention_call
 from blufunc.nn.attention.mods import traced
 from blufunc.nn.attention.patterns import FEATURES, HIDING, Label, Match, Miss, Operand, match
@@ -216,10 +216,8 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
         return at(found.changed) * found.factor
 
     changed = found.changed != found.score
-    mods, tables = traced(
-        mask_mod if found.hidden else None, score_mod if changed else None, attention_call.wide_of(query)
-    )
-    result, lse = attention_call.attention_and_lse(
+    mods, tables = traced(mask_mod if found.hidden else None, score_mod if changed else None, wide_of(query))
+    result, lse = attention_call.attention(
         query, key, value, scale=found.scale, is_causal=found.is_causal, mods=mods, tables=tables
     )
     if not found.certain:  # a row of -inf only is NaN in the original

@@ -1,4 +1,4 @@
-"""Linear systems whose matrix is only known as a function, under the names of ``scipy.sparse``."""
+"""``scipy.sparse``: linear systems whose matrix is given as a function."""
 
 from blufunc import _lazy
 

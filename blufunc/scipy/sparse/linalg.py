@@ -30,14 +30,14 @@ def cg(
     maxiter: int | None = None,
     M: Any = None,
 ) -> tuple[Any, None]:
-    """The solution of ``A x = b`` by conjugate gradients, for a Hermitian positive definite ``A``.
+    """Solve ``A x = b`` by conjugate gradients, for Hermitian positive definite A.
 
     Args:
       A: a function from x to ``A x``, or an array of rank 2.
       b: a pytree of inexact arrays.
       x0: where to begin; zeros by default.
       tol, atol: it ends when the norm of the residual is at most ``max(tol * norm(b), atol)``,
-      maxiter: or after so many steps; 10 times the number of unknowns by default.
+      maxiter: or after this number of steps; 10 times the number of unknowns by default.
       M: an approximation of the inverse of A, in the same form: the preconditioner.
     Returns:
       the solution, and None instead of SciPy's code.
@@ -55,7 +55,7 @@ def bicgstab(
     maxiter: int | None = None,
     M: Any = None,
 ) -> tuple[Any, None]:
-    """The solution of ``A x = b`` by stabilised biconjugate gradients, for any invertible A; arguments as in ``cg``.
+    """Solve ``A x = b`` by BiCGSTAB, for any invertible A; arguments of ``cg``.
 
     H. A. van der Vorst, "Bi-CGSTAB" (1992). Where it breaks down it ends with what it has.
     """
@@ -74,13 +74,13 @@ def gmres(
     M: Any = None,
     solve_method: str = "batched",
 ) -> tuple[Any, None]:
-    """The solution of ``A x = b`` by generalised minimal residuals, for any invertible ``A``; arguments as in ``cg``.
+    """Solve ``A x = b`` by GMRES, for any invertible A; arguments of ``cg``.
 
     Y. Saad and M. H. Schultz, "GMRES" (1986), restarted.
 
     Args:
-      restart: how many directions to keep before it begins anew from what it has.
-      maxiter: how often it begins anew.
+      restart: the number of directions to keep before a restart from the current solution.
+      maxiter: the number of restarts.
       solve_method: "batched" or "incremental", as in JAX: here they are the same.
     """
     if solve_method not in ("batched", "incremental"):
@@ -217,7 +217,7 @@ def _bicgstab(matvec, b, x, precondition, bound, maxiter):
 
 
 def _gmres(matvec, b, x, precondition, bound, maxiter, size):
-    """Restarted: each time a basis of ``size`` directions, by modified Gram-Schmidt, and a least squares problem."""
+    """Restarted: per cycle, ``size`` modified Gram-Schmidt steps and least squares."""
     n = b.aval.size
     dtype = b.aval.dtype
     tiny = bnp.finfo(dtype).eps

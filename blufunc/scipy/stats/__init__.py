@@ -1,7 +1,8 @@
-"""SciPy's ``stats``: distributions as modules of functions, and statistics of samples.
+"""SciPy's ``stats``: distributions, and statistics of samples.
 
 A face, above ``blufunc.numpy`` and ``scipy.special``. A distribution is a module with the functions ``logpdf``,
-``pdf``, ``cdf`` and so on, as in JAX; ``blufunc.random`` draws from most of them.
+``pdf``, ``cdf`` and so on, as in JAX; ``blufunc.random`` draws from most of them. With ``loc`` and ``scale`` it is the
+distribution of ``scale * x + loc``. Arguments are scalars or arrays that broadcast together; integers become float32.
 """
 
 from blufunc import _lazy
@@ -33,11 +34,7 @@ with _lazy.names(__name__):
     from blufunc.scipy.stats import uniform as uniform
     from blufunc.scipy.stats import vonmises as vonmises
     from blufunc.scipy.stats import wrapcauchy as wrapcauchy
-    from blufunc.scipy.stats.samples import ModeResult, mode, rankdata, sem
-
-__all__ = [
-    "bernoulli", "beta", "betabinom", "binom", "cauchy", "chi2", "dirichlet", "expon", "gamma", "gennorm", "geom",
-    "gumbel_l", "gumbel_r", "laplace", "logistic", "multinomial", "multivariate_normal", "nbinom", "norm", "pareto",
-    "poisson", "t", "truncnorm", "uniform", "vonmises", "wrapcauchy",
-    "ModeResult", "mode", "rankdata", "sem",
-]  # fmt: skip
+    from blufunc.scipy.stats.samples import ModeResult as ModeResult
+    from blufunc.scipy.stats.samples import mode as mode
+    from blufunc.scipy.stats.samples import rankdata as rankdata
+    from blufunc.scipy.stats.samples import sem as sem

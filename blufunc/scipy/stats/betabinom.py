@@ -1,7 +1,6 @@
-"""The beta-binomial distribution: of ``n`` trials whose probability of success is beta-distributed.
+"""The beta-binomial distribution: successes of beta-distributed probability.
 
-A face, one module of ``scipy.stats``. ``a`` and ``b`` are positive. With ``loc`` the distribution is that of such a
-number plus ``loc``. They and the arguments are scalars or arrays that broadcast together; integers become float32.
+``n`` is the number of trials; ``a`` and ``b``, of the beta distribution, are positive.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc.scipy import special
-from blufunc.scipy.stats.parts import arguments
+from blufunc.scipy.stats.parts import exp_of, promoted
 
 __all__ = ["logpmf", "pmf"]
 
 
+@promoted
 def logpmf(k: Any, n: Any, a: Any, b: Any, loc: Any = 0) -> Any:
     """The logarithm of the probability of ``k``."""
-    k, n, a, b, loc = arguments("betabinom.logpmf", k, n, a, b, loc)
     y = bnp.floor(k) - loc
     inside = (y >= 0) & (y <= n)
     y = bnp.where(inside, y, 0)
@@ -28,6 +27,4 @@ def logpmf(k: Any, n: Any, a: Any, b: Any, loc: Any = 0) -> Any:
     return bnp.where(valid, bnp.where(inside, log_p, -math.inf), math.nan)
 
 
-def pmf(k: Any, n: Any, a: Any, b: Any, loc: Any = 0) -> Any:
-    """The probability of ``k``."""
-    return bnp.exp(logpmf(k, n, a, b, loc))
+pmf = exp_of(logpmf)

@@ -1,9 +1,4 @@
-"""The binomial distribution: the successes in ``n`` trials of success probability ``p``.
-
-A face, one module of ``scipy.stats``. ``n`` is a number from 0 on, ``p`` a probability. With ``loc`` the distribution
-is that of such a number plus ``loc``. They and the arguments are scalars or arrays that broadcast together; integers
-become float32.
-"""
+"""The binomial distribution: successes in ``n`` trials of probability ``p``."""
 
 from __future__ import annotations
 
@@ -13,14 +8,14 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.scipy import special
-from blufunc.scipy.stats.parts import arguments
+from blufunc.scipy.stats.parts import exp_of, promoted
 
 __all__ = ["logpmf", "pmf"]
 
 
+@promoted
 def logpmf(k: Any, n: Any, p: Any, loc: Any = 0) -> Any:
     """The logarithm of the probability of ``k``."""
-    k, n, p, loc = arguments("binom.logpmf", k, n, p, loc)
     y = k - loc
     inside = (y >= 0) & (y < n + 1)
     y = bnp.where(inside, y, 0)
@@ -29,6 +24,4 @@ def logpmf(k: Any, n: Any, p: Any, loc: Any = 0) -> Any:
     return bnp.where(inside, log_p, -math.inf)
 
 
-def pmf(k: Any, n: Any, p: Any, loc: Any = 0) -> Any:
-    """The probability of ``k``."""
-    return bnp.exp(logpmf(k, n, p, loc))
+pmf = exp_of(logpmf)

@@ -1,6 +1,6 @@
-"""The Dirichlet distribution: of positive numbers whose sum is 1.
+"""The Dirichlet distribution: positive numbers whose sum is 1.
 
-A face, one module of ``scipy.stats``. The numbers stand along the first axis, as in SciPy.
+The numbers are along the first axis, as in SciPy.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from blufunc import errors, lax
 from blufunc.core.ir import source
 from blufunc.numpy.promotion import promote_dtypes
 from blufunc.scipy import special
+from blufunc.scipy.stats.parts import exp_of
 
 __all__ = ["logpdf", "pdf"]
 
 
 def logpdf(x: Any, alpha: Any) -> Any:
-    """The logarithm of the density at ``x``; minus infinity where the numbers are not positive or do not add up to 1.
+    """The logarithm of the density at ``x``.
+
+    It is minus infinity where the numbers are not positive or do not add up to 1.
 
     Args:
-      x: of shape [n, ...], or [n - 1, ...] without the last number, which the sum gives.
+      x: of shape [n, ...]; or [n - 1, ...], without the last number, which follows from the sum.
       alpha: the concentrations, positive, of shape [n].
     Returns:
       an array of the shape of ``x`` without its first axis.
@@ -44,6 +47,4 @@ def logpdf(x: Any, alpha: Any) -> Any:
     return bnp.where(inside, bnp.sum(special.xlogy(powers, x), axis=0) - normalizer, -math.inf)
 
 
-def pdf(x: Any, alpha: Any) -> Any:
-    """The density at ``x``: see ``logpdf``."""
-    return bnp.exp(logpdf(x, alpha))
+pdf = exp_of(logpdf)

@@ -1,6 +1,6 @@
 """The multinomial distribution: counts of the outcomes of ``n`` trials.
 
-A face, one module of ``scipy.stats``. The outcomes stand along the last axis.
+The outcomes are along the last axis.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.numpy.promotion import promote_dtypes
 from blufunc.scipy import special
+from blufunc.scipy.stats.parts import exp_of
 
 __all__ = ["logpmf", "pmf"]
 
 
 def logpmf(x: Any, n: Any, p: Any) -> Any:
-    """The logarithm of the probability of the counts ``x``; minus infinity where their sum is not ``n``.
+    """The logarithm of the probability of the counts ``x``.
+
+    It is minus infinity where the sum of the counts is not ``n``.
 
     Args:
       x: integers, of shape [..., k].
@@ -41,6 +44,4 @@ def logpmf(x: Any, n: Any, p: Any) -> Any:
     return bnp.where(matches, log_p, -math.inf)
 
 
-def pmf(x: Any, n: Any, p: Any) -> Any:
-    """The probability of the counts ``x``: see ``logpmf``."""
-    return bnp.exp(logpmf(x, n, p))
+pmf = exp_of(logpmf)

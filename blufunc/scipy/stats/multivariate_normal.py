@@ -1,6 +1,6 @@
 """The normal distribution of vectors.
 
-A face, one module of ``scipy.stats``. The vectors stand along the last axis.
+The vectors are along the last axis.
 """
 
 from __future__ import annotations

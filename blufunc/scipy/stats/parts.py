@@ -1,13 +1,15 @@
-"""Shared by the distributions of ``scipy.stats``: arguments, and logarithms of differences.
+"""Shared by the distributions of ``scipy.stats``: decorators, and logarithms.
 
-A face, below the other modules of this package. In come what users write; out come floating values of one dtype, whose
-shapes agree or are ().
+In: arguments of users. Out: floating values of one dtype, whose shapes agree or are ().
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -15,20 +17,68 @@ from blufunc.core.ir import dtypes, source
 from blufunc.nn.activations import log1mexp as log1mexp
 from blufunc.numpy.promotion import match_shapes, promote_dtypes
 
+P = ParamSpec("P")
 
-def arguments(name: str, *xs: Any) -> list[Any]:
-    """The arguments of ``scipy.stats.<name>``, promoted and broadcast.
 
-    Raises:
-      DtypeError: one of them is complex.
-      ShapeError: they do not broadcast together.
+def promoted(f: Callable[P, Any]) -> Callable[P, Any]:
+    """Decorator: promote the arguments to one real floating dtype, and broadcast them.
+
+    The function raises:
+      DtypeError: an argument is complex.
+      ShapeError: the arguments do not broadcast together.
     """
-    values = match_shapes(name, *promote_dtypes(name, *xs, inexact=True))
-    if dtypes.is_complex(values[0].aval.dtype):
-        raise errors.DtypeError(
-            f"{name} takes real numbers.", where=source.here(), fix="pass the real part: x.real"
-        )
-    return values
+    name = f"{f.__module__.rpartition('.')[2]}.{f.__name__}"
+    signature = inspect.signature(f)
+
+    @functools.wraps(f)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as e:
+            raise TypeError(f"{name}: {e}") from None
+        bound.apply_defaults()
+        values = match_shapes(name, *promote_dtypes(name, *bound.args, inexact=True))
+        if dtypes.is_complex(values[0].aval.dtype):
+            raise errors.DtypeError(
+                f"{name} takes real numbers.", where=source.here(), fix="pass the real part: x.real"
+            )
+        return f(*values)  # type: ignore[arg-type, call-arg]
+
+    return call
+
+
+_EXPONENTIALS = {
+    "pdf": "The density at ``x``.",
+    "pmf": "The probability of ``k``.",
+    "cdf": "The probability of a number of at most ``x``.",
+    "sf": "The probability of a number above ``x``.",
+}
+
+
+def exp_of(log_f: Callable[P, Any]) -> Callable[P, Any]:
+    """``pdf`` from ``logpdf``, and so on, with the same signature."""
+    name = log_f.__name__.removeprefix("log")
+    return _renamed(log_f, bnp.exp, name, _EXPONENTIALS[name])
+
+
+def log_of(f: Callable[P, Any]) -> Callable[P, Any]:
+    """``logcdf`` from ``cdf``, and so on; its derivative where ``f`` is 0 is 0."""
+
+    def log(p):
+        zero = p == 0
+        return bnp.where(zero, -math.inf, bnp.log(bnp.where(zero, 1, p)))
+
+    return _renamed(f, log, f"log{f.__name__}", f"The logarithm of ``{f.__name__}``.")
+
+
+def _renamed(f: Callable[P, Any], then: Callable, name: str, doc: str) -> Callable[P, Any]:
+    @functools.wraps(f)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return then(f(*args, **kwargs))
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    return call
 
 
 def log_difference(log_x: Any, log_y: Any) -> Any:
@@ -36,9 +86,3 @@ def log_difference(log_x: Any, log_y: Any) -> Any:
     equal = log_x == log_y  # also two of minus infinity, whose difference is not a number
     distance = bnp.where(equal, 1, log_x - log_y)
     return bnp.where(equal, -math.inf, log_x + log1mexp(distance))
-
-
-def log_of(p: Any) -> Any:
-    """``log(p)`` of a probability: where it is 0, minus infinity, of derivative 0."""
-    none = p == 0
-    return bnp.where(none, -math.inf, bnp.log(bnp.where(none, 1, p)))

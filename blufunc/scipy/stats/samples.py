@@ -1,7 +1,6 @@
-"""Statistics of samples: their most common value, their ranks, the standard error of their mean.
+"""Statistics of samples: mode, ranks and the standard error of the mean.
 
-A face, one module of ``scipy.stats``; its functions are there under their own names. What is sorted has a fixed size,
-so that all of them can be traced.
+All results have static shapes, so the functions can be traced.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from blufunc.numpy.promotion import as_value, inexact
 
 
 class ModeResult(NamedTuple):
-    """``mode``: the most common values; ``count``: how often each occurs."""
+    """``mode``: the most common values; ``count``: their counts."""
 
     mode: Any
     count: Any
@@ -27,7 +26,7 @@ _RANKINGS = ("average", "min", "max", "dense", "ordinal")
 
 
 def mode(a: Any, axis: int | None = 0, nan_policy: str = "propagate", keepdims: bool = False) -> ModeResult:
-    """The most common value along an axis, the smallest of several, and how often it occurs.
+    """The most common value along an axis, and its count; ties give the smallest.
 
     Args:
       a: an array.
@@ -109,12 +108,12 @@ def rankdata(
 def sem(
     a: Any, axis: int | None = 0, ddof: int = 1, nan_policy: str = "propagate", *, keepdims: bool = False
 ) -> Any:
-    """The standard error of the mean: the standard deviation over the root of the number of elements.
+    """The standard error of the mean: standard deviation over root of the count.
 
     Args:
       a: an array of at least one axis.
       axis: along which; None for all elements.
-      ddof: what is taken off the number of elements in the deviation.
+      ddof: delta degrees of freedom of the deviation.
       nan_policy: ``"propagate"``, or ``"omit"`` to leave NaNs out.
       keepdims: keep the axis, with size 1.
     """

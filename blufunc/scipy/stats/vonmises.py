@@ -1,7 +1,6 @@
-"""The von Mises distribution: of density proportional to ``exp(kappa * cos(x))`` on a circle.
+"""The von Mises distribution on a circle, of ``kappa > 0``.
 
-A face, one module of ``scipy.stats``. ``kappa`` is positive. They and the arguments are numbers or arrays that
-broadcast together; integers become float32.
+Its density is proportional to ``exp(kappa * cos(x))``.
 """
 
 from __future__ import annotations
@@ -11,18 +10,16 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc.scipy import special
-from blufunc.scipy.stats.parts import arguments
+from blufunc.scipy.stats.parts import exp_of, promoted
 
 __all__ = ["logpdf", "pdf"]
 
 
+@promoted
 def logpdf(x: Any, kappa: Any) -> Any:
     """The logarithm of the density at ``x``."""
-    x, kappa = arguments("vonmises.logpdf", x, kappa)
     log_p = kappa * (bnp.cos(x) - 1) - bnp.log(special.i0e(kappa) * (2 * math.pi))
     return bnp.where(kappa > 0, log_p, math.nan)
 
 
-def pdf(x: Any, kappa: Any) -> Any:
-    """The density at ``x``."""
-    return bnp.exp(logpdf(x, kappa))
+pdf = exp_of(logpdf)
