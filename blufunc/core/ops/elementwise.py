@@ -7,6 +7,7 @@ other operand. ``blufunc.numpy`` adds promotion and broadcasting.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,43 @@ def binary(prim: Primitive, x: Any, y: Any) -> Any:
     if not isinstance(y, Value):
         y = operand(y, x)
     return prim.bind(x, y)
+
+
+# -- families ----------------------------------------------------------------------------------------
+
+
+def _function(
+    name: str,
+    impl: Callable,
+    deriv: Callable | None,
+    kinds: str = "fc",
+    *,
+    autocast: str = "float32",
+    cost: int = 1,
+    exact: bool = False,
+    out: np.dtype | None = None,
+) -> Elementwise:
+    """A floating-point function of one operand; kernels call ``bf_<name>``."""
+    types = "inexact" if "c" in kinds else "float"
+    lower = call(name, kinds, exact=exact)
+    return Elementwise(name, impl, types, [deriv], out=out, lower=lower, autocast=autocast, cost=cost)
+
+
+def _extremum(name: str, ufunc: np.ufunc, bit_op: str) -> Elementwise:
+    """``max`` or ``min``; ``bit_op`` is the one of booleans."""
+    number, boolean = f"bf_{name}({{0}}, {{1}})", f"bool({{0}} {bit_op} {{1}})"
+    form = CForm({"f": number, "i": number, "b": boolean}, exact=True)
+    derivs = [_maximum_deriv(True), _maximum_deriv(False)]
+    return Elementwise(name, ufunc, "ordered", derivs, lower=form, autocast="widest")
+
+
+def _comparison(name: str, ufunc: np.ufunc, op: str, types: str = "ordered") -> Elementwise:
+    form = comparison(op, "bif" if types == "ordered" else "bifc")
+    return Elementwise(name, ufunc, types, [None, None], out=dtypes.bool_, lower=form, autocast="widest")
+
+
+def _shift(name: str, impl: Callable) -> Elementwise:
+    return Elementwise(name, impl, "integer", [None, None], lower=call(name, "i", 2))
 
 
 # -- arithmetic ------------------------------------------------------------------------------------
@@ -158,22 +196,8 @@ rem_p = Elementwise(
     autocast="widest",
     cost=4,
 )
-max_p = Elementwise(
-    "max",
-    np.maximum,
-    "ordered",
-    [_maximum_deriv(True), _maximum_deriv(False)],
-    lower=CForm({"f": "bf_max({0}, {1})", "i": "bf_max({0}, {1})", "b": "bool({0} | {1})"}, exact=True),
-    autocast="widest",
-)
-min_p = Elementwise(
-    "min",
-    np.minimum,
-    "ordered",
-    [_maximum_deriv(True), _maximum_deriv(False)],
-    lower=CForm({"f": "bf_min({0}, {1})", "i": "bf_min({0}, {1})", "b": "bool({0} & {1})"}, exact=True),
-    autocast="widest",
-)
+max_p = _extremum("max", np.maximum, "|")
+min_p = _extremum("min", np.minimum, "&")
 pow_p = Elementwise(
     "pow",
     np.power,
@@ -223,33 +247,14 @@ square_p = Elementwise(
     lower=CForm({"f": "{0} * {0}", "c": "{0} * {0}", "i": "{T}({U}({0}) * {U}({0}))"}),
     autocast="float32",
 )
-sqrt_p = Elementwise(
-    "sqrt",
-    np.sqrt,
-    "inexact",
-    [lambda t, ans, x: mul(t, div(ones_of(ans), mul(ans, 2)))],
-    lower=call("sqrt", "fc"),
-    autocast="float32",
-    cost=4,
-)
-rsqrt_p = Elementwise(
+sqrt_p = _function("sqrt", np.sqrt, lambda t, ans, x: mul(t, div(ones_of(ans), mul(ans, 2))), cost=4)
+rsqrt_p = _function(
     "rsqrt",
     lambda x: np.asarray(1, x.dtype) / np.sqrt(x),
-    "inexact",
-    [lambda t, ans, x: mul(t, mul(div(ans, x), -0.5))],
-    lower=call("rsqrt", "fc"),
-    autocast="float32",
+    lambda t, ans, x: mul(t, mul(div(ans, x), -0.5)),
     cost=4,
 )
-cbrt_p = Elementwise(
-    "cbrt",
-    np.cbrt,
-    "float",
-    [lambda t, ans, x: div(t, mul(square(ans), 3))],
-    lower=call("cbrt", "f"),
-    autocast="float32",
-    cost=12,
-)
+cbrt_p = _function("cbrt", np.cbrt, lambda t, ans, x: div(t, mul(square(ans), 3)), "f", cost=12)
 
 
 class _IntegerPow(Elementwise):
@@ -294,208 +299,51 @@ integer_pow_p = _IntegerPow()
 _TWO_OVER_ROOT_PI = 1.1283791670955126
 _ROOT_PI_OVER_TWO = 0.8862269254527580
 
-exp_p = Elementwise(
-    "exp",
-    np.exp,
-    "inexact",
-    [lambda t, ans, x: mul(t, ans)],
-    lower=call("exp", "fc"),
-    autocast="float32",
-    cost=8,
+
+def _bell(t, x, factor):
+    return mul(t, mul(exp(neg(square(x))), factor))
+
+
+exp_p = _function("exp", np.exp, lambda t, ans, x: mul(t, ans), cost=8)
+exp2_p = _function("exp2", np.exp2, lambda t, ans, x: mul(t, mul(ans, 0.6931471805599453)), "f", cost=8)
+expm1_p = _function("expm1", np.expm1, lambda t, ans, x: mul(t, add(ans, 1)), cost=8)
+log_p = _function("log", np.log, lambda t, ans, x: div(t, x), cost=8)
+log1p_p = _function("log1p", np.log1p, lambda t, ans, x: div(t, add(x, 1)), cost=8)
+logistic_p = _function(
+    "logistic", numerics.logistic, lambda t, ans, x: mul(t, mul(ans, sub(1, ans))), autocast="widest", cost=8
 )
-exp2_p = Elementwise(
-    "exp2",
-    np.exp2,
-    "float",
-    [lambda t, ans, x: mul(t, mul(ans, 0.6931471805599453))],
-    lower=call("exp2", "f"),
-    autocast="float32",
-    cost=8,
+sin_p = _function("sin", np.sin, lambda t, ans, x: mul(t, cos(x)), autocast="widest", cost=8)
+cos_p = _function("cos", np.cos, lambda t, ans, x: mul(t, neg(sin(x))), autocast="widest", cost=8)
+tan_p = _function("tan", np.tan, lambda t, ans, x: mul(t, add(square(ans), 1)), cost=12)
+asin_p = _function("asin", np.arcsin, lambda t, ans, x: mul(t, rsqrt(sub(1, square(x)))), cost=12)
+acos_p = _function("acos", np.arccos, lambda t, ans, x: mul(t, neg(rsqrt(sub(1, square(x))))), cost=12)
+atan_p = _function("atan", np.arctan, lambda t, ans, x: div(t, add(square(x), 1)), cost=12)
+sinh_p = _function("sinh", np.sinh, lambda t, ans, x: mul(t, cosh(x)), cost=12)
+cosh_p = _function("cosh", np.cosh, lambda t, ans, x: mul(t, sinh(x)), cost=12)
+tanh_p = _function("tanh", np.tanh, lambda t, ans, x: mul(t, sub(1, square(ans))), autocast="widest", cost=8)
+asinh_p = _function("asinh", np.arcsinh, lambda t, ans, x: mul(t, rsqrt(add(square(x), 1))), cost=20)
+acosh_p = _function(
+    "acosh", np.arccosh, lambda t, ans, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1)))), cost=20
 )
-expm1_p = Elementwise(
-    "expm1",
-    np.expm1,
-    "inexact",
-    [lambda t, ans, x: mul(t, add(ans, 1))],
-    lower=call("expm1", "fc"),
-    autocast="float32",
-    cost=8,
+atanh_p = _function("atanh", np.arctanh, lambda t, ans, x: div(t, sub(1, square(x))), cost=20)
+erf_p = _function(
+    "erf", numerics.erf, lambda t, ans, x: _bell(t, x, _TWO_OVER_ROOT_PI), "f", autocast="widest", cost=12
 )
-log_p = Elementwise(
-    "log",
-    np.log,
-    "inexact",
-    [lambda t, ans, x: div(t, x)],
-    lower=call("log", "fc"),
-    autocast="float32",
-    cost=8,
-)
-log1p_p = Elementwise(
-    "log1p",
-    np.log1p,
-    "inexact",
-    [lambda t, ans, x: div(t, add(x, 1))],
-    lower=call("log1p", "fc"),
-    autocast="float32",
-    cost=8,
-)
-logistic_p = Elementwise(
-    "logistic",
-    numerics.logistic,
-    "inexact",
-    [lambda t, ans, x: mul(t, mul(ans, sub(1, ans)))],
-    lower=call("logistic", "fc"),
-    autocast="widest",
-    cost=8,
-)
-sin_p = Elementwise(
-    "sin",
-    np.sin,
-    "inexact",
-    [lambda t, ans, x: mul(t, cos(x))],
-    lower=call("sin", "fc"),
-    autocast="widest",
-    cost=8,
-)
-cos_p = Elementwise(
-    "cos",
-    np.cos,
-    "inexact",
-    [lambda t, ans, x: mul(t, neg(sin(x)))],
-    lower=call("cos", "fc"),
-    autocast="widest",
-    cost=8,
-)
-tan_p = Elementwise(
-    "tan",
-    np.tan,
-    "inexact",
-    [lambda t, ans, x: mul(t, add(square(ans), 1))],
-    lower=call("tan", "fc"),
-    autocast="float32",
-    cost=12,
-)
-asin_p = Elementwise(
-    "asin",
-    np.arcsin,
-    "inexact",
-    [lambda t, ans, x: mul(t, rsqrt(sub(1, square(x))))],
-    lower=call("asin", "fc"),
-    autocast="float32",
-    cost=12,
-)
-acos_p = Elementwise(
-    "acos",
-    np.arccos,
-    "inexact",
-    [lambda t, ans, x: mul(t, neg(rsqrt(sub(1, square(x)))))],
-    lower=call("acos", "fc"),
-    autocast="float32",
-    cost=12,
-)
-atan_p = Elementwise(
-    "atan",
-    np.arctan,
-    "inexact",
-    [lambda t, ans, x: div(t, add(square(x), 1))],
-    lower=call("atan", "fc"),
-    autocast="float32",
-    cost=12,
-)
-sinh_p = Elementwise(
-    "sinh",
-    np.sinh,
-    "inexact",
-    [lambda t, ans, x: mul(t, cosh(x))],
-    lower=call("sinh", "fc"),
-    autocast="float32",
-    cost=12,
-)
-cosh_p = Elementwise(
-    "cosh",
-    np.cosh,
-    "inexact",
-    [lambda t, ans, x: mul(t, sinh(x))],
-    lower=call("cosh", "fc"),
-    autocast="float32",
-    cost=12,
-)
-tanh_p = Elementwise(
-    "tanh",
-    np.tanh,
-    "inexact",
-    [lambda t, ans, x: mul(t, sub(1, square(ans)))],
-    lower=call("tanh", "fc"),
-    autocast="widest",
-    cost=8,
-)
-asinh_p = Elementwise(
-    "asinh",
-    np.arcsinh,
-    "inexact",
-    [lambda t, ans, x: mul(t, rsqrt(add(square(x), 1)))],
-    lower=call("asinh", "fc"),
-    autocast="float32",
-    cost=20,
-)
-acosh_p = Elementwise(
-    "acosh",
-    np.arccosh,
-    "inexact",
-    [lambda t, ans, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))))],
-    lower=call("acosh", "fc"),
-    autocast="float32",
-    cost=20,
-)
-atanh_p = Elementwise(
-    "atanh",
-    np.arctanh,
-    "inexact",
-    [lambda t, ans, x: div(t, sub(1, square(x)))],
-    lower=call("atanh", "fc"),
-    autocast="float32",
-    cost=20,
-)
-erf_p = Elementwise(
-    "erf",
-    numerics.erf,
-    "float",
-    [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), _TWO_OVER_ROOT_PI))],
-    lower=call("erf", "f"),
-    autocast="widest",
-    cost=12,
-)
-erfc_p = Elementwise(
-    "erfc",
-    numerics.erfc,
-    "float",
-    [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), -_TWO_OVER_ROOT_PI))],
-    lower=call("erfc", "f"),
-    autocast="float32",
-    cost=20,
-)
-erf_inv_p = Elementwise(
+erfc_p = _function("erfc", numerics.erfc, lambda t, ans, x: _bell(t, x, -_TWO_OVER_ROOT_PI), "f", cost=20)
+erf_inv_p = _function(
     "erf_inv",
     numerics.erf_inv,
-    "float",
-    [lambda t, ans, x: mul(t, mul(exp(square(ans)), _ROOT_PI_OVER_TWO))],
-    lower=call("erf_inv", "f"),
-    autocast="float32",
+    lambda t, ans, x: mul(t, mul(exp(square(ans)), _ROOT_PI_OVER_TWO)),
+    "f",
     cost=20,
 )
 
 # -- rounding, tests, bits -------------------------------------------------------------------------
 
-floor_p = Elementwise(
-    "floor", np.floor, "float", [None], lower=call("floor", "f", exact=True), autocast="widest"
-)
-ceil_p = Elementwise("ceil", np.ceil, "float", [None], lower=call("ceil", "f", exact=True), autocast="widest")
-trunc_p = Elementwise(
-    "trunc", np.trunc, "float", [None], lower=call("trunc", "f", exact=True), autocast="widest"
-)
-round_p = Elementwise(
-    "round", np.rint, "float", [None], lower=call("round", "f", exact=True), autocast="widest"
-)
+floor_p = _function("floor", np.floor, None, "f", autocast="widest", exact=True)
+ceil_p = _function("ceil", np.ceil, None, "f", autocast="widest", exact=True)
+trunc_p = _function("trunc", np.trunc, None, "f", autocast="widest", exact=True)
+round_p = _function("round", np.rint, None, "f", autocast="widest", exact=True)
 reduce_precision_p = Elementwise(
     "reduce_precision",
     numerics.reduce_precision,
@@ -504,75 +352,22 @@ reduce_precision_p = Elementwise(
     [lambda ct, x, **bits: reduce_precision_p.bind(ct, **bits)],
     lower=CForm({"f": "bf_reduce_precision({0}, {exponent_bits}, {mantissa_bits})"}, stored=True),
 )
-is_finite_p = Elementwise(
-    "is_finite",
-    np.isfinite,
-    "inexact",
-    [None],
-    out=dtypes.bool_,
-    lower=call("is_finite", "fc"),
-    autocast="widest",
-)
+is_finite_p = _function("is_finite", np.isfinite, None, autocast="widest", out=dtypes.bool_)
 
-eq_p = Elementwise(
-    "eq",
-    np.equal,
-    "numeric",
-    [None, None],
-    out=dtypes.bool_,
-    lower=comparison("==", "bifc"),
-    autocast="widest",
-)
-ne_p = Elementwise(
-    "ne",
-    np.not_equal,
-    "numeric",
-    [None, None],
-    out=dtypes.bool_,
-    lower=comparison("!=", "bifc"),
-    autocast="widest",
-)
-lt_p = Elementwise(
-    "lt", np.less, "ordered", [None, None], out=dtypes.bool_, lower=comparison("<"), autocast="widest"
-)
-le_p = Elementwise(
-    "le", np.less_equal, "ordered", [None, None], out=dtypes.bool_, lower=comparison("<="), autocast="widest"
-)
-gt_p = Elementwise(
-    "gt", np.greater, "ordered", [None, None], out=dtypes.bool_, lower=comparison(">"), autocast="widest"
-)
-ge_p = Elementwise(
-    "ge",
-    np.greater_equal,
-    "ordered",
-    [None, None],
-    out=dtypes.bool_,
-    lower=comparison(">="),
-    autocast="widest",
-)
-
+eq_p = _comparison("eq", np.equal, "==", "numeric")
+ne_p = _comparison("ne", np.not_equal, "!=", "numeric")
+lt_p = _comparison("lt", np.less, "<")
+le_p = _comparison("le", np.less_equal, "<=")
+gt_p = _comparison("gt", np.greater, ">")
+ge_p = _comparison("ge", np.greater_equal, ">=")
 
 not_p = Elementwise("not", np.invert, "bits", [None], lower=CForm({"i": "{T}(~{0})", "b": "!{0}"}))
 and_p = Elementwise("and", np.bitwise_and, "bits", [None, None], lower=bitwise("&"))
 or_p = Elementwise("or", np.bitwise_or, "bits", [None, None], lower=bitwise("|"))
 xor_p = Elementwise("xor", np.bitwise_xor, "bits", [None, None], lower=bitwise("^"))
-shift_left_p = Elementwise(
-    "shift_left", numerics.shift_left, "integer", [None, None], lower=call("shift_left", "i", 2)
-)
-shift_right_logical_p = Elementwise(
-    "shift_right_logical",
-    numerics.shift_right_logical,
-    "integer",
-    [None, None],
-    lower=call("shift_right_logical", "i", 2),
-)
-shift_right_arithmetic_p = Elementwise(
-    "shift_right_arithmetic",
-    numerics.shift_right_arithmetic,
-    "integer",
-    [None, None],
-    lower=call("shift_right_arithmetic", "i", 2),
-)
+shift_left_p = _shift("shift_left", numerics.shift_left)
+shift_right_logical_p = _shift("shift_right_logical", numerics.shift_right_logical)
+shift_right_arithmetic_p = _shift("shift_right_arithmetic", numerics.shift_right_arithmetic)
 population_count_p = Elementwise(
     "population_count", numerics.population_count, "integer", [None], lower=call("population_count", "i")
 )
