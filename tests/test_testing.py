@@ -290,6 +290,7 @@ def test_what_to_differentiate():
         "rules",
         "types",
         "jit",
+        "C form",
         "vmap",
         "shard",
     }

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.check import check_jaxpr
 from blufunc.core.ir.jaxpr import eval_jaxpr
+from blufunc.core.primitives.c_form import CForm
 from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
 from blufunc.core.primitives.rule_errors import check_definition
@@ -252,6 +254,24 @@ class _Check:
         want = self.apply(*self.args)
         assert_same(jit(self.apply)(*self.args), want, f"{self.prim.name}: jit")
         self.passed("jit", "the same as evaluation, and its jaxpr is well typed")
+        if isinstance(self.prim.lower, CForm):
+            self._compile(want)
+
+    def _compile(self, want: list[Any]) -> None:
+        """The C form, compiled for the host, against ``impl``."""
+        flags = config.host_compiler, config.check
+        config.host_compiler, config.check = (
+            "always",
+            True,
+        )  # under check, a program that does not compile raises
+        try:
+            found = jit(lambda *args: self.apply(*args))(*self.args)
+        except errors.CompileError as e:
+            raise AssertionError(f"{self.prim.name}: the C form (lower=) does not compile: {e}") from e
+        finally:
+            config.host_compiler, config.check = flags
+        assert_same(found, want, f"{self.prim.name}: the C form (lower=), compiled")
+        self.passed("C form", "compiles, and agrees with impl")
 
     # -- derivatives ---------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ class CudaKernel:
     def check_elementwise(self, name: str, written: bool) -> None:
         """Raise ValueRangeError if the body has an argument or result otherwise than by its elements."""
         code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", self.body, flags=re.DOTALL)
-        for use in re.finditer(rf"(?<![\w.]){name}\b(.*?)(?:;|$)", code, re.DOTALL):
+        for use in re.finditer(rf"(?<![\w.]){name}\b(?=(.*?)(?:;|$))", code, re.DOTALL):
             rest = _after_index(use[1])
             plain = rest is not None and (
                 re.match(r"\s*=(?!=)", rest) if written else not re.match(_CHANGES, rest)

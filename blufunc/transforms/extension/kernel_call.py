@@ -54,6 +54,7 @@ class TypedKernel:
       jaxpr: the reference, its constants attached.
       out_tree: the structure of the results.
       in_avals, out_avals: the types of operands and results.
+      elementwise: the positions of the arguments and of the results that the body accesses by element.
     """
 
     def __init__(self, kernel: Any, avals: tuple[ShapedArray, ...]):
@@ -65,6 +66,7 @@ class TypedKernel:
         _check_reference(kernel.__name__, self.jaxpr)
         if kernel.out is not None:
             self._check_out()
+        self.elementwise = self._elementwise()
         self._closed, self._consts = self.jaxpr.hoist()
         self._source: CudaSource | None = None
 
@@ -80,22 +82,6 @@ class TypedKernel:
         """Call what a transform made of the reference."""
         closed, consts = jaxpr.hoist()
         return jit_p.bind(*consts, *args, jaxpr=closed, name=self.kernel.__name__)
-
-    @property
-    def elementwise(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The positions of the arguments and of the results that the body reads and writes by their elements alone."""
-        names, outs = self.kernel.elementwise, self._out_names()
-        for n in names:
-            if n not in (*self.kernel.inputs, *outs):
-                raise ValueRangeError(
-                    f"{self.kernel.__name__}: elementwise={n!r} is neither an argument nor a result.",
-                    where=self.kernel.where,
-                    fix=f"of {', '.join((*self.kernel.inputs, *outs))} those that the body has as x[...] alone",
-                )
-            self.kernel.check_elementwise(n, n in outs)
-        return tuple(
-            tuple(i for i, n in enumerate(given) if n in names) for given in (self.kernel.inputs, outs)
-        )  # type: ignore[return-value]
 
     @property
     def inputs(self) -> list[tuple[str, ShapedArray]]:
@@ -169,6 +155,20 @@ class TypedKernel:
                     fix="rename the argument; or return a dict, whose keys are the names of the results",
                 )
         return names
+
+    def _elementwise(self) -> tuple[tuple[int, ...], ...]:
+        """The positions of the arguments and the results that the body accesses by element, checked."""
+        names = self.kernel.elementwise
+        sides = (self.kernel.inputs, self._out_names()) if names else ((), ())
+        for n in names:
+            if n not in (*sides[0], *sides[1]):
+                raise ValueRangeError(
+                    f"{self.kernel.__name__}: elementwise={n!r} is neither an argument nor a result.",
+                    where=self.kernel.where,
+                    fix=f"of {', '.join((*sides[0], *sides[1]))} those that the body has as x[...] alone",
+                )
+            self.kernel.check_elementwise(n, n in sides[1])
+        return tuple(tuple(i for i, n in enumerate(side) if n in names) for side in sides)
 
     def _check_out(self) -> None:
         """Raise unless the reference returns what ``out`` says."""
