@@ -14,17 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from blufunc import errors
 from blufunc.core.ir import source
-from blufunc.core.ir.avals import ShapedArray
-
-if TYPE_CHECKING:
-    import numpy as np
+from blufunc.core.ir.avals import ShapedArray, Typed
 
 
-class Value:
+class Value(Typed):
     """Operand type of user functions: an ``Array`` or a ``Tracer``."""
 
     __slots__ = ()
-    aval: ShapedArray
     __array_priority__ = 100  # NumPy arrays on the left-hand side defer to these operators
 
     if TYPE_CHECKING:  # operators and methods that blufunc.numpy installs
@@ -63,26 +59,6 @@ class Value:
         def __le__(self, other: Any) -> Any: ...
         def __gt__(self, other: Any) -> Any: ...
         def __ge__(self, other: Any) -> Any: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape, a tuple of int."""
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype."""
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return self.aval.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self.aval.size
 
     @property
     def nbytes(self) -> int:

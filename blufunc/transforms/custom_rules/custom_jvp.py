@@ -109,15 +109,8 @@ class custom_jvp(CustomFunction):
       nondiff_argnames: such arguments by name.
     """
 
-    def __init__(
-        self,
-        fun: Callable,
-        nondiff_argnums: int | Sequence[int] = (),
-        nondiff_argnames: str | Sequence[str] = (),
-    ):
-        super().__init__(fun, nondiff_argnums, nondiff_argnames)
-        self.symbolic_zeros = False
-        self.rule: Any = None
+    symbolic_zeros = False
+    rule: Any = None
 
     def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
         """Set the rule, and return it.

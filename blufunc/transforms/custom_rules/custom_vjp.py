@@ -198,16 +198,9 @@ class custom_vjp(CustomFunction):
       nondiff_argnames: such arguments by name.
     """
 
-    def __init__(
-        self,
-        fun: Callable,
-        nondiff_argnums: int | Sequence[int] = (),
-        nondiff_argnames: str | Sequence[str] = (),
-    ):
-        super().__init__(fun, nondiff_argnums, nondiff_argnames)
-        self.symbolic_zeros = self.forward_mode = False
-        self.fwd: Any = None
-        self.bwd: Any = None
+    symbolic_zeros = forward_mode = False
+    fwd: Any = None
+    bwd: Any = None
 
     def defvjp(
         self,
