@@ -1,7 +1,7 @@
 """All rules of a primitive against its definition: ``check_primitive``.
 
-Face, part of ``blufunc.testing``. In come a primitive and one example of a use; out comes a report, or an
-``AssertionError`` that says which rule is wrong.
+Face, part of ``blufunc.testing``. In: a primitive and one example of a use. Out: a report, or an ``AssertionError``
+that says which rule is wrong.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def rule_state(prim: Primitive, rule: str) -> tuple[str, str]:
 def check_primitive(
     prim: Primitive, *args: Any, order: int = 2, wrt: Sequence[int] | None = None, **params: Any
 ) -> Report:
-    """Check every rule of a primitive on one use of it, ``prim.bind(*args, **params)``.
+    """Check all rules of a primitive on one use, ``prim.bind(*args, **params)``.
 
     - Each of ``impl``, ``abstract``, ``jvp``, ``transpose`` and ``batch`` is there, or ``unsupported`` with a reason.
     - Results have the types that ``abstract`` says; ``impl`` writes to no argument, returns the same for the same,
@@ -180,13 +180,13 @@ class _Check:
         buffers = [np.array(x) for x in self.args]
         before = [b.copy() for b in buffers]
         with np.errstate(all="ignore"):
-            out, again = (prim.impl(*buffers, **self.params) for _ in range(2))
+            out, repeated = (prim.impl(*buffers, **self.params) for _ in range(2))
         outs = list(out) if prim.multiple_results else [out]
         for i, (b, v) in enumerate(zip(buffers, before, strict=True)):
             if b.tobytes() != v.tobytes():
                 raise AssertionError(f"{name}: impl writes to operand {i}")
         if not prim.effects:
-            for x, y in zip(outs, again if prim.multiple_results else [again], strict=True):
+            for x, y in zip(outs, repeated if prim.multiple_results else [repeated], strict=True):
                 if np.asarray(x).tobytes() != np.asarray(y).tobytes():
                     raise AssertionError(f"{name}: impl returns something else the second time")
         if prim.fresh:
@@ -233,7 +233,7 @@ class _Check:
         self.passed("shard", f"halves along {len(halved)} of {len(rule.sizes)} factors give the same")
 
     def _on_half(self, rule: Rule, k: int, ins: Sequence, results: Sequence, outs: Sequence[Any]) -> list:
-        """The results on half ``k`` of the operands, split along an axis each or left whole."""
+        """The results on half ``k`` of the operands, each split along an axis or whole."""
         pairs = zip(map(np.asarray, self.args), ins, strict=True)
         operands = [x if d is None else np.split(x, 2, d)[k] for x, d in pairs]
         params = self.params
@@ -436,7 +436,7 @@ def _is_linear(f: Callable, x: Any) -> bool:
 
 
 def variants(x: Any, n: int, scale: bool = True) -> list[np.ndarray]:
-    """Examples like ``x``: multiples of floating numbers if ``scale``; all else is rearranged."""
+    """Examples like ``x``: its multiples if ``scale``, else rearranged elements."""
     x = np.asarray(x)
     if scale and dtypes.is_inexact(x.dtype):
         return [np.asarray(x * (1 - 0.07 * k)).astype(x.dtype) for k in range(n)]
@@ -444,7 +444,10 @@ def variants(x: Any, n: int, scale: bool = True) -> list[np.ndarray]:
 
 
 def batchings(ranks: Sequence[int]) -> Iterator[tuple[int | None, ...]]:
-    """In-axes to try: each operand alone along every axis, and then, up to four operands, every choice of several."""
+    """In-axes to try: each operand alone along every axis, then combinations.
+
+    Of up to four operands, every combination.
+    """
     n = len(ranks)
     for i, rank in enumerate(ranks):
         for d in range(rank + 1):
@@ -458,7 +461,7 @@ def batchings(ranks: Sequence[int]) -> Iterator[tuple[int | None, ...]]:
 def compare_vmap(
     f: Callable, examples: Sequence[Sequence[Any]], in_axes: tuple[int | None, ...], what: str
 ) -> None:
-    """Compare ``vmap`` of a function to lists of arrays with a loop over the examples of each argument."""
+    """Compare ``vmap`` with a loop over the examples of each argument."""
     args, loops = [], []
     for xs, d in zip(examples, in_axes, strict=True):
         arrays = [from_numpy(np.asarray(x)) for x in xs]

@@ -224,7 +224,7 @@ def plain(precision: Any) -> Any:
 
 
 def check_precision(name: str, precision: Any, known: Sequence[str | None]) -> None:
-    """Raise ArgumentError unless ``precision``, or each of a pair, is one of ``known``."""
+    """Raise ArgumentError unless ``precision``, or each of a pair, is known."""
     for p in precision if isinstance(precision, tuple) else (precision,):
         if p not in known:
             raise errors.ArgumentError(
@@ -236,7 +236,7 @@ def check_precision(name: str, precision: Any, known: Sequence[str | None]) -> N
 def result_dtype(
     name: str, lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None, mixes: bool = False
 ) -> np.dtype:
-    """The dtype of a contraction's result; raises if the operands' dtypes are incompatible.
+    """The dtype of a contraction; raises if the operands' are incompatible.
 
     Args:
       mixes: whether the operands may differ in dtype, given ``preferred``.

@@ -207,7 +207,7 @@ def _traced(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
 
 
 def _check_elementwise(prim: Any, jaxpr: Jaxpr) -> None:
-    """Raise JaxprTypeError unless the definition of an elementwise primitive is elementwise."""
+    """Raise JaxprTypeError unless an elementwise primitive's definition is too."""
     for eqn in jaxpr.eqns:
         bodies = list(subjaxprs(eqn.params))
         for body in bodies:

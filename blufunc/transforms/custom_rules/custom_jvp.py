@@ -63,7 +63,9 @@ class _BatchedRule:
 
 
 class _CustomJVPCall(RuledCall):
-    """A call that is differentiated by ``rule(primals, tangents) -> (outs, out_tangents)``, on flat lists.
+    """A call with a jvp rule on flat lists.
+
+    ``rule(primals, tangents)`` returns ``(outs, out_tangents)``.
 
     The first ``n_consts`` operands are what the function closes over: the rule does not take them.
     """
@@ -76,7 +78,7 @@ class _CustomJVPCall(RuledCall):
         return rule(primals[n_consts:], tangents[n_consts:])
 
     def transpose(self, cts, *args, jaxpr, rule, n_consts, name):
-        """The body's: what is transposed is linear already, so that the rule has nothing to say."""
+        """Transpose the body: it is linear already, so the rule does not apply."""
         jit_p.transpose(cts, *args, jaxpr=jaxpr, name=name)
 
 
@@ -84,7 +86,7 @@ custom_jvp_call_p = _CustomJVPCall()
 
 
 def owner_of(rule: Any) -> Any:
-    """The ``custom_jvp`` that the rule of an equation is of, whatever transforms made of it; None if it is of none."""
+    """The ``custom_jvp`` of an equation's rule, through transforms; None if none."""
     while rule is not None and not isinstance(rule, _FlatRule):
         rule = getattr(rule, "rule", None)
     return None if rule is None else rule.owner
@@ -126,7 +128,7 @@ class custom_jvp(CustomFunction):
         return rule
 
     def defjvps(self, *rules: Callable | None) -> None:
-        """Set a rule for each argument: ``rule(tangent, out, *primals) -> tangent``; None for zero."""
+        """Set a rule per argument: ``rule(tangent, out, *primals)``; None for zero."""
         name = name_of(self.fun)
         if self.nondiff:
             raise GradError(
@@ -161,7 +163,7 @@ class custom_jvp(CustomFunction):
         return self.run(fun, dynamic, lambda in_tree, values: _FlatRule(self, in_tree, static))
 
     def _hold(self, args: tuple) -> tuple[Callable, tuple, tuple]:
-        """``fix_static`` where traced arrays that are not differentiated stay operands, held constant."""
+        """``fix_static`` that keeps traced nondiff arguments as constant operands."""
         fixed = argument_indices(self.nondiff, len(args), "nondiff_argnums")
         held = [i for i in fixed if isinstance(args[i], Tracer)]
         args = tuple(stop_gradient(a) if i in held else a for i, a in enumerate(args))
@@ -172,7 +174,7 @@ class custom_jvp(CustomFunction):
 
 
 class _Held:
-    """Stands among the arguments that are not differentiated for one that is an operand."""
+    """Placeholder of a nondiff argument that is an operand."""
 
     __slots__ = ("place",)
 

@@ -1,4 +1,4 @@
-"""``custom_linear_solve``: the solution of a linear system by the user's own method, with derivatives of its own.
+"""``custom_linear_solve``: the user's solver, with implicit derivatives.
 
 Transforms, stage 2. The system, the solvers and the transposed system are closed jaxprs with constants of their own;
 the operands are those constants and the right hand side. The solution is differentiated through what it satisfies,
@@ -30,7 +30,7 @@ from blufunc.transforms.control_flow import loop_carry
 
 
 def _parts(xs: Iterable, n_consts: tuple[int, ...]) -> list[list]:
-    """Operands (or anything listed like them) as the constants of each of the four jaxprs, and the right hand side."""
+    """Split operands into the constants of the four jaxprs and the right-hand side."""
     rest = list(xs)
     parts = []
     for n in n_consts:
@@ -78,7 +78,7 @@ class _LinearSolve(Primitive):
         return run
 
     def rewrite(self, bodies, operands, *, solve: Jaxpr, n_consts, **params):
-        """The solver gone through: which system it solves is of interest to derivatives, not to boxes."""
+        """Inline the transformed solver: boxes do not depend on the system."""
         _, _, consts, _, b = _parts(operands, n_consts)
         return bodies.inline(solve, [*consts, *b])
 
@@ -175,7 +175,7 @@ def custom_linear_solve(
     symmetric: bool = False,
     has_aux: bool = False,
 ) -> Any:
-    """The x of ``matvec(x) = b`` that ``solve`` finds, with the derivatives of a solution.
+    """The solution of ``matvec(x) = b`` by ``solve``, with its derivatives.
 
     Neither solver is differentiated, so that it may be a loop of any kind; ``matvec`` is, with respect to whatever it
     closes over. All functions are traced.
@@ -245,7 +245,9 @@ def stage_like(
     avals: Sequence[ShapedArray],
     has_aux: bool = False,
 ) -> tuple[Jaxpr, tree.TreeDef]:
-    """A function of one pytree as a jaxpr, and the structure of its result: ``in_tree``, or that and an aux.
+    """The jaxpr of a function of one pytree, and the structure of its result.
+
+    That is ``in_tree``, or with ``has_aux`` a pair of it and any.
 
     Raises:
       TreeError: the result has a different structure.
@@ -275,7 +277,7 @@ def stage_like(
 
 
 def taking_numbers(f: Callable, avals: Sequence[ShapedArray]) -> Callable:
-    """``f``, a function of a pytree of these types, for Python numbers too: ``y / f(1.0)`` whatever the dtype."""
+    """Let a function of a pytree take Python numbers: ``y / f(1.0)``."""
 
     def taking(x):
         leaves, structure = tree.flatten(x)
@@ -301,7 +303,7 @@ def check_vector(what: str, name: str, paths: Sequence[str], avals: Sequence[Sha
 def check_types(
     what: str, role: str, paths: Sequence[str], given: Sequence[ShapedArray], found: Sequence[ShapedArray]
 ) -> None:
-    """Raise ShapeError unless a function returns the types that it is given, before what else it returns."""
+    """Raise ShapeError unless a function returns the types that it takes."""
     for path, a, b in zip(paths, given, found, strict=False):
         if not a.same_type(b):
             raise errors.ShapeError(

@@ -1,8 +1,8 @@
-"""Calls of a user's CUDA kernel: the primitive, and what is known of a kernel for arguments of certain types.
+"""Calls of user CUDA kernels: the primitive, and kernels for given types.
 
 Transforms, stage 2; ``cuda_kernel.py`` is the face. One equation of a program is one launch. All rules are those of
-the reference, a function of ours with the same value, but for that of the value on a CUDA device: there an executor
-asks the primitive for the source (``user_kernel``).
+the reference, a function of blufunc operations with the same value. Only on a CUDA device does the executor ask the
+primitive for the kernel's source.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TypedKernel:
         extras: Sequence[str] = (),
         declared: Callable[[str], str] = str,
     ) -> CudaSource:
-        """The kernel's source and launch; with accessors, those of one that computes more (``user_kernel.write``)."""
+        """The source and launch; with accessors, of the fused kernel."""
         if self._source is None or accessors:
             k = self.kernel
             block = _dims(self._of_types(k.block), f"{k.__name__}: block", _MOST_THREADS)
@@ -142,7 +142,7 @@ class TypedKernel:
         return option(*_structs(self.in_avals)) if callable(option) else option
 
     def _out_names(self) -> list[str]:
-        """What the body calls the results."""
+        """The names of the results in the body."""
         names = []
         for path in paths.leaf_paths(self.out_tree):
             word = re.sub(r"\W+", "_", path).strip("_")
@@ -157,7 +157,7 @@ class TypedKernel:
         return names
 
     def _elementwise(self) -> tuple[tuple[int, ...], ...]:
-        """The positions of the arguments and the results that the body accesses by element, checked."""
+        """The positions of arguments and results that the body accesses by element."""
         names = self.kernel.elementwise
         sides = (self.kernel.inputs, self._out_names()) if names else ((), ())
         for n in names:
@@ -219,7 +219,7 @@ class _CudaKernel(Primitive):
         return list(kernel.out_avals)
 
     def cuda_source(self, *avals: ShapedArray, kernel: TypedKernel) -> CudaSource:
-        """What an executor for CUDA compiles and launches."""
+        """The source that the CUDA executor compiles and launches."""
         return kernel.cuda_source()
 
     def jvp(self, primals, tangents, *, kernel: TypedKernel):
@@ -243,7 +243,7 @@ class _CudaKernel(Primitive):
         return kernel.call(jaxpr, ins), [0 if b else None for b in out_batched]
 
     def rewrite(self, bodies, operands, *, kernel: TypedKernel):
-        """The reference gone through."""
+        """Inline the transformed reference."""
         return bodies.inline(kernel.jaxpr, operands)
 
 
@@ -251,7 +251,10 @@ cuda_kernel_p = _CudaKernel()
 
 
 def _check_reference(name: str, jaxpr: Jaxpr) -> None:
-    """Raise for what cannot define a kernel: values of a trace outside, effects, nothing returned."""
+    """Raise unless a jaxpr can define a kernel.
+
+    It cannot if it captures tracers, has effects, or returns nothing.
+    """
     for const in jaxpr.consts:
         if not isinstance(const, Array):
             raise ArgumentError(
