@@ -48,11 +48,6 @@ def operand(x: Any, like: Any) -> Any:
     return lift(x)
 
 
-def unary(prim: Primitive, x: Any, **params: Any) -> Any:
-    """Bind a primitive of one operand."""
-    return prim.bind(x if isinstance(x, Value) else lift(x), **params)
-
-
 def binary(prim: Primitive, x: Any, y: Any) -> Any:
     """Bind a primitive of two operands."""
     if not isinstance(x, Value):
@@ -621,60 +616,65 @@ conj_p = Elementwise(
 # -- functions -------------------------------------------------------------------------------------
 
 
-def _unary(prim: Primitive, doc: str):
+def named(function: Any, name: str, doc: str) -> Any:
+    """``function`` with a name and a docstring."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+def unary_function(prim: Primitive, doc: str) -> Any:
+    """The function of one operand that binds ``prim``."""
+
     def function(x: Any) -> Any:
         return prim.bind(x if isinstance(x, Value) else lift(x))
 
-    function.__name__ = function.__qualname__ = prim.name
-    function.__doc__ = doc
-    return function
+    return named(function, prim.name, doc)
 
 
-def _binary(prim: Primitive, doc: str):
+def _binary(prim: Primitive, doc: str) -> Any:
     def function(x: Any, y: Any) -> Any:
         return binary(prim, x, y)
 
-    function.__name__ = function.__qualname__ = prim.name
-    function.__doc__ = doc
-    return function
+    return named(function, prim.name, doc)
 
 
-neg = _unary(neg_p, "``-x``.")
-sign = _unary(sign_p, "-1, 0 or 1; NaN stays NaN.")
-floor = _unary(floor_p, "The largest integer not above x.")
-ceil = _unary(ceil_p, "The smallest integer not below x.")
-trunc = _unary(trunc_p, "x rounded toward zero.")
-round = _unary(round_p, "x rounded to the nearest integer, ties to even.")
-exp = _unary(exp_p, "e to the power x.")
-exp2 = _unary(exp2_p, "2 to the power x.")
-expm1 = _unary(expm1_p, "``exp(x) - 1``, accurate near 0.")
-log = _unary(log_p, "The natural logarithm.")
-log1p = _unary(log1p_p, "``log(1 + x)``, accurate near 0.")
-logistic = _unary(logistic_p, "``1 / (1 + exp(-x))``.")
-tanh = _unary(tanh_p, "Hyperbolic tangent.")
-sin = _unary(sin_p, "Sine of x in radians.")
-cos = _unary(cos_p, "Cosine of x in radians.")
-tan = _unary(tan_p, "Tangent of x in radians.")
-asin = _unary(asin_p, "Inverse sine.")
-acos = _unary(acos_p, "Inverse cosine.")
-atan = _unary(atan_p, "Inverse tangent.")
-sinh = _unary(sinh_p, "Hyperbolic sine.")
-cosh = _unary(cosh_p, "Hyperbolic cosine.")
-asinh = _unary(asinh_p, "Inverse hyperbolic sine.")
-acosh = _unary(acosh_p, "Inverse hyperbolic cosine.")
-atanh = _unary(atanh_p, "Inverse hyperbolic tangent.")
-erf = _unary(erf_p, "The error function.")
-erfc = _unary(erfc_p, "``1 - erf(x)``, accurate for large x.")
-erf_inv = _unary(erf_inv_p, "The inverse of ``erf``.")
-sqrt = _unary(sqrt_p, "The square root.")
-rsqrt = _unary(rsqrt_p, "``1 / sqrt(x)``.")
-cbrt = _unary(cbrt_p, "The cube root.")
-square = _unary(square_p, "``x * x``.")
-is_finite = _unary(is_finite_p, "Whether x is neither infinite nor NaN.")
-bitwise_not = _unary(not_p, "Bits inverted; logical not of booleans.")
-population_count = _unary(population_count_p, "The number of bits set.")
-stop_gradient = _unary(stop_gradient_p, "x, as a constant to every derivative.")
-copy = _unary(copy_p, "x in storage of its own.")
+neg = unary_function(neg_p, "``-x``.")
+sign = unary_function(sign_p, "-1, 0 or 1; NaN stays NaN.")
+floor = unary_function(floor_p, "The largest integer not above x.")
+ceil = unary_function(ceil_p, "The smallest integer not below x.")
+trunc = unary_function(trunc_p, "x rounded toward zero.")
+round = unary_function(round_p, "x rounded to the nearest integer, ties to even.")
+exp = unary_function(exp_p, "e to the power x.")
+exp2 = unary_function(exp2_p, "2 to the power x.")
+expm1 = unary_function(expm1_p, "``exp(x) - 1``, accurate near 0.")
+log = unary_function(log_p, "The natural logarithm.")
+log1p = unary_function(log1p_p, "``log(1 + x)``, accurate near 0.")
+logistic = unary_function(logistic_p, "``1 / (1 + exp(-x))``.")
+tanh = unary_function(tanh_p, "Hyperbolic tangent.")
+sin = unary_function(sin_p, "Sine of x in radians.")
+cos = unary_function(cos_p, "Cosine of x in radians.")
+tan = unary_function(tan_p, "Tangent of x in radians.")
+asin = unary_function(asin_p, "Inverse sine.")
+acos = unary_function(acos_p, "Inverse cosine.")
+atan = unary_function(atan_p, "Inverse tangent.")
+sinh = unary_function(sinh_p, "Hyperbolic sine.")
+cosh = unary_function(cosh_p, "Hyperbolic cosine.")
+asinh = unary_function(asinh_p, "Inverse hyperbolic sine.")
+acosh = unary_function(acosh_p, "Inverse hyperbolic cosine.")
+atanh = unary_function(atanh_p, "Inverse hyperbolic tangent.")
+erf = unary_function(erf_p, "The error function.")
+erfc = unary_function(erfc_p, "``1 - erf(x)``, accurate for large x.")
+erf_inv = unary_function(erf_inv_p, "The inverse of ``erf``.")
+sqrt = unary_function(sqrt_p, "The square root.")
+rsqrt = unary_function(rsqrt_p, "``1 / sqrt(x)``.")
+cbrt = unary_function(cbrt_p, "The cube root.")
+square = unary_function(square_p, "``x * x``.")
+is_finite = unary_function(is_finite_p, "Whether x is neither infinite nor NaN.")
+bitwise_not = unary_function(not_p, "Bits inverted; logical not of booleans.")
+population_count = unary_function(population_count_p, "The number of bits set.")
+stop_gradient = unary_function(stop_gradient_p, "x, as a constant to every derivative.")
+copy = unary_function(copy_p, "x in storage of its own.")
 add = _binary(add_p, "``x + y``.")
 sub = _binary(sub_p, "``x - y``.")
 mul = _binary(mul_p, "``x * y``.")

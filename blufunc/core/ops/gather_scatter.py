@@ -19,7 +19,7 @@ from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import ints
-from blufunc.core.ops.elementwise import add, convert, div, eq, mul, neg, select, zeros_of
+from blufunc.core.ops.elementwise import add, convert, div, eq, mul, named, neg, select, zeros_of
 from blufunc.core.ops.elementwise import operand as operand_like
 from blufunc.core.ops.rows import combine_at, plan_for, sum_rows, wide_dtype
 from blufunc.core.ops.shape import iota
@@ -544,9 +544,7 @@ def _scatter(prim: Primitive, doc: str, name: str = "", negates: bool = False) -
             mode=GatherScatterMode.from_any(mode),
         )
 
-    function.__name__ = function.__qualname__ = name or prim.name
-    function.__doc__ = doc
-    return function
+    return named(function, name or prim.name, doc)
 
 
 scatter = _scatter(

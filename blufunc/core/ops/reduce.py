@@ -17,7 +17,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import ints, static_int
-from blufunc.core.ops.elementwise import convert, div, eq, mul
+from blufunc.core.ops.elementwise import convert, div, eq, mul, named
 from blufunc.core.ops.shape import slice_in_dim
 from blufunc.core.primitives.kinds import Reduction, check_types
 from blufunc.core.primitives.linear_ops import (
@@ -181,9 +181,7 @@ def _reduction(prim: Primitive, doc: str) -> Callable:
         x, axes = lift(operand), ints(axes, prim.name, "axes")
         return prim.bind(x, axes=axes) if axes else x
 
-    function.__name__ = function.__qualname__ = prim.name
-    function.__doc__ = doc
-    return function
+    return named(function, prim.name, doc)
 
 
 reduce_max = _reduction(

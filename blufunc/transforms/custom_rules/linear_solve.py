@@ -50,6 +50,14 @@ class _LinearSolve(Primitive):
     autocast_class = "exact"
     shard = unsupported("its operands are any, and go to the user's functions together")
 
+    def call(self, systems: Sequence[tuple[Jaxpr | None, Sequence]], b: Iterable[Any]) -> list[Any]:
+        """Bind matvec, vecmat, solve and transpose_solve, each with its constants."""
+        jaxprs = dict(
+            zip(("matvec", "vecmat", "solve", "transpose_solve"), [j for j, _ in systems], strict=True)
+        )
+        n_consts = tuple(len(consts) for _, consts in systems)
+        return self.bind(*(c for _, consts in systems for c in consts), *b, **jaxprs, n_consts=n_consts)
+
     def effects_of(self, params):
         return params["solve"].effects
 
@@ -120,18 +128,13 @@ class _LinearSolve(Primitive):
                 fix="lax.custom_linear_solve(matvec, b, solve, transpose_solve=solve_transposed), or symmetric=True "
                 "where A.T is A",
             )
-        found = self.bind(
-            *of_vecmat,
-            *of_matvec,
-            *of_transpose_solve,
-            *of_solve,
-            *map(instantiate, cts[: len(b)]),
-            matvec=vecmat,
-            vecmat=matvec,
-            solve=transpose_solve,
-            transpose_solve=solve,
-            n_consts=tuple(map(len, (of_vecmat, of_matvec, of_transpose_solve, of_solve))),
+        systems = (
+            (vecmat, of_vecmat),
+            (matvec, of_matvec),
+            (transpose_solve, of_transpose_solve),
+            (solve, of_solve),
         )
+        found = self.call(systems, map(instantiate, cts[: len(b)]))
         for target, ct in zip(b, found, strict=False):
             if is_linear(target):
                 target.add(ct)
@@ -152,15 +155,7 @@ class _LinearSolve(Primitive):
             return closed, [*extra, *(a if d is None else move_dim(a, d, 0) for a, d in own)], out_flags
 
         parts = [batched(j, c) for j, c in zip((matvec, vecmat, solve, transpose_solve), consts, strict=True)]
-        outs = self.bind(
-            *(a for _, operands, _ in parts for a in operands),
-            *(batched_front(axis, a, d) for a, d in b),
-            matvec=parts[0][0],
-            vecmat=parts[1][0],
-            solve=parts[2][0],
-            transpose_solve=parts[3][0],
-            n_consts=tuple(len(operands) for _, operands, _ in parts),
-        )
+        outs = self.call([part[:2] for part in parts], [batched_front(axis, a, d) for a, d in b])
         return outs, [0 if b else None for b in parts[2][2]]
 
 
@@ -222,15 +217,7 @@ def custom_linear_solve(
         backward, _ = stage_like(solve_transposed, what, "transpose_solve", b_tree, avals, has_aux)
         check_types(what, f"transpose_solve, {name_of(transpose_solve)},", paths, avals, backward.out_avals)
     closed = [(None, ()) if j is None else j.hoist() for j in (system, transposed, forward, backward)]
-    outs = linear_solve_p.bind(
-        *(c for _, consts in closed for c in consts),
-        *values,
-        matvec=closed[0][0],
-        vecmat=closed[1][0],
-        solve=closed[2][0],
-        transpose_solve=closed[3][0],
-        n_consts=tuple(len(consts) for _, consts in closed),
-    )
+    outs = linear_solve_p.call(closed, values)
     return tree.unflatten(out_tree, outs)
 
 

@@ -1,4 +1,4 @@
-"""Kernels of the user's: values and rules by the reference, sources by compiling them, for the host and for devices."""
+"""User kernels: values and rules by reference, compiled sources, devices."""
 
 import re
 from collections import namedtuple
