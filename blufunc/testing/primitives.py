@@ -23,7 +23,7 @@ from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.primitives.c_form import CForm
 from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
-from blufunc.core.primitives.rule_errors import check_definition
+from blufunc.core.primitives.rule_errors import check_definition, check_values
 from blufunc.core.primitives.sharding import Rule, rule_of
 from blufunc.core.programs.stage import definition, stage
 from blufunc.testing.compare import assert_same, eps_of, random_like, values_of
@@ -67,7 +67,8 @@ def check_primitive(
       and new storage where the primitive promises it.
     - ``jit`` and ``make_jaxpr`` give the same as evaluation.
     - Derivatives agree with finite differences, forward and reverse, to ``order``.
-    - A definition (``lower``) traces, and agrees with ``abstract`` and ``impl``.
+    - A definition (``lower``) traces, and agrees with ``abstract`` and ``impl``. A C form compiles for the host, and
+      agrees with ``impl``.
     - A shard rule fits the operands, and halves along each factor give the same.
     - Where it is linear in an operand, ``<f(x), y> = <x, transpose(y)>``.
     - ``vmap`` agrees with a loop over the examples: for every operand along every axis, and for every choice of
@@ -163,15 +164,7 @@ class _Check:
             raise
         except Exception as e:
             raise AssertionError(f"{name}: impl raises {type(e).__name__}: {e}") from e
-        if len(outs) != len(expected):
-            raise AssertionError(f"{name}: impl returns {len(outs)} results, abstract says {len(expected)}")
-        for i, (x, aval) in enumerate(zip(outs, expected, strict=True)):
-            x = np.asarray(x)
-            if x.shape != aval.shape or x.dtype != aval.dtype:
-                raise AssertionError(
-                    f"{name}: impl returns {dtypes.short_name(x.dtype)}{list(x.shape)} as result {i}, "
-                    f"abstract says {aval}"
-                )
+        check_values(prim, outs, expected)
         self.passed("types", f"impl and abstract agree: {', '.join(map(str, expected))}")
 
     def _from_impl(self) -> list[Any]:
