@@ -74,7 +74,6 @@ def assert_close(got: Any, want: Any, what: str, rtol: float, atol: float, hint:
     """Raise AssertionError unless two arrays of one shape agree.
 
     The tolerance is ``rtol * |want| + atol * max(1, |want|.max())``.
-
     Integers, booleans and keys must be equal. NaNs agree with NaNs, and infinities with themselves.
     """
     got, want = np.asarray(got), np.asarray(want)

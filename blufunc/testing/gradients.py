@@ -52,9 +52,8 @@ class Tolerance:
 
     def of(self, arrays: Sequence[Any]) -> tuple[float, float]:
         """Relative and absolute tolerance for the same."""
-        usual = (
-            30 * eps_of(*arrays) ** 0.6
-        )  # the differences have four fifths of the digits: room for curvature
+        # differences have four fifths of the digits: leave some for curvature
+        usual = 30 * eps_of(*arrays) ** 0.6
         return usual if self.rtol is None else self.rtol, usual if self.atol is None else self.atol
 
 

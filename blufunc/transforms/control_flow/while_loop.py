@@ -97,11 +97,9 @@ class _While(Primitive):
     def jvp(self, primals, tangents, *, body: Jaxpr, cond: Jaxpr, n_cond, n_body, max_steps):
         _, b_ts, c_ts = _parts(tangents, n_cond, n_body)
         nz_consts, nz_carry = tuple(map(is_nonzero, b_ts)), tuple(map(is_nonzero, c_ts))
-        while True:
-            derived, out_nonzeros = jvp_jaxpr(body, (*nz_consts, *nz_carry), nz_carry)
-            if out_nonzeros == nz_carry:
-                break
-            nz_carry = out_nonzeros
+        while (of_body := jvp_jaxpr(body, (*nz_consts, *nz_carry), nz_carry))[1] != nz_carry:
+            nz_carry = of_body[1]
+        derived = of_body[0]
         n, m, k = len(nz_carry), sum(nz_consts), sum(nz_carry)
         closed, extra = derived.hoist()
 
@@ -310,16 +308,8 @@ def _as_scan(cond: Jaxpr, body: Jaxpr, n_cond: int, n_body: int, max_steps: int)
         return stage(step, [*cond.in_avals[:n_cond], *body.in_avals], body.name)
 
     jaxpr = body.memoised(("while as scan", cond), make)
-    n_carry = len(body.outvars)
-    n_consts = n_cond + n_body
-    return {
-        "jaxpr": jaxpr,
-        "length": max_steps,
-        "reverse": False,
-        "n_consts": n_consts,
-        "n_carry": n_carry,
-        "unroll": 1,
-    }
+    counts = {"n_consts": n_cond + n_body, "n_carry": len(body.outvars)}
+    return {"jaxpr": jaxpr, "length": max_steps, "reverse": False, "unroll": 1, **counts}
 
 
 while_p = _While()

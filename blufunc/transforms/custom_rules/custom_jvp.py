@@ -65,9 +65,8 @@ class _BatchedRule:
 class _CustomJVPCall(RuledCall):
     """A call with a jvp rule on flat lists.
 
-    ``rule(primals, tangents)`` returns ``(outs, out_tangents)``.
-
-    The first ``n_consts`` operands are what the function closes over: the rule does not take them.
+    ``rule(primals, tangents)`` returns ``(outs, out_tangents)``. The first ``n_consts`` operands are the closure of the
+    function: the rule does not take them.
     """
 
     name, rule, batched_rule = "custom_jvp_call", "rule", _BatchedRule

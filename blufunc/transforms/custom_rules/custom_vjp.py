@@ -45,9 +45,7 @@ from blufunc.transforms.custom_rules.custom_call import (
 class _CustomVJPLinear(Primitive):
     """The unknown derivative of a ``custom_vjp`` function.
 
-    It is only ever transposed, by the user's rule.
-
-    Operands are the residuals, then a tangent for each argument.
+    It is only ever transposed, by the user's rule. Operands are the residuals, then a tangent for each argument.
     """
 
     name, kind, multiple_results = "custom_vjp_linear", "call", True
@@ -166,7 +164,6 @@ class _CustomVJPCall(RuledCall):
     """A call with forward and backward rules on flat lists.
 
     The forward rule is ``fwd(args, perturbed) -> (outs, residuals, bwd)``.
-
     ``bwd(residuals, cts) -> cts`` belongs to this run of the forward rule and its residuals. The first ``n_consts``
     operands are what the function closes over: the rules do not take them.
     """
