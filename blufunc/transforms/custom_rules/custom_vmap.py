@@ -250,7 +250,7 @@ class _JVPRule(Rule):
 class _TransposedRule(Rule):
     """The rule of the transpose: the transpose of the rule.
 
-    Every linear operand is batched. Operands are ``n_extra`` constants, the nonlinear operands, and the nonzero cotangents.
+    Every linear operand is batched. Operands are ``n_extra`` constants, nonlinear operands, and nonzero cotangents.
     """
 
     def __init__(
