@@ -214,7 +214,7 @@ SPOILT = {
     "no batch": ({"batch": extend.Primitive.batch}, "lacks rules: batch"),
     "no reason": ({"batch": extend.unsupported("no")}, "gives no reason"),
     "impl raises": ({"impl": lambda self, x: x.nothing}, "impl raises AttributeError"),
-    "impl's dtype": ({"impl": lambda self, x: (2 * x).astype(np.float32)}, r"float32|f32\[2, 3\]"),
+    "impl's dtype": ({"impl": lambda self, x: (2 * x).astype(np.float32)}, r"f32\[2,3\]"),
     "impl's shape": ({"impl": lambda self, x: (2 * x)[0]}, "abstract says"),
     "impl writes": ({"impl": lambda self, x: np.multiply(x, 2, out=x)}, "writes to operand 0"),
     "impl is not fresh": ({"impl": lambda self, x: x[...]}, "returns storage of operand 0"),
@@ -290,6 +290,7 @@ def test_what_to_differentiate():
         "rules",
         "types",
         "jit",
+        "C form",
         "vmap",
         "shard",
     }

@@ -1,8 +1,7 @@
 """Checks of extensions: derivatives, primitives, transforms.
 
-Face. In come functions, primitives and transforms with an example of their arguments; out comes nothing but an
-``AssertionError`` that says what is wrong, where and by how much, or a report of what was checked. Nothing here needs
-a test runner.
+Face. In: functions, primitives and transforms, with an example of their arguments. Out: a report of what was
+checked, or an ``AssertionError`` that says what is wrong, where and by how much. No test runner is needed.
 """
 
 from blufunc import _lazy

@@ -1,7 +1,7 @@
 """Comparison of two computations, with the size of their difference.
 
-Face, below the checks of ``blufunc.testing``. In come pytrees of arrays; nothing comes out but an ``AssertionError``
-with the path, the place and the size of the worst difference.
+Face, below the checks of ``blufunc.testing``. In: pytrees of arrays. Out: an ``AssertionError`` with the path, the
+place and the size of the worst difference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values
 
 ROUNDING = 256
-"""The tolerance in units in the last place between two orders of the same operations."""
+"""Tolerance, in ulps, between two orders of the same operations."""
 
 
 def values_of(leaves: Sequence[Any], what: str) -> list[Any]:
@@ -33,7 +33,7 @@ def numbers(x: Any) -> np.ndarray:
 
 
 def eps_of(*xs: Any) -> float:
-    """The coarsest spacing of numbers at 1 among the floating and complex arrays of ``xs``; 0 without any."""
+    """The largest machine epsilon of the inexact arrays of ``xs``; 0 without any."""
     return max((float(dtypes.finfo(x.dtype).eps) for x in xs if dtypes.is_inexact(x.dtype)), default=0.0)
 
 
@@ -46,7 +46,9 @@ def random_like(x: Any, rng: np.random.Generator) -> Any:
 
 
 def assert_same(got: Any, want: Any, what: str, rtol: float | None = None, atol: float | None = None) -> None:
-    """Raise AssertionError unless two pytrees agree in structure, shapes, dtypes and values.
+    """Raise AssertionError unless two pytrees agree.
+
+    Structures, shapes and dtypes must be equal, and values close.
 
     Args:
       what: how ``got`` was computed.
@@ -69,8 +71,9 @@ def assert_same(got: Any, want: Any, what: str, rtol: float | None = None, atol:
 
 
 def assert_close(got: Any, want: Any, what: str, rtol: float, atol: float, hint: str = "") -> None:
-    """Raise AssertionError unless two arrays of one shape agree to ``rtol * |want| + atol * max(1, |want|.max())``.
+    """Raise AssertionError unless two arrays of one shape agree.
 
+    The tolerance is ``rtol * |want| + atol * max(1, |want|.max())``.
     Integers, booleans and keys must be equal. NaNs agree with NaNs, and infinities with themselves.
     """
     got, want = np.asarray(got), np.asarray(want)

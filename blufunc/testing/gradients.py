@@ -1,7 +1,7 @@
-"""Derivatives against finite differences: ``check_grads``, ``check_jvp``, ``check_vjp``.
+"""``check_grads``, ``check_jvp``, ``check_vjp``: comparison with differences.
 
-Face, part of ``blufunc.testing``. In come a function and a point; what comes out is an ``AssertionError`` where a
-derivative is wrong. Derivatives are compared along random directions with the central difference of order four
+Face, part of ``blufunc.testing``. In: a function and a point. Out: an ``AssertionError`` if a derivative is wrong.
+Derivatives are compared along random directions with the central difference of order four
 
     (8 (f(x + h) - f(x - h)) - (f(x + 2h) - f(x - 2h))) / 12h  =  f'(x) + O(h^4),
 
@@ -29,9 +29,9 @@ MODES = ("fwd", "rev")
 
 
 class Tolerance:
-    """How far to step, and how far a derivative may be off.
+    """The step of differences, and the tolerance of derivatives.
 
-    Attributes, each None for the usual of the arrays at hand:
+    Attributes, each None for the default of the arrays' dtypes:
       atol, rtol: absolute (for results of size one) and relative.
       eps: the step.
     """
@@ -52,14 +52,13 @@ class Tolerance:
 
     def of(self, arrays: Sequence[Any]) -> tuple[float, float]:
         """Relative and absolute tolerance for the same."""
-        usual = (
-            30 * eps_of(*arrays) ** 0.6
-        )  # the differences have four fifths of the digits: room for curvature
+        # differences have four fifths of the digits: leave some for curvature
+        usual = 30 * eps_of(*arrays) ** 0.6
         return usual if self.rtol is None else self.rtol, usual if self.atol is None else self.atol
 
 
 class Problem:
-    """A function as one of its floating and complex arguments alone, to results of such dtypes alone.
+    """A function restricted to inexact arguments and inexact results.
 
     Attributes:
       point: those arguments, flat.
@@ -272,7 +271,7 @@ def _pair(result: Any, expected: str, err_msg: str) -> tuple:
 
 
 def compare_forward(fun, point, tangents, outs, out_ts, tol: Tolerance, what: str) -> None:
-    """Compare tangents with differences, and what came with them with the function's value."""
+    """Compare tangents with differences, and results with the function."""
     values = fun(*point)
     _check_values(outs, values, what)
     if len(out_ts) != len(values):
@@ -287,7 +286,7 @@ def compare_forward(fun, point, tangents, outs, out_ts, tol: Tolerance, what: st
 
 
 def compare_reverse(fun, point, tangents, cts, outs, grads, tol: Tolerance, what: str) -> None:
-    """Compare cotangents with differences along one direction: ``<ct, f'(x) t> = <f'(x)^T ct, t>``."""
+    """Compare cotangents with differences: ``<ct, f'(x) t> = <f'(x)^T ct, t>``."""
     values = fun(*point)
     _check_values(outs, values, what)
     for i, (g, x) in enumerate(zip(grads, point, strict=True)):
@@ -330,13 +329,13 @@ def _check_values(got: Sequence[Any], want: Sequence[Any], what: str) -> None:
 
 
 def cotangent_of(x: Any, rng: np.random.Generator) -> Any:
-    """A random cotangent of a result; zero where it is not finite, and so has no derivative to compare."""
+    """A random cotangent of a result; zero where that is not finite."""
     ct = random_like(x, rng)
     return from_numpy(np.where(np.isfinite(numbers(x)), np.asarray(ct), 0).astype(x.dtype))
 
 
 def along(fun: Callable, point: Sequence[Any], tangents: Sequence[Any], tol: Tolerance) -> list[np.ndarray]:
-    """The derivative of ``fun`` along ``tangents``, by differences; zero where its value is not finite."""
+    """The derivative along ``tangents``, by differences; zero where not finite."""
     values = fun(*point)
     h = tol.step([*point, *values])
     with np.errstate(all="ignore"):
@@ -357,7 +356,7 @@ def along(fun: Callable, point: Sequence[Any], tangents: Sequence[Any], tol: Tol
 
 
 def pairing(xs: Sequence[Any], ys: Sequence[Any]) -> tuple[float, float]:
-    """The real pairing of cotangents with tangents, and the sum of the sizes of its terms."""
+    """The real pairing of cotangents and tangents, and the sum of absolute terms."""
     terms = [np.real(numbers(x) * numbers(y)) for x, y in zip(xs, ys, strict=True)]
     return float(sum(np.sum(t) for t in terms)), float(sum(np.sum(np.abs(t)) for t in terms))
 

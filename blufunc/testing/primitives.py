@@ -1,7 +1,7 @@
 """All rules of a primitive against its definition: ``check_primitive``.
 
-Face, part of ``blufunc.testing``. In come a primitive and one example of a use; out comes a report, or an
-``AssertionError`` that says which rule is wrong.
+Face, part of ``blufunc.testing``. In: a primitive and one example of a use. Out: a report, or an ``AssertionError``
+that says which rule is wrong.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.check import check_jaxpr
 from blufunc.core.ir.jaxpr import eval_jaxpr
+from blufunc.core.primitives.c_form import CForm
 from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
-from blufunc.core.primitives.rule_errors import check_definition
+from blufunc.core.primitives.rule_errors import check_definition, check_values
 from blufunc.core.primitives.sharding import Rule, rule_of
 from blufunc.core.programs.stage import definition, stage
 from blufunc.testing.compare import assert_same, eps_of, random_like, values_of
@@ -58,14 +60,15 @@ def rule_state(prim: Primitive, rule: str) -> tuple[str, str]:
 def check_primitive(
     prim: Primitive, *args: Any, order: int = 2, wrt: Sequence[int] | None = None, **params: Any
 ) -> Report:
-    """Check every rule of a primitive on one use of it, ``prim.bind(*args, **params)``.
+    """Check all rules of a primitive on one use, ``prim.bind(*args, **params)``.
 
     - Each of ``impl``, ``abstract``, ``jvp``, ``transpose`` and ``batch`` is there, or ``unsupported`` with a reason.
     - Results have the types that ``abstract`` says; ``impl`` writes to no argument, returns the same for the same,
       and new storage where the primitive promises it.
     - ``jit`` and ``make_jaxpr`` give the same as evaluation.
     - Derivatives agree with finite differences, forward and reverse, to ``order``.
-    - A definition (``lower``) traces, and agrees with ``abstract`` and ``impl``.
+    - A definition (``lower``) traces, and agrees with ``abstract`` and ``impl``. A C form compiles for the host, and
+      agrees with ``impl``.
     - A shard rule fits the operands, and halves along each factor give the same.
     - Where it is linear in an operand, ``<f(x), y> = <x, transpose(y)>``.
     - ``vmap`` agrees with a loop over the examples: for every operand along every axis, and for every choice of
@@ -161,15 +164,7 @@ class _Check:
             raise
         except Exception as e:
             raise AssertionError(f"{name}: impl raises {type(e).__name__}: {e}") from e
-        if len(outs) != len(expected):
-            raise AssertionError(f"{name}: impl returns {len(outs)} results, abstract says {len(expected)}")
-        for i, (x, aval) in enumerate(zip(outs, expected, strict=True)):
-            x = np.asarray(x)
-            if x.shape != aval.shape or x.dtype != aval.dtype:
-                raise AssertionError(
-                    f"{name}: impl returns {dtypes.short_name(x.dtype)}{list(x.shape)} as result {i}, "
-                    f"abstract says {aval}"
-                )
+        check_values(prim, outs, expected)
         self.passed("types", f"impl and abstract agree: {', '.join(map(str, expected))}")
 
     def _from_impl(self) -> list[Any]:
@@ -178,13 +173,13 @@ class _Check:
         buffers = [np.array(x) for x in self.args]
         before = [b.copy() for b in buffers]
         with np.errstate(all="ignore"):
-            out, again = (prim.impl(*buffers, **self.params) for _ in range(2))
+            out, repeated = (prim.impl(*buffers, **self.params) for _ in range(2))
         outs = list(out) if prim.multiple_results else [out]
         for i, (b, v) in enumerate(zip(buffers, before, strict=True)):
             if b.tobytes() != v.tobytes():
                 raise AssertionError(f"{name}: impl writes to operand {i}")
         if not prim.effects:
-            for x, y in zip(outs, again if prim.multiple_results else [again], strict=True):
+            for x, y in zip(outs, repeated if prim.multiple_results else [repeated], strict=True):
                 if np.asarray(x).tobytes() != np.asarray(y).tobytes():
                     raise AssertionError(f"{name}: impl returns something else the second time")
         if prim.fresh:
@@ -231,7 +226,7 @@ class _Check:
         self.passed("shard", f"halves along {len(halved)} of {len(rule.sizes)} factors give the same")
 
     def _on_half(self, rule: Rule, k: int, ins: Sequence, results: Sequence, outs: Sequence[Any]) -> list:
-        """The results on half ``k`` of the operands, split along an axis each or left whole."""
+        """The results on half ``k`` of the operands, each split along an axis or whole."""
         pairs = zip(map(np.asarray, self.args), ins, strict=True)
         operands = [x if d is None else np.split(x, 2, d)[k] for x, d in pairs]
         params = self.params
@@ -252,6 +247,24 @@ class _Check:
         want = self.apply(*self.args)
         assert_same(jit(self.apply)(*self.args), want, f"{self.prim.name}: jit")
         self.passed("jit", "the same as evaluation, and its jaxpr is well typed")
+        if isinstance(self.prim.lower, CForm):
+            self._compile(want)
+
+    def _compile(self, want: list[Any]) -> None:
+        """The C form, compiled for the host, against ``impl``."""
+        flags = config.host_compiler, config.check
+        config.host_compiler, config.check = (
+            "always",
+            True,
+        )  # under check, a program that does not compile raises
+        try:
+            found = jit(lambda *args: self.apply(*args))(*self.args)
+        except errors.CompileError as e:
+            raise AssertionError(f"{self.prim.name}: the C form (lower=) does not compile: {e}") from e
+        finally:
+            config.host_compiler, config.check = flags
+        assert_same(found, want, f"{self.prim.name}: the C form (lower=), compiled")
+        self.passed("C form", "compiles, and agrees with impl")
 
     # -- derivatives ---------------------------------------------------------------------------
 
@@ -416,7 +429,7 @@ def _is_linear(f: Callable, x: Any) -> bool:
 
 
 def variants(x: Any, n: int, scale: bool = True) -> list[np.ndarray]:
-    """Examples like ``x``: multiples of floating numbers if ``scale``; all else is rearranged."""
+    """Examples like ``x``: its multiples if ``scale``, else rearranged elements."""
     x = np.asarray(x)
     if scale and dtypes.is_inexact(x.dtype):
         return [np.asarray(x * (1 - 0.07 * k)).astype(x.dtype) for k in range(n)]
@@ -424,7 +437,10 @@ def variants(x: Any, n: int, scale: bool = True) -> list[np.ndarray]:
 
 
 def batchings(ranks: Sequence[int]) -> Iterator[tuple[int | None, ...]]:
-    """In-axes to try: each operand alone along every axis, and then, up to four operands, every choice of several."""
+    """In-axes to try: each operand alone along every axis, then combinations.
+
+    Of up to four operands, every combination.
+    """
     n = len(ranks)
     for i, rank in enumerate(ranks):
         for d in range(rank + 1):
@@ -438,7 +454,7 @@ def batchings(ranks: Sequence[int]) -> Iterator[tuple[int | None, ...]]:
 def compare_vmap(
     f: Callable, examples: Sequence[Sequence[Any]], in_axes: tuple[int | None, ...], what: str
 ) -> None:
-    """Compare ``vmap`` of a function to lists of arrays with a loop over the examples of each argument."""
+    """Compare ``vmap`` with a loop over the examples of each argument."""
     args, loops = [], []
     for xs, d in zip(examples, in_axes, strict=True):
         arrays = [from_numpy(np.asarray(x)) for x in xs]

@@ -1,7 +1,7 @@
-"""A transform in company: ``check_transform``.
+"""Compositions of a transform with the others: ``check_transform``.
 
-Face, part of ``blufunc.testing``. In come a transform, a function and arguments for the transformed function; out
-comes a report of what it composes with, or an ``AssertionError`` where a composition gives something else.
+Face, part of ``blufunc.testing``. In: a transform, a function and arguments for the transformed function. Out: a
+report of the compositions, or an ``AssertionError`` if one gives another result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 from blufunc.transforms.staging.jit import jit
 
 DECLINED = (errors.UnsupportedError, errors.BranchError, errors.CarryError)
-"""What a transform raises for what it does not do."""
+"""Errors of a transform for unsupported compositions."""
 
 
 def check_transform(

@@ -16,7 +16,7 @@ import numpy as np
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.errstate import quietly
+from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.kernels.backends.cuda import backend as cuda_backend
@@ -315,7 +315,9 @@ class FakeCuda:
         def run():
             arrays = [self.array(p, s, cuda_memory.raw_dtype(d)) for p, s, d in sources]
             operands = [d for _, _, d in sources]
-            made = quietly(lambda: cupy_ops.evaluate(NumpyLibrary(), prim, arrays, operands, params, outs))
+            made = ignoring_fp_errors(
+                lambda: cupy_ops.evaluate(NumpyLibrary(), prim, arrays, operands, params, outs)
+            )
             for (p, s, d), x in zip(targets, made, strict=True):
                 self.array(p, s, cuda_memory.raw_dtype(d))[...] = np.asarray(x)
 
@@ -341,7 +343,7 @@ class Plan:
         for address in (a, b, c, d, bias):
             assert address % self.gemm.alignment == 0
         assert (c != 0, bias != 0, beta) == (self.gemm.reads_c, self.gemm.bias, self.gemm.reads_c)
-        self.fake.do(lambda: quietly(self._multiply, a, b, c, d, bias), stream)
+        self.fake.do(lambda: ignoring_fp_errors(self._multiply, a, b, c, d, bias), stream)
 
     def _multiply(self, a, b, c, d, bias):
         g = self.gemm.layout
@@ -380,7 +382,7 @@ class Scatter:
         self.scratch = own((height,), np.dtype(np.int32))
 
     def __call__(self, x, rows, updates, out, stream):
-        self.fake.do(lambda: quietly(self._combine, x, rows, updates, out), stream.ptr)
+        self.fake.do(lambda: ignoring_fp_errors(self._combine, x, rows, updates, out), stream.ptr)
 
     def _combine(self, x, rows, updates, out):
         n, height, width = self.sizes
@@ -412,7 +414,7 @@ class PointwiseKernel:
     def __call__(self, factors, others, stream):
         self.fake.products += 1
         self.fake.epilogues.append("pointwise")
-        self.fake.do(lambda: quietly(self._run, factors, others), stream.ptr)
+        self.fake.do(lambda: ignoring_fp_errors(self._run, factors, others), stream.ptr)
 
     def _run(self, factors, others):
         p, e = self.gemm, self.gemm.epilogue
@@ -445,7 +447,7 @@ class SoftmaxKernel:
     def __call__(self, factors, given, results, scratch, stream):
         self.fake.products += 1
         self.fake.epilogues.append("softmax")
-        self.fake.do(lambda: quietly(self._run, factors, given, results), stream.ptr)
+        self.fake.do(lambda: ignoring_fp_errors(self._run, factors, given, results), stream.ptr)
 
     def _run(self, factors, given, results):
         p, f32 = self.product, np.dtype(np.float32)
@@ -478,7 +480,7 @@ class Attention:
 
     def __call__(self, addresses, scratch, stream, extras):
         self.fake.products += 1
-        self.fake.do(lambda: quietly(self._run, addresses, scratch, extras), stream.ptr)
+        self.fake.do(lambda: ignoring_fp_errors(self._run, addresses, scratch, extras), stream.ptr)
 
     def _run(self, addresses, scratch, extras):
         s = self.shape

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core.arrays.errstate import quietly
+from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ir import dtypes
 from blufunc.core.ops.random_bits import threefry2x32
 from blufunc.kernels.loopir.index import UNBOUNDED, Computed, Index, Range
@@ -68,7 +68,7 @@ def run(
         a = arrays[b]
         if a.shape != (b.size,) or a.dtype != b.dtype:
             raise wrong(kernel, f"{b} was given an array {dtypes.short_name(a.dtype)}{list(a.shape)}")
-    quietly(_run, kernel, arrays, check, elements)
+    ignoring_fp_errors(_run, kernel, arrays, check, elements)
 
 
 def _run(kernel: Kernel, arrays: Mapping[Buffer, np.ndarray], check: bool, elements: int) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of transforms share: float64 arrays, and the comparison of pytrees of them."""
+"""Helpers of the tests of transforms: float64 arrays, comparison of pytrees."""
 
 import numpy as np
 

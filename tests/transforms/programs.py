@@ -1,4 +1,4 @@
-"""Programs with control flow, each written once and run twice: with ``lax``, and with Python's own statements.
+"""Programs with control flow, each with ``lax`` and with Python's statements.
 
 A program takes a namespace of control-flow functions and its arguments. ``LAX`` has the real ones; ``PYTHON`` has
 what they mean, for concrete predicates. Derivatives leave predicates concrete, so that both can be differentiated.
@@ -218,7 +218,7 @@ def _switch_in_fori(cf, x, v):
 
 
 def _batched_cond_in_scan(cf, p, x, v):
-    """The branches hold loops, and the loop around them closes over what is differentiated."""
+    """Loops in branches, in a loop that closes over a differentiated value."""
     inner = lambda c: cf.fori_loop(0, 2, lambda i, c: bnp.sin(c * x) + i * 0.1, c)
     return cf.scan(lambda c, a: (cf.cond(p, inner, lambda c: c * a, c), a * c), x, v)
 
@@ -431,7 +431,7 @@ def is_float(x: Any) -> bool:
 
 
 def floats_of(args: tuple) -> tuple[list, Callable[[list], tuple]]:
-    """The arguments that have derivatives, and the function that puts others in their places."""
+    """The differentiable arguments, and the function that replaces them."""
     leaves, structure = tree.flatten(args)
     places = [i for i, x in enumerate(leaves) if is_float(x)]
 
@@ -445,7 +445,7 @@ def floats_of(args: tuple) -> tuple[list, Callable[[list], tuple]]:
 
 
 def loss_of(program: Program, cf: Any, args: tuple) -> tuple[Callable, list]:
-    """A scalar function of the floats among the arguments that reads every float among the results; those floats."""
+    """A scalar function of the inexact arguments that reads all inexact results."""
     xs, with_floats = floats_of(args)
 
     def loss(xs):

@@ -196,7 +196,7 @@ BINARY: dict[str, tuple[Callable, Callable]] = {
 
 @dataclass(frozen=True)
 class Program:
-    """Straight-line code: each step applies an operation to earlier values, counted from the last."""
+    """Straight-line code: each step applies an operation to earlier values."""
 
     steps: tuple[tuple[str, int, int], ...]
 
@@ -311,7 +311,7 @@ BATCHES = {"vmap", "vmap_last"}
 
 
 def compose(names, program, seed):
-    """The transformed program, its definition on NumPy, and an argument. The first name is the innermost."""
+    """The transformed program, its NumPy definition, and an argument."""
     f, g, shape_ = program.on_blufunc, program.on_numpy, (N,)
     for name in names:
         f, g = TRANSFORMS[name][0](f), TRANSFORMS[name][1](g)
@@ -321,7 +321,7 @@ def compose(names, program, seed):
 
 
 def check(names, program):
-    """Compare the two sides at the first of some points where differences are a reference.
+    """Compare both sides at the first point where differences are a reference.
 
     Raises:
       Kink: there is none.
@@ -341,7 +341,7 @@ def check(names, program):
 
 
 def defined(names, program):
-    """Whether the derivatives exist: of a custom_vjp there is no forward mode, first of all."""
+    """True if the derivatives exist: a custom_vjp has no forward mode."""
     first = next((n for n in names if n in DERIVATIVES), "grad")
     return first in ("grad", "vjp") or all(name != "custom_vjp" for name, *_ in program.steps)
 
@@ -419,7 +419,7 @@ def test_every_operation(op, names):
 
 
 def test_third_derivatives_of_both_modes():
-    """Beyond what differences can tell: every order of modes gives the same symmetric form."""
+    """Every order of modes gives the same symmetric form."""
     f = weighted(EVERYTHING.on_blufunc)
     x = from_numpy(np.random.default_rng(7).uniform(-1, 1, N))
     forward = lambda f: lambda x: jvp(f, (x,), (direction(x),))[1]

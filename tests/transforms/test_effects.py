@@ -1,4 +1,4 @@
-"""Effects: how often, and in which order, they happen under every transform and composition."""
+"""Effects: their number and order under every transform and composition."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Bad input: each mistake has its error class, and a message that says what, where, why and how to mend it."""
+"""Bad input: the class of each error, and its what, where, why and fix."""
 
 import functools
 import pickle
@@ -452,8 +452,8 @@ def test_errors_are_also_builtin_ones():
 
 def test_errors_pickle():
     e = errors.GradError("what", where="here", why="why", fix="fix")
-    again = pickle.loads(pickle.dumps(e))
-    assert (type(again), str(again), again.fix) == (errors.GradError, str(e), "fix")
+    copied = pickle.loads(pickle.dumps(e))
+    assert (type(copied), str(copied), copied.fix) == (errors.GradError, str(e), "fix")
 
 
 def test_the_shape_of_a_message():

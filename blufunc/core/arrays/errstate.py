@@ -15,29 +15,32 @@ from typing import Any
 import numpy as np
 
 
-class _Quiet(threading.local):
+class _State(threading.local):
     def __init__(self):
         self.context = contextvars.copy_context()
         self.context.run(np.seterr, all="ignore")
         self.inside = False
 
 
-_quiet = _Quiet()
+_state = _State()
 
 
-def quietly(function: Callable, *args: Any) -> Any:
+def ignoring_fp_errors(function: Callable, *args: Any) -> Any:
     """``function(*args)`` with NumPy's floating-point warnings off."""
-    q = _quiet
-    if q.inside:
+    state = _state
+    if state.inside:
         return function(*args)
-    q.inside = True
+    state.inside = True
     try:
-        return q.context.run(function, *args)
+        return state.context.run(function, *args)
     finally:
-        q.inside = False
+        state.inside = False
 
 
-def openly(function: Callable, *args: Any) -> Any:
-    """``quietly`` for functions that call user code: it keeps its context variables."""
+def ignoring_fp_errors_in_callbacks(function: Callable, *args: Any) -> Any:
+    """``ignoring_fp_errors`` for functions that call user code.
+
+    User code keeps its context variables.
+    """
     with np.errstate(all="ignore"):
         return function(*args)

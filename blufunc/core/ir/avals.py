@@ -83,3 +83,30 @@ class ShapedArray:
     def same_type(self, other: ShapedArray) -> bool:
         """True if shape and dtype agree; weakness is ignored."""
         return self is other or (self.shape == other.shape and self.dtype == other.dtype)
+
+
+class Typed:
+    """Base of objects that have the type ``aval``."""
+
+    __slots__ = ()
+    aval: ShapedArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, a tuple of int."""
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype."""
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.aval.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.aval.size

@@ -103,6 +103,12 @@ def _classify(filename: str) -> bool:
     return internal
 
 
+def is_internal(code: CodeType) -> bool:
+    """True for code of blufunc."""
+    internal = _is_internal.get(code.co_filename)
+    return _classify(code.co_filename) if internal is None else internal
+
+
 def current() -> Source | None:
     """The innermost frame outside blufunc, or None."""
     frame = sys._getframe(1)

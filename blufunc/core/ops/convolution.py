@@ -19,7 +19,7 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import ints, static_int
 from blufunc.core.ops import correlation
-from blufunc.core.ops.dot import Precision
+from blufunc.core.ops.dot import Contraction, check_precision, compute_dtype, plain, result_dtype, rounded
 from blufunc.core.ops.elementwise import convert
 from blufunc.core.ops.shape import rev
 from blufunc.core.ops.sliding import (
@@ -34,10 +34,9 @@ from blufunc.core.ops.sliding import (
     transposed_pad,
 )
 from blufunc.core.primitives.kinds import check_types
-from blufunc.core.primitives.linear_ops import add_tangents, move_dim, reshape
-from blufunc.core.primitives.primitive import Primitive
-from blufunc.core.primitives.sharding import EITHER, Factoring
-from blufunc.core.primitives.tangents import Zero, is_linear
+from blufunc.core.primitives.linear_ops import move_dim, reshape
+from blufunc.core.primitives.sharding import Factoring
+from blufunc.core.primitives.tangents import is_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,10 @@ class ConvDimensionNumbers:
         return f"({self.lhs_spec}, {self.rhs_spec}, {self.out_spec})"
 
 
-class _ConvGeneralDilated(Primitive):
+class _ConvGeneralDilated(Contraction):
     """Sliding-window dot products with a kernel; see ``conv_general_dilated``."""
 
-    name, kind, fresh = "conv_general_dilated", "contract", True
-    linear, autocast_class = EITHER, "low"
+    name = "conv_general_dilated"
 
     def flops(self, lhs, rhs, **params) -> int:
         # besides output features, the axes of a kernel are the terms of one result element
@@ -84,16 +82,12 @@ class _ConvGeneralDilated(Primitive):
 
     def impl(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type, **slide):
         out = preferred_element_type or lhs.dtype
-        compute = _compute_dtype(lhs.dtype, out)
+        compute = compute_dtype(lhs.dtype, out)
         d = dimension_numbers
         result = correlation.correlate(
             np.asarray(lhs, compute), np.asarray(rhs, compute), d.lhs_spec, d.rhs_spec, d.out_spec, **slide
         )
-        if compute == out:
-            return result
-        if dtypes.is_integer(out):  # through int64, so that overflow wraps as in out
-            result = result.astype(np.int64)
-        return result.astype(out)
+        return rounded(result, out)
 
     def abstract(self, lhs, rhs, *, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers,
                  feature_group_count, batch_group_count, precision, preferred_element_type):  # fmt: skip
@@ -112,8 +106,8 @@ class _ConvGeneralDilated(Primitive):
         _check_groups(
             lhs, rhs, batch, features, out_features, in_features, feature_group_count, batch_group_count
         )
-        dtype = _result_dtype(lhs.dtype, rhs.dtype, preferred_element_type)
-        _check_precision(precision)
+        dtype = result_dtype(self.name, lhs.dtype, rhs.dtype, preferred_element_type)
+        check_precision(self.name, precision, _PRECISIONS)
         slides = zip(sizes, kernel, window_strides, padding, lhs_dilation, rhs_dilation, strict=True)
         shape = [0] * lhs.ndim
         for axis, n in zip(
@@ -123,14 +117,6 @@ class _ConvGeneralDilated(Primitive):
         ):
             shape[axis] = n
         return ShapedArray(tuple(shape), dtype)
-
-    def jvp(self, primals, tangents, **params):
-        x, y = primals
-        tx, ty = tangents
-        out = self.bind(x, y, **params)
-        left = tx if tx.__class__ is Zero else self.bind(tx, y, **params)
-        right = ty if ty.__class__ is Zero else self.bind(x, ty, **params)
-        return out, add_tangents(left, right)
 
     def transpose(self, ct, lhs, rhs, **params):
         if not ct.aval.size or not lhs.aval.size or not rhs.aval.size:
@@ -329,51 +315,6 @@ def _check_groups(lhs, rhs, batch, features, out_features, in_features, feature_
         )
 
 
-def _check_precision(precision: Any) -> None:
-    for p in precision if isinstance(precision, tuple) else (precision,):
-        if p not in _PRECISIONS:
-            raise errors.ArgumentError(
-                f"conv_general_dilated: {p!r:.60} is not a precision.",
-                fix="'default', 'high', 'highest' or a pair of them",
-            )
-
-
-def _plain(precision: Any) -> Any:
-    """A precision as stored in jaxprs: a string or None."""
-    return precision.value if isinstance(precision, Precision) else precision
-
-
-def _result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None) -> np.dtype:
-    """The dtype of the result; raises if the operands' dtypes are incompatible."""
-    if lhs != rhs:
-        raise errors.DtypeError(
-            f"conv_general_dilated takes operands of one dtype, not {dtypes.short_name(lhs)} and "
-            f"{dtypes.short_name(rhs)}.",
-            fix="convert one of them with .astype",
-        )
-    if preferred is None or preferred == lhs:
-        return lhs
-    kinds = (dtypes.is_integer, dtypes.is_floating, dtypes.is_complex)
-    if not any(is_kind(lhs) and is_kind(preferred) for is_kind in kinds) and not (
-        dtypes.is_integer(lhs) and dtypes.is_floating(preferred)
-    ):
-        raise errors.DtypeError(
-            f"conv_general_dilated of {dtypes.short_name(lhs)} cannot give {dtypes.short_name(preferred)}.",
-            fix="convert the operands first",
-        )
-    return preferred
-
-
-@functools.cache
-def _compute_dtype(lhs: np.dtype, out: np.dtype) -> np.dtype:
-    """Dtype for multiplication and accumulation: float32 for the half precisions."""
-    wide = max(lhs, out, key=lambda d: d.itemsize)
-    if dtypes.is_floating(out):
-        return wide if dtypes.is_floating(wide) and wide.itemsize >= 4 else dtypes.float32
-    # NumPy has no BLAS for integers; dot products of bytes are exact in float64
-    return dtypes.float64 if wide.itemsize == 1 else wide
-
-
 # -- functions -------------------------------------------------------------------------------------
 
 
@@ -503,9 +444,7 @@ def conv_general_dilated(
         dimension_numbers=numbers,
         feature_group_count=static_int(feature_group_count, name, "feature_group_count"),
         batch_group_count=static_int(batch_group_count, name, "batch_group_count"),
-        precision=tuple(map(_plain, precision))
-        if isinstance(precision, (tuple, list))
-        else _plain(precision),
+        precision=plain(precision),
         preferred_element_type=None if dtype == lhs.aval.dtype else dtype,
     )
 

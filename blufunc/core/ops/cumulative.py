@@ -15,7 +15,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.axes import static_int
-from blufunc.core.ops.elementwise import add, div, eq, exp, gt, is_finite, log, max, mul, select, sub
+from blufunc.core.ops.elementwise import add, div, eq, exp, gt, is_finite, log, max, mul, named, select, sub
 from blufunc.core.ops.prefix import Elements, prefix_scan
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.linear_ops import add_any, full
@@ -149,9 +149,7 @@ def _cumulative(prim: Primitive, doc: str) -> Callable:
     def function(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
         return prim.bind(lift(operand), axis=static_int(axis, prim.name, "axis"), reverse=bool(reverse))
 
-    function.__name__ = function.__qualname__ = prim.name
-    function.__doc__ = doc
-    return function
+    return named(function, prim.name, doc)
 
 
 cumsum = _cumulative(cumsum_p, "Sums up to each element along ``axis``; half precisions add in float32.")

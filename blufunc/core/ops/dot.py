@@ -59,11 +59,25 @@ class DotAlgorithmPreset(enum.StrEnum):
 _PRECISIONS = (None, "default", "high", "highest", "fastest", "tf32", "float32_tc", *DotAlgorithmPreset)
 
 
-class _DotGeneral(Primitive):
+class Contraction(Primitive):
+    """A kind: sums of products, linear in each of two operands."""
+
+    kind, fresh = "contract", True
+    linear, autocast_class = EITHER, "low"
+
+    def jvp(self, primals, tangents, **params):
+        x, y = primals
+        tx, ty = tangents
+        out = self.bind(x, y, **params)
+        left = tx if tx.__class__ is Zero else self.bind(tx, y, **params)
+        right = ty if ty.__class__ is Zero else self.bind(x, ty, **params)
+        return out, add_tangents(left, right)
+
+
+class _DotGeneral(Contraction):
     """Contraction; result axes are the batch, lhs free and rhs free ones."""
 
-    name, kind, fresh = "dot_general", "contract", True
-    linear, autocast_class = EITHER, "low"
+    name = "dot_general"
 
     def flops(self, lhs, rhs, *_, dimension_numbers, **__) -> int:
         (contracted, _), (batch, _) = dimension_numbers
@@ -93,18 +107,13 @@ class _DotGeneral(Primitive):
     def impl(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type):
         out = preferred_element_type or lhs.dtype
         (lc, rc), (lb, rb) = dimension_numbers
-        compute = _compute_dtype(lhs.dtype, out)
-        result = _matmul(_as(lhs, compute), _as(rhs, compute), lc, rc, lb, rb)
-        if compute == out:
-            return result
-        if dtypes.is_integer(out):  # through int64, so that overflow wraps as in out
-            result = result.astype(np.int64)
-        return result.astype(out)
+        compute = compute_dtype(lhs.dtype, out)
+        return rounded(_matmul(_as(lhs, compute), _as(rhs, compute), lc, rc, lb, rb), out)
 
     def impl_into(self, out, lhs, rhs, *, dimension_numbers, precision, preferred_element_type):
         """``impl`` with the result written to ``out``, a contiguous array."""
         (lc, rc), (lb, rb) = dimension_numbers
-        compute = _compute_dtype(lhs.dtype, out.dtype)
+        compute = compute_dtype(lhs.dtype, out.dtype)
         if compute == out.dtype:
             _matmul(_as(lhs, compute), _as(rhs, compute), lc, rc, lb, rb, out)
         else:
@@ -128,22 +137,15 @@ class _DotGeneral(Primitive):
                         f"(size {rhs.shape[j]})."
                     )
         check_types("dot_general", "numeric", lhs, rhs)
-        out = _result_dtype(lhs.dtype, rhs.dtype, preferred_element_type)
-        _check_precision(precision)
+        mixes = lhs.dtype.itemsize == rhs.dtype.itemsize == 1 and _floats(lhs.dtype, rhs.dtype)
+        out = result_dtype("dot_general", lhs.dtype, rhs.dtype, preferred_element_type, mixes)
+        check_precision("dot_general", precision, _PRECISIONS)
         shape = (
             *(lhs.shape[d] for d in lb),
             *(lhs.shape[d] for d in _free(lhs.ndim, lc, lb)),
             *(rhs.shape[d] for d in _free(rhs.ndim, rc, rb)),
         )
         return ShapedArray(shape, out)
-
-    def jvp(self, primals, tangents, **params):
-        x, y = primals
-        tx, ty = tangents
-        out = self.bind(x, y, **params)
-        left = tx if tx.__class__ is Zero else self.bind(tx, y, **params)
-        right = ty if ty.__class__ is Zero else self.bind(x, ty, **params)
-        return out, add_tangents(left, right)
 
     def transpose(self, ct, x, y, *, dimension_numbers, precision, preferred_element_type):
         (xc, yc), (xb, yb) = dimension_numbers
@@ -214,27 +216,36 @@ def _check_axes(side: str, x: ShapedArray, contract: Axes, batch: Axes) -> None:
         )
 
 
-def _plain(precision: Any) -> Any:
-    """A precision as stored in jaxprs: a string or None."""
+def plain(precision: Any) -> Any:
+    """A precision, or one for each operand, as stored in jaxprs: a string or None."""
+    if isinstance(precision, (tuple, list)):
+        return tuple(map(plain, precision))
     return precision.value if isinstance(precision, (Precision, DotAlgorithmPreset)) else precision
 
 
-def _check_precision(precision: Any) -> None:
+def check_precision(name: str, precision: Any, known: Sequence[str | None]) -> None:
+    """Raise ArgumentError unless ``precision``, or each of a pair, is known."""
     for p in precision if isinstance(precision, tuple) else (precision,):
-        if p not in _PRECISIONS:
+        if p not in known:
             raise errors.ArgumentError(
-                f"dot_general: {p!r} is not a precision.",
-                fix=f"one of {', '.join(repr(str(p)) for p in _PRECISIONS if p)}, or a pair",
+                f"{name}: {p!r:.60} is not a precision.",
+                fix=f"one of {', '.join(repr(str(p)) for p in known if p)}, or a pair",
             )
 
 
-def _result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None = None) -> np.dtype:
-    """The dtype of the result; raises if the operands' dtypes are incompatible."""
-    if lhs != rhs and not (lhs.itemsize == rhs.itemsize == 1 and preferred and _floats(lhs, rhs)):
+def result_dtype(
+    name: str, lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None, mixes: bool = False
+) -> np.dtype:
+    """The dtype of a contraction; raises if the operands' are incompatible.
+
+    Args:
+      mixes: whether the operands may differ in dtype, given ``preferred``.
+    """
+    if lhs != rhs and not (mixes and preferred):
         raise errors.DtypeError(
-            f"dot_general takes operands of one dtype, not {dtypes.short_name(lhs)} and {dtypes.short_name(rhs)}.",
-            why="only the two float8 formats may meet, with preferred_element_type.",
-            fix="use blufunc.numpy, which promotes, or convert with .astype",
+            f"{name} takes operands of one dtype, not {dtypes.short_name(lhs)} and {dtypes.short_name(rhs)}.",
+            why="only the two float8 formats may be mixed, by dot_general with preferred_element_type.",
+            fix="use blufunc.numpy, which promotes, or convert one of them with .astype",
         )
     if preferred is None or preferred == lhs:
         return lhs
@@ -244,10 +255,17 @@ def _result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None = Non
     )
     if not same_kind and not (dtypes.is_integer(lhs) and dtypes.is_floating(preferred)):
         raise errors.DtypeError(
-            f"dot_general of {dtypes.short_name(lhs)} cannot give {dtypes.short_name(preferred)}.",
+            f"{name} of {dtypes.short_name(lhs)} cannot give {dtypes.short_name(preferred)}.",
             fix="convert the operands first",
         )
     return preferred
+
+
+def rounded(result: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The sums as ``dtype``; integers wrap around."""
+    if result.dtype == dtype:
+        return result
+    return (result.astype(np.int64) if dtypes.is_integer(dtype) else result).astype(dtype)
 
 
 def _floats(*kinds: np.dtype) -> bool:
@@ -255,7 +273,7 @@ def _floats(*kinds: np.dtype) -> bool:
 
 
 @functools.cache
-def _compute_dtype(lhs: np.dtype, out: np.dtype) -> np.dtype:
+def compute_dtype(lhs: np.dtype, out: np.dtype) -> np.dtype:
     """Dtype for multiplication and accumulation: float32 for the half precisions."""
     wide = max(lhs, out, key=lambda d: d.itemsize)
     if dtypes.is_floating(out):
@@ -349,7 +367,7 @@ def dot_general(
         ) from None
     numbers = ((_axes(lc), _axes(rc)), (_axes(lb), _axes(rb)))
     dtype = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
-    precision = tuple(map(_plain, precision)) if isinstance(precision, (tuple, list)) else _plain(precision)
+    precision = plain(precision)
     lhs, rhs = lift(lhs), lift(rhs)
     if dtype == lhs.dtype == rhs.dtype:
         dtype = None

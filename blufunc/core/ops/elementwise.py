@@ -7,6 +7,7 @@ other operand. ``blufunc.numpy`` adds promotion and broadcasting.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,6 @@ def operand(x: Any, like: Any) -> Any:
     return lift(x)
 
 
-def unary(prim: Primitive, x: Any, **params: Any) -> Any:
-    """Bind a primitive of one operand."""
-    return prim.bind(x if isinstance(x, Value) else lift(x), **params)
-
-
 def binary(prim: Primitive, x: Any, y: Any) -> Any:
     """Bind a primitive of two operands."""
     if not isinstance(x, Value):
@@ -59,6 +55,43 @@ def binary(prim: Primitive, x: Any, y: Any) -> Any:
     if not isinstance(y, Value):
         y = operand(y, x)
     return prim.bind(x, y)
+
+
+# -- families ----------------------------------------------------------------------------------------
+
+
+def _function(
+    name: str,
+    impl: Callable,
+    deriv: Callable | None,
+    kinds: str = "fc",
+    *,
+    autocast: str = "float32",
+    cost: int = 1,
+    exact: bool = False,
+    out: np.dtype | None = None,
+) -> Elementwise:
+    """A floating-point function of one operand; kernels call ``bf_<name>``."""
+    types = "inexact" if "c" in kinds else "float"
+    lower = call(name, kinds, exact=exact)
+    return Elementwise(name, impl, types, [deriv], out=out, lower=lower, autocast=autocast, cost=cost)
+
+
+def _extremum(name: str, ufunc: np.ufunc, bit_op: str) -> Elementwise:
+    """``max`` or ``min``; ``bit_op`` is the one of booleans."""
+    number, boolean = f"bf_{name}({{0}}, {{1}})", f"bool({{0}} {bit_op} {{1}})"
+    form = CForm({"f": number, "i": number, "b": boolean}, exact=True)
+    derivs = [_maximum_deriv(True), _maximum_deriv(False)]
+    return Elementwise(name, ufunc, "ordered", derivs, lower=form, autocast="widest")
+
+
+def _comparison(name: str, ufunc: np.ufunc, op: str, types: str = "ordered") -> Elementwise:
+    form = comparison(op, "bif" if types == "ordered" else "bifc")
+    return Elementwise(name, ufunc, types, [None, None], out=dtypes.bool_, lower=form, autocast="widest")
+
+
+def _shift(name: str, impl: Callable) -> Elementwise:
+    return Elementwise(name, impl, "integer", [None, None], lower=call(name, "i", 2))
 
 
 # -- arithmetic ------------------------------------------------------------------------------------
@@ -158,22 +191,8 @@ rem_p = Elementwise(
     autocast="widest",
     cost=4,
 )
-max_p = Elementwise(
-    "max",
-    np.maximum,
-    "ordered",
-    [_maximum_deriv(True), _maximum_deriv(False)],
-    lower=CForm({"f": "bf_max({0}, {1})", "i": "bf_max({0}, {1})", "b": "bool({0} | {1})"}, exact=True),
-    autocast="widest",
-)
-min_p = Elementwise(
-    "min",
-    np.minimum,
-    "ordered",
-    [_maximum_deriv(True), _maximum_deriv(False)],
-    lower=CForm({"f": "bf_min({0}, {1})", "i": "bf_min({0}, {1})", "b": "bool({0} & {1})"}, exact=True),
-    autocast="widest",
-)
+max_p = _extremum("max", np.maximum, "|")
+min_p = _extremum("min", np.minimum, "&")
 pow_p = Elementwise(
     "pow",
     np.power,
@@ -223,33 +242,14 @@ square_p = Elementwise(
     lower=CForm({"f": "{0} * {0}", "c": "{0} * {0}", "i": "{T}({U}({0}) * {U}({0}))"}),
     autocast="float32",
 )
-sqrt_p = Elementwise(
-    "sqrt",
-    np.sqrt,
-    "inexact",
-    [lambda t, ans, x: mul(t, div(ones_of(ans), mul(ans, 2)))],
-    lower=call("sqrt", "fc"),
-    autocast="float32",
-    cost=4,
-)
-rsqrt_p = Elementwise(
+sqrt_p = _function("sqrt", np.sqrt, lambda t, ans, x: mul(t, div(ones_of(ans), mul(ans, 2))), cost=4)
+rsqrt_p = _function(
     "rsqrt",
     lambda x: np.asarray(1, x.dtype) / np.sqrt(x),
-    "inexact",
-    [lambda t, ans, x: mul(t, mul(div(ans, x), -0.5))],
-    lower=call("rsqrt", "fc"),
-    autocast="float32",
+    lambda t, ans, x: mul(t, mul(div(ans, x), -0.5)),
     cost=4,
 )
-cbrt_p = Elementwise(
-    "cbrt",
-    np.cbrt,
-    "float",
-    [lambda t, ans, x: div(t, mul(square(ans), 3))],
-    lower=call("cbrt", "f"),
-    autocast="float32",
-    cost=12,
-)
+cbrt_p = _function("cbrt", np.cbrt, lambda t, ans, x: div(t, mul(square(ans), 3)), "f", cost=12)
 
 
 class _IntegerPow(Elementwise):
@@ -294,208 +294,51 @@ integer_pow_p = _IntegerPow()
 _TWO_OVER_ROOT_PI = 1.1283791670955126
 _ROOT_PI_OVER_TWO = 0.8862269254527580
 
-exp_p = Elementwise(
-    "exp",
-    np.exp,
-    "inexact",
-    [lambda t, ans, x: mul(t, ans)],
-    lower=call("exp", "fc"),
-    autocast="float32",
-    cost=8,
+
+def _bell(t, x, factor):
+    return mul(t, mul(exp(neg(square(x))), factor))
+
+
+exp_p = _function("exp", np.exp, lambda t, ans, x: mul(t, ans), cost=8)
+exp2_p = _function("exp2", np.exp2, lambda t, ans, x: mul(t, mul(ans, 0.6931471805599453)), "f", cost=8)
+expm1_p = _function("expm1", np.expm1, lambda t, ans, x: mul(t, add(ans, 1)), cost=8)
+log_p = _function("log", np.log, lambda t, ans, x: div(t, x), cost=8)
+log1p_p = _function("log1p", np.log1p, lambda t, ans, x: div(t, add(x, 1)), cost=8)
+logistic_p = _function(
+    "logistic", numerics.logistic, lambda t, ans, x: mul(t, mul(ans, sub(1, ans))), autocast="widest", cost=8
 )
-exp2_p = Elementwise(
-    "exp2",
-    np.exp2,
-    "float",
-    [lambda t, ans, x: mul(t, mul(ans, 0.6931471805599453))],
-    lower=call("exp2", "f"),
-    autocast="float32",
-    cost=8,
+sin_p = _function("sin", np.sin, lambda t, ans, x: mul(t, cos(x)), autocast="widest", cost=8)
+cos_p = _function("cos", np.cos, lambda t, ans, x: mul(t, neg(sin(x))), autocast="widest", cost=8)
+tan_p = _function("tan", np.tan, lambda t, ans, x: mul(t, add(square(ans), 1)), cost=12)
+asin_p = _function("asin", np.arcsin, lambda t, ans, x: mul(t, rsqrt(sub(1, square(x)))), cost=12)
+acos_p = _function("acos", np.arccos, lambda t, ans, x: mul(t, neg(rsqrt(sub(1, square(x))))), cost=12)
+atan_p = _function("atan", np.arctan, lambda t, ans, x: div(t, add(square(x), 1)), cost=12)
+sinh_p = _function("sinh", np.sinh, lambda t, ans, x: mul(t, cosh(x)), cost=12)
+cosh_p = _function("cosh", np.cosh, lambda t, ans, x: mul(t, sinh(x)), cost=12)
+tanh_p = _function("tanh", np.tanh, lambda t, ans, x: mul(t, sub(1, square(ans))), autocast="widest", cost=8)
+asinh_p = _function("asinh", np.arcsinh, lambda t, ans, x: mul(t, rsqrt(add(square(x), 1))), cost=20)
+acosh_p = _function(
+    "acosh", np.arccosh, lambda t, ans, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1)))), cost=20
 )
-expm1_p = Elementwise(
-    "expm1",
-    np.expm1,
-    "inexact",
-    [lambda t, ans, x: mul(t, add(ans, 1))],
-    lower=call("expm1", "fc"),
-    autocast="float32",
-    cost=8,
+atanh_p = _function("atanh", np.arctanh, lambda t, ans, x: div(t, sub(1, square(x))), cost=20)
+erf_p = _function(
+    "erf", numerics.erf, lambda t, ans, x: _bell(t, x, _TWO_OVER_ROOT_PI), "f", autocast="widest", cost=12
 )
-log_p = Elementwise(
-    "log",
-    np.log,
-    "inexact",
-    [lambda t, ans, x: div(t, x)],
-    lower=call("log", "fc"),
-    autocast="float32",
-    cost=8,
-)
-log1p_p = Elementwise(
-    "log1p",
-    np.log1p,
-    "inexact",
-    [lambda t, ans, x: div(t, add(x, 1))],
-    lower=call("log1p", "fc"),
-    autocast="float32",
-    cost=8,
-)
-logistic_p = Elementwise(
-    "logistic",
-    numerics.logistic,
-    "inexact",
-    [lambda t, ans, x: mul(t, mul(ans, sub(1, ans)))],
-    lower=call("logistic", "fc"),
-    autocast="widest",
-    cost=8,
-)
-sin_p = Elementwise(
-    "sin",
-    np.sin,
-    "inexact",
-    [lambda t, ans, x: mul(t, cos(x))],
-    lower=call("sin", "fc"),
-    autocast="widest",
-    cost=8,
-)
-cos_p = Elementwise(
-    "cos",
-    np.cos,
-    "inexact",
-    [lambda t, ans, x: mul(t, neg(sin(x)))],
-    lower=call("cos", "fc"),
-    autocast="widest",
-    cost=8,
-)
-tan_p = Elementwise(
-    "tan",
-    np.tan,
-    "inexact",
-    [lambda t, ans, x: mul(t, add(square(ans), 1))],
-    lower=call("tan", "fc"),
-    autocast="float32",
-    cost=12,
-)
-asin_p = Elementwise(
-    "asin",
-    np.arcsin,
-    "inexact",
-    [lambda t, ans, x: mul(t, rsqrt(sub(1, square(x))))],
-    lower=call("asin", "fc"),
-    autocast="float32",
-    cost=12,
-)
-acos_p = Elementwise(
-    "acos",
-    np.arccos,
-    "inexact",
-    [lambda t, ans, x: mul(t, neg(rsqrt(sub(1, square(x)))))],
-    lower=call("acos", "fc"),
-    autocast="float32",
-    cost=12,
-)
-atan_p = Elementwise(
-    "atan",
-    np.arctan,
-    "inexact",
-    [lambda t, ans, x: div(t, add(square(x), 1))],
-    lower=call("atan", "fc"),
-    autocast="float32",
-    cost=12,
-)
-sinh_p = Elementwise(
-    "sinh",
-    np.sinh,
-    "inexact",
-    [lambda t, ans, x: mul(t, cosh(x))],
-    lower=call("sinh", "fc"),
-    autocast="float32",
-    cost=12,
-)
-cosh_p = Elementwise(
-    "cosh",
-    np.cosh,
-    "inexact",
-    [lambda t, ans, x: mul(t, sinh(x))],
-    lower=call("cosh", "fc"),
-    autocast="float32",
-    cost=12,
-)
-tanh_p = Elementwise(
-    "tanh",
-    np.tanh,
-    "inexact",
-    [lambda t, ans, x: mul(t, sub(1, square(ans)))],
-    lower=call("tanh", "fc"),
-    autocast="widest",
-    cost=8,
-)
-asinh_p = Elementwise(
-    "asinh",
-    np.arcsinh,
-    "inexact",
-    [lambda t, ans, x: mul(t, rsqrt(add(square(x), 1)))],
-    lower=call("asinh", "fc"),
-    autocast="float32",
-    cost=20,
-)
-acosh_p = Elementwise(
-    "acosh",
-    np.arccosh,
-    "inexact",
-    [lambda t, ans, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))))],
-    lower=call("acosh", "fc"),
-    autocast="float32",
-    cost=20,
-)
-atanh_p = Elementwise(
-    "atanh",
-    np.arctanh,
-    "inexact",
-    [lambda t, ans, x: div(t, sub(1, square(x)))],
-    lower=call("atanh", "fc"),
-    autocast="float32",
-    cost=20,
-)
-erf_p = Elementwise(
-    "erf",
-    numerics.erf,
-    "float",
-    [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), _TWO_OVER_ROOT_PI))],
-    lower=call("erf", "f"),
-    autocast="widest",
-    cost=12,
-)
-erfc_p = Elementwise(
-    "erfc",
-    numerics.erfc,
-    "float",
-    [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), -_TWO_OVER_ROOT_PI))],
-    lower=call("erfc", "f"),
-    autocast="float32",
-    cost=20,
-)
-erf_inv_p = Elementwise(
+erfc_p = _function("erfc", numerics.erfc, lambda t, ans, x: _bell(t, x, -_TWO_OVER_ROOT_PI), "f", cost=20)
+erf_inv_p = _function(
     "erf_inv",
     numerics.erf_inv,
-    "float",
-    [lambda t, ans, x: mul(t, mul(exp(square(ans)), _ROOT_PI_OVER_TWO))],
-    lower=call("erf_inv", "f"),
-    autocast="float32",
+    lambda t, ans, x: mul(t, mul(exp(square(ans)), _ROOT_PI_OVER_TWO)),
+    "f",
     cost=20,
 )
 
 # -- rounding, tests, bits -------------------------------------------------------------------------
 
-floor_p = Elementwise(
-    "floor", np.floor, "float", [None], lower=call("floor", "f", exact=True), autocast="widest"
-)
-ceil_p = Elementwise("ceil", np.ceil, "float", [None], lower=call("ceil", "f", exact=True), autocast="widest")
-trunc_p = Elementwise(
-    "trunc", np.trunc, "float", [None], lower=call("trunc", "f", exact=True), autocast="widest"
-)
-round_p = Elementwise(
-    "round", np.rint, "float", [None], lower=call("round", "f", exact=True), autocast="widest"
-)
+floor_p = _function("floor", np.floor, None, "f", autocast="widest", exact=True)
+ceil_p = _function("ceil", np.ceil, None, "f", autocast="widest", exact=True)
+trunc_p = _function("trunc", np.trunc, None, "f", autocast="widest", exact=True)
+round_p = _function("round", np.rint, None, "f", autocast="widest", exact=True)
 reduce_precision_p = Elementwise(
     "reduce_precision",
     numerics.reduce_precision,
@@ -504,75 +347,22 @@ reduce_precision_p = Elementwise(
     [lambda ct, x, **bits: reduce_precision_p.bind(ct, **bits)],
     lower=CForm({"f": "bf_reduce_precision({0}, {exponent_bits}, {mantissa_bits})"}, stored=True),
 )
-is_finite_p = Elementwise(
-    "is_finite",
-    np.isfinite,
-    "inexact",
-    [None],
-    out=dtypes.bool_,
-    lower=call("is_finite", "fc"),
-    autocast="widest",
-)
+is_finite_p = _function("is_finite", np.isfinite, None, autocast="widest", out=dtypes.bool_)
 
-eq_p = Elementwise(
-    "eq",
-    np.equal,
-    "numeric",
-    [None, None],
-    out=dtypes.bool_,
-    lower=comparison("==", "bifc"),
-    autocast="widest",
-)
-ne_p = Elementwise(
-    "ne",
-    np.not_equal,
-    "numeric",
-    [None, None],
-    out=dtypes.bool_,
-    lower=comparison("!=", "bifc"),
-    autocast="widest",
-)
-lt_p = Elementwise(
-    "lt", np.less, "ordered", [None, None], out=dtypes.bool_, lower=comparison("<"), autocast="widest"
-)
-le_p = Elementwise(
-    "le", np.less_equal, "ordered", [None, None], out=dtypes.bool_, lower=comparison("<="), autocast="widest"
-)
-gt_p = Elementwise(
-    "gt", np.greater, "ordered", [None, None], out=dtypes.bool_, lower=comparison(">"), autocast="widest"
-)
-ge_p = Elementwise(
-    "ge",
-    np.greater_equal,
-    "ordered",
-    [None, None],
-    out=dtypes.bool_,
-    lower=comparison(">="),
-    autocast="widest",
-)
-
+eq_p = _comparison("eq", np.equal, "==", "numeric")
+ne_p = _comparison("ne", np.not_equal, "!=", "numeric")
+lt_p = _comparison("lt", np.less, "<")
+le_p = _comparison("le", np.less_equal, "<=")
+gt_p = _comparison("gt", np.greater, ">")
+ge_p = _comparison("ge", np.greater_equal, ">=")
 
 not_p = Elementwise("not", np.invert, "bits", [None], lower=CForm({"i": "{T}(~{0})", "b": "!{0}"}))
 and_p = Elementwise("and", np.bitwise_and, "bits", [None, None], lower=bitwise("&"))
 or_p = Elementwise("or", np.bitwise_or, "bits", [None, None], lower=bitwise("|"))
 xor_p = Elementwise("xor", np.bitwise_xor, "bits", [None, None], lower=bitwise("^"))
-shift_left_p = Elementwise(
-    "shift_left", numerics.shift_left, "integer", [None, None], lower=call("shift_left", "i", 2)
-)
-shift_right_logical_p = Elementwise(
-    "shift_right_logical",
-    numerics.shift_right_logical,
-    "integer",
-    [None, None],
-    lower=call("shift_right_logical", "i", 2),
-)
-shift_right_arithmetic_p = Elementwise(
-    "shift_right_arithmetic",
-    numerics.shift_right_arithmetic,
-    "integer",
-    [None, None],
-    lower=call("shift_right_arithmetic", "i", 2),
-)
+shift_left_p = _shift("shift_left", numerics.shift_left)
+shift_right_logical_p = _shift("shift_right_logical", numerics.shift_right_logical)
+shift_right_arithmetic_p = _shift("shift_right_arithmetic", numerics.shift_right_arithmetic)
 population_count_p = Elementwise(
     "population_count", numerics.population_count, "integer", [None], lower=call("population_count", "i")
 )
@@ -826,60 +616,65 @@ conj_p = Elementwise(
 # -- functions -------------------------------------------------------------------------------------
 
 
-def _unary(prim: Primitive, doc: str):
+def named(function: Any, name: str, doc: str) -> Any:
+    """``function`` with a name and a docstring."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+def unary_function(prim: Primitive, doc: str) -> Any:
+    """The function of one operand that binds ``prim``."""
+
     def function(x: Any) -> Any:
         return prim.bind(x if isinstance(x, Value) else lift(x))
 
-    function.__name__ = function.__qualname__ = prim.name
-    function.__doc__ = doc
-    return function
+    return named(function, prim.name, doc)
 
 
-def _binary(prim: Primitive, doc: str):
+def _binary(prim: Primitive, doc: str) -> Any:
     def function(x: Any, y: Any) -> Any:
         return binary(prim, x, y)
 
-    function.__name__ = function.__qualname__ = prim.name
-    function.__doc__ = doc
-    return function
+    return named(function, prim.name, doc)
 
 
-neg = _unary(neg_p, "``-x``.")
-sign = _unary(sign_p, "-1, 0 or 1; NaN stays NaN.")
-floor = _unary(floor_p, "The largest integer not above x.")
-ceil = _unary(ceil_p, "The smallest integer not below x.")
-trunc = _unary(trunc_p, "x rounded toward zero.")
-round = _unary(round_p, "x rounded to the nearest integer, ties to even.")
-exp = _unary(exp_p, "e to the power x.")
-exp2 = _unary(exp2_p, "2 to the power x.")
-expm1 = _unary(expm1_p, "``exp(x) - 1``, accurate near 0.")
-log = _unary(log_p, "The natural logarithm.")
-log1p = _unary(log1p_p, "``log(1 + x)``, accurate near 0.")
-logistic = _unary(logistic_p, "``1 / (1 + exp(-x))``.")
-tanh = _unary(tanh_p, "Hyperbolic tangent.")
-sin = _unary(sin_p, "Sine of x in radians.")
-cos = _unary(cos_p, "Cosine of x in radians.")
-tan = _unary(tan_p, "Tangent of x in radians.")
-asin = _unary(asin_p, "Inverse sine.")
-acos = _unary(acos_p, "Inverse cosine.")
-atan = _unary(atan_p, "Inverse tangent.")
-sinh = _unary(sinh_p, "Hyperbolic sine.")
-cosh = _unary(cosh_p, "Hyperbolic cosine.")
-asinh = _unary(asinh_p, "Inverse hyperbolic sine.")
-acosh = _unary(acosh_p, "Inverse hyperbolic cosine.")
-atanh = _unary(atanh_p, "Inverse hyperbolic tangent.")
-erf = _unary(erf_p, "The error function.")
-erfc = _unary(erfc_p, "``1 - erf(x)``, accurate for large x.")
-erf_inv = _unary(erf_inv_p, "The inverse of ``erf``.")
-sqrt = _unary(sqrt_p, "The square root.")
-rsqrt = _unary(rsqrt_p, "``1 / sqrt(x)``.")
-cbrt = _unary(cbrt_p, "The cube root.")
-square = _unary(square_p, "``x * x``.")
-is_finite = _unary(is_finite_p, "Whether x is neither infinite nor NaN.")
-bitwise_not = _unary(not_p, "Bits inverted; logical not of booleans.")
-population_count = _unary(population_count_p, "The number of bits set.")
-stop_gradient = _unary(stop_gradient_p, "x, as a constant to every derivative.")
-copy = _unary(copy_p, "x in storage of its own.")
+neg = unary_function(neg_p, "``-x``.")
+sign = unary_function(sign_p, "-1, 0 or 1; NaN stays NaN.")
+floor = unary_function(floor_p, "The largest integer not above x.")
+ceil = unary_function(ceil_p, "The smallest integer not below x.")
+trunc = unary_function(trunc_p, "x rounded toward zero.")
+round = unary_function(round_p, "x rounded to the nearest integer, ties to even.")
+exp = unary_function(exp_p, "e to the power x.")
+exp2 = unary_function(exp2_p, "2 to the power x.")
+expm1 = unary_function(expm1_p, "``exp(x) - 1``, accurate near 0.")
+log = unary_function(log_p, "The natural logarithm.")
+log1p = unary_function(log1p_p, "``log(1 + x)``, accurate near 0.")
+logistic = unary_function(logistic_p, "``1 / (1 + exp(-x))``.")
+tanh = unary_function(tanh_p, "Hyperbolic tangent.")
+sin = unary_function(sin_p, "Sine of x in radians.")
+cos = unary_function(cos_p, "Cosine of x in radians.")
+tan = unary_function(tan_p, "Tangent of x in radians.")
+asin = unary_function(asin_p, "Inverse sine.")
+acos = unary_function(acos_p, "Inverse cosine.")
+atan = unary_function(atan_p, "Inverse tangent.")
+sinh = unary_function(sinh_p, "Hyperbolic sine.")
+cosh = unary_function(cosh_p, "Hyperbolic cosine.")
+asinh = unary_function(asinh_p, "Inverse hyperbolic sine.")
+acosh = unary_function(acosh_p, "Inverse hyperbolic cosine.")
+atanh = unary_function(atanh_p, "Inverse hyperbolic tangent.")
+erf = unary_function(erf_p, "The error function.")
+erfc = unary_function(erfc_p, "``1 - erf(x)``, accurate for large x.")
+erf_inv = unary_function(erf_inv_p, "The inverse of ``erf``.")
+sqrt = unary_function(sqrt_p, "The square root.")
+rsqrt = unary_function(rsqrt_p, "``1 / sqrt(x)``.")
+cbrt = unary_function(cbrt_p, "The cube root.")
+square = unary_function(square_p, "``x * x``.")
+is_finite = unary_function(is_finite_p, "Whether x is neither infinite nor NaN.")
+bitwise_not = unary_function(not_p, "Bits inverted; logical not of booleans.")
+population_count = unary_function(population_count_p, "The number of bits set.")
+stop_gradient = unary_function(stop_gradient_p, "x, as a constant to every derivative.")
+copy = unary_function(copy_p, "x in storage of its own.")
 add = _binary(add_p, "``x + y``.")
 sub = _binary(sub_p, "``x - y``.")
 mul = _binary(mul_p, "``x * y``.")

@@ -19,7 +19,7 @@ from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import ints
-from blufunc.core.ops.elementwise import add, convert, div, eq, mul, neg, select, zeros_of
+from blufunc.core.ops.elementwise import add, convert, div, eq, mul, named, neg, select, zeros_of
 from blufunc.core.ops.elementwise import operand as operand_like
 from blufunc.core.ops.rows import combine_at, plan_for, sum_rows, wide_dtype
 from blufunc.core.ops.shape import iota
@@ -122,18 +122,7 @@ class _Gather(Linear):
 
         return b.rule([dx, di], [out], params=local, special="gather", harmless=frozenset({0}))
 
-    def impl(
-        self,
-        x,
-        indices,
-        *,
-        dimension_numbers,
-        slice_sizes,
-        indices_are_sorted,
-        unique_indices,
-        mode,
-        fill_value,
-    ):
+    def impl(self, x, indices, *, dimension_numbers, slice_sizes, mode, fill_value, **_):
         plan = plan_for(x.shape, indices.shape, dimension_numbers, slice_sizes)
         starts, inside = plan.starts(
             indices,
@@ -188,29 +177,9 @@ class _Gather(Linear):
             return out, zero(out.aval)
         return out, self.bind(tangents[0], indices, **{**params, "fill_value": 0})
 
-    def transpose(
-        self,
-        ct,
-        x,
-        indices,
-        *,
-        dimension_numbers,
-        slice_sizes,
-        indices_are_sorted,
-        unique_indices,
-        mode,
-        fill_value,
-    ):
-        out = scatter_add_p.bind(
-            zeros(x.aval),
-            indices,
-            ct,
-            dimension_numbers=as_scatter(dimension_numbers),
-            indices_are_sorted=indices_are_sorted,
-            unique_indices=unique_indices,
-            mode=mode,
-        )
-        x.add(out)
+    def transpose(self, ct, x, indices, *, dimension_numbers, slice_sizes, fill_value, **params):
+        numbers = as_scatter(dimension_numbers)
+        x.add(scatter_add_p.bind(zeros(x.aval), indices, ct, dimension_numbers=numbers, **params))
 
     def batch(self, axis, args, dims, *, dimension_numbers, slice_sizes, **params):
         (x, indices), (dx, di) = args, dims
@@ -219,11 +188,7 @@ class _Gather(Linear):
         along, indices_along = n.operand_batching_dims, n.start_indices_batching_dims
         if dx is not None:
             x = move_dim(x, dx, 0)
-            collapsed, index_map, along = (
-                behind_batch(collapsed),
-                behind_batch(index_map),
-                behind_batch(along),
-            )
+            collapsed, index_map, along = map(behind_batch, (collapsed, index_map, along))
         if di is not None:
             indices, indices_along = move_dim(indices, di, 0), behind_batch(indices_along)
         if dx is None:
@@ -341,16 +306,9 @@ class _Scatter(Primitive):
     def read(self, x: Any, indices: Any, updates: ShapedArray, params: dict, fill_value: Any = 0) -> Any:
         """The windows of ``x`` that this scatter writes: an array like ``updates``."""
         d = params["dimension_numbers"]
-        return gather_p.bind(
-            x,
-            indices,
-            dimension_numbers=as_gather(d),
-            slice_sizes=window_sizes(x.aval.shape, updates.shape, d),
-            indices_are_sorted=params["indices_are_sorted"],
-            unique_indices=params["unique_indices"],
-            mode=params["mode"],
-            fill_value=fill_value,
-        )
+        sizes = window_sizes(x.aval.shape, updates.shape, d)
+        params = {**params, "dimension_numbers": as_gather(d), "slice_sizes": sizes, "fill_value": fill_value}
+        return gather_p.bind(x, indices, **params)
 
 
 class _ScatterSet(_Scatter):
@@ -561,7 +519,9 @@ def gather(
     )
 
 
-def _scatter(prim: Primitive, doc: str) -> Callable:
+def _scatter(prim: Primitive, doc: str, name: str = "", negates: bool = False) -> Callable:
+    """The function of a scatter; one that ``negates`` adds the negated updates."""
+
     def function(
         operand: Any,
         scatter_indices: Any,
@@ -573,19 +533,18 @@ def _scatter(prim: Primitive, doc: str) -> Callable:
         mode: str | GatherScatterMode | None = None,
     ) -> Any:
         operand = lift(operand)
+        updates = operand_like(updates, operand)
         return prim.bind(
             operand,
             lift(scatter_indices),
-            operand_like(updates, operand),
+            neg(updates) if negates else updates,
             dimension_numbers=dimension_numbers,
             indices_are_sorted=bool(indices_are_sorted),
             unique_indices=bool(unique_indices),
             mode=GatherScatterMode.from_any(mode),
         )
 
-    function.__name__ = function.__qualname__ = prim.name
-    function.__doc__ = doc
-    return function
+    return named(function, name or prim.name, doc)
 
 
 scatter = _scatter(
@@ -603,6 +562,12 @@ scatter = _scatter(
 scatter_add = _scatter(
     scatter_add_p, "``operand`` with ``updates`` added at many positions; see ``scatter``."
 )
+scatter_sub = _scatter(
+    scatter_add_p,
+    "``operand`` with ``updates`` subtracted at many positions; see ``scatter``.",
+    "scatter_sub",
+    True,
+)
 scatter_mul = _scatter(
     scatter_mul_p, "``operand`` multiplied by ``updates`` at many positions; see ``scatter``."
 )
@@ -612,27 +577,3 @@ scatter_min = _scatter(
 scatter_max = _scatter(
     scatter_max_p, "The larger of ``operand`` and ``updates`` at many positions; see ``scatter``."
 )
-
-
-def scatter_sub(
-    operand: Any,
-    scatter_indices: Any,
-    updates: Any,
-    dimension_numbers: Any,
-    *,
-    indices_are_sorted: bool = False,
-    unique_indices: bool = False,
-    mode: Any = None,
-) -> Any:
-    """``operand`` with ``updates`` subtracted at many positions; see ``scatter``."""
-    operand = lift(operand)
-    updates = neg(operand_like(updates, operand))
-    return scatter_add(
-        operand,
-        scatter_indices,
-        updates,
-        dimension_numbers,
-        indices_are_sorted=indices_are_sorted,
-        unique_indices=unique_indices,
-        mode=mode,
-    )

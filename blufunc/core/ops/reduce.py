@@ -17,7 +17,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import ints, static_int
-from blufunc.core.ops.elementwise import convert, div, eq, mul
+from blufunc.core.ops.elementwise import convert, div, eq, mul, named
 from blufunc.core.ops.shape import slice_in_dim
 from blufunc.core.primitives.kinds import Reduction, check_types
 from blufunc.core.primitives.linear_ops import (
@@ -36,13 +36,14 @@ from blufunc.core.primitives.tangents import zero
 # -- extrema ---------------------------------------------------------------------------------------
 
 
-def _extremum_impl(ufunc: np.ufunc, largest: bool) -> Callable:
+def _extremum(name: str, ufunc: np.ufunc, largest: bool) -> Reduction:
     def impl(x, axes):
         if x.size:
             return ufunc.reduce(x, axis=axes)
         return ufunc.reduce(x, axis=axes, initial=limit(x.dtype, not largest))
 
-    return impl
+    monoid = name.removeprefix("reduce_")
+    return Reduction(name, impl, "ordered", _extremum_deriv, monoid=monoid, autocast="widest")
 
 
 def limit(dtype: np.dtype, largest: bool) -> Any:
@@ -65,22 +66,8 @@ def _extremum_deriv(t, ans, x, axes):
     return div(reduce_sum(mul(t, hit), axes), reduce_sum(hit, axes))
 
 
-reduce_max_p = Reduction(
-    "reduce_max",
-    _extremum_impl(np.maximum, largest=True),
-    "ordered",
-    deriv=_extremum_deriv,
-    monoid="max",
-    autocast="widest",
-)
-reduce_min_p = Reduction(
-    "reduce_min",
-    _extremum_impl(np.minimum, largest=False),
-    "ordered",
-    deriv=_extremum_deriv,
-    monoid="min",
-    autocast="widest",
-)
+reduce_max_p = _extremum("reduce_max", np.maximum, largest=True)
+reduce_min_p = _extremum("reduce_min", np.minimum, largest=False)
 
 # -- products --------------------------------------------------------------------------------------
 
@@ -128,13 +115,15 @@ reduce_prod_p = Reduction(
 
 # -- bits ------------------------------------------------------------------------------------------
 
-reduce_and_p = Reduction(
-    "reduce_and", lambda x, axes: np.bitwise_and.reduce(x, axis=axes), "bits", monoid="and"
-)
-reduce_or_p = Reduction("reduce_or", lambda x, axes: np.bitwise_or.reduce(x, axis=axes), "bits", monoid="or")
-reduce_xor_p = Reduction(
-    "reduce_xor", lambda x, axes: np.bitwise_xor.reduce(x, axis=axes), "bits", monoid="xor"
-)
+
+def _bits(name: str, ufunc: np.ufunc) -> Reduction:
+    impl = lambda x, axes: ufunc.reduce(x, axis=axes)
+    return Reduction(name, impl, "bits", monoid=name.removeprefix("reduce_"))
+
+
+reduce_and_p = _bits("reduce_and", np.bitwise_and)
+reduce_or_p = _bits("reduce_or", np.bitwise_or)
+reduce_xor_p = _bits("reduce_xor", np.bitwise_xor)
 
 # -- argmax and argmin -----------------------------------------------------------------------------
 
@@ -192,9 +181,7 @@ def _reduction(prim: Primitive, doc: str) -> Callable:
         x, axes = lift(operand), ints(axes, prim.name, "axes")
         return prim.bind(x, axes=axes) if axes else x
 
-    function.__name__ = function.__qualname__ = prim.name
-    function.__doc__ = doc
-    return function
+    return named(function, prim.name, doc)
 
 
 reduce_max = _reduction(

@@ -40,17 +40,10 @@ class WindowReduction(Primitive):
 
     def shard(self, avals, outs, **params):
         b = Factoring()
-        still = [
-            (w, s, tuple(p)) == (1, 1, (0, 0)) and bd == 1
-            for w, s, p, bd in zip(
-                params["window_dimensions"],
-                params["window_strides"],
-                params["padding"],
-                params["base_dilation"],
-                strict=True,
-            )
-        ]
-        dims = b.each(avals[0].shape, [d for d, s in enumerate(still) if not s])
+        names = ("window_dimensions", "window_strides", "padding", "base_dilation")
+        slides = zip(*[params[n] for n in names], strict=True)
+        moving = [d for d, (w, s, p, bd) in enumerate(slides) if (w, s, tuple(p), bd) != (1, 1, (0, 0), 1)]
+        dims = b.each(avals[0].shape, moving)
         return b.rule([dims] * len(avals), [dims] * len(outs))
 
     def abstract(self, x, **params):

@@ -40,13 +40,13 @@ from blufunc.core.ops.elementwise import (
     sign,
     square,
     sub,
-    unary,
+    unary_function,
     zeros_of,
 )
 from blufunc.core.ops.numerics import through_single
 from blufunc.core.primitives.c_form import call
 from blufunc.core.primitives.kinds import Elementwise
-from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.primitive import unsupported
 
 with _lazy.modules(globals()):
     import scipy.special
@@ -296,28 +296,21 @@ ndtri_p = _special(
 # -- functions -------------------------------------------------------------------------------------
 
 
-def _unary(prim: Primitive, doc: str) -> Callable:
-    def function(x: Any) -> Any:
-        return unary(prim, x)
-
-    function.__name__ = function.__qualname__ = prim.name
-    function.__doc__ = doc
-    return function
-
-
-gamma = _unary(gamma_p, "The gamma function.")
-gammasgn = _unary(gammasgn_p, "The sign of the gamma function, 1 or -1.")
-lgamma = _unary(lgamma_p, "The logarithm of the absolute value of the gamma function.")
-digamma = _unary(digamma_p, "The derivative of ``lgamma``; NaN at 0 and the negative integers.")
-bessel_i0e = _unary(bessel_i0e_p, "``exp(-|x|)`` times the modified Bessel function of order 0.")
-bessel_i1e = _unary(bessel_i1e_p, "``exp(-|x|)`` times the modified Bessel function of order 1.")
-expi = _unary(expi_p, "The exponential integral Ei, the principal value for x > 0.")
-exp1 = _unary(exp1_p, "The exponential integral E1.")
-spence = _unary(spence_p, "Spence's function: the integral of ``log(t) / (1 - t)`` from 1 to x.")
-erfcx = _unary(erfcx_p, "``exp(x**2) erfc(x)``, which does not underflow.")
-dawsn = _unary(dawsn_p, "Dawson's integral: ``exp(-x**2)`` times the integral of ``exp(t**2)`` from 0 to x.")
-log_ndtr = _unary(log_ndtr_p, "The logarithm of the normal distribution function.")
-ndtri = _unary(ndtri_p, "The inverse of the normal distribution function.")
+gamma = unary_function(gamma_p, "The gamma function.")
+gammasgn = unary_function(gammasgn_p, "The sign of the gamma function, 1 or -1.")
+lgamma = unary_function(lgamma_p, "The logarithm of the absolute value of the gamma function.")
+digamma = unary_function(digamma_p, "The derivative of ``lgamma``; NaN at 0 and the negative integers.")
+bessel_i0e = unary_function(bessel_i0e_p, "``exp(-|x|)`` times the modified Bessel function of order 0.")
+bessel_i1e = unary_function(bessel_i1e_p, "``exp(-|x|)`` times the modified Bessel function of order 1.")
+expi = unary_function(expi_p, "The exponential integral Ei, the principal value for x > 0.")
+exp1 = unary_function(exp1_p, "The exponential integral E1.")
+spence = unary_function(spence_p, "Spence's function: the integral of ``log(t) / (1 - t)`` from 1 to x.")
+erfcx = unary_function(erfcx_p, "``exp(x**2) erfc(x)``, which does not underflow.")
+dawsn = unary_function(
+    dawsn_p, "Dawson's integral: ``exp(-x**2)`` times the integral of ``exp(t**2)`` from 0 to x."
+)
+log_ndtr = unary_function(log_ndtr_p, "The logarithm of the normal distribution function.")
+ndtri = unary_function(ndtri_p, "The inverse of the normal distribution function.")
 
 
 def polygamma(m: Any, x: Any) -> Any:

@@ -100,24 +100,12 @@ class ScatterDimensionNumbers:
 
 def as_gather(d: ScatterDimensionNumbers) -> GatherDimensionNumbers:
     """The gather that reads what the scatter writes."""
-    return GatherDimensionNumbers(
-        d.update_window_dims,
-        d.inserted_window_dims,
-        d.scatter_dims_to_operand_dims,
-        d.operand_batching_dims,
-        d.scatter_indices_batching_dims,
-    )
+    return GatherDimensionNumbers(*[getattr(d, f) for f in ScatterDimensionNumbers.__slots__])
 
 
 def as_scatter(d: GatherDimensionNumbers) -> ScatterDimensionNumbers:
     """The scatter that writes what the gather reads."""
-    return ScatterDimensionNumbers(
-        d.offset_dims,
-        d.collapsed_slice_dims,
-        d.start_index_map,
-        d.operand_batching_dims,
-        d.start_indices_batching_dims,
-    )
+    return ScatterDimensionNumbers(*[getattr(d, f) for f in GatherDimensionNumbers.__slots__])
 
 
 def window_sizes(

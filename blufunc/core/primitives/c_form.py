@@ -40,6 +40,12 @@ class CForm:
             (int(n) for t in self.templates.values() for n in re.findall(r"\{(\d)\}", t)), default=0
         )
 
+    def names(self) -> set[str]:
+        """The names in the templates: of parameters, and of types."""
+        return {
+            n for t in self.templates.values() for n in re.findall(r"\{([A-Za-z_]\w*)\}", t.replace("{{", ""))
+        }
+
     def holds_twice(self) -> bool:
         """True if an expression uses an operand more than once."""
         slots = [re.findall(r"\{(\d)\}", t) for t in self.templates.values()]

@@ -28,6 +28,7 @@ from blufunc.core.primitives.linear_ops import (
     unbroadcast,
 )
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.rule_errors import described, rule_error
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 TYPES: dict[str, tuple[str, Callable[[np.dtype], bool]]] = {
@@ -212,6 +213,12 @@ class Elementwise(Primitive):
 
     def _checked(self, avals, params):
         self._check_operands(len(avals))
+        if isinstance(self.lower, CForm) and (unknown := self.lower.names() - {"T", "U", *params}):
+            raise errors.ArgumentError(
+                f"the C form of {self.name} has {{{min(unknown)}}}, and {self.name} has no parameter of that name.",
+                where=source.here(),
+                fix="{0}, {1}, ... are operands, {T} and {U} types; double the braces of C code",
+            )
         return super()._checked(avals, params)
 
     def _check_operands(self, n: int) -> None:
@@ -248,13 +255,25 @@ class Elementwise(Primitive):
             for deriv, t in zip(self.derivs, tangents, strict=True):
                 if t.__class__ is Zero or deriv is None:
                     continue
-                term = broadcast_to(deriv(t, ans, *primals, **params), ans.aval.shape)
+                term = deriv(t, ans, *primals, **params)
+                shape = getattr(getattr(term, "aval", None), "shape", None)
+                if shape != ans.aval.shape and (shape is None or shape != t.aval.shape):
+                    raise rule_error(self, "derivs", f"returned {described(term)} for a result {ans.aval}")
+                term = broadcast_to(term, ans.aval.shape)
                 total = term if total is None else add_any(total, term)
         return ans, zero(ans.aval) if total is None else total
 
     def transpose(self, ct, *args, **params):
         if not self.transposes and self.has_definition:
             return super().transpose(ct, *args, **params)
+        linear = {i for i, x in enumerate(args) if is_linear(x)}
+        if len(linear) > 1 and self.linear and not any(linear <= group for group in self.linear):
+            raise errors.GradError(
+                f"{self.name} is linear in each operand alone, and several depend on a tangent.",
+                where=source.here(),
+                why="a derivative is linear in the tangents.",
+                fix="correct the derivative rule that multiplies them; testing.check_grads finds it",
+            )
         rules = self.transposes or (None,) * len(args)
         for i, (rule, x) in enumerate(zip(rules, args, strict=True)):
             if is_linear(x):
@@ -272,11 +291,11 @@ class Elementwise(Primitive):
             ((_, d),) = ranks
             return self.bind(*args, **params), d
         # type the operation on one example, so that errors refer to it
-        shape = self.typed(tuple([_example(a.aval, d) for a, d in pairs]), params).shape
+        shape = self.typed(tuple([example_aval(a.aval, d) for a, d in pairs]), params).shape
         return self.bind(*[_align(axis, a, d, shape) for a, d in pairs], **params), 0
 
 
-def _example(aval: ShapedArray, d: int | None) -> ShapedArray:
+def example_aval(aval: ShapedArray, d: int | None) -> ShapedArray:
     """The type of one example of a batch along ``d``."""
     return aval if d is None else aval.with_shape(aval.shape[:d] + aval.shape[d + 1 :])
 
@@ -328,10 +347,10 @@ class Reduction(Primitive):
         monoid: str = "",
         autocast: str | None = None,
     ):
-        super().__init__(name)
         _check_made(name, impl, types, {"deriv": [deriv]}, out)
         self.monoid, self.autocast_class = monoid, autocast
         self._impl, self.types, self.deriv, self.out = impl, types, deriv, out
+        super().__init__(name)
 
     def impl(self, x, *, axes):
         return self._impl(x, axes)

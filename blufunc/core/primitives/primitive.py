@@ -56,6 +56,7 @@ class Primitive:
       monoid: combines elements in reductions and scans; kernels compute those that have one.
       cost: of elementwise operations, approximate cost of one application, in float additions.
       has_definition: whether ``lower`` is a definition: a function that is traced.
+      check_impl: whether ``impl`` is the user's, and the types of its results are checked.
     """
 
     name: str
@@ -89,6 +90,8 @@ class Primitive:
         named.setdefault(self.name, self)
         self._typed: dict[tuple, Any] = {}
         self.has_definition = self._has_definition()
+        code = getattr(getattr(self, "_impl", None) or type(self).impl, "__code__", None)
+        self.check_impl = code is not None and not source.is_internal(code)
         self.definitions: dict[tuple, Any] = {}  # traced definitions: ``core/programs/stage.py``
 
     def _has_definition(self) -> bool:
@@ -136,11 +139,6 @@ class Primitive:
     def has_impl(self) -> bool:
         """True if there is an ``impl`` other than the definition."""
         return type(self).impl is not Primitive.impl
-
-    def lowered(self, args: Sequence, params: dict) -> list:
-        """The results of the definition under the current trace, always a list."""
-        out = self.lower(*args, **params)
-        return list(out) if self.multiple_results else [out]
 
     linearize: Callable | None = None
     """``(trace, primals, tangents, **params) -> (outs, out_tangents)``.

@@ -7,6 +7,7 @@ class test and an interned-type test.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ RETURNS = {
     "abstract": "a ShapedArray, extend.ShapedArray(shape, dtype); a list of them with multiple_results = True",
     "jvp": "(out, out_tangent), with the tangent of the type of out; two lists with multiple_results = True",
     "linearize": "(out, out_tangent), with the tangent of the type of out; two lists with multiple_results = True",
+    "derivs": "for each operand (t, ans, *operands) -> term, linear in t and of the shape of the result",
     "transpose": "nothing, and adds to each linear operand a cotangent of its type: x.add(...)",
     "batch": "(out, out_dim), where out_dim >= 0 is the batch axis of out, or None; two lists with "
     "multiple_results = True",
@@ -43,13 +45,26 @@ def definition_error(prim: Any, what: str, fix: str) -> errors.JaxprTypeError:
     return errors.JaxprTypeError(
         f"the definition (lower=) of {prim.name} {what}.",
         where=source.here(),
-        why="compilers put the definition in the place of the primitive, so it must compute the same.",
+        why=f"compilers put the definition{_place(prim.lower)} in the place of the primitive, so it must compute "
+        "the same.",
         fix=fix,
     )
 
 
-def check_definition(prim: Any, defined: Sequence[Any], computed: Sequence[Any]) -> None:
-    """Check the definition's results against those of ``impl`` on the same operands."""
+def _place(function: Any) -> str:
+    """``, file.py:12,`` for a function written there."""
+    code = getattr(function, "__code__", None)
+    return f", {os.path.basename(code.co_filename)}:{code.co_firstlineno}," if code else ""
+
+
+def check_definition(
+    prim: Any, defined: Sequence[Any], computed: Sequence[Any], elements: Sequence[np.ndarray] = ()
+) -> None:
+    """Check the definition's results against those of ``impl`` on the same operands.
+
+    Args:
+      elements: of an elementwise primitive, the operands, which the error shows.
+    """
     for i, (x, y) in enumerate(zip(map(np.asarray, defined), map(np.asarray, computed), strict=True)):
         inexact = dtypes.is_inexact(y.dtype)
         wide = np.complex128 if dtypes.is_complex(y.dtype) else np.float64
@@ -58,9 +73,12 @@ def check_definition(prim: Any, defined: Sequence[Any], computed: Sequence[Any])
         same = np.isclose(a, b, tol, tol, equal_nan=True) if inexact else a == b
         if not np.all(same):
             at = np.unravel_index(int(np.argmin(same)), same.shape) if same.ndim else ()
+            place = f"result {i}, element {[*map(int, at)]}"
+            if elements:
+                place = f"for {', '.join(f'{e[at] if e.ndim else e[()]:.6g}' for e in elements)}"
             raise definition_error(
                 prim,
-                f"gives {a[at]} where impl gives {b[at]} (result {i}, element {[*map(int, at)]})",
+                f"gives {a[at]} where impl gives {b[at]} ({place})",
                 "correct one of them, or leave out impl: the definition is evaluated then",
             )
 

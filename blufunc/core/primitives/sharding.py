@@ -254,10 +254,12 @@ def rule_of(prim: Any, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray]
     if prim.shard is None or hasattr(prim.shard, "reason"):
         return whole(avals, outs)
     try:
-        rule = prim.shard(avals, outs, **params)
+        rule = prim.shard(avals, outs, **params) if callable(prim.shard) else prim.shard
         wrong = _misfit(rule, avals, outs)
-    except ValueError as e:
+    except ValueError as e:  # of Factors
         wrong = str(e)
+    except Exception as e:
+        wrong = f"raises {type(e).__name__}: {e}"
     if wrong:
         raise errors.ShardingError(
             f"the shard rule of {prim.name} {wrong}.",

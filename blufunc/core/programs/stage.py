@@ -16,12 +16,12 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import Array, from_numpy, lift
-from blufunc.core.ir import check, source
+from blufunc.core.ir import check, dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
 from blufunc.core.ir.trace import EVAL, Trace, Tracer, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.primitive import derived
-from blufunc.core.primitives.rule_errors import definition_error, type_of
+from blufunc.core.primitives.rule_errors import check_definition, definition_error, type_of
 
 
 class StagedTracer(Tracer):
@@ -152,7 +152,8 @@ def definition(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
     """A primitive's definition as a jaxpr, memoized by operand types and parameters.
 
     Raises:
-      JaxprTypeError: it does not trace, uses the primitive itself, or its results are not those of ``abstract``.
+      JaxprTypeError: it does not trace, uses the primitive itself, or its results are not those of ``abstract``;
+        of an elementwise primitive, it is not elementwise, or disagrees with ``impl``.
     """
     key = (*avals, *params.items())
     found = prim.definitions.get(key)
@@ -169,9 +170,13 @@ def definition(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
 
 
 def _traced(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
+    def defined(*xs):
+        out = prim.lower(*xs, **params)
+        return list(out) if prim.multiple_results else [out]
+
     outs = prim.typed(tuple(avals), params)
     try:
-        jaxpr = stage(lambda *xs: prim.lowered(xs, params), avals, prim.name)
+        jaxpr = stage(defined, avals, prim.name)
     except errors.JaxprTypeError:
         raise
     except Exception as e:
@@ -194,7 +199,44 @@ def _traced(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
             f"returns {', '.join(got) or 'nothing'}, and abstract says {', '.join(expected)}",
             "convert with .astype or reshape in the definition, or correct abstract (out= of an elementwise one)",
         )
+    if prim.kind == "elementwise":
+        _check_elementwise(prim, jaxpr)
+        if prim.has_impl and "impl" not in vars(prim):  # an override replaces impl on the instance
+            _check_sample(prim, defined, avals, params)
     return jaxpr.replace(eqns=[Eqn(e.prim, e.invars, e.outvars, e.params, None) for e in jaxpr.eqns])
+
+
+def _check_elementwise(prim: Any, jaxpr: Jaxpr) -> None:
+    """Raise JaxprTypeError unless an elementwise primitive's definition is too."""
+    for eqn in jaxpr.eqns:
+        bodies = list(subjaxprs(eqn.params))
+        for body in bodies:
+            _check_elementwise(prim, body)
+        if not bodies and eqn.prim.kind != "elementwise" and any(a.aval.ndim for a in eqn.invars):
+            raise definition_error(
+                prim,
+                f"applies {eqn.prim.name}, which is not elementwise",
+                "apply it outside of the primitive, or define a subclass of extend.Primitive",
+            )
+
+
+def _check_sample(prim: Any, defined: Callable, avals: Sequence[ShapedArray], params: dict) -> None:
+    """Compare an elementwise definition with ``impl`` on four elements."""
+    if any(dtypes.is_key(a.dtype) for a in avals):
+        return
+    sample: list[np.ndarray] = []
+    for k, a in enumerate(avals):
+        x = np.arange(1, 5) / (6 + k) if dtypes.is_inexact(a.dtype) else np.arange(1, 5)
+        sample.append((x if a.ndim else x[1]).astype(a.dtype))
+    with np.errstate(all="ignore"):
+        try:
+            computed = prim.impl(*sample, **params)
+        except Exception:  # outside of its domain
+            return
+        jaxpr = stage(defined, [a.with_shape(x.shape) for a, x in zip(avals, sample, strict=True)], prim.name)
+        with set_trace(EVAL):
+            found = eval_jaxpr(jaxpr, [from_numpy(x, backend.host_device()) for x in sample])
+    check_definition(prim, found, computed if prim.multiple_results else [computed], sample)
 
 
 def _evaluated(prim: Any, args: Sequence[Any], params: dict) -> list[np.ndarray]:

@@ -183,24 +183,33 @@ class Chosen:
         return [name for k in range(len(nums)) for name in groups[k]]
 
 
-def check_inputs(transform: str, chosen: Chosen, holomorphic: bool, allow_int: bool) -> None:
-    """Raise GradError unless reverse mode supports every chosen argument."""
-    is_allowed = dtypes.is_complex if holomorphic else dtypes.is_inexact
+def check_inputs(
+    transform: str, chosen: Chosen, holomorphic: bool, allow_int: bool = False, real: bool = False
+) -> None:
+    """Raise GradError unless a transform supports every chosen argument.
+
+    Args:
+      real: whether complex arguments require ``holomorphic``.
+    """
+    accepts = dtypes.is_complex if holomorphic else dtypes.is_floating if real else dtypes.is_inexact
+    kind = "complex" if holomorphic else "real floating" if real else "floating or complex"
     for i, p in enumerate(chosen.values):
-        if not is_allowed(p.aval.dtype) and not (allow_int and not dtypes.is_inexact(p.aval.dtype)):
-            kind = "complex" if holomorphic else "floating or complex"
-            label = chosen.labels()[i]
-            raise errors.GradError(
-                f"{transform} of {name_of(chosen.fun)} with respect to {label}, which is {p.aval}: "
-                f"{kind} arguments only.",
-                where=source.here(),
-                why="holomorphic functions go from complex to complex numbers."
-                if holomorphic
-                else "functions of integers are not differentiable.",
-                fix=f"convert {label} to a {'complex' if holomorphic else 'floating'} dtype, "
-                "choose other argnums, or "
-                + ("leave out holomorphic=True" if holomorphic else "pass allow_int=True"),
-            )
+        dtype = p.aval.dtype
+        if accepts(dtype) or (allow_int and not dtypes.is_inexact(dtype)):
+            continue
+        label, why = chosen.labels()[i], "functions of integers are not differentiable."
+        option = "leave out holomorphic=True" if holomorphic else "" if real else "pass allow_int=True"
+        if holomorphic:
+            why = "holomorphic functions go from complex to complex numbers."
+        elif dtypes.is_complex(dtype):
+            why, option = "directions are real.", "pass holomorphic=True for a holomorphic function"
+        raise errors.GradError(
+            f"{transform} of {name_of(chosen.fun)} with respect to {label}, which is {p.aval}: {kind} arguments only.",
+            where=source.here(),
+            why=why,
+            fix=f"convert {label} to a {'complex' if holomorphic else 'floating'} dtype, or choose other argnums"
+            + (f", or {option}" if option else ""),
+        )
 
 
 def split_aux(fun: Callable, out: Any, form: str = "(result, auxiliary)") -> tuple:

@@ -51,7 +51,7 @@ def jacfwd(
     def jacobian_fun(*args, **kwargs):
         chosen = Chosen(fun, args, kwargs, argnums)
         primals = chosen.values
-        _check_forward_inputs(chosen, holomorphic)
+        check_inputs("jacfwd", chosen, holomorphic, real=True)
         avals = [p.aval for p in primals]
         axis = Axis(sum(a.size for a in avals))
         flat = _Results(chosen, has_aux)
@@ -203,24 +203,6 @@ class _Results:
         if not self.has_aux:
             return whole
         return whole, tree.unflatten(self.aux_tree, outs[self.out_tree.num_leaves :])
-
-
-def _check_forward_inputs(chosen: Chosen, holomorphic: bool) -> None:
-    accepts = dtypes.is_complex if holomorphic else dtypes.is_floating
-    for i, p in enumerate(chosen.values):
-        if not accepts(p.aval.dtype):
-            kind = "complex" if holomorphic else "real floating"
-            label = chosen.labels()[i]
-            raise errors.GradError(
-                f"jacfwd of {name_of(chosen.fun)} with respect to {label}, which is {p.aval}: {kind} arguments only.",
-                where=source.here(),
-                fix=f"convert {label}, or choose other argnums"
-                + (
-                    "; pass holomorphic=True for a holomorphic function"
-                    if dtypes.is_complex(p.aval.dtype)
-                    else ""
-                ),
-            )
 
 
 def _basis(avals: Sequence[ShapedArray]) -> list:

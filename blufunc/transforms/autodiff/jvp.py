@@ -17,7 +17,7 @@ from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import check_lists, check_tangent, pair_of
 from blufunc.core.primitives.tangents import Zero, zero
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import definition, stage
 
 
 class JVPTracer(Tracer):
@@ -138,7 +138,8 @@ def jvp_jaxpr(
 
 
 def _of_definition(prim: Primitive, primals: Sequence[Any], tangents: Sequence[Any], params: dict) -> tuple:
-    outs, out_tangents = jvp_flat(lambda *xs: prim.lowered(xs, params), primals, tangents)
+    jaxpr = definition(prim, [p.aval for p in primals], params)
+    outs, out_tangents = jvp_flat(lambda *xs: eval_jaxpr(jaxpr, xs), primals, tangents)
     return (outs, out_tangents) if prim.multiple_results else (outs[0], out_tangents[0])
 
 

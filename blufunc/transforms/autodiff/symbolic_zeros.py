@@ -9,46 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import ShapedArray, Typed
 from blufunc.core.primitives.linear_ops import instantiate as _instantiate
 from blufunc.core.primitives.linear_ops import zeros
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.transforms.arguments import as_values
 
 
-class SymbolicZero:
+class SymbolicZero(Typed):
     """A tangent or cotangent that is zero for all values; a leaf, and not an array.
 
     Attributes:
-      aval: its type.
+      aval: its type; of dtype float0 if the primal is not differentiable.
     """
 
     __slots__ = ("aval",)
 
     def __init__(self, aval: ShapedArray):
         self.aval = aval
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape, a tuple of int."""
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype; float0 if the primal is not differentiable."""
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return self.aval.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self.aval.size
 
     def instantiate(self) -> Any:
         """The array of zeros."""

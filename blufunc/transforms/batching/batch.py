@@ -15,10 +15,11 @@ from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr, named_axes
 from blufunc.core.ir.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
+from blufunc.core.primitives.kinds import example_aval
 from blufunc.core.primitives.linear_ops import batched_front
 from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import check_batch, check_example, check_lists, pair_of
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import definition, stage
 
 
 class Axis:
@@ -193,7 +194,8 @@ def batch_jaxpr(
 def _of_definition(
     prim: Primitive, axis: Axis, args: Sequence[Any], dims: Sequence[int | None], params: dict
 ) -> tuple:
-    outs, out_dims = batch_flat(lambda *xs: prim.lowered(xs, params), axis, args, dims)
+    jaxpr = definition(prim, [example_aval(a.aval, d) for a, d in zip(args, dims, strict=True)], params)
+    outs, out_dims = batch_flat(lambda *xs: eval_jaxpr(jaxpr, xs), axis, args, dims)
     return (outs, out_dims) if prim.multiple_results else (outs[0], out_dims[0])
 
 

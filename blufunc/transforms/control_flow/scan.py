@@ -79,6 +79,11 @@ class _Scan(Primitive):
 
         return run
 
+    def _loop(self, jaxpr: Jaxpr, consts: Sequence, carry: Sequence, xs: Sequence, params: dict) -> list[Any]:
+        """Bind a scan; ``params`` are length, reverse and unroll."""
+        counts = {"n_consts": len(consts), "n_carry": len(carry)}
+        return self.bind(*consts, *carry, *xs, jaxpr=jaxpr, **counts, **params)
+
     def jvp(self, primals, tangents, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
         nz_consts, nz_carry, nz_xs = _parts(map(is_nonzero, tangents), n_consts, n_carry)
         while True:
@@ -103,19 +108,8 @@ class _Scan(Primitive):
         p_ops, t_ops = _parts(primals, n_consts, n_carry), _parts(tangents, n_consts, n_carry)
         t_consts, t_xs = [t for t in t_ops[0] if is_nonzero(t)], [t for t in t_ops[2] if is_nonzero(t)]
         t_carry = [instantiate(t) for t, nz in zip(t_ops[1], nz_carry, strict=True) if nz]
-        results = self.bind(
-            *extra,
-            *p_ops[0],
-            *t_consts,
-            *p_ops[1],
-            *t_carry,
-            *p_ops[2],
-            *t_xs,
-            jaxpr=body,
-            n_consts=k + n_consts + len(t_consts),
-            n_carry=n_carry + m,
-            **params,
-        )
+        consts = [*extra, *p_ops[0], *t_consts]
+        results = self._loop(body, consts, [*p_ops[1], *t_carry], [*p_ops[2], *t_xs], params)
         carry, carry_t, rest = results[:n_carry], results[n_carry : n_carry + m], results[n_carry + m :]
         ys, ys_t = rest[: n_out - n_carry], rest[n_out - n_carry :]
         outs, nonzero_ts = [*carry, *ys], iter([*carry_t, *ys_t])
@@ -172,9 +166,7 @@ class _Scan(Primitive):
         body = primal.memoised(
             ("scan primal", n_out), lambda: closed.replace(outvars=[*closed.outvars[:n_out], *stacked])
         )
-        results = self.bind(
-            *consts, *carry, *xs, jaxpr=body, n_consts=len(consts), n_carry=len(carry), **params
-        )
+        results = self._loop(body, consts, carry, xs, params)
         varying: dict[Any, Any] = dict(zip(body.outvars[len(carry) :], results[len(carry) :], strict=True))
         varying.update(zip(p_xs, xs, strict=True))
 
@@ -213,20 +205,10 @@ class _Scan(Primitive):
             key, lambda: _backward_body(jaxpr, n_carry, lin_consts, lin_xs, ct_nonzeros)
         )
         ct_consts = [zeros(c.aval) for c in consts if is_linear(c)]
-        results = self.bind(
-            *extra,
-            *res_consts,
-            *ct_consts,
-            *map(instantiate, cts[:n_carry]),
-            *(ct for ct in cts[n_carry:] if is_nonzero(ct)),
-            *res_xs,
-            jaxpr=body,
-            n_consts=len(extra) + len(res_consts),
-            n_carry=len(ct_consts) + n_carry,
-            reverse=not reverse,
-            length=length,
-            unroll=unroll,
-        )
+        ct_carry = [*ct_consts, *map(instantiate, cts[:n_carry])]
+        ct_xs = [ct for ct in cts[n_carry:] if is_nonzero(ct)]
+        params = {"reverse": not reverse, "length": length, "unroll": unroll}
+        results = self._loop(body, [*extra, *res_consts], ct_carry, [*ct_xs, *res_xs], params)
         targets = [c for c in consts if is_linear(c)] + carry + [x for x in xs if is_linear(x)]
         for target, ct in zip(targets, results, strict=True):
             if is_linear(target):
@@ -257,14 +239,8 @@ class _Scan(Primitive):
             "scan", bodies, jaxpr, carry, lambda carry_kinds: [*const_kinds, *carry_kinds, *x_kinds]
         )
         closed, extra = body.hoist()
-        outs = self.bind(
-            *extra,
-            *bodies.leaves([*consts, *carry, *xs]),
-            jaxpr=closed,
-            n_consts=len(extra) + len(bodies.leaves(consts)),
-            n_carry=len(bodies.leaves(carry)),
-            **params,
-        )
+        flat_consts, flat_carry, flat_xs = map(bodies.leaves, (consts, carry, xs))
+        outs = self._loop(closed, [*extra, *flat_consts], flat_carry, flat_xs, params)
         ys = [ShapedArray((params["length"], *a.shape), a.dtype) for a in jaxpr.out_avals[n_carry:]]
         return bodies.boxes(outs, kinds, [*jaxpr.out_avals[:n_carry], *ys])
 
@@ -432,17 +408,8 @@ def scan(
     )
     loop_carry.check_types("scan", name, paths, carry, jaxpr.out_avals)
     closed, consts = jaxpr.hoist()
-    outs = scan_p.bind(
-        *consts,
-        *carry,
-        *x_values,
-        jaxpr=closed,
-        length=length,
-        reverse=bool(reverse),
-        n_consts=len(consts),
-        n_carry=len(carry),
-        unroll=steps_in_a_row,
-    )
+    params = {"length": length, "reverse": bool(reverse), "unroll": steps_in_a_row}
+    outs = scan_p._loop(closed, consts, carry, x_values, params)
     n = len(carry)
     return tree.unflatten(init_tree, outs[:n]), tree.unflatten(y_tree, outs[n:])
 

@@ -80,14 +80,26 @@ class _While(Primitive):
 
         return run
 
+    def _loop(
+        self,
+        cond: Jaxpr,
+        body: Jaxpr,
+        c_consts: Sequence,
+        b_consts: Sequence,
+        carry: Sequence,
+        max_steps: Any,
+    ) -> list[Any]:
+        """Bind a loop."""
+        counts = {"n_cond": len(c_consts), "n_body": len(b_consts)}
+        operands = (*c_consts, *b_consts, *carry)
+        return self.bind(*operands, cond=cond, body=body, **counts, max_steps=max_steps)
+
     def jvp(self, primals, tangents, *, body: Jaxpr, cond: Jaxpr, n_cond, n_body, max_steps):
         _, b_ts, c_ts = _parts(tangents, n_cond, n_body)
         nz_consts, nz_carry = tuple(map(is_nonzero, b_ts)), tuple(map(is_nonzero, c_ts))
-        while True:
-            derived, out_nonzeros = jvp_jaxpr(body, (*nz_consts, *nz_carry), nz_carry)
-            if out_nonzeros == nz_carry:
-                break
-            nz_carry = out_nonzeros
+        while (of_body := jvp_jaxpr(body, (*nz_consts, *nz_carry), nz_carry))[1] != nz_carry:
+            nz_carry = of_body[1]
+        derived = of_body[0]
         n, m, k = len(nz_carry), sum(nz_consts), sum(nz_carry)
         closed, extra = derived.hoist()
 
@@ -107,19 +119,8 @@ class _While(Primitive):
         c_consts, b_consts, carry = _parts(primals, n_cond, n_body)
         t_consts = [t for t in b_ts if is_nonzero(t)]
         t_carry = [instantiate(t) for t, nz in zip(c_ts, nz_carry, strict=True) if nz]
-        outs = self.bind(
-            *c_consts,
-            *extra,
-            *b_consts,
-            *t_consts,
-            *carry,
-            *t_carry,
-            cond=new_cond,
-            body=new_body,
-            n_cond=n_cond,
-            n_body=len(extra) + n_body + m,
-            max_steps=max_steps,
-        )
+        new_consts = [*extra, *b_consts, *t_consts]
+        outs = self._loop(new_cond, new_body, c_consts, new_consts, [*carry, *t_carry], max_steps)
         rest = iter(outs[n : n + k])
         return outs[:n], [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, nz_carry, strict=False)]
 
@@ -152,18 +153,12 @@ class _While(Primitive):
             return cond.replace(invars=invars, arg_names=()), *keeps
 
         p_cond, p_body, extra = primal.memoised(("while split", cond), values_only)
-        ps = [x for x, t in zip([*b_consts, *carry], [*t_consts, *flags], strict=True) if not t]
+        p_consts, p_carry = (
+            [x for x, t in zip(xs, ts, strict=True) if not t]
+            for xs, ts in ((b_consts, t_consts), (carry, flags))
+        )
         with set_trace(trace.parent):
-            outs = self.bind(
-                *c_consts,
-                *extra,
-                *ps,
-                cond=p_cond,
-                body=p_body,
-                n_cond=n_cond,
-                n_body=len(extra) + t_consts.count(False),
-                max_steps=None,
-            )
+            outs = self._loop(p_cond, p_body, c_consts, [*extra, *p_consts], p_carry, None)
         values = iter(outs)
         return [t if is_t else next(values) for t, is_t in zip(out_ts, flags, strict=True)]
 
@@ -217,16 +212,7 @@ class _While(Primitive):
                 lambda: _in_lock_step(cond_b, body_b, len(c_ins), len(b_ins), b_body if guarded else None),
             )
             b_ins = [*c_ins, *b_ins]
-        outs = self.bind(
-            *c_ins,
-            *b_ins,
-            *carry,
-            cond=cond_b,
-            body=body_b,
-            n_cond=len(c_ins),
-            n_body=len(b_ins),
-            max_steps=max_steps,
-        )
+        outs = self._loop(cond_b, body_b, c_ins, b_ins, carry, max_steps)
         return outs, [0 if b else None for b in b_carry]
 
     def rewrite(self, bodies, operands, *, cond: Jaxpr, body: Jaxpr, n_cond, n_body, max_steps):
@@ -239,16 +225,7 @@ class _While(Primitive):
         new_cond, _ = bodies.body(cond, [*c_kinds, *kinds], plain_outs="the condition of a while_loop")
         (new_cond, c_extra), (new_body, b_extra) = new_cond.hoist(), new_body.hoist()
         c_ins, b_ins = [*c_extra, *bodies.leaves(c_consts)], [*b_extra, *bodies.leaves(b_consts)]
-        outs = self.bind(
-            *c_ins,
-            *b_ins,
-            *bodies.leaves(carry),
-            cond=new_cond,
-            body=new_body,
-            n_cond=len(c_ins),
-            n_body=len(b_ins),
-            max_steps=max_steps,
-        )
+        outs = self._loop(new_cond, new_body, c_ins, b_ins, bodies.leaves(carry), max_steps)
         return bodies.boxes(outs, kinds, body.out_avals)
 
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
@@ -331,16 +308,8 @@ def _as_scan(cond: Jaxpr, body: Jaxpr, n_cond: int, n_body: int, max_steps: int)
         return stage(step, [*cond.in_avals[:n_cond], *body.in_avals], body.name)
 
     jaxpr = body.memoised(("while as scan", cond), make)
-    n_carry = len(body.outvars)
-    n_consts = n_cond + n_body
-    return {
-        "jaxpr": jaxpr,
-        "length": max_steps,
-        "reverse": False,
-        "n_consts": n_consts,
-        "n_carry": n_carry,
-        "unroll": 1,
-    }
+    counts = {"n_consts": n_cond + n_body, "n_carry": len(body.outvars)}
+    return {"jaxpr": jaxpr, "length": max_steps, "reverse": False, "unroll": 1, **counts}
 
 
 while_p = _While()
@@ -393,16 +362,7 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, *, max_ste
         labels,
     )
     (cond, c_consts), (body, b_consts) = cond.hoist(), body.hoist()
-    outs = while_p.bind(
-        *c_consts,
-        *b_consts,
-        *carry,
-        cond=cond,
-        body=body,
-        n_cond=len(c_consts),
-        n_body=len(b_consts),
-        max_steps=max_steps,
-    )
+    outs = while_p._loop(cond, body, c_consts, b_consts, carry, max_steps)
     return tree.unflatten(in_tree, outs)
 
 

@@ -1,4 +1,4 @@
-"""``closure_convert``: what a function closes over becomes arguments, so that rules can differentiate it.
+"""``closure_convert``: hoist the closure of a function to arguments.
 
 Transforms, stage 1. A function with derivative rules of its own may not close over a value that is being
 differentiated. A higher-order function that has such rules (a solver, an integrator) converts the function it is

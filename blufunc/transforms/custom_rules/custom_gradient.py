@@ -1,4 +1,4 @@
-"""``custom_gradient``: a function that returns its value together with its own backward rule.
+"""``custom_gradient``: a function that returns its value and backward rule.
 
 Transforms, stage 2. The shortest way to write a ``custom_vjp``: the rule is a closure, and what it closes over
 are the residuals. They are found by staging the rule, which then travels with them from the forward to the
@@ -21,7 +21,7 @@ from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
 
 
 class _StagedRule:
-    """A backward rule as a jaxpr, with what it closes over: a pytree, the residuals of the function.
+    """A staged backward rule: a pytree of the residuals that it closes over.
 
     Its structure compares by identity of the jaxpr.
     """

@@ -63,9 +63,10 @@ class _BatchedRule:
 
 
 class _CustomJVPCall(RuledCall):
-    """A call that is differentiated by ``rule(primals, tangents) -> (outs, out_tangents)``, on flat lists.
+    """A call with a jvp rule on flat lists.
 
-    The first ``n_consts`` operands are what the function closes over: the rule does not take them.
+    ``rule(primals, tangents)`` returns ``(outs, out_tangents)``. The first ``n_consts`` operands are the closure of the
+    function: the rule does not take them.
     """
 
     name, rule, batched_rule = "custom_jvp_call", "rule", _BatchedRule
@@ -76,7 +77,7 @@ class _CustomJVPCall(RuledCall):
         return rule(primals[n_consts:], tangents[n_consts:])
 
     def transpose(self, cts, *args, jaxpr, rule, n_consts, name):
-        """The body's: what is transposed is linear already, so that the rule has nothing to say."""
+        """Transpose the body: it is linear already, so the rule does not apply."""
         jit_p.transpose(cts, *args, jaxpr=jaxpr, name=name)
 
 
@@ -84,7 +85,7 @@ custom_jvp_call_p = _CustomJVPCall()
 
 
 def owner_of(rule: Any) -> Any:
-    """The ``custom_jvp`` that the rule of an equation is of, whatever transforms made of it; None if it is of none."""
+    """The ``custom_jvp`` of an equation's rule, through transforms; None if none."""
     while rule is not None and not isinstance(rule, _FlatRule):
         rule = getattr(rule, "rule", None)
     return None if rule is None else rule.owner
@@ -109,15 +110,8 @@ class custom_jvp(CustomFunction):
       nondiff_argnames: such arguments by name.
     """
 
-    def __init__(
-        self,
-        fun: Callable,
-        nondiff_argnums: int | Sequence[int] = (),
-        nondiff_argnames: str | Sequence[str] = (),
-    ):
-        super().__init__(fun, nondiff_argnums, nondiff_argnames)
-        self.symbolic_zeros = False
-        self.rule: Any = None
+    symbolic_zeros = False
+    rule: Any = None
 
     def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
         """Set the rule, and return it.
@@ -133,7 +127,7 @@ class custom_jvp(CustomFunction):
         return rule
 
     def defjvps(self, *rules: Callable | None) -> None:
-        """Set a rule for each argument: ``rule(tangent, out, *primals) -> tangent``; None for zero."""
+        """Set a rule per argument: ``rule(tangent, out, *primals)``; None for zero."""
         name = name_of(self.fun)
         if self.nondiff:
             raise GradError(
@@ -168,7 +162,7 @@ class custom_jvp(CustomFunction):
         return self.run(fun, dynamic, lambda in_tree, values: _FlatRule(self, in_tree, static))
 
     def _hold(self, args: tuple) -> tuple[Callable, tuple, tuple]:
-        """``fix_static`` where traced arrays that are not differentiated stay operands, held constant."""
+        """``fix_static`` that keeps traced nondiff arguments as constant operands."""
         fixed = argument_indices(self.nondiff, len(args), "nondiff_argnums")
         held = [i for i in fixed if isinstance(args[i], Tracer)]
         args = tuple(stop_gradient(a) if i in held else a for i, a in enumerate(args))
@@ -179,7 +173,7 @@ class custom_jvp(CustomFunction):
 
 
 class _Held:
-    """Stands among the arguments that are not differentiated for one that is an operand."""
+    """Placeholder of a nondiff argument that is an operand."""
 
     __slots__ = ("place",)
 

@@ -1,4 +1,4 @@
-"""``custom_root``: a root of a function by the user's own method, with derivatives by the implicit function theorem.
+"""``custom_root``: the user's root finder, with implicit derivatives.
 
 Transforms, stage 2, on top of ``custom_jvp``. Functions are staged here, and what they close over becomes arguments,
 so that a root can be differentiated with respect to it. From ``f(x, p) = 0`` follows ``f_x x' = -f_p p'``: the

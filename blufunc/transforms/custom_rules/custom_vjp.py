@@ -43,9 +43,9 @@ from blufunc.transforms.custom_rules.custom_call import (
 
 
 class _CustomVJPLinear(Primitive):
-    """The unknown derivative of a ``custom_vjp`` function: it is only ever transposed, by the user's rule.
+    """The unknown derivative of a ``custom_vjp`` function.
 
-    Operands are the residuals, then a tangent for each argument.
+    It is only ever transposed, by the user's rule. Operands are the residuals, then a tangent for each argument.
     """
 
     name, kind, multiple_results = "custom_vjp_linear", "call", True
@@ -79,7 +79,7 @@ custom_vjp_linear_p = _CustomVJPLinear()
 
 
 def linear_outputs(trace: LinearizeTrace, outs, residuals, tangents, bwd, name: str) -> list:
-    """Stage the equation that stands for the derivative, and return its results as tangents of ``outs``."""
+    """Stage the derivative's equation; its results are the tangents of ``outs``."""
     avals = tuple(o.aval.tangent() for o in outs)
     with set_trace(trace.tangents):
         ts = [instantiate(t) for t in tangents]
@@ -101,7 +101,10 @@ def forward_mode_error(name: str) -> GradError:
 
 
 class _BatchedFwd:
-    """The forward rule over a batch. Residuals stay where their batch axis came out, and the backward rule knows."""
+    """The forward rule over a batch.
+
+    Residuals keep the position of their batch axis, which the backward rule knows.
+    """
 
     def __init__(self, fwd: Callable, axis: Axis, batched: tuple[bool, ...]):
         self.fwd, self.axis, self.batched = fwd, axis, batched
@@ -122,7 +125,10 @@ class _BatchedFwd:
 
 
 class _BatchedBwd:
-    """The backward rule over a batch; cotangents of arguments that were not batched are summed over it."""
+    """The backward rule over a batch.
+
+    Cotangents of arguments without a batch axis are summed over it.
+    """
 
     def __init__(self, bwd: Any, axis: Axis, batched: tuple[bool, ...], res_dims: Sequence[int | None]):
         self.bwd, self.axis, self.batched, self.res_dims = bwd, axis, batched, res_dims
@@ -145,15 +151,19 @@ class _BatchedBwd:
         return [self._of_argument(ct, d, b) for (ct, d), b in zip(whole, self.batched, strict=True)]
 
     def _of_argument(self, ct: Any, d: int | None, batched: bool) -> Any:
-        """The cotangent of one argument. One that is the same for all examples has been summed, by a collective."""
+        """The cotangent of one argument.
+
+        One that is the same for all examples has been summed by a collective.
+        """
         if ct is None or batched:
             return ct if ct is None else batched_front(self.axis, ct, d)
         return ct if d is None else reduce_sum(ct, (d,))
 
 
 class _CustomVJPCall(RuledCall):
-    """A call differentiated by ``fwd(args, perturbed) -> (outs, residuals, bwd)``, on flat lists.
+    """A call with forward and backward rules on flat lists.
 
+    The forward rule is ``fwd(args, perturbed) -> (outs, residuals, bwd)``.
     ``bwd(residuals, cts) -> cts`` belongs to this run of the forward rule and its residuals. The first ``n_consts``
     operands are what the function closes over: the rules do not take them.
     """
@@ -198,16 +208,9 @@ class custom_vjp(CustomFunction):
       nondiff_argnames: such arguments by name.
     """
 
-    def __init__(
-        self,
-        fun: Callable,
-        nondiff_argnums: int | Sequence[int] = (),
-        nondiff_argnames: str | Sequence[str] = (),
-    ):
-        super().__init__(fun, nondiff_argnums, nondiff_argnames)
-        self.symbolic_zeros = self.forward_mode = False
-        self.fwd: Any = None
-        self.bwd: Any = None
+    symbolic_zeros = forward_mode = False
+    fwd: Any = None
+    bwd: Any = None
 
     def defvjp(
         self,
@@ -264,7 +267,10 @@ class custom_vjp(CustomFunction):
 
 
 class _FlatRules(FlatRules):
-    """The user's rules on flat lists, their results checked: called, the forward rule, which returns the other."""
+    """The user's rules on flat lists, with their results checked.
+
+    A call is the forward rule, and returns the backward rule.
+    """
 
     prim = custom_vjp_call_p
 
@@ -287,7 +293,7 @@ class _FlatRules(FlatRules):
         return name_of(self.owner.fwd)
 
     def __call__(self, primals: Sequence, perturbed: Sequence[bool]) -> tuple[list, list, Callable]:
-        """Results, residuals, and the backward rule ``(residuals, cts) -> cts`` that takes them."""
+        """Results, residuals, and the backward rule ``(residuals, cts) -> cts``."""
         if self.owner.symbolic_zeros:
             primals = [CustomVJPPrimal(x, p) for x, p in zip(primals, perturbed, strict=True)]
         args, _ = tree.unflatten(self.in_tree, primals)

@@ -99,25 +99,27 @@ custom_vmap_call_p = _CustomVmapCall()
 
 
 def _derivative(jaxpr: Jaxpr, nonzeros: tuple[bool, ...]) -> tuple[Jaxpr, tuple[bool, ...]]:
-    """The jaxpr of the jvp; all inexact results have tangents, as the rule may give one of its own."""
+    """The jaxpr of the jvp, with tangents for all inexact results."""
     return jvp_jaxpr(jaxpr, nonzeros, tuple(dtypes.is_inexact(a.dtype) for a in jaxpr.out_avals))
 
 
 def _silent(jaxpr: Jaxpr, name: str) -> Jaxpr:
-    """What is to be computed again in the backward pass: without what reports, and with nothing else that acts."""
+    """The jaxpr to recompute in the backward pass: without effects."""
     silent = effects.silenced(jaxpr)
     if silent.effects:
         raise UnsupportedError(
             f"reverse mode through {name}, a custom_vmap with the effects {', '.join(sorted(silent.effects))}.",
             where=source.here(),
-            why="it is computed again in the backward pass, which would repeat them.",
+            why="it is recomputed in the backward pass, which would repeat them.",
             fix="move the io_callback out of it",
         )
     return silent
 
 
 class Rule:
-    """A batching rule: ``rule(axis, batched, args) -> (outs, out_batched)`` on flat lists, batch axes in front.
+    """A batching rule on flat lists, batch axes in front.
+
+    ``rule(axis, batched, args)`` returns ``(outs, out_batched)``.
 
     Attributes:
       closed: for each operand of the call whether the function closes over it; the user's rule is not given these.
@@ -236,9 +238,9 @@ class _JVPRule(Rule):
             return outs
 
         fun: Callable = flat
-        if self.tangents_only:  # the values are computed again
-            again = _silent(stage(flat, [p.aval for p in primals], self.__name__), self.__name__)
-            fun = lambda *xs: eval_jaxpr(again, xs)
+        if self.tangents_only:  # values are recomputed
+            recomputed = _silent(stage(flat, [p.aval for p in primals], self.__name__), self.__name__)
+            fun = lambda *xs: eval_jaxpr(recomputed, xs)
         outs, out_ts = jvp_flat(fun, primals, tangents)
         out_ts = [instantiate(t) for t, nz in zip(out_ts, self.out_nonzeros, strict=True) if nz]
         t_batched = [b for b, nz in zip(out_batched, self.out_nonzeros, strict=True) if nz]
@@ -246,9 +248,9 @@ class _JVPRule(Rule):
 
 
 class _TransposedRule(Rule):
-    """The rule of the transpose, which is the transpose of the rule with every linear operand batched.
+    """The rule of the transpose: the transpose of the rule.
 
-    Operands are ``n_extra`` constants, the operands that are not linear, and the nonzero cotangents.
+    Every linear operand is batched. Operands are ``n_extra`` constants, nonlinear operands, and nonzero cotangents.
     """
 
     def __init__(
@@ -342,7 +344,7 @@ class custom_vmap(CustomFunction):
 
 
 def sequential_vmap(fun: Callable) -> Callable:
-    """A function that ``vmap`` evaluates for one element of the batch after the other, in a loop.
+    """A function that ``vmap`` maps by a loop, one element at a time.
 
     Args:
       fun: a function of pytrees of arrays.

@@ -1,4 +1,4 @@
-"""``custom_linear_solve``: the solution of a linear system by the user's own method, with derivatives of its own.
+"""``custom_linear_solve``: the user's solver, with implicit derivatives.
 
 Transforms, stage 2. The system, the solvers and the transposed system are closed jaxprs with constants of their own;
 the operands are those constants and the right hand side. The solution is differentiated through what it satisfies,
@@ -30,7 +30,7 @@ from blufunc.transforms.control_flow import loop_carry
 
 
 def _parts(xs: Iterable, n_consts: tuple[int, ...]) -> list[list]:
-    """Operands (or anything listed like them) as the constants of each of the four jaxprs, and the right hand side."""
+    """Split operands into the constants of the four jaxprs and the right-hand side."""
     rest = list(xs)
     parts = []
     for n in n_consts:
@@ -49,6 +49,14 @@ class _LinearSolve(Primitive):
     name, kind, multiple_results = "linear_solve", "call", True
     autocast_class = "exact"
     shard = unsupported("its operands are any, and go to the user's functions together")
+
+    def call(self, systems: Sequence[tuple[Jaxpr | None, Sequence]], b: Iterable[Any]) -> list[Any]:
+        """Bind matvec, vecmat, solve and transpose_solve, each with its constants."""
+        jaxprs = dict(
+            zip(("matvec", "vecmat", "solve", "transpose_solve"), [j for j, _ in systems], strict=True)
+        )
+        n_consts = tuple(len(consts) for _, consts in systems)
+        return self.bind(*(c for _, consts in systems for c in consts), *b, **jaxprs, n_consts=n_consts)
 
     def effects_of(self, params):
         return params["solve"].effects
@@ -78,7 +86,7 @@ class _LinearSolve(Primitive):
         return run
 
     def rewrite(self, bodies, operands, *, solve: Jaxpr, n_consts, **params):
-        """The solver gone through: which system it solves is of interest to derivatives, not to boxes."""
+        """Inline the transformed solver: boxes do not depend on the system."""
         _, _, consts, _, b = _parts(operands, n_consts)
         return bodies.inline(solve, [*consts, *b])
 
@@ -120,18 +128,13 @@ class _LinearSolve(Primitive):
                 fix="lax.custom_linear_solve(matvec, b, solve, transpose_solve=solve_transposed), or symmetric=True "
                 "where A.T is A",
             )
-        found = self.bind(
-            *of_vecmat,
-            *of_matvec,
-            *of_transpose_solve,
-            *of_solve,
-            *map(instantiate, cts[: len(b)]),
-            matvec=vecmat,
-            vecmat=matvec,
-            solve=transpose_solve,
-            transpose_solve=solve,
-            n_consts=tuple(map(len, (of_vecmat, of_matvec, of_transpose_solve, of_solve))),
+        systems = (
+            (vecmat, of_vecmat),
+            (matvec, of_matvec),
+            (transpose_solve, of_transpose_solve),
+            (solve, of_solve),
         )
+        found = self.call(systems, map(instantiate, cts[: len(b)]))
         for target, ct in zip(b, found, strict=False):
             if is_linear(target):
                 target.add(ct)
@@ -152,15 +155,7 @@ class _LinearSolve(Primitive):
             return closed, [*extra, *(a if d is None else move_dim(a, d, 0) for a, d in own)], out_flags
 
         parts = [batched(j, c) for j, c in zip((matvec, vecmat, solve, transpose_solve), consts, strict=True)]
-        outs = self.bind(
-            *(a for _, operands, _ in parts for a in operands),
-            *(batched_front(axis, a, d) for a, d in b),
-            matvec=parts[0][0],
-            vecmat=parts[1][0],
-            solve=parts[2][0],
-            transpose_solve=parts[3][0],
-            n_consts=tuple(len(operands) for _, operands, _ in parts),
-        )
+        outs = self.call([part[:2] for part in parts], [batched_front(axis, a, d) for a, d in b])
         return outs, [0 if b else None for b in parts[2][2]]
 
 
@@ -175,7 +170,7 @@ def custom_linear_solve(
     symmetric: bool = False,
     has_aux: bool = False,
 ) -> Any:
-    """The x of ``matvec(x) = b`` that ``solve`` finds, with the derivatives of a solution.
+    """The solution of ``matvec(x) = b`` by ``solve``, with its derivatives.
 
     Neither solver is differentiated, so that it may be a loop of any kind; ``matvec`` is, with respect to whatever it
     closes over. All functions are traced.
@@ -222,15 +217,7 @@ def custom_linear_solve(
         backward, _ = stage_like(solve_transposed, what, "transpose_solve", b_tree, avals, has_aux)
         check_types(what, f"transpose_solve, {name_of(transpose_solve)},", paths, avals, backward.out_avals)
     closed = [(None, ()) if j is None else j.hoist() for j in (system, transposed, forward, backward)]
-    outs = linear_solve_p.bind(
-        *(c for _, consts in closed for c in consts),
-        *values,
-        matvec=closed[0][0],
-        vecmat=closed[1][0],
-        solve=closed[2][0],
-        transpose_solve=closed[3][0],
-        n_consts=tuple(len(consts) for _, consts in closed),
-    )
+    outs = linear_solve_p.call(closed, values)
     return tree.unflatten(out_tree, outs)
 
 
@@ -245,7 +232,9 @@ def stage_like(
     avals: Sequence[ShapedArray],
     has_aux: bool = False,
 ) -> tuple[Jaxpr, tree.TreeDef]:
-    """A function of one pytree as a jaxpr, and the structure of its result: ``in_tree``, or that and an aux.
+    """The jaxpr of a function of one pytree, and the structure of its result.
+
+    That is ``in_tree``, or with ``has_aux`` a pair of it and any.
 
     Raises:
       TreeError: the result has a different structure.
@@ -275,7 +264,7 @@ def stage_like(
 
 
 def taking_numbers(f: Callable, avals: Sequence[ShapedArray]) -> Callable:
-    """``f``, a function of a pytree of these types, for Python numbers too: ``y / f(1.0)`` whatever the dtype."""
+    """Let a function of a pytree take Python numbers: ``y / f(1.0)``."""
 
     def taking(x):
         leaves, structure = tree.flatten(x)
@@ -301,7 +290,7 @@ def check_vector(what: str, name: str, paths: Sequence[str], avals: Sequence[Sha
 def check_types(
     what: str, role: str, paths: Sequence[str], given: Sequence[ShapedArray], found: Sequence[ShapedArray]
 ) -> None:
-    """Raise ShapeError unless a function returns the types that it is given, before what else it returns."""
+    """Raise ShapeError unless a function returns the types that it takes."""
     for path, a, b in zip(paths, given, found, strict=False):
         if not a.same_type(b):
             raise errors.ShapeError(

@@ -1,9 +1,8 @@
-"""``cuda_kernel``: a CUDA kernel of the user's as an operation.
+"""``cuda_kernel``: a user's CUDA kernel as an operation.
 
 Transforms, stages 1 and 2. A kernel is one equation of a program; what it computes is defined by a reference, a
-function of ours, which serves wherever the kernel itself does not: its value on other devices, its type, its
-derivatives and its batches. Its source is written for the types of the arguments by ``kernels/user_kernel.py``, and
-compiled and launched by the executor, which asks the primitive for it (``user_kernel``).
+function of blufunc operations. It gives the value on other devices, the types, the derivatives and the batches.
+``kernels/user_kernel.py`` writes the source for the types of the arguments; the executor compiles and launches it.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ def cuda_kernel(
 
     The kernel is the body within braces. It knows each argument by its name, as a pointer to its elements (row-major
     and contiguous; of a number, one element), and the result as ``out``, or by the names that the reference gives
-    several results: ``out_0``, ``out_1`` of a tuple, keys of a dict. Beside an argument ``x`` there are ``x_size``,
-    ``x_ndim``, ``x_shape_0`` ..., constants, and the type ``x_dtype``; ``i`` is the number of the thread along x. Every
+    several results: ``out_0``, ``out_1`` of a tuple, keys of a dict. An argument ``x`` also defines ``x_size``,
+    ``x_ndim``, ``x_shape_0`` ..., constants, and the type ``x_dtype``; ``i`` is the index of the thread along x. Every
     element of every result has to be written. ``block``, ``grid`` and ``shared`` are numbers, or functions of the types
     of the arguments (``ShapeDtypeStruct``).
 
@@ -75,7 +74,7 @@ def cuda_kernel(
 
     Args:
       body: statements of CUDA C++.
-      reference: a function of arrays with the same value, made of operations of ours; there has to be one. Its
+      reference: a function of arrays with the same value, made of blufunc operations; required. Its
         parameters are the names of the arguments.
       out: what it returns, to be checked: a ``ShapeDtypeStruct``, a pytree of them, the name of an argument that it is
         like, or a function of the arguments' types that gives one of these. None: whatever the reference returns.
@@ -93,8 +92,8 @@ def cuda_kernel(
       vmap: a batching rule, as of ``custom_vmap``: ``vmap(axis_size, in_batched, *args) -> (out, out_batched)``; or
         ``"sequential"``, which launches the kernel for each element.
     Returns:
-      a function; ``source(*args)`` is the text of its kernel, and ``compile(*args, arch=...)`` its binary, for which no
-      GPU is needed.
+      a function; ``source(*args)`` is the source of its kernel, and ``compile(*args, arch=...)`` its binary, without a
+      GPU.
     Raises:
       ArgumentError, ValueRangeError: an option is of the wrong kind, or a name cannot be one in CUDA.
       ShapeError, DtypeError, TreeError (when it is called): the reference does not return what ``out`` says.
@@ -132,10 +131,10 @@ def cuda_kernel(
 
 
 class CudaKernel:
-    """What ``cuda_kernel`` returns: call it with arrays.
+    """The result of ``cuda_kernel``: call it with arrays.
 
     Attributes:
-      body, preamble: its text.
+      body, preamble: its source.
       reference: the function that defines it.
       inputs: the names of its arguments.
     """
@@ -175,9 +174,9 @@ class CudaKernel:
         return self._function(*self._values(args, kwargs))
 
     def check_elementwise(self, name: str, written: bool) -> None:
-        """Raise ValueRangeError if the body has an argument or result otherwise than by its elements."""
+        """Raise ValueRangeError if the body accesses a name other than by element."""
         code = re.sub(r"//[^\n]*|/\*.*?\*/", " ", self.body, flags=re.DOTALL)
-        for use in re.finditer(rf"(?<![\w.]){name}\b(.*?)(?:;|$)", code, re.DOTALL):
+        for use in re.finditer(rf"(?<![\w.]){name}\b(?=(.*?)(?:;|$))", code, re.DOTALL):
             rest = _after_index(use[1])
             plain = rest is not None and (
                 re.match(r"\s*=(?!=)", rest) if written else not re.match(_CHANGES, rest)
@@ -193,11 +192,11 @@ class CudaKernel:
                 )
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The text of the kernel for arguments of these types: arrays, or ``ShapeDtypeStruct``."""
+        """The source of the kernel for these types: arrays, or ``ShapeDtypeStruct``."""
         return self.typed(self._avals(args, kwargs)).cuda_source().text
 
     def compile(self, *args: Any, arch: str = "sm_90a", **kwargs: Any) -> bytes:
-        """The kernel's binary (a cubin) for arguments of these types and an architecture; no GPU is needed.
+        """The cubin for arguments of these types and an architecture, without a GPU.
 
         Raises:
           CompileError: the body does not compile; with its line.
@@ -315,7 +314,7 @@ def _names_of(given: Any, option: str) -> tuple[str, ...]:
 
 
 def _after_index(text: str) -> str | None:
-    """What follows the ``[...]`` that a text begins with; None where it begins with none."""
+    """The text after a leading ``[...]``; None without one."""
     text = text.lstrip()
     level = 0
     for k, c in enumerate(text):
@@ -326,7 +325,7 @@ def _after_index(text: str) -> str | None:
 
 
 def _identifier(word: Any, what: str, chosen: bool = True) -> str:
-    """A name that can be one in CUDA; ``kernel`` for that of a function which cannot and was not chosen."""
+    """A valid name in CUDA; ``kernel`` for an invalid default."""
     if (
         isinstance(word, str)
         and _WORD.fullmatch(word)
@@ -356,7 +355,7 @@ def _positional(names: Sequence[str]) -> inspect.Signature:
 
 
 def _line_of(body: str) -> tuple[str, int] | None:
-    """The file in which the body stands literally, and the line on which it begins; None where that is not plain."""
+    """The file and line where the body begins literally; None if ambiguous."""
     frame = source.current()
     if frame is None:
         return None

@@ -1,8 +1,8 @@
-"""Calls of a user's CUDA kernel: the primitive, and what is known of a kernel for arguments of certain types.
+"""Calls of user CUDA kernels: the primitive, and kernels for given types.
 
 Transforms, stage 2; ``cuda_kernel.py`` is the face. One equation of a program is one launch. All rules are those of
-the reference, a function of ours with the same value, but for that of the value on a CUDA device: there an executor
-asks the primitive for the source (``user_kernel``).
+the reference, a function of blufunc operations with the same value. Only on a CUDA device does the executor ask the
+primitive for the kernel's source.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class TypedKernel:
       jaxpr: the reference, its constants attached.
       out_tree: the structure of the results.
       in_avals, out_avals: the types of operands and results.
+      elementwise: the positions of the arguments and of the results that the body accesses by element.
     """
 
     def __init__(self, kernel: Any, avals: tuple[ShapedArray, ...]):
@@ -65,6 +66,7 @@ class TypedKernel:
         _check_reference(kernel.__name__, self.jaxpr)
         if kernel.out is not None:
             self._check_out()
+        self.elementwise = self._elementwise()
         self._closed, self._consts = self.jaxpr.hoist()
         self._source: CudaSource | None = None
 
@@ -82,22 +84,6 @@ class TypedKernel:
         return jit_p.bind(*consts, *args, jaxpr=closed, name=self.kernel.__name__)
 
     @property
-    def elementwise(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The positions of the arguments and of the results that the body reads and writes by their elements alone."""
-        names, outs = self.kernel.elementwise, self._out_names()
-        for n in names:
-            if n not in (*self.kernel.inputs, *outs):
-                raise ValueRangeError(
-                    f"{self.kernel.__name__}: elementwise={n!r} is neither an argument nor a result.",
-                    where=self.kernel.where,
-                    fix=f"of {', '.join((*self.kernel.inputs, *outs))} those that the body has as x[...] alone",
-                )
-            self.kernel.check_elementwise(n, n in outs)
-        return tuple(
-            tuple(i for i, n in enumerate(given) if n in names) for given in (self.kernel.inputs, outs)
-        )  # type: ignore[return-value]
-
-    @property
     def inputs(self) -> list[tuple[str, ShapedArray]]:
         """The names and types of arguments."""
         return list(zip(self.kernel.inputs, self.in_avals, strict=True))
@@ -113,7 +99,7 @@ class TypedKernel:
         extras: Sequence[str] = (),
         declared: Callable[[str], str] = str,
     ) -> CudaSource:
-        """The kernel's source and launch; with accessors, those of one that computes more (``user_kernel.write``)."""
+        """The source and launch; with accessors, of the fused kernel."""
         if self._source is None or accessors:
             k = self.kernel
             block = _dims(self._of_types(k.block), f"{k.__name__}: block", _MOST_THREADS)
@@ -156,7 +142,7 @@ class TypedKernel:
         return option(*_structs(self.in_avals)) if callable(option) else option
 
     def _out_names(self) -> list[str]:
-        """What the body calls the results."""
+        """The names of the results in the body."""
         names = []
         for path in paths.leaf_paths(self.out_tree):
             word = re.sub(r"\W+", "_", path).strip("_")
@@ -169,6 +155,20 @@ class TypedKernel:
                     fix="rename the argument; or return a dict, whose keys are the names of the results",
                 )
         return names
+
+    def _elementwise(self) -> tuple[tuple[int, ...], ...]:
+        """The positions of arguments and results that the body accesses by element."""
+        names = self.kernel.elementwise
+        sides = (self.kernel.inputs, self._out_names()) if names else ((), ())
+        for n in names:
+            if n not in (*sides[0], *sides[1]):
+                raise ValueRangeError(
+                    f"{self.kernel.__name__}: elementwise={n!r} is neither an argument nor a result.",
+                    where=self.kernel.where,
+                    fix=f"of {', '.join((*sides[0], *sides[1]))} those that the body has as x[...] alone",
+                )
+            self.kernel.check_elementwise(n, n in sides[1])
+        return tuple(tuple(i for i, n in enumerate(side) if n in names) for side in sides)
 
     def _check_out(self) -> None:
         """Raise unless the reference returns what ``out`` says."""
@@ -219,7 +219,7 @@ class _CudaKernel(Primitive):
         return list(kernel.out_avals)
 
     def cuda_source(self, *avals: ShapedArray, kernel: TypedKernel) -> CudaSource:
-        """What an executor for CUDA compiles and launches."""
+        """The source that the CUDA executor compiles and launches."""
         return kernel.cuda_source()
 
     def jvp(self, primals, tangents, *, kernel: TypedKernel):
@@ -243,7 +243,7 @@ class _CudaKernel(Primitive):
         return kernel.call(jaxpr, ins), [0 if b else None for b in out_batched]
 
     def rewrite(self, bodies, operands, *, kernel: TypedKernel):
-        """The reference gone through."""
+        """Inline the transformed reference."""
         return bodies.inline(kernel.jaxpr, operands)
 
 
@@ -251,7 +251,10 @@ cuda_kernel_p = _CudaKernel()
 
 
 def _check_reference(name: str, jaxpr: Jaxpr) -> None:
-    """Raise for what cannot define a kernel: values of a trace outside, effects, nothing returned."""
+    """Raise unless a jaxpr can define a kernel.
+
+    It cannot if it captures tracers, has effects, or returns nothing.
+    """
     for const in jaxpr.consts:
         if not isinstance(const, Array):
             raise ArgumentError(

@@ -49,7 +49,7 @@ class Transform:
       name: what messages call it.
       box: the class of boxes, a pytree. None: any pytree is one, every argument is lifted, and every operation on
         what was computed from arguments is given to a rule.
-      lift: ``array -> box`` for operands that are not boxed, beside ones that are; it may return the array as it is.
+      lift: ``array -> box`` for operands that are not boxed, next to ones that are; it may return the array as it is.
         Without it rules must take plain arrays among their operands.
       lower: ``(box, aval) -> result`` for the results of the transformed function; they are boxes by default.
       like: ``box -> array`` of the shape and dtype of the array that an argument stands for; by default its first
@@ -119,7 +119,7 @@ class Transform:
         return register
 
     def leafwise(self, *prims: Primitive) -> None:
-        """Have primitives act on each array of the box alike.
+        """Apply primitives to each array of a box.
 
             interval.leafwise(lax.reshape_p, lax.reduce_sum_p, lax.exp_p)
 
@@ -153,7 +153,7 @@ class Transform:
         return [tree.unflatten(structures[0], column) for column in zip(*results, strict=True)]
 
     def default(self, rule: Rule) -> Rule:
-        """Decorator: the rule of all primitives without one, ``rule(prim, *operands, **params) -> result``."""
+        """Decorator: the default rule, ``rule(prim, *operands, **params) -> result``."""
         check_callable(rule, f"{self.name}.default")
         self.default_rule = rule
         self._edition += 1
@@ -188,7 +188,7 @@ class Transform:
         return self.box is not None and isinstance(x, self.box)
 
     def _argument(self, trace: TransformTrace, x: Any) -> Any:
-        """An argument as the function sees it: a tracer for a box, an array, or whatever else it is."""
+        """An argument inside: a tracer for a box, an array, or itself."""
         if self._is_box(x):
             return TransformTracer(trace, x, self._like(x).strong())
         if self.box is not None and not isinstance(x, (Value, np.ndarray, np.generic)):
@@ -212,7 +212,7 @@ class Transform:
         return lift_value(leaves[0], f"leaf 0 of a box of {self.name}").aval
 
     def where(self) -> str | None:
-        """For the messages of rules: the line of the function that the rule runs for, as text."""
+        """The line of the transformed function, for the messages of rules."""
         return source.here()
 
     def missing(self, prim: Primitive) -> errors.UnsupportedError:
@@ -315,7 +315,7 @@ class TransformTrace(Trace):
 
 
 def _is_list(result: Any, n: int, box: type | None) -> bool:
-    """Whether a rule returned a list of n results, and not one box that happens to be a tuple of n arrays."""
+    """True for a list of n results, not a box that is a tuple of n arrays."""
     is_box = box not in (None, tuple, list) and isinstance(result, box)  # type: ignore[arg-type]
     return isinstance(result, (list, tuple)) and not is_box and len(result) == n
 
@@ -348,7 +348,7 @@ Kinds = Sequence[Kind | None]
 
 
 class Bodies:
-    """What the primitives that run jaxprs rewrite themselves with.
+    """Transformed bodies, for primitives that run jaxprs.
 
     Operands and results are ``Boxed`` or values; a kind is None for a value.
     """
@@ -408,7 +408,7 @@ class Bodies:
         return flat
 
     def boxes(self, leaves: Sequence[Any], kinds: Kinds, avals: Sequence[ShapedArray]) -> list[Any]:
-        """Operands or results from their arrays, for the types of the arrays that they stand for."""
+        """Operands or results from their arrays, for the types that they stand for."""
         rest = iter(leaves)
         return [
             next(rest)
@@ -424,7 +424,9 @@ class Bodies:
         boxed_outs: Sequence[bool] | None = None,
         plain_outs: str | None = None,
     ) -> tuple[Jaxpr, tuple[Kind | None, ...]]:
-        """A jaxpr transformed for operands of some kinds: a jaxpr of their arrays, with constants attached.
+        """A jaxpr transformed for kinds of operands, a jaxpr of their arrays.
+
+        Its constants stay attached.
 
         Args:
           boxed_outs: which results must be boxed, lifted if need be.

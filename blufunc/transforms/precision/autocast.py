@@ -255,21 +255,16 @@ def _scan(prim, policy: Policy, ins: list[_Cell], params: dict) -> list[Any]:
     return prim.bind(*extra, *values, **{**params, "jaxpr": closed, "n_consts": n_consts + len(extra)})
 
 
-def _custom_jvp(prim, policy: Policy, ins: list[_Cell], params: dict) -> list[Any]:
+def _custom_derivative(prim, policy: Policy, ins: list[_Cell], params: dict) -> list[Any]:
     n_consts = params["n_consts"]
     body, low_outs = _body(params["jaxpr"], policy, _low(ins))
     closed, extra = body.hoist()
-    rule = _JVPRule(params["rule"], policy, _low(ins)[n_consts:], low_outs)
-    changed = {"jaxpr": closed, "rule": rule, "n_consts": n_consts + len(extra)}
-    return prim.bind(*extra, *[c.value for c in ins], **{**params, **changed})
-
-
-def _custom_vjp(prim, policy: Policy, ins: list[_Cell], params: dict) -> list[Any]:
-    n_consts = params["n_consts"]
-    body, low_outs = _body(params["jaxpr"], policy, _low(ins))
-    closed, extra = body.hoist()
-    fwd = _Fwd(params["fwd"], policy, _low(ins)[n_consts:], low_outs)
-    changed = {"jaxpr": closed, "fwd": fwd, "n_consts": n_consts + len(extra)}
+    rule = _Fwd if prim is custom_vjp_call_p else _JVPRule
+    changed = {
+        "jaxpr": closed,
+        prim.rule: rule(params[prim.rule], policy, _low(ins)[n_consts:], low_outs),
+        "n_consts": n_consts + len(extra),
+    }
     return prim.bind(*extra, *[c.value for c in ins], **{**params, **changed})
 
 
@@ -282,8 +277,8 @@ def _custom_vmap(prim, policy: Policy, ins: list[_Cell], params: dict) -> list[A
 
 _CALLS: dict[Any, Callable] = {
     scan_p: _scan,
-    custom_jvp_call_p: _custom_jvp,
-    custom_vjp_call_p: _custom_vjp,
+    custom_jvp_call_p: _custom_derivative,
+    custom_vjp_call_p: _custom_derivative,
     custom_vmap_call_p: _custom_vmap,
 }
 
@@ -299,12 +294,16 @@ def _as_flags(cells: Sequence[_Cell], low: Sequence[bool], policy: Policy) -> li
     return [c.cast(policy.dtype) if is_low else c.traced() for c, is_low in zip(cells, low, strict=True)]
 
 
-class _JVPRule:
-    """A jvp rule with casts."""
+class _CastRule:
+    """A rule with casts."""
 
     def __init__(self, rule: Callable, policy: Policy, low_ins: Flags, low_outs: Flags):
         self.rule, self.policy, self.low_ins, self.low_outs = rule, policy, low_ins, low_outs
         self.__name__ = name_of(rule)
+
+
+class _JVPRule(_CastRule):
+    """A jvp rule with casts."""
 
     def __call__(self, primals: Sequence, tangents: Sequence) -> tuple[list, list]:
         nonzero = [t.__class__ is not Zero for t in tangents]
@@ -329,19 +328,15 @@ class _JVPRule:
         return outs, [next(found) if f else zero(o.aval) for o, f in zip(outs, filled, strict=True)]
 
 
-class _Fwd:
+class _Fwd(_CastRule):
     """A forward rule with casts, which returns the backward rule with casts."""
-
-    def __init__(self, fwd: Callable, policy: Policy, low_ins: Flags, low_outs: Flags):
-        self.fwd, self.policy, self.low_ins, self.low_outs = fwd, policy, low_ins, low_outs
-        self.__name__ = name_of(fwd)
 
     def __call__(self, primals: Sequence, perturbed: Sequence[bool]) -> tuple[list, list, Callable]:
         bwd: Any = None
 
         def flat(*xs):
             nonlocal bwd
-            outs, residuals, bwd = self.fwd(xs, perturbed)
+            outs, residuals, bwd = self.rule(xs, perturbed)
             return [*outs, *residuals]
 
         flat.__name__ = self.__name__

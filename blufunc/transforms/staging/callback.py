@@ -156,6 +156,7 @@ class _Callback(Primitive):
     """Base of calls of ``callback``, a ``HostFunction`` or its batched form."""
 
     kind, multiple_results, fresh = "callback", True, True
+    shard = unsupported("the user's function is of whole values")
 
     def abstract(self, *avals, callback, **params):
         return list(callback.outs)
@@ -191,7 +192,6 @@ class _PureCallback(_Callback):
         "call it on lax.stop_gradient of its arguments"
     )
     transpose = unsupported("it calls Python, which may not be linear")
-    shard = unsupported("the user's function is of whole values")
 
     def batch(self, axis, args, dims, *, callback, vmap_method):
         if vmap_method is None:
@@ -275,7 +275,6 @@ class _IOCallback(_Callback):
         "function that makes the call"
     )
     transpose = unsupported("side effects have no transpose")
-    shard = unsupported("the user's function is of whole values")
 
     def effects_of(self, params):
         return frozenset({effects.ORDERED_IO if params["ordered"] else effects.IO})
@@ -330,7 +329,6 @@ class _DebugCallback(_Callback):
     """A Python function that reports values: no results, and ignored by derivatives."""
 
     name = "debug_callback"
-    shard = unsupported("the user's function is of whole values")
 
     def effects_of(self, params):
         return frozenset({effects.ORDERED_DEBUG if params["ordered"] else effects.DEBUG})

@@ -132,19 +132,11 @@ def register_sharded(make: Callable[..., Jitted]) -> None:
     _sharded.append(make)
 
 
+_OF_ARGUMENTS = "a program runs on the device of its arguments", "put them there: f(bf.device_put(x, device))"
 _NOT_HERE = {
-    "device": (
-        "a program runs on the device of its arguments",
-        "put them there: f(bf.device_put(x, device))",
-    ),
-    "backend": (
-        "a program runs on the device of its arguments",
-        "put them there: f(bf.device_put(x, device))",
-    ),
-    "compiler_options": (
-        "no compiler takes options",
-        "leave it out; see bf.config for settings",
-    ),
+    "device": _OF_ARGUMENTS,
+    "backend": _OF_ARGUMENTS,
+    "compiler_options": ("no compiler takes options", "leave it out; see bf.config for settings"),
 }
 
 

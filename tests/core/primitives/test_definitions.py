@@ -256,6 +256,10 @@ BAD = {
     "nothing": (lambda: made("nothing", lambda x: None), "the definition .* of nothing cannot be traced"),
     "recursive": (recursive, "the definition .* of endless .*uses the primitive itself"),
     "captures": (lambda: made("closed", lambda x: x + Y), r"of closed captures an array of f64\[4\]"),
+    "arity": (lambda: made("binary", lambda x, y: x), "the definition .* of binary cannot be traced: TypeError"),
+    "reduces": (lambda: made("sharing", lambda x: x / x.sum()), "of sharing applies reduce_sum, which is not element"),
+    "sorts": (lambda: made("sorted", lambda x: bf.jit(bnp.sort)(x)), "of sorted applies sort, which is not element"),
+    "value": (lambda: made("off", lambda x: x * 1.01, lambda x: x * 1.0), "of off gives .* where impl gives .* 0.16"),
 }  # fmt: skip
 
 
@@ -264,19 +268,77 @@ def test_definitions_that_cannot_take_the_place_of_the_primitive(make, message):
     prim = make()
     with pytest.raises(errors.JaxprTypeError, match=message) as e:
         bf.jit(lambda x: prim.bind(x))(Y)
-    assert __file__ in e.value.where and e.value.fix
+    assert __file__ in e.value.where and e.value.fix and "test_definitions.py:" in e.value.why
+    with pytest.raises(errors.JaxprTypeError, match=message):  # not the derivative of something else
+        bf.grad(lambda x: prim.bind(x).sum())(Y)
     with pytest.raises(AssertionError, match=message):
         testing.check_primitive(prim, Y)
 
 
 def test_a_definition_that_disagrees_with_impl():
-    prim = made("off", lambda x: x * 1.01, lambda x: x * 1.0)
-    message = r"the definition .* of off gives .* where impl gives .* \(result 0, element \[2\]\)"
+    class Off(bf.Primitive):
+        name = "off"
+
+        def abstract(self, x):
+            return x
+
+        def impl(self, x):
+            return x * 1.01
+
+        def lower(self, x):
+            return x * 1.0
+
+    prim, message = (
+        Off(),
+        r"the definition .* of off gives .* where impl gives .* \(result 0, element \[2\]\)",
+    )
     with pytest.raises(AssertionError, match=r"the definition .* of off gives .* where impl gives"):
         testing.check_primitive(prim, Y)
     with pytest.raises(errors.JaxprTypeError, match=message) as e:  # tests run with config.check
         prim.bind(bnp.asarray([0.0, 0.0, 3.0]))
     assert __file__ in e.value.where and "correct one of them" in e.value.fix
+
+
+def test_elementwise_definitions_may_branch_and_call():
+    inner = bf.jit(lambda x: bnp.where(x > 0, bnp.sqrt(x), 0.0) + bnp.ones(()))
+    prim = made(
+        "rooted", lambda x: lax.cond(True, inner, lambda x: x, x), lambda x: np.sqrt(np.maximum(x, 0)) + 1
+    )
+    np.testing.assert_allclose(bf.jit(prim.bind)(Y), prim.bind(Y))
+
+
+WRONG_IMPL = {
+    "shape": (lambda x: x.sum(), r"the impl rule of wrong returned f64\[\], and abstract says f64\[4\]"),
+    "dtype": (lambda x: x.astype("float32"), r"of wrong returned f32\[4\], and abstract says f64\[4\]"),
+    "no array": (lambda x: "x", "of wrong returned 'x'"),
+}
+
+
+@pytest.mark.parametrize("impl, message", WRONG_IMPL.values(), ids=WRONG_IMPL.keys())
+def test_an_impl_of_other_types_is_an_error_without_checks_too(impl, message, monkeypatch):
+    monkeypatch.setattr(bf.config, "check", False)
+    prim = extend.Elementwise("wrong", impl, "float", [None])
+    with pytest.raises(errors.JaxprTypeError, match=message) as e:
+        prim.bind(Y)
+    assert __file__ in e.value.where and e.value.fix
+
+
+WRONG_DERIVS = {
+    "nothing": (lambda t, ans, x: None, "the derivs rule of bent returned None"),
+    "shape": (lambda t, ans, x: t.sum(), r"the derivs rule of bent returned f64\[\] for a result f64\[4\]"),
+    "dtype": (lambda t, ans, x: t.astype("float32"), r"of bent returned a tangent f32\[4\]"),
+    "not linear": (lambda t, ans, x: t * t, "mul is linear in each operand alone"),
+}
+
+
+@pytest.mark.parametrize("deriv, message", WRONG_DERIVS.values(), ids=WRONG_DERIVS.keys())
+def test_derivatives_that_are_none(deriv, message):
+    prim = extend.Elementwise("bent", np.sin, "float", [deriv])
+    with pytest.raises((errors.JaxprTypeError, errors.GradError), match=message) as e:
+        bf.grad(lambda x: prim.bind(x).sum())(Y)
+    assert __file__ in e.value.where and e.value.fix
+    with pytest.raises(AssertionError):
+        testing.check_primitive(prim, Y)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +377,30 @@ def ruled(rule):
     return Ruled()
 
 
+SOFT_SLOPE = c_form_p.derivs
+WRONG_FORMS = {
+    "value": ("{0} / (2 + bf_abs({0}))", AssertionError, "the C form .*compiled: result.0. is wrong"),
+    "source": ("{0} / (1 + foo({0}))", AssertionError, "the C form .* does not compile: (.|\n)*foo"),
+    "parameter": (
+        "{0} / (1 + bf_abs({x}))",
+        errors.ArgumentError,
+        r"has \{x\}, and odd has no parameter of that name",
+    ),
+}
+
+
+@pytest.mark.parametrize("template, error, message", WRONG_FORMS.values(), ids=WRONG_FORMS.keys())
+def test_a_c_form_that_is_wrong(template, error, message):
+    prim = extend.Elementwise("odd", c_form_p.impl, "float", SOFT_SLOPE, lower=extend.CForm({"f": template}))
+    flags = bf.config.host_compiler, bf.config.check
+    with pytest.raises(error, match=message):
+        testing.check_primitive(prim, Y)
+    assert flags == (bf.config.host_compiler, bf.config.check)
+
+
 WRONG_RULES = {
+    "text": ("i -> i", "returned 'i -> i', not a Rule"),
+    "raises": (lambda self, avals, outs: avals[0].shape[1], "raises IndexError"),
     "dimensions": (extend.Factors("i j -> i j"), "names 2 dimensions"),
     "operands": (extend.Factors("i, i -> i"), "is for 2 operands, and there are 1"),
     "factor": (lambda self, avals, outs: extend.Rule((((1,),),), (((0,),),), (4,)), "names factor 1, and there are 1"),

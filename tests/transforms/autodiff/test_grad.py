@@ -1,4 +1,4 @@
-"""``grad`` and its kin for users: arguments, pytrees, auxiliary data, conventions where derivatives are not unique."""
+"""``grad``, ``vjp``, ``jvp``: arguments, pytrees, aux data, subgradients."""
 
 import functools
 from typing import NamedTuple
@@ -286,7 +286,7 @@ def test_linear_maps_pass_through_jit_and_vmap():
 
 
 def test_residuals_are_computed_once():
-    """The linear map holds cos(x); it does not compute it again."""
+    """The linear map saves cos(x); it does not recompute it."""
     _, df = linearize(lambda x: ew.sin(ew.exp(x)), X)
     jaxpr = make_jaxpr(df)(X)
     assert {e.prim.name for e in jaxpr.eqns} == {"mul"}
@@ -367,7 +367,7 @@ def test_forward_over_reverse_is_reverse_over_forward():
 
 
 def test_perturbations_are_not_confused():
-    """d/dx of x * (d/dy of x + y): an inner derivative must not see the outer tangent as its own."""
+    """Perturbation confusion: d/dx of x * (d/dy of x + y)."""
     f = lambda x: ew.mul(x, jvp(lambda y: ew.add(x, y), (1.0,), (1.0,))[1])
     check(jvp(f, (2.0,), (1.0,))[1], 1.0)
     check(grad(lambda x: ew.mul(x, grad(lambda y: ew.add(x, y))(1.0)))(2.0), 1.0)

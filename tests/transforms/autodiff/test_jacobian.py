@@ -1,4 +1,4 @@
-"""``jacfwd``, ``jacrev`` and ``hessian``: both modes agree, with each other, with formulas and with JAX."""
+"""``jacfwd``, ``jacrev``, ``hessian``: against each other, formulas and JAX."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_a_linear_map_is_its_matrix(jac):
 @BOTH
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0, 1), (1, 0), [1], np.int64(1)], ids=str)
 def test_trees_of_trees(jac, argnums):
-    """The results' tree outside, the arguments' tree inside; None and empty containers stay."""
+    """The results' tree outside, the arguments' inside; empty containers stay."""
 
     def f(p, x):
         return {"y": p["a"] * x, "z": [p["b"] @ x, None, ()]}

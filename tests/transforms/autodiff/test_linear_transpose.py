@@ -1,4 +1,4 @@
-"""``linear_transpose``: <A x, y> = <x, A' y>, and clear refusals of what is not linear."""
+"""``linear_transpose``: <A x, y> = <x, A' y>, and errors for nonlinear functions."""
 
 import re
 
@@ -54,8 +54,8 @@ def test_the_adjoint(name):
     close(linear_transpose(jit(f), *primals)(ct), found)
     batch = tree.map(lambda x: bnp.stack([x, x * 2]), ct)
     close(tree.map(lambda x: x[1], vmap(transposed)(batch)), tree.map(lambda x: x * 2, found))
-    again = linear_transpose(lambda y: transposed(y), ct)(found)
-    close(again[0], f(*found))
+    twice = linear_transpose(lambda y: transposed(y), ct)(found)
+    close(twice[0], f(*found))
 
 
 def test_only_types_are_used():

@@ -1,4 +1,4 @@
-"""Linearization and transposition of jaxprs: what goes to which half, and how little of it."""
+"""Linearization and transposition of jaxprs: the split, and its size."""
 
 import numpy as np
 import pytest
@@ -136,7 +136,7 @@ def test_constants_of_the_linear_map_are_evaluated():
 
 
 def test_weight_gradients_need_no_transposition():
-    """Of a product of matrices, both cotangents are one product each, with no copy of an operand."""
+    """Both cotangents of a matmul are one matmul each, without a copy."""
     m = np.ones((4, 3), np.float32)
     w = np.ones((3, 5), np.float32)
     mm = lambda m, w: dot.dot_general(m, w, (((1,), (0,)), ((), ())))

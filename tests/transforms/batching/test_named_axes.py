@@ -1,4 +1,4 @@
-"""Collectives over named axes of ``vmap``: values and derivatives against the same thing written with arrays."""
+"""Collectives over named axes of ``vmap``, against the same code with arrays."""
 
 import numpy as np
 import pytest
@@ -145,7 +145,7 @@ def test_an_inner_axis_hides_an_outer_one_of_its_name():
 
 
 def test_derivatives_of_one_element_go_to_all():
-    """The convention: members are differentiated together, so a sum passes every member's cotangent on."""
+    """Members are differentiated together: a sum passes on every cotangent."""
     g = vmap(lambda x, w: grad(lambda x: w * lax.psum(x * x, "i"))(x), axis_name="i")
     x, w = draw(N), draw(N, seed=1)
     close(g(x, w), 2 * x * w.sum(), 1e-12)

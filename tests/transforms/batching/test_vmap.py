@@ -1,4 +1,4 @@
-"""``vmap`` for users: axes as pytrees, nesting, closures, and what it makes of operations."""
+"""``vmap``: axes as pytrees, nesting, closures, and batched operations."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""``checkpoint``: the same values and derivatives, fewer residuals, and what is computed again for them."""
+"""``checkpoint``: same values and derivatives, fewer residuals, recomputation."""
 
 import functools
 
@@ -181,7 +181,7 @@ def test_closures_over_tracers(policy):
 
 
 def test_in_a_loop_and_around_it():
-    """``checkpoint`` of the body stores the carries; around the loop it stores nothing of it."""
+    """``checkpoint`` of the body stores the carries; around the loop, nothing."""
 
     def f(body, loop):
         return lambda w, x: loop(lambda w, x: scan(body(lambda c, a: (bnp.sin(w @ c) * a, None)), x, x)[0])(
@@ -206,7 +206,7 @@ def test_in_a_loop_and_around_it():
     assert count(lowered, "scan") == 2
 
 
-# -- what is stored, and what is computed again ----------------------------------------------------
+# -- residuals and recomputation -------------------------------------------------------------------
 
 
 def mlp(w, x):
@@ -214,7 +214,7 @@ def mlp(w, x):
 
 
 def backward(policy, f=mlp):
-    """The lowered gradient, split: what stands outside of the backward call, and that call."""
+    """The lowered gradient: equations outside the backward call, and that call."""
     g = checkpoint(f, policy=policy)
     lowered = jit(value_and_grad(lambda w, x: g(w, x).sum())).lower(draw(3, 3), draw(3)).jaxpr
     (call,) = calls(lowered)
@@ -244,7 +244,7 @@ def test_what_is_computed_again(policy, dots, sines, exps):
 
 @pytest.mark.parametrize("policy, stored", [("nothing", 2), ("everything", 5), ("dots", 4), ("custom", 3)])
 def test_what_is_stored(policy, stored):
-    """The residuals of the linear jaxpr: ``w`` and ``x``, and what the policy keeps and the derivative reads."""
+    """The residuals: ``w``, ``x``, and saved values that the derivative reads."""
     w, x = draw(3, 3), draw(3)
     f = checkpoint(mlp, policy=POLICIES[policy])
     _, _, linear = linearize_flat(lambda w, x: [f(w, x)], [w, x])
@@ -292,7 +292,7 @@ def test_two_calls_of_the_same_are_computed_twice():
 
 
 def test_nested_checkpoints():
-    """One right in another costs nothing; one after others within another is computed once more."""
+    """Directly nested ones cost nothing; several inside another recompute once more."""
     exps = lambda f: count(jit(value_and_grad(lambda x: f(x).sum())).lower(draw(3)).jaxpr, "exp")
     step = lambda x: bnp.sin(bnp.exp(x))
     inner = checkpoint(step)

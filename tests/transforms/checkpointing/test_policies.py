@@ -1,4 +1,4 @@
-"""Policies of ``checkpoint``, names and memories of values, and ``saved_residuals``, which shows what they do."""
+"""Policies of ``checkpoint``, names and memories, and ``saved_residuals``."""
 
 import contextlib
 import io
@@ -61,7 +61,7 @@ POLICY = pytest.mark.parametrize("policy, text, kept", POLICIES, ids=[text for _
 
 
 def words(why):
-    """What ``saved_residuals`` says, as short as in the table."""
+    """The output of ``saved_residuals``, abbreviated as in the table."""
     origin, _, moved = why.partition(", moved from device to pinned_host")
     return origin.split()[{"named": 1, "output": 2}[origin.split()[0]]] + "+" * why.endswith("pinned_host")
 

@@ -1,4 +1,4 @@
-"""``associative_scan``: prefixes of any length along any axis, in logarithmically many steps, and errors.
+"""``associative_scan``: any length and axis, logarithmic depth, and errors.
 
 Values and derivatives under every transform are in ``test_compositions.py``.
 """
@@ -32,7 +32,7 @@ def test_sums_of_any_length(n, reverse):
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 11])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_order_of_the_arguments(n, reverse):
-    """Of products that do not commute, the first argument is what comes first: behind, in reverse."""
+    """For products that do not commute: operands keep their order, also in reverse."""
     x = draw(n, 2, 2)
     got = associative_scan(lambda a, b: a @ b, x, reverse=reverse)
     order = range(n)[:: -1 if reverse else 1]
@@ -76,7 +76,7 @@ def test_pytrees_of_different_ranks_and_dtypes():
 
 
 def test_a_linear_recurrence():
-    """``h = a h + b``, against the loop that it replaces: values, both modes, order 2, batches."""
+    """``h = a h + b`` against a loop: values, both modes, order 2, batches."""
     a, b = draw(7, 3, seed=1), draw(7, 3, seed=2)
 
     def prefix(a, b):

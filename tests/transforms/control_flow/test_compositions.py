@@ -1,4 +1,4 @@
-"""Every function of control flow under every transform, and each inside of each other.
+"""Control flow under every transform, and nested in control flow.
 
 The programs of ``programs.py`` are run with ``lax`` and with Python's own statements; the values and derivatives of
 both agree, alone, over batches, and where a transform of the one meets rules of the other.
@@ -51,7 +51,7 @@ def forward(f, ts):
 
 
 def both(name, i):
-    """Scalar functions of the floats of a program with ``lax`` and with Python, those floats, and a direction."""
+    """A program with ``lax`` and with Python, as scalar functions; a direction."""
     args = PROGRAMS[name].args(i)
     (f, xs), (g, _) = (loss_of(PROGRAMS[name], cf, args) for cf in (LAX, PYTHON))
     return f, g, xs, directions(xs)
@@ -107,7 +107,7 @@ def test_second_derivatives(name):
 
 @FORWARD_ONLY
 def test_the_derivative_of_a_derivative_needs_no_reverse_mode(name):
-    """What comes out of a loop without a bound can be differentiated in reverse as long as its way in is not."""
+    """Results of an unbounded loop allow reverse mode if its inputs are constant."""
     f, g, xs, ts = both(name, 2)
     want = grad(lambda s: forward(g, [t * s for t in ts])(xs))(arr(1.0))
     close(jvp(lambda s: forward(f, [t * s for t in ts])(xs), (arr(1.0),), (arr(1.0),))[1], want)
@@ -119,7 +119,7 @@ def masks(name):
 
 
 def over(mask, batch):
-    """The arguments for a ``vmap`` with ``mask``, and a function that gives the i-th set of them."""
+    """Arguments for a ``vmap`` with ``mask``, and the i-th example of them."""
     pick = lambda i: tuple(
         tree.map(lambda x: x[i if m == 0 else 1], a)  # noqa: B023
         for a, m in zip(batch, mask, strict=True)
@@ -139,7 +139,7 @@ def test_batches(name):
 
 
 def derivative(program, cf):
-    """The gradient of the floats of a program, as a function of its arguments; else a directional derivative."""
+    """The gradient of a program's floats, or else a directional derivative."""
 
     def f(*args):
         loss, xs = loss_of(program, cf, args)
@@ -229,7 +229,7 @@ def test_checkpoint_inside(name):
 
 @ALL
 def test_inside_a_rule_of_forward_mode(name):
-    """A jitted derivative inside of a rule: values and tangents meet in one loop or branch, which is divided."""
+    """A jitted derivative in a rule: one loop or branch with values and tangents."""
     for i in EACH:
         f, g, xs, ts = both(name, i)
 
@@ -283,7 +283,7 @@ def test_programs_are_traced_once(name):
 
 
 def test_what_is_mapped_may_be_anything():
-    """Of one loop in a branch: the choice, the condition, the body, the carry, or several of them."""
+    """Mapped parts of a loop in a branch: choice, condition, body, carry."""
 
     def f(cf, p, limit, w, x):
         body = lambda c: (c[0] + 1, c[1] * w + 0.1)
@@ -340,7 +340,7 @@ LINEAR = {
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_linear_functions_are_transposed(name):
-    """Without being linearized first: counters and other values stand in the same carries as what is transposed."""
+    """Transposition without linearization: counters share carries with tangents."""
     f, x = LINEAR[name], draw(4, seed=22)
     ct = tree.map(lambda y: draw(*y.shape, seed=4) if is_float(y) else y, f(x))
     if not all(map(is_float, tree.leaves(ct))):

@@ -1,4 +1,4 @@
-"""``cond`` and ``switch``: which branch runs, the types of results, what branches share, what disappears, and errors.
+"""``cond`` and ``switch``: choice, result types, shared values, DCE, errors.
 
 Values and derivatives under every transform are in ``test_compositions.py``.
 """
@@ -158,8 +158,8 @@ def test_keys_are_chosen_like_any_value():
 def test_results_do_not_share_storage_with_arguments():
     step = jit(lambda p, x: cond(p, lambda x: (x, x), lambda x: (x, x * 2.0), x), donate_argnums=1)
     a, b = step(TRUE, arr([1.0, 2.0]))
-    again = step(TRUE, a)
-    assert np.asarray(b).tolist() == np.asarray(again[0]).tolist() == [1.0, 2.0]
+    repeated = step(TRUE, a)
+    assert np.asarray(b).tolist() == np.asarray(repeated[0]).tolist() == [1.0, 2.0]
 
 
 # -- what is traced, and how often -----------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_a_batch_of_choices_of_constants():
     close(vmap(f, out_axes=1)(arr([True, False], bool)), arr([[1.0, 3.0], [2.0, 4.0]]))
 
 
-# -- what nobody reads -----------------------------------------------------------------------------
+# -- unread results -------------------------------------------------------------------------------
 
 
 def three(p, x, y):
@@ -482,7 +482,7 @@ def test_against_jax():
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jit])
 def test_a_branch_that_an_element_does_not_take_has_no_part_in_its_gradient(wrap):
-    """The derivative of sqrt at 0 is infinite, and zero times that would be NaN; also for what is not mapped."""
+    """Unselected infinite derivatives give no NaN, for unmapped operands too."""
     f = lambda x, w: cond(x > 0, lambda x: bnp.sqrt(x) * w + w / x, lambda x: x * 2.0, x)
     g = wrap(grad(lambda x, w: vmap(f, (0, None))(x, w).sum(), (0, 1)))
     close(g(arr([0.0, 4.0, -1.0]), arr(3.0)), (arr([2.0, 0.75 - 3 / 16, 2.0]), arr(2.25)))

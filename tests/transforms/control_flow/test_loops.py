@@ -1,4 +1,4 @@
-"""``fori_loop`` and ``map``: the steps they take, what they become, dtypes, and errors.
+"""``fori_loop`` and ``map``: steps, primitives, dtypes, and errors.
 
 Values and derivatives under every transform are in ``test_compositions.py``.
 """
@@ -136,7 +136,7 @@ def test_map(batch_size, n):
 
 
 def test_map_does_one_batch_after_the_other():
-    """It is a loop: the program does not grow with the length, and no array is larger than it must be."""
+    """The program does not grow with the length, nor do temporary arrays."""
     xs = draw(100, 4)
     jaxpr = jit(lambda xs: lax.map(lambda x: bnp.outer(x, x).sum(), xs, batch_size=10)).lower(xs).jaxpr
     (eqn,) = [e for e in jaxpr.eqns if e.prim is scan_p]

@@ -1,4 +1,4 @@
-"""``either``: two forms of one function go through transforms together, and one of them is chosen in the end."""
+"""``either``: two forms of a function under transforms, one chosen at the end."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ READ_APART = {
     "jvp": lambda g: lambda x: bf.jvp(g, (x,), (x,)),
     "linearize": lambda g: lambda x: bf.linearize(g, x)[1](x),
 }
-"""Where the preferred body has no derivative of its own: both are differentiated alike, and either may be taken."""
+"""A preferred body without a derivative: both bodies have the same one."""
 
 
 def names(jaxpr):
@@ -93,7 +93,7 @@ def test_without_a_choice_it_is_what_was_written(name):
 
 
 def test_what_only_the_plain_body_keeps_decides():
-    """A backward pass that wants what was written, beside a forward pass that could do without it."""
+    """A backward pass that needs the plain body, and a forward pass that does not."""
     traced = bf.jit(lambda x: bf.vjp(f, x)[1](x)[0] + f(x)).trace(X).jaxpr
     backward = lambda eqn: eqn.params["parts"][1] > 0 or eqn.outvars[0].aval.shape != X.shape
     forward = [e for e in traced.eqns if e.prim is either_p and backward(e)]
@@ -103,7 +103,7 @@ def test_what_only_the_plain_body_keeps_decides():
 
 
 def test_an_operand_without_a_good_derivative():
-    """With respect to it, what was written is differentiated; with respect to others, both are."""
+    """Its own tangent differentiates the plain body; other tangents, both bodies."""
     g = lambda x, w: f(x, w, held=(False, True)).sum()
     for argument, left in ((1, False), (0, True)):
         traced = bf.jit(bf.grad(g, argument)).trace(X, np.float32(2)).jaxpr

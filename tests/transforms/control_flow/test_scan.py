@@ -1,4 +1,4 @@
-"""``scan``: the values and derivatives of a loop, batches of it, what it stores for the backward pass, and its errors.
+"""``scan``: values, derivatives, batches, residuals, and errors.
 
 Each loop of the table is compared with itself unrolled, and its derivatives with differences too.
 """
@@ -29,7 +29,7 @@ from tests.transforms.common import arr, close, draw
 
 
 def unrolled(f, init, xs=None, length=None, reverse=False, unroll=1):
-    """What ``scan`` means."""
+    """Reference implementation of ``scan``."""
     n = length if length is not None else tree.leaves(xs)[0].shape[0]
     carry, ys = init, [None] * n
     for i in range(n)[:: -1 if reverse else 1]:
@@ -127,7 +127,7 @@ def is_float(x):
 
 
 def losses(loop, parts):
-    """The loop as a function from the floats of some of its parts to a scalar: scanned, unrolled; and those floats."""
+    """The loop as a scalar function of some floats: scanned, unrolled; the floats."""
     whole = {"consts": loop.consts, "init": loop.init, "xs": loop.xs}
     leaves, structure = tree.flatten(whole)
     owners = [p for p in sorted(whole) for _ in tree.leaves(whole[p])]
@@ -250,7 +250,7 @@ def test_the_body_is_traced_once_and_again_only_for_a_weak_carry():
 
 
 def test_the_body_is_traced_anew_in_each_call():
-    """What it closes over may have changed, and outside ``jit`` that must show."""
+    """A changed closure shows outside ``jit``."""
     w = arr(2.0)
     body = lambda c, x: (c * w, None)
     assert float(scan(body, arr(1.0), length=3)[0]) == 8.0
@@ -331,7 +331,7 @@ def test_integers_have_float0_tangents():
 
 
 def test_gradients_of_what_is_closed_over():
-    """Arrays, tracers of transforms outside, and jitted functions that themselves close over tracers."""
+    """Closures: arrays, outer tracers, and jitted functions that close over tracers."""
     table = draw(4)
 
     def f(run, w, v):
@@ -414,7 +414,7 @@ def test_vmap_twice_and_second_order():
 
 
 def nested(run, p, x):
-    """A loop in a loop: the inner one runs over the constants, its carry is the outer one's input."""
+    """Nested loops: the inner carry is the outer input."""
 
     def outer(c, x):
         d, ys = run(lambda d, q: (bnp.sin(d * q) + c, d * c), x, p)
@@ -494,7 +494,7 @@ def test_a_loop_in_custom_rules(wrap):
 
 
 def test_a_rule_that_carries_primals_and_tangents_together():
-    """The loop is divided into one over values and one over tangents, whichever carries need it."""
+    """Two loops, over values and over tangents, whichever carries need it."""
 
     @custom_jvp
     def f(x, a):

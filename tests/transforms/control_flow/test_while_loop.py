@@ -1,4 +1,4 @@
-"""``while_loop``: when it ends, the carry, bounds and reverse mode, batches in lock step, what disappears, and errors.
+"""``while_loop``: end, carry, bounds and reverse mode, batches, DCE, errors.
 
 Values and derivatives under every transform are in ``test_compositions.py``.
 """
@@ -254,7 +254,7 @@ def test_elements_end_at_their_own_step():
 
 
 def test_elements_that_have_ended_keep_their_values():
-    """What the body makes of them after that, a NaN here, is not theirs."""
+    """A NaN that the body makes of finished elements does not reach them."""
     f = lambda x: while_loop(lambda x: x > 0.5, lambda x: bnp.sqrt(x - 0.5), x)
     xs = arr([0.1, 0.7, 3.0, 0.5])
     want = bnp.stack([f(x) for x in xs])
@@ -289,7 +289,7 @@ def test_a_condition_that_becomes_batched_in_the_loop():
     close(vmap(f)(xs), tree.map(lambda *ys: bnp.stack(ys), *[f(x) for x in xs]))
 
 
-# -- what nobody reads -----------------------------------------------------------------------------
+# -- unread results -------------------------------------------------------------------------------
 
 
 def test_carries_that_nobody_needs_disappear():
@@ -451,7 +451,7 @@ def test_a_body_that_leaks_is_found():
 
 @pytest.mark.peer
 def test_against_jax():
-    """JAX has no reverse mode here: values, both orders of forward mode, and batches of them."""
+    """Without JAX's reverse mode: values, forward mode to order 2, batches."""
     import jax
 
     def program(np_, loop):

@@ -60,7 +60,7 @@ def test_the_function_is_traced_once_and_for_good():
 
 
 def euler(f, steps=50):
-    """An integrator with the adjoint equation for its rule: its function must have no closure to differentiate."""
+    """An integrator with the adjoint equation as its rule; no closure allowed."""
 
     def forward(f, x0, *args):
         return scan(lambda x, _: (x + f(x, *args) / steps, None), x0, length=steps)[0]

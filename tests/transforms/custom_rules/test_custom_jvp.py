@@ -1,4 +1,4 @@
-"""``custom_jvp``: the user's rule is what differentiates, under every transform, and is checked."""
+"""``custom_jvp``: the rule differentiates, under every transform, checked."""
 
 import functools
 from typing import NamedTuple
@@ -141,7 +141,7 @@ def test_results_that_nobody_reads():
 
 
 def test_control_flow_on_values():
-    """Outside of staging the function and its rule see values, also where the rule calls the function."""
+    """Without staging, function and rule see values, also in nested calls."""
 
     @custom_jvp
     def f(x):
@@ -163,7 +163,7 @@ def test_control_flow_on_values():
 
 
 def test_rules_may_use_any_transform():
-    """Of jitted functions, loops and checkpoints in a rule, each half goes where it belongs."""
+    """A rule with calls and loops is split into its primal and tangent halves."""
     impl = lambda x: bnp.sin(x) * x
     loop = lambda f: lambda x: scan(lambda c, _: (f(c) * x, None), x, length=3)[0]
     for make in (jit, checkpoint, loop, lambda f: jit(loop(jit(f))), lambda f: checkpoint(jit(f))):
@@ -296,7 +296,7 @@ def test_integer_results():
 
 
 def test_zero_tangents():
-    """A rule never meets a symbolic zero: it is given zeros, and may return None for them."""
+    """A rule receives zeros, no symbolic zero, and may return None for them."""
     seen = []
 
     @custom_jvp
@@ -380,7 +380,7 @@ def test_vmap_over_each_axis(axes):
 
 
 def test_a_rule_that_mixes_more_than_the_function_does():
-    """The function's results are constants over the batch; the tangents that the rule gives are not."""
+    """Results constant over the batch, with tangents that are not."""
 
     @custom_jvp
     def f(x, y):
@@ -639,8 +639,8 @@ def test_symbolic_zeros(name):
         assert type(tn) is SymbolicZero and tn.dtype == dtypes.float0
         for p, t in zip(primals[:2], (tx, ty)):
             assert t.shape == p.shape == () and t.dtype == p.dtype and t.aval.shape == ()
-        again = f(*primals)
-        return again, (tx if type(tx) is SymbolicZero else tx * 20.0, instantiate(ty) * 30.0)
+        out = f(*primals)
+        return out, (tx if type(tx) is SymbolicZero else tx * 20.0, instantiate(ty) * 30.0)
 
     assert f.defjvp(rule, symbolic_zeros=True) is rule
     g = SYMBOLIC_WRAPS[name](f)

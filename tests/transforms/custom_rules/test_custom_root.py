@@ -1,4 +1,4 @@
-"""``custom_root``: roots, their derivatives with respect to what the function closes over, batches, and errors.
+"""``custom_root``: roots, derivatives in the closure, batches, and errors.
 
 Each problem of the table has a solution in closed form, or one that Newton's method finds and that is
 differentiated through, step by step.
@@ -80,11 +80,11 @@ class Problem:
     """A root as a function of parameters, twice, and parameters.
 
     Attributes:
-      ours: with ``custom_root``.
+      custom: with ``custom_root``.
       plain: in closed form, or by steps that are differentiated through.
     """
 
-    ours: Callable
+    custom: Callable
     plain: Callable
     args: tuple
 
@@ -183,7 +183,7 @@ def total(outs):
 
 def losses(name):
     problem = PROBLEMS[name]
-    return lambda xs: total(problem.ours(*xs)), lambda xs: total(problem.plain(*xs)), list(problem.args)
+    return lambda xs: total(problem.custom(*xs)), lambda xs: total(problem.plain(*xs)), list(problem.args)
 
 
 def directions(xs):
@@ -198,9 +198,9 @@ def along(f, ts):
 def test_roots(name):
     problem = PROBLEMS[name]
     want = problem.plain(*problem.args)
-    close(problem.ours(*problem.args), want, TOL)
-    close(jit(problem.ours)(*problem.args), want, TOL)
-    check_jaxpr(make_jaxpr(problem.ours)(*problem.args))
+    close(problem.custom(*problem.args), want, TOL)
+    close(jit(problem.custom)(*problem.args), want, TOL)
+    check_jaxpr(make_jaxpr(problem.custom)(*problem.args))
 
 
 @ALL
@@ -235,7 +235,7 @@ def test_batches(name):
         at = lambda i: [x[i] if m == 0 else x for x, m in zip(ins, mask, strict=True)]  # noqa: B023
         stack = lambda h: tree.map(lambda *ys: bnp.stack(ys), *[h(at(i)) for i in range(3)])  # noqa: B023
         run = lambda h: vmap(h, in_axes=(list(mask),))(ins)  # noqa: B023
-        close(run(lambda xs: PROBLEMS[name].ours(*xs)), stack(lambda xs: PROBLEMS[name].plain(*xs)), TOL)
+        close(run(lambda xs: PROBLEMS[name].custom(*xs)), stack(lambda xs: PROBLEMS[name].plain(*xs)), TOL)
         close(run(grad(f)), stack(grad(g)), TOL)
 
 
@@ -300,12 +300,12 @@ def test_in_loops_and_branches():
 
         return lambda x, a: lax.scan(step, x, a)[1].sum()
 
-    ours, plain = f(cube_root), f(bnp.cbrt)
+    custom, plain = f(cube_root), f(bnp.cbrt)
     x, a = arr(0.8), arr([1.5, 0.6, 1.1])
-    close(ours(x, a), plain(x, a), TOL)
-    close(grad(ours, (0, 1))(x, a), grad(plain, (0, 1))(x, a), TOL)
-    close(jit(grad(ours, (0, 1)))(x, a), grad(plain, (0, 1))(x, a), TOL)
-    close(vmap(grad(ours, 1), (None, 0))(x, a[None] * 1.0), grad(plain, 1)(x, a)[None], TOL)
+    close(custom(x, a), plain(x, a), TOL)
+    close(grad(custom, (0, 1))(x, a), grad(plain, (0, 1))(x, a), TOL)
+    close(jit(grad(custom, (0, 1)))(x, a), grad(plain, (0, 1))(x, a), TOL)
+    close(vmap(grad(custom, 1), (None, 0))(x, a[None] * 1.0), grad(plain, 1)(x, a)[None], TOL)
 
 
 def test_inside_a_custom_rule():
@@ -409,7 +409,7 @@ def test_against_jax():
 
         return loss
 
-    ours, theirs = program(bnp, lax, vmap), program(jax.numpy, jax.lax, jax.vmap)
+    custom, theirs = program(bnp, lax, vmap), program(jax.numpy, jax.lax, jax.vmap)
     rng = np.random.default_rng(0)
     w = (rng.normal(size=(4, 3, 3)) * 0.4).astype(np.float32)
     c = rng.normal(size=(4, 3)).astype(np.float32)
@@ -417,7 +417,7 @@ def test_against_jax():
         np.testing.assert_allclose(np.asarray(p), np.asarray(q), rtol=2e-4, atol=2e-5)
         for p, q in zip(tree.leaves(x), jax.tree.leaves(y), strict=True)
     ]
-    same(vmap(ours)(w, c), jax.vmap(theirs)(w, c))
-    same(vmap(grad(ours, (0, 1)))(w, c), jax.vmap(jax.grad(theirs, (0, 1)))(w, c))
+    same(vmap(custom)(w, c), jax.vmap(theirs)(w, c))
+    same(vmap(grad(custom, (0, 1)))(w, c), jax.vmap(jax.grad(theirs, (0, 1)))(w, c))
     hvp = lambda grad, jvp, f: lambda w: jvp(grad(lambda w: f(w, c[0])), (w,), (w,))[1]
-    same(hvp(grad, jvp, ours)(w[0]), hvp(jax.grad, jax.jvp, theirs)(w[0]))
+    same(hvp(grad, jvp, custom)(w[0]), hvp(jax.grad, jax.jvp, theirs)(w[0]))

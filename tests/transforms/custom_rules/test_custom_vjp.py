@@ -1,4 +1,4 @@
-"""``custom_vjp``: the user's rules are what differentiates in reverse mode, under every transform, and are checked."""
+"""``custom_vjp``: the rules differentiate, under every transform, checked."""
 
 import functools
 from typing import NamedTuple
@@ -133,7 +133,7 @@ def test_the_call_stays_whole_until_it_is_lowered():
 
 
 def test_results_that_nobody_reads():
-    """The backward rule is given a cotangent for each result, zeros for those that nobody reads."""
+    """The backward rule receives a cotangent per result, zeros for unread ones."""
     f = ruled(
         lambda x: (bnp.sin(x), {"b": x * 2.0}),
         lambda x: ((bnp.sin(x), {"b": x * 2.0}), x),
@@ -167,7 +167,7 @@ def test_clipping_a_gradient(wrap):
 
 
 def test_a_stable_function():
-    """log(1 + exp(x)) far from zero, where the derivative of the plain formula is not a number."""
+    """log(1 + exp(x)) far from zero, where the plain derivative is NaN."""
     f = ruled(
         lambda x: bnp.where(x > 30.0, x, bnp.log(1.0 + bnp.exp(x))),
         lambda x: (bnp.where(x > 30.0, x, bnp.log(1.0 + bnp.exp(x))), x),
@@ -201,7 +201,7 @@ def test_a_fixed_point_by_the_implicit_function_theorem():
 
 
 def test_control_flow_on_values():
-    """Outside of staging all three see values, also where the forward rule calls the function."""
+    """Without staging, all three functions see values, also in nested calls."""
 
     @custom_vjp
     def f(x):
@@ -218,7 +218,7 @@ def test_control_flow_on_values():
 
 
 def test_second_order_where_the_forward_rule_calls_the_function():
-    """The value's own derivative is then by the rules again; forward over reverse is not to be had."""
+    """Reverse over reverse uses the rules; forward over reverse is unavailable."""
     f = ruled(
         lambda x: bnp.sin(x), lambda x: (f(x), (f(x), x)), lambda r, ct: (ct * r[0] * bnp.cos(r[1]) * 5.0,)
     )
@@ -392,12 +392,12 @@ def test_vmap_over_each_axis(axes):
     want = grad(summed(rows(loss)), (0, 1))(x, y)
     for g in (vmap(loss, axes), jit(vmap(loss, axes)), vmap(jit(loss), axes), checkpoint(vmap(loss, axes))):
         close(grad(summed(g), (0, 1))(x, y), want)
-    again = lambda g: grad(lambda x, y: (grad(summed(g), 1)(x, y) ** 2).sum(), (0, 1))
-    close(again(vmap(loss, axes))(x, y), again(rows(loss))(x, y))
+    second_order = lambda g: grad(lambda x, y: (grad(summed(g), 1)(x, y) ** 2).sum(), (0, 1))
+    close(second_order(vmap(loss, axes))(x, y), second_order(rows(loss))(x, y))
 
 
 def test_rules_that_mix_more_than_the_function_does():
-    """The function's results are constants over the batch; what its rules compute is not."""
+    """Results constant over the batch, with rules that are not."""
     f = ruled(lambda x, y: y, lambda x, y: (y + x * 0.0, x), lambda x, ct: (ct * x, ct * x))
     g = lambda x, y: (vmap(f, (0, None))(x, y) * arr([1.0, 10.0])).sum()
     x = draw(2)
@@ -708,7 +708,7 @@ SYMBOLIC_WRAPS = {
 
 @pytest.mark.parametrize("name", SYMBOLIC_WRAPS)
 def test_symbolic_zeros(name):
-    """The forward rule is told which arguments are differentiated, the backward rule which cotangents are zero."""
+    """Rules know which arguments are perturbed and which cotangents are zero."""
     perturbed, cotangents = [], []
 
     def fwd(x, y, n):
@@ -748,7 +748,7 @@ def test_without_symbolic_zeros_the_rules_get_arrays():
 
 
 def test_each_run_of_the_forward_rule_has_its_own_backward_rule():
-    """One staged call, linearized at two points: the structure of the residuals, static data included, is of each."""
+    """One staged call linearized at two points: each has its residual structure."""
 
     class Residual:
         def __init__(self, value, tag):
@@ -770,7 +770,7 @@ def test_each_run_of_the_forward_rule_has_its_own_backward_rule():
 
 
 def test_optimize_remat():
-    """Under ``checkpoint`` the first pass does not compute what only the residuals need, with the option or without."""
+    """Under ``checkpoint`` the first pass computes no values for residuals alone."""
     for flag in (False, True):
         f = custom_vjp(lambda x: bnp.sin(x))
         f.defvjp(lambda x: (bnp.sin(x), bnp.cos(x)), lambda c, ct: (ct * c,), optimize_remat=flag)
@@ -846,7 +846,7 @@ def test_custom_gradient_of_pytrees_methods_and_keywords():
 
 
 def test_custom_gradients_at_two_points_of_one_jaxpr():
-    """What a rule closes over as a number belongs to its own run."""
+    """A number in a rule's closure belongs to its own run."""
     f = custom_gradient(lambda x: (x * 1.0, lambda ct: ct * x))
     jaxpr = make_jaxpr(f)(X)
     pulls = [vjp(lambda x: eval_jaxpr(jaxpr, [x])[0], x)[1] for x in (X, T)]
@@ -889,7 +889,7 @@ def test_custom_gradient_and_symbolic_zeros_against_jax():
 
 
 def test_a_cotangent_that_a_collective_summed_is_not_summed_again():
-    """Under vmap a cotangent of what is not mapped is summed over the batch; unless the rule has done so itself."""
+    """Under vmap, cotangents of unmapped operands are summed, once."""
 
     def make(bwd):
         f = custom_vjp(lambda x, y: x * y)

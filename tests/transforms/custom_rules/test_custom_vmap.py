@@ -1,4 +1,4 @@
-"""``custom_vmap``: the user's rule is what batches, under every transform, and so are its derivatives."""
+"""``custom_vmap``: the rule batches, under every transform, derivatives too."""
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def test_pytrees_and_arguments_that_are_not_batched():
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, 0), (-1, None)], ids=str)
 def test_a_right_rule_changes_nothing(axes):
-    """Every derivative over every axis, where primal and tangent are batched together or alone."""
+    """All derivatives over all axes: primal, tangent or both batched."""
     plain = lambda x, y: (bnp.sin(x) @ y, y * x.sum())
     f = custom_vmap(plain)
     calls = []
@@ -211,7 +211,7 @@ def test_python_in_the_function_and_methods():
 
 
 def test_closures():
-    """Over arrays, over tracers of transforms outside, and over what is differentiated where no batch follows."""
+    """Closures: arrays, outer tracers, and differentiated values without a batch."""
     c = draw(3)
 
     def outer(x, scale):
@@ -231,7 +231,7 @@ def test_closures():
 
 
 def test_effects_happen_once():
-    """Reverse mode computes the function again, and the rule: what they report is reported once, and no more is let."""
+    """Reverse mode recomputes function and rule: reports once, no other effects."""
     seen = []
 
     def noisy(tag):

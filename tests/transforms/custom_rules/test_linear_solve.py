@@ -1,4 +1,4 @@
-"""``custom_linear_solve``: solutions, derivatives of every mode and order, batches, and errors.
+"""``custom_linear_solve``: solutions, all derivatives, batches, and errors.
 
 Each system of the table is compared with the same solution written with an inverse matrix that is differentiated
 through.
@@ -40,7 +40,7 @@ def dominant(*batch, seed=0):
 
 
 def jacobi(matvec, b):
-    """For systems with a large diagonal: ``x = x + (b - A x) / 4`` until it stands still."""
+    """For diagonally dominant systems: iterate ``x = x + (b - A x) / 4``."""
     residual = lambda x: tree.map(lambda p, q: p - q, b, matvec(x))
     size = lambda r: sum([(bnp.abs(y) ** 2).sum() for y in tree.leaves(r)], arr(0.0))
 
@@ -59,7 +59,7 @@ def loop(matvec, b):
 
 
 def by_columns(matvec, b):
-    """The matrix written out, and its inverse by Newton's iteration ``Y (2 - A Y)`` (G. Schulz, 1933)."""
+    """The explicit matrix, and its inverse by ``Y (2 - A Y)`` (G. Schulz, 1933)."""
     return inverse(vmap(matvec)(EYE.astype(b.dtype)).T) @ b
 
 
@@ -78,11 +78,11 @@ class System:
     """A solution as a function of arguments, twice, and arguments for it.
 
     Attributes:
-      ours: with ``custom_linear_solve``.
+      custom: with ``custom_linear_solve``.
       plain: by arithmetic that is differentiated through.
     """
 
-    ours: Callable
+    custom: Callable
     plain: Callable
     args: tuple
     reverse: bool = True
@@ -193,7 +193,7 @@ def total(outs):
 
 def losses(name):
     system = SYSTEMS[name]
-    return lambda xs: total(system.ours(*xs)), lambda xs: total(system.plain(*xs)), list(system.args)
+    return lambda xs: total(system.custom(*xs)), lambda xs: total(system.plain(*xs)), list(system.args)
 
 
 def directions(xs):
@@ -210,9 +210,9 @@ def along(f, ts, reverse=True):
 def test_solutions(name):
     system = SYSTEMS[name]
     want = system.plain(*system.args)
-    close(system.ours(*system.args), want, TOL)
-    close(jit(system.ours)(*system.args), want, TOL)
-    jaxpr = make_jaxpr(system.ours)(*system.args)
+    close(system.custom(*system.args), want, TOL)
+    close(jit(system.custom)(*system.args), want, TOL)
+    jaxpr = make_jaxpr(system.custom)(*system.args)
     check_jaxpr(jaxpr)
     assert [e.prim for e in jaxpr.eqns].count(linear_solve_p) == 1
 
@@ -259,7 +259,7 @@ def test_batches(name):
         at = lambda i: [x[i] if m == 0 else x for x, m in zip(ins, mask, strict=True)]  # noqa: B023
         stack = lambda h: tree.map(lambda *ys: bnp.stack(ys), *[h(at(i)) for i in range(3)])  # noqa: B023
         run = lambda h: vmap(h, in_axes=(list(mask),))(ins)  # noqa: B023
-        outs = lambda xs: SYSTEMS[name].ours(*xs)
+        outs = lambda xs: SYSTEMS[name].custom(*xs)
         close(run(outs), stack(lambda xs: SYSTEMS[name].plain(*xs)), TOL)
         close(run(grad(f)), stack(grad(g)), TOL)
         close(jit(run, static_argnums=0)(grad(f)), stack(grad(g)), TOL)
@@ -303,9 +303,9 @@ def test_complex_systems():
     a = arr(np.asarray(A) + 0.5j * np.asarray(draw(N, N, seed=4)), np.complex128)
     b = arr(np.asarray(B) * (1 + 2j), np.complex128)
     f = lambda solve: lambda a, b: bnp.abs(solve(a, b)).sum()
-    ours, plain = f(solver(solve=loop, transpose_solve=loop)), f(lambda a, b: inverse(a, 60) @ b)
-    close(ours(a, b), plain(a, b), TOL)
-    close(grad(ours, (0, 1))(a, b), grad(plain, (0, 1))(a, b), 1e-8)
+    custom, plain = f(solver(solve=loop, transpose_solve=loop)), f(lambda a, b: inverse(a, 60) @ b)
+    close(custom(a, b), plain(a, b), TOL)
+    close(grad(custom, (0, 1))(a, b), grad(plain, (0, 1))(a, b), 1e-8)
 
 
 def test_a_linear_function_of_the_right_hand_side_is_transposed():
@@ -342,9 +342,9 @@ def test_in_a_loop_whose_carry_is_differentiated():
 
         return loss
 
-    ours, plain = f(solver(solve=loop, transpose_solve=loop)), f(lambda a, b: inverse(a) @ b)
-    close(grad(ours)(A), grad(plain)(A), TOL)
-    close(jit(grad(ours))(A), grad(plain)(A), TOL)
+    custom, plain = f(solver(solve=loop, transpose_solve=loop)), f(lambda a, b: inverse(a) @ b)
+    close(grad(custom)(A), grad(plain)(A), TOL)
+    close(jit(grad(custom))(A), grad(plain)(A), TOL)
 
 
 def test_a_number_takes_the_dtype_of_the_system():
@@ -363,7 +363,7 @@ def test_pulling_back_through_a_solution_with_aux():
 
 
 def test_solutions_are_not_differentiated_through():
-    """The backward pass is one more solve: it holds no loop that goes back through the first."""
+    """The backward pass is one more solve, without a reversed loop."""
     f = lambda a, b: total(solver(solve=loop, transpose_solve=loop)(a, b))
     jaxpr = jit(grad(f, (0, 1))).lower(A, B).jaxpr
     check_jaxpr(jaxpr)
@@ -486,7 +486,7 @@ def test_against_jax(is_symmetric):
 
         return loss
 
-    ours = program(bnp, lax, custom_linear_solve, vmap)
+    custom = program(bnp, lax, custom_linear_solve, vmap)
     theirs = program(jax.numpy, jax.lax, jax.lax.custom_linear_solve, jax.vmap)
     rng = np.random.default_rng(0)
     a = (rng.normal(size=(4, N, N)) * 0.2 + 2 * np.eye(N)).astype(np.float32)
@@ -495,7 +495,7 @@ def test_against_jax(is_symmetric):
         np.testing.assert_allclose(np.asarray(p), np.asarray(q), rtol=2e-4, atol=2e-5)
         for p, q in zip(tree.leaves(x), jax.tree.leaves(y), strict=True)
     ]
-    same(vmap(ours)(a, b), jax.vmap(theirs)(a, b))
-    same(vmap(grad(ours, (0, 1)))(a, b), jax.vmap(jax.grad(theirs, (0, 1)))(a, b))
+    same(vmap(custom)(a, b), jax.vmap(theirs)(a, b))
+    same(vmap(grad(custom, (0, 1)))(a, b), jax.vmap(jax.grad(theirs, (0, 1)))(a, b))
     hvp = lambda grad, jvp, f: lambda a: jvp(grad(lambda a: f(a, b[0])), (a,), (a,))[1]
-    same(hvp(grad, jvp, ours)(a[0]), hvp(jax.grad, jax.jvp, theirs)(a[0]))
+    same(hvp(grad, jvp, custom)(a[0]), hvp(jax.grad, jax.jvp, theirs)(a[0]))

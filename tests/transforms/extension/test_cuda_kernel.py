@@ -1,4 +1,4 @@
-"""Kernels of the user's: values and rules by the reference, sources by compiling them, for the host and for devices."""
+"""User kernels: values and rules by reference, compiled sources, devices."""
 
 import re
 from collections import namedtuple
@@ -398,6 +398,10 @@ def source_of(**options):
     return kernel_of(lambda x: x, **options).source(1.0)
 
 
+def doubled(body, elementwise):
+    return bf.cuda_kernel(body, reference=lambda x: 2 * x, elementwise=elementwise)(1.0)
+
+
 WRONG = {
     "no body": (lambda: bf.cuda_kernel(3, reference=saxpy), errors.ArgumentError, "the body is a text"),
     "no preamble": (lambda: kernel_of(saxpy, preamble=3), errors.ArgumentError, "preamble"),
@@ -436,6 +440,17 @@ WRONG = {
     "grid": (lambda: source_of(grid=1.5), errors.ValueRangeError, "grid=1.5"),
     "deep grid": (lambda: source_of(grid=(1, 10**6)), errors.ValueRangeError, "not one to three"),
     "shared": (lambda: source_of(shared=-1), errors.ArgumentError, "shared=-1"),
+    "elementwise": (lambda: doubled("out[i] = x[i];", "y"), errors.ValueRangeError, "='y' is neither"),
+    "whole": (
+        lambda: doubled("out[i] = x[i] + *x;", "x"),
+        errors.ValueRangeError,
+        "the body has it otherwise",
+    ),
+    "reads a result": (
+        lambda: doubled("out[i] = x[i]; out[i] = out[i] + x[i];", "out"),
+        errors.ValueRangeError,
+        "the body has it otherwise than as out",
+    ),
     "taken": (
         lambda: kernel_of(lambda out: out).source(1.0),
         errors.ValueRangeError,

@@ -36,7 +36,7 @@ def test_shapes_broadcast():
 
 
 def test_the_function_sees_scalars():
-    """So a reduction over everything is the identity, whatever the shape of the arguments."""
+    """A reduction over all axes is the identity for scalars."""
     x = draw(2, 3)
     close(bf.elementwise(lambda x: bnp.mean(x) + x.ndim)(x), x)
 

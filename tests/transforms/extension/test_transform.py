@@ -1,4 +1,4 @@
-"""``Transform``: rules reach every operation wherever it stands, and everything else composes around them.
+"""``Transform``: rules reach every operation, and transforms compose with it.
 
 The main witness is forward mode itself, written as a user would: a box is a value with its tangent, and the default
 rule asks each primitive for its jvp. What it gives is compared with ``jvp`` on all programs with control flow.
@@ -57,7 +57,7 @@ def is_dual(x):
 
 
 def by_dual(f):
-    """``jvp`` by way of the transform: values and tangents of the floats among the results."""
+    """``jvp`` by the transform: values and tangents of inexact results."""
 
     def run(xs, ts):
         found = tree.leaves(dual(f)([Dual(x, t) for x, t in zip(xs, ts, strict=True)]), is_leaf=is_dual)
@@ -125,7 +125,7 @@ def test_compositions():
     assert not report.unsupported
 
 
-def told(f):
+def ruled(f):
     """f with a rule that is its derivative."""
     g = bf.custom_jvp(f)
     g.defjvp(lambda ps, ts: bf.jvp(f, ps, ts))
@@ -135,7 +135,7 @@ def told(f):
 AROUND = {
     "jit": bf.jit,
     "checkpoint": bf.checkpoint,
-    "custom_jvp": told,
+    "custom_jvp": ruled,
     "vmap": bf.vmap,
     "scan": lambda f: lambda x: lax.scan(lambda c, y: (f(c) + y, c), x, bnp.stack([x, 2 * x]))[0],
     "cond": lambda f: lambda x: lax.cond(True, f, lambda v: v * 0.0, x),
@@ -150,7 +150,7 @@ AROUND = {
 @pytest.mark.parametrize("inner", AROUND)
 @pytest.mark.parametrize("outer", AROUND)
 def test_orders(outer, inner):
-    """Every two, in every order, around the function and with derivatives around the transform."""
+    """Every pair in every order, around the function and around the transform."""
     f, x = AROUND[outer](AROUND[inner](smooth)), bnp.stack([X, 2 * X])
     want = by_jvp(lambda xs: f(*xs))([x], [x / 2])
     close(by_dual(lambda xs: f(*xs))([x], [x / 2]), want, rtol=1e-9)
@@ -208,7 +208,7 @@ def with_custom_vmap():
 
 @pytest.mark.parametrize("make", [with_custom_jvp, with_custom_vjp, with_custom_vmap])
 def test_functions_with_rules_are_gone_through(make):
-    """Their rules speak of arrays: the transform sees the function, and so does what is outside of it."""
+    """Rules of custom functions are for arrays: the transform sees the function."""
     f = make()
 
     def run(h):
@@ -226,7 +226,7 @@ def test_functions_with_rules_are_gone_through(make):
 
 
 def test_a_rule_for_functions_with_rules():
-    t = bf.Transform("as told", box=Dual)
+    t = bf.Transform("as ruled", box=Dual)
 
     @t.rule(extend.custom_jvp_call_p)
     def call(*xs, jaxpr, rule, n_consts, name):
@@ -238,7 +238,7 @@ def test_a_rule_for_functions_with_rules():
 
 
 def test_solvers_are_gone_through():
-    """With the derivatives of their iterations, which agree with those of what they solve where they converge."""
+    """Derivatives of the iterations agree with implicit ones at convergence."""
     a = arr([[4.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 5.0]])
     solver = lambda matvec, b: bnp.linalg.solve(a, b)
     linear = lambda b: lax.custom_linear_solve(lambda v: a @ v, b, solver, symmetric=True)
@@ -273,7 +273,7 @@ def test_every_operation_on_what_depends_on_arguments():
 
 
 def test_bodies_are_transformed_once():
-    """A loop's body is transformed once for all steps, and the call of a compiled function once for all calls."""
+    """A loop's body is transformed once, and so is a compiled function."""
     seen = []
     t = watcher(seen)
     f = bf.jit(lambda x: lax.scan(lambda c, _: (bnp.sin(c), None), x, None, length=5)[0])
@@ -360,7 +360,7 @@ def test_a_rule_for_what_runs_jaxprs_comes_first():
 
 
 def test_rules_run_under_the_parent():
-    """What a rule computes is an ordinary operation of the transforms outside."""
+    """Operations of a rule are ordinary ones to outer transforms."""
     t = bf.Transform("squaring", box=Dual)
     t.rule(lax.sin_p)(lambda x: Dual(x.value**2, x.tangent))
     run = lambda x: t(bnp.sin)(Dual(x, x)).value
@@ -664,7 +664,7 @@ def test_threads():
 
 
 def test_overrides_reach_bodies():
-    """A body that is transformed under other rules is not the one that was transformed before."""
+    """A body transformed under other rules is transformed anew."""
     f = bf.jit(lambda x: lax.scan(lambda c, _: (bnp.sin(c), None), x, None, length=1)[0])
     run = lambda: dual(f)(Dual(X, bnp.ones_like(X))).tangent
     close(run(), bnp.cos(X))

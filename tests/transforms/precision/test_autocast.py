@@ -1,4 +1,4 @@
-"""``autocast``: what runs in which precision, that types are kept, and that it composes."""
+"""``autocast``: the precision of each operation, types, and compositions."""
 
 import functools
 
@@ -35,7 +35,7 @@ def f32(*shape, seed=0):
 
 
 def near(got, want, tolerance=TOLERANCE):
-    """Equal structures and dtypes; values as close as half precision lets them be, by the largest element."""
+    """Equal structures and dtypes; values within half precision of the largest."""
     assert tree.structure(got) == tree.structure(want)
     for g, w in zip(tree.leaves(got), tree.leaves(want), strict=True):
         assert g.shape == w.shape and g.dtype == w.dtype
@@ -51,7 +51,7 @@ def every_eqn(jaxpr):
 
 
 def dtypes_of(f, name, *args):
-    """The dtypes of the first operand of every equation of a primitive, calls included."""
+    """The dtype of the first operand of each use of a primitive, calls included."""
     jaxpr = make_jaxpr(f)(*args)
     check_jaxpr(jaxpr)
     return [dtypes.short_name(e.invars[0].aval.dtype) for e in every_eqn(jaxpr) if e.prim.name == name]
@@ -333,7 +333,7 @@ def test_solvers_are_left_alone():
 
 
 def ruled():
-    """Functions with rules of their own, wrong by a factor of three, with a product in function and rule."""
+    """Custom rules, wrong by a factor of three, with a matmul in each."""
     jvp_f = custom_jvp(lambda y, w: bnp.tanh(y @ w))
     jvp_f.defjvp(lambda p, t: (jvp_f(*p), 3.0 * (t[0] @ p[1]) + bnp.exp(p[0]) * 0.0))
     symbolic = custom_jvp(lambda y, w: bnp.tanh(y @ w))
@@ -413,8 +413,8 @@ def test_structures_keywords_and_constants():
     assert got["n"].dtype == np.int32 and int(got["n"]) == 4 and float(got["two"]) == 2.0
     np.testing.assert_array_equal(np.asarray(got["c"]), np.asarray(c))
     near(got["y"][0], want["y"][0])
-    again = autocast(autocast(f))(p, scale=2.0)
-    np.testing.assert_array_equal(np.asarray(again["y"][0]), np.asarray(got["y"][0]))
+    nested = autocast(autocast(f))(p, scale=2.0)
+    np.testing.assert_array_equal(np.asarray(nested["y"][0]), np.asarray(got["y"][0]))
     assert vjp(autocast(lambda x: x @ c), X)[1](X)[0].dtype == np.float32
     assert functools.partial(autocast, dtype="float16")(lambda x: x)(X).dtype == np.float32
 

@@ -1,4 +1,4 @@
-"""Callbacks: values and types, derivatives and errors; ``test_effects.py`` counts how often they run."""
+"""Callbacks: values, types, derivatives, errors; ``test_effects.py`` counts runs."""
 
 import contextvars
 

@@ -1,4 +1,4 @@
-"""``jit``: when it traces again, static arguments, donation, stages, and what becomes of constants."""
+"""``jit``: retracing, static arguments, donation, stages, and constants."""
 
 import dataclasses
 import functools
@@ -101,7 +101,7 @@ SHAPES_OF_A_CALL = {
 @pytest.mark.parametrize("lift", [lambda x: x, lambda x: arr(x)], ids=["NumPy", "arrays"])
 @pytest.mark.parametrize("donate", [(), (0, 1)])
 def test_calls_of_all_shapes_in_turn(lift, donate):
-    """Each is compared with the structure of the one before; afterwards nothing is traced again."""
+    """Alternating structures: each is traced once."""
 
     def sums(a=None, b=None):
         leaves = [ew.mul(x, float(i + 1)) for i, x in enumerate(tree.leaves((a, b)))]
@@ -384,8 +384,8 @@ def test_results_of_any_structure():
 
 def test_results_do_not_share_memory_with_arguments():
     a = arr(X)
-    same, flipped, again = jit(lambda x: (x, shape.rev(x, (0,)), x))(a)
-    buffers = [np.asarray(x) for x in (a, same, flipped, again)]
+    same, flipped, repeated = jit(lambda x: (x, shape.rev(x, (0,)), x))(a)
+    buffers = [np.asarray(x) for x in (a, same, flipped, repeated)]
     for i in range(4):
         for j in range(i):
             assert not np.shares_memory(buffers[i], buffers[j])
@@ -457,7 +457,7 @@ def test_closing_over_tracers_of_the_outer_transform():
 
 
 def test_one_jitted_closure_in_two_traces():
-    """The constant of the first trace is dead by the time of the second: it must be traced again."""
+    """A constant that died since the first trace forces a second one."""
     box = {}
     inner = jit(lambda z: ew.mul(box["y"], z))
 
@@ -570,7 +570,7 @@ def test_an_array_donated_and_used_in_one_call():
 
 
 def test_what_is_donated_of_hundreds_of_arrays():
-    """Some shared, some views of others, numbers between them: what is seen elsewhere stays as it is."""
+    """Donated arrays that are shared or views: other references stay intact."""
     f = jit(lambda p, q: ({k: ew.add(v, 1.0) for k, v in p.items()}, q), donate_argnums=0)
     p = {f"{i:03}": arr(np.full(i % 3, i)) for i in range(300)} | {"n": 7.0}
     seen = {k: np.asarray(p[k]) for k in list(p)[:300:50]}

@@ -1,4 +1,4 @@
-"""``jit(memory_budget=)``: sizes, caches, and its place among transforms, on the CPU."""
+"""``jit(memory_budget=)``: sizes, caches, and transforms, on the CPU."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ def test_results_are_those_without_a_budget(arguments):
 
 @compiled
 def test_it_is_of_the_function_under_jit(arguments):
-    """Two budgets are two programs; one has one trace, however often it is called; the decorator takes it too."""
+    """Each budget has one program and one trace; the decorator takes it too."""
 
     @bf.jit(memory_budget="1GB")
     def roomy(params, x):
@@ -128,7 +128,7 @@ def test_donated_arguments(arguments):
 
 @compiled
 def test_arguments_that_are_kept_for_a_check_need_more(arguments, monkeypatch):
-    """With ``debug_nans`` donated arguments outlive the call: then there is no budget, and no error."""
+    """With ``debug_nans`` donated arguments outlive the call: no budget, no error."""
 
     def update(params, x):
         return [p - 0.1 * g for p, g in zip(params, bf.grad(loss)(params, x), strict=True)]
@@ -155,7 +155,7 @@ def test_explain_mentions_it(arguments):
 
 
 def test_numpy_calls_have_no_plan(arguments, monkeypatch):
-    """A program that is not compiled, and would need more by its plan, is refused; another just runs."""
+    """An uncompiled program over budget is refused; others run."""
     monkeypatch.setattr(bf.config, "host_compiler", "never")
     step, peak = tight(bf.grad(loss), *arguments)
     with pytest.raises(errors.UnsupportedError, match="to be compiled") as caught:

@@ -1,4 +1,4 @@
-"""``named_scope``, ``named_call`` and ``ensure_compile_time_eval``: what tracing notes, and where it computes."""
+"""``named_scope``, ``named_call`` and ``ensure_compile_time_eval``."""
 
 import threading
 
@@ -14,7 +14,7 @@ from tests.transforms.common import arr, close, draw
 
 
 def scopes(jaxpr, prim=None):
-    """The scopes of the equations, as text; of those of one primitive, if one is named."""
+    """The scopes of the equations, or of those of one primitive, as text."""
     return ["/".join(e.scopes) for e in jaxpr.eqns if prim in (None, e.prim.name)]
 
 
@@ -49,11 +49,11 @@ def test_a_block_ends_with_an_error():
 
 def test_decorators():
     @bf.named_scope("layer")
-    def layer(x, *, again):
-        return layer(bnp.sin(x), again=False) if again else bnp.cos(x)
+    def layer(x, *, nested):
+        return layer(bnp.sin(x), nested=False) if nested else bnp.cos(x)
 
     assert layer.__name__ == "layer"
-    assert scopes(bf.make_jaxpr(lambda x: layer(x, again=True))(1.0)) == ["layer", "layer/layer"]
+    assert scopes(bf.make_jaxpr(lambda x: layer(x, nested=True))(1.0)) == ["layer", "layer/layer"]
 
     def block(x):
         return bnp.sin(x)

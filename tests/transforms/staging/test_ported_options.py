@@ -1,4 +1,4 @@
-"""Options of JAX's ``jit`` and ``checkpoint``: accepted where they change nothing, refused by name where they would."""
+"""Options of JAX's ``jit`` and ``checkpoint``: accepted, or refused by name."""
 
 import gc
 

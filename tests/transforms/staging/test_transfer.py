@@ -20,7 +20,7 @@ def test_put_and_get_round_trip():
     host = {"a": np.arange(3, dtype=np.float32), "b": (1, 2.5)}
     put = bf.device_put(host)
     assert all(isinstance(x, bf.Array) for x in bf.tree.leaves(put))
-    host["a"][0] = 7  # the copy is ours
+    host["a"][0] = 7  # the copy is not affected
     got = bf.device_get(put)
     np.testing.assert_array_equal(got["a"], [0, 1, 2])
     assert got["b"][1] == 2.5

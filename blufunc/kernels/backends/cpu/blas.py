@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from blufunc.core.arrays.errstate import quietly
+from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.kernels.backends.cpu import toolchain
 
@@ -80,7 +80,7 @@ def product_into(out: np.ndarray, lhs: np.ndarray, rhs: np.ndarray, params: dict
         y = rhs[(slice(None),) * rb[0] + (span,)] if lb else rhs
         dot_general_p.impl_into(out[span], x, y, **params)
 
-    others = [_threads().submit(quietly, part, span) for span in shares[1:]]
+    others = [_threads().submit(ignoring_fp_errors, part, span) for span in shares[1:]]
     part(shares[0])
     for other in others:
         other.result()

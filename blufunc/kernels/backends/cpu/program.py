@@ -21,7 +21,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.arrays.errstate import openly, quietly
+from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal
 from blufunc.core.ops.dot import dot_general_p
@@ -70,7 +70,7 @@ class HostProgram:
         library = compiler.compile(self.text, jaxpr.name or "program") if names else None
         self.arenas = _Arenas(schedule.plan.arena_bytes)
         self.run = Runner(schedule, {s: getattr(library, n) for s, n in names.items()}, compiler)
-        self.calls = openly if calls_back(self.jaxpr) else quietly
+        self.calls = ignoring_fp_errors_in_callbacks if calls_back(self.jaxpr) else ignoring_fp_errors
         self.blas = one_thread_each if self.run.calls_blas else contextlib.nullcontext()
 
     def __call__(self, buffers: list) -> tuple:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core.arrays.errstate import openly, quietly
+from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.programs.simplify import inline_pointwise
@@ -37,7 +37,7 @@ class Program:
         self.function: Callable[[list], tuple] = namespace["program"]
 
     def __call__(self, buffers: list) -> tuple:
-        return quietly(self.function, buffers)
+        return ignoring_fp_errors(self.function, buffers)
 
     def source(self) -> str:
         """Python source that runs."""
@@ -45,7 +45,7 @@ class Program:
 
     def timings(self, buffers: Sequence[np.ndarray], repeats: int = 5) -> list[StepTime]:
         """Median time of each equation's definition over ``repeats`` runs."""
-        runs = [openly(_timed, self.jaxpr, buffers) for _ in range(repeats + 1)][1:]
+        runs = [ignoring_fp_errors_in_callbacks(_timed, self.jaxpr, buffers) for _ in range(repeats + 1)][1:]
         return medians([e.prim.name for e in self.jaxpr.eqns], runs)
 
 
@@ -73,7 +73,7 @@ class CallingProgram(Program):
     """A program that calls user functions."""
 
     def __call__(self, buffers: list) -> tuple:
-        return openly(self.function, buffers)
+        return ignoring_fp_errors_in_callbacks(self.function, buffers)
 
 
 def interpret(jaxpr: Jaxpr) -> Callable[[list], tuple]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from blufunc.config import config
-from blufunc.core.arrays.errstate import openly, quietly
+from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn
@@ -69,7 +69,9 @@ def fallback(
     """The results of a primitive by its NumPy definition, from at least one buffer."""
     if config.shows("fusion"):
         config.show(f"{prim.name} is computed on the host: no kernel or library does it here")
-    results = quietly(functools.partial(prim.impl, **params), *[cuda_memory.to_host(b) for b in buffers])
+    results = ignoring_fp_errors(
+        functools.partial(prim.impl, **params), *[cuda_memory.to_host(b) for b in buffers]
+    )
     results = results if prim.multiple_results else (results,)
     return _to_device(results, outs, buffers[0].device, label or prim.name)
 
@@ -83,7 +85,7 @@ def _to_device(results: Sequence, outs: Sequence[ShapedArray], device: int, labe
 
 def on_host(eqn: Eqn, function: Callable[[list], Sequence], device: int) -> Function:
     """A function of NumPy arrays as one of buffers."""
-    apply = openly if eqn_calls_back(eqn.prim, eqn.params) else quietly
+    apply = ignoring_fp_errors_in_callbacks if eqn_calls_back(eqn.prim, eqn.params) else ignoring_fp_errors
     outs, label = [v.aval for v in eqn.outvars], f"{eqn.prim.name} at {source.summary(eqn.source)}"
 
     def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
