@@ -32,10 +32,9 @@ from blufunc.kernels.loopir.ir import (
 )
 from blufunc.kernels.loopir.launch import Launch, Scratch
 from blufunc.kernels.loopir.verify import check_kernel
-from blufunc.kernels.lower.kernel import Lowering
 from blufunc.kernels.lower.pointwise import in_total, pointwise
 from blufunc.kernels.lower.rows import in_rows
-from blufunc.kernels.lower.values import stem_of
+from blufunc.kernels.lower.values import Lowering, stem_of
 from blufunc.kernels.target import Target
 
 # -- windows ----------------------------------------------------------------------------------------

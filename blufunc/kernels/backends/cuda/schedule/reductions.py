@@ -41,8 +41,8 @@ from blufunc.kernels.loopir.ir import (
     computed_in,
     post_order,
     read,
+    reads_replaced,
 )
-from blufunc.kernels.loopir.replace import reads_replaced
 
 # -- parallel folds ---------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ from blufunc.kernels.loopir.ir import (
     Kernel,
     Lanes,
     Reduce,
+    Replacement,
     Rows,
     Scan,
     Set,
@@ -56,10 +57,10 @@ from blufunc.kernels.loopir.ir import (
     computed_in,
     dependencies,
     load,
+    loads_replaced,
     post_order,
     read,
 )
-from blufunc.kernels.loopir.replace import Replacement, loads_replaced
 
 # -- staged rows ------------------------------------------------------------------------------------
 
