@@ -20,7 +20,7 @@ from blufunc.kernels.backends.cuda.library import scatter, softmax_gemm, split_g
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.render.source import _FILE as KERNEL_PARTS
 from blufunc.kernels.codegen import source_files
-from blufunc.kernels.codegen.prelude import DEVICE, HOST
+from blufunc.kernels.codegen.source_files import DEVICE, HOST
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.kernels.backends.cuda.library.test_attention_mods import given
 

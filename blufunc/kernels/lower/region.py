@@ -4,7 +4,7 @@ Kernels, stage 6. In: the regions of a ``Fusion``, one at a time, and a ``Target
 second one if a reduction over rows was cut in chunks with partial results too large for the finish.
 
 The iteration space of the region selects ``pointwise.py`` or ``rows.py``. ``values.py`` computes a variable at an
-index, with the rules of ``indexed_reads.py`` for operations that read other elements; ``kernel.py`` assembles kernels.
+index, with the rules of ``indexed_reads.py`` for operations that read other elements.
 A part of an array that a kernel reads becomes a buffer of its own, a **window** whose start belongs to the launch:
 kernels that differ only in the offsets of slices are compiled once. Regions with equal **canonical keys** share
 kernels: a key holds all that lowering reads of a region, with variables numbered in order.

@@ -1,7 +1,8 @@
 """Kernels with rows: points are rows of lanes, reduced over lanes and rows.
 
 Kernels, stage 6, called by ``region.py``. In: a region whose frame has lanes. Out: one launch, or two if a reduction
-over rows is cut in chunks whose partial results are too large for the kernel's finish.
+over rows is cut in chunks whose partial results are too large for the kernel's finish. A row has one loop over lanes
+for each generation of reductions; what later loops would recompute is kept.
 """
 
 from __future__ import annotations

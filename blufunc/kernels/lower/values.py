@@ -1,6 +1,7 @@
-"""Values of variables at indices, as LoopIR values, and their names.
+"""Values of variables at indices, as LoopIR values, their names, and the kernels that compute them.
 
-Kernels, stage 6, used by ``region.py``. In: a region, and a variable with the index of an element. Out: its value.
+Kernels, stage 6, used by ``region.py``. In: a region, and a variable with the index of an element. Out: its value; from
+the statements of all points, a launch.
 
 Movement maps the index to the operand's, arithmetic evaluates its operands at the same index, a variable in memory
 becomes a load. So a transpose of a slice of a broadcast costs one address computation and no copy. Values are memoized

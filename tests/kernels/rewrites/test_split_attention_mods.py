@@ -11,7 +11,7 @@ from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_atte
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.nn.attention import call as attention_call
 from blufunc.nn.attention.mods import traced
 from tests.emulation.cuda_machines import needs_nvrtc

@@ -11,14 +11,15 @@ products could overflow where the whole does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from blufunc.core.ir import dtypes
-from blufunc.kernels.backends.cpu.lockstep import LockStep
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.c_renderer import reducing, update
+from blufunc.kernels.codegen.c_renderer import CStyle, reducing, update
 from blufunc.kernels.codegen.scalar_ops import bare
-from blufunc.kernels.codegen.scopes import written_in
+from blufunc.kernels.codegen.scopes import Cell, written_in
+from blufunc.kernels.loopir.index import Range
 from blufunc.kernels.loopir.ir import Lanes, Prefix, Scan, identity
 
 STRIP = 256
@@ -31,10 +32,21 @@ _PARTS, _PART = 64, 16
 """Parts of a strip for expensive operators, and lanes of each part."""
 
 
-class Scans(LockStep):
+class Scans(CStyle):
     """Loops over lanes that contain scans."""
 
     strip_start = ""  # first lane of the current strip
+
+    def vector_loop(
+        self,
+        pragma: str,
+        over: Range,
+        writes: Iterable[Cell],
+        body: Sequence[Any],
+        bounds: tuple[str, str] = ("0", ""),
+    ) -> None:
+        """Write the statements of a body for a range, or for its part between ``bounds``."""
+        raise NotImplementedError
 
     def scanned_lanes(self, s: Lanes, scans: Sequence[Scan], pragma: str) -> None:
         """Write a loop with scans; ``pragma`` precedes the loop over the other statements."""

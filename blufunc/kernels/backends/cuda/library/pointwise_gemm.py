@@ -38,7 +38,7 @@ from blufunc.kernels.backends.cuda.library.tile_gemm import (
 )
 from blufunc.kernels.backends.cuda.render import device_functions
 from blufunc.kernels.codegen import scalar_ops, source_files
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, columns_of, dot_pointwise_p
 from blufunc.kernels.ops.split_dot import is_matrix
 from blufunc.kernels.schedule import OpaqueStep

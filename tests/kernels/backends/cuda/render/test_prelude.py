@@ -11,7 +11,7 @@ import pytest
 from blufunc import errors
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 from tests.emulation import cuda_blocks
 from tests.emulation.cuda_cases import (
     C_TYPES,
