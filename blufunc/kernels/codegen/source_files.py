@@ -1,4 +1,4 @@
-"""C++ and CUDA sources from files, whole or in parts, and the preludes of generated kernels.
+"""C++ and CUDA sources from files, and the preludes of generated kernels.
 
 Kernels, stage 6. In: the path of a ``.h`` or ``.cuh`` file in ``blufunc/kernels``. Out: its source, whole or in parts,
 after constants. A part begins with a line ``//# name``; what precedes the first part is for readers only. Files are C++

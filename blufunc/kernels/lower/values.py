@@ -1,4 +1,4 @@
-"""Values of variables at indices, as LoopIR values, their names, and the kernels that compute them.
+"""Values of variables at indices, their names, and the kernels of a region.
 
 Kernels, stage 6, used by ``region.py``. In: a region, and a variable with the index of an element. Out: its value; from
 the statements of all points, a launch.

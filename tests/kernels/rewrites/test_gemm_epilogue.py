@@ -13,7 +13,7 @@ from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.library import control_flow
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.inspect.program import Sight
 from examples.gpt import model as gpt
 from tests.emulation import fake_cuda

@@ -544,6 +544,12 @@ class Launch:
         self._call = cupy.cuda.driver.launchKernel
         self._fixed = (kernel.pointer, *grid, *block, shared)
 
+    def run(self, addresses: Sequence[int], stream: Any, first: int = 0) -> None:
+        """Set the address parameters from ``first`` on, and enqueue one run on a stream."""
+        for i, address in enumerate(addresses, first):
+            self.arguments.set_pointer(i, address)
+        self(stream.ptr)
+
     def __call__(self, stream: int) -> None:
         """Enqueue one run on a stream, by handle; its device must be current."""
         try:

@@ -238,7 +238,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_library_cannot_do_is_refused_with_a_reason(name):
     assert REFUSED[name].refused()
-    with pytest.raises(errors.UnsupportedError, match="cuBLASLt has no product"):
+    with pytest.raises(errors.UnsupportedError, match="cuBLASLt has no GEMM"):
         cublaslt.Descriptors(REFUSED[name])
 
 
@@ -373,7 +373,7 @@ def test_a_product_keeps_half_of_a_small_device(monkeypatch, there, left):
     product = cuda_product.Product.__new__(cuda_product.Product)
     product.device, product.calls = 0, [cuda_product._Call(GEMMS["float32"])]
     product.leave(24)
-    assert [c.gemm.sms for c in (*product.calls, *product.calls_beside)] == [0, left]
+    assert [c.gemm.sms for c in (*product.calls, *product.overlapped_calls)] == [0, left]
 
 
 def test_choices_for_fewer_multiprocessors_are_kept_apart(lib, monkeypatch):

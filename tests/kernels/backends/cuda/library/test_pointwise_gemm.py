@@ -20,7 +20,7 @@ from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import pointwise_gemm
 from blufunc.kernels.backends.cuda.library.pointwise_gemm import ENTRY, PointwiseGemm, gemm_of, source
 from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p
 from tests.emulation.cuda_machines import needs_nvrtc

@@ -24,8 +24,7 @@ from blufunc.kernels.backends.cuda.library.softmax_gemm import (
     source,
 )
 from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
-from blufunc.kernels.backends.cuda.lowered import Draft
-from blufunc.kernels.backends.cuda.program import TARGET
+from blufunc.kernels.backends.cuda.program import TARGET, Draft
 from blufunc.kernels.pipeline import Planning
 from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.schedule import OpaqueStep

@@ -12,7 +12,7 @@ from blufunc.core.ir.jaxpr import Eqn, Var
 from blufunc.kernels.backends.cuda.driver import modules, nvrtc
 from blufunc.kernels.backends.cuda.library import split_gemm
 from blufunc.kernels.backends.cuda.library.split_gemm import SplitGemm, instructions, source
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.cost import of_eqn
 from blufunc.kernels.ops import split_dot
 from blufunc.kernels.ops.split_dot import split_dot_p

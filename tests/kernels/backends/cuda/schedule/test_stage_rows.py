@@ -9,8 +9,8 @@ import blufunc as bf
 from blufunc import nn
 from blufunc.kernels.backends.cuda.device_model import HOPPER, Limits, limits_of
 from blufunc.kernels.backends.cuda.render.source import function_of
-from blufunc.kernels.backends.cuda.schedule.clusters import cluster_shape
 from blufunc.kernels.backends.cuda.schedule.passes import schedule
+from blufunc.kernels.backends.cuda.schedule.shared_rows import cluster_shape
 from blufunc.kernels.pipeline import same_place
 from tests.emulation.cuda_functions import (
     BF16,
