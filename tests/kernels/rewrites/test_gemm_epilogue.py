@@ -281,9 +281,9 @@ def test_gradients_of_microbatches_are_in_memory_once(fake, cuda, monkeypatch):
     def peak():
         jitted = bf.jit(lambda w, xs: microbatches(w, xs))
         jitted(*args)
-        cuda_memory.reset_peak()
+        cuda_memory.pool().reset_peak()
         jitted(*args)
-        return cuda_memory.peak_bytes()
+        return cuda_memory.pool().peak_bytes()
 
     before = peak()
     monkeypatch.setattr(control_flow, "LARGE", args[0].nbytes)

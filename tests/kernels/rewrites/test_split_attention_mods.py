@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc import nn
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import mma
@@ -129,5 +130,5 @@ def test_compiles(features, arch):
         tiling = kernel.tiling(features, arch, code, 2)
         text = DEVICE.with_prelude(cuda_attention.source(kernel, F16, features, True, tiling, code, 2))
         binary = nvrtc.build(text, arch, kernel.entry)
-        assert binary.resources()[kernel.entry].spill_stores <= (32 if features <= 64 else 240)
+        assert resources(binary)[kernel.entry].spill_stores <= (32 if features <= 64 else 240)
         assert "serialized" not in binary.log

@@ -28,6 +28,7 @@ from blufunc.kernels.codegen.c_renderer import (
     comment,
     is_arg,
     reducing,
+    start_of,
     update,
     written_in,
 )
@@ -48,7 +49,6 @@ from blufunc.kernels.loopir.ir import (
     Total,
     Value,
     computed_in,
-    identity,
     post_order,
     values_of,
 )
@@ -212,6 +212,7 @@ class HostStyle(Scans):
         body: Sequence[Any],
         bounds: tuple[str, str] = ("0", ""),
     ) -> None:
+        """Write the statements of a body for a range, or for its part between ``bounds``."""
         loops = self._lock_step(over, body)
         if loops:
             write_strips(self, [], over, loops, pragma, writes, body, bounds)
@@ -274,8 +275,9 @@ class HostStyle(Scans):
                 self.line(f"alignas(64) {kind} {name}[{max(keep.lanes.extent, 1)}];")
             at += _bytes_of(keep)
             if keep.op is not None:
-                start = scalar_ops.literal(identity(keep.op, keep.dtype), keep.dtype)
-                self.line(f"{self.loop(keep.lanes)} {self.read_keep(keep)} = {start};")
+                self.line(
+                    f"{self.loop(keep.lanes)} {self.read_keep(keep)} = {start_of(keep.op, keep.dtype)};"
+                )
 
     # -- lanes and their totals ----------------------------------------------------------------
 
@@ -334,8 +336,7 @@ class HostStyle(Scans):
             self.line(f"{scalar_ops.register_type(dtype)} {name}{{}};")
             self.line(f"{self.index_type} {self.name((total, 'at'), f'{name}_position')} = -1;")
         else:
-            start = scalar_ops.literal(identity(total.op, total.dtype), total.dtype)
-            self.line(f"{scalar_ops.register_type(dtype)} {name} = {start};")
+            self.line(f"{scalar_ops.register_type(dtype)} {name} = {start_of(total.op, total.dtype)};")
 
     def _clause(self, total: Total) -> str:
         """OpenMP reduction of a total; declares float reductions that OpenMP lacks."""
@@ -344,7 +345,7 @@ class HostStyle(Scans):
             return _CLAUSES[_BOOLEAN.get(total.op, total.op)]
         if total.op in ("max", "min", "logaddexp") and dtypes.is_floating(dtype):
             kind = scalar_ops.register_type(dtype)
-            start = scalar_ops.literal(identity(total.op, dtype), dtype)
+            start = start_of(total.op, dtype)
             combine = f"omp_out = bf_{total.op}(omp_out, omp_in)"
             self.reductions.add(
                 f"#pragma omp declare reduction(nan_{total.op} : {kind} : {combine}) initializer(omp_priv = {start})"

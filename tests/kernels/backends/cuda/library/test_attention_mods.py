@@ -5,6 +5,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc import lax, nn
 from blufunc.core.arrays import backend
 from blufunc.kernels.backends.cuda.driver import nvrtc
@@ -82,7 +83,7 @@ def test_compiles(name, features, arch):
         for k in (kernel, *([kernel.lists] if code.masked else [])):
             text = DEVICE.with_prelude(cuda_attention.source(k, BF16, features, True, tiling, code))
             binary = nvrtc.build(text, arch, k.entry)
-            assert binary.resources()[k.entry].spill_stores <= 64, k.entry
+            assert resources(binary)[k.entry].spill_stores <= 64, k.entry
             assert "serialized" not in binary.log
 
 

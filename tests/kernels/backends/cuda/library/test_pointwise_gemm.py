@@ -8,6 +8,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc import nn
 from blufunc.core.arrays.errstate import quietly
 from blufunc.core.ir import dtypes
@@ -196,7 +197,7 @@ def test_it_compiles_without_spills(name, by_rows):
     p = gemm(name, LARGE if by_rows else (8192, 5632, 2048), by_rows)
     text = DEVICE.with_prelude(source(p))
     made = nvrtc.build(text, "sm_90a", ENTRY)
-    found = made.resources()[ENTRY]
+    found = resources(made)[ENTRY]
     assert found.spill_stores == 0
     assert "erialized" not in made.log, made.log  # as matmuls are that wait for each other
     assert moved_registers(text, p.threads) <= found.registers * p.threads
