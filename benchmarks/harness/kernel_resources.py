@@ -1,4 +1,4 @@
-"""Registers, spills and shared memory of kernels, from the log of their compilation."""
+"""Registers, spills and shared memory of kernels, from compilation logs."""
 
 from __future__ import annotations
 

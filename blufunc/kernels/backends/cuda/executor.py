@@ -167,7 +167,7 @@ class Operand:
 
 
 class Results:
-    """Memory of a step's results: planned, or the step's own for those that no step reads.
+    """Memory of a step's results: planned, or its own for unread ones.
 
     Attributes:
       places: planned locations; None for results that no step reads.
