@@ -31,17 +31,7 @@ from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import as_type, comment, reducing, start_of, update, written_in
 from blufunc.kernels.codegen.scalar_ops import bare
 from blufunc.kernels.loopir.index import Range, flat, of
-from blufunc.kernels.loopir.ir import (
-    Keep,
-    Lanes,
-    Prefix,
-    Reduce,
-    Rows,
-    Scan,
-    Total,
-    computed_in,
-    post_order,
-)
+from blufunc.kernels.loopir.ir import Keep, Lanes, Prefix, Reduce, Rows, Scan, Total, computed_in, post_order
 
 
 class KernelRenderer(CudaWriter):

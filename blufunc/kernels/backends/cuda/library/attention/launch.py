@@ -110,12 +110,9 @@ class _Kernel:
         parts: int,
     ):
         tiling = kernel.tiling(shape.features, driver.properties(device).arch, code, parts)
-
-        def made(kernel: Kernel) -> driver.Launch:
-            return prepare(kernel, shape, dtype, strides, scale, causal, device, tiling, code, parts)
-
-        self._lists = made(kernel.lists) if code.masked else None
-        self._launch = made(kernel)
+        options = shape, dtype, strides, scale, causal, device, tiling, code, parts
+        self._lists = prepare(kernel.lists, *options) if code.masked else None
+        self._launch = prepare(kernel, *options)
         self._plain = code is NO_CODE
         first = len(operands_of(kernel, code, parts)) + 1
         self._maps = [
