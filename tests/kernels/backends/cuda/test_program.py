@@ -251,7 +251,7 @@ def test_identical_matmuls_share_library_plans(fake, cuda, monkeypatch):
     for _ in range(5):
         for got, want in zip(g(*arrays), (y @ w + b, (y + 1) @ w + b), strict=True):
             same(got, want)
-    assert fake.replays and [gemm.has_bias for gemm in made] == [False, True, True]
+    assert fake.replays and [gemm.bias for gemm in made] == [False, True, True]
 
 
 def test_identical_copies_are_one_program(fake, cuda, monkeypatch):
