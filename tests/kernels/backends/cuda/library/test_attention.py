@@ -206,7 +206,7 @@ DENSE = [Strides(128 * 256, 256, 64)] * 8
         (GOOD, BF16, DENSE, "sm_75", "sm_80 and later"),
         (GOOD._replace(features=72), BF16, DENSE, "sm_90a", "features=72"),
         (GOOD._replace(features=272), BF16, DENSE, "sm_90a", "features=272"),
-        (GOOD._replace(keys=0), BF16, DENSE, "sm_90a", "nothing"),
+        (GOOD._replace(keys=0), BF16, DENSE, "sm_90a", "is empty"),
         (GOOD._replace(key_heads=3), BF16, DENSE, "sm_90a", "key_heads=3"),
         (GOOD._replace(keys=1 << 25), BF16, DENSE, "sm_90a", "tokens"),
         (GOOD, BF16, [*DENSE, Strides(4096, 100, 64)], "sm_90a", "stride"),

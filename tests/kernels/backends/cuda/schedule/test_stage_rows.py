@@ -155,8 +155,8 @@ def test_exponentials_of_which_16_bits_are_kept_are_the_device_s_own():
     narrow, wide = (function_of(schedule(_loss_with_gradient(8, 60000, d))) for d in (BF16, F32))
     assert "take_up<true>(" in narrow and "* ptx_exp(" in narrow
     assert "take_up(" in wide and "* bf_exp(" in wide and "ptx_exp" not in wide
-    summed_too = function_of(schedule(kernels(*SMALL_CASES["softmax bf16"])[0]))
-    assert "bf_exp(" in summed_too and "ptx_exp" not in summed_too
+    rounded_at_once = function_of(schedule(kernels(*SMALL_CASES["softmax bf16"])[0]))
+    assert "round_to<bf16>(ptx_exp(" in rounded_at_once and "bf_exp(" not in rounded_at_once
 
 
 def test_what_is_copied_must_lie_where_vectors_can():
