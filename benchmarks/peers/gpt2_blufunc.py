@@ -172,7 +172,7 @@ def memory(platform: str) -> dict:
 
     free, total = driver.free_memory(0)
     figures = {
-        "peak_GB": cuda_memory.peak_bytes(0),
+        "peak_GB": cuda_memory.pool(0).peak_bytes(),
         "held_GB": cuda_memory.pool(0).held_bytes(),
         "device_GB": total - free,
     }

@@ -16,7 +16,7 @@ import numpy as np
 
 import blufunc as bf
 from blufunc.config import config
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 
 ARCH = "sm_90a"
 PACKAGE = Path(bf.__file__).parent

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import blufunc as bf
+from benchmarks.harness.kernel_resources import resources
 from benchmarks.peers import gpt2_blufunc
 from blufunc.core.ir import dtypes
 from blufunc.core.programs.simplify import simplify
@@ -81,7 +82,7 @@ def main() -> None:
     for case, kernel, binary in zip(chosen, kernels, built, strict=True):
         us = float("nan") if o.plan else timed(case, kernel, binary.cubin)
         lost = case.calls * (0 if o.plan else us - case.nbytes / o.rate / 1e6) / 1e3
-        used = binary.resources().get(kernel.entry)  # when many compile at once, the log may lack some
+        used = resources(binary).get(kernel.entry)  # when many compile at once, the log may lack some
         registers, spilt = (used.registers, used.spill_stores) if used else ("?", "?")
         shared = (used.shared if used else 0) + kernel.shared_bytes
         lines.append(

@@ -17,7 +17,7 @@ import pytest
 
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.codegen import source_files
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.available() is not None, reason=nvrtc.available() or "")
 

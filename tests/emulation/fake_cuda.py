@@ -1,8 +1,8 @@
-"""A CUDA device that is not there: device memory is host memory, and a kernel is run by the LoopIR interpreter.
+"""Fake CUDA device in host memory; the LoopIR interpreter runs its kernels.
 
-``install(monkeypatch)`` puts it in the place of the driver, the compiler and the libraries, so that all that decides
-what runs where and when is tested without a device. It is strict: memory that was freed is overwritten and may not be
-touched, and within a capture nothing runs, nothing may be copied from or to the host, and memory is the graph's own.
+``install(monkeypatch)`` replaces the driver, the compiler and the libraries, to test placement and scheduling without a
+device. It is strict: freed memory is overwritten, and access to it fails. During a capture nothing runs, copies from or
+to the host fail, and memory belongs to the graph.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ from tests.kernels.backends.cuda.library.test_cupy_ops import NumpyLibrary
 
 
 class Block:
-    """A piece of memory; its bytes are spoiled and kept for the next of its size when it goes."""
+    """An allocation; once freed, it is overwritten and reused for the same size."""
 
     def __init__(self, source, raw, nbytes):
         self.source, self.raw, self.nbytes = source, raw, nbytes
@@ -61,7 +61,7 @@ class Block:
 
 
 class Source:
-    """What ``CupySource`` is, of host memory: a block that was freed is the next one of its size."""
+    """``CupySource`` in host memory; it reuses freed blocks of the same size first."""
 
     def __init__(self, fake, total=1 << 30):
         self.fake, self.total, self.live, self.free = fake, total, {}, {}
@@ -102,7 +102,7 @@ class Stream:
 
 
 class Event:
-    """What passes when the work before it is done, and is waited for on other streams."""
+    """Event of a stream: it completes with the preceding work."""
 
     def __init__(self, stream):
         self.stream, self.place = stream.ptr, len(stream.fake.recording[stream.ptr])
@@ -150,7 +150,7 @@ class Graph:
 
 
 class Launch:
-    """A kernel with its addresses; the function gets these as they are when it is launched."""
+    """A kernel with its addresses, which are read at launch."""
 
     def __init__(self, fake, run, pointers):
         self.fake, self.run, self.pointers = fake, run, list(pointers)
@@ -162,7 +162,7 @@ class Launch:
 
 
 class Loaded:
-    """What ``cuda_modules.Loaded`` is, of a Python function of addresses."""
+    """``modules.Loaded`` of a Python function of addresses."""
 
     counters = 0
 
@@ -178,10 +178,10 @@ class FakeCuda:
     """The device.
 
     Attributes:
-      launches, replays, products: how many kernels, graphs and matrix products were put on streams.
-      pauses: how many times a stream paused.
-      fewer: of products that count on fewer multiprocessors, their streams and how many these are.
-      epilogues: what products did beside multiplying, one for each that did.
+      launches, replays, products: number of kernels, graphs and GEMMs that were put on streams.
+      pauses: number of pauses of streams.
+      fewer: for each GEMM with a reduced number of SMs, its stream and that number.
+      epilogues: the epilogue of each GEMM that has one.
       compiled: the names of the kernels that were compiled.
       sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
     """
@@ -278,7 +278,7 @@ class FakeCuda:
         return Loaded(self, lambda pointers: self.sources_of_users[text.entry](self, pointers))
 
     def split_product(self, c, pointers):
-        """What the kernel of ``cuda_split_product`` does, by the definition of ``split_dot_p``."""
+        """The kernel of ``split_gemm`` by the definition of ``split_dot_p``."""
         shapes = [(c["M"], c["K"]) if c["A_BY_ROWS"] else (c["K"], c["M"])] * 2
         shapes += [(c["N"], c["K"]) if c["B_BY_ROWS"] else (c["K"], c["N"])] * 2
         arrays = [self.array(p, s, np.dtype(np.float16)) for p, s in zip(pointers, shapes, strict=False)]
@@ -398,7 +398,7 @@ class Scatter:
 
 
 def matrix_at(fake, address, shape, row):
-    """A matrix of bfloat16 whose rows are so many elements apart."""
+    """A bfloat16 matrix, with the stride ``row`` of its rows in elements."""
     flat = fake.array(address, ((shape[0] - 1) * row + shape[1],), dtypes.bfloat16)
     return np.lib.stride_tricks.as_strided(flat, shape, (2 * row, 2))
 
@@ -461,7 +461,7 @@ class SoftmaxKernel:
 
 
 class Attention:
-    """``cuda_attention_launch.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
+    """``launch.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
 
     def __init__(
         self, fake, backward, shape, dtype, strides, scale, causal, device, code, parts, summed=False
@@ -485,7 +485,7 @@ class Attention:
     def _run(self, addresses, scratch, extras):
         s = self.shape
         self.fake.array(scratch, (self.needed,), np.dtype(np.uint8))[...] = (
-            0xFF  # nobody else needs what is there
+            0xFF  # the kernel's own scratch memory
         )
         sums = addresses[-3:] if self.summed else []
         if self.backward:
@@ -514,18 +514,18 @@ class Attention:
                 wide.append(arrays[-1].astype(np.float32))
         on_host = lambda x: bf.device_put(x, backend.host_device())
         wide = [on_host(x) for x in wide]
-        behind = [
+        tables = [
             on_host(self.fake.array(a, t.shape, t.dtype)) for a, t in zip(extras, self.extras, strict=True)
         ]
         if self.backward:
             q, k, v, out, dout = wide[:5]
-            results = attention_call._backward(q, k, v, out, on_host(lse), dout, *behind, **self.how)
+            results = attention_call._backward(q, k, v, out, on_host(lse), dout, *tables, **self.how)
             for to, x in zip(arrays[5:], results, strict=True):
                 to[...] = np.asarray(x).astype(result)
             for place, of, strides in zip(sums, arrays[5:], self.strides[5:], strict=bool(sums)):
                 self._sum(place, of.astype(np.float32), strides)
             return
-        out, sums = attention_call._forward(*wide[:3], *behind, **self.how)
+        out, sums = attention_call._forward(*wide[:3], *tables, **self.how)
         arrays[3][...] = np.asarray(out).astype(result)
         lse[...] = np.asarray(sums)
 

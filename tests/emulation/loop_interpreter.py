@@ -45,9 +45,17 @@ from blufunc.kernels.loopir.ir import (
     post_order,
     statement_text,
 )
-from blufunc.kernels.loopir.verify import RANDOM_BITS, wrong
+from blufunc.kernels.loopir.verify import wrong
 
 _ELEMENTS = 1 << 16  # of points times lanes at a time
+
+RANDOM_BITS = {
+    8: lambda a, b: (a ^ b).astype(np.uint8),
+    16: lambda a, b: (a ^ b).astype(np.uint16),
+    32: lambda a, b: a ^ b,
+    64: lambda a, b: (a.astype(np.uint64) << np.uint64(32)) | b,
+}
+"""Random bits of each width from the two words of the cipher."""
 
 
 def run(

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import blufunc as bf
 from benchmarks.suites.families import FAMILIES
 from blufunc.config import config
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.inspect.program import Sight, cost_table
 from blufunc.kernels.machine import Machine
 

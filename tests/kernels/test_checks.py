@@ -9,7 +9,7 @@ import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.config import config
 from blufunc.kernels import pipeline
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.lower import region as dedupe_regions
 
 

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from benchmarks.harness.kernel_resources import resources
 from blufunc.kernels import codegen
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER
@@ -20,7 +21,7 @@ from blufunc.kernels.backends.cuda.library import scatter, softmax_gemm, split_g
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.render.source import _FILE as KERNEL_PARTS
 from blufunc.kernels.codegen import source_files
-from blufunc.kernels.codegen.prelude import DEVICE, HOST
+from blufunc.kernels.codegen.source_files import DEVICE, HOST
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.kernels.backends.cuda.library.test_attention_mods import given
 
@@ -86,7 +87,7 @@ CASES = [(name, arch) for name, (archs, _) in DEVICE_SOURCES.items() for arch in
 def test_device_sources_compile(name, arch):
     source = DEVICE_SOURCES[name][1](arch)
     binary = nvrtc.build(source, arch, name, ["--ptxas-options=-O1"])
-    assert len(binary.resources()) == source.count('extern "C" __global__')
+    assert len(resources(binary)) == source.count('extern "C" __global__')
 
 
 @pytest.mark.parametrize("name", HOST_SOURCES)

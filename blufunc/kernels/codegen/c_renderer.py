@@ -240,8 +240,7 @@ class CStyle(Writer):
         op, over = v.attr
         dtype = accumulator(v.dtype)
         total = self.temporary()
-        start = scalar_ops.literal(identity(op, v.dtype), v.dtype)
-        self.line(f"{scalar_ops.register_type(dtype)} {total} = {start};")
+        self.line(f"{scalar_ops.register_type(dtype)} {total} = {start_of(op, v.dtype)};")
         with self.block(self.fold_loop(v, total), [over]):
             outside, self.inline_reads = self.inline_reads, True
             self.line(update(total, reducing(op, dtype, total, self.value(v.args[0]), v.dtype)))
@@ -495,6 +494,16 @@ def result_of(name: str, n: int) -> str:
 def accumulator(dtype: np.dtype) -> np.dtype:
     """The accumulator dtype of a reduction to ``dtype``: float32 for smaller floats."""
     return dtypes.float32 if scalar_ops.is_small_float(dtype) else dtype
+
+
+def start_of(op: str, dtype: np.dtype) -> str:
+    """The identity of a reduction, as a literal."""
+    return scalar_ops.literal(identity(op, dtype), dtype)
+
+
+def as_type(value: str, of: np.dtype, dtype: np.dtype) -> str:
+    """A value of the dtype ``of``, bare, in the register type of ``dtype``."""
+    return bare(value) if of == dtype else f"{scalar_ops.register_type(dtype)}({bare(value)})"
 
 
 def reducing(op: str, dtype: np.dtype, total: str, value: str, of: np.dtype) -> str:

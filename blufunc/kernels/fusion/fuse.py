@@ -334,17 +334,8 @@ class _Fuser:
         region = self.steps[number]
         assert isinstance(region, Region)
         others = homes - {number}
-        why = self.obstacle(eqn, region, number, others)
-        if why is None:
-            fitted = role_of(eqn, region.frame)
-            if fitted is None:
-                why = "their points differ"
-            elif _is_second_long_scan(eqn, fitted[1], region):
-                why = "two scans of a long row, one of which may have to keep its results for the other"
-            elif sums_of_long_rows(fitted[1], self.summed_lanes):
-                why = "a long row leaves no memory for reductions over rows"
-            elif not self.meets(eqn, fitted, region):
-                why = "it reads other elements than its own, or the result of a reduction"
+        fitted = role_of(eqn, region.frame)
+        why = self.obstacle(eqn, region, number, others) or self.misfit(eqn, fitted, region)
         if why is not None:
             self.apart.append((region.eqns[-1], eqn, why))
             return False
@@ -361,6 +352,18 @@ class _Fuser:
         for s in others:
             self.order.wait(number, s)
         return True
+
+    def misfit(self, eqn: Eqn, fitted: tuple[str, Frame] | None, region: Region) -> str | None:
+        """Reason that an equation cannot have a role in a region; None if it can."""
+        if fitted is None:
+            return "their points differ"
+        if _is_second_long_scan(eqn, fitted[1], region):
+            return "two scans of a long row, one of which may have to keep its results for the other"
+        if sums_of_long_rows(fitted[1], self.summed_lanes):
+            return "a long row leaves no memory for reductions over rows"
+        if not self.meets(eqn, fitted, region):
+            return "it reads other elements than its own, or the result of a reduction"
+        return None
 
     def obstacle(self, eqn: Eqn, region: Region, number: int, others: set[int]) -> str | None:
         if self.origin(eqn) not in (0, region.recomputed):
@@ -469,13 +472,9 @@ class _Fuser:
         trial = Region(frame, recomputed=a.recomputed or b.recomputed)
         for e in self.by_position([*a.eqns, *b.eqns]):
             fitted = role_of(e, trial.frame)
-            if (
-                fitted is None
-                or _is_second_long_scan(e, fitted[1], trial)
-                or sums_of_long_rows(fitted[1], self.summed_lanes)
-                or not self.meets(e, fitted, trial)
-            ):
+            if self.misfit(e, fitted, trial) is not None:
                 return False
+            assert fitted is not None
             role, trial.frame = fitted
             trial.eqns.append(e)
             trial.roles[e.outvars[0]] = role

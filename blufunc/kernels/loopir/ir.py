@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from blufunc.core.ir import dtypes
+from blufunc.core.ops.elementwise import and_p, convert_p, select_p
 from blufunc.core.ops.reduce import limit
 from blufunc.kernels.loopir.index import Computed, Index, Range, ranges_of
 
@@ -365,9 +366,58 @@ class Replaced(Substitution):
         return self.done[value]
 
 
+class Replacement(Substitution):
+    """Replace each value for which ``rule`` gives another; indices stay the same."""
+
+    def __init__(self, rule: Callable[[Value], Value | None]):
+        super().__init__({})
+        self.rule = rule
+
+    def __call__(self, value: Value) -> Value:
+        for v in post_order([value]):
+            if v not in self.done:
+                args = tuple(self.done[a] for a in v.args)
+                same = all(a is b for a, b in zip(args, v.args, strict=True))
+                self.done[v] = self.rule(v) or (v if same else Value(v.op, args, v.attr, v.dtype))
+        return self.done[value]
+
+    def index(self, index: Index) -> Index:
+        return index
+
+
+def loads_replaced(s: Lanes, found: Mapping[tuple[Buffer, Index], Value]) -> Lanes:
+    """The loop with other values in place of loads without guards."""
+    return Replacement(lambda v: found.get(v.attr) if v.op == "load" and not v.args else None).statement(s)
+
+
+def reads_replaced(found: Mapping[Cell, Value]) -> Replacement:
+    """A replacement of reads of totals, keeps and prefixes."""
+    return Replacement(lambda v: found.get(v.attr) if v.op == "read" else None)
+
+
+# -- builders --------------------------------------------------------------------------------------
+
+KEY = np.dtype(np.uint64)
+"""The dtype in which kernels hold keys."""
+
+
+def held_as(dtype: np.dtype) -> np.dtype:
+    """The dtype in which kernels hold values of ``dtype``: uint64 for keys."""
+    return KEY if dtypes.is_key(dtype) else dtype
+
+
+def wide_for(dtype: np.dtype, op: str) -> np.dtype:
+    """The dtype in which a reduction accumulates."""
+    if op in ("sum", "prod", "logaddexp") and dtype.itemsize <= 2 and dtypes.is_floating(dtype):
+        return np.dtype(np.float32)
+    return dtype
+
+
 def const(value: Any, dtype: np.dtype) -> Value:
-    """A constant."""
-    return Value("const", (), np.asarray(value, dtype)[()], dtype)
+    """A constant, as kernels hold it."""
+    array = np.asarray(value, dtype)
+    held = array.view(KEY) if dtypes.is_key(dtype) else array
+    return Value("const", (), held[()], held.dtype)
 
 
 def load(buffer: Buffer, index: Index, guard: Value | None = None) -> Value:
@@ -391,6 +441,30 @@ def within(index: Index, low: int, high: int) -> Value | None:
 def apply(prim: Any, args: Sequence[Value], params: Mapping[str, Any], dtype: np.dtype) -> Value:
     """An elementwise primitive of the core applied to scalars."""
     return Value("apply", tuple(args), (prim, dict(params)), dtype)
+
+
+def both(a: Value | None, b: Value | None) -> Value | None:
+    """The conjunction of two conditions; None is true."""
+    if a is None or b is None:
+        return b if a is None else a
+    return apply(and_p, (a, b), {}, dtypes.bool_)
+
+
+def choose(condition: Value, yes: Value, no: Value) -> Value:
+    """A select: ``yes`` where a condition holds, else ``no``."""
+    return apply(select_p, (condition, yes, no), {}, yes.dtype)
+
+
+def or_identity(condition: Value | None, value: Value, op: str) -> Value:
+    """A value where a condition holds, elsewhere the identity of a reduction."""
+    if condition is None:
+        return value
+    return choose(condition, value, const(identity(op, value.dtype), value.dtype))
+
+
+def converted(value: Value, dtype: np.dtype) -> Value:
+    """A value converted to another dtype."""
+    return value if value.dtype == dtype else apply(convert_p, (value,), {"dtype": dtype}, dtype)
 
 
 def read(cell: Cell) -> Value:

@@ -56,15 +56,7 @@ _TAKES = {"sum": "number", "prod": "number", "max": "ordered", "min": "ordered",
 """The operand dtypes of each reduction: keys of ``kinds.TYPES``."""
 
 _TRIED = 1 << 16  # places at which indices are evaluated when their bounds are too loose
-
-
-RANDOM_BITS: dict[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    8: lambda a, b: (a ^ b).astype(np.uint8),
-    16: lambda a, b: (a ^ b).astype(np.uint16),
-    32: lambda a, b: a ^ b,
-    64: lambda a, b: (a.astype(np.uint64) << np.uint64(32)) | b,
-}
-"""Random bits of each width from the two words of the cipher."""
+_WIDTHS = (8, 16, 32, 64)  # of random bits
 
 
 def wrong(kernel: Kernel, what: str) -> JaxprTypeError:
@@ -349,9 +341,9 @@ class _Check:
         return v.args[0].dtype
 
     def _bits(self, v: Value) -> np.dtype | None:
-        if [a.dtype for a in v.args] != [dtypes.uint32] * 2 or v.attr[1] not in RANDOM_BITS:
+        if [a.dtype for a in v.args] != [dtypes.uint32] * 2 or v.attr[1] not in _WIDTHS:
             self.fail(
-                f"{v} does not have two uint32 words of a key, and a width among {', '.join(map(str, RANDOM_BITS))}"
+                f"{v} does not have two uint32 words of a key, and a width among {', '.join(map(str, _WIDTHS))}"
             )
         return np.dtype(f"u{v.attr[1] // 8}")
 

@@ -16,8 +16,7 @@ from blufunc.core.ops.elementwise import add_p, convert_p, le_p, sub_p
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.loopir.access_map import Place
 from blufunc.kernels.loopir.index import ZERO, Range
-from blufunc.kernels.loopir.ir import Branch, Loop, Value, apply, branch, carried, const, loop
-from blufunc.kernels.lower.scalars import held, held_as
+from blufunc.kernels.loopir.ir import Branch, Loop, Value, apply, branch, carried, const, held_as, loop
 from blufunc.kernels.ops.points import POINTS
 from blufunc.kernels.ops.points import Loop as PointLoop
 
@@ -76,7 +75,7 @@ class Control:
 
         def now(a: Any) -> Value:
             if a.__class__ is Literal:
-                return const(held(a.value, a.aval.dtype), held_as(a.aval.dtype))
+                return const(a.value, a.aval.dtype)
             return env[a]
 
         for e in jaxpr.eqns:

@@ -26,11 +26,14 @@ from blufunc.kernels.loopir.index import constant as fixed
 from blufunc.kernels.loopir.ir import (
     Value,
     apply,
+    both,
+    choose,
     const,
+    converted,
     number,
+    or_identity,
     within,
 )
-from blufunc.kernels.lower.scalars import both, choose, converted, held, held_as
 
 
 class Reader(Protocol):
@@ -43,13 +46,21 @@ class Reader(Protocol):
         """The result of ``make``, which reads memory only where a condition holds."""
 
 
+def _read_or(
+    low: Reader, condition: Value | None, read: Callable[[], Value], other: Callable[[], Value]
+) -> Value:
+    """The result of ``read`` where a condition holds, elsewhere that of ``other``."""
+    value = low.guarded(condition, read)
+    return value if condition is None else choose(condition, value, other())
+
+
 def _iota(low: Reader, eqn: Eqn, place: Place) -> Value:
     dtype = eqn.outvars[0].aval.dtype
     return number(place[eqn.params["dimension"]], dtype)
 
 
 def _concatenate(low: Reader, eqn: Eqn, place: Place) -> Value:
-    d, dtype = eqn.params["dimension"], held_as(eqn.outvars[0].aval.dtype)
+    d = eqn.params["dimension"]
     offset, cases = 0, []
     for x in eqn.invars:
         n = x.aval.shape[d]
@@ -60,7 +71,7 @@ def _concatenate(low: Reader, eqn: Eqn, place: Place) -> Value:
     value: Value | None = None
     for condition, x, at in reversed(cases):
         mine = low.guarded(condition, functools.partial(low.at, x, at))
-        value = mine if condition is None or value is None else choose(condition, mine, value, dtype)
+        value = mine if condition is None or value is None else choose(condition, mine, value)
     assert value is not None
     return value
 
@@ -77,10 +88,7 @@ def _pad(low: Reader, eqn: Eqn, place: Place) -> Value:
         if step > 1:
             condition = both(condition, within(offset % step, 0, 1))
         at.append(offset // step)
-    value = low.guarded(condition, lambda: low.at(x, tuple(at)))
-    if condition is None:
-        return value
-    return choose(condition, value, low.at(padding, ()), value.dtype)
+    return _read_or(low, condition, lambda: low.at(x, tuple(at)), lambda: low.at(padding, ()))
 
 
 def _start(low: Reader, value: Value, most: int) -> tuple[Index, Value]:
@@ -122,10 +130,7 @@ def _dynamic_update_slice(low: Reader, eqn: Eqn, place: Place) -> Value:
         offset = i - _start(low, low.at(s, ()), n - m)[0]
         condition = both(condition, within(offset, 0, m))
         at.append(offset)
-    value = low.guarded(condition, lambda: low.at(update, tuple(at)))
-    if condition is None:
-        return value
-    return choose(condition, value, low.at(x, place), value.dtype)
+    return _read_or(low, condition, lambda: low.at(update, tuple(at)), lambda: low.at(x, place))
 
 
 def placed(low: Reader, eqn: Eqn, place: Place) -> tuple[Place, Value | None]:
@@ -148,11 +153,8 @@ def placed(low: Reader, eqn: Eqn, place: Place) -> tuple[Place, Value | None]:
 def _gather(low: Reader, eqn: Eqn, place: Place) -> Value:
     x = eqn.invars[0]
     at, inside = placed(low, eqn, place)
-    result = low.guarded(inside, lambda: low.at(x, at))
-    if inside is None:
-        return result
-    fill = gather_fill(x.aval.dtype, eqn.params["fill_value"])
-    return choose(inside, result, const(held(fill, x.aval.dtype), result.dtype), result.dtype)
+    fill = lambda: const(gather_fill(x.aval.dtype, eqn.params["fill_value"]), x.aval.dtype)
+    return _read_or(low, inside, lambda: low.at(x, at), fill)
 
 
 def _one_hot_add(low: Reader, eqn: Eqn, place: Place) -> Value:
@@ -167,9 +169,7 @@ def _one_hot_add(low: Reader, eqn: Eqn, place: Place) -> Value:
     hit = within(place[axis] - index, 0, 1)
     dtype = x.aval.dtype
     added = low.at(updates, batch)
-    if hit is not None:  # else there is one place
-        added = choose(hit, added, const(0, dtype), dtype)
-    return apply(add_p, (low.at(x, place), added), {}, dtype)
+    return apply(add_p, (low.at(x, place), or_identity(hit, added, "sum")), {}, dtype)
 
 
 RULES: dict[Any, Callable[[Reader, Eqn, Place], Value]] = {

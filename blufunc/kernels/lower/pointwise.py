@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.loopir.index import Index, Range, flat, of, ranges_of, unflat
-from blufunc.kernels.loopir.ir import Reduce, Store, Total, const, identity, post_order, read, within
+from blufunc.kernels.loopir.ir import Reduce, Store, Total, or_identity, post_order, read, within
 from blufunc.kernels.loopir.launch import Launch
-from blufunc.kernels.lower.kernel import Lowering, in_generations
-from blufunc.kernels.lower.scalars import choose
+from blufunc.kernels.lower.rows import in_generations
+from blufunc.kernels.lower.values import Lowering
 
 # -- points -----------------------------------------------------------------------------------------
 
@@ -114,10 +114,8 @@ def in_total(low: Lowering) -> Launch:
             low.at(v, unflat(position, v.aval.shape))
             continue
         value, dtype, op = low.reduced(e, unflat(position, e.invars[0].aval.shape))
-        if inside is not None:
-            value = choose(inside, value, const(identity(op, dtype), dtype), dtype)
         total = Total(f"{low.names.of(v, e)}_part", dtype, op)
-        reduces.append(Reduce(total, value))
+        reduces.append(Reduce(total, or_identity(inside, value, op)))
         part_stores.append(Store(low.part(v, dtype, chunks), of(g), read(total)))
     stores = []
     for v, b in low.outputs.items():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from blufunc.core.ir.jaxpr import Eqn
-from blufunc.core.ops.elementwise import convert_p, or_p, shift_left_p, shift_right_logical_p
+from blufunc.core.ops.elementwise import or_p, shift_left_p, shift_right_logical_p
 from blufunc.core.ops.random_bits import (
     random_bits_p,
     random_fold_in_p,
@@ -25,14 +25,9 @@ from blufunc.core.ops.random_bits import (
 from blufunc.kernels.loopir.access_map import Place
 from blufunc.kernels.loopir.index import Computed, Index, flat, of
 from blufunc.kernels.loopir.index import constant as fixed
-from blufunc.kernels.loopir.ir import Value, apply, const
-from blufunc.kernels.lower.scalars import KEY
+from blufunc.kernels.loopir.ir import KEY, Value, apply, const, converted
 
 _WORD = np.dtype(np.uint32)
-
-
-def _to(value: Value, dtype: np.dtype) -> Value:
-    return value if value.dtype == dtype else apply(convert_p, (value,), {"dtype": dtype}, dtype)
 
 
 def _shifted(value: Value, prim: Any) -> Value:
@@ -46,7 +41,7 @@ def _swapped(value: Value) -> Value:
 
 def words(key: Value) -> tuple[Value, Value]:
     """The high and the low word of a key."""
-    return _to(key, _WORD), _to(_shifted(key, shift_right_logical_p), _WORD)
+    return converted(key, _WORD), converted(_shifted(key, shift_right_logical_p), _WORD)
 
 
 def cipher(key: Value, counter: Index, width: int) -> Value:
@@ -84,18 +79,18 @@ def _fold_in(eqn: Eqn, place: Place, at: Evaluate) -> Value:
 
 def _seed(eqn: Eqn, place: Place, at: Evaluate) -> Value:
     seed = at(eqn.invars[0], place)
-    return _swapped(_to(seed if seed.dtype.itemsize == 8 else _to(seed, _WORD), KEY))
+    return _swapped(converted(seed if seed.dtype.itemsize == 8 else converted(seed, _WORD), KEY))
 
 
 def _wrap(eqn: Eqn, place: Place, at: Evaluate) -> Value:
-    hi, lo = (_to(at(eqn.invars[0], (*place, fixed(i))), KEY) for i in range(2))
+    hi, lo = (converted(at(eqn.invars[0], (*place, fixed(i))), KEY) for i in range(2))
     return apply(or_p, (hi, _shifted(lo, shift_left_p)), {}, KEY)
 
 
 def _unwrap(eqn: Eqn, place: Place, at: Evaluate) -> Value:
     key = at(eqn.invars[0], place[:-1])
     bits = apply(shift_left_p, (Value("number", (), place[-1], KEY), const(5, KEY)), {}, KEY)
-    return _to(apply(shift_right_logical_p, (key, bits), {}, KEY), _WORD)
+    return converted(apply(shift_right_logical_p, (key, bits), {}, KEY), _WORD)
 
 
 RULES: dict[Any, Callable[[Eqn, Place, Evaluate], Value]] = {

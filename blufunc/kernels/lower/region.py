@@ -4,7 +4,7 @@ Kernels, stage 6. In: the regions of a ``Fusion``, one at a time, and a ``Target
 second one if a reduction over rows was cut in chunks with partial results too large for the finish.
 
 The iteration space of the region selects ``pointwise.py`` or ``rows.py``. ``values.py`` computes a variable at an
-index, with the rules of ``indexed_reads.py`` for operations that read other elements; ``kernel.py`` assembles kernels.
+index, with the rules of ``indexed_reads.py`` for operations that read other elements.
 A part of an array that a kernel reads becomes a buffer of its own, a **window** whose start belongs to the launch:
 kernels that differ only in the offsets of slices are compiled once. Regions with equal **canonical keys** share
 kernels: a key holds all that lowering reads of a region, with variables numbered in order.
@@ -32,10 +32,9 @@ from blufunc.kernels.loopir.ir import (
 )
 from blufunc.kernels.loopir.launch import Launch, Scratch
 from blufunc.kernels.loopir.verify import check_kernel
-from blufunc.kernels.lower.kernel import Lowering
 from blufunc.kernels.lower.pointwise import in_total, pointwise
 from blufunc.kernels.lower.rows import in_rows
-from blufunc.kernels.lower.values import stem_of
+from blufunc.kernels.lower.values import Lowering, stem_of
 from blufunc.kernels.target import Target
 
 # -- windows ----------------------------------------------------------------------------------------

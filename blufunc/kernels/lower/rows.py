@@ -1,16 +1,20 @@
 """Kernels with rows: points are rows of lanes, reduced over lanes and rows.
 
 Kernels, stage 6, called by ``region.py``. In: a region whose frame has lanes. Out: one launch, or two if a reduction
-over rows is cut in chunks whose partial results are too large for the kernel's finish.
+over rows is cut in chunks whose partial results are too large for the kernel's finish. A row has one loop over lanes
+for each generation of reductions; what later loops would recompute is kept.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn, Var
-from blufunc.core.ops.elementwise import mul_p
+from blufunc.core.ops.elementwise import mul_p, rsqrt_p, square_p
 from blufunc.core.ops.gather_scatter import gather_fill, gather_p
 from blufunc.kernels.fusion.iteration_space import reduces, scans
 from blufunc.kernels.loopir.index import ZERO, Index, Range, flat, of, unflat
@@ -22,23 +26,32 @@ from blufunc.kernels.loopir.ir import (
     Lanes,
     Prefix,
     Reduce,
+    Replacement,
     Rows,
     Scan,
     Set,
     Store,
     Total,
+    Value,
     apply,
+    choose,
     const,
+    converted,
+    dependencies,
     fold,
     load,
+    or_identity,
+    outside,
+    post_order,
     read,
+    values_of,
     within,
 )
 from blufunc.kernels.loopir.launch import Launch, Scratch
 from blufunc.kernels.lower.indexed_reads import placed
-from blufunc.kernels.lower.kernel import Levels, Lowering, factor_out_rsqrt, in_generations
-from blufunc.kernels.lower.scalars import choose, converted
 from blufunc.kernels.lower.scans import scanned_chunks, scanned_rows
+from blufunc.kernels.lower.values import Lowering
+from blufunc.kernels.target import Target
 
 
 def in_rows(low: Lowering) -> list[Launch]:
@@ -191,7 +204,7 @@ def with_columns(low: Lowering, body: list[Any], keeps: dict[Var, Keep], k: Rang
             out[loops[at]] = Lanes(loop.range, (*loop.body, *statements), loop.note)
         else:
             out.append(Lanes(k, tuple(statements)))
-    return low.kept(out)
+    return kept(low, out)
 
 
 def finish_columns(low: Lowering, outputs, scratch, outer: int, chunks: int, lanes: int) -> Launch:
@@ -210,6 +223,9 @@ def finish_columns(low: Lowering, outputs, scratch, outer: int, chunks: int, lan
     name = f"{low.name()}_finish"
     kernel = Kernel(name, tuple(operands), (i,), tuple(body), ("adds up the chunks of the kernel before",))
     return Launch(kernel, operands)
+
+
+# -- the loops of a row -----------------------------------------------------------------------------
 
 
 def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -> list[Any]:
@@ -248,7 +264,7 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
         elif role != "total":
             low.at(v, unflat(position if role == "element" else row, v.aval.shape))
     body = in_generations(meetings, *_stores(low, row, position), k)
-    return body if low.columns else low.kept(body)
+    return body if low.columns else kept(low, body)
 
 
 def _stores(low: Lowering, row: Index, position: Index) -> tuple[list[Store], list[Store]]:
@@ -301,14 +317,12 @@ def pick(
     chosen = flat(found, x.shape) - row * lanes
     hit = within(column - chosen, 0, 1)
     value = low.at(gather.invars[0], unflat(position, x.shape))
-    if hit is not None:
-        value = choose(hit, value, const(0, value.dtype), value.dtype)
     total = Total(low.names.of(v, gather), value.dtype, "or" if dtypes.is_bool(value.dtype) else "sum")
     low.totals[v] = total
-    meetings.append(Reduce(total, value))
+    meetings.append(Reduce(total, or_identity(hit, value, total.op)))
     if inside is not None:
         fill = gather_fill(x.dtype, gather.params["fill_value"])
-        low.memo[v, "total"] = choose(inside, read(total), const(fill, value.dtype), value.dtype)
+        low.memo[v, "total"] = choose(inside, read(total), const(fill, value.dtype))
 
 
 def _divisor(n: int, most: int) -> int:
@@ -317,3 +331,279 @@ def _divisor(n: int, most: int) -> int:
         return n
     best = max(d for d in range(1, most + 1) if n % d == 0)
     return best if best * 8 >= most else n
+
+
+class Levels:
+    """The number of loops that must finish before each value can be computed."""
+
+    def __init__(self, body: Sequence[Any]):
+        self.of_cell: dict[Any, int] = {}
+        loop = 0
+        for s in body:
+            if isinstance(s, Lanes):
+                for x in s.body:
+                    self.found_by(x, loop)
+                loop += 1
+        self.known: dict[Value, int] = {}
+
+    def found_by(self, s: Any, loop: int) -> None:
+        """Record a statement's cell: a total is known after its loop, a prefix in it."""
+        if isinstance(s, Reduce):
+            self.of_cell[s.total] = loop + 1
+        elif isinstance(s, Scan):
+            self.of_cell[s.prefix] = loop
+
+    def of(self, value: Value) -> int:
+        for v in post_order([value]):
+            if v not in self.known:
+                level = self.of_cell.get(v.attr, 0) if v.op == "read" else 0
+                self.known[v] = max([level, *[self.known[d] for d in dependencies(v)]])
+        return self.known[value]
+
+
+def in_generations(
+    meetings: Sequence[Reduce | Scan], lane_stores: Sequence[Store], row_stores: Sequence[Store], k: Range
+) -> list[Any]:
+    """Loops over lanes: reductions and scans after those they depend on, stores early.
+
+    ``meetings``, the reductions and scans, are in dependency order.
+    """
+    level = Levels(())
+    loops: list[list[Any]] = []
+    for s in meetings:
+        at = level.of(s.value)
+        while isinstance(s, Scan) and at < len(loops) and not _takes(loops[at], s):
+            at += 1
+        while len(loops) <= at:
+            loops.append([])
+        loops[at].append(s)
+        level.found_by(s, at)
+        level.known = {}
+    after: dict[int, list[Any]] = {}
+    for s in lane_stores:
+        at = level.of(s.value)
+        while len(loops) <= at:
+            loops.append([])
+        loops[at].append(s)
+    for s in row_stores:
+        after.setdefault(max(level.of(s.value) - 1, 0), []).append(s)
+    body: list[Any] = []
+    for i, statements in enumerate(loops):
+        # stores last: a store may overwrite the operand of a reduction of the loop
+        body.append(Lanes(k, tuple(sorted(statements, key=lambda s: isinstance(s, Store)))))
+        body.extend(after.get(i, ()))
+    return body if loops else [*after.get(0, ())]
+
+
+def _takes(loop: Sequence[Any], scan: Scan) -> bool:
+    """True if a loop can do a scan too: one direction, no prefix read by another."""
+    there = {s.prefix for s in loop if isinstance(s, Scan)}
+    return all(p.reverse == scan.prefix.reverse for p in there) and there.isdisjoint(prefixes_of([scan]))
+
+
+def prefixes_of(statements: Sequence[Any]) -> dict[Prefix, None]:
+    """The prefixes that statements of a loop read."""
+    values = post_order([v for s in statements for v in values_of(s)])
+    return {v.attr: None for v in values if is_scanned(v)}
+
+
+def with_scans(body: Sequence[Any]) -> list[Any]:
+    """The loops, repeating earlier scans whose results they read, unless kept."""
+    scans: dict[Prefix, Scan] = {}
+    out: list[Any] = []
+    for s in body:
+        if isinstance(s, Lanes):
+            mine = {x.prefix: x for x in s.body if isinstance(x, Scan)}
+            repeated = [scans[p] for p in prefixes_of(s.body) if p not in mine]
+            scans.update(mine)
+            if repeated:
+                s = _with_repeated(s, repeated)
+        out.append(s)
+    return out
+
+
+def _with_repeated(s: Lanes, scans: Sequence[Scan]) -> Lanes:
+    assert not any(prefixes_of([x]) for x in scans), "a scan that reads another scan is kept"
+    new = {x.prefix: Scan(replace(x.prefix), x.value) for x in scans}
+    values = post_order([v for x in s.body for v in values_of(x)])
+    put = Replacement({v: read(new[v.attr].prefix) for v in values if v.op == "read" and v.attr in new}.get)
+    return Lanes(s.range, (*new.values(), *[put.statement(x) for x in s.body]), s.note)
+
+
+def factor_out_rsqrt(value: Value, k: Range, summed: Mapping[Total, Value]) -> tuple[Value, Value] | None:
+    """A product as ``(rest, root)``, its rsqrt of a sum of squares factored out.
+
+    The sum of the products is the sum of the rests times the root, and need not wait for the root: the gradient of a
+    normalization has one generation of reductions less. One of the other factors must be what was squared, so that the
+    rest is finite unless cotangents are near the largest float divided by that factor. None for other values, and if
+    the rest would have to wait as long.
+
+    Args:
+      value: the product.
+      k: the range of the lanes.
+      summed: the operand of each total.
+    """
+    found = _factor_out_rsqrt(value, k)
+    if found is None:
+        return None
+    rest, root = found
+    factors = _factors(rest)
+    waits = _totals_in(root) - _totals_in(rest)
+    squares = [_square_root(summed[t]) for t in waits if t in summed]
+    return found if any(s is f for s in squares if s is not None for f in factors) else None
+
+
+def _factor_out_rsqrt(value: Value, k: Range) -> tuple[Value, Value] | None:
+    if value.op != "apply" or value.attr[0] is not mul_p:
+        return None
+    for n, factor in enumerate(value.args):
+        rest = value.args[1 - n]
+        if factor.op == "apply" and factor.attr[0] is rsqrt_p and k not in factor.ranges():
+            return rest, factor
+    for n, factor in enumerate(value.args):
+        found = _factor_out_rsqrt(factor, k)
+        if found is not None:
+            pair = (found[0], value.args[1]) if n == 0 else (value.args[0], found[0])
+            return apply(mul_p, pair, {}, value.dtype), found[1]
+    return None
+
+
+def _factors(value: Value) -> list[Value]:
+    """The product and its factors, nested ones included."""
+    found, pending = [], [value]
+    while pending:
+        v = pending.pop()
+        found.append(v)
+        if v.op == "apply" and v.attr[0] is mul_p:
+            pending.extend(v.args)
+    return found
+
+
+def _square_root(value: Value) -> Value | None:
+    """The value whose square this is; None if it is no square."""
+    if value.op != "apply" or value.attr[0] not in (square_p, mul_p):
+        return None
+    return value.args[0] if value.args[0] is value.args[-1] else None
+
+
+def _totals_in(value: Value) -> set[Total]:
+    return {v.attr for v in post_order([value]) if v.op == "read" and isinstance(v.attr, Total)}
+
+
+def shared_between(loops: Sequence[Lanes], k: Range, worth: Callable[[Value], bool]) -> list[Value]:
+    """Values that an earlier loop computed: the outermost worth keeping."""
+    seen: set[Value] = set()
+    scanned: set[Prefix] = set()
+    shared: dict[Value, None] = {}
+    for loop in loops:
+        stack = [v for s in loop.body for v in values_of(s)]
+        visited: set[Value] = set()
+        while stack:
+            v = stack.pop()
+            if v in visited:
+                continue
+            visited.add(v)
+            if (v in seen or _reads(v, scanned)) and k in v.ranges() and worth(v):
+                shared[v] = None
+                continue
+            stack.extend(outside(v))
+        seen.update(post_order([v for s in loop.body for v in values_of(s)]))
+        scanned.update(s.prefix for s in loop.body if isinstance(s, Scan))
+    return list(shared)
+
+
+def with_keeps(body: Sequence[Any], keeps: dict[Value, Keep]) -> list[Any]:
+    """The loops; the first to compute a value keeps it, later ones read it."""
+    have: dict[Value, Value] = {}
+    out: list[Any] = []
+    for s in body:
+        if not isinstance(s, Lanes):
+            out.append(s)
+            continue
+        needed = set(post_order([v for x in s.body for v in values_of(x)]))
+        scanned = {x.prefix for x in s.body if isinstance(x, Scan)}
+        put = Replacement(dict(have).get)
+        statements = [put.statement(x) for x in s.body]
+        still = set(post_order([v for x in statements for v in values_of(x)]))
+        found = [v for v in keeps if _reads(v, scanned) or (v in needed and (v in still or put(v) in still))]
+        new = [v for v in found if v not in have]
+        statements += [Set(keeps[v], put(v)) for v in new]
+        # keeps are set before a store can overwrite their operands
+        statements.sort(key=lambda x: isinstance(x, Store))
+        have.update((v, read(keeps[v])) for v in new)
+        out.append(Lanes(s.range, tuple(statements), s.note))
+    return out
+
+
+def with_late_stores(body: Sequence[Any]) -> list[Any]:
+    """The loops of a reread row, each store in the last loop with its value.
+
+    No statement reads the row after the store, whose buffer may then alias it.
+    """
+    late: dict[Store, Lanes] = {}
+    for loop in (s for s in body if isinstance(s, Lanes)):
+        computed = set(post_order([v for x in loop.body for v in values_of(x)]))
+        stores = [x for x in loop.body if isinstance(x, Store)]
+        late.update((x, loop) for x in [*late, *stores] if x.value in computed)
+    out: list[Any] = []
+    for s in body:
+        if isinstance(s, Lanes):
+            stays = [x for x in s.body if late.get(x, s) is s]
+            s = Lanes(
+                s.range, (*stays, *(x for x, loop in late.items() if loop is s and x not in stays)), s.note
+            )
+        out.append(s)
+    return out
+
+
+def is_scanned(v: Value) -> bool:
+    """True for a read of a prefix."""
+    return v.op == "read" and isinstance(v.attr, Prefix)
+
+
+def _reads(v: Value, prefixes: Collection[Prefix]) -> bool:
+    return v.op == "read" and v.attr in prefixes
+
+
+_KEEP_COST = 8  # minimum cost of a value that is kept for the next loop rather than recomputed
+
+
+def kept(low: Lowering, body: list[Any]) -> list[Any]:
+    """Keep values for later loops of the row that would recompute or reread them.
+
+    Only a repeated scan must have operands without prefixes, so several scans of a row are always kept.
+    """
+    loops = [s for s in body if isinstance(s, Lanes)]
+    if len(loops) < 2:
+        return body
+    k = loops[0].range
+    shared = shared_between(loops, k, functools.partial(_is_worth_keeping, low.target))
+    if sum(k.extent * v.dtype.itemsize for v in shared) > low.target.keep_bytes:
+        shared = shared_between(loops, k, is_scanned) if len(low.scans) > 1 else []
+        body = with_late_stores(body)
+    keeps = {v: Keep(f"{_keep_name(v)}_{n}", v.dtype, k) for n, v in enumerate(shared)}
+    return with_scans(with_keeps(body, keeps) if keeps else body)
+
+
+def _keep_name(v: Value) -> str:
+    if is_scanned(v):
+        return f"{v.attr}_kept"
+    op = v.attr[0] if v.op == "fold" else v.attr[0].name if v.op in ("apply", "load") else v.op
+    return f"{op}_kept"
+
+
+def _is_worth_keeping(target: Target, v: Value) -> bool:
+    """True if keeping a value is cheaper than recomputing it."""
+    if v.op == "load":
+        return target.keep_loads
+    if is_scanned(v):
+        return True
+    if v.op not in ("apply", "fold", "bits", "result"):
+        return False
+    cost = 0
+    for x in post_order([v], outside):
+        if x.op in ("fold", "bits", "result") or is_scanned(x):
+            return True
+        if x.op == "apply":
+            cost += x.attr[0].cost
+    return cost >= _KEEP_COST

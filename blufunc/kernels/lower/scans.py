@@ -32,15 +32,14 @@ from blufunc.kernels.loopir.ir import (
     Total,
     Value,
     apply,
-    const,
-    identity,
+    converted,
     load,
+    or_identity,
     read,
     within,
 )
 from blufunc.kernels.loopir.launch import Launch, Scratch
-from blufunc.kernels.lower.kernel import Lowering
-from blufunc.kernels.lower.scalars import choose, converted
+from blufunc.kernels.lower.values import Lowering
 
 # -- columns ----------------------------------------------------------------------------------------
 
@@ -113,7 +112,7 @@ def scanned_chunks(low: Lowering) -> list[Launch]:
         low.start()
         low.guard = inside
         value, dtype, op = low.reduced(scan, unflat(position, v.aval.shape))
-        return (_where(inside, value, op), dtype, op)
+        return or_identity(inside, value, op), dtype, op
 
     value, dtype, op = operand()
     name = low.names.of(v, scan)
@@ -128,7 +127,7 @@ def scanned_chunks(low: Lowering) -> list[Launch]:
     value, _, _ = operand()
     found, before = Buffer(parts.name, dtype, scratch.size), Total(f"{name}_before", dtype, op)
     distance = of(q) - of(g) if reverse else of(g) - of(q)
-    other = _where(within(distance, 1, chunks), load(found, of(r) * chunks + of(q)), op)
+    other = or_identity(within(distance, 1, chunks), load(found, of(r) * chunks + of(q)), op)
     prefix = Prefix(name, dtype, k, op, reverse)
     whole = apply(_COMBINES[op], (read(before), read(prefix)), {}, dtype)
     low.scans[v] = position, converted(whole, v.aval.dtype)
@@ -138,10 +137,3 @@ def scanned_chunks(low: Lowering) -> list[Launch]:
         stores.append(Store(b, flat(place, x.aval.shape), low.at(x, place), inside))
     body = [Lanes(q, (Reduce(before, other),)), Lanes(k, (Scan(prefix, value), *stores))]
     return [first, low.launch([r, g], body, {found: scratch})]
-
-
-def _where(condition: Value | None, value: Value, op: str) -> Value:
-    """A value where a condition holds, elsewhere the identity of a reduction."""
-    if condition is None:
-        return value
-    return choose(condition, value, const(identity(op, value.dtype), value.dtype), value.dtype)

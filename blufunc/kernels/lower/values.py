@@ -1,6 +1,7 @@
-"""Values of variables at indices, as LoopIR values, and their names.
+"""Values of variables at indices, their names, and the kernels of a region.
 
-Kernels, stage 6, used by ``region.py``. In: a region, and a variable with the index of an element. Out: its value.
+Kernels, stage 6, used by ``region.py``. In: a region, and a variable with the index of an element. Out: its value; from
+the statements of all points, a launch.
 
 Movement maps the index to the operand's, arithmetic evaluates its operands at the same index, a variable in memory
 becomes a load. So a transpose of a slice of a broadcast costs one address computation and no copy. Values are memoized
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Literal, Var
 from blufunc.core.ops.elementwise import add_p, convert_p
 from blufunc.core.primitives.kinds import Elementwise
@@ -23,13 +25,31 @@ from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.fusion.fuse import Fusion, Region
 from blufunc.kernels.fusion.iteration_space import RANDOM, reduces, scans, scans_by
 from blufunc.kernels.loopir.access_map import Place, moves, source_of
-from blufunc.kernels.loopir.index import Index, Range, flat, of, unflat
-from blufunc.kernels.loopir.ir import Buffer, Total, Value, apply, const, fold, load, read
-from blufunc.kernels.loopir.launch import Scratch
+from blufunc.kernels.loopir.index import ZERO, Index, Range, flat, of, unflat
+from blufunc.kernels.loopir.ir import (
+    Buffer,
+    Kernel,
+    Lanes,
+    Reduce,
+    Store,
+    Total,
+    Value,
+    apply,
+    both,
+    const,
+    converted,
+    fold,
+    held_as,
+    load,
+    post_order,
+    read,
+    values_of,
+    wide_for,
+)
+from blufunc.kernels.loopir.launch import Launch, Scratch
 from blufunc.kernels.lower import random
 from blufunc.kernels.lower.control_flow import Control
 from blufunc.kernels.lower.indexed_reads import RULES
-from blufunc.kernels.lower.scalars import both, converted, held, held_as, wide_for
 from blufunc.kernels.ops.points import POINTS
 from blufunc.kernels.target import Target
 
@@ -125,7 +145,7 @@ class Values:
     def at(self, atom: Any, place: Place) -> Value:
         """The value of a variable or literal at an index."""
         if atom.__class__ is Literal:
-            return const(held(atom.value, atom.aval.dtype), held_as(atom.aval.dtype))
+            return const(atom.value, atom.aval.dtype)
         key = (atom, place, self.guard)
         found = self.memo.get(key)
         if found is None:
@@ -213,3 +233,83 @@ class Values:
         value = self.at(eqn.invars[0], element)
         dtype = value.dtype if op.startswith("arg") else wide_for(eqn.outvars[0].aval.dtype, op)
         return converted(value, dtype), dtype, op
+
+
+# -- launches ---------------------------------------------------------------------------------------
+
+
+class Lowering(Values):
+    """Values of one region, and the kernels that compute them."""
+
+    def part(self, v: Var, dtype: np.dtype, count: int) -> Buffer:
+        """A buffer for partial results of the total ``v``."""
+        scratch = Scratch(dtype, count)
+        buffer = Buffer(f"{self.names.of(v, self.maker(v))}_parts", dtype, count, True)
+        self.parts[v] = (buffer, scratch)
+        return buffer
+
+    def at_the_end(self) -> list[Any]:
+        """The finish: reduce the parts of totals, in order; store what depends on them."""
+        self.guard = None
+        loops: dict[int, list[Any]] = {}
+        for v, (buffer, _) in self.parts.items():
+            e = self.producers[v]
+            total = Total(self.names.of(v, e), buffer.dtype, e.prim.monoid)
+            self.totals[v] = total
+            loops.setdefault(buffer.size, []).append((total, buffer))
+        body: list[Any] = []
+        for count, totals in loops.items():
+            q = Range("q", count)
+            body.append(Lanes(q, tuple(Reduce(t, load(b, of(q))) for t, b in totals)))
+        for v, b in self.outputs.items():
+            if v in self.parts or v in self.region.numbers:
+                body.append(Store(b, ZERO, self.at(v, (ZERO,) * v.aval.ndim)))
+        return body
+
+    def launch(
+        self,
+        grid: Sequence[Range],
+        body: Sequence[Any],
+        more: dict[Buffer, Any] | None = None,
+        finish: Sequence[Any] = (),
+        over: Sequence[Range] = (),
+    ) -> Launch:
+        """A kernel and its operands; its finish reduces the parts of totals."""
+        finish = self.at_the_end() if self.parts else finish
+        used = {v.attr[0] for v in post_order([*roots_of(body), *roots_of(finish)]) if v.op == "load"}
+        operands: dict[Buffer, Any] = {b: v for v, b in self.inputs.items() if b in used}
+        operands.update((b, v) for v, b in self.outputs.items())
+        operands.update(self.parts.values())
+        operands.update(more or {})
+        buffers = tuple(operands)
+        name, notes = self.name(), self.notes()
+        kernel = Kernel(name, buffers, tuple(grid), tuple(body), notes, tuple(finish), tuple(over))
+        return Launch(kernel, operands)
+
+    def name(self) -> str:
+        """A readable name: the user's function, and the operations that stand out."""
+        eqns = self.region.eqns or [self.virtual[v] for v in self.region.outputs]
+        functions = [source.function_of(e.source) for e in eqns if e.source is not None]
+        where = re.sub(r"\W", "", functions[-1]).strip("_") if functions else ""
+        telling = [e.prim.name for e in eqns if reduces(e.prim) or scans_by(e.prim) or e.prim.cost > 1]
+        telling = list(dict.fromkeys(telling))[:3] or [eqns[-1].prim.name]
+        return re.sub(r"\W", "_", "_".join([where, *telling] if where else telling))
+
+    def notes(self) -> tuple[str, ...]:
+        """The equations, with the user's lines."""
+        lines = []
+        for e in self.region.eqns or [self.virtual[v] for v in self.region.outputs]:
+            ins = " ".join(self.names.text(a, self.maker) for a in e.invars)
+            out = e.outvars[0]
+            lines.append(
+                f"{self.names.of(out, e)}: {type_text(out)} = {e.prim.name} {ins}  # at {source.summary(e.source)}"
+            )
+        return tuple(lines)
+
+
+def roots_of(body: Sequence[Any]) -> list[Value]:
+    out: list[Value] = []
+    for s in body:
+        out.extend(values_of(s))
+        out.extend(roots_of(getattr(s, "body", ())))
+    return out

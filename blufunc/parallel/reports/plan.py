@@ -17,7 +17,7 @@ from blufunc.core.arrays.backend import Device
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.kernels.backends.cuda.dispatch import Library
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.cost import Cost
 from blufunc.kernels.inspect.program import Memory, Sight
 from blufunc.kernels.rewrites.select_variant import select_variants

@@ -9,7 +9,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, extend, lax, testing
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from tests.parallel.lockstep import P, check
 

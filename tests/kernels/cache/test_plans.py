@@ -27,7 +27,7 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import program as host_program
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.device_model import HOPPER, Limits
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.cache import fingerprint
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.cache.disk import DiskCache

@@ -14,7 +14,7 @@ from blufunc.core.primitives.kinds import TYPES, Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.backends.cpu import renderer, toolchain
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.prelude import HOST
+from blufunc.kernels.codegen.source_files import HOST
 from blufunc.kernels.loopir.index import Range, of
 from blufunc.kernels.loopir.ir import Buffer, Kernel, Store, apply, load
 

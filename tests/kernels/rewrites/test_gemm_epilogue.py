@@ -13,7 +13,7 @@ from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.library import control_flow
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.inspect.program import Sight
 from examples.gpt import model as gpt
 from tests.emulation import fake_cuda
@@ -281,9 +281,9 @@ def test_gradients_of_microbatches_are_in_memory_once(fake, cuda, monkeypatch):
     def peak():
         jitted = bf.jit(lambda w, xs: microbatches(w, xs))
         jitted(*args)
-        cuda_memory.reset_peak()
+        cuda_memory.pool().reset_peak()
         jitted(*args)
-        return cuda_memory.peak_bytes()
+        return cuda_memory.pool().peak_bytes()
 
     before = peak()
     monkeypatch.setattr(control_flow, "LARGE", args[0].nbytes)

@@ -17,7 +17,7 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.library import pointwise_gemm
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.inspect.program import Sight
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p
 from examples.gpt import model as gpt

@@ -10,7 +10,7 @@ from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda.library import matmul
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.precision import ALGORITHMS, QUICKER_BY, ProductShape, is_tf32
 from blufunc.kernels.rewrites import split_float32
 from blufunc.kernels.schedule import OpaqueStep

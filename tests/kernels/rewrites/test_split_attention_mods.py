@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc import nn
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import mma
@@ -11,7 +12,7 @@ from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_atte
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.nn.attention import call as attention_call
 from blufunc.nn.attention.mods import traced
 from tests.emulation.cuda_machines import needs_nvrtc
@@ -129,5 +130,5 @@ def test_compiles(features, arch):
         tiling = kernel.tiling(features, arch, code, 2)
         text = DEVICE.with_prelude(cuda_attention.source(kernel, F16, features, True, tiling, code, 2))
         binary = nvrtc.build(text, arch, kernel.entry)
-        assert binary.resources()[kernel.entry].spill_stores <= (32 if features <= 64 else 240)
+        assert resources(binary)[kernel.entry].spill_stores <= (32 if features <= 64 else 240)
         assert "serialized" not in binary.log

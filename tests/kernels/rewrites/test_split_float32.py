@@ -17,7 +17,7 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.library import matmul as cuda_product
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.cost import cost_of
 from blufunc.kernels.gemm_layout import chunks_of
 from blufunc.kernels.ops.gemm import dot_promoted_p

@@ -7,7 +7,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.backends.numpy.program import interpret
 from blufunc.kernels.ops.fused_user_kernel import fused_user_kernel_p
 from blufunc.kernels.schedule import OpaqueStep

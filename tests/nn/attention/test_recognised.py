@@ -15,7 +15,7 @@ from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import subjaxprs
 from blufunc.kernels.backends.cuda import program as cuda_program
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from tests.emulation import fake_cuda
 
 B, T, N, H = 2, 40, 3, 16

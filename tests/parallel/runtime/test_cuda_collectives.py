@@ -232,7 +232,7 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
         product = works[n].run.__self__
         assert {c.gemm.sms for c in product.calls} == {0}
         fewer = 132 - 24 if graphs and n in beside else 0
-        assert {c.gemm.sms for c in product.calls_beside} == {fewer}
+        assert {c.gemm.sms for c in product.overlapped_calls} == {fewer}
         assert {gemm.sms for gemm in product._plans} == {0, fewer}
     tasks = executor._tasks()
     assert [n for n, t in enumerate(tasks) if t.overlapped is not None] == beside

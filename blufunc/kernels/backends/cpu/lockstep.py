@@ -20,15 +20,9 @@ from blufunc.kernels.codegen.scopes import Cell, written_in
 from blufunc.kernels.loopir.index import Range
 from blufunc.kernels.loopir.ir import (
     BODIES,
-    Accumulate,
     Kernel,
-    Lanes,
     Loop,
-    Reduce,
     Replaced,
-    Rows,
-    Scan,
-    Store,
     Value,
     dependencies,
     outside,
@@ -43,56 +37,38 @@ STRIP = 64
 """Points in lock step: several vectors, to hide latency."""
 
 
-class LockStep(CStyle):
-    """SIMD loops of a kernel."""
+def loops_in_lock_step(w: CStyle, over: Range, body: Sequence[Any]) -> list[Value]:
+    """Loops in a body that compilers do not vectorize, in order of dependence."""
+    values = post_order([v for s in body for v in values_of(s)], outside)
+    loops = [v for v in values if v.op == "loop" and over in v.ranges() and not _is_simple(v)]
+    written = written_in(body)  # values that read what the body writes must stay in place
+    return [v for v in loops if written.isdisjoint(w.reads[v])]
 
-    def vector_loop(
-        self,
-        pragma: str,
-        over: Range,
-        writes: Iterable[Cell],
-        body: Sequence[Any],
-        bounds: tuple[str, str] = ("0", ""),
-    ) -> None:
-        """Write the statements of a body for a range, or for its part between ``bounds``."""
-        loops = self.lock_step(over, body)
-        if loops:
-            self.strips([], over, loops, pragma, writes, body, bounds)
-            return
-        with self.block([*[pragma] * bool(pragma), self.loop(over, *bounds)], [over], writes):
-            self.body(body)
 
-    def lock_step(self, over: Range, body: Sequence[Any]) -> list[Value]:
-        """Loops in a body that compilers do not vectorize, in order of dependence."""
-        values = post_order([v for s in body for v in values_of(s)], outside)
-        loops = [v for v in values if v.op == "loop" and over in v.ranges() and not _is_simple(v)]
-        written = written_in(body)  # values that read what the body writes must stay in place
-        return [v for v in loops if written.isdisjoint(self.reads[v])]
-
-    def strips(
-        self,
-        threads: Sequence[str],
-        over: Range,
-        loops: Sequence[Value],
-        pragma: str,
-        writes: Iterable[Cell],
-        body: Sequence[Any],
-        bounds: tuple[str, str] = ("0", ""),
-    ) -> None:
-        """Write a body with its loops in lock step; ``threads`` precedes the strips."""
-        writes = frozenset(writes)
-        first, last = self.fresh("first"), self.fresh("last")
-        start, end = bounds[0], bounds[1] or str(over.extent)
-        head = f"for ({self.index_type} {first} = {start}; {first} < {end}; {first} += {STRIP})"
-        with self.block([*threads, head], [], writes):
-            rest = f"{end} - {first} < {STRIP} ? {end} : {first} + {STRIP}"
-            self.line(f"const {self.index_type} {last} = {rest};")
-            strip = _Strip(self, over, first, last, writes, _results_in(body))
-            for v in loops:
-                strip.loop(v)
-            with self.block([*[pragma] * bool(pragma), self.loop(over, first, last)], [over], writes):
-                self.scope.names.update(strip.known)
-                self.body(body)
+def write_strips(
+    w: CStyle,
+    threads: Sequence[str],
+    over: Range,
+    loops: Sequence[Value],
+    pragma: str,
+    writes: Iterable[Cell],
+    body: Sequence[Any],
+    bounds: tuple[str, str] = ("0", ""),
+) -> None:
+    """Write a body with its loops in lock step; ``threads`` precedes the strips."""
+    writes = frozenset(writes)
+    first, last = w.fresh("first"), w.fresh("last")
+    start, end = bounds[0], bounds[1] or str(over.extent)
+    head = f"for ({w.index_type} {first} = {start}; {first} < {end}; {first} += {STRIP})"
+    with w.block([*threads, head], [], writes):
+        rest = f"{end} - {first} < {STRIP} ? {end} : {first} + {STRIP}"
+        w.line(f"const {w.index_type} {last} = {rest};")
+        strip = _Strip(w, over, first, last, writes, _results_in(body))
+        for v in loops:
+            strip.loop(v)
+        with w.block([*[pragma] * bool(pragma), w.loop(over, first, last)], [over], writes):
+            w.scope.names.update(strip.known)
+            w.body(body)
 
 
 class _Strip:
@@ -100,7 +76,7 @@ class _Strip:
 
     def __init__(
         self,
-        style: LockStep,
+        style: CStyle,
         over: Range,
         first: str,
         last: str,
@@ -215,20 +191,5 @@ def with_sides(kernel: Kernel, branch: Value) -> list[tuple[Any, ...]]:
         put = Replaced({})
         put.done.update(zip(branch.attr.operands, outside(branch)[1:], strict=True))
         put.done.update([(r, put(side[r.attr])) for r in results])
-        bodies.append(tuple(_with(s, put) for s in kernel.body))
+        bodies.append(tuple(map(put.statement, kernel.body)))
     return bodies
-
-
-def _with(s: Any, put: Replaced) -> Any:
-    """Statement with values substituted."""
-    if isinstance(s, Store):
-        return Store(s.buffer, s.index, put(s.value), None if s.guard is None else put(s.guard))
-    if isinstance(s, Lanes):
-        return Lanes(s.range, tuple(_with(x, put) for x in s.body), s.note)
-    if isinstance(s, Rows):
-        return Rows(s.range, tuple(_with(x, put) for x in s.body), s.index, s.limit)
-    if isinstance(s, Reduce):
-        return Reduce(s.total, put(s.value), s.position)
-    if isinstance(s, Scan):
-        return Scan(s.prefix, put(s.value))
-    return Accumulate(s.keep, put(s.value)) if isinstance(s, Accumulate) else type(s)(s.keep, put(s.value))

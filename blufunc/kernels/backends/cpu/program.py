@@ -23,7 +23,7 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.effects import calls_back
 from blufunc.core.programs.simplify import simplify
@@ -239,13 +239,9 @@ def source_of(schedule: Schedule) -> tuple[str, dict[int, str]]:
         if key not in known:
             count = taken[step.kernel.name] = taken.get(step.kernel.name, 0) + 1
             known[key] = step.kernel.name if count == 1 else f"{step.kernel.name}_{count}"
-            kernels.append(_renamed(step.kernel, known[key]))
+            kernels.append(dataclasses.replace(step.kernel, name=known[key]))
         names[i] = known[key]
     return (render_many(kernels) if kernels else ""), names
-
-
-def _renamed(kernel: Any, name: str) -> Any:
-    return dataclasses.replace(kernel, name=name)
 
 
 class _Arenas:
@@ -301,12 +297,12 @@ class Runner:
         self.steps: list[Callable[[_Memory], None]] = []
         last_use = _last_uses(schedule)
         for i, step in enumerate(schedule.steps):
-            drop = last_use.get(i, ())
             if isinstance(step, KernelStep):
-                self.steps.append(self.kernel_step(step, functions[i], drop))
+                run = self.kernel_step(step, functions[i])
             else:
                 assert isinstance(step, OpaqueStep), "this target groups no kernels"
-                self.steps.append(self.product_step(step, drop) or self.opaque_step(step, drop))
+                run = self.product_step(step) or self.opaque_step(step)
+            self.steps.append(_dropping(run, last_use[i]) if i in last_use else run)
 
     def __call__(self, arrays: list[np.ndarray], arena: np.ndarray) -> tuple:
         schedule = self.schedule
@@ -354,7 +350,7 @@ class Runner:
         owned = i in memory.owned and not repeated
         return array if owned else np.array(array, order="C")
 
-    def kernel_step(self, step: KernelStep, function: Any, drop: Sequence[int]) -> Callable:
+    def kernel_step(self, step: KernelStep, function: Any) -> Callable:
         ids, offsets = step.values, step.offsets
         table = ctypes.c_void_p * len(ids)
         function.argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -363,12 +359,10 @@ class Runner:
         def launch(memory: _Memory) -> None:
             addresses = map(operator.add, map(memory.address, ids), offsets)
             function(table(*addresses), memory.threads)
-            for i in drop:
-                memory.drop(i)
 
         return launch
 
-    def product_step(self, step: OpaqueStep, drop: Sequence[int]) -> Callable | None:
+    def product_step(self, step: OpaqueStep) -> Callable | None:
         """Run a matmul as a compiled GEMM in planned memory; None if BLAS computes it."""
         if not step.planned:
             return None
@@ -388,17 +382,12 @@ class Runner:
             threads = layout.threads(memory.threads)
             left, right = memory.address(lhs) + lhs_offset, memory.address(rhs) + rhs_offset
             function(layout, left, right, memory.address(result), threads)
-            for i in drop:
-                memory.drop(i)
 
         return multiply
 
-    def opaque_step(self, step: OpaqueStep, drop: Sequence[int]) -> Callable:
+    def opaque_step(self, step: OpaqueStep) -> Callable:
         eqn = step.eqn
-        operands = [
-            np.asarray(o.array) if isinstance(o, Literal) else o
-            for o in step.operands
-        ]  # fmt: skip
+        operands = [np.asarray(o.array) if isinstance(o, Literal) else o for o in step.operands]
 
         def values(memory: _Memory) -> list[np.ndarray]:
             out = []
@@ -419,13 +408,9 @@ class Runner:
             def run_into(memory: _Memory) -> None:
                 lhs, rhs = values(memory)
                 product_into(memory.array(result), lhs, rhs, eqn.params)
-                for i in drop:
-                    memory.drop(i)
 
             return run_into
-        function = _function_of(eqn)
-
-        aliases = self.schedule.aliases
+        function, aliases = _function_of(eqn), self.schedule.aliases
 
         def run(memory: _Memory) -> None:
             operands = values(memory)
@@ -439,10 +424,19 @@ class Runner:
                 r = np.asarray(r)
                 shared = any(np.may_share_memory(r, x) for x in operands)
                 memory.put(i, r.copy() if shared else r)
-            for i in drop:
-                memory.drop(i)
 
         return run
+
+
+def _dropping(run: Callable[[_Memory], None], drop: Sequence[int]) -> Callable[[_Memory], None]:
+    """A step that frees values after their last use."""
+
+    def run_and_drop(memory: _Memory) -> None:
+        run(memory)
+        for i in drop:
+            memory.drop(i)
+
+    return run_and_drop
 
 
 def _function_of(eqn: Eqn) -> Callable[[list], Sequence]:
@@ -535,6 +529,3 @@ class _Memory:
         """Release a value after its last use."""
         self.arrays.pop(i, None)
         self.addresses.pop(i, None)
-
-
-__all__ = ["DropVar", "HostProgram", "body_of", "compile_program"]

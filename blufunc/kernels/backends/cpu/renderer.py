@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from blufunc.core.ir import dtypes
-from blufunc.kernels.backends.cpu.lockstep import uniform_branch, with_sides
+from blufunc.kernels.backends.cpu.lockstep import loops_in_lock_step, uniform_branch, with_sides, write_strips
 from blufunc.kernels.backends.cpu.loop_splitting import split_innermost
 from blufunc.kernels.backends.cpu.scans import Scans
 from blufunc.kernels.codegen import scalar_ops, source_files
@@ -28,12 +28,13 @@ from blufunc.kernels.codegen.c_renderer import (
     comment,
     is_arg,
     reducing,
+    start_of,
     update,
     written_in,
 )
-from blufunc.kernels.codegen.prelude import HOST
 from blufunc.kernels.codegen.scalar_ops import bare, grouped
-from blufunc.kernels.codegen.scopes import Survey
+from blufunc.kernels.codegen.scopes import Cell, Survey
+from blufunc.kernels.codegen.source_files import HOST
 from blufunc.kernels.loopir.index import Range, of
 from blufunc.kernels.loopir.ir import (
     BODIES,
@@ -48,7 +49,6 @@ from blufunc.kernels.loopir.ir import (
     Total,
     Value,
     computed_in,
-    identity,
     post_order,
     values_of,
 )
@@ -111,6 +111,8 @@ class HostStyle(Scans):
             any(isinstance(s, (Lanes, Rows)) for s in statements)
             or any(v.op == "fold" and _along_memory(v) for v in self.reads)
         )
+        # loops and branches of points, which need strips and versions
+        self.has_loops, self.has_branches = (any(v.op == op for v in self.reads) for op in ("loop", "branch"))
         self.uses_scratch = False
         self.held: dict[Keep, str] = {}  # keeps that are in registers at the moment
         self.versions = 1
@@ -129,7 +131,8 @@ class HostStyle(Scans):
             self.line(f"{kind}{self.named[b]} = ({kind})buffers[{i}];{note}")
 
     def grid(self) -> None:
-        chosen = uniform_branch(self.kernel) if self.versions < _VERSIONS else None
+        may_split = self.has_branches and self.versions < _VERSIONS
+        chosen = uniform_branch(self.kernel) if may_split else None
         if chosen is None:
             self._whole_grid()
             return
@@ -169,11 +172,10 @@ class HostStyle(Scans):
         *outer, inner = self.kernel.grid
         tiles = self._tiles(parallel)
         if not outer:
-            loops = self.lock_step(inner, self.kernel.body)
+            loops = self._lock_step(inner, self.kernel.body)
             if loops:
-                self.strips(
-                    self._threads(parallel, []), inner, loops, "#pragma omp simd", writes, self.kernel.body
-                )
+                threads = self._threads(parallel, [])
+                write_strips(self, threads, inner, loops, "#pragma omp simd", writes, self.kernel.body)
                 return
             shared = "parallel for simd schedule(static) num_threads(threads)" if parallel else "simd"
             for part in split_innermost(self.kernel):
@@ -202,6 +204,25 @@ class HostStyle(Scans):
                         "#pragma omp simd", part.grid[-1], writes, part.body, ends.get(inner, ("0", ""))
                     )
 
+    def vector_loop(
+        self,
+        pragma: str,
+        over: Range,
+        writes: Iterable[Cell],
+        body: Sequence[Any],
+        bounds: tuple[str, str] = ("0", ""),
+    ) -> None:
+        """Write the statements of a body for a range, or for its part between ``bounds``."""
+        loops = self._lock_step(over, body)
+        if loops:
+            write_strips(self, [], over, loops, pragma, writes, body, bounds)
+            return
+        with self.block([*[pragma] * bool(pragma), self.loop(over, *bounds)], [over], writes):
+            self.body(body)
+
+    def _lock_step(self, over: Range, body: Sequence[Any]) -> list[Value]:
+        return loops_in_lock_step(self, over, body) if self.has_loops else []
+
     def _tiles(self, parallel: bool) -> dict[Range, int]:
         """Tile sizes of the ranges to tile.
 
@@ -224,7 +245,7 @@ class HostStyle(Scans):
             return list(loops)
         collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
         # loops in points make the work per point uneven
-        kind = "dynamic" if any(v.op == "loop" for v in self.reads) else "static"
+        kind = "dynamic" if self.has_loops else "static"
         return [f"#pragma omp parallel for{collapse} schedule({kind}) num_threads(threads)", *loops]
 
     def point(self) -> None:
@@ -254,8 +275,9 @@ class HostStyle(Scans):
                 self.line(f"alignas(64) {kind} {name}[{max(keep.lanes.extent, 1)}];")
             at += _bytes_of(keep)
             if keep.op is not None:
-                start = scalar_ops.literal(identity(keep.op, keep.dtype), keep.dtype)
-                self.line(f"{self.loop(keep.lanes)} {self.read_keep(keep)} = {start};")
+                self.line(
+                    f"{self.loop(keep.lanes)} {self.read_keep(keep)} = {start_of(keep.op, keep.dtype)};"
+                )
 
     # -- lanes and their totals ----------------------------------------------------------------
 
@@ -314,8 +336,7 @@ class HostStyle(Scans):
             self.line(f"{scalar_ops.register_type(dtype)} {name}{{}};")
             self.line(f"{self.index_type} {self.name((total, 'at'), f'{name}_position')} = -1;")
         else:
-            start = scalar_ops.literal(identity(total.op, total.dtype), total.dtype)
-            self.line(f"{scalar_ops.register_type(dtype)} {name} = {start};")
+            self.line(f"{scalar_ops.register_type(dtype)} {name} = {start_of(total.op, total.dtype)};")
 
     def _clause(self, total: Total) -> str:
         """OpenMP reduction of a total; declares float reductions that OpenMP lacks."""
@@ -324,7 +345,7 @@ class HostStyle(Scans):
             return _CLAUSES[_BOOLEAN.get(total.op, total.op)]
         if total.op in ("max", "min", "logaddexp") and dtypes.is_floating(dtype):
             kind = scalar_ops.register_type(dtype)
-            start = scalar_ops.literal(identity(total.op, dtype), dtype)
+            start = start_of(total.op, dtype)
             combine = f"omp_out = bf_{total.op}(omp_out, omp_in)"
             self.reductions.add(
                 f"#pragma omp declare reduction(nan_{total.op} : {kind} : {combine}) initializer(omp_priv = {start})"

@@ -11,15 +11,14 @@ products could overflow where the whole does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from blufunc.core.ir import dtypes
-from blufunc.kernels.backends.cpu.lockstep import LockStep
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.c_renderer import reducing, update
+from blufunc.kernels.codegen.c_renderer import CStyle, as_type, reducing, start_of, update
 from blufunc.kernels.codegen.scalar_ops import bare
 from blufunc.kernels.codegen.scopes import written_in
-from blufunc.kernels.loopir.ir import Lanes, Prefix, Scan, identity
+from blufunc.kernels.loopir.ir import Lanes, Prefix, Scan
 
 STRIP = 256
 """Lanes of a strip: enough to amortize its prologue and epilogue."""
@@ -31,18 +30,18 @@ _PARTS, _PART = 64, 16
 """Parts of a strip for expensive operators, and lanes of each part."""
 
 
-class Scans(LockStep):
+class Scans(CStyle):
     """Loops over lanes that contain scans."""
 
     strip_start = ""  # first lane of the current strip
+    vector_loop: Callable[..., None]  # of the renderer
 
     def scanned_lanes(self, s: Lanes, scans: Sequence[Scan], pragma: str) -> None:
         """Write a loop with scans; ``pragma`` precedes the loop over the other statements."""
         prefixes, n = [x.prefix for x in scans], s.range.extent
         carries = {p: self.fresh(f"{self.name(p, p.name)}_carry") for p in prefixes}
         for p, carry in carries.items():
-            start = scalar_ops.literal(identity(p.op, p.dtype), p.dtype)
-            self.line(f"{scalar_ops.register_type(p.dtype)} {carry} = {start};")
+            self.line(f"{scalar_ops.register_type(p.dtype)} {carry} = {start_of(p.op, p.dtype)};")
         first, last, index = self.fresh("first"), self.fresh("last"), self.index_type
         in_parts = {p for p in prefixes if p.op in _DEAR and n >= _PARTS * _PART // 2}
         strip = _PARTS * _PART if in_parts else STRIP
@@ -83,7 +82,7 @@ class Scans(LockStep):
         """Scan the parts of a strip side by side, then combine with their offsets."""
         i, g, before = self.fresh("i"), self.fresh("g"), self.fresh(f"{self.named[p]}_before")
         array, kind = self.named[p], scalar_ops.register_type(p.dtype)
-        start, simd = scalar_ops.literal(identity(p.op, p.dtype), p.dtype), "#pragma omp simd"
+        start, simd = start_of(p.op, p.dtype), "#pragma omp simd"
         at = f"{array}[{g} * {_PART} + {i}]"
 
         def combined(x: str, y: str) -> str:
@@ -111,11 +110,9 @@ class Scans(LockStep):
             self.line(f"{at} = {combined(f'{before}[{g}]', at)};")
 
     def take(self, s: Scan) -> None:
-        value = self.value(s.value)
-        if s.value.dtype != s.prefix.dtype:
-            value = f"{scalar_ops.register_type(s.prefix.dtype)}({bare(value)})"
+        value = as_type(self.value(s.value), s.value.dtype, s.prefix.dtype)
         at = f"{self.variable(s.prefix.lanes)} - {self.strip_start}"
-        self.line(f"{self.named[s.prefix]}[{at}] = {bare(value)};")
+        self.line(f"{self.named[s.prefix]}[{at}] = {value};")
 
     def read_prefix(self, prefix: Prefix) -> str:
         return self._loaded(prefix, f"{self.variable(prefix.lanes)} - {self.strip_start}")

@@ -22,7 +22,6 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,13 +105,6 @@ class Compiler:
             library = self._from_cache(key) or self._make(key, source, name, options)
             self._loaded[key] = library
         return library
-
-    def compile_many(self, sources: Sequence[tuple[str, str]]) -> list[ctypes.CDLL]:
-        """Compile each ``(source, name)`` in parallel, with at most one thread per core."""
-        if len(sources) < 2:
-            return [self.compile(source, name) for source, name in sources]
-        with ThreadPoolExecutor(min(len(sources), processors())) as pool:
-            return list(pool.map(lambda item: self.compile(*item), sources))
 
     def _from_cache(self, key: str) -> ctypes.CDLL | None:
         path = self.cache.path_of(key)

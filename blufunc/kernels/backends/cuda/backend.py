@@ -28,8 +28,7 @@ from blufunc.kernels.backends.cuda.dispatch import Library
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
-from blufunc.kernels.backends.cuda.lowered import Draft
-from blufunc.kernels.backends.cuda.program import CudaProgram
+from blufunc.kernels.backends.cuda.program import CudaProgram, Draft
 from blufunc.kernels.rewrites.select_variant import select_variants
 
 _OPERATIONS_KEPT = 4096

@@ -65,8 +65,7 @@ GEMM_SECONDS, GEMM_TILE_SECONDS = 2e-6, 0.3e-6
 """Extra time of our GEMM over the library's: per call, and per tile of an SM."""
 
 HIDDEN_OPERATIONS, EPILOGUE_RATE = 25, 3.1e10
-"""Operations per element of a GEMM epilogue that cost no time, and the rate of further ones per SM, in operations a
-second."""
+"""Free operations per element of a GEMM epilogue; others per second and SM."""
 # measured: benchmarks/suites/gemm_epilogues.py, 10 epilogues of 6 to 56 operations, 8 shapes (H200, 2026-11-24)
 
 SM_BANDWIDTH = 3e10

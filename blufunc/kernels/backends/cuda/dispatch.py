@@ -1,8 +1,8 @@
-"""The registry of library kernels: the ways to run equations that are no fused kernels on a CUDA device.
+"""Registry of library kernels: equations that are not fused kernels.
 
-Kernels, stages 5 to 8. In: an equation, or an ``OpaqueStep`` of an executor. Out: the row of ``ROWS`` that runs it,
-what that row compiles and allocates, and the step's ``Work``. To add a library kernel, write a ``LibraryKernel`` in a
-module of ``library`` and name it here; ``Library`` is what passes ask.
+Kernels, stages 5 to 8 on a CUDA device. In: an equation, or an ``OpaqueStep`` of an executor. Out: the row of ``ROWS``
+that runs it, what that row compiles and allocates, and the step's ``Work``. To add a library kernel, write a
+``LibraryKernel`` in a module of ``library`` and name it here. Passes query ``Library``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from blufunc.kernels.schedule import OpaqueStep
 
 
 class Barrier(LibraryKernel):
-    """``optimization_barrier``: results are other names for the operands, except for literals and views."""
+    """``optimization_barrier``: results alias operands, except literals and views."""
 
     def matches(self, eqn: Eqn) -> bool:
         return eqn.prim is optimization_barrier_p
@@ -78,40 +78,40 @@ class Library:
     arch: str
 
     def planned(self, eqn: Eqn) -> bool:
-        """Whether an equation's results are written into planned memory."""
+        """True if an equation's results are written into planned memory."""
         return kernel_of(eqn).planned
 
     def is_composite(self, eqn: Eqn) -> bool:
-        """Whether an equation is an operation with a definition that some architecture has a kernel for."""
+        """True for operations with a definition and, on some architecture, a kernel."""
         return kernel_of(eqn).composite
 
     def why_not(self, eqn: Eqn) -> str | None:
-        """The reason why a composite has no kernel here; None if it has one."""
+        """Reason why a composite has no kernel here; None if it has one."""
         return kernel_of(eqn).why_not(eqn, self.arch)
 
     def needs_all(self, eqn: Eqn) -> bool:
-        """Whether a variant requires a kernel for every call such as this one, not just for some."""
+        """True if a variant requires a kernel for each of its calls of this kind."""
         return kernel_of(eqn).needs_all
 
     def note(self, eqn: Eqn, line: str, reason: str | None) -> str | None:
-        """What ``explain`` says of a composite at a user's line: it has a kernel, or the reason why not."""
+        """Line of ``explain`` on a composite at a user's line: a kernel, or why not."""
         return kernel_of(eqn).note(line, reason)
 
     def scratch_bytes(self, eqn: Eqn) -> int:
-        """Bytes of planned memory that a step of an equation works in."""
+        """Planned scratch memory of an equation, in bytes."""
         return kernel_of(eqn).scratch_bytes(eqn, self.arch)
 
     def rows_of_sums(self, eqn: Eqn) -> int:
-        """Rows of each partial column sum that the kernel of an equation can write as well; 0: none."""
+        """Rows per partial column sum that a kernel can also write; 0: none."""
         return kernel_of(eqn).rows_of_sums(eqn)
 
     def sources(self, step: OpaqueStep) -> list[modules.Text]:
-        """The sources that ``bind`` compiles for a step, and their names, without those of bodies."""
+        """Sources that ``bind`` compiles for a step, and their names, without bodies."""
         return kernel_of(step.eqn).sources(step, self.arch)
 
 
 def bind(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
-    """A step, ready to run; ``compile`` makes programs of the bodies of loops, branches and calls."""
+    """A step, ready to run; ``compile`` compiles bodies of loops, branches and calls."""
     pairs = zip(step.eqn.invars, step.operands, strict=True)
     operands = [Operand(executor, atom, given) for atom, given in pairs]
     return kernel_of(step.eqn).bind(executor, step, operands, compile)

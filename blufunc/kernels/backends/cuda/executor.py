@@ -158,6 +158,33 @@ class Operand:
         base = executor.address(self.place) if self.place is not None else self.base(executor).ptr
         return base + self.layout.offset * self.aval.dtype.itemsize
 
+    def located(self, executor: Executor, in_place: bool) -> tuple[int, DeviceBuffer | None]:
+        """Address ``in_place`` or of a dense copy, and what must live until it is read."""
+        if in_place:
+            return self.address(executor), None
+        buffer = self.buffer(executor)
+        return buffer.ptr, buffer
+
+
+class Results:
+    """Memory of a step's results: planned, or its own for unread ones.
+
+    Attributes:
+      places: planned locations; None for results that no step reads.
+      unread: memory of those.
+    """
+
+    def __init__(self, executor: Executor, step: OpaqueStep):
+        self.places = [None if r is None else executor.roots.place(r) for r in step.results]
+        pairs = zip(step.eqn.outvars, self.places, strict=True)
+        self.unread = [executor.own(v.aval, "an unread result") if p is None else None for v, p in pairs]
+        executor.keep(self.unread)
+
+    def addresses(self, executor: Executor) -> list[int]:
+        """Address of each result."""
+        pairs = zip(self.places, self.unread, strict=True)
+        return [b.ptr if b is not None else executor.address(p) for p, b in pairs]  # type: ignore[arg-type]
+
 
 def strided(shape: tuple[int, ...], chain: Sequence[Any]) -> Strided:
     """Strides and offset that movement equations produce from a dense array."""

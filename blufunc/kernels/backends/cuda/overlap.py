@@ -32,7 +32,7 @@ MOST = 4
 
 
 def overlapped_matmuls(steps: Sequence[Step]) -> list[Step]:
-    """Steps in an order that overlaps collectives with matmuls (``Opaque.overlapped``)."""
+    """Order steps to overlap collectives with matmuls (``OpaqueStep.overlapped``)."""
     if sum(_exchanged(s) > LEAST for s in steps) < 2:
         return list(steps)
     _Cover(steps).choose()

@@ -1,20 +1,21 @@
-"""Stages 5 to 8 on a CUDA device: a jaxpr becomes a program that is called with buffers.
+"""CUDA programs: a jaxpr becomes a program that is called with buffers.
 
-Kernels. The sibling of ``backends/cpu/program.py``: fused regions are kernels that NVRTC compiles, products of
-matrices are cuBLASLt's, the rest is done by libraries, and where there is none by the host. Calls return before the
-work is done. All calls of a device are on one stream, so that one finds the memory of the call before free when its
-turn comes; within a graph, steps may run side by side.
+Kernels, stages 5 to 8, the sibling of ``backends/cpu/program.py``. NVRTC compiles the kernels of fused regions,
+cuBLASLt computes matmuls, and other libraries or the host compute the rest. Calls return before the work is done. All
+calls of a device are on one stream, so a call may reuse the memory of the previous one; within a graph, steps may
+overlap.
 
-    prepare     pipeline.py          what runs in which order, where everything lies, and its sources; or from disk
-    load        backends/cuda/driver/modules.py   kernels as functions of the device
-    execute     executor.py  one call: addresses, launches
-    replay      replay.py    alike calls as one graph
+    prepare     pipeline.py          order of steps, memory plan and sources; or all of them from disk
+    load        driver/modules.py    kernels as functions of the device
+    execute     executor.py          one call: addresses, launches
+    replay      replay.py            calls on the same buffers as one graph
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,9 +24,9 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, exact, line_of
-from blufunc.core.programs.simplify import simplify
+from blufunc.core.programs.simplify import inline_definitions, simplify
 from blufunc.kernels.backends.cuda import dispatch
-from blufunc.kernels.backends.cuda.device_model import H200, L2_BYTES, L2_SPEEDUP, Limits
+from blufunc.kernels.backends.cuda.device_model import H200, HOPPER, L2_BYTES, L2_SPEEDUP, Limits
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
@@ -35,13 +36,12 @@ from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm, split_
 from blufunc.kernels.backends.cuda.overlap import overlapped_matmuls
 from blufunc.kernels.backends.cuda.replay import Replays
 from blufunc.kernels.backends.cuda.target import CUDA
-from blufunc.kernels.backends.cuda.timings import times_of
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import Planning, show_stages, within
 from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected, warn_of_host
-from blufunc.kernels.timings import StepTime
+from blufunc.kernels.timings import StepTime, medians
 
 TARGET = dataclasses.replace(
     CUDA,
@@ -58,16 +58,16 @@ TARGET = dataclasses.replace(
     cache_speedup=L2_SPEEDUP,
     machine=H200,
 )
-"""What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
+"""The target of lowering: memory is scarce, and launches are expensive."""
 
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
 
 @uncollected()
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None = None) -> Schedule:
-    """The schedule of a simplified jaxpr on a CUDA device of an architecture, its peak within a budget in bytes."""
+    """Schedule of a simplified jaxpr for an architecture, within a budget in bytes."""
     library = dispatch.Library(arch)
-    jaxpr, told = select_variants(jaxpr, library)
+    jaxpr, choices = select_variants(jaxpr, library)
     jaxpr = simplify(jaxpr)
     notes: dict[str, None] = {}
 
@@ -85,24 +85,24 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
         rows_of_sums=library.rows_of_sums,
         pointwise_gemm=functools.partial(pointwise_gemm.why_not, arch=arch),
     )
-    if arch == "sm_90a":  # where groups of four warps multiply
+    if arch == "sm_90a":  # which has warpgroup matmuls
         target = dataclasses.replace(target, in_one_kernel=split_gemm.sums_of)
     planning = Planning(jaxpr, donated, target, library.planned, keep)
     made = within(planning, budget)
-    made.notes = (*told, *notes, *planning.notes)
+    made.notes = (*choices, *notes, *planning.notes)
     return made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A program up to its meeting with a device: what is kept on disk of it.
+    """The part of a program that needs no device, which the disk cache stores.
 
     Attributes:
       schedule: its steps and their memory.
-      wanted: the launches of each step that has some, by its number.
-      rendered: the sources of all launches, which follow one another there as they do here.
-      others: the sources that other steps ask for, without users' kernels: what these say of their launches may be
-        wrong, which is no matter where a program is only looked at.
+      wanted: the launches of each step that has some, by index.
+      rendered: the sources of all launches, in order.
+      others: the sources of other steps, without users' kernels: their launch parameters may be wrong, which does
+        not matter to a program that is only inspected.
     """
 
     schedule: Schedule
@@ -123,7 +123,7 @@ class Prepared:
 def prepared(
     jaxpr: Jaxpr, donated: Sequence[bool], arch: str, limits: Limits, budget: int | None = None
 ) -> Prepared:
-    """What ``planned`` gives, and its sources, for a device with these limits; from disk, if it is there."""
+    """Schedule and sources of a program, from the disk cache if present."""
 
     def prepare() -> Prepared:
         schedule = planned(jaxpr, donated, arch, budget)
@@ -153,7 +153,7 @@ def _is_users(step: OpaqueStep) -> bool:
 
 
 def rest(device: int) -> None:
-    """Let all programs of a device that do nothing now give their memory back."""
+    """Let all idle programs of a device release their memory."""
     for program in list(_programs):
         if program.device == device:
             program.rest()
@@ -167,7 +167,7 @@ class CudaProgram:
 
     Args:
       jaxpr: without constants.
-      donated: the parameters whose memory results may take.
+      donated: the parameters whose memory results may reuse.
       device: the index of the CUDA device.
       budget: for the planned peak, in bytes; None for none.
 
@@ -175,7 +175,7 @@ class CudaProgram:
       schedule: its steps and their memory.
       captured: whether it can be part of a graph: no step waits for the host.
     Raises:
-      CompileError: a kernel, of ours or of the user's, does not compile.
+      CompileError: a generated kernel or one of the user's does not compile.
       MemoryBudgetError: there is no plan within the budget.
       OutOfMemoryError: the device has no room for the program's temporaries.
     """
@@ -189,7 +189,7 @@ class CudaProgram:
         self.schedule = made.schedule
         warn_of_host(self.schedule)
         show_stages(self.schedule, self.name, schedule=lambda: made.schedules(limits))
-        # numbers are never taken over, whatever is said of them
+        # scalars are never donated
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
         every = made.launches
         others = tuple(dict.fromkeys((*made.others, *_written_by_users(made.schedule, arch))))
@@ -221,11 +221,11 @@ class CudaProgram:
             del self._free[1:]
 
     def _in_graph(self, bases: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:
-        """A call as a step of a program that becomes a graph: that has executors of its own, which stay as they are."""
+        """A call during a capture: the graph has executors of its own, which stay valid."""
         if self._in_graphs:
             executor = self._in_graphs.pop()
         else:
-            with driver.redirected(-1, None):  # its memory and constants are not the graph's alone
+            with driver.redirected(-1, None):  # its memory and constants belong to the program
                 executor, _ = self._executor()
         executor.launch(bases, executor.work_stream())
         results = executor.results(bases, executor.dynamic(), False)
@@ -234,7 +234,7 @@ class CudaProgram:
         return results
 
     def _take(self) -> tuple[Executor, Replays]:
-        """An executor that nobody uses: calls take it in turns, and one more is made while it is in use."""
+        """An idle executor; concurrent calls create another one."""
         try:
             return self._free.pop()
         except IndexError:
@@ -248,7 +248,7 @@ class CudaProgram:
         return executor, Replays(executor, self._movable)
 
     def _with_room(self, allocate: Callable[[], Any]) -> Any:
-        """What ``allocate`` returns; where there is no memory, the error has the plan."""
+        """The result of ``allocate``; an out-of-memory error reports the plan."""
         try:
             return allocate()
         except errors.OutOfMemoryError as e:
@@ -256,11 +256,11 @@ class CudaProgram:
             raise errors.OutOfMemoryError(e.what, where=e.where, why=why, fix=e.fix) from None
 
     def rest(self) -> None:
-        """Give memory that is kept between calls back to the pool; the next call takes it again."""
+        """Return memory to the pool; the next call allocates it again."""
         self._free.clear()
 
     def own(self, aval: ShapedArray, label: str) -> DeviceBuffer:
-        """Memory for a value that goes with the program."""
+        """Memory for a value of the program."""
         return self._own(aval, label)
 
     # -- its parts -------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class CudaProgram:
         return dispatch.bind(executor, step, functools.partial(body_of, self.device))
 
     def _copier(self, chain: Sequence[Eqn]) -> Callable[[DeviceBuffer], DeviceBuffer]:
-        """A function that makes a dense array of what movement equations make of a buffer: one for all alike."""
+        """A function that copies a view, given by movement equations, to a dense array."""
         source: Any = chain[0].invars[0]
         steps = [(e.prim, *[(k, exact(v)) for k, v in e.params.items()]) for e in chain]
         program = self._copiers.get(key := (source.aval, *steps))
@@ -278,7 +278,7 @@ class CudaProgram:
             program = self._copiers[key] = CudaProgram(moved, (False,), self.device)
         return lambda buffer: program([buffer])[0]
 
-    # -- what is told of it ----------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------
 
     def source(self) -> str:
         """The generated CUDA C++."""
@@ -286,20 +286,20 @@ class CudaProgram:
 
     @property
     def memory(self) -> Plan:
-        """Where everything lies; ``peak_bytes`` is what a call needs, ``report()`` a table of it."""
+        """The memory plan: ``peak_bytes`` of a call, and ``report()``, a table."""
         return self.schedule.plan
 
     @property
     def why_no_graph(self) -> str | None:
-        """Why its calls are not replayed as graphs; None where they are, or may yet be."""
+        """Why its calls are not replayed as graphs; None if they are or may be."""
         return self._free[0][1].why if self._free else None
 
     def timings(self, buffers: Sequence[DeviceBuffer] | None = None, repeats: int = 5) -> list[StepTime]:
-        """How long each step takes on the device, launched by itself.
+        """Median device time of each step, launched one by one.
 
         Args:
-          buffers: arguments, which are left as they are; without them, memory that is 0.
-          repeats: how often the program is run; the median counts.
+          buffers: arguments, which are not changed; default: zeros.
+          repeats: number of runs.
         """
         executor, replays = self._take()
         try:
@@ -307,7 +307,7 @@ class CudaProgram:
                 given = [self._zeros(v.aval) for v in self.schedule.jaxpr.invars]
             else:
                 given = [cuda_memory.copy(b) for b in buffers]
-            return times_of(executor, [*given, *self._own.blocks()], repeats)
+            return _times_of(executor, [*given, *self._own.blocks()], repeats)
         finally:
             executor.release()
             self._free.append((executor, replays))
@@ -319,8 +319,59 @@ class CudaProgram:
         return buffer
 
 
+class Draft:
+    """Draft of a program for ``arch``, such as ``sm_90a``, which needs no device."""
+
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        donated: Sequence[bool],
+        arch: str,
+        limits: Limits = HOPPER,
+        budget: int | None = None,
+    ):
+        self.jaxpr, self.donated, self.arch = simplify(inline_definitions(jaxpr)), donated, arch
+        self.limits, self.budget = limits, budget
+
+    @functools.cached_property
+    def _prepared(self) -> Prepared:
+        result = prepared(self.jaxpr, self.donated, self.arch, self.limits, self.budget)
+        if config.shows("schedule"):
+            config.show(f"schedule of {self.jaxpr.name or 'program'}:\n{result.schedules(self.limits)}")
+        return result
+
+    @property
+    def schedule(self) -> Schedule:
+        """Steps of the program and their memory."""
+        return self._prepared.schedule
+
+    def schedules(self) -> str:
+        """Blocks, threads, vectors and memory of each kernel (``BLUFUNC_DEBUG=schedule``)."""
+        return self._prepared.schedules(self.limits)
+
+    def source(self) -> str:
+        """CUDA C++ source that will be compiled."""
+        return "\n".join(self._prepared.rendered.texts)
+
+
 def body_of(device: int, jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> CudaProgram:
-    """The body of a loop, branch or call as a program; by default none of its arguments is donated."""
+    """The body of a loop, branch or call as a program; default: nothing is donated."""
     donated = donated or (False,) * len(jaxpr.invars)
     key = "cuda body", device, donated, config.matmul_precision
     return jaxpr.memoised(key, lambda: CudaProgram(jaxpr, donated, device))
+
+
+def _times_of(executor: Executor, bases: Sequence[DeviceBuffer], repeats: int) -> list[StepTime]:
+    """Median time of each step on these buffers, launched one by one."""
+    stream = driver.compute_stream(executor.device)
+    executor.launch(bases, stream)  # warm up: exclude loading and autotuning
+    runs = [_step_seconds(executor, bases, stream) for _ in range(repeats)]
+    return medians([w.name for w in executor.works], runs)
+
+
+def _step_seconds(executor: Executor, bases: Sequence[DeviceBuffer], stream: Any) -> list[float]:
+    """Seconds of each step."""
+    events: list[Any] = []
+    executor.launch(bases, stream, between=lambda n: events.append(driver.recorded(stream)))
+    stream.synchronize()
+    return [driver.seconds_between(a, b) for a, b in itertools.pairwise(events)]

@@ -26,13 +26,13 @@ def _resident(lanes: int) -> int:
 
 
 def _crowding(lanes: int, kept: int) -> int:
-    """How many times as many chunks of rows there are where a block has a row for want of a warp's registers."""
+    """Factor for the number of row chunks where a row needs the registers of a block."""
     crowded = lanes <= device.WARP_LANES and -(-lanes // WARP) * kept > device.KEPT_REGISTERS
     return device.CROWDED_BLOCKS // _resident(lanes) if crowded else 1
 
 
 def _even_chunks(size: int) -> int:
-    """A number of chunks of an array that divides it in multiples of 8 elements, if there is one."""
+    """Number of chunks, which divide an array in multiples of 8 elements if possible."""
     wanted = max(1, min(device.TOTAL_CHUNKS, size // device.TOTAL_CHUNK))
     even = (n for n in range(wanted, wanted // 2, -1) if size % n == 0 and size // n % 8 == 0)
     return next(even, wanted)
@@ -54,5 +54,8 @@ CUDA = Target(
     group=True,
     recompute=True,
 )
-"""Chunks are as many blocks as all SMs hold at a time. Of rows longer than what a block keeps, shared memory or L2 has
-what was read. Columns that are scanned are not cut: ``schedule/thread_mapping.py`` assigns them to blocks."""
+"""The target of lowering, without library kernels.
+
+Chunks are as many blocks as all SMs hold at a time. Rows longer than what a block keeps are reread from shared memory
+or L2. Scanned columns are not cut: ``schedule/thread_mapping.py`` assigns them to blocks.
+"""

@@ -1,5 +1,5 @@
 // Scalar functions: every elementwise primitive in C++, for the device, and for the host but where it has its own
-// (backends/cpu/include). codegen/prelude.py selects the parts that a kernel uses.
+// (backends/cpu/include). codegen/source_files.py selects the parts that a kernel uses.
 //
 // A part begins with a line `//# names [group]` and uses only parts that precede it. A primitive `p` is `bf_p`,
 // overloaded by type: float, double, the integers, bool. Half precisions and fp8 are storage types (bf16, f16, e4m3,

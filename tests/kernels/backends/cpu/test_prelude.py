@@ -18,7 +18,7 @@ from blufunc.core.ops import elementwise, integers, numerics, special
 from blufunc.core.ops.random_bits import threefry2x32
 from blufunc.core.primitives.kinds import TYPES, Elementwise
 from blufunc.kernels.backends.cpu import toolchain
-from blufunc.kernels.codegen.prelude import HOST
+from blufunc.kernels.codegen.source_files import HOST
 
 C_TYPES = {
     "bool": "bool",

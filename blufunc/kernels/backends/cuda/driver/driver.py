@@ -375,11 +375,7 @@ class Module:
 
     def kernel(self, name: str) -> Kernel:
         """Kernel of an ``extern "C" __global__`` function."""
-        return Kernel(self, name)
-
-    def function(self, name: str) -> Any:
-        """CuPy's handle of a function, which keeps the module loaded."""
-        return self._module.get_function(name)
+        return Kernel(name, self._module.get_function(name))
 
 
 class Kernel:
@@ -390,17 +386,10 @@ class Kernel:
       pointer: driver handle.
     """
 
-    def __init__(self, module: Module, name: str):
-        self.name = name
-        self._function = module.function(name)
-        self.pointer: int = self._function.ptr
+    def __init__(self, name: str, function: Any):
+        self.name, self._function = name, function  # CuPy's handle, which keeps the module loaded
+        self.pointer: int = function.ptr
         self._shared = 0  # dynamic shared memory that is allowed so far
-
-    def launch(
-        self, grid: Sequence[int], block: Sequence[int], shared: int, args: Sequence[Any], stream: Any
-    ) -> None:
-        """Launch once. ``prepare`` documents the arguments and suits repeated launches."""
-        self.prepare(grid, block, shared, args)(stream.ptr)
 
     def prepare(self, grid: Sequence[int], block: Sequence[int], shared: int, args: Sequence[Any]) -> Launch:
         """Prepare a launch to run many times.
@@ -543,6 +532,12 @@ class Launch:
         self.kernel, self.arguments = kernel, arguments
         self._call = cupy.cuda.driver.launchKernel
         self._fixed = (kernel.pointer, *grid, *block, shared)
+
+    def run(self, addresses: Sequence[int], stream: Any, first: int = 0) -> None:
+        """Set the address parameters from ``first`` on, and enqueue one run on a stream."""
+        for i, address in enumerate(addresses, first):
+            self.arguments.set_pointer(i, address)
+        self(stream.ptr)
 
     def __call__(self, stream: int) -> None:
         """Enqueue one run on a stream, by handle; its device must be current."""

@@ -268,10 +268,6 @@ class Pool:
         """Bytes reserved from the device, including cached free blocks."""
         return self._source.held_bytes()
 
-    def free_unused(self) -> None:
-        """Return cached free memory to the device."""
-        self._source.free_unused()
-
     def _out_of_memory(self, nbytes: int, label: str, planned_peak: int | None) -> errors.OutOfMemoryError:
         lines = []
         free, total = self._source.room()
@@ -320,21 +316,6 @@ def pool(device: int = 0) -> Pool:
         driver.require()
         found = _pools.setdefault(device, Pool(device, CupySource(device)))
     return found
-
-
-def live_bytes(device: int = 0) -> int:
-    """Bytes of all live buffers of a device."""
-    return pool(device).live_bytes()
-
-
-def peak_bytes(device: int = 0) -> int:
-    """Maximum of ``live_bytes`` since the last ``reset_peak``."""
-    return pool(device).peak_bytes()
-
-
-def reset_peak(device: int = 0) -> None:
-    """Reset the peak to the current live bytes."""
-    pool(device).reset_peak()
 
 
 def allocate(

@@ -37,30 +37,6 @@ _ERROR = re.compile(r"\((?P<line>\d+)\): (?:catastrophic )?error: (?P<what>.*)")
 _PTXAS_ERROR = re.compile(r"ptxas .*(?:error|fatal)\s*: (?P<what>.*)")
 _CONTEXT = 2  # lines of source shown on each side of an error
 
-_FUNCTION = re.compile(r"Function properties for (\S+)")
-_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-_SHARED = re.compile(r"(\d+) bytes smem")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """Resource usage of a kernel.
-
-    Attributes:
-      registers: per thread.
-      shared: static shared memory per block in bytes, without that of the launch.
-      spill_stores: bytes that a thread spills.
-      spill_loads: bytes that a thread reloads.
-      stack: bytes of a thread's stack frame.
-    """
-
-    registers: int
-    shared: int
-    spill_stores: int
-    spill_loads: int
-    stack: int
-
 
 @dataclass(frozen=True)
 class Binary:
@@ -73,10 +49,6 @@ class Binary:
 
     cubin: bytes
     log: str
-
-    def resources(self) -> dict[str, Resources]:
-        """Resources of each kernel, by name."""
-        return _parse_resources(self.log)
 
 
 # -- the library -----------------------------------------------------------------------------------
@@ -280,19 +252,6 @@ def _read(size_of: Any, read: Any, program: ctypes.c_void_p) -> bytes:
 
 
 # -- logs ------------------------------------------------------------------------------------------
-
-
-def _parse_resources(log: str) -> dict[str, Resources]:
-    found = {}
-    for block in re.split(r"(?=Function properties for )", log):
-        function, stack, used = (r.search(block) for r in (_FUNCTION, _STACK, _REGISTERS))
-        if function and stack and used:  # device functions have no register line
-            shared = _SHARED.search(block)
-            frame, stores, loads = map(int, stack.groups())
-            found[function[1]] = Resources(
-                int(used[1]), int(shared[1]) if shared else 0, stores, loads, frame
-            )
-    return found
 
 
 def _error(source: str, name: str, arch: str, log: str) -> errors.CompileError:

@@ -20,7 +20,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
-from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Results, Work
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.schedule import OpaqueStep
 
@@ -60,74 +60,59 @@ class Collective(LibraryKernel):
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
-        return _work(executor, step, operands)
+        eqn = step.eqn
+        results = Results(executor, step)  # the rank takes part even if it drops a result
+        if not eqn.invars:
+            return Work(_index(eqn, results), eqn.prim.name, step, anywhere=lambda: True)
+        params = {k: v for k, v in eqn.params.items() if k not in ("axes", "sizes", "src", "dst")}
+        parts = [
+            _Part(eqn, kind, options, operand, x.aval)
+            for (kind, options), operand, x in zip(
+                eqn.prim.engine_calls(**params), operands, eqn.invars, strict=True
+            )
+        ]
 
+        def run(executor: Executor) -> None:
+            engine, stream = _engine(eqn), executor.work_stream()
+            pairs = zip(parts, results.addresses(executor), strict=True)
+            requests = [part.exchange(executor, to, stream) for part, to in pairs]
+            engine.enqueue([e for e in requests if e.count], eqn.params["axes"], stream)
 
-def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
-    eqn = step.eqn
-    targets = [_target(executor, value, out) for value, out in zip(step.results, eqn.outvars, strict=True)]
-    if not eqn.invars:
-        return Work(_index(eqn, targets[0]), eqn.prim.name, step, anywhere=lambda: True)
-    params = {k: v for k, v in eqn.params.items() if k not in ("axes", "sizes", "src", "dst")}
-    parts = [
-        _Part(eqn, kind, options, operand, x.aval, target)
-        for (kind, options), operand, x, target in zip(
-            eqn.prim.engine_calls(**params), operands, eqn.invars, targets, strict=True
+        return Work(
+            source.at(eqn.source, run),  # for the watchdog's report of missing ranks
+            eqn.prim.name,
+            step,
+            captured=config.nccl_graphs,
+            anywhere=lambda: all(o.in_place for o in operands),
+            exchanges=True,
         )
-    ]
-
-    def run(executor: Executor) -> None:
-        engine, stream = _engine(eqn), executor.work_stream()
-        given = [part.exchange(executor, stream) for part in parts]
-        engine.enqueue([e for e in given if e.count], eqn.params["axes"], stream)
-
-    return Work(
-        source.at(eqn.source, run),  # for the watchdog's report of missing ranks
-        eqn.prim.name,
-        step,
-        captured=config.nccl_graphs,
-        anywhere=lambda: all(o.in_place for o in operands),
-        exchanges=True,
-    )
-
-
-def _target(executor: Executor, value: int | None, out: Any) -> Callable[[Executor], int]:
-    """The address that receives a result."""
-    if value is None:  # the rank takes part even if it drops the result
-        unused = executor.own(out.aval, "an unused result")
-        executor.keep([unused])
-        return lambda executor: unused.ptr
-    place = executor.roots.place(value)
-    return lambda executor: executor.address(place)
 
 
 class _Part:
     """One operand of a step: its addresses, and the copies before and after."""
 
-    def __init__(
-        self, eqn: Eqn, kind: str, options: dict[str, Any], operand: Operand, x: Any, target: Callable
-    ):
+    def __init__(self, eqn: Eqn, kind: str, options: dict[str, Any], operand: Operand, x: Any):
         assert not any(options.get(d) for d in ("dim", "split_dim", "concat_dim")), "it is not spelled out"
-        self.kind, self.operand, self.target = kind, operand, target
+        self.kind, self.operand = kind, operand
         self.dtype, self.nbytes = x.dtype, x.nbytes
         self.count = x.size if WHOLE[kind] else x.size // int(np.prod(eqn.params["sizes"]))
         self.more = {k: v for k, v in options.items() if k in ("op", "perm")}
 
-    def exchange(self, executor: Executor, stream: Any) -> Exchange:
+    def exchange(self, executor: Executor, to: int, stream: Any) -> Exchange:
         """The request to the engine; copies that must precede it go onto the stream first."""
-        to = self.target(executor)
         if self.kind == "permute":
             driver.fill_zero(to, self.nbytes, stream)
         given = self.operand.buffer(executor)
         return Exchange(self.kind, given.ptr, to, self.count, self.dtype, **self.more)
 
 
-def _index(eqn: Eqn, target: Callable[[Executor], int]) -> Callable[[Executor], None]:
+def _index(eqn: Eqn, results: Results) -> Callable[[Executor], None]:
     """Writes the index of the rank along the axes."""
 
     def run(executor: Executor) -> None:
         kept = _number(executor.device, int(eqn.prim.impl(**eqn.params)))
-        driver.copy_on_device(target(executor), kept.ptr, kept.nbytes, executor.work_stream())
+        (to,) = results.addresses(executor)
+        driver.copy_on_device(to, kept.ptr, kept.nbytes, executor.work_stream())
 
     return run
 

@@ -1,8 +1,8 @@
-"""Products of matrices by cuBLASLt: descriptors, the choice of an algorithm, and calls.
+"""GEMMs by cuBLASLt: descriptors, autotuning and calls.
 
-Kernels, stages 6 to 8 for ``dot_general``. In comes a ``Gemm``; out comes a ``Plan`` that runs it on a stream. The
-library is called by ctypes, and its descriptors can be made without a device. Of the algorithms that it proposes the
-fastest is found by running them once, and kept on disk.
+Kernels, stages 6 to 8 for ``dot_general``. In: a ``Gemm``. Out: a ``Plan`` that runs it on a stream. The library is
+called through ctypes, and its descriptors need no device. Of the algorithms that it proposes, the fastest is found by
+running them, and stored on disk.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from blufunc.kernels.cache.disk import DiskCache, key_of
 from blufunc.kernels.gemm_layout import Gemm, Side, column_major
 
 WORKSPACE_BYTES = 32 << 20
-"""Scratch memory of each stream: what the library recommends for Hopper."""
+"""Scratch memory of each stream, as the library recommends for Hopper."""
 
 _CANDIDATES = 16
-"""How many algorithms are asked for."""
+"""Number of algorithms to request."""
 
 _MOST_REPEATS = 200
-"""How many times in a row at most an algorithm runs to be timed."""
+"""Maximum back-to-back runs of an algorithm to time it."""
 
 _LONGER, _BEGINNING_MS = 2.0, 0.2
-"""How many times as long a product takes at most with some multiprocessors less; and until the host asks for it."""
+"""To reserve SMs for a trial: maximum slowdown of a GEMM, and launch delay."""
 
 # -- the library ----------------------------------------------------------------------------------
 
 # cublasLtMatmulDescAttributes_t, cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t: the numbers
 # are the same from CUDA 12.9 on.
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
-_MULTIPROCESSORS = 15
+_SM_COUNT_TARGET = 15
 _NO_EPILOGUE, _BIAS = 1, 4
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6
 _MAX_WORKSPACE, _MIN_ALIGNMENT = 1, (5, 6, 7, 8)
@@ -62,11 +62,11 @@ _SCALES: dict[tuple[str, bool], tuple[np.dtype, str]] = {
     ("f64", False): (dtypes.float64, "d"), ("f64", True): (dtypes.complex128, "dd"),
     ("i32", False): (dtypes.int32, "i"),
 }  # fmt: skip
-"""By compute type and whether operands are complex: the type of alpha and beta, and its ``struct`` format."""
+"""Type and ``struct`` format of alpha and beta, by compute type and complex flag."""
 
 
 class Algorithm(ctypes.Structure):
-    """``cublasLtMatmulAlgo_t``: 64 opaque bytes, which may be kept and used by the same version of the library."""
+    """``cublasLtMatmulAlgo_t``: 64 opaque bytes, valid for one version of the library."""
 
     _fields_ = (("data", ctypes.c_uint64 * 8),)
 
@@ -142,7 +142,7 @@ def _check(status: int, what: str) -> None:
 
 
 class Descriptors:
-    """The library's own description of a ``Gemm``; made without a device.
+    """The library's description of a ``Gemm``; it needs no device.
 
     Raises:
       UnsupportedError: the library cannot do it.
@@ -152,7 +152,7 @@ class Descriptors:
         reason = gemm.refused()
         if reason is not None:
             raise errors.UnsupportedError(
-                f"cuBLASLt has no product for {gemm}.", why=reason, fix="compute it by a kernel of your own"
+                f"cuBLASLt has no GEMM for {gemm}.", why=reason, fix="compute it by a kernel of your own"
             )
         self.gemm, self.lib = gemm, library()
         self._made: list[tuple[str, ctypes.c_void_p]] = []
@@ -166,35 +166,32 @@ class Descriptors:
         if gemm.bias:  # the address stands for its alignment until there is one
             self.set(_BIAS_POINTER, ctypes.c_void_p(gemm.alignment))
         if gemm.sms:
-            self.set(_MULTIPROCESSORS, ctypes.c_int32(gemm.sms))
+            self.set(_SM_COUNT_TARGET, ctypes.c_int32(gemm.sms))
 
     def _create(self, kind: str, *args: Any) -> ctypes.c_void_p:
-        made = ctypes.c_void_p()
-        _check(getattr(self.lib, f"cublasLt{kind}Create")(ctypes.byref(made), *args), f"create a {kind}")
-        self._made.append((kind, made))
-        return made
+        handle = ctypes.c_void_p()
+        _check(getattr(self.lib, f"cublasLt{kind}Create")(ctypes.byref(handle), *args), f"create a {kind}")
+        self._made.append((kind, handle))
+        return handle
+
+    def _set(self, kind: str, handle: ctypes.c_void_p, attribute: int, value: Any) -> None:
+        function = getattr(self.lib, f"cublasLt{kind}SetAttribute")
+        status = function(handle, attribute, ctypes.byref(value), ctypes.sizeof(value))
+        _check(status, f"attribute {attribute} of a {kind} for {self.gemm}")
 
     def _matrix(self, side: Side, batch: int) -> ctypes.c_void_p:
-        made = self._create("MatrixLayout", _CUDA_TYPES[side.dtype], side.rows, side.columns, side.ld)
-        for attribute, value in (
-            (_BATCH_COUNT, ctypes.c_int32(batch)),
-            (_BATCH_OFFSET, ctypes.c_int64(side.stride)),
-        ):
-            status = self.lib.cublasLtMatrixLayoutSetAttribute(
-                made, attribute, ctypes.byref(value), ctypes.sizeof(value)
-            )
-            _check(status, f"a batch of {batch} matrices")
-        return made
+        kind = "MatrixLayout"
+        handle = self._create(kind, _CUDA_TYPES[side.dtype], side.rows, side.columns, side.ld)
+        self._set(kind, handle, _BATCH_COUNT, ctypes.c_int32(batch))
+        self._set(kind, handle, _BATCH_OFFSET, ctypes.c_int64(side.stride))
+        return handle
 
     def set(self, attribute: int, value: Any) -> None:
-        """Set an attribute of the product to a ctypes value."""
-        status = self.lib.cublasLtMatmulDescSetAttribute(
-            self.matmul, attribute, ctypes.byref(value), ctypes.sizeof(value)
-        )
-        _check(status, f"attribute {attribute} of {self.gemm}")
+        """Set an attribute of the matmul to a ctypes value."""
+        self._set("MatmulDesc", self.matmul, attribute, value)
 
     def get(self, attribute: int, value: Any) -> Any:
-        """An attribute of the product, read into a ctypes value."""
+        """An attribute of the matmul, read into a ctypes value."""
         status = self.lib.cublasLtMatmulDescGetAttribute(
             self.matmul, attribute, ctypes.byref(value), ctypes.sizeof(value), None
         )
@@ -202,20 +199,17 @@ class Descriptors:
         return value.value
 
     def preference(self) -> ctypes.c_void_p:
-        """What is asked of algorithms: the workspace that they may use, and the alignment that they may count on."""
-        made = self._create("MatmulPreference")
-        wanted: list[tuple[int, Any]] = [(_MAX_WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES))]
-        wanted += [(attribute, ctypes.c_uint32(self.gemm.alignment)) for attribute in _MIN_ALIGNMENT]
-        for attribute, value in wanted:
-            status = self.lib.cublasLtMatmulPreferenceSetAttribute(
-                made, attribute, ctypes.byref(value), ctypes.sizeof(value)
-            )
-            _check(status, "set a preference")
-        return made
+        """Constraints on algorithms: their workspace and the alignment of operands."""
+        kind = "MatmulPreference"
+        handle = self._create(kind)
+        self._set(kind, handle, _MAX_WORKSPACE, ctypes.c_uint64(WORKSPACE_BYTES))
+        for attribute in _MIN_ALIGNMENT:
+            self._set(kind, handle, attribute, ctypes.c_uint32(self.gemm.alignment))
+        return handle
 
     def __del__(self) -> None:
-        for kind, made in getattr(self, "_made", ()):
-            getattr(self.lib, f"cublasLt{kind}Destroy")(made)
+        for kind, handle in getattr(self, "_made", ()):
+            getattr(self.lib, f"cublasLt{kind}Destroy")(handle)
 
 
 # -- running ---------------------------------------------------------------------------------------
@@ -228,20 +222,18 @@ _chosen: dict[tuple[int, Gemm], bytes] = {}
 
 def _handle(device: int) -> ctypes.c_void_p:
     """The library's context on a device."""
-    found = _handles.get(device)
-    if found is None:
-        with _lock:
-            found = _handles.get(device)
-            if found is None:
-                driver.use_device(device)
-                found = ctypes.c_void_p()
-                _check(library().cublasLtCreate(ctypes.byref(found)), "open the library on this device")
-                _handles[device] = found
-    return found
+    with _lock:
+        handle = _handles.get(device)
+        if handle is None:
+            driver.use_device(device)
+            handle = ctypes.c_void_p()
+            _check(library().cublasLtCreate(ctypes.byref(handle)), "open the library on this device")
+            _handles[device] = handle
+    return handle
 
 
 def workspace(device: int, stream: int) -> int:
-    """The address of the scratch memory of products on a stream."""
+    """Address of the scratch memory of a stream."""
     lane = driver.lane(device, stream)
     found = _workspaces.get((device, lane))
     if found is None:
@@ -257,10 +249,10 @@ class Plan:
     """A ``Gemm`` with its algorithm, ready to run. Not for two threads at once.
 
     Args:
-      gemm: the product.
-      device: the CUDA device.
-      addresses: real A, B and D to find the fastest algorithm with; D is overwritten, unless it is None. What is not
-        given is random. Nothing is run if the choice is known from before, in this process or on disk.
+      gemm: the GEMM.
+      device: index of the CUDA device.
+      addresses: of A, B and D, to time algorithms with; D is overwritten, and None stands for random values. Nothing
+        runs if the choice is known in this process or on disk.
     Raises:
       UnsupportedError: the library has no algorithm for it.
     """
@@ -290,11 +282,11 @@ class Plan:
         beta: complex = 0,
         stream: int = 0,
     ) -> None:
-        """Put one product on a stream.
+        """Put one GEMM on a stream.
 
         Args:
           a, b, c, d, bias: device addresses; ``c`` is not read where beta is 0, and may be ``d``.
-          alpha, beta: numbers.
+          alpha, beta: scalars.
           stream: the stream's handle.
         """
         made = self._descriptors
@@ -305,7 +297,7 @@ class Plan:
             self._alpha.raw, self._beta.raw = (_number(x, self._code) for x in (alpha, beta))
             self._numbers = (alpha, beta)
         scratch = workspace(self.device, stream) if self._needs else 0
-        # the operands change places: see the top of the file
+        # the library is column-major: operands swap (``gemm_layout.column_major``)
         status = self._call(
             self._handle, made.matmul, self._alpha, b, made.a, a, made.b, self._beta, c or d, made.d, d, made.d,
             ctypes.byref(self._algorithm), scratch, self._needs, stream,
@@ -332,7 +324,7 @@ class Plan:
         _chosen[self.device, self.gemm] = kept
 
     def _accept(self, kept: bytes) -> bool:
-        """Take an algorithm as ``_tune`` returns it, if this library knows it."""
+        """Select an algorithm that ``_tune`` returned, if this library knows it."""
         if len(kept) != ctypes.sizeof(Algorithm):
             return False
         ctypes.memmove(ctypes.byref(self._algorithm), kept, len(kept))
@@ -345,14 +337,14 @@ class Plan:
         return status == 0 and result.workspace <= WORKSPACE_BYTES
 
     def _tune(self, addresses: Addresses | None) -> tuple[bytes, str]:
-        """The fastest algorithm, and a table of those that were run (empty if there was no memory to run any)."""
+        """The fastest algorithm, and a table of times (empty without memory for a run)."""
         proposed = self._proposed()
         if len(proposed) == 1:
             return bytes(proposed[0].algorithm), "the only one proposed"
         try:
             run, keep = self._trial(addresses)
         except errors.OutOfMemoryError:
-            # large products leave room for nothing else: the library's first guess, then
+            # large GEMMs leave no memory for timing: take the library's first guess
             return bytes(proposed[0].algorithm), ""
         stream = driver.compute_stream(self.device)
         given = self.gemm.sms
@@ -364,7 +356,7 @@ class Plan:
                 return None
             try:
                 if algorithm not in begun:
-                    run()  # what is loaded at the first run is not to be timed
+                    run()  # exclude the loading of the kernel
                     begun.add(algorithm)
                 return _timed(run, stream, budget, others)
             except errors.UnsupportedError:
@@ -396,7 +388,7 @@ class Plan:
         return found
 
     def _trial(self, addresses: Addresses | None) -> tuple[Any, list]:
-        """A function that runs the product once, and what must be kept for it."""
+        """A function that runs the GEMM once, and the buffers that it needs."""
         g, device = self.gemm, self.device
         call, keep = column_major(g), []
 
@@ -416,13 +408,13 @@ class Plan:
 
 
 def _timed(run: Callable[[], object], stream: Any, budget: float, others: int = 0) -> tuple[float, float]:
-    """The milliseconds that a run takes, and those that it took to find out, which are to be ``budget`` about.
+    """Milliseconds of a run, and those spent to time it, about ``budget``.
 
     Args:
-      others: how many multiprocessors are not there for it.
+      others: number of SMs that another kernel occupies.
     """
     ms = driver.elapsed_ms(run, stream)
-    # a product takes less than the host takes to ask for it: many in a row tell what one takes
+    # a GEMM takes less time than its launch: time many in a row
     repeats = min(int(budget / ms), _MOST_REPEATS)
     spent = ms * (repeats + 2)
     if others:
@@ -434,23 +426,23 @@ def _timed(run: Callable[[], object], stream: Any, budget: float, others: int = 
 
 
 def _number(x: complex, code: str) -> bytes:
-    """A number as alpha or beta, in 16 bytes."""
+    """A scalar as alpha or beta, in 16 bytes."""
     parts = (x.real, x.imag)[: len(code)] if code != "i" else (int(x.real),)
     return struct.pack(code, *parts).ljust(16, b"\0")
 
 
 def _extent(side: Side, batch: int) -> int:
-    """How many elements lie from the first of a batch of matrices to the last."""
+    """Elements from the first of a batch of matrices to the last."""
     return (batch - 1) * side.stride + (side.columns - 1) * side.ld + side.rows
 
 
 def random_buffer(count: int, dtype: np.dtype, device: int = 0) -> cuda_memory.DeviceBuffer:
-    """Normally distributed numbers, a block of them repeated: what a product is timed with, since zeros run cooler."""
+    """Repeated normally distributed values to time GEMMs with: zeros draw less power."""
     block = np.random.default_rng(0).standard_normal(min(count, 1 << 16))
     if dtypes.is_integer(dtype):
         block = block * 20
     host = block.astype(dtype)
-    out = cuda_memory.allocate((count,), dtype, device, "operands to time a product with")
+    out = cuda_memory.allocate((count,), dtype, device, "operands to time a GEMM with")
     stream = driver.compute_stream(device)
     driver.copy_in(out.ptr, host, device)
     done = host.nbytes

@@ -61,30 +61,33 @@ def digamma(c: Any, x: Any) -> Any:
 # -- scans -----------------------------------------------------------------------------------------
 
 
-def cumulative(function: str) -> Callable:
-    """Sums and products by CuPy, along an axis in one fixed order."""
+def _reversible(scan: Callable[[Any, Any, int], Any]) -> Callable:
+    """An entry of a scan along an axis, which may start at the end."""
 
     def run(c: Any, x: Any, *, axis: int, reverse: bool) -> Any:
-        x = c.xp.flip(x, axis) if reverse else x
-        out = getattr(c.xp, function)(x, axis=axis, dtype=x.dtype)
+        out = scan(c, c.xp.flip(x, axis) if reverse else x, axis)
         return c.xp.flip(out, axis) if reverse else out
 
     return run
+
+
+def cumulative(function: str) -> Callable:
+    """Sums and products by CuPy, along an axis in one fixed order."""
+    return _reversible(lambda c, x, axis: getattr(c.xp, function)(x, axis=axis, dtype=x.dtype))
 
 
 def doubling(function: str) -> Callable:
     """Doubling scan of an associative function: runs of 1, 2, 4, ... are joined."""
 
-    def run(c: Any, x: Any, *, axis: int, reverse: bool) -> Any:
+    def scan(c: Any, x: Any, axis: int) -> Any:
         combine, n, reach = getattr(c.xp, function), x.shape[axis], 1
-        out = c.xp.moveaxis(c.xp.flip(x, axis) if reverse else x, axis, 0)
+        out = c.xp.moveaxis(x, axis, 0)
         while reach < n:
             out = c.xp.concatenate([out[:reach], combine(out[:-reach], out[reach:])])
             reach *= 2
-        out = c.xp.moveaxis(out, 0, axis)
-        return c.xp.flip(out, axis) if reverse else out
+        return c.xp.moveaxis(out, 0, axis)
 
-    return run
+    return _reversible(scan)
 
 
 # -- Fourier transforms ----------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class LibraryKernel:
         return 0
 
     def rows_of_sums(self, eqn: Eqn) -> int:
-        """Rows of each partial column sum of a result that the kernel can write as well; 0: none."""
+        """Rows per partial column sum that the kernel can also write; 0: none."""
         return 0
 
     def sources(self, step: OpaqueStep, arch: str) -> list[Text]:

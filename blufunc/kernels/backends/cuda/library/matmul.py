@@ -1,13 +1,12 @@
-"""``dot_general`` on a CUDA device: a product of matrices by cuBLASLt, on operands as they lie in memory.
+"""``dot_general`` on a CUDA device: a GEMM by cuBLASLt on operands in place.
 
-Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values; beside
-the two factors there may be what is added to the product. Out: a ``Product``, or None where the library has none and
-``backends/cuda/dispatch`` finds another way.
+Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values: two
+factors, and an optional addend. Out: a ``Product``, or None where the library has none and CuPy or the host computes
+the step.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,13 +52,13 @@ Axes = tuple[int, ...]
 _COMPUTE: dict[np.dtype, str] = {
     dtypes.float64: "f64", dtypes.complex128: "f64", dtypes.int8: "i32",
 }  # fmt: skip
-"""In what sums are kept, where that is not float32."""
+"""Accumulators other than float32."""
 
 
 def compute_of(dtype: np.dtype, precision: Any) -> str:
-    """What ``Gemm.compute`` is for operands of a dtype and the ``precision`` of a ``dot_general``.
+    """``Gemm.compute`` for a dtype and the ``precision`` of a ``dot_general``.
 
-    What asks for an algorithm and is not split (``rewrites/split_float32``) is computed as exactly as there is.
+    A GEMM that names an algorithm and is not split (``rewrites/split_float32``) is computed in IEEE arithmetic.
     """
     if dtype not in (dtypes.float32, dtypes.complex64):
         return _COMPUTE.get(dtype, "f32")
@@ -67,15 +66,15 @@ def compute_of(dtype: np.dtype, precision: Any) -> str:
 
 
 def split_pays(algorithm: str, shape: ProductShape) -> bool:
-    """Whether a product of float32 is quicker by one of ``QUICKER_BY``, with what goes with it. By estimates."""
+    """True if a float32 GEMM is estimated to be faster by a split algorithm."""
     return _PAYS[algorithm](*shape)
 
 
 def _three_products_pay(batch: int, m: int, n: int, k: int, by_rows: tuple[bool, bool]) -> bool:
-    """Three products of float16 instead of one in IEEE arithmetic.
+    """Three float16 GEMMs instead of one in IEEE arithmetic.
 
-    What goes with them: an operand is read twice, for the scales and to be split, and written; the results of all
-    products but the first are read and written once more, and what reads the leading sum reads the other one too.
+    Overhead: each operand is read twice, for its scales and to be split, and written. The results of all GEMMs but
+    the first are read and written once more, and readers of the leading sum also read the other one.
     """
     chunks = len(chunks_of(k, ALGORITHMS["F16_F16_F32_X3"].chunk or k))
     results = 4 * batch * m * n * (2 + 2 * chunks + 2)
@@ -86,10 +85,10 @@ def _three_products_pay(batch: int, m: int, n: int, k: int, by_rows: tuple[bool,
 
 
 def _scaled_product_pays(batch: int, m: int, n: int, k: int, by_rows: tuple[bool, bool]) -> bool:
-    """One product of float16 instead of one in TF32, which reads twice as much.
+    """One float16 GEMM instead of one in TF32, which reads twice as many bytes.
 
-    What goes with it: an operand is read and written in float16; before, it is read for scales that are not of its
-    rows, which takes three launches more.
+    Overhead: each operand is read, and written in float16. Scales that are not per row read it once more, in three
+    more launches.
     """
     elements = (batch * m * k, batch * k * n)
     scaling = sum((6 if rows else 10) * x for rows, x in zip(by_rows, elements, strict=True))
@@ -104,19 +103,19 @@ _PAYS = {"F16_F16_F32_X3": _three_products_pay, "F16_F16_F32_SCALED": _scaled_pr
 
 
 _TILE, _WAVES = 128, 8
-"""Rows and columns of a result that an SM computes at a time, and tiles of each SM that hide prologue and epilogue."""
+"""Rows and columns of a tile, and tiles per SM that hide prologue and epilogue."""
 
 _RESIDENT = 4 * L2_BYTES // 5
-"""Bytes of partial sums: each call for a chunk reads and writes all of them, best in L2."""
+"""Maximum bytes of partial sums: each call for a chunk rereads them, best from L2."""
 
 _MOST_SUMS = 8
-"""What a thread reads at a time that adds them up: some elements of each."""
+"""Maximum partial sums: a thread that adds them reads elements of each."""
 
 
 def partial_sums(shape: ProductShape, chunk: int) -> int:
-    """How many sums of terms fill a device together, where the chunks of one do not, each of two chunks or more.
+    """Number of partial sums (split-K) that fill a device, of two or more chunks.
 
-    About: the number is rather one that divides the terms.
+    It is approximate: a number that divides the terms is preferred.
     """
     tiles = shape.batch * math.ceil(shape.m / _TILE) * math.ceil(shape.n / _TILE)
     most = min(
@@ -129,7 +128,7 @@ def partial_sums(shape: ProductShape, chunk: int) -> int:
 
 
 class _Call(NamedTuple):
-    """A call of the library, for some terms of the product or for all: where they begin in the operands, in bytes."""
+    """A call of the library for some or all terms, with byte offsets in the operands."""
 
     gemm: Gemm
     at_a: int = 0
@@ -137,15 +136,14 @@ class _Call(NamedTuple):
 
 
 class Product:
-    """A step that multiplies.
+    """A step that multiplies matrices.
 
     Args:
-      otherwise: runs the step in another way, for what the library turns out to have no algorithm for.
+      otherwise: runs the step without the library, if that has no algorithm for it.
 
     Attributes:
-      calls: what the library is asked for, in this order: all but the first add to the result. None where there is
-        nothing to multiply.
-      calls_beside: the same for where an exchange runs beside it.
+      calls: calls of the library, in order: all but the first add to the result. Empty for empty operands.
+      overlapped_calls: the same for when the step overlaps with a collective.
     """
 
     def __init__(
@@ -158,7 +156,7 @@ class Product:
         otherwise: Callable[[Executor], None],
     ):
         self.device, self.calls, self.out = executor.device, calls, step.eqn.outvars[0].aval
-        self.calls_beside: Sequence[_Call] = calls
+        self.overlapped_calls: Sequence[_Call] = calls
         self._otherwise, self._refused = otherwise, False
         (value,) = step.results
         assert value is not None
@@ -175,7 +173,7 @@ class Product:
         operands: Sequence[Operand],
         otherwise: Callable[[Executor], None],
     ) -> Product | None:
-        """The product that an equation of ``PRODUCTS`` is; None if the library has none."""
+        """The GEMM of an equation of ``PRODUCTS``; None if the library has none."""
         eqn, out = step.eqn, step.eqn.outvars[0].aval
         factors, third = operands[:2], (operands[2] if len(operands) > 2 else None)
         sides = [_Side(x) for x in factors]
@@ -183,9 +181,7 @@ class Product:
             assert third is None
             return cls(executor, step, sides, None, (), otherwise)
         numbers = eqn.params["dimension_numbers"]
-        while isinstance(
-            layout := _planned(sides, numbers), Copies
-        ):  # twice at most: what is copied is dense
+        while isinstance(layout := _planned(sides, numbers), Copies):  # twice at most: copies are dense
             contract, batch = numbers
             layout = Copies(*map(_along, sides, layout, contract, batch))
             for side, order in zip(sides, layout, strict=True):
@@ -226,29 +222,29 @@ class Product:
         if not self._plans and not self._find_plans(executor, a, b, None if c == to else to):
             self._otherwise(executor)
             return
-        for gemm, at_a, at_b in self.calls_beside if executor.beside_exchange else self.calls:
+        for gemm, at_a, at_b in self.overlapped_calls if executor.beside_exchange else self.calls:
             plan = self._plans[gemm]
             plan.run(a + at_a, b + at_b, c, to, bias, beta=int(gemm.reads_c), stream=executor.stream)
             c = to
-        del keep_a, keep_b, third  # memory that is freed now is written again only after the product
+        del keep_a, keep_b, third  # the stream reuses memory that is freed now only after the GEMM
 
-    def leave(self, multiprocessors: int) -> None:
-        """Do without so many multiprocessors while an exchange runs beside it; to be called before the first run."""
-        there = driver.properties(self.device).sm_count
-        left = max(there // 2, there - multiprocessors)
-        self.calls_beside = [c._replace(gemm=replace(c.gemm, sms=left)) for c in self.calls]
+    def leave(self, sms: int) -> None:
+        """Leave SMs to a collective that it overlaps with; call before the first run."""
+        all_sms = driver.properties(self.device).sm_count
+        left = max(all_sms // 2, all_sms - sms)
+        self.overlapped_calls = [c._replace(gemm=replace(c.gemm, sms=left)) for c in self.calls]
 
     @property
     def alone(self) -> bool:
-        """Whether it is calls of the library alone, or nothing to be computed: no operand is copied before."""
+        """True if it only calls the library: no operand is copied first."""
         copied = self._third is not None and not self._third.in_place
         return not (copied or self._refused or self._lhs.copied or self._rhs.copied)
 
     def _find_plans(self, executor: Executor, a: int, b: int, to: int | None) -> bool:
-        """Let the library choose algorithms, at the first run: it tries some on the very operands.
+        """Autotune at the first run, on the operands themselves.
 
-        Nothing is computed yet, so that all may write over the result, unless it is added to. Products of an executor
-        share what holds none of their addresses.
+        Trials may overwrite the result, unless the GEMM adds to it. Steps of an executor share plans without a bias,
+        which hold no addresses.
         """
         plans: dict[Gemm, Any] = {}
 
@@ -267,16 +263,16 @@ class Product:
         if refused is not None:
             self._refused = True
             if config.shows("fusion"):
-                config.show(f"a product is computed in another way: {refused}")
+                config.show(f"a GEMM runs without cuBLASLt: {refused}")
             return False
-        if self.calls_beside is not self.calls and find(self.calls_beside) is not None:
-            self.calls_beside = self.calls
+        if self.overlapped_calls is not self.calls and find(self.overlapped_calls) is not None:
+            self.overlapped_calls = self.calls
         self._plans = plans
         return True
 
 
 class Matmul(FunctionKernel):
-    """Matmuls by cuBLASLt; what it has no algorithm for, by CuPy."""
+    """Matmuls by cuBLASLt; by CuPy or on the host where it has no algorithm."""
 
     planned = True
 
@@ -284,11 +280,8 @@ class Matmul(FunctionKernel):
         return eqn.prim in PRODUCTS
 
     def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
-        if eqn.prim in PRODUCTS:
-            other = CUPY if CUPY.matches(eqn) else HOST
-            return other.function(eqn, device, compile)
-        separate = functools.cache(lambda: eqn.prim.reference(compile, **eqn.params))
-        return lambda given: separate()(given), True
+        other = CUPY if CUPY.matches(eqn) else HOST
+        return other.function(eqn, device, compile)
 
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
@@ -304,22 +297,19 @@ class Matmul(FunctionKernel):
 
 
 def _chunks(gemm: Gemm, most: int) -> list[_Call]:
-    """A product as calls for no more than so many of its terms each."""
+    """A GEMM as calls of at most ``most`` terms each."""
     calls = []
     for n, (start, size) in enumerate(chunks_of(gemm.layout.k, most)):
         layout, at_a, at_b = gemm.layout.terms(start, size)
         at_a, at_b = at_a * gemm.a.itemsize, at_b * gemm.b.itemsize
         alignment = math.gcd(gemm.alignment, at_a, at_b)
-        calls.append(
-            _Call(
-                replace(gemm, layout=layout, reads_c=gemm.reads_c or n > 0, alignment=alignment), at_a, at_b
-            )
-        )
+        part = replace(gemm, layout=layout, reads_c=gemm.reads_c or n > 0, alignment=alignment)
+        calls.append(_Call(part, at_a, at_b))
     return calls
 
 
 class _Side:
-    """An operand as the library will see it.
+    """An operand as the library reads it.
 
     Attributes:
       shape, strides: in elements.
@@ -337,7 +327,7 @@ class _Side:
         self._copier: Any = None
 
     def copy(self, order: Axes, executor: Executor) -> None:
-        """Let it be a dense copy with the axes in this order."""
+        """Read a dense copy with the axes in this order."""
         x = self._operand
         self._order = tuple(self._order[d] for d in order)
         shape = tuple(x.aval.shape[d] for d in self._order)
@@ -348,11 +338,11 @@ class _Side:
 
     @property
     def copied(self) -> bool:
-        """Whether the library sees a copy."""
+        """True if the library reads a copy."""
         return self._copier is not None
 
     def address(self, executor: Executor) -> tuple[int, DeviceBuffer | None]:
-        """Where its first element is, and what must live until it is read."""
+        """Address of its first element, and what must live until it is read."""
         if self._copier is None:
             return self._operand.address(executor), None
         made = self._copier(self._operand.base(executor))
@@ -360,8 +350,10 @@ class _Side:
 
 
 def _along(side: _Side, order: Axes | None, contract: Axes, batch: Axes) -> Axes | None:
-    """The order of a copy: that which was asked for, or with the two sides of the matrix exchanged, if that leaves
-    the axis innermost that is so now, for such a copy is fast. The library takes matrices of most dtypes either way.
+    """Axis order of a copy: ``order``, or with rows and columns swapped.
+
+    The order that keeps the innermost axis innermost makes the copy fast, and the library reads matrices of most
+    dtypes in either.
     """
     if order is None or side.itemsize == 1:
         return order
@@ -373,7 +365,7 @@ def _along(side: _Side, order: Axes | None, contract: Axes, batch: Axes) -> Axes
 
 
 def _moved(axes: tuple, copies: Copies) -> tuple:
-    """Axes of both operands as they are numbered in the copies."""
+    """Axes of both operands as indices into the axes of the copies."""
     return tuple(
         own if order is None else tuple(order.index(d) for d in own)
         for own, order in zip(axes, copies, strict=True)

@@ -1,8 +1,8 @@
-"""``dot_pointwise`` on Hopper: a GEMM whose epilogue is generated from a jaxpr of scalars.
+"""``dot_pointwise`` on Hopper: a GEMM with an epilogue generated from a jaxpr.
 
 Kernels, stages 5 to 8, above ``tile_gemm`` and ``include/pointwise_gemm.cuh``. In: an equation of
-``rewrites/pointwise_epilogue``. Out: why there is no kernel for it, and how long it takes besides the matmul; CUDA C++;
-and the step, ready to run.
+``rewrites/pointwise_epilogue``. Out: why there is no kernel for it, and its time beyond the matmul; CUDA C++; and the
+step, ready to run.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from blufunc.kernels.backends.cuda.device_model import (
 )
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver.tensor_map import BYTES, Mapped
-from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Results, Work
 from blufunc.kernels.backends.cuda.library import tile_gemm
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.backends.cuda.library.tile_gemm import (
     COLUMNS,
     EPILOGUE_WARPS,
     ROWS,
-    Results,
     TileGemm,
     by_rows_of,
     factors_of,
 )
 from blufunc.kernels.backends.cuda.render import device_functions
 from blufunc.kernels.codegen import scalar_ops, source_files
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, columns_of, dot_pointwise_p
 from blufunc.kernels.ops.split_dot import is_matrix
 from blufunc.kernels.schedule import OpaqueStep
@@ -48,10 +47,10 @@ ENTRY = "pointwise_gemm"
 _FILE = "backends/cuda/include/pointwise_gemm.cuh"
 
 _PANEL = 64
-"""Columns of which there is a multiple: tiles are cut off between them."""
+"""Columns are a multiple of this: partial tiles end at panels."""
 
 _MOST_OPERANDS = 4
-"""Matrices that an epilogue reads: each lane holds some rows of all of them in registers, ahead of the matmul."""
+"""Matrices that an epilogue reads: lanes prefetch rows of all into registers."""
 
 _DTYPES = {"vector": (dtypes.bfloat16, dtypes.float32), "scalar": (dtypes.float32,)}
 _C_TYPES = {"matrix": "element", "bfloat16": "element", "float32": "float", "scalar": "float"}
@@ -78,7 +77,7 @@ class PointwiseGemm(TileGemm):
 
 
 def gemm_of(eqn: Eqn, arch: str) -> PointwiseGemm | str:
-    """The kernel for an equation on an architecture as ``sm_90a``; or why there is none."""
+    """Kernel for an equation on an architecture (``sm_90a``), or why there is none."""
     if arch != "sm_90a":
         return "there are kernels for Hopper only"
     (left, right), _ = eqn.params["dimension_numbers"]
@@ -117,8 +116,9 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
 
 
 def extra_seconds(eqn: Eqn) -> float:
-    """Seconds that the kernel takes longer than the library's matmul: some with each tile of an SM, whatever its number
-    of terms, and those of the instructions beyond what the next tile's matmul hides.
+    """Seconds that the kernel takes beyond the library's matmul.
+
+    A constant per tile of an SM, and the instructions that the next tile's matmul does not hide.
     """
     n = columns_of(eqn.invars[1].aval.shape, eqn.params["dimension_numbers"])
     m = eqn.outvars[0].aval.size // n
@@ -129,7 +129,7 @@ def extra_seconds(eqn: Eqn) -> float:
 
 
 def _operations(eqn: Eqn) -> int:
-    """Instructions of an equation: those of its function, and two that round to 16 bits."""
+    """Instructions of an equation: its function's, and two to round to 16 bits."""
     return eqn.prim.cost + 2 * scalar_ops.is_small_float(eqn.outvars[0].aval.dtype)
 
 
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTE
 
 
 def _parameters(p: PointwiseGemm) -> list[tuple[str, str]]:
-    """The C types and names of what the kernel's parameters point to, after the maps: operands, then results."""
+    """C types and names of the pointer parameters: operands, then results."""
     return [
         *[("const element", "bias")] * p.epilogue.bias,
         *((f"const {_C_TYPES[kind]}", f"x{i}") for i, kind in enumerate(p.kinds)),
@@ -237,8 +237,7 @@ class Kernel:
     """A kernel, ready to be put on streams of a device.
 
     Args:
-      rows: of both operands of the matmul, how many elements apart their rows are (of the right one, if not
-        ``by_rows``: its terms).
+      rows: strides between the rows of both factors in elements (of the right one's terms, if not ``by_rows``).
     """
 
     def __init__(self, gemm: PointwiseGemm, rows: Sequence[int], device: int):
@@ -250,10 +249,7 @@ class Kernel:
         self._maps = [Mapped(i, i, box) for i, box in enumerate(gemm.boxes(*(2 * row for row in rows)))]
 
     def __call__(self, factors: Sequence[int], others: Sequence[int], stream: Any) -> None:
-        """Put it on a stream: the addresses of the matmul's operands, and of all else in the order of the equation."""
-        arguments = self._launch.arguments
+        """Put it on a stream; ``others`` are addresses in the order of the equation."""
         for mapped in self._maps:
-            mapped.set(arguments, factors)
-        for i, address in enumerate(others, 2):
-            arguments.set_pointer(i, address)
-        self._launch(stream.ptr)
+            mapped.set(self._launch.arguments, factors)
+        self._launch.run(others, stream, first=2)

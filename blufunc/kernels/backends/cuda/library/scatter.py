@@ -29,7 +29,7 @@ from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.codegen import scalar_ops, source_files
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.schedule import OpaqueStep
 
 _NAMES = ("count", "begin", "gather", "rank", "partial", "combine")

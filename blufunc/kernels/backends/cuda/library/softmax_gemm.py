@@ -36,14 +36,13 @@ from blufunc.core.ir.jaxpr import DropVar, Eqn
 from blufunc.core.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver.tensor_map import BYTES, Mapped
-from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Results, Work
 from blufunc.kernels.backends.cuda.library import tile_gemm
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.backends.cuda.library.tile_gemm import (
     ROWS,
     TERMS,
     VECTOR,
-    Results,
     TileGemm,
     by_rows_of,
     factors_of,
@@ -127,7 +126,28 @@ class LinearSoftmax(LibraryKernel):
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
-        return _work(executor, step, operands)
+        product, features = _product(step.eqn), step.eqn.params["features"]
+        left, right = factors_of(operands[:2], ((1,), (features,)), product.k)
+        product = replace(product, by_rows=right.by_rows)
+        kernel = Kernel(product, (left.row, right.row), executor.device)
+        results = Results(executor, step)
+        assert step.scratch is not None
+        working = executor.roots.place(step.scratch)
+        starts = [4 * n for n in itertools.accumulate(product.scratch[:-1], initial=0)]
+
+        def run(executor: Executor) -> None:
+            factors = [side.address(executor) for side in (left, right)]
+            given = [o.buffer(executor) for o in operands[2:]]
+            kernel(
+                [address for address, _ in factors],
+                [b.ptr for b in given],
+                results.addresses(executor),
+                [executor.address(working) + start for start in starts],
+                executor.work_stream(),
+            )
+
+        copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
+        return Work(run, step.eqn.prim.name, step, anywhere=lambda: not copied)
 
 
 def _product(eqn: Eqn) -> SoftmaxGemm:
@@ -181,38 +201,7 @@ class Kernel:
             mapped.set(self._product.arguments, factors)
         for second in (0, 1):
             known = (shift, flags) if second else (near, 0)
-            _call(self._product, 2, (classes, live, *known, slopes, own, sums, tops), stream)
+            self._product.run((classes, live, *known, slopes, own, sums, tops), stream, first=2)
             self._settle.arguments.set(11, second.to_bytes(4, "little"))
             addresses = (sums, tops, near, classes, live, own, slopes, losses, scales, shift, flags)
-            _call(self._settle, 0, addresses, stream)
-
-
-def _call(launch: driver.Launch, first: int, addresses: Sequence[int], stream: Any) -> None:
-    for i, address in enumerate(addresses, first):
-        launch.arguments.set_pointer(i, address)
-    launch(stream.ptr)
-
-
-def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
-    product, features = _product(step.eqn), step.eqn.params["features"]
-    left, right = factors_of(operands[:2], ((1,), (features,)), product.k)
-    product = replace(product, by_rows=right.by_rows)
-    kernel = Kernel(product, (left.row, right.row), executor.device)
-    results = Results(executor, step)
-    assert step.scratch is not None
-    working = executor.roots.place(step.scratch)
-    starts = [4 * n for n in itertools.accumulate(product.scratch[:-1], initial=0)]
-
-    def run(executor: Executor) -> None:
-        factors = [side.address(executor) for side in (left, right)]
-        given = [o.buffer(executor) for o in operands[2:]]
-        kernel(
-            [address for address, _ in factors],
-            [b.ptr for b in given],
-            results.addresses(executor),
-            [executor.address(working) + start for start in starts],
-            executor.work_stream(),
-        )
-
-    copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
-    return Work(run, step.eqn.prim.name, step, anywhere=lambda: not copied)
+            self._settle.run(addresses, stream)

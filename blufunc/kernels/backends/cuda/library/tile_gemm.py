@@ -1,8 +1,8 @@
-"""A warp-specialized GEMM for Hopper with an overlapped epilogue: sizes, source, and operands read in place.
+"""Warp-specialized GEMM for Hopper with an overlapped epilogue.
 
 Kernels, stages 6 and 8, above ``include/tile_gemm.cuh``, below ``pointwise_gemm`` and ``softmax_gemm``, which
-bring their epilogues. In: the sizes of a GEMM and the source of an epilogue, or the operands of a step. Out: CUDA
-C++, and the addresses of operands and results.
+bring their epilogues. In: the sizes of a GEMM and the source of an epilogue, or the operands of a step, which are read
+in place where possible. Out: CUDA C++, and the addresses of operands.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from blufunc.kernels.schedule import OpaqueStep
 FILE = "backends/cuda/include/tile_gemm.cuh"
 
 ROWS, COLUMNS = 128, 192
-"""Of a tile. Accumulators of more columns leave no registers for the epilogue warps."""
+"""Tile size. With more columns, accumulators leave no registers for the epilogue."""
 
 EPILOGUE_WARPS = 7
 
 VECTOR = 8
-"""Rows of operands and results begin at multiples of so many elements: 16 bytes."""
+"""Alignment of the rows of operands and results in elements: 16 bytes."""
 
 TERMS = 64
-"""Of a stage."""
+"""Terms of a stage."""
 
 _STAGES = 4
 
@@ -57,36 +57,38 @@ class TileGemm:
     epilogue_bytes: ClassVar[int] = 0
     """Shared memory of the epilogue warps' own, after the barriers."""
     raster_bands: ClassVar[int] = 1
-    """Tiles of a cluster below each other that are computed before the next column: what they read of the right
-    operand is in L2 then, which may not hold all of it."""
+    """Tiles of a column of clusters that are computed before those of the next column.
+
+    Their part of the right operand then stays in L2, which may not hold all of it.
+    """
 
     @property
     def bands(self) -> int:
-        """Tiles of a cluster below each other."""
+        """Rows of tiles of a cluster."""
         return self.m // (ROWS * self.cluster)
 
     @property
     def columns(self) -> int:
-        """Tiles side by side; the last may be cut off."""
+        """Columns of tiles; the last may be partial."""
         return -(-self.n // COLUMNS)
 
     @property
     def whole(self) -> bool:
-        """Whether rows are those of whole tiles, and terms those of whole stages."""
+        """True if rows fill whole tiles, and terms whole stages."""
         return self.k > 0 and not (self.m % (ROWS * self.cluster) or self.k % TERMS)
 
     def grid(self, sms: int) -> int:
-        """Blocks on a device: a cluster for each tile of one; with fewer SMs, each has several."""
+        """Blocks of the grid: a cluster per tile; with fewer SMs, several tiles each."""
         return self.cluster * min(sms // self.cluster, self.bands * self.columns)
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block: stages, a tile whose rows begin in different banks, barriers, and the epilogue's own."""
+        """Shared memory of a block: stages, a padded tile, barriers, and the epilogue's."""
         tile = ROWS * (2 * COLUMNS + 16)
         return _STAGES * (ROWS + COLUMNS) * 2 * TERMS + tile + 8 * (2 * _STAGES + 2) + self.epilogue_bytes
 
     def boxes(self, row: int, other_row: int) -> tuple[Box, Box]:
-        """What one copy takes of each operand, whose rows (of the right one: or terms) are so many bytes apart."""
+        """Box of each operand per copy, for strides in bytes of rows (right: or terms)."""
         left = Box((self.k, 1, self.m, 1), (row,) * 3, (TERMS, 1, ROWS, 1))
         (size, rows), part = ((self.k, self.n), COLUMNS) if self.by_rows else ((self.n, self.k), TERMS)
         return left, Box((size, 1, rows, 1), (other_row,) * 3, (64, 1, part // self.cluster, 1))
@@ -115,7 +117,7 @@ def source(p: TileGemm, epilogue: str, **constants: Constant) -> str:
 
 
 def by_rows_of(step: OpaqueStep, n: int, contract: Sequence[int]) -> bool:
-    """Whether a factor of a step that is not loaded yet will be read by rows of terms."""
+    """True if a factor of a step that is not loaded yet will be read by rows of terms."""
     atom, given = step.eqn.invars[n], step.operands[n]
     shape, chain = atom.aval.shape, [] if isinstance(given, Literal) else given[1]
     layout = strided(chain[0].invars[0].aval.shape if chain else shape, chain)
@@ -123,11 +125,11 @@ def by_rows_of(step: OpaqueStep, n: int, contract: Sequence[int]) -> bool:
 
 
 class Factor:
-    """A factor where it lies, if that is a matrix with rows or columns side by side; or a dense copy.
+    """A factor in place, if its rows or columns are contiguous, or as a dense copy.
 
     Attributes:
-      by_rows: whether the contracted axes are those that lie side by side.
-      row: how many elements apart the others are.
+      by_rows: True if the contracted axes are contiguous.
+      row: stride of the other axes, in elements.
     """
 
     def __init__(self, operand: Operand, contract: Sequence[int]):
@@ -137,47 +139,28 @@ class Factor:
             self.copy(self.by_rows, self.row)
 
     def copy(self, by_rows: bool, row: int) -> None:
-        """Let it be a dense copy."""
+        """Read a dense copy."""
         self.copied, self.by_rows, self.row = not self._operand.in_place, by_rows, row
 
     def address(self, executor: Executor) -> tuple[int, DeviceBuffer | None]:
-        """Where its first element is, and what must live until it is read."""
-        if not self.copied:
-            return self._operand.address(executor), None
-        made = self._operand.buffer(executor)
-        return made.ptr, made
+        """Address of its first element, and what must live until it is read."""
+        return self._operand.located(executor, in_place=not self.copied)
 
 
 def factors_of(
     operands: Sequence[Operand], contracts: Sequence[Sequence[int]], k: int
 ) -> tuple[Factor, Factor]:
-    """Both factors of a product of so many terms, the left one by rows."""
+    """Both factors of a GEMM of ``k`` terms, the left one by rows."""
     left, right = (Factor(o, own) for o, own in zip(operands, contracts, strict=True))
     if not left.by_rows:
         left.copy(by_rows=True, row=k)
     return left, right
 
 
-class Results:
-    """Where the results of a step lie; what nobody wants has memory of its own, as kernels write it."""
-
-    def __init__(self, executor: Executor, step: OpaqueStep):
-        self._places = [None if r is None else executor.roots.place(r) for r in step.results]
-        pairs = zip(step.eqn.outvars, self._places, strict=True)
-        self._spare = [
-            executor.own(v.aval, "a result that nobody wants") if p is None else None for v, p in pairs
-        ]
-        executor.keep(self._spare)
-
-    def addresses(self, executor: Executor) -> list[int]:
-        """Of each result."""
-        pairs = zip(self._places, self._spare, strict=True)
-        return [b.ptr if b is not None else executor.address(p) for p, b in pairs]  # type: ignore[arg-type]
-
-
 def matrix_of(layout: Strided, shape: Sequence[int], contract: Sequence[int]) -> tuple[bool, int, bool]:
-    """Whether contracted axes lie side by side, how many elements apart the others are, and whether that is so where an
-    operand lies; else it is so of a dense copy.
+    """Matrix layout of an operand: ``(by_rows, row, in_place)``, as in ``Factor``.
+
+    Where ``in_place`` is False, the layout is that of a dense copy.
     """
     contract = sorted(contract)
     free = [d for d in range(len(shape)) if d not in contract]
@@ -190,7 +173,7 @@ def matrix_of(layout: Strided, shape: Sequence[int], contract: Sequence[int]) ->
 
 
 def _as_one(layout: Strided, axes: Sequence[int]) -> int | None:
-    """How far apart elements along some axes are, if these are like one axis."""
+    """Stride of some axes in elements, if they are one axis in memory; else None."""
     own = [(layout.shape[d], layout.strides[d]) for d in axes if layout.shape[d] > 1]
     if any(stride != inner * n for (_, stride), (n, inner) in itertools.pairwise(own)):
         return None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver import modules
-from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Results, Work
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.backends.cuda.render import (
     user_accessors as user_accessors,  # defines a primitive's source
@@ -36,16 +36,14 @@ class UserKernel(LibraryKernel):
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
-        eqn = step.eqn
-        source = self.source_of(eqn)
+        source = self.source_of(step.eqn)
         if 0 in source.grid:
             return Work(lambda executor: None, source.entry, step)
-        outs = list(zip(eqn.outvars, step.results, strict=True))
-        unused = [None if r is not None else executor.own(v.aval, "an unread result") for v, r in outs]
-        places = [None if r is None else executor.roots.place(r) for _, r in outs]
+        results = Results(executor, step)
         loaded = modules.load_source(source, executor.device)
-        launch, addresses = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
-        executor.follow(addresses, [*[None] * len(operands), *places])
+        unread = [b.ptr if b else 0 for b in results.unread]
+        launch, addresses = loaded.prepare([*[0] * len(operands), *unread])
+        executor.follow(addresses, [*[None] * len(operands), *results.places])
 
         def run(executor: Executor) -> None:
             given = [o.buffer(executor) for o in operands]
@@ -53,5 +51,4 @@ class UserKernel(LibraryKernel):
                 addresses[i] = x.ptr
             launch(executor.stream)
 
-        executor.keep(unused)
         return Work(run, source.entry, step, anywhere=lambda: all(o.in_place for o in operands))

@@ -18,9 +18,8 @@ from blufunc.kernels.backends.cuda.render.writer import CudaWriter
 from blufunc.kernels.backends.cuda.schedule.kinds import scanned_keeps
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.c_renderer import written_in
-from blufunc.kernels.codegen.scalar_ops import bare
-from blufunc.kernels.loopir.ir import Accumulate, Keep, Lanes, Rows, Store, identity
+from blufunc.kernels.codegen.c_renderer import as_type, start_of, written_in
+from blufunc.kernels.loopir.ir import Accumulate, Keep, Lanes, Rows, Store
 
 
 class ColumnScanRenderer(CudaWriter):
@@ -87,7 +86,7 @@ class ColumnScanRenderer(CudaWriter):
 
     def _declared(self, keep: Keep) -> tuple[str, str, str]:
         """C type and name of a keep, and the identity of its reduction."""
-        start = scalar_ops.literal(identity(keep.op or "", keep.dtype), keep.dtype)
+        start = start_of(keep.op or "", keep.dtype)
         return scalar_ops.register_type(keep.dtype), self.name(keep, keep.name), start
 
     def _rows_of_turn(self, s: Rows, writes: set, each: Callable[[], None], first: str = "") -> None:
@@ -107,9 +106,7 @@ class ColumnScanRenderer(CudaWriter):
     def _take(self, s: Accumulate) -> None:
         """Value of a row, before it is combined with others."""
         self.inner, outside = self.cut, self.inner
-        value = bare(self.value(s.value))
-        if s.value.dtype != s.keep.dtype:
-            value = f"{scalar_ops.register_type(s.keep.dtype)}({value})"
+        value = as_type(self.value(s.value), s.value.dtype, s.keep.dtype)
         self.line(f"{self.read_keep(s.keep)} = {value};")
         self.inner = outside
 

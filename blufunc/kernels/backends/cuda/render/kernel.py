@@ -28,21 +28,10 @@ from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import (
     values_in,
 )
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.c_renderer import comment, reducing, update, written_in
+from blufunc.kernels.codegen.c_renderer import as_type, comment, reducing, start_of, update, written_in
 from blufunc.kernels.codegen.scalar_ops import bare
 from blufunc.kernels.loopir.index import Range, flat, of
-from blufunc.kernels.loopir.ir import (
-    Keep,
-    Lanes,
-    Prefix,
-    Reduce,
-    Rows,
-    Scan,
-    Total,
-    computed_in,
-    identity,
-    post_order,
-)
+from blufunc.kernels.loopir.ir import Keep, Lanes, Prefix, Reduce, Rows, Scan, Total, computed_in, post_order
 
 
 class KernelRenderer(CudaWriter):
@@ -178,7 +167,7 @@ class KernelRenderer(CudaWriter):
         """Initialize an accumulated keep with the identity of its reduction."""
         if keep.op is None:
             return
-        start = scalar_ops.literal(identity(keep.op, keep.dtype), keep.dtype)
+        start = start_of(keep.op, keep.dtype)
         self._for_all(self.scheduled.keeps[keep], lambda: self.line(f"{self.read_keep(keep)} = {start};"))
 
     def _for_all(self, cut: Vectors, each: Callable[[], None]) -> None:
@@ -339,9 +328,7 @@ class KernelRenderer(CudaWriter):
         reductions.accumulate(self, s)
 
     def take(self, s: Scan) -> None:
-        value = bare(self.value(s.value))
-        if s.value.dtype != s.prefix.dtype:
-            value = f"{scalar_ops.register_type(s.prefix.dtype)}({value})"
+        value = as_type(self.value(s.value), s.value.dtype, s.prefix.dtype)
         self.line(f"{self.read_prefix(s.prefix)} = {value};")
 
     def read_prefix(self, prefix: Prefix) -> str:

@@ -16,8 +16,8 @@ from blufunc.kernels.backends.cuda.device_model import WARP
 from blufunc.kernels.backends.cuda.render.writer import CudaWriter
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import Vectors
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.c_renderer import written_in
-from blufunc.kernels.loopir.ir import Lanes, Prefix, Scan, identity
+from blufunc.kernels.codegen.c_renderer import start_of, written_in
+from blufunc.kernels.loopir.ir import Lanes, Prefix, Scan
 
 REDUCERS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "and": "And", "or": "Or", "xor": "Xor"}
 REDUCERS |= {"argmax": "ArgMax", "argmin": "ArgMin", "logaddexp": "LogAddExp"}
@@ -41,7 +41,7 @@ def scanned_lanes(w: CudaWriter, s: Lanes, scans: Sequence[Scan], cut: Vectors) 
         w.line(f"const {w.index_type} {q} = {place};")
         for p in prefixes:
             kind, name = scalar_ops.register_type(p.dtype), w.named[p]
-            start = scalar_ops.literal(identity(p.op, p.dtype), p.dtype)
+            start = start_of(p.op, p.dtype)
             others = f" = {{{', '.join([start] * cut.width)}}}" if cut.vector.extent % threads else ""
             w.line(f"{kind} {name}[{cut.width}]{others};")
         with _if_there(w, cut, writes):
@@ -63,7 +63,7 @@ def _declare(w: CudaWriter, p: Prefix) -> tuple[str, str]:
     """Names of a scan's carry, and of its warps' shared memory if there are several."""
     kind, name = scalar_ops.register_type(p.dtype), w.name(p, p.name)
     carry = w.fresh(f"{name}_carry")
-    w.line(f"{kind} {carry} = {scalar_ops.literal(identity(p.op, p.dtype), p.dtype)};")
+    w.line(f"{kind} {carry} = {start_of(p.op, p.dtype)};")
     if w.threads <= WARP:
         return carry, ""
     memory = w.fresh(f"{name}_shared")

@@ -17,9 +17,9 @@ from blufunc.kernels.backends.cuda.render.writer import CudaWriter
 from blufunc.kernels.backends.cuda.schedule.online_reductions import OnlineSum, Spread, sums_of_spreads
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import Vectors
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.c_renderer import accumulator, is_arg, reducing, update
+from blufunc.kernels.codegen.c_renderer import accumulator, is_arg, reducing, start_of, update
 from blufunc.kernels.codegen.scalar_ops import bare, grouped
-from blufunc.kernels.loopir.ir import Lanes, Reduce, Total, identity
+from blufunc.kernels.loopir.ir import Lanes, Reduce, Total
 
 
 def declare_totals(w: CudaWriter, s: Lanes, cut: Vectors) -> None:
@@ -76,7 +76,7 @@ def _declare(w: CudaWriter, total: Total) -> None:
     if is_arg(total):
         w.line(f"Arg<{kind}, {w.index_type}> {name} = {{{kind}(0), -1}};")
     else:
-        w.line(f"{kind} {name} = {scalar_ops.literal(identity(total.op, total.dtype), total.dtype)};")
+        w.line(f"{kind} {name} = {start_of(total.op, total.dtype)};")
 
 
 def _in_cluster(w: CudaWriter) -> bool:

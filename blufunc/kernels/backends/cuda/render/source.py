@@ -16,7 +16,7 @@ from blufunc.kernels.backends.cuda.render.transpose import TransposeRenderer
 from blufunc.kernels.backends.cuda.render.writer import CudaWriter
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import Kind, ScheduledKernel
 from blufunc.kernels.codegen import source_files
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 
 RENDERERS: dict[Kind, type[CudaWriter]] = {
     "points": KernelRenderer,

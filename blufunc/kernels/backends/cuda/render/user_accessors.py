@@ -13,7 +13,7 @@ import numpy as np
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.kernels.backends.cuda.render.device_functions import function, plain
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.ops.fused_user_kernel import FusedUserKernel, Points, fused_user_kernel_p
 from blufunc.kernels.user_kernel import C_TYPES, Accessor, CudaSource
 

@@ -17,8 +17,8 @@ from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKer
 from blufunc.kernels.backends.cuda.schedule.vectorize import is_contiguous, with_fast_exp
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import CStyle, Scope, written_in
-from blufunc.kernels.codegen.prelude import DEVICE
 from blufunc.kernels.codegen.scalar_ops import bare
+from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.loopir.index import Index, Range, of
 from blufunc.kernels.loopir.ir import Buffer, Store, Total, Value, computed_in
 

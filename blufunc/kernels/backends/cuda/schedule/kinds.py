@@ -17,16 +17,7 @@ from blufunc.kernels.backends.cuda.device_model import PARAMETER_BYTES
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel, keeps_read_in, lane_loops
 from blufunc.kernels.backends.cuda.schedule.vectorize import best_width
 from blufunc.kernels.loopir.index import Range
-from blufunc.kernels.loopir.ir import (
-    Accumulate,
-    Keep,
-    Kernel,
-    Lanes,
-    Rows,
-    Store,
-    Value,
-    post_order,
-)
+from blufunc.kernels.loopir.ir import Accumulate, Keep, Kernel, Lanes, Rows, Store, Value, post_order
 from blufunc.kernels.lower.horizontal_fusion import structure
 
 _LEAST_TURNED = 16

@@ -33,6 +33,7 @@ from blufunc.kernels.loopir.ir import (
     Prefix,
     Reduce,
     Replaced,
+    Replacement,
     Rows,
     Store,
     Substitution,
@@ -41,8 +42,8 @@ from blufunc.kernels.loopir.ir import (
     computed_in,
     post_order,
     read,
+    reads_replaced,
 )
-from blufunc.kernels.loopir.replace import reads_replaced
 
 # -- parallel folds ---------------------------------------------------------------------------------
 
@@ -96,9 +97,8 @@ def _is_along(index: Index, over: Range) -> bool:
 def _over_lanes(kernel: Kernel, over: Range, folds: Sequence[Value], summands: Sequence[Value]) -> Kernel:
     totals = [Total(f"{v.attr[0]}_{n}", v.dtype, v.attr[0]) for n, v in enumerate(folds)]
     loop = Lanes(over, tuple(Reduce(t, x) for t, x in zip(totals, summands, strict=True)))
-    put = Replaced({})
-    put.done.update((v, read(t)) for v, t in zip(folds, totals, strict=True))
-    stores = (Store(s.buffer, s.index, put(s.value)) for s in kernel.body)
+    put = Replacement({v: read(t) for v, t in zip(folds, totals, strict=True)}.get)
+    stores = map(put.statement, kernel.body)
     return Kernel(kernel.name, kernel.buffers, kernel.grid, (loop, *stores), kernel.notes)
 
 

@@ -45,8 +45,8 @@ from blufunc.kernels.loopir.ir import (
     Value,
     computed_in,
     post_order,
+    reads_replaced,
 )
-from blufunc.kernels.loopir.replace import reads_replaced
 
 # -- threads ----------------------------------------------------------------------------------------
 

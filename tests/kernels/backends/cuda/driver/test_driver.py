@@ -312,16 +312,16 @@ def test_other_libraries_see_the_same_memory():
 
 @gpu
 def test_memory_lives_as_long_as_what_cupy_sees():
-    before = cuda_memory.live_bytes()
+    before = cuda_memory.pool().live_bytes()
     seen = cuda_memory.as_cupy(cuda_memory.to_device(np.ones(1000, np.float32)))
-    assert cuda_memory.live_bytes() == before + 4000
+    assert cuda_memory.pool().live_bytes() == before + 4000
     assert float(seen.sum()) == 1000
     back = cuda_memory.from_cupy(seen, F32)
     assert back.ptr != seen.data.ptr, "another buffer's memory is not taken over"
     del seen
-    assert cuda_memory.live_bytes() == before + 4000
+    assert cuda_memory.pool().live_bytes() == before + 4000
     del back
-    assert cuda_memory.live_bytes() == before
+    assert cuda_memory.pool().live_bytes() == before
 
 
 @gpu
@@ -375,10 +375,10 @@ def test_more_shared_memory_than_a_block_has_by_itself(module, n):
     x, y = np.arange(n, dtype=np.float32), cuda_memory.to_device(np.zeros(n, np.float32))
     kernel = module.kernel("reversed")
     args = [cuda_memory.to_device(x), y, np.int32(n)]
-    kernel.launch((1,), (512,), 4 * n, args, driver.compute_stream())
+    kernel.prepare((1,), (512,), 4 * n, args)(driver.compute_stream().ptr)
     np.testing.assert_array_equal(cuda_memory.to_host(y), x[::-1])
     with pytest.raises(errors.ValueRangeError, match="bytes of shared memory"):
-        kernel.launch((1,), (512,), 1 << 20, args, driver.compute_stream())
+        kernel.prepare((1,), (512,), 1 << 20, args)
 
 
 @gpu

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks.harness.kernel_resources import Resources, resources
 from blufunc import errors
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.cache.disk import DiskCache
@@ -30,9 +31,9 @@ ptxas info    : Used 10 registers, used 0 barriers
 
 
 def test_log():
-    assert nvrtc.Binary(b"", LOG).resources() == {
-        "first": nvrtc.Resources(22, 4096, 8, 12, 40),
-        "second": nvrtc.Resources(10, 0, 0, 0, 0),
+    assert resources(nvrtc.Binary(b"", LOG)) == {
+        "first": Resources(22, 4096, 8, 12, 40),
+        "second": Resources(10, 0, 0, 0, 0),
     }
 
 
@@ -62,7 +63,7 @@ def test_version():
 def test_build(arch):
     binary = nvrtc.build(SCALE, arch)
     assert binary.cubin.startswith(b"\x7fELF") and b"scale" in binary.cubin
-    assert binary.resources()["scale"].registers > 0
+    assert resources(binary)["scale"].registers > 0
 
 
 @needs_nvrtc
@@ -76,8 +77,8 @@ def test_spills_are_seen():
       #pragma unroll
       for (int i = 0; i < 64; ++i) x[i * 32 + 1] = a[i] * a[(i * 7 + 3) % 64];
     }"""
-    assert nvrtc.build(text, "sm_90").resources()["spill"].spill_stores == 0
-    assert nvrtc.build(text, "sm_90", options=["--maxrregcount=32"]).resources()["spill"].spill_stores > 0
+    assert resources(nvrtc.build(text, "sm_90"))["spill"].spill_stores == 0
+    assert resources(nvrtc.build(text, "sm_90", options=["--maxrregcount=32"]))["spill"].spill_stores > 0
 
 
 @needs_nvrtc

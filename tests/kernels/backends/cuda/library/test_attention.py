@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.harness.kernel_resources import resources
 from blufunc import errors
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import driver, nvrtc
@@ -107,7 +108,7 @@ class Case:
 def test_compiles_without_spills(kernel, features, arch):
     tiling = kernel.tiling(features, arch)
     binary = nvrtc.build(cuda_attention.source(kernel, BF16, features, True, tiling), arch, kernel.entry)
-    used = binary.resources()[kernel.entry]
+    used = resources(binary)[kernel.entry]
     assert used.spill_stores <= 16  # bytes of a thread: what only begins and ends need
     assert "serialized" not in binary.log  # a warning of ptxas that warpgroup matmuls wait for each other
     assert tiling.groups == (arch == "sm_90a")
@@ -125,7 +126,7 @@ def test_sums_over_tokens_hardly_spill(kernel, features):
     """The summed values are in registers anyway, and are reduced once, after loops."""
     summed, tiling = kernel.summed, kernel.tiling(features, "sm_90a")
     binary = nvrtc.build(cuda_attention.source(summed, BF16, features, True, tiling), "sm_90a", summed.entry)
-    assert binary.resources()[summed.entry].spill_stores <= 32
+    assert resources(binary)[summed.entry].spill_stores <= 32
     assert "serialized" not in binary.log
 
 
@@ -135,7 +136,7 @@ def test_sums_over_tokens_hardly_spill(kernel, features):
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_kernel_of_planes_hardly_spills(kernel, spilt, causal):
     binary = nvrtc.build(cuda_attention.source(kernel, BF16, 64, causal, PLANES), "sm_90a", kernel.entry)
-    used = binary.resources()[kernel.entry]
+    used = resources(binary)[kernel.entry]
     assert used.spill_stores <= spilt
     assert "serialized" not in binary.log
     assert used.registers * PLANES.launched == 65536  # warpgroups take the registers that others release
@@ -205,7 +206,7 @@ DENSE = [Strides(128 * 256, 256, 64)] * 8
         (GOOD, BF16, DENSE, "sm_75", "sm_80 and later"),
         (GOOD._replace(features=72), BF16, DENSE, "sm_90a", "features=72"),
         (GOOD._replace(features=272), BF16, DENSE, "sm_90a", "features=272"),
-        (GOOD._replace(keys=0), BF16, DENSE, "sm_90a", "nothing"),
+        (GOOD._replace(keys=0), BF16, DENSE, "sm_90a", "is empty"),
         (GOOD._replace(key_heads=3), BF16, DENSE, "sm_90a", "key_heads=3"),
         (GOOD._replace(keys=1 << 25), BF16, DENSE, "sm_90a", "tokens"),
         (GOOD, BF16, [*DENSE, Strides(4096, 100, 64)], "sm_90a", "stride"),

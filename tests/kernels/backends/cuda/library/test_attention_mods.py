@@ -5,6 +5,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc import lax, nn
 from blufunc.core.arrays import backend
 from blufunc.kernels.backends.cuda.driver import nvrtc
@@ -13,7 +14,7 @@ from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_atte
 from blufunc.kernels.backends.cuda.library.attention.kernels import FORWARD_KERNEL, Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.nn.attention import call as attention_call
 from blufunc.nn.attention.mods import traced
 from tests.emulation.cuda_machines import needs_nvrtc
@@ -82,7 +83,7 @@ def test_compiles(name, features, arch):
         for k in (kernel, *([kernel.lists] if code.masked else [])):
             text = DEVICE.with_prelude(cuda_attention.source(k, BF16, features, True, tiling, code))
             binary = nvrtc.build(text, arch, k.entry)
-            assert binary.resources()[k.entry].spill_stores <= 64, k.entry
+            assert resources(binary)[k.entry].spill_stores <= 64, k.entry
             assert "serialized" not in binary.log
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices: layouts against a model of what the library computes, and descriptors without a device."""
+"""GEMM layouts against a model of the library, and descriptors without a device."""
 
 import ctypes
 import itertools
@@ -21,7 +21,7 @@ F32, F64, BF16, F16 = dtypes.float32, dtypes.float64, dtypes.bfloat16, dtypes.fl
 
 
 def model(call, a, b, d):
-    """What cuBLASLt does with a call: column-major matrices, ``ld`` elements apart, in flat memory; d is written."""
+    """Model of cuBLASLt: column-major matrices with stride ``ld``; writes d."""
 
     def matrix(flat, side, i):
         strides = (flat.itemsize, side.ld * flat.itemsize)
@@ -37,7 +37,7 @@ def model(call, a, b, d):
 
 
 def flat_from(x):
-    """All memory that lies behind the first element of a view."""
+    """All memory from the first element of a view on."""
     base = x if x.base is None else x.base
     offset = (x.__array_interface__["data"][0] - base.__array_interface__["data"][0]) // x.itemsize
     assert base.flags.c_contiguous
@@ -45,7 +45,7 @@ def flat_from(x):
 
 
 def by_product(x, y, numbers):
-    """``dot_general`` by ``plan_dot_general`` and the model, with copies where the plan wants them."""
+    """``dot_general`` by ``plan_dot_general`` and the model, with copies as planned."""
     strides = [tuple(s // v.itemsize for s in v.strides) for v in (x, y)]
     plan = plan_dot_general(x.shape, strides[0], y.shape, strides[1], numbers)
     copied = []
@@ -71,7 +71,7 @@ def by_product(x, y, numbers):
 
 
 def made(shape, order=None, cut=None):
-    """Numbers of a shape; ``order``: how its axes lie in memory, outermost first; ``cut``: part of a larger array."""
+    """Random array; ``order`` of axes in memory; ``cut`` from a larger array."""
     order = order or tuple(range(len(shape)))
     whole = [shape[d] + (cut[d] if cut else 0) for d in range(len(shape))]
     base = np.random.default_rng(0).standard_normal([whole[d] for d in order])
@@ -138,7 +138,7 @@ def test_a_contraction_is_one_product(name):
 
 
 def test_contractions_of_all_kinds_of_axes():
-    """Every choice of one contracted and at most one batch axis of rank-3 operands, in every order in memory."""
+    """One contracted and at most one batch axis of rank-3 operands, in every order."""
     sizes = {"b": 2, "k": 3, "m": 4, "n": 5, "p": 2}
     for left, right in itertools.product(("mpk", "bmk"), ("npk", "bnk")):
         if ("b" in left) != ("b" in right):
@@ -238,7 +238,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_library_cannot_do_is_refused_with_a_reason(name):
     assert REFUSED[name].refused()
-    with pytest.raises(errors.UnsupportedError, match="cuBLASLt has no product"):
+    with pytest.raises(errors.UnsupportedError, match="cuBLASLt has no GEMM"):
         cublaslt.Descriptors(REFUSED[name])
 
 
@@ -323,7 +323,7 @@ def test_products_on_a_device(name, own_cache, rng):
 def test_layouts_on_a_device(name, own_cache):
     x, y, numbers, _ = LAYOUTS[name]
     want, _, plan = by_product(x, y, numbers)
-    # the memory behind the operands is copied as it lies
+    # copy all memory after the operands' first elements
     d = on_device(Gemm(plan, F64, F64, F64, "f64", alignment=16), flat_from(x), flat_from(y))
     np.testing.assert_allclose(d.reshape(-1), want, rtol=1e-12, atol=1e-12)
 
@@ -337,7 +337,7 @@ def test_beta_adds_to_what_is_there(own_cache, rng):
 
 @pytest.mark.gpu
 def test_a_bias_is_added_along_columns(own_cache, rng):
-    """The exchange of operands shows nowhere."""
+    """The swap of operands for the column-major library is invisible."""
     a, b = rng.standard_normal((32, 16)).astype(BF16), rng.standard_normal((64, 16)).astype(BF16)
     bias = rng.standard_normal(64).astype(BF16)
     d = on_device(GEMMS["a bias"], a, b, bias=bias)
@@ -373,7 +373,7 @@ def test_a_product_keeps_half_of_a_small_device(monkeypatch, there, left):
     product = cuda_product.Product.__new__(cuda_product.Product)
     product.device, product.calls = 0, [cuda_product._Call(GEMMS["float32"])]
     product.leave(24)
-    assert [c.gemm.sms for c in (*product.calls, *product.calls_beside)] == [0, left]
+    assert [c.gemm.sms for c in (*product.calls, *product.overlapped_calls)] == [0, left]
 
 
 def test_choices_for_fewer_multiprocessors_are_kept_apart(lib, monkeypatch):

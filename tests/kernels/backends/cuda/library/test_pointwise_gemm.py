@@ -1,4 +1,4 @@
-"""Matmuls with epilogues by Hopper's own kernel: which they are, and the kernel itself."""
+"""GEMMs with generated epilogues on Hopper: when they apply, and the kernel."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc import nn
 from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ir import dtypes
@@ -20,8 +21,8 @@ from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import pointwise_gemm
 from blufunc.kernels.backends.cuda.library.pointwise_gemm import ENTRY, PointwiseGemm, gemm_of, source
 from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
-from blufunc.kernels.backends.cuda.lowered import Draft
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.backends.cuda.program import Draft
+from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator, tensor_map
@@ -196,7 +197,7 @@ def test_it_compiles_without_spills(name, by_rows):
     p = gemm(name, LARGE if by_rows else (8192, 5632, 2048), by_rows)
     text = DEVICE.with_prelude(source(p))
     made = nvrtc.build(text, "sm_90a", ENTRY)
-    found = made.resources()[ENTRY]
+    found = resources(made)[ENTRY]
     assert found.spill_stores == 0
     assert "erialized" not in made.log, made.log  # as matmuls are that wait for each other
     assert moved_registers(text, p.threads) <= found.registers * p.threads
@@ -258,7 +259,7 @@ def run_emulated(case, emulator, eager=False):
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_the_kernel_emulated(name, eager, emulator):
-    """Of a block without a cluster, as the emulator has none; it has two tiles, and more steps than stages."""
+    """One block without a cluster, two tiles, and more steps than stages."""
     case = Case(gemm(name, (ROWS, 2 * COLUMNS, 320), by_rows=eager, cluster=1))
     run_emulated(case, emulator, eager)
     case.check()
@@ -275,7 +276,7 @@ SIZES = (
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_all_results_of_several_tiles(sizes, by_rows, emulator):
-    """Of one block, one tile after the other, below and beside each other; the last may be cut off."""
+    """Rows and columns of tiles, the last partial, in one block."""
     case = Case(gemm("and GELU again, and sums", sizes, by_rows, cluster=1))
     run_emulated(case, emulator)
     case.check()
@@ -299,7 +300,7 @@ def test_far_out_the_slope_is_that_of_the_definition(emulator):
 
 
 def test_what_is_recomputed_has_the_bits_of_the_forward_pass(emulator):
-    """At the argument that the forward pass stored, rounded: far out, and where GELU is close to 0, too."""
+    """At the stored, rounded argument: large values, and GELU close to 0."""
     forward = Case(gemm("a bias, GELU, and its argument", (ROWS, COLUMNS, 64), False, cluster=1))
     far = [0, -0.0, 3e38, -3e38, 1e-38, -1e-38, 12, -12, np.inf, -np.inf, np.nan]
     forward.given[0][: len(far)] = np.array(far, BF16)
@@ -311,7 +312,7 @@ def test_what_is_recomputed_has_the_bits_of_the_forward_pass(emulator):
 
 
 def test_gelu_of_negative_arguments_is_relative_to_itself(emulator):
-    """The tanh form by a logistic does not cancel: errors are roundings, as far down as bfloat16 goes."""
+    """The tanh form by a logistic does not cancel: only rounding errors remain."""
     case = Case(gemm("and GELU again, and sums", (ROWS, COLUMNS, 64), True, cluster=1))
     case.given[0][...] = np.resize(np.linspace(-12, 3, 3001).astype(BF16), case.given[0].shape)
     run_emulated(case, emulator)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.harness.kernel_resources import resources
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import driver, nvrtc
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
@@ -22,7 +23,7 @@ def test_compiles_without_spills(how, dtype):
         pytest.skip("complex numbers have no order")
     text = cuda_scatter.source(how, dtype, "int32", 4, clip=how == "add")
     binary = nvrtc.build(text, "sm_80", "scatter")
-    assert all(r.spill_stores == 0 for r in binary.resources().values())
+    assert all(r.spill_stores == 0 for r in resources(binary).values())
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc import nn
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import DropVar
@@ -24,8 +25,7 @@ from blufunc.kernels.backends.cuda.library.softmax_gemm import (
     source,
 )
 from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
-from blufunc.kernels.backends.cuda.lowered import Draft
-from blufunc.kernels.backends.cuda.program import TARGET
+from blufunc.kernels.backends.cuda.program import TARGET, Draft
 from blufunc.kernels.pipeline import Planning
 from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.schedule import OpaqueStep
@@ -275,7 +275,7 @@ def test_what_does_not_count_and_what_is_no_class():
 def test_it_compiles_without_spills(product):
     text = source(product)
     made = nvrtc.build(text, "sm_90a", ENTRY)
-    found = made.resources()
+    found = resources(made)
     assert {name: r.spill_stores for name, r in found.items()} == {ENTRY: 0, SETTLE: 0}
     assert "erialized" not in made.log, made.log  # as products are that wait for each other
     assert moved_registers(text, product.threads) <= found[ENTRY].registers * product.threads

@@ -8,11 +8,12 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc.core.ir.jaxpr import Eqn, Var
 from blufunc.kernels.backends.cuda.driver import modules, nvrtc
 from blufunc.kernels.backends.cuda.library import split_gemm
 from blufunc.kernels.backends.cuda.library.split_gemm import SplitGemm, instructions, source
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.cost import of_eqn
 from blufunc.kernels.ops import split_dot
 from blufunc.kernels.ops.split_dot import split_dot_p
@@ -186,7 +187,7 @@ KERNELS = [
 def test_it_compiles_without_spills(product):
     text = source(product)
     made = nvrtc.build(text, "sm_90a", "split_product")
-    found = made.resources()["split_product"]
+    found = resources(made)["split_product"]
     assert found.spill_stores == 0
     assert "wgmma" not in made.log, made.log  # as where products are done one by one
     assert moved_registers(text, product.threads) <= found.registers * product.threads

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc import lax, nn
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels.backends.cuda.device_model import Limits, limits_of
@@ -447,7 +448,7 @@ def test_nothing_spills(capability, shared):
     some += [k for f, shapes in SMALL_CASES.values() for k in kernels(f, shapes, SMALL)]
     made = render_many([schedule(k, (), limits) for k in _numbered(some)])
     assert ("__cluster_dims__" in made[0].source) == (limits.cluster > 1)
-    found = nvrtc.build(made[0].source, "sm_{}{}".format(*capability)).resources()
+    found = resources(nvrtc.build(made[0].source, "sm_{}{}".format(*capability)))
     assert set(found) == {k.entry for k in made}
     spilled = {n: r for n, r in found.items() if r.spill_loads or r.spill_stores or r.stack}
     assert not spilled
@@ -460,7 +461,7 @@ def test_nothing_spills(capability, shared):
 @needs_nvrtc
 def test_groups_compile():
     made = render(schedule_group(_updates(*range(4, 600, 4)), "update"))
-    (found,) = nvrtc.build(made.source, "sm_90").resources().values()
+    (found,) = resources(nvrtc.build(made.source, "sm_90")).values()
     assert not found.spill_loads and not found.stack
     assert made.segments == 149 and made.grid == (149, 1, 1)
 

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from benchmarks.harness.kernel_resources import resources
 from blufunc import errors
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 from tests.emulation import cuda_blocks
 from tests.emulation.cuda_cases import (
     C_TYPES,
@@ -88,12 +89,12 @@ SOURCES = dict(sources())
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("what", SOURCES)
 def test_compiles_without_spills(what, arch):
-    resources = nvrtc.build(DEVICE.with_prelude(SOURCES[what]), arch).resources()
-    assert len(resources) == SOURCES[what].count("__global__")
+    found = resources(nvrtc.build(DEVICE.with_prelude(SOURCES[what]), arch))
+    assert len(found) == SOURCES[what].count("__global__")
     # trigonometric functions reduce large arguments in an array on the stack
-    spilling = [k for k, r in resources.items() if r.spill_stores or r.spill_loads]
+    spilling = [k for k, r in found.items() if r.spill_stores or r.spill_loads]
     assert not spilling
-    on_stack = [k for k, r in resources.items() if r.stack]
+    on_stack = [k for k, r in found.items() if r.stack]
     assert all(any(f in k for f in ("sin", "cos", "tan", "exp", "pow", "logistic")) for k in on_stack)
 
 

@@ -10,7 +10,7 @@ import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.config import config
 from blufunc.kernels.backends.cuda.device_model import HOPPER, Limits
-from blufunc.kernels.backends.cuda.lowered import Draft
+from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.backends.cuda.render.source import RENDERERS, render, render_many
 from blufunc.kernels.backends.cuda.schedule.passes import PASSES, schedule, schedule_group
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel

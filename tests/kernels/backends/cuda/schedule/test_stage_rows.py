@@ -9,8 +9,8 @@ import blufunc as bf
 from blufunc import nn
 from blufunc.kernels.backends.cuda.device_model import HOPPER, Limits, limits_of
 from blufunc.kernels.backends.cuda.render.source import function_of
-from blufunc.kernels.backends.cuda.schedule.clusters import cluster_shape
 from blufunc.kernels.backends.cuda.schedule.passes import schedule
+from blufunc.kernels.backends.cuda.schedule.shared_rows import cluster_shape
 from blufunc.kernels.pipeline import same_place
 from tests.emulation.cuda_functions import (
     BF16,
@@ -155,8 +155,8 @@ def test_exponentials_of_which_16_bits_are_kept_are_the_device_s_own():
     narrow, wide = (function_of(schedule(_loss_with_gradient(8, 60000, d))) for d in (BF16, F32))
     assert "take_up<true>(" in narrow and "* ptx_exp(" in narrow
     assert "take_up(" in wide and "* bf_exp(" in wide and "ptx_exp" not in wide
-    summed_too = function_of(schedule(kernels(*SMALL_CASES["softmax bf16"])[0]))
-    assert "bf_exp(" in summed_too and "ptx_exp" not in summed_too
+    rounded_at_once = function_of(schedule(kernels(*SMALL_CASES["softmax bf16"])[0]))
+    assert "round_to<bf16>(ptx_exp(" in rounded_at_once and "bf_exp(" not in rounded_at_once
 
 
 def test_what_is_copied_must_lie_where_vectors_can():

@@ -24,7 +24,7 @@ from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.backends.cuda.library.attention import mods as cuda_attention_mods
 from blufunc.kernels.backends.cuda.library.attention.mods import Code
 from blufunc.kernels.codegen import source_files
-from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.codegen.source_files import DEVICE
 
 _FORWARD, _BACKWARD, _SM90, _FUSED = (
     f"backends/cuda/include/attention_{name}.cuh" for name in ("fwd", "bwd", "sm90", "bwd_fused_sm90")

@@ -86,15 +86,12 @@ def prepare(
     arguments = [0] * len(operands_of(kernel, code, parts)) + [problem(kernel, shape, scale, strides, parts)]
     arguments += [bytes(tensor_map.BYTES)] * len(boxes(kernel, shape, strides, tiling))
     if kernel.body == cuda_attention_mods.TILES:
-        grid, shared = (
-            cuda_attention_mods.lists(code, shape.batch, shape.heads, kernel.tiles_of(shape, tiling)[0]),
-            0,
-        )
-    else:
-        grid = kernel.blocks(shape, tiling, driver.properties(device).sm_count)
-        shared = kernel.shared_bytes(shape.features, tiling, parts)
-    threads = tiling.threads if kernel.body == cuda_attention_mods.TILES else tiling.launched
-    return function.prepare((grid,), (threads,), shared, arguments)
+        rows, _ = kernel.tiles_of(shape, tiling)
+        grid = cuda_attention_mods.lists(code, shape.batch, shape.heads, rows)
+        return function.prepare((grid,), (tiling.threads,), 0, arguments)
+    grid = kernel.blocks(shape, tiling, driver.properties(device).sm_count)
+    shared = kernel.shared_bytes(shape.features, tiling, parts)
+    return function.prepare((grid,), (tiling.launched,), shared, arguments)
 
 
 class _Kernel:
@@ -113,12 +110,9 @@ class _Kernel:
         parts: int,
     ):
         tiling = kernel.tiling(shape.features, driver.properties(device).arch, code, parts)
-
-        def made(kernel: Kernel) -> driver.Launch:
-            return prepare(kernel, shape, dtype, strides, scale, causal, device, tiling, code, parts)
-
-        self._lists = made(kernel.lists) if code.masked else None
-        self._launch = made(kernel)
+        options = shape, dtype, strides, scale, causal, device, tiling, code, parts
+        self._lists = prepare(kernel.lists, *options) if code.masked else None
+        self._launch = prepare(kernel, *options)
         self._plain = code is NO_CODE
         first = len(operands_of(kernel, code, parts)) + 1
         self._maps = [
@@ -136,10 +130,10 @@ class _Kernel:
         """
         rest = [] if self._plain else [*extras[:2], lists, *extras[2:]]
         if self._lists is not None:
-            _run(self._lists, rest, stream)
+            self._lists.run(rest, stream)
         for of in self._maps:
             of.set(self._launch.arguments, pointers)
-        _run(self._launch, [*pointers, *rest], stream)
+        self._launch.run([*pointers, *rest], stream)
 
 
 class Forward:
@@ -253,9 +247,3 @@ def _padded(split: Sequence[int], operands: int) -> list[int]:
     both = [split[n : n + operands] for n in range(0, len(split), operands)]
     both = [[0] * operands, *both][-2:]
     return [address for some in both for address in (*some, *[0] * (len(IN_PARTS) - operands))]
-
-
-def _run(launch: driver.Launch, pointers: Sequence[int], stream: Any) -> None:
-    for i, address in enumerate(pointers):
-        launch.arguments.set_pointer(i, address)
-    launch(stream.ptr)

@@ -16,7 +16,7 @@ from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.modules import Text
-from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Executor, Operand, Work
+from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Executor, Operand, Results, Work
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape, Strides
@@ -79,7 +79,7 @@ def _is_forward(eqn: Eqn) -> bool:
 
 
 def _is_summed(eqn: Eqn) -> bool:
-    """True if the equation returns sums of gradients (``rewrites/partial_reductions.py``)."""
+    """True if it returns sums of gradients (``rewrites/partial_reductions.py``)."""
     return eqn.prim is packed_p and len(eqn.outvars) == 2
 
 
@@ -122,57 +122,44 @@ class Attention(LibraryKernel):
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
-        return _work(executor, step, operands, self)
+        eqn = step.eqn
+        query, key = (v.aval for v in eqn.invars[:2])
+        shape, whole, own = _shape(query, key), _WHOLE[eqn.prim.name], _own(eqn)
+        repeats = driver.properties(executor.device).arch != "sm_90a"
+        parts = [_Part(o, n < own and o.aval.ndim == 4, repeats) for n, o in enumerate(operands)]
+        outs = [v.aval for v in eqn.outvars]
+        memory = Results(executor, step)
+        rows = [p.strides for p in parts[:whole] if p.strides is not None]
+        rows += _strides_of_results(eqn)
+        rest = [p.strides for p in parts[whole:own] if p.strides is not None]
+        assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], (
+            "parts have equal strides"
+        )
+        code = _code(eqn)
+        assert isinstance(code, Code), code
+        params = eqn.params
+        options = params["scale"], params["is_causal"], executor.device, code, params.get("parts", 0)
+        if _is_forward(eqn):
+            launch = cuda_attention_launch.Forward(shape, query.dtype, rows, *options)
+        else:
+            launch = cuda_attention_launch.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
+        scratch_bytes = self.scratch_bytes(eqn, driver.properties(executor.device).arch)
+        assert (step.scratch is not None) == bool(scratch_bytes), "what kernels work in is planned"
+        place = None if step.scratch is None else executor.roots.place(step.scratch)
 
+        def run(executor: Executor) -> None:
+            held = [p.address(executor) for p in parts]
+            results = memory.addresses(executor)
+            if eqn.prim is packed_p:
+                results = [
+                    r + n * a.dtype.itemsize
+                    for r, a in zip(results, outs, strict=True)
+                    for n in eqn.params["places"]
+                ]
+            given, scratch = [a for a, _ in held], 0 if place is None else executor.address(place)
+            launch([*given[:own], *results], scratch, executor.work_stream(), given[own:])
 
-def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], kernel: Attention) -> Work:
-    eqn = step.eqn
-    query, key = (v.aval for v in eqn.invars[:2])
-    shape, whole, own = _shape(query, key), _WHOLE[eqn.prim.name], _own(eqn)
-    repeats = driver.properties(executor.device).arch != "sm_90a"
-    parts = [_Part(o, n < own and o.aval.ndim == 4, repeats) for n, o in enumerate(operands)]
-    outs = [v.aval for v in eqn.outvars]
-    places = [None if r is None else executor.roots.place(r) for r in step.results]
-    spare = [
-        executor.own(a, "an unused result") if p is None else None for a, p in zip(outs, places, strict=True)
-    ]
-    rows = [p.strides for p in parts[:whole] if p.strides is not None]
-    rows += _strides_of_results(eqn)
-    rest = [p.strides for p in parts[whole:own] if p.strides is not None]
-    assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], (
-        "parts have equal strides"
-    )
-    code = _code(eqn)
-    assert isinstance(code, Code), code
-    options = (
-        eqn.params["scale"],
-        eqn.params["is_causal"],
-        executor.device,
-        code,
-        eqn.params.get("parts", 0),
-    )
-    if _is_forward(eqn):
-        launch = cuda_attention_launch.Forward(shape, query.dtype, rows, *options)
-    else:
-        launch = cuda_attention_launch.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
-    wanted = kernel.scratch_bytes(eqn, driver.properties(executor.device).arch)
-    assert (step.scratch is not None) == bool(wanted), "what kernels work in is planned"
-    scratch = None if step.scratch is None else executor.roots.place(step.scratch)
-
-    def run(executor: Executor) -> None:
-        held = [p.address(executor) for p in parts]
-        found = zip(places, spare, strict=True)
-        results = [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
-        if eqn.prim is packed_p:
-            results = [
-                r + n * a.dtype.itemsize
-                for r, a in zip(results, outs, strict=True)
-                for n in eqn.params["places"]
-            ]
-        given, memory = [a for a, _ in held], 0 if scratch is None else executor.address(scratch)
-        launch([*given[:own], *results], memory, executor.work_stream(), given[own:])
-
-    return Work(run, eqn.prim.name, step, anywhere=lambda: not any(p.copied for p in parts))
+        return Work(run, eqn.prim.name, step, anywhere=lambda: not any(p.copied for p in parts))
 
 
 def _strides_of_results(eqn: Eqn) -> list[Strides]:
@@ -212,10 +199,7 @@ class _Part:
 
     def address(self, executor: Executor) -> tuple[int, cuda_memory.DeviceBuffer | None]:
         """Address of its first element, and the buffer that must live until it is read."""
-        if self.in_place:
-            return self._operand.address(executor), None
-        made = self._operand.buffer(executor)
-        return made.ptr, made
+        return self._operand.located(executor, self.in_place)
 
 
 def _shape(query: ShapedArray, key: ShapedArray) -> Shape:
