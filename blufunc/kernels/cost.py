@@ -9,8 +9,8 @@ bytes and the time to do its arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
@@ -85,50 +85,37 @@ class StepCost:
         return max(self.bytes / machine.bandwidth, arithmetic)
 
 
-@dataclass(frozen=True)
 class Cost:
     """The steps of a program, and sums over them.
 
     Attributes:
       steps: in the order in which they run.
+      reads, writes, bytes: bytes read from memory, written to it, and both.
+      flops: arithmetic, in float additions.
+      products: multiplications and additions of matmuls and convolutions.
+      kernels: launches of generated kernels.
+      launches: launches and calls of libraries or of the reference.
     """
 
-    steps: tuple[StepCost, ...] = field(default=())
+    def __init__(self, steps: Iterable[StepCost] = ()):
+        self.steps = tuple(steps)
+        self.reads = sum(s.reads for s in self.steps)
+        self.writes = sum(s.writes for s in self.steps)
+        self.bytes = self.reads + self.writes
+        self.flops = sum(s.flops for s in self.steps)
+        self.products = sum(s.products for s in self.steps)
+        self.kernels = sum(s.kind == "kernel" for s in self.steps)
+        self.launches = sum(s.kind != "free" for s in self.steps)
 
-    @property
-    def reads(self) -> int:
-        """Bytes read from memory."""
-        return sum(s.reads for s in self.steps)
-
-    @property
-    def writes(self) -> int:
-        """Bytes written to memory."""
-        return sum(s.writes for s in self.steps)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes moved: read and written."""
-        return self.reads + self.writes
-
-    @property
-    def flops(self) -> int:
-        """Arithmetic, in float additions."""
-        return sum(s.flops for s in self.steps)
-
-    @property
-    def products(self) -> int:
-        """Multiplications and additions of matmuls and convolutions."""
-        return sum(s.products for s in self.steps)
-
-    @property
-    def kernels(self) -> int:
-        """Launches of generated kernels."""
-        return sum(s.kind == "kernel" for s in self.steps)
-
-    @property
-    def launches(self) -> int:
-        """Launches and calls of libraries or of the reference."""
-        return sum(s.kind != "free" for s in self.steps)
+    def total(self, row: StepCost, n: int = 1) -> StepCost:
+        """A row with the sums of all steps, run ``n`` times."""
+        return replace(
+            row,
+            reads=n * self.reads,
+            writes=n * self.writes,
+            flops=n * self.flops,
+            products=n * self.products,
+        )
 
     def seconds(self, machine: Machine) -> float:
         """Lower bound of the time of the steps, one after another, in seconds."""
@@ -151,12 +138,12 @@ def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cos
       made: the schedule.
       on_host: whether an equation runs on the host; None if the program's device is the host.
     """
-    return Cost(tuple(_of_step(s, made, on_host) for s in made.steps))
+    return Cost(_of_step(s, made, on_host) for s in made.steps)
 
 
 def cost_of_equations(jaxpr: Jaxpr) -> Cost:
     """The cost of a program that runs equation by equation, as NumPy calls."""
-    return Cost(tuple(of_eqn(e, "reference") for e in inline_pointwise(jaxpr).eqns))
+    return Cost(of_eqn(e, "reference") for e in inline_pointwise(jaxpr).eqns)
 
 
 def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) -> StepCost:
@@ -174,14 +161,8 @@ def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) 
 
 def _of_group(members: Sequence[StepCost]) -> StepCost:
     """One launch of many kernels of one structure."""
-    return replace(
-        members[0],
-        lines=tuple(dict.fromkeys(line for m in members for line in m.lines)),
-        shape=f"{len(members)} arrays",
-        reads=sum(m.reads for m in members),
-        writes=sum(m.writes for m in members),
-        flops=sum(m.flops for m in members),
-    )
+    lines = tuple(dict.fromkeys(line for m in members for line in m.lines))
+    return Cost(members).total(replace(members[0], lines=lines, shape=f"{len(members)} arrays"))
 
 
 # -- kernels -----------------------------------------------------------------------------------------
@@ -318,19 +299,13 @@ def _of_control(eqn: Eqn, row: StepCost) -> StepCost:
     """A loop, branch or call: its bodies times iterations; the dearest branch."""
     bodies = [_of_body(j) for j in subjaxprs(eqn.params)]
     name = eqn.prim.name
-    kind = "control" if row.kind in ("library", "reference") else row.kind
     if name == "cond":
         bodies = [max(bodies, key=lambda c: c.bytes)]
+    whole = Cost(s for c in bodies for s in c.steps)
     times = eqn.params["length"] if name == "scan" else eqn.params.get("max_steps") or 1
-    return replace(
-        row,
-        kind=kind,
-        reads=times * sum(c.reads for c in bodies),
-        writes=times * sum(c.writes for c in bodies),
-        flops=times * sum(c.flops for c in bodies),
-        products=times * sum(c.products for c in bodies),
-        unbounded=(name == "while" and times == 1) or any(s.unbounded for c in bodies for s in c.steps),
-    )
+    kind = "control" if row.kind in ("library", "reference") else row.kind
+    unbounded = (name == "while" and times == 1) or any(s.unbounded for s in whole.steps)
+    return whole.total(replace(row, kind=kind, unbounded=unbounded), times)
 
 
 def _of_body(jaxpr: Jaxpr) -> Cost:
