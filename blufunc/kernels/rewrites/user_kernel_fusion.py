@@ -1,8 +1,8 @@
-"""Elementwise prologues and epilogues of users' CUDA kernels, computed inside of the kernels.
+"""Elementwise prologues and epilogues fused into users' CUDA kernels.
 
-Kernels, a rewrite of the CUDA path. In: a jaxpr with calls of ``cuda_kernel``, whose authors say what may be computed
-inside (``elementwise=``). Out: the jaxpr without the arrays between such an argument and the elementwise operations
-that make it for the kernel alone, and between such a result and those that alone read it.
+Kernels, a rewrite of the CUDA path. In: a jaxpr with calls of ``cuda_kernel`` whose authors allow fusion
+(``elementwise=``). Out: the jaxpr without the arrays between such an argument and the elementwise operations that
+compute it for this kernel only, and between such a result and its only elementwise readers.
 ``backends/cuda/render/user_accessors.py`` writes the code.
 """
 
@@ -22,7 +22,7 @@ from blufunc.kernels.fusion.iteration_space import sort_of
 from blufunc.kernels.ops.fused_user_kernel import FusedUserKernel, Points, fused_user_kernel_p
 
 _MOST = 16
-"""The most operations in a prologue or epilogue: each read of an element computes them again."""
+"""Operations of a prologue or epilogue, at most: every access recomputes them."""
 
 
 def with_fused_user_kernels(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:

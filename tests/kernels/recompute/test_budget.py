@@ -235,11 +235,11 @@ def test_choices_by_rate():
     for segments in cuts.levels:
         assert [i for r in segments for i in r] == list(range(len(cuts.nodes)))
         choices = [cuts.choose(segments, rate) for rate in (1e-15, 1e-11, 1e-9, 1e-3)]
-        assert not choices[0].again and choices[0].freed == 0
-        assert choices[-1].again and choices[-1].freed > 0
+        assert not choices[0].recomputed and choices[0].freed == 0
+        assert choices[-1].recomputed and choices[-1].freed > 0
         assert [x.seconds for x in choices] == sorted(x.seconds for x in choices)
-        assert not any(x.kept & x.again.keys() for x in choices)
-        assert all(cuts.results.isdisjoint(x.again) for x in choices)
+        assert not any(x.kept & x.recomputed.keys() for x in choices)
+        assert all(cuts.results.isdisjoint(x.recomputed) for x in choices)
     assert len(cuts.levels[0]) == 1 and len(cuts.levels[-1]) > 4
 
 

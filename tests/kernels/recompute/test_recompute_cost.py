@@ -136,13 +136,16 @@ def test_an_activation_or_its_product(cut):
     for segments in cuts.levels[:3]:
         found = [cuts.choose(segments, 2 ** (k / 4) / cuts.machine.bandwidth) for k in range(-12, 48)]
         ways = [
-            [(y in c.instead, link.operands[0] in c.again) for y, link in cuts.elementwise.items()]
+            [(y in c.instead, link.operands[0] in c.recomputed) for y, link in cuts.elementwise.items()]
             for c in found
         ]
         assert {(True, False), (False, True)} <= {way for row in ways for way in row}
         assert not any(way == (True, True) for row in ways for way in row)
         assert all(
-            y in c.again for c in found for y, link in cuts.elementwise.items() if link.operands[0] in c.again
+            y in c.recomputed
+            for c in found
+            for y, link in cuts.elementwise.items()
+            if link.operands[0] in c.recomputed
         )
         assert not any(instead for instead, _ in ways[0] + ways[-1])
 

@@ -10,7 +10,7 @@ import blufunc.numpy as bnp
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir.jaxpr import Literal
 from blufunc.core.programs.simplify import inline_bodies, simplify
-from blufunc.kernels.rewrites.canonicalize import with_columns_apart
+from blufunc.kernels.rewrites.canonicalize import split_column_reductions
 from blufunc.kernels.schedule import KernelStep
 from tests.kernels.differential import LIKE_A_GPU, case
 
@@ -80,8 +80,8 @@ def test_what_columns_take_up_is_computed_of_one_array(name):
     """Equations of their own, under an origin of their own; a program without long rows stays what it was."""
     function, *_, copies = FUNCTIONS[name]
     jaxpr, origins = inline_bodies(simplify(bf.jit(function).trace(X).jaxpr))
-    assert with_columns_apart(jaxpr, origins, 40) is jaxpr and not origins
-    made = with_columns_apart(jaxpr, origins, 39)
+    assert split_column_reductions(jaxpr, origins, 40) is jaxpr and not origins
+    made = split_column_reductions(jaxpr, origins, 39)
     new = [e for e in made.eqns if e not in set(jaxpr.eqns) and e in origins]
     assert len(new) == copies * len(set(origins.values()))
     read = {a for e in new for a in e.invars if not isinstance(a, Literal) and a.aval.size == X.size}
