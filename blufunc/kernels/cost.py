@@ -17,6 +17,7 @@ from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.programs.simplify import inline_pointwise, simplify
+from blufunc.kernels.fusion.fuse import Region
 from blufunc.kernels.fusion.iteration_space import reduces
 from blufunc.kernels.fusion.report import equations_of
 from blufunc.kernels.loopir.access_map import moves
@@ -36,6 +37,7 @@ from blufunc.kernels.loopir.ir import (
     values_of,
 )
 from blufunc.kernels.machine import Machine
+from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.kernels.schedule import GroupStep, KernelStep, Schedule, Step
 from blufunc.kernels.tables import count, lines_of, run_lengths, size, table
 from blufunc.kernels.target import Target
@@ -316,3 +318,27 @@ def _of_body(jaxpr: Jaxpr) -> Cost:
         return cost_of(planner(simplify(jaxpr), donated, _NEUTRAL, lambda e: e.prim is dot_general_p))
 
     return jaxpr.memoised("cost", make)
+
+
+# -- estimated schedules -------------------------------------------------------------------------------
+
+
+def plan_seconds(made: Schedule, machine: Machine) -> float:
+    """Estimated time of a schedule without kernels, its steps one after another."""
+    seconds = 0.0
+    for step in made.fusion.steps:
+        if isinstance(step, Region):
+            moved = sum(v.aval.nbytes for v in dict.fromkeys([*step.inputs, *step.outputs]))
+            work = sum(map(arithmetic, step.eqns)) / machine.flops
+            seconds += machine.launch + max(moved / machine.bandwidth, work)
+        elif step.eqn.prim is not optimization_barrier_p:
+            seconds += library_seconds(step.eqn, machine)
+    return seconds
+
+
+def library_seconds(eqn: Eqn, machine: Machine) -> float:
+    """Time of a library call, with the traffic of an epilogue's additional results."""
+    # measured: a matmul of 32768 x 3072 x 768 with GELU takes 280 us, 221 by its arithmetic (H200)
+    seconds = machine.launch + of_eqn(eqn, "library").seconds(machine)
+    more = eqn.outvars[1 : len(eqn.params["epilogue"].jaxpr.outvars)] if eqn.prim is dot_pointwise_p else []
+    return seconds + sum(v.aval.nbytes for v in more) / machine.bandwidth

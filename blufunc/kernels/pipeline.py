@@ -87,7 +87,7 @@ cost.planner = schedule
 
 
 def within(planning: Planning, budget: int | None) -> Schedule:
-    """The schedule of a program within a budget in bytes; the default one if that fits.
+    """The schedule of a program within a budget in bytes, the default one if it fits.
 
     Raises:
       MemoryBudgetError: none was found; the message says how low the peak would come, and what is alive there.
@@ -100,7 +100,7 @@ def within(planning: Planning, budget: int | None) -> Schedule:
 
 
 class Planning:
-    """Planner of a program and of variants that recompute; ``Args`` as of ``schedule``.
+    """Planner of a program and its recomputing variants; ``Args`` as of ``schedule``.
 
     Attributes:
       jaxpr: the program after the passes that precede fusion.
@@ -322,7 +322,7 @@ class _Scheduler:
         self.steps = steps
 
     def group_of(self, step: Step) -> Any:
-        """The key of steps that may be grouped; parts that a variant recomputes run at different times."""
+        """The key of steps that may be grouped; parts of one origin, for a variant."""
         found = structure(step.kernel) if isinstance(step, KernelStep) else None
         if found is None or not self.chosen:
             return found
@@ -419,7 +419,7 @@ class _Scheduler:
 
 
 def _is_deferred(eqn: Eqn) -> bool:
-    """True for a collective that overlaps later steps: earlier ones must not be delayed."""
+    """True for a collective that overlaps later steps: nothing may delay it."""
     return eqn.prim.kind == "collective" and eqn.prim.deferred  # type: ignore[attr-defined]
 
 

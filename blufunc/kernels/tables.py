@@ -89,7 +89,7 @@ def step_table(
     right: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> str:
-    """A table of steps: in long tables a row and a count for all steps with equal keys.
+    """A table of steps; in long tables, one row and a count for all equal keys.
 
     ``row_of`` returns the cells of some positions, ``numbers`` are the steps at the positions; ``head`` and ``right``
     are as for ``table``.

@@ -1,4 +1,4 @@
-"""Matmuls with an addend or with promoted sums: primitives that only rewrites make.
+"""Matmuls with an addend or with promoted sums, which only rewrites make.
 
 Kernels, below the rewrites. Each has a definition in NumPy; the backend chooses the library or kernel.
 """

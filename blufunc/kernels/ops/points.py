@@ -32,7 +32,7 @@ class Loop:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A choice between jaxprs of scalars, from operands to results; an index precedes them."""
+    """A choice between jaxprs of scalars; the first operand is the index."""
 
     sides: tuple[Jaxpr, ...]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr, Literal, Var
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.kinds import Elementwise
-from blufunc.core.primitives.linear_ops import add_any_p
+from blufunc.core.primitives.linear_ops import add_any_p, reshape_p
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.kernels.ops.gemm import dot_bias_p
 
@@ -104,3 +104,17 @@ def columns_of(shape: Sequence[int], dimension_numbers: Any) -> int:
 def scalar(v: Any) -> Var:
     """A scalar of the dtype of a variable."""
     return Var(v.aval.with_shape(()).strong())
+
+
+def equations_at(shape: tuple[int, ...], eqns: Sequence[Eqn], env: dict[Any, Any]) -> list[Eqn]:
+    """Elementwise equations at another shape; ``env`` maps variables to those values."""
+    made = []
+    for e in eqns:
+        (v,) = e.outvars
+        if e.prim is reshape_p:
+            env[v] = env[e.invars[0]]
+            continue
+        ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
+        env[v] = Var(v.aval.with_shape(shape).strong())
+        made.append(Eqn(e.prim, ins, [env[v]], e.params, None))
+    return made

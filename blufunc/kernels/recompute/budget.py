@@ -19,42 +19,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
+from blufunc.kernels.cost import plan_seconds
 from blufunc.kernels.recompute.budget_cuts import Choice, Cuts
 from blufunc.kernels.recompute.budget_report import Dropped, RematChoice, no_plan
-from blufunc.kernels.recompute.recompute_cost import plan_seconds
 from blufunc.kernels.schedule import Schedule
 
-_PEAKS = 5
-"""Peaks, one after the other, that are cut."""
-
-_PROGRESS = 0.98
-"""What is left of a peak that is worth to be cut again."""
-
-_TRIES = 3
-"""Plans of one division in segments that nearly fit, before it is given up."""
-
-_NEARLY = 1.1
-"""The peak of such a plan, in budgets."""
-
-_REPEATS = 1.5
-"""How often what is before the first peak may be computed again, by its time."""
+_AIMS = (1, 0.95, 0.9, 0.8)
+"""Shares of a budget that estimates aim at, one after the other."""
 
 _PLANS = 16
-"""Plans for one aim."""
+"""Plans per aim."""
 
-_AIMS = 4
-"""Aims for one budget."""
+_PROGRESS = 0.98
+"""Ratio of two peaks at which cutting stops."""
 
-_SHARES = (1, 0.95, 0.9, 0.8)
-"""Of a budget, to be tried for it."""
+_NEARLY = 1.1
+"""Ratio of a peak to the aim up to which segments are cut again, at a higher rate."""
+
+_REPEATS = 1.5
+"""Limit of recomputation, relative to the time up to the first peak."""
 
 _STEPS = 128
 _RATES = range(-3 * _STEPS, 12 * _STEPS)
-"""Binary logarithms, times ``_STEPS``, of the rates that are tried, in units of the time to move a byte."""
+"""Rates that are tried: ``_STEPS`` times the binary logarithm.
+
+The unit is the time to move a byte.
+"""
 
 
 def search(planning: Any, budget: int, default: Schedule) -> Schedule:
-    """The cheapest schedule found within a budget; ``bought`` reports what it recomputes.
+    """The fastest schedule found within a budget; ``bought`` reports the price.
 
     Args:
       planning: the program, a ``pipeline.Planning``.
@@ -101,51 +95,46 @@ class _Search:
         self.plans = 0
 
     def run(self) -> Schedule:
-        """The schedule within the budget.
-
-        Another budget leads to other choices: if none fits, smaller ones are tried, then larger ones by bisection. The
-        error names the smallest budget with a plan.
-        """
-        for share in _SHARES:
-            if share * self.budget < self.floor:  # which the first attempt finds
-                break
-            made = self.attempt(int(share * self.budget))
-            if made is not None:
-                return made
-        low, high, best = max(self.budget, self.floor), self.default.plan.peak_bytes, self.default
-        while high - low > high // 16:
-            probe = (low + high) // 2
+        """The schedule; the error names the smallest budget with a plan."""
+        low, high, best = 0, self.default.plan.peak_bytes, self.default
+        probe = self.budget
+        while True:
             found = self.attempt(probe)
-            if found is None:
-                low = probe
-            elif found.plan.peak_bytes <= self.budget:
+            if found is not None and found.plan.peak_bytes <= self.budget:
                 return found
+            if found is None:
+                low = max(probe, self.floor)
             else:
                 high, best = probe, found
-        raise no_plan(self.budget, high, best, self.default)
+            if high - low <= high // 16:
+                raise no_plan(self.budget, high, best, self.default)
+            probe = (low + high) // 2
 
     def attempt(self, budget: int) -> Schedule | None:
-        """A schedule within some budget. With kernels it may need more than estimated: then the aim is lowered."""
+        """A schedule within some budget.
+
+        A lower aim leads to other choices, and makes up for kernels that need more memory than estimated.
+        """
         aim = budget
-        for n in range(_AIMS):
+        for share in _AIMS:
+            aim = min(aim, int(share * budget))
+            if aim < self.floor:  # which the first aim finds
+                break
             self.plans = 0
-            trial = self.descend(self.start, aim)
+            trial = self.descend(aim)
             made = self.planning.schedule(trial.jaxpr, trial.origins)
             if made.plan.peak_bytes <= budget:
                 largest_first = tuple(sorted(trial.dropped, key=lambda d: -d.nbytes))
                 made.bought = RematChoice(self.budget, self.default, made, largest_first, self.machine)
                 return made
-            if trial.peak > aim:
-                break
-            aim -= (made.plan.peak_bytes - budget) << n
+            if trial.peak <= aim:
+                aim -= made.plan.peak_bytes - budget
         return None
 
-    def descend(self, start: _Trial, aim: int) -> _Trial:
+    def descend(self, aim: int) -> _Trial:
         """Cut peaks, one after the other, while that makes progress."""
-        lowest = start
-        for _ in range(_PEAKS):
-            if lowest.peak <= aim or lowest.made.plan.peak_step is None:
-                break
+        lowest = self.start
+        while lowest.peak > aim and lowest.made.plan.peak_step is not None:
             found = self.cut(lowest, aim)
             if found.peak > aim and found.peak > lowest.peak * _PROGRESS:
                 break
@@ -166,7 +155,7 @@ class _Search:
             if chosen(_RATES[-1]).freed < cuts.excess:
                 continue
             wanted, k = cuts.excess, 0
-            for _ in range(_TRIES):
+            while True:
                 k = bisect.bisect_left(_RATES, wanted, lo=k, key=lambda rate: chosen(rate).freed)
                 if k == len(_RATES) or self.plans == _PLANS:
                     break

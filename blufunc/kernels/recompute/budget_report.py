@@ -1,4 +1,4 @@
-"""Reports on memory budgets: the recomputed values and their price, or why no plan fits.
+"""Reports on memory budgets: recomputed values and price, or why no plan fits.
 
 Kernels, used by ``budget.py``. In: the schedules of a program without a budget and within it. Out: a part of
 ``lower().memory``, or a ``MemoryBudgetError``.
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Var, line_of
-from blufunc.kernels.cost import Cost, cost_of
+from blufunc.kernels.cost import Cost, cost_of, plan_seconds
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.recompute.recompute_cost import plan_seconds
 from blufunc.kernels.tables import count, duration, size
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class RematChoice:
 
     @functools.cached_property
     def times(self) -> tuple[float, float]:
-        """Estimated times without a budget and within it: the roofline of ``machine`` plus launches."""
+        """Estimated times without a budget and within it (``plan_seconds``)."""
         return plan_seconds(self.default, self.machine), plan_seconds(self.made, self.machine)
 
     @property

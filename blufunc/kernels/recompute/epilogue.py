@@ -21,15 +21,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Var
 from blufunc.core.primitives.linear_ops import reshape_p
 from blufunc.core.programs.simplify import Origins, put_in_place, rewrite
 from blufunc.kernels.ops.defined_call import DefinedCall
-from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p, scalar
+from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p, equations_at
 
 
 class _Recompute(DefinedCall):
-    """Equations as ``jaxpr`` on arrays and ``scalars`` on scalars; in no final program."""
+    """Equations as ``jaxpr`` on arrays and ``scalars``; absent from final programs."""
 
     fresh = True
 
@@ -96,10 +96,7 @@ def with_result(matmul: Eqn, call: Eqn) -> Eqn:
     held: dict[Any, Any] = dict(zip(_operands(matmul), epilogue.jaxpr.invars[1:], strict=True))
     scalars: Jaxpr = call.params["scalars"]
     env: dict[Any, Any] = {v: held[x] for v, x in zip(scalars.invars, call.invars, strict=True)}
-    more = []
-    for e in scalars.eqns:
-        env.update((v, scalar(v)) for v in e.outvars)
-        more.append(e.with_vars([env.get(a, a) for a in e.invars], [env[v] for v in e.outvars]))
+    more = equations_at((), scalars.eqns, env)
     outvars = [*epilogue.jaxpr.outvars, env[scalars.outvars[0]]]
     jaxpr = epilogue.jaxpr.replace(eqns=[*epilogue.jaxpr.eqns, *more], outvars=outvars)
     params = {**matmul.params, "epilogue": dataclasses.replace(epilogue, jaxpr=jaxpr)}
@@ -111,9 +108,7 @@ def with_result(matmul: Eqn, call: Eqn) -> Eqn:
 def with_recomputed_results(jaxpr: Jaxpr, origins: Origins, able: Callable[[Eqn], bool]) -> Jaxpr:
     """Replace calls of ``recomputing`` by results of matmuls, or by their equations.
 
-    Args:
-      origins: the call that recomputes an equation, by equation; updated for replacements.
-      able: whether there is a kernel for a matmul with an epilogue.
+    ``able``: whether there is a kernel for a matmul with an epilogue.
     """
     for call in [e for e in jaxpr.eqns if e.prim is _recompute_p]:
         jaxpr = _joined(jaxpr, call, origins, able) or jaxpr
@@ -177,18 +172,13 @@ def _on_arrays(scalars: Jaxpr, given: Sequence[Var], result: Var) -> Jaxpr:
 
     def make() -> Jaxpr:
         ins = [Var(x.aval) for x in given]
-        env: dict[Any, Any] = {}
+        env: dict[Any, Any] = dict(zip(scalars.invars, ins, strict=True))
         eqns = []
         for v, x in zip(scalars.invars, ins, strict=True):
-            env[v] = x
             if x.aval.size > 1 and x.aval.shape != shape:
                 env[v] = Var(x.aval.with_shape(shape))
                 eqns.append(Eqn(reshape_p, [x], [env[v]], {"shape": shape}, None))
-        for e in scalars.eqns:
-            (v,) = e.outvars
-            env[v] = Var(v.aval.with_shape(shape))
-            ins_of = [a if a.__class__ is Literal else env[a] for a in e.invars]
-            eqns.append(Eqn(e.prim, ins_of, [env[v]], e.params, None))
+        eqns += equations_at(shape, scalars.eqns, env)
         return Jaxpr(ins, eqns, [env[scalars.outvars[0]]], name="epilogue")
 
     return scalars.memoised(("on arrays", shape, tuple([x.aval for x in given])), make)

@@ -85,14 +85,14 @@ class _Rematerializer(AroundPeak):
         return [v for v in nodes if (v, "in") in near] if gain >= self.least else []
 
     def price(self, v: Var, region: Region) -> int:
-        """The bytes that saving a variable adds; a little more if no step reads it otherwise."""
+        """Bytes that saving a variable adds, a few more if no other step reads it."""
         nbytes = v.aval.nbytes
         if v not in region.roles:
             return 0 if v in self.late or v not in self.position else nbytes
         return nbytes + (0 if v in self.written else nbytes >> 6)
 
     def operands(self, v: Var, region: Region) -> list[Var] | None:
-        """The operands of an elementwise value of a region; None for other values, which must be saved."""
+        """The operands of an elementwise value; None for others, which must be saved."""
         eqn = self.maker.get(v)
         if v not in region.roles or eqn is None:
             return None

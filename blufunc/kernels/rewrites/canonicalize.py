@@ -37,19 +37,13 @@ from blufunc.kernels.rewrites.readers import Readers
 
 
 def rewrite(jaxpr: Jaxpr, origins: Origins, batch_first: bool = False) -> Jaxpr:
-    """Apply all rules.
-
-    Args:
-      jaxpr: the program.
-      origins: the call that recomputes an equation, by equation; updated for replacements.
-      batch_first: whether matmuls need their batch axes dense; default False.
-    """
+    """Apply all rules; ``batch_first``: whether matmuls need their batch axes dense."""
     jaxpr = _narrow_early(_Rules(jaxpr).apply(origins), origins)
     return _with_dense_batches(jaxpr, origins) if batch_first else jaxpr
 
 
 class _Rules:
-    """The rules for single equations, and the new equations that compute each variable."""
+    """The rules for single equations, and the equation that computes each variable."""
 
     def __init__(self, jaxpr: Jaxpr):
         self.jaxpr = jaxpr
@@ -166,7 +160,7 @@ _RULES: tuple[Callable[[_Rules, Eqn], list[Eqn] | None], ...] = (
 
 
 def _final_conversions(jaxpr: Jaxpr, origins: Origins) -> Callable[[Eqn], Eqn | None]:
-    """From an equation to the narrowing conversion that all movement of its result ends in."""
+    """From an equation to the narrowing conversion after all movement of its result."""
     readers = Readers(jaxpr)
 
     def ends(v: Var) -> list[Eqn] | None:
@@ -282,10 +276,7 @@ def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> b
 def split_column_reductions(jaxpr: Jaxpr, origins: Origins, lanes: int) -> Jaxpr:
     """Repeat the operands of reductions over rows of more than ``lanes`` lanes.
 
-    Args:
-      jaxpr: the program.
-      origins: the new equations are added, each reduction's with its own index: fusion separates these.
-      lanes: the limit.
+    The equations of each reduction get an origin of their own, so fusion separates them.
     """
     found = [e for e in jaxpr.eqns if (role := _reduction_of(e))[0] == "column" and role[1] > lanes]
     if not found:
@@ -308,14 +299,8 @@ def _reduction_of(eqn: Eqn) -> tuple[str, int]:
     return ("", 0) if found is None else (found[0], found[1].lanes or 0)
 
 
-class _Operands:
+class _Operands(Readers):
     """The cheap elementwise operands of reductions."""
-
-    def __init__(self, jaxpr: Jaxpr):
-        self.readers = Readers(jaxpr)
-        self.position = {e: i for i, e in enumerate(jaxpr.eqns)}
-        in_memory = self.readers.returned
-        self.makers: dict[Any, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars if v not in in_memory}
 
     def chain_of(self, reduction: Eqn) -> list[Eqn]:
         """The equations, in order, from one array to the operand of a reduction.
@@ -323,30 +308,29 @@ class _Operands:
         Empty if no row reduction reads the operand, and if the equations are expensive or read several arrays.
         """
         operand = reduction.invars[0]
-        roles = [_reduction_of(r)[0] for r in self.readers.of(operand)]
+        roles = [_reduction_of(r)[0] for r in self.of(operand)]
         if "row" not in roles or "" in roles:
             return []
         chain: set[Eqn] = set()
         sources = {operand}
         while True:
-            more = [v for v in sources if self._is_inside(v, chain) or (v is operand and self._is_cheap(v))]
+            only = lambda v: all(r in chain for r in self.of(v))
+            more = [v for v in sources if self._is_cheap(v) and (v is operand or only(v))]
             if not more:
                 break
             chain.update(self.makers[v] for v in more)
             sources = {a for e in chain for a in e.invars if self._is_array(a)}
             sources -= {e.outvars[0] for e in chain}
-        return sorted(chain, key=self.position.__getitem__) if len(sources) == 1 else []
-
-    def _is_inside(self, v: Atom, chain: set[Eqn]) -> bool:
-        """True for a cheap value that only a chain reads."""
-        return self._is_cheap(v) and all(r in chain for r in self.readers.of(v))
+        return sorted(chain, key=lambda e: self.position[e.outvars[0]]) if len(sources) == 1 else []
 
     def _is_cheap(self, v: Atom) -> bool:
         maker = self.makers.get(v)
-        return maker is not None and isinstance(maker.prim, Elementwise) and maker.prim.cost <= 1
+        if maker is None or v in self.returned:  # a result is in memory
+            return False
+        return isinstance(maker.prim, Elementwise) and maker.prim.cost <= 1
 
     def _is_array(self, a: Atom) -> bool:
         """True unless an operand is a broadcast scalar."""
-        while not isinstance(a, Literal) and a in self.makers and moves(self.makers[a]):
+        while a in self.makers and a not in self.returned and moves(self.makers[a]):
             a = self.makers[a].invars[0]
         return a.aval.size > 1

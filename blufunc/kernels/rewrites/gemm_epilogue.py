@@ -29,12 +29,7 @@ from blufunc.kernels.rewrites.readers import Readers
 
 
 def with_epilogues(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """Fuse sums into matmuls.
-
-    Args:
-      jaxpr: simplified.
-      origins: the call that recomputes an equation, by equation; updated for replacements.
-    """
+    """Fuse sums into matmuls."""
     return _Epilogues(jaxpr, origins).run()
 
 
@@ -62,7 +57,7 @@ class Products(Readers):
         return eqn if sizes and self.same_origin(eqn, total) else None
 
     def with_bias(self, product: Eqn, summand: Atom, result: Var) -> list[Eqn]:
-        """The equations of a matmul that adds a broadcast vector; empty for other summands."""
+        """The equations of a matmul that adds a broadcast vector, if the summand is one."""
         lhs, rhs = product.invars
         dtype = result.aval.dtype
         if not has_bias_epilogue(lhs.aval.dtype, rhs.aval.dtype, dtype):
@@ -139,7 +134,7 @@ class _Epilogues(Products):
             self.origins.update(dict.fromkeys(new, self.origins[old]))
 
     def widen(self, eqn: Eqn) -> None:
-        """Let a matmul write the operand of a collective in its dtype, without rounding to a narrower one."""
+        """Let a matmul write the operand of a collective, without rounding before that."""
         product = self.product(eqn.outvars[0], eqn) if self.is_exchanged(eqn) else None
         if product is not None and eqn.outvars[0].aval.dtype in result_dtypes(product.invars[0].aval.dtype):
             self.put(product, [_joined(dot_general_p, product, [], eqn.outvars[0])])
@@ -174,7 +169,7 @@ class _Epilogues(Products):
             v = summand
 
     def stored(self, total: Eqn) -> Var | None:
-        """The sum, or its conversion to another dtype, if that is stored and no kernel reads it."""
+        """The sum, or its conversion to another dtype, if no kernel reads it."""
         (v,) = total.outvars
         reader = self.only(v)
         if reader is not None and reader.prim is convert_p:
@@ -184,7 +179,7 @@ class _Epilogues(Products):
         return v if self.only_stored(v) else None
 
     def only_stored(self, v: Var) -> bool:
-        """True if no kernel can compute a variable where it reads it, also through movement.
+        """True if no kernel can compute a variable as it reads it, also through movement.
 
         A kernel that reads a part of it has other points, so the variable is computed before and stored.
         """
@@ -196,7 +191,7 @@ class _Epilogues(Products):
         )
 
     def accumulated(self, product: Eqn, summand: Atom, result: Var) -> list[Eqn]:
-        """The equation of a matmul that adds an array of its shape; empty for other summands."""
+        """The equation of a matmul that adds an array of its shape, if the summand is one."""
         lhs, rhs = product.invars
         dtype = result.aval.dtype
         if summand.aval.dtype != dtype or lhs.aval.dtype != rhs.aval.dtype:

@@ -1,4 +1,4 @@
-"""Gradients of queries, keys and values written to one array, for devices with kernels.
+"""Gradients of queries, keys and values in one array, for devices with kernels.
 
 Kernels, after ``split_float32_attention``. In: a program with derivatives of attention. Out: an equivalent one. If
 queries, keys and values come from one array, such as the result of one matmul, their gradient is one array too. Kernels
@@ -31,7 +31,7 @@ _ALIGNED = 8
 """Unit of offsets in a row, in elements: kernels write 16 bytes at once."""
 
 packed_p = DefinedCall("attention_grad+packed")
-"""The derivative of attention as one array, with all gradients of a token in a row.
+"""The derivative of attention as one array, all gradients of a token in a row.
 
 Operands and parameters are those of ``attention_grad``, or of its split form; ``places`` are the features at which the
 gradients of queries, keys and values begin.
@@ -55,9 +55,7 @@ class _Packing(NamedTuple):
 def with_packed_gradients(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
     """Pack gradients that end in one array.
 
-    Args:
-      jaxpr: has a derivative of attention only where there is a kernel for it.
-      origins: the call that recomputes an equation, by equation; updated for replacements.
+    There is a kernel for each derivative of attention in the jaxpr; others have been inlined.
     """
     candidates = [e for e in jaxpr.eqns if e.prim.name in _GRADIENTS and e.prim.kind == "call"]
     if not candidates or any(is_replaced(p, "impl") for p in _REMOVED):

@@ -1,4 +1,4 @@
-"""Column sums begun by the kernels that write their operand, for devices with such kernels.
+"""Column sums begun by the kernels that write their operand.
 
 Kernels, after ``packed_outputs`` and ``pointwise_epilogue``. In: a program with matmuls that have epilogues, and with
 packed gradients of attention. Out: an equivalent one, in which the gradient of a bias, the sum of such a result over
@@ -28,13 +28,7 @@ from blufunc.kernels.rewrites.readers import Readers
 
 
 def with_partial_sums(jaxpr: Jaxpr, origins: Origins, rows_of_sums: Callable[[Eqn], int]) -> Jaxpr:
-    """Let kernels begin column sums.
-
-    Args:
-      jaxpr: the program.
-      origins: the call that recomputes an equation, by equation; updated for replacements.
-      rows_of_sums: from an equation to the rows of each partial sum that its kernel can write; 0: none.
-    """
+    """Let kernels begin column sums; ``rows_of_sums`` as in ``Target``."""
     able = {e: n for e in jaxpr.eqns if (n := rows_of_sums(e))}
     if not able or is_replaced(reduce_sum_p, "impl"):
         return jaxpr

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blufunc.core.arrays.array import scalar
@@ -39,12 +40,7 @@ MOST_EQUATIONS = 128
 
 
 def with_point_control(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """Replace the loops and branches that can run at points.
-
-    Args:
-      jaxpr: the program.
-      origins: the call that recomputes an equation, by equation; updated for replacements.
-    """
+    """Replace the loops and branches that can run at points."""
     read = used(jaxpr)
 
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
@@ -107,7 +103,7 @@ def _loop(
 
 
 def _cond(eqn: Eqn, read: set) -> list[Eqn]:
-    """The equations that replace a branch; only movement precedes it, as one side runs."""
+    """The equations that replace a branch; only movement precedes it."""
     index, *operands = eqn.invars
     at = _Evaluation(_shape_of(eqn, read), eqn.source, only_moves=True)
     ins = [*map(at.outer, operands)]
@@ -158,6 +154,7 @@ def _known(value: bool) -> Literal:
     return Literal(scalar(value, dtypes.bool_))
 
 
+@dataclass
 class _Evaluation:
     """A body at one point: its equations on scalars.
 
@@ -165,43 +162,39 @@ class _Evaluation:
     ``before`` the loop.
 
     Attributes:
+      shape: of the points.
+      source: the line of the loop or branch.
+      only_moves: whether only movement goes before.
       before, eqns: the equations before the loop, and those at a point.
       outside: variables of the program and of ``before``.
       places: by operand, the scalar that it is at a point.
+      seen: by equation and operands, the result.
       any_of: by variable that tells whether a condition holds at any point, the condition, and the axes it keeps.
       unknown: these variables, and values that depend on them: one point does not know them.
       supposed: conditions whose value is known.
     """
 
-    def __init__(self, shape: tuple[int, ...], source: Any, only_moves: bool = False):
-        self.shape, self.source, self.only_moves = shape, source, only_moves
-        self.before: list[Eqn] = []
-        self.outside: set[Atom] = set()
-        self.places: dict[Atom, Var] = {}
-        self.operands: list[Atom] = []
-        self.start()
-
-    def start(self) -> None:
-        self.eqns: list[Eqn] = []
-        self.seen: dict[Any, Atom] = {}
-        self.any_of: dict[Atom, tuple[Atom, tuple[int, ...]]] = {}
-        self.unknown: set[Atom] = set()
-        self.supposed: dict[Atom, Literal] = {}
+    shape: tuple[int, ...]
+    source: Any
+    only_moves: bool = False
+    before: list[Eqn] = field(default_factory=list)
+    outside: set[Atom] = field(default_factory=set)
+    places: dict[Atom, Var] = field(default_factory=dict)
+    operands: list[Atom] = field(default_factory=list)
+    eqns: list[Eqn] = field(default_factory=list)
+    seen: dict[Any, Any] = field(default_factory=dict)
+    any_of: dict[Atom, tuple[Atom, tuple[int, ...]]] = field(default_factory=dict)
+    unknown: set[Atom] = field(default_factory=set)
+    supposed: dict[Atom, Literal] = field(default_factory=dict)
 
     def restarted(self) -> _Evaluation:
         """Another evaluation, with the same operands."""
-        new = object.__new__(_Evaluation)
-        new.__dict__.update(self.__dict__)
-        new.start()
-        return new
+        return replace(self, eqns=[], seen={}, any_of={}, unknown=set(), supposed={})
 
     def supposing(self, condition: Atom, value: Literal) -> _Evaluation:
         """A copy of this evaluation in which a condition is known from here on."""
-        new = self.restarted()
-        new.eqns, new.seen = list(self.eqns), dict(self.seen)
-        new.unknown, new.any_of = set(self.unknown), dict(self.any_of)
-        new.supposed = {condition: value}
-        return new
+        own = {"eqns": list(self.eqns), "seen": dict(self.seen), "unknown": set(self.unknown)}
+        return replace(self, **own, any_of=dict(self.any_of), supposed={condition: value})
 
     def jaxpr(self, carries: Sequence[Var], outs: Sequence[Atom], name: str) -> Jaxpr:
         """The equations so far, as a jaxpr of carries and operands."""
@@ -269,9 +262,9 @@ class _Evaluation:
         if key not in self.seen:
             outs = [Var(v.aval) for v in eqn.outvars]
             self.before.append(eqn.with_vars(args, outs))
-            self.seen[key] = outs  # type: ignore[assignment]
+            self.seen[key] = outs
             self.outside.update(outs)
-        return self.seen[key]  # type: ignore[return-value]
+        return self.seen[key]
 
     def at_point(self, eqn: Eqn, args: Sequence[Atom]) -> Atom:
         """The one result of an equation at a point."""

@@ -1,4 +1,4 @@
-"""Elementwise consumers of a matmul fused into its epilogue, for devices with a kernel.
+"""Elementwise consumers of a matmul fused into its epilogue.
 
 Kernels, before ``canonicalize`` and ``gemm_epilogue``. In: a program with all calls inlined. Out: an equivalent one, in
 which a matmul and elementwise functions of its result are one equation, ``dot_pointwise``:
@@ -29,7 +29,7 @@ from blufunc.core.programs.simplify import Origins, dce
 from blufunc.kernels.fusion.iteration_space import sort_of
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.gemm import SUMS
-from blufunc.kernels.ops.pointwise_gemm import Epilogue, columns_of, dot_pointwise_p, scalar
+from blufunc.kernels.ops.pointwise_gemm import Epilogue, columns_of, dot_pointwise_p, equations_at, scalar
 from blufunc.kernels.rewrites.gemm_epilogue import Products
 from blufunc.kernels.tables import duration, line_of
 from blufunc.kernels.target import Target
@@ -39,13 +39,7 @@ _MOST_RECOMPUTED = 16
 
 
 def with_pointwise_epilogues(jaxpr: Jaxpr, origins: Origins, target: Target) -> tuple[Jaxpr, tuple[str, ...]]:
-    """The program with elementwise epilogues, and why other matmuls have none.
-
-    Args:
-      jaxpr: simplified.
-      origins: the call that recomputes an equation, by equation; updated for replacements.
-      target: the device, which knows its kernels and their time.
-    """
+    """The program with elementwise epilogues, and why other matmuls have none."""
     found = _Pointwise(jaxpr, origins, target)
     return found.run(), tuple(found.notes)
 
@@ -98,7 +92,7 @@ class _Pointwise(Products):
         return [e for e in super().of(v) if e not in self.removed]
 
     def consider(self, matmul: Eqn) -> None:
-        """Move results that must be in memory into the epilogue of a matmul, if that is faster."""
+        """Fuse results that must be in memory, if that is faster."""
         before = self.with_vector(matmul)
         tile = before[-1].outvars[0] if before else matmul.outvars[0]
         cone = self.cone(tile, matmul)
@@ -107,7 +101,7 @@ class _Pointwise(Products):
             results.pop()  # the last one's operands may come too late for the others
 
     def join(self, matmul: Eqn, before: list[Eqn], tile: Var, cone: _Cone, results: list[Var]) -> bool:
-        """Fuse some results, if that is faster; False if they would come too late for a reader."""
+        """Fuse some results, if faster; False if they would come too late for a reader."""
         body = cone.reaching(results)
         if all(e.prim in SUMS or e.prim in (convert_p, reshape_p) for e in body):
             return True
@@ -142,7 +136,7 @@ class _Pointwise(Products):
     # -- the bias ------------------------------------------------------------------
 
     def with_vector(self, matmul: Eqn) -> list[Eqn]:
-        """The equations of the matmul with a bias, if that is added first; the last is the sum."""
+        """The equations of the matmul with a bias, if it has one; the last is the sum."""
         dtype, chain = matmul.outvars[0].aval.dtype, self.alone_after(matmul.outvars[0])
         for n, total in enumerate(chain):
             after = chain[n + 1] if n + 1 < len(chain) and chain[n + 1].prim is convert_p else None
@@ -268,7 +262,7 @@ class _Pointwise(Products):
 
 
 _Traced = tuple[dict[Any, Eqn], dict[Any, Any]]
-"""Equations by result, in order; and by operand, the value in memory that it is a view of."""
+"""Equations by result, in order; by operand, the value in memory that it views."""
 
 
 class _Cone:
@@ -304,7 +298,7 @@ class _Cone:
         return body[::-1]
 
     def leaves(self, body: Sequence[Eqn]) -> dict[Any, Any]:
-        """By operand of the equations, the value in memory that it is a view of."""
+        """By operand of the equations, the value in memory that it views."""
         read = dict.fromkeys(a for e in body for a in e.invars)
         return {a: self._leaves[a] for a in read if a in self._leaves}
 
@@ -354,14 +348,7 @@ def _joined(
     operands: dict[Any, Var] = {}  # by value in memory, its scalar
     for atom, held in leaves.items():
         env[atom] = operands.setdefault(held, scalar(held))
-    eqns = []
-    for e in body:
-        if e.prim is reshape_p:
-            env[e.outvars[0]] = env[e.invars[0]]
-            continue
-        env[e.outvars[0]] = scalar(e.outvars[0])
-        ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
-        eqns.append(Eqn(e.prim, ins, [env[e.outvars[0]]], e.params, None))
+    eqns = equations_at((), body, env)
     jaxpr = Jaxpr([env[tile], *operands.values()], eqns, [env[v] for v in results], name="epilogue")
     params = {**first.params, "preferred_element_type": tile.aval.dtype}
     params["epilogue"] = Epilogue(jaxpr, bias=bool(before))

@@ -24,18 +24,14 @@ class Library(Protocol):
         """The reason that a composite has no kernel on the device, or None."""
 
     def note(self, eqn: Eqn, line: str, reason: str | None) -> str | None:
-        """The line of ``explain`` for a composite: its kernel, or the reason that it has none."""
+        """The line of ``explain`` for a composite: its kernel, or why it has none."""
 
     def needs_all(self, eqn: Eqn) -> bool:
         """True if a variant needs a kernel for every such call, not only for some."""
 
 
 def select_variants(jaxpr: Jaxpr, library: Library) -> tuple[Jaxpr, tuple[str, ...]]:
-    """A jaxpr in the variants that a library has kernels for.
-
-    Returns:
-      the jaxpr, and a line for each variant taken and for each near miss, with its reason.
-    """
+    """The jaxpr in the variants with kernels, and a line per variant and near miss."""
     found, misses = recognised_everywhere(jaxpr)
     notes: dict[str, None] = {}
 

@@ -65,10 +65,7 @@ def with_split_products(
 ) -> Jaxpr:
     """Split float32 matmuls into matmuls of parts.
 
-    Args:
-      jaxpr: simplified.
-      origins: the call that recomputes an equation, by equation; updated for replacements.
-      pays, partial_sums, in_one_kernel: ``splits``, ``partial_sums`` and ``in_one_kernel`` of ``Target``.
+    ``pays``, ``partial_sums`` and ``in_one_kernel`` are ``splits`` and the others of ``Target``.
     """
     asked = {e: name for e in jaxpr.eqns if (name := _precision(e)) in ALGORITHMS or name in QUICKER_BY}
     if not asked or is_replaced(dot_general_p, "impl"):
@@ -94,7 +91,7 @@ class _Operand(NamedTuple):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All axes, batch axes first, as libraries need them: the parts are written anyway."""
+        """All axes, batch axes first, as libraries need them; the parts are copies anyway."""
         return (*self.batch, *(d for d in range(self.x.aval.ndim) if d not in self.batch))
 
     @property
@@ -219,7 +216,7 @@ class _Splitter:
         return self.untransposed(eqn.invars[0], to(contract), to(batch))
 
     def parts(self, side: _Operand, algorithm: Algorithm, eqn: Eqn, made: list[Eqn]) -> _Parts:
-        """An operand in parts; their equations are added to ``made`` unless a recent matmul has them."""
+        """An operand in parts, those of a recent matmul if there are any."""
         along = side.contracted
         key = side.x, side.order, frozenset(along), algorithm, self.origins.get(eqn)
         found, last = self.known.get(key, (None, 0))
@@ -252,7 +249,7 @@ class _Splitter:
     def placed(
         self, function: Callable, how: tuple, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn]
     ) -> list[Atom]:
-        """The results of ``function(*how, *invars)``; its equations are added to ``made``. It is traced once."""
+        """The results of ``function(*how, *invars)``, which is traced once."""
         key = function, how, *[a.aval for a in invars]
         if key not in self.bodies:
             traced = stage(functools.partial(function, *how), [a.aval for a in invars], eqn.prim.name)
@@ -263,7 +260,7 @@ class _Splitter:
 
 
 def inlined(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom]) -> tuple[list[Eqn], list[Atom]]:
-    """The equations and results of a body on operands, for a replacement of an equation."""
+    """Equations and results of a body on operands, in place of an equation."""
     call = Eqn(eqn.prim, list(invars), [Var(a) for a in body.out_avals], {}, eqn.source)
     results: dict[Any, Atom] = {}
     eqns = put_in_place(call, body, invars, results.__setitem__)
@@ -327,10 +324,10 @@ def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
     The axes become one axis of ``size`` terms; the pieces are along a new axis before it.
     """
     at, shape = axes[0], x.aval.shape
-    before, behind = shape[:at], shape[axes[-1] + 1 :]
+    before, after = shape[:at], shape[axes[-1] + 1 :]
     terms, whole = math.prod(shape[d] for d in axes), count * size
-    x = reshape(x, (*before, terms, *behind))
-    pieces = [reshape(slice_in_dim(x, 0, whole, axis=at), (*before, count, size, *behind))]
+    x = reshape(x, (*before, terms, *after))
+    pieces = [reshape(slice_in_dim(x, 0, whole, axis=at), (*before, count, size, *after))]
     return pieces + [slice_in_dim(x, whole, terms, axis=at)] * (whole < terms)
 
 

@@ -37,7 +37,7 @@ from blufunc.kernels.rewrites.split_float32 import (
 )
 
 OPERANDS = {"attention": (0, 1, 2), "attention_grad": (0, 1, 2, 5)}
-"""By primitive (``nn/attention/call.py``), the indices of queries, keys, values, cotangents."""
+"""Indices of queries, keys, values, cotangents, by primitive of ``nn/attention``."""
 
 
 attention_p = DefinedCall("attention+split")
@@ -47,7 +47,7 @@ After the operands of ``attention`` come all second parts, if ``parts`` is 2, an
 of the sum of parts, for each batch entry and key head. Results are float32.
 """
 attention_grad_p = DefinedCall("attention_grad+split")
-"""The derivative of attention, with the operands of ``attention_grad`` in the same form."""
+"""The derivative of attention, with the operands of ``attention_grad`` so split."""
 _SPLIT = {"attention": attention_p, "attention_grad": attention_grad_p}
 
 
@@ -84,9 +84,7 @@ def _precisions(jaxpr: Jaxpr) -> set[Any]:
 def with_split_attention(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
     """Compute float32 attention from float16 parts.
 
-    Args:
-      jaxpr: has an equation ``attention`` or ``attention_grad`` only where there is a kernel for it.
-      origins: the call that recomputes an equation, by equation; updated for replacements.
+    There is a kernel for each ``attention`` and ``attention_grad`` in the jaxpr; others have been inlined.
     """
     made: dict[Any, Sequence[Atom]] = {}
 
