@@ -31,7 +31,7 @@ from tests.kernels.backends.cuda.library.test_split_gemm import products
 from tests.kernels.backends.cuda.test_program import on
 from tests.kernels.recompute.test_budget_cuts import gates, layers, shapes
 from tests.kernels.rewrites.test_gemm_epilogue import half
-from tests.kernels.rewrites.test_pointwise_epilogue import gated, gradients
+from tests.kernels.rewrites.test_pointwise_epilogue import always, gated, gradients
 
 M, N, K = 2 * ROWS, COLUMNS, 64
 TOKENS = 2 * M
@@ -93,8 +93,9 @@ def test_the_weights_gradient_follows_it(large):
     assert made.plan.peak_bytes <= made.bought.budget
 
 
-def test_a_product_before_the_peak_does_not_help():
+def test_a_product_before_the_peak_does_not_help(monkeypatch):
     """Its result would have to be saved as well."""
+    always(monkeypatch)
 
     def fun(x, w, b, dy, v, p):
         g = nn.gelu(h := x @ w + b)
@@ -160,6 +161,7 @@ def test_gradients_on_a_device(mixed):
 
 def test_a_gated_layer_recomputes_its_product(monkeypatch):
     """From the gate and the matmul that its derivative reads: nothing runs twice."""
+    always(monkeypatch)
     sizes = [(8192, 2048), (2048, 5632), (2048, 5632), (5632, 2048)]
 
     def loss(x, *layers):
