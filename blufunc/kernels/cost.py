@@ -9,6 +9,7 @@ bytes and the time to do its arithmetic.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +31,6 @@ from blufunc.kernels.loopir.ir import (
     Reduce,
     Rows,
     Scan,
-    Set,
     Store,
     Value,
     post_order,
@@ -171,77 +171,49 @@ def _of_group(members: Sequence[StepCost]) -> StepCost:
 
 
 def of_kernel(kernel: Kernel, eqns: Sequence[Eqn] = ()) -> StepCost:
-    """The cost of a kernel that computes ``eqns``."""
-    counted = _Count(kernel)
-    reads, writes, flops = counted.totals()
+    """The cost of a kernel that computes ``eqns``: each value once per point of its ranges."""
+    moved: Counter[Buffer] = Counter()
+    flops = 0
+    counted: set[Value] = set()
+    grid = frozenset(kernel.grid)
+    bodies = [v for v in post_order(kernel.roots()) if v.op in ("loop", "branch")]  # inner loops first
+    for s, ranges in (*_nested(kernel.body, grid), *_nested(kernel.finish, frozenset(kernel.over))):
+        if isinstance(s, Store):
+            moved[s.buffer] += _points(ranges)
+        elif isinstance(s, (Reduce, Accumulate, Scan)):
+            flops += _points(ranges)
+        tied: set[Value] = set()  # to the grid point: computed from its totals or keeps
+        for v in [v for v in post_order(values_of(s)) if v not in counted]:
+            counted.add(v)
+            if v.op == "read" or not tied.isdisjoint(v.args):
+                tied.add(v)
+            around = v.ranges()
+            for b in bodies:
+                around |= b.ranges() if b.attr.turn in around else frozenset()
+            times = _points(around | (grid & ranges if v in tied else frozenset()))
+            if v.op == "load":
+                moved[v.attr[0]] += _points(v.ranges())
+            elif v.op == "apply":
+                flops += times * v.attr[0].cost
+            elif v.op == "fold":
+                flops += times * v.attr[1].extent
+            elif v.op == "bits":
+                flops += times * _THREEFRY
     rows = math.prod(r.extent for r in kernel.grid)
     lanes = max((s.range.extent for s in kernel.statements() if isinstance(s, Lanes)), default=0)
     inner = [s.range.extent for s in kernel.body if isinstance(s, Rows)]
-    shape = f"{rows * max(inner, default=1)}x{lanes}" if lanes else str(rows)
-    ops = tuple(e.prim.name for e in eqns)
+    nbytes = {b: min(n, b.size) * b.dtype.itemsize for b, n in moved.items()}
     return StepCost(
-        kernel.name, "kernel", ops, lines_of(eqns), shape, reads, writes, flops, 0, counted.unbounded
+        kernel.name,
+        "kernel",
+        ops=tuple(e.prim.name for e in eqns),
+        lines=lines_of(eqns),
+        shape=f"{rows * max(inner, default=1)}x{lanes}" if lanes else str(rows),
+        reads=sum(n for b, n in nbytes.items() if not b.written),
+        writes=sum(n for b, n in nbytes.items() if b.written),
+        flops=flops,
+        unbounded=any(v.op == "loop" and v.attr.most is None for v in bodies),
     )
-
-
-class _Count:
-    """Counter of a kernel's costs: a value is computed once per point of its ranges."""
-
-    def __init__(self, kernel: Kernel):
-        self.kernel = kernel
-        self.moved: dict[Buffer, int] = {}
-        self.flops = 0
-        self._counted: set[Value] = set()
-        self._grid = frozenset(kernel.grid)
-        bodies = [v for v in post_order(kernel.roots()) if v.op in ("loop", "branch")]
-        # inner loops before outer ones
-        self._around = {v.attr.turn: v.ranges() for v in bodies}
-        self.unbounded = any(v.op == "loop" and v.attr.most is None for v in bodies)
-
-    def totals(self) -> tuple[int, int, int]:
-        """Bytes read, bytes written, operations."""
-        for s, ranges in (
-            *_nested(self.kernel.body, self._grid),
-            *_nested(self.kernel.finish, frozenset(self.kernel.over)),
-        ):
-            self.statement(s, ranges)
-        sizes = [(b, min(n, b.size) * b.dtype.itemsize) for b, n in self.moved.items()]
-        reads = sum(n for b, n in sizes if not b.written)
-        return reads, sum(n for b, n in sizes if b.written), self.flops
-
-    def statement(self, s: Store | Reduce | Scan | Set | Accumulate, ranges: frozenset[Range]) -> None:
-        if isinstance(s, Store):
-            self.touch(s.buffer, ranges)
-        elif isinstance(s, (Reduce, Accumulate, Scan)):
-            self.flops += _points(ranges)
-        at_points = [v for v in post_order(values_of(s)) if v not in self._counted]
-        tied: set[Value] = set()  # to the grid point: computed from its totals or keeps
-        for v in at_points:
-            self._counted.add(v)
-            if v.op == "read" or not tied.isdisjoint(v.args):
-                tied.add(v)
-            around = self.around(v.ranges())
-            self.value(v, _points(around | (self._grid & ranges if v in tied else frozenset())))
-
-    def around(self, ranges: frozenset[Range]) -> frozenset[Range]:
-        """The ranges, with those of the loops whose bodies contain the value."""
-        for turn, outer in self._around.items():
-            if turn in ranges:
-                ranges |= outer
-        return ranges
-
-    def value(self, v: Value, times: int) -> None:
-        if v.op == "load":
-            self.touch(v.attr[0], v.ranges())
-        elif v.op == "apply":
-            self.flops += times * v.attr[0].cost
-        elif v.op == "fold":
-            self.flops += times * v.attr[1].extent
-        elif v.op == "bits":
-            self.flops += times * _THREEFRY
-
-    def touch(self, buffer: Buffer, ranges: frozenset[Range]) -> None:
-        self.moved[buffer] = self.moved.get(buffer, 0) + _points(ranges)
 
 
 _THREEFRY = 72  # operations on words for 64 bits: 20 rounds of three, and the key schedule

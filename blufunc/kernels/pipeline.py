@@ -33,7 +33,7 @@ from blufunc.kernels.memory.types import Step as PlanStep
 from blufunc.kernels.memory.types import Value
 from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.ops.gemm import overwritten_by
-from blufunc.kernels.recompute.remat import rematerialize
+from blufunc.kernels.recompute.remat import Rematerializer
 from blufunc.kernels.rewrites.canonicalize import rewrite, split_column_reductions
 from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
@@ -96,7 +96,7 @@ def within(planning: Planning, budget: int | None) -> Schedule:
         default = planning.default()
         if budget is None or default.plan.peak_bytes <= budget:
             return default
-        return budgets.search(planning, budget, default)
+        return budgets.Search(planning, budget, default).run()
 
 
 class Planning:
@@ -141,7 +141,7 @@ class Planning:
         jaxpr = with_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
         self.jaxpr = split_column_reductions(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
-        self._donated, self._planned = donated, planned
+        self.donated, self.planned = donated, planned
         self._sorts: dict[Eqn, str] = {}  # variants share most equations
 
     def default(self) -> Schedule:
@@ -178,7 +178,7 @@ class Planning:
             if target.ordered is not None:
                 fusion.steps = target.ordered(fusion.steps)
         chosen = {e: n for e, n in origins.items() if n > common}
-        return _Scheduler(jaxpr, fusion, self._donated, target, self._planned, chosen)
+        return _Scheduler(self, jaxpr, fusion, chosen)
 
 
 def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Jaxpr:
@@ -190,23 +190,16 @@ def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Ja
     step = first.peak
     at_peak = [step.eqn] if isinstance(step, OpaqueStep) else step.region.eqns if step else []
     last = max((position[id(e)] for e in at_peak), default=len(position))
-    return rematerialize(fusion, last, origins, max(_LEAST_SAVING, first.plan.arena_bytes >> 9))
+    return Rematerializer(fusion, last, origins, max(_LEAST_SAVING, first.plan.arena_bytes >> 9)).run()
 
 
 class _Scheduler:
-    def __init__(
-        self,
-        jaxpr: Jaxpr,
-        fusion: Fusion,
-        donated: Sequence[bool],
-        target: Target,
-        planned: Planned,
-        chosen: Origins,
-    ):
-        self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
+    def __init__(self, planning: Planning, jaxpr: Jaxpr, fusion: Fusion, chosen: Origins):
+        self.jaxpr, self.donated, self.target = jaxpr, planning.donated, planning.target
+        self.planned = planning.planned
         self.chosen = chosen  # origins of a variant's recomputed equations: only those of one are grouped
         self.fusion = fusion
-        self.lowered = Lowered(self.fusion, target)
+        self.lowered = Lowered(fusion, self.target)
         self.values: list[Var | Scratch] = []
         self.ids: dict[Any, int] = {}
         self.steps: list[Step] = []

@@ -12,23 +12,23 @@ from typing import Any
 from blufunc.core.ir.jaxpr import Eqn, line_of
 
 
+def _scaled(n: float, base: int, units: Sequence[str]) -> tuple[float, str]:
+    for unit in units[:-1]:
+        if n < base:
+            return n, unit
+        n /= base
+    return n, units[-1]
+
+
 def size(nbytes: float) -> str:
     """Bytes in a readable unit: ``1.5 MiB``."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if nbytes < 1024:
-            break
-        nbytes, unit = nbytes / 1024, larger
-    return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+    n, unit = _scaled(nbytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
 
 
 def count(n: float) -> str:
     """A number in thousands, millions or more: ``16.8 M``."""
-    unit = ""
-    for larger in ("k", "M", "G", "T", "P"):
-        if n < 1000:
-            break
-        n, unit = n / 1000, larger
+    n, unit = _scaled(n, 1000, ("", "k", "M", "G", "T", "P"))
     return f"{n:.3g} {unit}".rstrip()
 
 

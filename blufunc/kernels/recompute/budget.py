@@ -47,20 +47,6 @@ The unit is the time to move a byte.
 """
 
 
-def search(planning: Any, budget: int, default: Schedule) -> Schedule:
-    """The fastest schedule found within a budget; ``bought`` reports the price.
-
-    Args:
-      planning: the program, a ``pipeline.Planning``.
-      budget: limit of the planned peak, in bytes.
-      default: the program's schedule without a budget.
-
-    Raises:
-      MemoryBudgetError: none was found; the message says how low the peak would come, and what is alive there.
-    """
-    return _Search(planning, budget, default).run()
-
-
 @dataclass(frozen=True)
 class _Trial:
     """A program with values recomputed, and its estimated plan.
@@ -84,7 +70,15 @@ class _Trial:
         return self.made.plan.peak_bytes
 
 
-class _Search:
+class Search:
+    """Search for the fastest schedule within a budget; its ``bought`` reports the price.
+
+    Args:
+      planning: the program, a ``pipeline.Planning``.
+      budget: limit of the planned peak, in bytes.
+      default: the program's schedule without a budget.
+    """
+
     def __init__(self, planning: Any, budget: int, default: Schedule):
         self.planning, self.budget, self.default = planning, budget, default
         self.machine = planning.target.machine
@@ -95,7 +89,11 @@ class _Search:
         self.plans = 0
 
     def run(self) -> Schedule:
-        """The schedule; the error names the smallest budget with a plan."""
+        """The schedule.
+
+        Raises:
+          MemoryBudgetError: none was found; it names the smallest budget with a plan, and the values alive there.
+        """
         low, high, best = 0, self.default.plan.peak_bytes, self.default
         probe = self.budget
         while True:

@@ -20,8 +20,8 @@ from blufunc.kernels.recompute.min_cut import UNLIMITED, Network
 from blufunc.kernels.recompute.repeat import AroundPeak
 
 
-def rematerialize(fusion: Fusion, peak: int, origins: dict[Eqn, int], least: int) -> Jaxpr:
-    """The program with cheap values recomputed.
+class Rematerializer(AroundPeak):
+    """Recomputation of cheap values of a program.
 
     Args:
       fusion: the program, fused.
@@ -29,10 +29,7 @@ def rematerialize(fusion: Fusion, peak: int, origins: dict[Eqn, int], least: int
       origins: the call that recomputes an equation, by equation; the new equations are added.
       least: bytes that a region must save.
     """
-    return _Rematerializer(fusion, peak, origins, least).run()
 
-
-class _Rematerializer(AroundPeak):
     def __init__(self, fusion: Fusion, peak: int, origins: dict[Eqn, int], least: int):
         super().__init__(fusion, peak)
         self.origins, self.least = origins, least
@@ -49,6 +46,7 @@ class _Rematerializer(AroundPeak):
                     self.written.update(v for a in eqn.invars for v in self.leaves(a) if v not in own)
 
     def run(self) -> Jaxpr:
+        """The program with cheap values recomputed."""
         recomputed: dict[Var, int] = {}
         origin = max(self.origins.values(), default=0)
         for region in self.regions:

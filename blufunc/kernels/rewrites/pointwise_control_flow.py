@@ -193,8 +193,14 @@ class _Evaluation:
 
     def supposing(self, condition: Atom, value: Literal) -> _Evaluation:
         """A copy of this evaluation in which a condition is known from here on."""
-        own = {"eqns": list(self.eqns), "seen": dict(self.seen), "unknown": set(self.unknown)}
-        return replace(self, **own, any_of=dict(self.any_of), supposed={condition: value})
+        return replace(
+            self,
+            eqns=list(self.eqns),
+            seen=dict(self.seen),
+            any_of=dict(self.any_of),
+            unknown=set(self.unknown),
+            supposed={condition: value},
+        )
 
     def jaxpr(self, carries: Sequence[Var], outs: Sequence[Atom], name: str) -> Jaxpr:
         """The equations so far, as a jaxpr of carries and operands."""

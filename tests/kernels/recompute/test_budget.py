@@ -129,13 +129,13 @@ def test_a_smaller_budget_serves_where_none_is_found_for_the_larger_one(monkeypa
     """Another budget leads to other choices."""
     c = chain()
     peak = int(0.9 * c.schedule.plan.peak_bytes)
-    descend, asked = budget._Search.descend, []
+    descend, asked = budget.Search.descend, []
 
     def first_fails(search, aim):
         asked.append(aim)
         return search.start if len(asked) == 1 else descend(search, aim)
 
-    monkeypatch.setattr(budget._Search, "descend", first_fails)
+    monkeypatch.setattr(budget.Search, "descend", first_fails)
     made = dataclasses.replace(c, budget=peak, _schedule=[]).schedule
     assert asked == [peak, int(0.95 * peak)]
     assert made.plan.peak_bytes <= asked[1] and made.bought.dropped
