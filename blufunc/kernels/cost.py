@@ -152,7 +152,9 @@ def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) 
     if isinstance(step, KernelStep):
         return of_kernel(step.kernel, equations_of(step.region, made.fusion))
     if isinstance(step, GroupStep):
-        return _of_group([_of_step(m, made, on_host) for m in step.members])
+        members = [_of_step(m, made, on_host) for m in step.members]
+        lines = tuple(dict.fromkeys(line for m in members for line in m.lines))
+        return Cost(members).total(replace(members[0], lines=lines, shape=f"{len(members)} arrays"))
     eqn = step.eqn
     if eqn.prim is optimization_barrier_p:
         return replace(of_eqn(eqn, "free"), reads=0, writes=0, flops=0)
@@ -161,17 +163,11 @@ def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) 
     return of_eqn(eqn, "library" if step.planned or on_host is not None else "reference")
 
 
-def _of_group(members: Sequence[StepCost]) -> StepCost:
-    """One launch of many kernels of one structure."""
-    lines = tuple(dict.fromkeys(line for m in members for line in m.lines))
-    return Cost(members).total(replace(members[0], lines=lines, shape=f"{len(members)} arrays"))
-
-
 # -- kernels -----------------------------------------------------------------------------------------
 
 
 def of_kernel(kernel: Kernel, eqns: Sequence[Eqn] = ()) -> StepCost:
-    """The cost of a kernel that computes ``eqns``: each value once per point of its ranges."""
+    """The cost of a kernel of ``eqns``: each value once per point of its ranges."""
     moved: Counter[Buffer] = Counter()
     flops = 0
     counted: set[Value] = set()

@@ -148,7 +148,7 @@ class Planning:
         """The schedule; it recomputes cheap values if memory is scarce."""
         if not self.target.recompute:
             return self.schedule(self.jaxpr)
-        first = self.estimate(self.jaxpr, search=False)
+        first = self.schedule(self.jaxpr, estimate=True, search=False)
         recomputing = _recomputing(first, self.origins, self.target)
         if recomputing is not self.jaxpr:
             made = self.schedule(recomputing)
@@ -157,19 +157,19 @@ class Planning:
         return self.schedule(self.jaxpr, fusion=first.fusion)
 
     def schedule(
-        self, jaxpr: Jaxpr, origins: Origins | None = None, fusion: Fusion | None = None
+        self,
+        jaxpr: Jaxpr,
+        origins: Origins | None = None,
+        fusion: Fusion | None = None,
+        estimate: bool = False,
+        search: bool = True,
     ) -> Schedule:
-        """The schedule of a variant; default: with the origins of the program, fused here."""
-        return self._scheduler(jaxpr, origins, fusion).run()
+        """The schedule of a variant; default: with the origins of the program, fused here.
 
-    def estimate(self, jaxpr: Jaxpr, origins: Origins | None = None, search: bool = True) -> Schedule:
-        """The ungrouped steps of a variant and their memory, without kernels.
-
-        ``search``: whether to search for the best packing, as ``schedule`` does.
+        Args:
+          estimate: plan the ungrouped steps and their memory, without kernels.
+          search: search for the best packing.
         """
-        return self._scheduler(jaxpr, origins).run(estimate=True, search=search)
-
-    def _scheduler(self, jaxpr: Jaxpr, origins: Origins | None, fusion: Fusion | None = None) -> _Scheduler:
         common = max(self.origins.values(), default=0)
         origins = self.origins if origins is None else origins
         target = self.target
@@ -178,7 +178,7 @@ class Planning:
             if target.ordered is not None:
                 fusion.steps = target.ordered(fusion.steps)
         chosen = {e: n for e, n in origins.items() if n > common}
-        return _Scheduler(self, jaxpr, fusion, chosen)
+        return _Scheduler(self, jaxpr, fusion, chosen).run(estimate, search)
 
 
 def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Jaxpr:
@@ -209,8 +209,7 @@ class _Scheduler:
         self.passed: dict[int, int] = {}  # by alias, the plan step that makes it
         self.index: dict[int, int] = {}  # by step of the fusion, its last plan step
 
-    def run(self, estimate: bool = False, search: bool = True) -> Schedule:
-        """The schedule; an estimate has the steps and their memory, but no kernels."""
+    def run(self, estimate: bool, search: bool) -> Schedule:
         inputs = [self.id_of(v) for v in self.jaxpr.invars]
         for step in self.fusion.steps:
             if isinstance(step, Region):

@@ -71,7 +71,7 @@ class _Trial:
 
 
 class Search:
-    """Search for the fastest schedule within a budget; its ``bought`` reports the price.
+    """Search for the fastest schedule within a budget; ``bought`` reports the price.
 
     Args:
       planning: the program, a ``pipeline.Planning``.
@@ -82,7 +82,7 @@ class Search:
     def __init__(self, planning: Any, budget: int, default: Schedule):
         self.planning, self.budget, self.default = planning, budget, default
         self.machine = planning.target.machine
-        self.start = _Trial(default.jaxpr, planning.origins, planning.estimate(default.jaxpr))
+        self.start = _Trial(default.jaxpr, planning.origins, planning.schedule(default.jaxpr, estimate=True))
         self.default_seconds = plan_seconds(self.start.made, self.machine)
         self.floor = 0  # no cut of the first peak leaves less
         self.most_seconds = 0.0
@@ -180,7 +180,7 @@ class Search:
         self.plans += 1
         origins = dict(trial.origins)
         jaxpr = cuts.program(choice, origins)
-        made = self.planning.estimate(jaxpr, origins)
+        made = self.planning.schedule(jaxpr, origins, estimate=True)
         seconds = plan_seconds(made, self.machine) - self.default_seconds
         dropped = (*trial.dropped, *cuts.dropped(choice, jaxpr))
         return _Trial(jaxpr, origins, made, seconds, dropped)

@@ -229,7 +229,7 @@ def test_choices_by_rate():
     """Segments cover everything before the peak; the rate decides what is repeated."""
     c = chain()
     planning = steps.Planning(c.jaxpr, c.donated, c.target, lambda e: e.prim is dot_general_p)
-    made = planning.estimate(planning.jaxpr)
+    made = planning.schedule(planning.jaxpr, estimate=True)
     cuts = Cuts(made, budget_of(made, 0.6), c.target.machine)
     for segments in cuts.levels:
         assert [i for r in segments for i in r] == list(range(len(cuts.nodes)))

@@ -115,7 +115,7 @@ def cut():
     donated = (False,) * len(jaxpr.invars)
     planning = steps.Planning(jaxpr, donated, TARGET, dispatch.Library("sm_90a").planned)
     made = planning.default()
-    estimate = planning.estimate(made.jaxpr)
+    estimate = planning.schedule(made.jaxpr, estimate=True)
     return Cuts(estimate, estimate.plan.peak_bytes * 3 // 4, cuda_program.TARGET.machine), estimate, made
 
 
