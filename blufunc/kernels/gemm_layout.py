@@ -105,32 +105,23 @@ def plan_dot_general(
     y_free = tuple(d for d in range(len(y)) if d not in (*rc, *rb))
     # contracted axes may be in any order that is the same for both operands
     orders = [tuple(range(len(lc))), _falling(x, lc), _falling(y, rc)]
-    best: Layout | Copies | None = None
+    plans = []
     for order in dict.fromkeys(orders):
         xc, yc = tuple(lc[i] for i in order), tuple(rc[i] for i in order)
         a, b = _matrix(x, lb, x_free, xc), _matrix(y, rb, yc, y_free)
         if a is not None and b is not None:
             return _layout(a, b)
-        plan = Copies(
-            None if a is not None else (*lb, *x_free, *xc), None if b is not None else (*rb, *yc, *y_free)
+        plans.append(
+            Copies((*lb, *x_free, *xc) if a is None else None, (*rb, *yc, *y_free) if b is None else None)
         )
-        if best is None or _copied(plan, x, y) < _copied(best, x, y):
-            best = plan
-    assert best is not None
-    return best
+    elements = math.prod(lhs_shape), math.prod(rhs_shape)
+    return min(
+        plans, key=lambda plan: sum(n for n, order in zip(elements, plan, strict=True) if order is not None)
+    )
 
 
 def _falling(axes: Sequence[_Axis], chosen: Ints) -> Ints:
     return tuple(sorted(range(len(chosen)), key=lambda i: -axes[chosen[i]].stride))
-
-
-def _copied(plan: Any, x: Sequence[_Axis], y: Sequence[_Axis]) -> int:
-    """The number of elements that a plan copies."""
-    return sum(
-        math.prod(axis.size for axis in axes)
-        for order, axes in ((plan.lhs, x), (plan.rhs, y))
-        if order is not None
-    )
 
 
 class _Matrix(NamedTuple):

@@ -1,8 +1,8 @@
-"""Stages 5 to 7 for any device: a jaxpr becomes steps over planned memory.
+"""Stages 5 to 7 for any device: plan a jaxpr as steps over planned memory.
 
-Kernels. In: a simplified jaxpr and a ``Target``. Out: a ``Schedule``: launches of fused kernels and opaque
-equations, in the order of the plan, with the place in memory of everything they touch. What is left to a backend
-(``backends/cpu/program.py``, ``backends/cuda/program.py``) is to compile the kernels and to run the steps.
+Kernels. In: a simplified jaxpr and a ``Target``. Out: a ``Schedule``: launches of fused kernels and opaque equations in
+the order of the plan, with the memory of all their values. Backends (``backends/cpu/program.py``,
+``backends/cuda/program.py``) compile the kernels and run the steps.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from blufunc.kernels.memory.types import Step as PlanStep
 from blufunc.kernels.memory.types import Value
 from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.ops.gemm import overwritten_by
-from blufunc.kernels.recompute.remat import rematerialise
-from blufunc.kernels.rewrites.canonicalize import rewrite, with_columns_apart
+from blufunc.kernels.recompute.remat import Rematerializer
+from blufunc.kernels.rewrites.canonicalize import rewrite, split_column_reductions
 from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
@@ -54,11 +54,10 @@ with _lazy.modules(globals()):  # for programs with a budget, and for targets wi
 Planned = Callable[[Eqn], bool]
 
 _LEAST_SAVING = 1 << 16
-"""Bytes below which nothing is computed again, however small a program is."""
-
+"""Bytes that a region must save for rematerialization, in any program."""
 
 _FUSED = frozenset(("elementwise", "reduce", "movement"))
-"""Kinds of equations in generated kernels: programs of these alone have no library kernel to fuse or to call."""
+"""Kinds of equations in generated kernels; no library kernel is called for these."""
 
 _LARGE = 1 << 24
 """Bytes that a kernel writes in several times the time of a launch."""
@@ -77,8 +76,8 @@ def schedule(
       jaxpr: simplified, without constants.
       donated: the parameters whose memory results may take.
       target: the machine.
-      planned: whether an opaque equation writes its results into memory that it is given.
-      keep: for which calls there is a kernel, so that they are not replaced by their bodies.
+      planned: from an opaque equation to whether it writes its results into planned memory.
+      keep: from a call to whether there is a kernel for it, so that it is not inlined; default: for none.
     """
     with uncollected():
         return Planning(jaxpr, donated, target, planned, keep).default()
@@ -88,9 +87,7 @@ cost.planner = schedule
 
 
 def within(planning: Planning, budget: int | None) -> Schedule:
-    """The schedule of a program whose planned peak is within a budget in bytes, if there is one.
-
-    It is the default schedule where that is within the budget.
+    """The schedule of a program within a budget in bytes, the default one if it fits.
 
     Raises:
       MemoryBudgetError: none was found; the message says how low the peak would come, and what is alive there.
@@ -99,19 +96,16 @@ def within(planning: Planning, budget: int | None) -> Schedule:
         default = planning.default()
         if budget is None or default.plan.peak_bytes <= budget:
             return default
-        return budgets.search(planning, budget, default)
+        return budgets.Search(planning, budget, default).run()
 
 
 class Planning:
-    """A program for which plans can be made, and for variants of which that compute something again.
-
-    Args:
-      jaxpr, donated, target, planned, keep: as of ``schedule``.
+    """Planner of a program and its recomputing variants; ``Args`` as of ``schedule``.
 
     Attributes:
-      jaxpr: what the passes before fusion made of the program.
-      origins: for equations, the call that computes them again.
-      notes: why passes left out what they could have done, for people.
+      jaxpr: the program after the passes that precede fusion.
+      origins: the call that recomputes an equation, by equation.
+      notes: for reports: optimizations that passes left out, and why.
     """
 
     def __init__(
@@ -126,7 +120,7 @@ class Planning:
         plain = all(e.prim.kind in _FUSED and not e.prim.body for e in jaxpr.eqns)
         if target.epilogues and not plain:
             jaxpr, origins = inline_bodies(jaxpr, keep)
-            # what nobody reads of a call is known now, and may be why there is no kernel for it
+            # unread results of a call are known now, and without them there may be a kernel for it
             jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
             jaxpr = packed_outputs.with_packed_gradients(
                 split_float32_attention.with_split_attention(jaxpr, origins), origins
@@ -145,84 +139,77 @@ class Planning:
             jaxpr = point_control.with_point_control(jaxpr, origins)
         jaxpr = rewrite(jaxpr, origins, target.batch_first)
         jaxpr = with_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
-        self.jaxpr = with_columns_apart(jaxpr, origins, target.summed_lanes)
+        self.jaxpr = split_column_reductions(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
-        self._donated, self._planned = donated, planned
-        self._sorts: dict[Eqn, str] = {}  # variants have mostly the same equations
+        self.donated, self.planned = donated, planned
+        self._sorts: dict[Eqn, str] = {}  # variants share most equations
 
     def default(self) -> Schedule:
-        """The schedule, with what is cheap computed again where memory is scarce."""
+        """The schedule; it recomputes cheap values if memory is scarce."""
         if not self.target.recompute:
             return self.schedule(self.jaxpr)
-        first = self.estimate(self.jaxpr, search=False)
-        again = _recomputing(first, self.origins, self.target)
-        if again is not self.jaxpr:
-            made = self.schedule(again)
+        first = self.schedule(self.jaxpr, estimate=True, search=False)
+        recomputing = _recomputing(first, self.origins, self.target)
+        if recomputing is not self.jaxpr:
+            made = self.schedule(recomputing)
             if made.plan.peak_bytes <= first.plan.peak_bytes:
-                return made  # else, what is computed again needs more than it is worth
+                return made  # otherwise recomputation needs more than it saves
         return self.schedule(self.jaxpr, fusion=first.fusion)
 
     def schedule(
-        self, jaxpr: Jaxpr, origins: Origins | None = None, fusion: Fusion | None = None
+        self,
+        jaxpr: Jaxpr,
+        origins: Origins | None = None,
+        fusion: Fusion | None = None,
+        estimate: bool = False,
+        search: bool = True,
     ) -> Schedule:
-        """The schedule of a variant, which may have origins of its own; ``fusion`` is its own, if there is one yet."""
-        return self._scheduler(jaxpr, origins, fusion).run()
+        """The schedule of a variant; default: with the origins of the program, fused here.
 
-    def estimate(self, jaxpr: Jaxpr, origins: Origins | None = None, search: bool = True) -> Schedule:
-        """The steps of a variant, none of them a group, and their memory, but no kernels.
-
-        ``search``: whether to look for long for a packing of it, as a schedule does.
+        Args:
+          estimate: plan the ungrouped steps and their memory, without kernels.
+          search: search for the best packing.
         """
-        return self._scheduler(jaxpr, origins).run(estimate=True, search=search)
-
-    def _scheduler(self, jaxpr: Jaxpr, origins: Origins | None, fusion: Fusion | None = None) -> _Scheduler:
         common = max(self.origins.values(), default=0)
         origins = self.origins if origins is None else origins
-        apart = {e: n for e, n in origins.items() if n > common}
         target = self.target
         if fusion is None:
             fusion = fuse(jaxpr, origins, self._sorts, target.summed_lanes, target.recompute)
             if target.ordered is not None:
                 fusion.steps = target.ordered(fusion.steps)
-        return _Scheduler(jaxpr, fusion, self._donated, self.target, self._planned, apart)
+        chosen = {e: n for e, n in origins.items() if n > common}
+        return _Scheduler(self, jaxpr, fusion, chosen).run(estimate, search)
 
 
 def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Jaxpr:
-    """The program with what is cheap computed again behind the peak of a first plan."""
+    """The program of a first plan, with cheap values recomputed after its peak."""
     if first.plan.peak_step is None or first.plan.peak_bytes < target.scarce_bytes:
         return first.jaxpr
-    worth = max(_LEAST_SAVING, first.plan.arena_bytes >> 9)
     fusion = replace(first.fusion, jaxpr=first.fusion.in_order())
-    return rematerialise(fusion, _position(first, fusion.jaxpr), origins, worth)
-
-
-def _position(made: Schedule, jaxpr: Jaxpr) -> int:
-    """The last equation that has run when the peak of memory is reached."""
-    position = {id(e): i for i, e in enumerate(jaxpr.eqns)}
-    step = made.peak
-    eqns = [step.eqn] if isinstance(step, OpaqueStep) else step.region.eqns if step else []
-    return max((position[id(e)] for e in eqns), default=len(position))
+    position = {id(e): i for i, e in enumerate(fusion.jaxpr.eqns)}
+    step = first.peak
+    at_peak = [step.eqn] if isinstance(step, OpaqueStep) else step.region.eqns if step else []
+    last = max((position[id(e)] for e in at_peak), default=len(position))
+    return Rematerializer(fusion, last, origins, max(_LEAST_SAVING, first.plan.arena_bytes >> 9)).run()
 
 
 class _Scheduler:
-    def __init__(
-        self, jaxpr: Jaxpr, fusion: Fusion, donated: Sequence[bool], target: Target, planned: Planned, apart
-    ):
-        self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
-        self.apart: Origins = apart  # of equations of a variant: those of one origin alone are grouped
+    def __init__(self, planning: Planning, jaxpr: Jaxpr, fusion: Fusion, chosen: Origins):
+        self.jaxpr, self.donated, self.target = jaxpr, planning.donated, planning.target
+        self.planned = planning.planned
+        self.chosen = chosen  # origins of a variant's recomputed equations: only those of one are grouped
         self.fusion = fusion
-        self.lowered = Lowered(self.fusion, target)
+        self.lowered = Lowered(fusion, self.target)
         self.values: list[Var | Scratch] = []
         self.ids: dict[Any, int] = {}
         self.steps: list[Step] = []
         self.plan_steps: list[PlanStep] = []
         self.unplanned: set[int] = set()
         self.aliases: dict[int, int] = {}
-        self.passed: dict[int, int] = {}  # the plan steps that make aliases
-        self.index: dict[int, int] = {}  # of the steps of the fusion: the plan step that ends it
+        self.passed: dict[int, int] = {}  # by alias, the plan step that makes it
+        self.index: dict[int, int] = {}  # by step of the fusion, its last plan step
 
-    def run(self, estimate: bool = False, search: bool = True) -> Schedule:
-        """The schedule; an estimate has the steps and their memory, but no kernels."""
+    def run(self, estimate: bool, search: bool) -> Schedule:
         inputs = [self.id_of(v) for v in self.jaxpr.invars]
         for step in self.fusion.steps:
             if isinstance(step, Region):
@@ -254,7 +241,7 @@ class _Scheduler:
         )
 
     def id_of(self, v: Var | Scratch) -> int:
-        """The number of a value."""
+        """The id of a value."""
         if v not in self.ids:
             self.ids[v] = len(self.values)
             self.values.append(v)
@@ -264,30 +251,38 @@ class _Scheduler:
         for launch in self.lowered.launches(region):
             buffers = launch.kernel.buffers
             ids = tuple(self.id_of(launch.operands[b]) for b in buffers)
-            self.steps.append(KernelStep(launch, ids, region))
-            reads = [i for b, i in zip(buffers, ids, strict=True) if not b.written]
-            writes = [i for b, i in zip(buffers, ids, strict=True) if b.written]
-            pairs = tuple(
+            reads, writes = (
+                [i for b, i in zip(buffers, ids, strict=True) if b.written is w] for w in (False, True)
+            )
+            pairs = [
                 (ids[buffers.index(out)], ids[buffers.index(into)])
                 for out, into in same_place(launch.kernel)
-                if into not in launch.starts  # of which there is more, that others may read
-            )
-            self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs, after=self.behind(reads)))
+                if into not in launch.starts  # a part of a value: other steps may read the rest
+            ]
+            self.add(KernelStep(launch, ids, region), reads, writes, pairs)
 
-    def behind(self, reads: Sequence[int]) -> tuple[int, ...]:
-        """The steps that let values stand for others which are read: nobody writes those."""
-        return tuple(dict.fromkeys(self.passed[r] for r in reads if r in self.passed))
+    def add(
+        self,
+        step: Step,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        pairs: Sequence[tuple[int, int]],
+        after: Sequence[int] = (),
+    ) -> None:
+        """Add a step; it also waits for the steps that make the aliases that it reads."""
+        self.steps.append(step)
+        passed = dict.fromkeys(self.passed[r] for r in reads if r in self.passed)
+        self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), tuple(pairs), after=(*after, *passed)))
 
     def estimate_region(self, region: Region) -> None:
-        """A step for the plan: values of one size may be in place of each other."""
+        """Add a step whose results may overwrite operands of the same size."""
         reads, writes = ([self.id_of(v) for v in vs] for vs in (region.inputs, region.outputs))
         size = lambda i: _nbytes(self.values[i])
-        pairs = tuple((w, r) for w in writes for r in reads if size(w) == size(r))
-        self.steps.append(KernelStep(None, (), region))  # type: ignore[arg-type]
-        self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs, after=self.behind(reads)))
+        pairs = [(w, r) for w in writes for r in reads if size(w) == size(r)]
+        self.add(KernelStep(None, (), region), reads, writes, pairs)  # type: ignore[arg-type]
 
     def group(self) -> None:
-        """Put kernels of one structure together."""
+        """Group structurally identical kernels."""
         results = {a for a in self.jaxpr.outvars if a.__class__ is not Literal}
         keys = [
             None if self.is_large(p, results) else self.group_of(s)
@@ -296,9 +291,9 @@ class _Scheduler:
         deferred = [n for n, s in enumerate(self.steps) if isinstance(s, OpaqueStep) and _is_deferred(s.eqn)]
         steps: list[Step] = []
         plan_steps: list[PlanStep] = []
-        number: dict[int, int] = {}
+        index: dict[int, int] = {}
         for members in groups(keys, self.plan_steps, deferred):
-            number.update((i, len(steps)) for i in members)
+            index.update((i, len(steps)) for i in members)
             if len(members) == 1:
                 steps.append(self.steps[members[0]])
                 plan_steps.append(self.plan_steps[members[0]])
@@ -310,20 +305,20 @@ class _Scheduler:
                 PlanStep(
                     tuple(dict.fromkeys(r for p in parts for r in p.reads)),
                     tuple(w for p in parts for w in p.writes),
-                    # what others of the group read too must not be written over
+                    # a value that another member reads must not be overwritten
                     tuple(pair for p in parts for pair in p.inplace if readers[pair[1]] == 1),
                     after=tuple(dict.fromkeys(a for p in parts for a in p.after)),
                 )
             )
-        self.plan_steps = [replace(p, after=tuple(number[a] for a in p.after)) for p in plan_steps]
+        self.plan_steps = [replace(p, after=tuple(index[a] for a in p.after)) for p in plan_steps]
         self.steps = steps
 
     def group_of(self, step: Step) -> Any:
-        """What steps of one group have in common. Of what a variant computes again, each part has its own time."""
+        """The key of steps that may be grouped; parts of one origin, for a variant."""
         found = structure(step.kernel) if isinstance(step, KernelStep) else None
-        if found is None or not self.apart:
+        if found is None or not self.chosen:
             return found
-        return found, frozenset(self.apart.get(e, 0) for e in step.region.eqns)  # type: ignore[union-attr]
+        return found, frozenset(self.chosen.get(e, 0) for e in step.region.eqns)  # type: ignore[union-attr]
 
     def add_opaque(self, step: Opaque) -> None:
         eqn = step.eqn
@@ -348,23 +343,19 @@ class _Scheduler:
                 self.aliases[self.id_of(v)] = operands[n][0]  # type: ignore[index]
             elif not planned or passes:
                 self.unplanned.add(self.id_of(v))
-        wanted = self.target.scratch_bytes(eqn) if planned else 0
-        scratch = (
-            self.id_of(Scratch(dtypes.uint8, wanted, f"what {eqn.prim.name} works in")) if wanted else None
-        )
-        beside = None if step.overlapped is None else step.overlapped.eqn
-        self.steps.append(OpaqueStep(eqn, operands, results, planned and not passes, scratch, beside))
+        nbytes = self.target.scratch_bytes(eqn) if planned else 0
+        scratch = self.id_of(Scratch(dtypes.uint8, nbytes, f"scratch of {eqn.prim.name}")) if nbytes else None
+        overlapped = None if step.overlapped is None else step.overlapped.eqn
         reads = [o[0] for o in operands if isinstance(o, tuple)]
         after = [self.index[id(s)] for s in (step.after, step.overlapped) if s is not None]
         writes = [r for r in (*results, scratch) if r is not None and r not in self.aliases]
         self.passed.update((r, len(self.plan_steps)) for r in results if r in self.aliases)  # type: ignore[misc]
         pairs = self.overwritten(eqn, operands, results) if planned else ()
-        self.plan_steps.append(
-            PlanStep(tuple(reads), tuple(writes), pairs, after=(*after, *self.behind(reads)))
-        )
+        opaque = OpaqueStep(eqn, operands, results, planned and not passes, scratch, overlapped)
+        self.add(opaque, reads, writes, pairs, after)
 
     def overwritten(self, eqn: Eqn, operands: Sequence[Any], results: Sequence[Any]) -> tuple:
-        """The results and the operands of an opaque step that may be one array."""
+        """Results of an opaque step, and operands that they may overwrite."""
         read = Counter(self.root(o[0]) for o in operands if isinstance(o, tuple))
         return tuple(
             (results[m], operands[n][0])
@@ -375,30 +366,30 @@ class _Scheduler:
         )
 
     def root(self, value: int) -> int:
-        """The value itself, or the one that it stands for."""
+        """The value itself, or the one that it is an alias of."""
         while value in self.aliases:
             value = self.aliases[value]
         return value
 
     def is_large(self, step: PlanStep, results: set) -> bool:
-        """Whether a step writes so much besides results that a launch less is worth less than memory: in a group all
-        that its members write is alive at once."""
+        """True if a step writes too much, besides results, to be grouped.
+
+        In a group all that its members write is alive at once, which costs more than a launch.
+        """
         made = (self.values[w] for w in step.writes)
         return sum(_nbytes(v) for v in made if v not in results) > _LARGE
 
     def plan_values(self, inputs: set[int], outputs: Sequence[Literal | int], labels: bool) -> list[Value]:
-        # what is returned stays until the end; of what stands for another value, that value
+        # results stay until the end; of an alias, its root
         returned = {self.root(o) for o in outputs if isinstance(o, int)}
         given = {
             self.id_of(v)
             for v, d in zip(self.jaxpr.invars, self.donated, strict=True)
-            if d and v.aval.ndim  # numbers are never taken: others may hold them
+            if d and v.aval.ndim  # scalars may be shared
         } - returned
         results = returned - inputs
         makers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
-        paths = dict(
-            zip(self.jaxpr.invars, self.jaxpr.arg_names, strict=False)
-        )  # none where nobody gave them
+        paths = dict(zip(self.jaxpr.invars, self.jaxpr.arg_names, strict=False))  # names may be missing
         out = []
         for i, v in enumerate(self.values):
             if isinstance(v, Scratch):
@@ -410,31 +401,29 @@ class _Scheduler:
                 kind = "donated" if i in given else "argument"
             elif i in results and i not in self.unplanned:
                 kind = "output"
-            label = self.label(v, makers.get(v), paths.get(v)) if labels else ""
+            label, eqn = "", makers.get(v)
+            if labels and eqn is None:
+                label = f"{v.aval} {paths.get(v) or 'argument'}"
+            elif labels:
+                label = f"{v.aval} {eqn.prim.name} at {source.summary(eqn.source)}"  # type: ignore[union-attr]
             out.append(Value(size, kind, label, self.aliases.get(i)))
         return out
 
-    def label(self, v: Var, eqn: Eqn | None, path: str | None) -> str:
-        """What a variable is, for people who read plans."""
-        if eqn is None:
-            return f"{v.aval} {path or 'argument'}"
-        return f"{v.aval} {eqn.prim.name} at {source.summary(eqn.source)}"
-
 
 def _is_deferred(eqn: Eqn) -> bool:
-    """Whether it is an exchange that runs beside the steps behind it: those before it should not be delayed."""
+    """True for a collective that overlaps later steps: nothing may delay it."""
     return eqn.prim.kind == "collective" and eqn.prim.deferred  # type: ignore[attr-defined]
 
 
 def _nbytes(v: Var | Scratch) -> int:
-    return v.nbytes if isinstance(v, Scratch) else v.aval.size * v.aval.dtype.itemsize
+    return v.nbytes if isinstance(v, Scratch) else v.aval.nbytes
 
 
 def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
     """The outputs and inputs of a kernel that may be one array, as (output, input).
 
-    Every element of the input must be read, for the last time, where the element that takes its place is written.
-    What is written once for a row, beside its lanes, must wait for all lanes that read it: they meet in reductions.
+    Every element of the input must be read for the last time where its replacement is written. A write once per row,
+    outside its lanes, must follow all lanes' reads: lanes synchronize in reductions.
     """
     return kernel.memoised("same place", lambda: _same_place(kernel))
 
@@ -442,8 +431,8 @@ def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
 def _same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
     stores: dict[Buffer, list[tuple[int, Store]]] = {}
     loads: dict[Buffer, list[tuple[int, Index]]] = {}
-    of_lanes: set[int] = set()  # the positions of loops over lanes
-    meetings: list[int] = []  # of those at whose ends all lanes have met
+    of_lanes: set[int] = set()  # positions of loops over lanes
+    barriers: list[int] = []  # positions of those at whose ends all lanes have synchronized
     position = 0
 
     def visit(body: Sequence[Any]) -> None:
@@ -453,7 +442,7 @@ def _same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
                 position += 1
                 if isinstance(s, Lanes):
                     of_lanes.add(position)
-                    meetings.extend([position] * any(isinstance(t, Reduce) for t in s.body))
+                    barriers.extend([position] * any(isinstance(t, Reduce) for t in s.body))
                 visit(s.body)
                 position += 1
                 continue
@@ -465,7 +454,7 @@ def _same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
 
     def ready(read: int, written: int) -> bool:
         alone = read not in of_lanes or written in of_lanes
-        return read <= written and (alone or any(read <= m < written for m in meetings))
+        return read <= written and (alone or any(read <= m < written for m in barriers))
 
     visit(kernel.body)
     position = 1 << 30
@@ -484,7 +473,7 @@ def _same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
 
 
 def fused(made: Schedule) -> Fused:
-    """The fusion of a program, its steps numbered as they are launched."""
+    """The fusion of a program, its steps indexed in launch order."""
     numbers: dict[int, int] = {}
     for n, step in enumerate(made.steps):
         for member in step.members if isinstance(step, GroupStep) else (step,):
@@ -493,9 +482,9 @@ def fused(made: Schedule) -> Fused:
 
 
 def show_stages(made: Schedule, name: str, **more: Callable[[], str]) -> None:
-    """Print how a program was fused, its kernels as LoopIR, and its memory, as far as ``config.debug`` asks for it.
+    """Print the stages of a program that ``config.debug`` names.
 
-    ``more``: stages that a backend adds, and their text.
+    ``more``: the stages that a backend adds, and their text.
     """
     stages: dict[str, Callable[[], object]] = {
         "fusion": lambda: fused(made),

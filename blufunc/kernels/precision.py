@@ -37,20 +37,17 @@ ALGORITHMS = {
     "F16_F16_F32_SCALED": Algorithm(1, chunk=None),
     "F16_F16_F32_X3": Algorithm(2, raised=11),
 }
-"""By name (``DotAlgorithmPreset``): dtypes of operands and sums, number of
-matmuls.
-"""
+"""By name (``DotAlgorithmPreset``): dtypes of operands and sums, and matmuls."""
 
 _ROUNDED = ("high", "tf32", "fastest")
 
 ACCURATE = "float32_tc"
-"""As accurate as float32, as fast as possible: on tensor cores where that is
-faster.
-"""
+"""As accurate as float32, on tensor cores if that is faster."""
 
 QUICKER_BY = {ACCURATE: "F16_F16_F32_X3", **dict.fromkeys(_ROUNDED, "F16_F16_F32_SCALED")}
-"""Precisions that fix the accuracy only, with a faster algorithm that suffices.
-The others are computed in IEEE arithmetic by ``float32_tc``, else in TF32.
+"""Precisions that fix only the accuracy, with a faster algorithm that suffices.
+
+Otherwise ``float32_tc`` is IEEE arithmetic, and the others are TF32.
 """
 
 _TF32 = (*_ROUNDED, "TF32_TF32_F32")
@@ -87,18 +84,14 @@ def resolved(precision: Any) -> str:
       ValueRangeError: the precision is unknown.
     """
     pair = precision if isinstance(precision, tuple) else (precision,)
-    return max(map(_one, pair), key=_FROM_COARSE_TO_EXACT.index)
-
-
-def _one(precision: str | None) -> str:
-    if precision in (None, "default"):
-        precision = config.matmul_precision
-    if precision not in PRECISIONS:
-        raise errors.ValueRangeError(
-            f"a product has no precision {precision!r:.60}.",
-            fix=f"use one of {', '.join(map(repr, _FROM_COARSE_TO_EXACT))}",
-        )
-    return precision
+    names = [config.matmul_precision if p in (None, "default") else p for p in pair]
+    for name in names:
+        if name not in PRECISIONS:
+            raise errors.ValueRangeError(
+                f"a product has no precision {name!r:.60}.",
+                fix=f"use one of {', '.join(map(repr, _FROM_COARSE_TO_EXACT))}",
+            )
+    return max(names, key=_FROM_COARSE_TO_EXACT.index)
 
 
 def is_tf32(precision: str) -> bool:

@@ -6,29 +6,29 @@ print.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc.core.ir.jaxpr import Eqn, line_of
 
 
+def _scaled(n: float, base: int, units: Sequence[str]) -> tuple[float, str]:
+    for unit in units[:-1]:
+        if n < base:
+            return n, unit
+        n /= base
+    return n, units[-1]
+
+
 def size(nbytes: float) -> str:
     """Bytes in a readable unit: ``1.5 MiB``."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if nbytes < 1024:
-            break
-        nbytes, unit = nbytes / 1024, larger
-    return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+    n, unit = _scaled(nbytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
 
 
 def count(n: float) -> str:
     """A number in thousands, millions or more: ``16.8 M``."""
-    unit = ""
-    for larger in ("k", "M", "G", "T", "P"):
-        if n < 1000:
-            break
-        n, unit = n / 1000, larger
+    n, unit = _scaled(n, 1000, ("", "k", "M", "G", "T", "P"))
     return f"{n:.3g} {unit}".rstrip()
 
 
@@ -82,14 +82,23 @@ def equal_rows(keys: Sequence[Any]) -> list[list[int]]:
     return list(groups.values())
 
 
-def times_head(groups: Sequence[list[int]]) -> tuple[str, ...]:
-    """The name of the column of row counts, if there is one."""
-    return ("times",) if any(len(g) > 1 for g in groups) else ()
+def step_table(
+    head: Sequence[str],
+    keys: Sequence[Any],
+    row_of: Callable[[list[int]], Sequence[str]],
+    right: Sequence[str] = (),
+    numbers: Sequence[int] | None = None,
+) -> str:
+    """A table of steps; in long tables, one row and a count for all equal keys.
 
-
-def times(group: list[int], groups: Sequence[list[int]]) -> tuple[str, ...]:
-    """The count of a row, if there is a column for it."""
-    return (str(len(group)),) if times_head(groups) else ()
+    ``row_of`` returns the cells of some positions, ``numbers`` are the steps at the positions; ``head`` and ``right``
+    are as for ``table``.
+    """
+    numbers = numbers or range(len(keys))
+    groups = equal_rows(keys)
+    times = ["times"] if any(len(g) > 1 for g in groups) else []
+    rows = [[str(numbers[g[0]]), *(str(len(g)) for _ in times), *row_of(g)] for g in groups]
+    return table(["step", *times, *head], rows, ["step", "times", *right])
 
 
 def lines_of(eqns: Sequence[Eqn]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""What passes and lowering must know of the machine.
+"""Device parameters that passes and lowering consult.
 
-Kernels, stages 5 and 6. In: nothing; each dialect makes one. Out: a ``Target``, whose numbers decide how rows are cut
-and what is kept.
+Kernels, stages 5 and 6. In: nothing; each dialect makes one. Out: a ``Target``, which decides how rows are split and
+which values are saved.
 """
 
 from __future__ import annotations
@@ -20,44 +20,41 @@ _A_CPU = Machine("a CPU", bandwidth=2e10, flops=1e11, products=2e11)
 
 @dataclass(frozen=True)
 class Target:
-    """What a lowering must know of the machine.
+    """Cost parameters and capabilities of a device.
 
     Attributes:
-      chunks: from the rows and the lanes of a reduction over rows to the number of chunks that rows are cut in.
-      crowding: from the lanes of a row, and how many values are kept of each, to how many times as many chunks there
-        are to be; None: one time.
-      summed_lanes: up to how many lanes rows are also reduced over rows where their lanes meet, as what is found so far
-        lies beside the row.
+      chunks: from rows and lanes to the number of chunks of a reduction over rows.
+      crowding: from the lanes of a row, and the values kept per lane, to a factor for the number of chunks; None: 1.
+      summed_lanes: limit of the lanes of rows that are also reduced over rows where lanes are reduced, since partial
+        results fit next to the row.
       total_chunks: from the elements of a reduction over everything to the number of chunks.
-      tile_chunks: the same where no number of a whole row is needed, from the rows and the number of tiles that each is
-        cut in; None: as ``chunks``.
-      interleaved: whether chunks of rows take rows in turns, so that what all of them read at a time lies side by side;
-        else each takes rows that follow each other.
-      finish_bytes: up to how much chunks of rows find for one tile of columns, to be added up at the kernel's end.
-      keep_bytes: how much a grid point may keep of its row between loops.
-      keep_loads: whether what was read is kept too: not where a cache does that.
-      tile: up to how many columns a chunk adds up at a time.
-      scan_tile: up to how many columns a point scans, from row to row.
-      wide_tile: from how many elements there are to the same, where elements are stored too; None: as ``tile``.
-      batch_first: whether products want their batch axes side by side in memory.
-      epilogues: whether products can add something to what they compute.
-      splits: from an algorithm and a shape to whether a product of float32 is quicker by that, on tensor cores; None:
-        there are none, and the precisions that name such an algorithm are computed as float32.
-      partial_sums: from the shape of such a product and the most terms that it adds up at a time to how many sums of
-        terms it is to compute side by side.
-      in_one_kernel: from the shape of a product of two parts of float16 to how many sums of terms a kernel for all of
-        it makes; 0 where there is none.
+      tile_chunks: the number of chunks if no scalar of a whole row is needed, from the rows and the tiles of each;
+        None: as ``chunks``.
+      interleaved: whether chunks take rows in turns, so that rows that are read at the same time are adjacent;
+        otherwise each takes consecutive rows.
+      finish_bytes: limit of the chunks' results for one tile of columns, to be added up at the kernel's end.
+      keep_bytes: limit of the part of its row that a grid point keeps between loops.
+      keep_loads: whether loaded values are kept too; unnecessary with a cache.
+      tile: limit of the columns that a chunk sums at a time.
+      scan_tile: limit of the columns that a point scans, from row to row.
+      wide_tile: from the number of elements to ``tile`` if elements are stored too; None: as ``tile``.
+      batch_first: whether matmuls need dense batch axes.
+      epilogues: whether matmuls can add to their result.
+      splits: from an algorithm and a shape to whether it makes a float32 matmul faster, on tensor cores; None: there
+        are none, and precisions that name an algorithm are computed as float32.
+      partial_sums: from the shape of such a matmul and the terms of a chunk to its number of parallel partial sums.
+      in_one_kernel: from the shape of a matmul of two float16 parts to the partial sums of the kernel for all of it; 0:
+        there is none.
       pointwise_gemm: from a ``dot_pointwise`` equation to why there is no kernel for it; None if there is one.
-      pointwise_seconds: from such an equation to how much longer its kernel takes than the library's matmul alone.
-      rows_of_sums: from an equation to the rows of each partial column sum that its kernel can write as well; 0: none.
-      cache_bytes, cache_speedup: of arrays up to that size, how many times as fast they are read again.
-      scratch_bytes: from an equation that is a step of its own to the memory that it works in, in bytes.
-      group: whether kernels that do the same to different arrays are launched as one.
-      ordered: from the steps of a fusion to these in the order in which they are best; None: as they are.
-      recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
-      scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again for its sake.
-      machine: the speed that is taken for granted where time is weighed against memory. It is not measured, so that
-        programs are the same wherever they are compiled.
+      pointwise_seconds: from such an equation to its kernel's extra time relative to the library's matmul alone.
+      rows_of_sums: from an equation to the rows of each partial column sum that its kernel can also write; 0: none.
+      cache_bytes, cache_speedup: arrays up to that size are read again faster by that factor.
+      scratch_bytes: from an opaque equation to its scratch memory, in bytes.
+      group: whether structurally identical kernels on different arrays are launched as one.
+      ordered: from the steps of a fusion to their best order; None: unchanged.
+      recompute: whether cheap values are recomputed if memory is scarce.
+      scarce_bytes: smallest peak at which memory is scarce.
+      machine: the speed that weighs time against memory; not measured, so that programs are the same everywhere.
     """
 
     chunks: Callable[[int, int], int]

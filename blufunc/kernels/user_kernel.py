@@ -122,15 +122,13 @@ def write(
     """
     threads = int(np.prod(grid, dtype=object)) * int(np.prod(block, dtype=object))
     used = set(_WORD.findall(body))
-    parameters: list[str] = []
-    for n, a in inputs:
-        plain = (f"const {C_TYPES[a.dtype]}* __restrict__ {n}",)
-        parameters += accessors[n].parameters if n in accessors else plain
+    pointers = {n: f"const {C_TYPES[a.dtype]}* __restrict__ {n}" for n, a in inputs}
+    pointers |= {n: f"{C_TYPES[a.dtype]}* __restrict__ {n}" for n, a in outputs}
+    parameters = [
+        p for n, _ in inputs for p in (accessors[n].parameters if n in accessors else [pointers[n]])
+    ]
     parameters += extras
-    for n, a in outputs:
-        parameters.append(
-            accessors[n].parameters[-1] if n in accessors else f"{C_TYPES[a.dtype]}* __restrict__ {n}"
-        )
+    parameters += [accessors[n].parameters[-1] if n in accessors else pointers[n] for n, _ in outputs]
     classes = "struct Tables {};\n" + "".join(a.text for a in accessors.values())
     constants = names_for([*inputs, *outputs], threads)
     lines = [f"{text};" for name, text in constants.items() if name in used]

@@ -11,7 +11,7 @@ from typing import Any
 
 from blufunc.core.ir.jaxpr import Eqn, Literal, line_of
 from blufunc.kernels.fusion.fuse import Fusion, Opaque, Region, Step
-from blufunc.kernels.tables import equal_rows, lines_of, run_lengths, table, times, times_head
+from blufunc.kernels.tables import lines_of, run_lengths, step_table
 
 
 class Fused:
@@ -53,12 +53,12 @@ class Fused:
         return self._numbers[_identity(step)]
 
     def __str__(self) -> str:
-        rows = [_row(self._number(s), s, self._fusion) for s in self.steps]
-        groups = equal_rows([row[1:] for row in rows])
-        head = ("step", *times_head(groups), "points", "computes", "lines")
-        shown = [(rows[g[0]][0], *times(g, groups), *rows[g[0]][1:]) for g in groups]
-        parts = [table(head, shown, ("step", "times"))] if rows else ["no steps"]
-        return "\n".join([*parts, *self.reasons()])
+        rows = [_row(s, self._fusion) for s in self.steps]
+        if not rows:
+            return "\n".join(["no steps", *self.reasons()])
+        numbers = list(map(self._number, self.steps))
+        table = step_table(("points", "computes", "lines"), rows, lambda g: rows[g[0]], numbers=numbers)
+        return "\n".join([table, *self.reasons()])
 
     def reasons(self) -> list[str]:
         """One line per reason that keeps steps apart, and the free equations."""
@@ -111,9 +111,9 @@ def _named(eqn: Eqn) -> str:
     return f"{eqn.prim.name} at {line_of(eqn)}"
 
 
-def _row(n: int, step: Step, fusion: Fusion) -> tuple[str, str, str, str]:
+def _row(step: Step, fusion: Fusion) -> tuple[str, str, str]:
     if isinstance(step, Opaque):
-        return str(n), "library", step.eqn.prim.name, line_of(step.eqn)
+        return "library", step.eqn.prim.name, line_of(step.eqn)
     frame, eqns = step.frame, equations_of(step, fusion)
     points = f"{frame.rows}x{frame.lanes}" if frame.lanes else str(frame.size)
-    return str(n), points, run_lengths([e.prim.name for e in eqns]), "; ".join(lines_of(eqns))
+    return points, run_lengths([e.prim.name for e in eqns]), "; ".join(lines_of(eqns))

@@ -18,14 +18,14 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda.dispatch import kernel_of
 from blufunc.kernels.backends.cuda.library.control_flow import written_over
 from blufunc.kernels.cache import plans as plan_store
-from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
+from blufunc.kernels.cost import Cost, cost_of, cost_of_equations
 from blufunc.kernels.fusion.report import Fused
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import fused
-from blufunc.kernels.recompute.budget_report import Bought
+from blufunc.kernels.recompute.budget_report import RematChoice
 from blufunc.kernels.schedule import OpaqueStep, Schedule, host_notes
-from blufunc.kernels.tables import count, duration, equal_rows, run_lengths, size, table, times, times_head
+from blufunc.kernels.tables import count, duration, run_lengths, size, step_table
 
 
 class Memory:
@@ -48,14 +48,12 @@ class Memory:
         plan: Plan,
         why_not_compiled: str = "",
         unplanned_bytes: int = 0,
-        bought: Bought | None = None,
+        bought: RematChoice | None = None,
     ):
         self.plan, self.why_not_compiled, self.bought = plan, why_not_compiled, bought
         self.unplanned_bytes = unplanned_bytes
-        self.peak_bytes: int = plan.peak_bytes
-        self.argument_bytes: int = plan.argument_bytes
-        self.output_bytes: int = plan.output_bytes
-        self.arena_bytes: int = plan.arena_bytes
+        self.peak_bytes, self.argument_bytes = plan.peak_bytes, plan.argument_bytes
+        self.output_bytes, self.arena_bytes = plan.output_bytes, plan.arena_bytes
 
     def report(self, n: int = 10) -> str:
         """The sums, the ``n`` largest values at the peak, and the recomputed values."""
@@ -67,11 +65,11 @@ class Memory:
         return "\n".join([head + besides, *rest, *price])
 
     def __str__(self) -> str:
-        return "\n".join([*_as_numpy(self.why_not_compiled), self.report()])
-
-
-def _as_numpy(why: str) -> list[str]:
-    return [f"runs as NumPy calls, which allocate as they go: {why}. Compiled it would be:"] if why else []
+        why = self.why_not_compiled
+        head = (
+            f"runs as NumPy calls, which allocate as they go: {why}. Compiled it would be:\n" if why else ""
+        )
+        return head + self.report()
 
 
 class Sight:
@@ -142,17 +140,16 @@ class Sight:
     @functools.cached_property
     def bodies(self) -> list[Body]:
         """Nested programs, each once: the bodies of loops, branches and calls."""
+        on_gpu = self.device.platform != "cpu"
         found: dict[int, Body] = {}
         for n, step in enumerate(self.schedule.steps):
-            if not isinstance(step, OpaqueStep) or (
-                self.device.platform != "cpu" and kernel_of(step.eqn).on_host
-            ):
+            if not isinstance(step, OpaqueStep) or kernel_of(step.eqn).composite:
+                continue  # without a body, or a kernel replaces it
+            if on_gpu and kernel_of(step.eqn).on_host:
                 continue
-            if kernel_of(step.eqn).composite:
-                continue  # a kernel replaces its body
             for role, jaxpr in _roles(step.eqn):
                 donated = (False,) * len(jaxpr.invars)
-                if self.device.platform != "cpu" and step.eqn.prim.name == "scan":
+                if on_gpu and step.eqn.prim.name == "scan":
                     donated = written_over(**step.eqn.params)
                 sight = Sight(simplify(jaxpr), donated, self.device)
                 found.setdefault(id(jaxpr), Body(n, role, sight))
@@ -171,7 +168,12 @@ class Sight:
         times = self.program.timings(buffers, repeats)
         compiled = hasattr(self.program, "schedule")
         cost = self.cost if compiled else cost_of_equations(self.device.backend.chosen(self.jaxpr))
-        rows = [_row(c, t.name, t.ms, machine) for c, t in zip(cost.steps, times, strict=True)]
+        rows = [
+            TimedStep(
+                t.name, c.lines, t.ms, c.bytes, c.flops, 1e3 * c.seconds(machine) / t.ms if t.ms else 0.0
+            )
+            for c, t in zip(cost.steps, times, strict=True)
+        ]
         return Timings(rows, machine, "" if compiled else self.why_not_compiled)
 
 
@@ -233,10 +235,6 @@ class TimedStep(NamedTuple):
         return self.bytes / self.ms / 1e6 if self.ms else 0.0
 
 
-def _row(c: StepCost, name: str, ms: float, machine: Machine) -> TimedStep:
-    return TimedStep(name, c.lines, ms, c.bytes, c.flops, 1e3 * c.seconds(machine) / ms if ms else 0.0)
-
-
 class Timings:
     """Times of a program's steps: ``compile().timings(...)``, a sequence.
 
@@ -257,18 +255,17 @@ class Timings:
         return self.steps[i]
 
     def __str__(self) -> str:
-        groups = equal_rows([(s.name, s.lines, s.bytes, s.flops) for s in self.steps])
-        rows = []
-        for g in groups:
-            s, ms = self.steps[g[0]], sum(self.steps[n].ms for n in g)
-            share = sum(self.steps[n].share * self.steps[n].ms for n in g) / ms if ms else 0.0
-            rate = f"{len(g) * s.bytes / ms / 1e6:.4g}" if ms else ""
+        def row(group: list[int]) -> list[str]:
+            s, ms = self.steps[group[0]], sum(self.steps[n].ms for n in group)
+            share = sum(self.steps[n].share * self.steps[n].ms for n in group) / ms if ms else 0.0
+            rate = f"{len(group) * s.bytes / ms / 1e6:.4g}" if ms else ""
             part = f"{ms / self.ms:.0%}" if self.ms else ""
-            moved = size(len(g) * s.bytes)
-            row = (s.name, f"{ms:.4g}", part, moved, rate, f"{share:.0%}", "; ".join(s.lines))
-            rows.append((str(g[0]), *times(g, groups), *row))
-        head = ("step", *times_head(groups), "name", "ms", "of all", "bytes", "GB/s", "roofline", "lines")
-        parts = [table(head, rows, ("step", "times", "ms", "of all", "bytes", "GB/s", "roofline"))]
+            moved = size(len(group) * s.bytes)
+            return [s.name, f"{ms:.4g}", part, moved, rate, f"{share:.0%}", "; ".join(s.lines)]
+
+        figures = ("ms", "of all", "bytes", "GB/s", "roofline")
+        keys = [(s.name, s.lines, s.bytes, s.flops) for s in self.steps]
+        parts = [step_table(("name", *figures, "lines"), keys, row, figures)]
         parts.append(f"{self.ms:.4g} ms in {len(self.steps)} steps; roofline of {self.machine}")
         if self.why_not_compiled:
             parts.append(f"run as NumPy calls: {self.why_not_compiled}")
@@ -280,24 +277,23 @@ def cost_table(cost: Cost, machine: Machine, timings: Timings | None = None) -> 
 
     In long programs, identical steps share a row, with the sums of their bytes, operations and times.
     """
-    groups = equal_rows(cost.steps)
     measured = ("measured", "roofline") if timings else ()
     figures = ("bytes", "flops", "at least", *measured)
-    rows = []
-    for g in groups:
-        c = cost.steps[g[0]]
-        least = len(g) * c.seconds(machine)
-        row = [
-            str(g[0]),
-            *times(g, groups),
-            c.name if c.kind == "kernel" else f"({c.kind})",
-            run_lengths(c.ops),
+
+    def row(group: list[int]) -> list[str]:
+        c, n = cost.steps[group[0]], len(group)
+        least = n * c.seconds(machine)
+        cells = [c.name if c.kind == "kernel" else f"({c.kind})", run_lengths(c.ops), c.shape]
+        cells += [
+            size(n * c.bytes),
+            count(n * c.flops),
+            duration(least) + (" a round" if c.unbounded else ""),
         ]
-        row += [c.shape, size(len(g) * c.bytes), count(len(g) * c.flops)]
-        row.append(duration(least) + (" a round" if c.unbounded else ""))
         if timings:
-            taken = sum(timings[n].ms for n in g) / 1e3
-            row += [duration(taken), f"{least / taken:.0%}" if taken else ""]
-        rows.append([*row, "; ".join(c.lines)])
-    head = ("step", *times_head(groups), "kernel", "computes", "points", *figures, "lines")
-    return table(head, rows, ("step", "times", "points", *figures))
+            taken = sum(timings[i].ms for i in group) / 1e3
+            cells += [duration(taken), f"{least / taken:.0%}" if taken else ""]
+        return [*cells, "; ".join(c.lines)]
+
+    return step_table(
+        ("kernel", "computes", "points", *figures, "lines"), cost.steps, row, ("points", *figures)
+    )

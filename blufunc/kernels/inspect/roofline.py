@@ -38,15 +38,14 @@ _MATRICES = {
 _REPEATS = 5
 
 _IN_A_ROW = 8
-"""GPU calls between synchronizations, which are slow; GEMMs on the CPU."""
+"""Operations between synchronizations, which are slow on a GPU."""
 
 
 @functools.cache
 def machine_of(device: Device) -> Machine:
     """The measured speed of a device: about a tenth of a second, once per process."""
-    copy, product = (_host_copy, _host_product) if device.platform == "cpu" else (_copy, _product)
-    rate = product(device)
-    return Machine(str(device), copy(device), rate, rate)
+    rate = _product(device)
+    return Machine(str(device), (_host_copy if device.platform == "cpu" else _copy)(device), rate, rate)
 
 
 def _best(run: Callable[[], Any]) -> float:
@@ -69,39 +68,32 @@ def _host_copy(device: Device) -> float:
     return 2 * x.nbytes / seconds
 
 
-def _host_product(device: Device) -> float:
-    """Operations per second of a program's GEMMs, most of which write to its arena."""
-    n = _MULTIPLIED["cpu"]
-    aval = ShapedArray((n, n), dtypes.float32)
-    x, y, *made = [Var(aval) for _ in range(_IN_A_ROW + 2)]
-    eqns = [Eqn(dot_general_p, [v, y], [out], _MATRICES, None) for v, out in itertools.pairwise([x, *made])]
-    program = device.backend.compile(Jaxpr([x, y], eqns, made[-1:], name="measured"), (False, False))
-    ones = device.backend.from_host(np.ones((n, n), np.float32), device)
-    return _IN_A_ROW * 2 * n**3 / _best(lambda: program([ones, ones]))
-
-
 def _copy(device: Device) -> float:
+    """Bytes per second of a negation, the cheapest kernel."""
     n = _COPIED[device.platform]
-    return 2 * 4 * n / _timed(device, neg_p, [(n,)], {})
+    x, y = (Var(ShapedArray((n,), dtypes.float32)) for _ in range(2))
+    run = _runner(device, Jaxpr([x], [Eqn(neg_p, [x], [y], {}, None)], [y], name="measured"))
+    return _IN_A_ROW * 2 * 4 * n / _best(lambda: run(_IN_A_ROW))
 
 
 def _product(device: Device) -> float:
+    """Operations per second of a program's GEMMs, most of which write to its arena."""
     n = _MULTIPLIED[device.platform]
-    return 2 * n**3 / _timed(device, dot_general_p, [(n, n), (n, n)], _MATRICES)
+    x, y, *outs = (Var(ShapedArray((n, n), dtypes.float32)) for _ in range(_IN_A_ROW + 2))
+    eqns = [Eqn(dot_general_p, [v, y], [out], _MATRICES, None) for v, out in itertools.pairwise([x, *outs])]
+    run = _runner(device, Jaxpr([x, y], eqns, outs[-1:], name="measured"))
+    return _IN_A_ROW * 2 * n**3 / _best(lambda: run(1))
 
 
-def _timed(device: Device, prim: Any, shapes: list[tuple[int, ...]], params: dict) -> float:
-    """Seconds of one operation as a program of the device."""
-    avals = [ShapedArray(s, dtypes.float32) for s in shapes]
-    ins, out = [Var(a) for a in avals], Var(avals[0])
-    jaxpr = Jaxpr(ins, [Eqn(prim, ins, [out], params, None)], [out], name="measured")
+def _runner(device: Device, jaxpr: Jaxpr) -> Callable[[int], None]:
+    """A function that runs a program on ones some times."""
     backend = device.backend
-    program = backend.compile(jaxpr, (False,) * len(ins))
-    buffers = [backend.from_host(np.ones(s, np.float32), device) for s in shapes]
+    program = backend.compile(jaxpr, (False,) * len(jaxpr.invars))
+    buffers = [backend.from_host(np.ones(v.aval.shape, np.float32), device) for v in jaxpr.invars]
 
-    def run() -> None:
-        for _ in range(_IN_A_ROW):
+    def run(times: int) -> None:
+        for _ in range(times):
             (result,) = program(list(buffers))
         backend.block_until_ready(result)
 
-    return _best(run) / _IN_A_ROW
+    return run

@@ -1,4 +1,4 @@
-"""Primitives of the compiler's own, which only rewrites make.
+"""Primitives that only rewrites make.
 
 In: operands of other equations. Out: equations that a library, or a kernel of LoopIR, computes as one. May import
 ``core``.

@@ -1,4 +1,4 @@
-"""A user's CUDA kernel with elementwise operations inside, where it reads arguments and writes results.
+"""User-written CUDA kernels with fused elementwise prologues and epilogues.
 
 Kernels, below the rewrites: only ``rewrites/user_kernel_fusion.py`` makes the primitive, and the CUDA backend writes
 its source (``backends/cuda/render/user_accessors.py``).
@@ -16,12 +16,12 @@ from blufunc.core.primitives.primitive import Primitive
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """What is computed of each element.
+    """An elementwise function fused into a kernel.
 
     Attributes:
-      jaxpr: of one point. Of an argument, from leaves to the value that the kernel reads; of a result, from the value
-        that the kernel writes, and leaves, to the one that is stored.
-      numbers: for each leaf whether it is a number that all elements share.
+      jaxpr: of scalars. For an argument: from leaves to the value that the kernel reads. For a result: from the value
+        that the kernel writes, and leaves, to the value that is stored.
+      numbers: by leaf, whether it is a scalar that all elements share.
     """
 
     jaxpr: Jaxpr
@@ -30,13 +30,13 @@ class Points:
 
 @dataclass(frozen=True, eq=False)
 class FusedUserKernel:
-    """A kernel for arguments of certain types, and what is computed inside of it.
+    """A kernel for arguments of fixed types, with its fused functions.
 
     Attributes:
       prim, kernel: the user's call, and its parameter: ``TypedKernel``.
-      readers, writers: of arguments and of results, by position.
-      body: all of it as operations, which defines the value.
-      places: for each operand the parameter of ``body`` that it is; None for a literal.
+      readers, writers: by position, the functions of arguments and of results.
+      body: the definition as operations.
+      places: by operand, the index of its parameter of ``body``; None for a literal.
     """
 
     prim: Primitive
@@ -51,7 +51,7 @@ class FusedUserKernel:
 
 
 class _FusedUserKernel(Primitive):
-    """A call; its operands are, for each argument, itself or the leaves of its prologue, then those of epilogues."""
+    """Operands: each argument, or the leaves of its prologue; then those of epilogues."""
 
     name, kind, multiple_results, fresh = "cuda_kernel+elementwise", "kernel", True, True
 
@@ -59,15 +59,11 @@ class _FusedUserKernel(Primitive):
     """``(*operand types, kernel) -> CudaSource``: the CUDA backend's."""
 
     def reference(self, compile, *, kernel: FusedUserKernel):
-        run, places = compile(kernel.body), kernel.places
-        n = len(kernel.body.invars)
+        run = compile(kernel.body)
 
         def computed(buffers: list) -> Any:
-            given: list[Any] = [None] * n
-            for place, x in zip(places, buffers, strict=True):
-                if place is not None:
-                    given[place] = x
-            return run(given)
+            by_place = dict(zip(kernel.places, buffers, strict=True))
+            return run([by_place[n] for n in range(len(kernel.body.invars))])
 
         return computed
 

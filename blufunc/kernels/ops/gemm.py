@@ -1,7 +1,6 @@
-"""Matmuls with something added: primitives that only rewrites make.
+"""Matmuls with an addend or with promoted sums, which only rewrites make.
 
-Kernels, below the rewrites. A definition in NumPy each, as of any primitive; which library or kernel computes them is
-the backend's matter.
+Kernels, below the rewrites. Each has a definition in NumPy; the backend chooses the library or kernel.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from blufunc.kernels.gemm_layout import chunks_of
 
 
 class _ProductAndSum(Primitive):
-    """``dot_general`` with its parameters, to which a third operand is added before anything is rounded.
+    """``dot_general`` plus a third operand, added before rounding.
 
-    Its ``preferred_element_type`` is the dtype of the result and of the third operand, which has an element for each of
-    the result or, repeated, for each of the rhs's free ones.
+    ``preferred_element_type`` is the dtype of the result and of the addend, which has one element per element of the
+    result, or per free element of the rhs: then it is broadcast.
     """
 
     kind, fresh, flops = "contract", True, dot_general_p.flops
@@ -41,18 +40,18 @@ class _ProductAndSum(Primitive):
 
 
 dot_bias_p = _ProductAndSum("dot_general+bias")
-"""The third operand is repeated for every row of the result."""
+"""The third operand is broadcast to all rows of the result."""
 
 
 dot_accumulate_p = _ProductAndSum("dot_general+accumulate")
-"""The third operand has the shape of the result, which may take its memory."""
+"""The third operand has the shape of the result, which may overwrite it."""
 
 
 class _PromotedProduct(Primitive):
-    """``dot_general`` by chunks of terms, each added in float32 to those before it, or to a third operand.
+    """``dot_general`` by chunks of at most ``chunk`` terms, joined in float32.
 
-    What a chunk's own sum loses where it is kept less exactly, as on tensor cores, does not grow with the number of
-    terms. ``chunk`` is how many terms it has at most.
+    A third operand begins the sum. The error of a chunk's own sum, less exact on tensor cores, does not grow with the
+    number of terms.
     """
 
     name, kind, fresh, flops = "dot_general+promoted", "contract", True, dot_general_p.flops
@@ -82,19 +81,19 @@ class _PromotedProduct(Primitive):
 
 
 dot_promoted_p = _PromotedProduct()
-"""The third operand, if there is one, has the shape of the result, which may take its memory."""
+"""An optional third operand has the shape of the result, which may overwrite it."""
 
 
 PRODUCTS = (dot_general_p, dot_bias_p, dot_accumulate_p, dot_promoted_p)
-"""The products of matrices: their first two operands and all parameters mean the same."""
+"""Matmul primitives; their first two operands and shared parameters mean the same."""
 
 
 SUMS = (add_p, add_any_p)
-"""The primitives of two operands that are added."""
+"""The primitives that add two operands."""
 
 
 def overwritten_by(eqn: Eqn) -> list[tuple[int, int]]:
-    """Results of an opaque step and the operands that they may be written over, unless these are other ones too."""
+    """Results of an opaque step, and the operands that they may overwrite."""
     if eqn.prim.kind == "collective" and eqn.invars:
         return [(n, n) for n in eqn.prim.written_over(**eqn.params)]  # type: ignore[attr-defined]
     return [(0, 2)] if eqn.prim in (dot_accumulate_p, dot_promoted_p) and len(eqn.invars) == 3 else []

@@ -1,7 +1,7 @@
-"""Loops and branches at one point: primitives that only ``rewrites/pointwise_control_flow.py`` makes.
+"""Loops and branches at one point.
 
-Kernels, below fusion. A ``PointLoop`` or ``PointBranch`` of scalars fuses as elementwise operations do; a kernel loops
-at each point.
+Kernels, below fusion; only ``rewrites/pointwise_control_flow.py`` makes them. A ``Loop`` or ``Branch`` of scalars fuses
+as elementwise operations do; a kernel loops at each point.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from blufunc.core.primitives.primitive import Primitive
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """A loop at one point. ``body`` is of scalars: from the carries and operands to whether there is another turn,
-    and the next carries, of which there are ``carries``. ``most`` bounds the turns, None where nothing does.
+    """A loop of scalars.
+
+    Attributes:
+      body: from carries and operands to whether there is another iteration, and the next carries.
+      carries: their number.
+      most: the maximum of iterations; None: no limit.
     """
 
     body: Jaxpr
@@ -28,7 +32,7 @@ class Loop:
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """A choice at one point: of jaxprs of scalars from the operands to the results, by the index before them."""
+    """A choice between jaxprs of scalars; the first operand is the index."""
 
     sides: tuple[Jaxpr, ...]
 
@@ -37,7 +41,7 @@ class Branch:
 
 
 class _AtPoints(Primitive):
-    """One result, the one with number ``index``, of the ``Loop`` or ``Branch`` that is ``control``."""
+    """The result ``index`` of the ``Loop`` or ``Branch`` that is ``control``."""
 
     kind = "points"
 

@@ -1,7 +1,7 @@
-"""Matmuls with an elementwise epilogue: the primitive that ``rewrites/pointwise_epilogue`` makes.
+"""Matmuls with an elementwise epilogue.
 
-Kernels, below the rewrites. An epilogue is a jaxpr of scalars, which any backend can lower into a function of its own;
-here it is run on arrays, by the definitions of the operations in it.
+Kernels, below the rewrites; ``rewrites/pointwise_epilogue`` makes them. An epilogue is a jaxpr of scalars, which any
+backend can lower to a function. The definition evaluates it on arrays.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr, Literal, Var
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.kinds import Elementwise
-from blufunc.core.primitives.linear_ops import add_any_p
+from blufunc.core.primitives.linear_ops import add_any_p, reshape_p
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.kernels.ops.gemm import dot_bias_p
 
@@ -26,11 +26,11 @@ class Epilogue:
     """Elementwise operations on the result of a matmul.
 
     Attributes:
-      jaxpr: from scalars, an element of the matmul and one of each further operand, to the results. An operand has the
+      jaxpr: from scalars (an element of the matmul and one of each further operand) to the results. An operand has the
         size of the matmul, is a vector along its columns, or a scalar.
-      bias: whether a vector is added before the matmul is rounded. It is the first operand, and none of the jaxpr's.
-      summed: the result whose column sums come as one more result, for bands of ``rows`` rows each, in float32.
-      rows: rows of a band.
+      bias: whether a vector is added before the matmul is rounded. It is the first operand, but not of the jaxpr.
+      summed: the index of the result whose float32 column sums are an additional result; default None.
+      rows: rows of each of these partial sums.
     """
 
     jaxpr: Jaxpr
@@ -40,11 +40,11 @@ class Epilogue:
 
     @property
     def stored(self) -> int | None:
-        """The result that is the matmul itself."""
+        """The index of the result that is the matmul itself, if any."""
         return next((i for i, a in enumerate(self.jaxpr.outvars) if a is self.jaxpr.invars[0]), None)
 
     def why_not(self) -> str | None:
-        """Why it is no epilogue; None if it is one."""
+        """The reason that it is not a valid epilogue, or None."""
         for eqn in self.jaxpr.eqns:
             if not isinstance(eqn.prim, Elementwise) and eqn.prim is not add_any_p:
                 return f"{eqn.prim.name} is not elementwise"
@@ -55,7 +55,7 @@ class Epilogue:
 
 
 class _DotPointwise(Primitive):
-    """lhs, rhs, (bias,) operands -> the results of the epilogue, and column sums if it has some."""
+    """lhs, rhs, (bias,) operands -> the results of the epilogue, then its column sums."""
 
     name, kind, fresh, multiple_results = "dot_general+pointwise", "contract", True, True
 
@@ -67,15 +67,15 @@ class _DotPointwise(Primitive):
         n = columns_of(rhs.shape, matmul["dimension_numbers"])
         flat = tile.reshape(-1, n)
         shapes = {1: (), flat.size: flat.shape}
-        given = [x.reshape(shapes.get(x.size, (1, n))) for x in operands]
-        env: dict[Any, Any] = dict(zip(epilogue.jaxpr.invars, (flat, *given), strict=True))
+        arrays = [x.reshape(shapes.get(x.size, (1, n))) for x in operands]
+        env: dict[Any, Any] = dict(zip(epilogue.jaxpr.invars, (flat, *arrays), strict=True))
         read = lambda a: a.value if a.__class__ is Literal else env[a]
         for eqn in epilogue.jaxpr.eqns:
             env[eqn.outvars[0]] = eqn.prim.impl(*map(read, eqn.invars), **eqn.params)
-        made = [read(a) for a in epilogue.jaxpr.outvars]
-        results = [x.reshape(tile.shape) for x in made]
+        outs = [read(a) for a in epilogue.jaxpr.outvars]
+        results = [x.reshape(tile.shape) for x in outs]
         if epilogue.summed is not None:
-            bands = made[epilogue.summed].astype(dtypes.float32).reshape(-1, epilogue.rows, n)
+            bands = outs[epilogue.summed].astype(dtypes.float32).reshape(-1, epilogue.rows, n)
             results.append(bands.sum(1))
         return results
 
@@ -96,7 +96,7 @@ dot_pointwise_p = _DotPointwise()
 
 
 def columns_of(shape: Sequence[int], dimension_numbers: Any) -> int:
-    """The columns of a matmul without batch axes, whose rhs has this shape."""
+    """The columns of a matmul without batch axes; ``shape`` is that of its rhs."""
     (_, contracted), _ = dimension_numbers
     return math.prod(n for d, n in enumerate(shape) if d not in contracted)
 
@@ -104,3 +104,17 @@ def columns_of(shape: Sequence[int], dimension_numbers: Any) -> int:
 def scalar(v: Any) -> Var:
     """A scalar of the dtype of a variable."""
     return Var(v.aval.with_shape(()).strong())
+
+
+def equations_at(shape: tuple[int, ...], eqns: Sequence[Eqn], env: dict[Any, Any]) -> list[Eqn]:
+    """Elementwise equations at another shape; ``env`` maps variables to those values."""
+    made = []
+    for e in eqns:
+        (v,) = e.outvars
+        if e.prim is reshape_p:
+            env[v] = env[e.invars[0]]
+            continue
+        ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
+        env[v] = Var(v.aval.with_shape(shape).strong())
+        made.append(Eqn(e.prim, ins, [env[v]], e.params, None))
+    return made

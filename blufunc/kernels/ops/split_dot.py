@@ -1,7 +1,7 @@
-"""``split_dot``: a float32 matmul whose operands are given in two float16 parts, as one equation.
+"""``split_dot``: a float32 matmul of operands in two float16 parts.
 
 Kernels, below the rewrites. ``rewrites/split_float32.py`` makes it in place of one matmul per pair of parts, for shapes
-that the device has a kernel for (``backends/cuda/library/split_gemm.py``).
+with a kernel for all (``backends/cuda/library/split_gemm.py``).
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from blufunc.core.primitives.primitive import Primitive
 from blufunc.kernels.precision import ALGORITHMS
 
 ALGORITHM = ALGORITHMS["F16_F16_F32_X3"]
-"""What the parts are of."""
+"""The algorithm that makes the parts."""
 
 STEP = 64
-"""Terms that are accumulated on tensor cores before their sum is added in float32: two stages of the kernel."""
+"""Terms that tensor cores accumulate before a float32 addition: two kernel stages."""
 
 
 class _SplitDot(Primitive):
-    """``dot_general`` of two float32 operands that are given in parts, each rest times 2^11, and with their scales.
+    """``dot_general`` of float32 operands in parts, each remainder times 2^11.
 
-    Operands: the first part and the rest of the lhs, those of the rhs, and ``2^-j`` of the rows of both: what they
-    were multiplied by is ``4^j``. The contracted axes of an operand are its first or its last ones, in the same order.
-    The result is float32; if there are several ``sums`` it has an axis for them, before the others: each is a sum of
-    some of the terms.
+    Operands: the first part and the remainder of the lhs, then of the rhs, and ``2^-j`` of the rows of both, which were
+    multiplied by ``4^j``. The contracted axes of an operand are its first or its last ones, in the same order. The
+    result is float32. Several ``sums``, each of some of the terms, are along a new first axis.
     """
 
     name, kind, fresh = "dot_general+parts", "contract", True
@@ -54,7 +53,7 @@ class _SplitDot(Primitive):
         return ShapedArray(_shape(lhs, rhs, dimension_numbers[0], sums), dtypes.float32)
 
     def flops(self, lhs, _rest, rhs, *_, dimension_numbers, **__) -> int:
-        """Multiplications and additions of the three products."""
+        """Multiplications and additions of three matmuls."""
         terms = math.prod(lhs.shape[d] for d in dimension_numbers[0][0])
         return 6 * terms * (lhs.size // terms) * (rhs.size // terms)
 
@@ -63,7 +62,7 @@ split_dot_p = _SplitDot()
 
 
 def _matrix(part: Any, contract: tuple[int, ...]) -> np.ndarray:
-    """A part as float32, its rows along what is contracted."""
+    """A part as a float32 matrix, with contracted axes as columns."""
     free = [d for d in range(part.ndim) if d not in contract]
     terms = math.prod(part.shape[d] for d in contract)
     return np.transpose(part, (*free, *contract)).reshape(-1, terms).astype(np.float32)
@@ -77,7 +76,7 @@ def _shape(lhs: Any, rhs: Any, contracts: Any, sums: int) -> tuple[int, ...]:
 
 
 def is_matrix(contract: tuple[int, ...], rank: int) -> bool:
-    """Whether contracted axes are the first or the last ones of an operand in their order, and not all."""
+    """True if contracted axes are the first or last ones, in order, but not all."""
     first = contract[0] if contract else 0
     return (
         0 < len(contract) < rank

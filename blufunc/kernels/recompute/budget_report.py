@@ -1,22 +1,21 @@
-"""What a budget of memory bought, and at which price: part of ``lower().memory``; or why there is no plan within it.
+"""Reports on memory budgets: recomputed values and price, or why no plan fits.
 
-Kernels, beside ``budget.py``, which makes both. In: the schedule of a program without a budget, and within it.
+Kernels, used by ``budget.py``. In: the schedules of a program without a budget and within it. Out: a part of
+``lower().memory``, or a ``MemoryBudgetError``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Var, line_of
-from blufunc.kernels.cost import Cost, cost_of
+from blufunc.kernels.cost import Cost, cost_of, plan_seconds
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.recompute.recompute_cost import plan_seconds
-from blufunc.kernels.recompute.repeat import nbytes
 from blufunc.kernels.tables import count, duration, size
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Dropped(NamedTuple):
-    """A value that is computed again and not kept.
+    """A value that is recomputed instead of saved.
 
     Attributes:
       label: its type, the operation that computes it, and the user's line.
@@ -34,22 +33,22 @@ class Dropped(NamedTuple):
     label: str
     nbytes: int
 
-
-def dropped(v: Var, eqn: Eqn, way: str = "") -> Dropped:
-    """The entry of a value; ``way`` is how it is computed again, if not by its equation."""
-    return Dropped(f"{v.aval} {eqn.prim.name}{way} at {line_of(eqn)}", nbytes(v))
+    @classmethod
+    def of(cls, v: Var, eqn: Eqn, way: str = "") -> Dropped:
+        """The entry of a value; ``way``: how it is recomputed, if not by its equation."""
+        return cls(f"{v.aval} {eqn.prim.name}{way} at {line_of(eqn)}", v.aval.nbytes)
 
 
 @dataclass(frozen=True)
-class Bought:
-    """What a program computes again for its budget.
+class RematChoice:
+    """Rematerialization for a memory budget: ``lower().memory.bought``.
 
     Attributes:
       budget: in bytes.
-      default: the schedule of the program without a budget, which would need more.
+      default: the schedule without a budget, which needs more.
       made: the schedule within the budget.
-      dropped: the values that are computed again instead of being kept, the largest first.
-      machine: what times are estimated for.
+      dropped: the values that are recomputed instead of saved, the largest first.
+      machine: the device that times are estimated for.
     """
 
     budget: int
@@ -65,48 +64,43 @@ class Bought:
 
     @property
     def peak_bytes(self) -> int:
-        """The planned peak within it."""
+        """The planned peak within the budget."""
         return self.made.plan.peak_bytes
 
     @functools.cached_property
     def costs(self) -> tuple[Cost, Cost]:
-        """The cost of the program without a budget, and within it."""
+        """The cost of the program without a budget and within it."""
         return cost_of(self.default), cost_of(self.made)
 
     @property
     def flops(self) -> int:
-        """Operations of arithmetic more than without a budget."""
+        """Additional arithmetic operations."""
         return self.costs[1].flops - self.costs[0].flops
 
     @property
     def bytes(self) -> int:
-        """Bytes moved more than without a budget; fewer, where a sum that is written no more moved most."""
+        """Additional bytes moved; negative if dropping a written sum saves more."""
         return self.costs[1].bytes - self.costs[0].bytes
 
     @functools.cached_property
     def times(self) -> tuple[float, float]:
-        """The time of the program without a budget, and within it, by which it was chosen: the roofline of ``machine``
-        and its launches, not measured.
-        """
+        """Estimated times without a budget and within it (``plan_seconds``)."""
         return plan_seconds(self.default, self.machine), plan_seconds(self.made, self.machine)
 
     @property
     def seconds(self) -> float:
-        """Time more than without a budget."""
+        """Additional estimated time."""
         return self.times[1] - self.times[0]
 
     def report(self, n: int = 10) -> str:
-        """The peaks; the ``n`` largest rows of what is computed again, values of one line together; and the price."""
+        """The peaks, the ``n`` largest rows of recomputed values, and the price."""
         before, _ = self.costs
-        alike: dict[Dropped, int] = {}
-        for d in self.dropped:
-            alike[d] = alike.get(d, 0) + 1
-        rows = sorted(alike.items(), key=lambda row: -row[0].nbytes * row[1])
+        rows = sorted(Counter(self.dropped).items(), key=lambda row: -row[0].nbytes * row[1])
         total = sum(d.nbytes for d in self.dropped)
         lines = [
             f"memory budget {size(self.budget)}: planned peak {size(self.peak_bytes)} instead of "
             f"{size(self.default_peak_bytes)}",
-            f"computed again, or later, instead of kept: {len(self.dropped)} values, {size(total)}",
+            f"recomputed, or computed later, instead of saved: {len(self.dropped)} values, {size(total)}",
         ]
         lines += [f"  {size(k * d.nbytes):>10}  {f'{k} x ' if k > 1 else ''}{d.label}" for d, k in rows[:n]]
         if len(rows) > n:
@@ -128,22 +122,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def no_plan(budget: int, lowest: int, least: Schedule, default: Schedule) -> errors.MemoryBudgetError:
-    """The error where no plan within a budget was found; ``least`` is that of ``lowest``, for which there is one."""
-    lines = [
-        f"the lowest budget for which one was found is {size(lowest)} ({lowest} bytes); without a budget it is "
-        f"{size(default.plan.peak_bytes)}.",
-        *least.plan.report(6).splitlines(),
-    ]
-    return errors.MemoryBudgetError(
-        f"no plan of {least.jaxpr.name or 'the program'} fits memory_budget={size(budget)} ({budget} bytes).",
-        where=source.here(),
-        why="\n".join(lines),
-        fix=_fix(budget, lowest, least),
-    )
-
-
-def _fix(budget: int, lowest: int, least: Schedule) -> str:
-    """What would help: more, or less of what cannot be computed again."""
+    """The error that no plan fits; ``least`` is the plan for the budget ``lowest``."""
     plan = least.plan
     advice = [f"memory_budget={lowest}, or a smaller batch"]
     if plan.output_bytes > budget // 16:
@@ -151,12 +130,11 @@ def _fix(budget: int, lowest: int, least: Schedule) -> str:
             f"donate_argnums=... lets results take the memory of arguments (now {size(plan.output_bytes)} more)"
         )
     if plan.argument_bytes > budget // 2:
-        advice.append(f"arguments alone take {size(plan.argument_bytes)}: divide them among devices")
-    return "; ".join(advice)
-
-
-def bought_of(
-    budget: int, default: Schedule, made: Schedule, entries: Sequence[Dropped], machine: Machine
-) -> Bought:
-    """The report of a schedule within a budget."""
-    return Bought(budget, default, made, tuple(sorted(entries, key=lambda d: -d.nbytes)), machine)
+        advice.append(f"arguments alone take {size(plan.argument_bytes)}: shard them across devices")
+    return errors.MemoryBudgetError(
+        f"no plan of {least.jaxpr.name or 'the program'} fits memory_budget={size(budget)} ({budget} bytes).",
+        where=source.here(),
+        why=f"the lowest budget for which one was found is {size(lowest)} ({lowest} bytes); without a budget it is "
+        f"{size(default.plan.peak_bytes)}.\n{plan.report(6)}",
+        fix="; ".join(advice),
+    )

@@ -1,17 +1,17 @@
-"""For a budget of memory: results of matmuls with epilogues are recomputed elementwise, without their matmuls.
+"""Elementwise recomputation of results of GEMM epilogues, for memory budgets.
 
-Kernels, between stages 5 and 7, after ``repeat.py``. In: the program of a choice for a budget, in which a result of a
-``dot_pointwise`` that was not kept is computed by a call (``recomputing``) from values that are in memory:
+Kernels, between stages 5 and 7, after ``repeat.py``. In: the program of a choice for a budget, in which a call
+(``recomputing``) computes an unsaved result of a ``dot_pointwise`` from values in memory:
 
     g = gelu(x)                       right before the first reader, the matmul for a weight's gradient
     d = (a @ b) * gelu'(x)            before or after that
 
-Out: the same, in which the epilogue of a matmul that reads these values in any case gives the result too, and what
-reads it comes after that:
+Out: the same, in which the epilogue of a matmul that reads these values anyway also writes the result, and its readers
+follow:
 
     d, g = (a @ b) * gelu'(x), gelu(x)
 
-Where that matmul depends on the result, the call's equations take its place: a kernel of their own.
+If that matmul depends on the result, the call's equations become a kernel of their own.
 """
 
 from __future__ import annotations
@@ -21,28 +21,24 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Var
 from blufunc.core.primitives.linear_ops import reshape_p
-from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.simplify import Origins, put_in_place, rewrite
-from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p, scalar
+from blufunc.kernels.ops.defined_call import DefinedCall
+from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p, equations_at
 
 
-class _Recompute(Primitive):
-    """A call of equations on elements, ``jaxpr`` on arrays and ``scalars`` on scalars; in no program that runs."""
+class _Recompute(DefinedCall):
+    """Equations as ``jaxpr`` on arrays and ``scalars``; absent from final programs."""
 
-    kind, fresh, multiple_results, body = "call", True, True, "jaxpr"
-
-    def abstract(self, *avals: ShapedArray, jaxpr: Jaxpr, scalars: Jaxpr) -> list[ShapedArray]:
-        return [a.strong() for a in jaxpr.out_avals]
+    fresh = True
 
 
 _recompute_p = _Recompute("recomputed epilogue")
 
 
 def recomputing(matmul: Eqn) -> list[Eqn]:
-    """Calls that compute results of a matmul with an epilogue from its other results and operands, one call each."""
+    """Calls that recompute each result of an epilogue without the matmul, if possible."""
     if matmul.prim is not dot_pointwise_p:
         return []
     epilogue: Epilogue = matmul.params["epilogue"]
@@ -54,15 +50,15 @@ def recomputing(matmul: Eqn) -> list[Eqn]:
         if n == epilogue.stored or v.__class__ is DropVar:
             continue
         scalars = epilogue.jaxpr.memoised(f"result {n}", functools.partial(_reaching, epilogue.jaxpr, out))
-        given = [held[x] for x in scalars.invars]
-        if all(x is not None and x.aval.size in (1, v.aval.size) for x in given):
-            params = {"jaxpr": _on_arrays(scalars, given, v), "scalars": scalars}
-            calls.append(Eqn(_recompute_p, given, [v], params, matmul.source))
+        operands = [held[x] for x in scalars.invars]
+        if all(x is not None and x.aval.size in (1, v.aval.size) for x in operands):
+            params = {"jaxpr": _on_arrays(scalars, operands, v), "scalars": scalars}
+            calls.append(Eqn(_recompute_p, operands, [v], params, matmul.source))
     return calls
 
 
 def equations(call: Eqn) -> tuple[Eqn, ...]:
-    """The equations of a call of ``recomputing``, on its own variables."""
+    """The equations of a call of ``recomputing``, on its variables."""
     body: Jaxpr = call.params["jaxpr"]
     place: dict[Any, Any] = dict(
         zip((*body.invars, *body.outvars), (*call.invars, *call.outvars), strict=True)
@@ -75,7 +71,7 @@ def equations(call: Eqn) -> tuple[Eqn, ...]:
 
 
 def hosts(eqns: Sequence[Eqn], call: Eqn) -> list[Eqn]:
-    """The matmuls with epilogues that read all that a call reads, and have no such result yet."""
+    """The matmuls whose epilogues could write the result of a call, and do not yet."""
     return [
         e for e in eqns
         if e.prim is dot_pointwise_p and not recomputed(e) and set(call.invars) <= set(_operands(e))
@@ -84,7 +80,7 @@ def hosts(eqns: Sequence[Eqn], call: Eqn) -> list[Eqn]:
 
 
 def recomputed(matmul: Eqn) -> list[Var]:
-    """The results of a matmul's epilogue that do not depend on the matmul."""
+    """The results of an epilogue that do not depend on its matmul."""
     if matmul.prim is not dot_pointwise_p:
         return []
     jaxpr: Jaxpr = matmul.params["epilogue"].jaxpr
@@ -95,15 +91,12 @@ def recomputed(matmul: Eqn) -> list[Var]:
 
 
 def with_result(matmul: Eqn, call: Eqn) -> Eqn:
-    """A matmul of ``hosts`` that gives the result of a call, after its others."""
+    """A matmul of ``hosts`` with the result of a call after its other results."""
     epilogue: Epilogue = matmul.params["epilogue"]
     held: dict[Any, Any] = dict(zip(_operands(matmul), epilogue.jaxpr.invars[1:], strict=True))
     scalars: Jaxpr = call.params["scalars"]
     env: dict[Any, Any] = {v: held[x] for v, x in zip(scalars.invars, call.invars, strict=True)}
-    more = []
-    for e in scalars.eqns:
-        env.update((v, scalar(v)) for v in e.outvars)
-        more.append(e.with_vars([env.get(a, a) for a in e.invars], [env[v] for v in e.outvars]))
+    more = equations_at((), scalars.eqns, env)
     outvars = [*epilogue.jaxpr.outvars, env[scalars.outvars[0]]]
     jaxpr = epilogue.jaxpr.replace(eqns=[*epilogue.jaxpr.eqns, *more], outvars=outvars)
     params = {**matmul.params, "epilogue": dataclasses.replace(epilogue, jaxpr=jaxpr)}
@@ -113,11 +106,9 @@ def with_result(matmul: Eqn, call: Eqn) -> Eqn:
 
 
 def with_recomputed_results(jaxpr: Jaxpr, origins: Origins, able: Callable[[Eqn], bool]) -> Jaxpr:
-    """The program without calls of ``recomputing``: they are results of matmuls where that is possible.
+    """Replace calls of ``recomputing`` by results of matmuls, or by their equations.
 
-    Args:
-      origins: the call that recomputes an equation, by equation; updated for those that take its place.
-      able: whether there is a kernel for a matmul with an epilogue.
+    ``able``: whether there is a kernel for a matmul with an epilogue.
     """
     for call in [e for e in jaxpr.eqns if e.prim is _recompute_p]:
         jaxpr = _joined(jaxpr, call, origins, able) or jaxpr
@@ -131,12 +122,12 @@ def with_recomputed_results(jaxpr: Jaxpr, origins: Origins, able: Callable[[Eqn]
 
 
 def _joined(jaxpr: Jaxpr, call: Eqn, origins: Origins, able: Callable[[Eqn], bool]) -> Jaxpr | None:
-    """The program in which a matmul gives the result of a call; None where that matmul reads what is made of it."""
+    """Let a matmul write the result of a call; None if that matmul depends on it."""
     matmul = next((e for e in hosts(jaxpr.eqns, call) if able(with_result(e, call))), None)
     if matmul is None:
         return None
     eqns: list[Eqn] = []
-    late: list[Eqn] = []  # what was before the matmul, and reads what it gives now
+    late: list[Eqn] = []  # equations between the call and the matmul that depend on the call
     waiting: set[Atom] = set(call.outvars)
     done = False
     for eqn in jaxpr.eqns:
@@ -160,12 +151,12 @@ def _joined(jaxpr: Jaxpr, call: Eqn, origins: Origins, able: Callable[[Eqn], boo
 
 
 def _operands(matmul: Eqn) -> Sequence[Any]:
-    """What the scalars of an epilogue are elements of, but for the first."""
+    """The arrays of the scalars of an epilogue, except for the matmul's result."""
     return matmul.invars[2 + matmul.params["epilogue"].bias :]
 
 
 def _reaching(jaxpr: Jaxpr, out: Atom) -> Jaxpr:
-    """The part of a jaxpr of scalars that one result needs, with the parameters that it needs."""
+    """The part of a jaxpr of scalars, and of its parameters, that a result needs."""
     needed: set[Any] = {out}
     eqns = []
     for e in reversed(jaxpr.eqns):
@@ -176,23 +167,18 @@ def _reaching(jaxpr: Jaxpr, out: Atom) -> Jaxpr:
 
 
 def _on_arrays(scalars: Jaxpr, given: Sequence[Var], result: Var) -> Jaxpr:
-    """A jaxpr of scalars as one of arrays, which have the shape of a result."""
+    """A jaxpr of scalars as one of arrays in the shape of a result."""
     shape = result.aval.shape
 
     def make() -> Jaxpr:
         ins = [Var(x.aval) for x in given]
-        env: dict[Any, Any] = {}
+        env: dict[Any, Any] = dict(zip(scalars.invars, ins, strict=True))
         eqns = []
         for v, x in zip(scalars.invars, ins, strict=True):
-            env[v] = x
             if x.aval.size > 1 and x.aval.shape != shape:
                 env[v] = Var(x.aval.with_shape(shape))
                 eqns.append(Eqn(reshape_p, [x], [env[v]], {"shape": shape}, None))
-        for e in scalars.eqns:
-            (v,) = e.outvars
-            env[v] = Var(v.aval.with_shape(shape))
-            ins_of = [a if a.__class__ is Literal else env[a] for a in e.invars]
-            eqns.append(Eqn(e.prim, ins_of, [env[v]], e.params, None))
+        eqns += equations_at(shape, scalars.eqns, env)
         return Jaxpr(ins, eqns, [env[scalars.outvars[0]]], name="epilogue")
 
     return scalars.memoised(("on arrays", shape, tuple([x.aval for x in given])), make)

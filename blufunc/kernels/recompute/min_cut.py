@@ -1,7 +1,7 @@
-"""Minimum cuts: what separates a source from a sink at the least cost.
+"""Minimum cuts of flow networks, by Dinic's algorithm (1970).
 
 Kernels, below ``remat.py`` and ``budget_cuts.py``. In: edges with capacities between any hashable nodes. Out: the nodes
-on one side of a minimum cut. By the algorithm of Dinic (1970): shortest augmenting paths, those of one length together.
+on one side of a minimum cut.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ UNLIMITED = 1 << 62
 
 
 class Network:
-    """Nodes, and edges with whole numbers as capacities."""
+    """Nodes, and edges with integer capacities."""
 
     def __init__(self) -> None:
-        self._number: dict[Hashable, int] = {}
-        self._edges: list[
-            list[int]
-        ] = []  # of each node: the numbers of its edges; an edge's reverse is beside it
+        self._index: dict[Hashable, int] = {}
+        self._edges: list[list[int]] = []  # by node; edges 2i and 2i + 1 are the reverse of each other
         self._heads: list[int] = []
-        self._room: list[int] = []
+        self._residual: list[int] = []
 
     def edge(self, a: Hashable, b: Hashable, capacity: int) -> None:
         """An edge, or more capacity from one node to another."""
@@ -29,52 +27,53 @@ class Network:
         self._edges[i].append(len(self._heads))
         self._edges[j].append(len(self._heads) + 1)
         self._heads += (j, i)
-        self._room += (capacity, 0)
+        self._residual += (capacity, 0)
 
     def near_source(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The nodes on the source's side of the minimum cut that is nearest to the source."""
+        """The source's side of the minimum cut that is nearest to the source."""
         self._saturate(self._node(source), self._node(sink))
-        return self._reached(self._node(source), lambda e: self._room[e])
+        return self._reached(self._node(source), 0)
 
     def near_sink(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The nodes on the sink's side of the minimum cut that is nearest to the sink."""
+        """The sink's side of the minimum cut that is nearest to the sink."""
         self._saturate(self._node(source), self._node(sink))
-        return self._reached(self._node(sink), lambda e: self._room[e ^ 1])
+        return self._reached(self._node(sink), 1)
 
     def _node(self, name: Hashable) -> int:
-        number = self._number.setdefault(name, len(self._number))
-        if number == len(self._edges):
+        index = self._index.setdefault(name, len(self._index))
+        if index == len(self._edges):
             self._edges.append([])
-        return number
+        return index
 
-    def _reached(self, start: int, room: object) -> set[Hashable]:
+    def _reached(self, start: int, reverse: int) -> set[Hashable]:
+        """The nodes on residual paths from a node, or to it if ``reverse`` is 1."""
         seen = {start}
         pending = [start]
         while pending:
             for e in self._edges[pending.pop()]:
                 head = self._heads[e]
-                if head not in seen and room(e) > 0:  # type: ignore[operator]
+                if head not in seen and self._residual[e ^ reverse] > 0:
                     seen.add(head)
                     pending.append(head)
-        return {name for name, number in self._number.items() if number in seen}
+        return {name for name, index in self._index.items() if index in seen}
 
     def _saturate(self, source: int, sink: int) -> None:
-        """Let as much flow as there can."""
+        """Find a maximum flow."""
         while (level := self._levels(source, sink)) is not None:
-            tried = [0] * len(self._edges)  # edges of each node that lead nowhere any more
+            tried = [0] * len(self._edges)  # exhausted edges of each node
             path: list[int] = []
             at = source
             while True:
                 if at == sink:
-                    least = min(self._room[e] for e in path)
+                    least = min(self._residual[e] for e in path)
                     for e in path:
-                        self._room[e] -= least
-                        self._room[e ^ 1] += least
+                        self._residual[e] -= least
+                        self._residual[e ^ 1] += least
                     path, at = [], source
                 edges = self._edges[at]
                 while tried[at] < len(edges):
                     e = edges[tried[at]]
-                    if self._room[e] > 0 and level[self._heads[e]] == level[at] + 1:
+                    if self._residual[e] > 0 and level[self._heads[e]] == level[at] + 1:
                         break
                     tried[at] += 1
                 if tried[at] < len(edges):
@@ -87,7 +86,7 @@ class Network:
                     break
 
     def _levels(self, source: int, sink: int) -> list[int] | None:
-        """How many edges with room each node is from the source; None if the sink is not to be reached."""
+        """Distances from the source in residual edges; None if the sink is unreachable."""
         level = [-1] * len(self._edges)
         level[source] = 0
         pending = deque([source])
@@ -95,7 +94,7 @@ class Network:
             at = pending.popleft()
             for e in self._edges[at]:
                 head = self._heads[e]
-                if level[head] < 0 and self._room[e] > 0:
+                if level[head] < 0 and self._residual[e] > 0:
                     level[head] = level[at] + 1
                     pending.append(head)
         return level if level[sink] >= 0 else None

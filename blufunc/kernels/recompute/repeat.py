@@ -1,8 +1,8 @@
-"""A fused program on both sides of a position: what is read behind it, and how that is computed again there.
+"""A program before and after its peak, and the program that recomputes values.
 
-Kernels, between stages 5 and 7, below ``remat.py`` and ``budget_cuts.py``, which choose. In: a fusion, and the position
-of an equation, most often where the peak of memory is. Out: the program in which chosen values are computed a second
-time, each right before its first reader behind the position; so they need not be kept until then.
+Kernels, between stages 5 and 7, below ``remat.py`` and ``budget_cuts.py``, which choose the values. In: a fusion, and
+the position of an equation, usually at the peak of memory. Out: the program in which each chosen value is computed a
+second time, right before its first reader after that position; so it need not be kept until then.
 """
 
 from __future__ import annotations
@@ -15,70 +15,71 @@ from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.kernels.fusion.fuse import Fusion
 
 
-class Divided:
-    """A program seen from a position.
+class AroundPeak:
+    """A program before and after the peak of its memory.
 
     Args:
       fusion: the program, its equations in the order in which steps run.
-      peak: the position of an equation: what comes later is behind it.
+      peak: the position of the last equation that has run at the peak.
 
     Attributes:
-      made: the position at which each variable is computed.
-      maker: the equation that does so.
+      position: of the equation that computes a variable.
+      maker: that equation.
       results: the variables in memory that the program returns.
     """
 
     def __init__(self, fusion: Fusion, peak: int):
         self.fusion, self.jaxpr, self.peak = fusion, fusion.jaxpr, peak
-        self.made = {v: i for i, e in enumerate(self.jaxpr.eqns) for v in e.outvars}
+        self.position = {v: i for i, e in enumerate(self.jaxpr.eqns) for v in e.outvars}
         self.maker = {v: e for e in self.jaxpr.eqns for v in e.outvars}
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.results = {leaf for a in self.jaxpr.outvars for leaf in self.leaves(a)}
 
     def leaves(self, atom: Atom) -> tuple[Var, ...]:
-        """The variables in memory behind an operand."""
+        """The variables in memory that an operand is a view of."""
         if atom.__class__ is Literal:
             return ()
-        found = self._leaves.get(atom)  # type: ignore[arg-type]
-        if found is None:
-            v: Var = atom  # type: ignore[assignment]
+        v: Var = atom  # type: ignore[assignment]
+        if v not in self._leaves:
             eqn = self.fusion.virtual.get(v)
-            behind = (v,) if eqn is None else dict.fromkeys(x for a in eqn.invars for x in self.leaves(a))
-            found = self._leaves[v] = tuple(behind)
-        return found
+            read = (v,) if eqn is None else dict.fromkeys(x for a in eqn.invars for x in self.leaves(a))
+            self._leaves[v] = tuple(read)
+        return self._leaves[v]
 
     def repeated(
         self,
-        again: Mapping[Var, int],
+        recomputed: Mapping[Var, int],
         origins: dict[Eqn, int],
         kept: Collection[Var] = (),
         instead: Mapping[Var, Sequence[Eqn]] = MappingProxyType({}),
         with_readers: bool = False,
     ) -> Jaxpr:
-        """The program with what is computed again before its first reader behind the peak.
+        """The program that recomputes values before their first reader after the peak.
 
         Args:
-          again: the variables that are computed again, and for each the number that its equation has in ``origins``.
-          origins: for equations, the call that computes them again; the new equations are added.
-          kept: variables that are read as they are, although they only move what is computed again.
-          instead: for variables that are computed again in another way than at first, the equations of that.
-          with_readers: whether what is computed again for an equation that a call computes again may be fused with
-            it: then both, and the rest of that call behind the peak, have a number that is new.
+          recomputed: the values, each with the index that its equation gets in ``origins``.
+          origins: the call that recomputes an equation, by equation; the new equations are added.
+          kept: variables that are read unchanged, although they are views of recomputed ones.
+          instead: for values that are recomputed by other equations than their own, those equations.
+          with_readers: whether equations that are recomputed for an equation of a recomputing call may be fused with
+            it: then both, and the rest of that call after the peak, get a new index.
         """
         eqns: list[Eqn] = []
         fresh: dict[Atom, Var] = {}
         position = {e: i for i, e in enumerate(self.jaxpr.eqns)}
-        renewed: dict[int, int] = {}  # numbers of calls
-        unused = itertools.count(1 + max([*origins.values(), *again.values()], default=0))
+        renewed: dict[int, int] = {}  # the new indices of calls
+        unused = itertools.count(1 + max([*origins.values(), *recomputed.values()], default=0))
 
         def stays(atom: Atom) -> bool:
-            if atom.__class__ is Literal or self.made.get(atom, self.peak + 1) > self.peak:  # type: ignore[arg-type]
+            if atom.__class__ is Literal or atom in kept:
                 return True
-            moved = atom in self.fusion.virtual and any(x in again for x in self.leaves(atom))
-            return atom in kept or not (atom in again or moved)
+            if self.position.get(atom, self.peak + 1) > self.peak:  # type: ignore[arg-type]
+                return True
+            moved = atom in self.fusion.virtual and any(x in recomputed for x in self.leaves(atom))
+            return atom not in recomputed and not moved
 
-        def bring(reader: Eqn) -> list[Atom]:
-            """What stands for the operands of an equation behind the peak."""
+        def recompute_for(reader: Eqn) -> list[Atom]:
+            """Add the equations that a reader needs; returns its operands."""
             missing: dict[int, Sequence[Eqn]] = {}
             pending = list(reader.invars)
             while pending:
@@ -95,30 +96,31 @@ class Divided:
                 joined = renewed.get(origins[reader]) or next(unused)
                 renewed[origins[reader]] = joined
             for _, way in sorted(missing.items()):
-                number = next((joined or again[v] for e in way for v in e.outvars if v in again), None)
+                origin = next(
+                    (joined or recomputed[v] for e in way for v in e.outvars if v in recomputed), None
+                )
                 for eqn in way:
                     outs = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in eqn.outvars]
-                    made = eqn.with_vars([fresh.get(a, a) for a in eqn.invars], outs)
-                    if number is not None:
-                        origins[made] = number
+                    eqns.append(eqn.with_vars([fresh.get(a, a) for a in eqn.invars], outs))
+                    if origin is not None:
+                        origins[eqns[-1]] = origin
                     fresh.update(zip(eqn.outvars, outs, strict=True))
-                    eqns.append(made)
             return [fresh.get(a, a) for a in reader.invars]
 
         for i, eqn in enumerate(self.jaxpr.eqns):
             if i > self.peak and any(a.__class__ is not Literal for a in eqn.invars):
-                new = eqn.with_invars(bring(eqn))
+                new = eqn.with_invars(recompute_for(eqn))
                 if new is not eqn and eqn in origins:
                     origins[new] = origins[eqn]
                 eqn = new
             eqns.append(eqn)
-        late = eqns[self.peak + 1 :]  # what such a call computes before stays apart
+        late = eqns[self.peak + 1 :]  # equations of such a call before the peak keep their index
         origins.update([(e, renewed[origins[e]]) for e in late if origins.get(e) in renewed])
         return self.jaxpr.replace(eqns=_read(eqns, self.jaxpr.outvars))
 
 
 def _read(eqns: list[Eqn], outvars: Iterable[Atom]) -> list[Eqn]:
-    """Without the equations whose results nobody reads any more: those that were read behind the peak alone."""
+    """Drop the equations that only readers after the peak needed."""
     read: set[Atom] = set(outvars)
     kept = []
     for eqn in reversed(eqns):
@@ -126,8 +128,3 @@ def _read(eqns: list[Eqn], outvars: Iterable[Atom]) -> list[Eqn]:
             read.update(eqn.invars)
             kept.append(eqn)
     return kept[::-1]
-
-
-def nbytes(v: Var) -> int:
-    """The size of a variable in memory."""
-    return v.aval.size * v.aval.dtype.itemsize

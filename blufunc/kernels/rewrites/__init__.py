@@ -1,5 +1,6 @@
-"""Passes from jaxpr to jaxpr, one file a rule; ``pipeline.py`` has their order.
+"""Passes from jaxpr to jaxpr, one file per rule; ``pipeline.py`` has their order.
 
-In: a simplified jaxpr. Out: an equivalent jaxpr that maps better to kernels and libraries. May import
-``kernels.fusion`` (classification) and what that may.
+In: a simplified jaxpr, and its ``Origins``, which each pass updates for the equations that it replaces. Out: an
+equivalent jaxpr that maps better to kernels and libraries. May import ``kernels.fusion`` (classification) and what that
+may.
 """

@@ -1,16 +1,15 @@
-"""Before stage 5: equations that a library or a kernel can do at once in the place of several.
+"""Equations in the form that libraries and kernels compute best.
 
-Kernels. In: a simplified jaxpr, its calls in place. Out: one that computes the same.
+Kernels, before stage 5. In: a simplified jaxpr, its calls inlined. Out: an equivalent one.
 
-- The transpose of a product of matrices is the product of the transposes, which cost nothing.
-- What is added to zeros, to be added to something else, is added to that.
-- A part of a widened array is widened after it is cut out, and a converted table after rows of it are gathered.
-- What a kernel computes only to be moved and then rounded to a narrower dtype is rounded first, and stored so.
-- Where a library wants the batch axes of a product side by side, its operands are copied into that order, and what
-  little is computed of them on the way is computed in the copy.
-- Reductions over rows too long for registers get equations of their own for their elementwise operands
-  (``with_columns_apart``). Fusion keeps such reductions apart from those of the rows (``Target.summed_lanes``): an
-  operand that both read, as ``abs`` of a gradient for its largest number, would be stored for them.
+- A transpose of a matmul becomes the matmul of the transposes, which are free.
+- Zeros with a scattered sum, added to an array, become a scatter-add into that array.
+- A slice of a widened array is widened after slicing, and a converted table after the gather of its rows.
+- A value that is only moved and then narrowed is narrowed first, and stored so.
+- Operands of a matmul are copied if its library needs their batch axes dense; the copy computes cheap producers.
+- Column reductions over rows too long for registers get their own elementwise operands (``split_column_reductions``).
+  Fusion separates such reductions from those of the rows (``Target.summed_lanes``), so an operand of both, such as the
+  ``abs`` of a gradient for its maximum, would be stored for them.
 """
 
 from __future__ import annotations
@@ -30,58 +29,50 @@ from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p, transpose_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import Origins, dce
+from blufunc.core.programs.simplify import rewrite as substitute
 from blufunc.kernels.fusion.iteration_space import Frame, reduces, role_of, sort_of
 from blufunc.kernels.loopir.access_map import MOVED, is_widening, moves, view_strides
 from blufunc.kernels.loopir.index import strides_of
+from blufunc.kernels.rewrites.readers import Readers
 
-# -- rules ------------------------------------------------------------------------------------------
 
-
-def rewrite(jaxpr: Jaxpr, origins: dict[Eqn, int], batch_first: bool = False) -> Jaxpr:
-    """Apply all of it.
-
-    Args:
-      jaxpr: the program.
-      origins: for equations, the call that computes them again; kept up for those that take its place.
-      batch_first: whether products want their batch axes side by side in memory.
-    """
-    jaxpr = _narrowed_early(_Rewriter(jaxpr, origins).run(), origins)
+def rewrite(jaxpr: Jaxpr, origins: Origins, batch_first: bool = False) -> Jaxpr:
+    """Apply all rules; ``batch_first``: whether matmuls need their batch axes dense."""
+    jaxpr = _narrow_early(_Rules(jaxpr).apply(origins), origins)
     return _with_dense_batches(jaxpr, origins) if batch_first else jaxpr
 
 
-class _Rewriter:
-    def __init__(self, jaxpr: Jaxpr, origins: dict[Eqn, int]):
-        self.jaxpr, self.origins = jaxpr, origins
-        self.makers: dict[Var, Eqn] = {}
-        self.position: dict[Var, int] = dict.fromkeys(jaxpr.invars, -1)
-        self.uses = Counter(a for e in jaxpr.eqns for a in e.invars if a.__class__ is not Literal)
-        self.uses.update(a for a in jaxpr.outvars if a.__class__ is not Literal)
+class _Rules:
+    """The rules for single equations, and the equation that computes each variable."""
 
-    def run(self) -> Jaxpr:
-        eqns: list[Eqn] = []
+    def __init__(self, jaxpr: Jaxpr):
+        self.jaxpr = jaxpr
+        self.makers: dict[Atom, Eqn] = {}
+        self.uses = Counter(a for e in jaxpr.eqns for a in e.invars)
+        self.uses.update(jaxpr.outvars)
+
+    def apply(self, origins: Origins) -> Jaxpr:
         changed = False
-        for i, eqn in enumerate(self.jaxpr.eqns):
-            made = next((m for rule in _RULES if (m := rule(self, eqn))), [eqn])
-            if made != [eqn]:
-                changed = True
-                if eqn in self.origins:
-                    self.origins.update((m, self.origins[eqn]) for m in made)
-            eqns.extend(made)
-            self.makers.update((v, m) for m in made for v in m.outvars)
-            self.position.update((v, i) for m in made for v in m.outvars)
-        return dce(self.jaxpr.replace(eqns=eqns)) if changed else self.jaxpr
+
+        def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
+            nonlocal changed
+            found = next((found for rule in _RULES if (found := rule(self, eqn))), None)
+            changed |= found is not None
+            self.makers.update((v, e) for e in found or [eqn] for v in e.outvars)
+            return found or [eqn]
+
+        made = substitute(self.jaxpr, step, origins)
+        return dce(made) if changed else self.jaxpr
 
     def maker(self, atom: Atom) -> Eqn | None:
-        """The equation that computes an operand which nobody else reads."""
-        if atom.__class__ is Literal or self.uses[atom] != 1:
-            return None
-        return self.makers.get(atom)  # type: ignore[arg-type]
+        """The equation that computes an operand with one reader."""
+        return self.makers.get(atom) if self.uses[atom] == 1 else None
 
 
-def _transposed_product(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
-    """``transpose(dot_general(x, y))`` that exchanges the axes of x and those of y is ``dot_general(y, x)``.
+def _transposed_product(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
+    """``transpose(dot_general(x, y))`` is ``dot_general(y, x)``.
 
-    Also where the product is converted to another dtype in between, which then comes last.
+    The transpose must swap the axes of x and of y. A conversion in between comes last.
     """
     if eqn.prim is not transpose_p:
         return None
@@ -106,7 +97,7 @@ def _transposed_product(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
     return [swapped, Eqn(convert_p, [out], eqn.outvars, converted.params, converted.source)]
 
 
-def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
+def _sum_with_scattered(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
     """``a + scatter_add(zeros, i, u)`` is ``scatter_add(a, i, u)``."""
     if eqn.prim not in (add_any_p, add_p):
         return None
@@ -123,11 +114,10 @@ def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
     return None
 
 
-def _part_of_widened(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
-    """A part of a widened array is the widened part: ``slice(convert(x))`` is ``convert(slice(x))``.
+def _part_of_widened(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
+    """``slice(convert(x))`` is ``convert(slice(x))``, also with movement in between.
 
-    Otherwise the wide array would be stored for the parts, which other elements of a kernel read. Also through
-    movement in between, as ``x.astype(float32).reshape(...)[..., :n]`` has it.
+    Otherwise the wide array would be stored for its parts, which kernels read at other elements.
     """
     if eqn.prim is not slice_p:
         return None
@@ -144,8 +134,8 @@ def _part_of_widened(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
     return [*made, Eqn(convert_p, [x], eqn.outvars, maker.params, maker.source)]
 
 
-def _gathered_conversion(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
-    """Fewer elements are converted after a gather than before: a lookup in a table that is kept in float32."""
+def _gathered_conversion(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
+    """``gather(convert(x))`` is ``convert(gather(x))``: a lookup in a float32 table."""
     if eqn.prim is not gather_p or eqn.outvars[0].aval.size >= eqn.invars[0].aval.size:
         return None
     conversion = r.maker(eqn.invars[0])
@@ -161,7 +151,7 @@ def _gathered_conversion(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
     return [gather, Eqn(convert_p, [rows], eqn.outvars, conversion.params, conversion.source)]
 
 
-_RULES: tuple[Callable[[_Rewriter, Eqn], list[Eqn] | None], ...] = (
+_RULES: tuple[Callable[[_Rules, Eqn], list[Eqn] | None], ...] = (
     _transposed_product,
     _sum_with_scattered,
     _part_of_widened,
@@ -169,26 +159,22 @@ _RULES: tuple[Callable[[_Rewriter, Eqn], list[Eqn] | None], ...] = (
 )
 
 
-def _conversions_behind(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Callable[[Eqn], Eqn | None]:
-    """For an equation, the conversion to a narrower dtype that all movement of its result ends in, if it does."""
-    readers: dict[Any, list[Eqn]] = {}
-    for e in jaxpr.eqns:
-        for a in e.invars:
-            readers.setdefault(a, []).append(e)
-    returned = set(jaxpr.outvars)
+def _final_conversions(jaxpr: Jaxpr, origins: Origins) -> Callable[[Eqn], Eqn | None]:
+    """From an equation to the narrowing conversion after all movement of its result."""
+    readers = Readers(jaxpr)
 
     def ends(v: Var) -> list[Eqn] | None:
-        """The conversions that movement of a variable ends in; None if it ends elsewhere too."""
+        """The conversions after movement of a variable; None if anything else reads it."""
         found = []
-        for e in readers.get(v, ()):
-            behind = [e] if e.prim is convert_p else ends(e.outvars[0]) if e.prim in MOVED else None
-            if behind is None:
+        for e in readers.of(v):
+            after = [e] if e.prim is convert_p else ends(e.outvars[0]) if e.prim in MOVED else None
+            if after is None:
                 return None
-            found += behind
-        return None if v in returned else found
+            found += after
+        return None if v in readers.returned else found
 
     def narrower(eqn: Eqn) -> Eqn | None:
-        if not any(e.prim in MOVED for e in readers.get(eqn.outvars[0], ())) or sort_of(eqn) != "node":
+        if not any(e.prim in MOVED for e in readers.of(eqn.outvars[0])) or sort_of(eqn) != "node":
             return None
         found = ends(eqn.outvars[0])
         if not found or any(origins.get(e) != origins.get(eqn) for e in found):
@@ -201,93 +187,75 @@ def _conversions_behind(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Callable[[Eqn]
     return narrower
 
 
-def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
-    """With conversions before movement, where all that is read of what is computed becomes of one narrower dtype."""
+def _narrow_early(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
+    """Move narrowing conversions ahead of movement."""
     if any(is_replaced(p, "impl") for p in (convert_p, *MOVED)):
         return jaxpr
-    narrower = _conversions_behind(jaxpr, origins)
-    narrow: dict[Any, Var] = {}  # for variables, themselves in the narrower dtype
-    ended: dict[Any, Var] = {}  # for results of conversions that are no more, what they are now
-    eqns: list[Eqn] = []
+    narrower = _final_conversions(jaxpr, origins)
+    narrow: dict[Any, Var] = {}  # by variable, its narrow copy
 
-    def add(eqn: Eqn, old: Eqn) -> None:
-        eqns.append(eqn)
-        if old in origins:
-            origins[eqn] = origins[old]
-
-    for eqn in jaxpr.eqns:
+    def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         x = narrow.get(eqn.invars[0]) if eqn.invars else None
         if x is None:
-            converted = any(a in ended for a in eqn.invars)
-            new = eqn.with_vars([ended.get(a, a) for a in eqn.invars], eqn.outvars) if converted else eqn
-            add(new, eqn)
             conversion = narrower(eqn) if eqn.outvars else None
-            if conversion is not None:
-                (v,) = eqn.outvars
-                narrow[v] = Var(conversion.outvars[0].aval.with_shape(v.aval.shape))
-                add(Eqn(convert_p, [v], [narrow[v]], conversion.params, conversion.source), conversion)
-        elif eqn.prim is convert_p:
-            ended[eqn.outvars[0]] = x
-        else:
+            eqn = eqn.with_invars(invars)
+            if conversion is None:
+                return [eqn]
             (v,) = eqn.outvars
-            narrow[v] = Var(v.aval.with_dtype(x.aval.dtype))
-            add(Eqn(eqn.prim, [x], [narrow[v]], eqn.params, eqn.source), eqn)
-    if not narrow:
-        return jaxpr
-    return jaxpr.replace(eqns=eqns, outvars=[ended.get(a, a) for a in jaxpr.outvars])
+            narrow[v] = Var(conversion.outvars[0].aval.with_shape(v.aval.shape))
+            return [eqn, Eqn(convert_p, [v], [narrow[v]], conversion.params, conversion.source)]
+        (v,) = eqn.outvars
+        if eqn.prim is convert_p:
+            alias(v, x)
+            return []
+        narrow[v] = Var(v.aval.with_dtype(x.aval.dtype))
+        return [Eqn(eqn.prim, [x], [narrow[v]], eqn.params, eqn.source)]
+
+    made = substitute(jaxpr, step, origins)
+    return made if narrow else jaxpr
 
 
-def _with_dense_batches(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
-    """With copies of those operands of products whose batch axes no single stride goes through."""
+def _with_dense_batches(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
+    """Copy the operands of matmuls whose batch axes have no common stride."""
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
-    eqns: list[Eqn] = []
-    made: dict[Any, Var] = {}
+    copies: dict[Any, Var] = {}  # shared by all matmuls of one origin
 
-    def dense(x: Any, batch: tuple[int, ...], origin: int, source: Any) -> Any:
-        """``x`` with its batch axes first, in memory of its own; the same one for all products of one origin."""
-        order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
-        key = (x, order, origin)
-        if key not in made:
-            shape = tuple(x.aval.shape[d] for d in order)
-            turned = x
+    def dense(x: Atom, order: tuple[int, ...], product: Eqn, eqns: list[Eqn]) -> Var:
+        """``x`` copied to dense memory with its axes in an order."""
+        key = (x, order, origins.get(product))
+        if key not in copies:
+            moved = x
             if order != tuple(range(x.aval.ndim)):
-                turned = Var(x.aval.with_shape(shape))
-                add(Eqn(transpose_p, [x], [turned], {"permutation": order}, source), origin)
-            made[key] = Var(turned.aval)
-            add(Eqn(copy_p, [turned], [made[key]], {}, source), origin)
-        return made[key]
+                moved = Var(x.aval.with_shape(tuple(x.aval.shape[d] for d in order)))
+                eqns.append(Eqn(transpose_p, [x], [moved], {"permutation": order}, product.source))
+            copies[key] = Var(moved.aval)
+            eqns.append(Eqn(copy_p, [moved], [copies[key]], {}, product.source))
+        return copies[key]
 
-    def add(eqn: Eqn, origin: int) -> None:
-        eqns.append(eqn)
-        if origin:
-            origins[eqn] = origin
-
-    for eqn in jaxpr.eqns:
+    def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         if eqn.prim is not dot_general_p:
-            eqns.append(eqn)
-            continue
-        (xc, yc), (xb, yb) = eqn.params["dimension_numbers"]
-        origin = origins.get(eqn, 0)
-        operands, numbers = [], []
-        for x, contract, batch in zip(eqn.invars, (xc, yc), (xb, yb), strict=True):
-            if _in_one_stride(x, batch, makers):
-                operands.append(x)
-                numbers.append((contract, batch))
-                continue
-            operands.append(dense(x, batch, origin, eqn.source))
-            order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
-            numbers.append((tuple(order.index(d) for d in contract), tuple(range(len(batch)))))
-        if operands == list(eqn.invars):
-            eqns.append(eqn)
-            continue
-        (xc, xb), (yc, yb) = numbers
-        params = {**eqn.params, "dimension_numbers": ((xc, yc), (xb, yb))}
-        add(Eqn(dot_general_p, operands, eqn.outvars, params, eqn.source), origin)
-    return jaxpr.replace(eqns=eqns) if len(eqns) > len(jaxpr.eqns) else jaxpr
+            return [eqn]
+        eqns: list[Eqn] = []
+        operands, contracts, batches = [], [], []
+        for x, contract, batch in zip(invars, *eqn.params["dimension_numbers"], strict=True):
+            if not _in_one_stride(x, batch, makers):
+                order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
+                x = dense(x, order, eqn, eqns)
+                contract, batch = tuple(map(order.index, contract)), tuple(range(len(batch)))
+            operands.append(x)
+            contracts.append(contract)
+            batches.append(batch)
+        if operands == invars:
+            return [eqn]
+        params = {**eqn.params, "dimension_numbers": (tuple(contracts), tuple(batches))}
+        return [*eqns, Eqn(dot_general_p, operands, eqn.outvars, params, eqn.source)]
+
+    made = substitute(jaxpr, step, origins)
+    return made if copies else jaxpr
 
 
 def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> bool:
-    """Whether one stride goes through all batch axes of an operand as it lies in memory."""
+    """True if one stride covers all batch axes of an operand, read in place."""
     axes = [d for d in batch if x.aval.shape[d] > 1]
     if len(axes) < 2 or x.__class__ is Literal:
         return True
@@ -297,7 +265,7 @@ def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> b
         virtual[v] = makers[v]  # type: ignore[index]
         v = makers[v].invars[0]  # type: ignore[index]
     strides = view_strides(x, virtual)  # type: ignore[arg-type]
-    if strides is None:  # it will be copied as it stands
+    if strides is None:  # it will be a dense copy
         strides = strides_of(x.aval.shape)
     return all(strides[a] == x.aval.shape[b] * strides[b] for a, b in pairwise(axes))
 
@@ -305,17 +273,15 @@ def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> b
 # -- reductions over long rows ----------------------------------------------------------------------
 
 
-def with_columns_apart(jaxpr: Jaxpr, origins: Origins, lanes: int) -> Jaxpr:
-    """The program in which reductions over rows of more than ``lanes`` lanes compute of one array what they take up.
+def split_column_reductions(jaxpr: Jaxpr, origins: Origins, lanes: int) -> Jaxpr:
+    """Repeat the operands of reductions over rows of more than ``lanes`` lanes.
 
-    Args:
-      origins: to which the new equations are added, each reduction's under a number of its own: fusion keeps them from
-        the first ones.
+    The equations of each reduction get an origin of their own, so fusion separates them.
     """
-    found = [e for e in jaxpr.eqns if _reduces_columns(e, lanes)]
+    found = [e for e in jaxpr.eqns if (role := _reduction_of(e))[0] == "column" and role[1] > lanes]
     if not found:
         return jaxpr
-    program = _Program(jaxpr)
+    program = _Operands(jaxpr)
     new: dict[Eqn, list[Eqn]] = {}
     for eqn in found:
         chain = program.chain_of(eqn)
@@ -327,61 +293,44 @@ def with_columns_apart(jaxpr: Jaxpr, origins: Origins, lanes: int) -> Jaxpr:
     return jaxpr.replace(eqns=[made for e in jaxpr.eqns for made in new.get(e, [e])])
 
 
-def _reduces_columns(eqn: Eqn, lanes: int) -> bool:
-    """Whether an equation reduces rows of more than so many lanes, each lane for itself."""
-    role, most = _reduction_of(eqn)
-    return role == "column" and most > lanes
-
-
 def _reduction_of(eqn: Eqn) -> tuple[str, int]:
-    """The role of a reduction's result, and how many lanes its rows have; no role where it is none."""
+    """Role and lanes of a reduction; an empty role for other equations."""
     found = role_of(eqn, Frame(eqn.invars[0].aval.size)) if reduces(eqn.prim) else None
     return ("", 0) if found is None else (found[0], found[1].lanes or 0)
 
 
-class _Program:
-    """Who makes the variables of a program, and who reads them."""
-
-    def __init__(self, jaxpr: Jaxpr):
-        self.makers: dict[Any, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
-        self.position = {e: i for i, e in enumerate(jaxpr.eqns)}
-        self.readers: dict[Any, list[Eqn]] = {}
-        for e in jaxpr.eqns:
-            for a in e.invars:
-                if not isinstance(a, Literal):
-                    self.readers.setdefault(a, []).append(e)
-        for a in jaxpr.outvars:
-            self.makers.pop(a, None)  # a result is in memory
+class _Operands(Readers):
+    """The cheap elementwise operands of reductions."""
 
     def chain_of(self, reduction: Eqn) -> list[Eqn]:
-        """The equations, in order, that compute what reductions take up of one array that others read too. None where
-        lanes of rows do not meet in it, or where they are dear or read several arrays.
+        """The equations, in order, from one array to the operand of a reduction.
+
+        Empty if no row reduction reads the operand, and if the equations are expensive or read several arrays.
         """
         operand = reduction.invars[0]
-        roles = [_reduction_of(r)[0] for r in self.readers.get(operand, [])]
+        roles = [_reduction_of(r)[0] for r in self.of(operand)]
         if "row" not in roles or "" in roles:
             return []
         chain: set[Eqn] = set()
         sources = {operand}
         while True:
-            more = [v for v in sources if self._is_inside(v, chain) or (v is operand and self._is_cheap(v))]
+            only = lambda v: all(r in chain for r in self.of(v))
+            more = [v for v in sources if self._is_cheap(v) and (v is operand or only(v))]
             if not more:
                 break
             chain.update(self.makers[v] for v in more)
             sources = {a for e in chain for a in e.invars if self._is_array(a)}
             sources -= {e.outvars[0] for e in chain}
-        return sorted(chain, key=self.position.__getitem__) if len(sources) == 1 else []
-
-    def _is_inside(self, v: Atom, chain: set[Eqn]) -> bool:
-        """Whether only a chain reads a value that is cheap."""
-        return self._is_cheap(v) and all(r in chain for r in self.readers[v])
+        return sorted(chain, key=lambda e: self.position[e.outvars[0]]) if len(sources) == 1 else []
 
     def _is_cheap(self, v: Atom) -> bool:
         maker = self.makers.get(v)
-        return maker is not None and isinstance(maker.prim, Elementwise) and maker.prim.cost <= 1
+        if maker is None or v in self.returned:  # a result is in memory
+            return False
+        return isinstance(maker.prim, Elementwise) and maker.prim.cost <= 1
 
     def _is_array(self, a: Atom) -> bool:
-        """Whether an operand is more than one number that is spread."""
-        while not isinstance(a, Literal) and a in self.makers and moves(self.makers[a]):
+        """True unless an operand is a broadcast scalar."""
+        while a in self.makers and a not in self.returned and moves(self.makers[a]):
             a = self.makers[a].invars[0]
         return a.aval.size > 1

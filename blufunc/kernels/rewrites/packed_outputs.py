@@ -1,8 +1,8 @@
-"""Before stage 5, for devices with kernels for it: gradients of attention are written where one array has all three.
+"""Gradients of queries, keys and values in one array, for devices with kernels.
 
-Kernels, behind ``split_float32_attention``. In: a program with derivatives of attention. Out: the same, in which a
-gradient of queries, keys and values that come from one array, such as the result of one product, is made as one:
-kernels write rows wherever strides say, and what would put the three together, a copy of all of them, is gone.
+Kernels, after ``split_float32_attention``. In: a program with derivatives of attention. Out: an equivalent one. If
+queries, keys and values come from one array, such as the result of one matmul, their gradient is one array too. Kernels
+write rows at any stride, so no copy has to concatenate the three gradients.
 """
 
 from __future__ import annotations
@@ -18,45 +18,33 @@ from blufunc.core.ops.elementwise import add_p, convert_p
 from blufunc.core.ops.shape import concatenate, pad_p
 from blufunc.core.primitives.linear_ops import add_any_p, reshape, reshape_p
 from blufunc.core.primitives.override import is_replaced
-from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.simplify import Origins, rewrite
 from blufunc.core.programs.stage import stage
+from blufunc.kernels.ops.defined_call import DefinedCall
+from blufunc.kernels.rewrites.readers import Readers
 from blufunc.kernels.rewrites.split_float32_attention import attention_grad_p
 
 _GRADIENTS = ("attention_grad", attention_grad_p.name)
-_GONE = (add_p, add_any_p, convert_p, pad_p, reshape_p)
-"""What would put gradients together."""
+_REMOVED = (add_p, add_any_p, convert_p, pad_p, reshape_p)
+"""Primitives that concatenate gradients."""
 _ALIGNED = 8
-"""Elements of which a place in a row is a multiple: kernels write 16 bytes at once."""
+"""Unit of offsets in a row, in elements: kernels write 16 bytes at once."""
 
+packed_p = DefinedCall("attention_grad+packed")
+"""The derivative of attention as one array, all gradients of a token in a row.
 
-class _Packed(Primitive):
-    """The derivative of attention as one array, whose rows have all features of the gradients of a token.
-
-    Operands and parameters are those of ``attention_grad``, or of that in parts; ``places`` are the features behind
-    which the gradients of queries, keys and values begin.
-    """
-
-    name, kind, multiple_results, body = "attention_grad+packed", "call", True, "jaxpr"
-
-    def abstract(self, *avals, jaxpr: Jaxpr, **params):
-        return [a.strong() for a in jaxpr.out_avals]
-
-    def reference(self, compile, *, jaxpr: Jaxpr, **params):
-        """The definition."""
-        return compile(jaxpr)
-
-
-packed_p = _Packed()
+Operands and parameters are those of ``attention_grad``, or of its split form; ``places`` are the features at which the
+gradients of queries, keys and values begin.
+"""
 
 
 class _Packing(NamedTuple):
-    """One array of gradients.
+    """The array of all gradients.
 
     Attributes:
-      total: it.
-      places: where gradients begin in a row.
-      eqns: the equations that put it together.
+      total: its variable.
+      places: the features at which gradients begin in a row.
+      eqns: the equations that concatenate it.
     """
 
     total: Var
@@ -65,23 +53,18 @@ class _Packing(NamedTuple):
 
 
 def with_packed_gradients(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """The program with gradients in one array where they end there.
+    """Pack gradients that end in one array.
 
-    Args:
-      jaxpr: has an equation of the derivative of attention only where there is a kernel for it.
-      origins: for equations, the call that computes them again; kept up for those that take their place.
+    There is a kernel for each derivative of attention in the jaxpr; others have been inlined.
     """
     candidates = [e for e in jaxpr.eqns if e.prim.name in _GRADIENTS and e.prim.kind == "call"]
-    if not candidates or any(is_replaced(p, "impl") for p in _GONE):
+    if not candidates or any(is_replaced(p, "impl") for p in _REMOVED):
         return jaxpr
-    readers: dict[Any, list[Eqn | None]] = {a: [None] for a in jaxpr.outvars}
-    for eqn in jaxpr.eqns:
-        for a in eqn.invars:
-            readers.setdefault(a, []).append(eqn)
+    readers = Readers(jaxpr)
     found = {e: packing for e in candidates if (packing := _packing(e, readers)) is not None}
     gone = {e for packing in found.values() for e in packing.eqns}
 
-    narrow: dict[Any, Var] = {}  # of what was converted to a wider dtype, the same before
+    narrow: dict[Any, Var] = {}  # by widened variable, the variable before the conversion
 
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         if eqn in gone:
@@ -91,7 +74,7 @@ def with_packed_gradients(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
             return _packed(made, found[eqn], narrow)
         before = narrow.get(invars[0]) if invars else None
         if before is not None and eqn.prim is convert_p and eqn.outvars[0].aval.same_type(before.aval):
-            alias(eqn.outvars[0], before)  # there and back
+            alias(eqn.outvars[0], before)  # a round trip
             return []
         if before is not None and eqn.prim is reshape_p:
             (out,) = eqn.outvars
@@ -104,7 +87,7 @@ def with_packed_gradients(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
 
 
 def _packed(eqn: Eqn, packing: _Packing, narrow: dict[Any, Var]) -> list[Eqn]:
-    """The equations in the place of one, of which what is added to ``narrow`` may be left out."""
+    """The equations of a packed derivative; its conversion is recorded in ``narrow``."""
     definition: Jaxpr = eqn.params["jaxpr"]
     B, T = eqn.invars[0].aval.shape[:2]
     order = sorted(range(3), key=packing.places.__getitem__)
@@ -124,17 +107,17 @@ def _packed(eqn: Eqn, packing: _Packing, narrow: dict[Any, Var]) -> list[Eqn]:
     return eqns
 
 
-def _packing(eqn: Eqn, readers: dict[Any, list[Eqn | None]]) -> _Packing | None:
-    """What becomes of the three gradients, if that is one array with nothing else in it."""
+def _packing(eqn: Eqn, readers: Readers) -> _Packing | None:
+    """The array of the three gradients, if it contains only these."""
     tokens = math.prod(eqn.invars[0].aval.shape[:2])
     eqns: set[Eqn] = set()
     places, ends = [], []
     for v in eqn.outvars:
         row = math.prod(v.aval.shape[2:])
-        reader = _only_reader(v, readers)
+        reader = readers.only(v)
         while reader is not None and (reader.prim is reshape_p or widens(reader)):
             eqns.add(reader)
-            reader = _only_reader(reader.outvars[0], readers)
+            reader = readers.only(reader.outvars[0])
         place = None if reader is None else _place(reader, tokens, row)
         if place is None or place % _ALIGNED or row % _ALIGNED:
             return None
@@ -150,13 +133,8 @@ def _packing(eqn: Eqn, readers: dict[Any, list[Eqn | None]]) -> _Packing | None:
     return _Packing(total, tuple(start for start, _ in places), eqns)
 
 
-def _only_reader(v: Var, readers: dict[Any, list[Eqn | None]]) -> Eqn | None:
-    found = readers.get(v, [])
-    return found[0] if len(found) == 1 else None
-
-
 def _place(eqn: Eqn, tokens: int, row: int) -> int | None:
-    """Where in its row a padded array puts the features of a token; None if it does anything else with them."""
+    """The offset in a row at which a pad equation puts the features of a token."""
     if eqn.prim is not pad_p or not isinstance(eqn.invars[1], Literal) or eqn.invars[1].value != 0:
         return None
     config = eqn.params["padding_config"]
@@ -169,13 +147,13 @@ def _place(eqn: Eqn, tokens: int, row: int) -> int | None:
     return config[axes[0]][0] * math.prod(shape[axes[0] + 1 :])
 
 
-def _sum_of(terms: Sequence[Var], readers: dict[Any, list[Eqn | None]], eqns: set[Eqn]) -> Var | None:
-    """The sum of three arrays and of nothing else, which nobody reads in part; its equations are added."""
+def _sum_of(terms: Sequence[Var], readers: Readers, eqns: set[Eqn]) -> Var | None:
+    """The sum of only these arrays, without other readers; its equations are added."""
     left = set(terms)
     if len(left) != len(terms) or len({(v.aval.shape, v.aval.dtype) for v in terms}) != 1:
         return None
     while len(left) > 1:
-        sums = [_only_reader(v, readers) for v in left]
+        sums = [readers.only(v) for v in left]
         both = next((e for e in sums if e is not None and _adds(e) and left.issuperset(e.invars)), None)
         if both is None:
             return None
@@ -185,7 +163,7 @@ def _sum_of(terms: Sequence[Var], readers: dict[Any, list[Eqn | None]], eqns: se
 
 
 def widens(eqn: Eqn) -> bool:
-    """Whether an equation keeps every number as it is."""
+    """True for a conversion from 16 bits to float32."""
     if eqn.prim is not convert_p:
         return False
     before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype

@@ -1,9 +1,9 @@
-"""Before stage 5, for devices with kernels for it: column sums begun by the kernels that write what is summed.
+"""Column sums begun by the kernels that write their operand.
 
 Kernels, after ``packed_outputs`` and ``pointwise_epilogue``. In: a program with matmuls that have epilogues, and with
-gradients of attention in one array. Out: the same, in which the gradient of a bias, the sum of such a result over all
-rows, is a sum of partial sums over a few rows each. Kernels have these in registers when they store the result, which
-nothing has to read again for them.
+packed gradients of attention. Out: an equivalent one, in which the gradient of a bias, the sum of such a result over
+all rows, is a sum of partial sums over a few rows each. Kernels have these in registers when they store the result, so
+it is not read again.
 """
 
 from __future__ import annotations
@@ -24,24 +24,17 @@ from blufunc.core.programs.simplify import Origins, put_in_place, rewrite
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.ops.pointwise_gemm import columns_of
 from blufunc.kernels.rewrites.packed_outputs import packed_p, widens
+from blufunc.kernels.rewrites.readers import Readers
 
 
 def with_partial_sums(jaxpr: Jaxpr, origins: Origins, rows_of_sums: Callable[[Eqn], int]) -> Jaxpr:
-    """The program with column sums begun by kernels.
-
-    Args:
-      origins: the call that recomputes an equation, by equation; updated for those that take its place.
-      rows_of_sums: of an equation, the rows of each partial sum that its kernel can write; 0: none.
-    """
+    """Let kernels begin column sums; ``rows_of_sums`` as in ``Target``."""
     able = {e: n for e in jaxpr.eqns if (n := rows_of_sums(e))}
     if not able or is_replaced(reduce_sum_p, "impl"):
         return jaxpr
-    readers: dict[Atom, list[Eqn]] = {}
-    for eqn in jaxpr.eqns:
-        for a in eqn.invars:
-            readers.setdefault(a, []).append(eqn)
-    begun: dict[Eqn, Eqn] = {}  # sums, and what begins them
-    summed: dict[Eqn, int] = {}  # the result of which, by equation
+    readers = Readers(jaxpr)
+    begun: dict[Eqn, Eqn] = {}  # by sum, the equation that begins it
+    summed: dict[Eqn, int] = {}  # by equation, the index of the result that is summed
     for eqn in able:
         for n, v in enumerate(eqn.outvars):
             if eqn not in summed and (found := _sums_over_rows(v, _rows(eqn), readers)):
@@ -68,19 +61,19 @@ def with_partial_sums(jaxpr: Jaxpr, origins: Origins, rows_of_sums: Callable[[Eq
 
 
 def _rows(eqn: Eqn) -> int:
-    """Rows of the results of an equation, as the sums count them."""
+    """Rows of the results of an equation."""
     if eqn.prim is packed_p:
         return math.prod(eqn.invars[0].aval.shape[:2])
     columns = columns_of(eqn.invars[1].aval.shape, eqn.params["dimension_numbers"])
     return eqn.outvars[0].aval.size // columns
 
 
-def _sums_over_rows(result: Var, rows: int, readers: dict[Atom, list[Eqn]]) -> set[Eqn]:
-    """The equations that sum up a result over all rows, and nothing else."""
+def _sums_over_rows(result: Var, rows: int, readers: Readers) -> set[Eqn]:
+    """The equations that sum a result over all rows, and no other axis."""
     found: set[Eqn] = set()
     seen: list[Atom] = [result]
     for v in seen:
-        for eqn in readers.get(v, ()):
+        for eqn in readers.of(v):
             if eqn.prim is reshape_p or widens(eqn):
                 seen.append(eqn.outvars[0])
             elif eqn.prim is reduce_sum_p and v.aval.dtype == dtypes.float32:
@@ -91,7 +84,7 @@ def _sums_over_rows(result: Var, rows: int, readers: dict[Atom, list[Eqn]]) -> s
 
 
 def _with_sums_of_tokens(eqn: Eqn, rows: int) -> Eqn:
-    """Attention's gradients with sums of so many tokens each: (groups of all batch entries, row)."""
+    """Packed gradients with sums of ``rows`` tokens each, as (batch x groups, row)."""
     definition: Jaxpr = eqn.params["jaxpr"]
     batch, tokens = eqn.invars[0].aval.shape[:2]
     row, groups = eqn.outvars[0].aval.size // (batch * tokens), -(-tokens // rows)
@@ -108,9 +101,8 @@ def _with_sums_of_tokens(eqn: Eqn, rows: int) -> Eqn:
 
 
 def _with_sums_of_rows(eqn: Eqn, result: int, rows: int) -> Eqn:
-    """A matmul with an epilogue that also gives the sums of a result over so many rows each."""
+    """A matmul with an epilogue and with sums of a result over ``rows`` rows each."""
     epilogue = dataclasses.replace(eqn.params["epilogue"], summed=result, rows=rows)
-    made = eqn.prim.abstract(
-        *[a.aval for a in eqn.invars], **(params := {**eqn.params, "epilogue": epilogue})
-    )
+    params = {**eqn.params, "epilogue": epilogue}
+    made = eqn.prim.abstract(*[a.aval for a in eqn.invars], **params)
     return Eqn(eqn.prim, eqn.invars, [*eqn.outvars, Var(made[-1])], params, eqn.source)

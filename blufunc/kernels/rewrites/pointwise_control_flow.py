@@ -1,24 +1,23 @@
-"""Before stage 5: loops and branches that do the same at every point become operations on elements.
+"""Loops and branches that compute each point alone, as elementwise operations.
 
-Kernels. In: a jaxpr with its calls in place. Out: one in which a ``while``, a ``scan`` without inputs and outputs, or a
-``cond``, whose bodies are elementwise operations on arrays of one shape and on numbers, is an equation for each
-result: a ``PointLoop`` or ``PointBranch`` of scalars, which fuses as other elementwise operations do. A kernel then
-loops at each point, where the program went through memory each turn.
+Kernels, before stage 5. In: a jaxpr with its calls inlined. Out: one in which a ``while``, a ``scan`` without inputs
+and outputs, or a ``cond`` of elementwise operations on arrays of one shape and on scalars is one equation per result: a
+``Loop`` or ``Branch`` of scalars, which fuses as other elementwise operations do. A kernel loops at each point, where
+the program went through memory in each iteration.
 
-``vmap`` makes a loop over a batch go on while any element does, and keeps those elements as they are that have ended.
-Such a loop is one of points that end when they do. That it is such a loop is found by evaluating its body twice: where
-the condition of an element fails, each carry must come out as it went in; where it holds, what comes out is the next
-carry.
+``vmap`` makes a loop over a batch continue while any element does, and leaves the finished elements unchanged. Such a
+loop is one of points that end on their own. We recognize it by evaluating its body twice: if the condition of an
+element fails, each carry must come out unchanged; if it holds, the results are the next carries.
 
-What a body computes of its constants alone is computed before the loop.
+Values that a body computes from its constants alone are computed before the loop.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blufunc.core.arrays.array import scalar
@@ -31,39 +30,33 @@ from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p, reshape_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.core.programs.simplify import dce, inline_bodies, simplify
+from blufunc.core.programs.simplify import Origins, dce, inline_bodies, rewrite, simplify, used
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.points import POINTS, Branch, Loop, _AtPoints, point_branch_p, point_loop_p
 
 MOST_EQUATIONS = 128
-"""Up to how many operations a body may have: they are to fit the registers of a thread."""
+"""Operations of a body, at most: they must fit the registers of a thread."""
 
 
-def with_point_control(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
-    """The program with the loops and branches that it can have at points.
+def with_point_control(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
+    """Replace the loops and branches that can run at points."""
+    read = used(jaxpr)
 
-    Args:
-      jaxpr: the program.
-      origins: for equations, the call that computes them again; kept up for those that take its place.
-    """
-    if not any(e.prim.name in _RULES for e in jaxpr.eqns):
-        return jaxpr
-    read = {a for e in jaxpr.eqns for a in e.invars}.union(jaxpr.outvars)
-    eqns: list[Eqn] = []
-    for eqn in jaxpr.eqns:
-        made = [eqn]
-        if eqn.prim.name in _RULES and eqn.prim.kind == "control" and not is_replaced(eqn.prim, "impl"):
-            with contextlib.suppress(_NotAtPointsError):
-                made = _RULES[eqn.prim.name](eqn, read)
-        if eqn in origins:
-            origins.update(dict.fromkeys(made, origins[eqn]))
-        eqns += made
-    return dce(jaxpr.replace(eqns=eqns))
+    def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
+        rule = _RULES.get(eqn.prim.name)
+        if rule is None or eqn.prim.kind != "control" or is_replaced(eqn.prim, "impl"):
+            return [eqn]
+        try:
+            return rule(eqn, read)
+        except _NotAtPointsError:
+            return [eqn]
+
+    return dce(rewrite(jaxpr, step, origins)) if any(e.prim.name in _RULES for e in jaxpr.eqns) else jaxpr
 
 
 class _NotAtPointsError(Exception):
-    """A body does something else than the same at every point."""
+    """A body does not compute each point alone."""
 
 
 def _while(eqn: Eqn, read: set) -> list[Eqn]:
@@ -89,7 +82,7 @@ def _loop(
     inits: Sequence[Atom],
     most: int | None,
 ) -> list[Eqn]:
-    """The equations in the place of a loop."""
+    """The equations that replace a loop."""
     shape = _shape_of(eqn, read)
     at = _Evaluation(shape, eqn.source)
     carries = [Var(a.aval.with_shape(())) for a in inits]
@@ -110,13 +103,13 @@ def _loop(
 
 
 def _cond(eqn: Eqn, read: set) -> list[Eqn]:
-    """The equations in the place of a branch. Nothing but movement is done before it: one side only is computed."""
+    """The equations that replace a branch; only movement precedes it."""
     index, *operands = eqn.invars
     at = _Evaluation(_shape_of(eqn, read), eqn.source, only_moves=True)
     ins = [*map(at.outer, operands)]
     made = []
     for branch in map(_ready, eqn.params["branches"]):
-        side = at.again()
+        side = at.restarted()
         made.append((side, list(map(side.scalar, side.run(branch, ins))), branch.name))
     sides = tuple(side.jaxpr((), outs, name) for side, outs, name in made)
     return [*at.before, *_results(point_branch_p, eqn, Branch(sides), [index, *at.operands], read)]
@@ -126,7 +119,7 @@ _RULES: dict[str, Callable[[Eqn, set], list[Eqn]]] = {"while": _while, "scan": _
 
 
 def _shape_of(eqn: Eqn, read: set) -> tuple[int, ...]:
-    """The shape of the points: that of the results that are no numbers."""
+    """The shape of the points: that of the results that are arrays."""
     if eqn.effects or any(not v.aval.size or dtypes.is_key(v.aval.dtype) for v in eqn.outvars):
         raise _NotAtPointsError
     shapes = {v.aval.shape for v in eqn.outvars if v.aval.size > 1} or {v.aval.shape for v in eqn.outvars}
@@ -145,7 +138,7 @@ def _results(prim: Primitive, eqn: Eqn, control: Any, ins: Sequence[Atom], read:
 
 
 def _ready(jaxpr: Jaxpr) -> Jaxpr:
-    """A body with its calls in place, and loops in it at points."""
+    """A body with its calls inlined, and its own loops at points."""
 
     def make() -> Jaxpr:
         inner = simplify(inline_bodies(simplify(jaxpr))[0])
@@ -161,49 +154,56 @@ def _known(value: bool) -> Literal:
     return Literal(scalar(value, dtypes.bool_))
 
 
+@dataclass
 class _Evaluation:
     """A body at one point: its equations on scalars.
 
-    Variables of the program stand for themselves until a point reads them, as ``operands``. What is computed of them
-    alone is added to the equations ``before`` the loop.
+    Variables of the program stay themselves until a point reads them, as ``operands``. Equations of these alone go
+    ``before`` the loop.
 
     Attributes:
-      any_of: variables that say whether something holds at any point; what, and the axes of the points that are theirs.
-      unknown: those, and what is computed of them: one point does not know them.
+      shape: of the points.
+      source: the line of the loop or branch.
+      only_moves: whether only movement goes before.
+      before, eqns: the equations before the loop, and those at a point.
+      outside: variables of the program and of ``before``.
+      places: by operand, the scalar that it is at a point.
+      seen: by equation and operands, the result.
+      any_of: by variable that tells whether a condition holds at any point, the condition, and the axes it keeps.
+      unknown: these variables, and values that depend on them: one point does not know them.
+      supposed: conditions whose value is known.
     """
 
-    def __init__(self, shape: tuple[int, ...], source: Any, only_moves: bool = False):
-        self.shape, self.source, self.only_moves = shape, source, only_moves
-        self.before: list[Eqn] = []
-        self.outside: set[Atom] = set()
-        self.places: dict[Atom, Var] = {}  # of operands: the scalars that they are at a point
-        self.operands: list[Atom] = []
-        self.start()
+    shape: tuple[int, ...]
+    source: Any
+    only_moves: bool = False
+    before: list[Eqn] = field(default_factory=list)
+    outside: set[Atom] = field(default_factory=set)
+    places: dict[Atom, Var] = field(default_factory=dict)
+    operands: list[Atom] = field(default_factory=list)
+    eqns: list[Eqn] = field(default_factory=list)
+    seen: dict[Any, Any] = field(default_factory=dict)
+    any_of: dict[Atom, tuple[Atom, tuple[int, ...]]] = field(default_factory=dict)
+    unknown: set[Atom] = field(default_factory=set)
+    supposed: dict[Atom, Literal] = field(default_factory=dict)
 
-    def start(self) -> None:
-        self.eqns: list[Eqn] = []
-        self.seen: dict[Any, Atom] = {}
-        self.any_of: dict[Atom, tuple[Atom, tuple[int, ...]]] = {}
-        self.unknown: set[Atom] = set()
-        self.supposed: dict[Atom, Literal] = {}
-
-    def again(self) -> _Evaluation:
+    def restarted(self) -> _Evaluation:
         """Another evaluation, with the same operands."""
-        new = object.__new__(_Evaluation)
-        new.__dict__.update(self.__dict__)
-        new.start()
-        return new
+        return replace(self, eqns=[], seen={}, any_of={}, unknown=set(), supposed={})
 
     def supposing(self, condition: Atom, value: Literal) -> _Evaluation:
-        """What has been computed, and from here on a condition that is known."""
-        new = self.again()
-        new.eqns, new.seen = list(self.eqns), dict(self.seen)
-        new.unknown, new.any_of = set(self.unknown), dict(self.any_of)
-        new.supposed = {condition: value}
-        return new
+        """A copy of this evaluation in which a condition is known from here on."""
+        return replace(
+            self,
+            eqns=list(self.eqns),
+            seen=dict(self.seen),
+            any_of=dict(self.any_of),
+            unknown=set(self.unknown),
+            supposed={condition: value},
+        )
 
     def jaxpr(self, carries: Sequence[Var], outs: Sequence[Atom], name: str) -> Jaxpr:
-        """What has been computed, as a jaxpr from carries and operands."""
+        """The equations so far, as a jaxpr of carries and operands."""
         outs = list(map(self.scalar, outs))
         if not self.unknown.isdisjoint(outs):
             raise _NotAtPointsError
@@ -218,7 +218,7 @@ class _Evaluation:
         return atom
 
     def given(self, atom: Atom) -> Atom:
-        """A variable of the program in the shape of the points, or as a number."""
+        """A variable of the program in the shape of the points, or as a scalar."""
         shape = self.shape if atom.aval.shape == self.shape or atom.aval.size > 1 else ()
         if atom.aval.shape == shape and atom.aval.dtype in scalar_ops.STORAGE:
             return atom
@@ -229,7 +229,7 @@ class _Evaluation:
         return v
 
     def scalar(self, atom: Atom) -> Atom:
-        """What an atom is at a point."""
+        """The scalar of an atom at a point."""
         if atom not in self.outside:
             return atom
         if atom not in self.places:
@@ -245,22 +245,22 @@ class _Evaluation:
         now = lambda a: a if a.__class__ is Literal else env[a]
         for eqn in jaxpr.eqns:
             args = [now(a) for a in eqn.invars]
-            if self.is_before(eqn, args):
-                outs: Iterable[Atom] = self.put_before(eqn, args)
-            else:
-                outs = [self.at_point(eqn, args)]
+            outs = self.put_before(eqn, args) if self.is_before(eqn, args) else [self.at_point(eqn, args)]
             env.update(zip(eqn.outvars, outs, strict=True))
         return [now(a) for a in jaxpr.outvars]
 
     def is_before(self, eqn: Eqn, args: Sequence[Atom]) -> bool:
-        """Whether an equation can be done before the loop; not what might not end, as the loop may have no turn."""
+        """True for an equation that can run before the loop.
+
+        Not for loops, which might not end although the loop has no iteration.
+        """
         prim = eqn.prim
         if eqn.effects or prim.opaque or prim.kind in ("control", _AtPoints.kind):
             return False
         if not all(a.__class__ is Literal or a in self.outside for a in args):
             return False
         if prim is iota_p or all(a.__class__ is Literal for a in args):
-            return prim is iota_p  # of literals alone a point computes what it needs
+            return prim is iota_p  # a point computes equations of literals itself
         return moves(eqn) or not self.only_moves
 
     def put_before(self, eqn: Eqn, args: Sequence[Atom]) -> list[Atom]:
@@ -268,9 +268,9 @@ class _Evaluation:
         if key not in self.seen:
             outs = [Var(v.aval) for v in eqn.outvars]
             self.before.append(eqn.with_vars(args, outs))
-            self.seen[key] = outs  # type: ignore[assignment]
+            self.seen[key] = outs
             self.outside.update(outs)
-        return self.seen[key]  # type: ignore[return-value]
+        return self.seen[key]
 
     def at_point(self, eqn: Eqn, args: Sequence[Atom]) -> Atom:
         """The one result of an equation at a point."""
@@ -302,7 +302,7 @@ class _Evaluation:
         return self.seen[key]
 
     def moved(self, eqn: Eqn, a: Atom) -> Atom:
-        """What a point reads of what was only moved: its own, or a number."""
+        """The result of movement at a point: its own element, or a scalar."""
         x, out = eqn.invars[0].aval, eqn.outvars[0].aval
         if a in self.any_of:
             if eqn.prim is not broadcast_in_dim_p or out.shape != self.shape:
@@ -313,7 +313,7 @@ class _Evaluation:
         raise _NotAtPointsError
 
     def any(self, eqn: Eqn, a: Atom) -> Atom:
-        """Whether something holds at any of the points that differ from this one along some axes."""
+        """The variable that tells whether a condition holds at any point along some axes."""
         of, axes = self.any_of.get(a, (a, tuple(range(len(self.shape)))))
         if eqn.invars[0].aval.ndim != len(axes) or (a is of and eqn.invars[0].aval.shape != self.shape):
             raise _NotAtPointsError
@@ -323,8 +323,10 @@ class _Evaluation:
         return v
 
     def here(self, a: Atom, axes: Sequence[int]) -> Atom:
-        """What an atom is at this point; if it says whether something holds at any of the points of one place along
-        some axes, that place must be this point's. It is known to hold if it is supposed to hold here.
+        """The value of an atom at this point.
+
+        If it tells whether a condition holds at any point, the axes that it keeps must be ``axes``. It holds if the
+        condition is supposed to hold here.
         """
         if a not in self.any_of:
             return self.supposed.get(a, a)
@@ -348,5 +350,5 @@ class _Evaluation:
 
 
 def _in_order(eqn: Eqn) -> bool:
-    """Whether a movement of as many elements leaves them in their order."""
+    """True if a movement of as many elements keeps their order."""
     return eqn.prim.identity or eqn.prim in (broadcast_in_dim_p, reshape_p) or "axes" in eqn.params

@@ -1,17 +1,17 @@
-"""Before stage 5, for devices with a kernel for it: elementwise consumers of a matmul move into its epilogue.
+"""Elementwise consumers of a matmul fused into its epilogue.
 
-Kernels, before ``canonicalize`` and ``gemm_epilogue``. In: a program with all calls inlined. Out: one that computes the
-same, in which a matmul and what is computed elementwise of its result are one equation, ``dot_pointwise``:
+Kernels, before ``canonicalize`` and ``gemm_epilogue``. In: a program with all calls inlined. Out: an equivalent one, in
+which a matmul and elementwise functions of its result are one equation, ``dot_pointwise``:
 
-    bias, GELU                y = gelu(x),  x = a @ b + bias;  x is a second result where something else reads it
-    its derivative            d = (a @ b) * gelu'(x),          x is in memory before
+    bias, GELU                y = gelu(x),  x = a @ b + bias;  x is a second result if it has other readers
+    its derivative            d = (a @ b) * gelu'(x),          x is already in memory
     SwiGLU, and backward      y = silu(g) * (a @ b);           du, dg = t * silu(g), t * u * silu'(g) of one t = a @ b
-    squared ReLU, scales, ... whatever has scalar code
+    squared ReLU, scales, ... anything with scalar code
 
-Only results that must lie in memory move: library calls read them, or the caller does. What a kernel reads, that kernel
-computes. Operands are traced back to values that lie in memory, so an epilogue may recompute what the forward pass
-computed. A cost model decides: the traffic and launches that are saved against the time that the kernel loses to the
-library's. A sum alone is left to ``gemm_epilogue``, for the library adds it at no cost.
+Only results that must be in memory move: library calls or the caller read them. A kernel computes its own operands.
+Operands are traced back to values in memory, so an epilogue may recompute values of the forward pass. A cost model
+weighs the saved traffic and launches against the kernel's slowdown relative to the library. A sum alone is left to
+``gemm_epilogue``, since the library adds it at no cost.
 """
 
 from __future__ import annotations
@@ -29,36 +29,31 @@ from blufunc.core.programs.simplify import Origins, dce
 from blufunc.kernels.fusion.iteration_space import sort_of
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.gemm import SUMS
-from blufunc.kernels.ops.pointwise_gemm import Epilogue, columns_of, dot_pointwise_p, scalar
+from blufunc.kernels.ops.pointwise_gemm import Epilogue, columns_of, dot_pointwise_p, equations_at, scalar
 from blufunc.kernels.rewrites.gemm_epilogue import Products
 from blufunc.kernels.tables import duration, line_of
 from blufunc.kernels.target import Target
 
 _MOST_RECOMPUTED = 16
-"""Equations that an operand is traced back through, to a value in memory."""
+"""Equations between an operand and the values in memory that it is traced to."""
 
 
 def with_pointwise_epilogues(jaxpr: Jaxpr, origins: Origins, target: Target) -> tuple[Jaxpr, tuple[str, ...]]:
-    """The program with elementwise operations in matmuls, and why matmuls that could have some have none.
-
-    Args:
-      jaxpr: simplified.
-      origins: the call that recomputes an equation, by equation; updated for those that take its place.
-      target: asked for kernels and their time.
-    """
+    """The program with elementwise epilogues, and why other matmuls have none."""
     found = _Pointwise(jaxpr, origins, target)
     return found.run(), tuple(found.notes)
 
 
 class _Pointwise(Products):
-    """
+    """Matmuls with elementwise epilogues.
+
     Attributes:
-      notes: why there is no kernel for a matmul.
-      rank: for variables, the most equations on a way to them that are not elementwise: what has the rank of a matmul,
-        or a lower one, and lies in memory does not depend on it.
+      notes: why a matmul has no epilogue.
+      rank: by variable, the most equations on a path to it that are not elementwise. A value in memory whose rank is at
+        most that of a matmul does not depend on it.
       stored: results of matmuls with epilogues.
-      removed: equations that are part of such a matmul, and of nothing else.
-      added: the matmuls with epilogues, by the place after which they run.
+      removed: equations that only such a matmul computes.
+      added: the matmuls with epilogues, by the position after which they run.
     """
 
     def __init__(self, jaxpr: Jaxpr, origins: Origins, target: Target):
@@ -92,21 +87,21 @@ class _Pointwise(Products):
     def is_stored(self, v: Any) -> bool:
         return v in self.stored
 
-    def readers_of(self, v: Any) -> list[Eqn]:
-        """The equations that read a variable now."""
-        return [e for e in self.readers.get(v, ()) if e not in self.removed]
+    def of(self, v: Any) -> list[Eqn]:
+        """The remaining equations that read a variable."""
+        return [e for e in super().of(v) if e not in self.removed]
 
     def consider(self, matmul: Eqn) -> None:
-        """Move into the epilogue of a matmul what must lie in memory, if that is faster."""
+        """Fuse results that must be in memory, if that is faster."""
         before = self.with_vector(matmul)
         tile = before[-1].outvars[0] if before else matmul.outvars[0]
         cone = self.cone(tile, matmul)
         results = [v for v in cone.results if v.aval.dtype == tile.aval.dtype and self.is_required(v)]
         while results and not self.join(matmul, before, tile, cone, results):
-            results.pop()  # the last one may need what comes too late for the others
+            results.pop()  # the last one's operands may come too late for the others
 
     def join(self, matmul: Eqn, before: list[Eqn], tile: Var, cone: _Cone, results: list[Var]) -> bool:
-        """Let a matmul compute some results, if that is faster; False if it would run too late for their readers."""
+        """Fuse some results, if faster; False if they would come too late for a reader."""
         body = cone.reaching(results)
         if all(e.prim in SUMS or e.prim in (convert_p, reshape_p) for e in body):
             return True
@@ -114,12 +109,12 @@ class _Pointwise(Products):
         inside = {*own, *self.sum_of(matmul, tile)}
         kept = self.kept(own, {self.makers[v] for v in results}, inside)
         stays = lambda e: e not in inside or e in kept
-        stored = tile in self.returned or any(map(stays, self.readers_of(tile)))
+        stored = tile in self.returned or any(map(stays, self.of(tile)))
         results = [*results, tile][: len(results) + stored]
         joined = _joined(matmul, before, tile, body, cone.leaves(body), results)
         reads = [a for e in (*before, joined) for a in e.invars if a in self.position]
         place = max(self.position[a] for a in (*reads, matmul.outvars[0]))
-        if any(self.place(e) <= place for v in results for e in self.readers_of(v) if stays(e)):
+        if any(self.place(e) <= place for v in results for e in self.of(v) if stays(e)):
             return False
         if (note := self.left_out(joined, tile, stored, launches=not kept)) is not None:
             self.notes[f"no epilogue for the matmul at {line_of(matmul)}: {note}"] = None
@@ -129,21 +124,19 @@ class _Pointwise(Products):
         return True
 
     def add(self, place: int, eqns: Sequence[Eqn], matmul: Eqn) -> None:
-        """Put equations behind a place of the program."""
+        """Add equations after a position of the program."""
         self.added.setdefault(place, []).extend(eqns)
         for eqn in eqns:
             if matmul in self.origins:
                 self.origins[eqn] = self.origins[matmul]
             self.stored.update(eqn.outvars)
             self.position.update(dict.fromkeys(eqn.outvars, place))
-            for a in eqn.invars:
-                if a.__class__ is not Literal:
-                    self.readers.setdefault(a, []).append(eqn)
+            self.read(eqn)
 
-    # -- the vector that is added first ------------------------------------------------------------------
+    # -- the bias ------------------------------------------------------------------
 
     def with_vector(self, matmul: Eqn) -> list[Eqn]:
-        """The equations of the matmul with a vector added, if that comes first; the last gives the sum, rounded."""
+        """The equations of the matmul with a bias, if it has one; the last is the sum."""
         dtype, chain = matmul.outvars[0].aval.dtype, self.alone_after(matmul.outvars[0])
         for n, total in enumerate(chain):
             after = chain[n + 1] if n + 1 < len(chain) and chain[n + 1].prim is convert_p else None
@@ -156,28 +149,25 @@ class _Pointwise(Products):
         return []
 
     def alone_after(self, v: Var) -> list[Eqn]:
-        """Up to three equations, each of which alone reads the result of the one before."""
+        """Up to three elementwise equations, each the only reader of the one before."""
         chain: list[Eqn] = []
-        while len(chain) < 3 and len(self.readers_of(v)) == 1 and v not in self.returned:
-            (eqn,) = self.readers_of(v)
-            if eqn not in self.of_elements:
-                break
-            chain.append(eqn)
-            (v,) = eqn.outvars
+        while len(chain) < 3 and (eqn := self.only(v)) in self.of_elements:
+            chain.append(eqn)  # type: ignore[arg-type]
+            (v,) = chain[-1].outvars
         return chain
 
     def sum_of(self, matmul: Eqn, tile: Var) -> list[Eqn]:
-        """The equations from a matmul to the sum that it computes."""
+        """The equations from a matmul to its sum with a bias."""
         chain = self.alone_after(matmul.outvars[0]) if tile is not matmul.outvars[0] else []
         ends = [n for n, e in enumerate(chain) if tile in e.outvars]
         return chain[: ends[0] + 1] if ends else []
 
-    # -- what is computed of it --------------------------------------------------------------------------
+    # -- its elementwise consumers --------------------------------------------------------------------------
 
     def cone(self, tile: Var, matmul: Eqn) -> _Cone:
-        """All that is computed of a matmul element by element, with operands that lie in memory."""
+        """All elementwise consumers of a matmul whose operands can be traced to memory."""
         cone = _Cone(tile)
-        pending = sorted(self.readers_of(tile), key=self.place)
+        pending = sorted(self.of(tile), key=self.place)
         seen: set[Eqn] = set()
         while pending:
             eqn = pending.pop(0)
@@ -198,14 +188,14 @@ class _Pointwise(Products):
             cone.eqns[out] = eqn
             if not moved:
                 cone.results.append(out)
-            pending = sorted([*pending, *self.readers_of(out)], key=self.place)
+            pending = sorted([*pending, *self.of(out)], key=self.place)
         return cone
 
     def place(self, eqn: Eqn) -> int:
         return self.position[eqn.outvars[0]] if eqn.outvars else len(self.jaxpr.eqns)
 
     def traced(self, atom: Atom, cone: _Cone, matmul: Eqn, most: int) -> _Traced | None:
-        """How an operand is computed from values in memory; None if it is not, or depends on the matmul."""
+        """The computation of an operand from memory; None if it depends on the matmul."""
         if atom.__class__ is Literal or atom in cone.eqns or atom is cone.tile:
             return {}, {}
         if atom not in cone.traced:
@@ -237,29 +227,28 @@ class _Pointwise(Products):
         return {**eqns, atom: maker}, leaves
 
     def is_required(self, v: Any) -> bool:
-        """Whether a value lies in memory however kernels are made: a library call reads it, or the caller."""
+        """True for a value that a library call or the caller reads, also through movement."""
         return v in self.returned or any(
-            self.is_required(e.outvars[0]) if moves(e) else sort_of(e) == "opaque" for e in self.readers_of(v)
+            self.is_required(e.outvars[0]) if moves(e) else sort_of(e) == "opaque" for e in self.of(v)
         )
 
     def kept(self, body: Sequence[Eqn], makers: set[Eqn], inside: set[Eqn]) -> set[Eqn]:
-        """The equations of a body that something else reads as well: they stay, too."""
+        """The equations of a body with other readers, which stay in the program."""
         kept: set[Eqn] = set()
         for eqn in reversed(body):
             (out,) = eqn.outvars
             if eqn not in makers and (
-                out in self.returned or any(e not in inside or e in kept for e in self.readers_of(out))
+                out in self.returned or any(e not in inside or e in kept for e in self.of(out))
             ):
                 kept.add(eqn)
         return kept
 
-    # -- whether it pays ---------------------------------------------------------------------------------
+    # -- cost ---------------------------------------------------------------------------------
 
     def left_out(self, joined: Eqn, tile: Var, stored: bool, launches: bool) -> str | None:
-        """Why an epilogue is left out: there is no kernel, or what is not moved to memory and back takes less time than
-        the kernel loses to the library's. None if it is not.
+        """Why an epilogue is not used: no kernel, or no gain. None if it is used.
 
-        Without an epilogue the matmul writes its result, and a kernel reads it; in L2 that takes a fraction.
+        It saves the write of the matmul's result and a kernel's read, faster if that fits in L2, and a launch.
         """
         target, nbytes = self.target, tile.aval.nbytes
         if (reason := target.pointwise_gemm(joined)) is not None:
@@ -273,17 +262,17 @@ class _Pointwise(Products):
 
 
 _Traced = tuple[dict[Any, Eqn], dict[Any, Any]]
-"""Equations by their results, in order; and the operands that they read: what memory holds of each."""
+"""Equations by result, in order; by operand, the value in memory that it views."""
 
 
 class _Cone:
-    """Equations from a tile on, with the equations that their other operands are computed by.
+    """Elementwise equations that depend on a tile, and those of their other operands.
 
     Attributes:
-      tile: the variable that it begins with.
+      tile: the result of the matmul, with its bias.
       eqns: by result, in order.
-      results: what of it depends on the tile.
-      traced: how operands are computed, as far as that was asked.
+      results: the results that depend on the tile.
+      traced: the computations of operands, memoized.
     """
 
     def __init__(self, tile: Var):
@@ -309,7 +298,7 @@ class _Cone:
         return body[::-1]
 
     def leaves(self, body: Sequence[Eqn]) -> dict[Any, Any]:
-        """The operands of equations, and what memory holds of each."""
+        """By operand of the equations, the value in memory that it views."""
         read = dict.fromkeys(a for e in body for a in e.invars)
         return {a: self._leaves[a] for a in read if a in self._leaves}
 
@@ -320,7 +309,7 @@ def _is_elementwise(eqn: Eqn) -> bool:
 
 
 def _is_matrix(matmul: Eqn) -> bool:
-    """Whether a matmul is of two matrices of the dtype of its result, with rows of a multiple of 8 elements."""
+    """True for two matrices of the result's dtype, with a multiple of 8 columns."""
     _, (batch, _) = matmul.params["dimension_numbers"]
     lhs, rhs = (a.aval for a in matmul.invars)
     columns = columns_of(rhs.shape, matmul.params["dimension_numbers"])
@@ -340,7 +329,7 @@ def _depending_on(tile: Var, body: Sequence[Eqn]) -> list[Eqn]:
 
 
 def _shaped(joined: Eqn, tile: Var) -> list[Eqn]:
-    """A matmul whose results have its own shape, and what brings them into theirs, where they were reshaped."""
+    """A matmul whose results have its own shape, and the reshapes of its results."""
     results, eqns = [], []
     for v in joined.outvars:
         same = v.aval.shape == tile.aval.shape
@@ -356,17 +345,10 @@ def _joined(
     """The matmul with equations as its epilogue."""
     first = before[-1] if before else matmul
     env: dict[Any, Any] = {tile: scalar(tile)}
-    operands: dict[Any, Var] = {}  # what memory holds, as a scalar
+    operands: dict[Any, Var] = {}  # by value in memory, its scalar
     for atom, held in leaves.items():
         env[atom] = operands.setdefault(held, scalar(held))
-    eqns = []
-    for e in body:
-        if e.prim is reshape_p:
-            env[e.outvars[0]] = env[e.invars[0]]
-            continue
-        env[e.outvars[0]] = scalar(e.outvars[0])
-        ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
-        eqns.append(Eqn(e.prim, ins, [env[e.outvars[0]]], e.params, None))
+    eqns = equations_at((), body, env)
     jaxpr = Jaxpr([env[tile], *operands.values()], eqns, [env[v] for v in results], name="epilogue")
     params = {**first.params, "preferred_element_type": tile.aval.dtype}
     params["epilogue"] = Epilogue(jaxpr, bias=bool(before))

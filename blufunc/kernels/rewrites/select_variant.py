@@ -1,8 +1,8 @@
-"""Choice between platform variants: the computation as written, or the one that a device has library kernels for.
+"""Choice between platform variants: the original code, or library kernels.
 
 Kernels, before stage 5. Recognizers have found the variants (``core/programs/alternatives.py``), or an operation
-brought its own (``nn/vocabulary_loss_call.py``). Recognizers run once more here, after all transforms: they have not
-seen what is not differentiated.
+supplied its own (``nn/vocabulary_loss_call.py``). Recognizers run once more here, after all transforms, since they have
+not seen code that is not differentiated.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ from blufunc.core.programs.simplify import inline_calls
 
 
 class Library(Protocol):
-    """The registry of a device's library kernels, as far as a choice depends on it."""
+    """The registry of a device's library kernels."""
 
     def is_composite(self, eqn: Eqn) -> bool:
-        """Whether an equation is an operation with a definition that some architecture has a kernel for."""
+        """True for an operation with a definition and a kernel for some architecture."""
 
     def why_not(self, eqn: Eqn) -> str | None:
-        """The reason why a composite has no kernel on the device; None if it has one."""
+        """The reason that a composite has no kernel on the device, or None."""
 
     def note(self, eqn: Eqn, line: str, reason: str | None) -> str | None:
-        """What ``explain`` says of a composite at a user's line: it has a kernel, or the reason why not."""
+        """The line of ``explain`` for a composite: its kernel, or why it has none."""
 
     def needs_all(self, eqn: Eqn) -> bool:
-        """Whether a variant requires a kernel for every call such as this one, not just for some."""
+        """True if a variant needs a kernel for every such call, not only for some."""
 
 
 def select_variants(jaxpr: Jaxpr, library: Library) -> tuple[Jaxpr, tuple[str, ...]]:
-    """A jaxpr in the variants that a library has kernels for.
-
-    Returns:
-      the jaxpr, and a line for each variant taken and for each near miss, with its reason.
-    """
+    """The jaxpr in the variants with kernels, and a line per variant and near miss."""
     found, misses = recognised_everywhere(jaxpr)
     notes: dict[str, None] = {}
 

@@ -1,25 +1,23 @@
-"""Before stage 5, for devices with tensor cores: float32 products as sums of products of narrower parts.
+"""Float32 matmuls as sums of float16 matmuls, for devices with tensor cores.
 
-Kernels, before ``pointwise_epilogue`` and ``rewrite``. In: a program whose products ask for a precision that is an
-``Algorithm``, or is met by one that is quicker. Out: one that computes them so, in equations like any other:
-conversions and subtractions make the parts, in the kernel that computes an operand where there is one; products of
-parts, of which each adds to the sum of those before it, from small ones to large; and what puts the result together, in
-the kernel that reads it. An operand that several products read one after another is split once. What is one part is
-rounded.
+Kernels, before ``pointwise_epilogue`` and ``rewrite``. In: a program whose matmuls request a precision that is an
+``Algorithm``, or that a faster one satisfies. Out: an equivalent one. Conversions and subtractions compute the parts,
+in the kernel that computes an operand if there is one. Matmuls of parts each add to the sum of the previous ones, from
+small to large. The kernel that reads the result combines the sums. Matmuls that soon follow share the parts of an
+operand. An algorithm of one part only rounds.
 
-The sums. Tensor cores round towards zero as they accumulate (Fasi, Higham, Mikaitis and Pranesh 2021), so that the
-error of a long sum grows with its length; Ootomo and Yokota (2022) therefore add outside of them. Here, terms of the
-leading product are taken in chunks that float32 additions join (``dot_promoted_p``). All other products are smaller by
-the bits of a part, and so are their errors: their chunks are longer. They are a sum of their own: where an operand is
-infinite, its remainder is NaN, and so is this sum, which then counts as zero.
+Sums. Tensor cores truncate as they accumulate (Fasi, Higham, Mikaitis and Pranesh 2021), so the error grows with the
+length of a sum; Ootomo and Yokota (2022) therefore accumulate outside of them. Here, the terms of the leading matmul
+are taken in chunks that float32 additions join (``dot_promoted_p``). The other matmuls, and their errors, are smaller
+by the bits of a part, so their chunks are longer. They form a sum of their own: the remainder of an infinite element is
+NaN, and so is this sum, which then counts as zero.
 
-The scales. A row that is to be split into float16 is multiplied by ``4^j``, so that its largest finite element is
-between 2^13 and 2^15; a result's rows and columns are divided by these. With ``r = 2^-j`` of the row times that of the
-column it is multiplied by r twice, so that nothing overflows or loses bits on the way to a result that does not. What
-is left of such a row behind its first part is held times 2^11, and so is the sum of the products with it: an element
-has all its bits, 11 of each part, down to 2^-27 of the largest of its row.
-
-A row runs along the contracted axes, so forward and backward passes scale different ones.
+Scales. A row that is split into float16 is multiplied by ``4^j``, so that its largest finite element is between 2^13
+and 2^15; the rows and columns of the result are divided by it. The result is multiplied twice by ``r``, the product of
+the ``2^-j`` of its row and column, so no intermediate overflows or loses bits unless the result does. The remainder
+after the first part is scaled by 2^11, and so is the sum of its matmuls: an element keeps all its bits, 11 in each
+part, down to 2^-27 of the largest of its row. A row runs along the contracted axes, so forward and backward passes
+scale different ones.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from blufunc.core.ir import dtypes
@@ -48,36 +47,25 @@ from blufunc.kernels.ops.split_dot import split_dot_p
 from blufunc.kernels.precision import ALGORITHMS, QUICKER_BY, Algorithm, ProductShape, resolved
 
 _LONGER = 4
-"""Chunks of the matmuls with a remainder are 2^4 times as long: those are smaller by 2^10 or more."""
+"""Binary logarithm of the ratio of chunk lengths: remainders are smaller by 2^10."""
 
 NEAR = 8
-"""For how many products the parts of an operand are kept, for one that reads it too. They are quick to compute again;
-what is kept from a forward to a backward pass decides how much memory a step of training takes."""
+"""Matmuls after which the parts of an operand are recomputed for the next reader.
 
-Pays = Callable[[str, ProductShape], bool]
-"""From an algorithm of ``QUICKER_BY`` and a shape to whether such a product is quicker by it than without."""
-
-
-PartialSums = Callable[[ProductShape, int], int]
-"""From a shape and the most terms of a chunk to how many sums of terms are to be computed side by side."""
-
-
-InOneKernel = Callable[[ProductShape], int]
-"""From a shape to how many sums of terms one kernel for all products of two parts makes; 0 if there is none."""
+They are cheap; parts that are saved for the backward pass would set the memory of a training step.
+"""
 
 
 def with_split_products(
     jaxpr: Jaxpr,
     origins: Origins,
-    pays: Pays,
-    partial_sums: PartialSums = lambda shape, chunk: 1,
-    in_one_kernel: InOneKernel = lambda shape: 0,
+    pays: Callable[[str, ProductShape], bool],
+    partial_sums: Callable[[ProductShape, int], int] = lambda shape, chunk: 1,
+    in_one_kernel: Callable[[ProductShape], int] = lambda shape: 0,
 ) -> Jaxpr:
-    """The program with products in parts.
+    """Split float32 matmuls into matmuls of parts.
 
-    Args:
-      jaxpr: simplified.
-      origins: for equations, the call that computes them again; kept up for those that take their place.
+    ``pays``, ``partial_sums`` and ``in_one_kernel`` are ``splits`` and the others of ``Target``.
     """
     asked = {e: name for e in jaxpr.eqns if (name := _precision(e)) in ALGORITHMS or name in QUICKER_BY}
     if not asked or is_replaced(dot_general_p, "impl"):
@@ -86,7 +74,7 @@ def with_split_products(
 
 
 def _precision(eqn: Eqn) -> str | None:
-    """What a product of float32 asks for."""
+    """The precision that a float32 matmul requests; None for other equations."""
     if eqn.prim is not dot_general_p or any(a.__class__ is Literal for a in eqn.invars):
         return None
     if any(a.aval.dtype != dtypes.float32 or not a.aval.size for a in (*eqn.invars, *eqn.outvars)):
@@ -95,7 +83,7 @@ def _precision(eqn: Eqn) -> str | None:
 
 
 class _Operand(NamedTuple):
-    """An operand, or what it is a transpose of, with its contracted axes and those of the batch."""
+    """An operand of a matmul without its transpose, with contracted and batch axes."""
 
     x: Atom
     contract: tuple[int, ...]
@@ -103,17 +91,17 @@ class _Operand(NamedTuple):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """All axes, those of the batch first: so libraries want them, and parts are written anyway."""
+        """All axes, batch axes first, as libraries need them; the parts are copies anyway."""
         return (*self.batch, *(d for d in range(self.x.aval.ndim) if d not in self.batch))
 
     @property
     def contracted(self) -> tuple[int, ...]:
-        """The contracted axes in that order."""
+        """The contracted axes in ``order``."""
         return tuple(map(self.order.index, self.contract))
 
     @property
     def by_rows(self) -> bool:
-        """Whether the contracted axes are the last ones."""
+        """True if the contracted axes are the last ones."""
         return all(d >= self.x.aval.ndim - len(self.contract) for d in self.contract)
 
 
@@ -124,11 +112,11 @@ def _shape(lhs: _Operand, rhs: _Operand) -> ProductShape:
 
 
 class _Parts(NamedTuple):
-    """An operand in parts, all with the batch axes first.
+    """An operand in parts, with the batch axes first.
 
     Attributes:
       parts: from the largest to the smallest.
-      roots: 2^-j of each row, in the shape of an operand without the axes of a row.
+      root: 2^-j of each row, in the shape of an operand without the axes of a row.
     """
 
     parts: list[Atom]
@@ -136,31 +124,27 @@ class _Parts(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """Parts of both operands, from the largest to the smallest, and the dimension numbers of their products."""
+    """Parts of both operands, and the dimension numbers of their matmuls."""
 
     lhs: Sequence[Atom]
     rhs: Sequence[Atom]
     numbers: Any
 
 
+@dataclass
 class _Splitter:
-    def __init__(
-        self,
-        asked: dict[Eqn, str],
-        origins: Origins,
-        pays: Pays,
-        partial_sums: PartialSums,
-        in_one_kernel: InOneKernel,
-    ):
-        self.asked, self.origins, self.pays = asked, origins, pays
-        self.partial_sums, self.in_one_kernel = partial_sums, in_one_kernel
-        self.bodies: dict[Any, Jaxpr] = {}
-        self.known: dict[Any, tuple[Any, int]] = {}  # parts or magnitudes; the index of their last matmul
-        self.count = 0
-        self.makers: dict[Any, Eqn] = {}
+    asked: dict[Eqn, str]
+    origins: Origins
+    pays: Callable[[str, ProductShape], bool]
+    partial_sums: Callable[[ProductShape, int], int]
+    in_one_kernel: Callable[[ProductShape], int]
+    bodies: dict[Any, Jaxpr] = field(default_factory=dict)
+    known: dict[Any, tuple[Any, int]] = field(default_factory=dict)  # parts, magnitudes; their last matmul
+    makers: dict[Any, Eqn] = field(default_factory=dict)
+    count: int = 0
 
     def step(self, eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
-        """The equations in the place of one, for ``core.passes.rewrite``."""
+        """The equations that replace one, for ``rewrite``."""
         if eqn in self.asked:
             operands = zip(invars, *eqn.params["dimension_numbers"], strict=True)
             lhs, rhs = itertools.starmap(self.untransposed, operands)
@@ -174,12 +158,12 @@ class _Splitter:
         return [eqn]
 
     def algorithm(self, precision: str, shape: ProductShape) -> Algorithm | None:
-        """In what way a product is to be computed in parts, if it is."""
+        """The algorithm of a matmul, if it is to be split."""
         name = QUICKER_BY.get(precision, precision)
         return ALGORITHMS[name] if name == precision or self.pays(name, shape) else None
 
     def product(self, eqn: Eqn, lhs: _Operand, rhs: _Operand, algorithm: Algorithm, made: list[Eqn]) -> Atom:
-        """What stands for the result of a product; the equations that compute it are added to those made."""
+        """The result of a matmul; its equations are added to ``made``."""
         self.count += 1
         n = len(lhs.batch)
         numbers = ((lhs.contracted, rhs.contracted), (tuple(range(n)),) * 2)
@@ -196,7 +180,7 @@ class _Splitter:
         return total
 
     def sums_in_one_kernel(self, lhs: _Operand, rhs: _Operand) -> int:
-        """How many sums of terms one kernel makes of the product; 0 if there is none."""
+        """Partial sums of the kernel for all parts of a matmul; 0 if there is none."""
         pairs = sorted(zip(lhs.contracted, rhs.contracted, strict=True))
         if not pairs:
             return 0
@@ -205,7 +189,7 @@ class _Splitter:
         return self.in_one_kernel(_shape(lhs, rhs)) if matrices else 0
 
     def whole(self, eqn: Eqn, sides: Sequence[_Parts], how: dict[str, Any], made: list[Eqn]) -> Atom:
-        """The same by one kernel."""
+        """The result of a matmul by one kernel for all parts."""
         lhs, rhs = sides
         operands = [*lhs.parts, *rhs.parts, lhs.root, rhs.root]
         result = Var(split_dot_p.abstract(*[a.aval for a in operands], **how))
@@ -214,41 +198,39 @@ class _Splitter:
         return self.placed(_summed, (rank,), [result], eqn, made)[0] if how["sums"] > 1 else result
 
     def untransposed(self, x: Atom, contract: tuple[int, ...], batch: tuple[int, ...]) -> _Operand:
-        """What an operand is a transpose of, if its free axes come in the same order there, with the axes of that.
+        """An operand without its transpose, if that keeps the order of the free axes.
 
-        Then the parts are written as it lies in memory, and others that read it may have them.
+        Then the parts are written in the order of memory, and other readers of the operand may share them.
         """
         eqn = self.makers.get(x)
+        operand = _Operand(x, contract, batch)
         if eqn is None or eqn.prim is not transpose_p or is_replaced(transpose_p, "impl"):
-            return _Operand(x, contract, batch)
+            return operand
         if eqn.invars[0].__class__ is Literal:
-            return _Operand(x, contract, batch)
+            return operand
         axes = eqn.params["permutation"]
         free = [axes[d] for d in range(x.aval.ndim) if d not in (*contract, *batch)]
         if free != sorted(free):
-            return _Operand(x, contract, batch)
+            return operand
         to = lambda own: tuple(axes[d] for d in own)
         return self.untransposed(eqn.invars[0], to(contract), to(batch))
 
     def parts(self, side: _Operand, algorithm: Algorithm, eqn: Eqn, made: list[Eqn]) -> _Parts:
-        """An operand in parts, scaled along its contracted axes; the equations that compute them are added to those
-        made, unless a near product has them.
-        """
+        """An operand in parts, those of a recent matmul if there are any."""
         along, origin = side.contracted, self.origins.get(eqn)
 
         def split() -> _Parts:
             # a matmul along rows and one along columns, as of a gradient, share the magnitudes
-            magnitudes = self.shared(
-                (side.x, origin), lambda: self.placed(_magnitudes, (), [side.x], eqn, made)
-            )
+            find = lambda: self.placed(_magnitudes, (), [side.x], eqn, made)
             how = (side.order, along, algorithm)
-            *parts, root = self.placed(_ordered_parts, how, [side.x, *magnitudes], eqn, made)
+            operands = [side.x, *self.recent((side.x, origin), find)]
+            *parts, root = self.placed(_ordered_parts, how, operands, eqn, made)
             return _Parts(parts, root)
 
-        return self.shared((side.x, side.order, frozenset(along), algorithm, origin), split)
+        return self.recent((side.x, side.order, frozenset(along), algorithm, origin), split)
 
-    def shared(self, key: Any, make: Callable[[], Any]) -> Any:
-        """The value of a near matmul under this key, or a new one."""
+    def recent(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The value that a recent matmul used under a key, or a new one."""
         found, last = self.known.get(key, (None, 0))
         if found is None or self.count - last > NEAR:
             found = make()
@@ -256,10 +238,9 @@ class _Splitter:
         return found
 
     def divided(self, factors: _Factors, count: int, eqn: Eqn, made: list[Eqn]) -> list[_Factors]:
-        """Factors of so many sums of as many terms each, as a batch, and those of the terms that are left, if any are.
+        """Factors of ``count`` partial sums, as a batch, and those of the remaining terms.
 
-        Those without a batch whose contracted axes are neighbours: then they may be one axis, and what is made of that
-        has strides. Others stay as they are.
+        Only for matmuls without a batch whose contracted axes are adjacent, so that parts are strided views.
         """
         contracts, (batch, _) = factors.numbers
         contracts = list(zip(*sorted(zip(*contracts, strict=True)), strict=True))
@@ -279,16 +260,22 @@ class _Splitter:
     def placed(
         self, function: Callable, how: tuple, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn]
     ) -> list[Atom]:
-        """The results of ``function(*how, *invars)``, whose equations are added to those made; it is traced once."""
+        """The results of ``function(*how, *invars)``, which is traced once."""
         key = function, how, *[a.aval for a in invars]
-        body = self.bodies.get(key)
-        if body is None:
+        if key not in self.bodies:
             traced = stage(functools.partial(function, *how), [a.aval for a in invars], eqn.prim.name)
-            body = self.bodies[key] = without_lines(simplify(traced))
-        call = Eqn(eqn.prim, list(invars), [Var(a) for a in body.out_avals], {}, eqn.source)
-        results: dict[Any, Atom] = {}
-        made += put_in_place(call, body, invars, results.__setitem__)
-        return [results[v] for v in call.outvars]
+            self.bodies[key] = without_lines(simplify(traced))
+        eqns, results = inlined(eqn, self.bodies[key], invars)
+        made += eqns
+        return results
+
+
+def inlined(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom]) -> tuple[list[Eqn], list[Atom]]:
+    """Equations and results of a body on operands, in place of an equation."""
+    call = Eqn(eqn.prim, list(invars), [Var(a) for a in body.out_avals], {}, eqn.source)
+    results: dict[Any, Atom] = {}
+    eqns = put_in_place(call, body, invars, results.__setitem__)
+    return eqns, [results[v] for v in call.outvars]
 
 
 def _terms(factors: _Factors) -> int:
@@ -296,7 +283,7 @@ def _terms(factors: _Factors) -> int:
 
 
 def _sum(eqn: Eqn, order: int, algorithm: Algorithm, factors: _Factors, made: list[Eqn]) -> Var:
-    """The sum of the matmuls ``xi yj`` with ``i + j == order``, one after another."""
+    """The sum of the matmuls ``xi yj`` with ``i + j == order``."""
     params = {
         "dimension_numbers": factors.numbers,
         "precision": None,
@@ -316,7 +303,7 @@ def _sum(eqn: Eqn, order: int, algorithm: Algorithm, factors: _Factors, made: li
     return total[0]
 
 
-# -- what the equations are traced from --------------------------------------------------------------
+# -- traced functions --------------------------------------------------------------------------------
 
 
 def _ordered_parts(
@@ -327,43 +314,61 @@ def _ordered_parts(
 
 def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm, magnitudes: Any = None) -> list[Any]:
     """The parts of an operand, and 2^-j of its rows."""
-    root, scale = _scales(_magnitudes(x)[0] if magnitudes is None else magnitudes, contract)
-    x = ew.mul(x, _spread(scale, x.aval.shape, contract))
-    parts = [ew.convert(x, dtypes.float16)]
-    if algorithm.parts == 2:
-        rest = ew.sub(x, ew.convert(parts[0], dtypes.float32))
-        parts.append(ew.convert(ew.mul(rest, 2.0**algorithm.raised), dtypes.float16))
-    return [*parts, root]
+    root, scale = _scales(finite_magnitudes(x) if magnitudes is None else magnitudes, contract)
+    rows = tuple(d for d in range(x.aval.ndim) if d not in contract)
+    x = ew.mul(x, broadcast_in_dim(scale, x.aval.shape, rows))
+    return [*float16_parts(x, algorithm.parts, algorithm.raised), root]
+
+
+def float16_parts(x: Any, parts: int, raised: int = 0) -> list[Any]:
+    """One or two parts of an array in the range of float16, the second times 2^raised."""
+    first = ew.convert(x, dtypes.float16)
+    if parts == 1:
+        return [first]
+    rest = ew.sub(x, ew.convert(first, dtypes.float32))
+    return [first, ew.convert(ew.mul(rest, 2.0**raised) if raised else rest, dtypes.float16)]
 
 
 def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
-    """An array with neighbouring axes as one, of which so many pieces of one size are along an axis before it; and of
-    that axis the rest, if there is one.
+    """``count`` pieces of an array along adjacent axes, and the rest if there is one.
+
+    The axes become one axis of ``size`` terms; the pieces are along a new axis before it.
     """
     at, shape = axes[0], x.aval.shape
-    before, behind = shape[:at], shape[axes[-1] + 1 :]
+    before, after = shape[:at], shape[axes[-1] + 1 :]
     terms, whole = math.prod(shape[d] for d in axes), count * size
-    x = reshape(x, (*before, terms, *behind))
-    pieces = [reshape(slice_in_dim(x, 0, whole, axis=at), (*before, count, size, *behind))]
+    x = reshape(x, (*before, terms, *after))
+    pieces = [reshape(slice_in_dim(x, 0, whole, axis=at), (*before, count, size, *after))]
     return pieces + [slice_in_dim(x, whole, terms, axis=at)] * (whole < terms)
 
 
 def _magnitudes(x: Any) -> list[Any]:
-    """Absolute values; 0 for infinities and NaNs."""
-    return [ew.select(ew.is_finite(x), ew.abs(x), 0.0)]
+    return [finite_magnitudes(x)]
 
 
 def _scales(magnitudes: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
-    """``2^-j`` and ``4^j`` for each row of an operand: what brings its largest element to between 2^13 and 2^15.
+    """``2^-j`` and ``4^j`` of each row: the latter scales its maximum to 2^13 to 2^15.
 
     Rows of zeros or of less than 2^-112 are multiplied by 2^126, which is the largest such power of float32.
     """
-    top = reduce.reduce_max(magnitudes, contract)
-    exponent = ew.binary(
-        ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23
-    )  # the number is below 2^(exponent - 126)
+    exponent = exponent_of(reduce.reduce_max(magnitudes, contract))  # the maximum is below 2^(exponent - 126)
     j = ew.min(ew.binary(ew.shift_right_arithmetic_p, ew.sub(15 + 126, exponent), 1), 63)
     return power_of_two(ew.neg(j)), power_of_two(ew.add(j, j))
+
+
+def largest_finite(x: Any, axes: tuple[int, ...]) -> Any:
+    """The largest finite absolute value along axes."""
+    return reduce.reduce_max(finite_magnitudes(x), axes)
+
+
+def finite_magnitudes(x: Any) -> Any:
+    """Absolute values; 0 for infinities and NaNs."""
+    return ew.select(ew.is_finite(x), ew.abs(x), 0.0)
+
+
+def exponent_of(x: Any) -> Any:
+    """The biased exponent of nonnegative float32 values."""
+    return ew.binary(ew.shift_right_logical_p, ew.bitcast(x, dtypes.int32), 23)
 
 
 def power_of_two(exponent: Any) -> Any:
@@ -371,13 +376,8 @@ def power_of_two(exponent: Any) -> Any:
     return ew.bitcast(ew.binary(ew.shift_left_p, ew.add(exponent, 127), 23), dtypes.float32)
 
 
-def _spread(rows: Any, shape: tuple[int, ...], contract: tuple[int, ...]) -> Any:
-    """An array without the contracted axes, repeated along them."""
-    return broadcast_in_dim(rows, shape, tuple(d for d in range(len(shape)) if d not in contract))
-
-
 def _total(sums: Sequence[Any], rank: int) -> Any:
-    """The sum of arrays of a rank, some of them along an axis before the others, one after another."""
+    """The sum of arrays, some of them stacked along a leading axis."""
     rows = [row for x in sums for row in ([x] if x.aval.ndim == rank else _rows(x))]
     return functools.reduce(ew.add, rows)
 
@@ -394,14 +394,14 @@ def _rows(x: Any) -> list[Any]:
 def _joined(
     algorithm: Algorithm, before_rhs: int, batch: int, rank: int, each: int, *given: Any
 ) -> list[Any]:
-    """The result of the leading sum and of the rest, with the scales taken out.
+    """The result, from the leading sum and that of the remainders.
 
     Args:
-      before_rhs: the number of axes of the result that are of the lhs: those of the batch, and its free ones.
-      batch: the number of axes of the batch.
-      rank: the number of axes of the result.
-      each: how many arrays a sum is in.
-      given: the arrays of the leading sum and, with two parts, of that of the rest; then the roots.
+      before_rhs: axes of the result that the lhs has: batch and free axes.
+      batch: batch axes.
+      rank: axes of the result.
+      each: arrays per sum.
+      given: the arrays of the leading sum and, with two parts, of that of the remainders; then the roots.
     """
     *sums, left, right = given
     total, *rest = (_total(sums[i : i + each], rank) for i in range(0, len(sums), each))
@@ -412,6 +412,5 @@ def _joined(
     lhs = broadcast_in_dim(left, shape, tuple(range(before_rhs)))
     rhs = broadcast_in_dim(right, shape, (*range(batch), *range(before_rhs, len(shape))))
     root = ew.mul(lhs, rhs)
-    return [
-        ew.mul(ew.mul(total, root), root)
-    ]  # in two steps, neither of which overflows if the result does not
+    # in two steps, neither of which overflows unless the result does
+    return [ew.mul(ew.mul(total, root), root)]

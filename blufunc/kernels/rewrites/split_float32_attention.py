@@ -1,15 +1,14 @@
-"""Before stage 5, for devices with kernels for it: float32 attention as attention of parts of float16.
+"""Float32 attention in float16 parts, for devices with kernels.
 
-Kernels, beside ``split_float32``. In: a program with ``attention`` and ``attention_grad`` of float32, for which there
-is a kernel. Out: one that computes them from operands in one or two parts of float16, which equations like any other
-make, in the kernel that computes an operand where there is one. Both directions read the same parts: what is kept from
-a forward to a backward pass is these, and with one part half of the bytes.
+Kernels, next to ``split_float32``. In: a program with float32 ``attention`` and ``attention_grad`` that have a kernel.
+Out: an equivalent one, with operands in one or two float16 parts, computed in the kernel that computes an operand if
+there is one. Both directions read the same parts, so these are the saved values: with one part, half of the bytes.
 
-How many parts there are is said by the precision that the products of an equation ask for. One has the bits of TF32,
-two have 22, and three products of parts are float32's (``precision.py``, ``F16_F16_F32_X3``). float16 does not reach
-as far as float32: the elements of a batch entry and key head are multiplied by a power of two, which brings the
-largest of them to between 2^14 and 2^15. An element of one part has all its bits down to 2^-28 of that, one of two
-parts down to 2^-17, and what is lost of smaller ones is below 2^-39 of the largest: less than float32 loses of that.
+The precision of an equation's matmuls sets the number of parts. One part has the bits of TF32; two have 22 bits, and
+three matmuls of parts are as exact as float32 (``precision.py``, ``F16_F16_F32_X3``). The exponents of float16 are
+fewer: the elements of a batch entry and key head are multiplied by a power of two that brings their maximum to between
+2^14 and 2^15. An element of one part keeps all its bits down to 2^-28 of the maximum, one of two parts down to 2^-17.
+Smaller ones lose less than 2^-39 of the maximum, which is less than float32 loses of it.
 """
 
 from __future__ import annotations
@@ -19,60 +18,54 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var, eval_jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, eval_jaxpr, subjaxprs
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import reduce
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.shape import concatenate, index_in_dim
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape
-from blufunc.core.primitives.primitive import Primitive
-from blufunc.core.programs.simplify import Origins, put_in_place, rewrite, simplify
+from blufunc.core.programs.simplify import Origins, rewrite, simplify
 from blufunc.core.programs.stage import stage
+from blufunc.kernels.ops.defined_call import DefinedCall
 from blufunc.kernels.precision import ACCURATE, ALGORITHMS, QUICKER_BY, is_tf32, resolved
-from blufunc.kernels.rewrites.split_float32 import power_of_two
+from blufunc.kernels.rewrites.split_float32 import (
+    exponent_of,
+    float16_parts,
+    inlined,
+    largest_finite,
+    power_of_two,
+)
 
 OPERANDS = {"attention": (0, 1, 2), "attention_grad": (0, 1, 2, 5)}
-"""Of each primitive (``nn/attention/call.py``), the operands that are multiplied: queries, keys, values, cotangents."""
+"""Indices of queries, keys, values, cotangents, by primitive of ``nn/attention``."""
 
 
-class _InParts(Primitive):
-    """Attention, or its derivative, of operands whose first parts stand in their places, [B, T, N, H] of float16.
+attention_p = DefinedCall("attention+split")
+"""Attention of the first parts of operands, float16 [B, T, N, H].
 
-    Behind these and the other operands of the primitive that it stands for come all second parts, if ``parts`` is 2,
-    and all units [B, K], float32: what multiplies the sum of parts back, for each batch entry and key head. Results are
-    float32. Its jaxpr is its definition: that primitive's, of operands put together.
-    """
-
-    kind, multiple_results, body = "call", True, "jaxpr"
-
-    def abstract(self, *avals, jaxpr: Jaxpr, **params):
-        return [a.strong() for a in jaxpr.out_avals]
-
-    def reference(self, compile, *, jaxpr: Jaxpr, **params):
-        """The definition."""
-        return compile(jaxpr)
-
-
-attention_p = _InParts("attention+split")
-attention_grad_p = _InParts("attention_grad+split")
+After the operands of ``attention`` come all second parts, if ``parts`` is 2, and all float32 units [B, K]: the factor
+of the sum of parts, for each batch entry and key head. Results are float32.
+"""
+attention_grad_p = DefinedCall("attention_grad+split")
+"""The derivative of attention, with the operands of ``attention_grad`` so split."""
 _SPLIT = {"attention": attention_p, "attention_grad": attention_grad_p}
 
 
 def parts_of(eqn: Eqn) -> int | str:
-    """In how many parts operands of float32 are multiplied, by the precision of an equation's products; or why in none.
+    """The number of parts that the matmuls of an equation request, or why it has none.
 
-    The most exact of its products counts.
+    The most exact of its matmuls counts.
     """
     body: Jaxpr = eqn.params["jaxpr"]
-    wanted = tuple(body.memoised("precisions of products", lambda: tuple(_precisions(body))))
-    name = resolved(wanted) if wanted else ACCURATE
+    requested = body.memoised("precisions of products", lambda: tuple(_precisions(body)))
+    name = resolved(requested) if requested else ACCURATE
     if is_tf32(name):
         return 1
     algorithm = ALGORITHMS.get(QUICKER_BY.get(name, name))
     if algorithm is not None:
         return algorithm.parts
     return (
-        f"elements are float32, and its products are to have precision {name!r}: tensor-core attention has 'tf32' and "
+        f"elements are float32, and its matmuls request precision {name!r}: tensor-core attention has 'tf32' and "
         f"{ACCURATE!r}"
     )
 
@@ -89,11 +82,9 @@ def _precisions(jaxpr: Jaxpr) -> set[Any]:
 
 
 def with_split_attention(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """The program with attention of float32 in parts.
+    """Compute float32 attention from float16 parts.
 
-    Args:
-      jaxpr: has an equation ``attention`` or ``attention_grad`` only where there is a kernel for it.
-      origins: for equations, the call that computes them again; kept up for those that take their place.
+    There is a kernel for each ``attention`` and ``attention_grad`` in the jaxpr; others have been inlined.
     """
     made: dict[Any, Sequence[Atom]] = {}
 
@@ -108,24 +99,15 @@ def with_split_attention(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
         eqns: list[Eqn] = []
         missing = {key: invars[i] for i, key in keys.items() if key not in made}
         if missing:
-            body = simplify(
-                stage(
-                    lambda *xs: _split(xs, K, parts),
-                    [x.aval for x in missing.values()],
-                    "split",
-                    line=eqn.source,
-                )
-            )
-            call = Eqn(eqn.prim, list(missing.values()), [Var(a) for a in body.out_avals], {}, eqn.source)
-            results: dict[Any, Atom] = {}
-            eqns = put_in_place(call, body, call.invars, results.__setitem__)
-            found = [results[v] for v in call.outvars]
+            avals = [x.aval for x in missing.values()]
+            body = simplify(stage(lambda *xs: _split(xs, K, parts), avals, "split", line=eqn.source))
+            eqns, found = inlined(eqn, body, list(missing.values()))
             made.update((key, found[n * (parts + 1) :][: parts + 1]) for n, key in enumerate(missing))
-        firsts, *behind = zip(*[made[key] for key in keys.values()], strict=True)
+        firsts, *rest = zip(*[made[key] for key in keys.values()], strict=True)
         first = dict(zip(keys, firsts, strict=True))
         whole = max(keys) + 1
         operands = [first.get(i, a) for i, a in enumerate(invars[:whole])]
-        operands += [*itertools.chain(*behind), *invars[whole:]]
+        operands += [*itertools.chain(*rest), *invars[whole:]]
         params = {**eqn.params, "jaxpr": _definition(eqn, operands, parts), "parts": parts}
         return [*eqns, Eqn(_SPLIT[eqn.prim.name], operands, eqn.outvars, params, eqn.source)]
 
@@ -135,74 +117,58 @@ def with_split_attention(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
 
 
 def _definition(eqn: Eqn, operands: list[Atom], parts: int) -> Jaxpr:
-    """The definition of an equation, as one of its operands in parts."""
+    """The definition of an equation as a function of operands in parts."""
     places = OPERANDS[eqn.prim.name]
     whole, n = max(places) + 1, len(places)
 
     def of_parts(*args: Any) -> list[Any]:
-        given, behind = list(args[:whole]), args[whole : whole + parts * n]
+        given, more = list(args[:whole]), args[whole : whole + parts * n]
         for j, i in enumerate(places):
-            *rest, unit = behind[j::n]
+            *rest, unit = more[j::n]
             given[i] = _joined([given[i], *rest], unit)
         return eval_jaxpr(eqn.params["jaxpr"], [*given, *args[whole + parts * n :]])
 
     return stage(of_parts, [a.aval for a in operands], eqn.prim.name, line=eqn.source)
 
 
-# -- what the equations are traced from --------------------------------------------------------------
+# -- traced functions --------------------------------------------------------------------------------
 
 
 def _split(operands: Sequence[Any], key_heads: int, parts: int) -> list[Any]:
-    """Of each operand [B, T, N, H] its parts, alike, and its units, [B, K]."""
-    largest = [_largest_of_rows(x, key_heads) for x in operands]
+    """For each operand [B, T, N, H], its parts and its units [B, K]."""
+    maxima = [_row_maxima(x, key_heads) for x in operands]
     scales: list[Any] = []
     units: list[Any] = []
-    for start, count in _runs([x.aval.shape[1] for x in operands]):
-        # those of as many tokens together: they are small, and as many kernels would take longer than their work
-        alike = [reshape(x, (1, *x.aval.shape)) for x in largest[start : start + count]]
-        top = reduce.reduce_max(concatenate(alike, 0), (2,))
-        # the number is at least 2^(exponent - 127), unless it is subnormal or 0
-        exponent = ew.binary(ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23)
+    # operands of equal length together: kernels of their own would take longer than the work
+    for _, group in itertools.groupby(maxima, lambda x: x.aval.shape[1]):
+        same = [reshape(x, (1, *x.aval.shape)) for x in group]
+        # the maximum is at least 2^(exponent - 127), unless it is subnormal or 0
+        exponent = exponent_of(reduce.reduce_max(concatenate(same, 0), (2,)))
         j = ew.min(ew.sub(14 + 127, exponent), 126)
-        for found, numbers in ((scales, power_of_two(j)), (units, power_of_two(ew.neg(j)))):
-            found += [index_in_dim(numbers, n, 0, keepdims=False) for n in range(count)]
+        for found, powers in ((scales, power_of_two(j)), (units, power_of_two(ew.neg(j)))):
+            found += [index_in_dim(powers, n, 0, keepdims=False) for n in range(len(same))]
     results = []
     for x, scale, unit in zip(operands, scales, units, strict=True):
-        results += [*_parts(ew.mul(x, _of_rows(scale, x.aval.shape)), parts), unit]
+        results += [*float16_parts(ew.mul(x, _of_rows(scale, x.aval.shape)), parts), unit]
     return results
 
 
-def _largest_of_rows(x: Any, key_heads: int) -> Any:
-    """The largest finite element [B, T, K] of the rows that belong to a key head."""
+def _row_maxima(x: Any, key_heads: int) -> Any:
+    """The largest finite element [B, T, K] of the rows of each key head."""
     B, T, N, _ = x.aval.shape
-    top = reduce.reduce_max(ew.select(ew.is_finite(x), ew.abs(x), 0.0), (3,))
-    return reduce.reduce_max(reshape(top, (B, T, key_heads, N // key_heads)), (3,))
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Where equal numbers begin, and how many there are."""
-    starts = [i for i, n in enumerate(numbers) if i == 0 or n != numbers[i - 1]]
-    return [(i, j - i) for i, j in itertools.pairwise([*starts, len(numbers)])]
-
-
-def _parts(x: Any, parts: int) -> list[Any]:
-    """The parts of an array that fits into float16."""
-    found = [ew.convert(x, dtypes.float16)]
-    if parts > 1:
-        found.append(ew.convert(ew.sub(x, ew.convert(found[0], dtypes.float32)), dtypes.float16))
-    return found
+    return reduce.reduce_max(reshape(largest_finite(x, (3,)), (B, T, key_heads, N // key_heads)), (3,))
 
 
 def _joined(parts: Sequence[Any], unit: Any) -> Any:
-    """An operand [B, T, N, H] of its parts."""
+    """An operand [B, T, N, H] from its parts."""
     whole, *rest = [ew.convert(x, dtypes.float32) for x in parts]
     for x in rest:
         whole = ew.add(whole, x)
     return ew.mul(whole, _of_rows(unit, whole.aval.shape))
 
 
-def _of_rows(numbers: Any, shape: tuple[int, ...]) -> Any:
-    """Numbers [B, K] for each element of an operand of some shape [B, T, N, H]."""
+def _of_rows(values: Any, shape: tuple[int, ...]) -> Any:
+    """Values [B, K] broadcast to the shape [B, T, N, H] of an operand."""
     B, T, N, H = shape
-    K = numbers.aval.shape[1]
-    return reshape(broadcast_in_dim(numbers, (B, T, K, N // K, H), (0, 2)), shape)
+    K = values.aval.shape[1]
+    return reshape(broadcast_in_dim(values, (B, T, K, N // K, H), (0, 2)), shape)

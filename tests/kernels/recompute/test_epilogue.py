@@ -1,4 +1,4 @@
-"""Results of epilogues recomputed by others: where a budget has that, that it means the same, and where not."""
+"""Results of epilogues recomputed by other epilogues: plans, values and limits."""
 
 import itertools
 
@@ -29,9 +29,9 @@ from blufunc.kernels.rewrites.partial_reductions import with_partial_sums
 from blufunc.kernels.schedule import OpaqueStep
 from tests.kernels.backends.cuda.library.test_split_gemm import products
 from tests.kernels.backends.cuda.test_program import on
-from tests.kernels.recompute.test_recompute_cost import gates, layers, shapes
+from tests.kernels.recompute.test_budget_cuts import gates, layers, shapes
 from tests.kernels.rewrites.test_gemm_epilogue import half
-from tests.kernels.rewrites.test_pointwise_epilogue import gated, gradients
+from tests.kernels.rewrites.test_pointwise_epilogue import always, gated, gradients
 
 M, N, K = 2 * ROWS, COLUMNS, 64
 TOKENS = 2 * M
@@ -66,7 +66,7 @@ GELU = 32768 * 3072 * 2
 
 
 def test_no_kernel_computes_gelu(large):
-    """A budget that lacks one layer's GELU has it from a product, for the time of writing it."""
+    """A matmul recomputes the GELU of one layer for the time to write it."""
     default = large(None)
     made = large(default.plan.peak_bytes - GELU // 2)
     assert both(made) and not both(default) and not gates(made)
@@ -78,23 +78,24 @@ def test_no_kernel_computes_gelu(large):
     assert made.bought.bytes == len(both(made)) * GELU
 
 
-def test_the_weights_gradient_comes_behind_it(large):
-    """And while the product runs, its argument and both results are apart in memory."""
+def test_the_weights_gradient_follows_it(large):
+    """While the matmul runs, its argument and both results do not overlap in memory."""
     default = large(None)
     made = large(default.plan.peak_bytes - GELU // 2)
     ran = opaque(made)
     for eqn in both(made):
-        (again,) = recomputed(eqn)
-        (reader,) = [e for e in ran if again in e.invars]
+        (repeated,) = recomputed(eqn)
+        (reader,) = [e for e in ran if repeated in e.invars]
         assert reader.prim is dot_general_p and ran.index(eqn) < ran.index(reader)
-        places = [made.plan.placement[made.ids[v]] for v in (eqn.invars[2], eqn.outvars[0], again)]
+        places = [made.plan.placement[made.ids[v]] for v in (eqn.invars[2], eqn.outvars[0], repeated)]
         begins = sorted(p.offset for p in places)
         assert all(b - a >= GELU for a, b in itertools.pairwise(begins))
     assert made.plan.peak_bytes <= made.bought.budget
 
 
-def test_a_product_before_the_peak_does_not_help():
-    """What it gave would have to be kept as well."""
+def test_a_product_before_the_peak_does_not_help(monkeypatch):
+    """Its result would have to be saved as well."""
+    always(monkeypatch)
 
     def fun(x, w, b, dy, v, p):
         g = nn.gelu(h := x @ w + b)
@@ -112,7 +113,7 @@ def test_a_product_before_the_peak_does_not_help():
 
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.5])
 def test_less_memory(share, large):
-    """Plans fit, also where products are repeated and the peak moves behind some of those products."""
+    """Plans fit, also if matmuls are repeated and the peak moves after some of them."""
     peak = large(None).plan.peak_bytes
     made = large(int(share * peak))
     assert made.plan.peak_bytes <= share * peak and both(made) and not gates(made)
@@ -122,7 +123,7 @@ def test_less_memory(share, large):
 
 
 def steps(n, missing, mixed=False, tokens=TOKENS):
-    """Functions of layers without and within a budget that lacks some of their GELUs, and arguments."""
+    """Layers without a budget and within one for fewer GELUs, and arguments."""
     args = [half(*a.shape, seed=i) / (8 if i else 1) for i, a in enumerate(shapes(n, tokens, COLUMNS))]
     args = [x.astype(np.float32) if mixed or not i else x for i, x in enumerate(args)]
     fun, there = bf.autocast(layers(n)) if mixed else layers(n), on(bf.devices("cuda")[0], *args)
@@ -159,7 +160,8 @@ def test_gradients_on_a_device(mixed):
 
 
 def test_a_gated_layer_recomputes_its_product(monkeypatch):
-    """From the gate and the other matmul, which its derivative reads: no matmul, and no kernel, runs twice."""
+    """From the gate and the matmul that its derivative reads: nothing runs twice."""
+    always(monkeypatch)
     sizes = [(8192, 2048), (2048, 5632), (2048, 5632), (5632, 2048)]
 
     def loss(x, *layers):
@@ -183,7 +185,7 @@ def test_a_gated_layer_recomputes_its_product(monkeypatch):
 
 @pytest.fixture
 def pair(small):
-    """A matmul with GELU that stores its argument, and one with the derivative at that argument."""
+    """A matmul with GELU that stores its argument, and one with its derivative there."""
     forward = lambda x, w, b: (nn.gelu(h := x @ w + b), h)
     back = lambda h, dy, v: bf.vjp(nn.gelu, h)[1](dy @ v)[0]
     (gelu,) = products(forward, half(M, K), half(K, N), half(N))
@@ -193,7 +195,7 @@ def pair(small):
 
 @pytest.mark.parametrize("sums_first", [False, True])
 def test_sums_and_recomputed_results(sums_first, pair):
-    """There is a kernel with both, in whatever order they came; sums are its last result."""
+    """There is a kernel with both, in either order; sums are its last result."""
     gelu, matmul = pair
     (call,) = recomputing(gelu)
     both = [_summed, lambda eqn: with_result(eqn, call)]
@@ -222,7 +224,7 @@ def _summed(matmul):
 
 
 def test_what_is_recomputed_of_each(small):
-    """Results that depend on values in memory; not the matmul itself, and nothing of one that is not stored."""
+    """Only results that depend on values in memory, without the matmul."""
     back = gradients(gated)
     args = half(2, 128, 64), half(64, 128), half(64, 128, seed=2), half(128, 64)
     forward, backward = [e for e in products(back, *args) if e.prim is dot_pointwise_p]
@@ -242,8 +244,8 @@ class _Printing(Primitive):
 
 
 PRINTING = _Printing("printing")
-ORDERS = {  # the equations behind the call, and what becomes of them
-    "the reader is behind": ("dr", "Dr"),
+ORDERS = {  # the equations after the call, and their order in the result
+    "the reader follows": ("dr", "Dr"),
     "the reader is before": ("rd", "Dr"),
     "what reads the reader": ("rsd", "Drs"),
     "others stay": ("rod", "oDr"),
@@ -264,28 +266,28 @@ def test_where_readers_go(name, pair):
     (g,) = call.outvars
     r, n, numbers = Var(g.aval), Var(lhs.aval), {"dimension_numbers": (((1,), (1,)), ((), ()))}
     other = lambda prim, *invars: Eqn(prim, invars, [Var(g.aval)], {}, None)
-    again = lambda lhs: Eqn(
+    repeated = lambda lhs: Eqn(
         dot_pointwise_p, [lhs, rhs, x], [Var(v.aval) for v in product.outvars], product.params, product.source
     )
     letters = {
         "r": Eqn(add_p, [g, g], [r], {}, None),  # reads GELU
         "s": other(add_p, r, g),
         "o": other(add_p, x, x),
-        "d": again(lhs),
-        "e": again(lhs),
+        "d": repeated(lhs),
+        "e": repeated(lhs),
         "n": Eqn(dot_general_p, [r, rhs], [n], numbers, None),
-        "p": again(n),
+        "p": repeated(n),
         "w": other(PRINTING, g),
         "u": other(PRINTING, x),
     }
-    behind = [letters[letter] for letter in given]
-    jaxpr = Jaxpr([x, lhs, rhs], [call, *behind], [e.outvars[0] for e in behind])
-    origins = {e: i for i, e in enumerate(behind)} | {call: 99}
+    followers = [letters[letter] for letter in given]
+    jaxpr = Jaxpr([x, lhs, rhs], [call, *followers], [e.outvars[0] for e in followers])
+    origins = {e: i for i, e in enumerate(followers)} | {call: 99}
     made = with_recomputed_results(jaxpr, origins, lambda eqn: True)
     names = {e.outvars[0]: letter for letter, e in letters.items()}
     found = ["D" if recomputed(e) else names.get(e.outvars[0], "g") for e in made.eqns]
     assert "".join(letter for letter, _ in itertools.groupby(found)) == wanted
-    old = {e.outvars[0]: e for e in behind}
+    old = {e.outvars[0]: e for e in followers}
     assert all(origins[e] == origins[old.get(e.outvars[0], call)] for e in made.eqns)
     known = {x, lhs, rhs}
     for e in made.eqns:  # in order of dependence

@@ -1,4 +1,4 @@
-"""What products add by themselves: where that is, that it means the same, and in whose memory it is done."""
+"""Sums fused into matmuls: plans, values, and the memory that they overwrite."""
 
 import dataclasses
 
@@ -101,7 +101,7 @@ FUSED = {
 
 
 def agrees(name, device):
-    """The later calls may be graphs; nothing but the sum differs from what the CPU does."""
+    """Later calls may be graphs; only the sum differs from the CPU's."""
     _, fun, *args = FUSED[name]
     rounded = any(a.dtype.itemsize == 2 for a in args) or "mixed" in name
     want, jitted, there = bf.jit(fun)(*on(backend.host_device(), *args)), bf.jit(fun), on(device, *args)
@@ -199,7 +199,7 @@ def test_sums_are_not_written_over_what_is_kept(cuda):
 
 
 def test_sums_are_not_written_over_a_factor(cuda):
-    """Nor where the factor is another name for it, as behind a barrier."""
+    """Nor if the factor is an alias of it, as after a barrier."""
     for fun in (lambda x: x + x @ x, lambda x: x @ lax.optimization_barrier(x) + x):
         (x,) = on(cuda, uniform(64, 64))
         same(bf.jit(fun, donate_argnums=0)(x), uniform(64, 64) + uniform(64, 64) @ uniform(64, 64), 1e-4)
@@ -265,7 +265,7 @@ def carries(name, device, monkeypatch):
 
 @pytest.mark.parametrize("name", CARRIES)
 def test_scans_write_over_what_they_carry(name, cuda, monkeypatch):
-    """Only over what is theirs: arguments, constants and inputs stay, and results are all there."""
+    """They overwrite only their own memory: arguments, constants and inputs stay."""
     carries(name, cuda, monkeypatch)
 
 
@@ -304,7 +304,7 @@ def test_what_products_add_is_shown(cuda, monkeypatch):
 
 
 def test_of_a_model_the_projections_before_attention_add_their_biases(cuda, monkeypatch):
-    """Where attention is one step. All other linear layers are read by kernels, which add theirs."""
+    """Attention is one step. Kernels read all other linear layers, and add biases."""
 
     def attention(
         q, k, v, is_causal

@@ -1,4 +1,4 @@
-"""Gradients of attention in one array: where they are, and that they mean the same."""
+"""Gradients of attention in one array: plans and values."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def small(*shape):
 
 
 def same(got, want, deviation):
-    """Relative to the largest element of an array: gradients are sums in which much cancels out."""
+    """Compare relative to the largest element: gradients are sums with cancellation."""
     for g, w in zip(tree.leaves(got), tree.leaves(want), strict=True):
         g, w = (np.asarray(x).astype(np.float64) for x in (g, w))
         assert np.abs(g - w).max() <= deviation * np.abs(w).max()
@@ -80,7 +80,7 @@ def test_are_written_where_one_array_has_them(parts, cuda):
     "precision, dtype", [("bf16", "float32"), ("tf32", "float32"), ("float32_tc", "float32")]
 )
 def test_in_mixed_precision_and_in_parts(precision, dtype, cuda, monkeypatch):
-    """Where gradients are float32 before they are together, they are rounded once, as they were."""
+    """Gradients that are float32 before they are packed are rounded once, as before."""
     x, w, b = uniform(2, 40, 32), small(32, 192), uniform(192)
     loss = lambda x, w, b: attend(*by_axis(x @ w + b))
     if precision == "bf16":
@@ -96,7 +96,7 @@ def test_in_mixed_precision_and_in_parts(precision, dtype, cuda, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_gradient_of_a_bias_is_made_of_sums_that_kernels_begin(dtype, cuda, monkeypatch):
-    """Of two bytes an element; of float32, what finds their scales reads all of them anyway."""
+    """For 16-bit elements; for float32, the kernel of their scales reads all anyway."""
     monkeypatch.setattr(config, "matmul_precision", "tf32")
     x, w, b = uniform(2, 40, 32), small(32, 192), uniform(192)
     loss = lambda x, w, b: attend(*by_axis(x @ w + b))
@@ -140,7 +140,7 @@ def test_one_that_is_returned_stays_apart(cuda):
     same(bf.jit(f)(*on(cuda, y)), f(*on(backend.host_device(), y)), 2e-2)
 
 
-@pytest.mark.parametrize("prim", packed_outputs._GONE, ids=lambda prim: prim.name)
+@pytest.mark.parametrize("prim", packed_outputs._REMOVED, ids=lambda prim: prim.name)
 def test_what_puts_them_together_in_another_way_is_asked(prim, cuda):
     y = small(2, 40, 192).astype(BF16)
     with bf.override(prim, impl=lambda *args, **params: prim.impl(*args, **params)):

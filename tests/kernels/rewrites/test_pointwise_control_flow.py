@@ -1,4 +1,4 @@
-"""Loops and branches that do the same at every point: which are computed in kernels, and that they compute the same."""
+"""Loops and branches at points: which ones kernels compute, and their values."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def collatz(n):
 
 
 def digits(n):
-    """A loop in a loop, of which either ends apart: the sum over m <= n of how often 2 divides m."""
+    """Nested loops that end independently: the powers of 2 in all m <= n."""
 
     def twos(m):
         even = lambda s: (s[0] > 0) & (s[0] % 2 == 0)
@@ -58,7 +58,7 @@ def flagged(x):
 
 
 def turned(n, x, y):
-    """A number of turns that the program computes; a counter that is a number beside carries that are arrays."""
+    """A computed number of iterations; a scalar counter next to array carries."""
     return lax.fori_loop(0, n, lambda i, s: (s[1] + i, s[0] * 0.5), (x, y))
 
 
@@ -73,7 +73,7 @@ def pendulum(x):
 
 
 def wait_for(of):
-    """Goes on for all while any is small; what is small where ``of`` finds it decides what is done."""
+    """Continues for all while any is small; ``of`` decides where."""
 
     def body(x):
         small = of(x < 5)
@@ -151,7 +151,7 @@ def test_in_one_kernel(name):
 
 @pytest.fixture(scope="module")
 def made():
-    """All of them, as one source; and once more with all that threads share in small pieces."""
+    """All of them in one source; and once more with small chunks for threads."""
     cases = [program(name) for name in PROGRAMS]
     return {c.name: (c, functions) for c, functions in zip(cases, compile_all(cases), strict=True)}
 
@@ -237,7 +237,7 @@ def fused(fun, *args):
 
 
 def test_results_of_one_loop_are_of_one_region():
-    """Even where nothing else brings them together: what it begins with is computed of positions."""
+    """Even if only positions relate them: the initial values are computed from these."""
 
     def fun(x):
         start = bnp.arange(12.0)
@@ -253,7 +253,7 @@ def test_a_reduction_joins_the_loop():
 
 
 def test_what_a_body_computes_of_constants_is_computed_once():
-    """Before the loop: an exponential of a row, and its sum, which makes a kernel of its own."""
+    """Before the loop: the exponential of a row, and its sum, a kernel of its own."""
     c = program("what does not vary")
     loops = [e for e in c.schedule.jaxpr.eqns if e.prim in POINTS]
     (loop,) = loops
@@ -261,7 +261,7 @@ def test_what_a_body_computes_of_constants_is_computed_once():
 
 
 def test_a_loop_in_a_loop_is_not_moved_before_it():
-    """Where the outer one has no turn, the inner one, of constants alone, might not end."""
+    """If the outer one has no iteration, the inner one, of constants, might not end."""
 
     def fun(x, y):
         endless = lambda: vmap(lambda y: lax.while_loop(lambda z: z > 0, lambda z: z + 1, y))(y)
@@ -277,7 +277,7 @@ BINARY = (bnp.add, bnp.subtract, bnp.multiply, bnp.maximum, bnp.minimum)
 
 
 def random_loop(seed):
-    """A loop of three carries that ends at different turns, or a branch, of operations that are exact everywhere."""
+    """A loop of three carries that ends per point, or a branch, of exact operations."""
     rng = np.random.default_rng(seed)
 
     def grown(values, n):

@@ -1,4 +1,4 @@
-"""Float32 products as one product of float16: where they stand for TF32, what they share, and how exact they are."""
+"""Float32 matmuls as one float16 matmul in place of TF32: sharing and accuracy."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from tests.kernels.rewrites.test_gemm_epilogue import draft
 from tests.kernels.rewrites.test_split_float32 import SCALED, SPECIAL, X3, columns, product
 
 UNIT = 2.0**-10
-"""What two roundings to 11 bits lose of a product, and what float32 sums add to that, at most."""
+"""Maximum error of a product of two values rounded to 11 bits, with float32 sums."""
 
 
 # -- where they are ------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def chosen(precision, width):
 
 @pytest.mark.parametrize("precision", CHOSEN)
 def test_what_is_chosen_for_tf32(precision, cuda):
-    """What is quicker, where only exactness was asked for."""
+    """The faster algorithm, if only the accuracy is fixed."""
     assert chosen(precision, 3072) == CHOSEN[precision]
 
 
@@ -110,7 +110,7 @@ def test_forward_and_backward_passes_have_copies_of_their_own():
 
 
 def test_gradients_and_memory_at_size(cuda):
-    """A layer whose input is kept: in float32 for TF32's gradient, and in half its bytes where that is float16, too."""
+    """A layer saves its input in float32 for TF32, or in float16 if the gradient is."""
 
     def peak(precision, width):
         shapes = [bf.ShapeDtypeStruct(s, np.float32) for s in ((1 << 15, 768), (768, width))]
@@ -163,7 +163,7 @@ SCALES = {  # powers of two of the lhs' rows, the rhs' columns, the contracted a
 
 @pytest.mark.parametrize("name", SCALES)
 def test_scales_where_rows_are_contracted(name, cuda):
-    """As exact as TF32, which rounds to 11 bits, where scales are those that an algorithm takes out."""
+    """As exact as TF32, which rounds to 11 bits, for rows of different scales."""
     rows, column, contracted, holds = SCALES[name]
     rng = np.random.default_rng(1)
     draw = lambda bits, *shape: np.exp2(
@@ -178,7 +178,7 @@ def test_scales_where_rows_are_contracted(name, cuda):
 
 
 def test_rows_of_very_different_size(cuda):
-    """Tokens whose gradients differ: those of inputs are exact in each row, those of weights beside the largest."""
+    """Gradients of inputs are exact per row, those of weights relative to the largest."""
     rng = np.random.default_rng(0)
     sizes = np.exp2(rng.integers(-50, 50, (64, 1)))
     x, w, g = (
@@ -196,12 +196,12 @@ def test_rows_of_very_different_size(cuda):
 EXACT = dict.fromkeys(float32_errors.OPERANDS, 1.1) | {
     "contracted axis scaled by 2^±30 and its inverse": np.inf
 }
-"""By operands, how many times the error of TF32 an error may be: the largest of a few thousand is noisy."""
+"""Limit of the error relative to TF32's, by operands: the maximum is noisy."""
 
 
 @pytest.mark.parametrize("operands", EXACT)
 def test_errors_beside_tf32(operands):
-    """By the model of tensor cores; elements are rounded to the same numbers, and sums are as exact or more."""
+    """By the model of tensor cores: the same rounding of elements, sums no less exact."""
     found = float32_errors.errors_of(operands, 768, ("TF32", SCALED))
     assert found[SCALED]["worst"] <= EXACT[operands] * found["TF32"]["worst"]
     assert found[SCALED]["rms"] <= EXACT[operands] * found["TF32"]["rms"]

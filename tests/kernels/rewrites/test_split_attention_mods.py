@@ -1,4 +1,4 @@
-"""Attention kernels of float32 in parts, with ``mask_mod`` and ``score_mod``: on the host, and their texts."""
+"""Split float32 attention kernels with ``mask_mod`` and ``score_mod``."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ class Modified(Case):
         return {n: np.abs(self.arrays[n] - x).max() / np.abs(x).max() for n, x in want.items()}
 
     def run(self, emulator, causal, arch):
-        """All kernels, each behind that of its lists."""
+        """All kernels, each after that of its lists."""
         types = {"scratch": "float2 *"} | dict.fromkeys(("out", "dq", "dk", "dv", "lse"), "float *")
         for kernel in KERNELS:
             tiling = kernel.tiling(self.shape.features, arch, self.code, self.parts)
@@ -124,7 +124,7 @@ def test_kernels_on_the_host(emulator, name, shape, parts, causal, arch, sizes):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("features", [64, 128])
 def test_compiles(features, arch):
-    """Two parts, a mask and slopes: without spills that matter, but for the sums of many features."""
+    """Two parts, a mask and slopes: few spills, except for sums of many features."""
     *_, code = given("soft cap")
     for kernel in KERNELS:
         tiling = kernel.tiling(features, arch, code, 2)

@@ -10,7 +10,7 @@ import blufunc.numpy as bnp
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir.jaxpr import Literal
 from blufunc.core.programs.simplify import inline_bodies, simplify
-from blufunc.kernels.rewrites.canonicalize import with_columns_apart
+from blufunc.kernels.rewrites.canonicalize import split_column_reductions
 from blufunc.kernels.schedule import KernelStep
 from tests.kernels.differential import LIKE_A_GPU, case
 
@@ -18,7 +18,7 @@ X = from_numpy(np.random.default_rng(0).standard_normal((7, 40)).astype(np.float
 
 
 def _centred(x):
-    """What the lanes of a row meet for."""
+    """The reductions of a row."""
     return x - x.max(1, keepdims=True)
 
 
@@ -27,13 +27,13 @@ def _largest(y):
 
 
 def _scales(x):
-    """As the scales of an operand of two products: the largest numbers of its rows and of its columns."""
+    """The maxima of rows and columns, as scales of an operand of two matmuls."""
     y = _centred(x)
     return y, _largest(y).max(1), _largest(y).max(0)
 
 
 def _products(x):
-    """What is added up is made of two arrays."""
+    """The operand of the sum is computed from two arrays."""
     y = _centred(x)
     z = y * bnp.sin(x)
     return y, z.sum(1), z.sum(0)
@@ -50,7 +50,7 @@ def _of_columns(x):
     return _largest(x).max(0), _largest(x).min(0)
 
 
-FUNCTIONS = {  # and of how many numbers arrays are that each kernel writes, where rows are together or apart
+FUNCTIONS = {  # with the sizes of the arrays that each kernel writes, for joint and separate rows
     "the largest of rows and columns": (_scales, [{280, 7, 40}], [{280, 7}, {40}], 3),
     "sums of dear values": (_products, [{280, 7, 40}], [{280, 7}, {40}], 0),
     "what is a result": (_shared, [{280, 7, 40}], [{280, 7}, {40}], 0),
@@ -77,11 +77,11 @@ def test_columns_of_long_rows_are_another_kernel_s(name, lanes):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_columns_take_up_is_computed_of_one_array(name):
-    """Equations of their own, under an origin of their own; a program without long rows stays what it was."""
+    """Repeated equations have their own origin; programs without long rows stay."""
     function, *_, copies = FUNCTIONS[name]
     jaxpr, origins = inline_bodies(simplify(bf.jit(function).trace(X).jaxpr))
-    assert with_columns_apart(jaxpr, origins, 40) is jaxpr and not origins
-    made = with_columns_apart(jaxpr, origins, 39)
+    assert split_column_reductions(jaxpr, origins, 40) is jaxpr and not origins
+    made = split_column_reductions(jaxpr, origins, 39)
     new = [e for e in made.eqns if e not in set(jaxpr.eqns) and e in origins]
     assert len(new) == copies * len(set(origins.values()))
     read = {a for e in new for a in e.invars if not isinstance(a, Literal) and a.aval.size == X.size}

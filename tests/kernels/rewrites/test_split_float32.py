@@ -1,4 +1,4 @@
-"""Float32 products in parts: where they are, that they mean the same, what they cost, and how exact they are."""
+"""Float32 matmuls in parts: plans, values, costs and accuracy."""
 
 import itertools
 from dataclasses import replace
@@ -111,7 +111,7 @@ def test_steps(name, cuda):
 
 
 def test_bytes(cuda):
-    """Operands are read once to be scaled and split; all sums but the first of a chain are read again."""
+    """Operands are read once to be scaled and split; later sums read the previous one."""
     m, k, n = 64, 96, 32
     operands, results, roots = 4 * (m * k + k * n), 4 * m * n, 4 * (m + n)
     parts = operands  # two of 16 bits
@@ -178,14 +178,14 @@ def test_values(name, precision, cuda, fake):
 
 
 def splits(fun, *args):
-    """How often an operand is split in a function's products, all of them by ``F16_F16_F32_X3``."""
+    """The number of splits of operands in a function, with ``F16_F16_F32_X3``."""
     jaxpr = simplify(bf.jit(fun).trace(*args).jaxpr)
     made = split_float32.with_split_products(jaxpr, {}, lambda *sizes: True)
     return sum(v.aval.dtype == dtypes.float16 for e in made.eqns for v in e.outvars) // 2
 
 
 def test_parts_serve_all_near_products(cuda):
-    """Those that contract the same axes of it; an operand is split once more after ``NEAR`` others."""
+    """Matmuls that contract the same axes share parts, up to ``NEAR`` others between."""
     p, n = product(X3), split_float32.NEAR
     assert splits(lambda x, w: p(x, w) + p(x, w * 2), X, W) == 3
     assert splits(lambda x: (p(x, x.T), p(x.T, x)), X) == 2
@@ -290,7 +290,7 @@ SCALES = {  # powers of two of rows, of columns, of the contracted axis there an
     "small rows": (-120, 100, 0, True),
     "subnormal rows": (-136, 120, 0, True),
     "contracted, a little": (0, 0, 12, True),
-    "contracted, a lot": (0, 0, 30, False),  # small elements of a row beside large ones
+    "contracted, a lot": (0, 0, 30, False),  # small elements of a row next to large ones
 }
 
 
@@ -373,13 +373,13 @@ def test_chunks_are_calls_of_the_library(equation, cuda, fake):
 
 
 def side_by_side(monkeypatch, count, unit):
-    """Let all products be so many partial sums of a multiple of so many terms, and the rest."""
+    """Let all matmuls have ``count`` partial sums of a multiple of ``unit`` terms."""
     monkeypatch.setattr(split_float32, "UNIT", unit)
     target = replace(cuda_program.TARGET, partial_sums=lambda shape, chunk: count)
     monkeypatch.setattr(cuda_program, "TARGET", target)
 
 
-PARTIAL_SUMS = {  # m, n, k: how many
+PARTIAL_SUMS = {  # m, n, k: partial sums
     (768, 3072, 32768): 4, (768, 2304, 32768): 4, (768, 768, 32768): 8, (2048, 768, 50304): 6, (64, 64, 1 << 20): 8,
     (768, 3072, 32771): 4, (768, 3072, 20 * 64 * 3): 3,  # four would leave terms over
     (32768, 768, 3072): 1, (32768, 3072, 768): 1, (50304, 768, 2048): 1,  # a chunk fills the device
@@ -411,7 +411,7 @@ DIVIDED = {  # the equation, and the axes of the operands and of the result of t
 @pytest.mark.parametrize("count, terms", [(2, 1280), (3, 1300), (5, 640), (4, 200)])
 @pytest.mark.parametrize("name", DIVIDED)
 def test_partial_sums(name, count, terms, cuda, fake, monkeypatch):
-    """They are a batch of products, where there are enough terms for all, of what lies as it did; and mean the same."""
+    """They are a batch of matmuls, if there are enough terms, on strided operands."""
     equation, axes = DIVIDED[name]
     size = terms // count // 64 * 64
     sizes = {"m": 8, "n": 16, "i": 3, "a": 4, "b": terms // 4, "k": terms}
@@ -433,7 +433,7 @@ def test_partial_sums(name, count, terms, cuda, fake, monkeypatch):
     got = np.asarray(bf.jit(f)(*on(cuda, x, y)))
     assert (np.abs(got - exact) <= DEVIATION[X3] / 4 * bound).all()
     assert fake.products >= products
-    assert not divided or fake.launches == names.count(KERNEL)  # the library reads operands as they lie
+    assert not divided or fake.launches == names.count(KERNEL)  # the library reads operands in place
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -443,8 +443,8 @@ def test_values_of_partial_sums(name, count, cuda, fake, monkeypatch):
     side_by_side(monkeypatch, count, 8)
     want = bf.jit(CASES[name]("highest"))(from_numpy(X.astype(np.float64)), from_numpy(W.astype(np.float64)))
     f = bf.jit(CASES[name](X3))
-    first, again = f(*on(cuda, X, W)), f(*on(cuda, X, W))
-    for w, g, a in zip(*map(bf.tree.leaves, (want, first, again)), strict=True):
+    first, second = f(*on(cuda, X, W)), f(*on(cuda, X, W))
+    for w, g, a in zip(*map(bf.tree.leaves, (want, first, second)), strict=True):
         np.testing.assert_allclose(g, w, rtol=0, atol=DEVIATION[X3] * 40 * max(1, np.abs(w).max()))
         np.testing.assert_array_equal(g, a)
 

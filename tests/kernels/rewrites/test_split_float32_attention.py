@@ -1,4 +1,4 @@
-"""Attention of float32 in parts of float16: where it is, that it means the same, and how exact its kernels are."""
+"""Float32 attention in float16 parts: plans, values and accuracy of kernels."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ KERNELS = [FORWARD_KERNEL, QUERY_KERNEL, KEY_KERNEL]
 NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 IN_PARTS = ("q", "k", "v", "dout")
 DEVIATION = {1: 2e-3, 2: 2e-6}
-"""Of an element, relative to the largest of its array, by the number of parts: those of TF32 and of float32."""
+"""Error of an element relative to the largest, by parts: TF32's and float32's."""
 F16 = dtypes.float16
 
 
@@ -54,10 +54,10 @@ def split(x, key_heads, parts):
 
 
 class Case:
-    """The operands of one attention, those in parts and results, and what is right for them in float64."""
+    """Operands of one attention, in parts too, its results, and the float64 results."""
 
     def __init__(self, shape, parts, sizes=(1, 1, 1, 1), change=lambda arrays: None):
-        """``sizes``: of q, k, v and dout, which are by name what ``change`` gets before they are split."""
+        """``sizes`` of q, k, v and dout; ``change`` gets these by name before the split."""
         self.shape, self.parts, self.scale = shape, parts, shape.features**-0.5
         b, t, s, h, kh, d = shape
         rng = np.random.default_rng(sum(shape))
@@ -103,7 +103,7 @@ class Case:
 
     def deviations(self, causal):
         want = self.results(np.float64, causal)
-        # of one key, a query has no gradient, and neither has that key: what is left is beside terms of order one
+        # with one key, queries and the key have no gradient: the rest is relative to terms of order one
         largest = {name: np.abs(x).max() or 1.0 for name, x in want.items()}
         return {name: np.abs(self.arrays[name] - x).max() / largest[name] for name, x in want.items()}
 
@@ -121,7 +121,7 @@ class Case:
 @pytest.mark.parametrize("features, parts", [(64, 1), (64, 2), (128, 1), (128, 2), (80, 2)])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.entry)
 def test_compiles(kernel, features, parts, arch):
-    """Without spills that a loop would wait for, but for the sums of two parts of many features."""
+    """No spills in loops, except for the sums of two parts of many features."""
     tiling = kernel.tiling(features, arch, parts=parts)
     text = cuda_attention.source(kernel, F16, features, True, tiling, parts=parts)
     binary = nvrtc.build(text, arch, kernel.entry)
@@ -214,7 +214,7 @@ def test_kernels_on_the_host(emulator, shape, parts, causal, arch, tilings, size
 
 @pytest.mark.slow
 def test_two_parts_are_as_exact_as_float32(emulator):
-    """Where the largest error of either is, and of most elements; sums that are alike are cut off alike."""
+    """The largest error of either, and of most elements; equal sums truncate equally."""
     case = Case(Shape(1, 192, 192, 2, 2, 64), 2)
     run_on_the_host(emulator, case, True, "sm_90a")
     right, plain = (case.results(dtype, True) for dtype in (np.float64, np.float32))
@@ -233,7 +233,7 @@ def uneven(arrays):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_small_rows_are_as_exact_as_float32(emulator, arch):
-    """Where gradients of other tokens are 2^15 times larger: errors are relative to the largest of a row."""
+    """With other tokens' gradients 2^15 times larger, errors are relative to each row."""
     case = Case(Shape(1, 192, 192, 2, 2, 64), 2, change=uneven)
     run_on_the_host(emulator, case, True, arch)
     right, plain = (case.results(dtype, True) for dtype in (np.float64, np.float32))
@@ -286,7 +286,7 @@ def test_the_largest_gradient_of_scores_fits_into_one_part(emulator, features):
 
 
 def test_zeros_are_zeros(emulator):
-    """Their scale is the largest there is; scores of zero times its inverse twice are no NaN where they are masked."""
+    """Their scale is the largest; masked scores of zero stay no NaN with its inverse."""
     case = Case(Shape(1, 70, 70, 1, 1, 64), 2, (0, 0, 1, 1))
     run_on_the_host(emulator, case, True, "sm_90a")
     want = case.results(np.float64, True)
@@ -330,7 +330,7 @@ def test_is_one_kernel_in_each_direction(precision, parts, key_heads, causal, cu
 
 
 def test_packed_operands_are_split_where_they_are(cuda, monkeypatch):
-    """By one kernel for the largest elements of rows, two for scales, and one for the parts."""
+    """One kernel for row maxima, two for scales, and one for the parts."""
     monkeypatch.setattr(config, "matmul_precision", ACCURATE)
     qkv = uniform(2, 40, 3, 2, 16)
     f = lambda x: (packed_attention(x) ** 2).sum()
@@ -340,7 +340,7 @@ def test_packed_operands_are_split_where_they_are(cuda, monkeypatch):
 
 
 def test_operands_that_lie_otherwise_are_copied(cuda, monkeypatch):
-    """Rows of 20 numbers are not multiples of 8, which is what kernels want of float32 too."""
+    """Rows of 20 elements are no multiple of 8, which kernels need for float32 too."""
     monkeypatch.setattr(config, "matmul_precision", ACCURATE)
     q, k, v, ct = (uniform(2, 40, 2, 16, seed=s) for s in range(4))
     out, lse = uniform(2, 40, 2, 20, seed=4), uniform(2, 2, 40) + 3
@@ -368,13 +368,11 @@ def test_other_precisions_have_no_kernel(precision, cuda, monkeypatch):
     f = lambda q: packed_attention(bnp.stack([q] * 3, 2))
     assert not [e for e in steps_of(f, cuda, q) if e.prim.name.startswith("attention")]
     (note,) = program_of(f, *on(cuda, q)).schedule.notes
-    assert (
-        "no kernel for attention at" in note and f"its products are to have precision {precision!r}" in note
-    )
+    assert "no kernel for attention at" in note and f"its matmuls request precision {precision!r}" in note
 
 
 def test_functions_of_pairs(cuda, monkeypatch):
-    """Masks, and scores to which something is added; a slope of any size would not fit into one part of float16."""
+    """Masks and score biases; an arbitrary slope would not fit into one float16 part."""
     monkeypatch.setattr(config, "matmul_precision", ACCURATE)
     qkv, table = [uniform(2, 40, 4, 16, seed=s) for s in range(3)], uniform(4, 5)
     ids = np.repeat(np.arange(10), 8).reshape(2, 40).astype(np.int32)
@@ -440,8 +438,8 @@ on_device = pytest.mark.skipif(driver.available() is not None, reason=str(driver
 def run_on_device(case, causal, repeats=1):
     import cupy
 
-    behind = {f"{n} rest": x for n, x in case.rests.items()} | {f"{n} unit": x for n, x in case.units.items()}
-    at = {name: cupy.asarray(x) for name, x in (case.arrays | behind).items()}
+    more = {f"{n} rest": x for n, x in case.rests.items()} | {f"{n} unit": x for n, x in case.units.items()}
+    at = {name: cupy.asarray(x) for name, x in (case.arrays | more).items()}
     cupy.cuda.Device().synchronize()
     stream, address = driver.work_stream(0), lambda *names: [int(at[n].data.ptr) for n in names]
     strides = [case.strides()[n] for n in NAMES]

@@ -1,4 +1,4 @@
-"""Elementwise prologues and epilogues inside of users' CUDA kernels: what is fused, its code, and what may not be."""
+"""Prologues and epilogues fused into users' CUDA kernels: code, values, limits."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def steps_of(f, *args):
 
 
 def kernel_step(schedule):
-    """The equation of the one step of a program that is a user's kernel with others in it."""
+    """The equation of a program's only step, a user's kernel with fused operations."""
     (step,) = schedule.steps
     assert isinstance(step, OpaqueStep) and step.eqn.prim is fused_user_kernel_p
     return step.eqn

@@ -1,4 +1,4 @@
-"""Costs of recomputation: results of epilogues without their matmuls, and sums that their readers compute."""
+"""Costs of recomputation: epilogues without matmuls, sums that readers compute."""
 
 import dataclasses
 
@@ -15,11 +15,10 @@ from blufunc.kernels import pipeline as steps
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.library import pointwise_gemm
-from blufunc.kernels.cost import cost_of
+from blufunc.kernels.cost import cost_of, plan_seconds
 from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.kernels.recompute import epilogue
 from blufunc.kernels.recompute.budget_cuts import Cuts
-from blufunc.kernels.recompute.recompute_cost import plan_seconds
 from blufunc.kernels.schedule import OpaqueStep
 from tests.kernels.backends.cuda.test_program import on
 from tests.kernels.rewrites.test_gemm_epilogue import half
@@ -43,7 +42,7 @@ TARGET = dataclasses.replace(cuda_program.TARGET, pointwise_gemm=alone)
 
 
 def layers(n):
-    """The gradients of a loss of layers of two products with GELU between them, and the sum of all before them."""
+    """The gradients of a loss of residual layers: two matmuls with GELU between them."""
 
     def loss(x, *weights):
         for w, b, v in zip(weights[::3], weights[1::3], weights[2::3], strict=True):
@@ -80,7 +79,7 @@ def gates(made):
 
 
 def test_an_activation_is_computed_from_its_argument(planned):
-    """A budget that lacks one layer's GELU has it from a kernel, and repeats no product."""
+    """A kernel recomputes the GELU of one layer, and no matmul is repeated."""
     default = planned(None)
     made = planned(default.plan.peak_bytes - 2 * GELU)
     assert count(made, EPILOGUE) == count(default, EPILOGUE) == 12
@@ -99,7 +98,7 @@ def test_without_room_for_the_argument_the_product_computes_both_again(planned):
 
 
 def test_a_sum_is_computed_by_its_reader(planned):
-    """What is missing is half of the stream's float32: the kernels are as many, and read a summand more."""
+    """For half of the float32 stream, the same kernels read one more summand."""
     default = planned(None)
     stream = 32768 * 768 * 4
     made = planned(default.plan.peak_bytes - stream // 4)
@@ -110,18 +109,18 @@ def test_a_sum_is_computed_by_its_reader(planned):
 
 @pytest.fixture(scope="module")
 def cut():
-    """The choices for four layers whose peak is to be three quarters of what it is, and that plan."""
+    """The choices for four layers with a budget of 3/4 of the peak, and their plan."""
     traced = bf.jit(layers(4)).trace(*shapes(4, 32768, 768))
     jaxpr = simplify(traced.jaxpr)
     donated = (False,) * len(jaxpr.invars)
     planning = steps.Planning(jaxpr, donated, TARGET, dispatch.Library("sm_90a").planned)
     made = planning.default()
-    estimate = planning.estimate(made.jaxpr)
+    estimate = planning.schedule(made.jaxpr, estimate=True)
     return Cuts(estimate, estimate.plan.peak_bytes * 3 // 4, cuda_program.TARGET.machine), estimate, made
 
 
 def test_what_an_activation_takes(cut):
-    """To read the argument and to write the result, where the product would take longer."""
+    """Its time: to read the argument and to write the result; the matmul takes longer."""
     cuts, _, _ = cut
     assert len(cuts.elementwise) == 4
     for result, link in cuts.elementwise.items():
@@ -131,18 +130,21 @@ def test_what_an_activation_takes(cut):
 
 
 def test_an_activation_or_its_product(cut):
-    """At rates that rise, an activation is computed again first, then its product; never both."""
+    """As rates rise, first an activation is recomputed, then its matmul; never both."""
     cuts, _, _ = cut
     for segments in cuts.levels[:3]:
         found = [cuts.choose(segments, 2 ** (k / 4) / cuts.machine.bandwidth) for k in range(-12, 48)]
         ways = [
-            [(y in c.instead, link.operands[0] in c.again) for y, link in cuts.elementwise.items()]
+            [(y in c.instead, link.operands[0] in c.recomputed) for y, link in cuts.elementwise.items()]
             for c in found
         ]
         assert {(True, False), (False, True)} <= {way for row in ways for way in row}
         assert not any(way == (True, True) for row in ways for way in row)
         assert all(
-            y in c.again for c in found for y, link in cuts.elementwise.items() if link.operands[0] in c.again
+            y in c.recomputed
+            for c in found
+            for y, link in cuts.elementwise.items()
+            if link.operands[0] in c.recomputed
         )
         assert not any(instead for instead, _ in ways[0] + ways[-1])
 
@@ -168,13 +170,13 @@ def test_the_equations_are_the_definition(small):
     (call,) = epilogue.recomputing(eqn)
     x = half(*argument.aval.shape) * 4
     (found,) = eval_jaxpr(
-        Jaxpr([argument], list(epilogue.equations(call)), [result], name="again"), [bnp.asarray(x)]
+        Jaxpr([argument], list(epilogue.equations(call)), [result], name="recomputed"), [bnp.asarray(x)]
     )
     np.testing.assert_array_equal(np.asarray(found), np.asarray(nn.gelu(bnp.asarray(x))))
 
 
 def test_a_step_within_a_budget_is_right_and_the_same_each_time(small, monkeypatch):
-    """The gradients are those of the program without a budget, up to what rounding of the argument makes."""
+    """Gradients equal those without a budget, up to rounding of the argument."""
     monkeypatch.setattr(pointwise_gemm, "why_not", lambda eqn, arch: alone(eqn))
     cuda = bf.devices("cuda")[0]
     args = [
