@@ -84,6 +84,14 @@ class AxisSizes:
         return ", ".join(f"{name}={size}" for name, size in self.shape.items())
 
 
+def index_along(axes: Sequence[str], sizes: Sequence[int], coordinates: Mapping[str, int]) -> int:
+    """The row-major index along ``axes``, from that along each axis."""
+    index = 0
+    for name, size in zip(axes, sizes, strict=True):
+        index = index * size + coordinates[name]
+    return index
+
+
 class AbstractMesh(AxisSizes):
     """Named axes without devices, to partition and plan programs for.
 
