@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
+from blufunc.parallel.runtime import engine
 
 
 class Step(NamedTuple):
@@ -80,13 +80,9 @@ def _raise_difference(
     )
     a, b = (steps[at] if at < len(steps) else Step("no further collective", "") for steps in (mine, theirs))
     what = f"parameter {at + 1}" if at < n_parameters else f"collective {at + 1 - n_parameters}"
-    raise errors.CollectiveError(
+    raise engine.disagreement(
         f"ranks {rank} and {other} run different programs{f' ({name})' * bool(name)}: their {what} is not the same.",
-        where=source.here(),
-        why="\n".join(
-            f"rank {r}: {s.text}" + (f", at {s.line}" if s.line else "") for r, s in ((rank, a), (other, b))
-        ),
-        fix="all ranks run one program, on shards of one shape; branch only on what all ranks agree on",
+        [(r, s.text + (f", at {s.line}" if s.line else "")) for r, s in ((rank, a), (other, b))],
     )
 
 

@@ -21,7 +21,6 @@ from blufunc.core.ir import dtypes, source
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.library.collectives import Exchange
 from blufunc.parallel.runtime import engine as engines
-from blufunc.parallel.runtime import transport as transports
 
 if TYPE_CHECKING:
     from blufunc.parallel.mesh.mesh import AbstractMesh
@@ -68,18 +67,15 @@ def library() -> Any:
     return nccl
 
 
-class NcclEngine:
+class NcclEngine(engines.ProcessEngine):
     """``Engine`` of one GPU.
 
     Args:
-      world: the job.
-      mesh: the mesh of all ranks.
+      world, mesh, members: see ``ProcessEngine``.
       device: the index of the GPU in this process.
-      members: the process of each rank of the mesh; default all processes in order.
       nccl: the binding; default CuPy's.
     Raises:
       UnsupportedError: CuPy or NCCL is missing.
-      ValueRangeError: the mesh size differs from ``members``, or this process is not among them.
     """
 
     def __init__(
@@ -91,12 +87,9 @@ class NcclEngine:
         *,
         nccl: Any = None,
     ):
-        self.world, self.mesh, self.device = world, mesh, device
-        self.members = tuple(world.members if members is None else members)
-        self.rank = engines.rank_in(world.rank, mesh, self.members)
-        self.coordinates = engines.coordinates_of(self.rank, mesh)
+        super().__init__(world, mesh, members)
+        self.device = device
         self._nccl = library() if nccl is None else nccl
-        self._groups: dict[tuple[str, ...], _Group] = {}
         world.watchdog.checks.append(self._asynchronous_error)
         world.watchdog.aborts.append(self.abort)
 
@@ -107,8 +100,7 @@ class NcclEngine:
         stream = driver.work_stream(self.device)
         with cupy.cuda.Device(self.device), stream:
             operand = cupy.ascontiguousarray(cupy.asarray(x)).reshape(x.shape)
-            transport = _Arrays(self, axes, stream)
-            out = transports.run(transport, kind, operand, **options)
+            out = engines.run(_Arrays(self, axes, stream), kind, operand, **options)
         return out if isinstance(x, cupy.ndarray) else out.get(stream=stream)
 
     def enqueue(self, exchanges: Sequence[Exchange], axes: tuple[str, ...], stream: Any) -> None:
@@ -119,9 +111,9 @@ class NcclEngine:
         """
         if not exchanges:
             return
-        group = self._group(axes)
+        group = self.group(axes)
         calls = [group.call(self._nccl, e, stream.ptr) for e in exchanges]
-        members = [self.members[r] for r in group.ranks]
+        members = self.members_in(group.ranks)
         kinds = dict.fromkeys(e.kind for e in exchanges)
         recorder = self.world.recorder
         record = recorder.begin(" and ".join(kinds), axes, sum(map(group.nbytes, exchanges)), members)
@@ -142,18 +134,14 @@ class NcclEngine:
         for group in self._groups.values():
             group.comm.abort()
 
-    def _group(self, axes: tuple[str, ...]) -> _Group:
-        group = self._groups.get(axes)
-        if group is None:
-            ranks = engines.group_of(self.rank, self.mesh, axes)
-            members = [self.members[r] for r in ranks]
-            mine = self._nccl.get_unique_id() if self.rank == ranks[0] else b""
-            with self.world.recorder.during("communicator", axes, 0, members):
-                name = f"NCCL over {','.join(axes)}"
-                unique = self.world.gather(name, bytes(mine), members)[0]
-                comm = self._nccl.NcclCommunicator(len(ranks), unique, ranks.index(self.rank))
-            group = self._groups[axes] = _Group(comm, ranks, self.rank)
-        return group
+    def connect(self, axes: tuple[str, ...], ranks: list[int]) -> _Group:
+        """Make a communicator of ``ranks``, whose identifier the first one makes."""
+        members = self.members_in(ranks)
+        mine = self._nccl.get_unique_id() if self.rank == ranks[0] else b""
+        with self.world.recorder.during("communicator", axes, 0, members):
+            unique = self.world.gather(f"NCCL over {','.join(axes)}", bytes(mine), members)[0]
+            comm = self._nccl.NcclCommunicator(len(ranks), unique, ranks.index(self.rank))
+        return _Group(comm, ranks, self.rank)
 
     def _asynchronous_error(self) -> str | None:
         for axes, group in tuple(self._groups.items()):
@@ -193,21 +181,17 @@ class _Group:
     def call(self, nccl: Any, e: Exchange, stream: int) -> Callable[[], object]:
         """The NCCL call of a collective, resolved before a group is opened."""
         nbytes = e.count * e.dtype.itemsize
-        if e.kind == "all_reduce":
+        if e.kind in ("all_reduce", "reduce_scatter"):
             code, n = _type_of(e.dtype, e.count, e.op)
-            return lambda: self.comm.allReduce(e.send, e.receive, n, code, _OPS[e.op], stream)
-        if e.kind == "reduce_scatter":
-            code, n = _type_of(e.dtype, e.count, e.op)
-            return lambda: self.comm.reduceScatter(e.send, e.receive, n, code, _OPS[e.op], stream)
+            sums = self.comm.allReduce if e.kind == "all_reduce" else self.comm.reduceScatter
+            return lambda: sums(e.send, e.receive, n, code, _OPS[e.op], stream)
         if e.kind == "all_gather":
             return lambda: self.comm.allGather(e.send, e.receive, nbytes, _UINT8, stream)
         if e.kind == "all_to_all":
             return lambda: self._swap(nccl, e, nbytes, stream)
         if e.kind == "permute":
             return lambda: self._permute(nccl, e, nbytes, stream)
-        raise errors.ValueRangeError(
-            f"no collective is called {e.kind!r:.60}.", fix=f"one of {engines.KINDS}"
-        )
+        raise engines.unknown(e.kind)
 
     def _swap(self, nccl: Any, e: Exchange, nbytes: int, stream: int) -> None:
         with together(nccl):
@@ -239,7 +223,7 @@ def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
 
 
 class _Arrays:
-    """A ``transport.Transport`` of CuPy arrays."""
+    """An ``engine.Transport`` of CuPy arrays."""
 
     def __init__(self, engine: NcclEngine, axes: tuple[str, ...], stream: Any):
         self.engine, self.axes, self.stream = engine, axes, stream

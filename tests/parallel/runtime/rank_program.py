@@ -24,11 +24,10 @@ def calls(size):
     yield "all_reduce", {"op": "sum"}
     yield "all_reduce", {"op": "max"}
     yield "all_reduce", {"op": "min"}
-    for tiled in (True, False):
-        yield "all_gather", {"dim": 1, "tiled": tiled}
-        yield "reduce_scatter", {"dim": 1, "tiled": tiled}
-        yield "all_to_all", {"split_dim": 1, "concat_dim": 0, "tiled": tiled}
-        yield "all_to_all", {"split_dim": 1, "concat_dim": 2, "tiled": tiled}
+    yield "all_gather", {"dim": 1}
+    yield "reduce_scatter", {"dim": 1}
+    yield "all_to_all", {"split_dim": 1, "concat_dim": 0}
+    yield "all_to_all", {"split_dim": 1, "concat_dim": 2}
     yield "permute", {"perm": ring}
     yield "permute", {"perm": ring[:-1]}
 

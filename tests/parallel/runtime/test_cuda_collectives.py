@@ -99,13 +99,12 @@ def test_scales_of_a_divided_sum_are_each_rank_s_own(precision):
         assert (np.abs(got - want) <= 2.0**-10 * bound).all()
 
 
-class Alike:
+class Alike(engines.Engine):
     """The engine of one rank where all have the same values: what NCCL would put on the stream."""
 
     def __init__(self, fake, rank):
-        self.fake, self.rank, self.mesh = fake, rank, MESH
-        self.coordinates = engines.coordinates_of(rank, MESH)
-        self.streams = []
+        super().__init__(rank, MESH)
+        self.fake, self.streams = fake, []
 
     def enqueue(self, exchanges, axes, stream):
         for exchange in exchanges:
