@@ -57,7 +57,6 @@ def typed(
       mesh: the axes.
       in_types: the types of its parameters.
       out_types: the required types of its results; the inferred ones by default.
-      out_types: the types that its results must have; those that they have, by default.
     Returns:
       the jaxpr, and the types of its results.
     Raises:

@@ -104,7 +104,7 @@ class MeshCollective(Primitive):
     def batch(self, axis, args, dims, **params):
         """Shift dimensions in parameters past a batch axis, which stays in place."""
         (x,), (d,) = args, dims
-        moved = {k: v + (v >= d) if k in _DIMENSIONS else v for k, v in params.items()}
+        moved = {k: v + (v >= d) if k in DIMENSIONS else v for k, v in params.items()}
         return self.bind(x, **moved), d
 
     def transpose(self, ct, x, *, src: str, dst: str, **params):
@@ -116,7 +116,8 @@ class MeshCollective(Primitive):
         return params
 
 
-_DIMENSIONS = ("dim", "split_dim", "concat_dim")
+DIMENSIONS = ("dim", "split_dim", "concat_dim")
+"""The parameters that are dimensions of the operand."""
 
 
 def communicates(eqn: Eqn) -> bool:

@@ -68,47 +68,46 @@ class CollectiveTyper(CastWriter):
             )
         return x, "U" if unreduced else "V"
 
-    def _psum(self, eqn: Eqn) -> None:
-        axes, (x, src) = eqn.params["axes"], self._summands(eqn)
-        params = {**self.over(axes), "src": src, "dst": "I"}
-        self.write(mesh_ops.psum_invariant_p, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
-
     def _extremum(self, eqn: Eqn, prim: Any) -> None:
-        x: Any = self._varying(eqn)
+        (x,) = eqn.invars
         for a, t in zip(self.mesh.axis_names, self.type_of(x), strict=True):
-            if t == "U":
+            if t == "U":  # over any axis: it is not linear
                 raise unreduced_error(eqn, a, {0})
-        axes = eqn.params["axes"]
-        params = {**self.over(axes), "src": "V", "dst": "I"}
-        self.write(prim, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
-
-    def _all_gather(self, eqn: Eqn) -> None:
-        x, dim = self._varying(eqn), eqn.params["dim"]
-        n = x.aval.shape
-        x = self._reshape(x, (*n[:dim], 1, *n[dim:]))
-        params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", "dim": dim}
-        self.write(mesh_ops.mesh_all_gather_p, [x], params, eqn.outvars, [self.type_of(x)])
-
-    def _psum_scatter(self, eqn: Eqn) -> None:
-        axes, dim, (x, src) = eqn.params["axes"], eqn.params["dim"], self._summands(eqn)
-        params = {**self.over(axes), "src": src, "dst": "V", "dim": dim}
-        x = self.new(mesh_ops.mesh_psum_scatter_p, x, params, self.changed(x, axes, "V"))
-        self._reshaped(eqn, x)
+        self._typed(eqn, prim, dst="I")
 
     def _all_to_all(self, eqn: Eqn) -> None:
-        x, split, join = self._varying(eqn), eqn.params["split"], eqn.params["join"]
-        n = x.aval.shape
+        split, join = eqn.params["split"], eqn.params["join"]
         place = join if join <= split else join + 1  # of the new dimension, before the other is removed
-        x = self._reshape(x, (*n[:place], 1, *n[place:]))
         dims = {"split_dim": split + (place <= split), "concat_dim": place}
-        params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", **dims}
-        x = self.new(mesh_ops.mesh_all_to_all_p, x, params, self.type_of(x))
-        self._reshaped(eqn, x)
+        self._typed(eqn, mesh_ops.mesh_all_to_all_p, new_dim=place, **dims)
 
-    def _ppermute(self, eqn: Eqn) -> None:
-        x = self._varying(eqn)
-        params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", "perm": eqn.params["perm"]}
-        self.write(mesh_ops.mesh_ppermute_p, [x], params, eqn.outvars, [self.type_of(x)])
+    def _typed(
+        self,
+        eqn: Eqn,
+        prim: Any,
+        dst: str = "V",
+        sums: bool = False,
+        new_dim: int | None = None,
+        **params: Any,
+    ) -> None:
+        """Write a collective as the primitive ``prim``, whose result has type ``dst``.
+
+        Args:
+          sums: whether the operand may be unreduced.
+          new_dim: a dimension of size 1 that the operand gets first.
+          params: further parameters of ``prim``.
+        """
+        axes = eqn.params["axes"]
+        x, src = self._summands(eqn) if sums else (self._varying(eqn), "V")
+        if new_dim is not None:
+            shape = (*x.aval.shape[:new_dim], 1, *x.aval.shape[new_dim:])
+            x = self.new(reshape_p, x, {"shape": shape}, self.type_of(x))
+        params = {**self.over(axes), "src": src, "dst": dst, **params}
+        types, (out,) = self.changed(x, axes, dst), eqn.outvars
+        if prim.typed((x.aval,), params).shape == out.aval.shape:
+            self.write(prim, [x], params, [out], [types])
+        else:
+            self._reshaped(eqn, self.new(prim, x, params, types))
 
     def _axis_index(self, outvars: Sequence[Var], params: dict) -> None:
         types = tuple("V" if a in params["axes"] else "I" for a in self.mesh.axis_names)
@@ -128,9 +127,6 @@ class CollectiveTyper(CastWriter):
     def _letter(self, x: Atom, axis: str) -> str:
         return self.type_of(x)[self.mesh.axis_names.index(axis)]
 
-    def _reshape(self, x: Atom, shape: tuple[int, ...]) -> Atom:
-        return self.new(reshape_p, x, {"shape": shape}, self.type_of(x))
-
     def _reshaped(self, eqn: Eqn, x: Atom) -> None:
         """Write ``x``, in the shape of the result of ``eqn``, as that result."""
         params = {"shape": eqn.outvars[0].aval.shape}
@@ -138,13 +134,17 @@ class CollectiveTyper(CastWriter):
 
 
 _NAMED: dict[Any, Callable[[CollectiveTyper, Eqn], None]] = {
-    named.psum_p: CollectiveTyper._psum,
+    named.psum_p: lambda typer, eqn: typer._typed(eqn, mesh_ops.psum_invariant_p, dst="I", sums=True),
     named.pmax_p: lambda typer, eqn: typer._extremum(eqn, mesh_ops.pmax_invariant_p),
     named.pmin_p: lambda typer, eqn: typer._extremum(eqn, mesh_ops.pmin_invariant_p),
-    named.all_gather_p: CollectiveTyper._all_gather,
-    named.psum_scatter_p: CollectiveTyper._psum_scatter,
+    named.all_gather_p: lambda typer, eqn: typer._typed(
+        eqn, mesh_ops.mesh_all_gather_p, new_dim=eqn.params["dim"], dim=eqn.params["dim"]
+    ),
+    named.psum_scatter_p: lambda typer, eqn: typer._typed(
+        eqn, mesh_ops.mesh_psum_scatter_p, sums=True, dim=eqn.params["dim"]
+    ),
     named.all_to_all_p: CollectiveTyper._all_to_all,
-    named.ppermute_p: CollectiveTyper._ppermute,
+    named.ppermute_p: lambda typer, eqn: typer._typed(eqn, mesh_ops.mesh_ppermute_p, perm=eqn.params["perm"]),
     named.axis_index_p: lambda typer, eqn: typer._axis_index(eqn.outvars, eqn.params),
     named.cast_to_p: CollectiveTyper._cast_to,
 }
