@@ -366,25 +366,18 @@ class Typer(CollectiveTyper):
 
 def _collective_axes(jaxpr: Jaxpr, mesh: AbstractMesh) -> set[str]:
     """The mesh axes over which ranks communicate in a jaxpr."""
-    found: set[str] = set()
-    for e in jaxpr.eqns:
-        if mesh_ops.communicates(e) or isinstance(e.prim, named.Collective):
-            found.update(a for a in e.params["axes"] if a in mesh.axis_names)
-        for body in subjaxprs(e.params):
-            found |= _collective_axes(body, mesh)
-    return found
+    eqns = [e for e in mesh_ops.equations(jaxpr) if _is_collective(e)]
+    return {a for e in eqns for a in e.params["axes"] if a in mesh.axis_names}
+
+
+def _is_collective(eqn: Eqn) -> bool:
+    return mesh_ops.communicates(eqn) or isinstance(eqn.prim, named.Collective)
 
 
 def _typed_varying(jaxpr: Jaxpr) -> bool:
     """True if all collectives of a jaxpr are already typed V->V."""
-    for e in jaxpr.eqns:
-        if isinstance(e.prim, named.Collective):
-            return False
-        if mesh_ops.communicates(e) and (e.params["src"], e.params["dst"]) != ("V", "V"):
-            return False
-        if not all(map(_typed_varying, subjaxprs(e.params))):
-            return False
-    return True
+    eqns = filter(_is_collective, mesh_ops.equations(jaxpr))
+    return all((e.params.get("src"), e.params.get("dst")) == ("V", "V") for e in eqns)
 
 
 _RULES: dict[Any, Callable[[Typer, Eqn], None]] = {

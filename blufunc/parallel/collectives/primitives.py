@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,7 +33,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
 from blufunc.core.ops.elementwise import convert, div, eq, mul
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.primitive import Primitive, unsupported
@@ -123,6 +124,14 @@ DIMENSIONS = ("dim", "split_dim", "concat_dim")
 def communicates(eqn: Eqn) -> bool:
     """True if ranks communicate in an equation."""
     return isinstance(eqn.prim, MeshCollective) and eqn.prim.communicates
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
+    """The equations of a jaxpr, bodies included."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in subjaxprs(eqn.params):
+            yield from equations(body)
 
 
 class _PsumInvariant(MeshCollective):

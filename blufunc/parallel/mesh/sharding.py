@@ -117,7 +117,7 @@ class NamedSharding(Sharding):
     @property
     def device_set(self) -> set[backend.Device]:
         """The devices of the mesh."""
-        return set(self._concrete().device_list)
+        return set(self.concrete_mesh.device_list)
 
     @property
     def is_fully_replicated(self) -> bool:
@@ -166,7 +166,7 @@ class NamedSharding(Sharding):
 
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
         """For each device of the mesh the index of its shard, without padding."""
-        return dict(zip(self._concrete().device_list, self.indices(global_shape), strict=True))
+        return dict(zip(self.concrete_mesh.device_list, self.indices(global_shape), strict=True))
 
     def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
         """The same for the devices of this process."""
@@ -176,7 +176,9 @@ class NamedSharding(Sharding):
         """The same mesh with another spec."""
         return NamedSharding(self.mesh, spec)
 
-    def _concrete(self) -> Mesh:
+    @property
+    def concrete_mesh(self) -> Mesh:
+        """The mesh; ShardingError if it is abstract."""
         if isinstance(self.mesh, Mesh):
             return self.mesh
         raise errors.ShardingError(

@@ -21,7 +21,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.reduce import limit
 from blufunc.core.primitives.linear_ops import transpose_p, zeros
@@ -59,8 +59,6 @@ def localise(
     Returns:
       a jaxpr from shares of the parameters to shares of the results (``NamedSharding.shard_shape``), and the shardings
       of the results.
-      a jaxpr from shares of the parameters to shares of the results (``NamedSharding.shard_shape``), and how the
-      results lie.
     Raises:
         ShardingError: a sharding is of another mesh, or has more entries than its value has dimensions; an annotation
           names an axis that the mesh does not have.
@@ -539,7 +537,7 @@ class _Body:
 
             carry = [replace(s, unreduced=o) for s, o in zip(shards[n : n + k], unreduced, strict=True)]
             local, _ = self.staged(body, [*shards[:n], *carry, *shards[n + k :]], outs)
-            return _count_collectives(local), after
+            return sum(map(mc.communicates, mc.equations(local))), after
 
         everywhere = frozenset(self.to.mesh.axis_names)
         unreduced = [
@@ -559,12 +557,6 @@ class _Body:
 
 def _is_zero(literal: Literal) -> bool:
     return not np.any(np.asarray(literal.value).tobytes())
-
-
-def _count_collectives(jaxpr: Jaxpr) -> int:
-    """The number of collectives in a local program, bodies included."""
-    own = sum(map(mc.communicates, jaxpr.eqns))
-    return own + sum(_count_collectives(sub) for e in jaxpr.eqns for sub in subjaxprs(e.params))
 
 
 _CONTROL = {

@@ -16,12 +16,12 @@ from blufunc import errors
 from blufunc.core.arrays.array import Array
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.primitive import concrete
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.parallel.collectives.lowering import lower_collectives
-from blufunc.parallel.collectives.primitives import communicates
+from blufunc.parallel.collectives.primitives import communicates, equations
 from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding, replicated
@@ -105,9 +105,9 @@ class LocalProgram:
         ]
         self.mesh = mesh
         self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.local_devices]
-        self.communicates = _any(self.jaxpr, communicates)
+        self.communicates = any(map(communicates, equations(self.jaxpr)))
         # True if it uses the engine at all, if only for the rank's index
-        self._asks = _any(self.jaxpr, lambda eqn: eqn.prim.kind == "collective")
+        self._asks = any(eqn.prim.kind == "collective" for eqn in equations(self.jaxpr))
         self._agreed = not (self.communicates and mesh.spans_processes)
         self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
         self._on_gpus = mesh.local_devices[0].platform == "cuda"
@@ -222,8 +222,3 @@ def local_jaxpr(
         raise source.located(e) from None
     closed, consts = program.hoist()
     return closed, [concrete(c) for c in consts], out_shardings
-
-
-def _any(jaxpr: Jaxpr, is_one: Callable[[Eqn], bool]) -> bool:
-    """True if a predicate holds for an equation, bodies included."""
-    return any(is_one(e) or any(_any(sub, is_one) for sub in subjaxprs(e.params)) for e in jaxpr.eqns)

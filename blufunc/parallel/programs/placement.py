@@ -23,6 +23,7 @@ from blufunc.core.pytree import paths, tree
 from blufunc.parallel.mesh.mesh import Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import Index, NamedSharding, Sharding, SingleDeviceSharding
 from blufunc.parallel.mesh.spec import PartitionSpec
+from blufunc.parallel.mesh.spec_trees import on_mesh
 from blufunc.parallel.programs.mesh_device import device_on
 from blufunc.parallel.programs.mesh_program import reshard
 from blufunc.parallel.runtime import processes
@@ -80,28 +81,12 @@ def _place(given: Any) -> Place:
     if isinstance(given, SingleDeviceSharding):
         return given.device
     if isinstance(given, PartitionSpec):
-        return on_current_mesh(given)
+        return on_mesh(given, current_mesh(), str(given))
     raise errors.ArgumentError(
         f"device_put takes a device or a sharding, not {given!r:.60}.",
         where=source.here(),
         fix="use one of bf.devices(), or NamedSharding(mesh, P('x'))",
     )
-
-
-def on_current_mesh(spec: PartitionSpec) -> NamedSharding:
-    """``spec`` on the mesh of the innermost ``with mesh:``.
-
-    Raises:
-      ArgumentError: there is no such mesh.
-    """
-    mesh = current_mesh()
-    if mesh is None:
-        raise errors.ArgumentError(
-            f"{spec} has no mesh.",
-            where=source.here(),
-            fix="NamedSharding(mesh, spec), or a `with mesh:` block",
-        )
-    return NamedSharding(mesh, spec)
 
 
 def _put(leaf: Any, place: Place) -> Any:

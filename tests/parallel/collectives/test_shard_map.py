@@ -9,11 +9,12 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, tree
 from blufunc.core.ir.jaxpr import eval_jaxpr
-from blufunc.parallel.collectives.shard_map import assemble, divide, shard_map
+from blufunc.parallel.collectives.shard_map import divide, shard_map
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import P
 from blufunc.parallel.partition.partition import localise
+from blufunc.parallel.runtime.sharded_buffer import assemble
 from blufunc.parallel.runtime.simulated import run_ranks
 from tests.parallel.exchanged import exchanged
 from tests.transforms.common import draw
@@ -441,7 +442,10 @@ def test_a_gradient_is_partitioned_without_a_collective_more():
     parts = zip(*(divide(a, MESH, s) for a, s in zip((X, W1, W2), SHARDED, strict=True)), strict=True)
     ranks = list(parts)
     outs = run_ranks(MESH, lambda r: [np.asarray(v) for v in eval_jaxpr(local, ranks[r])])
-    got = tuple(assemble([o[i] for o in outs], MESH, s) for i, s in enumerate(SHARDED[1:]))
+    got = tuple(
+        assemble(bf.sharding.NamedSharding(MESH, s), w.shape, w.dtype, lambda r, i=i: outs[r][i])
+        for i, (s, w) in enumerate(zip(SHARDED[1:], (W1, W2), strict=True))
+    )
     same(got, bf.grad(loss_of(mlp), (1, 2))(X, W1, W2))
 
 
