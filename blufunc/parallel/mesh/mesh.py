@@ -51,6 +51,13 @@ class AxisSizes:
     axis_sizes: tuple[int, ...]
     axis_types: tuple[AxisType, ...]
 
+    def _set_axes(self, sizes: tuple[int, ...], names: Any, types: Any, what: str) -> None:
+        """Check and set the axes for the constructor ``what``."""
+        self.axis_sizes, self.axis_names = sizes, _names(names, len(sizes), what)
+        _check_sizes(sizes, what)
+        self.axis_types = _types(types, len(sizes), what)
+        self._axes = self.axis_sizes, self.axis_names, self.axis_types
+
     @functools.cached_property
     def explicit(self) -> frozenset[str]:
         """The names of the axes that are ``Explicit``."""
@@ -111,29 +118,21 @@ class AbstractMesh(AxisSizes):
         *,
         axis_types: AxisType | Sequence[AxisType] | None = None,
     ):
-        self.axis_sizes = ints(axis_sizes, "AbstractMesh", "axis_sizes")
-        self.axis_names = _names(axis_names, len(self.axis_sizes), "AbstractMesh")
-        _check_sizes(self.axis_sizes, "AbstractMesh")
-        self.axis_types = _types(axis_types, len(self.axis_sizes), "AbstractMesh")
+        self._set_axes(ints(axis_sizes, "AbstractMesh", "axis_sizes"), axis_names, axis_types, "AbstractMesh")
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, AbstractMesh)
-            and self.axis_sizes == other.axis_sizes
-            and self.axis_names == other.axis_names
-            and self.axis_types == other.axis_types
-        )
+        return isinstance(other, AbstractMesh) and self._axes == other._axes
 
     def __hash__(self) -> int:
-        return hash((self.axis_sizes, self.axis_names, self.axis_types))
+        return hash(self._axes)
 
     def __repr__(self) -> str:
         types = f", axis_types={self.axis_types}" if self.explicit else ""
         return f"AbstractMesh({self.axis_sizes}, {self.axis_names}{types})"
 
     def __reduce__(self):
-        made = functools.partial(AbstractMesh, axis_types=self.axis_types)
-        return made, (self.axis_sizes, self.axis_names)
+        new = functools.partial(AbstractMesh, axis_types=self.axis_types)
+        return new, (self.axis_sizes, self.axis_names)
 
 
 class Mesh(AxisSizes):
@@ -170,10 +169,7 @@ class Mesh(AxisSizes):
                 where=source.here(),
                 fix="bf.make_mesh((2, 4), ('x', 'y'))",
             )
-        self.axis_sizes = grid.shape
-        self.axis_names = _names(axis_names, grid.ndim, "Mesh")
-        self.axis_types = _types(axis_types, grid.ndim, "Mesh")
-        _check_sizes(grid.shape, "Mesh")
+        self._set_axes(grid.shape, axis_names, axis_types, "Mesh")
         self.device_list: tuple[backend.Device, ...] = tuple(grid.flat)
         twice = [device for device, n in Counter(self.device_list).items() if n > 1]
         if twice:
@@ -193,15 +189,13 @@ class Mesh(AxisSizes):
         self.local_ranks = tuple([r for r, d in enumerate(self.device_list) if d.process is None])
         self.local_devices = tuple([self.device_list[r] for r in self.local_ranks])
         self.spans_processes = len(self.local_ranks) < len(self.device_list)
-        self._hash = hash((self.device_list, self.axis_sizes, self.axis_names, self.axis_types))
+        self._hash = hash((self.device_list, self._axes))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
             isinstance(other, Mesh)
             and self._hash == other._hash
-            and self.axis_names == other.axis_names
-            and self.axis_sizes == other.axis_sizes
-            and self.axis_types == other.axis_types
+            and self._axes == other._axes
             and self.device_list == other.device_list
         )
 

@@ -60,20 +60,16 @@ class SingleDeviceSharding(Sharding):
 
     @property
     def device_set(self) -> set[backend.Device]:
-        """The device."""
         return {self.device}
 
     @property
     def is_fully_replicated(self) -> bool:
-        """True: the one device holds the whole array."""
         return True
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
-        """The whole shape."""
         return tuple(global_shape)
 
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
-        """The device, with all."""
         return {self.device: tuple(slice(0, n) for n in global_shape)}
 
     def __repr__(self) -> str:
@@ -116,7 +112,6 @@ class NamedSharding(Sharding):
 
     @property
     def device_set(self) -> set[backend.Device]:
-        """The devices of the mesh."""
         return set(self.concrete_mesh.device_list)
 
     @property
@@ -165,7 +160,6 @@ class NamedSharding(Sharding):
         return [self._along(others, rank) for rank in range(self.mesh.size)]
 
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
-        """For each device of the mesh the index of its shard, without padding."""
         return dict(zip(self.concrete_mesh.device_list, self.indices(global_shape), strict=True))
 
     def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:

@@ -19,7 +19,7 @@ from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import current_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec_trees import Shardings, check_ranks, is_spec, shardings_of
-from blufunc.parallel.partition.propagate import layout_of
+from blufunc.parallel.partition.resharding import layout_of
 from blufunc.parallel.programs.placement import device_put
 from blufunc.parallel.programs.reshard import reshard
 from blufunc.transforms.arguments import FlatFunction, abstract, labels_of

@@ -112,13 +112,10 @@ class LocalProgram:
         self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
         self._on_gpus = mesh.local_devices[0].platform == "cuda"
         self._plain = lower_collectives(self.jaxpr)  # lowered
-        self.programs = self._compiled((False,) * len(consts) + tuple(donated), budget)
-
-    def _compiled(self, donated: Sequence[bool], budget: int | None) -> list[Any]:
-        plain, devices = self._plain, self.mesh.local_devices
-        if devices[0].platform == "cpu":
-            return [devices[0].backend.compile(plain, donated, budget)] * len(devices)
-        return [d.backend.compile(plain, donated, budget) for d in devices]
+        donated, devices = (False,) * len(consts) + tuple(donated), mesh.local_devices
+        compiled = devices[:1] if devices[0].platform == "cpu" else devices
+        self.programs = [d.backend.compile(self._plain, donated, budget) for d in compiled]
+        self.programs *= len(devices) // len(compiled)
 
     @property
     def program(self) -> Any:
