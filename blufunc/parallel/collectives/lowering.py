@@ -43,7 +43,7 @@ def lower_collectives(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _at_front(prim: Any, x: Any, **params: Any) -> Any:
-    """The collective along dimension 0, with what it splits and joins moved there and back."""
+    """Run the collective along dimension 0: split to the front before, join after."""
     n = math.prod(params["sizes"])
     dims = {k: v for k, v in params.items() if k in mc.DIMENSIONS}
     if prim is not mc.mesh_all_gather_p:

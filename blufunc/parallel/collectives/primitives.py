@@ -358,7 +358,7 @@ def _part(size: int, dim: int, axes: tuple[str, ...], sizes: tuple[int, ...]) ->
 
 
 def _resized(prim: Primitive, x: ShapedArray, dim: int, *, times: int = 1, parts: int = 1) -> ShapedArray:
-    """The type with dimension ``dim`` multiplied by ``times`` and divided into ``parts``."""
+    """The type with dimension ``dim`` times ``times``, divided into ``parts``."""
     if not 0 <= dim < x.ndim:
         raise errors.ShapeError(f"{prim.name}: {x} has no dimension {dim}.")
     if x.shape[dim] % parts:

@@ -44,7 +44,7 @@ def shardings_of(prefix: Any, whole: Any, mesh: Mesh | AbstractMesh | None, what
 
 
 def broadcast(prefix: Any, whole: Any, what: str, default: str) -> list[Any]:
-    """The entry of ``prefix`` for each leaf of ``whole``; TreeError if it is no prefix."""
+    """The entry of ``prefix`` for each leaf of ``whole``; TreeError if there is none."""
     try:
         return tree.broadcast_prefix(prefix, whole, is_leaf=is_spec)
     except errors.TreeError as e:

@@ -140,7 +140,7 @@ def _each(operands: Sequence[Atom], results: Sequence[Atom], stacked: bool = Fal
 
 
 def _tie(operands: Sequence[Atom], results: Sequence[Atom], stacked: bool = False) -> Node:
-    """Tie values of one layout; ``stacked`` operands also have the steps of a scan, whole."""
+    """Tie values of one layout; ``stacked`` operands also have the steps of a scan."""
     shape = results[0].aval.shape
     dims = tuple((d,) for d in range(len(shape)))
     of_operands = ((), *dims) if stacked else dims

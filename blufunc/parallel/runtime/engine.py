@@ -149,7 +149,7 @@ def described(kind: str, x: np.ndarray, axes: Sequence[str], options: Mapping[st
 
 
 def disagreement(what: str, two: Sequence[tuple[int, str]]) -> errors.CollectiveError:
-    """The error of two ranks that do not run the same program; ``two`` says what each runs."""
+    """The error of two ranks that run different programs; ``two`` describes them."""
     return errors.CollectiveError(
         what,
         where=source.here(),

@@ -172,7 +172,7 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
 def assemble(
     sharding: NamedSharding, shape: tuple[int, ...], dtype: np.dtype, shard: Callable[[int], np.ndarray]
 ) -> np.ndarray:
-    """The whole array, from the shard of each rank, padding included; unreduced axes are summed."""
+    """The whole array from padded shards; unreduced axes are summed."""
     out = np.empty(shape, dtype)
     summands: dict[tuple, list[int]] = {}  # ranks whose shards sum to a part
     of_parts = {*sharding.spec.axes, *sharding.spec.unreduced}

@@ -143,7 +143,7 @@ class _Call(NamedTuple):
 
     @property
     def type(self) -> tuple:
-        """What must be equal on all ranks."""
+        """The properties that must be equal on all ranks."""
         return self.kind, self.axes, self.options, self.x.shape, self.x.dtype
 
     def __str__(self) -> str:

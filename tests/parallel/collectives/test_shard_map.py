@@ -1,4 +1,4 @@
-"""``shard_map``: values and derivatives against the same thing written for one device."""
+"""``shard_map``: values and derivatives, against a single-device function."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def fsdp(x, w1, w2):
 
 
 def unreduced_sums(x, w1, w2):
-    """The second product of a tensor-parallel pair, its sum scattered, and what is linear done before."""
+    """The second matmul of a tensor-parallel pair; linear operations precede its sum."""
     y = lax.pcast(mlp(x, w1, w2), "x", to="unreduced") * 2.0
     return lax.psum_scatter(y + y, "x", tiled=True)
 
@@ -264,7 +264,7 @@ def test_gradient_inside():
 
 
 def test_linear_transpose_inside():
-    """The transpose in what all ranks share is a sum over them, as that of a derivative."""
+    """The transpose in a replicated operand is a sum over ranks, as in derivatives."""
 
     def local(x, w):
         project = lambda w: lax.psum(x @ w, "x")
@@ -429,7 +429,10 @@ def test_the_current_mesh_and_the_decorator():
 
 
 def test_a_gradient_is_partitioned_without_a_collective_more():
-    """In the program for a mesh the local program stands as it is: of arguments that lie as specs say none moves."""
+    """A mesh program contains the local program in place.
+
+    Arguments that have the layouts of the specs are not moved.
+    """
     loss = loss_of(shard_map(tensor_parallel, mesh=MESH, in_specs=SHARDED, out_specs=P()))
     jaxpr = bf.make_jaxpr(bf.grad(loss, (1, 2)))(X, W1, W2)
     local, out = localise(jaxpr, [NamedSharding(MESH, s) for s in SHARDED], MESH)

@@ -1,4 +1,4 @@
-"""Who a process is, by the variables of every launcher; and the store that processes share."""
+"""Placement by the variables of every launcher; the store of a job."""
 
 import contextlib
 import math
@@ -171,7 +171,7 @@ def clients(server):
 
 @pytest.fixture
 def watching(server):
-    """``watching(rank)``: a connection that watches, and gives up waiting after five seconds."""
+    """``watching(rank)``: a watch connection with a timeout of five seconds."""
     with contextlib.ExitStack() as stack:
 
         def connect(rank):
@@ -294,7 +294,7 @@ def test_what_is_not_ours_is_not_answered(server, clients):
 
 
 def test_last_words_are_heard_out(monkeypatch, server):
-    """Who fails and ends at once is not taken for one that said nothing, however late the server comes to it."""
+    """A rank that fails and ends at once is reported with its message."""
     receive = store.receive
 
     def late(connection):

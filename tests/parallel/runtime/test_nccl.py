@@ -1,4 +1,4 @@
-"""The NCCL engine against a stand-in for the library that moves host memory: what it asks for, and in what order."""
+"""The NCCL engine on a fake library that moves host memory: calls and order."""
 
 import ctypes
 import threading
@@ -21,7 +21,7 @@ OPS = {0: "sum", 2: "max", 3: "min"}
 
 
 class Library:
-    """NCCL for threads of one process: exchanges are made when all ranks of a communicator have asked."""
+    """NCCL for threads: a collective runs once all ranks of a communicator call it."""
 
     def __init__(self):
         self.rooms, self.lock, self.ids = {}, threading.Lock(), 0
@@ -219,7 +219,7 @@ def test_maximum_and_records():
 
 
 def test_several_as_one():
-    """A bucket is one group of the library, and one record; an error leaves no group open."""
+    """A bucket is one group of the library and one record; errors close the group."""
     address = lambda x: x.ctypes.data
 
     def run(engine):

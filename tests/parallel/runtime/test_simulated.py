@@ -1,4 +1,4 @@
-"""Ranks as threads: what they exchange, and how they end when they do not meet."""
+"""Ranks as threads: collectives, and errors where ranks do not synchronize."""
 
 from __future__ import annotations
 
