@@ -46,10 +46,11 @@ def _at_front(prim: Any, x: Any, **params: Any) -> Any:
     """Run the collective along dimension 0: split to the front before, join after."""
     n = math.prod(params["sizes"])
     dims = {k: v for k, v in params.items() if k in mc.DIMENSIONS}
+    dim = dims.get("dim", 0)
     if prim is not mc.mesh_all_gather_p:
-        x = _split(x, dims.get("split_dim", dims.get("dim")), n)
+        x = _split(x, dims.get("split_dim", dim), n)
     x = prim.bind(x, **{**params, **dict.fromkeys(dims, 0)})
-    return x if prim is mc.mesh_psum_scatter_p else _join(x, dims.get("concat_dim", dims.get("dim")), n)
+    return x if prim is mc.mesh_psum_scatter_p else _join(x, dims.get("concat_dim", dim), n)
 
 
 def _split(x: Any, dim: int, n: int) -> Any:

@@ -30,7 +30,7 @@ from blufunc.core.primitives.linear_ops import batched_front, move_dim, reduce_s
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import tree
-from blufunc.parallel.collectives.primitives import mesh_all_gather_p
+from blufunc.parallel.collectives.primitives import WORDS, mesh_all_gather_p
 from blufunc.transforms.batching.batch import MeshAxis, NamedAxis
 
 _UNBOUND = "it only has a meaning inside of the vmap that names its axis"
@@ -421,18 +421,14 @@ def axis_size(axis_name: AxisName | Sequence[AxisName]) -> int:
     return math.prod(_axes(axis_name, "axis_size", None)[1])
 
 
-_LETTERS = {"varying": "V", "invariant": "I", "unreduced": "U", "reduced": "R"}
-
-
 def _letter(to: Any, allowed: str, what: str) -> str:
     """The letter of a type over an axis, from its name."""
-    letter = _LETTERS.get(to) if isinstance(to, str) else None
-    if letter is None or letter not in allowed:
-        words = [word for word, a in _LETTERS.items() if a in allowed]
+    words = {word: letter for letter, word in WORDS.items() if letter in allowed}
+    if not isinstance(to, str) or to not in words:
         raise errors.ArgumentError(
             f"{what}: to is one of {', '.join(words)}, not {to!r:.60}.", where=source.here()
         )
-    return letter
+    return words[to]
 
 
 def _mesh_axes(axes: Sequence[AxisName], what: str) -> None:

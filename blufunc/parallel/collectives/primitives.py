@@ -41,6 +41,8 @@ from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.parallel.mesh.mesh import index_along
 from blufunc.parallel.runtime import engine
 
+WORDS = {"V": "varying", "I": "invariant", "U": "unreduced", "R": "reduced"}
+
 COTANGENT = {"V": "V", "I": "I", "R": "U", "U": "R"}
 """The type of a value's cotangent, by the type of the value."""
 
@@ -49,7 +51,7 @@ class MeshCollective(Primitive):
     """Base of operations on the ranks along ``axes``, linear in their one operand.
 
     Attributes:
-      types: the supported conversions ``src->dst``, with the name of the transpose of each; None if it has none.
+      types: the supported conversions ``src->dst``, with the name of the transpose of each ("" if none).
       communicates: whether ranks communicate; then ``call`` has the engine's collective and its fixed options.
       operands: the required kind of dtype (``kinds.check_types``), or None.
       in_place: whether results may reuse the memory of operands.
@@ -58,7 +60,7 @@ class MeshCollective(Primitive):
 
     kind, fresh, opaque, communicates = "collective", True, True, True
     in_place, deferred = False, False
-    types: ClassVar[dict[str, str | None]]
+    types: ClassVar[dict[str, str]]
     call: tuple[str, dict[str, Any]]
     operands: str | None = None
 
@@ -146,7 +148,7 @@ class _Extremum(MeshCollective):
     """The maximum or minimum over the ranks; tied ranks share its derivative equally."""
 
     in_place, operands = True, "ordered"
-    types: ClassVar = {"V->I": None}
+    types: ClassVar = {"V->I": ""}
 
     def __init__(self, name: str, op: str):
         super().__init__(name)
@@ -175,7 +177,7 @@ class _Pcast(MeshCollective):
     name, fresh, opaque, identity, communicates = "pcast", False, False, True, False
     types: ClassVar = {
         "I->V": "psum_invariant", "I->R": "psum_invariant", "V->U": "pcast", "R->V": "pcast", "R->I": "keep_first",
-        "V->I": None, "U->V": None,
+        "V->I": "", "U->V": "",
     }  # fmt: skip
 
     def impl(self, x, *, axes, sizes, src, dst):

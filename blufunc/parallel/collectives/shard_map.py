@@ -86,9 +86,10 @@ class _ShardMap(Primitive):
         def run(buffers):
             parts = [divide(b, mesh, s) for b, s in zip(buffers, in_specs, strict=True)]
             locals_ = run_ranks(mesh, lambda rank: program([p[rank] for p in parts]))
+            columns = zip(out_specs, whole, zip(*locals_, strict=True), strict=True)
             return [
-                assemble(NamedSharding(mesh, spec), aval.shape, aval.dtype, lambda r, i=i: locals_[r][i])
-                for i, (spec, aval) in enumerate(zip(out_specs, whole, strict=True))
+                assemble(NamedSharding(mesh, spec), aval.shape, aval.dtype, parts.__getitem__)
+                for spec, aval, parts in columns
             ]
 
         return run
@@ -483,9 +484,7 @@ def _trace(
             results = _broadcast(out_specs, skeleton, flat.fun, "out_specs")
             paths = treepath.leaf_paths(flat.out_tree)
             for i, (x, spec) in enumerate(zip(outs, results, strict=True)):
-                what = f"the result{paths[i]} of {name}"
-                check_rank(mesh, spec, x.aval.ndim, lambda what=what: f"shard_map: the spec of {what}")
-                outs[i] = _claimed(trace, x, spec, mesh, what, check_vma)
+                outs[i] = _claimed(trace, x, spec, mesh, f"the result{paths[i]} of {name}", check_vma)
             return trace.finish(outs, name, labels), results
     finally:
         state.context = context
@@ -495,6 +494,7 @@ def _trace(
 
 def _claimed(trace: TypedTrace, x: Any, spec: PartitionSpec, mesh: AxisSizes, what: str, check: bool) -> Any:
     """A result cast to the types that its spec claims."""
+    check_rank(mesh, spec, x.aval.ndim, lambda: f"shard_map: the spec of {what}")
     atom = trace.atom(x)
     have, required = trace.typer.type_of(atom), _types(spec, mesh)
     for axis, h, w in zip(mesh.axis_names, have, required, strict=True):

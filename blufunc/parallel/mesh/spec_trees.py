@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
+from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.pytree import paths, tree
@@ -77,6 +78,15 @@ def on_mesh(spec: PartitionSpec, mesh: Mesh | AbstractMesh | None, subject: str)
             fix="NamedSharding(mesh, spec), or a `with mesh:` block",
         )
     return NamedSharding(mesh, spec)
+
+
+def map_sharded(how: Callable, x: Any, shardings: Shardings, what: str) -> Any:
+    """Apply ``how(leaf, sharding)`` to the leaves of ``x`` that have a sharding."""
+    leaves, treedef = tree.flatten(x)
+    values = [lift(leaf) for leaf in leaves]
+    check_ranks(shardings, [v.aval for v in values], treedef, what)
+    laid = [v if s is None else how(v, s) for v, s in zip(values, shardings, strict=True)]
+    return tree.unflatten(treedef, laid)
 
 
 def check_ranks(shardings: Shardings, avals: Sequence[ShapedArray], treedef: tree.TreeDef, what: str) -> None:

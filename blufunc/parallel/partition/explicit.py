@@ -59,7 +59,7 @@ class Explicit:
         return tuple(tuple(itertools.takewhile(explicit.__contains__, axes)) for axes in layout)
 
     def _of(self, atom: Atom) -> Layout:
-        return self.layouts.get(atom, ((),) * atom.aval.ndim)  # type: ignore[call-overload]
+        return self.layouts.get(atom, ((),) * atom.aval.ndim)  # type: ignore[arg-type]
 
     def _is_loose(self, atom: Atom) -> bool:
         return isinstance(atom, Var) and atom in self._loose

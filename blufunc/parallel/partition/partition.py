@@ -11,6 +11,7 @@ Padding of uneven shapes may hold anything; it is masked before a sum or an extr
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -437,7 +438,9 @@ class _Body:
         layouts = [self.plan.layout(v) for v in eqn.outvars]
 
         parts = [
-            self.staged(branch, shards, lambda body, outs=branch.outvars: body.read_values(outs, layouts))
+            self.staged(
+                branch, shards, functools.partial(_Body.read_values, atoms=branch.outvars, layouts=layouts)
+            )
             for branch in branches
         ]
         consts = [c for _, cs in parts for c in cs]

@@ -79,7 +79,7 @@ class Propagation:
 
     def layout(self, atom: Atom) -> Layout:
         """The layout of a value."""
-        return self.layouts.get(atom, ((),) * atom.aval.ndim)  # type: ignore[call-overload]
+        return self.layouts.get(atom, ((),) * atom.aval.ndim)  # type: ignore[arg-type]
 
     def _free(self, var: Var) -> bool:
         return var not in self._fixed and not any(self.layout(var))

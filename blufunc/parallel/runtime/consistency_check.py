@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
@@ -23,12 +23,6 @@ class Step(NamedTuple):
 
     text: str
     line: str
-
-
-class _World(Protocol):
-    rank: int
-
-    def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]: ...
 
 
 def collectives(jaxpr: Jaxpr) -> list[Step]:
@@ -50,7 +44,7 @@ def digest(jaxpr: Jaxpr) -> str:
     return _hash([*parameters(jaxpr), *collectives(jaxpr)])
 
 
-def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None:
+def check_agreement(jaxpr: Jaxpr, world: engine.Peers, members: Sequence[int]) -> None:
     """Compare the programs of all ranks of ``members``, which call it.
 
     Raises:

@@ -22,6 +22,7 @@ from blufunc.core.ir import dtypes, source
 
 if TYPE_CHECKING:
     from blufunc.parallel.mesh.mesh import AbstractMesh
+    from blufunc.parallel.runtime.watchdog import Recorder
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 """The collectives; ``reference`` defines them and their options."""
@@ -62,6 +63,21 @@ class Engine:
         return ranks
 
 
+class Peers(Protocol):
+    """The ranks of a job from the view of one of them: a ``bootstrap.World``, or threads."""
+
+    rank: int
+    recorder: Recorder
+    watchdog: Any
+
+    @property
+    def members(self) -> Sequence[int]:
+        """All ranks."""
+
+    def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]:
+        """Gather the values of ``members`` under ``name``."""
+
+
 class ProcessEngine(Engine):
     """Base of engines whose ranks are members of a job.
 
@@ -73,7 +89,7 @@ class ProcessEngine(Engine):
       ValueRangeError: the mesh size differs from ``members``, or this process is not among them.
     """
 
-    def __init__(self, world: Any, mesh: AbstractMesh, members: Sequence[int] | None = None):
+    def __init__(self, world: Peers, mesh: AbstractMesh, members: Sequence[int] | None = None):
         self.world, self.members = world, tuple(world.members if members is None else members)
         if mesh.size != len(self.members) or world.rank not in self.members:
             raise errors.ValueRangeError(

@@ -43,7 +43,7 @@ def engine_in_use(mesh: Mesh, rank: int) -> Iterator[engines.Engine]:
 
 
 class _Threads:
-    """The ranks from the view of one of them: a ``nccl.Peers``.
+    """The ranks from the view of one of them: an ``engine.Peers``.
 
     Attributes:
       host: the engine through which threads communicate in this run.

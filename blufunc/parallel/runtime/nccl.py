@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from blufunc.parallel.runtime import engine as engines
 
 if TYPE_CHECKING:
     from blufunc.parallel.mesh.mesh import AbstractMesh
-    from blufunc.parallel.runtime.watchdog import Recorder
 
 _UINT8 = 1
 _TYPES = {
@@ -32,21 +31,6 @@ _TYPES = {
     "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
 }  # fmt: skip
 _OPS = {"sum": 0, "max": 2, "min": 3}
-
-
-class Peers(Protocol):
-    """The ranks of a job from one's view: a ``bootstrap.World``, or threads."""
-
-    rank: int
-    recorder: Recorder
-    watchdog: Any
-
-    @property
-    def members(self) -> Sequence[int]:
-        """The number of each."""
-
-    def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]:
-        """Gather the values of ``members`` under ``name``."""
 
 
 @functools.cache
@@ -80,7 +64,7 @@ class NcclEngine(engines.ProcessEngine):
 
     def __init__(
         self,
-        world: Peers,
+        world: engines.Peers,
         mesh: AbstractMesh,
         device: int,
         members: Sequence[int] | None = None,
