@@ -88,13 +88,17 @@ class CastWriter:
                 if h == src and w != h and dst == _towards(h, w)
             ]
             if axes:
-                x = self.new(prim, x, {**self.over(axes), "src": src, "dst": dst}, self.changed(x, axes, dst))
+                x = self.convert(x, axes, src, dst, prim)
         if self.type_of(x) != required:
             raise _no_cast(self.mesh, have, required)
         self._casts[atom, required] = x
         if atom in self.zeros:
             self.zeros.add(x)
         return x
+
+    def convert(self, x: Atom, axes: Sequence[str], src: str, dst: str, prim: Any = mesh_ops.pcast_p) -> Var:
+        """Write the cast of ``x`` from ``src`` to ``dst`` over some axes."""
+        return self.new(prim, x, {**self.over(axes), "src": src, "dst": dst}, self.changed(x, axes, dst))
 
     def changed(self, atom: Atom, axes: Sequence[str], letter: str) -> Types:
         """The types of ``atom`` with ``letter`` over some axes."""

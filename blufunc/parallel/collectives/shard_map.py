@@ -499,12 +499,7 @@ def _claimed(trace: TypedTrace, x: Any, spec: PartitionSpec, mesh: AxisSizes, wh
     have, required = trace.typer.type_of(atom), _types(spec, mesh)
     for axis, h, w in zip(mesh.axis_names, have, required, strict=True):
         if h == "V" and w == "I" and not check:
-            atom = trace.typer.new(
-                pcast_p,
-                atom,
-                {**trace.typer.over([axis]), "src": "V", "dst": "I"},
-                trace.typer.changed(atom, [axis], "I"),
-            )
+            atom = trace.typer.convert(atom, [axis], "V", "I")
         elif (h, w) in (("V", "I"), ("V", "R")):
             raise errors.ShardingError(
                 f"shard_map: {what} varies over {axis!r}, and its spec {spec} does not say so.",

@@ -26,7 +26,7 @@ from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding, replicated
 from blufunc.parallel.partition.partition import localise
-from blufunc.parallel.runtime import local_gpus, processes, sharded_buffer
+from blufunc.parallel.runtime import nccl, processes, sharded_buffer
 from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer, sharded_buffers
 from blufunc.parallel.runtime.simulated import run_ranks
 
@@ -182,7 +182,7 @@ class LocalProgram:
 
     def _on_gpu(self, function: Callable[[int], Any]) -> Callable[[int], Any]:
         def run(rank: int) -> Any:
-            with local_gpus.engine_in_use(self.mesh, rank):
+            with nccl.engine_in_use(self.mesh, rank):
                 return function(rank)
 
         return run
