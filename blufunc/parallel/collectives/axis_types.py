@@ -214,7 +214,9 @@ class Typer(CastWriter):
             out = join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
-        terms = next((s for s in _linear_in(eqn) if unreduced <= s), None)
+        avals, outs = [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars]
+        groups = eqn.prim.linear_in(avals, outs, **eqn.params)  # of operands, linear together
+        terms = next((s for s in groups if unreduced <= s), None)
         if terms is None:
             raise unreduced_error(eqn, axis, unreduced)
         ins = []
@@ -517,8 +519,3 @@ _NAMED: dict[Any, Callable[[Typer, Eqn], None]] = {
     named.axis_index_p: lambda typer, eqn: typer._axis_index(eqn.outvars, eqn.params),
     named.cast_to_p: Typer._cast_to,
 }
-
-
-def _linear_in(eqn: Eqn) -> Sequence[frozenset[int]]:
-    """The groups of operands in which an equation is linear together."""
-    return eqn.prim.linear_in([a.aval for a in eqn.invars], [v.aval for v in eqn.outvars], **eqn.params)

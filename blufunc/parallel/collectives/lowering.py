@@ -83,18 +83,14 @@ def _shard_pad(prim: Any, x: Any, axes: Any, sizes: Any, src: str, dst: str, dim
 
 
 def _keep_first(prim: Any, x: Any, axes: Any, sizes: Any, src: str, dst: str) -> Any:
-    first = ew.eq(_place(axes, sizes), scalar(0, dtypes.int32))
+    first = ew.eq(mc.mesh_axis_index_p.bind(axes=axes, sizes=sizes), scalar(0, dtypes.int32))
     return ew.select(broadcast_to(first, x.aval.shape), x, ew.zeros_like(x))
 
 
 def _starts(axes: Any, sizes: Any, dim: int, shape: Sequence[int]) -> list[Any]:
     """Start indices of this rank's part in the whole, given the shape of a part."""
-    start = ew.mul(_place(axes, sizes), scalar(shape[dim], dtypes.int32))
+    start = ew.mul(mc.mesh_axis_index_p.bind(axes=axes, sizes=sizes), scalar(shape[dim], dtypes.int32))
     return [start if d == dim else scalar(0, dtypes.int32) for d in range(len(shape))]
-
-
-def _place(axes: Any, sizes: Any) -> Any:
-    return mc.mesh_axis_index_p.bind(axes=axes, sizes=sizes)
 
 
 _RULES: dict[Any, Callable[..., Any]] = {

@@ -282,7 +282,7 @@ def all_gather(
     axes, sizes = _ranks(axis_name, "all_gather", axis_index_groups)
     letter = _letter(to, "VIR", "all_gather")
     if letter != "V":
-        _mesh_axes(axes, "all_gather(to=...)")
+        check_mesh_axes(axes, "all_gather(to=...)")
 
     def one(v):
         v = lift(v)
@@ -407,7 +407,7 @@ def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
     """
     axes, sizes = _axes(axis_name, "pcast", None)
     letter = _letter(to, "VURI", "pcast")
-    _mesh_axes(axes, "pcast")
+    check_mesh_axes(axes, "pcast")
     return tree.map(lambda v: _bound(cast_to_p, lift(v), axes, sizes, to=letter), x)
 
 
@@ -431,20 +431,21 @@ def _letter(to: Any, allowed: str, what: str) -> str:
     return words[to]
 
 
-def _mesh_axes(axes: Sequence[AxisName], what: str) -> None:
+def check_mesh_axes(axes: Sequence[AxisName], what: str) -> None:
     """Raise AxisNameError unless all axes are mesh axes."""
-    if wrong := _of_vmaps(axes):
+    if wrong := of_vmaps(axes):
         raise errors.AxisNameError(
             f"{what} over {wrong[0]!r:.60}, which is an axis of a vmap.",
             where=source.here(),
             why="only values over axes of a mesh have types.",
+            fix="use shard_map over a mesh with that axis",
         )
 
 
-def _of_vmaps(axes: Sequence[AxisName]) -> list[AxisName]:
+def of_vmaps(axes: Sequence[AxisName]) -> list[AxisName]:
     """The axes that are not mesh axes."""
     of_mesh = {e.name: isinstance(e, MeshAxis) for e in state.context if isinstance(e, NamedAxis)}
-    return [a for a in axes if not of_mesh[a]]
+    return [a for a in axes if not of_mesh.get(a)]
 
 
 def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
@@ -482,7 +483,7 @@ def _ranks(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...
     axes, sizes = _axes(axis_name, what, groups)
     if not axes:
         raise errors.ArgumentError(f"{what} over no axis.", where=source.here(), fix="name one")
-    if wrong := _of_vmaps(axes) if len(axes) > 1 else ():
+    if wrong := of_vmaps(axes) if len(axes) > 1 else ():
         raise errors.UnsupportedError(
             f"{what} over {axes}, of which {wrong[0]!r:.60} is an axis of a vmap.",
             where=source.here(),

@@ -196,13 +196,14 @@ class _ShardMap(Primitive):
         over = axis.mesh_axes
         entry = None if not over else over[0] if len(over) == 1 else tuple(over)
         batched = tuple(d is not None for d in dims)
-        in_specs = [_shifted(s, entry) if b else s for s, b in zip(params["in_specs"], batched, strict=True)]
-        size = axis.size
-        if over:
-            size = _local_batch(axis, mesh, jaxpr)
+        in_specs = [
+            s.with_entries([entry, *s]) if b else s for s, b in zip(params["in_specs"], batched, strict=True)
+        ]
+        size = _local_batch(axis, mesh, jaxpr) if over else axis.size
         derived, out_batched = batch_jaxpr(jaxpr, Axis(size, axis.name), batched)
         out_specs = [
-            _shifted(s, entry) if b else s for s, b in zip(params["out_specs"], out_batched, strict=True)
+            s.with_entries([entry, *s]) if b else s
+            for s, b in zip(params["out_specs"], out_batched, strict=True)
         ]
         if over:  # batched values vary over axes that the casts of the body do not know
             closed, consts = derived.hoist()
@@ -315,11 +316,6 @@ def _with_zeros(outs: Sequence, ts: Sequence, nonzeros: Sequence[bool]) -> list:
 def _cotangent(spec: PartitionSpec) -> PartitionSpec:
     """The spec of the cotangent of a value."""
     return PartitionSpec(*spec, unreduced=spec.reduced, reduced=spec.unreduced)
-
-
-def _shifted(spec: PartitionSpec, entry: Any) -> PartitionSpec:
-    """The spec with a leading dimension."""
-    return spec.with_entries([entry, *spec])
 
 
 def _local_batch(axis: Axis, mesh: AxisSizes, jaxpr: Jaxpr) -> int:

@@ -173,9 +173,7 @@ class Mesh(AxisSizes):
         self.device_list: tuple[backend.Device, ...] = tuple(grid.flat)
         twice = [device for device, n in Counter(self.device_list).items() if n > 1]
         if twice:
-            raise errors.ShardingError(
-                f"the device {twice[0]} appears twice in a mesh.", where=source.here(), fix="use each once"
-            )
+            _fail(errors.ShardingError, f"the device {twice[0]} appears twice in a mesh", "use each once")
         platforms = sorted({d.platform for d in self.device_list})
         if len(platforms) > 1:
             raise errors.ShardingError(
@@ -267,16 +265,11 @@ def _types(types: Any, n: int, what: str) -> tuple[AxisType, ...]:
     if types is None or isinstance(types, AxisType):
         return (types or AxisType.Auto,) * n
     if not isinstance(types, (tuple, list)) or not all(isinstance(t, AxisType) for t in types):
-        raise errors.ArgumentError(
-            f"{what}: axis_types holds axis types, not {types!r:.60}.",
-            where=source.here(),
-            fix="axis_types=(bf.sharding.AxisType.Auto, bf.sharding.AxisType.Explicit)",
-        )
+        fix = "axis_types=(bf.sharding.AxisType.Auto, bf.sharding.AxisType.Explicit)"
+        _fail(errors.ArgumentError, f"{what}: axis_types holds axis types, not {types!r:.60}", fix)
     if len(types) != n:
-        raise errors.ShardingError(
-            f"{what}: {len(types)} axis types for {n} axes.",
-            where=source.here(),
-            fix="give each axis one type",
+        _fail(
+            errors.ShardingError, f"{what}: {len(types)} axis types for {n} axes", "give each axis one type"
         )
     return tuple(types)
 
@@ -285,25 +278,20 @@ def _names(names: Any, n: int, what: str) -> tuple[str, ...]:
     """Names of ``n`` axes as a tuple."""
     found = (names,) if isinstance(names, str) else names
     if not isinstance(found, (tuple, list)) or not all(isinstance(name, str) and name for name in found):
-        raise errors.ArgumentError(
-            f"{what}: axis_names holds strings, not {names!r:.60}.", where=source.here(), fix="('x', 'y')"
-        )
+        _fail(errors.ArgumentError, f"{what}: axis_names holds strings, not {names!r:.60}", "('x', 'y')")
     if len(found) != n:
-        raise errors.ShardingError(
-            f"{what}: {len(found)} names, {tuple(found)}, for {n} axes.",
-            where=source.here(),
-            fix="give each axis one name",
-        )
+        counts = f"{len(found)} names, {tuple(found)}, for {n} axes"
+        _fail(errors.ShardingError, f"{what}: {counts}", "give each axis one name")
     twice = next((name for i, name in enumerate(found) if name in found[:i]), None)
     if twice is not None:
-        raise errors.ShardingError(
-            f"{what}: the axis name {twice!r} is used twice.", where=source.here(), fix="use other names"
-        )
+        _fail(errors.ShardingError, f"{what}: the axis name {twice!r} is used twice", "use other names")
     return tuple(found)
 
 
 def _check_sizes(sizes: Sequence[int], what: str) -> None:
     if any(size < 1 for size in sizes):
-        raise errors.ShardingError(
-            f"{what}: axes of sizes {tuple(sizes)}.", where=source.here(), fix="sizes are at least 1"
-        )
+        _fail(errors.ShardingError, f"{what}: axes of sizes {tuple(sizes)}", "sizes are at least 1")
+
+
+def _fail(kind: type[errors.BlufuncError], what: str, fix: str) -> None:
+    raise kind(f"{what}.", where=source.here(), fix=fix)

@@ -75,6 +75,11 @@ class Node:
         self.axes[f] = (*now, *free)
         return bool(free)
 
+    def concede_all(self, claims: Sequence[tuple[int, Axes]], mesh: AbstractMesh) -> None:
+        """Concede claims in order, again while minor factors follow from major ones."""
+        while sum(self.concede(f, axes, mesh) for f, axes in claims):
+            pass
+
     @property
     def used(self) -> frozenset[str]:
         """All mesh axes in use."""

@@ -122,15 +122,10 @@ class Explicit:
         if _disagree([claim for _, claims in strict for claim in claims]):
             raise self._ambiguous(eqn, node, strict)
         loose = [w for w in claimed if self._is_loose(w[0])]
-        self._concede(node, [*strict, *loose])
+        node.concede_all([claim for _, claims in (*strict, *loose) for claim in claims], self.mesh)
         free = not any(claims for _, claims in strict)
         for var, layout in zip(eqn.outvars, node.layouts(node.rule.results, self.mesh), strict=True):
             self._set(var, layout, loose=free and any(layout))
-
-    def _concede(self, node: Node, claimed: Iterable[tuple[Atom, Sequence]]) -> None:
-        claims = [claim for _, own in claimed for claim in own]
-        while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
-            pass
 
     def _ambiguous(
         self, eqn: Eqn, node: Node, claimed: Sequence[tuple[Atom, Sequence]]
@@ -140,7 +135,8 @@ class Explicit:
         for first in range(len(claimed)):
             if claimed[first][1]:
                 choice = replace(node, axes={})
-                self._concede(choice, [claimed[first], *claimed[:first], *claimed[first + 1 :]])
+                order = claimed[first], *claimed[:first], *claimed[first + 1 :]
+                choice.concede_all([claim for _, claims in order for claim in claims], self.mesh)
                 layout = choice.layouts(node.rule.results[:1], self.mesh)[0]
                 candidates[PartitionSpec(*layout)] = None
         specs_of_operands = " and ".join(str(PartitionSpec(*self._of(a))) for a, claims in claimed if claims)

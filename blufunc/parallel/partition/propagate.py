@@ -213,6 +213,4 @@ class Propagation:
             of_operand, size = support[claim]
             return of_operand, size, f not in node.rule.reduced, self.mesh.size_of(axes), -f
 
-        claims = sorted(support, key=weight, reverse=True)
-        while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
-            pass  # minor factors may be sharded once the major ones are
+        node.concede_all(sorted(support, key=weight, reverse=True), self.mesh)

@@ -101,19 +101,15 @@ class MeshBackend:
         self._operation = functools.lru_cache(512)(self._compile_operation)
 
     def devices(self) -> Sequence[backend.Device]:
-        """The mesh."""
         return [self.device]
 
     def from_host(self, x: np.ndarray, device: backend.Device) -> ShardedBuffer:
-        """A copy on each device."""
         return sharded_buffer.scatter(x, replicated(self.mesh))
 
     def to_host(self, buffer: ShardedBuffer) -> np.ndarray:
-        """Gather the shards."""
         return sharded_buffer.gather(buffer)
 
     def block_until_ready(self, buffer: ShardedBuffer) -> None:
-        """Wait for all shards."""
         for device, shard in zip(buffer.devices, buffer.shards, strict=True):
             device.backend.block_until_ready(shard)
 

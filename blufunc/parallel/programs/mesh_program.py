@@ -175,17 +175,15 @@ class LocalProgram:
         """Run ``function(i)`` for each rank i of this process, concurrently."""
         if not self._asks:
             return [function(i) for i in range(len(self.consts))]
-        if not self.mesh.spans_processes:
-            return run_ranks(self.mesh.abstract, self._on_gpu(function) if self._on_gpus else function)
-        with processes.engine_in_use(self.mesh):
-            return [function(0)]
+        if self.mesh.spans_processes:
+            with processes.engine_in_use(self.mesh):
+                return [function(0)]
 
-    def _on_gpu(self, function: Callable[[int], Any]) -> Callable[[int], Any]:
-        def run(rank: int) -> Any:
+        def on_gpu(rank: int) -> Any:
             with nccl.engine_in_use(self.mesh, rank):
                 return function(rank)
 
-        return run
+        return run_ranks(self.mesh.abstract, on_gpu if self._on_gpus else function)
 
 
 def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:

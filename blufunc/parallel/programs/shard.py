@@ -6,6 +6,7 @@ so that it can be transformed and called like any function; ``partition/partitio
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -57,10 +58,7 @@ def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: An
     @functools.wraps(fun)
     def annotated(*args: Any) -> Any:
         args = laid_out(args, constrain)
-        if isinstance(mesh, Mesh):
-            with mesh:
-                out = fun(*args)
-        else:
+        with mesh if isinstance(mesh, Mesh) else contextlib.nullcontext():
             out = fun(*args)
         shardings = shardings_of(out_specs, out, mesh, f"out_specs of {name}")
         out = map_sharded(reshard, out, shardings, f"{name}: result ")

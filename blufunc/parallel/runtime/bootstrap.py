@@ -72,7 +72,8 @@ class World:
         self._server: stores.StoreServer | None = None
         host, port = placement.host, placement.port
         if not placement.hosted and self.rank == 0:
-            self._server = stores.StoreServer(host if _is_loopback(host) else "", port)
+            is_loopback = host in ("localhost", "::1") or host.startswith("127.")
+            self._server = stores.StoreServer(host if is_loopback else "", port)
             host, port = "127.0.0.1", self._server.port
         records = os.environ.get("BLUFUNC_RECORDS")
         self.recorder = Recorder(os.path.join(records, str(self.rank)) if records else None)
@@ -295,10 +296,6 @@ def first_host(nodes: str) -> str:
 def _port_of(job: str) -> int:
     """A port for a job, the same in all its processes, below the ephemeral range."""
     return 15000 + zlib.crc32(job.encode()) % 15000
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _address(text: Any) -> tuple[str, int]:

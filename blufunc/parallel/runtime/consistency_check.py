@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -95,7 +94,7 @@ def _steps(jaxpr: Jaxpr) -> Iterator[Step]:
 
 
 def _described(eqn: Eqn) -> str:
-    nbytes = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in eqn.invars)
+    nbytes = sum(v.aval.nbytes for v in eqn.invars)
     operands = ", ".join(str(v.aval) for v in eqn.invars)
     options = "".join(
         f", {k}={v}" for k, v in sorted(eqn.params.items()) if k not in ("axes", "sizes", "lines")

@@ -64,7 +64,7 @@ class Engine:
 
 
 class Peers(Protocol):
-    """The ranks of a job from the view of one of them: a ``bootstrap.World``, or threads."""
+    """The ranks of a job, as one sees them: a ``bootstrap.World``, or threads."""
 
     rank: int
     recorder: Recorder

@@ -107,7 +107,6 @@ class MpiEngine(engines.ProcessEngine):
         super().__init__(world, mesh, members)
 
     def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
-        """See ``engine.Engine``."""
         x = np.ascontiguousarray(x).reshape(np.shape(x))  # ascontiguousarray makes scalars 1-d
         group = self.group(axes)
         with self.world.recorder.during(kind, axes, x.nbytes, self.members_in(group.ranks)):

@@ -80,7 +80,7 @@ class NcclEngine(engines.ProcessEngine):
         world.watchdog.aborts.append(self.abort)
 
     def collective(self, kind: str, x: Any, axes: tuple[str, ...], **options: Any) -> Any:
-        """See ``engine.Engine``; CuPy arrays in and out, on the device's work stream."""
+        """As ``Engine.collective``, of CuPy arrays, on the device's work stream."""
         import cupy
 
         stream = driver.work_stream(self.device)
@@ -113,7 +113,8 @@ class NcclEngine(engines.ProcessEngine):
         if driver.is_capturing(stream.ptr):
             recorder.end(record)  # captured: it runs whenever the graph does
         else:
-            recorder.end(record, functools.partial(_passed, driver.recorded(stream)))
+            event = driver.recorded(stream)
+            recorder.end(record, lambda: event.done)
 
     def abort(self) -> None:
         """Abort pending collectives; the engine is unusable afterwards."""
@@ -136,10 +137,6 @@ class NcclEngine(engines.ProcessEngine):
             except Exception as e:  # its error classes belong to the library
                 return f"NCCL over {', '.join(axes)} reports {e}"
         return None
-
-
-def _passed(event: Any) -> bool:
-    return event.done
 
 
 @contextlib.contextmanager

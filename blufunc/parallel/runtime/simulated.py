@@ -122,7 +122,6 @@ class ThreadEngine(engines.Engine):
         self._rendezvous = rendezvous
 
     def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
-        """See ``engine.Engine``."""
         return self._rendezvous.synchronize(
             self.rank, self.group(axes), _Call(kind, axes, options, np.asarray(x))
         )
