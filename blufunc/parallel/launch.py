@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from blufunc import errors
 from blufunc.parallel.runtime.store import StoreServer
@@ -43,18 +43,16 @@ _ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,tcp"}
 """Open MPI: use shared memory on one host; probing networks takes a second."""
 
 
-class _Exit(NamedTuple):
-    """A rank has ended; negative codes are signals, as in ``subprocess``."""
-
-    rank: int
-    code: int
-
-
 class _Ranks:
-    """The processes of a started job; ``exits`` receives them as they end."""
+    """The processes of a started job.
+
+    Attributes:
+      exits: receives rank and exit code of each as it ends; negative codes are signals, as in ``subprocess``.
+      readers: the threads that forward output.
+    """
 
     def __init__(self) -> None:
-        self.exits: queue.Queue[_Exit] = queue.Queue()
+        self.exits: queue.Queue[tuple[int, int]] = queue.Queue()
         self.readers: list[threading.Thread] = []
 
     def signal(self, number: int) -> None:
@@ -89,7 +87,7 @@ class _Plain(_Ranks):
             threading.Thread(target=self._wait, args=(rank, process), daemon=True).start()
 
     def _wait(self, rank: int, process: subprocess.Popen) -> None:
-        self.exits.put(_Exit(rank, process.wait()))
+        self.exits.put((rank, process.wait()))
 
     def signal(self, number: int) -> None:
         for process in self.processes:
@@ -153,7 +151,7 @@ class _Mpi(_Ranks):
             else:
                 code = int(number)
                 self.leaders.pop(int(rank), None)
-                self.exits.put(_Exit(int(rank), 128 - code if code > 128 else code))
+                self.exits.put((int(rank), 128 - code if code > 128 else code))
 
     def _wait(self, n: int, states: threading.Thread) -> None:
         assert self.process.stdout is not None
@@ -165,7 +163,7 @@ class _Mpi(_Ranks):
         if not self.started:  # mpirun reports the reason
             sys.stderr.write(b"".join(output).decode(errors="replace"))
         for rank in range(n):  # ranks that mpirun killed with their shell, or never started
-            self.exits.put(_Exit(rank, -signal.SIGTERM if rank in self.leaders else code or 1))
+            self.exits.put((rank, -signal.SIGTERM if rank in self.leaders else code or 1))
 
     def signal(self, number: int) -> None:
         groups = list(self.leaders.values())  # mpirun itself would not give them time to end
@@ -257,12 +255,12 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
     forwarded = 0
     while len(exits) < n:
         with contextlib.suppress(queue.Empty):
-            exit = ranks.exits.get(timeout=0.1)
-            exits.setdefault(exit.rank, exit.code)
-            if exit.code:  # its last message to the store may still be on the way
-                server.hear_out(exit.rank, HEARING)
-            if exit.code not in (0, ABORTED) and server.failure is None:
-                server.fail(f"rank {exit.rank} {_ending(exit.code)}", exit.rank)
+            rank, code = ranks.exits.get(timeout=0.1)
+            exits.setdefault(rank, code)
+            if code:  # its last message to the store may still be on the way
+                server.hear_out(rank, HEARING)
+            if code not in (0, ABORTED) and server.failure is None:
+                server.fail(f"rank {rank} {_ending(code)}", rank)
         for number in signals[forwarded:]:
             ranks.signal(number)
             forwarded += 1
@@ -284,7 +282,11 @@ def _verdict(exits: Mapping[int, int], server: StoreServer, folder: Path, signal
     if signals:
         why, code = f"{signal.Signals(signals[0]).name} has ended the job", 128 + signals[0]
     elif server.died is not None:
-        why, code = f"rank {server.died} {_ending(exits[server.died])}", _code(exits[server.died])
+        died = exits[server.died]
+        why, code = (
+            f"rank {server.died} {_ending(died)}",
+            128 - died if died < 0 else died,
+        )  # as a shell reports it
     else:
         why = str(server.failure)
         code = next((c for c in exits.values() if c > 0 and c != ABORTED), 1)
@@ -304,11 +306,6 @@ def _ending(code: int) -> str:
     with contextlib.suppress(ValueError):
         return f"was killed by {signal.Signals(-code).name}"
     return f"was killed by signal {-code}"
-
-
-def _code(code: int) -> int:
-    """Exit code as a shell reports it: 128 + the signal."""
-    return 128 - code if code < 0 else code
 
 
 def _free_port() -> int:

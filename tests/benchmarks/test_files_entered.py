@@ -1,4 +1,4 @@
-"""The files that one small kernel goes through, counted: a bound on what a newcomer has to read."""
+"""A bound on the number of files that one small kernel goes through."""
 
 import re
 import subprocess

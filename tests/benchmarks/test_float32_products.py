@@ -1,4 +1,4 @@
-"""The benchmarks of float32 products: the model of a tensor core, and the table that a GPU fills."""
+"""Benchmarks of float32 matmuls: the tensor-core model, and the GPU's table."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def test_a_tensor_core_rounds_towards_zero():
     ones = np.ones((1, 17), np.float32)
     small = np.full((17, 1), 2.0**-24, np.float32)
     small[0] = 1.0
-    # behind the first 16, the sum is 1 + 15 * 2^-24: of these, 2 bits behind the last are kept while they are added
+    # after the first 16 terms the sum is 1 + 15 * 2^-24, of which 2 bits below the last are kept during the addition
     assert float32_errors.by_tensor_core(ones, small, 16)[0, 0] == np.float32(1 + 2.0**-23 * 7)
     assert float32_errors.by_fma(ones, small)[0, 0] == 1.0  # ties go to even
     assert float32_errors.by_tensor_core(-ones, small, 16)[0, 0] == np.float32(-1 - 2.0**-23 * 7)

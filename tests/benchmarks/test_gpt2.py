@@ -1,4 +1,4 @@
-"""The benchmarks of GPT-2's training: what they run, what the programs share, and what is made of their results."""
+"""Benchmarks of GPT-2 training: programs, shared settings, reports of results."""
 
 import argparse
 import json
@@ -178,7 +178,7 @@ def fake(calls):
     )
 
 
-def told(capsys):
+def printed(capsys):
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -186,7 +186,7 @@ def test_steps_are_timed(capsys):
     calls = []
     shared.run(shared.parser().parse_args([*TINY, "--warmup=1", "--steps=2"]), fake(calls))
     assert calls[0] == "start" and calls[2:] == [0, 1, 2, 3]
-    (row,) = told(capsys)
+    (row,) = printed(capsys)
     assert row["losses"] == [0, 1, 2, 3] and row["peak_GB"] == 1.0 and row["tokens_s"] > 0
 
 
@@ -194,13 +194,13 @@ def test_every_order_starts_anew(capsys):
     calls = []
     shared.run(shared.parser().parse_args([*TINY, "--steps=2", "--orders=0,1"]), fake(calls))
     assert [c for c in calls if isinstance(c, int | str)] == ["start", 0, 1, "start", 0, 1]
-    assert [(r["order"], r["losses"], r["last"]) for r in told(capsys)] == [(0, [0, 1], 1), (1, [0, 1], 1)]
+    assert [(r["order"], r["losses"], r["last"]) for r in printed(capsys)] == [(0, [0, 1], 1), (1, [0, 1], 1)]
 
 
-def test_ranks_behind_the_first_take_the_same_steps_and_tell_nothing(capsys):
+def test_other_ranks_take_the_same_steps_and_print_nothing(capsys):
     calls = []
     shared.run(shared.parser().parse_args([*TINY, "--warmup=1", "--steps=2"]), fake(calls), leads=False)
-    assert calls[2:] == [0, 1, 2, 3] and not told(capsys)
+    assert calls[2:] == [0, 1, 2, 3] and not printed(capsys)
 
 
 def test_gradients_go_to_a_file(tmp_path, capsys):
@@ -208,11 +208,11 @@ def test_gradients_go_to_a_file(tmp_path, capsys):
     shared.run(shared.parser().parse_args([*TINY, "--gradients", str(path)]), fake([]))
     with np.load(path) as found:
         assert set(found.files) == {"a.0", "b.c"}
-    assert told(capsys) == [{"loss": 2.5}]
+    assert printed(capsys) == [{"loss": 2.5}]
 
 
 def test_products_are_those_of_the_model():
-    """Three times as many operations as forward alone, which are 2 for each weight and token."""
+    """Three times the operations of the forward pass: 2 for each weight and token."""
     o = shared.parser().parse_args(["--layers=2", "--width=3", "--vocab=5", "--context=7", "--batch=2"])
     o.square = 4
     found = list(products.cases(o))

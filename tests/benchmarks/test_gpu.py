@@ -1,4 +1,7 @@
-"""The driver of the GPU's benchmarks: what it runs, and what it keeps of programs that fail. No device is needed."""
+"""The driver of the GPU benchmarks: its programs, and records of failed ones.
+
+No device is needed.
+"""
 
 import json
 import time
@@ -50,7 +53,7 @@ def test_training_programs_of_a_precision():
 
 @pytest.fixture
 def record(tmp_path, monkeypatch):
-    """A function that runs program texts, one after the other, and returns the record that is on disk."""
+    """A function that runs programs in sequence, and returns the record on disk."""
     monkeypatch.setattr(programs, "SHORTEST", 0.1)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     path = tmp_path / "gpu_ops.json"

@@ -1,4 +1,4 @@
-"""The tables of the benchmarks' records: ratios, and marks where results or losses differ."""
+"""Tables of benchmark records: ratios, and marks where results differ."""
 
 import math
 
@@ -16,7 +16,7 @@ def lines(benchmark, *rows, **more):
 
 
 def grid(found):
-    """The rows of the first table among the lines, by its head; cells of one head are told apart by their places."""
+    """Rows of the first table, as cells by column; columns of one name get an index."""
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in found if line.startswith("|")]
     return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
@@ -125,10 +125,10 @@ def test_the_use_of_the_device_is_reckoned_by_the_quickest_products():
     found = lines("gpu_gpt2", step("blufunc", 20.0, [5.0], TFLOP_s=200.0), *rows)
     (row,) = grid(found)
     assert (row["% of 8192^3"], row["% of its matmuls"]) == ("25", "50")
-    told = (
+    line = (
         "Matmuls in bf16, the best of blufunc, torch, jax: 800 TFLOP/s for 8192^3, 400 for those of a step."
     )
-    assert told in found
+    assert line in found
 
 
 def test_the_data_are_named():

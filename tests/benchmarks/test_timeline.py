@@ -1,4 +1,4 @@
-"""What is found in the times of kernels, on traces that are made up. No device is needed."""
+"""The analysis of kernel times, on synthetic traces; no device is needed."""
 
 import gzip
 import json
@@ -35,11 +35,11 @@ EVENTS = [
 ]
 
 
-def test_kernels_of_one_device_are_found_and_told_again():
+def test_kernels_of_one_device_are_found_and_written_as_events():
     found = timeline.kernels_of(reversed(EVENTS))
     assert [k.name for k in found] == ["layer_norm_add", GEMM, NCCL, GEMM, "attention_forward", "Memcpy DtoD"]
-    again = timeline.kernels_of(timeline.events_of(found))
-    assert [(k.name, k.start + 100, k.us, k.stream, k.grid) for k in again] == [
+    parsed = timeline.kernels_of(timeline.events_of(found))
+    assert [(k.name, k.start + 100, k.us, k.stream, k.grid) for k in parsed] == [
         (k.name, k.start, k.us, k.stream, k.grid) for k in found
     ]
 
@@ -82,9 +82,9 @@ def test_a_gap_begins_where_the_last_of_all_streams_ends():
 @pytest.mark.parametrize(
     "alone, expected",
     [
-        # beside NCCL: the GEMM at 140 for 20 of its 30 us; that at 112 for 12 of 20
+        # overlapped with NCCL: the GEMM at 140 for 20 of its 30 us; that at 112 for 12 of 20
         ([Kernel(GEMM, 0, 10, grid=(8, 1, 1)), Kernel(GEMM, 20, 20, grid=(8, 1, 1))], (2, 50, 30, 0)),
-        # in another order: which is which, nobody knows, unless all take as long
+        # in another order: kernels cannot be matched, unless all take as long
         ([Kernel(GEMM, n, us, grid=(8, 1, 1)) for n, us in enumerate((10, 20, 20))], (0, 0, 0, 2)),
         ([Kernel(GEMM, n, us, grid=(8, 1, 1)) for n, us in enumerate((10, 11, 12))], (2, 50, 22, 0)),
         ([Kernel(GEMM, 0, 10, grid=(4, 1, 1))], (0, 0, 0, 2)),  # another grid is another product
@@ -163,7 +163,10 @@ clock.emit(step_ms=0.08)
 
 
 def test_what_a_run_leaves(tmp_path, monkeypatch, capsys):
-    """The analysis of both runs is in the record, the traces are beside it, and the table has a row each."""
+    """The record holds the analysis of both runs, and the table a row of each.
+
+    The traces are stored next to it.
+    """
     folder = tmp_path / "out"
     (tmp_path / "fake_timeline.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -1,4 +1,7 @@
-"""The demo with a preset small enough for tests: ``python -m blufunc.parallel.launch -n 2 gpt_nano.py OPTIONS``."""
+"""The demo with a preset small enough for tests.
+
+Usage: ``python -m blufunc.parallel.launch -n 2 gpt_nano.py OPTIONS``.
+"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The example of interval arithmetic: bounds are sound, as tight as they can be, and compose."""
+"""The example of interval arithmetic: bounds are sound, tight, and compose."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_bounds_hold_what_the_function_does(f, low, high, rng):
         slack = 1e-12 * (1 + np.abs(ys).max())
         assert np.all(np.asarray(found.lo) <= ys.min(0) + slack)
         assert np.all(np.asarray(found.hi) >= ys.max(0) - slack)
-        if not width:  # of a point, nothing but rounding is lost
+        if not width:  # a point loses only rounding
             np.testing.assert_allclose(found.lo, found.hi, rtol=1e-9, atol=1e-9)
 
 

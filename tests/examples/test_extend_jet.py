@@ -1,4 +1,4 @@
-"""The example of Taylor series: against nested ``jvp``, against JAX's ``jet``, and solutions that are known."""
+"""The example of Taylor series, against nested ``jvp``, JAX and known solutions."""
 
 import math
 

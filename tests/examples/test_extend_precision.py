@@ -1,4 +1,4 @@
-"""The example of mixed precision: what runs in which dtype, and that training does not suffer."""
+"""The example of mixed precision: the dtype of each operation, and losses."""
 
 import numpy as np
 

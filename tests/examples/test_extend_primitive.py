@@ -12,7 +12,7 @@ from tests.transforms.common import arr
 
 
 def system(rng, n=6, width=1, k=2, batch=()):
-    """Bands of a matrix that is far from singular, the matrix itself, and right-hand sides."""
+    """Bands of a well-conditioned matrix, the matrix itself, and right-hand sides."""
     bands = rng.uniform(-1, 1, (*batch, 2 * width + 1, n))
     bands[..., width, :] += 4
     dense = np.zeros((*batch, n, n))

@@ -1,4 +1,4 @@
-"""The example of sparsity: patterns hold all derivatives that are not zero, and Jacobians come out whole."""
+"""The example of sparsity: patterns hold every nonzero, and Jacobians are exact."""
 
 import numpy as np
 import pytest

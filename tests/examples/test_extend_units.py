@@ -1,4 +1,4 @@
-"""The example of units: what fits passes with the right unit, what does not is an error at the user's line."""
+"""The example of units: results have units, and errors name the user's line."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Where the demo's tokens come from, how steps share them out, and every file that it must refuse."""
+"""The demo's tokens: sources, assignment to steps, and files that it refuses."""
 
 import numpy as np
 import pytest
@@ -32,12 +32,12 @@ def sides(dataset):
 
 
 def test_the_default_text_is_the_standard_library_split_by_file():
-    first, again = data.load(), data.load()
+    first, second = data.load(), data.load()
     train, validation = sides(first)
     assert first.text and first.unit == "byte"
     assert len(train) > 1_000_000
     assert 0.02 < len(validation) / len(train) < 0.15
-    for side, same in zip((train, validation), sides(again)):
+    for side, same in zip((train, validation), sides(second)):
         np.testing.assert_array_equal(side, same)
     assert b"class JSONDecoder" in train.tobytes() + validation.tobytes()
 

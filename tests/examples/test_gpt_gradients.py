@@ -1,4 +1,4 @@
-"""The gradient of the whole model: against float64 central differences, and against JAX running the same source."""
+"""The gradient of the model, against float64 differences and JAX on its source."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,7 @@
-"""The demo's training step under each parallelism, on eight simulated devices: the losses of one device, and what is
-exchanged for them, by the textbook."""
+"""The demo's training step under each parallelism, on eight simulated devices.
+
+Losses are those of one device, and collectives are those of the textbook.
+"""
 
 import functools
 
@@ -42,7 +44,7 @@ def trained(cfg, axes, how):
 
 @functools.cache
 def alone(groups=0):
-    """The losses of one device; those of a mixture of experts for tokens in so many groups."""
+    """Losses of one device; of a mixture of experts, for tokens in ``groups`` groups."""
     if not groups:
         return trained(DENSE, None, {})
     mixture = functools.partial(bf.parallel.mixture_of_experts, groups=groups)
@@ -66,15 +68,17 @@ SHARED = ALL - BLOCKS
 AROUND = N - IN_BLOCKS  # arrays that are not in layers
 ARRAYS = AROUND + len(tree.leaves(BLOCK))  # of a stage, whose layers are stacked
 STREAM, IDS = 4 * B * T * C, 4 * B * T  # bytes of the vectors, and of one number, of all tokens
-# What each rank has whole though the rest is divided along "model": norms, biases behind sums, and positions.
+# Whole on each rank, while the rest is sharded over "model": norms, biases after sums, and positions.
 WHOLE_IN_BLOCKS = 4 * C * L * 6
 WHOLE, OF_WHOLE = L * 6 + 2 + 1, WHOLE_IN_BLOCKS + 4 * C * 2 + size(PARAMS["positions"])
 
 
 def tensor_parallel(rows):
-    """With sequence parallelism: two gathers and two scatters a layer and direction. The loss gathers once more, and
-    scatters its cotangent, as the lookup does its result. Then small ones: of each token the id, and the largest and
-    two sums over the vocabulary; and the rows of the table's gradient go to where they belong."""
+    """Sequence parallelism: two gathers and two scatters per layer and direction.
+
+    The loss gathers once more, and scatters its cotangent, as the lookup does its result. The rest is small: per token
+    its id, and the maximum and two sums over the vocabulary; and the rows of the table's gradient go to their owners.
+    """
     return {
         ("all_gather", "model"): (4 * L + 1 + 1, ((4 * L + 1) * STREAM + IDS) // rows),
         ("psum_scatter", "model"): (4 * L + 2 + 1, (4 * L + 2) * STREAM // rows + TABLE),
@@ -94,13 +98,19 @@ OF_STAGES = {("psum", "stage", "data"): (1, SHARED), ("psum", "data"): (1, BLOCK
 
 
 def ring(n):
-    """Keys and values go round forwards and backwards, and their gradients go home: n - 1 messages each of both."""
+    """Keys and values circulate in both directions, and their gradients return.
+
+    Each takes n - 1 messages.
+    """
     messages = 3 * (n - 1) * L
     return {("ppermute", "seq"): (messages, messages * 2 * STREAM // n)}
 
 
 def stage_ring(M, n, fsdp=1):
-    """Keys and values of a stage's layers in each tick. Gradients are sums over the tokens of ranks, as over rows."""
+    """Keys and values of a stage's layers are sent in each tick.
+
+    Gradients are sums over the tokens of ranks, as over rows.
+    """
     ticks, messages = M + 1, 3 * (n - 1) * L // 2
     part = STREAM // M // n // fsdp
     sums = {("psum", "stage", "seq"): (1, SHARED), ("psum", "seq"): (1, BLOCKS // 2)}
@@ -119,8 +129,11 @@ def stage_ring(M, n, fsdp=1):
 
 
 def data_fsdp_model():
-    """Each of two by two by two. What is divided along "model" is half as much; beside that the biases of hidden units
-    have no dimension for "fsdp", and those of queries, keys and values have 3 rows, of which 2 devices make 4."""
+    """A mesh of two by two by two: "model" halves the parameters that it shards.
+
+    The biases of hidden units have no dimension for "fsdp", and those of queries, keys and values have 3 rows, which 2
+    devices pad to 4.
+    """
     hidden, rows_more = L * 4 * 4 * C, L * 4 * C
     halves = (ALL - OF_WHOLE - hidden + rows_more) // 2
     parameters = N - L, halves + OF_WHOLE
@@ -135,9 +148,11 @@ def data_fsdp_model():
 
 
 def stage_model():
-    """Two stages of two ranks each, which are two of sequences, and two microbatches: two sums a layer and direction,
-    one of the lookup, in 3 ticks; of each microbatch that of the loss's cotangent, the largest and two sums over the
-    vocabulary."""
+    """Two stages of two ranks each, two ranks of sequences, and two microbatches.
+
+    In each of 3 ticks there are two sums per layer and direction, and one of the lookup; per microbatch, that of the
+    loss's cotangent, and the maximum and two sums over the vocabulary.
+    """
     M, n, part = 2, 2, STREAM // 2 // 2
     times = (M + n - 1) * (2 * 2 * L // n + 1)
     return {
@@ -153,7 +168,7 @@ STAGE_OF_TWO = (WHOLE_IN_BLOCKS + (BLOCKS - WHOLE_IN_BLOCKS) // 2) // 2
 
 
 def data_stage_model():
-    """What is divided along "model" makes buckets of its own."""
+    """Parameters that are sharded over "model" have their own buckets."""
     return {
         **stage_model(),
         ("psum", "stage", "data"): (2, SHARED_OF_TWO),
@@ -162,7 +177,10 @@ def data_stage_model():
 
 
 def fsdp_stage_model():
-    """As without a pipeline, the biases of hidden units have no dimension for "fsdp", and 3 rows are 4 on 2 devices."""
+    """As without a pipeline, the biases of hidden units have no "fsdp" dimension.
+
+    3 rows are padded to 4 on 2 devices.
+    """
     hidden, row = L // 2 * 4 * 4 * C // 2, L // 2 * 4 * C // 2
     parameters = ARRAYS - 1, SHARED_OF_TWO + STAGE_OF_TWO - hidden + row
     return {
@@ -175,9 +193,12 @@ def fsdp_stage_model():
 
 
 def of_stages(axis, n, data=1):
-    """Parameters of stages, or their optimizer state, divided among n ranks beside ``data`` of sequences: each array
-    is gathered once and its gradient scattered once, however many microbatches there are. What ranks have a share of
-    is summed over the other axes by the share: that around the layers, and with data parallelism, of layers."""
+    """Stage parameters, or their optimizer state, sharded over n ranks.
+
+    Each array is gathered once and its gradient scattered once, for any number of microbatches. Parameters of which
+    ranks hold shares are summed over the other axes share by share: those around the layers, and with data parallelism
+    those of the layers.
+    """
     whole = ARRAYS, SHARED + BLOCKS // 2
     sums = {("psum", "stage"): (AROUND, SHARED // n)}
     if data > 1:
@@ -187,7 +208,7 @@ def of_stages(axis, n, data=1):
     return pipeline(4, 2, n * data) | {("all_gather", axis): whole, ("psum_scatter", axis): whole} | sums
 
 
-GRADIENTS = N, ALL  # the table is one of them: what its lookup and the loss owe is one sum
+GRADIENTS = N, ALL  # the table is one of them: its lookup and the loss share one sum
 LAST = BLOCK["mlp"]["down"]["bias"].size * 4  # not needed to compute a layer again
 
 CASES = {
@@ -317,7 +338,7 @@ def test_the_losses_are_those_of_one_device_and_the_exchanges_those_of_the_textb
 
 @pytest.mark.parametrize("axis, share", [("zero1", 1), ("zero2", 8)])
 def test_what_is_added_up_over_microbatches_is_whole_or_a_share(axis, share, programs):
-    # why there are two: ZeRO-1 exchanges gradients once and has room for them, ZeRO-2 for a share, and exchanges each
+    # why there are two: ZeRO-1 reduces gradients once and stores them whole, ZeRO-2 stores a share, and reduces each
     trained(DENSE, {axis: 8}, {"microbatches": 2})
     (loop,) = [e for e in programs[0].eqns if e.prim.name == "scan"]
     sums = [v.aval for v in loop.outvars[: loop.params["n_carry"]]]

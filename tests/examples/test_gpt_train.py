@@ -1,4 +1,4 @@
-"""The demo from end to end on a very small model: training, stopping, continuing, sampling, reporting."""
+"""The demo end to end, on a tiny model: train, stop, resume, sample, report."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ def text(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, text):
-    """Call the program on the text, writing to the folder of the given name; gives the folder."""
+    """Run the program on the text, and return the output folder of that name."""
 
     def run(name, *options, status=0):
         out = tmp_path / name
@@ -119,8 +119,8 @@ def test_a_run_from_end_to_end(run, capsys):
 
 
 def test_the_same_settings_give_the_same_run_and_another_seed_another(run):
-    first, again, other = run("a"), run("b"), run("c", "--seed", "1")
-    assert history(first) == history(again)
+    first, second, other = run("a"), run("b"), run("c", "--seed", "1")
+    assert history(first) == history(second)
     assert history(first)["train"] != history(other)["train"]
 
 
@@ -273,9 +273,9 @@ def test_durations(seconds, text):
 def test_the_bar_shows_step_loss_speed_and_time_left(monkeypatch, capsys):
     terminal = report.Console(force_terminal=True, width=120)
     monkeypatch.setattr(report, "console", terminal)
-    with report.watch(0, steps=4, tokens_per_step=10, unit="byte", bar=True) as told:
+    with report.watch(0, steps=4, tokens_per_step=10, unit="byte", bar=True) as update:
         for step in range(1, 5):
-            told(step, 2.5, None if step < 4 else 2.25)
+            update(step, 2.5, None if step < 4 else 2.25)
     said = capsys.readouterr().out
     for expected in ("4/4", "loss 2.500", "validation 2.250", "bytes/s", "0:00:00"):
         assert expected in said

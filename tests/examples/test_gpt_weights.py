@@ -1,4 +1,4 @@
-"""The demo's files: what comes back is what went in, and a good file is never lost."""
+"""The demo's files: they load as saved, and a good file is never lost."""
 
 import dataclasses
 import errno

@@ -1,4 +1,4 @@
-"""The ported programs: their results, and that each is a JAX program but for its import lines."""
+"""The ported programs: results, and that only import lines differ from JAX."""
 
 import importlib.util
 import sys

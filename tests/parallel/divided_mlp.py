@@ -1,4 +1,7 @@
-"""A program of tensor parallelism: layers whose tokens are gathered before and scattered behind, and its gradient."""
+"""A tensor-parallel MLP and its gradient.
+
+Tokens are gathered before each layer, and scattered after it.
+"""
 
 import numpy as np
 
@@ -19,7 +22,7 @@ def loss(weights, x):
 
 
 def gradients(rng):
-    """The jaxpr of a rank, of two layers, and what it takes: two weights of each layer, and tokens."""
+    """A rank's jaxpr of two layers, and its arguments: the weights, and tokens."""
     shapes = [(16, 32), (32, 16)] * 2
     args = [rng.standard_normal(s, np.float32) / 8 for s in (*shapes, (8, 16))]
 

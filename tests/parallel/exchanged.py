@@ -1,4 +1,4 @@
-"""What the ranks exchange in a program: what tests of parallel functions count."""
+"""Counts of the collectives in a program, for tests of parallel functions."""
 
 from collections import Counter
 
@@ -19,14 +19,14 @@ def equations(jaxpr, times=1):
 
 
 def meetings(fun, *args):
-    """The collectives of ``fun(*args)``: for each the name, how often it runs, and its equation."""
+    """Name, trip count and equation of each collective of ``fun(*args)``."""
     for e, times in equations(bf.jit(fun).lower(*args).jaxpr):
         if getattr(e.prim, "communicates", False):
             yield e.prim.name.removeprefix("mesh_"), times, e
 
 
 def exchanged(fun, *args):
-    """Of each collective of ``fun(*args)`` how often it runs, and the bytes that a rank puts in, of all together."""
+    """Trip count, and operand bytes of a rank in total, of each collective."""
     counts, sizes = Counter(), Counter()
     for name, times, e in meetings(fun, *args):
         counts[name] += times
@@ -35,7 +35,7 @@ def exchanged(fun, *args):
 
 
 def weighted(fun):
-    """A scalar of the results of ``fun``, in which each element has a weight of its own."""
+    """A scalar of the results of ``fun``, with a distinct weight for each element."""
 
     def total(*args):
         leaves = tree.leaves(fun(*args))
@@ -63,9 +63,9 @@ def same_with_gradients(got, want, args, **tolerance):
 
 
 def by_axes(local):
-    """What each rank exchanges in a local program, numbers left out: ``{(collective, axes): (how often, bytes)}``.
+    """Collectives of a local program: ``{(collective, axes): (count, bytes)}``.
 
-    The bytes are those of whole values and sums: what a gather makes, what another collective takes.
+    Scalars are left out. The bytes are those of whole values and sums: the result of a gather, the operand otherwise.
     """
     counts, sizes = Counter(), Counter()
     for e, times in equations(local):

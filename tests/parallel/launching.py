@@ -43,7 +43,7 @@ def start(*arguments, **variables):
 
 
 def run(*arguments, **variables):
-    """The exit code, what was printed to both, and the seconds from the start, or from when rank 1 said ``at``."""
+    """Exit code, output, errors, and seconds from the start, or from rank 1's ``at``."""
     began = time.time()
     process = start(*arguments, **variables)
     out, err = process.communicate(timeout=200)

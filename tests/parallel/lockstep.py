@@ -1,4 +1,4 @@
-"""A program divided among simulated devices, against the same on one: what the tests of partitioning share."""
+"""Comparison of a partitioned program with one device, for tests."""
 
 from collections import Counter
 
@@ -91,7 +91,7 @@ _LOCAL = ("mesh_axis_index", "shard_slice", "pcast", "keep_first")
 
 
 def collectives(jaxpr):
-    """How often each collective that exchanges anything stands in a jaxpr, bodies included."""
+    """Counts of the collectives that communicate, bodies included."""
     names = Counter()
     for eqn in jaxpr.eqns:
         if eqn.prim.kind == "collective" and eqn.prim.name not in _LOCAL:

@@ -78,7 +78,7 @@ def _ancestors(eqns: Sequence[Eqn], needed: Iterable[Any]) -> set[Any]:
     found = {a for a in needed if a.__class__ is Var}
     for eqn in reversed(eqns):
         if not found.isdisjoint(eqn.outvars):
-            found.update(a for a in eqn.invars if a.__class__ is Var)
+            found |= _variables(eqn)
     return found
 
 

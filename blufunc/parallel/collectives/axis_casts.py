@@ -88,13 +88,17 @@ class CastWriter:
                 if h == src and w != h and dst == _towards(h, w)
             ]
             if axes:
-                x = self.new(prim, x, {**self.over(axes), "src": src, "dst": dst}, self.changed(x, axes, dst))
+                x = self.convert(x, axes, src, dst, prim)
         if self.type_of(x) != required:
             raise _no_cast(self.mesh, have, required)
         self._casts[atom, required] = x
         if atom in self.zeros:
             self.zeros.add(x)
         return x
+
+    def convert(self, x: Atom, axes: Sequence[str], src: str, dst: str, prim: Any = mesh_ops.pcast_p) -> Var:
+        """Write the cast of ``x`` from ``src`` to ``dst`` over some axes."""
+        return self.new(prim, x, {**self.over(axes), "src": src, "dst": dst}, self.changed(x, axes, dst))
 
     def changed(self, atom: Atom, axes: Sequence[str], letter: str) -> Types:
         """The types of ``atom`` with ``letter`` over some axes."""
@@ -135,9 +139,6 @@ def join(letters: Sequence[str]) -> str:
     return "V" if "V" in letters else "R" if "R" in letters else "I"
 
 
-_WORDS = {"V": "varying", "I": "invariant", "U": "unreduced", "R": "reduced"}
-
-
 def unreduced_error(
     eqn: Eqn, axis: str, operands: set[int], other: int | None = None
 ) -> errors.ShardingError:
@@ -154,8 +155,9 @@ def unreduced_error(
 
 def unequal_error(eqn: Eqn, axis: str, operand: int, letter: str) -> errors.ShardingError:
     """The error of adding an unreduced operand and one that is not."""
+    word = mesh_ops.WORDS[letter]
     return errors.ShardingError(
-        f"{eqn.prim.name} of a value unreduced over {axis!r} and one that is {_WORDS[letter]} (operand {operand}).",
+        f"{eqn.prim.name} of a value unreduced over {axis!r} and one that is {word} (operand {operand}).",
         where=source.here(),
         why="the first is a sum pending an all-reduce, the second is not: every rank would add it.",
         fix=f"lax.psum(x, {axis!r}) the first, or lax.pcast(x, {axis!r}, to='unreduced') the second",
@@ -164,11 +166,15 @@ def unequal_error(eqn: Eqn, axis: str, operand: int, letter: str) -> errors.Shar
 
 def _no_cast(mesh: AbstractMesh, have: Types, required: Types) -> errors.ShardingError:
     axis, h, w = next((a, h, w) for a, h, w in zip(mesh.axis_names, have, required, strict=True) if h != w)
-    fix = f"lax.psum(x, {axis!r})" if w in "IR" or h == "U" else f"lax.pcast(x, {axis!r}, to={_WORDS[w]!r})"
+    fix = (
+        f"lax.psum(x, {axis!r})"
+        if w in "IR" or h == "U"
+        else f"lax.pcast(x, {axis!r}, to={mesh_ops.WORDS[w]!r})"
+    )
     if h == "V" and w in "IR":
-        fix = (
-            f"an argument by a spec without {axis!r}; {fix}; or lax.all_gather(x, {axis!r}, to={_WORDS[w]!r})"
-        )
+        fix = f"an argument by a spec without {axis!r}; {fix}; or lax.all_gather(x, {axis!r}, to={mesh_ops.WORDS[w]!r})"
     return errors.ShardingError(
-        f"a value that is {_WORDS[h]} over {axis!r} is not {_WORDS[w]}.", where=source.here(), fix=fix
+        f"a value that is {mesh_ops.WORDS[h]} over {axis!r} is not {mesh_ops.WORDS[w]}.",
+        where=source.here(),
+        fix=fix,
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, map_jaxprs
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
 from blufunc.core.primitives.linear_ops import broadcast_to, full, reshape, transpose
@@ -31,57 +31,26 @@ def lower_collectives(jaxpr: Jaxpr) -> Jaxpr:
 
     def step(eqn: Eqn, invars: Sequence[Any], alias: Callable) -> list[Eqn]:
         eqn = eqn.with_invars(invars)
-        function = _of(eqn)
-        if function is not None:
-            body = stage(function, [v.aval for v in eqn.invars], eqn.prim.name)
-            return simplify.put_in_place(eqn, body, eqn.invars, alias)
-        if any(True for _ in subjaxprs(eqn.params)):
-            params = {k: _inner(v) for k, v in eqn.params.items()}
+        rule = _RULES.get(eqn.prim)
+        if rule is None or (rule is _at_front and not any(eqn.params.get(d) for d in mc.DIMENSIONS)):
+            params = map_jaxprs(lower_collectives, eqn.params)
             return [Eqn(eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)]
-        return [eqn]
+        run = lambda x: [rule(eqn.prim, x, **eqn.params)]
+        body = stage(run, [v.aval for v in eqn.invars], eqn.prim.name)
+        return simplify.put_in_place(eqn, body, eqn.invars, alias)
 
     return with_cover(in_buckets(simplify.rewrite(jaxpr, step)))
 
 
-def _inner(param: Any) -> Any:
-    if isinstance(param, Jaxpr):
-        return lower_collectives(param)
-    return type(param)(map(_inner, param)) if isinstance(param, (tuple, list)) else param
-
-
-def _of(eqn: Eqn) -> Callable | None:
-    """The function that replaces an equation; None if it stays."""
-    rule = _RULES.get(eqn.prim)
-    return None if rule is None else rule(**eqn.params)
-
-
-def _all_gather(axes: Any, sizes: Any, src: str, dst: str, dim: int) -> Callable | None:
-    how = {"axes": axes, "sizes": sizes, "src": src, "dst": dst}
-    if not dim:
-        return None
-    return lambda x: [_join(mc.mesh_all_gather_p.bind(x, dim=0, **how), dim, math.prod(sizes))]
-
-
-def _psum_scatter(axes: Any, sizes: Any, src: str, dst: str, dim: int) -> Callable | None:
-    how = {"axes": axes, "sizes": sizes, "src": src, "dst": dst}
-    if not dim:
-        return None
-    return lambda x: [mc.mesh_psum_scatter_p.bind(_split(x, dim, math.prod(sizes)), dim=0, **how)]
-
-
-def _all_to_all(
-    axes: Any, sizes: Any, src: str, dst: str, split_dim: int, concat_dim: int
-) -> Callable | None:
-    how = {"axes": axes, "sizes": sizes, "src": src, "dst": dst}
-    if not split_dim and not concat_dim:
-        return None
-    n = math.prod(sizes)
-
-    def run(x: Any) -> list[Any]:
-        swapped = mc.mesh_all_to_all_p.bind(_split(x, split_dim, n), split_dim=0, concat_dim=0, **how)
-        return [_join(swapped, concat_dim, n)]
-
-    return run
+def _at_front(prim: Any, x: Any, **params: Any) -> Any:
+    """Run the collective along dimension 0: split to the front before, join after."""
+    n = math.prod(params["sizes"])
+    dims = {k: v for k, v in params.items() if k in mc.DIMENSIONS}
+    dim = dims.get("dim", 0)
+    if prim is not mc.mesh_all_gather_p:
+        x = _split(x, dims.get("split_dim", dim), n)
+    x = prim.bind(x, **{**params, **dict.fromkeys(dims, 0)})
+    return x if prim is mc.mesh_psum_scatter_p else _join(x, dims.get("concat_dim", dim), n)
 
 
 def _split(x: Any, dim: int, n: int) -> Any:
@@ -101,47 +70,33 @@ def _join(x: Any, dim: int, n: int) -> Any:
     return reshape(parts, (*shape[:dim], n * shape[dim + 1], *shape[dim + 2 :]))
 
 
-def _shard_slice(axes: Any, sizes: Any, src: str, dst: str, dim: int) -> Callable:
-    def run(x: Any) -> list[Any]:
-        shape = list(x.aval.shape)
-        shape[dim] //= math.prod(sizes)
-        return [dynamic_slice_p.bind(x, *_starts(axes, sizes, dim, shape), slice_sizes=tuple(shape))]
-
-    return run
+def _shard_slice(prim: Any, x: Any, axes: Any, sizes: Any, src: str, dst: str, dim: int) -> Any:
+    shape = list(x.aval.shape)
+    shape[dim] //= math.prod(sizes)
+    return dynamic_slice_p.bind(x, *_starts(axes, sizes, dim, shape), slice_sizes=tuple(shape))
 
 
-def _shard_pad(axes: Any, sizes: Any, src: str, dst: str, dim: int) -> Callable:
-    def run(x: Any) -> list[Any]:
-        shape = x.aval.shape
-        whole = (*shape[:dim], shape[dim] * math.prod(sizes), *shape[dim + 1 :])
-        zeros = full(whole, 0, x.aval.dtype)
-        return [dynamic_update_slice_p.bind(zeros, x, *_starts(axes, sizes, dim, shape))]
-
-    return run
+def _shard_pad(prim: Any, x: Any, axes: Any, sizes: Any, src: str, dst: str, dim: int) -> Any:
+    shape = x.aval.shape
+    zeros = full((*shape[:dim], shape[dim] * math.prod(sizes), *shape[dim + 1 :]), 0, x.aval.dtype)
+    return dynamic_update_slice_p.bind(zeros, x, *_starts(axes, sizes, dim, shape))
 
 
-def _keep_first(axes: Any, sizes: Any, src: str, dst: str) -> Callable:
-    def run(x: Any) -> list[Any]:
-        first = ew.eq(_place(axes, sizes), scalar(0, dtypes.int32))
-        return [ew.select(broadcast_to(first, x.aval.shape), x, ew.zeros_like(x))]
-
-    return run
+def _keep_first(prim: Any, x: Any, axes: Any, sizes: Any, src: str, dst: str) -> Any:
+    first = ew.eq(mc.mesh_axis_index_p.bind(axes=axes, sizes=sizes), scalar(0, dtypes.int32))
+    return ew.select(broadcast_to(first, x.aval.shape), x, ew.zeros_like(x))
 
 
 def _starts(axes: Any, sizes: Any, dim: int, shape: Sequence[int]) -> list[Any]:
     """Start indices of this rank's part in the whole, given the shape of a part."""
-    start = ew.mul(_place(axes, sizes), scalar(shape[dim], dtypes.int32))
+    start = ew.mul(mc.mesh_axis_index_p.bind(axes=axes, sizes=sizes), scalar(shape[dim], dtypes.int32))
     return [start if d == dim else scalar(0, dtypes.int32) for d in range(len(shape))]
 
 
-def _place(axes: Any, sizes: Any) -> Any:
-    return mc.mesh_axis_index_p.bind(axes=axes, sizes=sizes)
-
-
-_RULES: dict[Any, Callable[..., Callable | None]] = {
-    mc.mesh_all_gather_p: _all_gather,
-    mc.mesh_psum_scatter_p: _psum_scatter,
-    mc.mesh_all_to_all_p: _all_to_all,
+_RULES: dict[Any, Callable[..., Any]] = {
+    mc.mesh_all_gather_p: _at_front,
+    mc.mesh_psum_scatter_p: _at_front,
+    mc.mesh_all_to_all_p: _at_front,
     mc.shard_slice_p: _shard_slice,
     mc.shard_pad_p: _shard_pad,
     mc.keep_first_p: _keep_first,

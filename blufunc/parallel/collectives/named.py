@@ -30,7 +30,7 @@ from blufunc.core.primitives.linear_ops import batched_front, move_dim, reduce_s
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import tree
-from blufunc.parallel.collectives.primitives import mesh_all_gather_p
+from blufunc.parallel.collectives.primitives import WORDS, mesh_all_gather_p
 from blufunc.transforms.batching.batch import MeshAxis, NamedAxis
 
 _UNBOUND = "it only has a meaning inside of the vmap that names its axis"
@@ -282,7 +282,7 @@ def all_gather(
     axes, sizes = _ranks(axis_name, "all_gather", axis_index_groups)
     letter = _letter(to, "VIR", "all_gather")
     if letter != "V":
-        _mesh_axes(axes, "all_gather(to=...)")
+        check_mesh_axes(axes, "all_gather(to=...)")
 
     def one(v):
         v = lift(v)
@@ -407,7 +407,7 @@ def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
     """
     axes, sizes = _axes(axis_name, "pcast", None)
     letter = _letter(to, "VURI", "pcast")
-    _mesh_axes(axes, "pcast")
+    check_mesh_axes(axes, "pcast")
     return tree.map(lambda v: _bound(cast_to_p, lift(v), axes, sizes, to=letter), x)
 
 
@@ -421,34 +421,31 @@ def axis_size(axis_name: AxisName | Sequence[AxisName]) -> int:
     return math.prod(_axes(axis_name, "axis_size", None)[1])
 
 
-_LETTERS = {"varying": "V", "invariant": "I", "unreduced": "U", "reduced": "R"}
-
-
 def _letter(to: Any, allowed: str, what: str) -> str:
     """The letter of a type over an axis, from its name."""
-    letter = _LETTERS.get(to) if isinstance(to, str) else None
-    if letter is None or letter not in allowed:
-        words = [word for word, a in _LETTERS.items() if a in allowed]
+    words = {word: letter for letter, word in WORDS.items() if letter in allowed}
+    if not isinstance(to, str) or to not in words:
         raise errors.ArgumentError(
             f"{what}: to is one of {', '.join(words)}, not {to!r:.60}.", where=source.here()
         )
-    return letter
+    return words[to]
 
 
-def _mesh_axes(axes: Sequence[AxisName], what: str) -> None:
+def check_mesh_axes(axes: Sequence[AxisName], what: str) -> None:
     """Raise AxisNameError unless all axes are mesh axes."""
-    if wrong := _of_vmaps(axes):
+    if wrong := of_vmaps(axes):
         raise errors.AxisNameError(
             f"{what} over {wrong[0]!r:.60}, which is an axis of a vmap.",
             where=source.here(),
             why="only values over axes of a mesh have types.",
+            fix="use shard_map over a mesh with that axis",
         )
 
 
-def _of_vmaps(axes: Sequence[AxisName]) -> list[AxisName]:
+def of_vmaps(axes: Sequence[AxisName]) -> list[AxisName]:
     """The axes that are not mesh axes."""
     of_mesh = {e.name: isinstance(e, MeshAxis) for e in state.context if isinstance(e, NamedAxis)}
-    return [a for a in axes if not of_mesh[a]]
+    return [a for a in axes if not of_mesh.get(a)]
 
 
 def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
@@ -486,7 +483,7 @@ def _ranks(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...
     axes, sizes = _axes(axis_name, what, groups)
     if not axes:
         raise errors.ArgumentError(f"{what} over no axis.", where=source.here(), fix="name one")
-    if wrong := _of_vmaps(axes) if len(axes) > 1 else ():
+    if wrong := of_vmaps(axes) if len(axes) > 1 else ():
         raise errors.UnsupportedError(
             f"{what} over {axes}, of which {wrong[0]!r:.60} is an axis of a vmap.",
             where=source.here(),

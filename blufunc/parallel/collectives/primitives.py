@@ -11,23 +11,9 @@ Over each axis a value has a type; a primitive converts one, ``src``, to another
 - ``U``, unreduced: the value is the sum over the ranks;
 - ``R``, reduced: as ``I``, but its cotangent is unreduced.
 
-The cotangent of V is V, of I is I, of R is U, and of U is R. So each primitive has one transpose, with ``src`` and
-``dst`` of the cotangents swapped. (If psum to I were its own transpose, gradients would be too large by a factor of
-the number of ranks.)
-
-| forward | transpose |
-|---|---|
-| psum_invariant V->I | pcast I->V |
-| psum_invariant U->I | pcast I->R |
-| psum_invariant U->R | itself |
-| pcast V->U | pcast R->V |
-| pcast R->I | keep_first I->U |
-| mesh_all_gather V->V | mesh_psum_scatter V->V |
-| mesh_all_gather V->I | shard_slice I->V |
-| mesh_all_gather V->R | mesh_psum_scatter U->V |
-| shard_slice R->V | shard_pad V->U |
-| mesh_ppermute, mesh_all_to_all | with the permutation inverted, the dimensions swapped |
-| mesh_axis_index | none |
+The cotangent of V is V, of I is I, of R is U, and of U is R. So each primitive has one transpose per conversion
+(``MeshCollective.types``), with ``src`` and ``dst`` of the cotangents swapped. (If psum to I were its own transpose,
+gradients would be too large by a factor of the number of ranks.)
 
 The prefix ``mesh_`` marks primitives whose plain name belongs to a collective over the named axes of ``vmap``
 (``named.py``).
@@ -37,8 +23,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,12 +33,15 @@ from blufunc import errors
 from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
 from blufunc.core.ops.elementwise import convert, div, eq, mul
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, zero
+from blufunc.parallel.mesh.mesh import index_along
 from blufunc.parallel.runtime import engine
+
+WORDS = {"V": "varying", "I": "invariant", "U": "unreduced", "R": "reduced"}
 
 COTANGENT = {"V": "V", "I": "I", "R": "U", "U": "R"}
 """The type of a value's cotangent, by the type of the value."""
@@ -61,15 +51,18 @@ class MeshCollective(Primitive):
     """Base of operations on the ranks along ``axes``, linear in their one operand.
 
     Attributes:
-      types: the supported pairs ``(src, dst)``.
-      communicates: whether ranks communicate; then ``engine_call`` names the collective.
+      types: the supported conversions ``src->dst``, with the name of the transpose of each ("" if none).
+      communicates: whether ranks communicate; then ``call`` has the engine's collective and its fixed options.
+      operands: the required kind of dtype (``kinds.check_types``), or None.
       in_place: whether results may reuse the memory of operands.
       deferred: whether results are read late, so that nothing should delay the operands.
     """
 
     kind, fresh, opaque, communicates = "collective", True, True, True
     in_place, deferred = False, False
-    types: tuple[tuple[str, str], ...] = (("V", "V"),)
+    types: ClassVar[dict[str, str]]
+    call: tuple[str, dict[str, Any]]
+    operands: str | None = None
 
     def impl(self, x, *, axes, sizes, src, dst, **params):
         kind, options = self.engine_call(**params)
@@ -81,8 +74,9 @@ class MeshCollective(Primitive):
         return engine.current()
 
     def engine_call(self, **params: Any) -> tuple[str, dict[str, Any]]:
-        """The kind of collective that engines know, and its options."""
-        raise NotImplementedError
+        """The collective that engines know, and its options."""
+        kind, options = self.call
+        return kind, {**options, **params}
 
     def engine_calls(self, **params: Any) -> list[tuple[str, dict[str, Any]]]:
         """``engine_call`` for each operand."""
@@ -92,6 +86,19 @@ class MeshCollective(Primitive):
         """The operands whose memory results may reuse."""
         return [0] if self.in_place else []
 
+    def abstract(self, x, *, axes, sizes, src, dst, **params):
+        if f"{src}->{dst}" not in self.types:
+            raise errors.ValueRangeError(
+                f"{self.name} has no {src}->{dst}.", fix=f"one of {', '.join(self.types)}"
+            )
+        if self.operands is not None:
+            check_types(self.name, self.operands, x)
+        return self.local_type(x, math.prod(sizes), **params)
+
+    def local_type(self, x: ShapedArray, n: int, **params: Any) -> ShapedArray:
+        """The type of the result on each of ``n`` ranks."""
+        return x.strong()
+
     def jvp(self, primals, tangents, **params):
         (x,), (t,) = primals, tangents
         out = self.bind(x, **params)
@@ -100,25 +107,20 @@ class MeshCollective(Primitive):
     def batch(self, axis, args, dims, **params):
         """Shift dimensions in parameters past a batch axis, which stays in place."""
         (x,), (d,) = args, dims
-        moved = {k: v + (v >= d) if k in _DIMENSIONS else v for k, v in params.items()}
+        moved = {k: v + (v >= d) if k in DIMENSIONS else v for k, v in params.items()}
         return self.bind(x, **moved), d
 
     def transpose(self, ct, x, *, src: str, dst: str, **params):
-        prim, more = self.transposed(src, dst, **params)
-        x.add(prim.bind(ct, src=COTANGENT[dst], dst=COTANGENT[src], **{**params, **more}))
+        prim = _TRANSPOSES[self.types[f"{src}->{dst}"]]
+        x.add(prim.bind(ct, src=COTANGENT[dst], dst=COTANGENT[src], **self.transposed(**params)))
 
-    def transposed(self, src: str, dst: str, **params: Any) -> tuple[Primitive, dict[str, Any]]:
-        """The primitive of the cotangents, and its parameters that differ."""
-        raise NotImplementedError
-
-    def check(self, src: str, dst: str) -> None:
-        """Raise ValueRangeError unless the primitive converts ``src`` to ``dst``."""
-        if (src, dst) not in self.types:
-            listed = ", ".join(f"{s}->{d}" for s, d in self.types)
-            raise errors.ValueRangeError(f"{self.name} has no {src}->{dst}.", fix=f"one of {listed}")
+    def transposed(self, **params: Any) -> dict[str, Any]:
+        """The parameters of the transpose."""
+        return params
 
 
-_DIMENSIONS = ("dim", "split_dim", "concat_dim")
+DIMENSIONS = ("dim", "split_dim", "concat_dim")
+"""The parameters that are dimensions of the operand."""
 
 
 def communicates(eqn: Eqn) -> bool:
@@ -126,41 +128,31 @@ def communicates(eqn: Eqn) -> bool:
     return isinstance(eqn.prim, MeshCollective) and eqn.prim.communicates
 
 
+def equations(jaxpr: Jaxpr) -> Iterator[Eqn]:
+    """The equations of a jaxpr, bodies included."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in subjaxprs(eqn.params):
+            yield from equations(body)
+
+
 class _PsumInvariant(MeshCollective):
     """The sum over the ranks, the same on all of them."""
 
-    name, in_place = "psum_invariant", True
-    types = (("V", "I"), ("U", "I"), ("U", "R"))
-
-    def engine_call(self):
-        return "all_reduce", {"op": "sum"}
-
-    def abstract(self, x, *, axes, sizes, src, dst):
-        self.check(src, dst)
-        check_types(self.name, "number", x)
-        return x.strong()
-
-    def transposed(self, src, dst, **params):
-        return (psum_invariant_p if dst == "R" else pcast_p), {}
+    name, in_place, operands = "psum_invariant", True, "number"
+    types: ClassVar = {"V->I": "pcast", "U->I": "pcast", "U->R": "psum_invariant"}
+    call = "all_reduce", {"op": "sum"}
 
 
 class _Extremum(MeshCollective):
     """The maximum or minimum over the ranks; tied ranks share its derivative equally."""
 
-    in_place = True
-    types = (("V", "I"),)
+    in_place, operands = True, "ordered"
+    types: ClassVar = {"V->I": ""}
 
     def __init__(self, name: str, op: str):
         super().__init__(name)
-        self.op = op
-
-    def engine_call(self):
-        return "all_reduce", {"op": self.op}
-
-    def abstract(self, x, *, axes, sizes, src, dst):
-        self.check(src, dst)
-        check_types(self.name, "ordered", x)
-        return x.strong()
+        self.call = "all_reduce", {"op": op}
 
     def jvp(self, primals, tangents, *, axes, sizes, src, dst):
         (x,), (t,) = primals, tangents
@@ -183,13 +175,15 @@ class _Pcast(MeshCollective):
     """
 
     name, fresh, opaque, identity, communicates = "pcast", False, False, True, False
-    types = (("I", "V"), ("I", "R"), ("V", "U"), ("R", "V"), ("R", "I"), ("V", "I"), ("U", "V"))
+    types: ClassVar = {
+        "I->V": "psum_invariant", "I->R": "psum_invariant", "V->U": "pcast", "R->V": "pcast", "R->I": "keep_first",
+        "V->I": "", "U->V": "",
+    }  # fmt: skip
 
     def impl(self, x, *, axes, sizes, src, dst):
         return x
 
-    def abstract(self, x, *, axes, sizes, src, dst):
-        self.check(src, dst)
+    def local_type(self, x, n):
         return x
 
     def transpose(self, ct, x, *, axes, sizes, src, dst):
@@ -206,62 +200,37 @@ class _Pcast(MeshCollective):
         else:
             super().transpose(ct, x, src=src, dst=dst, **over)
 
-    def transposed(self, src, dst, **params):
-        if src == "I":
-            return psum_invariant_p, {}
-        return (keep_first_p if dst == "I" else pcast_p), {}
-
 
 class _KeepFirst(MeshCollective):
     """The first rank's values, and zeros on others: their sum is the common value."""
 
     name, communicates = "keep_first", False
-    types = (("I", "U"),)
+    types: ClassVar = {"I->U": "pcast"}
 
     def impl(self, x, *, axes, sizes, src, dst):
         return np.zeros_like(x) if position(axes, sizes) else x.copy()
-
-    def abstract(self, x, *, axes, sizes, src, dst):
-        self.check(src, dst)
-        return x.strong()
-
-    def transposed(self, src, dst, **params):
-        return pcast_p, {}
 
 
 class _AllGather(MeshCollective):
     """The values of the ranks, concatenated along ``dim``."""
 
     name = "mesh_all_gather"
-    types = (("V", "V"), ("V", "I"), ("V", "R"))
+    types: ClassVar = {"V->V": "mesh_psum_scatter", "V->I": "shard_slice", "V->R": "mesh_psum_scatter"}
+    call = "all_gather", {}
 
-    def engine_call(self, dim):
-        return "all_gather", {"dim": dim, "tiled": True}
-
-    def abstract(self, x, *, axes, sizes, src, dst, dim):
-        self.check(src, dst)
-        return _scaled(self, x, dim, math.prod(sizes))
-
-    def transposed(self, src, dst, **params):
-        return (shard_slice_p if dst == "I" else mesh_psum_scatter_p), {}
+    def local_type(self, x, n, *, dim):
+        return _resized(self, x, dim, times=n)
 
 
 class _PsumScatter(MeshCollective):
     """The sum over the ranks, scattered along ``dim``."""
 
-    name = "mesh_psum_scatter"
-    types = (("V", "V"), ("U", "V"))
+    name, operands = "mesh_psum_scatter", "number"
+    types: ClassVar = {"V->V": "mesh_all_gather", "U->V": "mesh_all_gather"}
+    call = "reduce_scatter", {}
 
-    def engine_call(self, dim):
-        return "reduce_scatter", {"dim": dim, "tiled": True}
-
-    def abstract(self, x, *, axes, sizes, src, dst, dim):
-        self.check(src, dst)
-        check_types(self.name, "number", x)
-        return _split_type(self, x, dim, math.prod(sizes))
-
-    def transposed(self, src, dst, **params):
-        return mesh_all_gather_p, {}
+    def local_type(self, x, n, *, dim):
+        return _resized(self, x, dim, parts=n)
 
 
 @dataclass(frozen=True)
@@ -272,6 +241,10 @@ class Lines:
 
     def __str__(self) -> str:
         return ", ".join(dict.fromkeys(map(source.summary, self.of)))
+
+
+_SUMMED: dict[str, dict[str, Any]] = {"all_reduce": {"op": "sum"}, "reduce_scatter": {"dim": 0}}
+"""The kinds of sums of a bucket, with the engine's options."""
 
 
 class _Sums(MeshCollective):
@@ -303,89 +276,61 @@ class _Sums(MeshCollective):
         check_types(self.name, "number", *xs)
         n = math.prod(sizes)
         return [
-            x.strong() if kind == "all_reduce" else _split_type(self, x, 0, n)
+            x.strong() if kind == "all_reduce" else _resized(self, x, 0, parts=n)
             for x, kind in zip(xs, kinds, strict=True)
         ]
-
-
-_SUMMED: dict[str, dict[str, Any]] = {
-    "all_reduce": {"op": "sum"},
-    "reduce_scatter": {"dim": 0, "tiled": True},
-}
 
 
 class _ShardSlice(MeshCollective):
     """Each rank's part along ``dim`` of a replicated value."""
 
     name, communicates = "shard_slice", False
-    types = (("I", "V"), ("R", "V"))
+    types: ClassVar = {"I->V": "mesh_all_gather", "R->V": "shard_pad"}
 
     def impl(self, x, *, axes, sizes, src, dst, dim):
-        size = x.shape[dim] // math.prod(sizes)
-        start = position(axes, sizes) * size
-        return x[(slice(None),) * dim + (slice(start, start + size),)].copy()
+        return x[_part(x.shape[dim] // math.prod(sizes), dim, axes, sizes)].copy()
 
-    def abstract(self, x, *, axes, sizes, src, dst, dim):
-        self.check(src, dst)
-        return _split_type(self, x, dim, math.prod(sizes))
-
-    def transposed(self, src, dst, **params):
-        return (mesh_all_gather_p if src == "I" else shard_pad_p), {}
+    def local_type(self, x, n, *, dim):
+        return _resized(self, x, dim, parts=n)
 
 
 class _ShardPad(MeshCollective):
     """A rank's values at its part along ``dim``, and zeros elsewhere."""
 
     name, communicates = "shard_pad", False
-    types = (("V", "U"),)
+    types: ClassVar = {"V->U": "shard_slice"}
 
     def impl(self, x, *, axes, sizes, src, dst, dim):
         size = x.shape[dim]
-        start = position(axes, sizes) * size
-        shape = (*x.shape[:dim], size * math.prod(sizes), *x.shape[dim + 1 :])
-        out = np.zeros_like(x, shape=shape)
-        out[(slice(None),) * dim + (slice(start, start + size),)] = x
+        out = np.zeros_like(x, shape=(*x.shape[:dim], size * math.prod(sizes), *x.shape[dim + 1 :]))
+        out[_part(size, dim, axes, sizes)] = x
         return out
 
-    def abstract(self, x, *, axes, sizes, src, dst, dim):
-        self.check(src, dst)
-        return _scaled(self, x, dim, math.prod(sizes))
-
-    def transposed(self, src, dst, **params):
-        return shard_slice_p, {}
+    def local_type(self, x, n, *, dim):
+        return _resized(self, x, dim, times=n)
 
 
 class _Permute(MeshCollective):
     """Send values by (src, dst) pairs of ``perm``; ranks without a source get zeros."""
 
-    name = "mesh_ppermute"
+    name, call = "mesh_ppermute", ("permute", {})
+    types: ClassVar = {"V->V": "mesh_ppermute"}
 
-    def engine_call(self, perm):
-        return "permute", {"perm": perm}
-
-    def abstract(self, x, *, axes, sizes, src, dst, perm):
-        self.check(src, dst)
-        return x.strong()
-
-    def transposed(self, src, dst, *, perm, **params):
-        return self, {"perm": tuple((b, a) for a, b in perm)}
+    def transposed(self, *, perm, **params):
+        return {**params, "perm": tuple((b, a) for a, b in perm)}
 
 
 class _AllToAll(MeshCollective):
     """Send part k along ``split_dim`` to rank k; concatenate along ``concat_dim``."""
 
-    name = "mesh_all_to_all"
+    name, call = "mesh_all_to_all", ("all_to_all", {})
+    types: ClassVar = {"V->V": "mesh_all_to_all"}
 
-    def engine_call(self, split_dim, concat_dim):
-        return "all_to_all", {"split_dim": split_dim, "concat_dim": concat_dim, "tiled": True}
+    def local_type(self, x, n, *, split_dim, concat_dim):
+        return _resized(self, _resized(self, x, split_dim, parts=n), concat_dim, times=n)
 
-    def abstract(self, x, *, axes, sizes, src, dst, split_dim, concat_dim):
-        self.check(src, dst)
-        n = math.prod(sizes)
-        return _scaled(self, _split_type(self, x, split_dim, n), concat_dim, n)
-
-    def transposed(self, src, dst, *, split_dim, concat_dim, **params):
-        return self, {"split_dim": concat_dim, "concat_dim": split_dim}
+    def transposed(self, *, split_dim, concat_dim, **params):
+        return {**params, "split_dim": concat_dim, "concat_dim": split_dim}
 
 
 class _AxisIndex(MeshCollective):
@@ -405,33 +350,25 @@ class _AxisIndex(MeshCollective):
 
 def position(axes: tuple[str, ...], sizes: tuple[int, ...]) -> int:
     """The index of this rank along ``axes``."""
-    place = engine.current().coordinates
-    position = 0
-    for name, size in zip(axes, sizes, strict=True):
-        position = position * size + place[name]
-    return position
+    return index_along(axes, sizes, engine.current().coordinates)
 
 
-def _scaled(prim: Primitive, x: ShapedArray, dim: int, n: int) -> ShapedArray:
-    """The type with dimension ``dim`` multiplied by n."""
-    _check_dim(prim, x, dim)
-    return ShapedArray((*x.shape[:dim], x.shape[dim] * n, *x.shape[dim + 1 :]), x.dtype)
+def _part(size: int, dim: int, axes: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    """The index of this rank's part, of ``size`` elements along ``dim``, in the whole."""
+    start = position(axes, sizes) * size
+    return (*(slice(None),) * dim, slice(start, start + size))
 
 
-def _split_type(prim: Primitive, x: ShapedArray, dim: int, n: int) -> ShapedArray:
-    """The type of one of ``n`` parts along ``dim``."""
-    _check_dim(prim, x, dim)
-    if x.shape[dim] % n:
-        raise errors.ShapeError(
-            f"{prim.name}: dimension {dim} of {x} cannot be divided among {n} ranks.",
-            fix=f"make it a multiple of {n}",
-        )
-    return ShapedArray((*x.shape[:dim], x.shape[dim] // n, *x.shape[dim + 1 :]), x.dtype)
-
-
-def _check_dim(prim: Primitive, x: ShapedArray, dim: int) -> None:
+def _resized(prim: Primitive, x: ShapedArray, dim: int, *, times: int = 1, parts: int = 1) -> ShapedArray:
+    """The type with dimension ``dim`` times ``times``, divided into ``parts``."""
     if not 0 <= dim < x.ndim:
         raise errors.ShapeError(f"{prim.name}: {x} has no dimension {dim}.")
+    if x.shape[dim] % parts:
+        raise errors.ShapeError(
+            f"{prim.name}: dimension {dim} of {x} cannot be divided among {parts} ranks.",
+            fix=f"make it a multiple of {parts}",
+        )
+    return ShapedArray((*x.shape[:dim], x.shape[dim] * times // parts, *x.shape[dim + 1 :]), x.dtype)
 
 
 psum_invariant_p = _PsumInvariant()
@@ -447,3 +384,5 @@ shard_pad_p = _ShardPad()
 mesh_ppermute_p = _Permute()
 mesh_all_to_all_p = _AllToAll()
 mesh_axis_index_p = _AxisIndex()
+
+_TRANSPOSES = {p.name: p for p in tuple(globals().values()) if isinstance(p, MeshCollective)}

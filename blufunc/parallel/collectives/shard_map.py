@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, eval_jaxpr
 from blufunc.core.ir.trace import new_trace, state
 from blufunc.core.primitives.linear_ops import move_dim, reshape
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.core.primitives.tangents import Zero, is_linear, zero
+from blufunc.core.primitives.tangents import is_linear, is_nonzero, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import paths as treepath
@@ -36,6 +37,8 @@ from blufunc.parallel.collectives.primitives import pcast_p
 from blufunc.parallel.mesh.mesh import AbstractMesh, AxisSizes, Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import PartitionSpec, names_of
+from blufunc.parallel.mesh.spec_trees import broadcast, check_rank
+from blufunc.parallel.runtime.sharded_buffer import assemble
 from blufunc.parallel.runtime.simulated import run_ranks
 from blufunc.transforms.arguments import FlatFunction, as_values, check_callable, labels_of, name_of
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
@@ -78,10 +81,16 @@ class _ShardMap(Primitive):
             lambda: backend.host_device().backend.compile(jaxpr, (False,) * len(jaxpr.invars)),
         )
 
+        whole = [_global_type(v, mesh, s) for v, s in zip(jaxpr.out_avals, out_specs, strict=True)]
+
         def run(buffers):
             parts = [divide(b, mesh, s) for b, s in zip(buffers, in_specs, strict=True)]
             locals_ = run_ranks(mesh, lambda rank: program([p[rank] for p in parts]))
-            return [assemble([outs[i] for outs in locals_], mesh, spec) for i, spec in enumerate(out_specs)]
+            columns = zip(out_specs, whole, zip(*locals_, strict=True), strict=True)
+            return [
+                assemble(NamedSharding(mesh, spec), aval.shape, aval.dtype, parts.__getitem__)
+                for spec, aval, parts in columns
+            ]
 
         return run
 
@@ -95,26 +104,26 @@ class _ShardMap(Primitive):
 
     def jvp(self, primals, tangents, **params):
         jaxpr, in_specs, out_specs = params["jaxpr"], params["in_specs"], params["out_specs"]
-        nonzeros = _nonzeros(tangents)
+        nonzeros = tuple(map(is_nonzero, tangents))
         derived, out_nonzeros = jvp_jaxpr(jaxpr, nonzeros, (False,) * len(jaxpr.outvars))
         outs = self.call(
             derived,
-            [*primals, *_chosen(tangents, nonzeros)],
-            [*in_specs, *_chosen(in_specs, nonzeros)],
-            [*out_specs, *_chosen(out_specs, out_nonzeros)],
+            [*primals, *compress(tangents, nonzeros)],
+            [*in_specs, *compress(in_specs, nonzeros)],
+            [*out_specs, *compress(out_specs, out_nonzeros)],
             params,
         )
         n = len(out_nonzeros)
         return outs[:n], _with_zeros(outs[:n], outs[n:], out_nonzeros)
 
     def linearize(self, trace, primals, tangents, **params):
-        nonzeros = _nonzeros(tangents)
+        nonzeros = tuple(map(is_nonzero, tangents))
         primal, linear, out_nonzeros, _ = linearize_jaxpr(params["jaxpr"], nonzeros)
         n = len(out_nonzeros)
         in_specs, out_specs = params["in_specs"], params["out_specs"]
         outs, second = self._two_maps(
-            primal, linear, primals, in_specs, out_specs, _chosen(tangents, nonzeros),
-            _chosen(in_specs, nonzeros), _chosen(out_specs, out_nonzeros), params,
+            primal, linear, primals, in_specs, out_specs, [*compress(tangents, nonzeros)],
+            [*compress(in_specs, nonzeros)], [*compress(out_specs, out_nonzeros)], params,
         )  # fmt: skip
         return outs[:n], _with_zeros(outs, trace.tangents.process(self, *second), out_nonzeros)
 
@@ -129,8 +138,9 @@ class _ShardMap(Primitive):
         try:
             state.trace = trace.parent
             outs, second = self._two_maps(
-                primal, linear, _chosen(args, values), _chosen(in_specs, values), _chosen(out_specs, results),
-                _chosen(args, sides), _chosen(in_specs, sides), _chosen(out_specs, flags), params,
+                primal, linear,
+                [*compress(args, values)], [*compress(in_specs, values)], [*compress(out_specs, results)],
+                [*compress(args, sides)], [*compress(in_specs, sides)], [*compress(out_specs, flags)], params,
             )  # fmt: skip
         finally:
             state.trace = with_parent
@@ -166,18 +176,18 @@ class _ShardMap(Primitive):
         in_specs, out_specs = params["in_specs"], params["out_specs"]
         linear = tuple(map(is_linear, args))
         nonlinear = tuple(not lin for lin in linear)
-        nonzeros = _nonzeros(cts)
+        nonzeros = tuple(map(is_nonzero, cts))
         derived, ct_nonzeros = transpose_jaxpr(params["jaxpr"], linear, nonzeros)
         outs = iter(
             self.call(
                 derived,
-                [*_chosen(args, nonlinear), *_chosen(cts, nonzeros)],
-                [*_chosen(in_specs, nonlinear), *map(_cotangent, _chosen(out_specs, nonzeros))],
-                [_cotangent(s) for s in _chosen(_chosen(in_specs, linear), ct_nonzeros)],
+                [*compress(args, nonlinear), *compress(cts, nonzeros)],
+                [*compress(in_specs, nonlinear), *map(_cotangent, compress(out_specs, nonzeros))],
+                [_cotangent(s) for s in compress(compress(in_specs, linear), ct_nonzeros)],
                 params,
             )
         )
-        for a, nz in zip(_chosen(args, linear), ct_nonzeros, strict=True):
+        for a, nz in zip(compress(args, linear), ct_nonzeros, strict=True):
             if nz:
                 a.add(next(outs))
 
@@ -186,13 +196,14 @@ class _ShardMap(Primitive):
         over = axis.mesh_axes
         entry = None if not over else over[0] if len(over) == 1 else tuple(over)
         batched = tuple(d is not None for d in dims)
-        in_specs = [_shifted(s, entry) if b else s for s, b in zip(params["in_specs"], batched, strict=True)]
-        size = axis.size
-        if over:
-            size = _local_batch(axis, mesh, jaxpr)
+        in_specs = [
+            s.with_entries([entry, *s]) if b else s for s, b in zip(params["in_specs"], batched, strict=True)
+        ]
+        size = _local_batch(axis, mesh, jaxpr) if over else axis.size
         derived, out_batched = batch_jaxpr(jaxpr, Axis(size, axis.name), batched)
         out_specs = [
-            _shifted(s, entry) if b else s for s, b in zip(params["out_specs"], out_batched, strict=True)
+            s.with_entries([entry, *s]) if b else s
+            for s, b in zip(params["out_specs"], out_batched, strict=True)
         ]
         if over:  # batched values vary over axes that the casts of the body do not know
             closed, consts = derived.hoist()
@@ -212,12 +223,17 @@ class _ShardMap(Primitive):
         keep = [v in used for v in jaxpr.invars]
         jaxpr = body.memoised(
             ("drop", tuple(reads), "args"),
-            lambda: jaxpr.replace(invars=_chosen(jaxpr.invars, keep), arg_names=()),
+            lambda: jaxpr.replace(invars=[*compress(jaxpr.invars, keep)], arg_names=()),
         )
         params = _with(
-            eqn.params, jaxpr, _chosen(eqn.params["in_specs"], keep), _chosen(eqn.params["out_specs"], reads)
+            eqn.params,
+            jaxpr,
+            [*compress(eqn.params["in_specs"], keep)],
+            [*compress(eqn.params["out_specs"], reads)],
         )
-        return Eqn(eqn.prim, _chosen(eqn.invars, keep), _chosen(eqn.outvars, reads), params, eqn.source)
+        return Eqn(
+            eqn.prim, [*compress(eqn.invars, keep)], [*compress(eqn.outvars, reads)], params, eqn.source
+        )
 
 
 shard_map_p = _ShardMap()
@@ -292,14 +308,6 @@ def _with(params: dict, jaxpr: Jaxpr, in_specs: Sequence, out_specs: Sequence) -
     return {**params, "jaxpr": jaxpr, "in_specs": tuple(in_specs), "out_specs": tuple(out_specs)}
 
 
-def _chosen(xs: Sequence, flags: Sequence[bool]) -> list:
-    return [x for x, f in zip(xs, flags, strict=True) if f]
-
-
-def _nonzeros(ts: Sequence) -> tuple[bool, ...]:
-    return tuple(t.__class__ is not Zero for t in ts)
-
-
 def _with_zeros(outs: Sequence, ts: Sequence, nonzeros: Sequence[bool]) -> list:
     rest = iter(ts)
     return [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, nonzeros, strict=False)]
@@ -308,11 +316,6 @@ def _with_zeros(outs: Sequence, ts: Sequence, nonzeros: Sequence[bool]) -> list:
 def _cotangent(spec: PartitionSpec) -> PartitionSpec:
     """The spec of the cotangent of a value."""
     return PartitionSpec(*spec, unreduced=spec.reduced, reduced=spec.unreduced)
-
-
-def _shifted(spec: PartitionSpec, entry: Any) -> PartitionSpec:
-    """The spec with a leading dimension."""
-    return spec.with_entries([entry, *spec])
 
 
 def _local_batch(axis: Axis, mesh: AxisSizes, jaxpr: Jaxpr) -> int:
@@ -370,20 +373,6 @@ def divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndarr
             part = np.zeros_like(part)
         parts.append(np.array(part, order="C"))
     return parts
-
-
-def assemble(parts: Sequence[np.ndarray], mesh: AxisSizes, spec: PartitionSpec) -> np.ndarray:
-    """Assemble the global value from shards; unreduced ones are summed."""
-    first = np.asarray(parts[0])
-    sharding = NamedSharding(mesh, spec)  # type: ignore[arg-type]
-    shape = tuple(n * k for n, k in zip(first.shape, sharding.parts(first.ndim), strict=True))
-    whole = np.zeros(shape, first.dtype) if spec.unreduced else np.empty(shape, first.dtype)
-    counted = {*spec.axes, *spec.unreduced}
-    for rank, index in enumerate(sharding.indices(shape)):
-        if any(i for a, i in mesh.coordinates(rank).items() if a not in counted):
-            continue  # another rank has the same
-        whole[index] = whole[index] + parts[rank] if spec.unreduced else parts[rank]
-    return whole
 
 
 # -- the function of users -------------------------------------------------------------------------
@@ -453,7 +442,7 @@ def shard_map(
         labels = functools.cache(lambda: labels_of(fun, in_tree))
         values = as_values(leaves, lambda i: f"the argument {labels()[i]}")
         entries = tuple(in_specs) if isinstance(in_specs, list) else in_specs
-        specs = _broadcast(entries, args, fun, "in_specs", "the arguments")
+        specs = _broadcast(entries, args, fun, "in_specs")
         avals = [
             _local(v.aval, s, where, labels()[i]) for i, (v, s) in enumerate(zip(values, specs, strict=True))
         ]
@@ -488,12 +477,10 @@ def _trace(
                 ins.append(trace.typed_parameter(aval, _types(spec, mesh), label))
             outs = flat(*ins)
             skeleton = tree.unflatten(flat.out_tree, [0] * flat.out_tree.num_leaves)
-            results = _broadcast(out_specs, skeleton, flat.fun, "out_specs", "the results")
+            results = _broadcast(out_specs, skeleton, flat.fun, "out_specs")
             paths = treepath.leaf_paths(flat.out_tree)
             for i, (x, spec) in enumerate(zip(outs, results, strict=True)):
-                what = f"the result{paths[i]} of {name}"
-                _check_spec(spec, x.aval, mesh, what)
-                outs[i] = _claimed(trace, x, spec, mesh, what, check_vma)
+                outs[i] = _claimed(trace, x, spec, mesh, f"the result{paths[i]} of {name}", check_vma)
             return trace.finish(outs, name, labels), results
     finally:
         state.context = context
@@ -503,16 +490,12 @@ def _trace(
 
 def _claimed(trace: TypedTrace, x: Any, spec: PartitionSpec, mesh: AxisSizes, what: str, check: bool) -> Any:
     """A result cast to the types that its spec claims."""
+    check_rank(mesh, spec, x.aval.ndim, lambda: f"shard_map: the spec of {what}")
     atom = trace.atom(x)
     have, required = trace.typer.type_of(atom), _types(spec, mesh)
     for axis, h, w in zip(mesh.axis_names, have, required, strict=True):
         if h == "V" and w == "I" and not check:
-            atom = trace.typer.new(
-                pcast_p,
-                atom,
-                {**trace.typer.over([axis]), "src": "V", "dst": "I"},
-                trace.typer.changed(atom, [axis], "I"),
-            )
+            atom = trace.typer.convert(atom, [axis], "V", "I")
         elif (h, w) in (("V", "I"), ("V", "R")):
             raise errors.ShardingError(
                 f"shard_map: {what} varies over {axis!r}, and its spec {spec} does not say so.",
@@ -535,19 +518,9 @@ def _claimed(trace: TypedTrace, x: Any, spec: PartitionSpec, mesh: AxisSizes, wh
     return trace.tracer_of(trace.typer.cast(atom, required))
 
 
-def _broadcast(specs: Any, whole: Any, fun: Callable, name: str, what: str) -> list[PartitionSpec]:
+def _broadcast(specs: Any, whole: Any, fun: Callable, name: str) -> list[PartitionSpec]:
     """Specs with one entry per leaf."""
-    try:
-        found = tree.broadcast_prefix(
-            specs, whole, is_leaf=lambda s: isinstance(s, PartitionSpec) or s is None
-        )
-    except errors.TreeError as e:
-        raise errors.TreeError(
-            f"shard_map of {name_of(fun)}: {name} is not a pytree prefix of {what}.",
-            where=source.here(),
-            why=e.why or e.what,
-            fix="one spec for each argument or result, P() for replicated values",
-        ) from None
+    found = broadcast(specs, whole, f"shard_map of {name_of(fun)}: {name}", "P() for replicated values")
     for s in found:
         if not isinstance(s, PartitionSpec):
             raise errors.ArgumentError(
@@ -558,19 +531,9 @@ def _broadcast(specs: Any, whole: Any, fun: Callable, name: str, what: str) -> l
     return found
 
 
-def _check_spec(spec: PartitionSpec, aval: ShapedArray, mesh: AxisSizes, what: str) -> None:
-    """Raise ShardingError, naming the argument or result, if a spec does not fit."""
-    try:
-        NamedSharding(mesh, spec).parts(aval.ndim)  # type: ignore[arg-type]
-    except errors.ShardingError as e:
-        raise errors.ShardingError(
-            f"shard_map: the spec of {what}: {e.what}", where=source.here(), why=e.why, fix=e.fix
-        ) from None
-
-
 def _local(aval: ShapedArray, spec: PartitionSpec, mesh: AxisSizes, label: str) -> ShapedArray:
     """The type of the shards of an argument."""
-    _check_spec(spec, aval, mesh, f"the argument {label}")
+    check_rank(mesh, spec, aval.ndim, lambda: f"shard_map: the spec of the argument {label}")
     shape = []
     for d, (n, entry) in enumerate(zip(aval.shape, spec.for_rank(aval.ndim), strict=True)):
         parts = mesh.size_of(names_of(entry))

@@ -57,9 +57,9 @@ def constrain(x: Any, spec: Any) -> Any:
         consumer reduces them, by a reduce-scatter where it is sharded along these axes. So each device can add up
         gradients of many microbatches before one reduction.
     Raises:
-        ArgumentError: ``spec`` is something else.
-        ShardingError: the spec has more entries than ``x`` has dimensions, names an axis that the mesh lacks, or has
-          ``reduced`` axes.
+      ArgumentError: ``spec`` is something else.
+      ShardingError: the spec has more entries than ``x`` has dimensions, names an axis that the mesh lacks, or has
+        ``reduced`` axes.
     """
     if isinstance(spec, (PartitionSpec, NamedSharding)):
         return tree.map(lambda leaf: _constrain(leaf, spec), x)

@@ -51,6 +51,13 @@ class AxisSizes:
     axis_sizes: tuple[int, ...]
     axis_types: tuple[AxisType, ...]
 
+    def _set_axes(self, sizes: tuple[int, ...], names: Any, types: Any, what: str) -> None:
+        """Check and set the axes for the constructor ``what``."""
+        self.axis_sizes, self.axis_names = sizes, _names(names, len(sizes), what)
+        _check_sizes(sizes, what)
+        self.axis_types = _types(types, len(sizes), what)
+        self._axes = self.axis_sizes, self.axis_names, self.axis_types
+
     @functools.cached_property
     def explicit(self) -> frozenset[str]:
         """The names of the axes that are ``Explicit``."""
@@ -84,6 +91,14 @@ class AxisSizes:
         return ", ".join(f"{name}={size}" for name, size in self.shape.items())
 
 
+def index_along(axes: Sequence[str], sizes: Sequence[int], coordinates: Mapping[str, int]) -> int:
+    """The row-major index along ``axes``, from that along each axis."""
+    index = 0
+    for name, size in zip(axes, sizes, strict=True):
+        index = index * size + coordinates[name]
+    return index
+
+
 class AbstractMesh(AxisSizes):
     """Named axes without devices, to partition and plan programs for.
 
@@ -103,29 +118,21 @@ class AbstractMesh(AxisSizes):
         *,
         axis_types: AxisType | Sequence[AxisType] | None = None,
     ):
-        self.axis_sizes = ints(axis_sizes, "AbstractMesh", "axis_sizes")
-        self.axis_names = _names(axis_names, len(self.axis_sizes), "AbstractMesh")
-        _check_sizes(self.axis_sizes, "AbstractMesh")
-        self.axis_types = _types(axis_types, len(self.axis_sizes), "AbstractMesh")
+        self._set_axes(ints(axis_sizes, "AbstractMesh", "axis_sizes"), axis_names, axis_types, "AbstractMesh")
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, AbstractMesh)
-            and self.axis_sizes == other.axis_sizes
-            and self.axis_names == other.axis_names
-            and self.axis_types == other.axis_types
-        )
+        return isinstance(other, AbstractMesh) and self._axes == other._axes
 
     def __hash__(self) -> int:
-        return hash((self.axis_sizes, self.axis_names, self.axis_types))
+        return hash(self._axes)
 
     def __repr__(self) -> str:
         types = f", axis_types={self.axis_types}" if self.explicit else ""
         return f"AbstractMesh({self.axis_sizes}, {self.axis_names}{types})"
 
     def __reduce__(self):
-        made = functools.partial(AbstractMesh, axis_types=self.axis_types)
-        return made, (self.axis_sizes, self.axis_names)
+        new = functools.partial(AbstractMesh, axis_types=self.axis_types)
+        return new, (self.axis_sizes, self.axis_names)
 
 
 class Mesh(AxisSizes):
@@ -162,16 +169,11 @@ class Mesh(AxisSizes):
                 where=source.here(),
                 fix="bf.make_mesh((2, 4), ('x', 'y'))",
             )
-        self.axis_sizes = grid.shape
-        self.axis_names = _names(axis_names, grid.ndim, "Mesh")
-        self.axis_types = _types(axis_types, grid.ndim, "Mesh")
-        _check_sizes(grid.shape, "Mesh")
+        self._set_axes(grid.shape, axis_names, axis_types, "Mesh")
         self.device_list: tuple[backend.Device, ...] = tuple(grid.flat)
         twice = [device for device, n in Counter(self.device_list).items() if n > 1]
         if twice:
-            raise errors.ShardingError(
-                f"the device {twice[0]} appears twice in a mesh.", where=source.here(), fix="use each once"
-            )
+            _fail(errors.ShardingError, f"the device {twice[0]} appears twice in a mesh", "use each once")
         platforms = sorted({d.platform for d in self.device_list})
         if len(platforms) > 1:
             raise errors.ShardingError(
@@ -185,15 +187,13 @@ class Mesh(AxisSizes):
         self.local_ranks = tuple([r for r, d in enumerate(self.device_list) if d.process is None])
         self.local_devices = tuple([self.device_list[r] for r in self.local_ranks])
         self.spans_processes = len(self.local_ranks) < len(self.device_list)
-        self._hash = hash((self.device_list, self.axis_sizes, self.axis_names, self.axis_types))
+        self._hash = hash((self.device_list, self._axes))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
             isinstance(other, Mesh)
             and self._hash == other._hash
-            and self.axis_names == other.axis_names
-            and self.axis_sizes == other.axis_sizes
-            and self.axis_types == other.axis_types
+            and self._axes == other._axes
             and self.device_list == other.device_list
         )
 
@@ -265,16 +265,11 @@ def _types(types: Any, n: int, what: str) -> tuple[AxisType, ...]:
     if types is None or isinstance(types, AxisType):
         return (types or AxisType.Auto,) * n
     if not isinstance(types, (tuple, list)) or not all(isinstance(t, AxisType) for t in types):
-        raise errors.ArgumentError(
-            f"{what}: axis_types holds axis types, not {types!r:.60}.",
-            where=source.here(),
-            fix="axis_types=(bf.sharding.AxisType.Auto, bf.sharding.AxisType.Explicit)",
-        )
+        fix = "axis_types=(bf.sharding.AxisType.Auto, bf.sharding.AxisType.Explicit)"
+        _fail(errors.ArgumentError, f"{what}: axis_types holds axis types, not {types!r:.60}", fix)
     if len(types) != n:
-        raise errors.ShardingError(
-            f"{what}: {len(types)} axis types for {n} axes.",
-            where=source.here(),
-            fix="give each axis one type",
+        _fail(
+            errors.ShardingError, f"{what}: {len(types)} axis types for {n} axes", "give each axis one type"
         )
     return tuple(types)
 
@@ -283,25 +278,20 @@ def _names(names: Any, n: int, what: str) -> tuple[str, ...]:
     """Names of ``n`` axes as a tuple."""
     found = (names,) if isinstance(names, str) else names
     if not isinstance(found, (tuple, list)) or not all(isinstance(name, str) and name for name in found):
-        raise errors.ArgumentError(
-            f"{what}: axis_names holds strings, not {names!r:.60}.", where=source.here(), fix="('x', 'y')"
-        )
+        _fail(errors.ArgumentError, f"{what}: axis_names holds strings, not {names!r:.60}", "('x', 'y')")
     if len(found) != n:
-        raise errors.ShardingError(
-            f"{what}: {len(found)} names, {tuple(found)}, for {n} axes.",
-            where=source.here(),
-            fix="give each axis one name",
-        )
+        counts = f"{len(found)} names, {tuple(found)}, for {n} axes"
+        _fail(errors.ShardingError, f"{what}: {counts}", "give each axis one name")
     twice = next((name for i, name in enumerate(found) if name in found[:i]), None)
     if twice is not None:
-        raise errors.ShardingError(
-            f"{what}: the axis name {twice!r} is used twice.", where=source.here(), fix="use other names"
-        )
+        _fail(errors.ShardingError, f"{what}: the axis name {twice!r} is used twice", "use other names")
     return tuple(found)
 
 
 def _check_sizes(sizes: Sequence[int], what: str) -> None:
     if any(size < 1 for size in sizes):
-        raise errors.ShardingError(
-            f"{what}: axes of sizes {tuple(sizes)}.", where=source.here(), fix="sizes are at least 1"
-        )
+        _fail(errors.ShardingError, f"{what}: axes of sizes {tuple(sizes)}", "sizes are at least 1")
+
+
+def _fail(kind: type[errors.BlufuncError], what: str, fix: str) -> None:
+    raise kind(f"{what}.", where=source.here(), fix=fix)

@@ -11,12 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from blufunc import errors
 from blufunc.core.arrays import backend
 from blufunc.core.ir import source
-from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
+from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, index_along
 from blufunc.parallel.mesh.spec import PartitionSpec, names_of
 
 Index = tuple[slice, ...]
@@ -62,20 +60,16 @@ class SingleDeviceSharding(Sharding):
 
     @property
     def device_set(self) -> set[backend.Device]:
-        """The device."""
         return {self.device}
 
     @property
     def is_fully_replicated(self) -> bool:
-        """True: the one device holds the whole array."""
         return True
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
-        """The whole shape."""
         return tuple(global_shape)
 
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
-        """The device, with all."""
         return {self.device: tuple(slice(0, n) for n in global_shape)}
 
     def __repr__(self) -> str:
@@ -118,8 +112,7 @@ class NamedSharding(Sharding):
 
     @property
     def device_set(self) -> set[backend.Device]:
-        """The devices of the mesh."""
-        return set(self._concrete().device_list)
+        return set(self.concrete_mesh.device_list)
 
     @property
     def is_fully_replicated(self) -> bool:
@@ -145,14 +138,10 @@ class NamedSharding(Sharding):
 
     def position(self, rank: int, ndim: int) -> tuple[int, ...]:
         """The index of a rank's part along each of ``ndim`` dimensions."""
-        at = self.mesh.coordinates(rank)
-        position = []
-        for entry in self.spec.for_rank(ndim):
-            part = 0
-            for name in names_of(entry):
-                part = part * self.mesh.shape[name] + at[name]
-            position.append(part)
-        return tuple(position)
+        return tuple(self._along(names_of(entry), rank) for entry in self.spec.for_rank(ndim))
+
+    def _along(self, axes: Sequence[str], rank: int) -> int:
+        return index_along(axes, [self.mesh.shape[a] for a in axes], self.mesh.coordinates(rank))
 
     def indices(self, global_shape: Sequence[int]) -> list[Index]:
         """The index of each rank's shard in an array, without padding; may be empty."""
@@ -167,18 +156,11 @@ class NamedSharding(Sharding):
 
     def replica_ids(self) -> list[int]:
         """For each rank, the number of preceding ranks with the same shard."""
-        sharded = set(self.spec.axes)
-        names = [name for name in self.mesh.axis_names if name not in sharded]
-        ids = []
-        for rank in range(self.mesh.size):
-            at = self.mesh.coordinates(rank)
-            sizes = tuple(self.mesh.shape[name] for name in names)
-            ids.append(int(np.ravel_multi_index([at[n] for n in names], sizes)) if names else 0)
-        return ids
+        others = [name for name in self.mesh.axis_names if name not in self.spec.axes]
+        return [self._along(others, rank) for rank in range(self.mesh.size)]
 
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
-        """For each device of the mesh the index of its shard, without padding."""
-        return dict(zip(self._concrete().device_list, self.indices(global_shape), strict=True))
+        return dict(zip(self.concrete_mesh.device_list, self.indices(global_shape), strict=True))
 
     def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
         """The same for the devices of this process."""
@@ -188,7 +170,9 @@ class NamedSharding(Sharding):
         """The same mesh with another spec."""
         return NamedSharding(self.mesh, spec)
 
-    def _concrete(self) -> Mesh:
+    @property
+    def concrete_mesh(self) -> Mesh:
+        """The mesh; ShardingError if it is abstract."""
         if isinstance(self.mesh, Mesh):
             return self.mesh
         raise errors.ShardingError(

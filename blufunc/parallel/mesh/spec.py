@@ -5,6 +5,7 @@ Parallel, before stage 3. In: names. Out: a ``PartitionSpec``; ``sharding.py`` b
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -96,7 +97,7 @@ class PartitionSpec(tuple):
         return f"P({', '.join(parts)})"
 
     def __reduce__(self):
-        return _rebuild, (tuple(self), self.unreduced, self.reduced)
+        return functools.partial(PartitionSpec, unreduced=self.unreduced, reduced=self.reduced), tuple(self)
 
 
 P = PartitionSpec
@@ -105,10 +106,6 @@ P = PartitionSpec
 def names_of(entry: Entry) -> tuple[str, ...]:
     """The mesh axes of one entry of a spec."""
     return () if entry is None else (entry,) if isinstance(entry, str) else entry
-
-
-def _rebuild(entries: tuple, unreduced: frozenset, reduced: frozenset) -> PartitionSpec:
-    return PartitionSpec(*entries, unreduced=unreduced, reduced=reduced)
 
 
 def _stripped(entries: tuple) -> tuple:

@@ -6,14 +6,15 @@ Out: a list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
+from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.pytree import paths, tree
-from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh
+from blufunc.parallel.mesh.mesh import AbstractMesh, AxisSizes, Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import PartitionSpec
 
@@ -38,16 +39,22 @@ def shardings_of(prefix: Any, whole: Any, mesh: Mesh | AbstractMesh | None, what
       ShardingError: a spec names an axis that the mesh does not have.
       TreeError: ``prefix`` is not a prefix.
     """
+    return [
+        _sharding(entry, mesh, what) for entry in broadcast(prefix, whole, what, "None where unspecified")
+    ]
+
+
+def broadcast(prefix: Any, whole: Any, what: str, default: str) -> list[Any]:
+    """The entry of ``prefix`` for each leaf of ``whole``; TreeError if there is none."""
     try:
-        found = tree.broadcast_prefix(prefix, whole, is_leaf=is_spec)
+        return tree.broadcast_prefix(prefix, whole, is_leaf=is_spec)
     except errors.TreeError as e:
         raise errors.TreeError(
             f"{what} is not a pytree prefix of the values it is for.",
             where=source.here(),
             why=e.why or e.what,
-            fix="one spec for each leaf, or one for all below it; None where unspecified",
+            fix=f"one spec for each leaf, or one for all below it; {default}",
         ) from None
-    return [_sharding(entry, mesh, what) for entry in found]
 
 
 def _sharding(entry: Any, mesh: Mesh | AbstractMesh | None, what: str) -> NamedSharding | None:
@@ -59,25 +66,40 @@ def _sharding(entry: Any, mesh: Mesh | AbstractMesh | None, what: str) -> NamedS
             where=source.here(),
             fix="P('x', None), NamedSharding(mesh, P('x', None)) or None; bf.device_put moves to a single device",
         )
-    on = mesh or current_mesh()
-    if on is None:
+    return on_mesh(entry, mesh or current_mesh(), f"{what} holds {entry}, which")
+
+
+def on_mesh(spec: PartitionSpec, mesh: Mesh | AbstractMesh | None, subject: str) -> NamedSharding:
+    """``spec`` on ``mesh``; ArgumentError, about ``subject``, if there is none."""
+    if mesh is None:
         raise errors.ArgumentError(
-            f"{what} holds {entry}, which has no mesh.",
+            f"{subject} has no mesh.",
             where=source.here(),
             fix="NamedSharding(mesh, spec), or a `with mesh:` block",
         )
-    return NamedSharding(on, entry)
+    return NamedSharding(mesh, spec)
+
+
+def map_sharded(how: Callable, x: Any, shardings: Shardings, what: str) -> Any:
+    """Apply ``how(leaf, sharding)`` to the leaves of ``x`` that have a sharding."""
+    leaves, treedef = tree.flatten(x)
+    values = [lift(leaf) for leaf in leaves]
+    check_ranks(shardings, [v.aval for v in values], treedef, what)
+    laid = [v if s is None else how(v, s) for v, s in zip(values, shardings, strict=True)]
+    return tree.unflatten(treedef, laid)
 
 
 def check_ranks(shardings: Shardings, avals: Sequence[ShapedArray], treedef: tree.TreeDef, what: str) -> None:
     """Raise ShardingError, with the leaf's path, if a spec has too many entries."""
     for i, (sharding, aval) in enumerate(zip(shardings, avals, strict=True)):
-        if sharding is None:
-            continue
-        try:
-            sharding.parts(aval.ndim)
-        except errors.ShardingError as e:
-            path = paths.leaf_paths(treedef)[i]
-            raise errors.ShardingError(
-                f"{what}{path}".rstrip() + f": {e.what}", where=source.here(), fix=e.fix
-            ) from None
+        if sharding is not None:
+            name = lambda i=i: f"{what}{paths.leaf_paths(treedef)[i]}".rstrip()
+            check_rank(sharding.mesh, sharding.spec, aval.ndim, name)
+
+
+def check_rank(mesh: AxisSizes, spec: PartitionSpec, ndim: int, name: Callable[[], str]) -> None:
+    """Raise ShardingError, with the name of the value, if a spec does not fit."""
+    try:
+        NamedSharding(mesh, spec).parts(ndim)  # type: ignore[arg-type]
+    except errors.ShardingError as e:
+        raise errors.ShardingError(f"{name()}: {e.what}", where=source.here(), why=e.why, fix=e.fix) from None

@@ -98,16 +98,16 @@ class _Lines:
                 pairs = list(zip(node.results, node.rule.results, strict=True))
                 for f in node.rule.reduced:
                     sums = [v for v, ds in pairs if not any(f in factors for factors in ds)]
-                    total[self.of(node, f)] -= sum(map(_bytes, sums))
+                    total[self.of(node, f)] -= sum(v.aval.nbytes for v in sums)
             for atom, ds in zip(node.operands, node.rule.operands, strict=True):
                 if not isinstance(atom, Var):
                     continue
                 whole = [self.of(atom, d) for d, factors in enumerate(ds) if not factors]
                 divided = [] if node.early else [self.of(node, factors[0]) for factors in ds if factors]
                 for line in dict.fromkeys(whole):
-                    total[line] -= _bytes(atom)
+                    total[line] -= atom.aval.nbytes
                 for line in dict.fromkeys(divided):
-                    total[line] += _bytes(atom)
+                    total[line] += atom.aval.nbytes
         return total
 
     def _root(self, x: Any) -> Any:
@@ -120,7 +120,3 @@ class _Lines:
         a, b = self._root(a), self._root(b)
         if a != b:
             self._parent[a] = b
-
-
-def _bytes(atom: Any) -> int:
-    return atom.aval.size * atom.aval.dtype.itemsize

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, map_jaxprs
 from blufunc.core.primitives.sharding import Dims, Rule
 from blufunc.core.programs import simplify as passes
 from blufunc.parallel.mesh.mesh import AbstractMesh
@@ -75,6 +75,11 @@ class Node:
         self.axes[f] = (*now, *free)
         return bool(free)
 
+    def concede_all(self, claims: Sequence[tuple[int, Axes]], mesh: AbstractMesh) -> None:
+        """Concede claims in order, again while minor factors follow from major ones."""
+        while sum(self.concede(f, axes, mesh) for f, axes in claims):
+            pass
+
     @property
     def used(self) -> frozenset[str]:
         """All mesh axes in use."""
@@ -111,45 +116,41 @@ def body_ties(eqn: Eqn) -> tuple[list[Node], list[Node]] | None:
     if eqn.prim is scan_p:
         body, n, m = p["jaxpr"], p["n_consts"], p["n_consts"] + p["n_carry"]
         carried = list(zip(ins[n:m], body.invars[n:m], body.outvars, outs, strict=False))[: p["n_carry"]]
-        before = [_tie([a], [b]) for a, b in zip(ins[:n], body.invars[:n], strict=True)]
+        before = _each(ins[:n], body.invars[:n])
         before += [_tie([a], [b, d]) for a, b, _, d in carried]
-        before += [_tie_scanned(a, b) for a, b in zip(ins[m:], body.invars[m:], strict=True)]
+        before += _each(ins[m:], body.invars[m:], stacked=True)
         after = [_tie([c], [b]) for _, b, c, _ in carried]
         k = p["n_carry"]
-        after += [_tie_scanned(a, b) for a, b in zip(outs[k:], body.outvars[k:], strict=True)]
-        return before, after
+        return before, after + _each(outs[k:], body.outvars[k:], stacked=True)
     if eqn.prim is while_p:
         n, m = p["n_cond"], p["n_cond"] + p["n_body"]
         cond, body = p["cond"], p["body"]
-        before = [_tie([a], [b]) for a, b in zip(ins[:n], cond.invars[:n], strict=True)]
-        before += [_tie([a], [b]) for a, b in zip(ins[n:m], body.invars[: m - n], strict=True)]
+        before = _each(ins[:n], cond.invars[:n]) + _each(ins[n:m], body.invars[: m - n])
         inner = zip(ins[m:], cond.invars[n:], body.invars[m - n :], outs, strict=True)
         before += [_tie([a], [*b]) for a, *b in inner]
-        return before, [_tie([a], [b]) for a, b in zip(body.outvars, body.invars[m - n :], strict=True)]
+        return before, _each(body.outvars, body.invars[m - n :])
     if eqn.prim is cond_p:
         bodies = p["branches"]
         before = [_tie([a], list(b)) for a, *b in zip(ins[1:], *[j.invars for j in bodies], strict=True)]
         return before, [_tie(list(b), [a]) for a, *b in zip(outs, *[j.outvars for j in bodies], strict=True)]
     if eqn.prim.body is not None and eqn.prim.shard is None:
         body = p[eqn.prim.body]
-        before = [_tie([a], [b]) for a, b in zip(ins, body.invars, strict=True)]
-        return before, [_tie([a], [b]) for a, b in zip(body.outvars, outs, strict=True)]
+        return _each(ins, body.invars), _each(body.outvars, outs)
     return None
 
 
-def _tie(operands: Sequence[Atom], results: Sequence[Atom]) -> Node:
-    """Tie values of one layout."""
-    shape = operands[0].aval.shape
+def _each(operands: Sequence[Atom], results: Sequence[Atom], stacked: bool = False) -> list[Node]:
+    """Tie each operand to one result."""
+    return [_tie([a], [b], stacked) for a, b in zip(operands, results, strict=True)]
+
+
+def _tie(operands: Sequence[Atom], results: Sequence[Atom], stacked: bool = False) -> Node:
+    """Tie values of one layout; ``stacked`` operands also have the steps of a scan."""
+    shape = results[0].aval.shape
     dims = tuple((d,) for d in range(len(shape)))
-    rule = Rule((dims,) * len(operands), (dims,) * len(results), shape)
+    of_operands = ((), *dims) if stacked else dims
+    rule = Rule((of_operands,) * len(operands), (dims,) * len(results), shape)
     return Node(rule, operands, results, early=True)
-
-
-def _tie_scanned(stacked: Atom, one: Atom) -> Node:
-    """Tie stacked inputs or results, whole along the steps, to one step's."""
-    shape = one.aval.shape
-    dims = tuple((d,) for d in range(len(shape)))
-    return Node(Rule((((), *dims),), (dims,), shape), [stacked], [one], early=True)
 
 
 def distinct(jaxpr: Jaxpr) -> Jaxpr:
@@ -163,19 +164,19 @@ def distinct(jaxpr: Jaxpr) -> Jaxpr:
             new[atom] = type(atom)(atom.aval)
         return new[atom]
 
-    def param(value: Any) -> Any:
-        if isinstance(value, Jaxpr):
-            return distinct(passes.simplify(value))
-        if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
-            return tuple(map(param, value))
-        return value
+    def inner(body: Jaxpr) -> Jaxpr:
+        return distinct(passes.simplify(body))
 
-    constvars, invars = map(of, jaxpr.constvars), [of(v) for v in jaxpr.invars]
-    constvars = list(constvars)
+    constvars, invars = [of(v) for v in jaxpr.constvars], [of(v) for v in jaxpr.invars]
     eqns = [
-        Eqn(e.prim, [of(a) for a in e.invars], [of(v) for v in e.outvars],
-            {k: param(v) for k, v in e.params.items()}, e.source)
+        Eqn(
+            e.prim,
+            [of(a) for a in e.invars],
+            [of(v) for v in e.outvars],
+            map_jaxprs(inner, e.params),
+            e.source,
+        )
         for e in jaxpr.eqns
-    ]  # fmt: skip
+    ]
     outvars = [of(a) for a in jaxpr.outvars]
     return jaxpr.replace(invars=invars, constvars=constvars, eqns=eqns, outvars=outvars)

@@ -18,13 +18,13 @@ from dataclasses import replace
 
 from blufunc import errors
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var
 from blufunc.parallel.collectives.shard_map import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh
-from blufunc.parallel.mesh.spec import PartitionSpec, names_of
+from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.parallel.partition.dim_groups import Node
-from blufunc.parallel.partition.resharding import Axes, Layout
+from blufunc.parallel.partition.resharding import Axes, Layout, layout_of
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p
 from blufunc.transforms.control_flow.while_loop import while_p
@@ -35,13 +35,13 @@ class Explicit:
 
     Args:
       jaxpr: a jaxpr whose variables, those of bodies too, are bound once.
-        nodes: the node of each equation other than loops, branches and calls. Their factors get the explicit axes.
-        layouts_in: layouts of parameters.
-        mesh: the mesh.
-      Raises:
-        ShardingError: operands of an operation disagree.
-      Attributes:
-        layouts: by variable.
+      nodes: the node of each equation other than loops, branches and calls. Their factors get the explicit axes.
+      layouts_in: layouts of parameters.
+      mesh: the mesh.
+    Raises:
+      ShardingError: operands of an operation disagree.
+    Attributes:
+      layouts: by variable.
     """
 
     def __init__(
@@ -59,8 +59,7 @@ class Explicit:
         return tuple(tuple(itertools.takewhile(explicit.__contains__, axes)) for axes in layout)
 
     def _of(self, atom: Atom) -> Layout:
-        whole: Layout = ((),) * atom.aval.ndim
-        return whole if isinstance(atom, Literal) else self.layouts.get(atom, whole)
+        return self.layouts.get(atom, ((),) * atom.aval.ndim)  # type: ignore[arg-type]
 
     def _is_loose(self, atom: Atom) -> bool:
         return isinstance(atom, Var) and atom in self._loose
@@ -70,8 +69,7 @@ class Explicit:
         (self._loose.add if loose else self._loose.discard)(var)
 
     def _spec(self, spec: PartitionSpec, ndim: int) -> Layout:
-        shape = self.mesh.shape
-        return self._explicit(tuple(a for a in names_of(e) if shape[a] > 1) for e in spec.for_rank(ndim))
+        return self._explicit(layout_of(spec, ndim, self.mesh))
 
     # -- equations -----------------------------------------------------------------------------------
 
@@ -124,15 +122,10 @@ class Explicit:
         if _disagree([claim for _, claims in strict for claim in claims]):
             raise self._ambiguous(eqn, node, strict)
         loose = [w for w in claimed if self._is_loose(w[0])]
-        self._concede(node, [*strict, *loose])
+        node.concede_all([claim for _, claims in (*strict, *loose) for claim in claims], self.mesh)
         free = not any(claims for _, claims in strict)
         for var, layout in zip(eqn.outvars, node.layouts(node.rule.results, self.mesh), strict=True):
             self._set(var, layout, loose=free and any(layout))
-
-    def _concede(self, node: Node, claimed: Iterable[tuple[Atom, Sequence]]) -> None:
-        claims = [claim for _, own in claimed for claim in own]
-        while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
-            pass
 
     def _ambiguous(
         self, eqn: Eqn, node: Node, claimed: Sequence[tuple[Atom, Sequence]]
@@ -142,7 +135,8 @@ class Explicit:
         for first in range(len(claimed)):
             if claimed[first][1]:
                 choice = replace(node, axes={})
-                self._concede(choice, [claimed[first], *claimed[:first], *claimed[first + 1 :]])
+                order = claimed[first], *claimed[:first], *claimed[first + 1 :]
+                choice.concede_all([claim for _, claims in order for claim in claims], self.mesh)
                 layout = choice.layouts(node.rule.results[:1], self.mesh)[0]
                 candidates[PartitionSpec(*layout)] = None
         specs_of_operands = " and ".join(str(PartitionSpec(*self._of(a))) for a, claims in claimed if claims)
@@ -161,6 +155,13 @@ class Explicit:
 
     # -- bodies --------------------------------------------------------------------------------------
 
+    def _join_each(
+        self, eqn: Eqn, some: Sequence[Layout], others: Sequence[Layout], what: str
+    ) -> list[Layout]:
+        """Merge layouts pairwise; ``what`` says what has them, given an index."""
+        pairs = zip(some, others, strict=True)
+        return [self._join(eqn, a, b, what.format(i)) for i, (a, b) in enumerate(pairs)]
+
     def _join(self, eqn: Eqn, a: Layout, b: Layout, what: str) -> Layout:
         """Merge two layouts: each fills the gaps of the other."""
         joined = tuple(x if len(x) >= len(y) else y for x, y in zip(a, b, strict=True))
@@ -176,11 +177,7 @@ class Explicit:
     ) -> list[Layout]:
         """The layouts of carries at a fixpoint: a step may only shard them further."""
         while True:
-            after = step(carry)
-            joined = [
-                self._join(eqn, a, b, f"carry {i} of {eqn.prim.name}")
-                for i, (a, b) in enumerate(zip(carry, after, strict=True))
-            ]
+            joined = self._join_each(eqn, carry, step(carry), f"carry {{}} of {eqn.prim.name}")
             if joined == carry:
                 return carry
             carry = joined
@@ -210,10 +207,7 @@ class Explicit:
         results = [self._call(branch, eqn.invars[1:]) for branch in eqn.params["branches"]]
         joined = results[0]
         for other in results[1:]:
-            joined = [
-                self._join(eqn, a, b, f"result {i} of the branches of cond")
-                for i, (a, b) in enumerate(zip(joined, other, strict=True))
-            ]
+            joined = self._join_each(eqn, joined, other, "result {} of the branches of cond")
         self._results(eqn, joined)
 
 

@@ -11,6 +11,7 @@ Padding of uneven shapes may hold anything; it is masked before a sum or an extr
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,10 +22,11 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.reduce import limit
 from blufunc.core.primitives.linear_ops import transpose_p, zeros
+from blufunc.core.primitives.sharding import Rule
 from blufunc.core.programs import simplify as passes
 from blufunc.core.programs.stage import stage
 from blufunc.parallel.collectives import primitives as mc
@@ -35,8 +37,8 @@ from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.parallel.partition.dim_groups import Node, body_ties, distinct
 from blufunc.parallel.partition.localized_ops import SPECIAL
-from blufunc.parallel.partition.propagate import Propagation, layout_of
-from blufunc.parallel.partition.resharding import Layout, Resharder, Shard
+from blufunc.parallel.partition.propagate import Propagation
+from blufunc.parallel.partition.resharding import Layout, Resharder, Shard, layout_of
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p
 from blufunc.transforms.control_flow.while_loop import while_p
@@ -59,8 +61,6 @@ def localise(
     Returns:
       a jaxpr from shares of the parameters to shares of the results (``NamedSharding.shard_shape``), and the shardings
       of the results.
-      a jaxpr from shares of the parameters to shares of the results (``NamedSharding.shard_shape``), and how the
-      results lie.
     Raises:
         ShardingError: a sharding is of another mesh, or has more entries than its value has dimensions; an annotation
           names an axis that the mesh does not have.
@@ -192,6 +192,10 @@ class _Body:
         versions.append(resharded)
         return resharded
 
+    def read_values(self, atoms: Sequence[Atom], layouts: Sequence[Layout]) -> list[Any]:
+        """Local values in given layouts."""
+        return [self.read(a, layout).value for a, layout in zip(atoms, layouts, strict=True)]
+
     def _transposed(self, var: Var, layout: Layout) -> Shard:
         """Reshard a transpose's operand, not its result: gather a tied table once."""
         eqn = self.transposed[var]
@@ -274,9 +278,9 @@ class _Body:
             else:
                 shard = self.read(atom, layout, may_stay)
             if i in rule.trusted:
-                shard = self._with_zeros(shard)
+                shard = self._masked(shard, [0] * len(layout))
             elif i not in rule.harmless:
-                shard = self._without_padding(shard, rule.operands[i], node)
+                shard = self._masked(shard, [_neutral(factors, rule, atom) for factors in rule.operands[i]])
             operands.append(shard)
         results = node.layouts(rule.results, mesh)
         locals_ = [x.value for x in operands]
@@ -335,23 +339,13 @@ class _Body:
                 return unreduced, group
         return _NONE, frozenset()
 
-    def _without_padding(self, shard: Shard, dims: Sequence[tuple[int, ...]], node: Node) -> Shard:
-        """Mask the padding of a share along reduced factors."""
+    def _masked(self, shard: Shard, values: Sequence[Any]) -> Shard:
+        """Fill the padding of a share along each dimension with a value; None leaves it."""
         value = shard.value
-        for dim, (factors, axes) in enumerate(zip(dims, shard.layout, strict=True)):
-            n = shard.aval.shape[dim]
-            how = next((node.rule.reduced[f] for f in factors if f in node.rule.reduced), None)
-            if how is not None and n % self.to.parts(axes):
-                neutral = 0 if how == "sum" else limit(shard.aval.dtype, how == "min")
-                value = self.to.inside(value, n, dim, axes, neutral)
-        return shard if value is shard.value else replace(shard, value=value)
-
-    def _with_zeros(self, shard: Shard) -> Shard:
-        """Fill the padding of a share with zeros."""
-        value = shard.value
-        for dim, (n, axes) in enumerate(zip(shard.aval.shape, shard.layout, strict=True)):
-            if n % self.to.parts(axes):
-                value = self.to.inside(value, n, dim, axes, 0)
+        dims = zip(shard.aval.shape, shard.layout, values, strict=True)
+        for dim, (n, axes, other) in enumerate(dims):
+            if other is not None and n % self.to.parts(axes):
+                value = self.to.inside(value, n, dim, axes, other)
         return replace(shard, value=value)
 
     # -- bodies --------------------------------------------------------------------------------------
@@ -443,11 +437,12 @@ class _Body:
         shards = self.read_as(operands, branches[0].invars)
         layouts = [self.plan.layout(v) for v in eqn.outvars]
 
-        def local_branch(branch: Jaxpr) -> tuple[Jaxpr, tuple]:
-            pairs = list(zip(branch.outvars, layouts, strict=True))
-            return self.staged(branch, shards, lambda body: [body.read(v, lay).value for v, lay in pairs])
-
-        parts = [local_branch(b) for b in branches]
+        parts = [
+            self.staged(
+                branch, shards, functools.partial(_Body.read_values, atoms=branch.outvars, layouts=layouts)
+            )
+            for branch in branches
+        ]
         consts = [c for _, cs in parts for c in cs]
         closed, at = [], 0
         for local, cs in parts:  # every branch takes the constants of all branches
@@ -471,12 +466,8 @@ class _Body:
         inner = body.invars[m - n :]
         layouts = [self.plan.layout(v) for v in inner]
         carry = self.read_as(eqn.invars[m:], inner)
-        test, c_consts = self.staged(cond, [*of_cond, *carry], lambda b: [b.read(cond.outvars[0], ()).value])
-        step, b_consts = self.staged(
-            body,
-            [*of_body, *carry],
-            lambda b: [b.read(v, lay).value for v, lay in zip(body.outvars, layouts, strict=True)],
-        )
+        test, c_consts = self.staged(cond, [*of_cond, *carry], lambda b: b.read_values(cond.outvars, [()]))
+        step, b_consts = self.staged(body, [*of_body, *carry], lambda b: b.read_values(body.outvars, layouts))
         ins = [*c_consts, *[s.value for s in of_cond], *b_consts, *[s.value for s in (*of_body, *carry)]]
         counts = {"n_cond": len(c_consts) + n, "n_body": len(b_consts) + m - n}
         outs = while_p.bind(*ins, cond=test, body=step, max_steps=p["max_steps"], **counts)
@@ -539,7 +530,7 @@ class _Body:
 
             carry = [replace(s, unreduced=o) for s, o in zip(shards[n : n + k], unreduced, strict=True)]
             local, _ = self.staged(body, [*shards[:n], *carry, *shards[n + k :]], outs)
-            return _count_collectives(local), after
+            return sum(map(mc.communicates, mc.equations(local))), after
 
         everywhere = frozenset(self.to.mesh.axis_names)
         unreduced = [
@@ -557,14 +548,14 @@ class _Body:
         return unreduced
 
 
+def _neutral(factors: Sequence[int], rule: Rule, atom: Atom) -> Any:
+    """The neutral element of the reduction over a dimension of ``factors``, or None."""
+    how = next((rule.reduced[f] for f in factors if f in rule.reduced), None)
+    return None if how is None else 0 if how == "sum" else limit(atom.aval.dtype, how == "min")
+
+
 def _is_zero(literal: Literal) -> bool:
     return not np.any(np.asarray(literal.value).tobytes())
-
-
-def _count_collectives(jaxpr: Jaxpr) -> int:
-    """The number of collectives in a local program, bodies included."""
-    own = sum(map(mc.communicates, jaxpr.eqns))
-    return own + sum(_count_collectives(sub) for e in jaxpr.eqns for sub in subjaxprs(e.params))
 
 
 _CONTROL = {

@@ -20,28 +20,27 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.primitives.sharding import rule_of
 from blufunc.parallel.collectives.shard_map import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
-from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
-from blufunc.parallel.mesh.spec import PartitionSpec, names_of
+from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.partition.axis_priority import first
 from blufunc.parallel.partition.dim_groups import Node, body_ties
 from blufunc.parallel.partition.explicit import Explicit
-from blufunc.parallel.partition.resharding import Axes, Layout
+from blufunc.parallel.partition.resharding import Axes, Layout, layout_of
 
 
 class Propagation:
     """Layouts of the variables of ``jaxpr``, with bodies, and nodes of its equations.
 
     Args:
-        jaxpr: a jaxpr in which no two equations share a body: see ``distinct``.
-        in_layouts: fixed layouts of parameters, or None.
-        out_layouts: the same of results.
-      Attributes:
-        layouts: by variable.
-        nodes: by equation, other than loops, branches and calls.
+      jaxpr: a jaxpr in which no two equations share a body: see ``distinct``.
+      in_layouts: fixed layouts of parameters, or None.
+      out_layouts: the same of results.
+    Attributes:
+      layouts: by variable.
+      nodes: by equation, other than loops, branches and calls.
     """
 
     def __init__(
@@ -79,9 +78,8 @@ class Propagation:
         self._everywhere()
 
     def layout(self, atom: Atom) -> Layout:
-        """How a value lies."""
-        whole: Layout = ((),) * atom.aval.ndim
-        return whole if isinstance(atom, Literal) else self.layouts.get(atom, whole)
+        """The layout of a value."""
+        return self.layouts.get(atom, ((),) * atom.aval.ndim)  # type: ignore[arg-type]
 
     def _free(self, var: Var) -> bool:
         return var not in self._fixed and not any(self.layout(var))
@@ -215,11 +213,4 @@ class Propagation:
             of_operand, size = support[claim]
             return of_operand, size, f not in node.rule.reduced, self.mesh.size_of(axes), -f
 
-        claims = sorted(support, key=weight, reverse=True)
-        while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
-            pass  # minor factors may be sharded once the major ones are
-
-
-def layout_of(spec: PartitionSpec, ndim: int, mesh: Mesh | AbstractMesh) -> Layout:
-    """The layout of a spec; mesh axes of size 1 are dropped."""
-    return tuple(tuple(a for a in names_of(e) if mesh.shape[a] > 1) for e in spec.for_rank(ndim))
+        node.concede_all(sorted(support, key=weight, reverse=True), self.mesh)

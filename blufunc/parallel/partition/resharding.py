@@ -14,6 +14,7 @@ A dimension of n elements on p devices has shards of ``ceil(n / p)`` elements, o
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,11 +28,18 @@ from blufunc.core.ops.dynamic import dynamic_slice_p
 from blufunc.core.ops.shape import iota_p, pad_p, slice_p
 from blufunc.core.primitives.linear_ops import broadcast_to
 from blufunc.parallel.collectives import primitives as mc
-from blufunc.parallel.mesh.mesh import AbstractMesh
+from blufunc.parallel.mesh.mesh import AbstractMesh, AxisSizes
+from blufunc.parallel.mesh.spec import PartitionSpec, names_of
 
 Axes = tuple[str, ...]
 Layout = tuple[Axes, ...]
 """For each dimension the mesh axes that shard it, major first."""
+
+
+def layout_of(spec: PartitionSpec, ndim: int, mesh: AxisSizes) -> Layout:
+    """The layout of a spec; mesh axes of size 1 are dropped."""
+    return tuple(tuple(a for a in names_of(e) if mesh.shape[a] > 1) for e in spec.for_rank(ndim))
+
 
 _COLLECTIVES = {"sum": mc.psum_invariant_p, "max": mc.pmax_invariant_p, "min": mc.pmin_invariant_p}
 
@@ -104,7 +112,7 @@ class Resharder:
             limits = tuple(size if d == dim else n for d, n in enumerate(shape))
             return slice_p.bind(x, start_indices=(0,) * len(shape), limit_indices=limits, strides=None)
         config = tuple((0, (size - n) * (d == dim), 0) for d, n in enumerate(shape))
-        return pad_p.bind(x, _zero(x.aval.dtype), padding_config=config)
+        return pad_p.bind(x, scalar(np.zeros((), x.aval.dtype)[()], x.aval.dtype), padding_config=config)
 
     def divide(self, x: Any, dim: int, n: int, axes: Axes) -> Any:
         """This device's share of dimension ``dim``, whole and of ``n`` elements."""
@@ -204,11 +212,4 @@ def _with(x: Shard, value: Any, dim: int, axes: Axes) -> Shard:
 
 def _common(a: Axes, b: Axes) -> Axes:
     """The common prefix of two tuples of axes."""
-    n = 0
-    while n < min(len(a), len(b)) and a[n] == b[n]:
-        n += 1
-    return a[:n]
-
-
-def _zero(dtype: np.dtype) -> Any:
-    return scalar(np.zeros((), dtype)[()], dtype)
+    return tuple(x for x, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

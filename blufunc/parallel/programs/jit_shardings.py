@@ -19,7 +19,7 @@ from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import current_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec_trees import Shardings, check_ranks, is_spec, shardings_of
-from blufunc.parallel.partition.propagate import layout_of
+from blufunc.parallel.partition.resharding import layout_of
 from blufunc.parallel.programs.placement import device_put
 from blufunc.parallel.programs.reshard import reshard
 from blufunc.transforms.arguments import FlatFunction, abstract, labels_of
@@ -84,8 +84,12 @@ class ShardedJit(Jitted):
     def _onto(self, x: Array, sharding: NamedSharding, call: Any, i: int) -> Array:
         """Move argument leaf ``i`` to its sharding, unless the user placed it elsewhere."""
         if x.device.joint:
-            own = x.buffer.sharding
-            if own == sharding or (own.mesh == sharding.mesh and _same_shards(own, sharding, x.aval.ndim)):
+            own, n = x.buffer.sharding, x.aval.ndim
+            # equal specs, up to mesh axes of size 1
+            if own == sharding or (
+                own.mesh == sharding.mesh
+                and layout_of(own.spec, n, own.mesh) == layout_of(sharding.spec, n, own.mesh)
+            ):
                 return x
         elif x.device in (default_device(), host_device()):
             return device_put(x, sharding)
@@ -123,8 +127,3 @@ class _Annotated(FlatFunction):
         shardings = shardings_of(self.owner.out_shardings, out, None, f"out_shardings of {name}")
         check_ranks(shardings, [x.aval for x in flat], self.out_tree, f"{name}: result ")
         return [x if s is None else constrain(reshard(x, s), s) for x, s in zip(flat, shardings, strict=True)]
-
-
-def _same_shards(a: NamedSharding, b: NamedSharding, ndim: int) -> bool:
-    """True if two shardings of one mesh are equal, up to mesh axes of size 1."""
-    return layout_of(a.spec, ndim, a.mesh) == layout_of(b.spec, ndim, b.mesh)

@@ -61,8 +61,8 @@ class MeshDevice(backend.Device):
     ) -> tuple[Jaxpr, Sequence[bool], backend.Device]:
         """The lowered local jaxpr with leading constants; this process's first device."""
         jaxpr = simplify(self.own.backend.chosen(jaxpr))
-        made, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
-        return lower_collectives(made), (False,) * len(consts) + tuple(donated), self.own
+        local, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
+        return lower_collectives(local), (False,) * len(consts) + tuple(donated), self.own
 
     def local_program(self, program: MeshProgram, layouts: tuple[NamedSharding, ...]) -> LocalProgram:
         """The program that all devices run."""
@@ -84,16 +84,10 @@ class MeshDevice(backend.Device):
         return f"mesh({self.mesh}) of {first}" + (f" to {last}" if last != first else "")
 
 
-_devices: dict[Mesh, MeshDevice] = {}
-
-
+@functools.cache
 def device_on(mesh: Mesh) -> MeshDevice:
     """The unique ``MeshDevice`` of a mesh."""
-    found = _devices.get(mesh)
-    if found is None:
-        made = MeshBackend(mesh)
-        found = _devices[mesh] = made.device
-    return found
+    return MeshBackend(mesh).device
 
 
 class MeshBackend:
@@ -107,19 +101,15 @@ class MeshBackend:
         self._operation = functools.lru_cache(512)(self._compile_operation)
 
     def devices(self) -> Sequence[backend.Device]:
-        """The mesh."""
         return [self.device]
 
     def from_host(self, x: np.ndarray, device: backend.Device) -> ShardedBuffer:
-        """A copy on each device."""
         return sharded_buffer.scatter(x, replicated(self.mesh))
 
     def to_host(self, buffer: ShardedBuffer) -> np.ndarray:
-        """Gather the shards."""
         return sharded_buffer.gather(buffer)
 
     def block_until_ready(self, buffer: ShardedBuffer) -> None:
-        """Wait for all shards."""
         for device, shard in zip(buffer.devices, buffer.shards, strict=True):
             device.backend.block_until_ready(shard)
 
@@ -128,8 +118,8 @@ class MeshBackend:
     ) -> Sequence[ShardedBuffer]:
         """Run one primitive as a cached program of one equation."""
         avals = tuple(ShapedArray(b.shape, b.dtype) for b in buffers)
-        made = self._operation(prim, avals, tuple(params.items()), config.matmul_precision)
-        return made(list(buffers))
+        program = self._operation(prim, avals, tuple(params.items()), config.matmul_precision)
+        return program(list(buffers))
 
     def _compile_operation(
         self, prim: Any, avals: tuple[ShapedArray, ...], params: tuple, precision: str

@@ -16,17 +16,17 @@ from blufunc import errors
 from blufunc.core.arrays.array import Array
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.primitive import concrete
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.parallel.collectives.lowering import lower_collectives
-from blufunc.parallel.collectives.primitives import communicates
+from blufunc.parallel.collectives.primitives import communicates, equations
 from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding, replicated
 from blufunc.parallel.partition.partition import localise
-from blufunc.parallel.runtime import local_gpus, processes, sharded_buffer
+from blufunc.parallel.runtime import nccl, processes, sharded_buffer
 from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer, sharded_buffers
 from blufunc.parallel.runtime.simulated import run_ranks
 
@@ -105,20 +105,17 @@ class LocalProgram:
         ]
         self.mesh = mesh
         self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.local_devices]
-        self.communicates = _any(self.jaxpr, communicates)
+        self.communicates = any(map(communicates, equations(self.jaxpr)))
         # True if it uses the engine at all, if only for the rank's index
-        self._asks = _any(self.jaxpr, lambda eqn: eqn.prim.kind == "collective")
+        self._asks = any(eqn.prim.kind == "collective" for eqn in equations(self.jaxpr))
         self._agreed = not (self.communicates and mesh.spans_processes)
         self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
         self._on_gpus = mesh.local_devices[0].platform == "cuda"
         self._plain = lower_collectives(self.jaxpr)  # lowered
-        self.programs = self._compiled((False,) * len(consts) + tuple(donated), budget)
-
-    def _compiled(self, donated: Sequence[bool], budget: int | None) -> list[Any]:
-        plain, devices = self._plain, self.mesh.local_devices
-        if devices[0].platform == "cpu":
-            return [devices[0].backend.compile(plain, donated, budget)] * len(devices)
-        return [d.backend.compile(plain, donated, budget) for d in devices]
+        donated, devices = (False,) * len(consts) + tuple(donated), mesh.local_devices
+        compiled = devices[:1] if devices[0].platform == "cpu" else devices
+        self.programs = [d.backend.compile(self._plain, donated, budget) for d in compiled]
+        self.programs *= len(devices) // len(compiled)
 
     @property
     def program(self) -> Any:
@@ -178,17 +175,15 @@ class LocalProgram:
         """Run ``function(i)`` for each rank i of this process, concurrently."""
         if not self._asks:
             return [function(i) for i in range(len(self.consts))]
-        if not self.mesh.spans_processes:
-            return run_ranks(self.mesh.abstract, self._on_gpu(function) if self._on_gpus else function)
-        with processes.engine_in_use(self.mesh):
-            return [function(0)]
+        if self.mesh.spans_processes:
+            with processes.engine_in_use(self.mesh):
+                return [function(0)]
 
-    def _on_gpu(self, function: Callable[[int], Any]) -> Callable[[int], Any]:
-        def run(rank: int) -> Any:
-            with local_gpus.engine_in_use(self.mesh, rank):
+        def on_gpu(rank: int) -> Any:
+            with nccl.engine_in_use(self.mesh, rank):
                 return function(rank)
 
-        return run
+        return run_ranks(self.mesh.abstract, on_gpu if self._on_gpus else function)
 
 
 def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:
@@ -222,8 +217,3 @@ def local_jaxpr(
         raise source.located(e) from None
     closed, consts = program.hoist()
     return closed, [concrete(c) for c in consts], out_shardings
-
-
-def _any(jaxpr: Jaxpr, is_one: Callable[[Eqn], bool]) -> bool:
-    """True if a predicate holds for an equation, bodies included."""
-    return any(is_one(e) or any(_any(sub, is_one) for sub in subjaxprs(e.params)) for e in jaxpr.eqns)

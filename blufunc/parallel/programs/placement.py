@@ -23,6 +23,7 @@ from blufunc.core.pytree import paths, tree
 from blufunc.parallel.mesh.mesh import Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import Index, NamedSharding, Sharding, SingleDeviceSharding
 from blufunc.parallel.mesh.spec import PartitionSpec
+from blufunc.parallel.mesh.spec_trees import on_mesh
 from blufunc.parallel.programs.mesh_device import device_on
 from blufunc.parallel.programs.mesh_program import reshard
 from blufunc.parallel.runtime import processes
@@ -80,28 +81,12 @@ def _place(given: Any) -> Place:
     if isinstance(given, SingleDeviceSharding):
         return given.device
     if isinstance(given, PartitionSpec):
-        return on_current_mesh(given)
+        return on_mesh(given, current_mesh(), str(given))
     raise errors.ArgumentError(
         f"device_put takes a device or a sharding, not {given!r:.60}.",
         where=source.here(),
         fix="use one of bf.devices(), or NamedSharding(mesh, P('x'))",
     )
-
-
-def on_current_mesh(spec: PartitionSpec) -> NamedSharding:
-    """``spec`` on the mesh of the innermost ``with mesh:``.
-
-    Raises:
-      ArgumentError: there is no such mesh.
-    """
-    mesh = current_mesh()
-    if mesh is None:
-        raise errors.ArgumentError(
-            f"{spec} has no mesh.",
-            where=source.here(),
-            fix="NamedSharding(mesh, spec), or a `with mesh:` block",
-        )
-    return NamedSharding(mesh, spec)
 
 
 def _put(leaf: Any, place: Place) -> Any:
@@ -149,10 +134,8 @@ def make_array_from_callback(
       ShapeError: a part has another shape than its index.
       DtypeError: the parts have different dtypes.
     """
-    whole, sharding = (
-        shape_of(shape, "make_array_from_callback"),
-        _named(sharding, "make_array_from_callback"),
-    )
+    name = "make_array_from_callback"
+    whole, sharding = shape_of(shape, name), _named(sharding, name)
     requested = None if dtype is None else dtypes.as_dtype(dtype)
 
     def part(index: Index) -> np.ndarray:
@@ -259,35 +242,29 @@ def make_array_from_single_device_arrays(
     name = "make_array_from_single_device_arrays"
     whole, sharding = shape_of(shape, name), _named(sharding, name)
     given = sequence(arrays, name, "arrays", "arrays")
-    wrong = [a for a in given if not isinstance(a, Array)]
-    if wrong:
-        raise errors.ArgumentError(f"{name} takes arrays, not {wrong[0]!r:.60}.", where=source.here())
+
+    def fail(kind: type[errors.BlufuncError], what: str, fix: str | None = None) -> None:
+        raise kind(f"{name}: {what}.", where=source.here(), fix=fix)
+
+    if wrong := [a for a in given if not isinstance(a, Array)]:
+        fail(errors.ArgumentError, f"shards are arrays, not {wrong[0]!r:.60}")
     on = {a.device: a for a in given}
     devices = mesh_of(sharding).local_devices
     if set(on) != set(devices) or len(given) != len(devices):
-        raise errors.ArgumentError(
-            f"{name}: {len(given)} shards on {', '.join(map(str, on))}.",
-            where=source.here(),
-            fix=f"one on each of {', '.join(map(str, devices))}",
-        )
+        expected = f"one on each of {', '.join(map(str, devices))}"
+        fail(errors.ArgumentError, f"{len(given)} shards on {', '.join(map(str, on))}", expected)
     size = sharding.shard_shape(whole)
     if not sharding.is_even(whole):
-        raise errors.ShapeError(
-            f"{name}: {sharding.spec} does not divide an array of shape {whole} evenly.",
-            where=source.here(),
-            fix="device_put pads arrays by itself",
-        )
+        what = f"{sharding.spec} does not divide an array of shape {whole} evenly"
+        fail(errors.ShapeError, what, "device_put pads arrays by itself")
     shards = [on[d] for d in devices]
     for shard in shards:
         if shard.aval.shape != size:
-            raise errors.ShapeError(
-                f"{name}: the shard on {shard.device} is of shape {shard.aval.shape}.",
-                where=source.here(),
-                fix=f"an array of shape {whole} has shards of shape {size} there",
-            )
+            fix = f"an array of shape {whole} has shards of shape {size} there"
+            fail(errors.ShapeError, f"the shard on {shard.device} is of shape {shard.aval.shape}", fix)
     kinds = {s.aval.dtype for s in shards}
     if len(kinds) > 1:
-        raise errors.DtypeError(f"{name}: shards of {' and '.join(map(str, kinds))}.", where=source.here())
+        fail(errors.DtypeError, f"shards of {' and '.join(map(str, kinds))}")
     return _wrapped(ShardedBuffer([s.buffer for s in shards], sharding, whole, shards[0].aval.dtype))
 
 

@@ -10,15 +10,14 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import Array, lift
+from blufunc.core.arrays.array import Array
 from blufunc.core.ir import source
 from blufunc.core.primitives.primitive import concrete
-from blufunc.core.pytree import tree
 from blufunc.parallel.mesh.constrain import ShardingConstraint, sharding_constraint_p
 from blufunc.parallel.mesh.mesh import Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import PartitionSpec
-from blufunc.parallel.mesh.spec_trees import check_ranks, shardings_of
+from blufunc.parallel.mesh.spec_trees import map_sharded, shardings_of
 from blufunc.parallel.programs.mesh_device import device_on
 from blufunc.parallel.programs.placement import device_put
 from blufunc.parallel.runtime.sharded_buffer import mesh_of
@@ -60,21 +59,14 @@ def reshard(x: Any, sharding: Any) -> Any:
         ``x`` of these, and None for leaves to leave in place.
     Raises:
       ArgumentError: ``sharding`` is something else, or a spec without a mesh.
-        ShardingError: a spec has more entries than its array has dimensions, unreduced or reduced axes, or an axis that
-          the mesh does not have; or an eager array is moved to an abstract mesh.
-        TreeError: ``sharding`` is not a pytree prefix of ``x``.
+      ShardingError: a spec has more entries than its array has dimensions, unreduced or reduced axes, or an axis that
+        the mesh does not have; or an eager array is moved to an abstract mesh.
+      TreeError: ``sharding`` is not a pytree prefix of ``x``.
     """
-    leaves, treedef = tree.flatten(x)
-    values = [lift(leaf, "x") for leaf in leaves]
-    shardings = shardings_of(sharding, x, None, "the sharding of reshard")
-    check_ranks(shardings, [v.aval for v in values], treedef, "x")
-    moved = [_moved(v, s) for v, s in zip(values, shardings, strict=True)]
-    return tree.unflatten(treedef, moved)
+    return map_sharded(_moved, x, shardings_of(sharding, x, None, "the sharding of reshard"), "x")
 
 
-def _moved(x: Any, sharding: NamedSharding | None) -> Any:
-    if sharding is None:
-        return x
+def _moved(x: Any, sharding: NamedSharding) -> Any:
     if isinstance(x, Array):
         mesh_of(sharding)  # raises for an abstract mesh
     spec = sharding.spec.for_rank(x.aval.ndim)

@@ -6,17 +6,16 @@ so that it can be transformed and called like any function; ``partition/partitio
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from blufunc import errors
-from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
-from blufunc.core.pytree import tree
 from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
-from blufunc.parallel.mesh.spec_trees import Shardings, check_ranks, shardings_of
+from blufunc.parallel.mesh.spec_trees import map_sharded, shardings_of
 from blufunc.parallel.programs.reshard import reshard
 from blufunc.transforms.arguments import check_callable, name_of
 from blufunc.transforms.staging.jit import jit
@@ -52,19 +51,18 @@ def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: An
 
     def laid_out(args: tuple, how: Callable) -> tuple:
         specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
-        return _each(how, args, shardings_of(specs, args, mesh, f"in_specs of {name}"), f"{name}: argument ")
+        return map_sharded(
+            how, args, shardings_of(specs, args, mesh, f"in_specs of {name}"), f"{name}: argument "
+        )
 
     @functools.wraps(fun)
     def annotated(*args: Any) -> Any:
         args = laid_out(args, constrain)
-        if isinstance(mesh, Mesh):
-            with mesh:
-                out = fun(*args)
-        else:
+        with mesh if isinstance(mesh, Mesh) else contextlib.nullcontext():
             out = fun(*args)
         shardings = shardings_of(out_specs, out, mesh, f"out_specs of {name}")
-        out = _each(reshard, out, shardings, f"{name}: result ")
-        return _each(constrain, out, shardings, f"{name}: result ")
+        out = map_sharded(reshard, out, shardings, f"{name}: result ")
+        return map_sharded(constrain, out, shardings, f"{name}: result ")
 
     program = jit(annotated)
 
@@ -73,12 +71,3 @@ def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: An
         return program(*laid_out(args, reshard))
 
     return sharded
-
-
-def _each(how: Callable, x: Any, shardings: Shardings, what: str) -> Any:
-    """Apply ``how`` to the leaves of ``x`` that have a sharding."""
-    leaves, treedef = tree.flatten(x)
-    values = [lift(leaf) for leaf in leaves]
-    check_ranks(shardings, [v.aval for v in values], treedef, what)
-    laid = [v if s is None else how(v, s) for v, s in zip(values, shardings, strict=True)]
-    return tree.unflatten(treedef, laid)

@@ -40,7 +40,10 @@ def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
         sent = lax.ppermute(x, axis, _onwards(n)) if distance < n - 1 else x
         parts.append(x @ weight)
         x = sent
-    whole = bnp.take(bnp.stack(parts, dim), _distances(n, lax.axis_index(axis)), axis=dim)
+    distances = (
+        lax.axis_index(axis) - bnp.arange(n, dtype=dtypes.int32)
+    ) % n  # of each rank's part from this rank
+    whole = bnp.take(bnp.stack(parts, dim), distances, axis=dim)
     shape = whole.shape
     return whole.reshape(*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :])
 
@@ -82,11 +85,6 @@ def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
 
 def _onwards(n: int) -> list[tuple[int, int]]:
     return [(i, (i + 1) % n) for i in range(n)]
-
-
-def _distances(n: int, rank: Any) -> Any:
-    """The distance of each rank's part from this rank on the ring."""
-    return (rank - bnp.arange(n, dtype=dtypes.int32)) % n
 
 
 def _row_dimension(x: Any, weight: Any, dim: int, what: str) -> int:

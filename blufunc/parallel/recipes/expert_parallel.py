@@ -150,39 +150,29 @@ class _Routes:
 
 def _check(params: Any, router: Any, x: Any, top_k: int, factor: float, axis: str | None, groups: int) -> int:
     """Check the sizes, and return the number of experts."""
-    name = "mixture_of_experts"
+
+    def fail(kind: type[errors.BlufuncError], what: str) -> None:
+        raise kind(f"mixture_of_experts: {what}.", where=source.here())
+
     if router.ndim != 2 or not x.ndim or x.shape[-1] != router.shape[0]:
-        raise errors.ShapeError(
-            f"{name} takes a router [C, E] and tokens [..., C], not {router.aval} and {x.aval}.",
-            where=source.here(),
+        fail(
+            errors.ShapeError, f"it takes a router [C, E] and tokens [..., C], not {router.aval} and {x.aval}"
         )
     E = router.shape[1]
     n = 1 if axis is None else lax.axis_size(axis)
     if E % n:
-        raise errors.ShapeError(
-            f"{name}: {E} experts cannot be sharded over {axis!r}, of {n} ranks.", where=source.here()
-        )
+        fail(errors.ShapeError, f"{E} experts cannot be sharded over {axis!r}, of {n} ranks")
     found = {leaf.shape[0] if np.ndim(leaf) else None for leaf in tree.leaves(params)}
     if found != {E // n}:
-        raise errors.ShapeError(
-            f"{name}: the leading dimension of all parameters is the {E // n} experts{' of a rank' if axis else ''}, "
-            f"not {', '.join(map(str, found)) or 'nothing'}.",
-            where=source.here(),
-        )
+        own = f"the {E // n} experts{' of a rank' if axis else ''}, not {', '.join(map(str, found)) or 'nothing'}"
+        fail(errors.ShapeError, f"the leading dimension of all parameters is {own}")
     if not 1 <= top_k <= E:
-        raise errors.ValueRangeError(
-            f"{name}: top_k is between 1 and the {E} experts, not {top_k}.", where=source.here()
-        )
+        fail(errors.ValueRangeError, f"top_k is between 1 and the {E} experts, not {top_k}")
     if not factor > 0:
-        raise errors.ValueRangeError(
-            f"{name}: capacity_factor is a positive number, not {factor}.", where=source.here()
-        )
+        fail(errors.ValueRangeError, f"capacity_factor is a positive number, not {factor}")
     tokens = math.prod(x.shape[:-1])
-    if groups < 1 or tokens % groups or (axis is not None and groups != 1):
-        raise errors.ValueRangeError(
-            f"{name}: {tokens} tokens do not split into {groups} groups."
-            if axis is None
-            else f"{name}: with an axis the tokens of each rank are one group.",
-            where=source.here(),
-        )
+    if axis is not None and groups != 1:
+        fail(errors.ValueRangeError, "with an axis the tokens of each rank are one group")
+    if groups < 1 or tokens % groups:
+        fail(errors.ValueRangeError, f"{tokens} tokens do not split into {groups} groups")
     return E

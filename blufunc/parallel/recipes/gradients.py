@@ -195,7 +195,7 @@ def _buckets(
     open_: dict[Any, tuple[list[int], int]] = {}  # by type: an open bucket, and its bytes
     for i in order:
         x = leaves[i]
-        size = x.aval.size * x.dtype.itemsize
+        size = x.aval.nbytes
         key = x.dtype, like(x, trace).types
         bucket, held = open_.get(key, ([], 0))
         if not bucket or held + size > limit:

@@ -10,11 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from blufunc import errors, lax
-from blufunc.core.ir import source
-from blufunc.core.ir.trace import state
+from blufunc import lax
 from blufunc.parallel.collectives import primitives as ops
-from blufunc.transforms.batching.batch import MeshAxis, NamedAxis
+from blufunc.parallel.collectives.named import check_mesh_axes, of_vmaps
 
 
 def ring_of(axis: str, what: str) -> Ring:
@@ -24,24 +22,13 @@ def ring_of(axis: str, what: str) -> Ring:
       AxisNameError: no such axis, or the axis of a vmap.
     """
     size = lax.axis_size(axis)
-    if not _of_mesh(axis):
-        raise errors.AxisNameError(
-            f"{what} over {axis!r:.60}, which is an axis of a vmap.",
-            where=source.here(),
-            fix="use shard_map over a mesh with that axis",
-        )
+    check_mesh_axes([axis], what)
     return Ring(axis, size)
 
 
 def same_on_all(x: Any, axis: str) -> Any:
     """A pytree that must be replicated along a mesh axis; ShardingError if it varies."""
-    return lax.pcast(x, axis, to="invariant") if _of_mesh(axis) else x
-
-
-def _of_mesh(axis: str) -> bool:
-    """True if a name's innermost axis is a mesh axis."""
-    named = (e for e in reversed(state.context) if isinstance(e, NamedAxis) and e.name == axis)
-    return isinstance(next(named, None), MeshAxis)
+    return lax.pcast(x, axis, to="invariant") if not of_vmaps([axis]) else x
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from blufunc.core.programs import simplify as passes
 from blufunc.core.programs.alternatives import chosen
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.tables import duration, run_lengths, size, table
-from blufunc.parallel.collectives.primitives import MeshCollective, communicates
+from blufunc.parallel.collectives.primitives import MeshCollective, communicates, equations
 from blufunc.parallel.collectives.shard_map import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
@@ -244,7 +244,7 @@ def _mesh_of(lowered: Lowered, leaves: Sequence[Any]) -> Mesh | AbstractMesh | N
     for x in leaves:
         if isinstance(x, NamedSharding):
             return x.mesh
-    return next((m for e in _all(lowered.jaxpr) if (m := e.params.get("mesh")) is not None), None)
+    return next((m for e in equations(lowered.jaxpr) if (m := e.params.get("mesh")) is not None), None)
 
 
 def _sharding(x: Any, var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> NamedSharding:
@@ -302,7 +302,7 @@ class _Context:
     def __init__(self, whole: Jaxpr):
         self.forward: dict[Any, dict[str, None]] = {}
         self.asked_for: set[Any] = set()
-        for eqn in _all(whole):
+        for eqn in equations(whole):
             if isinstance(eqn.prim, MeshCollective):
                 self.asked_for.add(eqn.source)
             if eqn.source is not None and not source.is_backward(eqn.source) and not eqn.prim.identity:
@@ -317,14 +317,6 @@ def _name(eqn: Eqn) -> str:
 def _kind(eqn: Eqn) -> str:
     options = {k: v for k, v in eqn.params.items() if k not in ("axes", "sizes", "src", "dst")}
     return eqn.prim.engine_call(**options)[0]  # type: ignore[attr-defined]
-
-
-def _all(jaxpr: Jaxpr) -> Iterator[Eqn]:
-    """The equations, bodies included."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in subjaxprs(eqn.params):
-            yield from _all(inner)
 
 
 def _rows(jaxpr: Jaxpr, times: int, condition: str, context: _Context) -> Iterator[Collective]:

@@ -23,18 +23,7 @@ from blufunc.parallel.mesh.mesh import Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding, Sharding
 from blufunc.parallel.programs.array_shards import sharding_of
 
-_COLOURS = (
-    "4e79a7",
-    "f28e2b",
-    "59a14f",
-    "b07aa1",
-    "e15759",
-    "76b7b2",
-    "edc948",
-    "9c755f",
-    "ff9da7",
-    "bab0ac",
-)
+_COLOURS = "4e79a7 f28e2b 59a14f b07aa1 e15759 76b7b2 edc948 9c755f ff9da7 bab0ac".split()
 _WIDTH, _HEIGHT, _MARGIN, _LINE = 480, 160, 72, 24  # of an SVG picture, in pixels
 
 

@@ -8,7 +8,6 @@ engines (``mpi``, ``nccl``) are built. One process is one rank.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import re
 import socket
@@ -17,7 +16,7 @@ import threading
 import traceback
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
@@ -59,7 +58,7 @@ class World:
 
     Attributes:
       placement, rank, size, local_rank: see ``Placement``.
-      store: key-value store shared by all ranks.
+      store: the store shared by all ranks.
       recorder: the log to which engines write their collectives.
       engines: one per mesh of these processes, made on first use.
       watchdog: ends this process when others have failed.
@@ -73,7 +72,8 @@ class World:
         self._server: stores.StoreServer | None = None
         host, port = placement.host, placement.port
         if not placement.hosted and self.rank == 0:
-            self._server = stores.StoreServer(host if _is_loopback(host) else "", port)
+            is_loopback = host in ("localhost", "::1") or host.startswith("127.")
+            self._server = stores.StoreServer(host if is_loopback else "", port)
             host, port = "127.0.0.1", self._server.port
         records = os.environ.get("BLUFUNC_RECORDS")
         self.recorder = Recorder(os.path.join(records, str(self.rank)) if records else None)
@@ -81,8 +81,11 @@ class World:
         name = f"process {os.getpid()} on {socket.gethostname()}"
         connection = stores.watch(host, port, self.rank, name, deadline=deadline)
         self.watchdog = Watchdog(self.rank, connection, self.recorder, deadline=deadline)
-        with self._ended_on_error():
+        try:
             self.barrier("start")
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def members(self) -> Sequence[int]:
@@ -107,14 +110,6 @@ class World:
         self.store.close()
         if self._server is not None:
             self._server.close(self.deadline)
-
-    @contextlib.contextmanager
-    def _ended_on_error(self):
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
 
 
 _world: World | None = None
@@ -218,13 +213,9 @@ def find_placement(
         found = Placement(rank, size, local, size, host, port)
     else:
         # Open MPI before Slurm: inside a Slurm job mpirun starts its daemons with srun, not the ranks
-        for launcher in (_torchrun, _open_mpi, _slurm):
-            placed = launcher(environ)
-            if placed is not None:
-                found = placed
-                break
-        else:
-            found = Placement(0, 1, by="no launcher")
+        found = (
+            _torchrun(environ) or _open_mpi(environ) or _slurm(environ) or Placement(0, 1, by="no launcher")
+        )
     if not 0 <= found.rank < found.size:
         raise errors.ValueRangeError(
             f"rank {found.rank} is out of range for {found.size} processes ({found.by}).",
@@ -232,7 +223,7 @@ def find_placement(
         )
     if "BLUFUNC_STORE" in environ and address is None:
         host, port = _address(environ["BLUFUNC_STORE"])
-        found = Placement(**{**found.__dict__, "host": host, "port": port, "hosted": True})
+        found = replace(found, host=host, port=port, hosted=True)
     return found
 
 
@@ -244,16 +235,8 @@ def _torchrun(environ: Mapping[str, str]) -> Placement | None:
     port = _int(environ, "MASTER_PORT", by, 29500)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens at MASTER_PORT
-    size = _int(environ, "WORLD_SIZE", by)
-    return Placement(
-        _int(environ, "RANK", by),
-        size,
-        _int(environ, "LOCAL_RANK", by, 0),
-        _int(environ, "LOCAL_WORLD_SIZE", by, 1),
-        environ.get("MASTER_ADDR", "127.0.0.1"),
-        _int(environ, "BLUFUNC_PORT", by, port),
-        by=by,
-    )
+    local_size = _int(environ, "LOCAL_WORLD_SIZE", by, 1)
+    return _placed(environ, by, ("RANK", "WORLD_SIZE", "LOCAL_RANK"), local_size, port)
 
 
 def _open_mpi(environ: Mapping[str, str]) -> Placement | None:
@@ -263,22 +246,14 @@ def _open_mpi(environ: Mapping[str, str]) -> Placement | None:
     by = "the variables of Open MPI"
     size = _int(environ, "OMPI_COMM_WORLD_SIZE", by)
     local_size = _int(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", by, size)
-    host = environ.get("MASTER_ADDR", "127.0.0.1")
     if local_size < size and "MASTER_ADDR" not in environ:
         raise errors.ArgumentError(
             f"{size} processes on several hosts, and no MASTER_ADDR ({by}).",
             fix="mpirun -x MASTER_ADDR=$(hostname) ...: the host of rank 0",
         )
     job = environ.get("PMIX_NAMESPACE", environ.get("OMPI_MCA_ess_base_jobid", ""))
-    return Placement(
-        _int(environ, "OMPI_COMM_WORLD_RANK", by),
-        size,
-        _int(environ, "OMPI_COMM_WORLD_LOCAL_RANK", by, 0),
-        local_size,
-        host,
-        _int(environ, "BLUFUNC_PORT", by, _int(environ, "MASTER_PORT", by, _port_of(job))),
-        by=by,
-    )
+    names = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+    return _placed(environ, by, names, local_size, _int(environ, "MASTER_PORT", by, _port_of(job)))
 
 
 def _slurm(environ: Mapping[str, str]) -> Placement | None:
@@ -289,15 +264,27 @@ def _slurm(environ: Mapping[str, str]) -> Placement | None:
     nodes = environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", "127.0.0.1"))
     job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
     tasks = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))  # "4(x2),3"
-    return Placement(
-        _int(environ, "SLURM_PROCID", by),
-        _int(environ, "SLURM_STEP_NUM_TASKS", by),
-        _int(environ, "SLURM_LOCALID", by, 0),
-        int(tasks[0]) if tasks else 1,
-        environ.get("MASTER_ADDR", first_host(nodes)),
-        _int(environ, "BLUFUNC_PORT", by, _int(environ, "MASTER_PORT", by, _port_of(job))),
-        by=by,
+    port = _int(environ, "MASTER_PORT", by, _port_of(job))
+    names = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"
+    return _placed(environ, by, names, int(tasks[0]) if tasks else 1, port, first_host(nodes))
+
+
+def _placed(
+    environ: Mapping[str, str],
+    by: str,
+    names: Sequence[str],
+    local_size: int,
+    port: int,
+    host: str = "127.0.0.1",
+) -> Placement:
+    """The placement by the variables ``names`` of rank, size and local rank."""
+    rank, size, local_rank = (
+        _int(environ, names[0], by),
+        _int(environ, names[1], by),
+        _int(environ, names[2], by, 0),
     )
+    host, port = environ.get("MASTER_ADDR", host), _int(environ, "BLUFUNC_PORT", by, port)
+    return Placement(rank, size, local_rank, local_size, host, port, by=by)
 
 
 def first_host(nodes: str) -> str:
@@ -309,10 +296,6 @@ def first_host(nodes: str) -> str:
 def _port_of(job: str) -> int:
     """A port for a job, the same in all its processes, below the ephemeral range."""
     return 15000 + zlib.crc32(job.encode()) % 15000
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _address(text: Any) -> tuple[str, int]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
+from blufunc.parallel.runtime import engine
 
 
 class Step(NamedTuple):
@@ -23,12 +22,6 @@ class Step(NamedTuple):
 
     text: str
     line: str
-
-
-class _World(Protocol):
-    rank: int
-
-    def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]: ...
 
 
 def collectives(jaxpr: Jaxpr) -> list[Step]:
@@ -50,7 +43,7 @@ def digest(jaxpr: Jaxpr) -> str:
     return _hash([*parameters(jaxpr), *collectives(jaxpr)])
 
 
-def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None:
+def check_agreement(jaxpr: Jaxpr, world: engine.Peers, members: Sequence[int]) -> None:
     """Compare the programs of all ranks of ``members``, which call it.
 
     Raises:
@@ -80,13 +73,9 @@ def _raise_difference(
     )
     a, b = (steps[at] if at < len(steps) else Step("no further collective", "") for steps in (mine, theirs))
     what = f"parameter {at + 1}" if at < n_parameters else f"collective {at + 1 - n_parameters}"
-    raise errors.CollectiveError(
+    raise engine.disagreement(
         f"ranks {rank} and {other} run different programs{f' ({name})' * bool(name)}: their {what} is not the same.",
-        where=source.here(),
-        why="\n".join(
-            f"rank {r}: {s.text}" + (f", at {s.line}" if s.line else "") for r, s in ((rank, a), (other, b))
-        ),
-        fix="all ranks run one program, on shards of one shape; branch only on what all ranks agree on",
+        [(r, s.text + (f", at {s.line}" if s.line else "")) for r, s in ((rank, a), (other, b))],
     )
 
 
@@ -105,7 +94,7 @@ def _steps(jaxpr: Jaxpr) -> Iterator[Step]:
 
 
 def _described(eqn: Eqn) -> str:
-    nbytes = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in eqn.invars)
+    nbytes = sum(v.aval.nbytes for v in eqn.invars)
     operands = ", ".join(str(v.aval) for v in eqn.invars)
     options = "".join(
         f", {k}={v}" for k, v in sorted(eqn.params.items()) if k not in ("axes", "sizes", "lines")

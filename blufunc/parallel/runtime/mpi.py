@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.ir import dtypes, source
+from blufunc.core.ir import source
 from blufunc.parallel.runtime import engine as engines
-from blufunc.parallel.runtime import transport
 
 if TYPE_CHECKING:
     from blufunc.parallel.mesh.mesh import AbstractMesh
@@ -36,7 +35,7 @@ _SPIN = 100e-6  # seconds of spinning before it yields
 
 
 class _Group:
-    """Ranks along some axes, and their communicator: a ``transport.Transport``."""
+    """Ranks along some axes, and their communicator: an ``engine.Transport``."""
 
     def __init__(self, comm: Any, ranks: Sequence[int]):
         self.comm, self.ranks, self.size = comm, ranks, len(ranks)
@@ -96,61 +95,40 @@ def _words(x: np.ndarray, part: int) -> np.ndarray:
     return x.reshape(-1).view(np.uint64 if part % 8 == 0 else np.uint8)
 
 
-class MpiEngine:
+class MpiEngine(engines.ProcessEngine):
     """``Engine`` of one process.
 
-    Args:
-      world: the job; its recorder logs every collective.
-      mesh: the mesh of all ranks.
-      members: the process of each rank of the mesh; default all processes in order.
     Raises:
       UnsupportedError: mpi4py is not installed, or MPI did not start this process.
-      ValueRangeError: the mesh size differs from ``members``, or this process is not among them.
     """
 
     def __init__(self, world: World, mesh: AbstractMesh, members: Sequence[int] | None = None):
-        self.world, self.mesh = world, mesh
-        self.members = tuple(world.members if members is None else members)
         self._mpi = _mpi(world)
-        self.rank = engines.rank_in(world.rank, mesh, self.members)
-        self.coordinates = engines.coordinates_of(self.rank, mesh)
-        self._groups: dict[tuple[str, ...], _Group] = {}
+        super().__init__(world, mesh, members)
 
     def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
-        """See ``engine.Engine``."""
         x = np.ascontiguousarray(x).reshape(np.shape(x))  # ascontiguousarray makes scalars 1-d
-        group = self._group(axes)
-        with self.world.recorder.during(kind, axes, x.nbytes, [self.members[r] for r in group.ranks]):
-            self._agree(group, kind, x, axes, options)
-            return transport.run(group, kind, x, **options)
+        group = self.group(axes)
+        with self.world.recorder.during(kind, axes, x.nbytes, self.members_in(group.ranks)):
+            self._check_calls(group, engines.described(kind, x, axes, options))
+            return engines.run(group, kind, x, **options)
 
-    def _group(self, axes: tuple[str, ...]) -> _Group:
-        group = self._groups.get(axes)
-        if group is None:
-            ranks = engines.group_of(self.rank, self.mesh, axes)
-            everybody = self._mpi.COMM_WORLD
-            chosen = everybody.Get_group().Incl([self.members[r] for r in ranks])
-            with self.world.recorder.during("communicator", axes, 0, [self.members[r] for r in ranks]):
-                group = self._groups[axes] = _Group(everybody.Create_group(chosen), ranks)
-        return group
+    def connect(self, axes: tuple[str, ...], ranks: list[int]) -> _Group:
+        """Make a communicator of ``ranks``."""
+        everybody, members = self._mpi.COMM_WORLD, self.members_in(ranks)
+        with self.world.recorder.during("communicator", axes, 0, members):
+            return _Group(everybody.Create_group(everybody.Get_group().Incl(members)), ranks)
 
-    def _agree(
-        self, group: _Group, kind: str, x: np.ndarray, axes: tuple[str, ...], options: dict[str, Any]
-    ) -> None:
+    def _check_calls(self, group: _Group, mine: str) -> None:
         """Raise on all ranks of the group if their collectives differ."""
-        shape = ",".join(map(str, x.shape))
-        described = ", ".join([f"axes={axes}", *(f"{k}={v}" for k, v in sorted(options.items()))])
-        mine = f"{kind}({dtypes.short_name(x.dtype)}[{shape}], {described})"
         hashes = group.gather(np.frombuffer(hashlib.md5(mine.encode()).digest(), np.uint8))
         if (hashes == hashes[0]).all():
             return
-        lines = [json.loads(t) for t in group.comm.allgather(json.dumps([mine, source.here()]))]
-        other = next(i for i, line in enumerate(lines) if line[0] != lines[0][0])
-        raise errors.CollectiveError(
+        calls = [json.loads(t) for t in group.comm.allgather(json.dumps([mine, source.here()]))]
+        other = next(i for i, call in enumerate(calls) if call[0] != calls[0][0])
+        raise engines.disagreement(
             f"ranks {group.ranks[0]} and {group.ranks[other]} call different collectives.",
-            where=source.here(),
-            why="\n".join(f"rank {group.ranks[i]}: {lines[i][0]}, at {lines[i][1]}" for i in (0, other)),
-            fix="all ranks run one program, on shards of one shape; branch only on what all ranks agree on",
+            [(group.ranks[i], f"{calls[i][0]}, at {calls[i][1]}") for i in (0, other)],
         )
 
 

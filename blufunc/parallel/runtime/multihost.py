@@ -43,7 +43,7 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
         x = _array(leaf, "process_allgather")
         if isinstance(x.buffer, ShardedBuffer) and not x.buffer.is_fully_addressable:
             return x.device.whole(x.buffer)
-        rows = _collective("all_gather", np.asarray(x), dim=0, tiled=False)
+        rows = _collective("all_gather", np.asarray(x)[None], dim=0)
         return rows.reshape(-1, *rows.shape[2:]) if tiled and rows.ndim > 1 else rows
 
     return tree.map(gathered, in_tree)
@@ -62,7 +62,7 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
       UnsupportedError: a value is traced.
     """
     is_root = process_info.current().index == 0 if is_source is None else bool(is_source)
-    sources = np.flatnonzero(_collective("all_gather", np.array(is_root), dim=0, tiled=False))
+    sources = np.flatnonzero(_collective("all_gather", np.array([is_root]), dim=0))
     if len(sources) != 1:
         raise errors.CollectiveError(
             f"broadcast_one_to_all has {len(sources)} sources: the processes {sources.tolist()}.",
@@ -111,7 +111,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
 
 def _collective(kind: str, x: np.ndarray, **options: Any) -> np.ndarray:
     if process_info.current().count == 1:
-        return x[None] if kind == "all_gather" else x
+        return x
     with processes.engine_in_use(_all_processes()) as engine:
         return engine.collective(kind, x, (_AXIS,), **options)
 

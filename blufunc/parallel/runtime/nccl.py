@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,11 +22,10 @@ from blufunc.core.ir import dtypes, source
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.library.collectives import Exchange
 from blufunc.parallel.runtime import engine as engines
-from blufunc.parallel.runtime import transport as transports
+from blufunc.parallel.runtime.watchdog import Recorder
 
 if TYPE_CHECKING:
-    from blufunc.parallel.mesh.mesh import AbstractMesh
-    from blufunc.parallel.runtime.watchdog import Recorder
+    from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 
 _UINT8 = 1
 _TYPES = {
@@ -33,21 +33,6 @@ _TYPES = {
     "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
 }  # fmt: skip
 _OPS = {"sum": 0, "max": 2, "min": 3}
-
-
-class Peers(Protocol):
-    """The ranks of a job from one's view: a ``bootstrap.World``, or threads."""
-
-    rank: int
-    recorder: Recorder
-    watchdog: Any
-
-    @property
-    def members(self) -> Sequence[int]:
-        """The number of each."""
-
-    def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]:
-        """Gather the values of ``members`` under ``name``."""
 
 
 @functools.cache
@@ -68,47 +53,40 @@ def library() -> Any:
     return nccl
 
 
-class NcclEngine:
+class NcclEngine(engines.ProcessEngine):
     """``Engine`` of one GPU.
 
     Args:
-      world: the job.
-      mesh: the mesh of all ranks.
+      world, mesh, members: see ``ProcessEngine``.
       device: the index of the GPU in this process.
-      members: the process of each rank of the mesh; default all processes in order.
       nccl: the binding; default CuPy's.
     Raises:
       UnsupportedError: CuPy or NCCL is missing.
-      ValueRangeError: the mesh size differs from ``members``, or this process is not among them.
     """
 
     def __init__(
         self,
-        world: Peers,
+        world: engines.Peers,
         mesh: AbstractMesh,
         device: int,
         members: Sequence[int] | None = None,
         *,
         nccl: Any = None,
     ):
-        self.world, self.mesh, self.device = world, mesh, device
-        self.members = tuple(world.members if members is None else members)
-        self.rank = engines.rank_in(world.rank, mesh, self.members)
-        self.coordinates = engines.coordinates_of(self.rank, mesh)
+        super().__init__(world, mesh, members)
+        self.device = device
         self._nccl = library() if nccl is None else nccl
-        self._groups: dict[tuple[str, ...], _Group] = {}
         world.watchdog.checks.append(self._asynchronous_error)
         world.watchdog.aborts.append(self.abort)
 
     def collective(self, kind: str, x: Any, axes: tuple[str, ...], **options: Any) -> Any:
-        """See ``engine.Engine``; CuPy arrays in and out, on the device's work stream."""
+        """As ``Engine.collective``, of CuPy arrays, on the device's work stream."""
         import cupy
 
         stream = driver.work_stream(self.device)
         with cupy.cuda.Device(self.device), stream:
             operand = cupy.ascontiguousarray(cupy.asarray(x)).reshape(x.shape)
-            transport = _Arrays(self, axes, stream)
-            out = transports.run(transport, kind, operand, **options)
+            out = engines.run(_Arrays(self, axes, stream), kind, operand, **options)
         return out if isinstance(x, cupy.ndarray) else out.get(stream=stream)
 
     def enqueue(self, exchanges: Sequence[Exchange], axes: tuple[str, ...], stream: Any) -> None:
@@ -119,9 +97,9 @@ class NcclEngine:
         """
         if not exchanges:
             return
-        group = self._group(axes)
+        group = self.group(axes)
         calls = [group.call(self._nccl, e, stream.ptr) for e in exchanges]
-        members = [self.members[r] for r in group.ranks]
+        members = self.members_in(group.ranks)
         kinds = dict.fromkeys(e.kind for e in exchanges)
         recorder = self.world.recorder
         record = recorder.begin(" and ".join(kinds), axes, sum(map(group.nbytes, exchanges)), members)
@@ -135,25 +113,22 @@ class NcclEngine:
         if driver.is_capturing(stream.ptr):
             recorder.end(record)  # captured: it runs whenever the graph does
         else:
-            recorder.end(record, functools.partial(_passed, driver.recorded(stream)))
+            event = driver.recorded(stream)
+            recorder.end(record, lambda: event.done)
 
     def abort(self) -> None:
         """Abort pending collectives; the engine is unusable afterwards."""
         for group in self._groups.values():
             group.comm.abort()
 
-    def _group(self, axes: tuple[str, ...]) -> _Group:
-        group = self._groups.get(axes)
-        if group is None:
-            ranks = engines.group_of(self.rank, self.mesh, axes)
-            members = [self.members[r] for r in ranks]
-            mine = self._nccl.get_unique_id() if self.rank == ranks[0] else b""
-            with self.world.recorder.during("communicator", axes, 0, members):
-                name = f"NCCL over {','.join(axes)}"
-                unique = self.world.gather(name, bytes(mine), members)[0]
-                comm = self._nccl.NcclCommunicator(len(ranks), unique, ranks.index(self.rank))
-            group = self._groups[axes] = _Group(comm, ranks, self.rank)
-        return group
+    def connect(self, axes: tuple[str, ...], ranks: list[int]) -> _Group:
+        """Make a communicator of ``ranks``, whose identifier the first one makes."""
+        members = self.members_in(ranks)
+        mine = self._nccl.get_unique_id() if self.rank == ranks[0] else b""
+        with self.world.recorder.during("communicator", axes, 0, members):
+            unique = self.world.gather(f"NCCL over {','.join(axes)}", bytes(mine), members)[0]
+            comm = self._nccl.NcclCommunicator(len(ranks), unique, ranks.index(self.rank))
+        return _Group(comm, ranks, self.rank)
 
     def _asynchronous_error(self) -> str | None:
         for axes, group in tuple(self._groups.items()):
@@ -162,10 +137,6 @@ class NcclEngine:
             except Exception as e:  # its error classes belong to the library
                 return f"NCCL over {', '.join(axes)} reports {e}"
         return None
-
-
-def _passed(event: Any) -> bool:
-    return event.done
 
 
 @contextlib.contextmanager
@@ -193,21 +164,17 @@ class _Group:
     def call(self, nccl: Any, e: Exchange, stream: int) -> Callable[[], object]:
         """The NCCL call of a collective, resolved before a group is opened."""
         nbytes = e.count * e.dtype.itemsize
-        if e.kind == "all_reduce":
+        if e.kind in ("all_reduce", "reduce_scatter"):
             code, n = _type_of(e.dtype, e.count, e.op)
-            return lambda: self.comm.allReduce(e.send, e.receive, n, code, _OPS[e.op], stream)
-        if e.kind == "reduce_scatter":
-            code, n = _type_of(e.dtype, e.count, e.op)
-            return lambda: self.comm.reduceScatter(e.send, e.receive, n, code, _OPS[e.op], stream)
+            sums = self.comm.allReduce if e.kind == "all_reduce" else self.comm.reduceScatter
+            return lambda: sums(e.send, e.receive, n, code, _OPS[e.op], stream)
         if e.kind == "all_gather":
             return lambda: self.comm.allGather(e.send, e.receive, nbytes, _UINT8, stream)
         if e.kind == "all_to_all":
             return lambda: self._swap(nccl, e, nbytes, stream)
         if e.kind == "permute":
             return lambda: self._permute(nccl, e, nbytes, stream)
-        raise errors.ValueRangeError(
-            f"no collective is called {e.kind!r:.60}.", fix=f"one of {engines.KINDS}"
-        )
+        raise engines.unknown(e.kind)
 
     def _swap(self, nccl: Any, e: Exchange, nbytes: int, stream: int) -> None:
         with together(nccl):
@@ -239,7 +206,7 @@ def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
 
 
 class _Arrays:
-    """A ``transport.Transport`` of CuPy arrays."""
+    """An ``engine.Transport`` of CuPy arrays."""
 
     def __init__(self, engine: NcclEngine, axes: tuple[str, ...], stream: Any):
         self.engine, self.axes, self.stream = engine, axes, stream
@@ -268,3 +235,55 @@ class _Arrays:
 
     def permute(self, x: Any, perm: Sequence[tuple[int, int]]) -> Any:
         return self._run("permute", x, x.shape, x.size, perm=perm)
+
+
+# -- several GPUs of one process, a thread for each ------------------------------------------------
+
+_engines: dict[tuple[Mesh, int], NcclEngine] = {}
+
+
+@contextlib.contextmanager
+def engine_in_use(mesh: Mesh, rank: int) -> Iterator[engines.Engine]:
+    """Context manager: enqueue collectives of this thread on its GPU's stream.
+
+    Threads are those of ``simulated.run_ranks``, whose engine carries NCCL's identifiers while connections are made. A
+    rank that fails aborts the connections, so that no other rank hangs; the next program makes new ones.
+    """
+    host = engines.current()
+    engine = _engines.get((mesh, rank))
+    if engine is None:
+        device = mesh.device_list[rank].index
+        engine = _engines[mesh, rank] = NcclEngine(_Threads(rank, mesh.size), mesh.abstract, device)
+    engine.world.host = host  # type: ignore[attr-defined]
+    try:
+        with engines.use(engine):
+            yield engine
+    except BaseException:
+        for other in range(mesh.size):
+            lost = _engines.pop((mesh, other), None)
+            if lost is not None:
+                lost.abort()
+        raise
+
+
+class _Threads:
+    """The ranks from the view of one of them: an ``engine.Peers``.
+
+    Attributes:
+      host: the engine through which threads communicate in this run.
+    """
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.members = rank, range(size)
+        self.recorder = Recorder()
+        # threads need no watchdog: they end with their process
+        self.watchdog = types.SimpleNamespace(checks=[], aborts=[])
+        self.host: Any = None
+
+    def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]:
+        """Gather the values of ``members`` under ``name``: up to 254 bytes each."""
+        message = np.zeros(255, np.uint8)
+        message[0] = len(value)
+        message[1 : 1 + len(value)] = np.frombuffer(value, np.uint8)
+        rows = self.host.gather(name, message, members)
+        return [row[1 : 1 + row[0]].tobytes() for row in rows]

@@ -54,16 +54,13 @@ def engine_in_use(mesh: Mesh) -> AbstractContextManager[engine.Engine]:
     world = world_of(mesh)
     found = world.engines.get(mesh)
     if found is None:
-        found = world.engines[mesh] = _new_engine(world, mesh)
+        (device,), members = mesh.local_devices, members_of(mesh)
+        if device.platform == "cuda":
+            found = NcclEngine(world, mesh.abstract, device.index, members)
+        else:
+            found = MpiEngine(world, mesh.abstract, members)
+        world.engines[mesh] = found
     return engine.use(found)
-
-
-def _new_engine(world: bootstrap.World, mesh: Mesh) -> engine.Engine:
-    """NCCL for a mesh of GPUs, MPI otherwise."""
-    (device,) = mesh.local_devices
-    if device.platform == "cuda":
-        return NcclEngine(world, mesh.abstract, device.index, members_of(mesh))
-    return MpiEngine(world, mesh.abstract, members_of(mesh))
 
 
 def check_agreement(jaxpr: Jaxpr, mesh: Mesh) -> None:

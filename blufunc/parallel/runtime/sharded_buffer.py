@@ -86,13 +86,7 @@ def mesh_of(sharding: NamedSharding) -> Mesh:
     Raises:
       ShardingError: it is abstract, or has no device of this process.
     """
-    mesh = sharding.mesh
-    if not isinstance(mesh, Mesh):
-        raise errors.ShardingError(
-            f"{sharding} has no devices.",
-            where=source.here(),
-            fix="use a mesh of make_mesh, not an AbstractMesh",
-        )
+    mesh = sharding.concrete_mesh
     if not mesh.local_ranks:
         raise errors.ShardingError(
             f"mesh({mesh}) has no device of process {process_info.current().index}.",
@@ -161,7 +155,6 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
     Raises:
       ShardingError: other processes hold parts of it.
     """
-    spec = buffer.sharding.spec
     if buffer.sharding.is_fully_replicated:
         return buffer.host_shard(buffer.ranks[0])
     if not buffer.is_fully_addressable:
@@ -171,29 +164,28 @@ def gather(buffer: ShardedBuffer) -> np.ndarray:
             why="other processes hold parts of it, and must all take part in a gather.",
             fix="bf.multihost.process_allgather(x) in all processes; or x.addressable_shards, the parts that are here",
         )
-    out = np.empty(buffer.shape, buffer.dtype)
-    summands: dict[tuple, list[int]] = {}  # ranks whose shards sum to a part
-    of_parts = {*spec.axes, *spec.unreduced}
-    mesh = buffer.sharding.mesh
-    for rank in range(mesh.size):
-        if not any(i for name, i in mesh.coordinates(rank).items() if name not in of_parts):
-            summands.setdefault(buffer.sharding.position(rank, len(buffer.shape)), []).append(rank)
-    indices = buffer.sharding.indices(buffer.shape)
-    for ranks in summands.values():
-        part = (
-            engine.reduced([buffer.host_shard(r) for r in ranks])
-            if spec.unreduced
-            else buffer.host_shard(ranks[0])
-        )
-        index = indices[ranks[0]]
-        out[index] = part[_inner(index)]
+    out = assemble(buffer.sharding, buffer.shape, buffer.dtype, buffer.host_shard)
     out.flags.writeable = False
     return out
 
 
-def _inner(index: Index) -> Index:
-    """Index of a part within its shard: without the padding."""
-    return tuple(slice(0, s.stop - s.start) for s in index)
+def assemble(
+    sharding: NamedSharding, shape: tuple[int, ...], dtype: np.dtype, shard: Callable[[int], np.ndarray]
+) -> np.ndarray:
+    """The whole array from padded shards; unreduced axes are summed."""
+    out = np.empty(shape, dtype)
+    summands: dict[tuple, list[int]] = {}  # ranks whose shards sum to a part
+    of_parts = {*sharding.spec.axes, *sharding.spec.unreduced}
+    mesh = sharding.mesh
+    for rank in range(mesh.size):
+        if not any(i for name, i in mesh.coordinates(rank).items() if name not in of_parts):
+            summands.setdefault(sharding.position(rank, len(shape)), []).append(rank)
+    indices = sharding.indices(shape)
+    for ranks in summands.values():
+        part = engine.reduced([shard(r) for r in ranks]) if sharding.spec.unreduced else shard(ranks[0])
+        index = indices[ranks[0]]
+        out[index] = part[tuple(slice(0, s.stop - s.start) for s in index)]
+    return out
 
 
 def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:

@@ -12,12 +12,12 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.ir import dtypes, source
+from blufunc.core.ir import source
 from blufunc.parallel.runtime import engine as engines
 
 if TYPE_CHECKING:
@@ -114,49 +114,39 @@ def _pool_of(size: int) -> _ThreadPool:
         return _ThreadPool(size)
 
 
-class ThreadEngine:
+class ThreadEngine(engines.Engine):
     """``Engine`` of one simulated device."""
 
     def __init__(self, rank: int, mesh: AbstractMesh, rendezvous: _Rendezvous):
-        self.rank = rank
-        self.mesh = mesh
-        self.coordinates = engines.coordinates_of(rank, mesh)
-        self._room = rendezvous
-        self._groups: dict[tuple[str, ...], list[int]] = {}
+        super().__init__(rank, mesh)
+        self._rendezvous = rendezvous
 
     def collective(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
-        """See ``engine.Engine``."""
-        group = self._groups.get(axes)
-        if group is None:
-            group = self._groups[axes] = engines.group_of(self.rank, self.mesh, axes)
-        return self._room.synchronize(self.rank, group, _Call(kind, axes, options, np.asarray(x)))
+        return self._rendezvous.synchronize(
+            self.rank, self.group(axes), _Call(kind, axes, options, np.asarray(x))
+        )
 
     def gather(self, name: str, x: np.ndarray, members: Sequence[int]) -> np.ndarray:
         """Gather the arrays of ``members`` under ``name``, stacked."""
-        call = _Call("all_gather", (name,), {"dim": 0, "tiled": False}, x)
-        return self._room.synchronize(self.rank, list(members), call)
+        call = _Call("all_gather", (name,), {"dim": 0}, x[None])
+        return self._rendezvous.synchronize(self.rank, list(members), call)
 
 
-class _Call:
+class _Call(NamedTuple):
     """The collective that one rank calls."""
 
-    __slots__ = ("axes", "kind", "options", "x")
+    kind: str
+    axes: tuple[str, ...]
+    options: dict[str, Any]
+    x: np.ndarray
 
-    def __init__(self, kind: str, axes: tuple[str, ...], options: dict[str, Any], x: np.ndarray):
-        self.kind, self.axes, self.options, self.x = kind, axes, options, x
-
-    def agrees(self, other: _Call) -> bool:
-        """True if two ranks call the same collective on the same type."""
-        return (
-            (self.kind, self.axes, self.options) == (other.kind, other.axes, other.options)
-            and self.x.shape == other.x.shape
-            and self.x.dtype == other.x.dtype
-        )
+    @property
+    def type(self) -> tuple:
+        """The properties that must be equal on all ranks."""
+        return self.kind, self.axes, self.options, self.x.shape, self.x.dtype
 
     def __str__(self) -> str:
-        options = "".join(f", {k}={v}" for k, v in self.options.items())
-        shape = ",".join(map(str, self.x.shape))
-        return f"{self.kind}({dtypes.short_name(self.x.dtype)}[{shape}], axes={self.axes}{options})"
+        return engines.described(self.kind, self.x, self.axes, self.options)
 
 
 class _Pending:
@@ -173,12 +163,10 @@ class _Pending:
         """The result of each rank; CollectiveError if the calls differ."""
         first = self.calls[self.group[0]]
         for rank in self.group[1:]:
-            if not first.agrees(self.calls[rank]):
-                raise errors.CollectiveError(
+            if self.calls[rank].type != first.type:
+                raise engines.disagreement(
                     f"ranks {self.group[0]} and {rank} call different collectives.",
-                    where=source.here(),
-                    why=f"rank {self.group[0]} is in {first}, rank {rank} in {self.calls[rank]}.",
-                    fix="all ranks run one program, on shards of one shape; branch only on what all ranks agree on",
+                    [(r, str(self.calls[r])) for r in (self.group[0], rank)],
                 )
         parts = [self.calls[rank].x for rank in self.group]
         return dict(zip(self.group, engines.reference(first.kind, parts, **first.options), strict=True))

@@ -1,4 +1,4 @@
-"""A key-value store over TCP, for processes that have no engine yet.
+"""A store over TCP, through which processes that have no engine yet gather values.
 
 Parallel, before stage 3. In: short byte strings of each rank. Out: those of the others. The launcher or rank 0 runs the
 ``StoreServer``; every rank has a ``Store``, and a ``watch`` connection that reports the death of other ranks. A message
@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import math
 import socket
 import struct
 import threading
@@ -94,7 +93,6 @@ class StoreServer:
         self.port: int = self._listener.getsockname()[1]
         self.failure: str | None = None
         self.died: int | None = None
-        self._values: dict[str, str] = {}
         self._gathers: dict[str, dict[int, str]] = {}
         self._taken: dict[str, int] = {}  # ranks that have received the result of each gather
         self._watchers: dict[int, socket.socket] = {}
@@ -144,13 +142,6 @@ class StoreServer:
         with connection, contextlib.suppress(OSError):
             while (message := receive(connection)) is not None:
                 match message:
-                    case ["set", str(key), str(value)]:
-                        with self._changed:
-                            self._values[key] = value
-                            self._changed.notify_all()
-                        send(connection, "ok")
-                    case ["get", str(key), float(seconds)]:
-                        send(connection, *self._get(key, seconds))
                     case ["gather", str(key), int(place), str(value), int(count), float(seconds)]:
                         send(connection, *self._gather(key, place, value, count, seconds))
                     case ["watch", int(rank), str(name)]:
@@ -161,13 +152,6 @@ class StoreServer:
     def _wait_for(self, predicate: Callable[[], bool], seconds: float) -> None:
         """Wait up to ``seconds``, capped at the maximum that locks accept."""
         self._changed.wait_for(predicate, min(seconds, threading.TIMEOUT_MAX))
-
-    def _get(self, key: str, seconds: float) -> tuple[Any, ...]:
-        with self._changed:
-            self._wait_for(lambda: key in self._values or self.failure is not None, seconds)
-            if key in self._values:
-                return "value", self._values[key]
-            return ("failed", self.failure) if self.failure is not None else ("late", [])
 
     def _gather(self, key: str, place: int, value: str, count: int, seconds: float) -> tuple[Any, ...]:
         with self._changed:
@@ -260,53 +244,35 @@ class Store:
                 connection.settimeout(None)
                 return _tuned(connection)
 
-    def set(self, key: str, value: bytes) -> None:
-        """Set ``key`` to ``value``."""
-        self._ask(f"the key {key!r}", "set", key, _text(value))
-
-    def get(self, key: str, *, deadline: float | None = None) -> bytes:
-        """The value of ``key``; waits until it is set."""
-        seconds = self.deadline if deadline is None else deadline
-        return base64.b64decode(self._ask(f"the key {key!r}", "get", key, float(seconds), seconds=seconds))
-
-    def wait(self, keys: Sequence[str], *, deadline: float | None = None) -> None:
-        """Wait until all ``keys`` are set."""
-        end = time.monotonic() + (self.deadline if deadline is None else deadline)
-        for key in keys:
-            self.get(key, deadline=max(0.0, end - time.monotonic()))
-
-    def gather(
-        self, name: str, value: bytes, rank: int, members: Sequence[int], *, deadline: float | None = None
-    ) -> list[bytes]:
+    def gather(self, name: str, value: bytes, rank: int, members: Sequence[int]) -> list[bytes]:
         """Gather the values of all ranks of ``members`` under ``name``, in that order.
 
         A name may be reused: the n-th call of one rank matches the n-th calls of the others.
         """
-        seconds = self.deadline if deadline is None else deadline
         key = f"{name} of {','.join(map(str, members))}"
         turn = self._rounds[key] = self._rounds.get(key, 0) + 1
-        got = self._ask(
-            f"{name!r}",
-            "gather",
-            f"{key} #{turn}",
-            members.index(rank),
-            _text(value),
-            len(members),
-            float(seconds),
-            seconds=seconds,
-            members=members,
-        )
-        return [base64.b64decode(v) for v in got]
+        place, data = members.index(rank), base64.b64encode(value).decode()
+        message = f"{key} #{turn}", place, data, len(members), float(self.deadline)
+        kind, answer = self._ask("gather", *message)
+        if kind == "late":
+            late = [members[i] for i in answer]
+            raise errors.CollectiveError(
+                f"waited {self.deadline:g} s for {name!r}, for which rank{'s' * (len(late) > 1)} {_listed(late)} did "
+                "not arrive.",
+                why="a rank is stuck, slow, or runs another program.",
+                fix="a longer deadline, if it is only slow: BLUFUNC_DEADLINE=seconds",
+            )
+        return [base64.b64decode(v) for v in answer]
 
-    def barrier(self, name: str, rank: int, members: Sequence[int], *, deadline: float | None = None) -> None:
+    def barrier(self, name: str, rank: int, members: Sequence[int]) -> None:
         """Wait until all ranks of ``members`` have called it."""
-        self.gather(f"barrier {name}", b"", rank, members, deadline=deadline)
+        self.gather(f"barrier {name}", b"", rank, members)
 
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
-    def _ask(self, what: str, *message: Any, seconds: float = math.nan, members: Sequence[int] = ()) -> Any:
+    def _ask(self, *message: Any) -> list[Any]:
         answer = None
         with self._lock, contextlib.suppress(OSError):
             send(self._connection, *message)
@@ -320,19 +286,7 @@ class Store:
         if answer[0] == "failed":
             self.failed = True
             raise errors.CollectiveError(f"the job has failed: {answer[1]}")
-        if answer[0] == "late":
-            late = [members[i] for i in answer[1]]
-            raise errors.CollectiveError(
-                f"waited {seconds:g} s for {what}"
-                + (
-                    f", for which rank{'s' * (len(late) > 1)} {_listed(late)} did not arrive."
-                    if late
-                    else "."
-                ),
-                why="a rank is stuck, slow, or runs another program.",
-                fix="a longer deadline, if it is only slow: BLUFUNC_DEADLINE=seconds",
-            )
-        return answer[1] if len(answer) > 1 else None
+        return answer
 
 
 def watch(host: str, port: int, rank: int, name: str, *, deadline: float) -> socket.socket:
@@ -347,12 +301,8 @@ def watch(host: str, port: int, rank: int, name: str, *, deadline: float) -> soc
       CollectiveError: no server answers.
     """
     store = Store(host, port, deadline=deadline)
-    store._ask("the watch over the job", "watch", rank, name)
+    store._ask("watch", rank, name)
     return store._connection
-
-
-def _text(value: bytes) -> str:
-    return base64.b64encode(value).decode()
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -28,7 +28,7 @@ sin, cos = bnp.sin, bnp.cos
 
 
 def late(a, b):
-    """Sums behind all else, as transforms leave them."""
+    """Sums after all other equations, as transforms leave them."""
     c, d = sin(a), cos(b)
     e = sin(c @ d)
     return [psum(c), psum(d), scatter(e)]
@@ -57,7 +57,7 @@ def cast(a, b):
 
 
 def cast_behind(a, b):
-    """Nobody computes with what sums are converted to for a while."""
+    """For a while no equation reads the converted sums."""
     c = psum(sin(a)).astype("bfloat16").T.astype("float32")
     d = psum(cos(b @ b)).reshape(-1)
     return [c, d, c.reshape(-1) * d]
@@ -70,13 +70,13 @@ def chained(a, b):
 
 
 def moved(a, b):
-    """What is summed is moved before."""
+    """The operands of sums are moved first."""
     c = sin(a)
     return [scatter(c, dim=1), psum(cos(c @ b).reshape(-1)[:8])]
 
 
 def repeated(a, b):
-    """One operand for two sums, and a sum that nobody wants."""
+    """Two sums of one operand, and a sum without a reader."""
     c = sin(a)
     psum(c * 2)
     return [psum(c), scatter(c), psum(b)]
@@ -131,7 +131,7 @@ def test_what_ranks_get_is_the_same(monkeypatch, function, bucket):
 
 
 def test_a_full_bucket_goes_before_what_comes_next(monkeypatch):
-    """Each bucket is behind its last operand, and what does not fill one comes at the end."""
+    """Each bucket follows its last operand, and partial buckets come at the end."""
     monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", 2 * 8 * 8 * 4)
 
     def layers(a, b):
@@ -149,7 +149,7 @@ def test_a_full_bucket_goes_before_what_comes_next(monkeypatch):
 
 
 def test_kernels_around_buckets_wait_for_no_other_bucket():
-    """What is done to the gradients of each bucket is one launch of its own, before its sum and after."""
+    """Each bucket's gradients take one launch before its sum, and one after."""
 
     def update(*args):
         grads = [x.astype("bfloat16").astype("float32") * 3 for x in args]
@@ -168,13 +168,13 @@ def test_kernels_around_buckets_wait_for_no_other_bucket():
 
 
 def read_by_a_kernel(a, b):
-    """One kernel could make the operand of the first exchange and read the result of the second."""
+    """One kernel could write the first sum's operand and read the second's result."""
     u = sin(a)
     return [psum(u), u * psum(b)]
 
 
 def read_by_alike(a, b):
-    """One launch could do so, of kernels that are alike."""
+    """One launch of structurally identical kernels could do so."""
     shapes = [(8, 8), (4, 16), (16, 4), (2, 32), (32, 2)]
     return [psum(sin(a)), *[sin(psum(b.reshape(s))) for s in shapes]]
 

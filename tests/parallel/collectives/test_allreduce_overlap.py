@@ -1,4 +1,4 @@
-"""Products that only earlier sums wait for run beside the last sum."""
+"""Matmuls that only earlier sums wait for overlap the last sum."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ LAYERS = 4
 
 
 def gradients(x, *weights):
-    """Sums of gradients of layers behind an embedding; ``x`` is its table."""
+    """Sums of gradients of layers that follow an embedding; ``x`` is its table."""
 
     def loss(x, weights):
         for w in weights:
@@ -42,7 +42,10 @@ def used(x, *weights):
 
 
 def staged(function, monkeypatch, seconds_of_last, rows=8 * 8):
-    """With a bucket for each sum, the last of which takes as long as so many products, with ``rows`` of the table."""
+    """Stage with a bucket per sum; ``rows`` are those of the table.
+
+    The last sum takes as long as ``seconds_of_last`` matmuls.
+    """
     x, w = (from_numpy(np.zeros((n, 8), np.float32)).aval for n in (rows, 8))
     monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", 1)
     product = 2 * rows * 8 * 8 / H200.products
@@ -63,9 +66,10 @@ def order(jaxpr):
     return "".join(names.get(e.prim.name, "") for e in jaxpr.eqns)
 
 
-def behind(n):
-    """The forward pass, then for each layer the derivative of its weights and that of its input, as far as the
-    derivatives of the weights of the first n layers are not behind the last sum.
+def expected_order(n):
+    """The forward pass, then for each layer the derivatives of its weights and input.
+
+    Those of the weights of the first n layers come after the last sum.
     """
     return "dddd" + "dsd" * (LAYERS - n) + "d" * n + "s" + "ds" * n
 
@@ -85,20 +89,20 @@ def behind(n):
         (16, 64, 0),
     ],
 )
-def test_products_behind_the_last_sum(monkeypatch, products, rows, moved):
+def test_matmuls_after_the_last_sum(monkeypatch, products, rows, moved):
     out = lower_collectives(staged(gradients, monkeypatch, products, rows))
     check_jaxpr(out)
-    assert order(out) == behind(moved), out
+    assert order(out) == expected_order(moved), out
 
 
 def test_what_converts_a_sum_goes_with_it(monkeypatch):
     out = lower_collectives(staged(cast, monkeypatch, 2))
     check_jaxpr(out)
-    assert order(out) == behind(2), out
+    assert order(out) == expected_order(2), out
 
 
 def test_what_has_an_order_is_not_moved(monkeypatch):
-    """Callbacks, and loops in which ranks meet, that only an earlier sum waits for."""
+    """Callbacks, and loops with collectives, that only an earlier sum waits for."""
 
     def called(x, *weights):
         scale = bf.io_callback(lambda: np.float32(2), bf.ShapeDtypeStruct((), "float32"))

@@ -1,4 +1,4 @@
-"""Types over axes of a mesh: what an operation cannot take is an error that names the user's line."""
+"""Types over mesh axes: misuse is an error that names the user's line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def summed(v):
 
 summed.defvjp(lambda v: (lax.psum(v, "x"), None), lambda _, ct: (ct,))
 
-# a function of a shard that is divided along x, part of the message
+# a function of a shard that is sharded over x, part of the message
 REFUSED = {
     "a nonlinear operation": (lambda v: bnp.exp(unreduced(v)), "exp of a value unreduced over 'x'"),
     "a product of two": (lambda v: unreduced(v) * unreduced(v), "mul of a value unreduced"),
@@ -202,7 +202,7 @@ def test_terms_of_sums_that_are_owed_have_no_derivatives_of_their_own():
 
 
 def types_after(fun, *in_types):
-    """The types of the results of ``fun`` of vectors, and the casts and collectives put in."""
+    """Result types of ``fun`` of vectors, and the inserted casts and collectives."""
     aval = ShapedArray((4,), np.dtype(np.float32))
     jaxpr, types = typed(stage(fun, [aval] * len(in_types)), MESH, [tuple(t) for t in in_types])
     typed_again, types_again = typed(jaxpr, MESH, [tuple(t) for t in in_types])

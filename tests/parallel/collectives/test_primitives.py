@@ -1,8 +1,8 @@
-"""The transpose table: each collective and cast against its transpose, on 4 simulated ranks.
+"""Each collective and cast against its transpose, on 4 simulated ranks.
 
 The inner product of two values over the mesh depends on their types: varying values differ, so that all ranks count;
-invariant ones are the same everywhere, so that one counts; an unreduced value is a sum, and meets one that is the same
-everywhere.
+invariant ones are the same everywhere, so that one counts; an unreduced value is a sum, and is multiplied by one that
+is the same everywhere.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def test_transposing_twice(prim, src, dst, more):
     mesh, axes = MESHES["one axis"]
     forward = staged(prim, mesh, axes, src, dst, more)
     backward, _ = transpose_jaxpr(forward, (True,), (True,))
-    again, _ = transpose_jaxpr(backward, (True,), (True,))
-    assert str(again) == str(forward)
+    twice, _ = transpose_jaxpr(backward, (True,), (True,))
+    assert str(twice) == str(forward)
 
 
 @pytest.mark.parametrize("prim, src, dst, more", ROWS, ids=IDS)
@@ -128,7 +128,7 @@ def test_batch(prim, src, dst, more):
 
 
 def test_psum_transposed_to_psum_would_be_caught():
-    """The classic error: on an invariant result, a gradient that is as many times too large as there are ranks."""
+    """The classic error: a gradient that is too large by the number of ranks."""
     mesh, axes = MESHES["one axis"]
     forward = staged(ops.psum_invariant_p, mesh, axes, "V", "I", {})
     x, y = draw(0, "V", SHAPE), draw(1, "I", SHAPE)

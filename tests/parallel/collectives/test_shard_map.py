@@ -1,4 +1,4 @@
-"""``shard_map``: values and derivatives against the same thing written for one device."""
+"""``shard_map``: values and derivatives, against a single-device function."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, tree
 from blufunc.core.ir.jaxpr import eval_jaxpr
-from blufunc.parallel.collectives.shard_map import assemble, divide, shard_map
+from blufunc.parallel.collectives.shard_map import divide, shard_map
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import P
 from blufunc.parallel.partition.partition import localise
+from blufunc.parallel.runtime.sharded_buffer import assemble
 from blufunc.parallel.runtime.simulated import run_ranks
 from tests.parallel.exchanged import exchanged
 from tests.transforms.common import draw
@@ -67,7 +68,7 @@ def fsdp(x, w1, w2):
 
 
 def unreduced_sums(x, w1, w2):
-    """The second product of a tensor-parallel pair, its sum scattered, and what is linear done before."""
+    """The second matmul of a tensor-parallel pair; linear operations precede its sum."""
     y = lax.pcast(mlp(x, w1, w2), "x", to="unreduced") * 2.0
     return lax.psum_scatter(y + y, "x", tiled=True)
 
@@ -263,7 +264,7 @@ def test_gradient_inside():
 
 
 def test_linear_transpose_inside():
-    """The transpose in what all ranks share is a sum over them, as that of a derivative."""
+    """The transpose in a replicated operand is a sum over ranks, as in derivatives."""
 
     def local(x, w):
         project = lambda w: lax.psum(x @ w, "x")
@@ -428,7 +429,10 @@ def test_the_current_mesh_and_the_decorator():
 
 
 def test_a_gradient_is_partitioned_without_a_collective_more():
-    """In the program for a mesh the local program stands as it is: of arguments that lie as specs say none moves."""
+    """A mesh program contains the local program in place.
+
+    Arguments that have the layouts of the specs are not moved.
+    """
     loss = loss_of(shard_map(tensor_parallel, mesh=MESH, in_specs=SHARDED, out_specs=P()))
     jaxpr = bf.make_jaxpr(bf.grad(loss, (1, 2)))(X, W1, W2)
     local, out = localise(jaxpr, [NamedSharding(MESH, s) for s in SHARDED], MESH)
@@ -441,7 +445,10 @@ def test_a_gradient_is_partitioned_without_a_collective_more():
     parts = zip(*(divide(a, MESH, s) for a, s in zip((X, W1, W2), SHARDED, strict=True)), strict=True)
     ranks = list(parts)
     outs = run_ranks(MESH, lambda r: [np.asarray(v) for v in eval_jaxpr(local, ranks[r])])
-    got = tuple(assemble([o[i] for o in outs], MESH, s) for i, s in enumerate(SHARDED[1:]))
+    got = tuple(
+        assemble(bf.sharding.NamedSharding(MESH, s), w.shape, w.dtype, lambda r, i=i: outs[r][i])
+        for i, (s, w) in enumerate(zip(SHARDED[1:], (W1, W2), strict=True))
+    )
     same(got, bf.grad(loss_of(mlp), (1, 2))(X, W1, W2))
 
 

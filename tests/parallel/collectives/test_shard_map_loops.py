@@ -1,4 +1,4 @@
-"""Derivatives of loops and branches inside of functions of shards, against the same function of whole arrays."""
+"""Derivatives of loops and branches in ``shard_map``, against whole arrays."""
 
 import numpy as np
 import pytest
@@ -165,7 +165,7 @@ def test_second_derivatives_and_batches_of_loops(mesh, case):
 
 
 def test_a_ring_in_a_loop(mesh):
-    """Every shard meets every other on its way around, as keys and values do in ring attention."""
+    """Each shard visits every rank, as keys and values do in ring attention."""
     around = [(i, (i + 1) % N) for i in range(N)]
 
     def local(q, k):

@@ -1,4 +1,4 @@
-"""Attention with functions of pairs on a mesh: they get the numbers of the whole arrays, not of a device's share."""
+"""Attention with functions of pairs on a mesh: they get global positions."""
 
 import numpy as np
 import pytest

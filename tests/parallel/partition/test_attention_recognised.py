@@ -1,4 +1,4 @@
-"""Attention that is written by hand on a mesh: it is recognised before the program is divided."""
+"""Hand-written attention on a mesh: recognised before partitioning."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def loss(q, k, v):
 
 @pytest.mark.parametrize("shape, axes, spec", MESHES)
 def test_batch_and_heads_are_divided(shape, axes, spec):
-    """Without an exchange but that of the loss; values and gradients are those of one device."""
+    """The loss is the only collective; values and gradients are those of one device."""
     mesh = AbstractMesh(shape, axes)
     rng = np.random.default_rng(0)
     args = [bnp.asarray(rng.standard_normal((B, T, N, H)), "bfloat16") for _ in range(3)]

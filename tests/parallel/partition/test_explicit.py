@@ -1,4 +1,4 @@
-"""Explicit axes of a mesh: what the program says holds, and what it leaves open is an error with the candidates."""
+"""Explicit mesh axes: stated layouts hold, and ambiguity lists the candidates."""
 
 import hypothesis
 import hypothesis.strategies as st

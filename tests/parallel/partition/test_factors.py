@@ -1,4 +1,4 @@
-"""Every row of the table of operations, divided at random over meshes, against one device."""
+"""Every row of the operation table, sharded at random, against one device."""
 
 import zlib
 
@@ -20,7 +20,7 @@ from tests.core.primitives.test_completeness import primitives
 from tests.op_table.rows import OPS
 from tests.parallel.lockstep import MESHES, P, check
 
-# What no single device would compute twice alike, or nothing that is compared: effects, and devices' own memory.
+# Not reproducible, or without comparable results: effects, and device memory.
 LEFT_OUT = {"pure_callback", "io_callback", "debug_callback", "offload"}
 
 
@@ -76,7 +76,7 @@ def differentiable(op):
 
 @pytest.mark.parametrize("op", [op for op in rows() if differentiable(op)], ids=lambda op: op.id)
 def test_derivatives_and_batches_of_operations_annotated_at_random(op):
-    """What is annotated before it is transformed, and divided afterwards."""
+    """A function that is annotated, transformed, and then partitioned."""
     rng = np.random.default_rng([zlib.crc32(op.id.encode()), 1])
     args = op.sample("float32")
     mesh = MESHES[str(rng.choice(["2", "4", "2x2", "2x2x2"]))]

@@ -1,4 +1,6 @@
-"""The training step of ``examples/gpt`` under data parallelism and its relatives: what it exchanges, by the textbook.
+"""Collectives of the training step of ``examples/gpt``, as in the textbook.
+
+The step runs under data parallelism and its relatives.
 
 Nothing inside of the model is annotated: only parameters, optimizer state and the batch are.
 """
@@ -37,7 +39,7 @@ ALL, BLOCKS, LOSS = size(PARAMS), size(PARAMS["blocks"]), 4
 
 
 def on_largest(x):
-    """The largest dimension of an array divided among all devices."""
+    """The largest dimension of an array sharded over all devices."""
     return P(*[None] * int(np.argmax(x.shape)), "data") if x.shape else P()
 
 
@@ -46,7 +48,7 @@ def whole(x):
 
 
 def traffic(jaxpr, times=1):
-    """For each collective how often it is met in a step, and the bytes of what it works on: the whole value or sum."""
+    """Count of each collective in a step, and the bytes of its whole value or sum."""
     count, moved = Counter(), Counter()
     for eqn in jaxpr.eqns:
         name = eqn.prim.name.removeprefix("mesh_").removesuffix("_invariant")
@@ -62,7 +64,7 @@ def traffic(jaxpr, times=1):
 
 
 def exchanged(step, of_params, of_state, outs=None, n=4, grads=None):
-    """What a step from parameters, state and tokens exchanges on ``n`` devices; its results agree with one device."""
+    """Collectives of a step on ``n`` devices, after comparing it with one device."""
     trees = (PARAMS, STATE, TOKENS)
     specs = [*map(of_params, bf.tree.leaves(PARAMS)), *map(of_state, bf.tree.leaves(STATE)), P("data")]
     _, treedef = bf.tree.flatten(trees)
@@ -83,7 +85,7 @@ def step(params, state, tokens, loss=lambda params, tokens: model.loss(params, t
 
 
 def checkpointed(params, tokens):
-    """The loss, each block computed again in the backward pass."""
+    """The loss, with each block rematerialized in the backward pass."""
 
     @bf.checkpoint
     def block(p, x):
@@ -98,7 +100,7 @@ def checkpointed(params, tokens):
 
 
 def microbatches(params, state, tokens, summed=lambda grads: grads):
-    """A step of two microbatches, whose gradients are added up; ``summed`` says how the sum lies."""
+    """A step that adds up gradients of two microbatches; ``summed`` lays out the sum."""
     loss = lambda params, rows: model.loss(params, rows, CONFIG)
 
     def one(total, rows):
@@ -120,7 +122,7 @@ def cast_once(params, tokens):
     "loss", [cast_once, bf.autocast(lambda params, tokens: model.loss(params, tokens, CONFIG))]
 )
 def test_gradients_in_low_precision_go_in_buckets_too(monkeypatch, loss, of_params):
-    """The conversions of gradients are no reason for a sum to wait, nor to go by itself."""
+    """Conversions of gradients neither delay a sum nor keep it out of a bucket."""
     monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", ALL // 8)
     specs = [*map(of_params, bf.tree.leaves((PARAMS, STATE))), P("data")]
     mesh = AbstractMesh((4,), ("data",))
@@ -177,14 +179,14 @@ def test_the_gradients_of_microbatches_are_kept_divided_or_meet_once():
     assert once == {"psum_scatter": (N, ALL), "all_gather": (N, ALL), "psum": (1, LOSS)}
 
 
-def loss_of_a_loop(params, tokens, again=False):
+def loss_of_a_loop(params, tokens, recomputed=False):
     """The model's loss by a loop over layers that are stacked."""
 
     def layer(x, p):
         return model.block(p, x, CONFIG)[0], None
 
     x = model.embed(params, tokens[:, :-1])
-    x, _ = lax.scan(bf.checkpoint(layer) if again else layer, x, params["blocks"])
+    x, _ = lax.scan(bf.checkpoint(layer) if recomputed else layer, x, params["blocks"])
     logits = model.head(params, x)
     return bf.nn.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
@@ -204,7 +206,7 @@ def of_microbatches(loss):
 STACKED = PARAMS | {"blocks": bf.tree.map(lambda *xs: np.stack(xs), *PARAMS["blocks"])}
 PLAIN = lambda params, tokens: model.loss(params, tokens, CONFIG)
 RECOMPUTED = lambda params, tokens: model.loss(params, tokens, CONFIG, model.Wiring(recompute=True))
-LOOP_RECOMPUTED = lambda params, tokens: loss_of_a_loop(params, tokens, again=True)
+LOOP_RECOMPUTED = lambda params, tokens: loss_of_a_loop(params, tokens, recomputed=True)
 
 
 DATA_PARALLEL = {  # parameters, loss and gradients, and whether there are loops
@@ -248,8 +250,8 @@ def test_annotated_ends_make_one_all_reduce_a_parameter_and_none_in_a_loop(name,
     assert all(traffic(body) == {} for body in bodies)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointed"])
-def test_fsdp_of_a_loop_over_layers_gathers_those_of_one_layer_at_a_time(again):
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "checkpointed"])
+def test_fsdp_of_a_loop_over_layers_gathers_those_of_one_layer_at_a_time(recomputed):
     rng = np.random.default_rng(0)
     normal = lambda *shape: (0.3 * rng.standard_normal(shape)).astype(np.float32)
     layers, x = (normal(3, 8, 32), normal(3, 32, 8), normal(3, 8)), normal(8, 8, 8)
@@ -260,7 +262,7 @@ def test_fsdp_of_a_loop_over_layers_gathers_those_of_one_layer_at_a_time(again):
         return h + bf.numpy.tanh((h * scale) @ up) @ down, None
 
     def loss(layers, x):
-        return (lax.scan(bf.checkpoint(layer) if again else layer, x, layers)[0] ** 2).mean()
+        return (lax.scan(bf.checkpoint(layer) if recomputed else layer, x, layers)[0] ** 2).mean()
 
     f = lambda *args: bf.tree.leaves(bf.value_and_grad(loss)(args[:3], args[3]))
     mesh = AbstractMesh((4,), ("data",))
@@ -270,7 +272,7 @@ def test_fsdp_of_a_loop_over_layers_gathers_those_of_one_layer_at_a_time(again):
     assert forwards == {"all_gather": (3, size_of_one)}
     assert backwards["psum_scatter"] == (3, size_of_one)
     # without checkpoint the scale is kept as it was broadcast forwards, and only the weights are gathered again
-    assert backwards["all_gather"][0] == (3 if again else 2)
+    assert backwards["all_gather"][0] == (3 if recomputed else 2)
 
 
 def test_with_few_tokens_for_the_width_activations_move_and_not_parameters():

@@ -1,4 +1,4 @@
-"""``nn.linear_cross_entropy`` of tokens, or of a weight, that are divided among devices."""
+"""``nn.linear_cross_entropy`` of sharded tokens, or of a sharded weight."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def step(reduction):
     return lambda *args: bf.value_and_grad(loss, argnums=(0, 1, 2))(*args)
 
 
-# mesh, how x, weight, bias and labels lie, and what is exchanged for the mean
+# mesh, layouts of x, weight, bias and labels, and the collectives of the mean
 CASES = {
     "data": ((2,), [P("a"), P(), P(), P("a")], {"psum_invariant": 4}),
     "data and sequence": ((2, 2), [P("a", "b"), P(), P(), P("a", "b")], {"psum_invariant": 4}),

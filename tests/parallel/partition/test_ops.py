@@ -1,4 +1,4 @@
-"""Every primitive on a mesh, its operands divided in random ways: the same as on one device."""
+"""Every primitive on a mesh with random layouts, against one device."""
 
 import numpy as np
 import pytest

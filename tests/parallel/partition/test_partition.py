@@ -1,4 +1,4 @@
-"""Programs divided among simulated devices: values, derivatives, loops, and which collectives they need."""
+"""Partitioned programs: values, derivatives, loops, and their collectives."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -70,7 +70,7 @@ ORDERS = ["plain", "grad", "vmap", "vmap of grad", "grad of vmap", "grad of chec
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=12)
 def test_programs_divided_at_random(name, mesh, data):
-    """Arguments, results, and what a transformed function is annotated with inside, all divided at random."""
+    """Random shardings of arguments, results, and annotations under transforms."""
     f, operands = PROGRAMS[name]
     args = [floats(*shape) for shape in operands]
     mesh = MESHES[mesh]
@@ -125,7 +125,7 @@ def test_a_contraction_over_divided_factors_is_one_all_reduce():
     ("tokens", "exchanged"), [(64, {"all_gather": 1}), (4, {"all_to_all": 1, "psum_scatter": 1})]
 )
 def test_an_axis_goes_to_the_dimension_along_which_less_is_exchanged(tokens, exchanged):
-    x, w = floats(tokens, 8), floats(8, 8)  # both divided along x: the tokens, or what is summed over
+    x, w = floats(tokens, 8), floats(8, 8)  # both sharded over x: the tokens, or the summed dimension
     assert counted(lambda x, w: x @ w, (x, w), (P("x"), P("x")), X4, [P("x")]) == exchanged
 
 
@@ -247,7 +247,7 @@ def test_gradients_of_microbatches_are_summed_over_the_mesh_once():
 
 
 def loop_and_all(local):
-    """What the loop of a local program exchanges in a step, and what the program does, each thing counted once."""
+    """Collectives in one step of a local program's loop, and in the whole program."""
     (scan,) = [e for e in local.eqns if e.prim.name == "scan"]
     return collectives(scan.params["jaxpr"]), collectives(local)
 
@@ -268,13 +268,13 @@ def test_a_stacked_zero_owes_nothing():
     assert counted(f, (x, w), (P(None, None, "x"), P("x"))) == {}
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointed"])
-def test_what_a_call_owes_is_added_up_by_the_loop_around_it(again):
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "checkpointed"])
+def test_a_loop_accumulates_the_unreduced_sums_of_a_call(recomputed):
     x, w = floats(3, 8, 4), floats(4, 2)
 
     def f(x, w):
         layer = lambda w, rows: bnp.tanh(rows @ w)
-        loss = lambda w, rows: (bf.checkpoint(layer) if again else layer)(w, rows).sum()
+        loss = lambda w, rows: (bf.checkpoint(layer) if recomputed else layer)(w, rows).sum()
         step = lambda total, rows: (total + bf.grad(loss)(w, rows), None)
         return lax.scan(step, bnp.zeros((4, 2)), x)[0]
 
@@ -295,7 +295,7 @@ def test_sums_are_scattered_into_rows_before_they_are_settled():
 
 
 def test_sums_that_may_stay_owed_are_scattered_once_behind_the_loop():
-    """ZeRO-1 against ZeRO-2: the same layouts at both ends, and a constraint between loop and result."""
+    """ZeRO-1 against ZeRO-2: they differ in a constraint between loop and result."""
     x, w = floats(3, 8, 4), floats(4, 2)
 
     def summed(x, w, spec=None):

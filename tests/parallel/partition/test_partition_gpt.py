@@ -1,4 +1,4 @@
-"""A transformer block with its loss, forward and backward, under the usual annotations; and how much it exchanges."""
+"""A transformer block with its loss, and its collectives in both directions."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def loss(params, ids, *, stream=None, heads=None, hidden=None, logits=None):
 
 
 def partitioned(mesh, specs, ids_spec, vocabulary=V, **annotations):
-    """The local program of loss and gradients; its results are compared with those of one device."""
+    """The local program of loss and gradients, after comparing it with one device."""
     rng = np.random.default_rng(0)
     shapes = SHAPES | {"tokens": (vocabulary, C)}
     values = [(0.3 * rng.standard_normal(s)).astype(np.float32) for s in shapes.values()]
@@ -59,7 +59,7 @@ def partitioned(mesh, specs, ids_spec, vocabulary=V, **annotations):
 
 
 def floats_exchanged(local):
-    """How often each collective exchanges floats of three dimensions: activations, and no indices."""
+    """Counts of the collectives of three-dimensional floats, which are activations."""
     large = [e for e in local.eqns if e.invars and e.invars[0].aval.ndim > 2]
     return collectives(local.replace(eqns=[e for e in large if e.invars[0].aval.dtype == np.float32]))
 

@@ -1,5 +1,6 @@
-"""What cannot work on a mesh is an error when it is traced or compiled, at the user's line and with what to do; never a
-hang.
+"""Errors of programs that cannot work on a mesh, at the user's line; never a hang.
+
+They are raised while the program is traced or compiled, and say what to do.
 
 ``collectives/test_axis_types.py``, ``mesh/test_mesh.py`` and others test the same rules one by one; here is each kind
 of mistake by every way in.

@@ -1,4 +1,4 @@
-"""Callbacks in programs on a mesh: they happen as often as on one device, and all devices get what they return."""
+"""Callbacks on a mesh: calls as on one device, results on all devices."""
 
 import numpy as np
 import pytest

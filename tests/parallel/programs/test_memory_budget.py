@@ -24,7 +24,7 @@ def update(params, x):
 
 @pytest.fixture
 def placed(eight):
-    """Parameters on each of four devices, and rows divided among them."""
+    """Parameters on each of four devices, and rows sharded over them."""
     mesh = bf.make_mesh((4,), ("data",), devices=eight[:4])
     rng = np.random.default_rng(0)
     params = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 8 for _ in range(LAYERS)]
@@ -48,7 +48,7 @@ def test_the_peak_of_each_device_fits(placed):
 
 
 def test_a_mesh_that_is_not_there():
-    """``bf.plan`` plans within the budget, too; what is exchanged is not computed again."""
+    """``bf.plan`` also plans within the budget; collectives are not recomputed."""
     fun = lambda params, x: update(params, bf.constrain(x, P("data")))
     mesh = bf.AbstractMesh((64,), ("data",))
     shapes = (

@@ -1,4 +1,4 @@
-"""Arrays on meshes: putting them there, what they say of themselves, and computing with them."""
+"""Arrays on meshes: placement, attributes, and operations."""
 
 import contextlib
 import io
@@ -124,8 +124,8 @@ def test_arrays_from_parts(mesh):
 
     s = NamedSharding(mesh, P("x"))
     z = bf.device_put(x[:4], s)
-    again = bf.make_array_from_single_device_arrays((4, 8), s, [p.data for p in z.addressable_shards][::-1])
-    np.testing.assert_array_equal(np.asarray(again), x[:4])
+    joined = bf.make_array_from_single_device_arrays((4, 8), s, [p.data for p in z.addressable_shards][::-1])
+    np.testing.assert_array_equal(np.asarray(joined), x[:4])
 
 
 def test_an_array_of_terms_that_are_owed_is_their_sum(eight):

@@ -1,4 +1,4 @@
-"""``shard``, ``reshard``, and ``jit`` with shardings: where values lie, what they are, and what is refused."""
+"""``shard``, ``reshard``, ``jit`` with shardings: layouts, values, and errors."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def scalar(params, x):
 
 
 def through(wrap):
-    """``scalar`` with its derivative and a batch, ``wrap`` around each of them or around all."""
+    """``scalar``, its derivative and a batch, with ``wrap`` around each or around all."""
     return lambda params, xs: bf.vmap(bf.value_and_grad(wrap(scalar)), (None, 0))(params, xs)
 
 

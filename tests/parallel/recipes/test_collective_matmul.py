@@ -74,7 +74,7 @@ def test_each_part_is_sent_n_minus_1_times_forwards_and_backwards(case, n):
 
 @pytest.mark.parametrize("case", CASES)
 def test_no_product_waits_for_what_is_sent_beside_it(case):
-    """Of every step the product and the message depend on the step before, and not on one another."""
+    """In each step, matmul and message depend on the preceding step only."""
     n = 4
     chunked, _, *specs = CASES[case]
     jaxpr = bf.jit(mapped(chunked, n, *specs)).lower(X, W).jaxpr
@@ -92,7 +92,10 @@ def test_no_product_waits_for_what_is_sent_beside_it(case):
 
 
 def test_a_gpt_with_tensor_and_sequence_parallelism():
-    """Two gathers and two scatters a layer and direction, each in n - 1 steps; losses and gradients of one device."""
+    """Losses and gradients of one device, by messages of n - 1 steps per collective.
+
+    There are two gathers and two scatters per layer and direction.
+    """
     n, config = 4, model.Config(layers=2, heads=4, width=16, context=8, vocab=12)
     params, tokens = model.init(bf.random.key(0), config), np.arange(18).reshape(2, 9) * 7 % 12
     for i, block in enumerate(params["blocks"]):  # columns by heads, so that they can be divided

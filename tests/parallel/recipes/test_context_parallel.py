@@ -1,4 +1,4 @@
-"""Attention over divided sequences, against attention on one device; and what the routings exchange and compute."""
+"""Attention over sharded sequences, against one device; cost of the routings."""
 
 import numpy as np
 import pytest
@@ -111,7 +111,7 @@ def test_under_vmap(routing):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("outer", ["forward", "reverse"])
 def test_second_derivatives(routing, is_causal, outer):
-    """Rows are parts of blocks: what the primitives say of whole rows does not hold for their derivatives."""
+    """Rows span blocks, so derivatives for whole rows do not apply."""
     args = operands()
     v = [bnp.cos(x) for x in args]
 
@@ -126,7 +126,7 @@ def test_second_derivatives(routing, is_causal, outer):
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_half_precision_is_summed_in_float32(routing):
-    """Log-sum-exps are large here: rounded to eight bits, they would weigh blocks wrongly."""
+    """Large log-sum-exps: rounded to eight bits, they would give wrong weights."""
     q, k, v = operands(dtype=bf.dtypes.bfloat16)
     low = q.at[..., 0].set(16), k.at[..., 0].set(16), v
     want = whole(True)(*(x.astype("float32") for x in low))
@@ -138,7 +138,7 @@ def test_half_precision_is_summed_in_float32(routing):
 
 
 def counted(n, K=N):
-    """What is exchanged a pass: how often, and bytes; forwards, and backwards."""
+    """Counts and bytes of the collectives of a pass, forward and backward."""
     block = B * (T // n) * H * 4  # of one head
     return {
         "all_gather": (
@@ -150,7 +150,7 @@ def counted(n, K=N):
             {"ppermute": (n - 1, (n - 1) * 2 * K * block)},
             {"ppermute": (2 * (n - 1), 2 * (n - 1) * 2 * K * block)},
         ),
-        # one exchange for query, key and value, one for the result; backwards the same
+        # one all-to-all for query, key and value, one for the result; backward the same
         "all_to_all": (
             {"all_to_all": (2, (2 * N + 2 * K) * block)},
             {"all_to_all": (2, (2 * N + 2 * K) * block)},
@@ -173,7 +173,7 @@ def test_collectives(routing, n):
 
 @pytest.mark.parametrize("routing", ["all_gather", "ring"])
 def test_causal_work_is_the_same_on_all_ranks_and_half_of_all(routing):
-    """The program has no branches, so that what it computes is what each rank computes."""
+    """The program has no branches, so each rank computes all of it."""
     n, t = 4, T // 4
     jaxpr = bf.jit(divided(n, routing, True)).lower(*operands()).jaxpr
     calls = [e for e, _ in equations(jaxpr) if e.prim.name == "attention"]
@@ -188,7 +188,7 @@ def test_causal_work_is_the_same_on_all_ranks_and_half_of_all(routing):
 @pytest.mark.parametrize("routing", ["all_gather", "ring"])
 @pytest.mark.parametrize("n", [2, 4])
 def test_nothing_of_other_ranks_is_kept_for_the_backward_pass(routing, n):
-    """Beside the operands only the result and the log-sum-exps of this rank's queries."""
+    """Residuals: the operands, the result, and this rank's log-sum-exps."""
     jaxpr = bf.make_jaxpr(bf.grad(weighted(divided(n, routing, True)), (0, 1, 2)))(*operands())
     forward, backward = (e for e in jaxpr.eqns if e.prim.name == "shard_map")
     kept = [v for v in forward.outvars if v in backward.invars]
@@ -208,7 +208,7 @@ def test_positions_are_those_of_the_zigzag_order():
 
 
 def test_the_gpt_with_a_divided_sequence():
-    """The model of the example in zigzag order: its mean loss, and gradients that are taken inside of shard_map."""
+    """The example's model in zigzag order: mean loss, and gradients in shard_map."""
     from examples.gpt import model
 
     n, config = 4, model.Config(layers=2, heads=4, width=16, context=16, vocab=11)
@@ -268,7 +268,7 @@ def test_errors():
 
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_with_data_and_tensor_parallelism_on_a_mesh_of_three_axes(routing):
-    """Examples over one axis, tokens over the second, heads over the third; weights of all heads on all ranks."""
+    """Examples, tokens and heads over one axis each; all ranks hold all weights."""
     rng = np.random.default_rng(2)
     x, qkv, out = (
         0.3 * rng.standard_normal(s).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The mixture of experts: against a loop over tokens in NumPy, and divided over a mesh against one device."""
+"""The mixture of experts, against a NumPy loop; sharded, against one device."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_divided_against_one_device(top_k, factor, n):
 
 
 def test_what_is_dropped_adds_nothing():
-    """Of tokens that all choose one expert only the first ones, of each group, have a result."""
+    """If all tokens choose one expert, only the first of each group have a result."""
     tokens = np.tile(RNG.standard_normal(C).astype(np.float32), (16, 1))
     out, _ = mixture_of_experts(
         expert, PARAMS, bnp.asarray(ROUTER), bnp.asarray(tokens), top_k=1, capacity_factor=2.0, groups=2
@@ -88,7 +88,7 @@ def test_what_is_dropped_adds_nothing():
 
 
 def test_more_axes_of_tokens_than_that_of_the_experts():
-    """The balance is that of the tokens of all ranks, with experts divided along one axis or none."""
+    """The balance counts the tokens of all ranks, with experts sharded or not."""
     mesh, tokens = AbstractMesh((2, 2), ("e", "data")), P(("e", "data"))
     for axis, others in (("e", "data"), (None, ("e", "data"))):
         mapped = bf.shard_map(
@@ -109,7 +109,10 @@ def test_experts_have_no_more_places_than_there_are_tokens():
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_among_equals_the_first_experts_and_the_earlier_tokens(n):
-    """A router that cannot tell: all choose the first two, of which each takes a token of a group of 10 in 5."""
+    """A constant router: all tokens choose the first two experts.
+
+    Each takes the first fifth of the tokens of a group.
+    """
     options = {"capacity_factor": 0.8}
     same_with_gradients(
         divided(n, **options),
@@ -140,7 +143,7 @@ def test_the_balancing_loss_spreads_the_tokens():
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_collectives(n):
-    """Two exchanges of all places forwards and backwards; of the router, its statistics and its gradient."""
+    """Two all-to-alls of all slots in each direction, and sums of router statistics."""
     capacity = expert_capacity(B * T // n, E, 2, 1.25)
     places, statistics, router = E * capacity * C * 4, 2 * E * 4, ROUTER.nbytes
     f = divided(n)

@@ -25,7 +25,7 @@ def loss(params, tokens):
 
 
 def data_parallel(reduce):
-    """Value and gradient of a batch that is divided over the ranks."""
+    """Value and gradient of a batch that is sharded over the ranks."""
 
     def step(params, tokens):
         params = lax.pcast(params, "data", to="reduced")
@@ -63,7 +63,7 @@ def test_buckets_are_in_the_order_in_which_gradients_are_made():
     made = {v: i for i, e in enumerate(body.eqns) for v in e.outvars}
 
     def sources(v):
-        """When the gradients of a bucket were made: behind the equations that put them in it."""
+        """Position of a bucket's gradients: after the equations that concatenate them."""
         e = body.eqns[made[v]]
         if e.prim.name in ("concatenate", "reshape", "copy", "pcast"):
             return [i for a in e.invars for i in sources(a)]
@@ -73,7 +73,7 @@ def test_buckets_are_in_the_order_in_which_gradients_are_made():
     order = [i for e in reduced for i in sources(e.invars[0])]
     assert len(order) == len(LEAVES)
     assert order == sorted(order)
-    # each stands where its last gradient was made: what is left of the backward pass stands behind
+    # each follows its last gradient: the rest of the backward pass comes after it
     places = [made[e.outvars[0]] for e in reduced]
     left = [sum(e.prim.name == "dot_general" for e in body.eqns[i:]) for i in places]
     assert left == sorted(left, reverse=True)
@@ -154,7 +154,7 @@ def test_accumulation_of_a_loss_that_does_not_see_the_data(of):
 
 
 def test_accumulation_with_parameters_that_each_rank_has_parts_of():
-    """Rows of ``own`` are gathered where they are used: the gather's transpose scatters the sums."""
+    """Rows of ``own`` are gathered on use: the transpose scatters the sums."""
 
     def loss(params, x, own):
         return (bnp.tanh(x @ params["shared"]) @ own).mean()

@@ -1,4 +1,4 @@
-"""Parallel functions in compiled programs, on arrays that lie on the simulated devices of a mesh."""
+"""Parallel functions in compiled programs, on arrays of a simulated mesh."""
 
 import numpy as np
 import pytest

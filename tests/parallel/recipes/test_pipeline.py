@@ -1,4 +1,4 @@
-"""Pipelines of both schedules, against the same model on one device; what they exchange, and what they keep."""
+"""Pipelines of both schedules, against one device; collectives and residuals."""
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ SHARED_BYTES, STACK_BYTES = (sum(x.nbytes for x in tree.leaves(p)) for p in (SHA
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("n, M", [(2, 5), (4, 3), (4, 8)])
 def test_collectives(schedule, n, M):
-    """Activations and their cotangents go on in M + n - 1 ticks each; the shared gradients are summed once."""
+    """Activations and cotangents take M + n - 1 ticks each; shared gradients, one sum."""
     f, microbatches = step(schedule, AbstractMesh((n,), ("stage",))), ids(M)
     assert exchanged(f, SHARED, STACK, microbatches) == {
         "ppermute": (2 * (M + n - 1), 2 * (M + n - 1) * ACTIVATION),
@@ -125,7 +125,7 @@ def test_data_parallel_gradients_are_reduced_once_for_all_microbatches(schedule,
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("M", [2, 6])
 def test_parameters_divided_outside_are_gathered_once_and_their_gradients_scattered_once(schedule, M):
-    """FSDP: the stage takes parameters that are reduced, and leaves gradients unreduced, for a program around it."""
+    """FSDP: the stage takes reduced parameters, and leaves gradients unreduced."""
     mesh = AbstractMesh((2, 2), ("stage", "fsdp"))
 
     def local(shared, layers, microbatches):
@@ -142,7 +142,7 @@ def test_parameters_divided_outside_are_gathered_once_and_their_gradients_scatte
     args = SHARED, STACK, ids(M)
     same(f(*args), expected(args[2]))
     leaves, structure = tree.flatten(args)
-    # the table, and of layers biases, divided along their number twice, and two weights
+    # the table, and of layers the biases, sharded over their count twice, and two weights
     of = [P(None, "fsdp"), P(("stage", "fsdp")), P("stage", "fsdp"), P("stage", "fsdp")]
     around = lambda *leaves: tree.leaves(f(*tree.unflatten(structure, leaves)))
     moved = by_axes(check(around, leaves, [*of, P()], mesh, outs=[None, *of], rtol=1e-4))
@@ -183,7 +183,7 @@ def test_what_is_reduced_over_some_axes_is_summed_over_the_others():
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_parameters_that_are_used_at_one_end_only_beside_data_parallelism(schedule):
-    """What the loss alone needs has no gradient in the stages, and what the embedding alone needs none in the loss."""
+    """Parameters of the loss or the embedding alone get gradients from it alone."""
     shared = SHARED | {"positions": normal(T, C), "scale": normal(C)}
     begin = lambda shared, m: embed(shared, m) + shared["positions"]
     end = lambda shared, x, m: loss(shared, x * shared["scale"], m)
@@ -248,7 +248,7 @@ def test_a_loss_that_does_not_see_the_stages(schedule):
 
 
 def gathered(layers, x):
-    """A stage whose weights are divided along the data, and gathered where they are used."""
+    """A stage whose weights are sharded over the data axis, and gathered on use."""
     whole = {
         k: v if k == "bias" else lax.all_gather(v, "data", axis=1, tiled=True, to="reduced")
         for k, v in layers.items()
@@ -258,7 +258,7 @@ def gathered(layers, x):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_parameters_that_are_divided_along_the_data(schedule):
-    """What is gathered in a stage: its gradients are scattered by that, and not summed once more."""
+    """Gradients of weights that a stage gathers are scattered, and summed once."""
     spec = {"up": P("stage", "data"), "bias": P("stage"), "down": P("stage", "data")}
     mesh, microbatches = AbstractMesh((2, 2), ("stage", "data")), ids(3)
     f = step(schedule, mesh, data=("data",), stage=bf.checkpoint(gathered), layers_spec=spec)
@@ -295,9 +295,9 @@ def test_experts_that_are_divided_along_the_data(schedule):
 
 
 def stored(f, *args):
-    """How many elements along the first dimension of anything that has the activations' shape behind it.
+    """The leading sizes of values whose other dimensions are those of activations.
 
-    Of a stage that is recomputed, that is of how many microbatches something is kept.
+    For a stage that is recomputed, these are the numbers of microbatches with live residuals.
     """
     jaxpr = bf.jit(f).lower(*args).jaxpr
     (body,) = [e.params["jaxpr"] for e in jaxpr.eqns if e.prim.name == "shard_map"]
@@ -360,7 +360,7 @@ def test_the_forward_pipeline_and_its_derivatives():
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_what_a_rank_computes_of_nothing_counts_for_nothing(schedule):
-    """A stage that makes NaN of zeros, which a rank has while it waits for its first microbatch."""
+    """A stage that maps zeros, which a waiting rank has as its input, to NaN."""
 
     def fragile(layers, x):
         return x / bnp.sqrt((x * x).sum(-1, keepdims=True)) * (1 + layers["bias"].sum())

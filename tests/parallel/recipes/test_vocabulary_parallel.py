@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 
 
 def model(n, V):
-    """Logits of embedded tokens against the same table, and their loss: on ``n`` ranks."""
+    """Loss of embedded tokens, with logits from the same table, on ``n`` ranks."""
 
     def local(table, x, ids, labels):
         x = x + vocabulary_parallel_embedding(table, ids, "v")
@@ -53,7 +53,7 @@ def test_values_and_gradients(n, V):
 
 
 def test_the_vocabulary_of_gpt_2():
-    """50257 classes on two ranks: 25129 each, of which the last one of the second is padding."""
+    """50257 classes on two ranks: 25129 each, the last of which is padding."""
     V = 50257
     table, x, ids, labels = operands(V)
     assert pad_vocabulary(table, 2).shape == (50258, C)
@@ -63,7 +63,7 @@ def test_the_vocabulary_of_gpt_2():
 
 
 def test_collectives():
-    """Of the tokens [B, T]: one sum of embeddings, the largest logits, and two numbers; backwards that of ``x``."""
+    """Per token: a sum of embeddings, the maximum, two scalars; backward one of ``x``."""
     args, tokens = operands(12), B * T * 4
     forward = {"psum_invariant": (2, C * tokens + 2 * tokens), "pmax_invariant": (1, tokens)}
     f = model(4, 12)

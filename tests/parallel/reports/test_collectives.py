@@ -1,4 +1,4 @@
-"""``bf.collectives`` and ``bf.plan``: rows, causes, bytes and times, against what can be counted by hand."""
+"""``bf.collectives`` and ``bf.plan``: rows, causes, bytes and times, by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""What the ranks of test_processes.py run: ``python -m blufunc.parallel.launch -n 4 process_program.py SCENARIO``."""
+"""The program of the ranks of test_processes.py.
+
+Usage: ``python -m blufunc.parallel.launch -n 4 process_program.py SCENARIO``.
+"""
 
 import contextlib
 import os
@@ -88,8 +91,8 @@ def arrays():
     asked = []
     b = bf.make_array_from_callback((8, 6), a.sharding, lambda i: (asked.append(i), x[i])[1])
     assert asked == [a.addressable_shards[0].index]
-    again = bf.make_array_from_single_device_arrays((8, 6), a.sharding, [b.addressable_shards[0].data])
-    np.testing.assert_array_equal(multihost.process_allgather(again), x)
+    joined = bf.make_array_from_single_device_arrays((8, 6), a.sharding, [b.addressable_shards[0].data])
+    np.testing.assert_array_equal(multihost.process_allgather(joined), x)
     for spec, shape in [(P("x"), (8, 6)), (P("x", "y"), (8, 12)), (P(), (4, 6)), (P(("x", "y")), (16, 6))]:
         sharding = NamedSharding(mesh, spec)
         own = np.full((4, 6), sharding.position(rank, 2)[0])
@@ -114,7 +117,7 @@ def arrays():
 
 
 def programs():
-    """Operations, transforms and control flow on a mesh of processes, against one device."""
+    """Operations, transforms, control flow on a mesh of processes, against one device."""
     rank = bf.process_index()
     mesh = bf.make_mesh((2, 2), ("x", "y"))
     x, w = values(8, 6), values(6, 4, 1)[..., 0]
@@ -183,14 +186,14 @@ def programs():
     close(bf.jit(lambda a: a + bf.io_callback(drawn, bf.ShapeDtypeStruct((), "float32")))(a), x + 5)
     assert calls == [0] * (rank == 0)
     total = a.sum()
-    if rank == 0:  # a report of what is here is no exchange
+    if rank == 0:  # a report of local shards is no collective
         bf.debug.callback(calls.append, total)
         assert float(calls[-1]) == float(total)
     print("done")
 
 
 def helpers():
-    """What ``bf.multihost`` does."""
+    """The functions of ``bf.multihost``."""
     rank, n = bf.process_index(), bf.process_count()
     tree = {"a": np.full((2, 3), rank), "b": [float(rank)], "c": bnp.asarray([rank], "bfloat16")}
     got = multihost.process_allgather(tree)

@@ -1,4 +1,7 @@
-"""What the ranks of test_launch.py run: ``python -m blufunc.parallel.launch -n 4 rank_program.py SCENARIO``."""
+"""The program of the ranks of test_launch.py.
+
+Usage: ``python -m blufunc.parallel.launch -n 4 rank_program.py SCENARIO``.
+"""
 
 import os
 import signal
@@ -19,16 +22,15 @@ DTYPES = ("float32", "bfloat16", "int16", "complex64", "bool")
 
 
 def calls(size):
-    """Every exchange, with its options, for a group of ``size`` ranks; arrays are (2 * size, size, 3)."""
+    """Every collective with its options, for arrays of (2 * size, size, 3)."""
     ring = tuple((i, (i + 1) % size) for i in range(size))
     yield "all_reduce", {"op": "sum"}
     yield "all_reduce", {"op": "max"}
     yield "all_reduce", {"op": "min"}
-    for tiled in (True, False):
-        yield "all_gather", {"dim": 1, "tiled": tiled}
-        yield "reduce_scatter", {"dim": 1, "tiled": tiled}
-        yield "all_to_all", {"split_dim": 1, "concat_dim": 0, "tiled": tiled}
-        yield "all_to_all", {"split_dim": 1, "concat_dim": 2, "tiled": tiled}
+    yield "all_gather", {"dim": 1}
+    yield "reduce_scatter", {"dim": 1}
+    yield "all_to_all", {"split_dim": 1, "concat_dim": 0}
+    yield "all_to_all", {"split_dim": 1, "concat_dim": 2}
     yield "permute", {"perm": ring}
     yield "permute", {"perm": ring[:-1]}
 
@@ -39,7 +41,10 @@ def inputs(rank, shape, dtype):
 
 
 def trials(engine, rank):
-    """The results of every exchange over every set of axes; the first array is large enough to be summed in parts."""
+    """The results of every collective over every set of axes.
+
+    The first array is large enough to be summed in parts.
+    """
     mesh, results = engine.mesh, []
     for axes in [("x",), ("y",), ("x", "y"), ("y", "x")]:
         size = len(engines.group_of(rank, mesh, axes))
@@ -55,8 +60,8 @@ def trials(engine, rank):
     return results
 
 
-def exchanges(world):
-    """All exchanges on a mesh of two axes give what simulated devices give, bit for bit."""
+def collectives(world):
+    """All collectives on a mesh of two axes match simulated devices bit for bit."""
     mesh = AbstractMesh((2, world.size // 2), ("x", "y"))
     engine = MpiEngine(world, mesh)
     got = trials(engine, world.rank)
@@ -68,7 +73,7 @@ def exchanges(world):
     assert reordered.collective("all_gather", np.array([world.rank]), ("z",), dim=0).tolist() == [
         *range(world.size)[::-1]
     ]
-    print(f"{len(got)} exchanges agree")
+    print(f"{len(got)} collectives agree")
 
 
 def program(world, n, twice):
@@ -84,7 +89,7 @@ def program(world, n, twice):
 
 
 def programs(world):
-    """Ranks that run the same program agree; those that do not get an error on all ranks."""
+    """Ranks with equal programs agree; different programs fail on all ranks."""
     for n, twice in [(3, True), (3, True), (3 + world.rank // 2, False), (3, world.rank != 1)]:
         try:
             consistency_check.check_agreement(program(world, n, twice), world, world.members)
@@ -116,7 +121,7 @@ def stall(world):
 
 
 def fault(world, what, deadline=60.0):
-    """Three steps; then rank 1 does ``what`` while the others wait for it, for ``deadline`` seconds."""
+    """Three steps; then rank 1 runs ``what`` while others wait ``deadline`` seconds."""
     engine = MpiEngine(world, AbstractMesh((world.size,), ("data",)))
     for _ in range(3):
         engine.collective("all_reduce", np.ones(256, np.float32), ("data",))

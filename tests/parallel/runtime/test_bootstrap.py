@@ -1,4 +1,4 @@
-"""Who a process is, by the variables of every launcher; and the store that processes share."""
+"""Placement by the variables of every launcher; the store of a job."""
 
 import contextlib
 import math
@@ -160,8 +160,8 @@ def clients(server):
     """``clients(n)``: n connections to the store."""
     with contextlib.ExitStack() as stack:
 
-        def connect(n):
-            stores = [store.Store("127.0.0.1", server.port, deadline=5.0) for _ in range(n)]
+        def connect(n, deadline=5.0):
+            stores = [store.Store("127.0.0.1", server.port, deadline=deadline) for _ in range(n)]
             for s in stores:
                 stack.callback(s.close)
             return stores
@@ -171,7 +171,7 @@ def clients(server):
 
 @pytest.fixture
 def watching(server):
-    """``watching(rank)``: a connection that watches, and gives up waiting after five seconds."""
+    """``watching(rank)``: a watch connection with a timeout of five seconds."""
     with contextlib.ExitStack() as stack:
 
         def connect(rank):
@@ -199,20 +199,12 @@ def on_threads(*functions):
     return results
 
 
-def test_get_waits_for_set(clients):
-    a, b = clients(2)
-    late = threading.Timer(0.05, lambda: b.set("id", bytes(range(256))))
+@pytest.mark.parametrize("deadline", [5.0, math.inf])
+def test_gather_waits_for_a_late_rank(clients, deadline):
+    a, b = clients(2, deadline)
+    late = threading.Timer(0.05, b.gather, ("id", bytes(range(256)), 1, (0, 1)))
     late.start()
-    assert a.get("id") == bytes(range(256))
-    late.join()
-    a.wait(["id"])
-
-
-def test_a_deadline_may_be_endless(clients):
-    a, b = clients(2)
-    late = threading.Timer(0.05, a.set, ("key", b"value"))
-    late.start()
-    assert b.get("key", deadline=math.inf) == b"value"
+    assert a.gather("id", b"", 0, (0, 1)) == [b"", bytes(range(256))]
     late.join()
 
 
@@ -234,15 +226,12 @@ def test_gather_comes_in_order_of_members_again_and_again(server, clients):
 
 
 def test_who_does_not_come_is_named(clients):
-    a, b = clients(2)
+    a, b = clients(2, 0.2)
     errs = on_threads(
-        lambda: a.gather("digests", b"", 0, range(4), deadline=0.2),
-        lambda: b.gather("digests", b"", 3, range(4), deadline=0.2),
+        lambda: a.gather("digests", b"", 0, range(4)), lambda: b.gather("digests", b"", 3, range(4))
     )
     for e in errs:
         assert "waited 0.2 s for 'digests', for which ranks 1, 2 did not arrive." in str(e)
-    with pytest.raises(errors.CollectiveError, match=r"waited 0\.1 s for the key 'no'"):
-        a.get("no", deadline=0.1)
 
 
 def test_a_rank_that_dies_fails_those_who_wait(server, clients, watching):
@@ -251,7 +240,7 @@ def test_a_rank_that_dies_fails_those_who_wait(server, clients, watching):
     late = threading.Timer(0.05, watched.close)
     late.start()
     with pytest.raises(errors.CollectiveError, match=r"rank 1 \(process 1\) has died"):
-        a.get("never")
+        a.gather("never", b"", 0, (0, 1))
     late.join()
     assert a.failed and server.died == 1
     assert store.receive(other)[0] == "abort"
@@ -289,7 +278,7 @@ def test_no_server_and_a_server_that_goes(server, clients):
     a, _ = clients(2)
     a._connection.shutdown(socket.SHUT_RDWR)
     with pytest.raises(errors.CollectiveError, match="is gone"):
-        a.get("x")
+        a.gather("x", b"", 0, (0, 1))
 
 
 def test_what_is_not_ours_is_not_answered(server, clients):
@@ -301,12 +290,11 @@ def test_what_is_not_ours_is_not_answered(server, clients):
             with contextlib.suppress(ConnectionError):
                 assert connection.recv(1) == b""
     (a,) = clients(1)
-    a.set("still", b"here")
-    assert a.get("still") == b"here"
+    assert a.gather("still", b"here", 0, (0,)) == [b"here"]
 
 
 def test_last_words_are_heard_out(monkeypatch, server):
-    """Who fails and ends at once is not taken for one that said nothing, however late the server comes to it."""
+    """A rank that fails and ends at once is reported with its message."""
     receive = store.receive
 
     def late(connection):

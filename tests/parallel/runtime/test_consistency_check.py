@@ -1,4 +1,4 @@
-"""The order of the collectives of a program, and the user's lines of those that run."""
+"""The order of a program's collectives, and the user's lines of those that run."""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""Collectives as steps on a device: spelled out, on a stream of their own, with the results of simulated ranks."""
+"""Lowered collectives as steps on a device, against simulated ranks.
+
+They run on their own stream.
+"""
 
 import itertools
 from dataclasses import replace
@@ -86,7 +89,7 @@ def test_what_is_spelled_out_is_the_same(name):
 
 @pytest.mark.parametrize("precision", ["F16_F16_F32_SCALED", "F16_F16_F32_X3"])
 def test_scales_of_a_divided_sum_are_each_rank_s_own(precision):
-    """The rows that a gradient sums up are on four ranks, where sizes differ: what ranks exchange has no scale."""
+    """Rows of a gradient's sum differ in size by rank: all-reduces have no scale."""
     parts = [np.random.default_rng(r).standard_normal((8, 12), np.float32) * 8.0**r for r in range(4)]
     product = lambda x: bnp.einsum("km,kn->mn", x, bnp.sin(x), precision=precision)
     jaxpr = local(lambda x: mc.psum_invariant_p.bind(product(x), src="V", dst="I", **BOTH), parts[0])
@@ -99,13 +102,12 @@ def test_scales_of_a_divided_sum_are_each_rank_s_own(precision):
         assert (np.abs(got - want) <= 2.0**-10 * bound).all()
 
 
-class Alike:
-    """The engine of one rank where all have the same values: what NCCL would put on the stream."""
+class SameValues(engines.Engine):
+    """The engine of a rank if all have the same values, as NCCL on a stream."""
 
     def __init__(self, fake, rank):
-        self.fake, self.rank, self.mesh = fake, rank, MESH
-        self.coordinates = engines.coordinates_of(rank, MESH)
-        self.streams = []
+        super().__init__(rank, MESH)
+        self.fake, self.streams = fake, []
 
     def enqueue(self, exchanges, axes, stream):
         for exchange in exchanges:
@@ -143,7 +145,7 @@ def test_steps_on_a_device_do_what_ranks_do(monkeypatch, name, rank, graphs):
     monkeypatch.setattr(config, "nccl_graphs", graphs)
     device = bf.devices("cuda")[0]
     there = bf.device_put(x, device)
-    engine = Alike(fake, rank)
+    engine = SameValues(fake, rank)
     with engines.use(engine):
         program = cuda_program.CudaProgram(lower_collectives(jaxpr), (False,))
         for _ in range(4):
@@ -156,7 +158,7 @@ def test_steps_on_a_device_do_what_ranks_do(monkeypatch, name, rank, graphs):
 
 
 def of_ranks(jaxpr, args):
-    """What the first of simulated ranks gets."""
+    """The results of the first of the simulated ranks."""
     run = lambda rank: [np.asarray(o) for o in eval_jaxpr(jaxpr, [from_numpy(a) for a in args])]
     return run_ranks(MESH, run)[0]
 
@@ -183,7 +185,7 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
     monkeypatch.setattr(config, "nccl_graphs", True)
     device = bf.devices("cuda")[0]
     there = [bf.device_put(a, device) for a in args]
-    engine = Alike(fake, 0)
+    engine = SameValues(fake, 0)
     with engines.use(engine):
         program = cuda_program.CudaProgram(lower_collectives(jaxpr), (False,) * 5)
         for _ in range(4):
@@ -195,7 +197,7 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
     order = turns(executor._tasks(), config.cuda_streams)
     on = [t.stream == config.cuda_streams for t in order]
     assert on == [w.exchanges for w in executor.works] and sum(on) == 4 // per_bucket
-    if per_bucket == 4:  # the one sum has nothing behind it
+    if per_bucket == 4:  # no work follows the one sum
         return
     first, last = on.index(True), len(on) - 1 - on[::-1].index(False)
     assert first < last and not any(first in t.waits for t in order[first + 1 :]), "nothing waits for it"
@@ -212,7 +214,7 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
     device = bf.devices("cuda")[0]
     there = [bf.device_put(a, device) for a in args]
     put = []  # what is put on which stream: the numbers of steps, and pauses
-    with engines.use(Alike(fake, 0)):
+    with engines.use(SameValues(fake, 0)):
         program = cuda_program.CudaProgram(lower_collectives(jaxpr), (False,) * len(args))
         for n in range(4):
             outs = program([a.buffer for a in there])
@@ -222,8 +224,8 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
                 executor = program._free[0][0]
                 works = watched(executor, put)
     steps = [w.step for w in works]
-    beside = [n for n, s in enumerate(steps) if isinstance(s, OpaqueStep) and s.overlapped is not None]
-    assert len(beside) == 2 and fake.pauses == 1 + fake.replays * len(beside)  # once to be loaded
+    overlapped = [n for n, s in enumerate(steps) if isinstance(s, OpaqueStep) and s.overlapped is not None]
+    assert len(overlapped) == 2 and fake.pauses == 1 + fake.replays * len(overlapped)  # once to be loaded
     assert bool(fake.replays) == graphs
     products = [
         n for n, s in enumerate(steps) if isinstance(s, OpaqueStep) and s.eqn.prim.name == "dot_general"
@@ -231,20 +233,20 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
     for n in products:
         product = works[n].run.__self__
         assert {c.gemm.sms for c in product.calls} == {0}
-        fewer = 132 - 24 if graphs and n in beside else 0
+        fewer = 132 - 24 if graphs and n in overlapped else 0
         assert {c.gemm.sms for c in product.overlapped_calls} == {fewer}
         assert {gemm.sms for gemm in product._plans} == {0, fewer}
     tasks = executor._tasks()
-    assert [n for n, t in enumerate(tasks) if t.overlapped is not None] == beside
-    assert all(tasks[tasks[n].overlapped].collective for n in beside)
+    assert [n for n, t in enumerate(tasks) if t.overlapped is not None] == overlapped
+    assert all(tasks[tasks[n].overlapped].collective for n in overlapped)
     if graphs:
-        captured = [(what, at) for what, at, _ in put[-len(steps) - len(beside) :]]
-        behind = {n: (before, at) for (before, at), (n, _) in itertools.pairwise(captured)}
+        captured = [(what, at) for what, at, _ in put[-len(steps) - len(overlapped) :]]
+        preceding = {n: (before, at) for (before, at), (n, _) in itertools.pairwise(captured)}
         on = dict(captured)
-        assert {n: behind[n] for n in beside} == {n: ("pause", on[n]) for n in beside}
-        assert [what for what, _ in captured].count("pause") == len(beside)
-        assert {n for n, _, with_exchange in put if with_exchange} == set(beside)
-        assert fake.fewer == [(on[n], 132 - 24) for n in beside]  # as the graph was made, and never else
+        assert {n: preceding[n] for n in overlapped} == {n: ("pause", on[n]) for n in overlapped}
+        assert [what for what, _ in captured].count("pause") == len(overlapped)
+        assert {n for n, _, with_exchange in put if with_exchange} == set(overlapped)
+        assert fake.fewer == [(on[n], 132 - 24) for n in overlapped]  # as the graph was made, and never else
         assert not executor.beside_exchange
     else:
         assert not fake.fewer
@@ -266,7 +268,7 @@ def test_what_no_algorithm_with_fewer_multiprocessors_does_has_all(monkeypatch, 
     monkeypatch.setattr(config, "nccl_graphs", True)
     device = bf.devices("cuda")[0]
     there = [bf.device_put(a, device) for a in args]
-    with engines.use(Alike(fake, 0)):
+    with engines.use(SameValues(fake, 0)):
         program = cuda_program.CudaProgram(lower_collectives(jaxpr), (False,) * len(args))
         for _ in range(3):
             program([a.buffer for a in there])

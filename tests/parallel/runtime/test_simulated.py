@@ -1,23 +1,22 @@
-"""Ranks as threads: what they exchange, and how they end when they do not meet."""
+"""Ranks as threads: collectives, and errors where ranks do not synchronize."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from blufunc import errors
+from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.runtime import engine, simulated
 from blufunc.parallel.runtime.simulated import run_ranks
 
 
-def mesh_of(*sizes: int) -> SimpleNamespace:
-    names = ("x", "y", "z")[: len(sizes)]
-    return SimpleNamespace(axis_sizes=sizes, axis_names=names, size=int(np.prod(sizes)))
+def mesh_of(*sizes: int) -> AbstractMesh:
+    return AbstractMesh(sizes, ("x", "y", "z")[: len(sizes)])
 
 
 def on_ranks(mesh, kind, parts, axes, **options):
@@ -33,28 +32,19 @@ def test_all_reduce(op, expected):
         np.testing.assert_array_equal(out, expected)
 
 
-def test_all_gather_joins_or_stacks():
-    joined = on_ranks(mesh_of(4), "all_gather", PARTS, ("x",), dim=1, tiled=True)
-    stacked = on_ranks(mesh_of(4), "all_gather", PARTS, ("x",), dim=1, tiled=False)
-    for j, s in zip(joined, stacked, strict=True):
-        np.testing.assert_array_equal(j, np.concatenate(PARTS, 1))
-        np.testing.assert_array_equal(s, np.stack(PARTS, 1))
+def test_all_gather_concatenates():
+    for out in on_ranks(mesh_of(4), "all_gather", PARTS, ("x",), dim=1):
+        np.testing.assert_array_equal(out, np.concatenate(PARTS, 1))
 
 
 def test_reduce_scatter_gives_each_rank_its_slice():
-    tiled = on_ranks(mesh_of(4), "reduce_scatter", PARTS, ("x",), dim=0, tiled=True)
-    plain = on_ranks(mesh_of(4), "reduce_scatter", PARTS, ("x",), dim=0, tiled=False)
-    for r in range(4):
-        np.testing.assert_array_equal(tiled[r], sum(PARTS)[r : r + 1])
-        np.testing.assert_array_equal(plain[r], sum(PARTS)[r])
+    for r, out in enumerate(on_ranks(mesh_of(4), "reduce_scatter", PARTS, ("x",), dim=0)):
+        np.testing.assert_array_equal(out, sum(PARTS)[r : r + 1])
 
 
 def test_all_to_all_swaps_slices():
-    tiled = on_ranks(mesh_of(4), "all_to_all", PARTS, ("x",), split_dim=0, concat_dim=1, tiled=True)
-    plain = on_ranks(mesh_of(4), "all_to_all", PARTS, ("x",), split_dim=0, concat_dim=1, tiled=False)
-    for r in range(4):
-        np.testing.assert_array_equal(tiled[r], np.concatenate([p[r : r + 1] for p in PARTS], 1))
-        np.testing.assert_array_equal(plain[r], np.stack([p[r] for p in PARTS], 1))
+    for r, out in enumerate(on_ranks(mesh_of(4), "all_to_all", PARTS, ("x",), split_dim=0, concat_dim=1)):
+        np.testing.assert_array_equal(out, np.concatenate([p[r : r + 1] for p in PARTS], 1))
 
 
 def test_permute_gives_zeros_to_those_without_a_source():
@@ -66,11 +56,11 @@ def test_permute_gives_zeros_to_those_without_a_source():
 def test_groups_follow_the_axes_in_the_order_given():
     parts = [np.full(1, r) for r in range(6)]
     mesh = mesh_of(2, 3)
-    assert [o.tolist() for o in on_ranks(mesh, "all_gather", parts, ("y",), dim=0, tiled=True)][::3] == [
+    assert [o.tolist() for o in on_ranks(mesh, "all_gather", parts, ("y",), dim=0)][::3] == [
         [0, 1, 2],
         [3, 4, 5],
     ]
-    both = on_ranks(mesh, "all_gather", parts, ("y", "x"), dim=0, tiled=True)
+    both = on_ranks(mesh, "all_gather", parts, ("y", "x"), dim=0)
     assert all(o.tolist() == [0, 3, 1, 4, 2, 5] for o in both)
 
 
@@ -147,7 +137,7 @@ def test_an_axis_that_the_mesh_has_not():
 
 def test_what_cannot_be_divided():
     with pytest.raises(errors.ShapeError, match="among 4 ranks"):
-        on_ranks(mesh_of(4), "reduce_scatter", PARTS, ("x",), dim=1, tiled=True)
+        on_ranks(mesh_of(4), "reduce_scatter", PARTS, ("x",), dim=1)
 
 
 def test_threads_are_kept_for_the_next_run_and_runs_may_nest():
