@@ -1,9 +1,7 @@
 """Word list of the project's English: ``python -m tests.word_list``, a part of ``make check``.
 
 In: the Markdown pages, comments, docstrings and identifiers of the tree. Out: one line per finding, with file, line
-and the replacement; exit status 1 if there is any. ``NOT_YET_CLEAN`` names the folders that are still to be
-rewritten: delete a line to have its folder checked, and never add one. ``--all`` checks those folders too, and
-``--count`` prints their findings as one figure per folder.
+and the replacement; exit status 1 if there is any.
 """
 
 from __future__ import annotations
@@ -16,46 +14,15 @@ import os
 import re
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 SUFFIXES = {".md", ".py", ".cuh", ".cu", ".h", ".cpp"}
-SKIPPED = {".git", ".venv", "build", "dist", "runs", "__pycache__", "goldens"}
+SKIPPED = {"build", "dist", "runs", "__pycache__", "goldens"}  # and hidden folders
 THIS = {"tests/word_list.py", "tests/test_word_list.py"}  # they spell the words out
 DOCSTRING_COLUMNS = 80
-
-NOT_YET_CLEAN = (
-    "blufunc/core/arrays",
-    "blufunc/kernels/backends/cuda",
-    "blufunc/kernels/ops",
-    "blufunc/kernels/recompute",
-    "blufunc/kernels/rewrites",
-    "blufunc/kernels/*.py",
-    "blufunc/numpy",
-    "blufunc/optim",
-    "blufunc/parallel",
-    "blufunc/random",
-    "blufunc/scipy",
-    "blufunc/testing",
-    "blufunc/transforms",
-    "tests/array_api",
-    "tests/benchmarks",
-    "tests/emulation",
-    "tests/examples",
-    "tests/kernels",
-    "tests/lax",
-    "tests/numpy",
-    "tests/op_table",
-    "tests/optim",
-    "tests/parallel",
-    "tests/peers",
-    "tests/random",
-    "tests/scipy",
-    "tests/transforms",
-)
 
 
 class Row(NamedTuple):
@@ -268,21 +235,12 @@ def _without_code(text: str) -> str:
     return re.sub(r"(`+)[^`]+\1", lambda m: re.sub(r"[^\n]", "_", m[0]), text)
 
 
-def pending(path: str) -> str | None:
-    """The entry of ``NOT_YET_CLEAN`` that a path belongs to."""
-    for entry in NOT_YET_CLEAN:
-        if entry.endswith("/*.py"):
-            if path.endswith(".py") and path.rpartition("/")[0] == entry.removesuffix("/*.py"):
-                return entry
-        elif path.startswith(entry + "/"):
-            return entry
-    return None
-
-
 def files() -> Iterator[str]:
     """Paths of the tree that can hold prose, relative to its root."""
     for folder, folders, names in os.walk(ROOT):
-        folders[:] = sorted(f for f in folders if f not in SKIPPED and not f.endswith(".egg-info"))
+        folders[:] = sorted(
+            f for f in folders if f not in SKIPPED and f[0] != "." and not f.endswith(".egg-info")
+        )
         for name in sorted(names):
             path = (Path(folder) / name).relative_to(ROOT).as_posix()
             if Path(name).suffix in SUFFIXES and path not in THIS:
@@ -292,27 +250,12 @@ def files() -> Iterator[str]:
 def main() -> int:
     """Check the tree."""
     parser = argparse.ArgumentParser(description="the project's word list")
-    parser.add_argument("paths", nargs="*", help="only paths that begin with one of these, pending or not")
-    parser.add_argument("--all", action="store_true", help="also the folders that are not yet clean")
-    parser.add_argument(
-        "--count", action="store_true", help="print the findings of each pending folder as a count"
-    )
+    parser.add_argument("paths", nargs="*", help="only paths that begin with one of these")
     options = parser.parse_args()
-    found, counts = [], Counter(dict.fromkeys(NOT_YET_CLEAN, 0))
-    for path in files():
-        entry = pending(path)
-        if options.paths and not path.startswith(tuple(options.paths)):
-            continue
-        if entry is None or options.all or options.count or options.paths:
-            findings = check(path, (ROOT / path).read_text())
-            if entry and options.count:
-                counts[entry] += len(findings)
-            else:
-                found += findings
+    paths = [p for p in files() if not options.paths or p.startswith(tuple(options.paths))]
+    found = [finding for path in paths for finding in check(path, (ROOT / path).read_text())]
     for finding in found:
         print(finding)
-    for entry, count in counts.items() if options.count else ():
-        print(f"{count:6} {entry}")
     if found:
         print(
             f"word list: {len(found)} findings. The reasons are in CONTRIBUTING.md, Habits.", file=sys.stderr

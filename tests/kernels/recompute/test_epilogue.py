@@ -148,8 +148,9 @@ def test_gradients_are_those_without_a_budget(mixed, small):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mixed", [False, True])
-def test_gradients_on_a_device(mixed):
+def test_gradients_on_a_device(mixed, monkeypatch):
     """Up to what the library's choice of algorithms makes."""
+    always(monkeypatch)
     plain, tight, there = steps(4, 1, mixed, tokens=32768)
     assert both(tight.lower(*there).memory.bought.made)
     want = bf.tree.leaves(plain(*there))

@@ -205,7 +205,7 @@ def test_parts_serve_all_near_products(cuda):
 
 
 def test_matmuls_along_rows_and_columns_share_magnitudes(cuda):
-    """A gradient is split by rows for one matmul and by columns for another: ``abs`` of it is one equation."""
+    """Of a gradient, say: its absolute values are one equation."""
     f = lambda x, w, y: (by_rows(SCALED)(x, w), columns(SCALED)(x, y))
     schedule, _ = draft(f, uniform(24, 40), uniform(16, 40), uniform(24, 8))
     magnitudes = [
