@@ -57,6 +57,7 @@ def test_the_record_as_a_section():
     assert row.startswith("| normal | 64 | ") and f"{found['SGEMM']['worst']:.1e}" in row
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_the_table_of_a_device(platform, monkeypatch):
     fake = fake_cuda.install(monkeypatch)

@@ -246,7 +246,7 @@ def usual_settings(monkeypatch):
     monkeypatch.setattr(bf.config, "matmul_precision", bf.config.matmul_precision)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "settings", ["--chunk=auto", "--chunk=32", "--recompute=1", "--budget=1GB", "--products=float32_tc"]
 )
@@ -259,7 +259,7 @@ def test_variants_train_alike(settings):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", gpt2_blufunc.AXES)
 def test_layouts_train_alike(layout):
     whole, *_ = trained("--batch=4")

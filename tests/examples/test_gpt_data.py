@@ -31,6 +31,7 @@ def sides(dataset):
 # ------------------------------------------------------------------------------------------------- sources
 
 
+@pytest.mark.slow
 def test_the_default_text_is_the_standard_library_split_by_file():
     first, second = data.load(), data.load()
     train, validation = sides(first)

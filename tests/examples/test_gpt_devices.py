@@ -156,6 +156,7 @@ def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
     assert len(history(tmp_path / "run")["train"]) == done + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -190,6 +191,7 @@ def test_bad_meshes(words, options, text, capsys):
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_another_number_of_processes_than_of_devices(words):
     code, _, err, _ = run("-n", 2, PROGRAM, *words("run", "--mesh", "data=4"))

@@ -157,6 +157,7 @@ def test_ctrl_c_saves_and_resuming_equals_never_having_stopped(run, monkeypatch,
         assert array.tobytes() == files[1][name].tobytes(), name
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once_and_says_what_was_saved(run, monkeypatch, capsys):
     make_step, count = train.make_step, iter(range(100))
 
@@ -188,6 +189,7 @@ def test_minutes_stop_a_run(run, capsys):
     assert "minutes are over, after 1 of 12 steps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_finished_run_wants_more_steps(run, capsys):
     out = run("run")
     assert cli.main(["--resume", str(out)]) == 2
@@ -197,6 +199,7 @@ def test_a_finished_run_wants_more_steps(run, capsys):
     assert len(history(out)["train"]) == 14
 
 
+@pytest.mark.slow
 def test_a_moved_run_goes_on_where_it_lies(run, tmp_path):
     moved = run("run").rename(tmp_path / "moved")
     assert cli.main(["--resume", str(moved), "--steps", "14", "--no-progress"]) == 0
@@ -204,6 +207,7 @@ def test_a_moved_run_goes_on_where_it_lies(run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_any_folder(run, text, tmp_path, monkeypatch):
     monkeypatch.chdir(text.parent)
     out = run("run", "--data", text.name)

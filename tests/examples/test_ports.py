@@ -20,6 +20,7 @@ CHECKS = {
 pytest.importorskip("sklearn", reason="scikit-learn, which ships the digits, is not installed")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHECKS)
 def test_results(name, capsys):
     module = importlib.import_module(f"examples.ports.{name}")

@@ -116,7 +116,7 @@ def target(request, monkeypatch):
     return made
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", range(0, 20_000 if SWEEP else 600, 100))
 def test_random_graphs_interpreted(first, target):
     """Equal to NumPy, with any donation, and all kernels obey the rules."""

@@ -189,6 +189,7 @@ def test_plans_for_the_cpu_come_back(name, folder, monkeypatch):
     assert found.text == made.text and found.names == made.names
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [cuda, host])
 def test_plans_within_a_budget_come_back(make, folder, monkeypatch):
     name = "training, float32"
@@ -216,6 +217,7 @@ def test_programs_run_from_disk(folder, monkeypatch):
         np.testing.assert_array_equal(got, x)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("low", [False, True])
 def test_programs_run_from_disk_on_a_device(low, folder, monkeypatch):
     """With the same launches in the same graphs."""
@@ -787,6 +789,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_processes_share_plans(folder, tmp_path):
     """Two at once, with other hashes; a third finds what they have kept."""
     script = tmp_path / "script.py"

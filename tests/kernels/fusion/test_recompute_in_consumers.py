@@ -163,6 +163,7 @@ OPERATIONS = {  # of two values, in float32 or bfloat16; all exact, or rounded o
 }
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from(list(OPERATIONS)), st.integers(1, 4), st.integers(1, 4)), max_size=10),
     st.integers(1, 3),

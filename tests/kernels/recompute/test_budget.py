@@ -80,6 +80,7 @@ def test_random_training_steps(seed, target):
         assert_same(c, tight)
 
 
+@pytest.mark.slow
 @given(hs.lists(hs.sampled_from(list(random_networks.LAYERS)), min_size=3, max_size=7), hs.floats(0.4, 0.95))
 @settings(max_examples=12, deadline=None)
 def test_random_training_steps_found_by_hypothesis(names, share):
@@ -286,7 +287,7 @@ def transformer(batch):
     return lambda budget: cuda_program.planned(jaxpr, (False,) * len(jaxpr.invars), "sm_90", budget)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [32, 64, 128])
 def test_a_transformer_planned_for_a_gpu(batch):
     """Half of the memory costs less than a forward pass; less memory costs more.

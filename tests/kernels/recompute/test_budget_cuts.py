@@ -175,6 +175,7 @@ def test_the_equations_are_the_definition(small):
     np.testing.assert_array_equal(np.asarray(found), np.asarray(nn.gelu(bnp.asarray(x))))
 
 
+@pytest.mark.slow
 def test_a_step_within_a_budget_is_right_and_the_same_each_time(small, monkeypatch):
     """Gradients equal those without a budget, up to rounding of the argument."""
     monkeypatch.setattr(pointwise_gemm, "why_not", lambda eqn, arch: alone(eqn))

@@ -219,6 +219,7 @@ def test_sums_of_many_products_take_one_array(cuda):
     same(bf.jit(total)(*on(cuda, *args)), bf.jit(total)(*args), 1e-4)
 
 
+@pytest.mark.slow
 def test_a_long_sum_is_no_deep_recursion(cuda):
     xs = uniform(1200, 2, 2)
     _, found = draft(lambda xs: sum(xs[i] @ xs[i] for i in range(1, 1200)) + xs[0] @ xs[0], xs)

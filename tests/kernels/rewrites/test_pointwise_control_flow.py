@@ -317,7 +317,7 @@ def random_loop(seed):
     )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_random_loops_interpreted(first):
     for seed in range(first, first + 20):

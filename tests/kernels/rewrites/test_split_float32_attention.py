@@ -115,7 +115,7 @@ class Case:
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("features, parts", [(64, 1), (64, 2), (128, 1), (128, 2), (80, 2)])
@@ -187,7 +187,7 @@ TWO_SLABS = {k.entry: Tiling(2, 128, 64, 32, 1) for k in KERNELS} | {
 SMALL = 1e-3, 1e3, 1e-9, 1e-12
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shape, parts, causal, arch, tilings, sizes",
     [
@@ -230,7 +230,7 @@ def uneven(arrays):
     arrays["v"][..., 0] *= 8
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_small_rows_are_as_exact_as_float32(emulator, arch):
     """With other tokens' gradients 2^15 times larger, errors are relative to each row."""
@@ -260,7 +260,7 @@ def test_small_rows_have_the_bits_of_one_part(emulator, arch):
     assert errors.max() < 3e-3
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 1, 1e36, 1e-30), (1e-36, 1e36, 1, 1), (1, 1, 1e-33, 1)])
 def test_sizes_at_the_ends_of_float32(emulator, sizes):
     """Nothing overflows, or loses bits, that has its place in the result."""
@@ -308,6 +308,7 @@ def steps_of(f, device, *args):
     return [s.eqn for s in program_of(f, *on(device, *args)).schedule.steps if hasattr(s, "eqn")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "precision, parts",
     [("tf32", 1), (ACCURATE, 2), *((n, ALGORITHMS[n].parts) for n in ALGORITHMS if n.startswith("F16"))],

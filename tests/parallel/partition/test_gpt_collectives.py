@@ -117,6 +117,7 @@ def cast_once(params, tokens):
     return model.loss(bf.tree.map(lambda x: x.astype("bfloat16"), params), tokens, CONFIG)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("of_params", [whole, on_largest])
 @pytest.mark.parametrize(
     "loss", [cast_once, bf.autocast(lambda params, tokens: model.loss(params, tokens, CONFIG))]
@@ -152,6 +153,7 @@ def test_zero_scatters_gradients_and_gathers_new_parameters():
     }  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("n", [2, 4])
 def test_fsdp_gathers_each_parameter_and_scatters_each_gradient(n):
     # one gather serves forwards and backwards: without rematerialisation what was gathered is kept
@@ -160,6 +162,7 @@ def test_fsdp_gathers_each_parameter_and_scatters_each_gradient(n):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fsdp_with_checkpointed_blocks_gathers_twice_and_scatters_once():
     # the textbook's two gathers and one scatter a layer, but for the last bias, which no gradient needs
     last = PARAMS["blocks"][0]["mlp"]["down"]["bias"].nbytes
@@ -169,6 +172,7 @@ def test_fsdp_with_checkpointed_blocks_gathers_twice_and_scatters_once():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_gradients_of_microbatches_are_kept_divided_or_meet_once():
     # ZeRO-2: a share of the sum on each device, scattered to by every microbatch
     each = exchanged(microbatches, whole, on_largest, whole)
@@ -220,6 +224,7 @@ DATA_PARALLEL = {  # parameters, loss and gradients, and whether there are loops
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", DATA_PARALLEL)
 def test_annotated_ends_make_one_all_reduce_a_parameter_and_none_in_a_loop(name, eight):
     params, value_and_grad, loops = DATA_PARALLEL[name]

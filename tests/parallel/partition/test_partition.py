@@ -65,6 +65,7 @@ PROGRAMS = {
 ORDERS = ["plain", "grad", "vmap", "vmap of grad", "grad of vmap", "grad of checkpoint"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", PROGRAMS)
 @hypothesis.given(data=st.data())

@@ -133,6 +133,7 @@ print(digest.digest(partitioned(mesh, specs, P(("data", "fsdp")))))
 """
 
 
+@pytest.mark.slow
 def test_processes_with_other_hashes_of_names_make_the_same_program():
     root = Path(__file__).parents[3]
     digests = {

@@ -61,6 +61,7 @@ def test_a_killed_rank_ends_the_job_and_is_named():
         assert f"  rank {rank}: in #5 all_gather over data, 1,024 bytes, at rank_program.py:" in err
 
 
+@pytest.mark.sampled(1)
 @needs_mpi
 @pytest.mark.parametrize(
     ("scenario", "message"),
@@ -118,6 +119,7 @@ def test_output_carries_the_rank(script):
     assert sorted(out.splitlines()) == [f"[{r}] rank {r} of 2 ['end', '--flag']" for r in range(2)]
 
 
+@pytest.mark.slow
 def test_an_exit_code_ends_the_job(script):
     code, out, err, seconds = run("-n", 2, "--engine", "nccl", script, "code")
     assert code == 7

@@ -12,6 +12,7 @@ PROGRAM = Path(__file__).parent / "process_program.py"
 pytestmark = needs_mpi
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("scenario", "n", "compiler"),
     [
@@ -27,6 +28,7 @@ def test_scenarios(scenario, n, compiler):
     assert sorted(out.splitlines()) == [f"[{rank}] done" for rank in range(n)]
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_a_training_step_ends_the_job_and_is_named():
     code, out, err, seconds = run("-n", 2, PROGRAM, "kill")
     assert code == 128 + signal.SIGKILL
@@ -37,6 +39,7 @@ def test_a_rank_killed_in_a_training_step_ends_the_job_and_is_named():
     assert "<- behind the others" in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_alone_does_not_wait_for_ever():
     code, _, err, _ = run("-n", 2, PROGRAM, "alone")
     assert code != 0

@@ -798,6 +798,7 @@ def test_a_compiled_program_keeps_the_scope_that_it_was_made_in():
     assert float(compiled(0.0)) == 7.0 and float(grad(ew.sin)(0.0)) == 1.0
 
 
+@pytest.mark.slow
 def test_scopes_without_end_do_not_fill_the_memory():
     f = jit(lambda x: jit(ew.sin)(x))
     counts = []

@@ -92,6 +92,7 @@ def test_it_is_of_the_function_under_jit(arguments):
     assert step.lower(*arguments).memory.peak_bytes < peak
 
 
+@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize(
     "name, make",

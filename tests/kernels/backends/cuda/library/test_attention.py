@@ -101,7 +101,7 @@ class Case:
 # -- the texts -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(1)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("kernel, features", TOGETHER + APART, ids=lambda k: getattr(k, "entry", k))
@@ -266,7 +266,7 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shape, dtype, causal, tilings, packed",
     [
@@ -348,7 +348,7 @@ def attend_once(emulator, case):
     return count / (8 * 4)  # products of 16 x 16 and 16 x 8
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("many", [False, True], ids=["one key", "a tile"])
 @pytest.mark.parametrize("dtype, size", [(BF16, 1.0), (BF16, 2.0**100), (F16, 1.0)])
 @pytest.mark.parametrize("score", [6.875, 9.625, 9.75, 90.0])
@@ -428,7 +428,7 @@ def by_planes(emulator, case, causal, eager=False, sums=None):
         assert of_blocks[:, 2 * causal :].all()  # the first two tiles see one tile of keys, if it is causal
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(
     "shape, dtype, causal, packed",
@@ -466,7 +466,7 @@ def test_keys_behind_the_last_are_nothing(emulator, shape, causal, dtype, size):
     np.testing.assert_allclose(got["dv"].astype(np.float64), want["dv"], atol=0.02 * np.abs(want["dv"]).max())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, dtype, causal, tilings",
     [

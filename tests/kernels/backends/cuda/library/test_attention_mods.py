@@ -69,7 +69,7 @@ def given(name):
 # -- the texts -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ CASES += [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name, shape, dtype, causal, tilings", CASES)
 def test_kernels_on_the_host(emulator, name, shape, dtype, causal, tilings):
     case = Modified(name, shape, dtype)
@@ -233,6 +233,7 @@ def test_rows_are_looked_for_until_all_have_seen_something(emulator, growing, ti
     assert case.alone == tiles * 4 * 8 * 4  # of four warps, products of 16 x 16 and 16 x 8
 
 
+@pytest.mark.slow
 def test_tiles_that_nobody_sees_are_not_read(emulator):
     """Of 4 tiles of keys each block reads those in its window; full ones have no mark."""
     case = Modified("window", Shape(1, 256, 256, 4, 4, 16), BF16)

@@ -190,6 +190,7 @@ def gemm(name, sizes, by_rows, cluster=2):
     )
 
 
+@pytest.mark.sampled(2)
 @needs_nvrtc
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("name", EPILOGUES)
@@ -256,6 +257,7 @@ def run_emulated(case, emulator, eager=False):
     emulator.launch(source(p), instructions(p), "bfloat16", ENTRY, parameters, 1, *how)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_the_kernel_emulated(name, eager, emulator):
@@ -273,6 +275,7 @@ SIZES = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_all_results_of_several_tiles(sizes, by_rows, emulator):

@@ -355,7 +355,7 @@ class Case:
         assert close.mean() > 0.98  # the others are as logits should be
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("columns", [2 * COLUMNS, COLUMNS + 40])

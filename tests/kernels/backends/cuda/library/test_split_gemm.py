@@ -244,7 +244,7 @@ EMULATED = [  # a GEMM, and the blocks that share its tiles
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("product, blocks", EMULATED)
 def test_the_kernel_emulated(product, blocks, eager, emulator):

@@ -27,6 +27,7 @@ def launch(request):
     return device_launch if request.param == "device" else request.getfixturevalue("host").launch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [32, 96, 256, 1024])
 def test_reductions_and_scans(threads, launch, rng):
     check_reductions(launch, threads, rng)

@@ -224,7 +224,7 @@ CLUSTERED = {
 """Rows of 132 kB."""
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("limits, cluster", [((99, 8), 3), ((72, 4), 4), ((24, 8), 8), ((24, 4), 1)])
 @pytest.mark.parametrize("name", CLUSTERED)
