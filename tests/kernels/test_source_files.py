@@ -17,13 +17,14 @@ from blufunc.kernels import codegen
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER
 from blufunc.kernels.backends.cuda.driver import nvrtc, sm_reservation
-from blufunc.kernels.backends.cuda.library import scatter, softmax_gemm, split_gemm
+from blufunc.kernels.backends.cuda.library import pointwise_gemm, scatter, softmax_gemm, split_gemm
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.render.source import _FILE as KERNEL_PARTS
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.source_files import DEVICE, HOST
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.kernels.backends.cuda.library.test_attention_mods import given
+from tests.kernels.backends.cuda.library.test_pointwise_gemm import gemm as pointwise
 
 ROOT = Path(codegen.__file__).parents[1]
 FILES = sorted(str(p.relative_to(ROOT)) for end in ("h", "cuh") for p in ROOT.rglob(f"*.{end}"))
@@ -56,6 +57,12 @@ DEVICE_SOURCES = {
     "softmax GEMM": (
         "sm_90a",
         lambda arch: softmax_gemm.source(softmax_gemm.SoftmaxGemm(256, 192, 64, by_rows=True)),
+    ),
+    "pointwise GEMM": (
+        "sm_90a",
+        lambda arch: DEVICE.with_prelude(
+            pointwise_gemm.source(pointwise("squared ReLU", (256, 192, 64), True))
+        ),
     ),
     "split GEMM": (
         "sm_90a",

@@ -207,8 +207,8 @@ def check_inputs(
             f"{transform} of {name_of(chosen.fun)} with respect to {label}, which is {p.aval}: {kind} arguments only.",
             where=source.here(),
             why=why,
-            fix=f"convert {label} to a {'complex' if holomorphic else 'floating'} dtype, or choose other argnums"
-            + (f", or {option}" if option else ""),
+            fix=f"convert {label} to a {'complex' if holomorphic else 'floating'} dtype"
+            + (f", choose other argnums, or {option}" if option else ", or choose other argnums"),
         )
 
 
