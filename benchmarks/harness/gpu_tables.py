@@ -39,6 +39,8 @@ TITLES = {
     "gpu_repro": "Reproducibility of two runs from one key",
     "gpu_multi": "GPT-2 124M on several GPUs",
     "gpu_timeline": "One step of GPT-2 124M on the first GPU",
+    "gpu_family": "Model families against JAX",
+    "gpu_turns": "Against the version before, by turns",
 }
 
 
@@ -207,6 +209,28 @@ def _repeated(record: dict, rows: list[dict]) -> list[str]:
     return grid(["model", "precision", "steps", "runs", "parameters and losses equal to the last bit"], body)
 
 
+def _turns(record: dict, rows: list[dict]) -> list[str]:
+    """Times of all runs, and the ratio of their medians: below 1, this version is faster."""
+    body = []
+    for r in rows:
+        before, after = r["before"], r["after"]
+        times = [", ".join(f"{ms:.4g}" for ms in found) for found in (before, after)]
+        change = number(np.median(after) / np.median(before), 3)
+        memory = [number(r.get(f"{version}_GB"), 1) for version in ("before", "after")]
+        body.append([r["what"], *times, change, *memory])
+    return grid(["milliseconds", "before", "after", "after / before", "GB before", "GB after"], body)
+
+
+def _families(record: dict, rows: list[dict]) -> list[str]:
+    """Times of a step, and the best peer's over blufunc's."""
+    names = libraries(rows)
+    body = [
+        [what, *(three(row.get(n, {}).get("ms")) for n in names), number(ratio(row, "ms"))]
+        for what, row in by(rows, "what").items()
+    ]
+    return grid(["milliseconds", *names, "speedup"], body)
+
+
 _BODIES: dict[str, Callable[[dict, list[dict]], list[str]]] = {
     "gpu_copy": _copies,
     "gpu_ops": _calls,
@@ -218,4 +242,6 @@ _BODIES: dict[str, Callable[[dict, list[dict]], list[str]]] = {
     "gpu_repro": _repeated,
     "gpu_multi": _several,
     "gpu_timeline": _timelines,
+    "gpu_turns": _turns,
+    "gpu_family": _families,
 }

@@ -56,6 +56,8 @@ def record(tmp_path, monkeypatch):
     """A function that runs programs in sequence, and returns the record on disk."""
     monkeypatch.setattr(programs, "SHORTEST", 0.1)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    # bytecode of a program written twice within a second would be that of the first
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     path = tmp_path / "gpu_ops.json"
 
     def run(*texts, limit=20.0, uuid="GPU-1", words=()):

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import report
 from benchmarks.harness import gpt2_tables, gpu_tables
+from benchmarks.suites import turns
 
 PART = {"gpu": {"name": "a device"}, "date": "2026-01-01", "versions": {"blufunc": "0"}, "left_out": []}
 
@@ -242,3 +243,34 @@ def test_the_part_written_by_hand_is_kept(tmp_path, monkeypatch):
         generated, kept = page.read_text().split(report.BY_HAND)
         assert kept == "\n\n## Design measurements\n\nOne table.\n"
         assert generated.startswith(report.HEAD) and "stale" not in generated
+
+
+def test_turns_compare_the_medians_of_two_versions():
+    step = {
+        "library": "blufunc",
+        "what": "a step",
+        "before": [10.0, 12.0],
+        "after": [11.0, 11.22],
+        "after_GB": 2.0,
+    }
+    (row,) = grid(lines("gpu_turns", step))
+    assert (row["before"], row["after"], row["after / before"]) == ("10, 12", "11, 11.22", "1.010")
+    assert (row["GB before"], row["GB after"]) == ("", "2.0")
+
+
+def test_rows_of_one_program_by_turns_are_one_row():
+    rows = {}
+    for version, ms in zip(turns.ORDER, (2.0, 1.0, 1.5, 2.5), strict=True):
+        turns.add(rows, "a step", version, {"step_ms": ms, "peak_GB": 1.0})
+    turns.add(rows, "kernels", "before", {"what": "gelu", "ms": 0.5})
+    assert rows["a step"]["before"] == [2.0, 2.5] and rows["a step"]["after"] == [1.0, 1.5]
+    assert rows["a step"]["before_GB"] == rows["a step"]["after_GB"] == 1.0
+    assert rows["gelu"]["before"] == [0.5] and not rows["gelu"]["after"]
+
+
+def test_families_are_compared_with_jax():
+    found = [
+        {"library": name, "what": "llama", "ms": ms} for name, ms in (("blufunc", 2.0), ("jax-cudnn", 3.0))
+    ]
+    (row,) = grid(lines("gpu_family", *found))
+    assert (row["blufunc"], row["jax-cudnn"], row["speedup"]) == ("2", "3", "1.50")

@@ -88,7 +88,7 @@ def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_p
         assert array.tobytes() == files[1][name].tobytes(), name
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

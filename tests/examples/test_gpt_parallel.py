@@ -336,7 +336,7 @@ def test_the_losses_are_those_of_one_device_and_the_exchanges_those_of_the_textb
     assert by_axes(program) == textbook
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("axis, share", [("zero1", 1), ("zero2", 8)])
 def test_what_is_added_up_over_microbatches_is_whole_or_a_share(axis, share, programs):
     # why there are two: ZeRO-1 reduces gradients once and stores them whole, ZeRO-2 stores a share, and reduces each
@@ -360,7 +360,7 @@ PLACES = 4 * C * E * expert_capacity(B * T // 8, E, 2, 1.25)  # of one rank's to
 STATISTICS = L * 2 * 4 * E
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "textbook"),
     [

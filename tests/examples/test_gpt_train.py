@@ -118,6 +118,7 @@ def test_a_run_from_end_to_end(run, capsys):
     assert f"validation loss  {history(out)['validation'][-1][1]:.3f}" in said
 
 
+@pytest.mark.slow
 def test_the_same_settings_give_the_same_run_and_another_seed_another(run):
     first, second, other = run("a"), run("b"), run("c", "--seed", "1")
     assert history(first) == history(second)
@@ -301,6 +302,7 @@ def test_empty_paths_are_not_this_folder(run, capsys):
     assert "there is no checkpoint.safetensors" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_preset_that_is_gone(run, monkeypatch, capsys):
     out = run("run")
     monkeypatch.delitem(model.PRESETS, "nano")

@@ -116,7 +116,7 @@ def target(request, monkeypatch):
     return made
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 20_000 if SWEEP else 600, 100))
 def test_random_graphs_interpreted(first, target):
     """Equal to NumPy, with any donation, and all kernels obey the rules."""
@@ -124,6 +124,7 @@ def test_random_graphs_interpreted(first, target):
         assert_agrees([random_graphs.from_seed(seed, target, 12 + seed % 3 * 9)], exact=True)
 
 
+@pytest.mark.slow
 @given(hs.data())
 @settings(max_examples=500 if SWEEP else 40)
 def test_random_graphs_found_by_hypothesis(data):

@@ -165,6 +165,7 @@ def assert_same(a, b):
 # -- the same plan ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_plans_for_a_gpu_come_back(name, arch, folder, monkeypatch):
@@ -246,6 +247,7 @@ def test_programs_run_from_disk_on_a_device(low, folder, monkeypatch):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_deep_programs(folder, messages):
     """A kernel is a graph that may be deeper than Python's stack."""
 

@@ -125,6 +125,7 @@ REALISTIC = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", REALISTIC)
 def test_training_steps_are_packed_close_to_the_bound(name):
     p = training_step(**REALISTIC[name])

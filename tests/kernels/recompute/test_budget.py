@@ -66,7 +66,7 @@ def layers(seed, n):
     return random.Random(seed).choices(list(random_networks.LAYERS), k=n)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_training_steps(seed, target):
@@ -246,6 +246,7 @@ def test_choices_by_rate():
 # -- what must not be repeated --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_effects_happen_once_and_keys_give_the_same_numbers():
     seen = []
 

@@ -408,6 +408,7 @@ DIVIDED = {  # the equation, and the axes of the operands and of the result of t
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("count, terms", [(2, 1280), (3, 1300), (5, 640), (4, 200)])
 @pytest.mark.parametrize("name", DIVIDED)
 def test_partial_sums(name, count, terms, cuda, fake, monkeypatch):

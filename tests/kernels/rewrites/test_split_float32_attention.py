@@ -285,6 +285,7 @@ def test_the_largest_gradient_of_scores_fits_into_one_part(emulator, features):
     case.check(False)
 
 
+@pytest.mark.slow
 def test_zeros_are_zeros(emulator):
     """Their scale is the largest; masked scores of zero stay no NaN with its inverse."""
     case = Case(Shape(1, 70, 70, 1, 1, 64), 2, (0, 0, 1, 1))
@@ -372,6 +373,7 @@ def test_other_precisions_have_no_kernel(precision, cuda, monkeypatch):
     assert "no kernel for attention at" in note and f"its matmuls request precision {precision!r}" in note
 
 
+@pytest.mark.slow
 def test_functions_of_pairs(cuda, monkeypatch):
     """Masks and score biases; an arbitrary slope would not fit into one float16 part."""
     monkeypatch.setattr(config, "matmul_precision", ACCURATE)

@@ -79,6 +79,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("f, args", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_one_kernel_with_the_same_value(f, args, dtype, tmp_path):

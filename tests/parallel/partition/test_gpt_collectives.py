@@ -224,7 +224,7 @@ DATA_PARALLEL = {  # parameters, loss and gradients, and whether there are loops
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATA_PARALLEL)
 def test_annotated_ends_make_one_all_reduce_a_parameter_and_none_in_a_loop(name, eight):
     params, value_and_grad, loops = DATA_PARALLEL[name]
@@ -293,6 +293,7 @@ def test_with_few_tokens_for_the_width_activations_move_and_not_parameters():
     assert all(moved < count * largest for count, moved in traffic(local).values())
 
 
+@pytest.mark.slow
 def test_fsdp_steps_keep_the_shardings_and_follow_one_device(eight):
     mesh = bf.make_mesh((4,), ("data",))
     shardings = lambda tree: bf.tree.map(lambda x: bf.NamedSharding(mesh, on_largest(x)), tree)

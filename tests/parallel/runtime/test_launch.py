@@ -23,6 +23,7 @@ def test_all_collectives_match_simulated_devices():
     assert sorted(out.splitlines()) == [f"[{r}] 154 collectives agree" for r in range(4)]
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_ranks_with_different_programs_are_told_where_they_differ():
     code, out, err, _ = run("-n", 4, PROGRAM, "programs")
@@ -61,7 +62,7 @@ def test_a_killed_rank_ends_the_job_and_is_named():
         assert f"  rank {rank}: in #5 all_gather over data, 1,024 bytes, at rank_program.py:" in err
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize(
     ("scenario", "message"),

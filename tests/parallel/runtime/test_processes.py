@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).parent / "process_program.py"
 pytestmark = needs_mpi
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "n", "compiler"),
     [

@@ -140,6 +140,7 @@ def test_arguments_that_are_kept_for_a_check_need_more(arguments, monkeypatch):
     assert_close(step(*arguments), expected)
 
 
+@pytest.mark.slow
 @compiled
 def test_the_outer_program_has_the_say(arguments):
     inner = bf.jit(bf.grad(loss), memory_budget="1KB")

@@ -359,6 +359,7 @@ LOOPS = {
 """Loops by name: element type and expression."""
 
 
+@pytest.mark.slow
 def test_loops_become_vector_instructions(compiler):
     """According to the compiler's vectorization report."""
     if "avx2" not in compiler.cpu or "clang" in compiler.version:

@@ -72,6 +72,7 @@ CHAIN = st.lists(st.tuples(KIND, st.just([1])), max_size=6)
 PIECES = st.lists(CHAIN | st.lists(ROW, max_size=1), max_size=9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("seconds")
 @given(PIECES, st.integers(0, 3))
 @settings(max_examples=400)

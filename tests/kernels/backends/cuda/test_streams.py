@@ -54,6 +54,7 @@ TASK = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(TASK, st.none() | st.integers(0, 3)), max_size=14), st.integers(1, 4))
 @settings(max_examples=400)
 def test_what_conflicts_keeps_its_order(drawn, streams):

@@ -171,7 +171,7 @@ def test_which_gradients_are_made_by_planes(shape, arch, fits):
         )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.parametrize("features", [16, 48, 96, 112, 144, 192])
 def test_compiles_for_other_features(features):
@@ -314,7 +314,7 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
         assert not np.isnan(case.arrays["scratch"]).any()  # the key kernel reads whole tiles of its own
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, dtype, causal, tilings",
     [
@@ -449,7 +449,7 @@ def test_all_gradients_at_once_on_the_host(emulator, shape, dtype, causal, packe
     case.check(causal)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, causal", [(Shape(1, 64, 100, 1, 1, 64), False), (Shape(1, 192, 100, 1, 1, 64), True)]
 )

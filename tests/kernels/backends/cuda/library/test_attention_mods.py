@@ -209,7 +209,7 @@ def test_kernels_on_the_host(emulator, name, shape, dtype, causal, tilings):
     case.check(causal)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, shape, dtype, causal, tilings",
     [
@@ -224,7 +224,7 @@ def test_scores_that_grow_behind_a_mask(emulator, name, shape, dtype, causal, ti
     case.check(causal, ("out", "lse"))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("growing, tiles", [(False, 0), (True, 2)])
 def test_rows_are_looked_for_until_all_have_seen_something(emulator, growing, tiles):
     """Odd rows see no key before the 7th of 15 tiles; growing scores overflow later."""

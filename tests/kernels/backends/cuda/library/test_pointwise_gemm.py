@@ -302,6 +302,7 @@ def test_far_out_the_slope_is_that_of_the_definition(emulator):
     np.testing.assert_allclose(case.results[0].astype(np.float32), t * slopes, rtol=2**-6, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_is_recomputed_has_the_bits_of_the_forward_pass(emulator):
     """At the stored, rounded argument: large values, and GELU close to 0."""
     forward = Case(gemm("a bias, GELU, and its argument", (ROWS, COLUMNS, 64), False, cluster=1))

@@ -204,7 +204,7 @@ def test_threads_synchronize_before_a_result_overwrites_its_input():
     assert online(()) and not online((read,))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL_CASES)
 def test_functions_in_place(machine, lowered_in_place, name):
     _check(machine, lowered_in_place, name)
@@ -439,7 +439,7 @@ def _numbered(some):
     return [replace(k, name=f"{k.name}_{i}") for i, k in enumerate(some)]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.parametrize("capability, shared", [((8, 0), 163), ((9, 0), 227), ((10, 0), 227)])
 def test_nothing_spills(capability, shared):

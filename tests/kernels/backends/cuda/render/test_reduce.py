@@ -44,6 +44,7 @@ def test_extrema(name, case, launch):
     check_extrema(launch, name, case)
 
 
+@pytest.mark.slow
 def test_moves(launch, rng):
     check_moves(launch, rng)
 
