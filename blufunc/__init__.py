@@ -1,4 +1,7 @@
-"""blufunc: grad, vmap and jit for pure Python functions over immutable arrays."""
+"""blufunc: grad, vmap and jit for pure Python functions over immutable arrays.
+
+Names are imported on first use (``_lazy.py``); ``tests/test_import.py`` bounds what an import loads.
+"""
 
 from blufunc import _began as _began  # first, so that its time precedes all other imports
 from blufunc import _lazy

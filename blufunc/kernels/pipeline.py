@@ -34,8 +34,8 @@ from blufunc.kernels.memory.types import Value
 from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.recompute.remat import Rematerializer
-from blufunc.kernels.rewrites.canonicalize import rewrite, split_column_reductions
-from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
+from blufunc.kernels.rewrites.canonicalize import canonicalize, split_column_reductions
+from blufunc.kernels.rewrites.gemm_epilogue import with_gemm_epilogues
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
 
@@ -137,8 +137,8 @@ class Planning:
             jaxpr = user_kernel_fusion.with_fused_user_kernels(jaxpr, origins)
         if any(e.prim.kind == "control" for e in jaxpr.eqns):
             jaxpr = point_control.with_point_control(jaxpr, origins)
-        jaxpr = rewrite(jaxpr, origins, target.batch_first)
-        jaxpr = with_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
+        jaxpr = canonicalize(jaxpr, origins, target.batch_first)
+        jaxpr = with_gemm_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
         self.jaxpr = split_column_reductions(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
         self.donated, self.planned = donated, planned

@@ -17,6 +17,7 @@ from typing import Any
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.primitives.kinds import Reduction
+from blufunc.core.primitives.primitive import Primitive
 from blufunc.errors import HostPrimitiveWarning
 from blufunc.kernels.fusion.fuse import Fusion, Region
 from blufunc.kernels.loopir.ir import Kernel
@@ -176,10 +177,17 @@ def _lacks_lower(eqn: Eqn) -> bool:
 def host_notes(eqns: Sequence[Eqn]) -> tuple[str, ...]:
     """Notes for users of primitives that run on the host."""
     return tuple(
-        f"{e.prim.name} runs on the host, by NumPy, unfused: it has an impl and nothing else. Give lower=, its "
-        f"definition in blufunc operations (docs/extending.md). First used at {source.summary(e.source)}"
+        f"{e.prim.name} runs on the host, by NumPy, unfused: it has an impl and nothing else. Give {_option(e.prim)} "
+        f"(docs/extending.md). First used at {source.summary(e.source)}"
         for e in eqns
     )
+
+
+def _option(prim: Primitive) -> str:
+    """The argument that lets kernels compute a primitive."""
+    if isinstance(prim, Reduction):
+        return "monoid=, such as 'sum', or write a Primitive with a definition (lower)"
+    return "lower=, its definition in blufunc operations"
 
 
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()

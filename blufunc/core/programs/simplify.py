@@ -3,6 +3,8 @@
 Core. Each pass takes a jaxpr and returns a new one:
 
 - ``inline_calls``: inlines the bodies of ``jit`` equations;
+- ``inline_definitions``: replaces primitives by their definitions (``lower=``); backends call it first;
+- ``inline_bodies``: inlines calls that only compute their body, such as composites without a kernel;
 - ``fold``: evaluates equations on literals, removes multiplications by one, selects between equal values and
   round-trip conversions, and passes scalars unbroadcast to operations that accept them;
 - ``cse``: common subexpression elimination;

@@ -28,15 +28,14 @@ from blufunc.core.ops.shape import slice_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p, transpose_p
 from blufunc.core.primitives.override import is_replaced
-from blufunc.core.programs.simplify import Origins, dce
-from blufunc.core.programs.simplify import rewrite as substitute
+from blufunc.core.programs.simplify import Origins, dce, rewrite
 from blufunc.kernels.fusion.iteration_space import Frame, reduces, role_of, sort_of
 from blufunc.kernels.loopir.access_map import MOVED, is_widening, moves, view_strides
 from blufunc.kernels.loopir.index import strides_of
 from blufunc.kernels.rewrites.readers import Readers
 
 
-def rewrite(jaxpr: Jaxpr, origins: Origins, batch_first: bool = False) -> Jaxpr:
+def canonicalize(jaxpr: Jaxpr, origins: Origins, batch_first: bool = False) -> Jaxpr:
     """Apply all rules; ``batch_first``: whether matmuls need their batch axes dense."""
     jaxpr = _narrow_early(_Rules(jaxpr).apply(origins), origins)
     return _with_dense_batches(jaxpr, origins) if batch_first else jaxpr
@@ -61,7 +60,7 @@ class _Rules:
             self.makers.update((v, e) for e in found or [eqn] for v in e.outvars)
             return found or [eqn]
 
-        made = substitute(self.jaxpr, step, origins)
+        made = rewrite(self.jaxpr, step, origins)
         return dce(made) if changed else self.jaxpr
 
     def maker(self, atom: Atom) -> Eqn | None:
@@ -211,7 +210,7 @@ def _narrow_early(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
         narrow[v] = Var(v.aval.with_dtype(x.aval.dtype))
         return [Eqn(eqn.prim, [x], [narrow[v]], eqn.params, eqn.source)]
 
-    made = substitute(jaxpr, step, origins)
+    made = rewrite(jaxpr, step, origins)
     return made if narrow else jaxpr
 
 
@@ -250,7 +249,7 @@ def _with_dense_batches(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
         params = {**eqn.params, "dimension_numbers": (tuple(contracts), tuple(batches))}
         return [*eqns, Eqn(dot_general_p, operands, eqn.outvars, params, eqn.source)]
 
-    made = substitute(jaxpr, step, origins)
+    made = rewrite(jaxpr, step, origins)
     return made if copies else jaxpr
 
 

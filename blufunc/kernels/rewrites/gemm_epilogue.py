@@ -1,8 +1,9 @@
 """Sums fused into matmuls, for devices whose library can.
 
-Kernels, before stage 5. In: a program after ``rewrite``. Out: an equivalent one, in which a matmul adds a vector along
-its columns, or an array of its shape, wherever the sum would be a kernel of its own. A kernel that reads a sum computes
-it at no cost, so such sums stay. A matmul also writes the wider dtype that its result is converted to for a collective.
+Kernels, before stage 5. In: a program after ``canonicalize``. Out: an equivalent one, in which a matmul adds a
+vector along its columns, or an array of its shape, wherever the sum would be a kernel of its own. A kernel
+that reads a sum computes it at no cost, so such sums stay. A matmul also writes the wider dtype that its result is
+converted to for a collective.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from blufunc.kernels.ops.gemm import SUMS, dot_accumulate_p, dot_bias_p
 from blufunc.kernels.rewrites.readers import Readers
 
 
-def with_epilogues(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
+def with_gemm_epilogues(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
     """Fuse sums into matmuls."""
     return _Epilogues(jaxpr, origins).run()
 

@@ -2,7 +2,7 @@
 
 Parallel, before stage 3 and after stage 8. In: a mesh, a spec, a global shape. Out: shard shapes and indices. All
 shards of an array have the shape of the largest: if a dimension does not divide evenly, the last shards are padded, and
-``loopir/index`` tells which part of each is inside the array.
+``indices`` tells which part of each is inside the array.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Parallel, after stage 3, with stages 4 to 7 of the compiler but no C++ compiler or device. In: a function, a mesh of any
 size, and hardware figures from the user. Out: a ``Forecast``. The single-device program is partitioned, fused and
-planned as for a GPU. Times follow from a roofline of each step (``kernels/inspect/cost.py``) and rings for collectives
+planned as for a GPU. Times follow from a roofline of each step (``kernels/cost.py``) and rings for collectives
 (``hardware.py``).
 """
 

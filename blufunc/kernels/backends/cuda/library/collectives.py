@@ -1,8 +1,8 @@
 """Collectives as steps of a CUDA program.
 
-Kernels, stages 6 and 8. In: an ``OpaqueStep`` of an executor whose equation is a lowered collective of
-``blufunc.parallel``. Out: its ``Work``, from planned memory to planned memory. The engine of the launching thread's
-rank puts it on a stream.
+Kernels, stages 6 and 8. In: an ``OpaqueStep`` of an executor whose equation is a collective, lowered by
+``parallel/collectives/lowering.py``. Out: its ``Work``, from planned memory to planned memory. The engine of the
+launching thread's rank puts it on a stream (``NcclEngine.enqueue`` of ``parallel/runtime/nccl.py``).
 """
 
 from __future__ import annotations
