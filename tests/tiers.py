@@ -5,7 +5,8 @@ complements, so that no test runs twice or never. A test is in the rest if it is
 (``make test-peers`` runs the latter separately), or a case of a large parametrized test outside its family's
 sample. The sample holds the first and the last case, one of each ``STRIDE`` between them, and each case with
 a parameter value that is new: each row of a table of operations is in the quick tier at least once.
-``sampled(n)`` replaces this rule for a family with costly cases: n cases, evenly spaced.
+``sampled(n)`` replaces this rule for a family with costly cases: n cases, evenly spaced; ``sampled(n, "word")``
+takes them from those with the word in their id, such as one of several devices.
 """
 
 import zlib
@@ -42,8 +43,9 @@ def _sample(name: str, cases: Sequence[pytest.Item], seen: set[Hashable]) -> Ite
     """
     n = len(cases)
     if marker := cases[0].get_closest_marker("sampled"):
-        (wanted,) = marker.args
-        return evenly_spaced(n, wanted)
+        wanted, word = (*marker.args, "")[:2]
+        among = [i for i, case in enumerate(cases) if word in case.nodeid]
+        return {among[i] for i in evenly_spaced(len(among), wanted)}
     if n <= SMALL:
         return range(n)
     spaced = {0, *range(zlib.crc32(name.encode()) % STRIDE, n, STRIDE), n - 1}
@@ -57,7 +59,7 @@ def _sample(name: str, cases: Sequence[pytest.Item], seen: set[Hashable]) -> Ite
 
 
 def evenly_spaced(n: int, wanted: int) -> set[int]:
-    """Evenly spaced positions of ``wanted`` of n cases, the first and last included."""
+    """Evenly spaced positions of n cases: the first and the last, or of one the first."""
     if wanted >= n:
         return set(range(n))
     return {i * (n - 1) // max(wanted - 1, 1) for i in range(wanted)}

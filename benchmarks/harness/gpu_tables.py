@@ -210,7 +210,7 @@ def _repeated(record: dict, rows: list[dict]) -> list[str]:
 
 
 def _turns(record: dict, rows: list[dict]) -> list[str]:
-    """Times of all runs, and the ratio of their medians: below 1, this version is faster."""
+    """Times of all runs, and the medians' ratio: below 1, this version is faster."""
     body = []
     for r in rows:
         before, after = r["before"], r["after"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
@@ -87,6 +87,7 @@ class StepCost:
         return max(self.bytes / machine.bandwidth, arithmetic)
 
 
+@dataclass(frozen=True)
 class Cost:
     """The steps of a program, and sums over them.
 
@@ -99,15 +100,22 @@ class Cost:
       launches: launches and calls of libraries or of the reference.
     """
 
-    def __init__(self, steps: Iterable[StepCost] = ()):
-        self.steps = tuple(steps)
-        self.reads = sum(s.reads for s in self.steps)
-        self.writes = sum(s.writes for s in self.steps)
-        self.bytes = self.reads + self.writes
-        self.flops = sum(s.flops for s in self.steps)
-        self.products = sum(s.products for s in self.steps)
-        self.kernels = sum(s.kind == "kernel" for s in self.steps)
-        self.launches = sum(s.kind != "free" for s in self.steps)
+    steps: tuple[StepCost, ...] = ()
+    reads: int = field(init=False, repr=False, compare=False)
+    writes: int = field(init=False, repr=False, compare=False)
+    bytes: int = field(init=False, repr=False, compare=False)
+    flops: int = field(init=False, repr=False, compare=False)
+    products: int = field(init=False, repr=False, compare=False)
+    kernels: int = field(init=False, repr=False, compare=False)
+    launches: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        sums = {k: sum(getattr(s, k) for s in self.steps) for k in ("reads", "writes", "flops", "products")}
+        sums["bytes"] = sums["reads"] + sums["writes"]
+        sums["kernels"] = sum(s.kind == "kernel" for s in self.steps)
+        sums["launches"] = sum(s.kind != "free" for s in self.steps)
+        for name, value in sums.items():
+            object.__setattr__(self, name, value)
 
     def total(self, row: StepCost, n: int = 1) -> StepCost:
         """A row with the sums of all steps, run ``n`` times."""
@@ -140,19 +148,19 @@ def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cos
       made: the schedule.
       on_host: whether an equation runs on the host; None if the program's device is the host.
     """
-    return Cost(_of_step(s, made, on_host) for s in made.steps)
+    return Cost(tuple(_of_step(s, made, on_host) for s in made.steps))
 
 
 def cost_of_equations(jaxpr: Jaxpr) -> Cost:
     """The cost of a program that runs equation by equation, as NumPy calls."""
-    return Cost(of_eqn(e, "reference") for e in inline_pointwise(jaxpr).eqns)
+    return Cost(tuple(of_eqn(e, "reference") for e in inline_pointwise(jaxpr).eqns))
 
 
 def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) -> StepCost:
     if isinstance(step, KernelStep):
         return of_kernel(step.kernel, equations_of(step.region, made.fusion))
     if isinstance(step, GroupStep):
-        members = [_of_step(m, made, on_host) for m in step.members]
+        members = tuple(_of_step(m, made, on_host) for m in step.members)
         lines = tuple(dict.fromkeys(line for m in members for line in m.lines))
         return Cost(members).total(replace(members[0], lines=lines, shape=f"{len(members)} arrays"))
     eqn = step.eqn
@@ -271,7 +279,7 @@ def _of_control(eqn: Eqn, row: StepCost) -> StepCost:
     name = eqn.prim.name
     if name == "cond":
         bodies = [max(bodies, key=lambda c: c.bytes)]
-    whole = Cost(s for c in bodies for s in c.steps)
+    whole = Cost(tuple(s for c in bodies for s in c.steps))
     times = eqn.params["length"] if name == "scan" else eqn.params.get("max_steps") or 1
     kind = "control" if row.kind in ("library", "reference") else row.kind
     unbounded = (name == "while" and times == 1) or any(s.unbounded for s in whole.steps)

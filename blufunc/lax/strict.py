@@ -133,7 +133,9 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
     start, stop, _ = builtins.slice(*bounds).indices(len(s))
     if stop < start:
         raise errors.ValueRangeError(
-            f"collapse of {x.aval}: axis {stop} precedes axis {start}.", where=source.here()
+            f"collapse of {x.aval}: axis {stop} precedes axis {start}.",
+            where=source.here(),
+            fix="give a stop_dimension of at least start_dimension",
         )
     return linear_ops.reshape(x, (*s[:start], math.prod(s[start:stop]), *s[stop:]))
 

@@ -322,7 +322,9 @@ def _positive(schedule: str, **values: Any) -> None:
     for name, value in values.items():
         if static_number(value, schedule, name) <= 0:
             raise errors.ValueRangeError(
-                f"{schedule} needs a positive {name}, not {value}.", where=source.here()
+                f"{schedule} needs a positive {name}, not {value}.",
+                where=source.here(),
+                fix=f"give a number above 0, such as {name}=1000, or leave out what is optional",
             )
 
 

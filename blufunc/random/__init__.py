@@ -11,7 +11,7 @@ from it keep their numbers: integers, uniforms and permutations exactly, the oth
 
 Samplers take one key, then the parameters of the distribution, the ``shape`` of the result and its ``dtype``, real
 floating (or integer, of integers) unless a docstring says otherwise. Parameters broadcast to ``shape``, by default to
-one another, and results are differentiable in real ones.
+one another, and results are differentiable in real ones, counts excepted.
 
 With ``config.debug_key_reuse`` a key that is used twice is an error.
 """

@@ -180,7 +180,7 @@ def broadcast(name: str, what: str, x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def check_broadcast(name: str, what: str, own: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise ShapeError unless ``given`` broadcasts to ``shape``."""
+    """Raise ShapeError unless the shape ``own`` broadcasts to ``shape``."""
     if not fits(own, shape):
         raise errors.ShapeError(
             f"random.{name}: {what} of shape {own} does not broadcast to shape={shape}.",

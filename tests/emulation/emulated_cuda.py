@@ -94,7 +94,7 @@ class Device:
         given = [np.array(pointers, np.uint64).tobytes()] if scheduled.segments else pointers
         if mapping.blocks:
             sizes = (mapping.blocks, 1, 1), (mapping.block, 1, 1), scheduled.shared_bytes
-            library.kernel(scheduled.entry).launch(*sizes, given, cupy.cuda.get_current_stream())
+            library.kernel(scheduled.entry).prepare(*sizes, given)(cupy.cuda.get_current_stream().ptr)
         for a, on_device in held.values():
             a[...] = on_device.get().view(a.dtype)
         assert not counters.get().any()

@@ -97,8 +97,14 @@ def shape_of(shape: Any, name: str, open: bool = False) -> tuple[int, ...]:
         sizes = tuple([static_int(n, name, "a size") for n in shape])
     elif isinstance(shape, np.ndarray) and shape.ndim == 1:
         sizes = ints(shape, name, "a shape")
-    else:
+    elif hasattr(shape, "__index__"):
         sizes = (static_int(shape, name, "a shape"),)
+    else:
+        raise errors.ArgumentError(
+            f"{name}: a shape is an int or a tuple of ints, not {shape!r:.60}.",
+            where=source.here(),
+            fix="give a tuple, such as (3,)",
+        )
     if not open and any(n < 0 for n in sizes):
         raise errors.ValueRangeError(
             f"{name}: the shape {sizes} has a negative size.",

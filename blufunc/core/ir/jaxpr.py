@@ -235,24 +235,30 @@ class Jaxpr:
 
     def memoised(self, key: Any, make: Callable[[], Any]) -> Any:
         """``make()``, memoized per jaxpr, ``key``, and rules in force."""
-        memo = self._memo_of(state.context) if state.context else self.memo
+        memo = in_scope(self.memo)
         found = memo.get(key)
         if found is None:
             found = memo[key] = make()
         return found
 
-    def _memo_of(self, context: tuple) -> dict:
-        """The memo of a scope; bounded to the last few scopes."""
-        scopes = self.memo.setdefault(_SCOPES, {})
-        memo = scopes[context] = scopes.pop(context, {})
-        if len(scopes) > 16:
-            del scopes[next(iter(scopes))]
-        return memo
-
     def __str__(self) -> str:
         return printer.to_text(self)
 
     __repr__ = __str__
+
+
+def in_scope(memo: dict) -> dict:
+    """The part of a memo for the axes, meshes and rules in force.
+
+    It is bounded to the last few scopes.
+    """
+    if not state.context:
+        return memo
+    scopes = memo.setdefault(_SCOPES, {})
+    part = scopes[state.context] = scopes.pop(state.context, {})
+    if len(scopes) > 16:
+        del scopes[next(iter(scopes))]
+    return part
 
 
 def eval_jaxpr(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:

@@ -7,8 +7,9 @@ class test and an interned-type test.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,20 @@ def check_values(prim: Any, results: Any, expected: Sequence[ShapedArray]) -> No
         if shape != aval.shape or dtype != aval.dtype:
             got = f"{dtypes.short_name(dtype)}[{','.join(map(str, shape))}]"
             raise rule_error(prim, "impl", f"returned {got}, and abstract says {aval}")
+
+
+def impl_of(prim: Any, params: dict, expected: Sequence[ShapedArray]) -> Callable:
+    """``impl`` with its parameters; the types of a user's results are checked."""
+    function = functools.partial(prim.impl, **params) if params else prim.impl
+    if not prim.check_impl:
+        return function
+
+    def checked(*args: Any) -> Any:
+        results = function(*args)
+        check_values(prim, results if prim.multiple_results else [results], expected)
+        return results
+
+    return checked
 
 
 def check_lists(prim: Any, rule: str, first: Any, second: Any) -> None:

@@ -10,7 +10,9 @@ axes and computes on the shards.
 from __future__ import annotations
 
 import math
+import os
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -259,7 +261,8 @@ def rule_of(prim: Any, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray]
     except ValueError as e:  # of Factors
         wrong = str(e)
     except Exception as e:
-        wrong = f"raises {type(e).__name__}: {e}"
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        wrong = f"raises {type(e).__name__}: {e} ({os.path.basename(at.filename)}:{at.lineno})"
     if wrong:
         raise errors.ShardingError(
             f"the shard rule of {prim.name} {wrong}.",

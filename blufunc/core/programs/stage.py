@@ -7,6 +7,7 @@ tracers of enclosing transforms) become constants; rank-0 host arrays become lit
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,10 +19,10 @@ from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import Array, from_numpy, lift
 from blufunc.core.ir import check, dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, in_scope, subjaxprs
 from blufunc.core.ir.trace import EVAL, Trace, Tracer, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.primitive import derived
-from blufunc.core.primitives.rule_errors import check_definition, definition_error, type_of
+from blufunc.core.primitives.rule_errors import check_definition, check_values, definition_error, type_of
 
 
 class StagedTracer(Tracer):
@@ -145,7 +146,13 @@ def stage(
         source.open_scopes(scopes)
 
 
-_TRACING = object()  # placeholder for a definition that is being traced
+class _Tracing(threading.local):
+    """The definitions that this thread traces."""
+
+    keys: frozenset = frozenset()
+
+
+_tracing = _Tracing()
 
 
 def definition(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
@@ -155,17 +162,17 @@ def definition(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
       JaxprTypeError: it does not trace, uses the primitive itself, or its results are not those of ``abstract``;
         of an elementwise primitive, it is not elementwise, or disagrees with ``impl``.
     """
-    key = (*avals, *params.items())
-    found = prim.definitions.get(key)
-    if found is _TRACING:
-        raise definition_error(prim, "uses the primitive itself", "write it with other operations")
+    prim.typed(tuple(avals), params)  # raises for parameters that are not hashable
+    memo, key = in_scope(prim.definitions), (*avals, *params.items())
+    found = memo.get(key)
     if found is None:
-        prim.definitions[key] = _TRACING
+        if (prim, key) in _tracing.keys:
+            raise definition_error(prim, "uses the primitive itself", "write it with other operations")
+        _tracing.keys |= {(prim, key)}
         try:
-            found = _traced(prim, avals, params)
+            found = memo[key] = _traced(prim, avals, params)
         finally:
-            del prim.definitions[key]
-        prim.definitions[key] = found
+            _tracing.keys -= {(prim, key)}
     return found
 
 
@@ -236,7 +243,9 @@ def _check_sample(prim: Any, defined: Callable, avals: Sequence[ShapedArray], pa
         jaxpr = stage(defined, [a.with_shape(x.shape) for a, x in zip(avals, sample, strict=True)], prim.name)
         with set_trace(EVAL):
             found = eval_jaxpr(jaxpr, [from_numpy(x, backend.host_device()) for x in sample])
-    check_definition(prim, found, computed if prim.multiple_results else [computed], sample)
+    results = computed if prim.multiple_results else [computed]
+    check_values(prim, results, jaxpr.out_avals)
+    check_definition(prim, found, results, sample)
 
 
 def _evaluated(prim: Any, args: Sequence[Any], params: dict) -> list[np.ndarray]:

@@ -355,7 +355,7 @@ class Substitution:
 
 
 class Replaced(Substitution):
-    """Substitute indices for loop variables, and keys of ``done`` by their values."""
+    """Substitute indices for loop variables, and values for the keys of ``done``."""
 
     def __call__(self, value: Value) -> Value:
         for v in post_order([value]):

@@ -221,9 +221,9 @@ class _Splitter:
 
         def split() -> _Parts:
             # a matmul along rows and one along columns, as of a gradient, share the magnitudes
-            find = lambda: self.placed(_magnitudes, (), [side.x], eqn, made)
+            find = lambda: self.placed(_magnitudes, (side.order,), [side.x], eqn, made)
             how = (side.order, along, algorithm)
-            operands = [side.x, *self.recent((side.x, origin), find)]
+            operands = [side.x, *self.recent((side.x, side.order, origin), find)]
             *parts, root = self.placed(_ordered_parts, how, operands, eqn, made)
             return _Parts(parts, root)
 
@@ -309,7 +309,7 @@ def _sum(eqn: Eqn, order: int, algorithm: Algorithm, factors: _Factors, made: li
 def _ordered_parts(
     order: tuple[int, ...], contract: tuple[int, ...], algorithm: Algorithm, x: Any, magnitudes: Any
 ) -> list[Any]:
-    return parts_of(transpose(x, order), contract, algorithm, transpose(magnitudes, order))
+    return parts_of(transpose(x, order), contract, algorithm, magnitudes)
 
 
 def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm, magnitudes: Any = None) -> list[Any]:
@@ -342,8 +342,8 @@ def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
     return pieces + [slice_in_dim(x, whole, terms, axis=at)] * (whole < terms)
 
 
-def _magnitudes(x: Any) -> list[Any]:
-    return [finite_magnitudes(x)]
+def _magnitudes(order: tuple[int, ...], x: Any) -> list[Any]:
+    return [finite_magnitudes(transpose(x, order))]
 
 
 def _scales(magnitudes: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:

@@ -83,7 +83,7 @@ def on_mesh(spec: PartitionSpec, mesh: Mesh | AbstractMesh | None, subject: str)
 def map_sharded(how: Callable, x: Any, shardings: Shardings, what: str) -> Any:
     """Apply ``how(leaf, sharding)`` to the leaves of ``x`` that have a sharding."""
     leaves, treedef = tree.flatten(x)
-    values = [lift(leaf) for leaf in leaves]
+    values = [lift(leaf, what) for leaf in leaves]
     check_ranks(shardings, [v.aval for v in values], treedef, what)
     laid = [v if s is None else how(v, s) for v, s in zip(values, shardings, strict=True)]
     return tree.unflatten(treedef, laid)

@@ -7,7 +7,7 @@ Parallel, before stage 1. In: values on the host or on devices. Out: arrays. ``d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -243,7 +243,7 @@ def make_array_from_single_device_arrays(
     whole, sharding = shape_of(shape, name), _named(sharding, name)
     given = sequence(arrays, name, "arrays", "arrays")
 
-    def fail(kind: type[errors.BlufuncError], what: str, fix: str | None = None) -> None:
+    def fail(kind: type[errors.BlufuncError], what: str, fix: str | None = None) -> NoReturn:
         raise kind(f"{name}: {what}.", where=source.here(), fix=fix)
 
     if wrong := [a for a in given if not isinstance(a, Array)]:

@@ -29,15 +29,19 @@ def promoted(f: Callable[P, Any]) -> Callable[P, Any]:
     """
     name = f"{f.__module__.rpartition('.')[2]}.{f.__name__}"
     signature = inspect.signature(f)
+    defaults = [p.default for p in signature.parameters.values()]
 
     @functools.wraps(f)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as e:
-            raise TypeError(f"{name}: {e}") from None
-        bound.apply_defaults()
-        values = match_shapes(name, *promote_dtypes(name, *bound.args, inexact=True))
+        given: Any = (*args, *defaults[len(args) :])
+        if kwargs or len(args) > len(defaults) or any(x is inspect.Parameter.empty for x in given):
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as e:
+                raise TypeError(f"{name}: {e}") from None
+            bound.apply_defaults()
+            given = bound.args
+        values = match_shapes(name, *promote_dtypes(name, *given, inexact=True))
         if dtypes.is_complex(values[0].aval.dtype):
             raise errors.DtypeError(
                 f"{name} takes real numbers.", where=source.here(), fix="pass the real part: x.real"
@@ -48,17 +52,18 @@ def promoted(f: Callable[P, Any]) -> Callable[P, Any]:
 
 
 _EXPONENTIALS = {
-    "pdf": "The density at ``x``.",
-    "pmf": "The probability of ``k``.",
-    "cdf": "The probability of a number of at most ``x``.",
-    "sf": "The probability of a number above ``x``.",
+    "pdf": "The density at ``{}``; parameters as of ``logpdf``.",
+    "pmf": "The probability of ``{}``; parameters as of ``logpmf``.",
+    "cdf": "The probability of a number of at most ``{}``.",
+    "sf": "The probability of a number above ``{}``.",
 }
 
 
 def exp_of(log_f: Callable[P, Any]) -> Callable[P, Any]:
     """``pdf`` from ``logpdf``, and so on, with the same signature."""
     name = log_f.__name__.removeprefix("log")
-    return _renamed(log_f, bnp.exp, name, _EXPONENTIALS[name])
+    first = next(iter(inspect.signature(log_f).parameters))
+    return _renamed(log_f, bnp.exp, name, _EXPONENTIALS[name].format(first))
 
 
 def log_of(f: Callable[P, Any]) -> Callable[P, Any]:

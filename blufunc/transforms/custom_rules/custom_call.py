@@ -123,6 +123,8 @@ class CustomFunction:
     ):
         check_callable(fun, type(self).__name__)
         functools.update_wrapper(self, fun)
+        for name in vars(type(self)).keys() & vars(self).keys() - set(functools.WRAPPER_ASSIGNMENTS):
+            del self.__dict__[name]  # rules of a wrapped custom function, which are not of this one
         self.fun = fun
         self.nondiff = nondiff_positions(fun, nondiff_argnums, nondiff_argnames)
 

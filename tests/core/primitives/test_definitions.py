@@ -1,7 +1,9 @@
 """User primitives with a definition or a C form: compiled, transformed, sharded."""
 
 import re
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -448,3 +450,76 @@ def test_factors_that_make_no_rule(spec, reduced, message):
     with pytest.raises(errors.ShardingError, match=message) as e:
         extend.Factors(spec, **reduced)
     assert __file__ in e.value.where and e.value.fix
+
+
+class Centered(bf.Primitive):
+    """A definition that reads a named axis."""
+
+    name = "centered"
+
+    def abstract(self, x):
+        return x
+
+    def lower(self, x):
+        return x - lax.pmean(x, "i")
+
+
+def test_a_definition_is_traced_for_each_named_axis():
+    prim = Centered()
+    for transform in (bf.vmap, lambda f, axis_name: bf.jit(bf.vmap(f, axis_name=axis_name))):
+        for n in (4, 2, 3):
+            x = bnp.arange(float(n))
+            np.testing.assert_allclose(transform(prim.bind, axis_name="i")(x), np.arange(n) - (n - 1) / 2)
+    with pytest.raises(errors.JaxprTypeError, match="there is no axis of that name"):
+        bf.jit(prim.bind)(1.0)
+
+
+def test_threads_trace_one_definition():
+    class Slow(bf.Primitive):
+        name = "slow_sine"
+
+        def abstract(self, x):
+            return x
+
+        def lower(self, x):
+            time.sleep(0.02)
+            return bnp.sin(x)
+
+    prim = Slow()
+    for f in (bf.vmap(prim.bind), lambda x: bf.jvp(prim.bind, (x,), (x,))[0]):
+        with ThreadPoolExecutor(3) as pool:
+            for result in pool.map(f, [X[:4]] * 3):
+                np.testing.assert_allclose(result, np.sin(X[:4]), rtol=1e-6)
+
+
+def test_parameters_of_a_definition_are_hashable():
+    class Scaled(bf.Primitive):
+        name = "scaled_by_list"
+
+        def abstract(self, x, *, by):
+            return x
+
+        def lower(self, x, *, by):
+            return x * by[0]
+
+    with pytest.raises(errors.ArgumentError, match="hashable"):
+        bf.vmap(lambda x: Scaled().bind(x, by=[2.0]))(X[:4])
+
+
+def test_a_c_form_of_other_dtypes_is_not_said_to_agree():
+    prim = extend.Elementwise(
+        "form_of_floats", np.negative, "number", [None], lower=extend.CForm({"f": "-{0}"})
+    )
+    report = testing.check_primitive(prim, bnp.arange(4), order=0)
+    assert "no template" in report.unsupported["C form"]
+
+
+@pytest.mark.parametrize("host_compiler", ["never", "always"])
+@pytest.mark.parametrize("impl", [lambda x: np.sin(x)[:2], lambda x: np.sin(x).astype(np.float64)])
+def test_types_of_a_compiled_impl_are_checked(impl, host_compiler, monkeypatch):
+    monkeypatch.setattr(bf.config, "host_compiler", host_compiler)
+    prim = extend.Elementwise("wrong_type", impl, "float", [None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", errors.HostPrimitiveWarning)
+        with pytest.raises(errors.JaxprTypeError, match="abstract says"):
+            bf.jit(lambda x: prim.bind(x) + 1)(X[:4])

@@ -298,10 +298,8 @@ def test_a_transformer_planned_for_a_gpu(batch):
     """
     plan = transformer(batch)
     default = plan(None)
-    before, peak = (
-        0.0 if batch > 64 else -cost_of(default).seconds(cuda_program.TARGET.machine),
-        default.plan.peak_bytes,
-    )
+    gain = 0.0 if batch > 64 else 0.05  # what the budget may save of the default program's time
+    before, peak = -gain * cost_of(default).seconds(cuda_program.TARGET.machine), default.plan.peak_bytes
     for share in (0.8, 0.6, 0.45):
         made = plan(int(peak * share))
         assert made.plan.peak_bytes <= peak * share

@@ -214,6 +214,15 @@ def test_matmuls_along_rows_and_columns_share_magnitudes(cuda):
     assert len(magnitudes) == 1
 
 
+@pytest.mark.parametrize("precision", [SCALED, X3])
+def test_batch_axes_behind_others_need_no_further_kernels(precision, cuda):
+    """One pass finds magnitudes and parts, both with the batch first."""
+    x, y = uniform(2, 24, 3, 16), uniform(2, 40, 3, 16)
+    of = lambda equation, *args: draft(lambda x, y: bnp.einsum(equation, x, y, precision=precision), *args)[1]
+    first = of("bhqd,bhkd->bhqk", x.swapaxes(1, 2).copy(), y.swapaxes(1, 2).copy())
+    assert of("bqhd,bkhd->bhqk", x, y) == first
+
+
 def test_autocast_is_as_it_was(cuda):
     wide, split = (bf.autocast(product(p)) for p in (None, X3))
     assert draft(split, X, W)[1] == draft(wide, X, W)[1]

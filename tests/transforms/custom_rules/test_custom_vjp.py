@@ -901,3 +901,20 @@ def test_a_cotangent_that_a_collective_summed_is_not_summed_again():
     by_vmap = make(lambda res, ct: (ct * res[1], ct * res[0]))
     for f in (by_hand, by_vmap):
         close(grad(f, (0, 1))(x, y), (arr([3.0, 3.0, 3.0]), arr(7.0)))
+
+
+@pytest.mark.parametrize("wrapper", [custom_jvp, custom_vjp])
+def test_rules_of_a_wrapped_function_are_not_those_of_the_wrapper(wrapper):
+    @custom_vjp
+    def old(x):
+        return x**2
+
+    old.defvjp(lambda x: (x**2, x), lambda x, ct: (100.0 * ct,))
+
+    @wrapper
+    @functools.wraps(old)
+    def new(x):
+        return x**3
+
+    with pytest.raises(errors.GradError, match="without"):
+        grad(new)(1.0)

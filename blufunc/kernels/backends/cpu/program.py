@@ -26,6 +26,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.effects import calls_back
+from blufunc.core.primitives.rule_errors import impl_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cpu.blas import one_thread_each, product_into
@@ -443,10 +444,8 @@ def _function_of(eqn: Eqn) -> Callable[[list], Sequence]:
     prim = eqn.prim
     if prim.reference is not None:
         return prim.reference(body_of, **eqn.params)
-    if prim.multiple_results:
-        function = lambda values: prim.impl(*values, **eqn.params)
-    else:
-        function = lambda values: (prim.impl(*values, **eqn.params),)
+    impl = impl_of(prim, eqn.params, [v.aval for v in eqn.outvars])
+    function = (lambda values: impl(*values)) if prim.multiple_results else (lambda values: (impl(*values),))
     # a collective that times out names the user's line
     return source.at(eqn.source, function) if prim.kind == "collective" else function
 

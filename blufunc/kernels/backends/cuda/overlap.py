@@ -32,7 +32,7 @@ MOST = 4
 
 
 def overlapped_matmuls(steps: Sequence[Step]) -> list[Step]:
-    """Order steps to overlap collectives with matmuls (``OpaqueStep.overlapped``)."""
+    """Order steps to overlap collectives with matmuls (``Opaque.overlapped``)."""
     if sum(_exchanged(s) > LEAST for s in steps) < 2:
         return list(steps)
     _Cover(steps).choose()

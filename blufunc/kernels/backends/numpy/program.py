@@ -7,7 +7,6 @@ use, and a ufunc overwrites an operand that is dead.
 
 from __future__ import annotations
 
-import functools
 import keyword
 import re
 import time
@@ -19,6 +18,7 @@ import numpy as np
 from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.primitives.rule_errors import impl_of
 from blufunc.core.programs.simplify import inline_pointwise
 from blufunc.kernels.timings import StepTime, medians
 
@@ -159,7 +159,7 @@ class _Writer:
             if over is not None:
                 ins.append(f"out={self.name(over)}")  # by keyword: np.maximum takes no third operand
             return f"{outs} = {self.define(prim.name, ufunc)}({', '.join(ins)})"
-        function = functools.partial(prim.impl, **eqn.params) if eqn.params else prim.impl
+        function = impl_of(prim, eqn.params, [v.aval for v in eqn.outvars])
         if prim.kind == "collective":  # a collective that times out names the user's line
             function = source.at(eqn.source, function)
         assigned = (

@@ -1,4 +1,4 @@
-// Reductions and bulk copies of the blocks of a cluster, which share a staged row (schedule/clusters.py).
+// Reductions and bulk copies of the blocks of a cluster, which share a staged row (schedule/shared_rows.py).
 //
 // Blocks send each other their results, and each waits for them at a barrier that counts bytes; a barrier of the cluster
 // would wait for all memory operations of its threads too. Before a block sends anything, the others have begun; and as no

@@ -6,7 +6,6 @@ operands to the host and results back, which waits for the device; ``explain`` l
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.primitives.effects import eqn_calls_back
 from blufunc.core.primitives.override import is_replaced
+from blufunc.core.primitives.rule_errors import impl_of
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
@@ -56,8 +56,10 @@ class Replaced(Host):
 
 
 def _definition(eqn: Eqn) -> Callable[[list], Sequence]:
+    impl = impl_of(eqn.prim, eqn.params, [v.aval for v in eqn.outvars])
+
     def run(values: list) -> Sequence:
-        out = eqn.prim.impl(*values, **eqn.params)
+        out = impl(*values)
         return out if eqn.prim.multiple_results else (out,)
 
     return run
@@ -69,9 +71,8 @@ def fallback(
     """The results of a primitive by its NumPy definition, from at least one buffer."""
     if config.shows("fusion"):
         config.show(f"{prim.name} is computed on the host: no kernel or library does it here")
-    results = ignoring_fp_errors(
-        functools.partial(prim.impl, **params), *[cuda_memory.to_host(b) for b in buffers]
-    )
+    impl = impl_of(prim, params, outs)
+    results = ignoring_fp_errors(impl, *[cuda_memory.to_host(b) for b in buffers])
     results = results if prim.multiple_results else (results,)
     return _to_device(results, outs, buffers[0].device, label or prim.name)
 

@@ -74,7 +74,7 @@ def cases(machine):
     return found, machine.compile([w for _, w in found.values()])
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(24, "[host-")
 @pytest.mark.parametrize("name", CASES)
 def test_against_numpy(machine, cases, name):
     found, library = cases
@@ -187,7 +187,7 @@ def _check(machine, lowered, name):
         agree(kernel, got, want)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(24, "[host-")
 @pytest.mark.parametrize("name", SMALL_CASES)
 def test_functions_against_the_interpreter(machine, lowered, name):
     _check(machine, lowered, name)
