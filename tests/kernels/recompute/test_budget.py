@@ -298,7 +298,7 @@ def test_a_transformer_planned_for_a_gpu(batch):
     """
     plan = transformer(batch)
     default = plan(None)
-    gain = 0.0 if batch > 64 else 0.05  # what the budget may save of the default program's time
+    gain = 0.0 if batch > 64 else 0.1  # of the default program's time; 0.08 of it is saved
     before, peak = -gain * cost_of(default).seconds(cuda_program.TARGET.machine), default.plan.peak_bytes
     for share in (0.8, 0.6, 0.45):
         made = plan(int(peak * share))
