@@ -309,10 +309,8 @@ def dtype_of(dtype: Any) -> np.dtype | None:
 
 def named(function: Callable, name: str, doc: str, module: str = "blufunc.numpy") -> Callable:
     """The function under its public name."""
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
     function.__module__ = module
-    return function
+    return ops.named(function, name, doc)
 
 
 def unary_inexact(prim: Primitive, name: str, doc: str) -> Callable:

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -293,5 +293,5 @@ def _check_sizes(sizes: Sequence[int], what: str) -> None:
         _fail(errors.ShardingError, f"{what}: axes of sizes {tuple(sizes)}", "sizes are at least 1")
 
 
-def _fail(kind: type[errors.BlufuncError], what: str, fix: str) -> None:
+def _fail(kind: type[errors.BlufuncError], what: str, fix: str) -> NoReturn:
     raise kind(f"{what}.", where=source.here(), fix=fix)

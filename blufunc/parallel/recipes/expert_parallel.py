@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -151,7 +151,7 @@ class _Routes:
 def _check(params: Any, router: Any, x: Any, top_k: int, factor: float, axis: str | None, groups: int) -> int:
     """Check the sizes, and return the number of experts."""
 
-    def fail(kind: type[errors.BlufuncError], what: str) -> None:
+    def fail(kind: type[errors.BlufuncError], what: str) -> NoReturn:
         raise kind(f"mixture_of_experts: {what}.", where=source.here())
 
     if router.ndim != 2 or not x.ndim or x.shape[-1] != router.shape[0]:
