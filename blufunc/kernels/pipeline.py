@@ -32,10 +32,10 @@ from blufunc.kernels.memory.plan import plan
 from blufunc.kernels.memory.types import Step as PlanStep
 from blufunc.kernels.memory.types import Value
 from blufunc.kernels.memory.verify import check_plan
-from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.recompute.remat import Rematerializer
 from blufunc.kernels.rewrites.canonicalize import canonicalize, split_column_reductions
 from blufunc.kernels.rewrites.gemm_epilogue import with_gemm_epilogues
+from blufunc.kernels.rewrites.updates_in_place import with_updates_in_place
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
 
@@ -136,8 +136,10 @@ class Planning:
         if target.epilogues and any(e.prim.kind == "kernel" for e in jaxpr.eqns):
             jaxpr = user_kernel_fusion.with_fused_user_kernels(jaxpr, origins)
         if any(e.prim.kind == "control" for e in jaxpr.eqns):
-            jaxpr = point_control.with_point_control(jaxpr, origins)
+            jaxpr = point_control.with_point_control(jaxpr, origins, target.least_points)
         jaxpr = canonicalize(jaxpr, origins, target.batch_first)
+        if target.updates_in_place and any(donated):
+            jaxpr = with_updates_in_place(jaxpr, donated, origins)
         jaxpr = with_gemm_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
         self.jaxpr = split_column_reductions(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
@@ -174,7 +176,7 @@ class Planning:
         origins = self.origins if origins is None else origins
         target = self.target
         if fusion is None:
-            fusion = fuse(jaxpr, origins, self._sorts, target.summed_lanes, target.recompute)
+            fusion = fuse(jaxpr, origins, self._sorts, target.summed_lanes, target.recompute, target.in_order)
             if target.ordered is not None:
                 fusion.steps = target.ordered(fusion.steps)
         chosen = {e: n for e, n in origins.items() if n > common}
@@ -359,9 +361,10 @@ class _Scheduler:
         read = Counter(self.root(o[0]) for o in operands if isinstance(o, tuple))
         return tuple(
             (results[m], operands[n][0])
-            for m, n in overwritten_by(eqn)
+            for m, n in self.target.overwritten(eqn)
             if results[m] is not None
             and isinstance(operands[n], tuple)
+            and not operands[n][1]
             and read[self.root(operands[n][0])] == 1
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.machine import Machine
+from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.precision import ProductShape
 
 _A_CPU = Machine("a CPU", bandwidth=2e10, flops=1e11, products=2e11)
@@ -50,6 +51,10 @@ class Target:
       rows_of_sums: from an equation to the rows of each partial column sum that its kernel can also write; 0: none.
       cache_bytes, cache_speedup: arrays up to that size are read again faster by that factor.
       scratch_bytes: from an opaque equation to its scratch memory, in bytes.
+      overwritten: from an opaque equation in planned memory to its results and the operands that they may overwrite.
+      in_order: whether an opaque equation needs its operands contiguous in memory.
+      least_points: minimum points of a loop that runs in a kernel, point by point.
+      updates_in_place: whether a ``dynamic_update_slice`` of an array that dies with it is a step of its own.
       group: whether structurally identical kernels on different arrays are launched as one.
       ordered: from the steps of a fusion to their best order; None: unchanged.
       recompute: whether cheap values are recomputed if memory is scarce.
@@ -80,6 +85,10 @@ class Target:
     cache_bytes: int = 0
     cache_speedup: float = 1.0
     scratch_bytes: Callable[[Eqn], int] = lambda eqn: 0
+    overwritten: Callable[[Eqn], list[tuple[int, int]]] = overwritten_by
+    in_order: Callable[[Eqn], bool] = lambda eqn: False
+    least_points: int = 1
+    updates_in_place: bool = False
     group: bool = False
     ordered: Callable[[list[Any]], list[Any]] | None = None
     recompute: bool = False

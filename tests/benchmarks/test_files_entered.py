@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-BOUNDS = {"C++": 54, "CUDA": 65}
+BOUNDS = {"C++": 55, "CUDA": 65}
 """There were 83 and 103."""
 
 PASSED = {

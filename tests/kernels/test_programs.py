@@ -16,8 +16,8 @@ from blufunc import lax, random
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir import dtypes
 from blufunc.kernels import pipeline as steps
+from blufunc.kernels.backends.cpu import planning, renderer, toolchain
 from blufunc.kernels.backends.cpu import program as host_program
-from blufunc.kernels.backends.cpu import renderer, toolchain
 from blufunc.kernels.fusion import iteration_space
 from blufunc.transforms.autodiff.grad import grad
 from tests.kernels import random_graphs, random_networks
@@ -102,7 +102,7 @@ KINDS = "float32", "int32"
 SETTINGS = {
     "rows in chunks": (SMALL, iteration_space.ONE_ROW),
     "totals in chunks": (SMALL, 16),
-    "as compiled": (host_program.HOST, iteration_space.ONE_ROW),
+    "as compiled": (planning.HOST, iteration_space.ONE_ROW),
     "as for a GPU": (LIKE_A_GPU, 16),
 }
 

@@ -163,7 +163,7 @@ def _keys(cf, p, key, x):
 
     key = cf.cond(p, lambda k: random.fold_in(k, 1), lambda k: k, key)
     key, _, x = cf.while_loop(lambda c: c[1] < 3, step, (key, arr(0, np.int32), x), max_steps=4)
-    draws = cf.cond(p, lambda k: (random.normal(k, (2,)), k), lambda k: (bnp.zeros(2), k), key)[0]
+    draws = cf.cond(p, lambda k: (random.uniform(k, (2,), minval=-1), k), lambda k: (bnp.zeros(2), k), key)[0]
     return x * draws
 
 

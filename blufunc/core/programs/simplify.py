@@ -263,7 +263,7 @@ def fold(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
                     alias(out, x)
                     return []
         if invars and all(a.__class__ is Literal for a in invars) and not (eqn.effects or prim.opaque):
-            if all(v.aval.ndim == 0 for v in eqn.outvars) and prim.reference is None:
+            if all(v.aval.ndim == 0 for v in eqn.outvars) and prim.reference is None and prim.has_impl:
                 for var, literal in zip(eqn.outvars, _evaluate(prim, invars, eqn.params), strict=True):
                     alias(var, literal)
                 return []

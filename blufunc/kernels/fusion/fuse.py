@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,6 +175,7 @@ def fuse(
     sorts: dict[Eqn, str] | None = None,
     summed_lanes: int = sys.maxsize,
     read_again: bool = False,
+    in_order: Callable[[Eqn], bool] = lambda eqn: False,
 ) -> Fusion:
     """Group the equations of a simplified jaxpr.
 
@@ -184,8 +185,11 @@ def fuse(
       sorts: ``sort_of`` of equations, as far as known; missing ones are added.
       summed_lanes: the longest rows, in lanes, that are also reduced over rows when their lanes are reduced.
       read_again: whether consumers recompute cheap values instead of one step storing them; default False.
+      in_order: whether an opaque equation needs its operands contiguous in memory; default: none does.
     """
-    return _Fuser(jaxpr, origins or {}, {} if sorts is None else sorts, summed_lanes, read_again).run()
+    return _Fuser(
+        jaxpr, origins or {}, {} if sorts is None else sorts, summed_lanes, read_again, in_order
+    ).run()
 
 
 # -- grouping ----------------------------------------------------------------------------------------
@@ -199,8 +203,9 @@ class _Fuser:
         sorts: dict[Eqn, str],
         summed_lanes: int,
         read_again: bool,
+        in_order: Callable[[Eqn], bool],
     ):
-        self.jaxpr, self.summed_lanes = jaxpr, summed_lanes
+        self.jaxpr, self.summed_lanes, self.in_order_operands = jaxpr, summed_lanes, in_order
         self.origins = origins
         self.sorts = sorts
         self.position = {id(e): i for i, e in enumerate(jaxpr.eqns)}
@@ -577,7 +582,8 @@ class _Fuser:
             for a in dict.fromkeys(step.eqn.invars):
                 if a.__class__ is Literal:
                     continue
-                if a in self.virtual and view_chain(a, self.virtual) is None:
+                in_order = self.in_order_operands(step.eqn)
+                if a in self.virtual and (in_order or view_chain(a, self.virtual) is None):
                     needed[a] = None
                     step.inputs.append(a)
                 else:

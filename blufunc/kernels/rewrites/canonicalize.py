@@ -3,6 +3,7 @@
 Kernels, before stage 5. In: a simplified jaxpr, its calls inlined. Out: an equivalent one.
 
 - A transpose of a matmul becomes the matmul of the transposes, which are free.
+- A matmul that sums nothing, such as an outer product, becomes an elementwise product.
 - Zeros with a scattered sum, added to an array, become a scatter-add into that array.
 - A slice of a widened array is widened after slicing, and a converted table after the gather of its rows.
 - A value that is only moved and then narrowed is narrowed first, and stored so.
@@ -22,7 +23,7 @@ from typing import Any
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.ops.elementwise import add_p, convert_p, copy_p
+from blufunc.core.ops.elementwise import add_p, convert_p, copy_p, mul_p
 from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
 from blufunc.core.ops.shape import slice_p
 from blufunc.core.primitives.kinds import Elementwise
@@ -96,6 +97,34 @@ def _transposed_product(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
     return [swapped, Eqn(convert_p, [out], eqn.outvars, converted.params, converted.source)]
 
 
+def _outer_product(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
+    """``dot_general`` without contracted axes is a product of broadcast operands, which fuses."""
+    if eqn.prim is not dot_general_p or is_replaced(dot_general_p, "impl"):
+        return None
+    (lc, _), batches = eqn.params["dimension_numbers"]
+    (out,) = eqn.outvars
+    if lc or not dtypes.is_floating(out.aval.dtype) or isinstance(eqn.params["precision"], tuple):
+        return None
+    made: list[Eqn] = []
+    factors: list[Atom] = []
+    free = len(batches[0])
+    for x, along in zip(eqn.invars, batches, strict=True):
+        rest = iter(range(free, out.aval.ndim))
+        dims = [along.index(d) if d in along else next(rest) for d in range(x.aval.ndim)]
+        free += x.aval.ndim - len(along)
+        if dims != sorted(dims):
+            return None
+        for prim, params, aval in (
+            (convert_p, {"dtype": out.aval.dtype}, x.aval.with_dtype(out.aval.dtype)),
+            (broadcast_in_dim_p, {"shape": out.aval.shape, "dims": tuple(dims)}, out.aval),
+        ):
+            if not x.aval.same_type(aval):
+                made.append(Eqn(prim, [x], [Var(aval)], params, eqn.source))
+                (x,) = made[-1].outvars
+        factors.append(x)
+    return [*made, Eqn(mul_p, factors, [out], {}, eqn.source)]
+
+
 def _sum_with_scattered(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
     """``a + scatter_add(zeros, i, u)`` is ``scatter_add(a, i, u)``."""
     if eqn.prim not in (add_any_p, add_p):
@@ -152,6 +181,7 @@ def _gathered_conversion(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
 
 _RULES: tuple[Callable[[_Rules, Eqn], list[Eqn] | None], ...] = (
     _transposed_product,
+    _outer_product,
     _sum_with_scattered,
     _part_of_widened,
     _gathered_conversion,

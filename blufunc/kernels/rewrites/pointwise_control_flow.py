@@ -39,13 +39,15 @@ MOST_EQUATIONS = 128
 """Operations of a body, at most: they must fit the registers of a thread."""
 
 
-def with_point_control(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """Replace the loops and branches that can run at points."""
+def with_point_control(jaxpr: Jaxpr, origins: Origins, least: int = 1) -> Jaxpr:
+    """Replace the loops and branches that can run at points, loops of at least ``least`` points."""
     read = used(jaxpr)
 
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         rule = _RULES.get(eqn.prim.name)
         if rule is None or eqn.prim.kind != "control" or is_replaced(eqn.prim, "impl"):
+            return [eqn]
+        if eqn.prim.name != "cond" and max((v.aval.size for v in eqn.outvars), default=0) < least:
             return [eqn]
         try:
             return rule(eqn, read)

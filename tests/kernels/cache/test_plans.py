@@ -24,6 +24,7 @@ from blufunc.core.ir.jaxpr import Eqn, Literal
 from blufunc.core.ir.trace import state
 from blufunc.core.programs.alternatives import as_written
 from blufunc.core.programs.simplify import simplify
+from blufunc.kernels.backends.cpu import planning
 from blufunc.kernels.backends.cpu import program as host_program
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.device_model import HOPPER, Limits
@@ -542,7 +543,7 @@ def test_code_of_callers_is_never_copied(folder, messages, monkeypatch):
         return "a string of the user's"
 
     jaxpr, donated = traced("loops")
-    planned, dump, dumps = host_program.planned, plan_store.dump, []
+    planned, dump, dumps = planning.planned, plan_store.dump, []
 
     def with_another_line(*args):
         made = planned(*args)

@@ -15,7 +15,7 @@ from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels import pipeline as steps
-from blufunc.kernels.backends.cpu.program import HOST
+from blufunc.kernels.backends.cpu.planning import HOST
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.cost import cost_of, plan_seconds
 from blufunc.kernels.memory.verify import check_plan

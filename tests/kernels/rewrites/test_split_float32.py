@@ -174,7 +174,8 @@ def test_values(name, precision, cuda, fake):
     for w, g in zip(bf.tree.leaves(want), bf.tree.leaves(got), strict=True):
         assert g.dtype == np.float32
         np.testing.assert_allclose(g, w, rtol=0, atol=DEVIATION[precision] * 40 * max(1, np.abs(w).max()))
-    assert fake.products >= ALGORITHMS[precision].parts * (ALGORITHMS[precision].parts + 1) // 2
+    if name != "outer":  # elementwise: it sums nothing
+        assert fake.products >= ALGORITHMS[precision].parts * (ALGORITHMS[precision].parts + 1) // 2
 
 
 def splits(fun, *args):

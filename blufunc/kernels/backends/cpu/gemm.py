@@ -19,18 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blufunc.core.ir.jaxpr import Literal
+from blufunc.kernels.backends.cpu.native.operands import Strided, strided
 from blufunc.kernels.backends.cpu.renderer import SCRATCH
 from blufunc.kernels.backends.cpu.toolchain import Compiler
 from blufunc.kernels.codegen import source_files
-from blufunc.kernels.loopir.access_map import view
-from blufunc.kernels.loopir.index import strides_of
 from blufunc.kernels.schedule import OpaqueStep
 
 _AXES = 8
 """Maximum number of batch axes."""
-
-_LEAST_ROWS, _LEAST_COLUMNS = 16, 32
-"""Minimum rows and columns: below these, packing dominates."""
 
 _WORTH_SHARING = 1 << 19
 """Minimum multiplications that justify waking other threads."""
@@ -40,7 +36,7 @@ _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 _OPTIONS = ("-ffp-contract=fast",)
 """Contract multiply and add into FMA, as any BLAS does."""
 
-_FILE = "backends/cpu/include/gemm.h"
+FILE = "backends/cpu/include/gemm.h"
 
 
 class Layout(ctypes.Structure):
@@ -51,6 +47,13 @@ class Layout(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("lhs_row", "lhs_inner", "rhs_inner", "rhs_column")),
         *((name, ctypes.c_int64 * _AXES) for name in ("extent", "lhs_batch", "rhs_batch")),
     ]
+
+    def initializer(self) -> str:
+        """The C++ initializer of the structure."""
+        names = [field[0] for field in self._fields_]
+        numbers, arrays = ([getattr(self, name) for name in part] for part in (names[:9], names[9:]))
+        texts = [*map(str, numbers), *(f"{{{', '.join(map(str, a))}}}" for a in arrays)]
+        return f"{{{', '.join(texts)}}}"
 
     def threads(self, most: int) -> int:
         """Number of threads worth waking, at most ``most``."""
@@ -83,33 +86,36 @@ def product_of(step: OpaqueStep, values: Sequence[Any], compiler: Compiler) -> P
     Raises:
       CompileError: the compiler no longer works.
     """
+    if not compiler.openmp:
+        return None
+    found = layout_of_step(step, values)
+    if found is None:
+        return None
+    layout, lhs, rhs = found
+    function = function_for(compiler, step.eqn.outvars[0].aval.dtype)
+    return Product(function, layout, (lhs.value, lhs.offset), (rhs.value, rhs.offset))
+
+
+def layout_of_step(step: OpaqueStep, values: Sequence[Any]) -> tuple[Layout, Strided, Strided] | None:
+    """The layout of a matmul and its operands; None if this library does not compute it."""
     eqn = step.eqn
     dtype = eqn.outvars[0].aval.dtype
-    if not compiler.openmp or any(v.aval.dtype != dtype for v in eqn.invars) or dtype not in _DTYPES:
+    if any(v.aval.dtype != dtype for v in eqn.invars) or dtype not in _DTYPES:
         return None
-    views, places = [], []
-    for operand in step.operands:
-        if isinstance(operand, Literal):
-            return None
-        i, movements = operand
-        shape = values[i].aval.shape
-        # apply the movements to a dummy array: only strides and offset matter
-        strides = [s * dtype.itemsize for s in strides_of(shape)]
-        x = whole = np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)
-        for movement in movements:
-            x = view(movement, x)
-        views.append(x)
-        places.append((i, x.__array_interface__["data"][0] - whole.__array_interface__["data"][0]))
-    layout = layout_of(views[0], views[1], eqn.params)
-    return None if layout is None else Product(_function_for(compiler, dtype), layout, *places)
+    if any(isinstance(o, Literal) for o in step.operands):
+        return None
+    lhs, rhs = (strided(o, values) for o in step.operands)  # type: ignore[arg-type]
+    layout = layout_of(lhs.model, rhs.model, eqn.params)
+    return None if layout is None else (layout, lhs, rhs)
 
 
 def _source() -> str:
     """Complete C++ source of the library."""
-    return source_files.source(SCRATCH) + source_files.source(_FILE)
+    return source_files.source(SCRATCH) + source_files.source(FILE)
 
 
-def _function_for(compiler: Compiler, dtype: np.dtype) -> Any:
+def function_for(compiler: Compiler, dtype: np.dtype) -> Any:
+    """The function of all matmuls of a dtype."""
     library = compiler.compile(_source(), "products of matrices", _OPTIONS)
     function = getattr(library, f"product_{dtype.name}")
     function.argtypes = [ctypes.POINTER(Layout), *[ctypes.c_void_p] * 3, ctypes.c_int]
@@ -118,7 +124,7 @@ def _function_for(compiler: Compiler, dtype: np.dtype) -> Any:
 
 
 def layout_of(lhs: np.ndarray, rhs: np.ndarray, params: dict[str, Any]) -> Layout | None:
-    """Layout of a ``dot_general``'s matrices; None if small or not strided.
+    """Layout of a ``dot_general``'s matrices; None if empty or not strided.
 
     Args:
       lhs, rhs: views with the operands' shapes and strides; their elements are not read.
@@ -136,11 +142,12 @@ def layout_of(lhs: np.ndarray, rhs: np.ndarray, params: dict[str, Any]) -> Layou
     columns = _joined([a for d, a in enumerate(of_rhs) if d not in (*rc, *rb)])
     # rows that are not contiguous become batches
     batches = [*(both(i, j) for i, j in zip(lb, rb, strict=True)), *rows[:-1]]
-    if len(rows) < 1 or len(inner) != 1 or len(columns) != 1 or len(batches) > _AXES:
+    if len(inner) > 1 or len(columns) > 1 or len(batches) > _AXES:
         return None
-    ((m, (lhs_row, _)), (n, (_, rhs_column)), (k, (lhs_inner, rhs_inner))) = rows[-1], columns[0], inner[0]
-    if m < _LEAST_ROWS or n < _LEAST_COLUMNS:
-        return None
+    one = [(1, (1, 1))]
+    ((m, (lhs_row, _)), (n, (_, rhs_column)), (k, (lhs_inner, rhs_inner))) = (
+        (axes or one)[-1] for axes in (rows, columns, inner)
+    )
     count = math.prod(a[0] for a in batches)
     layout = Layout(m, n, k, count, len(batches), lhs_row, lhs_inner, rhs_inner, rhs_column)
     for d, (extent, (left, right)) in enumerate(batches):

@@ -142,14 +142,15 @@ class _Strip:
 
     def constants(self, v: Value) -> list[Value]:
         """Loop-invariant values that the body reads and that vary from point to point."""
-        turn, found, seen = v.attr.turn, dict[Value, None](), set[Value]()
+        # not those of this loop's iterations, nor of loops inside
+        known, found, seen = {self.over, *self.style.scope.ranges}, dict[Value, None](), set[Value]()
         stack = list(v.args[len(v.attr.carries) :])
         while stack:
             x = stack.pop()
             if x in seen:
                 continue
             seen.add(x)
-            if turn in x.ranges():
+            if not x.ranges() <= known:
                 stack.extend(dependencies(x))
             elif self.over in x.ranges() and x not in self.known:
                 found[x] = None

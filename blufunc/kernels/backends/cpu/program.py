@@ -24,29 +24,22 @@ from blufunc.config import config
 from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal
-from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.effects import calls_back
 from blufunc.core.primitives.rule_errors import impl_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cpu.blas import one_thread_each, product_into
+from blufunc.kernels.backends.cpu.native.driver import Driver
+from blufunc.kernels.backends.cpu.native.run import Caller, HostCall, entry
+from blufunc.kernels.backends.cpu.planning import is_native, layout_of, planned
 from blufunc.kernels.backends.cpu.renderer import render_many
 from blufunc.kernels.backends.numpy.program import Program
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.loopir.access_map import view
-from blufunc.kernels.pipeline import Planning, show_stages, within
+from blufunc.kernels.loopir.ir import Kernel
+from blufunc.kernels.pipeline import show_stages
 from blufunc.kernels.schedule import KernelStep, OpaqueStep, Schedule, Step, touched, warn_of_host
-from blufunc.kernels.target import Target
 from blufunc.kernels.timings import StepTime, medians
-
-HOST = Target(
-    chunks=lambda rows, lanes: min(16, max(1, rows * lanes >> 14)),
-    total_chunks=lambda size: min(64, max(1, size >> 14)),
-    keep_bytes=1 << 18,
-    keep_loads=False,
-    tile=2048,
-)
-"""Chunk counts do not depend on the core count, so results do not either."""
 
 
 class HostProgram:
@@ -64,13 +57,20 @@ class HostProgram:
         budget: int | None = None,
     ):
         self.jaxpr = simplify(jaxpr)
-        schedule, self.text, names = prepared(self.jaxpr, donated, budget)
-        self.schedule = schedule
-        warn_of_host(schedule)
-        show_stages(schedule, jaxpr.name)
-        library = compiler.compile(self.text, jaxpr.name or "program") if names else None
-        self.arenas = _Arenas(schedule.plan.arena_bytes)
-        self.run = Runner(schedule, {s: getattr(library, n) for s, n in names.items()}, compiler)
+        made = prepared(self.jaxpr, donated, budget)
+        self.schedule, self.text = made.schedule, made.text
+        warn_of_host(self.schedule)
+        show_stages(self.schedule, jaxpr.name)
+        library = compiler.compile(self.text, jaxpr.name or "program") if made.names else None
+        for dtype in made.products:
+            assert library is not None
+            function = gemm.function_for(compiler, np.dtype(dtype))
+            ctypes.c_void_p.in_dll(library, f"gemm_{dtype}").value = ctypes.cast(
+                function, ctypes.c_void_p
+            ).value
+        self.arenas = _Arenas(self.schedule.plan.arena_bytes)
+        functions = {s: getattr(library, n) for s, n in made.names.items()}
+        self.run = Runner(self.schedule, functions, compiler, made.calls)
         self.calls = ignoring_fp_errors_in_callbacks if calls_back(self.jaxpr) else ignoring_fp_errors
         self.blas = one_thread_each if self.run.calls_blas else contextlib.nullcontext()
 
@@ -98,23 +98,22 @@ class HostProgram:
         return medians(names, runs[1:])  # discard the first run: it touches new memory
 
 
-def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
-    """Schedule of a simplified jaxpr on the CPU, within ``budget`` bytes at peak."""
-    return within(Planning(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p), budget)
-
-
 class Prepared(NamedTuple):
     """The part of a program that the disk cache stores: all but the library.
 
     Attributes:
       schedule: its steps and their memory.
-      text: C++ source of all kernels.
-      names: function name of each kernel step, by index.
+      text: C++ source of all kernels and native steps.
+      names: function name of each kernel step and native step, by index.
+      calls: steps that native steps run in Python.
+      products: dtypes of the matmuls in native steps.
     """
 
     schedule: Schedule
     text: str
     names: dict[int, str]
+    calls: list[HostCall]
+    products: list[str]
 
 
 def prepared(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Prepared:
@@ -227,22 +226,33 @@ def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
     return jaxpr.memoised("host body", make)
 
 
-def source_of(schedule: Schedule) -> tuple[str, dict[int, str]]:
-    """One C++ source with each distinct kernel once, and function names by step."""
+def source_of(schedule: Schedule) -> tuple[str, dict[int, str], list[HostCall], list[str]]:
+    """One C++ source with each distinct kernel once; the other fields of ``Prepared``."""
     known: dict[tuple, str] = {}
-    names: dict[int, str] = {}
     taken: dict[str, int] = {}
     kernels = []
+
+    def name_of(kernel: Kernel) -> str:
+        found = known.get(kernel.key)
+        if found is None:
+            count = taken[kernel.name] = taken.get(kernel.name, 0) + 1
+            found = known[kernel.key] = kernel.name if count == 1 else f"{kernel.name}_{count}"
+            kernels.append(dataclasses.replace(kernel, name=found))
+        return found
+
+    names, native = {}, {}
     for i, step in enumerate(schedule.steps):
-        if not isinstance(step, KernelStep):
-            continue
-        key = step.kernel.key
-        if key not in known:
-            count = taken[step.kernel.name] = taken.get(step.kernel.name, 0) + 1
-            known[key] = step.kernel.name if count == 1 else f"{step.kernel.name}_{count}"
-            kernels.append(dataclasses.replace(step.kernel, name=known[key]))
-        names[i] = known[key]
-    return (render_many(kernels) if kernels else ""), names
+        if isinstance(step, KernelStep):
+            names[i] = name_of(step.kernel)
+        elif isinstance(step, OpaqueStep) and is_native(step.eqn):
+            native[i] = step
+    if not native:
+        return render_many(kernels) if names else "", names, [], []
+    exported = {*names.values()}
+    driver = Driver(name_of)
+    names.update({i: driver.entry(step, schedule.values) for i, step in native.items()})
+    text = render_many(kernels, driver.source(), {*known.values()} - exported)
+    return text, names, driver.calls, sorted(driver.uses_gemm)
 
 
 class _Arenas:
@@ -284,17 +294,24 @@ class Runner:
 
     Args:
       schedule: the schedule.
-      functions: by index of a kernel step, its function of a table of addresses and a thread count.
+      functions: by index of a kernel step, its function of a table of addresses and a thread count; by index of a
+        native step, its entry.
       compiler: compiles GEMMs; None leaves them to BLAS.
+      calls: steps that native steps run in Python.
 
     Attributes:
       calls_blas: True if any matmul was left to BLAS.
     """
 
     def __init__(
-        self, schedule: Schedule, functions: dict[int, Any], compiler: toolchain.Compiler | None = None
+        self,
+        schedule: Schedule,
+        functions: dict[int, Any],
+        compiler: toolchain.Compiler | None = None,
+        calls: Sequence[HostCall] = (),
     ):
         self.schedule, self.compiler, self.calls_blas = schedule, compiler, False
+        self.calls = calls
         self.steps: list[Callable[[_Memory], None]] = []
         last_use = _last_uses(schedule)
         for i, step in enumerate(schedule.steps):
@@ -302,7 +319,8 @@ class Runner:
                 run = self.kernel_step(step, functions[i])
             else:
                 assert isinstance(step, OpaqueStep), "this target groups no kernels"
-                run = self.product_step(step) or self.opaque_step(step)
+                run = self.native_step(step, functions[i]) if i in functions else None
+                run = run or self.product_step(step) or self.opaque_step(step)
             self.steps.append(_dropping(run, last_use[i]) if i in last_use else run)
 
     def __call__(self, arrays: list[np.ndarray], arena: np.ndarray) -> tuple:
@@ -385,6 +403,36 @@ class Runner:
             function(layout, left, right, memory.address(result), threads)
 
         return multiply
+
+    @functools.cached_property
+    def caller(self) -> Caller:
+        """Calls native steps."""
+        return Caller(self.calls, _function_of)
+
+    def native_step(self, step: OpaqueStep, function: Any) -> Callable:
+        """Run a loop, branch or update as C++."""
+        caller, call = self.caller, entry(function)
+        literals = [np.array(o.array, order="C") if isinstance(o, Literal) else None for o in step.operands]
+        operands = [
+            (None, address_of(x)) if x is not None else (o[0], 0)  # type: ignore[index]
+            for o, x in zip(step.operands, literals, strict=True)
+        ]
+        results, scratch = step.results, step.scratch
+        layout = layout_of(step.eqn) if None in results else None
+        table_of_operands = ctypes.c_void_p * max(len(operands), 1)
+        table_of_results = ctypes.c_void_p * max(len(results), 1)
+
+        def run(memory: _Memory) -> None:
+            base = 0 if scratch is None else memory.address(scratch)
+            given = [address if i is None else memory.address(i) for i, address in operands]
+            wanted = [
+                base + layout.dropped[n] if r is None else memory.address(r)  # type: ignore[union-attr]
+                for n, r in enumerate(results)
+            ]
+            caller(call, table_of_operands(*given), table_of_results(*wanted), base, memory.threads)
+
+        run.keeps = literals  # type: ignore[attr-defined]  # their addresses are in ``operands``
+        return run
 
     def opaque_step(self, step: OpaqueStep) -> Callable:
         eqn = step.eqn

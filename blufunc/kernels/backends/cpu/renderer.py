@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -101,8 +101,9 @@ class HostStyle(Scans):
 
     reserved = CStyle.reserved | {"buffers", "threads", "scratch", "Scratch", "main", "free", "aligned_alloc"}
 
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: Kernel, exported: bool = True):
         super().__init__(kernel)
+        self.exported = exported
         self.reductions: set[str] = set()  # declarations of reductions that OpenMP lacks
         self.lane: Range | None = None
         statements = list(kernel.statements())
@@ -120,7 +121,8 @@ class HostStyle(Scans):
     # -- the function, the grid ----------------------------------------------------------------
 
     def signature(self) -> str:
-        return f'extern "C" void {self.kernel.name}(void **buffers, int threads)'
+        linkage = 'extern "C"' if self.exported else "static"
+        return f"{linkage} void {self.kernel.name}(void **buffers, int threads)"
 
     def parameters(self) -> None:
         for i, b in enumerate(self.kernel.buffers):
@@ -509,10 +511,13 @@ def render(kernel: Kernel) -> str:
     return render_many([kernel])
 
 
-def render_many(kernels: Sequence[Kernel]) -> str:
-    """One source with a function per kernel; faster to compile than several."""
-    writers = [HostStyle(kernel) for kernel in kernels]
+def render_many(kernels: Sequence[Kernel], callers: str = "", inner: Collection[str] = ()) -> str:
+    """One source with a function per kernel; faster to compile than several.
+
+    ``callers``: source of functions that call them; ``inner``: the names of kernels that only these call.
+    """
+    writers = [HostStyle(kernel, kernel.name not in inner) for kernel in kernels]
     functions = "\n".join(writer.render() for writer in writers)
     reductions = sorted(set[str]().union(*[writer.reductions for writer in writers]))
     scratch = [source_files.source(SCRATCH)] if any(writer.uses_scratch for writer in writers) else []
-    return HOST.with_prelude("\n".join([*scratch, *reductions, functions]))
+    return HOST.with_prelude("\n".join([*scratch, *reductions, functions, *[callers] * bool(callers)]))

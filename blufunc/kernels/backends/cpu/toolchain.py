@@ -28,7 +28,7 @@ from pathlib import Path
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.ir.jaxpr import Jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
 from blufunc.kernels.cache.disk import DiskCache, key_of
 from blufunc.kernels.codegen import source_files
 
@@ -37,6 +37,7 @@ _FLAGS = (
     "-O3",
     "-shared",
     "-fPIC",
+    "-fno-semantic-interposition",  # lets native steps inline the kernels that they call
     "-fno-math-errno",  # makes sqrt one instruction
     "-fno-trapping-math",  # allows both sides of a select to be computed, which vectorization requires
     "-ffp-contract=off",
@@ -343,20 +344,36 @@ def _settings(values: Mapping[str, str]) -> Iterator[None]:
 WORTH_COMPILING = 1 << 18
 """Programs touching at least this many bytes are compiled."""
 
+_ROUNDS = 64
+"""Assumed rounds of a loop without a known number."""
+
+_CALL_BYTES = 512
+"""Bytes that an operation in a loop counts for at least: the time of a NumPy call touches several times as many."""
+
 
 def worth_compiling(jaxpr: Jaxpr) -> bool:
-    """True if a program's arrays are large enough for compilation to pay."""
-    return jaxpr.memoised("array bytes", lambda: _bytes_of(jaxpr)) >= WORTH_COMPILING
+    """True if a program's arrays are large enough, or its loops long enough, for compilation to pay."""
+    return jaxpr.memoised("array bytes", lambda: _bytes_of(jaxpr, 0)) >= WORTH_COMPILING
 
 
-def _bytes_of(jaxpr: Jaxpr) -> int:
+def _bytes_of(jaxpr: Jaxpr, least: int) -> int:
+    """Bytes that a program touches; an operation counts for ``least`` at least."""
     total = 0
     for e in jaxpr.eqns:
         # reductions read more than they write
         variables = (*e.invars, *e.outvars) if e.prim.kind == "reduce" else e.outvars
-        total += sum(v.aval.size * v.aval.dtype.itemsize for v in variables)
-        total += sum(_bytes_of(body) for body in subjaxprs(e.params))
+        total += max(least, sum(v.aval.size * v.aval.dtype.itemsize for v in variables))
+        rounds = _rounds_of(e)
+        inner = least if rounds is None else _CALL_BYTES
+        total += (rounds or 1) * sum(_bytes_of(body, inner) for body in subjaxprs(e.params))
     return total
+
+
+def _rounds_of(eqn: Eqn) -> int | None:
+    """The rounds of a loop; None if it is none."""
+    if eqn.prim.kind != "control" or eqn.prim.name not in ("scan", "while"):
+        return None
+    return eqn.params["length"] if eqn.prim.name == "scan" else _ROUNDS
 
 
 def compiles(jaxpr: Jaxpr) -> bool:
@@ -369,5 +386,8 @@ def why_as_numpy(jaxpr: Jaxpr) -> str:
     if config.host_compiler == "never":
         return "config.host_compiler is 'never'"
     if not compiles(jaxpr):
-        return "its arrays are too small to gain from compiling; config.host_compiler = 'always' compiles them anyway"
+        return (
+            "its arrays are too small and its loops too short to gain from compiling; config.host_compiler = 'always' "
+            "compiles them anyway"
+        )
     return "" if find() is not None else why_none()

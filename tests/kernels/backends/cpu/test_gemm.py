@@ -46,6 +46,21 @@ CASES = {  # lhs, rhs, dimension numbers
     "backwards": (
         cut((40, 30), (0, 1), np.s_[::-1, ::-1]), cut((30, 50), (0, 1), np.s_[::-1, 4:]), MATRICES,
     ),
+    "few rows": (plain(15, 64), plain(64, 101), MATRICES),
+    "few columns": (plain(64, 40), plain(40, 31), MATRICES),
+    "few columns, transposed": (plain(64, 40), cut((31, 40), (1, 0), ...), MATRICES),
+    "few of all": (plain(3, 2), plain(2, 5), MATRICES),
+    "a vector": (plain(64), plain(64, 99), (((0,), (0,)), ((), ()))),
+    "times a vector": (plain(33, 70), plain(70), (((1,), (0,)), ((), ()))),
+    "transposed, times a vector": (cut((70, 33), (1, 0), ...), plain(70), (((1,), (0,)), ((), ()))),
+    "every other, times every third": (
+        cut((66, 140), (0, 1), np.s_[::2, ::2]), lambda draw: draw((210,))[::3], (((1,), (0,)), ((), ())),
+    ),
+    "a dot product": (plain(77), plain(77), (((0,), (0,)), ((), ()))),
+    "an outer product": (plain(20), plain(35), (((), ()), ((), ()))),
+    "both transposed, few rows": (cut((70, 5), (1, 0), ...), cut((90, 70), (1, 0), ...), MATRICES),
+    "small batches": (plain(6, 3, 7), plain(6, 7, 4), STACKS),
+    "batches of vectors": (plain(6, 7), plain(6, 7, 40), (((1,), (1,)), ((0,), (0,)))),
     "batches": (plain(5, 20, 30), plain(5, 30, 40), STACKS),
     "batches inside": (plain(4, 20, 3, 6), plain(4, 42, 3, 6), (((3,), (3,)), ((0, 2), (0, 2)))),
     "rows apart": (cut((4, 40, 30), (0, 1, 2), np.s_[:, 5:25]), plain(30, 50), (((2,), (0,)), ((), ()))),
@@ -68,7 +83,7 @@ def product(x, y, numbers, threads):
     layout = gemm.layout_of(x, y, params_of(numbers))
     assert layout is not None
     out = np.full(want.shape, 77, want.dtype)
-    function = gemm._function_for(COMPILER, want.dtype)
+    function = gemm.function_for(COMPILER, want.dtype)
     addresses = [a.__array_interface__["data"][0] for a in (x, y, out)]
     function(layout, *addresses, threads)
     return out, want
@@ -84,7 +99,10 @@ def test_products(name, dtype):
     np.testing.assert_array_equal(got, want)  # sums of small integers are exact
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [(271, 600, 530), (1000, 40, 33), (20, 300, 700)])
+SIZES = [(271, 600, 530), (1000, 40, 33), (20, 300, 700), (3, 300, 700), (1, 64, 1000)]
+
+
+@pytest.mark.parametrize(("m", "k", "n"), SIZES)
 def test_results_do_not_depend_on_the_number_of_threads(m, k, n):
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (k, n)))
@@ -103,11 +121,7 @@ def test_what_is_not_finite_stays_in_its_row_and_column():
 
 
 LEFT = {  # lhs, rhs, dimension numbers of matmuls left to BLAS
-    "few rows": ((15, 64), (64, 64), MATRICES),
-    "few columns": ((64, 64), (64, 31), MATRICES),
-    "a vector": ((64,), (64, 64), (((0,), (0,)), ((), ()))),
     "nothing to sum": ((64, 0), (0, 64), MATRICES),
-    "no axis to sum": ((64,), (64,), (((), ()), ((), ()))),
     "summed axes apart": ((32, 5, 6), (6, 5, 64), (((1, 2), (1, 0)), ((), ()))),
     "columns apart": ((32, 6), (8, 6, 9), (((1,), (1,)), ((), ()))),
 }

@@ -13,8 +13,8 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
+from blufunc.kernels.backends.cpu import planning, toolchain
 from blufunc.kernels.backends.cpu import program as host_program
-from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.backends.numpy.program import Program
 from tests.kernels.differential import case
 
@@ -268,7 +268,7 @@ def test_golden_huge_indices(golden):
     """Positions beyond 2**31 use 64-bit indices; nothing that large is allocated."""
     shape = bf.ShapeDtypeStruct((3, 1 << 30), np.float32)
     lowered = bf.jit(lambda x: x[:, ::-1] + 1).lower(shape)
-    golden("host_huge", host_program.source_of(host_program.planned(lowered.jaxpr, [False]))[0])
+    golden("host_huge", host_program.source_of(planning.planned(lowered.jaxpr, [False]))[0])
 
 
 def test_reductions_of_large_arrays_are_compiled(monkeypatch):

@@ -1,8 +1,16 @@
 // GEMMs on the CPU, for the vector instructions of the machine that compiles this; library: gemm.py.
 
-//# gemm
+//# layout
 #include <stdint.h>
 
+// Stacks of matrices: extents, and strides in elements. The result is in order.
+struct Product {
+  int64_t rows, columns, inner, batches, axes;
+  int64_t lhs_row, lhs_inner, rhs_inner, rhs_column;
+  int64_t extent[8], lhs_batch[8], rhs_batch[8];
+};
+
+//# gemm
 // The bytes of a vector register, and the rows of a tile: two vectors of each row stay in registers.
 #if defined(__AVX512F__)
 enum { WIDTH = 64, ROWS = 8 };
@@ -20,12 +28,8 @@ enum { BLOCK_ROWS = 256, BLOCK_COLUMNS = 512, DEPTH = 256 };
 // Panels that are packed together: as many streams as a first cache holds lines of one set.
 enum { STREAMS = 8 };
 
-// Stacks of matrices: extents, and strides in elements. The result is in order.
-struct Product {
-  int64_t rows, columns, inner, batches, axes;
-  int64_t lhs_row, lhs_inner, rhs_inner, rhs_column;
-  int64_t extent[8], lhs_batch[8], rhs_batch[8];
-};
+// Fewer rows or columns are multiplied where they lie: copying them to panels would take longer.
+enum { LEAST_ROWS = 16, LEAST_COLUMNS = 32 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -108,7 +112,130 @@ template<typename T> struct Gemm {
     }
   }
 
+  // -- few rows or columns ---------------------------------------------------------------------------
+
+  // R rows of the result by V vectors of columns; the columns of the rhs are contiguous.
+  template<int R, int V> static void strip(const Product &p, const T *lhs, const T *rhs, T *out) {
+    Vector sum[R][V] = {};
+    for (int64_t k = 0; k < p.inner; ++k, lhs += p.lhs_inner, rhs += p.rhs_inner)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        const Vector right = *(const Vector *)(rhs + v * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < R; ++i) sum[i][v] += lhs[i * p.lhs_row] * right;
+      }
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) *(Vector *)(out + i * p.columns + v * LANES) = sum[i][v];
+  }
+
+  // The same of fewer columns than a vector has lanes.
+  static void narrow(const Product &p, const T *lhs, const T *rhs, T *out, int64_t columns) {
+    T sum[LANES] = {};
+    for (int64_t k = 0; k < p.inner; ++k, lhs += p.lhs_inner, rhs += p.rhs_inner)
+      for (int64_t j = 0; j < columns; ++j) sum[j] += *lhs * rhs[j];
+    for (int64_t j = 0; j < columns; ++j) out[j] = sum[j];
+  }
+
+  template<int R> static void strips(const Product &p, const T *lhs, const T *rhs, T *out, int64_t columns) {
+    int64_t j = 0;
+    for (; R < 4 && j + 8 * LANES <= columns; j += 8 * LANES)
+      strip<R, 8 / (R > 1 ? 2 : 1)>(p, lhs, rhs + j, out + j);
+    for (; j + 2 * LANES <= columns; j += 2 * LANES) strip<R, 2>(p, lhs, rhs + j, out + j);
+    for (; j + LANES <= columns; j += LANES) strip<R, 1>(p, lhs, rhs + j, out + j);
+    for (int i = 0; j < columns && i < R; ++i)
+      narrow(p, lhs + i * p.lhs_row, rhs + j, out + i * p.columns + j, columns - j);
+  }
+
+  // The rows of a lhs, or the elements of one, times columns that are contiguous in memory.
+  static void by_columns(const Product &p, const T *lhs, const T *rhs, T *out, int64_t columns) {
+    int64_t i = 0;
+    for (; i + 4 <= p.rows; i += 4) strips<4>(p, lhs + i * p.lhs_row, rhs, out + i * p.columns, columns);
+    for (; i < p.rows; ++i) strips<1>(p, lhs + i * p.lhs_row, rhs, out + i * p.columns, columns);
+  }
+
+  // The sum of the products of two contiguous vectors.
+  static T dot(const T *__restrict a, const T *__restrict b, int64_t n) {
+    Vector sum[4] = {};
+    int64_t k = 0;
+    for (; k + 4 * LANES <= n; k += 4 * LANES)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v)
+        sum[v] += *(const Vector *)(a + k + v * LANES) * *(const Vector *)(b + k + v * LANES);
+    for (; k + LANES <= n; k += LANES) sum[0] += *(const Vector *)(a + k) * *(const Vector *)(b + k);
+    const Vector all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    T total = 0;
+    for (int i = 0; i < LANES; ++i) total += all[i];
+    for (; k < n; ++k) total += a[k] * b[k];
+    return total;
+  }
+
+  // Columns ``from`` to ``to`` of a product.
+  static void small(const Product &p, const T *lhs, const T *rhs, T *out, int64_t from, int64_t to) {
+    rhs += from * p.rhs_column;
+    out += from;
+    const int64_t columns = to - from;
+    if (p.rhs_column == 1 || columns == 1) {
+      if (columns > 1) return by_columns(p, lhs, rhs, out, columns);
+      if (p.rhs_inner == 1 && p.lhs_inner == 1) {
+        for (int64_t i = 0; i < p.rows; ++i) out[i * p.columns] = dot(lhs + i * p.lhs_row, rhs, p.inner);
+        return;
+      }
+      if (p.columns == 1 && p.lhs_row == 1) {  // the transposed product has contiguous columns
+        Product q = p;
+        q.rows = 1, q.columns = p.rows;
+        q.lhs_row = 0, q.lhs_inner = p.rhs_inner, q.rhs_inner = p.lhs_inner, q.rhs_column = 1;
+        return by_columns(q, rhs, lhs, out, p.rows);
+      }
+    } else if (p.rhs_inner == 1 && p.lhs_inner == 1 && p.inner >= LANES) {
+      for (int64_t j = 0; j < columns; ++j)
+        for (int64_t i = 0; i < p.rows; ++i)
+          out[i * p.columns + j] = dot(lhs + i * p.lhs_row, rhs + j * p.rhs_column, p.inner);
+      return;
+    }
+    T *b = (T *)scratch.of(sizeof(T) * p.inner * columns);
+    for (int64_t k = 0; k < p.inner; ++k)
+      for (int64_t j = 0; j < columns; ++j) b[k * columns + j] = rhs[k * p.rhs_inner + j * p.rhs_column];
+    Product q = p;
+    q.rhs_inner = columns, q.rhs_column = 1;
+    by_columns(q, lhs, b, out, columns);
+  }
+
+  // The operands of a batch.
+  static void batch_of(const Product &p, int64_t batch, const T *&x, const T *&y) {
+    for (int64_t d = p.axes - 1; d >= 0; batch /= p.extent[d--]) {
+      x += batch % p.extent[d] * p.lhs_batch[d];
+      y += batch % p.extent[d] * p.rhs_batch[d];
+    }
+  }
+
+  // Columns of one thread are whole vectors, so that sums have one order.
+  static void run_small(const Product &p, const T *lhs, const T *rhs, T *out, int threads) {
+    if (threads == 1) {  // without OpenMP, whose calls take longer than a small product
+      for (int64_t batch = 0; batch < p.batches; ++batch) {
+        const T *x = lhs, *y = rhs;
+        batch_of(p, batch, x, y);
+        small(p, x, y, out + batch * p.rows * p.columns, 0, p.columns);
+      }
+      return;
+    }
+    const int64_t wide = 8 * LANES;
+    const int64_t parts = p.batches >= threads ? 1 : least(threads, ceil_div(p.columns, wide));
+    const int64_t columns = round_up(ceil_div(p.columns, parts), wide);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t at = 0; at < p.batches * parts; ++at) {
+      const T *x = lhs, *y = rhs;
+      batch_of(p, at / parts, x, y);
+      const int64_t from = at % parts * columns, to = least(from + columns, p.columns);
+      if (from < to) small(p, x, y, out + at / parts * p.rows * p.columns, from, to);
+    }
+  }
+
+  // -- all products ------------------------------------------------------------------------------------
+
   static void run(const Product &p, const T *lhs, const T *rhs, T *out, int threads) {
+    if (p.rows < LEAST_ROWS || p.columns < LEAST_COLUMNS) return run_small(p, lhs, rhs, out, threads);
     int64_t down = ceil_div(p.rows, BLOCK_ROWS), across = ceil_div(p.columns, BLOCK_COLUMNS);
     // a few blocks are cut further, until all threads have as many
     const bool tall = p.rows > p.columns;
@@ -125,11 +252,7 @@ template<typename T> struct Gemm {
     for (int64_t at = 0; at < blocks; ++at) {
       const int64_t batch = at / (down * across), i = at / across % down * rows, j = at % across * columns;
       const T *x = lhs + i * p.lhs_row, *y = rhs + j * p.rhs_column;
-      int64_t rest = batch;
-      for (int64_t d = p.axes - 1; d >= 0; rest /= p.extent[d--]) {
-        x += rest % p.extent[d] * p.lhs_batch[d];
-        y += rest % p.extent[d] * p.rhs_batch[d];
-      }
+      batch_of(p, batch, x, y);
       T *to = out + (batch * p.rows + i) * p.columns + j;
       block(p, x, y, to, least(rows, p.rows - i), least(columns, p.columns - j));
     }

@@ -1,0 +1,77 @@
+"""Programs with loops on the CPU, under ``jit``, against JAX.
+
+    python -m benchmarks.suites.loops [--only LSTM]
+
+One source for both libraries (``loop_programs.py``), the same arguments, results compared ahead of timing. A row has
+the time of a call and of the first one, which includes compilation. The geometric mean of the ratios comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.gpu_tables import geometric_mean
+from benchmarks.harness.timing import report, row, together
+from benchmarks.suites.loop_programs import PROGRAMS
+
+TOLERANCE = 1e-3
+"""Relative to the largest element: iterations amplify rounding."""
+
+CHAOTIC = ("Lorenz", "Monte Carlo")
+"""Programs whose results depend on the last bit: they are compared by shape alone."""
+
+BLOCK = 0.1
+"""Seconds of a block of calls."""
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="the programs with this in their names")
+    parser.add_argument("--repeats", type=int, default=5, help="blocks of each side")
+    options = parser.parse_args()
+    rows = [compared(name, options.repeats) for name in PROGRAMS if options.only in name]
+    print(f"geometric mean {geometric_mean([r['ratio'] for r in rows]):.3f}")
+    report("loops", rows)
+
+
+def compared(name: str, repeats: int) -> dict:
+    """The row of one program."""
+    import jax
+
+    import blufunc
+
+    calls, firsts, results = [], [], []
+    for lib in (blufunc, jax):
+        fun, args = PROGRAMS[name](lib)
+        args = lib.tree.map(lib.numpy.asarray, args)
+        compiled = lib.jit(fun)
+        begin = time.perf_counter()
+        results.append(lib.tree.leaves(lib.block_until_ready(compiled(*args))))
+        firsts.append(time.perf_counter() - begin)
+        calls.append(lambda lib=lib, compiled=compiled, args=args: lib.block_until_ready(compiled(*args)))
+    check(name, *results)
+    begin = time.perf_counter()
+    for call in calls:
+        call()
+    count = max(1, int(2 * BLOCK / (time.perf_counter() - begin)))
+    ours, theirs = together(*calls, calls=count, repeats=repeats)
+    return row(name, 1e6 * ours, 1e6 * theirs) | {"first_s": firsts[0], "jax_first_s": firsts[1]}
+
+
+def check(name: str, ours: list[Any], theirs: list[Any]) -> None:
+    """Compare the results of both libraries."""
+    for x, y in zip(ours, theirs, strict=True):
+        a, b = np.asarray(x), np.asarray(y)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), (name, a.dtype, b.dtype)
+        if not any(word in name for word in CHAOTIC):
+            a, b = a.astype(np.float64), b.astype(np.float64)
+            np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE * max(1.0, np.abs(b).max()), err_msg=name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+// What the function of a native program needs at run time; driver.py writes these functions.
+
+//# driver
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+// One call of a program; ``Run`` of native/run.py.
+struct Run {
+  int (*host)(int64_t call, int64_t step, void *const *addresses);  // runs a step in Python; 0 if all is well
+  void *(*save)();                                                  // PyEval_SaveThread
+  void (*restore)(void *);                                          // PyEval_RestoreThread
+  int (*signals)();                                                 // PyErr_CheckSignals
+  void *state;                                                      // of the thread that called
+  int64_t call, threads;
+  int64_t left;   // estimated nanoseconds until a loop reads the clock
+  int64_t asked;  // the time of the last look for signals
+};
+
+// Loops read the clock about once a millisecond, and look for signals twenty times a second.
+enum : int64_t { CLOCK_PERIOD = 1000000, SIGNAL_PERIOD = 50000000 };
+
+static int check_signals(Run *run) {
+  run->left = CLOCK_PERIOD;
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  const int64_t now = t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+  if (now - run->asked < SIGNAL_PERIOD) return 0;
+  run->asked = now;
+  run->restore(run->state);
+  const int code = run->signals();  // the exception stays set, and the caller raises it
+  run->state = run->save();
+  return code;
+}
+
+// Whether a loop must end before a round of about ``cost`` nanoseconds.
+static inline int interrupted(Run *run, int64_t cost) {
+  return (run->left -= cost) < 0 && check_signals(run);
+}
+
+static inline void copy(char *to, const char *from, size_t bytes) {
+  if (to != from) memcpy(to, from, bytes);
+}
+
+// Move the values of carries from where a loop left them to the results: each is in its own buffer, which may be the
+// result of another.
+static inline void settle(int count, char **at, char *const *results, const int64_t *bytes) {
+  for (int k = 0; k < count; ++k) {
+    if (at[k] == results[k]) continue;
+    int other = k + 1;
+    while (other < count && at[other] != results[k]) ++other;
+    if (other == count) {
+      memcpy(results[k], at[k], bytes[k]);
+    } else {  // two buffers of one size change places
+      for (int64_t i = 0; i < bytes[k]; ++i) {
+        const char x = results[k][i];
+        results[k][i] = at[k][i];
+        at[k][i] = x;
+      }
+      at[other] = at[k];
+    }
+    at[k] = results[k];
+  }
+}

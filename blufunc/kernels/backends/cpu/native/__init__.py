@@ -1,0 +1,5 @@
+"""Native steps: loops, branches and updates as C++ functions.
+
+In: steps of a schedule and the schedules of their bodies. Out: C++ that calls the program's kernels, and the Python
+functions that it calls back. May import ``kernels.schedule``, ``kernels.ops`` and ``codegen``.
+"""

@@ -1,0 +1,151 @@
+"""Running native steps: the call's state in C, and the steps that C++ runs in Python.
+
+Kernels, stage 8 on the CPU. In: the functions of a compiled library, and the equations that have no native form. Out:
+results in planned memory. A native step runs without the interpreter lock. An exception of a step in Python ends it and
+arrives at the caller, and so does a signal, such as Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.primitives.effects import eqn_calls_back
+from blufunc.kernels.loopir.access_map import view
+
+
+class HostCall(NamedTuple):
+    """A step that C++ runs in Python.
+
+    Attributes:
+      eqn: its equation.
+      operands: for each operand an array, or a shape and dtype in memory and the equations that make a view of it.
+    """
+
+    eqn: Eqn
+    operands: list[Any]
+
+
+class Run(ctypes.Structure):
+    """``Run`` of ``include/driver.h``: the state of one call."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("host", "save", "restore", "signals", "state")),
+        *((name, ctypes.c_int64) for name in ("call", "threads", "left", "asked")),
+    ]
+
+
+_HOST = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p))
+_ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.POINTER(Run))
+
+
+def entry(function: Any) -> Callable[..., int]:
+    """A function of a library that is called with the interpreter lock, which it releases itself.
+
+    After it, ctypes raises an exception that it set.
+    """
+    return _ENTRY(_address(function))
+
+
+def _address(function: Any) -> int:
+    found = ctypes.cast(function, ctypes.c_void_p).value
+    assert found is not None
+    return found
+
+
+class Caller:
+    """Calls native steps.
+
+    Args:
+      calls: the steps that run in Python, by their number in C++.
+      function_of: from an equation to a function of a list of arrays.
+    """
+
+    def __init__(self, calls: Sequence[HostCall], function_of: Callable[[Eqn], Callable[[list], Sequence]]):
+        self.steps = [_step(call, function_of(call.eqn)) for call in calls]
+        self.raised: dict[int, BaseException] = {}
+        self.numbers = itertools.count()
+        self.host = _HOST(self.answer)
+        python = ctypes.pythonapi
+        self.addresses = [
+            _address(f)
+            for f in (
+                self.host,
+                python.PyEval_SaveThread,
+                python.PyEval_RestoreThread,
+                python.PyErr_CheckSignals,
+            )
+        ]
+
+    def __call__(self, function: Callable, operands: Any, results: Any, scratch: int, threads: int) -> None:
+        number = next(self.numbers)
+        run = Run(*self.addresses, None, number, threads, 0, 0)
+        code = function(operands, results, scratch, ctypes.byref(run))
+        if code:
+            raise self.raised.pop(number)
+
+    def answer(self, call: int, step: int, addresses: Any) -> int:
+        """Run one step; 0 if it raises nothing."""
+        try:
+            self.steps[step](addresses)
+        except BaseException as e:  # it cannot pass through C++
+            self.raised[call] = e
+            return 1
+        return 0
+
+
+def _step(call: HostCall, function: Callable[[list], Sequence]) -> Callable[[Any], None]:
+    """The step as a function of a table of addresses."""
+    eqn = call.eqn
+    keeps = (
+        eqn_calls_back(eqn.prim, eqn.params) or eqn.prim.kind == "custom"
+    )  # a user may keep what it is given
+    places = [
+        None if isinstance(o, np.ndarray) else (*o, _Arrays(o[0].shape, o[0].dtype)) for o in call.operands
+    ]
+    made = [_Arrays(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+    first = sum(p is not None for p in places)
+
+    def run(addresses: Any) -> None:
+        operands, at = [], 0
+        for given, place in zip(call.operands, places, strict=True):
+            if place is None:
+                operands.append(given)
+                continue
+            _, movements, arrays = place
+            x = arrays(addresses[at])
+            for movement in movements:
+                x = view(movement, x)
+            operands.append(x.copy() if keeps else x)
+            at += 1
+        for n, (arrays, result) in enumerate(zip(made, function(operands), strict=True)):
+            address = addresses[first + n]
+            if address:  # otherwise nothing reads it
+                arrays(address)[...] = result
+
+    return run
+
+
+class _Arrays:
+    """Arrays over raw memory, of one shape and dtype; those of recent addresses are kept."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype):
+        self.shape, self.dtype = shape, dtype
+        self.nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.local = threading.local()
+
+    def __call__(self, address: int) -> np.ndarray:
+        known: dict[int, np.ndarray] = self.local.__dict__.setdefault("arrays", {})
+        found = known.get(address)
+        if found is None:
+            if len(known) > 64:
+                known.clear()
+            raw = (ctypes.c_uint8 * self.nbytes).from_address(address)
+            found = known[address] = np.ndarray(self.shape, self.dtype, raw)  # type: ignore[arg-type]
+        return found

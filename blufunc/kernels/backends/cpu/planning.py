@@ -1,0 +1,204 @@
+"""Planning for the CPU: what it does well, and the memory of loops and branches.
+
+Kernels, stages 5 to 7 on the CPU. In: a simplified jaxpr. Out: its ``Schedule``. Loops, branches and scatters are
+native steps: C++ that ``native/`` writes, in planned memory. The scratch of a loop holds the arenas of its bodies and
+the second buffers of its carries. A carry that its body replaces may be updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal
+from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.primitives.override import is_replaced
+from blufunc.core.programs.simplify import simplify
+from blufunc.kernels.backends.cpu.native import scatters
+from blufunc.kernels.loopir.launch import Scratch
+from blufunc.kernels.ops.gemm import overwritten_by
+from blufunc.kernels.ops.updates import UPDATES
+from blufunc.kernels.pipeline import Planning, within
+from blufunc.kernels.schedule import Schedule
+from blufunc.kernels.target import Target
+
+CONTROL = ("scan", "while", "cond")
+"""Names of the primitives that run bodies."""
+
+_LEAST_POINTS = 256
+"""Minimum points of a loop inside a kernel: a loop around kernels is as fast for fewer, and ends at a signal."""
+
+ALIGNMENT = 64
+"""Of the places in scratch memory, in bytes."""
+
+
+def is_control(eqn: Eqn) -> bool:
+    """True for a loop or a branch."""
+    return eqn.prim.kind == "control" and eqn.prim.name in CONTROL and not is_replaced(eqn.prim, "impl")
+
+
+def is_native(eqn: Eqn) -> bool:
+    """True for steps other than fused kernels and matmuls that run as C++."""
+    return is_control(eqn) or eqn.prim in UPDATES or scatters.is_native(eqn)
+
+
+def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
+    """Schedule of a simplified jaxpr on the CPU, within ``budget`` bytes at peak."""
+    return within(Planning(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p or is_native(e)), budget)
+
+
+def body_schedule(jaxpr: Jaxpr, donated: tuple[bool, ...]) -> Schedule:
+    """Schedule of the body of a loop or branch: the results of all its steps are in planned memory."""
+    return jaxpr.memoised(
+        ("native body", donated),
+        lambda: within(Planning(simplify(jaxpr), donated, HOST, lambda e: True), None),
+    )
+
+
+# -- loops and branches ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A loop: one body, and what is carried from round to round.
+
+    Attributes:
+      body: schedule of the body.
+      cond: schedule of the condition of a ``while``; None for a ``scan``.
+      n_cond: number of operands that only the condition reads.
+      n_consts: number of operands of the body that stay the same.
+      n_carry: number of carries.
+      most: number of rounds, at most; None: no limit.
+      reverse: whether the inputs are read from the last to the first.
+    """
+
+    body: Schedule
+    cond: Schedule | None
+    n_cond: int
+    n_consts: int
+    n_carry: int
+    most: int | None
+    reverse: bool
+
+
+def rounds_of(eqn: Eqn) -> Rounds:
+    """The loop of a ``scan`` or ``while``."""
+    p = eqn.params
+    if eqn.prim.name == "scan":
+        jaxpr, n_consts, n_carry = p["jaxpr"], p["n_consts"], p["n_carry"]
+        body = body_schedule(jaxpr, _donated(jaxpr, n_consts, n_carry))
+        return Rounds(body, None, 0, n_consts, n_carry, p["length"], p["reverse"])
+    jaxpr, n_consts = p["body"], p["n_body"]
+    n_carry = len(jaxpr.outvars)
+    cond = body_schedule(p["cond"], (False,) * len(p["cond"].invars))
+    body = body_schedule(jaxpr, _donated(jaxpr, n_consts, n_carry))
+    return Rounds(body, cond, p["n_cond"], n_consts, n_carry, p["max_steps"], False)
+
+
+def _donated(jaxpr: Jaxpr, n_consts: int, n_carry: int) -> tuple[bool, ...]:
+    return tuple(n_consts <= i < n_consts + n_carry for i in range(len(jaxpr.invars)))
+
+
+def branches_of(eqn: Eqn) -> list[Schedule]:
+    """The branches of a ``cond``."""
+    return [body_schedule(b, (False,) * len(b.invars)) for b in eqn.params["branches"]]
+
+
+@dataclass
+class Layout:
+    """Places in the scratch memory of a loop or branch.
+
+    Attributes:
+      arena: bytes of the arena that its bodies share, at the beginning.
+      spares: offset of the second buffer of each carry that has one, by its number.
+      dropped: offset of each result that nothing reads, by its number.
+      flag: offset of the verdict of a condition.
+      nbytes: size.
+    """
+
+    arena: int
+    spares: dict[int, int]
+    dropped: dict[int, int]
+    flag: int
+    nbytes: int
+
+
+def layout_of(eqn: Eqn) -> Layout:
+    """The scratch memory of a loop or branch."""
+    if eqn.prim.name == "cond":
+        bodies, spare = branches_of(eqn), []
+    else:
+        loop = rounds_of(eqn)
+        bodies = [loop.body] if loop.cond is None else [loop.body, loop.cond]
+        spare = [k for k in range(loop.n_carry) if taken(loop, k) is None]
+    at = arena = max(_aligned(b.plan.arena_bytes) for b in bodies)
+
+    def take(nbytes: int) -> int:
+        nonlocal at
+        at += _aligned(nbytes)
+        return at - _aligned(nbytes)
+
+    sizes = [v.aval.nbytes for v in eqn.outvars]
+    spares = {k: take(sizes[k]) for k in spare}
+    dropped = {k: take(sizes[k]) for k, v in enumerate(eqn.outvars) if isinstance(v, DropVar)}
+    return Layout(arena, spares, dropped, take(1), at)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def taken(loop: Rounds, k: int) -> int | None:
+    """The carry whose buffer a round leaves carry ``k`` in; None if it writes a buffer of its own.
+
+    A round updates a carry in place, or moves it to another place in the list of carries.
+    """
+    body = loop.body
+    out = body.outputs[k]
+    if isinstance(out, Literal) or out in body.outputs[:k]:
+        return None
+    place = body.place(out)
+    if place is None or place.space != "argument" or place.offset:
+        return None
+    j = body.inputs.index(place.owner) - loop.n_consts
+    if not 0 <= j < loop.n_carry:
+        return None
+    return j if bytes_of(body, out) == bytes_of(body, body.inputs[loop.n_consts + j]) else None
+
+
+def bytes_of(made: Schedule, i: int) -> int:
+    """The size of a value."""
+    v = made.values[i]
+    return v.nbytes if isinstance(v, Scratch) else v.aval.nbytes
+
+
+def _scratch_bytes(eqn: Eqn) -> int:
+    return layout_of(eqn).nbytes if is_control(eqn) else 0
+
+
+def _overwritten(eqn: Eqn) -> list[tuple[int, int]]:
+    """Results of a step, and the operands that they may overwrite."""
+    if eqn.prim in UPDATES or scatters.is_native(eqn):
+        return [(0, 0)]
+    if not is_control(eqn) or eqn.prim.name == "cond":
+        return overwritten_by(eqn)
+    p = eqn.params
+    first = p["n_consts"] if eqn.prim.name == "scan" else p["n_cond"] + p["n_body"]
+    n_carry = p["n_carry"] if eqn.prim.name == "scan" else len(p["body"].outvars)
+    return [(k, first + k) for k in range(n_carry)]
+
+
+HOST = Target(
+    chunks=lambda rows, lanes: min(16, max(1, rows * lanes >> 14)),
+    total_chunks=lambda size: min(64, max(1, size >> 14)),
+    keep_bytes=1 << 18,
+    keep_loads=False,
+    tile=2048,
+    scratch_bytes=_scratch_bytes,
+    overwritten=_overwritten,
+    in_order=lambda eqn: is_control(eqn) or eqn.prim is optimization_barrier_p,
+    least_points=_LEAST_POINTS,
+    updates_in_place=True,
+)
+"""Chunk counts do not depend on the core count, so results do not either."""
