@@ -1,8 +1,8 @@
 """Array creation: from shapes, values, and other libraries' arrays.
 
 Face. What is made outside of a trace lies on the default device (or ``device``) in storage of its
-own; inside a trace, constants are equations (``broadcast_in_dim`` of a number, ``iota``), so that
-programs hold no large arrays.
+own; inside a trace, numbers are literals and other constants are equations (``broadcast_in_dim`` of a number,
+``iota``), so that programs hold no large arrays.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ def asarray(
     if hasattr(x, "__blufunc_array__"):
         return _from_value(x.__blufunc_array__(), want, copy, device)
     weak = want is None and x.__class__ in PYTHON_SCALARS and x.__class__ is not bool
-    return from_numpy(_host(x, want), parse_device(device), weak)
+    host = _host(x, want)
+    if device is None and not host.ndim and state.trace is not EVAL:
+        # on the host, it is a literal of the program; on another default device, an operand of unknown value
+        return from_numpy(host, backend.host_device(), weak)
+    return from_numpy(host, parse_device(device), weak)
 
 
 def array(

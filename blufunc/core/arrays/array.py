@@ -241,7 +241,8 @@ def lift(x: Any, name: str | None = None) -> Value:
             dtype, weak = dtypes.scalar_dtype(x)
             return scalar(x, dtype, weak)
         if isinstance(x, (np.ndarray, np.generic)):
-            return from_numpy(dtypes.canonical_numpy(x))
+            # a scalar's home is the host, as that of a Python scalar: traces make literals of them
+            return from_numpy(dtypes.canonical_numpy(x), None if x.ndim else backend.host_device())
         if hasattr(x, "__blufunc_array__"):
             return x.__blufunc_array__()
         if hasattr(x, "__array__") or hasattr(x, "__dlpack__"):

@@ -108,7 +108,7 @@ class Prelude:
       overrides: paths of sources whose parts replace parts of ``files`` with the same names.
       absent: names that the machine does not have.
       fix: of the error for an unknown name.
-      namespace: whether declarations are in an anonymous namespace, to keep libraries apart; default False.
+      around: C++ before and after the declarations.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Prelude:
         fix: str,
         overrides: Sequence[str] = (),
         absent: Iterable[str] = (),
-        namespace: bool = False,
+        around: tuple[str, str] = ("", ""),
     ):
         self._machine, self._fix, self._absent = machine, fix, frozenset(absent)
         self._files, self._overrides = tuple(files), tuple(overrides)
-        self._around = ("namespace {\n", "}\n") if namespace else ("", "")
+        self._around = around
 
     @functools.cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -234,6 +234,13 @@ DEVICE = Prelude(
 )
 """Functions of CUDA devices."""
 
+_HOST_AROUND = (
+    "namespace {\n#define inline inline __attribute__((always_inline))\n",
+    "#undef inline\n}\n",
+)
+"""A namespace that keeps libraries apart, of functions that are always inlined.
+Beyond some 35 calls per kernel, GCC's limits on growth would leave calls, and loops with calls are not vectorized."""
+
 HOST = Prelude(
     "host",
     _SHARED,
@@ -248,6 +255,6 @@ HOST = Prelude(
         "ptx_min",
         "ptx_rcp",
     ),  # libm has no erfcx
-    namespace=True,
+    around=_HOST_AROUND,
 )
 """Functions of the host."""

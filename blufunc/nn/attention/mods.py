@@ -17,6 +17,7 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import errors
+from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Literal, eval_jaxpr, exact
@@ -156,7 +157,7 @@ def _with_slope(jaxpr: Jaxpr) -> Jaxpr:
     place = len(jaxpr.invars) - len(NUMBERS) - 1
     nonzeros = tuple(i == place for i in range(len(jaxpr.invars)))
     both, _ = jvp_jaxpr(jaxpr, nonzeros, (True,))
-    one = bnp.ones((), jaxpr.in_avals[place].dtype)
+    one = scalar(1, jaxpr.in_avals[place].dtype)
     return simplify(stage(lambda *args: eval_jaxpr(both, [*args, one]), jaxpr.in_avals, "score_mod"))
 
 

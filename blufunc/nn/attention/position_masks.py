@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blufunc.core.ir import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.shape import iota_p
 from blufunc.nn.attention.point_graph import Graph, Point
@@ -77,7 +78,7 @@ def _affine(graph: Graph, point: Point) -> dict | None:
     point = graph.thin(point)
     number = graph.constant(point)
     if number is not None:
-        return {_CONSTANT: int(number)} if number == np.rint(number) else None
+        return {_CONSTANT: int(number)} if np.isfinite(number) and number == np.rint(number) else None
     eqn = graph.maker(point.atom)
     if eqn is not None and eqn.prim is iota_p:
         place = point.places[eqn.params["dimension"]]
@@ -86,6 +87,8 @@ def _affine(graph: Graph, point: Point) -> dict | None:
     producer = graph.operands(point)
     if producer is None or producer[0].prim not in _SUMS:
         return None
+    if dtypes.is_unsigned(point.atom.aval.dtype):
+        return None  # differences wrap around
     parts = [_affine(graph, p) for p in producer[1]]
     return None if None in parts else _SUMS[producer[0].prim](*parts)
 
@@ -108,13 +111,13 @@ def two_valued(graph: Graph, point: Point) -> TwoValued | None:
         return None
     if any(k.condition != deciding[0].condition for k in deciding):
         return None
-    dtypes = [p.atom.aval.dtype for p in operands]
+    types = [p.atom.aval.dtype for p in operands]
 
     def value(which: str) -> Any:
         inputs = [c if k is None else getattr(k, which) for c, k in zip(constants, known, strict=True)]
         with np.errstate(all="ignore"):
             return np.asarray(
-                eqn.prim.impl(*[np.asarray(x, d) for x, d in zip(inputs, dtypes, strict=True)], **eqn.params)
+                eqn.prim.impl(*[np.asarray(x, d) for x, d in zip(inputs, types, strict=True)], **eqn.params)
             )[()]
 
     return TwoValued(deciding[0].condition, value("true"), value("false"))

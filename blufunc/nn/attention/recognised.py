@@ -269,7 +269,7 @@ def _unravelled(number: Any, axes: Sequence[Label], sizes: dict[Label, int]) -> 
 
 
 def _hides(number: Any) -> bool:
-    return math.isfinite(number) and number <= HIDING
+    return math.isfinite(number) and float(number) <= HIDING  # which no float16 is
 
 
 class _Scalars:

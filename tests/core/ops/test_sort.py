@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from blufunc import errors, random
 from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes
 from blufunc.core.ops import sort as so
 from blufunc.core.ops.elementwise import mul
 from blufunc.transforms.autodiff.grad import jvp, vjp
@@ -112,6 +113,49 @@ def test_top_k():
     np.testing.assert_array_equal(ct, [0, 10, 0, 20])
     np.testing.assert_array_equal(vmap(lambda a: so.top_k(a, 1)[1], 1)(x), [[1], [0], [1], [0]])
     assert so.top_k(x, 0)[0].shape == (2, 0)
+
+
+def by_sorting(x, k):
+    """The definition of ``top_k``: a stable descending sort of all, NaN first."""
+    wide = x.astype(np.float64) if dtypes.is_floating(x.dtype) else x
+    order = np.argsort(wide[..., ::-1], axis=-1, stable=True)[..., ::-1][..., :k]
+    index = x.shape[-1] - 1 - order
+    return np.take_along_axis(x, index, -1), index
+
+
+LEVELS = [0.0, -0.0, 1.0, -1.0, 3.0, INF, -INF, NAN, -NAN]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "float64", "float16", "bfloat16", "float8_e5m2", "int8", "int32", "uint32", "int64", "bool"],
+)
+@pytest.mark.parametrize("values", ["distinct", "tied", "extreme"])
+def test_top_k_selects_what_a_sort_does(dtype, values):
+    """Large enough for selection: ties by index, NaN first, and both zeros equal."""
+    dtype = dtypes.as_dtype(dtype)
+    rng = np.random.default_rng(0)
+    for shape in ((2100,), (9, 300), (3, 2, 400), (512, 4), (2, 0), (0, 9)):
+        n = shape[-1]
+        if dtypes.is_floating(dtype):
+            pool = rng.standard_normal(4 * n + 1) if values == "distinct" else np.array(LEVELS)
+        elif dtypes.is_bool(dtype):
+            pool = np.array([False, True])
+        else:
+            ends = np.iinfo(dtype)
+            pool = np.arange(127 if values == "distinct" else 3)
+            pool = np.array([ends.min, ends.max, 0, 1], dtype) if values == "extreme" else pool
+        # the largest values are rare in the first lines, and frequent in the last ones
+        picks = (
+            rng.random(shape) ** np.linspace(1, 4, num=shape[0])[(..., *[None] * (len(shape) - 1))]
+        ) * len(pool)
+        x = pool[picks.astype(int)].astype(dtype)
+        for k in sorted({0, 1, 2, n // 7, n // 4, n // 2, n} & set(range(n + 1))):
+            got, index = so.top_k_p.impl(x, k=k)
+            want, order = by_sorting(x, k)
+            np.testing.assert_array_equal(index, order)
+            assert index.dtype == np.int32 and got.dtype == dtype
+            assert got.tobytes() == want.tobytes()  # signs of zeros, too
 
 
 @pytest.mark.peer

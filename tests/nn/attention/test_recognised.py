@@ -540,6 +540,51 @@ def test_it_can_be_switched_off(monkeypatch):
     assert not calls(made) and made.notes == ()
 
 
+def decoded(q, k, v):
+    """Decoding from a cache, [B, S, K, H], with a group of query heads per key head."""
+
+    def step(i, x):
+        scores = bnp.einsum("bgqd,bmgd->bgqm", x, k)
+        weights = nn.softmax(bnp.where(bnp.arange(T) <= i, scores, -bnp.inf))
+        return bnp.einsum("bgqm,bmgd->bgqd", weights, v)
+
+    return lax.fori_loop(0, 5, step, q)
+
+
+@pytest.mark.parametrize("default", ["", "cuda"])
+def test_a_mask_of_the_index_of_a_loop(default, cuda, monkeypatch):
+    """Numbers of the replacement are literals, whatever the default device."""
+    monkeypatch.setattr(config, "default_device", default)
+    shapes = (B, N, 4, H), BTNH, BTNH
+    made = planned(decoded, *avals(*shapes))
+    assert sorted(calls(made)) == ["attention"] and not weights_in(made)
+    args = normal(*shapes)
+    run = bf.jit(decoded)
+    on_host = [from_numpy(x, bf.devices("cpu")[0]) for x in args]
+    close(run(*[from_numpy(x, cuda) for x in args]), run(*on_host), 3e-2)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        lambda rows, columns: rows.astype("uint32") - columns.astype("uint32") >= 0,
+        lambda rows, columns: rows.astype("float32") - columns < bnp.inf,
+    ],
+    ids=["unsigned", "infinite"],
+)
+def test_comparisons_that_are_no_inequalities_of_positions(seen):
+    """Differences that wrap around, and an infinite bound."""
+
+    def f(q, k, v):
+        i = bnp.arange(T)
+        return attend(bnp.where(seen(i[:, None], i), scores_of(q, k), -bnp.inf), v)
+
+    made = planned(f, *avals(BNTH, BNTH, BNTH))
+    assert [(e.params["is_causal"], repr(e.params["mods"])) for e in calls(made).values()] == [
+        (False, "mask_mod")
+    ]
+
+
 # -- together with transforms ----------------------------------------------------------------------
 
 

@@ -384,8 +384,25 @@ def test_loops_become_vector_instructions(compiler):
     assert not [name for name, start in starts.items() if start + 2 not in done]
 
 
+CHAIN = 60
+"""Calls in a loop: more than GCC inlines within its limits on growth."""
+
+
+@pytest.mark.parametrize("of", ["bf_sin", "bf_tanh", "bf_atan", "bf_erf", "bf_exp"])
+def test_all_calls_of_a_long_kernel_are_inlined(compiler, of):
+    """A call left over would prevent the vectorization of its loop."""
+    calls = "\n".join(f"y = {of}(y) + {k}.5f;" for k in range(CHAIN))
+    loop = f"for (long i = 0; i < n; ++i) {{\nfloat y = x[i];\n{calls}\nx[i] = y;\n}}"
+    source = HOST.with_prelude(f'extern "C" void chain(float *x, long n) {{\n{loop}\n}}')
+    command = [*compiler.command, *compiler.flags, "-S", "-x", "c++", "-", "-o", "-"]
+    made = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+    assert "chain" in made and not re.findall(r"\w*_GLOBAL__N\w*bf_\w+", made)
+
+
 def test_prelude_has_what_is_needed_and_no_more():
-    assert HOST.source(set()) == "namespace {\n}\n"
+    assert HOST.source(set()).split() == (
+        "namespace { #define inline inline __attribute__((always_inline)) #undef inline }".split()
+    )
     text = HOST.source({"bf_add"})
     assert "bf_add" in text and "wrapping" in text and "bf_exp" not in text
     assert "Complex" not in HOST.source({"bf_exp"}) and "c64 bf_exp" in HOST.source({"bf_exp", "c64"})

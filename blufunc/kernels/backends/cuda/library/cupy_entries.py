@@ -102,11 +102,20 @@ def fft(c: Any, x: Any, *, type: FftType, lengths: tuple[int, ...]) -> Any:
 # -- sorting ---------------------------------------------------------------------------------------
 
 
+def _key(xp: Any, x: Any, dtype: np.dtype) -> Any:
+    """A sort key: half precisions as float32, and one NaN, which comes last.
+
+    CuPy sorts arrays of rank 1 by their bits, in which a NaN with a sign comes before all numbers.
+    """
+    key = widened(xp, x, dtype)
+    return xp.where(xp.isnan(key), key.dtype.type(np.nan), key) if key.dtype.kind == "f" else key
+
+
 def sort(c: Any, *xs: Any, dimension: int, is_stable: bool, num_keys: int) -> list[Any]:
     xp = c.xp
-    keys = [widened(xp, x, d) for x, d in zip(xs[:num_keys], c.operands, strict=False)]
-    if len(xs) == 1 and keys[0] is xs[0]:
-        return [xp.sort(xs[0], dimension)]
+    keys = [_key(xp, x, d) for x, d in zip(xs[:num_keys], c.operands, strict=False)]
+    if len(xs) == 1 and keys[0].dtype == xs[0].dtype:
+        return [xp.sort(keys[0], dimension)]
     # from the last key to the first, each sort stable
     order = c.library.order(keys[-1], dimension)
     for key in keys[-2::-1]:
@@ -117,7 +126,7 @@ def sort(c: Any, *xs: Any, dimension: int, is_stable: bool, num_keys: int) -> li
 
 def top_k(c: Any, x: Any, *, k: int) -> list[Any]:
     # a stable ascending sort of the reversed line, read backwards, is a stable descending one
-    keys = widened(c.xp, x, c.operands[0])
+    keys = _key(c.xp, x, c.operands[0])
     order = c.library.order(keys[..., ::-1], -1)[..., ::-1][..., :k]
     index = x.shape[-1] - 1 - order
     return [c.xp.take_along_axis(x, index, -1), index]

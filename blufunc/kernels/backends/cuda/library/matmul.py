@@ -359,7 +359,8 @@ def _along(side: _Side, order: Axes | None, contract: Axes, batch: Axes) -> Axes
         return order
     innermost = min(order, key=lambda d: (side.shape[d] == 1, abs(side.strides[d])))
     rest = order[len(batch) :]
-    first = len(contract) if rest[: len(contract)] == contract else len(rest) - len(contract)
+    # contracted axes may be in another order than in ``contract``
+    first = len(contract) if {*rest[: len(contract)]} == {*contract} else len(rest) - len(contract)
     other = (*rest[first:], *rest[:first])
     return (*order[: len(batch)], *other) if other and other[-1] == innermost else order
 

@@ -39,7 +39,9 @@ def one_value_twice(x):
 
 
 def constants_as_carries(x):
-    return lax.fori_loop(0, 3, lambda i, c: (bnp.float32(2), x, c[0] + c[1].sum()), (bnp.float32(0), x, bnp.float32(0)))
+    return lax.fori_loop(
+        0, 3, lambda i, c: (bnp.float32(2), x, c[0] + c[1].sum()), (bnp.float32(0), x, bnp.float32(0))
+    )
 
 
 def reads_the_old(x):
@@ -92,7 +94,13 @@ def keys(x):
 def views(x):
     """Operands that are views of arguments."""
     total = lambda xs: lax.scan(lambda c, a: (c + a, c), bnp.zeros(xs.shape[1:]), xs)
-    return total(x.T), total(x[1:4]), total(x[::-1]), total(bnp.broadcast_to(x[0], (3, 4))), total(x.reshape(2, 10))
+    return (
+        total(x.T),
+        total(x[1:4]),
+        total(x[::-1]),
+        total(bnp.broadcast_to(x[0], (3, 4))),
+        total(x.reshape(2, 10)),
+    )
 
 
 def barrier(x):
@@ -124,8 +132,10 @@ def complex_numbers(x):
 
 def no_rounds(x):
     first = lax.fori_loop(0, 0, lambda i, c: c + 1, x)
-    return first, lax.while_loop(lambda c: c[0] < 0, lambda c: (c[0] + 1, c[1] * 2), (0, x)), lax.scan(
-        lambda c, a: (c + a, c), x[0], x[:0]
+    return (
+        first,
+        lax.while_loop(lambda c: c[0] < 0, lambda c: (c[0] + 1, c[1] * 2), (0, x)),
+        lax.scan(lambda c, a: (c + a, c), x[0], x[:0]),
     )
 
 
@@ -167,7 +177,8 @@ LOOPS = {
     f.__name__: f
     for f in (
         fibonacci, three_places, one_value_twice, constants_as_carries, reads_the_old, nested, steps_in_python,
-        switches, keys, views, barrier, caches, small_dtypes, complex_numbers, no_rounds, at_most, dropped, used_afterwards,
+        switches, keys, views,
+        barrier, caches, small_dtypes, complex_numbers, no_rounds, at_most, dropped, used_afterwards,
         backwards, empty_arrays, matmuls,
     )
 }  # fmt: skip
@@ -228,7 +239,9 @@ def program_of(fun, *args, **options):
 
 
 def rounds_of(program):
-    (step,) = (s for s in program.schedule.steps if planning.is_control(getattr(s, "eqn", program.jaxpr.eqns[0])))
+    (step,) = (
+        s for s in program.schedule.steps if planning.is_control(getattr(s, "eqn", program.jaxpr.eqns[0]))
+    )
     return planning.rounds_of(step.eqn)
 
 

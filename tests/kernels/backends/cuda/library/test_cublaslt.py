@@ -16,6 +16,7 @@ from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.library import cublaslt
 from blufunc.kernels.backends.cuda.library import matmul as cuda_product
 from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, column_major, plan_dot_general
+from blufunc.kernels.loopir.index import strides_of
 
 F32, F64, BF16, F16 = dtypes.float32, dtypes.float64, dtypes.bfloat16, dtypes.float16
 
@@ -155,6 +156,19 @@ def test_contractions_of_all_kinds_of_axes():
             )
             d, _, _ = by_product(x, y, numbers)
             np.testing.assert_allclose(d.reshape(want.shape), want, rtol=1e-12, atol=1e-12)
+
+
+def test_copies_whose_contracted_axes_are_in_another_order():
+    """The copy of one operand follows the order that the other needs."""
+    lhs, rhs = (2, 40, 16), (2, 24, 40)
+    numbers = (((0, 1), (0, 2)), ((), ()))
+    copies = plan_dot_general(lhs, (32, 64, 1), rhs, strides_of(rhs), numbers)
+    assert copies == Copies(None, (2, 0, 1))
+
+    class Side:
+        shape, strides, itemsize = rhs, strides_of(rhs), 4
+
+    assert cuda_product._along(Side(), copies.rhs, (0, 2), ()) == copies.rhs
 
 
 def test_gradients_of_a_dense_layer_are_flags_and_no_copies():

@@ -95,10 +95,10 @@ def result_types(prim, xs, params):
     return list(out) if prim.multiple_results else [out]
 
 
-def on_numpy(prim, xs, params):
+def on_numpy(prim, xs, params, library=None):
     outs = result_types(prim, xs, params)
     operands = [x.dtype for x in xs]
-    results = cupy_ops.evaluate(NumpyLibrary(), prim, [raw(x) for x in xs], operands, params, outs)
+    results = cupy_ops.evaluate(library or NumpyLibrary(), prim, [raw(x) for x in xs], operands, params, outs)
     return [raw(r).view(a.dtype) for r, a in zip(results, outs)]
 
 
@@ -158,6 +158,66 @@ def test_nan_sorts_last_and_counts_as_largest(dtype):
     by = {"dimension": 1, "is_stable": True, "num_keys": 1}
     agree(sort.sort_p, on_numpy(sort.sort_p, [x], by), [x], by)
     agree(sort.top_k_p, on_numpy(sort.top_k_p, [x], {"k": 2}), [x], {"k": 2})
+
+
+def digits(x):
+    """The digits of floats in a radix sort: zeros are equal, NaN has a sign."""
+    bits = np.where(x == 0, 0, x).astype(x.dtype).view(f"i{x.dtype.itemsize}")
+    return np.where(bits < 0, ~bits ^ np.iinfo(bits.dtype).min, bits)
+
+
+class RadixModule:
+    """NumPy with a ``sort`` of floats by their digits."""
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+    def sort(self, x, axis):
+        return np.take_along_axis(x, np.argsort(digits(x), axis, stable=True), axis)
+
+
+class RadixLibrary(NumpyLibrary):
+    """Sorts floats by their digits, as CuPy does in arrays of rank 1."""
+
+    xp = RadixModule()
+
+    def order(self, x, axis):
+        return np.argsort(digits(x), axis, stable=True)
+
+
+SIGNED = np.array([2, -np.nan, -1, 0.0, np.nan, -np.inf, -0.0, -np.nan, np.inf])
+BY_ONE = {"dimension": 0, "is_stable": True, "num_keys": 1}
+SORTS = {
+    "sort": (sort.sort_p, 1, BY_ONE),
+    "with a value": (sort.sort_p, 2, BY_ONE),
+    "by two keys": (sort.sort_p, 3, {**BY_ONE, "num_keys": 2}),
+    "top_k": (sort.top_k_p, 1, {"k": 5}),
+}
+
+
+def signed(name, dtype):
+    """A primitive, its operands with NaN of both signs, and its parameters."""
+    prim, count, params = SORTS[name]
+    x = SIGNED.astype(dtypes.as_dtype(dtype))
+    xs = [x, x[::-1].copy(), np.arange(len(x), dtype=np.int32)]
+    return prim, [*xs[: max(count - 1, 1)], *([xs[2]] if count > 1 else [])], params
+
+
+@pytest.mark.parametrize("name", SORTS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_nan_with_a_sign_sorts_last_too(name, dtype):
+    prim, xs, params = signed(name, dtype)
+    agree(prim, on_numpy(prim, xs, params, RadixLibrary()), xs, params)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SORTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nan_with_a_sign_sorts_last_on_a_device(name, dtype):
+    prim, xs, params = signed(name, dtype)
+    outs = result_types(prim, xs, params)
+    got = cupy_ops.run(prim, [cuda_memory.to_device(x) for x in xs], params, outs)
+    agree(prim, [cuda_memory.to_host(b) for b in got], xs, params)
 
 
 @pytest.mark.parametrize("prim", [gather_scatter.scatter_p, gather_scatter.scatter_add_p], ids=str)
