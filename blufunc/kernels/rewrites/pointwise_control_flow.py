@@ -34,6 +34,7 @@ from blufunc.core.programs.simplify import Origins, dce, inline_bodies, rewrite,
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.points import POINTS, Branch, Loop, _AtPoints, point_branch_p, point_loop_p
+from blufunc.kernels.rewrites.split_carries import with_split_carries
 
 MOST_EQUATIONS = 128
 """Operations of a body, at most: they must fit the registers of a thread."""
@@ -52,9 +53,21 @@ def with_point_control(jaxpr: Jaxpr, origins: Origins, least: int = 1) -> Jaxpr:
         try:
             return rule(eqn, read)
         except _NotAtPointsError:
-            return [eqn]
+            return _in_parts(eqn, rule, read) or [eqn]
 
     return dce(rewrite(jaxpr, step, origins)) if any(e.prim.name in _RULES for e in jaxpr.eqns) else jaxpr
+
+
+def _in_parts(eqn: Eqn, rule: Callable, read: set) -> list[Eqn] | None:
+    """A loop whose carries are stacks of points, as a loop of the points; None if it is none."""
+    for made in with_split_carries(eqn) if eqn.prim.name in ("scan", "while") else ():
+        (loop,) = (e for e in made if e.prim is eqn.prim)
+        try:
+            replacement = rule(loop, read | {v for e in made for v in e.invars})
+        except _NotAtPointsError:
+            continue
+        return [e for m in made for e in (replacement if m is loop else [m])]
+    return None
 
 
 class _NotAtPointsError(Exception):
