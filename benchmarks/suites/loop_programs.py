@@ -17,7 +17,10 @@ Program = tuple[Callable, tuple]
 
 
 def lorenz(lib: Any, shape: tuple[int, ...] = (), steps: int = 10_000) -> Program:
-    """RK4 steps of Lorenz systems (Lorenz, J. Atmos. Sci. 20, 1963), a state of three numbers each."""
+    """RK4 steps of Lorenz systems.
+
+    Lorenz, J. Atmos. Sci. 20, 1963: a state of three numbers.
+    """
     np_, lax = lib.numpy, lib.lax
 
     def slope(s):
@@ -52,7 +55,7 @@ def pendulum(lib: Any, steps: int = 5_000) -> Program:
 
 
 def hmc(lib: Any, samples: int = 500, leaps: int = 10, n: int = 10) -> Program:
-    """Hamiltonian Monte Carlo of a correlated normal (Neal, arXiv:1206.1901), one chain."""
+    """Hamiltonian Monte Carlo of a correlated normal, one chain (arXiv:1206.1901)."""
     np_, lax, random = lib.numpy, lib.lax, lib.random
     rng = np.random.default_rng(0)
     m = rng.normal(size=(n, n)).astype(np.float32)
@@ -85,7 +88,7 @@ def hmc(lib: Any, samples: int = 500, leaps: int = 10, n: int = 10) -> Program:
 
 
 def _lstm(lib: Any, w: Any, u: Any, b: Any, xs: Any) -> Any:
-    """Hidden states of a scan over time (Hochreiter & Schmidhuber, Neural Comput. 9, 1997)."""
+    """Hidden states of an LSTM (Hochreiter & Schmidhuber, Neural Comput. 9, 1997)."""
     np_, lax = lib.numpy, lib.lax
 
     def cell(state, x):
@@ -117,7 +120,7 @@ def lstm_gradient(lib: Any, steps: int = 100, batch: int = 8, width: int = 64) -
 
 
 def decoder(lib: Any, tokens: int = 64, width: int = 128, heads: int = 4, vocab: int = 256) -> Program:
-    """Greedy decoding by two layers of attention with a key-value cache, in a ``fori_loop``."""
+    """Greedy decoding by two layers with a key-value cache, in a ``fori_loop``."""
     np_, lax = lib.numpy, lib.lax
     head = width // heads
     rng = np.random.default_rng(0)
@@ -222,7 +225,7 @@ def neural_ode(lib: Any, steps: int = 100, n: int = 4, hidden: int = 32) -> Prog
 
 
 def maml(lib: Any, inner: int = 10, tasks: int = 8, points: int = 10, n: int = 4) -> Program:
-    """Gradient through gradient descent on a batch of tasks (Finn et al., arXiv:1703.03400)."""
+    """Gradient through gradient descent on a batch of tasks (arXiv:1703.03400)."""
     lax = lib.lax
 
     def loss(params, x, y):

@@ -1,4 +1,4 @@
-"""Updates of a part of an array in the array's own memory, which only rewrites make.
+"""Updates of a part of an array in place, which only rewrites make.
 
 Kernels, below the rewrites. A ``dynamic_update_slice`` that fuses computes every element of its result; as a step of
 its own it writes the window alone, if the array dies with it.

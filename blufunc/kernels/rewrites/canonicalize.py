@@ -98,7 +98,7 @@ def _transposed_product(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
 
 
 def _outer_product(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
-    """``dot_general`` without contracted axes is a product of broadcast operands, which fuses."""
+    """``dot_general`` that contracts no axis is an elementwise product, which fuses."""
     if eqn.prim is not dot_general_p or is_replaced(dot_general_p, "impl"):
         return None
     (lc, _), batches = eqn.params["dimension_numbers"]

@@ -41,7 +41,7 @@ MOST_EQUATIONS = 128
 
 
 def with_point_control(jaxpr: Jaxpr, origins: Origins, least: int = 1) -> Jaxpr:
-    """Replace the loops and branches that can run at points, loops of at least ``least`` points."""
+    """Replace branches, and loops of at least ``least`` points, that run at points."""
     read = used(jaxpr)
 
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
@@ -59,7 +59,7 @@ def with_point_control(jaxpr: Jaxpr, origins: Origins, least: int = 1) -> Jaxpr:
 
 
 def _in_parts(eqn: Eqn, rule: Callable, read: set) -> list[Eqn] | None:
-    """A loop whose carries are stacks of points, as a loop of the points; None if it is none."""
+    """A loop whose carries are stacks of points; None if it is none."""
     for made in with_split_carries(eqn) if eqn.prim.name in ("scan", "while") else ():
         (loop,) = (e for e in made if e.prim is eqn.prim)
         try:

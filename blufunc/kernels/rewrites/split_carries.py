@@ -49,7 +49,7 @@ class _WholeError(Exception):
 
 
 def with_split_carries(eqn: Eqn) -> Iterator[list[Eqn]]:
-    """Ways to replace a loop without inputs and outputs by one of parts; none if its body needs the stacks."""
+    """Ways to replace a loop by one of parts; none if its body needs the stacks."""
     loop = _Bodies.of(eqn)
     if loop is None:
         return
@@ -94,7 +94,10 @@ def _inlined(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _short_axes(loop: _Bodies) -> Iterator[list[int | None]]:
-    """Choices to begin with: a short axis of one carry of a body that takes something apart or joins it."""
+    """Choices to begin with: a short axis of one carry.
+
+    None for a body that neither takes apart nor joins.
+    """
     if not any(e.prim in (slice_p, concatenate_p, *_COMBINED) for body, _ in loop.bodies for e in body.eqns):
         return
     carries = [v.aval for v in loop.bodies[-1][0].invars[loop.bodies[-1][1] :]]
@@ -149,7 +152,7 @@ def _split_body(body: Jaxpr, n: int, flags: Sequence[int | None]) -> tuple[Jaxpr
 def _replacement(
     eqn: Eqn, loop: _Bodies, flags: Sequence[int | None], split: Sequence[tuple[Jaxpr, Any]]
 ) -> list[Eqn]:
-    """The loop of parts, between slices of its operands and concatenations of its results."""
+    """The loop of parts, after slices of operands and before concatenations."""
     before = _Splitter()
     first = len(eqn.invars) - loop.n_carry
     invars: list[Atom] = list(eqn.invars[:first])

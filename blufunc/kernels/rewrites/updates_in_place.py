@@ -17,7 +17,10 @@ from blufunc.core.programs.simplify import Origins, rewrite
 from blufunc.kernels.ops.updates import update_in_place_p
 
 LEAST_RATIO = 4
-"""Minimum elements of the array per element of the window: otherwise a fused update writes little more."""
+"""Minimum elements of the array per element of the window.
+
+With fewer, a fused update writes little more.
+"""
 
 
 def with_updates_in_place(jaxpr: Jaxpr, donated: Sequence[bool], origins: Origins) -> Jaxpr:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blufunc.core.ir.jaxpr import Literal
-from blufunc.kernels.backends.cpu.native.operands import Strided, strided
+from blufunc.kernels.backends.cpu.operands import Strided, strided
 from blufunc.kernels.backends.cpu.renderer import SCRATCH
 from blufunc.kernels.backends.cpu.toolchain import Compiler
 from blufunc.kernels.codegen import source_files
@@ -97,7 +97,7 @@ def product_of(step: OpaqueStep, values: Sequence[Any], compiler: Compiler) -> P
 
 
 def layout_of_step(step: OpaqueStep, values: Sequence[Any]) -> tuple[Layout, Strided, Strided] | None:
-    """The layout of a matmul and its operands; None if this library does not compute it."""
+    """Layout and operands of a matmul; None if this library does not compute it."""
     eqn = step.eqn
     dtype = eqn.outvars[0].aval.dtype
     if any(v.aval.dtype != dtype for v in eqn.invars) or dtype not in _DTYPES:

@@ -15,7 +15,7 @@ from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import simplify
-from blufunc.kernels.backends.cpu.native import scatters
+from blufunc.kernels.backends.cpu import scatters
 from blufunc.kernels.loopir.launch import Scratch
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.ops.updates import UPDATES
@@ -27,7 +27,10 @@ CONTROL = ("scan", "while", "cond")
 """Names of the primitives that run bodies."""
 
 _LEAST_POINTS = 256
-"""Minimum points of a loop inside a kernel: a loop around kernels is as fast for fewer, and ends at a signal."""
+"""Minimum points of a loop inside a kernel.
+
+A loop around kernels is as fast for fewer, and ends at a signal.
+"""
 
 ALIGNMENT = 64
 """Of the places in scratch memory, in bytes."""
@@ -49,7 +52,7 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) ->
 
 
 def body_schedule(jaxpr: Jaxpr, donated: tuple[bool, ...]) -> Schedule:
-    """Schedule of the body of a loop or branch: the results of all its steps are in planned memory."""
+    """Schedule of a body, the results of all its steps in planned memory."""
     return jaxpr.memoised(
         ("native body", donated),
         lambda: within(Planning(simplify(jaxpr), donated, HOST, lambda e: True), None),
@@ -150,7 +153,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def taken(loop: Rounds, k: int) -> int | None:
-    """The carry whose buffer a round leaves carry ``k`` in; None if it writes a buffer of its own.
+    """The carry in whose buffer a round leaves carry ``k``; None: in a second one.
 
     A round updates a carry in place, or moves it to another place in the list of carries.
     """

@@ -348,11 +348,14 @@ _ROUNDS = 64
 """Assumed rounds of a loop without a known number."""
 
 _CALL_BYTES = 512
-"""Bytes that an operation in a loop counts for at least: the time of a NumPy call touches several times as many."""
+"""Minimum bytes that an operation in a loop counts for.
+
+The time of a NumPy call touches several times as many.
+"""
 
 
 def worth_compiling(jaxpr: Jaxpr) -> bool:
-    """True if a program's arrays are large enough, or its loops long enough, for compilation to pay."""
+    """True if arrays are large enough, or loops long enough, to gain by compiling."""
     return jaxpr.memoised("array bytes", lambda: _bytes_of(jaxpr, 0)) >= WORTH_COMPILING
 
 

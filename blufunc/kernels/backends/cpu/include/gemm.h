@@ -28,7 +28,7 @@ enum { BLOCK_ROWS = 256, BLOCK_COLUMNS = 512, DEPTH = 256 };
 // Panels that are packed together: as many streams as a first cache holds lines of one set.
 enum { STREAMS = 8 };
 
-// Fewer rows or columns are multiplied where they lie: copying them to panels would take longer.
+// Fewer rows or columns are multiplied in place: copying them to panels would take longer.
 enum { LEAST_ROWS = 16, LEAST_COLUMNS = 32 };
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

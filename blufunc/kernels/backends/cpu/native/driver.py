@@ -1,8 +1,8 @@
-"""C++ of native steps: what a schedule's steps do, as the statements of a function.
+"""C++ of native steps: the steps of a schedule as the statements of a function.
 
 Kernels, stage 6 on the CPU. In: loops, branches and updates of a schedule, and the schedules of their bodies. Out: C++
-functions that call the program's kernels. A value of a body lies at a constant offset in the arena, or where the
-caller put an operand or wants a result. A loop swaps the two buffers of a carry after a round, unless the body updates
+functions that call the program's kernels. A value of a body lies at a constant offset in the arena, or in an
+operand or result of the caller. A loop swaps the two buffers of a carry after a round, unless the body updates
 it in place.
 
 A step without a native form calls Python (``run.py``).
@@ -21,10 +21,9 @@ from blufunc.core.ir.jaxpr import Eqn, Literal
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.override import is_replaced
-from blufunc.kernels.backends.cpu import gemm, planning
-from blufunc.kernels.backends.cpu.native import scatters
-from blufunc.kernels.backends.cpu.native.operands import strided
+from blufunc.kernels.backends.cpu import gemm, planning, scatters
 from blufunc.kernels.backends.cpu.native.run import HostCall
+from blufunc.kernels.backends.cpu.operands import strided
 from blufunc.kernels.backends.cpu.renderer import work
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.scopes import comment
@@ -100,7 +99,10 @@ class Driver:
     def update(
         self, step: OpaqueStep, values: Sequence[Any], places: Sequence[str], result: str
     ) -> list[str]:
-        """Statements of a scatter or window update, given the addresses of the values of its operands."""
+        """Statements of a scatter or window update.
+
+        ``places`` are the addresses of the values of its operands.
+        """
         eqn = step.eqn
         ops = []
         for o, base in zip(step.operands, places, strict=True):
@@ -184,7 +186,7 @@ class Driver:
 
     @staticmethod
     def rotation(n: int, home: Sequence[int | None], sizes: Sequence[int]) -> list[str]:
-        """Statements that give each carry the buffer that a round left it in, and each spare buffer a free one."""
+        """Statements after a round that give each carry its new buffer, and reuse the old."""
         moved = [k for k, j in enumerate(home) if j != k]
         free = [j for j in range(len(home)) if j not in home]
         lines = []
@@ -205,7 +207,7 @@ class Driver:
 
         Args:
           made: its schedule.
-          written: the results that it must write to where the caller wants them; the others it leaves in operands.
+          written: the results that it must write to the addresses in ``out``; it leaves the others in operands.
         """
         known = self.bodies.get(id(made))
         if known is not None:
@@ -339,7 +341,7 @@ class _Body:
         ]
 
     def results(self, written: Sequence[int]) -> Iterator[str]:
-        """Copies of results that are not where the caller wants them."""
+        """Copies of results that are not at the addresses in ``out``."""
         for n in written:
             o = self.made.outputs[n]
             if isinstance(o, Literal):

@@ -1,4 +1,4 @@
-"""Running native steps: the call's state in C, and the steps that C++ runs in Python.
+"""Calls of native steps: their state in C, and the steps that C++ runs in Python.
 
 Kernels, stage 8 on the CPU. In: the functions of a compiled library, and the equations that have no native form. Out:
 results in planned memory. A native step runs without the interpreter lock. An exception of a step in Python ends it and
@@ -46,7 +46,7 @@ _ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.POINTER(
 
 
 def entry(function: Any) -> Callable[..., int]:
-    """A function of a library that is called with the interpreter lock, which it releases itself.
+    """A function of a library that releases the interpreter lock itself.
 
     After it, ctypes raises an exception that it set.
     """
@@ -133,7 +133,7 @@ def _step(call: HostCall, function: Callable[[list], Sequence]) -> Callable[[Any
 
 
 class _Arrays:
-    """Arrays over raw memory, of one shape and dtype; those of recent addresses are kept."""
+    """Arrays of one shape and dtype over raw memory; recent ones are kept."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype):
         self.shape, self.dtype = shape, dtype
