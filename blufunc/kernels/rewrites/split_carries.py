@@ -61,7 +61,7 @@ def with_split_carries(eqn: Eqn) -> Iterator[list[Eqn]]:
 def _split(eqn: Eqn, loop: _Bodies, flags: list[int | None]) -> list[Eqn]:
     """The loop, some of its carries in parts, and those that then have to be."""
     while True:
-        split = [_split_body(b, n, flags) for b, n in loop.bodies]
+        split = [_split_body(b, n, flags, b is loop.bodies[-1][0]) for b, n in loop.bodies]
         found = [_axis_of(x, f) for x, f in zip(split[-1][1], flags, strict=True)]
         if found == flags:
             return _replacement(eqn, loop, flags, split)
@@ -118,8 +118,8 @@ def _axis_of(x: Atom | Parts, before: int | None) -> int | None:
 Value = Atom | Parts
 
 
-def _split_body(body: Jaxpr, n: int, flags: Sequence[int | None]) -> tuple[Jaxpr, list[Value]]:
-    """A body on parts of the carries, and its results."""
+def _split_body(body: Jaxpr, n: int, flags: Sequence[int | None], is_step: bool) -> tuple[Jaxpr, list[Value]]:
+    """A body on parts of the carries, and its results; ``is_step``: these are carries."""
     s = _Splitter()
     invars: list[Var] = list(body.invars[:n])
     for v in invars:
@@ -137,15 +137,16 @@ def _split_body(body: Jaxpr, n: int, flags: Sequence[int | None]) -> tuple[Jaxpr
         s.equation(e)
     outs = [s.value(a) for a in body.outvars]
     flat: list[Atom] = []
-    for x, f in zip(outs, flags if len(outs) == len(flags) else [None] * len(outs), strict=True):
+    for n, x in enumerate(outs):
+        axis = flags[n] if is_step else None
         if isinstance(x, Parts):
+            if not is_step:
+                raise _WholeError
             flat.extend(x.parts)
-        elif f is None:
+        elif axis is None:
             flat.append(x)
         else:
-            flat.extend(s.part(x, f, i, None) for i in range(x.aval.shape[f]))
-    if len(outs) != len(flags) and any(isinstance(x, Parts) for x in outs):
-        raise _WholeError
+            flat.extend(s.part(x, axis, i, None) for i in range(x.aval.shape[axis]))
     return body.replace(invars=invars, eqns=s.eqns, outvars=flat, arg_names=()), outs
 
 

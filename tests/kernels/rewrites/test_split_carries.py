@@ -54,6 +54,7 @@ APART = {  # they loop at points
     "numbers": fixed(lambda s: bnp.stack([s[1], s[2] * 0.9, s[0]]) + 1),
 }
 WHOLE = {  # each element reads others of its row
+    "a condition on all": lambda x: lax.while_loop(lambda s: s.max() < 50, lambda s: s * 1.5 + s[0], x),
     "a matmul": fixed(lambda s: bnp.tanh(s[0] + bnp.ones((3, 3)) @ s)),
     "a sum over points": fixed(lambda s: s[0] / s.sum() + s),
     "sorted points": fixed(lambda s: bnp.sort(s, 1) * s[0]),
