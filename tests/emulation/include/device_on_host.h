@@ -251,16 +251,23 @@ static bool waits(unsigned start, unsigned end, State s) {  // and lets them run
 static void begin(unsigned threads) {
   for (unsigned t = 0; t < threads; ++t) state[fiber_of(t)] = RUNS;
 }
+extern "C" {
+bool backward;
+}  // whether the last warp of a block goes first: each order finds other barriers that are missing
 static void run(unsigned threads) {  // until all are done, or wait for other blocks
+  const unsigned warps = (threads + 31) / 32;
   waits(0, threads, WAITS_FOR_CLUSTER);
   do {
-    for (unsigned warp = 0; warp < threads; warp += 32) do
+    for (unsigned i = 0; i < warps; ++i) {
+      const unsigned warp = 32 * (backward ? warps - 1 - i : i);
+      do
         for (unsigned t = warp; t < warp + 32; ++t)
           if (state[fiber_of(t)] == RUNS) {
             threadIdx.x = t;
             resume();
           }
       while (waits(warp, warp + 32, WAITS_FOR_WARP));
+    }
   } while (waits(0, threads, WAITS_FOR_BLOCK));
 }
 extern "C" bool launch(Entry e, unsigned grid, unsigned cluster, unsigned threads, void *a, void *b, void *c,
