@@ -23,7 +23,7 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.available() is not None, reason=nvrtc.ava
 
 # -- the host --------------------------------------------------------------------------------------
 
-HEADERS = "math.h stdint.h stdlib.h string.h vector functional".split()
+HEADERS = "math.h stdint.h stdlib.h string.h".split()
 """Standard headers of these sources and those above; none of one system only."""
 
 PARTS = source_files.split((Path(__file__).parent / "include" / "device_on_host.h").read_text())
@@ -42,7 +42,7 @@ class Host:
         self.compiler = shutil.which("g++")
         if not self.compiler:
             pytest.skip("there is no g++ to compile the functions for the host")
-        self.command = [self.compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-fPIC"]
+        self.command = [self.compiler, *"-std=c++17 -O1 -ffp-contract=off -w -fPIC -U_FORTIFY_SOURCE".split()]
 
     def compile(self, source, before=""):
         """The library of a source, after the prelude that it needs."""

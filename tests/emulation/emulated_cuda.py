@@ -12,7 +12,7 @@ from blufunc.kernels.backends.cuda.device_model import SHARED_BYTES
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.render.source import function_of, source_of
 from blufunc.kernels.codegen import scalar_ops, source_files
-from tests.emulation.cuda_machines import BLOCK, PARTS, Host
+from tests.emulation.cuda_machines import BLOCK, PARTS
 
 _MORE = source_files.declared(SHARED_BYTES=SHARED_BYTES) + PARTS["rendered"]
 
@@ -27,22 +27,16 @@ extern "C" void {entry}_packed(void **p, void *, void *, void *) {{
 """
 
 
-_FORWARD = "for (unsigned warp = 0; warp < threads; warp += 32)"
-_BACKWARD = "for (unsigned warp = (threads + 31) / 32 * 32; warp && ((warp -= 32), true);)"
-
-
 class Emulator:
     """Runs kernels that have been rendered.
 
     Args:
-      folder: where libraries go.
+      host: the ``Host`` that compiles them.
       backward: whether the last warp of a block goes first: each order finds other barriers that are missing.
     """
 
-    def __init__(self, folder, backward=False):
-        self.host = Host(folder)
-        assert _FORWARD in BLOCK
-        self.block = (BLOCK.replace(_FORWARD, _BACKWARD) if backward else BLOCK) + _MORE
+    def __init__(self, host, backward=False):
+        self.host, self.backward = host, backward
 
     def compile(self, schedules):
         """One library of the functions of some ``ScheduledKernel``s."""
@@ -55,7 +49,7 @@ class Emulator:
             types = [f"({scalar_ops.storage_type(b.dtype)} *)p[{i}]" for i, b in enumerate(s.kernel.buffers)]
             types += [f"(unsigned *)p[{len(types)}]"] if s.kernel.finish else []
             texts.append(_PACKED.format(entry=s.entry, arguments=", ".join(types)))
-        return self.host.compile("\n".join(texts), self.block)
+        return self.host.compile("\n".join(texts), BLOCK + _MORE)
 
     def launch(self, library, scheduled, arrays):
         """Run one: ``arrays`` are those of its parameters, or table, in order."""
@@ -66,6 +60,7 @@ class Emulator:
         if mapping.blocks:
             entry = getattr(library, f"{scheduled.entry}_packed")
             library.poison()
+            ctypes.c_bool.in_dll(library, "backward").value = self.backward
             sizes = mapping.blocks, mapping.cluster, mapping.block
             ended = library.launch(entry, *sizes, pointers, None, None, None)
             assert ended, "the blocks of a cluster wait for each other"

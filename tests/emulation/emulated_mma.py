@@ -88,10 +88,10 @@ class Emulator:
             for i, (t, _) in enumerate(parameters)
         ]
         text += _PACKED.format(entry=entry, arguments=", ".join(given))
-        before = source_files.declared(EAGER=eager, SHARED=SHARED) + BLOCK + _PARTS["instructions"]
+        before = source_files.declared(SHARED=SHARED) + BLOCK + _PARTS["instructions"]
         library = self.host.compile(text, before)
         held = [np.frombuffer(v, np.uint8) if isinstance(v, bytes) else v for _, v in parameters]
         pointers = (ctypes.c_void_p * len(held))(*[a.ctypes.data for a in held])
-        library.begin()
+        library.begin(int(eager))
         assert library.launch(library.run, grid, 1, block, pointers, None, None, None)
         return ctypes.c_ulonglong.in_dll(library, "multiply_adds").value

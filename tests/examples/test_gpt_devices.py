@@ -98,24 +98,13 @@ def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_p
         ["--mesh", "stage=2,zero1=2", "--accumulate", "2", "--recompute"],
         ["--mesh", "stage=2,seq=2", "--accumulate", "2"],
         ["--mesh", "fsdp=2,seq=2", "--routing", "all_to_all", "--recompute"],
-        ["--mesh", "fsdp=2", "--loss-chunk", "7"],
-        ["--mesh", "data=2", "--loss-chunk", "64"],
         ["--mesh", "stage=2", "--accumulate", "2", "--loss-chunk", "5"],
-        ["--memory-budget", "300KB"],
         ["--mesh", "fsdp=2", "--memory-budget", "200KB"],
     ],
     ids=lambda words: words[1],
 )
 def test_files_are_those_of_one_device_whatever_the_mesh(options, trained, words, tmp_path, capsys):
-    shutil.copytree(trained, tmp_path / "one")
-    assert cli.main([*STEPS, *words("mesh", *options)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{' '.join(options)} --steps 24")
-    one, mesh = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("one", "mesh"))
-    assert {name: x.shape for name, x in one.items()} == {name: x.shape for name, x in mesh.items()}
-    np.testing.assert_allclose(
-        history(tmp_path / "mesh")["train"], history(tmp_path / "one")["train"], rtol=2e-5
-    )
-    np.testing.assert_allclose(mesh["params.tokens"], one["params.tokens"], rtol=1e-3, atol=1e-4)
+    train_on(options, trained, words, tmp_path, capsys)
     for name in ("one", "mesh"):  # each goes on where the other was
         there = options if name == "one" else []
         resume = ["--resume", str(tmp_path / name), "--steps", "15", *NO_SAMPLE]
@@ -123,6 +112,33 @@ def test_files_are_those_of_one_device_whatever_the_mesh(options, trained, words
     one, mesh = (history(tmp_path / name)["train"] for name in ("one", "mesh"))
     assert len(one) == len(mesh) == 15
     np.testing.assert_allclose(mesh, one, rtol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--mesh", "fsdp=2", "--loss-chunk", "7"],
+        ["--mesh", "data=2", "--loss-chunk", "64"],
+        ["--memory-budget", "300KB"],
+    ],
+    ids=lambda words: words[1],
+)
+def test_chunks_of_the_loss_and_budgets_change_no_file(options, trained, words, tmp_path, capsys):
+    """Their checkpoints are of meshes that others above resume."""
+    train_on(options, trained, words, tmp_path, capsys)
+
+
+def train_on(options, trained, words, folder, capsys):
+    """A run on a mesh, in "mesh" next to the one of one device, whose files it has."""
+    shutil.copytree(trained, folder / "one")
+    assert cli.main([*STEPS, *words("mesh", *options)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{' '.join(options)} --steps 24")
+    one, mesh = (load_file(folder / name / "checkpoint.safetensors") for name in ("one", "mesh"))
+    assert {name: x.shape for name, x in one.items()} == {name: x.shape for name, x in mesh.items()}
+    losses = [history(folder / name)["train"] for name in ("mesh", "one")]
+    np.testing.assert_allclose(*losses, rtol=2e-5)
+    np.testing.assert_allclose(mesh["params.tokens"], one["params.tokens"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -140,8 +156,8 @@ def test_processes_with_divided_parameters(words, tmp_path):
 @pytest.mark.slow
 @needs_mpi
 def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
-    process = start("-n", 2, PROGRAM, *words("run", "--steps", "4000", "--sample-tokens", "0"))
-    seen = [process.stdout.readline() for _ in range(4)]  # the last comes after 200 steps
+    process = start("-n", 2, PROGRAM, *words("run", "--steps", "1000", "--sample-tokens", "0"))
+    seen = [process.stdout.readline() for _ in range(4)]  # the last comes after 50 steps
     assert "step" in seen[3]
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()

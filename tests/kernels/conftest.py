@@ -7,6 +7,7 @@ import pytest
 import blufunc as bf
 from blufunc.kernels.backends.cuda import program as cuda_program
 from tests.emulation import fake_cuda
+from tests.emulation.cuda_machines import Host
 from tests.emulation.emulated_cuda import Device, Emulator
 from tests.kernels.rewrites.test_pointwise_epilogue import always
 
@@ -32,11 +33,17 @@ def small(monkeypatch):
     return fake_cuda.install(monkeypatch)
 
 
+@pytest.fixture(scope="session")
+def host(tmp_path_factory):
+    """A host compiler; what it has compiled serves both orders of warps."""
+    return Host(tmp_path_factory.mktemp("cuda"))
+
+
 @pytest.fixture(
     scope="module", params=["host", "host, backward", pytest.param("device", marks=pytest.mark.gpu)]
 )
-def machine(request, tmp_path_factory):
+def machine(request):
     """Runners of whole CUDA kernels: on the host, in two warp orders, or on a device."""
     if request.param == "device":
         return Device()
-    return Emulator(tmp_path_factory.mktemp("cuda"), "backward" in request.param)
+    return Emulator(request.getfixturevalue("host"), "backward" in request.param)

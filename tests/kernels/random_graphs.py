@@ -7,9 +7,11 @@ a sequence and returns one of its elements: ``random.Random(seed).choice``, or a
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -402,10 +404,15 @@ def graph(args: Sequence[Any], choose: Choose, steps: int, floating: str, intege
 
 def from_seed(seed: int, target: Target, steps: int = 14) -> Case:
     """A program that is the same for the same seed."""
+    return replace(_program(seed, steps), target=target, _schedule=[])
+
+
+@functools.lru_cache(maxsize=128)  # tests run a hundred seeds for one target after the other
+def _program(seed: int, steps: int) -> Case:
     source = random.Random(seed)
     kinds = FLOATS[seed % len(FLOATS)], INTEGERS[seed % len(INTEGERS)]
     args = [from_numpy(x) for x in inputs(np.random.default_rng(seed), source.choice, *kinds)]
     donate = [i for i in range(len(args)) if source.choice([True, False])]
     fresh = source.random()
     fun = lambda *args: graph(args, random.Random(fresh).choice, steps, *kinds)
-    return case(fun, *args, donate=donate, target=target, name=f"the program of seed {seed}")
+    return case(fun, *args, donate=donate, name=f"the program of seed {seed}")

@@ -107,7 +107,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(params=SETTINGS)
+@pytest.fixture
 def target(request, monkeypatch):
     """The target; a small ``ONE_ROW`` makes full reductions of small arrays."""
     made, one_row = SETTINGS[request.param]
@@ -117,6 +117,9 @@ def target(request, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "target", SETTINGS, indirect=True
+)  # all targets of some programs one after the other
 @pytest.mark.parametrize("first", range(0, 20_000 if SWEEP else 600, 100))
 def test_random_graphs_interpreted(first, target):
     """Equal to NumPy, with any donation, and all kernels obey the rules."""
@@ -165,6 +168,7 @@ def test_random_training_steps(first, room, monkeypatch):
 
 @pytest.mark.sampled(1)
 @compiled
+@pytest.mark.parametrize("target", SETTINGS, indirect=True)
 @pytest.mark.parametrize("first", range(0, 4_000 if SWEEP else 80, 80))
 def test_random_graphs_compiled(first, target):
     cases = [random_graphs.from_seed(seed, target, 14) for seed in range(first, first + 80)]

@@ -55,6 +55,9 @@ class Propagation:
         self.nodes: dict[Eqn, Node] = {}
         self._fixed: set[Var] = set(jaxpr.constvars)
         self._all: list[Node] = []
+        self._clock = 0  # number of changes of layouts
+        self._changed: dict[Atom, int] = {}
+        self._visited: dict[Node, int] = {}
         of_parameters = {
             v: layout for v, layout in zip(jaxpr.invars, in_layouts, strict=True) if layout is not None
         }
@@ -69,8 +72,10 @@ class Propagation:
                 if var not in self._fixed:
                     self.layouts[var] = layout
         self._early()
+        self._visited.clear()
         self.layouts.update(first(self._all, of_parameters, said, mesh.explicit))
         self._everywhere()
+        self._visited.clear()
         self.layouts.update(of_parameters | end)
         for atom, layout in zip(jaxpr.outvars, out_layouts, strict=True):
             if layout is not None and isinstance(atom, Var) and self._free(atom):
@@ -170,6 +175,9 @@ class Propagation:
     def _sweep(self, nodes: Iterable[Node]) -> bool:
         changed = False
         for node in nodes:
+            if self._settled(node):
+                continue
+            self._visited[node] = self._clock
             self._decide(node)
             dims = (*node.rule.operands, *node.rule.results)
             for atom, layout in zip(
@@ -178,6 +186,13 @@ class Propagation:
                 if isinstance(atom, Var) and atom not in self._fixed:
                     changed |= self._grow(atom, layout)
         return changed
+
+    def _settled(self, node: Node) -> bool:
+        """True if a visit would change nothing: no layout is new since the last one."""
+        last = self._visited.get(node)
+        if last is None:
+            return False
+        return not any(self._changed.get(a, 0) > last for a in (*node.operands, *node.results))
 
     def _grow(self, var: Var, layout: Layout) -> bool:
         """Shard a value further, as far as ``layout`` does."""
@@ -193,6 +208,8 @@ class Propagation:
         if tuple(grown) == now:
             return False
         self.layouts[var] = tuple(grown)
+        self._clock += 1
+        self._changed[var] = self._clock
         return True
 
     def _decide(self, node: Node) -> None:

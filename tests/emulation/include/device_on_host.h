@@ -53,6 +53,7 @@ static inline uint16_t ptx_to_bf16(float x) {
 }
 
 //# block
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #define __global__
@@ -68,7 +69,9 @@ enum {
   MOST_THREADS = 1024,
   STACK_BYTES = 1 << 16
 };  // of a cluster, of a block, of a thread
-static ucontext_t scheduler, fibers[MOST_BLOCKS * MOST_THREADS];
+// a context makes a fiber; from then on jumps switch to it and back, as they need no call of the system
+static jmp_buf scheduler, fibers[MOST_BLOCKS * MOST_THREADS];
+static bool made[MOST_BLOCKS * MOST_THREADS];
 static char *stacks;
 enum State { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, WAITS_FOR_CLUSTER, DONE };
 static State state[MOST_BLOCKS * MOST_THREADS];
@@ -84,7 +87,7 @@ static unsigned fiber_of(unsigned thread) { return rank * MOST_THREADS + thread;
 
 static void wait(State s) {
   state[self()] = s;
-  swapcontext(&fibers[self()], &scheduler);
+  if (!_setjmp(fibers[self()])) _longjmp(scheduler, 1);
 }
 static void __syncthreads() { wait(WAITS_FOR_BLOCK); }
 static int __syncthreads_or(int vote) {
@@ -217,8 +220,22 @@ typedef void (*Entry)(void *, void *, void *, void *);
 static Entry entry;
 static void *arguments[4];
 static void fiber() {
-  entry(arguments[0], arguments[1], arguments[2], arguments[3]);
-  state[self()] = DONE;
+  for (;;) {  // of a thread of each block in turn
+    entry(arguments[0], arguments[1], arguments[2], arguments[3]);
+    wait(DONE);
+  }
+}
+static void resume() {
+  if (_setjmp(scheduler)) return;
+  const unsigned me = self();
+  if (made[me]) _longjmp(fibers[me], 1);
+  made[me] = true;
+  ucontext_t first;
+  getcontext(&first);
+  first.uc_stack.ss_sp = stacks + size_t(me) * STACK_BYTES;
+  first.uc_stack.ss_size = STACK_BYTES;
+  makecontext(&first, fiber, 0);
+  setcontext(&first);
 }
 static bool some(unsigned start, unsigned end, State s) {
   bool found = false;
@@ -232,26 +249,25 @@ static bool waits(unsigned start, unsigned end, State s) {  // and lets them run
   return true;
 }
 static void begin(unsigned threads) {
-  for (unsigned t = 0; t < threads; ++t) {
-    ucontext_t &fiber_here = fibers[fiber_of(t)];
-    state[fiber_of(t)] = RUNS;
-    getcontext(&fiber_here);
-    fiber_here.uc_stack.ss_sp = stacks + size_t(fiber_of(t)) * STACK_BYTES;
-    fiber_here.uc_stack.ss_size = STACK_BYTES;
-    fiber_here.uc_link = &scheduler;
-    makecontext(&fiber_here, fiber, 0);
-  }
+  for (unsigned t = 0; t < threads; ++t) state[fiber_of(t)] = RUNS;
 }
+extern "C" {
+bool backward;
+}  // whether the last warp of a block goes first: each order finds other barriers that are missing
 static void run(unsigned threads) {  // until all are done, or wait for other blocks
+  const unsigned warps = (threads + 31) / 32;
   waits(0, threads, WAITS_FOR_CLUSTER);
   do {
-    for (unsigned warp = 0; warp < threads; warp += 32) do
+    for (unsigned i = 0; i < warps; ++i) {
+      const unsigned warp = 32 * (backward ? warps - 1 - i : i);
+      do
         for (unsigned t = warp; t < warp + 32; ++t)
           if (state[fiber_of(t)] == RUNS) {
             threadIdx.x = t;
-            swapcontext(&scheduler, &fibers[fiber_of(t)]);
+            resume();
           }
       while (waits(warp, warp + 32, WAITS_FOR_WARP));
+    }
   } while (waits(0, threads, WAITS_FOR_BLOCK));
 }
 extern "C" bool launch(Entry e, unsigned grid, unsigned cluster, unsigned threads, void *a, void *b, void *c,

@@ -1,12 +1,12 @@
 // The instructions of mma.cuh, tma_pipeline.cuh and tile_gemm.cuh on the host, where each thread is a fiber.
 //
 // A copy to shared memory is made, and a matmul of a warpgroup computed, only when it is waited for, so that a wait that is
-// missing is found; or, EAGER, copies for others are made at once, so that what is given back to them too early is found.
+// missing is found; or, if `eager`, copies for others are made at once, so that what is given back to them too early is
+// found.
 // Clusters have one block. SHARED: bytes of shared memory. A_TURNED, B_TURNED: of `multiply`, whether rows of an operand
 // have a term each.
 
 //# instructions
-#include <vector>
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 struct float2 { float x, y; };
@@ -34,42 +34,55 @@ alignas(1024) static unsigned char shared_memory[SHARED];
 extern "C" {
 unsigned long long multiply_adds;
 }  // of warps
-extern "C" void begin() {
+static bool eager;  // not a constant, so that both ways are compiled once
+extern "C" void begin(int eagerly) {
   memset(shared_memory, 0xff, sizeof shared_memory);  // NaN, of all our types
   multiply_adds = 0;
+  eager = eagerly;
 }
 
 static unsigned shared_address(const void *p) { return (const unsigned char *)p - shared_memory; }
+// what is not done yet; its methods are few, as g++ takes long over the ones of std::vector
+template<class T, unsigned MOST> struct List {
+  T items[MOST];
+  unsigned count;
+  void add(const T &x) {
+    if (count == MOST) __builtin_trap();
+    items[count++] = x;
+  }
+  T *begin() { return items; }
+  T *end() { return items + count; }
+};
 struct TileCopy {
   unsigned to;
   const void *from;
   bool inside;
+  unsigned group;  // which ends with a later end_of_copies
 };
-static std::vector<std::vector<TileCopy>>
-    tile_copies[1024];  // of each thread; the last vector is not ended yet
+static List<TileCopy, 256> tile_copies[1024];  // of each thread
+static unsigned copy_groups[1024];
 static void copy16(unsigned to, const void *from, bool inside) {
-  auto &mine = tile_copies[threadIdx.x];
-  if (mine.empty()) mine.emplace_back();
-  mine.back().push_back({to, from, inside});
+  tile_copies[threadIdx.x].add({to, from, inside, copy_groups[threadIdx.x]});
 }
-static void end_of_copies() {
-  auto &mine = tile_copies[threadIdx.x];
-  mine.resize(mine.size() + (mine.empty() ? 2 : 1));
+static void end_of_copies() { ++copy_groups[threadIdx.x]; }
+static void make(const TileCopy &c) {
+  if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
+  else memset(shared_memory + c.to, 0, 16);
 }
-template<int LEFT> static void wait_for_copies() {
+static void make_tile_copies(unsigned left) {
   auto &mine = tile_copies[threadIdx.x];
-  while (mine.size() > LEFT + 1) {
-    for (auto &c : mine.front())
-      if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
-      else memset(shared_memory + c.to, 0, 16);
-    mine.erase(mine.begin());
-  }
+  unsigned kept = 0;
+  for (const TileCopy &c : mine)
+    if (copy_groups[threadIdx.x] - c.group > left) make(c);
+    else mine.items[kept++] = c;
+  mine.count = kept;
 }
+template<int LEFT> static void wait_for_copies() { make_tile_copies(LEFT); }
 
 static unsigned operands[1024][6];
 static void load(unsigned (&r)[4], unsigned from, bool transposed) {
   const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
-  if (EAGER) wait(WAITS_FOR_CLUSTER);  // all others go as far as they can before this is read
+  if (eager) wait(WAITS_FOR_CLUSTER);  // all others go as far as they can before this is read
   operands[threadIdx.x][0] = from;
   wait(WAITS_FOR_WARP);
   for (int i = 0; i < 4; ++i) {
@@ -107,77 +120,96 @@ static float exp2_fast(float x) { return exp2f(x); }
 
 //# wgmma
 static void fence_for_products() {}
-#include <functional>
-static std::vector<std::vector<std::function<void()>>>
-    products[1024];  // of each thread; the last vector is not ended
-static std::vector<std::function<void()>> &begun_products() {
-  auto &mine = products[threadIdx.x];
-  if (mine.empty()) mine.emplace_back();
-  return mine.back();
+// of N sums of four: a function of no template computes it, as g++ takes long over many instances
+struct Product {
+  void (*make)(const Product &);
+  float (*sums)[4];
+  int n;
+  const unsigned *held;  // the left operand in registers, or not
+  unsigned long long a, b;
+  bool add;
+  unsigned group;
+};
+static List<Product, 256> products[1024];  // of each thread
+static unsigned product_groups[1024];
+static void begin_product(Product p) {
+  p.group = product_groups[threadIdx.x];
+  products[threadIdx.x].add(p);
 }
 static void begin_products() {}
-static void end_of_products() {
-  begun_products();
-  products[threadIdx.x].emplace_back();
-}
-template<int LEFT> static void wait_for_groups() {
+static void end_of_products() { ++product_groups[threadIdx.x]; }
+static void make_products(unsigned left) {
   auto &mine = products[threadIdx.x];
-  if (EAGER) wait(WAITS_FOR_CLUSTER);  // all others go as far as they can before products are computed
-  while (mine.size() > LEFT + 1) {
-    for (auto &product : mine.front()) product();
-    mine.erase(mine.begin());
+  if (eager) wait(WAITS_FOR_CLUSTER);  // all others go as far as they can before products are computed
+  unsigned made = 0;                   // all groups but the last ones
+  while (made < mine.count && product_groups[threadIdx.x] - mine.items[made].group > left) {
+    const Product &p = mine.items[made++];
+    p.make(p);
   }
+  mine.count -= made;
+  memmove(mine.items, mine.items + made, mine.count * sizeof(Product));
 }
+template<int LEFT> static void wait_for_groups() { make_products(LEFT); }
 static void settle(float &) {}
 // an element of an operand, as PTX describes it: K-major, or transposed, in groups of eight rows
-template<bool TRANSPOSED> static float described_element(unsigned long long b, unsigned k, unsigned n) {
+static float described_element(bool transposed, unsigned long long b, unsigned k, unsigned n) {
   const unsigned start = (b & 0x3fff) << 4, panels = (b >> 16 & 0x3fff) << 4,
                  groups = (b >> 32 & 0x3fff) << 4;
-  const unsigned chunks = 16 >> (b >> 62), width = chunks * 8;  // of a row, in 16 bytes and in elements
-  unsigned at = TRANSPOSED ? start + n / width * panels + n % width * 2 + k / 8 * groups + k % 8 * chunks * 16
+  const unsigned log = 4 - (b >> 62), chunks = 1 << log;  // of a row, in 16 bytes
+  const unsigned panel = n >> (log + 3), element = n & (chunks * 8 - 1);
+  unsigned at = transposed ? start + panel * panels + element * 2 + k / 8 * groups + k % 8 * chunks * 16
                            : start + n / 8 * groups + n % 8 * chunks * 16 + k * 2;
   at ^= (at >> 7 & (chunks - 1)) << 4;
   uint16_t bits;
   memcpy(&bits, shared_memory + at, 2);
   return low_half(bits);
 }
-template<bool TURNED, int N>
-static void times_shared_now(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
+static void times_shared(const Product &p, bool a_turned, bool b_turned) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-  for (int n = 0; n < N; ++n)
-    for (int i = 0; i < 4; ++i) {
-      if (!add) c[n][i] = 0;
-      for (int k = 0; k < 16; ++k)
-        c[n][i] += described_element<TURNED>(a, k, row + i / 2 * 8) *
-                   described_element<TURNED>(b, k, n * 8 + lane % 4 * 2 + i % 2);
+  float left[2][16];
+  for (int k = 0; k < 16; ++k)
+    for (int i = 0; i < 2; ++i) left[i][k] = described_element(a_turned, p.a, k, row + i * 8);
+  for (int n = 0; n < p.n; ++n)
+    for (int j = 0; j < 2; ++j) {
+      float &c0 = p.sums[n][j], &c1 = p.sums[n][2 + j];
+      if (!p.add) c0 = c1 = 0;
+      for (int k = 0; k < 16; ++k) {
+        const float y = described_element(b_turned, p.b, k, n * 8 + lane % 4 * 2 + j);
+        c0 += left[0][k] * y;
+        c1 += left[1][k] * y;
+      }
     }
 }
 template<int N>
 static void group_times_rows(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
-  begun_products().push_back([&c, a, b, add] { times_shared_now<false>(c, a, b, add); });
+  begin_product({[](const Product &p) { times_shared(p, false, false); }, c, N, nullptr, a, b, add, 0});
 }
 template<int N>
 static void group_times_turned(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
-  begun_products().push_back([&c, a, b, add] { times_shared_now<true>(c, a, b, add); });
+  begin_product({[](const Product &p) { times_shared(p, true, true); }, c, N, nullptr, a, b, add, 0});
 }
-template<int N>
-static void times_columns_now(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b) {
+static void times_columns(const Product &p) {
   const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
-  for (int i = 0; i < 4; ++i) operands[threadIdx.x][i] = a[i];
+  for (int i = 0; i < 4; ++i) operands[threadIdx.x][i] = p.held[i];
   wait(WAITS_FOR_WARP);
-  for (int n = 0; n < N; ++n)
-    for (int i = 0; i < 4; ++i) {
-      for (int k = 0; k < 16; ++k) {
-        unsigned x = operands[warp + lane / 4 * 4 + k % 8 / 2][i / 2 + k / 8 * 2];
-        float y = described_element<true>(b, k, n * 8 + lane % 4 * 2 + i % 2);
-        c[n][i] += (k % 2 ? high_half(x) : low_half(x)) * y;
-      }
+  float left[2][16];
+  for (int k = 0; k < 16; ++k)
+    for (int i = 0; i < 2; ++i) {
+      const unsigned x = operands[warp + lane / 4 * 4 + k % 8 / 2][i + k / 8 * 2];
+      left[i][k] = k % 2 ? high_half(x) : low_half(x);
     }
+  for (int n = 0; n < p.n; ++n)
+    for (int j = 0; j < 2; ++j)
+      for (int k = 0; k < 16; ++k) {
+        const float y = described_element(true, p.b, k, n * 8 + lane % 4 * 2 + j);
+        p.sums[n][j] += left[0][k] * y;
+        p.sums[n][2 + j] += left[1][k] * y;
+      }
   wait(WAITS_FOR_WARP);
 }
 template<int N>
 static void group_times_columns(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b) {
-  begun_products().push_back([&c, &a, b] { times_columns_now(c, a, b); });
+  begin_product({times_columns, c, N, a, 0, b, true, 0});
 }
 
 //# pipeline
@@ -212,11 +244,11 @@ struct BoxCopy {
   int at[4];
   barrier *behind;
 };
-static std::vector<BoxCopy> boxes;
+static List<BoxCopy, 256> boxes;
 static void make(const BoxCopy &copy);
 static void begin(const BoxCopy &copy) {
-  if (EAGER) make(copy);
-  else boxes.push_back(copy);
+  if (eager) make(copy);
+  else boxes.add(copy);
 }
 static void copy_box(unsigned to, const TensorMap &map, int i0, int i1, int i2, int i3, barrier *b) {
   begin({to, map, {i0, i1, i2, i3}, b});
@@ -247,39 +279,39 @@ static void make(const BoxCopy &copy) {
     }
   count(copy.behind, 0, -int(map.box[2] * row));
 }
-// so are those that a thread has begun, one by one
-struct TileCopies {
-  std::vector<TileCopy> copies;
+// so are those that a thread has begun, one by one, and then it arrives
+struct Begun {
+  TileCopy copy;
+  bool arrives;  // in place of a copy
   barrier *behind;
 };
-static std::vector<TileCopies> begun_by_threads;
-static void make_begun(barrier *b);
+static List<Begun, 1 << 16> begun_by_threads;
+static void make_begun(barrier *b) {
+  unsigned kept = 0;
+  for (const Begun &x : begun_by_threads)
+    if (x.behind != b) begun_by_threads.items[kept++] = x;
+    else if (x.arrives) count(b, 1, 0);
+    else make(x.copy);
+  begun_by_threads.count = kept;
+}
 static void arrive_behind_copies(barrier *b) {
   auto &mine = tile_copies[threadIdx.x];
-  if (mine.empty()) mine.emplace_back();
-  begun_by_threads.push_back({mine.back(), b});
-  mine.back().clear();
-  if (EAGER) make_begun(b);
-}
-static void make_begun(barrier *b) {
-  std::vector<TileCopies> kept;
-  for (auto &begun : begun_by_threads)
-    if (begun.behind == b) {
-      for (auto &c : begun.copies)
-        if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
-        else memset(shared_memory + c.to, 0, 16);
-      count(b, 1, 0);
-    } else kept.push_back(begun);
-  begun_by_threads = kept;
+  unsigned kept = 0;
+  for (const TileCopy &c : mine)
+    if (c.group == copy_groups[threadIdx.x]) begun_by_threads.add({c, false, b});
+    else mine.items[kept++] = c;
+  mine.count = kept;
+  begun_by_threads.add({{}, true, b});
+  if (eager) make_begun(b);
 }
 static void wait_for(barrier *b, unsigned odd) {
   const volatile uint16_t &turn = ((Counts *)b)->turn;
   while (turn % 2 == odd) {
-    std::vector<BoxCopy> kept;
-    for (auto &copy : boxes)
+    unsigned kept = 0;
+    for (const BoxCopy &copy : boxes)
       if (copy.behind == b) make(copy);
-      else kept.push_back(copy);
-    boxes = kept;
+      else boxes.items[kept++] = copy;
+    boxes.count = kept;
     make_begun(b);
     if (turn % 2 == odd) wait(WAITS_FOR_CLUSTER);
   }
@@ -302,19 +334,8 @@ template<int> static void leave_registers() {}
 template<int> static void take_registers() {}
 
 //# shared_products
-template<int N>
-static void multiply_now(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
-  for (int n = 0; n < N; ++n)
-    for (int i = 0; i < 4; ++i) {
-      if (!add) c[n][i] = 0;
-      for (int k = 0; k < 16; ++k)
-        c[n][i] += described_element<A_TURNED>(a, k, row + i / 2 * 8) *
-                   described_element<B_TURNED>(b, k, n * 8 + lane % 4 * 2 + i % 2);
-    }
-}
 template<int N> static void multiply(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
-  begun_products().push_back([&c, a, b, add] { multiply_now(c, a, b, add); });
+  begin_product({[](const Product &p) { times_shared(p, A_TURNED, B_TURNED); }, c, N, nullptr, a, b, add, 0});
 }
 // of a cluster of one block
 static void copy_box_to_all(unsigned to, const TensorMap &map, int i0, int i2, barrier *b) {

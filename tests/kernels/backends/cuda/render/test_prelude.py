@@ -26,6 +26,7 @@ from tests.emulation.cuda_cases import (
     convertible,
 )
 from tests.emulation.cuda_machines import Host, launch, needs_nvrtc
+from tests.pairwise import pairwise
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
@@ -72,22 +73,19 @@ def test_parts_come_after_what_they_use():
 # -- compiling -------------------------------------------------------------------------------------
 
 
-def sources():
-    for dtype in C_TYPES:
-        yield f"functions of {dtype}", "".join(case.kernel() for case in cases(dtype))
-        yield f"conversions of {dtype}", conversions(dtype, "__global__ void")
-    yield "cooperative", cuda_blocks.cooperative(256)
-    yield "moves", cuda_blocks.moves()
-    yield "last", cuda_blocks.LAST
-
-
-SOURCES = dict(sources())
+KINDS = {
+    "functions": lambda dtype: "".join(case.kernel() for case in cases(dtype)),
+    "conversions": lambda dtype: conversions(dtype, "__global__ void"),
+}
+BLOCKS = {"cooperative": cuda_blocks.cooperative(256), "moves": cuda_blocks.moves(), "last": cuda_blocks.LAST}
+SOURCES = {f"{kind} of {dtype}": KINDS[kind](dtype) for dtype in C_TYPES for kind in KINDS} | BLOCKS
+COMPILED = [(f"{kind} of {dtype}", arch) for dtype, kind, arch in pairwise(C_TYPES, KINDS, ARCHITECTURES)]
+COMPILED += [(name, arch) for name in BLOCKS for arch in ARCHITECTURES]
 
 
 @pytest.mark.sampled(6)
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("what", SOURCES)
+@pytest.mark.parametrize("what, arch", COMPILED)
 def test_compiles_without_spills(what, arch):
     found = resources(nvrtc.build(DEVICE.with_prelude(SOURCES[what]), arch))
     assert len(found) == SOURCES[what].count("__global__")

@@ -1,6 +1,8 @@
 """Rows that several loops read: staged by a block, kept by a cluster, or reread."""
 
+import functools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -224,18 +226,41 @@ CLUSTERED = {
 """Rows of 132 kB."""
 
 
+CLUSTER_LIMITS = [((99, 8), 3), ((72, 4), 4), ((24, 8), 8), ((24, 4), 1)]
+"""Shared memory in kilobytes, most blocks of a cluster, and its blocks."""
+
+
+@pytest.fixture(scope="module")
+def clustered(machine):
+    """Of a name: kernel, places and schedules, results; all limits in one library."""
+
+    @functools.cache
+    def of(name):
+        (kernel,) = kernels(*CLUSTERED[name])
+        same = [p for p in same_place(kernel) if p[0].size == kernel.buffers[0].size][:1]
+        found = {}
+        for limits, _ in CLUSTER_LIMITS:
+            for in_place in (False, True):
+                pairs = same if in_place else []
+                named = replace(kernel, name=f"{kernel.name}_{len(found)}")
+                at = [into.name for _, into in pairs]
+                found[limits, in_place] = pairs, schedule(named, at, Limits(limits[0] << 10, limits[1]))
+        want = arrays_for(kernel)
+        interpret(kernel, want)
+        return kernel, found, want, machine.compile([made for _, made in found.values()])
+
+    return of
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("limits, cluster", [((99, 8), 3), ((72, 4), 4), ((24, 8), 8), ((24, 4), 1)])
+@pytest.mark.parametrize("limits, cluster", CLUSTER_LIMITS)
 @pytest.mark.parametrize("name", CLUSTERED)
-def test_rows_too_long_for_a_block_are_kept_by_a_cluster(machine, name, limits, cluster, in_place):
+def test_rows_too_long_for_a_block_are_kept_by_a_cluster(machine, clustered, name, limits, cluster, in_place):
     """If a cluster has space; results are the same wherever the row is stored."""
-    (kernel,) = kernels(*CLUSTERED[name])
-    pairs = [p for p in same_place(kernel) if p[0].size == kernel.buffers[0].size][:1] if in_place else []
-    made = schedule(kernel, [into.name for _, into in pairs], Limits(limits[0] << 10, limits[1]))
-    library = machine.compile([made])
-    got, want = arrays_for(kernel, pairs), arrays_for(kernel)
-    interpret(kernel, want)
+    kernel, found, want, library = clustered(name)
+    pairs, made = found[limits, in_place]
+    got = arrays_for(kernel, pairs)
     launch(machine, library, made, got)
     agree(kernel, got, want)
     assert made.mapping.cluster == cluster
