@@ -242,7 +242,7 @@ def close(got, want, masked=False):
         assert g.shape == w.shape and g.dtype == w.dtype
         known = ~np.isnan(w.astype(np.float64))
         g, w = (x[known].astype(np.float64) if masked else x.astype(np.float64) for x in (g, w))
-        size = np.max(np.abs(w), initial=1e-6, where=~np.isnan(w))
+        size = np.max(np.abs(w), initial=1e-4, where=~np.isnan(w))
         np.testing.assert_allclose(g, w, atol=6e-2 * size)
 
 

@@ -135,7 +135,8 @@ def agree(mapped, whole, args, tol=2e-4):
         lambda f: lambda *args: bf.jvp(weighted(f), args, tuple(bnp.cos(a) for a in args)),
     ):
         for got, expected in zip(derive(mapped)(*args), derive(whole)(*args), strict=True):
-            np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=tol, atol=tol)
+            atol = tol * max(1, float(np.abs(expected).max()))  # elements are sums of others as large
+            np.testing.assert_allclose(np.asarray(got), np.asarray(expected), rtol=tol, atol=atol)
 
 
 @pytest.mark.parametrize("w_spec", [P(), P("x")], ids=["whole", "gathered"])

@@ -169,6 +169,7 @@ def test_numpy_calls_have_no_plan(arguments, monkeypatch):
 @compiled
 def test_small_programs_are_compiled_for_a_budget(monkeypatch):
     monkeypatch.setattr(bf.config, "host_compiler", "auto")
+    monkeypatch.setattr(toolchain, "WORTH_CALLING", 1000)
     args = [bnp.ones((8, 8)) / 9] * LAYERS, bnp.ones((64, 8))
     assert bf.jit(bf.grad(loss)).lower(*args).memory.why_not_compiled
     step, _ = tight(bf.grad(loss), *args, share=0.9)

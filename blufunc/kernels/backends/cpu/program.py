@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import functools
 import operator
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,8 +30,8 @@ from blufunc.core.primitives.rule_errors import impl_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cpu.blas import one_thread_each, product_into
-from blufunc.kernels.backends.cpu.native.driver import Driver
-from blufunc.kernels.backends.cpu.native.run import Caller, HostCall, entry
+from blufunc.kernels.backends.cpu.native.driver import Driver, is_whole
+from blufunc.kernels.backends.cpu.native.run import Caller, HostCall, Whole, entry
 from blufunc.kernels.backends.cpu.planning import is_native, layout_of, planned
 from blufunc.kernels.backends.cpu.renderer import render_many
 from blufunc.kernels.backends.numpy.program import Program
@@ -71,17 +72,23 @@ class HostProgram:
         self.arenas = _Arenas(self.schedule.plan.arena_bytes)
         functions = {s: getattr(library, n) for s, n in made.names.items()}
         self.run = Runner(self.schedule, functions, compiler, made.calls)
-        self.calls = ignoring_fp_errors_in_callbacks if calls_back(self.jaxpr) else ignoring_fp_errors
         self.blas = one_thread_each if self.run.calls_blas else contextlib.nullcontext()
+        self.whole: Whole | None = None
+        if made.whole and not config.shows("launch"):
+            threads = toolchain.threads if _THREADS.search(self.text) else None
+            self.whole = Whole(library.program, self.schedule, self.run.caller, threads)  # type: ignore[union-attr]
+        self.is_native = self.whole is not None and not made.calls
+        calls = not self.is_native and calls_back(self.jaxpr)
+        self.calls = ignoring_fp_errors_in_callbacks if calls else ignoring_fp_errors
 
     def __call__(self, buffers: list) -> tuple:
         arrays = [_in_order(b) for b in buffers]
         buffers.clear()
-        return self.calls(self._run, arrays)
+        return self._run(arrays) if self.is_native else self.calls(self._run, arrays)
 
     def _run(self, arrays: list) -> tuple:
         with self.arenas as arena, self.blas:
-            return self.run(arrays, arena)
+            return self.run(arrays, arena) if self.whole is None else self.whole(arrays, address_of(arena))
 
     def source(self) -> str:
         """Generated C++ source."""
@@ -98,6 +105,10 @@ class HostProgram:
         return medians(names, runs[1:])  # discard the first run: it touches new memory
 
 
+_THREADS = re.compile(r"#pragma omp parallel|gemm_\w+\(.*run->threads")
+"""Code that may use more than one thread."""
+
+
 class Prepared(NamedTuple):
     """The part of a program that the disk cache stores: all but the library.
 
@@ -107,6 +118,7 @@ class Prepared(NamedTuple):
       names: function name of each kernel step and native step, by index.
       calls: steps that native steps run in Python.
       products: dtypes of the matmuls in native steps.
+      whole: whether all its steps are native, and the library has a function ``program``.
     """
 
     schedule: Schedule
@@ -114,6 +126,7 @@ class Prepared(NamedTuple):
     names: dict[int, str]
     calls: list[HostCall]
     products: list[str]
+    whole: bool
 
 
 def prepared(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Prepared:
@@ -226,7 +239,7 @@ def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
     return jaxpr.memoised("host body", make)
 
 
-def source_of(schedule: Schedule) -> tuple[str, dict[int, str], list[HostCall], list[str]]:
+def source_of(schedule: Schedule) -> tuple[str, dict[int, str], list[HostCall], list[str], bool]:
     """One C++ source with each distinct kernel once; the other fields of ``Prepared``."""
     known: dict[tuple, str] = {}
     taken: dict[str, int] = {}
@@ -246,13 +259,16 @@ def source_of(schedule: Schedule) -> tuple[str, dict[int, str], list[HostCall], 
             names[i] = name_of(step.kernel)
         elif isinstance(step, OpaqueStep) and is_native(step.eqn):
             native[i] = step
-    if not native:
-        return render_many(kernels) if names else "", names, [], []
+    whole = bool(names or native) and is_whole(schedule)
+    if not (native or whole):
+        return render_many(kernels) if names else "", names, [], [], False
     exported = {*names.values()}
     driver = Driver(name_of)
     names.update({i: driver.entry(step, schedule.values) for i, step in native.items()})
+    if whole:
+        driver.program(schedule)
     text = render_many(kernels, driver.source(), {*known.values()} - exported)
-    return text, names, driver.calls, sorted(driver.uses_gemm)
+    return text, names, driver.calls, sorted(driver.uses_gemm), whole
 
 
 class _Arenas:

@@ -38,6 +38,11 @@ static inline int interrupted(Run *run, int64_t cost) {
   return (run->left -= cost) < 0 && check_signals(run);
 }
 
+// The first element of a NumPy array, whose address follows the header of the Python object.
+template<int HEADER> static inline char *data_of(const void *array) {
+  return *(char *const *)((const char *)array + HEADER);
+}
+
 static inline void copy(char *to, const char *from, size_t bytes) {
   if (to != from) memcpy(to, from, bytes);
 }

@@ -96,6 +96,17 @@ class Driver:
         )
         return name
 
+    def program(self, made: Schedule) -> None:
+        """The exported function ``program``: of arrays, an arena and the run."""
+        body = self.body(made, [])
+        n, m, data = len(made.inputs), len(made.outputs), f"data_of<{object.__basicsize__}>"
+        head = 'extern "C" int program(const void *const *arguments, const void *const *results, char *arena, Run *run)'
+        lines = [f"char *in[{max(n, 1)}], *out[{max(m, 1)}];"]
+        lines.append(f"for (int i = 0; i < {n}; ++i) in[i] = {data}(arguments[i]);")
+        lines.append(f"for (int i = 0; i < {m}; ++i) out[i] = {data}(results[i]);")
+        lines += ["run->state = run->save();", f"const int code = {body}(arena, in, out, run);"]
+        self.functions.append(_function(head, [*lines, "run->restore(run->state);", "return code;"], ""))
+
     def update(
         self, step: OpaqueStep, values: Sequence[Any], places: Sequence[str], result: str
     ) -> list[str]:
@@ -229,6 +240,33 @@ class Driver:
         data = np.ascontiguousarray(array).tobytes()
         name = self.constants.setdefault(data, f"constant_{len(self.constants)}")
         return f"(char *){name}"
+
+
+def is_whole(made: Schedule) -> bool:
+    """True if all steps of a program are native, and results in their own memory."""
+    for step in made.steps:
+        if isinstance(step, KernelStep):
+            continue
+        assert isinstance(step, OpaqueStep)
+        eqn = step.eqn
+        matmul = (
+            eqn.prim is dot_general_p and step.planned and gemm.layout_of_step(step, made.values) is not None
+        )
+        barrier = (
+            eqn.prim is optimization_barrier_p and not step.planned and not is_replaced(eqn.prim, "impl")
+        )
+        if not (matmul or barrier or planning.is_native(eqn)):
+            return False
+    return all(isinstance(o, Literal) or o in made.inputs or _is_returned(made, o) for o in made.outputs)
+
+
+def _is_returned(made: Schedule, o: int) -> bool:
+    place = made.place(o)
+    if place is None or place.offset or o in made.aliases:
+        return False
+    if place.space == "output":
+        return place.owner == o
+    return place.space == "argument" and planning.bytes_of(made, o) == planning.bytes_of(made, place.owner)
 
 
 class _Body:

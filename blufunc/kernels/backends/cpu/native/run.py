@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ir.jaxpr import Eqn, Literal
 from blufunc.core.primitives.effects import eqn_calls_back
 from blufunc.kernels.loopir.access_map import view
+from blufunc.kernels.schedule import Schedule
 
 
 class HostCall(NamedTuple):
@@ -84,11 +85,14 @@ class Caller:
         ]
 
     def __call__(self, function: Callable, operands: Any, results: Any, scratch: int, threads: int) -> None:
-        number = next(self.numbers)
-        run = Run(*self.addresses, None, number, threads, 0, 0)
-        code = function(operands, results, scratch, ctypes.byref(run))
-        if code:
-            raise self.raised.pop(number)
+        run = self.run()
+        run.threads = threads
+        if function(operands, results, scratch, ctypes.byref(run)):
+            raise self.raised.pop(run.call)
+
+    def run(self) -> Run:
+        """The state of a new call."""
+        return Run(*self.addresses, None, next(self.numbers), 1, 0, 0)
 
     def answer(self, call: int, step: int, addresses: Any) -> int:
         """Run one step; 0 if it raises nothing."""
@@ -130,6 +134,61 @@ def _step(call: HostCall, function: Callable[[list], Sequence]) -> Callable[[Any
                 arrays(address)[...] = result
 
     return run
+
+
+class Whole:
+    """Calls the function of a whole program.
+
+    Args:
+      function: ``program`` of its library.
+      made: its schedule.
+      caller: of its steps in Python.
+      threads: gives the maximum number of threads of a call; None: one.
+    """
+
+    def __init__(self, function: Any, made: Schedule, caller: Caller, threads: Callable[[], int] | None):
+        self.call, self.caller, self.threads = entry(function), caller, threads
+        self.arguments = ctypes.c_void_p * max(len(made.inputs), 1)
+        self.results = ctypes.c_void_p * max(len(made.outputs), 1)
+        self.makers = [_maker(made, o) for o in made.outputs]
+        first = {o: n for n, o in reversed([*enumerate(made.outputs)]) if isinstance(o, int)}
+        self.repeated = [
+            (n, first[o]) for n, o in enumerate(made.outputs) if isinstance(o, int) and first[o] != n
+        ]
+        self.free: list[Run] = []  # of calls that have ended
+
+    def __call__(self, arrays: list[np.ndarray], arena: int) -> tuple:
+        made = [make(arrays) for make in self.makers]
+        run = self.free.pop() if self.free else self.caller.run()
+        if self.threads is not None:
+            run.threads = self.threads()
+        arguments, results = self.arguments(*map(id, arrays)), self.results(*map(id, made))
+        if self.call(arguments, results, arena, ctypes.byref(run)):
+            raise self.caller.raised.pop(run.call)
+        self.free.append(run)
+        for n, first in self.repeated:
+            made[n] = made[first].copy()
+        return tuple(made)
+
+
+def _maker(made: Schedule, o: Literal | int) -> Callable[[list[np.ndarray]], np.ndarray]:
+    """From the arguments to the array of a result, before the program runs."""
+    if isinstance(o, Literal):
+        value = np.asarray(o.array)
+        return lambda arguments: np.array(value)
+    if o in made.inputs:
+        which = made.inputs.index(o)
+        return lambda arguments: np.array(arguments[which], order="C")
+    place, aval = made.place(o), made.values[o].aval  # type: ignore[union-attr]
+    assert place is not None
+    shape, dtype = aval.shape, aval.dtype
+    if place.space == "output":
+        return lambda arguments: np.empty(shape, dtype)
+    which = made.inputs.index(place.owner)  # a donated argument, whose memory the result takes
+    given = made.values[place.owner].aval  # type: ignore[union-attr]
+    if given.shape == shape and given.dtype == dtype:
+        return lambda arguments: arguments[which]
+    return lambda arguments: arguments[which].reshape(-1).view(np.uint8).view(dtype).reshape(shape)
 
 
 class _Arrays:
