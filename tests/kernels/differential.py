@@ -23,8 +23,9 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.pytree import tree
 from blufunc.kernels.backends.cpu import toolchain
+from blufunc.kernels.backends.cpu.native.run import aligned
 from blufunc.kernels.backends.cpu.planning import HOST
-from blufunc.kernels.backends.cpu.program import Runner, aligned
+from blufunc.kernels.backends.cpu.program import Runner
 from blufunc.kernels.backends.cpu.renderer import render_many
 from blufunc.kernels.backends.numpy.program import Program
 from blufunc.kernels.loopir.ir import Buffer, Kernel

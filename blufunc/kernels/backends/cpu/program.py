@@ -31,7 +31,7 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cpu.blas import one_thread_each, product_into
 from blufunc.kernels.backends.cpu.native.driver import Driver, is_whole
-from blufunc.kernels.backends.cpu.native.run import Caller, HostCall, Whole, entry
+from blufunc.kernels.backends.cpu.native.run import Caller, HostCall, Whole, address_of, aligned, entry
 from blufunc.kernels.backends.cpu.planning import is_native, layout_of, planned
 from blufunc.kernels.backends.cpu.renderer import render_many
 from blufunc.kernels.backends.numpy.program import Program
@@ -84,11 +84,13 @@ class HostProgram:
     def __call__(self, buffers: list) -> tuple:
         arrays = [_in_order(b) for b in buffers]
         buffers.clear()
-        return self._run(arrays) if self.is_native else self.calls(self._run, arrays)
+        if self.whole is None:
+            return self.calls(self._run, arrays)
+        return self.whole(arrays) if self.is_native else self.calls(self.whole, arrays)
 
     def _run(self, arrays: list) -> tuple:
         with self.arenas as arena, self.blas:
-            return self.run(arrays, arena) if self.whole is None else self.whole(arrays, address_of(arena))
+            return self.run(arrays, arena)
 
     def source(self) -> str:
         """Generated C++ source."""
@@ -291,18 +293,6 @@ class _Arenas:
     def __exit__(self, *exc) -> None:
         self.free.append(self.local.stack.pop())
         del self.free[1:]
-
-
-def aligned(nbytes: int) -> np.ndarray:
-    """Bytes aligned to 64."""
-    raw = np.empty(nbytes + 64, np.uint8)
-    start = -address_of(raw) % 64
-    return raw[start : start + nbytes]
-
-
-def address_of(x: np.ndarray) -> int:
-    """Address of an array's first element."""
-    return x.__array_interface__["data"][0]
 
 
 class Runner:

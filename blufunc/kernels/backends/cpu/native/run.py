@@ -155,20 +155,48 @@ class Whole:
         self.repeated = [
             (n, first[o]) for n, o in enumerate(made.outputs) if isinstance(o, int) and first[o] != n
         ]
-        self.free: list[Run] = []  # of calls that have ended
+        self.arena_bytes = made.plan.arena_bytes
+        self.free: list[_State] = []  # of calls that have ended; concurrent ones make more
 
-    def __call__(self, arrays: list[np.ndarray], arena: int) -> tuple:
+    def __call__(self, arrays: list[np.ndarray]) -> tuple:
         made = [make(arrays) for make in self.makers]
-        run = self.free.pop() if self.free else self.caller.run()
+        try:
+            state = self.free.pop()
+        except IndexError:
+            state = _State(self.caller.run(), self.arena_bytes)
         if self.threads is not None:
-            run.threads = self.threads()
+            state.run.threads = self.threads()
         arguments, results = self.arguments(*map(id, arrays)), self.results(*map(id, made))
-        if self.call(arguments, results, arena, ctypes.byref(run)):
-            raise self.caller.raised.pop(run.call)
-        self.free.append(run)
+        if self.call(arguments, results, state.address, state.pointer):
+            raise self.caller.raised.pop(state.run.call)
+        if not self.free:
+            self.free.append(state)
         for n, first in self.repeated:
             made[n] = made[first].copy()
         return tuple(made)
+
+
+class _State:
+    """What a call needs besides its arguments: an arena and the run."""
+
+    __slots__ = ("address", "arena", "pointer", "run")
+
+    def __init__(self, run: Run, arena_bytes: int):
+        self.run, self.pointer = run, ctypes.byref(run)
+        self.arena = aligned(arena_bytes)
+        self.address = address_of(self.arena)
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """Bytes aligned to 64."""
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -address_of(raw) % 64
+    return raw[start : start + nbytes]
+
+
+def address_of(x: np.ndarray) -> int:
+    """Address of an array's first element."""
+    return x.__array_interface__["data"][0]
 
 
 def _maker(made: Schedule, o: Literal | int) -> Callable[[list[np.ndarray]], np.ndarray]:
