@@ -177,7 +177,7 @@ class Whole:
 
 
 class _State:
-    """What a call needs besides its arguments: an arena and the run."""
+    """State of a call besides its arguments: an arena and the run."""
 
     __slots__ = ("address", "arena", "pointer", "run")
 
