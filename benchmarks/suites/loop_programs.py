@@ -113,10 +113,13 @@ def lstm(lib: Any, steps: int = 100, batch: int = 8, width: int = 64) -> Program
     return functools.partial(_lstm, lib), _lstm_arguments(steps, batch, width)
 
 
-def lstm_gradient(lib: Any, steps: int = 100, batch: int = 8, width: int = 64) -> Program:
+def lstm_gradient(
+    lib: Any, steps: int = 100, batch: int = 8, width: int = 64, dtype: str = "float32"
+) -> Program:
     """Gradient of an LSTM in its weights."""
-    loss = lambda w, u, b, xs: (_lstm(lib, w, u, b, xs) ** 2).mean()
-    return lib.grad(loss, argnums=(0, 1, 2)), _lstm_arguments(steps, batch, width)
+    loss = lambda w, u, b, xs: (_lstm(lib, w, u, b, xs).astype("float32") ** 2).mean()
+    args = tuple(lib.numpy.asarray(a).astype(dtype) for a in _lstm_arguments(steps, batch, width))
+    return lib.grad(loss, argnums=(0, 1, 2)), args
 
 
 def decoder(lib: Any, tokens: int = 64, width: int = 128, heads: int = 4, vocab: int = 256) -> Program:
@@ -311,3 +314,12 @@ PROGRAMS: dict[str, Callable[[Any], Program]] = {
     "Collatz, vmap of while": sieve,
     "switch in a scan": branches,
 }
+
+GPU_PROGRAMS: dict[str, Callable[[Any], Program]] = {
+    "Lorenz, 1,024 systems, 10,000 steps": functools.partial(lorenz, shape=(1_024,)),
+    "LSTM 512 x 64 x 512, bfloat16, gradient": functools.partial(
+        lstm_gradient, steps=512, batch=64, width=512, dtype="bfloat16"
+    ),
+    **PROGRAMS,
+}
+"""Larger ones first."""

@@ -1,6 +1,6 @@
-"""Programs with loops on the CPU, under ``jit``, against JAX.
+"""Programs with loops, under ``jit``, against JAX.
 
-    python -m benchmarks.suites.loops [--only LSTM]
+    python -m benchmarks.suites.loops [--only LSTM] [--platform cuda]
 
 One source for both libraries (``loop_programs.py``), the same arguments, results compared ahead of timing. A row has
 the time of a call and of the first one, which includes compilation. The geometric mean of the ratios comes last.
@@ -9,6 +9,7 @@ the time of a call and of the first one, which includes compilation. The geometr
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.gpu_tables import geometric_mean
+from benchmarks.harness.programs import device
 from benchmarks.harness.timing import report, row, together
-from benchmarks.suites.loop_programs import PROGRAMS
+from benchmarks.suites.loop_programs import GPU_PROGRAMS, PROGRAMS
 
 TOLERANCE = 1e-3
 """Relative to the largest element: iterations amplify rounding."""
@@ -34,19 +36,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="the programs with this in their names")
     parser.add_argument("--repeats", type=int, default=5, help="blocks of each side")
+    parser.add_argument("--platform", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    os.environ["BLUFUNC_DEFAULT_DEVICE"] = "cuda" if options.platform == "cuda" else ""
+    os.environ["JAX_PLATFORMS"] = options.platform
     import jax
 
     import blufunc
 
-    names = [name for name in PROGRAMS if options.only in name]
-    rows = [
-        compared(name, [PROGRAMS[name](lib) for lib in (blufunc, jax)], options.repeats, check)
-        for name in names
-    ]
+    programs = PROGRAMS if options.platform == "cpu" else GPU_PROGRAMS
+    names = [name for name in programs if options.only in name]
+    pairs = {name: [programs[name](lib) for lib in (blufunc, jax)] for name in names}
+    rows = [compared(name, pair, options.repeats, check) for name, pair in pairs.items()]
     means = [geometric_mean([r[k] for r in rows]) for k in ("ratio", "first_ratio")]
     print(f"geometric mean {means[0]:.3f}, of first calls {means[1]:.3f}")
-    report("loops", rows)
+    name = device()["name"] if options.platform == "cuda" else ""
+    report("loops", rows, options.platform, name)
 
 
 def compared(name: str, made: Sequence[tuple[Callable, tuple]], repeats: int, check: Callable) -> dict:
