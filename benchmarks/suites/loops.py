@@ -39,12 +39,13 @@ def main() -> None:
     parser.add_argument("--platform", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    os.environ["BLUFUNC_DEFAULT_DEVICE"] = "cuda" if options.platform == "cuda" else ""
     os.environ["JAX_PLATFORMS"] = options.platform
     import jax
 
     import blufunc
 
+    if options.platform == "cuda":
+        blufunc.config.update("default_device", "cuda")
     programs = PROGRAMS if options.platform == "cpu" else GPU_PROGRAMS
     names = [name for name in programs if options.only in name]
     pairs = {name: [programs[name](lib) for lib in (blufunc, jax)] for name in names}

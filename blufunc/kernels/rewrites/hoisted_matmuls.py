@@ -1,4 +1,4 @@
-"""Matmuls of a scan that need not run step by step: one large one before or after the loop.
+"""Matmuls that leave a scan: one large one before or after the loop.
 
 Kernels, before stage 5. In: a jaxpr with its calls inlined. Out: one in which
 
@@ -105,7 +105,7 @@ class _Scan:
     # -- before --------------------------------------------------------------------------------------
 
     def multiply_before(self, e: Eqn) -> None:
-        """Multiply all inputs at once, if one operand is an input and the other a constant."""
+        """Multiply all inputs at once: one operand is an input, the other a constant."""
         (out,) = e.outvars
         if not self.fits(out.aval):
             return
@@ -123,7 +123,7 @@ class _Scan:
         return not e.params["dimension_numbers"][1][0] and not isinstance(e.params["precision"], tuple)
 
     def multiply(self, e: Eqn, x: Atom, stack: Atom, const: Atom, eqns: list[Eqn]) -> Var:
-        """Add the matmul ``e`` of all steps to ``eqns``; ``x`` is the operand that ``stack`` stacks."""
+        """Add the matmul ``e`` of all steps to ``eqns``; ``stack`` is operand ``x``."""
         (lc, rc), none = e.params["dimension_numbers"]
         first = x is e.invars[0]
         xc, wc, w = (lc, rc, e.invars[1]) if first else (rc, lc, e.invars[0])
