@@ -151,6 +151,12 @@ class Schedule:
         eqns = [s.eqn for s in self.steps if isinstance(s, OpaqueStep)]
         return list({e.prim: e for e in reversed(eqns) if _lacks_lower(e)}.values())[::-1]
 
+    def root(self, value: int) -> int:
+        """The value itself, or the one that it is an alias of."""
+        while value in self.aliases:
+            value = self.aliases[value]
+        return value
+
     def place(self, value: int) -> Placement | None:
         """The memory of a value; None if the executor allocates it."""
         return self.plan.placement.get(value)

@@ -159,8 +159,10 @@ def taken(loop: Rounds, k: int) -> int | None:
     """
     body = loop.body
     out = body.outputs[k]
-    if isinstance(out, Literal) or out in body.outputs[:k]:
-        return None
+    if isinstance(out, Literal) or any(
+        isinstance(o, int) and body.root(o) == body.root(out) for o in body.outputs[:k]
+    ):
+        return None  # two carries need two buffers
     place = body.place(out)
     if place is None or place.space != "argument" or place.offset:
         return None

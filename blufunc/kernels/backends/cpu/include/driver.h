@@ -48,12 +48,12 @@ static inline void copy(char *to, const char *from, size_t bytes) {
 }
 
 // Move the values of carries from where a loop left them to the results: each is in its own buffer, which may be the
-// result of another.
+// result of another. Empty ones may lie anywhere, also where another one is.
 static inline void settle(int count, char **at, char *const *results, const int64_t *bytes) {
   for (int k = 0; k < count; ++k) {
-    if (at[k] == results[k]) continue;
+    if (!bytes[k] || at[k] == results[k]) continue;
     int other = k + 1;
-    while (other < count && at[other] != results[k]) ++other;
+    while (other < count && (at[other] != results[k] || bytes[other] != bytes[k])) ++other;
     if (other == count) {
       memcpy(results[k], at[k], bytes[k]);
     } else {  // two buffers of one size change places
