@@ -1,18 +1,21 @@
 // What the function of a native program needs at run time; driver.py writes these functions.
 
 //# driver
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 
 // One call of a program; ``Run`` of native/run.py.
 struct Run {
-  int (*host)(int64_t call, int64_t step, void *const *addresses);  // runs a step in Python; 0 if all is well
-  void *(*save)();                                                  // PyEval_SaveThread
-  void (*restore)(void *);                                          // PyEval_RestoreThread
-  int (*signals)();                                                 // PyErr_CheckSignals
-  void *state;                                                      // of the thread that called
-  int64_t call, threads;
+  void *(*save)();                                 // PyEval_SaveThread
+  void (*restore)(void *);                         // PyEval_RestoreThread
+  int (*signals)();                                // PyErr_CheckSignals
+  void *(*call)(void *, const char *format, ...);  // PyObject_CallFunction
+  void (*release)(void *);                         // Py_DecRef
+  void *steps;  // the Python function of a step's number and a table of addresses
+  void *state;  // of the thread that called
+  int64_t threads;
   int64_t left;   // estimated nanoseconds until a loop reads the clock
   int64_t asked;  // the time of the last look for signals
 };
@@ -31,6 +34,15 @@ static int check_signals(Run *run) {
   const int code = run->signals();  // the exception stays set, and the caller raises it
   run->state = run->save();
   return code;
+}
+
+// Run a step in Python; 0 if all is well. Otherwise an exception stays set, and the caller raises it.
+static int host(Run *run, int64_t step, void *const *addresses) {
+  run->restore(run->state);
+  void *const result = run->call(run->steps, "nn", (ptrdiff_t)step, (ptrdiff_t)addresses);
+  if (result) run->release(result);
+  run->state = run->save();
+  return !result;
 }
 
 // Whether a loop must end before a round of about ``cost`` nanoseconds.

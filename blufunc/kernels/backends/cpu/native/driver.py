@@ -374,9 +374,7 @@ class _Body:
         number = len(self.driver.calls)
         self.driver.calls.append(HostCall(step.eqn, operands))
         table = ", ".join(f"(void *)({a})" for a in [*addresses, *(r or "0" for r in results)])
-        return [
-            f"{{ void *table[] = {{{table or '0'}}}; if (run->host(run->call, {number}, table)) return 1; }}"
-        ]
+        return [f"{{ void *table[] = {{{table or '0'}}}; if (host(run, {number}, table)) return 1; }}"]
 
     def results(self, written: Sequence[int]) -> Iterator[str]:
         """Copies of results that are not at the addresses in ``out``."""

@@ -35,11 +35,7 @@ def passed_through_under_another_name(x):
 
 
 def only_an_alias(x):
-    def body(c, a):
-        y = lax.optimization_barrier(bnp.cumsum(c) * 0.2 + a)
-        return y, (lax.optimization_barrier(y), y)
-
-    return lax.scan(body, x[0], x)
+    return lax.fori_loop(0, 3, lambda i, c: lax.optimization_barrier(bnp.sin(c) + 1), x[0, 0])
 
 
 def constants_through_barriers(x):

@@ -341,6 +341,27 @@ def test_a_signal_ends_a_long_loop(nested, native):
     assert forever(x, np.float32(-1))[0] == 0
 
 
+def test_a_signal_before_a_step_in_python_arrives(native):
+    """Python handles it as the step begins, before the first line."""
+
+    def ring(*_):
+        raise Alarm
+
+    turns = lambda x: lax.fori_loop(0, 10_000, lambda i, c: bnp.sin(c) + i, x)
+    body = lambda c: (c[0] + 1, bnp.sort(turns(c[1])))
+    compiled = bf.jit(lambda x, n: lax.while_loop(lambda c: c[0] < n, body, (0, x)))
+    compiled(X[0], 1)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for _ in range(5):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            with pytest.raises(Alarm):
+                compiled(X[0], 100_000)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    compiled(X[0], 1)
+
+
 def test_threads_run_loops_at_once(native):
     compiled = bf.jit(nested)
     want, found = as_numpy(nested, X), {}
