@@ -48,7 +48,8 @@ def is_native(eqn: Eqn) -> bool:
 
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
     """Schedule of a simplified jaxpr on the CPU, within ``budget`` bytes at peak."""
-    return within(Planning(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p or is_native(e)), budget)
+    is_product = lambda e: e.prim is dot_general_p and not is_replaced(e.prim, "impl")
+    return within(Planning(jaxpr, donated, HOST, lambda e: is_product(e) or is_native(e)), budget)
 
 
 def body_schedule(jaxpr: Jaxpr, donated: tuple[bool, ...]) -> Schedule:

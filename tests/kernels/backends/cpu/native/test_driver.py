@@ -391,3 +391,36 @@ def test_the_interpreter_runs_beside_a_native_loop(native):
         turns += 1
     thread.join()
     assert turns > 5
+
+
+# -- operations of users -------------------------------------------------------------------------------
+
+REPLACED = {
+    "elementwise": lax.sin_p, "movement": lax.rev_p, "reduction": lax.reduce_sum_p, "matmul": lax.dot_general_p,
+    "scatter": lax.scatter_p, "window update": lax.dynamic_update_slice_p, "library": lax.sort_p,
+}  # fmt: skip
+
+
+def all_kinds(x):
+    def body(c, a):
+        y = bnp.sin(c) @ bnp.outer(a, a)
+        z = lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1].at[s[0]].set(a[0])), (0, y))[1]
+        z = lax.cond(a.sum() > 0, bnp.sort, lambda q: q[::-1], z)
+        return lax.dynamic_update_slice(z, z[:1] * 2, (1,)), z
+
+    return lax.scan(body, x[0] * 0.1, x * 0.1)
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+def test_replaced_operations_run_in_native_loops(kind, native):
+    prim, calls = REPLACED[kind], []
+    before = prim.impl
+
+    def impl(*args, **params):
+        calls.append(kind)
+        return before(*args, **params)
+
+    want = as_numpy(all_kinds, X)
+    with bf.override(prim, impl=impl):
+        close(bf.jit(all_kinds)(X), want)
+    assert calls
