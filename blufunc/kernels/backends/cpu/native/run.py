@@ -16,6 +16,7 @@ import numpy as np
 
 from blufunc.core.ir.jaxpr import Eqn, Literal
 from blufunc.core.primitives.effects import eqn_calls_back
+from blufunc.core.primitives.override import is_replaced
 from blufunc.kernels.loopir.access_map import view
 from blufunc.kernels.schedule import Schedule
 
@@ -95,16 +96,24 @@ class Caller:
         return Run(*self.addresses, self.step, None, 1, 0, 0)
 
     def step(self, number: int, addresses: int) -> None:
-        """Run one step; ``addresses`` is the address of a table of those of its operands and results."""
+        """Run one step, given the address of a table.
+
+        The table holds the addresses of its operands and results.
+        """
         self.steps[number](addresses)
+
+
+def _is_of_user(eqn: Eqn) -> bool:
+    """True if it runs a user's function, which may keep what it is given."""
+    prim = eqn.prim
+    theirs = prim.kind == "custom" or prim.check_impl or is_replaced(prim, "impl")
+    return theirs or eqn_calls_back(prim, eqn.params)
 
 
 def _step(call: HostCall, function: Callable[[list], Sequence]) -> Callable[[int], None]:
     """The step as a function of the address of a table of addresses."""
     eqn = call.eqn
-    keeps = (
-        eqn_calls_back(eqn.prim, eqn.params) or eqn.prim.kind == "custom"
-    )  # a user may keep what it is given
+    keeps = _is_of_user(eqn)
     places = [
         None if isinstance(o, np.ndarray) else (*o, _Arrays(o[0].shape, o[0].dtype)) for o in call.operands
     ]

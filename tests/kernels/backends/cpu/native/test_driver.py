@@ -3,13 +3,14 @@
 import signal
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import lax, random
+from blufunc import extend, lax, random
 from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.kernels.backends.cpu import planning, toolchain
@@ -391,6 +392,21 @@ def test_the_interpreter_runs_beside_a_native_loop(native):
         turns += 1
     thread.join()
     assert turns > 5
+
+
+def test_a_users_implementation_may_keep_what_it_is_given(native):
+    seen = []
+
+    def keeping(x, **_):
+        seen.append(np.asarray(x))
+        return np.sort(x)
+
+    with bf.override(lax.sort_p, impl=lambda x, **_: [keeping(x)]):
+        bf.jit(lambda: lax.fori_loop(0, 4, lambda i, c: bnp.sort(bnp.cos(c) * 0 + i), bnp.zeros(3)))()
+    mine = extend.Elementwise("mine", keeping, "float")
+    with warnings.catch_warnings(action="ignore"):  # that it runs on the host
+        bf.jit(lambda: lax.fori_loop(0, 4, lambda i, c: mine.bind(bnp.cos(c) * 0 + i), bnp.zeros(3)))()
+    np.testing.assert_array_equal([s[0] for s in seen], [0, 1, 2, 3] * 2)
 
 
 # -- operations of users -------------------------------------------------------------------------------
