@@ -13,6 +13,7 @@ import blufunc.numpy as bnp
 from blufunc import extend, lax, random
 from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
+from blufunc.errors import HostPrimitiveWarning
 from blufunc.kernels.backends.cpu import planning, toolchain
 from blufunc.kernels.backends.cpu import program as host_program
 
@@ -440,3 +441,10 @@ def test_replaced_operations_run_in_native_loops(kind, native):
     with bf.override(prim, impl=impl):
         close(bf.jit(all_kinds)(X), want)
     assert calls
+
+
+def test_a_users_operation_in_a_native_loop_warns(native):
+    mine = extend.Elementwise("mine_in_a_loop", lambda x: np.square(x), "float")
+    branch = lambda c: lax.cond(c.sum() > 0, mine.bind, bnp.cos, c)
+    with pytest.warns(HostPrimitiveWarning, match="mine_in_a_loop runs on the host"):
+        bf.jit(lambda x: lax.fori_loop(0, 4, lambda i, c: branch(c) * 0.5, x))(X)
