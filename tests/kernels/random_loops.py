@@ -24,6 +24,7 @@ from blufunc import lax
 from blufunc import random as bf_random
 
 SHAPES = ((), (), (4,), (3, 4), (4, 4), (2, 3, 4), (0, 3), (300,), (1,), (17, 2))
+POINTS = ((), (), (3,), (2,))
 FLOATS = ("float32", "float64", "bfloat16")
 DTYPES = ("float32", "float32", "float32", "float64", "int32", "uint8", "bool", "bfloat16", "complex64")
 DEPTH = 3
@@ -52,6 +53,22 @@ def inputs(seed: int) -> list[np.ndarray]:
     ]
 
 
+def points(seed: int) -> list[np.ndarray]:
+    """Arguments of all programs for points."""
+    rng = np.random.default_rng(seed)
+    uniform = lambda *shape: rng.uniform(-1, 1, shape)
+    return [
+        np.float32(uniform()),
+        uniform(3).astype(np.float32),
+        uniform(2).astype(np.float32),
+        np.float64(uniform()),
+        uniform(2),
+        np.int32(rng.integers(0, 9)),
+        rng.integers(0, 9, (3,)).astype(np.int32),
+        np.bool_(rng.integers(0, 2)),
+    ]
+
+
 def name_of(x: Value) -> str:
     """The dtype of a value, ``"key"`` for keys."""
     return "key" if bf.dtypes.is_key(x.dtype) else x.dtype.name
@@ -63,15 +80,19 @@ class Program:
     Args:
       seed: of its choices.
       smooth: whether it can be differentiated in reverse: it has no callbacks, and each loop has a last round.
+      pointwise: whether it has elementwise operations and short stacks alone: of a batch, kernels run its loops.
     """
 
-    def __init__(self, seed: int, smooth: bool = False):
-        self.seed, self.smooth = seed, smooth
+    def __init__(self, seed: int, smooth: bool = False, pointwise: bool = False):
+        self.seed, self.smooth, self.pointwise = seed, smooth, pointwise
+        self.shapes = POINTS if pointwise else SHAPES
+        self.dtypes = ("float32", "float32", "float64", "int32", "bool") if pointwise else DTYPES
 
     def __call__(self, *given: Value) -> list[Value]:
         part = Part(self, f"{self.seed}", 0, [bnp.asarray(x) for x in given])
-        part.values.append(bf_random.key(self.seed))
-        part.views()
+        if not self.pointwise:
+            part.values.append(bf_random.key(self.seed))
+            part.views()
         part.operations(part.choose((1, 2, 3)))
         results = [part.control() for _ in range(part.choose((1, 1, 2)))]
         part.operations(2)
@@ -191,8 +212,11 @@ class Part:
         kinds = [self.arithmetic] * 4 + [
             self.movement, self.movement, self.reduction, self.product, self.product, self.update, self.update,
             self.update, self.gather, self.ordered, self.barrier, self.keys, self.exact, self.exact, self.parts_of,
+            self.stack,
         ]  # fmt: skip
-        if not self.program.smooth:
+        if self.program.pointwise:
+            kinds = [self.arithmetic] * 3 + [self.stack, self.stack, self.comparison, self.short_reduction]
+        elif not self.program.smooth:
             kinds.append(self.callback)
         for _ in range(count):
             self.add(self.choose(kinds)())
@@ -336,6 +360,29 @@ class Part:
         self.add(x, three)
         return y
 
+    def stack(self) -> Value:
+        """A short stack, taken apart and made again."""
+        found = [x for x in self.values if x.ndim and x.shape[0] in (2, 3) and name_of(x) != "key"]
+        x = self.choose(found) if found else self.like((3,), "float32")
+        rows = [x[i] for i in range(x.shape[0])]
+        return self.choose(
+            (
+                lambda: bnp.stack([self.mixed(x, y) for x, y in zip(rows, rows[1:] + rows[:1], strict=True)]),
+                lambda: bnp.stack([rows[-1], *rows[:-1]]),
+                lambda: bnp.concatenate([x[1:], self.mixed(x, x)[:1]]),
+                lambda: self.mixed(x, x[::-1]),
+            )
+        )()
+
+    def comparison(self) -> Value:
+        x = self.like(self.choose(self.program.shapes), "int32")
+        return self.choose((lambda: x > self.integer(), lambda: x % 3 == 0, lambda: (x & 7) + 1))()
+
+    def short_reduction(self) -> Value:
+        x = self.any("float32", "float64", ranks=(1,))
+        x = self.like((3,), "float32") if x is None else x
+        return self.choose((bnp.mean, bnp.max, bnp.min))(x)
+
     def keys(self) -> Value:
         key = self.any("key", ranks=(0,))
         if key is None:
@@ -395,7 +442,10 @@ class Part:
 
     def carries(self) -> list[Value]:
         """Initial carries: of few types, so that they can change places."""
-        types = [(self.choose(SHAPES), self.choose(DTYPES)) for _ in range(self.choose((1, 1, 2)))]
+        types = [
+            (self.choose(self.program.shapes), self.choose(self.program.dtypes))
+            for _ in range(self.choose((1, 1, 2)))
+        ]
         made: list[Value] = []
         for _ in range(self.choose((1, 2, 2, 3, 4))):
             kind = self.choose(("new", "new", "new", "value", "again"))
@@ -434,7 +484,7 @@ class Part:
             lambda: part.choose(fresh),
             lambda: part.choose(fresh),
             lambda: part.like(*kind),
-            lambda: lax.optimization_barrier(part.choose(same)),
+            lambda: lax.optimization_barrier(part.choose(same)) if not self.program.pointwise else x,
         ]
         if name_of(x) != "key":
             ways += [
@@ -465,12 +515,13 @@ class Part:
         init, make = self.carries(), self.inner(())
         n = self.choose((1, 2, 3, 3, 3, 4, 0))
         known = [x for x in self.values if x.ndim and x.shape[0] >= n and name_of(x) != "key"]
-        xs = [self.choose(known)[:n] for _ in range(self.choose((0, 1, 1, 2)))] if known else []
+        several = self.choose((0, 1, 1, 2)) if known and not self.program.pointwise else 0
+        xs = [self.choose(known)[:n] for _ in range(several)]
 
         def step(carry: Any, x: Any) -> Any:
             part, new = self.body(make, x, carry)
             ys = [part.choose((part.any, part.any, lambda: part.choose(carry), lambda: part.choose(new)))()
-                  for _ in range(part.choose((0, 1, 2)))]  # fmt: skip
+                  for _ in range(0 if self.program.pointwise else part.choose((0, 1, 2)))]  # fmt: skip
             return new, [bf_random.key_data(y) if name_of(y) == "key" else y for y in ys]
 
         reverse = self.choose((True, False, False))

@@ -136,22 +136,38 @@ def gradients_of_batches(programs, *args):
     return bf.vmap(lambda *args: gradients(programs, *args))(*args)
 
 
-WAYS = {f.__name__: f for f in (forward, gradients, tangents, batches, some_batched, gradients_of_batches)}
-SMOOTH = ("gradients", "tangents", "gradients_of_batches")
+def points(programs, *args):
+    """The same of programs of points."""
+    return batches(programs, *args)
+
+
+def gradients_of_points(programs, *args):
+    return gradients_of_batches(programs, *args)
+
+
+WAYS = {
+    f.__name__: f
+    for f in (
+        forward, gradients, tangents, batches, some_batched, gradients_of_batches, points, gradients_of_points,
+    )
+}  # fmt: skip
+SMOOTH = ("gradients", "tangents", "gradients_of_batches", "gradients_of_points")
 BATCHED = ("batches", "some_batched", "gradients_of_batches")
+POINTWISE = ("points", "gradients_of_points")
 
 
 def arguments(way: str, seed: int) -> list[Any]:
-    given = random_loops.inputs(seed)
-    if way in BATCHED:
-        many = [given, *map(random_loops.inputs, (seed + 1, seed + 2))]
+    inputs, count = (random_loops.points, 300) if way in POINTWISE else (random_loops.inputs, 3)
+    given = inputs(seed)
+    if way in BATCHED + POINTWISE:
+        many = map(inputs, range(seed, seed + count))
         given = [np.stack(xs) for xs in zip(*many, strict=True)]
     return [bnp.asarray(x, x.dtype) for x in given]  # without a dtype they become 32-bit
 
 
 def wrong(way: str, seeds: Sequence[int], donate: bool = False, eager: bool = False) -> dict[int, list[str]]:
     """The programs whose results differ, by seed."""
-    programs = [random_loops.Program(seed, way in SMOOTH) for seed in seeds]
+    programs = [random_loops.Program(seed, way in SMOOTH, way in POINTWISE) for seed in seeds]
     args = arguments(way, seeds[0])
     fun = lambda *args: WAYS[way](programs, *args)
     want = results("never", fun, args)
