@@ -25,8 +25,12 @@ from blufunc import random as bf_random
 
 SHAPES = ((), (), (4,), (3, 4), (4, 4), (2, 3, 4), (0, 3), (300,), (1,), (17, 2))
 POINTS = ((), (), (3,), (2,))
-FLOATS = ("float32", "float64", "bfloat16")
-DTYPES = ("float32", "float32", "float32", "float64", "int32", "uint8", "bool", "bfloat16", "complex64")
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+SIGNED = ("int32", "int64", "int8")
+DTYPES = (
+    "float32", "float32", "float32", "float64", "float64", "int32", "int32", "int64", "int8", "uint8", "bool",
+    "bfloat16", "float16", "complex64",
+)  # fmt: skip
 DEPTH = 3
 
 Value = Any
@@ -49,6 +53,9 @@ def inputs(seed: int) -> list[np.ndarray]:
         rng.integers(0, 255, (3, 4)).astype(np.uint8),
         rng.integers(0, 2, (3, 4)).astype(bool),
         uniform(3, 4).astype(bf.dtypes.bfloat16),
+        uniform(4, 4).astype(np.float16),
+        rng.integers(-8, 9, (4, 4)).astype(np.int8),
+        rng.integers(-8, 9, (3, 4)).astype(np.int64),
         (uniform(4) + 1j * uniform(4)).astype(np.complex64),
     ]
 
@@ -171,12 +178,12 @@ class Part:
         name = name_of(x)
         if name == "bool":
             return self.choose((bnp.any, bnp.all))(x)
-        if name in ("int32", "uint8"):
+        if name in (*SIGNED, "uint8"):
             return self.small(x.sum().astype(name))
         return (x / max(x.size, 1)).sum().astype(name)
 
     def small(self, x: Value) -> Value:
-        return x & 15 if name_of(x) == "int32" else x
+        return x & 15 if name_of(x) in SIGNED else x
 
     def integer(self) -> Value:
         """A scalar from 0 to 15."""
@@ -231,7 +238,7 @@ class Part:
             return self.choose((lambda: x ^ y, lambda: x | ~y, lambda: x & y))()
         if name == "uint8":
             return self.choose((lambda: x * 3 + y, lambda: x ^ y, lambda: bnp.maximum(x, y)))()
-        if name == "int32":
+        if name in SIGNED:
             return self.choose((lambda: (x + y) & 15, lambda: (x * 3 - y) & 15, lambda: bnp.minimum(x, y)))()
         if name == "complex64":
             return self.choose((lambda: x * 0.5 + y * 0.4j, lambda: bnp.conj(x) * 0.7 - y * 0.2))()
