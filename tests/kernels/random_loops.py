@@ -130,11 +130,16 @@ class Part:
     def choose(self, xs: Sequence) -> Any:
         return xs[self.random.randrange(len(xs))]
 
-    def inner(self, values: Sequence[Value]) -> Callable[[Sequence[Value]], Part]:
-        """A maker of the parts of one body, of its own values and of those around it."""
+    def inner(self, init: Sequence[Value]) -> Callable[[Sequence[Value]], Part]:
+        """A maker of the parts of one body, of its own values and of those around it.
+
+        At times an initial carry is one of these: then its memory is needed in all rounds.
+        """
         self.parts += 1
         seed = f"{self.seed}/{self.parts}"
         around = self.random.sample(self.values, min(3, len(self.values)))
+        if self.choose((True, False)):
+            around.append(self.choose(init))
         return lambda own: Part(self.program, seed, self.depth + 1, [*around, *own, *own])
 
     # -- values ----------------------------------------------------------------------------------------
@@ -519,7 +524,8 @@ class Part:
         return bf.checkpoint(f) if self.choose((True, *(False,) * 5)) else f
 
     def scan_loop(self) -> Any:
-        init, make = self.carries(), self.inner(())
+        init = self.carries()
+        make = self.inner(init)
         n = self.choose((1, 2, 3, 3, 3, 4, 0))
         known = [x for x in self.values if x.ndim and x.shape[0] >= n and name_of(x) != "key"]
         several = self.choose((0, 1, 1, 2)) if known and not self.program.pointwise else 0
@@ -535,7 +541,8 @@ class Part:
         return lax.scan(self.rematerialized(step), init, xs, length=n, reverse=reverse)
 
     def fori_loop(self) -> Any:
-        init, make = self.carries(), self.inner(())
+        init = self.carries()
+        make = self.inner(init)
         step = lambda i, carry: self.body(make, [bnp.asarray(i, "int32")], carry)[1]
         low, high = self.choose((0, 1, -2)), self.choose((2, 3, 4, 0))
         if self.choose((True, False)) and not self.program.smooth:
@@ -543,7 +550,8 @@ class Part:
         return lax.fori_loop(low, high, self.rematerialized(step), init)
 
     def while_loop(self) -> Any:
-        init, make, decide = self.carries(), self.inner(()), self.inner(())
+        init = self.carries()
+        make, decide = self.inner(init), self.inner(init)
         limit = self.integer() & 3
         kind = self.choose(("rounds", "rounds", "value", "flag"))
 
@@ -568,5 +576,5 @@ class Part:
 
     def branches(self, count: int, run: Callable) -> Any:
         carry = self.carries()
-        makes = [self.inner(()) for _ in range(count)]
+        makes = [self.inner(carry) for _ in range(count)]
         return run([lambda carry, make=make: self.body(make, (), carry)[1] for make in makes], carry)
