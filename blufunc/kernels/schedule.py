@@ -124,6 +124,7 @@ class Schedule:
       peak: a step at which most of the arena is in use.
       notes: for reports: operations that have kernels, but not here, and why.
       bought: the rematerialization for a memory budget, if any: a ``budget_report.Bought``.
+      inner: the opaque equations in the bodies of its loops and branches.
     """
 
     jaxpr: Jaxpr
@@ -139,6 +140,7 @@ class Schedule:
     peak: Step | None = None
     notes: tuple[str, ...] = ()
     bought: Any = None
+    inner: tuple[Eqn, ...] = ()
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -148,8 +150,18 @@ class Schedule:
     @property
     def host_primitives(self) -> list[Eqn]:
         """The first use of each primitive that runs on the host for lack of a lowering."""
-        eqns = [s.eqn for s in self.steps if isinstance(s, OpaqueStep)]
-        return list({e.prim: e for e in reversed(eqns) if _lacks_lower(e)}.values())[::-1]
+        return list({e.prim: e for e in reversed(self.opaque) if _lacks_lower(e)}.values())[::-1]
+
+    @property
+    def opaque(self) -> list[Eqn]:
+        """The opaque equations, also those in bodies."""
+        return [*(s.eqn for s in self.steps if isinstance(s, OpaqueStep)), *self.inner]
+
+    def root(self, value: int) -> int:
+        """The value itself, or the one that it is an alias of."""
+        while value in self.aliases:
+            value = self.aliases[value]
+        return value
 
     def place(self, value: int) -> Placement | None:
         """The memory of a value; None if the executor allocates it."""

@@ -20,7 +20,7 @@ from blufunc.kernels.loopir.launch import Scratch
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.ops.updates import UPDATES
 from blufunc.kernels.pipeline import Planning, within
-from blufunc.kernels.schedule import Schedule
+from blufunc.kernels.schedule import OpaqueStep, Schedule
 from blufunc.kernels.target import Target
 
 CONTROL = ("scan", "while", "cond")
@@ -48,15 +48,27 @@ def is_native(eqn: Eqn) -> bool:
 
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
     """Schedule of a simplified jaxpr on the CPU, within ``budget`` bytes at peak."""
-    return within(Planning(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p or is_native(e)), budget)
+    is_product = lambda e: e.prim is dot_general_p and not is_replaced(e.prim, "impl")
+    planning = Planning(jaxpr, donated, HOST, lambda e: is_product(e) or is_native(e))
+    return _with_inner(within(planning, budget))
 
 
 def body_schedule(jaxpr: Jaxpr, donated: tuple[bool, ...]) -> Schedule:
     """Schedule of a body, the results of all its steps in planned memory."""
     return jaxpr.memoised(
         ("native body", donated),
-        lambda: within(Planning(simplify(jaxpr), donated, HOST, lambda e: True), None),
+        lambda: _with_inner(within(Planning(simplify(jaxpr), donated, HOST, lambda e: True), None)),
     )
+
+
+def _with_inner(made: Schedule) -> Schedule:
+    """The schedule, with the opaque equations of its bodies."""
+    bodies: list[Schedule] = []
+    for step in made.steps:
+        if isinstance(step, OpaqueStep) and is_control(step.eqn):
+            bodies += branches_of(step.eqn) if step.eqn.prim.name == "cond" else rounds_of(step.eqn).bodies
+    made.inner = tuple(e for body in bodies for e in body.opaque)
+    return made
 
 
 # -- loops and branches ------------------------------------------------------------------------------
@@ -83,6 +95,11 @@ class Rounds:
     n_carry: int
     most: int | None
     reverse: bool
+
+    @property
+    def bodies(self) -> list[Schedule]:
+        """The body, and the condition of a ``while``."""
+        return [self.body] if self.cond is None else [self.body, self.cond]
 
 
 def rounds_of(eqn: Eqn) -> Rounds:
@@ -133,8 +150,7 @@ def layout_of(eqn: Eqn) -> Layout:
         bodies, spare = branches_of(eqn), []
     else:
         loop = rounds_of(eqn)
-        bodies = [loop.body] if loop.cond is None else [loop.body, loop.cond]
-        spare = [k for k in range(loop.n_carry) if taken(loop, k) is None]
+        bodies, spare = loop.bodies, [k for k in range(loop.n_carry) if taken(loop, k) is None]
     at = arena = max(_aligned(b.plan.arena_bytes) for b in bodies)
 
     def take(nbytes: int) -> int:
@@ -159,8 +175,10 @@ def taken(loop: Rounds, k: int) -> int | None:
     """
     body = loop.body
     out = body.outputs[k]
-    if isinstance(out, Literal) or out in body.outputs[:k]:
-        return None
+    if isinstance(out, Literal) or any(
+        isinstance(o, int) and body.root(o) == body.root(out) for o in body.outputs[:k]
+    ):
+        return None  # two carries need two buffers
     place = body.place(out)
     if place is None or place.space != "argument" or place.offset:
         return None

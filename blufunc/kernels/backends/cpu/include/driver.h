@@ -1,18 +1,21 @@
 // What the function of a native program needs at run time; driver.py writes these functions.
 
 //# driver
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 
 // One call of a program; ``Run`` of native/run.py.
 struct Run {
-  int (*host)(int64_t call, int64_t step, void *const *addresses);  // runs a step in Python; 0 if all is well
-  void *(*save)();                                                  // PyEval_SaveThread
-  void (*restore)(void *);                                          // PyEval_RestoreThread
-  int (*signals)();                                                 // PyErr_CheckSignals
-  void *state;                                                      // of the thread that called
-  int64_t call, threads;
+  void *(*save)();                                 // PyEval_SaveThread
+  void (*restore)(void *);                         // PyEval_RestoreThread
+  int (*signals)();                                // PyErr_CheckSignals
+  void *(*call)(void *, const char *format, ...);  // PyObject_CallFunction
+  void (*release)(void *);                         // Py_DecRef
+  void *steps;  // the Python function of a step's number and a table of addresses
+  void *state;  // of the thread that called
+  int64_t threads;
   int64_t left;   // estimated nanoseconds until a loop reads the clock
   int64_t asked;  // the time of the last look for signals
 };
@@ -33,6 +36,15 @@ static int check_signals(Run *run) {
   return code;
 }
 
+// Run a step in Python; 0 if all is well. Otherwise an exception stays set, and the caller raises it.
+static int host(Run *run, int64_t step, void *const *addresses) {
+  run->restore(run->state);
+  void *const result = run->call(run->steps, "nn", (ptrdiff_t)step, (ptrdiff_t)addresses);
+  if (result) run->release(result);
+  run->state = run->save();
+  return !result;
+}
+
 // Whether a loop must end before a round of about ``cost`` nanoseconds.
 static inline int interrupted(Run *run, int64_t cost) {
   return (run->left -= cost) < 0 && check_signals(run);
@@ -48,12 +60,12 @@ static inline void copy(char *to, const char *from, size_t bytes) {
 }
 
 // Move the values of carries from where a loop left them to the results: each is in its own buffer, which may be the
-// result of another.
+// result of another. Empty ones may lie anywhere, also where another one is.
 static inline void settle(int count, char **at, char *const *results, const int64_t *bytes) {
   for (int k = 0; k < count; ++k) {
-    if (at[k] == results[k]) continue;
+    if (!bytes[k] || at[k] == results[k]) continue;
     int other = k + 1;
-    while (other < count && at[other] != results[k]) ++other;
+    while (other < count && (at[other] != results[k] || bytes[other] != bytes[k])) ++other;
     if (other == count) {
       memcpy(results[k], at[k], bytes[k]);
     } else {  // two buffers of one size change places

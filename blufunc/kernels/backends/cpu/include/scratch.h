@@ -10,7 +10,7 @@ struct Scratch {
   char *of(size_t bytes) {
     if (bytes > size) {
       free(block);
-      block = aligned_alloc(64, size = bytes);
+      block = aligned_alloc(64, size = (bytes + 63) / 64 * 64);  // some libraries refuse other sizes
     }
     return (char *)block;
   }

@@ -275,11 +275,11 @@ class _Body:
     def __init__(self, driver: Driver, made: Schedule):
         self.driver, self.made = driver, made
         self.where_in = {i: n for n, i in reversed([*enumerate(made.inputs)])}
-        self.where_out: dict[int, int] = {}
+        self.where_out: dict[int, int] = {}  # an alias has the place of its root
         self.literals: dict[int, str] = {}  # results of barriers
         for n, o in enumerate(made.outputs):
             if isinstance(o, int):
-                self.where_out.setdefault(o, n)
+                self.where_out.setdefault(made.root(o), n)
 
     def address(self, i: int, offset: int = 0) -> str:
         """The address of a value, as an expression."""
@@ -320,7 +320,7 @@ class _Body:
         if not step.planned:
             assert eqn.prim is optimization_barrier_p
             for o, r in zip(step.operands, step.results, strict=True):  # the others are aliases
-                if isinstance(o, Literal) and r is not None:
+                if r is not None and (isinstance(o, Literal) or o[0] in self.literals):
                     self.literals[r] = self.operand(o)
             return
         results = [None if r is None else self.address(r) for r in step.results]
@@ -374,9 +374,7 @@ class _Body:
         number = len(self.driver.calls)
         self.driver.calls.append(HostCall(step.eqn, operands))
         table = ", ".join(f"(void *)({a})" for a in [*addresses, *(r or "0" for r in results)])
-        return [
-            f"{{ void *table[] = {{{table or '0'}}}; if (run->host(run->call, {number}, table)) return 1; }}"
-        ]
+        return [f"{{ void *table[] = {{{table or '0'}}}; if (host(run, {number}, table)) return 1; }}"]
 
     def results(self, written: Sequence[int]) -> Iterator[str]:
         """Copies of results that are not at the addresses in ``out``."""

@@ -8,7 +8,6 @@ arrives at the caller, and so does a signal, such as Ctrl-C.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 
 from blufunc.core.ir.jaxpr import Eqn, Literal
 from blufunc.core.primitives.effects import eqn_calls_back
+from blufunc.core.primitives.override import is_replaced
 from blufunc.kernels.loopir.access_map import view
 from blufunc.kernels.schedule import Schedule
 
@@ -37,12 +37,13 @@ class Run(ctypes.Structure):
     """``Run`` of ``include/driver.h``: the state of one call."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("host", "save", "restore", "signals", "state")),
-        *((name, ctypes.c_int64) for name in ("call", "threads", "left", "asked")),
+        *((name, ctypes.c_void_p) for name in ("save", "restore", "signals", "call", "release")),
+        ("steps", ctypes.py_object),
+        ("state", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("threads", "left", "asked")),
     ]
 
 
-_HOST = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p))
 _ENTRY = ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.POINTER(Run))
 
 
@@ -63,6 +64,9 @@ def _address(function: Any) -> int:
 class Caller:
     """Calls native steps.
 
+    C++ calls Python by its own interface: a callback of ctypes would lose the exception of a signal that arrives as the
+    callback begins.
+
     Args:
       calls: the steps that run in Python, by their number in C++.
       function_of: from an equation to a function of a list of arrays.
@@ -70,53 +74,55 @@ class Caller:
 
     def __init__(self, calls: Sequence[HostCall], function_of: Callable[[Eqn], Callable[[list], Sequence]]):
         self.steps = [_step(call, function_of(call.eqn)) for call in calls]
-        self.raised: dict[int, BaseException] = {}
-        self.numbers = itertools.count()
-        self.host = _HOST(self.answer)
         python = ctypes.pythonapi
         self.addresses = [
             _address(f)
             for f in (
-                self.host,
                 python.PyEval_SaveThread,
                 python.PyEval_RestoreThread,
                 python.PyErr_CheckSignals,
+                python.PyObject_CallFunction,
+                python.Py_DecRef,
             )
         ]
 
     def __call__(self, function: Callable, operands: Any, results: Any, scratch: int, threads: int) -> None:
         run = self.run()
         run.threads = threads
-        if function(operands, results, scratch, ctypes.byref(run)):
-            raise self.raised.pop(run.call)
+        function(operands, results, scratch, ctypes.byref(run))
 
     def run(self) -> Run:
         """The state of a new call."""
-        return Run(*self.addresses, None, next(self.numbers), 1, 0, 0)
+        return Run(*self.addresses, self.step, None, 1, 0, 0)
 
-    def answer(self, call: int, step: int, addresses: Any) -> int:
-        """Run one step; 0 if it raises nothing."""
-        try:
-            self.steps[step](addresses)
-        except BaseException as e:  # it cannot pass through C++
-            self.raised[call] = e
-            return 1
-        return 0
+    def step(self, number: int, addresses: int) -> None:
+        """Run one step, given the address of a table.
+
+        The table holds the addresses of its operands and results.
+        """
+        self.steps[number](addresses)
 
 
-def _step(call: HostCall, function: Callable[[list], Sequence]) -> Callable[[Any], None]:
-    """The step as a function of a table of addresses."""
+def _is_of_user(eqn: Eqn) -> bool:
+    """True if it runs a user's function, which may keep what it is given."""
+    prim = eqn.prim
+    theirs = prim.kind == "custom" or prim.check_impl or is_replaced(prim, "impl")
+    return theirs or eqn_calls_back(prim, eqn.params)
+
+
+def _step(call: HostCall, function: Callable[[list], Sequence]) -> Callable[[int], None]:
+    """The step as a function of the address of a table of addresses."""
     eqn = call.eqn
-    keeps = (
-        eqn_calls_back(eqn.prim, eqn.params) or eqn.prim.kind == "custom"
-    )  # a user may keep what it is given
+    keeps = _is_of_user(eqn)
     places = [
         None if isinstance(o, np.ndarray) else (*o, _Arrays(o[0].shape, o[0].dtype)) for o in call.operands
     ]
     made = [_Arrays(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
     first = sum(p is not None for p in places)
+    table = ctypes.c_void_p * (first + len(made))
 
-    def run(addresses: Any) -> None:
+    def run(at_table: int) -> None:
+        addresses = table.from_address(at_table)
         operands, at = [], 0
         for given, place in zip(call.operands, places, strict=True):
             if place is None:
@@ -167,8 +173,7 @@ class Whole:
         if self.threads is not None:
             state.run.threads = self.threads()
         arguments, results = self.arguments(*map(id, arrays)), self.results(*map(id, made))
-        if self.call(arguments, results, state.address, state.pointer):
-            raise self.caller.raised.pop(state.run.call)
+        self.call(arguments, results, state.address, state.pointer)
         if not self.free:
             self.free.append(state)
         for n, first in self.repeated:

@@ -3,15 +3,17 @@
 import signal
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import lax, random
+from blufunc import extend, lax, random
 from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
+from blufunc.errors import HostPrimitiveWarning
 from blufunc.kernels.backends.cpu import planning, toolchain
 from blufunc.kernels.backends.cpu import program as host_program
 
@@ -341,6 +343,27 @@ def test_a_signal_ends_a_long_loop(nested, native):
     assert forever(x, np.float32(-1))[0] == 0
 
 
+def test_a_signal_before_a_step_in_python_arrives(native):
+    """Python handles it as the step begins, before the first line."""
+
+    def ring(*_):
+        raise Alarm
+
+    turns = lambda x: lax.fori_loop(0, 10_000, lambda i, c: bnp.sin(c) + i, x)
+    body = lambda c: (c[0] + 1, bnp.sort(turns(c[1])))
+    compiled = bf.jit(lambda x, n: lax.while_loop(lambda c: c[0] < n, body, (0, x)))
+    compiled(X[0], 1)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        for _ in range(5):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            with pytest.raises(Alarm):
+                compiled(X[0], 100_000)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    compiled(X[0], 1)
+
+
 def test_threads_run_loops_at_once(native):
     compiled = bf.jit(nested)
     want, found = as_numpy(nested, X), {}
@@ -370,3 +393,58 @@ def test_the_interpreter_runs_beside_a_native_loop(native):
         turns += 1
     thread.join()
     assert turns > 5
+
+
+def test_a_users_implementation_may_keep_what_it_is_given(native):
+    seen = []
+
+    def keeping(x, **_):
+        seen.append(np.asarray(x))
+        return np.sort(x)
+
+    with bf.override(lax.sort_p, impl=lambda x, **_: [keeping(x)]):
+        bf.jit(lambda: lax.fori_loop(0, 4, lambda i, c: bnp.sort(bnp.cos(c) * 0 + i), bnp.zeros(3)))()
+    mine = extend.Elementwise("mine", keeping, "float")
+    with warnings.catch_warnings(action="ignore"):  # that it runs on the host
+        bf.jit(lambda: lax.fori_loop(0, 4, lambda i, c: mine.bind(bnp.cos(c) * 0 + i), bnp.zeros(3)))()
+    np.testing.assert_array_equal([s[0] for s in seen], [0, 1, 2, 3] * 2)
+
+
+# -- operations of users -------------------------------------------------------------------------------
+
+REPLACED = {
+    "elementwise": lax.sin_p, "movement": lax.rev_p, "reduction": lax.reduce_sum_p, "matmul": lax.dot_general_p,
+    "scatter": lax.scatter_p, "window update": lax.dynamic_update_slice_p, "library": lax.sort_p,
+}  # fmt: skip
+
+
+def all_kinds(x):
+    def body(c, a):
+        y = bnp.sin(c) @ bnp.outer(a, a)
+        z = lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1].at[s[0]].set(a[0])), (0, y))[1]
+        z = lax.cond(a.sum() > 0, bnp.sort, lambda q: q[::-1], z)
+        return lax.dynamic_update_slice(z, z[:1] * 2, (1,)), z
+
+    return lax.scan(body, x[0] * 0.1, x * 0.1)
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+def test_replaced_operations_run_in_native_loops(kind, native):
+    prim, calls = REPLACED[kind], []
+    before = prim.impl
+
+    def impl(*args, **params):
+        calls.append(kind)
+        return before(*args, **params)
+
+    want = as_numpy(all_kinds, X)
+    with bf.override(prim, impl=impl):
+        close(bf.jit(all_kinds)(X), want)
+    assert calls
+
+
+def test_a_users_operation_in_a_native_loop_warns(native):
+    mine = extend.Elementwise("mine_in_a_loop", lambda x: np.square(x), "float")
+    branch = lambda c: lax.cond(c.sum() > 0, mine.bind, bnp.cos, c)
+    with pytest.warns(HostPrimitiveWarning, match="mine_in_a_loop runs on the host"):
+        bf.jit(lambda x: lax.fori_loop(0, 4, lambda i, c: branch(c) * 0.5, x))(X)
