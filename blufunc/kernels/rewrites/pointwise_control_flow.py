@@ -274,6 +274,9 @@ class _Evaluation:
             return False
         if not all(a.__class__ is Literal or a in self.outside for a in args):
             return False
+        same = all(a.aval.shape == v.aval.shape for a, v in zip(args, eqn.invars, strict=True))
+        if not same and not (isinstance(prim, Elementwise) or prim is add_any_p):
+            return False  # a literal stands for an array of it, which only elementwise operations take
         if prim is iota_p or all(a.__class__ is Literal for a in args):
             return prim is iota_p  # a point computes equations of literals itself
         return moves(eqn) or not self.only_moves

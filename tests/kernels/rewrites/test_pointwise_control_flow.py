@@ -5,6 +5,7 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import jvp, lax, nn, vmap
+from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import program as host_program
@@ -331,3 +332,23 @@ def test_random_loops_compiled():
     cases = [random_loop(seed) for seed in range(100, 140)]
     for c, functions in zip(cases, compile_all(cases), strict=True):
         check(c, c.run(functions))
+
+
+def test_an_array_of_one_number_stays_an_array_before_the_loop(monkeypatch):
+    """A window update by a constant does not depend on the loop, whose points know the constant alone."""
+    monkeypatch.setattr(config, "host_compiler", "always")
+
+    def fun(x):
+        def body(i, c):
+            window = bnp.broadcast_to(bnp.float32(0.25) * 2, (1, 4))
+            return c * 0.5 + lax.dynamic_update_slice(x, window, (1, 0))
+
+        return lax.fori_loop(0, 3, body, x)
+
+    x = np.ones((300, 4), np.float32)
+    want = x.copy()
+    for _ in range(3):
+        new = x.copy()
+        new[1] = 0.5
+        want = want * 0.5 + new
+    np.testing.assert_allclose(jit(fun)(x), want, rtol=1e-6)
