@@ -335,7 +335,10 @@ def test_random_loops_compiled():
 
 
 def test_an_array_of_one_number_stays_an_array_before_the_loop(monkeypatch):
-    """A window update by a constant does not depend on the loop, whose points know the constant alone."""
+    """A window update by a constant does not depend on the loop.
+
+    Its points know the constant alone.
+    """
     monkeypatch.setattr(config, "host_compiler", "always")
 
     def fun(x):
