@@ -74,7 +74,7 @@ class HostProgram:
         self.run = Runner(self.schedule, functions, compiler, made.calls)
         self.blas = one_thread_each if self.run.calls_blas else contextlib.nullcontext()
         self.whole: Whole | None = None
-        if made.whole and not config.shows("launch"):
+        if made.whole:
             threads = toolchain.threads if _THREADS.search(self.text) else None
             self.whole = Whole(library.program, self.schedule, self.run.caller, threads)  # type: ignore[union-attr]
         self.is_native = self.whole is not None and not made.calls
@@ -84,7 +84,7 @@ class HostProgram:
     def __call__(self, buffers: list) -> tuple:
         arrays = [_in_order(b) for b in buffers]
         buffers.clear()
-        if self.whole is None:
+        if self.whole is None or (config.debug and config.shows("launch")):
             return self.calls(self._run, arrays)
         return self.whole(arrays) if self.is_native else self.calls(self.whole, arrays)
 
