@@ -29,6 +29,7 @@ from blufunc.core.primitives.linear_ops import (
     reshape_p,
     transpose_p,
 )
+from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import inline_bodies, simplify
 from blufunc.kernels.codegen.scalar_ops import is_small_float
 
@@ -244,7 +245,7 @@ class _Splitter:
         rule = _RULES.get(e.prim)
         if rule is None and (isinstance(e.prim, Elementwise) or e.prim is add_any_p):
             rule = _elementwise
-        if rule is None or len(e.outvars) != 1:
+        if rule is None or len(e.outvars) != 1 or is_replaced(e.prim, "impl"):
             raise _WholeError
         self.env[e.outvars[0]] = rule(self, e, ins)
 

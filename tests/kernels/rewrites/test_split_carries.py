@@ -111,6 +111,18 @@ def test_short_floats_are_accumulated_in_float32(dtype, reduce, monkeypatch):
     np.testing.assert_array_equal(bf.jit(fun)(x), want)
 
 
+@pytest.mark.skipif(toolchain.find() is None, reason="this machine has no C++ compiler")
+@pytest.mark.parametrize("prim", [lax.sin_p, lax.reduce_sum_p, lax.concatenate_p], ids=str)
+def test_replaced_definitions_are_called(prim, monkeypatch):
+    step = lambda s: bnp.sin(s) + 0.1 * bnp.concatenate([s[1:], s[:1]]) + 0.01 * s.sum(0)
+    before = prim.impl
+    with bf.override(prim, impl=lambda *args, **params: before(*args, **params) * 2):
+        monkeypatch.setattr(config, "host_compiler", "never")
+        want = bf.jit(fixed(step))(X)
+        monkeypatch.setattr(config, "host_compiler", "always")
+        np.testing.assert_allclose(bf.jit(fixed(step))(X), want, rtol=2e-5)
+
+
 def test_on_a_gpu_it_is_a_kernel_and_a_concatenation():
     jaxpr = bf.jit(APART["rows"]).trace(X).jaxpr
     assert len(Draft(jaxpr, (False,), "sm_90a").schedule.steps) == 2

@@ -370,3 +370,16 @@ def test_the_interpreter_runs_beside_a_native_loop(native):
         turns += 1
     thread.join()
     assert turns > 5
+
+
+@pytest.mark.parametrize("prim", [lax.dot_general_p, lax.sin_p, lax.scatter_p], ids=str)
+def test_replaced_definitions_are_called(prim, native):
+    w = X.T @ X
+
+    def step(i, c):
+        return bnp.sin(c @ w).at[i].set(c[0]) + 1
+
+    before = prim.impl
+    with bf.override(prim, impl=lambda *args, **params: before(*args, **params) * 2):
+        fun = lambda x: lax.fori_loop(0, 3, step, x)
+        close(bf.jit(fun)(w), as_numpy(fun, w))
