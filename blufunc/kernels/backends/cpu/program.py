@@ -1,8 +1,9 @@
-"""CPU programs: compile a schedule's kernels to C++ and run its steps in order.
+"""CPU programs: compile a schedule to C++ and run its steps in order.
 
 Kernels, stages 6 and 8. In: a jaxpr. Out: a ``HostProgram``. Fused regions are compiled loops over raw memory, matmuls
-are compiled or BLAS calls into planned memory, and other steps call the NumPy definition of their primitive. Without a
-compiler, or for small programs, ``backends/numpy/program.py`` serves.
+are compiled or BLAS calls into planned memory, loops, branches and updates are native steps (``native/``), and other
+steps call the NumPy definition of their primitive. If all steps are native, C++ runs them in one call; otherwise
+``Runner`` does, from Python. Without a compiler, or for short programs, ``backends/numpy/program.py`` serves.
 """
 
 from __future__ import annotations
