@@ -372,6 +372,15 @@ def test_a_stage_is_printed(stage, compiled, monkeypatch, capsys):
     assert {m for m in marks if m in err} == {m for m in marks if STAGES[stage][0].startswith(m)}
 
 
+def test_launches_are_printed_when_asked(compiled, monkeypatch, capsys):
+    f = bf.jit(lambda x: bnp.exp(x) + 1)
+    f(ARGS[0])
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(config, "debug", "launch")
+    f(ARGS[0])
+    assert "launch 0: " in capsys.readouterr().err
+
+
 def test_stages_of_numpy_calls(uncompiled, monkeypatch, capsys):
     monkeypatch.setattr(config, "debug", "source,memory")
     bf.jit(lambda x: bnp.exp(x))(ARGS[0])

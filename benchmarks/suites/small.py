@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.harness.gpu_tables import geometric_mean
 from benchmarks.harness.timing import report
 from benchmarks.suites.loops import compared
-from benchmarks.suites.small_programs import Program, programs
+from benchmarks.suites.small_programs import programs
 
 
 def main() -> None:
@@ -50,8 +50,6 @@ def agree(name: str, ours: list[Any], theirs: list[Any]) -> None:
                 a.astype(np.complex128), b.astype(np.complex128), rtol=1e-3, atol=1e-3, err_msg=name
             )
 
-
-__all__ = ["Program", "main"]
 
 if __name__ == "__main__":
     main()

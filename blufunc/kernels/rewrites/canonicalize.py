@@ -103,8 +103,11 @@ def _outer_product(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
         return None
     (lc, _), batches = eqn.params["dimension_numbers"]
     (out,) = eqn.outvars
-    if lc or not dtypes.is_floating(out.aval.dtype) or isinstance(eqn.params["precision"], tuple):
+    dtype = out.aval.dtype
+    if lc or not dtypes.is_floating(dtype) or isinstance(eqn.params["precision"], tuple):
         return None
+    if any(x.aval.dtype != dtype and x.aval.dtype.itemsize >= dtype.itemsize for x in eqn.invars):
+        return None  # factors of the result's dtype would be rounded, where the product alone is
     made: list[Eqn] = []
     factors: list[Atom] = []
     free = len(batches[0])
@@ -115,7 +118,7 @@ def _outer_product(r: _Rules, eqn: Eqn) -> list[Eqn] | None:
         if dims != sorted(dims):
             return None
         for prim, params, aval in (
-            (convert_p, {"dtype": out.aval.dtype}, x.aval.with_dtype(out.aval.dtype)),
+            (convert_p, {"dtype": dtype}, x.aval.with_dtype(dtype)),
             (broadcast_in_dim_p, {"shape": out.aval.shape, "dims": tuple(dims)}, out.aval),
         ):
             if not x.aval.same_type(aval):

@@ -179,6 +179,8 @@ class _Scan:
         chain = [e for e in (self.makers.get(d),) if e is not None]
         if chain and chain[0].prim is transpose_p:
             chain += [e for e in (self.makers.get(chain[0].invars[0]),) if e is not None]
+        if any(is_replaced(e.prim, "impl") for e in (total, *chain)):
+            return
         if not chain or chain[-1].prim is not dot_general_p or chain[-1].params["dimension_numbers"][1][0]:
             return
         if any(len(self.readers.of(e.outvars[0])) != 1 or e.outvars[0] in self.body.outvars for e in chain):

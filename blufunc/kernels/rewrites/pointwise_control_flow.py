@@ -293,6 +293,8 @@ class _Evaluation:
     def at_point(self, eqn: Eqn, args: Sequence[Atom]) -> Atom:
         """The one result of an equation at a point."""
         prim = eqn.prim
+        if is_replaced(prim, "impl"):
+            raise _NotAtPointsError
         args = list(map(self.scalar, args))
         if prim is reduce_or_p and dtypes.is_bool(eqn.invars[0].aval.dtype):
             return self.any(eqn, args[0])

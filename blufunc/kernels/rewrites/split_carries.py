@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
-from blufunc.core.ops.elementwise import add_p, max_p, min_p, mul_p
+from blufunc.core.ops.elementwise import add_p, convert_p, max_p, min_p, mul_p
 from blufunc.core.ops.reduce import reduce_max_p, reduce_min_p, reduce_prod_p
 from blufunc.core.ops.shape import concatenate_p, rev_p, slice_p
 from blufunc.core.primitives.kinds import Elementwise
@@ -28,10 +29,15 @@ from blufunc.core.primitives.linear_ops import (
     reshape_p,
     transpose_p,
 )
+from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import inline_bodies, simplify
+from blufunc.kernels.codegen.scalar_ops import is_small_float
 
 MOST_PARTS = 8
 """Maximum parts of a carry."""
+
+MOST_JOINED = 64
+"""Maximum parts of a concatenation: more operations would not fit a kernel."""
 
 _COMBINED = {reduce_sum_p: add_p, reduce_max_p: max_p, reduce_min_p: min_p, reduce_prod_p: mul_p}
 """Reductions, and the operation that combines two parts."""
@@ -229,7 +235,7 @@ class _Splitter:
     def equation(self, e: Eqn) -> None:
         ins = [self.value(a) for a in e.invars]
         stacks = [x for x in ins if isinstance(x, Parts)]
-        joins = e.prim is concatenate_p and e.outvars[0].aval.shape[e.params["dimension"]] <= MOST_PARTS
+        joins = e.prim is concatenate_p and 0 < e.outvars[0].aval.shape[e.params["dimension"]] <= MOST_PARTS
         if not stacks and not joins:
             e = e.with_invars(ins)  # type: ignore[arg-type]
             self.eqns.append(e)
@@ -239,7 +245,7 @@ class _Splitter:
         rule = _RULES.get(e.prim)
         if rule is None and (isinstance(e.prim, Elementwise) or e.prim is add_any_p):
             rule = _elementwise
-        if rule is None or len(e.outvars) != 1:
+        if rule is None or len(e.outvars) != 1 or is_replaced(e.prim, "impl"):
             raise _WholeError
         self.env[e.outvars[0]] = rule(self, e, ins)
 
@@ -268,6 +274,8 @@ def _slice(s: _Splitter, e: Eqn, ins: Sequence[Value]) -> Value:
     p, (out,) = e.params, e.outvars
     strides = p["strides"] or (1,) * out.aval.ndim
     kept = parts[p["start_indices"][axis] : p["limit_indices"][axis] : strides[axis]]
+    if not kept:
+        raise _WholeError
     rest = lambda xs: (*xs[:axis], *xs[axis + 1 :])
     aval = _without(out.aval, axis)
     if kept[0].aval.shape != aval.shape:
@@ -310,6 +318,8 @@ def _concatenate(s: _Splitter, e: Eqn, ins: Sequence[Value]) -> Value:
     d, (out,) = e.params["dimension"], e.outvars
     stacks = [x for x in ins if isinstance(x, Parts)]
     if all(x.axis == d for x in stacks):
+        if out.aval.shape[d] > MOST_JOINED:
+            raise _WholeError
         parts: list[Atom] = []
         for x in ins:
             parts.extend(
@@ -350,11 +360,17 @@ def _reduce(s: _Splitter, e: Eqn, ins: Sequence[Value]) -> Value:
         to = axis - sum(d < axis for d in axes)
         aval = _without(out.aval, to)
         return Parts(to, tuple(s.put(e.prim, [x], aval, {**e.params, "axes": rest}, e.source) for x in parts))
-    done = [s.put(e.prim, [x], out.aval, {**e.params, "axes": rest}, e.source) if rest else x for x in parts]
+    # sums and products of short floats are accumulated in float32, and rounded once
+    wide = e.prim in (reduce_sum_p, reduce_prod_p) and is_small_float(out.aval.dtype)
+    dtype = dtypes.float32 if wide else out.aval.dtype
+    convert = lambda x, to: s.put(convert_p, [x], x.aval.with_dtype(to), {"dtype": to}, e.source)
+    xs = [convert(x, dtype) for x in parts] if wide else parts
+    aval = out.aval.with_dtype(dtype)
+    done = [s.put(e.prim, [x], aval, {**e.params, "axes": rest}, e.source) if rest else x for x in xs]
     total = done[0]
     for x in done[1:]:
-        total = s.put(_COMBINED[e.prim], [total, x], out.aval, {}, e.source)
-    return total
+        total = s.put(_COMBINED[e.prim], [total, x], aval, {}, e.source)
+    return convert(total, out.aval.dtype) if wide else total
 
 
 def _reverse(s: _Splitter, e: Eqn, ins: Sequence[Value]) -> Value:

@@ -11,6 +11,7 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import planning, toolchain
 from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.ops.points import POINTS
+from blufunc.kernels.rewrites import split_carries
 from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
 
 N = planning.HOST.least_points
@@ -57,6 +58,11 @@ WHOLE = {  # each element reads others of its row
     "a condition on all": lambda x: lax.while_loop(lambda s: s.max() < 50, lambda s: s * 1.5 + s[0], x),
     "a matmul": fixed(lambda s: bnp.tanh(s[0] + bnp.ones((3, 3)) @ s)),
     "a sum over points": fixed(lambda s: s[0] / s.sum() + s),
+    "no rows": fixed(lambda s: bnp.concatenate([s[:0], s[1:], s[:1] * 0.9])),
+    "a sum of no rows": fixed(lambda s: bnp.concatenate([s[1:], s[:1]]) + (s[:0] * 2).sum(0)),
+    "many more rows": fixed(
+        lambda s: s[::-1] + bnp.concatenate([s, bnp.ones((split_carries.MOST_JOINED, N), "float32")])[2:5]
+    ),
     "sorted points": fixed(lambda s: bnp.sort(s, 1) * s[0]),
     "rows by number": lambda x: lax.fori_loop(0, 3, lambda i, s: s[0] + s.at[i].set(1), x),
 }
@@ -89,6 +95,32 @@ def test_values(name, monkeypatch):
         monkeypatch.setattr(config, "host_compiler", "always")
     for g, w in zip(bf.tree.leaves(bf.jit(fun)(X)), want, strict=True):
         np.testing.assert_allclose(g, w, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(toolchain.find() is None, reason="this machine has no C++ compiler")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("reduce", [bnp.sum, bnp.prod])
+def test_short_floats_are_accumulated_in_float32(dtype, reduce, monkeypatch):
+    x = bnp.stack([bnp.full(N, 60000), bnp.full(N, 40000), bnp.full(N, -60001)])
+    x = (x / 50000 if reduce is bnp.prod else x).astype(dtype)  # 100000 is no float16
+    fun = lambda x: lax.fori_loop(0, 1, lambda i, s: bnp.stack([reduce(s, axis=0), s[0], s[1]]), x)
+    assert set(control(lambda x: fun(x.astype(dtype)))) == {"points"}
+    monkeypatch.setattr(config, "host_compiler", "never")
+    want = bf.jit(lambda x: fun(x))(x)
+    monkeypatch.setattr(config, "host_compiler", "always")
+    np.testing.assert_array_equal(bf.jit(fun)(x), want)
+
+
+@pytest.mark.skipif(toolchain.find() is None, reason="this machine has no C++ compiler")
+@pytest.mark.parametrize("prim", [lax.sin_p, lax.reduce_sum_p, lax.concatenate_p], ids=str)
+def test_replaced_definitions_are_called(prim, monkeypatch):
+    step = lambda s: bnp.sin(s) + 0.1 * bnp.concatenate([s[1:], s[:1]]) + 0.01 * s.sum(0)
+    before = prim.impl
+    with bf.override(prim, impl=lambda *args, **params: before(*args, **params) * 2):
+        monkeypatch.setattr(config, "host_compiler", "never")
+        want = bf.jit(fixed(step))(X)
+        monkeypatch.setattr(config, "host_compiler", "always")
+        np.testing.assert_allclose(bf.jit(fixed(step))(X), want, rtol=2e-5)
 
 
 def test_on_a_gpu_it_is_a_kernel_and_a_concatenation():

@@ -1,4 +1,4 @@
-"""CPU backend: generated C++, BLAS, or NumPy calls for small programs.
+"""CPU backend: generated C++, BLAS, or NumPy calls for short programs.
 
 In: schedules. Out: compiled programs. May import ``kernels.pipeline`` and the packages before it.
 """

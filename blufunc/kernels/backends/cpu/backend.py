@@ -80,7 +80,7 @@ class NumpyBackend:
     def compile(
         self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
     ) -> Program | host_program.HostProgram:
-        """Program over buffers: compiled loops for large arrays or a budget, else NumPy."""
+        """Program over buffers: C++ where it pays or for a budget, else NumPy calls."""
         jaxpr = inline_definitions(self.chosen(jaxpr))
         program = None
         if budget is not None or toolchain.compiles(jaxpr):

@@ -41,6 +41,10 @@ def is_control(eqn: Eqn) -> bool:
     return eqn.prim.kind == "control" and eqn.prim.name in CONTROL and not is_replaced(eqn.prim, "impl")
 
 
+def _is_matmul(eqn: Eqn) -> bool:
+    return eqn.prim is dot_general_p and not is_replaced(dot_general_p, "impl")
+
+
 def is_native(eqn: Eqn) -> bool:
     """True for steps other than fused kernels and matmuls that run as C++."""
     return is_control(eqn) or eqn.prim in UPDATES or scatters.is_native(eqn)
@@ -48,8 +52,7 @@ def is_native(eqn: Eqn) -> bool:
 
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
     """Schedule of a simplified jaxpr on the CPU, within ``budget`` bytes at peak."""
-    is_product = lambda e: e.prim is dot_general_p and not is_replaced(e.prim, "impl")
-    planning = Planning(jaxpr, donated, HOST, lambda e: is_product(e) or is_native(e))
+    planning = Planning(jaxpr, donated, HOST, lambda e: _is_matmul(e) or is_native(e))
     return _with_inner(within(planning, budget))
 
 

@@ -1,8 +1,9 @@
-"""CPU programs: compile a schedule's kernels to C++ and run its steps in order.
+"""CPU programs: compile a schedule to C++ and run its steps in order.
 
 Kernels, stages 6 and 8. In: a jaxpr. Out: a ``HostProgram``. Fused regions are compiled loops over raw memory, matmuls
-are compiled or BLAS calls into planned memory, and other steps call the NumPy definition of their primitive. Without a
-compiler, or for small programs, ``backends/numpy/program.py`` serves.
+are compiled or BLAS calls into planned memory, loops, branches and updates are native steps (``native/``), and other
+steps call the NumPy definition of their primitive. If all steps are native, C++ runs them in one call; otherwise
+``Runner`` does, from Python. Without a compiler, or for short programs, ``backends/numpy/program.py`` serves.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class HostProgram:
         self.run = Runner(self.schedule, functions, compiler, made.calls)
         self.blas = one_thread_each if self.run.calls_blas else contextlib.nullcontext()
         self.whole: Whole | None = None
-        if made.whole and not config.shows("launch"):
+        if made.whole:
             threads = toolchain.threads if _THREADS.search(self.text) else None
             self.whole = Whole(library.program, self.schedule, self.run.caller, threads)  # type: ignore[union-attr]
         self.is_native = self.whole is not None and not made.calls
@@ -84,7 +85,7 @@ class HostProgram:
     def __call__(self, buffers: list) -> tuple:
         arrays = [_in_order(b) for b in buffers]
         buffers.clear()
-        if self.whole is None:
+        if self.whole is None or (config.debug and config.shows("launch")):
             return self.calls(self._run, arrays)
         return self.whole(arrays) if self.is_native else self.calls(self.whole, arrays)
 

@@ -24,6 +24,7 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, exact, line_of
+from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import inline_definitions, simplify
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.device_model import H200, HOPPER, L2_BYTES, L2_SPEEDUP, Limits
@@ -87,7 +88,8 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
     )
     if arch == "sm_90a":  # which has warpgroup matmuls
         target = dataclasses.replace(target, in_one_kernel=split_gemm.sums_of)
-    planning = Planning(jaxpr, donated, target, library.planned, keep)
+    planned = lambda eqn: library.planned(eqn) and not is_replaced(eqn.prim, "impl")
+    planning = Planning(jaxpr, donated, target, planned, keep)
     made = within(planning, budget)
     made.notes = (*choices, *notes, *planning.notes)
     return made

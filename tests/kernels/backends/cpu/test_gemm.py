@@ -59,6 +59,7 @@ CASES = {  # lhs, rhs, dimension numbers
     "a dot product": (plain(77), plain(77), (((0,), (0,)), ((), ()))),
     "an outer product": (plain(20), plain(35), (((), ()), ((), ()))),
     "both transposed, few rows": (cut((70, 5), (1, 0), ...), cut((90, 70), (1, 0), ...), MATRICES),
+    "both transposed, many columns": (cut((7, 5), (1, 0), ...), cut((300, 7), (1, 0), ...), MATRICES),
     "small batches": (plain(6, 3, 7), plain(6, 7, 4), STACKS),
     "batches of vectors": (plain(6, 7), plain(6, 7, 40), (((1,), (1,)), ((0,), (0,)))),
     "batches": (plain(5, 20, 30), plain(5, 30, 40), STACKS),
@@ -108,6 +109,16 @@ def test_results_do_not_depend_on_the_number_of_threads(m, k, n):
     x, y = (rng.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (k, n)))
     one, want = product(x, y, MATRICES, threads=1)
     np.testing.assert_allclose(one, want, atol=1e-4)
+    for threads in (2, 3, 7):
+        np.testing.assert_array_equal(product(x, y, MATRICES, threads)[0], one)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(3, 7, 129), (7, 15, 385), (2, 40, 257)])
+def test_nor_do_those_of_a_column_alone(m, k, n):
+    """A thread may get one column of a rhs whose columns are apart."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((n, k), dtype=np.float32).T
+    one, _ = product(x, y, MATRICES, threads=1)
     for threads in (2, 3, 7):
         np.testing.assert_array_equal(product(x, y, MATRICES, threads)[0], one)
 

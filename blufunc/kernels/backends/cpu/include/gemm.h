@@ -60,7 +60,7 @@ static void pack(T *__restrict to, const T *__restrict from, int64_t count, int6
 
 template<typename T> struct Gemm {
   typedef T Vector __attribute__((vector_size(WIDTH), aligned(sizeof(T)), may_alias));
-  enum { LANES = WIDTH / sizeof(T), COLUMNS = 2 * LANES };
+  enum { LANES = WIDTH / sizeof(T), COLUMNS = 2 * LANES, WIDE = 8 * LANES };
 
   // One tile of the result, of which the first ``rows`` rows and ``columns`` columns are wanted.
   static void tile(int64_t inner, const T *__restrict a, const T *__restrict b, T *__restrict out,
@@ -171,18 +171,18 @@ template<typename T> struct Gemm {
     return total;
   }
 
-  // Columns ``from`` to ``to`` of a product.
+  // Columns ``from`` to ``to`` of a product. How it sums depends on all columns, not on those of this thread.
   static void small(const Product &p, const T *lhs, const T *rhs, T *out, int64_t from, int64_t to) {
     rhs += from * p.rhs_column;
     out += from;
     const int64_t columns = to - from;
-    if (p.rhs_column == 1 || columns == 1) {
-      if (columns > 1) return by_columns(p, lhs, rhs, out, columns);
+    if (p.rhs_column == 1 || p.columns == 1) {
+      if (p.columns > 1) return by_columns(p, lhs, rhs, out, columns);
       if (p.rhs_inner == 1 && p.lhs_inner == 1) {
         for (int64_t i = 0; i < p.rows; ++i) out[i * p.columns] = dot(lhs + i * p.lhs_row, rhs, p.inner);
         return;
       }
-      if (p.columns == 1 && p.lhs_row == 1) {  // the transposed product has contiguous columns
+      if (p.lhs_row == 1) {  // the transposed product has contiguous columns
         Product q = p;
         q.rows = 1, q.columns = p.rows;
         q.lhs_row = 0, q.lhs_inner = p.rhs_inner, q.rhs_inner = p.lhs_inner, q.rhs_column = 1;
@@ -194,12 +194,16 @@ template<typename T> struct Gemm {
           out[i * p.columns + j] = dot(lhs + i * p.lhs_row, rhs + j * p.rhs_column, p.inner);
       return;
     }
-    T *b = (T *)scratch.of(sizeof(T) * p.inner * columns);
-    for (int64_t k = 0; k < p.inner; ++k)
-      for (int64_t j = 0; j < columns; ++j) b[k * columns + j] = rhs[k * p.rhs_inner + j * p.rhs_column];
-    Product q = p;
-    q.rhs_inner = columns, q.rhs_column = 1;
-    by_columns(q, lhs, b, out, columns);
+    // columns that are apart are copied, some at a time
+    T *b = (T *)scratch.of(sizeof(T) * p.inner * least(columns, WIDE));
+    for (int64_t j = 0; j < columns; j += WIDE) {
+      const int64_t count = least(columns - j, WIDE);
+      for (int64_t k = 0; k < p.inner; ++k)
+        for (int64_t i = 0; i < count; ++i) b[k * count + i] = rhs[k * p.rhs_inner + (j + i) * p.rhs_column];
+      Product q = p;
+      q.rhs_inner = count, q.rhs_column = 1;
+      by_columns(q, lhs, b, out + j, count);
+    }
   }
 
   // The operands of a batch.
@@ -220,9 +224,8 @@ template<typename T> struct Gemm {
       }
       return;
     }
-    const int64_t wide = 8 * LANES;
-    const int64_t parts = p.batches >= threads ? 1 : least(threads, ceil_div(p.columns, wide));
-    const int64_t columns = round_up(ceil_div(p.columns, parts), wide);
+    const int64_t parts = p.batches >= threads ? 1 : least(threads, ceil_div(p.columns, WIDE));
+    const int64_t columns = round_up(ceil_div(p.columns, parts), WIDE);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t at = 0; at < p.batches * parts; ++at) {
       const T *x = lhs, *y = rhs;

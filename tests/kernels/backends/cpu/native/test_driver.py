@@ -448,3 +448,16 @@ def test_a_users_operation_in_a_native_loop_warns(native):
     branch = lambda c: lax.cond(c.sum() > 0, mine.bind, bnp.cos, c)
     with pytest.warns(HostPrimitiveWarning, match="mine_in_a_loop runs on the host"):
         bf.jit(lambda x: lax.fori_loop(0, 4, lambda i, c: branch(c) * 0.5, x))(X)
+
+
+@pytest.mark.parametrize("prim", [lax.dot_general_p, lax.sin_p, lax.scatter_p], ids=str)
+def test_replaced_definitions_are_called(prim, native):
+    w = X.T @ X
+
+    def step(i, c):
+        return bnp.sin(c @ w).at[i].set(c[0]) + 1
+
+    before = prim.impl
+    with bf.override(prim, impl=lambda *args, **params: before(*args, **params) * 2):
+        fun = lambda x: lax.fori_loop(0, 3, step, x)
+        close(bf.jit(fun)(w), as_numpy(fun, w))
