@@ -54,7 +54,7 @@ def section(record: dict) -> str:
         return errors(record)
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
     lines = [
-        f"## {record['benchmark']}",
+        f"## {record['benchmark']}{' on a GPU' if record.get('platform') == 'cuda' else ''}",
         "",
         f"{record['date']}; {record['device']}; BLAS threads: {record['blas_threads']}; {versions}.",
         "",

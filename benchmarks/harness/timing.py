@@ -12,6 +12,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+import blufunc
+
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -52,11 +54,12 @@ def report(name: str, rows: list[dict], platform_name: str = "cpu", device: str 
         return
     record = {
         "benchmark": name,
+        "platform": platform_name,
         "date": datetime.date.today().isoformat(),
         "device": device or f"{_processor()}, {os.cpu_count()} cores",
         "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
-        "versions": {"python": platform.python_version()}
-        | {p: metadata.version(p) for p in ("blufunc", "numpy", "jax")},
+        "versions": {"python": platform.python_version(), "blufunc": blufunc.__version__}
+        | {p: metadata.version(p) for p in ("numpy", "jax")},
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
