@@ -358,7 +358,7 @@ _CALLS = {
 _RANDOM_BYTES = 64
 """Bytes that a random byte counts for: the cipher computes that long."""
 
-_ROUNDS = 64
+_ROUNDS = 128
 """Assumed rounds of a loop without a known number."""
 
 _CALL_BYTES = 512
