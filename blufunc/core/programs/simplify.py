@@ -327,6 +327,11 @@ def _atom_key(atom: Atom) -> Any:
     return atom
 
 
+def simplified_body(jaxpr: Jaxpr) -> Jaxpr:
+    """The body of a loop or branch, simplified with its calls inlined; memoized."""
+    return jaxpr.memoised("simplified body", lambda: simplify(inline_bodies(simplify(jaxpr))[0]))
+
+
 def simplify(jaxpr: Jaxpr) -> Jaxpr:
     """Run all passes, in an order in which each exposes work for the next; memoized."""
     if "is simplified" in jaxpr.memo:

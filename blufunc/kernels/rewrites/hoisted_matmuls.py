@@ -23,7 +23,7 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import add_p, convert_p
 from blufunc.core.primitives.linear_ops import add_any_p, transpose_p
 from blufunc.core.primitives.override import is_replaced
-from blufunc.core.programs.simplify import Origins, dce, inline_bodies, rewrite, simplify
+from blufunc.core.programs.simplify import Origins, dce, rewrite, simplified_body
 from blufunc.kernels.rewrites.readers import Readers
 
 LEAST_STEPS = 4
@@ -54,10 +54,6 @@ def with_hoisted_matmuls(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
     return dce(made, origins=origins) if changed else jaxpr
 
 
-def _inlined(jaxpr: Jaxpr) -> Jaxpr:
-    return jaxpr.memoised("hoisted matmuls", lambda: simplify(inline_bodies(simplify(jaxpr))[0]))
-
-
 @dataclass
 class _Scan:
     """A scan while its matmuls are taken out.
@@ -81,7 +77,7 @@ class _Scan:
 
     def __post_init__(self) -> None:
         p = self.eqn.params
-        self.body = _inlined(p["jaxpr"])
+        self.body = simplified_body(p["jaxpr"])
         self.length, self.n_consts, self.n_carry = p["length"], p["n_consts"], p["n_carry"]
         n, m = self.n_consts, self.n_consts + self.n_carry
         self.consts: dict[Any, Atom] = dict(zip(self.body.invars[:n], self.eqn.invars[:n], strict=True))

@@ -30,7 +30,7 @@ from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p, reshape_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.core.programs.simplify import Origins, dce, inline_bodies, rewrite, simplify, used
+from blufunc.core.programs.simplify import Origins, dce, rewrite, simplified_body, simplify, used
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.points import POINTS, Branch, Loop, _AtPoints, point_branch_p, point_loop_p
@@ -156,7 +156,7 @@ def _ready(jaxpr: Jaxpr) -> Jaxpr:
     """A body with its calls inlined, and its own loops at points."""
 
     def make() -> Jaxpr:
-        inner = simplify(inline_bodies(simplify(jaxpr))[0])
+        inner = simplified_body(jaxpr)
         if len(inner.eqns) > MOST_EQUATIONS or inner.constvars:
             raise _NotAtPointsError
         return with_point_control(inner, {})

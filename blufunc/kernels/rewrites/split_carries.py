@@ -30,7 +30,7 @@ from blufunc.core.primitives.linear_ops import (
     transpose_p,
 )
 from blufunc.core.primitives.override import is_replaced
-from blufunc.core.programs.simplify import inline_bodies, simplify
+from blufunc.core.programs.simplify import simplified_body
 from blufunc.kernels.codegen.scalar_ops import is_small_float
 
 MOST_PARTS = 8
@@ -86,17 +86,13 @@ class _Bodies:
         p = eqn.params
         if eqn.prim.name == "while":
             return cls(
-                [(_inlined(p["cond"]), p["n_cond"]), (_inlined(p["body"]), p["n_body"])], len(eqn.outvars)
+                [(simplified_body(p["cond"]), p["n_cond"]), (simplified_body(p["body"]), p["n_body"])], len(eqn.outvars)
             )
         if eqn.prim.name != "scan" or len(eqn.invars) != p["n_consts"] + p["n_carry"]:
             return None
         if len(eqn.outvars) != p["n_carry"]:
             return None
-        return cls([(_inlined(p["jaxpr"]), p["n_consts"])], p["n_carry"])
-
-
-def _inlined(jaxpr: Jaxpr) -> Jaxpr:
-    return jaxpr.memoised("split carries", lambda: simplify(inline_bodies(simplify(jaxpr))[0]))
+        return cls([(simplified_body(p["jaxpr"]), p["n_consts"])], p["n_carry"])
 
 
 def _short_axes(loop: _Bodies) -> Iterator[list[int | None]]:

@@ -130,17 +130,15 @@ def branches_of(eqn: Eqn) -> list[Schedule]:
 
 @dataclass
 class Layout:
-    """Places in the scratch memory of a loop or branch.
+    """Places in the scratch memory of a loop, after the arena of its bodies.
 
     Attributes:
-      arena: bytes of the arena that its bodies share, at the beginning.
       spares: offset of the second buffer of each carry that has one, by its number.
       dropped: offset of each result that nothing reads, by its number.
       flag: offset of the verdict of a condition.
       nbytes: size.
     """
 
-    arena: int
     spares: dict[int, int]
     dropped: dict[int, int]
     flag: int
@@ -154,7 +152,7 @@ def layout_of(eqn: Eqn) -> Layout:
     else:
         loop = rounds_of(eqn)
         bodies, spare = loop.bodies, [k for k in range(loop.n_carry) if taken(loop, k) is None]
-    at = arena = max(_aligned(b.plan.arena_bytes) for b in bodies)
+    at = max(_aligned(b.plan.arena_bytes) for b in bodies)
 
     def take(nbytes: int) -> int:
         nonlocal at
@@ -164,7 +162,7 @@ def layout_of(eqn: Eqn) -> Layout:
     sizes = [v.aval.nbytes for v in eqn.outvars]
     spares = {k: take(sizes[k]) for k in spare}
     dropped = {k: take(sizes[k]) for k, v in enumerate(eqn.outvars) if isinstance(v, DropVar)}
-    return Layout(arena, spares, dropped, take(1), at)
+    return Layout(spares, dropped, take(1), at)
 
 
 def _aligned(nbytes: int) -> int:
