@@ -86,7 +86,8 @@ class _Bodies:
         p = eqn.params
         if eqn.prim.name == "while":
             return cls(
-                [(simplified_body(p["cond"]), p["n_cond"]), (simplified_body(p["body"]), p["n_body"])], len(eqn.outvars)
+                [(simplified_body(p["cond"]), p["n_cond"]), (simplified_body(p["body"]), p["n_body"])],
+                len(eqn.outvars),
             )
         if eqn.prim.name != "scan" or len(eqn.invars) != p["n_consts"] + p["n_carry"]:
             return None
