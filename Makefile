@@ -76,6 +76,8 @@ bench: $(STAMPS)/examples $(STAMPS)/peers ## measure against JAX on this machine
 	$(PY) -m benchmarks.suites.import_time
 	$(PY) -m benchmarks.suites.cpu_kernels
 	$(PY) -m benchmarks.suites.user_primitive
+	$(PY) -m benchmarks.suites.loops
+	$(PY) -m benchmarks.suites.small
 	$(PY) -m benchmarks.suites.cpu_train
 
 bench-gpu: $(STAMPS)/examples ## measure against PyTorch and JAX on a CUDA device, with what of them .venv has

@@ -63,7 +63,7 @@ class _Scan:
       before, after: equations before and after it.
       inputs: variables of the body that become inputs, and their stacks.
       outputs: variables of the body that become outputs, and their stacks.
-      sums: by number of a carry that leaves the loop, its matmul.
+      sums: numbers of carries that leave the loop.
       products: numbers of outputs that leave the loop.
     """
 
@@ -72,7 +72,7 @@ class _Scan:
     after: list[Eqn] = field(default_factory=list)
     inputs: dict[Var, Var] = field(default_factory=dict)
     outputs: dict[Var, Var] = field(default_factory=dict)
-    sums: dict[int, Eqn] = field(default_factory=dict)
+    sums: set[int] = field(default_factory=set)
     products: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -82,8 +82,8 @@ class _Scan:
         n, m = self.n_consts, self.n_consts + self.n_carry
         self.consts: dict[Any, Atom] = dict(zip(self.body.invars[:n], self.eqn.invars[:n], strict=True))
         self.xs: dict[Any, Atom] = dict(zip(self.body.invars[m:], self.eqn.invars[m:], strict=True))
-        self.makers: dict[Any, Eqn] = {v: e for e in self.body.eqns for v in e.outvars}
         self.readers = Readers(self.body)
+        self.makers = self.readers.makers
 
     def hoisted(self) -> list[Eqn] | None:
         """The equations that replace it; None if it has no such matmul."""
@@ -187,7 +187,7 @@ class _Scan:
         operands = product.invars
         if any(a.__class__ is Literal or a in self.consts or not self.fits(a.aval) for a in operands):
             return
-        self.sums[k] = product
+        self.sums.add(k)
         stacks = [self.stack_of(a) for a in operands]
         (lc, rc), none = product.params["dimension_numbers"]
         numbers = ((0, *(d + 1 for d in lc)), (0, *(d + 1 for d in rc))), none

@@ -1,9 +1,9 @@
 """C++ of native steps: the steps of a schedule as the statements of a function.
 
-Kernels, stage 6 on the CPU. In: loops, branches and updates of a schedule, and the schedules of their bodies. Out: C++
-functions that call the program's kernels. A value of a body lies at a constant offset in the arena, or in an
-operand or result of the caller. A loop swaps the two buffers of a carry after a round, unless the body updates
-it in place.
+Kernels, stage 6 on the CPU. In: loops, branches and updates of a schedule, or a whole one, and the schedules of bodies.
+Out: C++ functions that call the program's kernels. A value of a body lies at a constant offset in the arena, or in an
+operand or result of the caller. A loop swaps the two buffers of a carry after a round, unless the body updates it in
+place.
 
 A step without a native form calls Python (``run.py``).
 """
