@@ -9,6 +9,7 @@ import ctypes
 import functools
 import json
 import re
+import struct
 import weakref
 
 import numpy as np
@@ -21,7 +22,7 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.kernels.backends.cuda import backend as cuda_backend
 from blufunc.kernels.backends.cuda import executor
-from blufunc.kernels.backends.cuda.driver import driver, modules
+from blufunc.kernels.backends.cuda.driver import conditional, driver, modules
 from blufunc.kernels.backends.cuda.driver import graph as cuda_graph
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.library import (
@@ -37,6 +38,7 @@ from blufunc.kernels.backends.cuda.library import (
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
+from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.ops import split_dot
 from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.nn import vocabulary_loss_call
@@ -180,6 +182,8 @@ class FakeCuda:
     Attributes:
       launches, replays, products: number of kernels, graphs and GEMMs that were put on streams.
       pauses: number of pauses of streams.
+      conditions: by handle, the values of conditions of graphs' nodes; None: not set.
+      nodes: number of runs of the bodies of such nodes.
       fewer: for each GEMM with a reduced number of SMs, its stream and that number.
       epilogues: the epilogue of each GEMM that has one.
       compiled: the names of the kernels that were compiled.
@@ -192,6 +196,8 @@ class FakeCuda:
         self.pool = cuda_memory.Pool(0, self.source)
         self.stream, self.own = Stream(1), None
         self.launches = self.replays = self.products = self.pauses = 0
+        self.conditions: list[bool | None] = []
+        self.nodes = 0
         self.fewer: list[tuple[int, int]] = []
         self.compiled, self.epilogues, self.sources_of_users = [], [], {}
 
@@ -242,7 +248,7 @@ class FakeCuda:
 
     def captures(self):
         """Whether work of this thread is recorded now."""
-        return self.recording is not None and driver.is_capturing(2)
+        return self.recording is not None and driver.is_capturing(driver.work_stream(0).ptr)
 
     def do(self, run, stream):
         if self.captures():
@@ -265,6 +271,70 @@ class FakeCuda:
         finally:
             self.recording = None
 
+    # -- loops and branches of graphs ----------------------------------------------------------------
+
+    def condition(self, stream):
+        """A new condition, which no kernel has set."""
+        assert self.captures()
+        self.conditions.append(None)
+        return len(self.conditions) - 1
+
+    def conditional(self, stream, handle, kind, body, device=0):
+        """Record a node, and what its body puts on a stream of its own."""
+        inner = Stream(100 + len(self.recording), self)
+        self.recording[inner.ptr] = []
+        with driver.redirected(0, inner):
+            body()
+        work = self.recording.pop(inner.ptr)
+
+        def run():
+            assert self.conditions[handle] is not None, "nothing has set the condition"
+            while self.conditions[handle]:
+                for what in work:
+                    what()
+                self.nodes += 1
+                if kind == conditional.IF:
+                    break
+            self.conditions[handle] = None
+
+        self.do(run, stream.ptr)
+
+    def move_all(self, copies):
+        count, *rest = struct.unpack(f"<q{(len(copies) - 8) // 8}q", copies)
+        one = np.dtype(np.uint8)
+        found = [rest[3 * i : 3 * i + 3] for i in range(count)]
+        sources = [self.array(source, (n,), one).copy() for _, source, n in found]
+        assert sum(-(-n // 16) * 16 for _, _, n in found) <= moves.STAGED
+        for (to, _, n), x in zip(found, sources, strict=True):
+            self.array(to, (n,), one)[:] = x
+
+    def next_round(self, values):
+        holds, rounds, handle, most, first, copies = values
+        again = not holds or bool(self.array(holds, (), np.dtype(bool)))
+        self.move_all(copies)
+        done = self.array(rounds, (), np.dtype(np.int64))
+        done[...] = 0 if first else done + 1
+        self.conditions[int(handle)] = again and done < most
+
+    def choose(self, values):
+        index, handles = values
+        count, *found = struct.unpack(f"<{len(handles) // 8}Q", handles)
+        chosen = min(max(int(self.array(index, (), np.dtype(np.int32))), 0), count - 1)
+        for i, handle in enumerate(found[:count]):
+            self.conditions[handle] = i == chosen
+
+    def move_rows(self, values):
+        rounds, start, step, rows, load, stacks = values
+        count, *rest = struct.unpack(f"<q{(len(stacks) - 8) // 8}q", stacks)
+        first, one = start + int(self.array(rounds, (), np.dtype(np.int64))) * step, np.dtype(np.uint8)
+        for i in range(count):
+            array, outside, n, apart = rest[4 * i : 4 * i + 4]
+            for row in range(rows):
+                inside = self.array(int(array + (first + row) * n), (n,), one)
+                other = self.array(outside + row * apart, (n,), one)
+                to, x = (other, inside) if load else (inside, other)
+                to[:] = x
+
     def load(self, wanted, device, name, others=(), made=None):
         self.compiled += [w.kernels[0].name for w in wanted]
         functions = [Loaded(self, lambda pointers, w=w: self.interpret(w, pointers)) for w in wanted]
@@ -273,6 +343,10 @@ class FakeCuda:
     def load_source(self, text, device):
         if text.entry == "split_product":
             return Loaded(self, functools.partial(self.split_product, constants_of(text.text)))
+        if text.entry in ("next_round", "choose", "move_rows"):
+            return Loaded(self, getattr(self, text.entry))
+        if text.entry == "copy_all":
+            return Loaded(self, lambda values: self.move_all(*values))
         if text.entry == "pause":
             return Loaded(self, self.pause)
         return Loaded(self, lambda pointers: self.sources_of_users[text.entry](self, pointers))
@@ -573,6 +647,9 @@ def install(monkeypatch):
         (cupy_ops, "run", fake.library),
         (executor, "_captured", fake.captured),
         (cuda_graph, "capture", fake.capture),
+        (conditional, "why_not", lambda: None),
+        (conditional, "condition", fake.condition),
+        (conditional, "add", fake.conditional),
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
         (scatter, "Scatter", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),

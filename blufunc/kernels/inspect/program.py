@@ -16,7 +16,7 @@ from blufunc.core.arrays.backend import Device
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, line_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda.dispatch import kernel_of
-from blufunc.kernels.backends.cuda.library.control_flow import written_over
+from blufunc.kernels.backends.cuda.library.control_flow.bodies import nested
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.cost import Cost, cost_of, cost_of_equations
 from blufunc.kernels.fusion.report import Fused
@@ -147,10 +147,12 @@ class Sight:
                 continue  # without a body, or a kernel replaces it
             if on_gpu and kernel_of(step.eqn).on_host:
                 continue
-            for role, jaxpr in _roles(step.eqn):
-                donated = (False,) * len(jaxpr.invars)
-                if on_gpu and step.eqn.prim.name == "scan":
-                    donated = written_over(**step.eqn.params)
+            roles = list(_roles(step.eqn))
+            if on_gpu:
+                programs = list(nested(step.eqn))
+            else:
+                programs = [(jaxpr, (False,) * len(jaxpr.invars)) for _, jaxpr in roles]
+            for (role, _), (jaxpr, donated) in zip(roles, programs, strict=True):
                 sight = Sight(simplify(jaxpr), donated, self.device)
                 found.setdefault(id(jaxpr), Body(n, role, sight))
         return list(found.values())

@@ -16,7 +16,7 @@ from blufunc.kernels.backends.cuda.driver import modules
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.attention.op import Attention
 from blufunc.kernels.backends.cuda.library.collectives import Collective
-from blufunc.kernels.backends.cuda.library.control_flow import Call, ControlFlow
+from blufunc.kernels.backends.cuda.library.control_flow.rows import Call, ControlFlow
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
 from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, unshared

@@ -209,6 +209,7 @@ class Work:
       anywhere: True if it touches only planned memory or its own, and enqueues everything on ``work_stream``: it may
         then overlap with other steps. Valid after the first run.
       ``exchanges``: True if it waits for other devices; such steps have their own stream.
+      launches: number of nodes that it adds to a graph, about.
     """
 
     run: Callable[[Executor], None]
@@ -218,6 +219,7 @@ class Work:
     captured: bool = True
     anywhere: Callable[[], bool] = lambda: False
     exchanges: bool = False
+    launches: int = 1
 
 
 class Executor:
@@ -230,6 +232,7 @@ class Executor:
       stream: handle of the current stream.
       works: the steps.
       products: cached matmul plans, by operands and options; steps share them.
+      launches: number of nodes that a call adds to a graph, about.
       beside_exchange: True while enqueuing a step that overlaps with a collective.
     """
 
@@ -265,9 +268,13 @@ class Executor:
             for n, step in enumerate(made.steps)
         ]
         self._note_drops()
+        for o in made.outputs:
+            if isinstance(o, Literal):
+                self.constant(o)  # now: a capture cannot copy from the host
         types = [*[type_of(made.values[v]) for v in made.inputs], *block_types(made)]
         self._makers = [_maker(self.roots, types, made, o) for o in made.outputs]
         self.captured = all(w.captured for w in self.works)
+        self.launches = sum(w.launches for w in self.works)
         if any(s.overlapped for s in made.steps if isinstance(s, OpaqueStep)):
             self._pause = sm_reservation.pause(device, cuda_streams.PAUSE)
             self._pause(driver.compute_stream(device).ptr)  # first-time initialization cannot be captured

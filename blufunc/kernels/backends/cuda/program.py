@@ -176,6 +176,7 @@ class CudaProgram:
     Attributes:
       schedule: its steps and their memory.
       captured: whether it can be part of a graph: no step waits for the host.
+      launches: number of nodes that a call adds to a graph, about.
     Raises:
       CompileError: a generated kernel or one of the user's does not compile.
       MemoryBudgetError: there is no plan within the budget.
@@ -202,7 +203,7 @@ class CudaProgram:
         self._copiers: dict[tuple, CudaProgram] = {}
         self._in_graphs: list[Executor] = []  # graphs of other programs have their addresses
         self._free = [self._executor()]
-        self.captured = self._free[0][0].captured
+        self.captured, self.launches = self._free[0][0].captured, self._free[0][0].launches
         _programs.add(self)
 
     # -- running ---------------------------------------------------------------------------------------

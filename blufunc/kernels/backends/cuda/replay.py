@@ -29,7 +29,7 @@ KEPT = 4
 """Maximum graphs per program."""
 
 FEWEST = 3
-"""Minimum steps of a program for a graph to pay."""
+"""Minimum launches of a program for a graph to pay."""
 
 _PATIENCE = 8
 """Maximum captures without enough replays."""
@@ -80,7 +80,7 @@ class Replays:
           dynamic results, and whether they belong to the graph.
         """
         executor = self.executor
-        if self.why is None and config.cuda_graphs and len(executor.works) >= FEWEST:
+        if self.why is None and config.cuda_graphs and executor.launches >= FEWEST:
             key = self._key(bases)
             found = self._graphs.get(key)
             if found is None and key in self._seen:

@@ -24,9 +24,11 @@ class Body(Protocol):
 
     Attributes:
       captured: whether a graph can capture it.
+      launches: number of nodes that a call adds to a graph, about.
     """
 
     captured: bool
+    launches: int
 
     def __call__(self, buffers: list[DeviceBuffer]) -> Sequence[DeviceBuffer]:
         """The results."""
@@ -105,7 +107,9 @@ class FunctionKernel(LibraryKernel):
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
         function, captured = self.function(step.eqn, executor.device, compile)
-        return Work(run_function(function, step, operands), step.eqn.prim.name, step, captured=captured)
+        launches = getattr(function, "launches", 1)
+        run = run_function(function, step, operands)
+        return Work(run, step.eqn.prim.name, step, captured=captured, launches=launches)
 
 
 def run_function(

@@ -1,0 +1,46 @@
+"""Rows of the registry for loops, branches and calls.
+
+Kernels, stages 6 and 8. In: an equation whose bodies become programs. Out: its step, which a graph can capture unless a
+body involves the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.kernels.backends.cuda.driver.modules import Text
+from blufunc.kernels.backends.cuda.library.control_flow import branches, loops, moves
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
+from blufunc.kernels.schedule import OpaqueStep
+
+_FUNCTIONS: dict[str, Callable[[Eqn, int, Compile], tuple[Any, bool]]] = {
+    "scan": loops.scan,
+    "while": loops.while_loop,
+    "cond": branches.cond,
+}
+"""Builders of functions of buffers, by name of the primitive."""
+
+
+class ControlFlow(FunctionKernel):
+    """Loops and branches."""
+
+    def matches(self, eqn: Eqn) -> bool:
+        return eqn.prim.name in _FUNCTIONS
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[Text]:
+        return [(moves.source(), "control_flow")]
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+        return _FUNCTIONS[eqn.prim.name](eqn, device, compile)
+
+
+class Call(FunctionKernel):
+    """A call of a body that has no kernel: the body as a program."""
+
+    def matches(self, eqn: Eqn) -> bool:
+        return eqn.prim.kind == "call" and eqn.prim.reference is not None
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+        return eqn.prim.reference(compile, **eqn.params), False  # type: ignore[misc]
