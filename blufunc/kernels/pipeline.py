@@ -140,8 +140,8 @@ class Planning:
         if any(e.prim.kind == "control" for e in jaxpr.eqns):
             jaxpr = point_control.with_point_control(jaxpr, origins, target.least_points)
         jaxpr = canonicalize(jaxpr, origins, target.batch_first)
-        if target.updates_in_place and any(donated):
-            jaxpr = with_updates_in_place(jaxpr, donated, origins)
+        if target.updates_in_place is not None and any(donated):
+            jaxpr = with_updates_in_place(jaxpr, donated, origins, target.updates_in_place)
         jaxpr = with_gemm_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
         self.jaxpr = split_column_reductions(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target

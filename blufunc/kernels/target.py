@@ -54,7 +54,8 @@ class Target:
       overwritten: from an opaque equation in planned memory to its results and the operands that they may overwrite.
       in_order: whether an opaque equation needs its operands contiguous in memory.
       least_points: minimum points of a loop that runs in a kernel, point by point.
-      updates_in_place: whether a ``dynamic_update_slice`` of an array that dies with it is a step of its own.
+      updates_in_place: minimum bytes of an array that dies with a ``dynamic_update_slice`` for this to be a step of its
+        own; None: it never is.
       group: whether structurally identical kernels on different arrays are launched as one.
       ordered: from the steps of a fusion to their best order; None: unchanged.
       recompute: whether cheap values are recomputed if memory is scarce.
@@ -88,7 +89,7 @@ class Target:
     overwritten: Callable[[Eqn], list[tuple[int, int]]] = overwritten_by
     in_order: Callable[[Eqn], bool] = lambda eqn: False
     least_points: int = 1
-    updates_in_place: bool = False
+    updates_in_place: int | None = None
     group: bool = False
     ordered: Callable[[list[Any]], list[Any]] | None = None
     recompute: bool = False

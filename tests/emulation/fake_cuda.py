@@ -11,6 +11,7 @@ import json
 import re
 import struct
 import weakref
+from collections import Counter
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from blufunc.kernels.backends.cuda.library import (
     scatter,
     softmax_gemm,
     tile_gemm,
+    updates,
 )
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
@@ -183,6 +185,7 @@ class FakeCuda:
       launches, replays, products: number of kernels, graphs and GEMMs that were put on streams.
       pauses: number of pauses of streams.
       conditions: by handle, the values of conditions of graphs' nodes; None: not set.
+      copies: by size in bytes, the number of copies on the device.
       nodes: number of runs of the bodies of such nodes.
       fewer: for each GEMM with a reduced number of SMs, its stream and that number.
       epilogues: the epilogue of each GEMM that has one.
@@ -197,7 +200,7 @@ class FakeCuda:
         self.stream, self.own = Stream(1), None
         self.launches = self.replays = self.products = self.pauses = 0
         self.conditions: list[bool | None] = []
-        self.nodes = 0
+        self.nodes, self.copies = 0, Counter()
         self.fewer: list[tuple[int, int]] = []
         self.compiled, self.epilogues, self.sources_of_users = [], [], {}
 
@@ -218,6 +221,7 @@ class FakeCuda:
         def run():
             one = np.dtype(np.uint8)
             self.array(to, (nbytes,), one)[:] = self.array(source, (nbytes,), one).copy()
+            self.copies[nbytes] += 1
 
         if nbytes:
             self.do(run, stream.ptr)
@@ -471,6 +475,24 @@ class Scatter:
         self.fake.array(out, (height, width), self.dtype)[...] = found.astype(self.dtype)
 
 
+class Update:
+    """``updates.Kernel`` by the definition of its primitive."""
+
+    def __init__(self, fake, eqn, device):
+        assert updates.source(eqn)
+        self.fake, self.eqn = fake, eqn
+
+    def __call__(self, operands, out, stream):
+        self.fake.launches += 1
+        self.fake.do(lambda: ignoring_fp_errors(self._run, operands, out), stream)
+
+    def _run(self, operands, out):
+        x, *others = (v.aval for v in self.eqn.invars)
+        result = self.fake.array(out, x.shape, x.dtype)
+        given = [self.fake.array(p, a.shape, a.dtype) for p, a in zip(operands, others, strict=True)]
+        result[...] = self.eqn.prim.impl(result.copy(), *given, **self.eqn.params)
+
+
 def matrix_at(fake, address, shape, row):
     """A bfloat16 matrix, with the stride ``row`` of its rows in elements."""
     flat = fake.array(address, ((shape[0] - 1) * row + shape[1],), dtypes.bfloat16)
@@ -651,6 +673,7 @@ def install(monkeypatch):
         (conditional, "condition", fake.condition),
         (conditional, "add", fake.conditional),
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
+        (updates, "Kernel", functools.partial(Update, fake)),
         (scatter, "Scatter", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),
         (softmax_gemm, "Kernel", functools.partial(SoftmaxKernel, fake)),

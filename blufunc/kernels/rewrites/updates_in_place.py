@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr
 from blufunc.core.ops.dynamic import dynamic_update_slice_p
 from blufunc.core.ops.gather_scatter import scatter_add_p, scatter_p
@@ -23,8 +24,8 @@ With fewer, a fused update writes little more.
 """
 
 
-def with_updates_in_place(jaxpr: Jaxpr, donated: Sequence[bool], origins: Origins) -> Jaxpr:
-    """Replace the window updates that may be in place."""
+def with_updates_in_place(jaxpr: Jaxpr, donated: Sequence[bool], origins: Origins, least: int = 0) -> Jaxpr:
+    """Replace the window updates, of arrays of at least ``least`` bytes, that may be in place."""
     if not any(e.prim is dynamic_update_slice_p for e in jaxpr.eqns):
         return jaxpr
     free = {v for v, d in zip(jaxpr.invars, donated, strict=True) if d and v.aval.ndim}
@@ -34,9 +35,13 @@ def with_updates_in_place(jaxpr: Jaxpr, donated: Sequence[bool], origins: Origin
             return [eqn]
         if eqn.prim in (scatter_p, scatter_add_p):
             free.add(eqn.outvars[0])
-        elif eqn.prim is dynamic_update_slice_p and invars[1].aval.size * LEAST_RATIO <= invars[0].aval.size:
+        elif eqn.prim is dynamic_update_slice_p and _is_small(invars[1].aval, invars[0].aval, least):
             free.add(eqn.outvars[0])
             return [Eqn(update_in_place_p, invars, eqn.outvars, eqn.params, eqn.source)]
         return [eqn]
 
     return rewrite(jaxpr, step, origins)
+
+
+def _is_small(window: ShapedArray, array: ShapedArray, least: int) -> bool:
+    return window.size * LEAST_RATIO <= array.size and array.nbytes >= least

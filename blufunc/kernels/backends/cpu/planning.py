@@ -221,6 +221,6 @@ HOST = Target(
     overwritten=_overwritten,
     in_order=lambda eqn: is_control(eqn) or eqn.prim is optimization_barrier_p,
     least_points=_LEAST_POINTS,
-    updates_in_place=True,
+    updates_in_place=0,
 )
 """Chunk counts do not depend on the core count, so results do not either."""

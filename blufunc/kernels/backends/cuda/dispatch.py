@@ -25,6 +25,7 @@ from blufunc.kernels.backends.cuda.library.pointwise_gemm import DotPointwise
 from blufunc.kernels.backends.cuda.library.scatter import RowScatter
 from blufunc.kernels.backends.cuda.library.softmax_gemm import LinearSoftmax
 from blufunc.kernels.backends.cuda.library.split_gemm import SplitDot
+from blufunc.kernels.backends.cuda.library.updates import WindowUpdate
 from blufunc.kernels.backends.cuda.library.user_kernel import UserKernel
 from blufunc.kernels.schedule import OpaqueStep
 
@@ -56,6 +57,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     Attention(),
     LinearSoftmax(),
     DotPointwise(),
+    WindowUpdate(),
     RowScatter(),
     Matmul(),
     ControlFlow(),

@@ -33,7 +33,7 @@ from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
-from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm, split_gemm
+from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm, split_gemm, updates
 from blufunc.kernels.backends.cuda.overlap import overlapped_matmuls
 from blufunc.kernels.backends.cuda.replay import Replays
 from blufunc.kernels.backends.cuda.target import CUDA
@@ -50,6 +50,8 @@ TARGET = dataclasses.replace(
     epilogues=True,
     splits=matmul.split_pays,
     partial_sums=matmul.partial_sums,
+    overwritten=updates.overwritten,
+    updates_in_place=1 << 16,
     group=True,
     ordered=overlapped_matmuls,
     recompute=True,
