@@ -217,6 +217,7 @@ class _Fuser:
         self.order = Reachability()
         self.apart: list[tuple[Eqn, Eqn, str]] = []
         self._leaves: dict[Var, tuple[Var, ...]] = {}
+        self.scalars: dict[frozenset[int], int] = {}  # by what they wait for, the steps that write scalars
         self.last_effect: int | None = None
         self.first_result: dict[Any, Var] = {}  # of loops and branches at points
         prims = {e.prim for e in jaxpr.eqns}
@@ -624,7 +625,17 @@ class _Fuser:
         return False
 
     def copy_out(self, v: Var) -> None:
+        """Add a step that writes a virtual variable; scalars that wait for the same steps share one."""
+        waits = frozenset(self.home[leaf] for leaf in self.leaves(v) if leaf in self.home)
+        together = self.steps[self.scalars[waits]] if v.aval.size == 1 and waits in self.scalars else None
+        if isinstance(together, Region) and len(together.outputs) + len(together.inputs) < MOST_BUFFERS // 2:
+            together.outputs.append(v)
+            together.inputs = list(dict.fromkeys((*together.inputs, *self.leaves(v))))
+            self.home[v] = self.scalars[waits]
+            return
         number = len(self.steps)
+        if v.aval.size == 1:
+            self.scalars[waits] = number
         self.steps.append(Region(Frame(v.aval.size), outputs=[v], inputs=list(self.leaves(v))))
         self.order.add()
         for leaf in self.leaves(v):
