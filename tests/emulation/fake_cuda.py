@@ -41,6 +41,7 @@ from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_atte
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.backends.cuda.library.control_flow import moves
+from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.ops import split_dot
 from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.nn import vocabulary_loss_call
@@ -493,6 +494,26 @@ class Update:
         result[...] = self.eqn.prim.impl(result.copy(), *given, **self.eqn.params)
 
 
+class Sort:
+    """``sorting.rows.Sort`` by the definition of its primitive."""
+
+    def __init__(self, fake, eqn, device):
+        assert all(sorting.source(eqn, p) for p in sorting.passes(eqn))
+        self.fake, self.eqn = fake, eqn
+
+    def __call__(self, operands, outs, scratch, stream):
+        self.fake.launches += 1
+        self.fake.do(lambda: self._run(operands, outs), stream)
+
+    def _run(self, operands, outs):
+        arrays = lambda addresses, variables: [
+            self.fake.array(p, v.aval.shape, v.aval.dtype) for p, v in zip(addresses, variables, strict=True)
+        ]
+        results = self.eqn.prim.impl(*arrays(operands, self.eqn.invars), **self.eqn.params)
+        for to, x in zip(arrays(outs, self.eqn.outvars), results, strict=True):
+            to[...] = x
+
+
 def matrix_at(fake, address, shape, row):
     """A bfloat16 matrix, with the stride ``row`` of its rows in elements."""
     flat = fake.array(address, ((shape[0] - 1) * row + shape[1],), dtypes.bfloat16)
@@ -673,6 +694,7 @@ def install(monkeypatch):
         (conditional, "condition", fake.condition),
         (conditional, "add", fake.conditional),
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
+        (sorting, "Sort", functools.partial(Sort, fake)),
         (updates, "Kernel", functools.partial(Update, fake)),
         (scatter, "Scatter", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),

@@ -24,6 +24,7 @@ from blufunc.kernels.backends.cuda.library.matmul import Matmul
 from blufunc.kernels.backends.cuda.library.pointwise_gemm import DotPointwise
 from blufunc.kernels.backends.cuda.library.scatter import RowScatter
 from blufunc.kernels.backends.cuda.library.softmax_gemm import LinearSoftmax
+from blufunc.kernels.backends.cuda.library.sorting.rows import RowSort
 from blufunc.kernels.backends.cuda.library.split_gemm import SplitDot
 from blufunc.kernels.backends.cuda.library.updates import WindowUpdate
 from blufunc.kernels.backends.cuda.library.user_kernel import UserKernel
@@ -60,6 +61,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     WindowUpdate(),
     RowScatter(),
     Matmul(),
+    RowSort(),
     ControlFlow(),
     Call(),
     CUPY,
