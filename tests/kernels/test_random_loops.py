@@ -23,6 +23,8 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Literal
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import planning, toolchain
+from blufunc.kernels.backends.cuda import replay
+from blufunc.kernels.backends.cuda.library.control_flow import loops
 from blufunc.kernels.schedule import OpaqueStep, Schedule
 from tests.kernels import random_loops
 
@@ -213,6 +215,46 @@ def test_donated_arguments(way, first):
 @pytest.mark.parametrize("first", range(200 if SWEEP else 4))
 def test_without_jit(first):
     assert_agrees(wrong("forward", group(first), eager=True))
+
+
+def wrong_on(device: Any, way: str, seeds: Sequence[int], calls: int = 3) -> dict[int, list[str]]:
+    """The programs whose results differ on a device in any of some calls: later ones replay graphs."""
+    programs = [random_loops.Program(seed, way in SMOOTH, way in POINTWISE) for seed in seeds]
+    args = arguments(way, seeds[0])
+    want = results("never", lambda *args: WAYS[way](programs, *args), args)
+    there = [bf.device_put(x, device) for x in args]
+    fun = bf.jit(lambda *args: WAYS[way](programs, *args))
+    found: dict[int, list[str]] = {}
+    for call in range(calls):
+        got = [bf.tree.leaves(x) for x in fun(*there)]
+        for seed, g, w in zip(seeds, got, want, strict=True):
+            if lines := differences(g, w):
+                found.setdefault(seed, [f"call {call}:", *lines])
+    return found
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """Loops become nodes of graphs sooner."""
+    monkeypatch.setattr(loops, "MOST_NODES", 16)
+    monkeypatch.setattr(loops, "HOST_ROUNDS", 2)
+    monkeypatch.setattr(loops, "MOST_STEPS", 2)
+    monkeypatch.setattr(replay, "FEWEST", 1)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("first", range(200 if SWEEP else 2))
+@pytest.mark.parametrize("way", WAYS)
+def test_graphs(way, first, cuda, nodes):
+    """Loops and branches as nodes of graphs of a device that is not there."""
+    assert_agrees(wrong_on(cuda, way, group(first)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", range(60 if SWEEP else 4))
+@pytest.mark.parametrize("way", WAYS)
+def test_graphs_of_a_device(way, first, nodes):
+    assert_agrees(wrong_on(bf.devices("cuda")[0], way, group(first)))
 
 
 @pytest.mark.slow

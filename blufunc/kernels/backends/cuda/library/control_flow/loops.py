@@ -33,7 +33,7 @@ HOST_ROUNDS = 16
 MOST_NODES = 2048
 """Launches of a scan whose steps a graph holds in a row."""
 
-_ROUND_NODES, _MOST_STEPS = 256, 64
+_ROUND_NODES, MOST_STEPS = 256, 64
 """Launches of a round of a longer scan, about, and its steps: a round costs four microseconds on an H200."""
 
 _ALIGNMENT = 256
@@ -221,7 +221,7 @@ class Scan(_Loop):
         """Put the steps from ``first`` on into the graph that is being captured."""
         stream, body, device = driver.work_stream(self.device), self.body, self.device
         carry, rounds = [copied(x, body) for x in start], self._counter()
-        together = max(1, min(_MOST_STEPS, _ROUND_NODES // body.launches))
+        together = max(1, min(MOST_STEPS, _ROUND_NODES // body.launches))
         most, left = divmod(self._length - first, together)
         loads = [x for x in xs if x.nbytes]
         inside = {id(x): self._staged(x, together) for x in loads}
