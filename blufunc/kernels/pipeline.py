@@ -41,6 +41,7 @@ from blufunc.kernels.target import Target
 with _lazy.modules(globals()):  # for programs with a budget, and for targets with epilogues
     from blufunc.kernels.recompute import budget as budgets
     from blufunc.kernels.rewrites import (
+        branches_to_selects,
         hoisted_matmuls,
         packed_outputs,
         partial_reductions,
@@ -139,6 +140,7 @@ class Planning:
             jaxpr = user_kernel_fusion.with_fused_user_kernels(jaxpr, origins)
         if any(e.prim.kind == "control" for e in jaxpr.eqns):
             jaxpr = point_control.with_point_control(jaxpr, origins, target.least_points)
+            jaxpr = branches_to_selects.with_selects(jaxpr, origins, target.selected_elements)
         jaxpr = canonicalize(jaxpr, origins, target.batch_first)
         if target.updates_in_place is not None and any(donated):
             jaxpr = with_updates_in_place(jaxpr, donated, origins, target.updates_in_place)

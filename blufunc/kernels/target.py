@@ -54,6 +54,7 @@ class Target:
       overwritten: from an opaque equation in planned memory to its results and the operands that they may overwrite.
       in_order: whether an opaque equation needs its operands contiguous in memory.
       least_points: minimum points of a loop that runs in a kernel, point by point.
+      selected_elements: elements, counting each operation's, up to which all branches are computed and one is selected.
       updates_in_place: minimum bytes of an array that dies with a ``dynamic_update_slice`` for this to be a step of its
         own; None: it never is.
       group: whether structurally identical kernels on different arrays are launched as one.
@@ -89,6 +90,7 @@ class Target:
     overwritten: Callable[[Eqn], list[tuple[int, int]]] = overwritten_by
     in_order: Callable[[Eqn], bool] = lambda eqn: False
     least_points: int = 1
+    selected_elements: int = 0
     updates_in_place: int | None = None
     group: bool = False
     ordered: Callable[[list[Any]], list[Any]] | None = None

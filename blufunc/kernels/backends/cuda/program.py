@@ -51,6 +51,7 @@ TARGET = dataclasses.replace(
     splits=matmul.split_pays,
     partial_sums=matmul.partial_sums,
     overwritten=updates.overwritten,
+    selected_elements=1 << 18,
     updates_in_place=1 << 16,
     group=True,
     ordered=overlapped_matmuls,

@@ -32,6 +32,9 @@ MOST_KEPT = 1024
 
 MOST_OPERANDS = 8
 
+_SELECTED_FROM = 256
+"""Elements that a block selects from, at least: it takes longer the more there are, and blocks run side by side."""
+
 _FILE = "backends/cuda/include/sort.cuh"
 _MOVED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "longlong2"}
 
@@ -108,9 +111,10 @@ def passes(eqn: Eqn) -> list[Pass] | None:
     k = eqn.params["k"]
     if not k or (rows.length > longest and k > MOST_KEPT):
         return None
+    part = min(longest, max(_SELECTED_FROM, _power(8 * k)))
     found, length = [], rows.length
-    while length > longest:
-        found.append(Pass(length, longest, k, bool(found), True))
+    while length > min(2 * part, longest):
+        found.append(Pass(length, part, k, bool(found), True))
         length = found[-1].parts * k
     return [*found, Pass(length, _power(length), k, bool(found), False)]
 
