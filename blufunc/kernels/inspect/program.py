@@ -16,6 +16,7 @@ from blufunc.core.arrays.backend import Device
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, line_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda.dispatch import kernel_of
+from blufunc.kernels.backends.cuda.library.control_flow import loops
 from blufunc.kernels.backends.cuda.library.control_flow.bodies import nested
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.cost import Cost, cost_of, cost_of_equations
@@ -114,8 +115,28 @@ class Sight:
         """Notes on operations without a kernel here, and why its plan is not cached."""
         # plan first: planning may find a reason
         notes = (*self.schedule.notes, *host_notes(self.schedule.host_primitives))
+        if self.device.platform != "cpu":
+            notes += tuple(self._loop_notes())
         reason = "" if self.why_not_compiled else plan_store.why_not(self.jaxpr)
         return (*notes, f"planned anew in each process: {reason}") if reason else tuple(notes)
+
+    def _loop_notes(self) -> Iterator[str]:
+        """The loops and branches that the host drives on a GPU, and why."""
+        for n, step in enumerate(self.schedule.steps):
+            if isinstance(step, OpaqueStep) and step.eqn.prim.kind == "control":
+                inside = [b.sight for b in self.bodies if b.step == n]
+                reason = next(filter(None, (s.why_not_captured for s in inside)), None)
+                if reason is None and step.eqn.prim.name != "scan":
+                    reason = loops.why_no_node(step.eqn)
+                if reason is not None:
+                    yield f"the host drives the {step.eqn.prim.name} at {line_of(step.eqn)}: {reason}"
+
+    @functools.cached_property
+    def why_not_captured(self) -> str | None:
+        """Reason that no CUDA graph can hold the program; None if one can."""
+        opaque = [step.eqn for step in self.schedule.steps if isinstance(step, OpaqueStep)]
+        own = (kernel_of(eqn).why_not_captured(eqn) for eqn in opaque)
+        return next(filter(None, (*own, *(b.sight.why_not_captured for b in self.bodies))), None)
 
     @functools.cached_property
     def fusion(self) -> Fused:

@@ -53,7 +53,9 @@ _SIGNATURES: dict[str, tuple] = {
 
 @functools.cache
 def why_not() -> str | None:
-    """Reason that there are no conditional nodes; None if there are."""
+    """Reason that there are no conditional nodes; None if there are, or no driver to ask."""
+    if driver.available() is not None:
+        return None
     import cupy
 
     version = cupy.cuda.runtime.driverGetVersion()

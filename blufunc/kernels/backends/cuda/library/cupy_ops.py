@@ -296,10 +296,13 @@ class CupyOperation(FunctionKernel):
             bool(types) and eqn.prim.reference is None and not is_host_fallback(eqn.prim, types, eqn.params)
         )
 
-    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
-        outs, label = [v.aval for v in eqn.outvars], f"{eqn.prim.name} at {source.summary(eqn.source)}"
+    def why_not_captured(self, eqn: Eqn) -> str | None:
         whole = all(x.aval.size for x in (*eqn.invars, *eqn.outvars))
-        return lambda given: run(eqn.prim, given, eqn.params, outs, label), whole and is_captured(eqn.prim)
+        return None if whole and is_captured(eqn.prim) else f"CuPy's {eqn.prim.name} waits for the device"
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> Function:
+        outs, label = [v.aval for v in eqn.outvars], f"{eqn.prim.name} at {source.summary(eqn.source)}"
+        return lambda given: run(eqn.prim, given, eqn.params, outs, label)
 
 
 CUPY = CupyOperation()

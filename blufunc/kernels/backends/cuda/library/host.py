@@ -33,13 +33,16 @@ class Host(FunctionKernel):
     def matches(self, eqn: Eqn) -> bool:
         return True
 
-    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+    def why_not_captured(self, eqn: Eqn) -> str | None:
+        return f"the host computes {eqn.prim.name}"
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> Function:
         if eqn.prim.reference is not None:
-            return on_host(eqn, eqn.prim.reference(interpret, **eqn.params), device), False
+            return on_host(eqn, eqn.prim.reference(interpret, **eqn.params), device)
         if not eqn.invars:
-            return on_host(eqn, _definition(eqn), device), False
+            return on_host(eqn, _definition(eqn), device)
         outs, label = [v.aval for v in eqn.outvars], f"{eqn.prim.name} at {source.summary(eqn.source)}"
-        return lambda given: fallback(eqn.prim, given, eqn.params, outs, label), False
+        return lambda given: fallback(eqn.prim, given, eqn.params, outs, label)
 
 
 HOST = Host()
@@ -51,8 +54,8 @@ class Replaced(Host):
     def matches(self, eqn: Eqn) -> bool:
         return is_replaced(eqn.prim, "impl")
 
-    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
-        return on_host(eqn, _definition(eqn), device), False
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> Function:
+        return on_host(eqn, _definition(eqn), device)
 
 
 def _definition(eqn: Eqn) -> Callable[[list], Sequence]:

@@ -67,6 +67,10 @@ class LibraryKernel:
         """Reason why a composite has no kernel on an architecture (``sm_90a``), or None."""
         return None
 
+    def why_not_captured(self, eqn: Eqn) -> str | None:
+        """Reason that no graph can hold the step of an equation; None if one can."""
+        return None
+
     def note(self, line: str, reason: str | None) -> str | None:
         """Line of ``explain`` on a composite at a user's line: a kernel, or why not."""
         return None
@@ -99,16 +103,16 @@ class FunctionKernel(LibraryKernel):
 
     planned = False
 
-    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
-        """The function of an equation, and whether a graph can capture it."""
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> Function:
+        """The function of an equation; one of bodies has ``captured`` and ``launches`` as ``Body`` has."""
         raise NotImplementedError
 
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
-        function, captured = self.function(step.eqn, executor.device, compile)
-        launches = getattr(function, "launches", 1)
-        run = run_function(function, step, operands)
+        function = self.function(step.eqn, executor.device, compile)
+        captured = self.why_not_captured(step.eqn) is None and getattr(function, "captured", True)
+        run, launches = run_function(function, step, operands), getattr(function, "launches", 1)
         return Work(run, step.eqn.prim.name, step, captured=captured, launches=launches)
 
 

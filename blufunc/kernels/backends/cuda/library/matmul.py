@@ -279,21 +279,26 @@ class Matmul(FunctionKernel):
     def matches(self, eqn: Eqn) -> bool:
         return eqn.prim in PRODUCTS
 
-    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
-        other = CUPY if CUPY.matches(eqn) else HOST
-        return other.function(eqn, device, compile)
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> Function:
+        return _other(eqn).function(eqn, device, compile)
 
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
-        function, captured = self.function(step.eqn, executor.device, compile)
+        function = self.function(step.eqn, executor.device, compile)
         otherwise, name = run_function(function, step, operands), step.eqn.prim.name
         product = Product.of(executor, step, operands, otherwise)
         if product is None:
+            captured = _other(step.eqn).why_not_captured(step.eqn) is None
             return Work(otherwise, name, step, captured=captured)
         if step.overlapped is not None and config.cuda_graphs and config.nccl_graphs:
             product.leave(COLLECTIVE_SMS)
         return Work(product.run, name, step, anywhere=lambda: product.alone)
+
+
+def _other(eqn: Eqn) -> FunctionKernel:
+    """The row that computes an equation for which the library has no algorithm."""
+    return CUPY if CUPY.matches(eqn) else HOST
 
 
 def _chunks(gemm: Gemm, most: int) -> list[_Call]:

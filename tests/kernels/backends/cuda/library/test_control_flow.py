@@ -154,6 +154,8 @@ def test_a_loop_with_a_callback_runs_on_the_host(fake, cuda):
 
     f = lambda x: lax.while_loop(lambda s: s[0] < 20, body, (0, x))
     (x,) = on(cuda, X)
+    (note,) = bf.explain(f, x).notes
+    assert "the host drives the while at" in note and "pure_callback" in note
     for _ in range(3):
         same(bf.jit(f)(x), bf.jit(f)(X))
     assert not fake.nodes

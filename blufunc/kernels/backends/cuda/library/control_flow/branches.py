@@ -7,7 +7,6 @@ runs only if it is chosen, and copies its results to the same place as the other
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver import conditional, driver
@@ -56,9 +55,3 @@ class Cond:
 
             conditional.add(stream, handle, conditional.IF, run, self.device)
         return results
-
-
-def cond(eqn: Eqn, device: int, compile: Compile) -> tuple[Any, bool]:
-    """The function of a ``cond``, and whether a graph can capture it."""
-    made = Cond(eqn, device, compile)
-    return made, made.captured

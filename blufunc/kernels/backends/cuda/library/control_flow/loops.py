@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
@@ -278,15 +277,3 @@ def apart_from(
         taken.add(x.memory)
         out.append(x)
     return out
-
-
-def scan(eqn: Eqn, device: int, compile: Compile) -> tuple[Any, bool]:
-    """The function of a ``scan``, and whether a graph can capture it."""
-    made = Scan(eqn, device, compile)
-    return made, made.captured
-
-
-def while_loop(eqn: Eqn, device: int, compile: Compile) -> tuple[Any, bool]:
-    """The function of a ``while``, and whether a graph can capture it."""
-    made = While(eqn, device, compile)
-    return made, made.captured

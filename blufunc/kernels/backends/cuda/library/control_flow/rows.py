@@ -7,7 +7,6 @@ body involves the host.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver.modules import Text
@@ -15,10 +14,10 @@ from blufunc.kernels.backends.cuda.library.control_flow import branches, loops, 
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
 from blufunc.kernels.schedule import OpaqueStep
 
-_FUNCTIONS: dict[str, Callable[[Eqn, int, Compile], tuple[Any, bool]]] = {
-    "scan": loops.scan,
-    "while": loops.while_loop,
-    "cond": branches.cond,
+_FUNCTIONS: dict[str, Callable[[Eqn, int, Compile], Function]] = {
+    "scan": loops.Scan,
+    "while": loops.While,
+    "cond": branches.Cond,
 }
 """Builders of functions of buffers, by name of the primitive."""
 
@@ -32,7 +31,7 @@ class ControlFlow(FunctionKernel):
     def sources(self, step: OpaqueStep, arch: str) -> list[Text]:
         return [(moves.source(), "control_flow")]
 
-    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> Function:
         return _FUNCTIONS[eqn.prim.name](eqn, device, compile)
 
 
@@ -42,5 +41,8 @@ class Call(FunctionKernel):
     def matches(self, eqn: Eqn) -> bool:
         return eqn.prim.kind == "call" and eqn.prim.reference is not None
 
-    def function(self, eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
-        return eqn.prim.reference(compile, **eqn.params), False  # type: ignore[misc]
+    def why_not_captured(self, eqn: Eqn) -> str | None:
+        return f"{eqn.prim.name} may involve the host"
+
+    def function(self, eqn: Eqn, device: int, compile: Compile) -> Function:
+        return eqn.prim.reference(compile, **eqn.params)  # type: ignore[misc]
