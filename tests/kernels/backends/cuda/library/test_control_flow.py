@@ -9,6 +9,7 @@ from blufunc import lax
 from blufunc.config import config
 from blufunc.kernels.backends.cuda.driver import conditional, nvrtc
 from blufunc.kernels.backends.cuda.library.control_flow import loops, moves
+from blufunc.kernels.inspect.program import Sight
 from tests.emulation import fake_cuda
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.kernels.backends.cuda.test_program import on, same, uniform
@@ -154,7 +155,8 @@ def test_a_loop_with_a_callback_runs_on_the_host(fake, cuda):
 
     f = lambda x: lax.while_loop(lambda s: s[0] < 20, body, (0, x))
     (x,) = on(cuda, X)
-    (note,) = bf.explain(f, x).notes
+    traced = bf.jit(f).trace(x)
+    (note,) = Sight(traced.jaxpr, traced.donated, cuda).notes
     assert "the host drives the while at" in note and "pure_callback" in note
     for _ in range(3):
         same(bf.jit(f)(x), bf.jit(f)(X))
