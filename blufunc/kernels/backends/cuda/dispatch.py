@@ -20,6 +20,7 @@ from blufunc.kernels.backends.cuda.library.control_flow import Call, ControlFlow
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
 from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, unshared
+from blufunc.kernels.backends.cuda.library.loops.op import LoopKernel
 from blufunc.kernels.backends.cuda.library.matmul import Matmul
 from blufunc.kernels.backends.cuda.library.pointwise_gemm import DotPointwise
 from blufunc.kernels.backends.cuda.library.scatter import RowScatter
@@ -58,6 +59,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     DotPointwise(),
     RowScatter(),
     Matmul(),
+    LoopKernel(),
     ControlFlow(),
     Call(),
     CUPY,
