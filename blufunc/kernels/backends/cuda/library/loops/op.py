@@ -68,11 +68,11 @@ class LoopKernel(LibraryKernel):
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
-        cell, tiling = _loop(step.eqn)
+        _, tiling = _loop(step.eqn)
         properties = driver.properties(executor.device)
         if not _has_instructions(properties.arch) or properties.sm_count < tiling.grid:
             return ControlFlow().bind(executor, step, operands, compile)
-        kernel = Kernel(cell, tiling, executor.device)
+        kernel = Kernel(step.eqn, executor.device)
         results = Results(executor, step)
         assert step.scratch is not None
         scratch = executor.roots.place(step.scratch)
@@ -101,9 +101,10 @@ def _text(cell: Cell, tiling: Tiling) -> modules.Text:
 
 
 class Kernel:
-    """A kernel, ready to be put on streams of a device."""
+    """The kernel of a scan, ready to be put on streams of a device."""
 
-    def __init__(self, cell: Cell, tiling: Tiling, device: int):
+    def __init__(self, eqn: Eqn, device: int):
+        cell, tiling = _loop(eqn)
         text, entry = _text(cell, tiling)
         function = modules.module(text, device, entry).kernel(entry)
         arguments = [0] * (len(cell.operands) + len(cell.carries) + len(cell.outputs) + 1)
