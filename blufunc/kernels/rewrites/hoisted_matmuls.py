@@ -186,7 +186,11 @@ class _Scan:
             return
         total, made = found[0], e.outvars[0]
         x, aval = e.invars[0], made.aval
-        if len(self.readers.of(made)) != 1 or made in self.body.outvars or aval.dtype != total.outvars[0].aval.dtype:
+        if (
+            len(self.readers.of(made)) != 1
+            or made in self.body.outvars
+            or aval.dtype != total.outvars[0].aval.dtype
+        ):
             return
         if any(is_replaced(eqn.prim, "impl") for eqn in (total, e)):
             return

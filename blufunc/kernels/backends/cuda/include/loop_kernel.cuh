@@ -12,10 +12,12 @@
 
 //# instructions
 struct alignas(16) Words { unsigned x, y, z, w; };
-// 16 bytes that other blocks wrote, past the first-level cache
+// 16 bytes that other blocks wrote, from L2
 inline Words read_words(const void *p) {
   Words r;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(p));
   return r;
 }
 inline void add_release(unsigned *counter) {
@@ -55,8 +57,13 @@ template<int SPLIT, int PITCH> inline float sum_of(const float *partial, int row
 //# tensor cores
 // TERMS: padded, a multiple of 32 * SPLIT. COLUMNS: of the block, a multiple of 8. KEPT: in registers, not shared memory.
 template<int TERMS, int COLUMNS, int SPLIT, bool KEPT> struct TensorWeights {
-  static constexpr int CHUNKS = TERMS / (32 * SPLIT), TILES = COLUMNS / 8, PITCH = COLUMNS / 8 % 2 ? COLUMNS : COLUMNS + 8;
-  static constexpr int OTHERS = WARPS / SPLIT, OWN = (TILES + OTHERS - 1) / OTHERS, BANDS = ROWS / 16;
+  static constexpr int CHUNKS = TERMS / (32 * SPLIT), TILES = COLUMNS / 8,
+                       PITCH = COLUMNS / 8 % 2 ? COLUMNS : COLUMNS + 8;
+  static constexpr int OTHERS = WARPS / SPLIT, OWN = (TILES + OTHERS - 1) / OTHERS;
+  // of 16 rows, whose sums a warp has in registers at a time
+  static constexpr int BANDS = OWN * ROWS / 16 <= 16   ? ROWS / 16
+                               : OWN * ROWS / 32 <= 16 ? ROWS / 32
+                                                       : ROWS / 64;
   static constexpr int CHAINS = BANDS * OWN <= 4 ? 2 : 1;  // of dependent instructions
   static constexpr int BATCH = 8 / BANDS ? (CHUNKS < 8 / BANDS ? CHUNKS : 8 / BANDS) : 1;  // chunks in flight
   Words kept[KEPT ? CHUNKS : 1][KEPT ? OWN : 1];
@@ -75,7 +82,8 @@ template<int TERMS, int COLUMNS, int SPLIT, bool KEPT> struct TensorWeights {
       for (int i = 0; i < CHUNKS; ++i)
 #pragma unroll 1
         for (int j = 0; j < OWN; ++j)
-          if (warp / SPLIT + j * OTHERS < TILES) shared[place(warp, lane, i, j)] = words(weight, warp, lane, i, j);
+          if (warp / SPLIT + j * OTHERS < TILES)
+            shared[place(warp, lane, i, j)] = words(weight, warp, lane, i, j);
     }
   }
   // the first of the 8 consecutive terms of a lane's words, which are a permutation of those of two instructions
@@ -99,6 +107,15 @@ template<int TERMS, int COLUMNS, int SPLIT, bool KEPT> struct TensorWeights {
 
   // `left` has ROWS rows of TERMS elements
   inline void multiply(const unsigned short *left, float *partial, void *) const {
+    if constexpr (BANDS == ROWS / 16) {
+      multiply_bands(left, partial);
+    } else {
+#pragma unroll 1
+      for (int row = 0; row < ROWS; row += BANDS * 16)
+        multiply_bands(left + row * TERMS, partial + row * PITCH);
+    }
+  }
+  inline void multiply_bands(const unsigned short *left, float *partial) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float sums[CHAINS][BANDS][OWN][4];
 #pragma unroll
@@ -112,7 +129,8 @@ template<int TERMS, int COLUMNS, int SPLIT, bool KEPT> struct TensorWeights {
 #pragma unroll
         for (int m = 0; m < BANDS * 2; ++m)
           if (first + i < CHUNKS)
-            rows[i][m / 2][m % 2] = read_words(left + (m * 8 + lane / 4) * TERMS + term(warp, lane, first + i));
+            rows[i][m / 2][m % 2] =
+                read_words(left + (m * 8 + lane / 4) * TERMS + term(warp, lane, first + i));
 #pragma unroll
       for (int i = 0; i < BATCH; ++i)
 #pragma unroll
@@ -147,8 +165,10 @@ template<int TERMS, int COLUMNS, int SPLIT, bool KEPT> struct TensorWeights {
 // TERMS: padded, a multiple of 32. All warps share the terms, and the lanes of a warp the columns, or columns and rows.
 template<int TERMS, int COLUMNS> struct FloatWeights {
   static constexpr int SPLIT = WARPS, OWN = TERMS / WARPS, PITCH = COLUMNS / 8 % 2 ? COLUMNS : COLUMNS + 8;
-  static constexpr int ACROSS = COLUMNS % 32 == 0 ? 32 : COLUMNS % 16 == 0 ? 16 : 8;  // lanes with different columns
-  static constexpr int WIDE = COLUMNS / ACROSS, HIGH = ROWS * ACROSS / 32;            // results of a lane
+  static constexpr int ACROSS = COLUMNS % 32 == 0   ? 32
+                                : COLUMNS % 16 == 0 ? 16
+                                                    : 8;                    // lanes with different columns
+  static constexpr int WIDE = COLUMNS / ACROSS, HIGH = ROWS * ACROSS / 32;  // results of a lane
   static constexpr int STAGED = OWN + 4;  // elements between rows of a warp's terms in shared memory
   float *shared;
 
@@ -189,7 +209,8 @@ template<int TERMS, int COLUMNS> struct FloatWeights {
     }
 #pragma unroll
     for (int i = 0; i < HIGH * WIDE; ++i)
-      partial[(warp * ROWS + down * HIGH + i / WIDE) * PITCH + i % WIDE * ACROSS + across] = sums[i / WIDE][i % WIDE];
+      partial[(warp * ROWS + down * HIGH + i / WIDE) * PITCH + i % WIDE * ACROSS + across] =
+          sums[i / WIDE][i % WIDE];
     __syncwarp();
   }
 };

@@ -76,11 +76,11 @@ class Array:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """The matmul of a varying matrix, rows by terms, and constant weights, terms by columns.
+    """The matmul of a varying matrix and constant weights.
 
     Attributes:
       level: number of matmuls on the longest path to it in a step.
-      terms, columns: sizes, multiples of the units.
+      terms, columns: sizes of the weights, multiples of the units.
       left: for each group of terms, the left operand's value at a row and unit.
       weight: the weight at ``term`` and ``column``.
       term, column: loop variables of ``weight``.
@@ -205,7 +205,10 @@ class _Dot:
     def place(self, side: int, free: Index, term: Index) -> Place:
         """The element of an operand at a row or column, and a term."""
         frees, terms = self.sizes(side)
-        outer, inner = iter(unflat(free, frees)), dict(zip(self.contracted(side), unflat(term, terms), strict=True))
+        outer, inner = (
+            iter(unflat(free, frees)),
+            dict(zip(self.contracted(side), unflat(term, terms), strict=True)),
+        )
         ndim = self.eqn.invars[side].aval.ndim
         return tuple(inner[d] if d in inner else next(outer) for d in range(ndim))
 
@@ -254,7 +257,9 @@ class _Search:
         rows = self.one({d.rows for d in dots}, "its matmuls have {} rows")
         dtype = self.one({d.varying.aval.dtype for d in dots}, "its matmuls are of {}")
         if dtype not in FACTORS or any(a.aval.dtype != dtype for d in dots for a in d.eqn.invars):
-            raise NoCellError(f"its matmuls are of {', '.join(str(a.aval.dtype) for a in dots[0].eqn.invars)}")
+            raise NoCellError(
+                f"its matmuls are of {', '.join(str(a.aval.dtype) for a in dots[0].eqn.invars)}"
+            )
         carries = [v.aval for v in body.invars[n:m]]
         wide = [a.size // rows for a in carries if a.size > rows and a.size % rows == 0 and a.size > 1]
         units = math.gcd(*wide, *[d.terms for d in dots], *[d.columns for d in dots])
@@ -262,10 +267,16 @@ class _Search:
         self.at = of(self.row), of(self.unit)
 
         operands = tuple(
-            Buffer(f"{'const' if i < n else 'carry' if i < m else 'input'}{i}", held_as(v.aval.dtype), v.aval.size)
+            Buffer(
+                f"{'const' if i < n else 'carry' if i < m else 'input'}{i}",
+                held_as(v.aval.dtype),
+                v.aval.size,
+            )
             for i, v in enumerate(body.invars)
         )
-        self.kinds = dict(zip(operands, ["const"] * n + ["carry"] * (m - n) + ["input"] * (len(operands) - m), strict=True))
+        self.kinds = dict(
+            zip(operands, ["const"] * n + ["carry"] * (m - n) + ["input"] * (len(operands) - m), strict=True)
+        )
         buffers = dict(zip(body.invars, operands, strict=True))
         arrays = [self.array(a, f"the carry {a}") for a in carries]
         old = tuple(
@@ -295,7 +306,9 @@ class _Search:
         new = tuple(self.values(values, v, a) for v, a in zip(body.outvars[: m - n], arrays, strict=True))
         avals = [v.aval for v in body.outvars[m - n :]]
         outputs = tuple(self.array(a, f"the output {a}") for a in avals)
-        stacked = tuple(self.values(values, v, a) for v, a in zip(body.outvars[m - n :], outputs, strict=True))
+        stacked = tuple(
+            self.values(values, v, a) for v, a in zip(body.outvars[m - n :], outputs, strict=True)
+        )
         roots = [*(v for p in products for v in p.left), *(v for many in (*new, *stacked) for v in many)]
         if len(post_order(roots)) > MOST_OPERATIONS:
             raise NoCellError("its body is too long")
@@ -315,8 +328,14 @@ class _Search:
             known = [x for x in levels if x is not None]
             depth = max(known, default=0)
             if e.prim is dot_general_p:
-                if is_replaced(dot_general_p, "impl") or e.params["dimension_numbers"][1][0] or len(known) != 1:
-                    raise NoCellError("a matmul of its body is not one by weights that are constant in the loop")
+                if (
+                    is_replaced(dot_general_p, "impl")
+                    or e.params["dimension_numbers"][1][0]
+                    or len(known) != 1
+                ):
+                    raise NoCellError(
+                        "a matmul of its body is not one by weights that are constant in the loop"
+                    )
                 found.append(_Dot(e, levels.index(known[0]), depth))
                 depth += 1
             elif sort_of(e) == "opaque" or scans_by(e.prim) or e.prim is scatter_add_p:
@@ -371,7 +390,10 @@ class _Search:
         return self.replacement(value)
 
     def replaced(self, v: Value) -> Value | None:
-        """Another value for a load, or for one that is known: groups lie inside or outside of pads."""
+        """Another value for a load, or for one that is known.
+
+        A group lies inside or outside of a pad, so its conditions are constants.
+        """
         args = [self.replacement.done[a] for a in v.args]
         if v.op == "within":
             index, least, end = v.attr

@@ -60,7 +60,7 @@ class LoopKernel(LibraryKernel):
 
     def scratch_bytes(self, eqn: Eqn, arch: str) -> int:
         _, tiling = _loop(eqn)
-        return tiling.exchanged[-1]
+        return tiling.left_starts[-1]
 
     def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
         return [_text(*_loop(step.eqn))] if _has_instructions(arch) else []

@@ -1,11 +1,12 @@
-"""The source of loop kernels: ``include/loop_kernel.cuh`` with the pointwise work of a cell.
+"""The source of loop kernels: matmuls, and the pointwise work of a cell.
 
-Kernels, stage 6, above ``tiling``. In: a ``Cell`` and its ``Tiling``. Out: CUDA C++. The parameters are pointers to the
+Kernels, stage 6, above ``tiling`` and ``include/loop_kernel.cuh``. In: a ``Cell`` and its ``Tiling``. Out: CUDA C++. The parameters are pointers to the
 scan's operands and results, in order, and to scratch memory, whose counters are 0 when the kernel starts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from blufunc.core.ir import dtypes
@@ -74,7 +75,11 @@ class _Source:
             *(b for many in cell.old for b in many), *(b for p in cell.products for b in p.registers),
             *cell.inputs, *cell.constants,
         }  # fmt: skip
-        self.lines: list[str] = []
+        self.ranges = {cell.row: "row", cell.unit: "unit"}
+        self.now = {
+            b: Buffer(f"{b.name}_now", b.dtype, b.size)
+            for b in dict.fromkeys(v.attr[0] for v in cell.inputs.values())
+        }
 
     def text(self) -> str:
         """The complete CUDA C++, but for the prelude."""
@@ -122,19 +127,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           known: buffers whose scalars the values read.
           more: statements ahead of the values.
         """
-        ranges = {self.cell.row: "row", self.cell.unit: "unit"}
-        code = _Code(targets, self.scalars).lines(ranges) if targets else []
+        code = _Code(targets, self.scalars).lines(self.ranges) if targets else []
         used = "\n".join(code)
         reads = [
             f"const {scalar_ops.register_type(b.dtype)} {b.name} = all_{b.name}[e];"
-            for b in known if b.name in source_files._words(used)  # noqa: SLF001
+            for b in known if b.name in _words(used)
         ]  # fmt: skip
-        body = [*more, *reads, *code]
+        body = [*more, *reads, *self.used_where_they_are(used), *code]
         if any("row" in x for x in body):
             body = ["const int row = min(first_row + row_of(e), ALL_ROWS - 1);", *body]
         if any("unit" in x for x in body):
             body = ["const int unit = min(first_unit + unit_of(e), ALL_UNITS - 1);", *body]
         return ["#pragma unroll", "for (int e = 0; e < ELEMENTS; ++e) {", *indented(body), "}"]
+
+    def used_where_they_are(self, code: str) -> list[str]:
+        """Declarations of scalars that code reads and registers do not hold."""
+        if self.tiling.held:
+            return []
+        cell, words = self.cell, _words(code)
+        loads = [
+            *((b, _moved(v, self.now)) for b, v in cell.inputs.items() if b.name in words),
+            *((b, v) for b, v in cell.constants.items() if b.name in words),
+        ]
+        declared = [
+            (b, v, lambda text, b=b: f"const {scalar_ops.register_type(b.dtype)} {b.name} = {text};")
+            for b, v in loads
+        ]
+        code_ = _Code(declared, self.scalars).lines(self.ranges) if declared else []
+        sums = [
+            f"const {scalar_ops.register_type(b.dtype)} {b.name} = {self.sum(n, g)};"
+            for n, p in enumerate(cell.products) for g, b in enumerate(p.registers) if b.name in words
+        ]  # fmt: skip
+        return [*code_, *sums]
+
+    def sum(self, n: int, group: int) -> str:
+        """A result of a matmul, from its partial sums."""
+        p, q = self.cell.products[n], self.tiling.products[n]
+        dtype = p.registers[group].dtype
+        text = f"sum_of<{q.split}, {q.pitch}>(partial{n}, row_of(e) % ROWS, {group} * UNITS + unit_of(e))"
+        return (
+            f"round_to<{scalar_ops.storage_type(dtype)}>({text})"
+            if scalar_ops.is_small_float(dtype)
+            else text
+        )
 
     def assigned(self, pairs: Sequence[tuple[Buffer, Value]], prefix: str = "all_") -> list:
         """Targets that set scalars of this element."""
@@ -158,7 +193,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             [Buffer(f"y{n}_{g}", a.dtype, 1) for g in range(a.groups)] for n, a in enumerate(cell.outputs)
         ]
         inputs, constants = list(cell.inputs), list(cell.constants)
-        known = [*old, *inputs, *constants, *(b for p in cell.products for b in p.registers)]
+        known = (
+            [*old, *inputs, *constants, *(b for p in cell.products for b in p.registers)] if t.held else old
+        )
         lines = [
             "const int first_row = blockIdx.x / BLOCKS * ROWS, first_unit = blockIdx.x % BLOCKS * UNITS;",
             "// the rows and units of a thread, within those of its block",
@@ -169,31 +206,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             "};",
             f"unsigned *const counter = (unsigned *)(scratch + blockIdx.x / BLOCKS * {LINE});",
             *self.weights(),
-            *self.declare([*old, *constants, *inputs]),
-            *self.declare([b for many in pending for b in many]),
+            *self.declare(
+                [*old, *constants, *inputs, *(b for many in pending for b in many)] if t.held else old
+            ),
         ]
         initial = [
             (b, Value("load", (), (buffer, index), buffer.dtype))
-            for buffer, many, array in zip(cell.operands[cell.n_consts :], cell.old, cell.carries, strict=False)
+            for buffer, many, array in zip(
+                cell.operands[cell.n_consts :], cell.old, cell.carries, strict=False
+            )
             for b, index in zip(many, array.indices, strict=True)
         ]
-        lines += self.elements(self.assigned([*initial, *cell.constants.items()]))
-        lines += self.inputs_at("0", "all_")
-        at_end = self.flush(pending, "STEPS - 1")
-        step: list[str] = [
-            *self.declare([b for p in cell.products for b in p.registers]),
-            *self.declare(inputs, "next_"),
+        lines += [
+            f"float *const partial{n} = (float *)(shared_memory + {t.starts[len(cell.products) + n]});"
+            for n in range(len(cell.products))
         ]
+        if t.held:
+            lines += self.elements(self.assigned([*initial, *cell.constants.items()]))
+            lines += self.inputs_at("0", "all_")
+        else:
+            lines += self.elements(self.assigned(initial))
+        at_end = self.flush(pending, "STEPS - 1") if t.held else []
+        step: list[str] = []
+        if t.held:
+            step += self.declare([b for p in cell.products for b in p.registers])
+            step += self.declare(inputs, "next_")
+        else:
+            step += self.pointers("step")
         for level in range(cell.levels):
             step += self.level(level, known, pending)
         targets = self.assigned(
-            [
-                *((b, v) for bs, vs in zip(cell.old, cell.new, strict=True) for b, v in zip(bs, vs, strict=True)),
-                *((b, v) for bs, vs in zip(pending, cell.values, strict=True) for b, v in zip(bs, vs, strict=True)),
-            ]
+            [(b, v) for bs, vs in zip(cell.old, cell.new, strict=True) for b, v in zip(bs, vs, strict=True)]
         )
+        if t.held:
+            targets += self.assigned(
+                [
+                    (b, v)
+                    for bs, vs in zip(pending, cell.values, strict=True)
+                    for b, v in zip(bs, vs, strict=True)
+                ]
+            )
+        else:
+            targets += self.direct(pending)
         step += self.elements(targets, known)
-        if inputs:
+        if inputs and t.held:
             copies = [f"all_{b.name}[e] = next_{b.name}[e];" for b in inputs]
             step += self.elements((), more=copies)
         lines += ["#pragma unroll 1", "for (int step = 0; step < STEPS; ++step) {", *indented(step), "}"]
@@ -218,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if own.itemsize == 4
                 else f"TensorWeights<{own.terms}, {own.columns}, {own.split}, {str(own.kept).lower()}>"
             )
-            pitch = own.terms
+            pitch, element = own.terms, "float" if own.itemsize == 4 else "unsigned short"
             lines += [
                 f"{kind} weights{n};",
                 f"weights{n}.load(shared_memory + {t.starts[n]}, [&](int term, int own) -> float {{",
@@ -226,49 +282,66 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 "  const int column = own / UNITS * ALL_UNITS + first_unit + own % UNITS;",
                 *indented(code),
                 "});",
-                f"{_element(own.itemsize)} *const left{n} = ({_element(own.itemsize)} *)(scratch + {t.exchanged[n]}) + "
-                f"first_row * {pitch};",
+                f"{element} *const left{n} = ({element} *)(scratch + {t.left_starts[n]}) + first_row * {pitch};",
             ]
             if own.terms > p.terms:
                 extra = own.terms - p.terms
                 buffer = t.bands * t.rows * own.terms
+                place = f"i / (ROWS * {extra}) * {buffer} + i / {extra} % ROWS * {pitch} + {p.terms} + i % {extra}"
                 lines += [
-                    f"for (int i = threadIdx.x; i < 2 * ROWS * {extra}; i += THREADS)",
-                    f"  left{n}[i / (ROWS * {extra}) * {buffer} + i / {extra} % ROWS * {pitch} + {p.terms} + i % {extra}] = 0;",
+                    f"for (int i = threadIdx.x; i < 2 * ROWS * {extra}; i += THREADS) left{n}[{place}] = 0;"
                 ]
         return lines
 
+    def pointers(self, step: str) -> list[str]:
+        """Declarations of the inputs of a step."""
+        number = self.slice(step)
+        return [
+            f"const auto *const {now.name} = {b.name} + {number} * {b.size};" for b, now in self.now.items()
+        ]
+
+    def slice(self, step: str) -> str:
+        """The position of a step's inputs and outputs."""
+        return f"int64_t(STEPS - 1 - ({step}))" if self.cell.reverse else f"int64_t({step})"
+
     def inputs_at(self, step: str, prefix: str) -> list[str]:
         """Load the inputs of a step."""
-        cell = self.cell
-        if not cell.inputs:
+        loads = [(b, _moved(v, self.now)) for b, v in self.cell.inputs.items()]
+        if not loads:
             return []
-        used = dict.fromkeys(v.attr[0] for v in cell.inputs.values())
-        number = f"STEPS - 1 - ({step})" if cell.reverse else step
-        names = {b: Buffer(f"{b.name}_now", b.dtype, b.size) for b in used}
-        pointers = [
-            f"const auto *const {names[b].name} = {b.name} + int64_t({number}) * {b.size};" for b in used
-        ]
-        loads = [
-            (b, Value("load", v.args, (names[v.attr[0]], v.attr[1]), v.dtype)) for b, v in cell.inputs.items()
-        ]
-        return ["{", *indented([*pointers, *self.elements(self.assigned(loads, prefix))]), "}"]
+        return ["{", *indented([*self.pointers(step), *self.elements(self.assigned(loads, prefix))]), "}"]
+
+    def direct(self, pending: Sequence[Sequence[Buffer]]) -> list:
+        """Targets that store the outputs of a step."""
+        cell, targets = self.cell, []
+        for n, (a, bs, vs) in enumerate(
+            zip(cell.outputs, pending, cell.values, strict=True), len(cell.carries)
+        ):
+            pointer = f"(result{n} + {self.slice('step')} * {a.size})"
+            targets += [
+                (b, v, lambda text, a=a, g=g, pointer=pointer: self.stored(a, g, pointer, text))
+                for g, (b, v) in enumerate(zip(bs, vs, strict=True))
+            ]
+        return targets
 
     def flush(self, pending: Sequence[Sequence[Buffer]], step: str) -> list[str]:
         """Store the outputs of a step."""
-        cell = self.cell
-        number = f"STEPS - 1 - ({step})" if cell.reverse else step
+        cell, number = self.cell, self.slice(step)
         stores = [
-            self.stored(a, g, f"(result{n} + int64_t({number}) * {a.size})", f"all_{b.name}[e]")
+            self.stored(a, g, f"(result{n} + {number} * {a.size})", f"all_{b.name}[e]")
             for n, (a, bs) in enumerate(zip(cell.outputs, pending, strict=True), len(cell.carries))
             for g, b in enumerate(bs)
         ]
         return self.elements((), more=stores) if stores else []
 
     def level(self, level: int, known: Sequence[Buffer], pending: Sequence[Sequence[Buffer]]) -> list[str]:
-        """Exchange left operands, and multiply."""
+        """Write left operands for all blocks of the same rows, and multiply."""
         cell, t = self.cell, self.tiling
-        own = [(n, p, q) for n, (p, q) in enumerate(zip(cell.products, t.products, strict=True)) if p.level == level]
+        own = [
+            (n, p, q)
+            for n, (p, q) in enumerate(zip(cell.products, t.products, strict=True))
+            if p.level == level
+        ]
         targets = []
         for n, p, q in own:
             buffer = t.bands * t.rows * q.terms
@@ -279,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 )
                 targets.append((Buffer(f"left{n}_{g}", v.dtype, 1), v, take))
         lines = [*self.elements(targets, known), "arrive_at_step(counter);"]
-        if level == 0:
+        if level == 0 and t.held:
             flush = self.flush(pending, "step - 1")
             if flush:
                 lines += ["if (step > 0) {", *indented(flush), "}"]
@@ -291,23 +364,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         staged = t.starts[-2]
         for n, _, q in own:
             buffer = t.bands * t.rows * q.terms
-            partial = t.starts[len(cell.products) + n]
             lines += [
-                f"float *const partial{n} = (float *)(shared_memory + {partial});",
                 f"weights{n}.multiply(left{n} + step % 2 * {buffer}, partial{n}, shared_memory + {staged});",
             ]
         lines.append("__syncthreads();")
-        sums = []
-        for n, p, q in own:
-            for g, b in enumerate(p.registers):
-                sum_ = f"sum_of<{q.split}, {q.pitch}>(partial{n}, row_of(e) % ROWS, {g} * UNITS + unit_of(e))"
-                text = f"round_to<{scalar_ops.storage_type(b.dtype)}>({sum_})"
-                sums.append(f"all_{b.name}[e] = {text if scalar_ops.is_small_float(b.dtype) else sum_};")
+        if not t.held:
+            return lines
+        sums = [f"all_{b.name}[e] = {self.sum(n, g)};" for n, p, _ in own for g, b in enumerate(p.registers)]
         return [*lines, *self.elements((), more=sums)]
 
 
-def _element(itemsize: int) -> str:
-    return "float" if itemsize == 4 else "unsigned short"
+def _words(code: str) -> set[str]:
+    """The identifiers of a source."""
+    return set(re.findall(r"[A-Za-z_]\w*", code))
+
+
+def _moved(load: Value, names: Mapping[Buffer, Buffer]) -> Value:
+    """A load of another buffer."""
+    return Value("load", load.args, (names[load.attr[0]], load.attr[1]), load.dtype)
 
 
 def _bits(text: str, dtype) -> str:
