@@ -112,7 +112,7 @@ def carried(jaxpr):
 
 
 def test_sums_of_stacks_leave_loops():
-    """The gradient of a bias sums an array that is stacked for the gradient of weights."""
+    """The gradient of a bias sums a stack that that of weights needs."""
 
     def biased(xs, h, w, b):
         def step(h, x):

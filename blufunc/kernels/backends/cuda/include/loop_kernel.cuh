@@ -7,8 +7,8 @@
 // The warps of a block share the terms of a matmul, in SPLIT parts, and its columns. Partial sums meet in shared memory.
 // `load` arranges weights once, as lanes read them; `multiply` leaves the partial sums of a step.
 //
-// Constants: ROWS, a multiple of 16; UNITS, a multiple of 8; THREADS, BLOCKS of the same rows. Macro: ELEMENT of
-// mma.cuh.
+// Constants: ROWS, a multiple of 16; UNITS, a multiple of 8; THREADS, BLOCKS of the same rows; STAGE, the elements that
+// a warp stages. Macro: ELEMENT of mma.cuh.
 
 //# instructions
 struct alignas(16) Words { unsigned x, y, z, w; };
@@ -179,7 +179,7 @@ template<int TERMS, int COLUMNS> struct FloatWeights {
   }
   inline void multiply(const float *left, float *partial, void *staging) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, across = lane % ACROSS, down = lane / ACROSS;
-    float *const rows = (float *)staging + warp * ROWS * STAGED;
+    float *const rows = (float *)staging + warp * STAGE;
 #pragma unroll 4
     for (int i = lane; i < ROWS * OWN / 4; i += 32) {
       const int row = i / (OWN / 4), k = i % (OWN / 4) * 4;

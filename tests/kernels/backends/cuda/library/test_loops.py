@@ -24,9 +24,10 @@ from blufunc.kernels.schedule import OpaqueStep
 from tests.emulation.cuda_machines import BLOCK, Host, needs_nvrtc
 from tests.emulation.emulated_mma import _PARTS as ON_HOST
 
+HOST = bf.devices("cpu")[0]
 T, B, D, H = 5, 6, 8, 24
 DTYPES = ("bfloat16", "float16", "float32")
-TOLERANCE = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 2e-6}
+TOLERANCE = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 1e-5}
 
 
 # -- cells -------------------------------------------------------------------------------------------
@@ -86,6 +87,17 @@ def two_layers(u1, w2, u2, xs, h1, h2):
     return lax.scan(cell, (h1, h2), xs)
 
 
+def of_two_widths(u, v, xs, h, c):
+    """Two matmuls at once, of different numbers of terms."""
+
+    def cell(s, x):
+        h, c = s
+        h, c = bnp.tanh(x + bnp.concatenate([h, c], axis=-1) @ u), bnp.sin(c + h @ v)
+        return (h, c), c
+
+    return lax.scan(cell, (h, c), xs)
+
+
 def both_ways(w, u, b, xs, h, c):
     return lstm(w, u, b, xs, h, c)[1] + lstm(w, u, b, xs, h, c, reverse=True)[1]
 
@@ -131,6 +143,10 @@ CELLS = {  # a function, and the shapes of its arguments for sizes T, B, D, H
     "both ways": (both_ways, lambda t, b, d, h: [(d, 4 * h), (h, 4 * h), (4 * h,), (t, b, d), (b, h), (b, h)]),
     "GRU": (gru, lambda t, b, d, h: [(d, 3 * h), (h, 3 * h), (3 * h,), (t, b, d), (b, h)]),
     "GRU of two": (gru_of_two, lambda t, b, d, h: [(d, 3 * h), (h, 2 * h), (h, h), (t, b, d), (b, h)]),
+    "two widths": (
+        of_two_widths,
+        lambda t, b, d, h: [(2 * h, h), (h, h), (t, b, h), (b, h), (b, h)],
+    ),
     "RNN": (rnn, lambda t, b, d, h: [(h, h), (t, b, h), (b, h)]),
     "two layers": (two_layers, lambda t, b, d, h: [(h, h), (h, h), (h, h), (t, b, h), (b, h), (b, h)]),
     "vectors": (of_vectors, lambda t, b, d, h: [(h, h), (t, h), (h,)]),
@@ -165,7 +181,7 @@ def test_cells_are_one_kernel(name):
     for eqn in loops(*case(name, "bfloat16")):
         found = op.loop_of(eqn)
         assert not isinstance(found, str), found
-        assert f"is one kernel of {found[1].grid} blocks" in op.remark(eqn)
+        assert f"is one kernel of {found[1].grid} block" in op.remark(eqn)
 
 
 def other_loop(body, *more, length=8, dtype="bfloat16"):
@@ -218,7 +234,7 @@ def test_weights_are_spread_over_all_blocks():
 @pytest.mark.parametrize(
     ("made", "note"),
     [
-        (lambda: case("GRU", "bfloat16", (8, B, D, H)), "is one kernel of 1 blocks"),
+        (lambda: case("GRU", "bfloat16", (8, B, D, H)), "is one kernel of 1 block"),
         (lambda: OTHERS["a sort"][0], "runs step by step: sort is not pointwise"),
     ],
 )
@@ -280,7 +296,7 @@ def test_donated_states(fake, cuda):
     assert fake.loops
 
 
-@pytest.mark.parametrize("changes", [{"capability": (7, 0)}, {"sm_count": 2}])
+@pytest.mark.parametrize("changes", [{"capability": (7, 0)}, {"sm_count": 2}, {"shared_per_block": 1 << 13}])
 def test_devices_without_room_run_step_by_step(changes, fake, cuda, monkeypatch):
     properties = driver.properties(0)
     monkeypatch.setattr(driver, "properties", lambda index=0: dataclasses.replace(properties, **changes))
@@ -298,7 +314,7 @@ def test_cells_on_a_device(name, dtype):
     for sizes in ((T, B, D, H), (9, 37, D, 72), (33, 64, D, 256)):
         fun, args = case(name, dtype, sizes)
         assert all(op.LoopKernel().matches(e) for e in loops(fun, args))
-        want = bf.tree.leaves(fun(*[bnp.asarray(a).astype("float32") for a in args]))
+        want = bf.tree.leaves(bf.jit(lambda *a, fun=fun: fun(*a))(*[bf.device_put(a, HOST) for a in args]))
         jitted = bf.jit(lambda *a, fun=fun: fun(*a))
         given = [bf.device_put(a, device) for a in args]
         first = [np.asarray(x) for x in bf.tree.leaves(jitted(*given))]
@@ -307,7 +323,7 @@ def test_cells_on_a_device(name, dtype):
             assert all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first, others, strict=True))
         for x, y in zip(first, want, strict=True):
             a, b = x.astype(np.float64), np.asarray(y).astype(np.float64)
-            assert np.linalg.norm(a - b) <= 4 * TOLERANCE[dtype] * max(np.linalg.norm(b), 1e-6)
+            assert np.linalg.norm(a - b) <= 2 * TOLERANCE[dtype] * max(np.linalg.norm(b), 1e-6)
 
 
 # -- the source --------------------------------------------------------------------------------------

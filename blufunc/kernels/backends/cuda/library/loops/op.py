@@ -2,7 +2,7 @@
 
 Kernels, stages 5 to 8. In: the equation of a scan. Out: whether one kernel holds it, and its step. The kernel's blocks
 wait for each other, so all must be resident: the launch is cooperative, with a block per SM at most, and the step
-overlaps with no other. A device with fewer SMs runs the loop step by step.
+overlaps with no other. A device with fewer SMs or less shared memory runs the loop step by step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def remark(eqn: Eqn) -> str | None:
         return None
     if isinstance(found, str):
         return f"scan at {line_of(eqn)} runs step by step: {found}"
-    return f"scan at {line_of(eqn)} is one kernel of {found[1].grid} blocks"
+    blocks = found[1].grid
+    return f"scan at {line_of(eqn)} is one kernel of {blocks} block{'s' * (blocks > 1)}"
 
 
 class LoopKernel(LibraryKernel):
@@ -69,8 +70,7 @@ class LoopKernel(LibraryKernel):
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
         _, tiling = _loop(step.eqn)
-        properties = driver.properties(executor.device)
-        if not _has_instructions(properties.arch) or properties.sm_count < tiling.grid:
+        if not _fits(tiling, driver.properties(executor.device)):
             return ControlFlow().bind(executor, step, operands, compile)
         kernel = Kernel(step.eqn, executor.device)
         results = Results(executor, step)
@@ -89,6 +89,12 @@ def _loop(eqn: Eqn) -> tuple[Cell, Tiling]:
     found = loop_of(eqn)
     assert isinstance(found, tuple), found
     return found
+
+
+def _fits(tiling: Tiling, device: driver.DeviceProperties) -> bool:
+    """True if all blocks of a kernel are resident at a time."""
+    enough = device.sm_count >= tiling.grid and device.shared_per_block >= tiling.shared_bytes
+    return enough and _has_instructions(device.arch)
 
 
 def _has_instructions(arch: str) -> bool:

@@ -1,7 +1,8 @@
 """The source of loop kernels: matmuls, and the pointwise work of a cell.
 
-Kernels, stage 6, above ``tiling`` and ``include/loop_kernel.cuh``. In: a ``Cell`` and its ``Tiling``. Out: CUDA C++. The parameters are pointers to the
-scan's operands and results, in order, and to scratch memory, whose counters are 0 when the kernel starts.
+Kernels, stage 6, above ``tiling`` and ``include/loop_kernel.cuh``. In: a ``Cell`` and its ``Tiling``. Out: CUDA C++.
+The parameters are pointers to the operands and results of the scan, in order, and to scratch memory, whose counters
+are 0 when the kernel starts.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class _Source:
         cell, t = self.cell, self.tiling
         sizes = source_files.declared(
             ROWS=t.rows, UNITS=t.units, THREADS=THREADS, BLOCKS=t.blocks, ELEMENTS=t.elements,
-            ALL_ROWS=cell.rows, ALL_UNITS=cell.units, STEPS=cell.steps,
+            STAGE=t.stage, ALL_ROWS=cell.rows, ALL_UNITS=cell.units, STEPS=cell.steps,
         )  # fmt: skip
         tensor = cell.dtype != dtypes.float32
         parts = ["instructions", "grid", "tensor cores" if tensor else "float32"]

@@ -124,8 +124,12 @@ class Tiling:
         """
         sizes = [p.weight_bytes for p in self.products]
         partial = [4 * p.split * self.rows * p.pitch for p in self.products]
-        staged = [WARPS * self.rows * (p.terms // WARPS + 4) * 4 for p in self.products if p.itemsize == 4]
-        return list(itertools.accumulate([*sizes, *partial, max(staged, default=0)], initial=0))
+        return list(itertools.accumulate([*sizes, *partial, 4 * WARPS * self.stage], initial=0))
+
+    @property
+    def stage(self) -> int:
+        """Elements of left operands that a warp stages in shared memory."""
+        return max(self.rows * (p.terms // WARPS + 4) if p.itemsize == 4 else 0 for p in self.products)
 
     @property
     def shared_bytes(self) -> int:
