@@ -12,7 +12,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from benchmarks.harness.kernel_resources import resources
-from blufunc import lax, nn
+from blufunc import lax, nn, random
 from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.kernels.backends.cuda.device_model import SHARED_BYTES
 from blufunc.kernels.backends.cuda.driver import driver, nvrtc
@@ -411,6 +411,12 @@ def emulated(host, eqn, tiles, values):
     return results
 
 
+def agree(given, expected, dtype):
+    for x, y in zip(given, expected, strict=True):
+        a, b = (np.asarray(v).astype(np.float64) for v in (x, y))
+        assert np.linalg.norm(a - b) <= TOLERANCE[dtype] * max(np.linalg.norm(b), 1e-6)
+
+
 def runs(host, name, dtype, sizes, units, rows=16, **changes):
     """Run each scan of a program both ways, on the same random operands."""
     fun, args = case(name, dtype, sizes)
@@ -428,9 +434,7 @@ def runs(host, name, dtype, sizes, units, rows=16, **changes):
         given = emulated(host, eqn, tiles, values)
         reference = functools.partial(eqn.prim.bind, **eqn.params)
         expected = ignoring_fp_errors(reference, *map(bnp.asarray, values))
-        for x, y in zip(given, expected, strict=True):
-            a, b = (np.asarray(v).astype(np.float64) for v in (x, y))
-            assert np.linalg.norm(a - b) <= TOLERANCE[dtype] * max(np.linalg.norm(b), 1e-6)
+        agree(given, expected, dtype)
 
 
 @pytest.mark.sampled(10)
@@ -453,3 +457,56 @@ def test_blocks_that_wait_for_each_other(name, dtype, host):
 @pytest.mark.parametrize("name", ["LSTM gradient", "GRU of two gradient", "RNN"])
 def test_elements_whose_scalars_are_not_held(name, dtype, host):
     runs(host, name, dtype, (T, 37, D, 36), 16, rows=32, held=False)
+
+
+def masked(u, xs, h, lengths):
+    """Sequences of different lengths keep their last states."""
+
+    def cell(s, x):
+        h, t = s
+        h = bnp.where((t < lengths)[:, None], bnp.tanh(x + h @ u), h)
+        return (h, t + 1), h
+
+    return lax.scan(cell, (h, bnp.int32(0)), xs)
+
+
+def mixed(u, xs, h, c):
+    """A state in float32, multiplied in bfloat16."""
+
+    def cell(s, x):
+        h, c = s
+        c = bnp.tanh(x + (h @ u).astype("float32")) + 0.5 * c
+        return (bnp.sin(c).astype("bfloat16"), c), c
+
+    return lax.scan(cell, (h, c), xs)
+
+
+def dropout(u, xs, h, key):
+    def cell(s, x):
+        h, key = s
+        key, own = random.split(key)
+        h = bnp.where(random.bernoulli(own, 0.8, h.shape), bnp.tanh(x + h @ u), 0)
+        return (h, key), h
+
+    return lax.scan(cell, (h, key), xs)[1]
+
+
+def test_masks_dtypes_and_random_numbers(host):
+    u, xs, h = arrays("bfloat16", (H, H), (T, B, H), (B, H))
+    wide = [a.astype(np.float32) for a in (xs, h)]
+    lengths = np.array([1, 5, 0, 3, 2, 4], np.int32)
+    for fun, args, order in (
+        (masked, (u, xs, h, lengths), (u, lengths, h, np.int32(0), xs)),
+        (mixed, (u, wide[0], h, wide[1]), (u, h, wide[1], wide[0])),
+    ):
+        (eqn,) = loops(fun, args)
+        cell, _ = op.loop_of(eqn)
+        shapes = [a.aval.shape for a in eqn.invars]
+        values = sorted(order, key=lambda v: shapes.index(np.shape(v)))
+        assert [np.shape(v) for v in values] == shapes
+        expected = ignoring_fp_errors(
+            functools.partial(eqn.prim.bind, **eqn.params), *map(bnp.asarray, values)
+        )
+        agree(emulated(host, eqn, tiling.tiling_with(cell, 16, 8), values), expected, "bfloat16")
+    (eqn,) = loops(dropout, (u, xs, h, random.key(3)))
+    assert op.LoopKernel().matches(eqn)
