@@ -41,6 +41,7 @@ from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_atte
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.backends.cuda.library.control_flow import moves
+from blufunc.kernels.backends.cuda.library.loops import op as loops
 from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.ops import split_dot
 from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
@@ -199,7 +200,7 @@ class FakeCuda:
         self.source = Source(self)
         self.pool = cuda_memory.Pool(0, self.source)
         self.stream, self.own = Stream(1), None
-        self.launches = self.replays = self.products = self.pauses = 0
+        self.launches = self.replays = self.products = self.loops = self.pauses = 0
         self.conditions: list[bool | None] = []
         self.nodes, self.copies = 0, Counter()
         self.fewer: list[tuple[int, int]] = []
@@ -577,6 +578,27 @@ class SoftmaxKernel:
             self.fake.array(at, x.shape, x.dtype)[...] = np.asarray(x)
 
 
+class LoopKernel:
+    """``loops.op.Kernel`` by the definition of ``scan``."""
+
+    def __init__(self, fake, eqn, device):
+        self.fake, self.eqn = fake, eqn
+        _, self.tiling = loops.loop_of(eqn)
+
+    def __call__(self, addresses, scratch, stream):
+        self.fake.loops += 1
+        self.fake.do(lambda: ignoring_fp_errors(self._run, addresses, scratch), stream.ptr)
+
+    def _run(self, addresses, scratch):
+        eqn, n = self.eqn, len(self.eqn.invars)
+        array = lambda at, aval: self.fake.array(at, aval.shape, aval.dtype)
+        given = [array(at, a.aval).copy() for at, a in zip(addresses[:n], eqn.invars, strict=True)]
+        array(scratch, ShapedArray((self.tiling.left_starts[-1],), dtypes.uint8))[...] = 0xCD
+        found = eqn.prim.bind(*map(bnp.asarray, given), **eqn.params)
+        for at, v, x in zip(addresses[n:], eqn.outvars, found, strict=True):
+            array(at, v.aval)[...] = np.asarray(x)
+
+
 class Attention:
     """``launch.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
 
@@ -699,6 +721,7 @@ def install(monkeypatch):
         (scatter, "Scatter", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),
         (softmax_gemm, "Kernel", functools.partial(SoftmaxKernel, fake)),
+        (loops, "Kernel", functools.partial(LoopKernel, fake)),
         (cuda_attention_launch, "Forward", functools.partial(Attention, fake, False)),
         (cuda_attention_launch, "Backward", functools.partial(Attention, fake, True)),
         (modules, "load", fake.load),

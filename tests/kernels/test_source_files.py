@@ -20,11 +20,14 @@ from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER
 from blufunc.kernels.backends.cuda.driver import nvrtc, sm_reservation
 from blufunc.kernels.backends.cuda.library import pointwise_gemm, scatter, softmax_gemm, split_gemm
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
+from blufunc.kernels.backends.cuda.library.loops import op
+from blufunc.kernels.backends.cuda.library.loops import source as loop_kernels
 from blufunc.kernels.backends.cuda.render.source import _FILE as KERNEL_PARTS
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.source_files import DEVICE, HOST
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.kernels.backends.cuda.library.test_attention_mods import given
+from tests.kernels.backends.cuda.library.test_loops import case, loops
 from tests.kernels.backends.cuda.library.test_pointwise_gemm import gemm as pointwise
 
 ROOT = Path(codegen.__file__).parents[1]
@@ -41,6 +44,11 @@ def attention_source(kernel, arch, features=16, dtype=BF16, parts=0, code=attent
 def mods_source():
     *_, code = given("both")
     return attention_source(attention.FORWARD_KERNEL.lists, "sm_80", code=code)
+
+
+def loop_source(dtype_name):
+    (eqn,) = loops(*case("GRU", dtype_name))
+    return loop_kernels.complete(*op.loop_of(eqn))
 
 
 # what is compiled, for which architectures, and of what
@@ -69,6 +77,8 @@ DEVICE_SOURCES = {
         "sm_90a",
         lambda arch: split_gemm.source(split_gemm.SplitGemm(128, 64, 64, (True, False), columns=64)),
     ),
+    "a loop": ("sm_80 sm_90a", lambda arch: loop_source("bfloat16")),
+    "a loop of float32": ("sm_80 sm_90a", lambda arch: loop_source("float32")),
     "attention": ("sm_80 sm_90a", lambda arch: attention_source(attention.FORWARD_KERNEL, arch)),
     "attention of two parts": (
         "sm_90a",

@@ -5,7 +5,9 @@ Kernels, before stage 5. In: a jaxpr with its calls inlined. Out: one in which
 - the matmul of an input of a ``scan`` and a constant, such as ``x[t] @ w`` of a recurrent cell, is one matmul of all
   inputs before the loop, whose rows are inputs of the loop; that of an output, one after it;
 - a carry that only adds up matmuls, such as the gradient of ``w``, is one matmul after the loop, of stacked operands,
-  that sums over the steps as well.
+  that sums over the steps as well;
+- a carry that only adds up sums of an array that is stacked anyway, such as the gradient of a bias, is one sum after
+  the loop.
 
 A library multiplies a few large matrices faster than many small ones, and sums in its accumulators.
 """
@@ -21,7 +23,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import add_p, convert_p
-from blufunc.core.primitives.linear_ops import add_any_p, transpose_p
+from blufunc.core.primitives.linear_ops import add_any_p, reduce_sum_p, transpose_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import Origins, dce, rewrite, simplified_body
 from blufunc.kernels.rewrites.readers import Readers
@@ -94,6 +96,8 @@ class _Scan:
             self.add_up_after(k)
         for n in range(self.n_carry, len(self.body.outvars)):
             self.multiply_after(n)
+        for k in range(self.n_carry):
+            self.sum_after(k)
         if not (self.inputs or self.sums or self.products):
             return None
         return [*self.before, self.replacement(), *self.after]
@@ -161,17 +165,62 @@ class _Scan:
 
     # -- after ---------------------------------------------------------------------------------------
 
-    def add_up_after(self, k: int) -> None:
-        """Take out a carry that only adds up matmuls."""
+    def addend(self, k: int) -> tuple[Eqn, Any] | None:
+        """The sum and the addend of a carry that is only added to; else None."""
         carry, out = self.body.invars[self.n_consts + k], self.body.outvars[k]
         total = self.makers.get(out)
         if total is None or total.prim not in (add_p, add_any_p) or carry not in total.invars:
-            return
+            return None
         if len(self.readers.of(carry)) != 1 or self.readers.of(out) or self.body.outvars.count(out) != 1:
-            return
+            return None
         if carry in self.body.outvars or total.invars.count(carry) != 1:
-            return
+            return None
         (d,) = (a for a in total.invars if a is not carry)
+        return total, d
+
+    def sum_after(self, k: int) -> None:
+        """Take out a carry that only adds up sums of an array of which there is a stack."""
+        found = None if k in self.sums else self.addend(k)
+        e = found and self.makers.get(found[1])
+        if found is None or e is None or e.prim is not reduce_sum_p:
+            return
+        total, made = found[0], e.outvars[0]
+        x, aval = e.invars[0], made.aval
+        if (
+            len(self.readers.of(made)) != 1
+            or made in self.body.outvars
+            or aval.dtype != total.outvars[0].aval.dtype
+        ):
+            return
+        if any(is_replaced(eqn.prim, "impl") for eqn in (total, e)):
+            return
+        if x in self.xs or x in self.inputs or x in self.outputs:
+            stack = self.stack_of(x)
+        elif x in self.body.outvars[self.n_carry :]:
+            n = self.body.outvars.index(x, self.n_carry)
+            if isinstance(self.eqn.outvars[n], DropVar):
+                return
+            stack = self.eqn.outvars[n]
+        else:
+            return
+        self.sums.add(k)
+        summed: Var = Var(aval)
+        axes = (0, *(d + 1 for d in e.params["axes"]))
+        self.after.append(Eqn(reduce_sum_p, [stack], [summed], {**e.params, "axes": axes}, e.source))
+        self.add_to_initial(k, summed, total)
+
+    def add_to_initial(self, k: int, made: Atom, total: Eqn) -> None:
+        """The result of a carry that left the loop: its initial value and a sum."""
+        init, result = self.eqn.invars[self.n_consts + k], self.eqn.outvars[k]
+        if not isinstance(result, DropVar):
+            self.after.append(Eqn(add_p, [init, made], [result], {}, total.source))
+
+    def add_up_after(self, k: int) -> None:
+        """Take out a carry that only adds up matmuls."""
+        carry, found = self.body.invars[self.n_consts + k], self.addend(k)
+        if found is None:
+            return
+        total, d = found
         chain = [e for e in (self.makers.get(d),) if e is not None]
         if chain and chain[0].prim is transpose_p:
             chain += [e for e in (self.makers.get(chain[0].invars[0]),) if e is not None]
@@ -205,9 +254,7 @@ class _Scan:
             turned = Var(chain[0].outvars[0].aval)
             self.after.append(Eqn(transpose_p, [made], [turned], chain[0].params, chain[0].source))
             made = turned
-        init, result = self.eqn.invars[self.n_consts + k], self.eqn.outvars[k]
-        if not isinstance(result, DropVar):
-            self.after.append(Eqn(add_p, [init, made], [result], {}, total.source))
+        self.add_to_initial(k, made, total)
 
     def multiply_after(self, n: int) -> None:
         """Take out an output that is a matmul with a constant."""

@@ -107,6 +107,36 @@ def test_values(name, derive, monkeypatch):
         np.testing.assert_allclose(g, w, rtol=0, atol=rtol * max(1, np.abs(w).max()))
 
 
+def carried(jaxpr):
+    return [e.params["n_carry"] for e in jaxpr.eqns if e.prim.name == "scan"]
+
+
+def test_sums_of_stacks_leave_loops():
+    """The gradient of a bias sums a stack that that of weights needs."""
+
+    def biased(xs, h, w, b):
+        def step(h, x):
+            return bnp.tanh(x @ w + h @ U + b), None
+
+        return lax.scan(step, h, xs)[0]
+
+    jaxpr = simplify(bf.jit(gradient(biased)).trace(XS, H, W, draw(M)).jaxpr)
+    before, after = carried(jaxpr), carried(with_hoisted_matmuls(jaxpr, {}))
+    assert after[-1] == 1 < before[-1]  # the gradient of the state remains
+    args = XS, H, W, draw(M)
+    for g, w in zip(bf.jit(gradient(biased))(*args), gradient(biased)(*args), strict=True):
+        np.testing.assert_allclose(g, w, rtol=2e-5, atol=1e-5)
+
+
+def test_sums_of_other_arrays_stay():
+    def run(xs, h, w, u):
+        step = lambda c, x: ((c[0] + bnp.sin(x).sum(0), c[1] * 2), None)
+        return lax.scan(step, (bnp.zeros(N), h), xs)[0]
+
+    jaxpr = simplify(bf.jit(run).trace(XS, H, W, U).jaxpr)
+    assert carried(with_hoisted_matmuls(jaxpr, {})) == carried(jaxpr)
+
+
 def test_few_steps_stay_as_they_are():
     jaxpr = simplify(bf.jit(PLAIN).trace(XS[:3], H, W, U).jaxpr)
     assert with_hoisted_matmuls(jaxpr, {}) is jaxpr

@@ -20,6 +20,8 @@ from blufunc.kernels.backends.cuda.library.control_flow.rows import Call, Contro
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
 from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, unshared
+from blufunc.kernels.backends.cuda.library.loops import op as loops
+from blufunc.kernels.backends.cuda.library.loops.op import LoopKernel
 from blufunc.kernels.backends.cuda.library.matmul import Matmul
 from blufunc.kernels.backends.cuda.library.pointwise_gemm import DotPointwise
 from blufunc.kernels.backends.cuda.library.scatter import RowScatter
@@ -62,6 +64,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     RowScatter(),
     Matmul(),
     RowSort(),
+    LoopKernel(),
     ControlFlow(),
     Call(),
     CUPY,
@@ -100,6 +103,10 @@ class Library:
     def note(self, eqn: Eqn, line: str, reason: str | None) -> str | None:
         """Line of ``explain`` on a composite at a user's line: a kernel, or why not."""
         return kernel_of(eqn).note(line, reason)
+
+    def remark(self, eqn: Eqn) -> str | None:
+        """Line of ``explain`` on how an equation of a plan runs."""
+        return loops.remark(eqn)
 
     def scratch_bytes(self, eqn: Eqn) -> int:
         """Planned scratch memory of an equation, in bytes."""

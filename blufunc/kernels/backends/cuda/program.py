@@ -94,7 +94,8 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
     planned = lambda eqn: library.planned(eqn) and not is_replaced(eqn.prim, "impl")
     planning = Planning(jaxpr, donated, target, planned, keep)
     made = within(planning, budget)
-    made.notes = (*choices, *notes, *planning.notes)
+    remarks = (library.remark(s.eqn) for s in made.steps if isinstance(s, OpaqueStep))
+    made.notes = (*choices, *notes, *planning.notes, *dict.fromkeys(r for r in remarks if r is not None))
     return made
 
 

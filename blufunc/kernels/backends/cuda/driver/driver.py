@@ -391,7 +391,14 @@ class Kernel:
         self.pointer: int = function.ptr
         self._shared = 0  # dynamic shared memory that is allowed so far
 
-    def prepare(self, grid: Sequence[int], block: Sequence[int], shared: int, args: Sequence[Any]) -> Launch:
+    def prepare(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared: int,
+        args: Sequence[Any],
+        cooperative: bool = False,
+    ) -> Launch:
         """Prepare a launch to run many times.
 
         Args:
@@ -399,11 +406,13 @@ class Kernel:
           block: number of threads along up to three axes.
           shared: dynamic shared memory per block, in bytes.
           args: the arguments, as in ``Arguments``.
+          cooperative: True if blocks wait for each other: all must be resident.
         Raises:
           ValueRangeError: grid, block or shared memory exceed device limits.
         """
         self.allow_shared(shared)
-        return Launch(self, _three(grid, "grid"), _three(block, "block"), shared, Arguments(args))
+        shape = _three(grid, "grid"), _three(block, "block")
+        return Launch(self, *shape, shared, Arguments(args), cooperative)
 
     def allow_shared(self, nbytes: int) -> None:
         """Allow ``nbytes`` of dynamic shared memory per block.
@@ -517,7 +526,7 @@ class Launch:
       arguments: may be changed between runs.
     """
 
-    __slots__ = ("_call", "_fixed", "arguments", "kernel")
+    __slots__ = ("_call", "_fixed", "_options", "arguments", "kernel")
 
     def __init__(
         self,
@@ -526,11 +535,14 @@ class Launch:
         block: tuple[int, int, int],
         shared: int,
         arguments: Arguments,
+        cooperative: bool = False,
     ):
         import cupy
 
         self.kernel, self.arguments = kernel, arguments
-        self._call = cupy.cuda.driver.launchKernel
+        own = cupy.cuda.driver
+        self._call = own.launchCooperativeKernel if cooperative else own.launchKernel
+        self._options = () if cooperative else (0,)
         self._fixed = (kernel.pointer, *grid, *block, shared)
 
     def run(self, addresses: Sequence[int], stream: Any, first: int = 0) -> None:
@@ -542,7 +554,7 @@ class Launch:
     def __call__(self, stream: int) -> None:
         """Enqueue one run on a stream, by handle; its device must be current."""
         try:
-            self._call(*self._fixed, stream, self.arguments.address, 0)
+            self._call(*self._fixed, stream, self.arguments.address, *self._options)
         except Exception as e:
             e.add_note(f"while launching the kernel {self.kernel.name}")
             raise
