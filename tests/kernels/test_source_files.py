@@ -12,7 +12,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import blufunc as bf
 from benchmarks.harness.kernel_resources import resources
+from blufunc import lax
 from blufunc.kernels import codegen
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cpu.native import driver
@@ -20,8 +22,10 @@ from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER
 from blufunc.kernels.backends.cuda.driver import nvrtc, sm_reservation
 from blufunc.kernels.backends.cuda.library import pointwise_gemm, scatter, softmax_gemm, split_gemm
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
+from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.loops import op
 from blufunc.kernels.backends.cuda.library.loops import source as loop_kernels
+from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.backends.cuda.render.source import _FILE as KERNEL_PARTS
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.source_files import DEVICE, HOST
@@ -46,6 +50,12 @@ def mods_source():
     return attention_source(attention.FORWARD_KERNEL.lists, "sm_80", code=code)
 
 
+def sort_source():
+    jaxpr = bf.make_jaxpr(lambda x: lax.top_k(x, 3))(bf.ShapeDtypeStruct((9, 9000), np.float32))
+    (eqn,) = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    return sorting.source(eqn, sorting.passes(eqn)[0])
+
+
 def loop_source(dtype_name):
     (eqn,) = loops(*case("GRU", dtype_name))
     return loop_kernels.complete(*op.loop_of(eqn))
@@ -58,6 +68,8 @@ DEVICE_SOURCES = {
         "sm_80 sm_90a",
         lambda arch: DEVICE.with_prelude(source_files.source(KERNEL_PARTS) + "typedef bf16 used;\n" + EMPTY),
     ),
+    "loops of a graph": ("sm_80 sm_90a", lambda arch: moves.source()),
+    "sorts of rows": ("sm_80", lambda arch: sort_source()),
     "scatter": ("sm_80 sm_90a", lambda arch: scatter.source("add", BF16, "int32", 4, True)),
     "SM reservation": (
         "sm_80 sm_90a",
