@@ -79,7 +79,7 @@ class HostProgram:
         self.arenas = _Arenas(self.schedule.plan.arena_bytes)
         functions = {s: getattr(library, n) for s, n in made.names.items()}
         self.run = Runner(self.schedule, functions, compiler, made.calls)
-        if any(LIBRARIES[name].routines for name, _ in made.libraries):
+        if any(name.startswith("lapack") for name, _ in made.libraries):
             blas.find_again()
         limited = self.run.calls_blas or any(map(limits_threads, self.schedule.opaque))
         self.blas = one_thread_each if limited else contextlib.nullcontext()

@@ -41,13 +41,15 @@ class Library(NamedTuple):
       file: path of its source.
       parts: parts of the file.
       constants: macros and constants of the source.
-      routines: names of the LAPACK routines that it calls.
+      routines: names of the routines that it calls by pointers.
+      resolve: from the name of a routine to its address.
     """
 
     file: str
     parts: tuple[str, ...]
     constants: tuple[tuple[str, source_files.Constant], ...] = ()
     routines: tuple[str, ...] = ()
+    resolve: Callable[[str], int] = lapack.address
 
     def source(self) -> str:
         """Complete C++ source."""
@@ -59,7 +61,7 @@ class Library(NamedTuple):
         loaded = compiler.compile(self.source(), f"{function} for the CPU", _OPTIONS)
         if self.routines:
             table = (ctypes.c_void_p * len(self.routines)).in_dll(loaded, "routines")
-            table[:] = [lapack.address(name) for name in self.routines]
+            table[:] = [self.resolve(name) for name in self.routines]
         found = ctypes.cast(getattr(loaded, function), ctypes.c_void_p).value
         assert found is not None
         return found

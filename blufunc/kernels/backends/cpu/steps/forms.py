@@ -1,19 +1,21 @@
 """The native form of an equation, if it has one.
 
-Kernels, stage 6 on the CPU. In: an equation. Out: its ``Form``, from the tables of ``linalg.py`` and ``sorting.py``.
+Kernels, stage 6 on the CPU. In: an equation. Out: its ``Form``, from the tables of ``linalg.py``, ``sorting.py`` and
+``fourier.py``.
 """
 
 from __future__ import annotations
 
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.primitives.override import is_replaced
-from blufunc.kernels.backends.cpu.steps import linalg, sorting
+from blufunc.kernels.backends.cpu.steps import fourier, linalg, sorting
 from blufunc.kernels.backends.cpu.steps.form import Form
 
-_TABLES = tuple({p: (table.accepts, make) for p, make in table.FORMS.items()} for table in (linalg, sorting))
-_FORMS = {**_TABLES[0], **_TABLES[1]}
+_FORMS = {
+    prim: (table.accepts, make) for table in (linalg, sorting, fourier) for prim, make in table.FORMS.items()
+}
 
-LIBRARIES = {**linalg.LIBRARIES, **sorting.LIBRARIES}
+LIBRARIES = {**linalg.LIBRARIES, **sorting.LIBRARIES, **fourier.LIBRARIES}
 """Libraries by name."""
 
 
