@@ -72,14 +72,14 @@ class HostProgram:
             ctypes.c_void_p.in_dll(library, f"gemm_{dtype}").value = ctypes.cast(
                 function, ctypes.c_void_p
             ).value
-        for name, function in made.libraries:
+        for name in made.libraries:
             assert library is not None
-            pointer = ctypes.c_void_p.in_dll(library, pointer_to(name, function))
-            pointer.value = LIBRARIES[name].address(function, compiler)
+            pointer = ctypes.c_void_p.in_dll(library, pointer_to(name))
+            pointer.value = LIBRARIES[name].address(compiler)
         self.arenas = _Arenas(self.schedule.plan.arena_bytes)
         functions = {s: getattr(library, n) for s, n in made.names.items()}
         self.run = Runner(self.schedule, functions, compiler, made.calls)
-        if any(name.startswith("lapack") for name, _ in made.libraries):
+        if any(name.startswith("lapack") for name in made.libraries):
             blas.find_again()
         limited = self.run.calls_blas or any(map(limits_threads, self.schedule.opaque))
         self.blas = one_thread_each if limited else contextlib.nullcontext()
@@ -138,7 +138,7 @@ class Prepared(NamedTuple):
       names: function name of each kernel step and native step, by index.
       calls: steps that native steps run in Python.
       products: dtypes of the matmuls in native steps.
-      libraries: names of libraries that native steps call, and of their functions.
+      libraries: names of libraries that native steps call.
       whole: whether all its steps are native, and the library has a function ``program``.
     """
 
@@ -147,7 +147,7 @@ class Prepared(NamedTuple):
     names: dict[int, str]
     calls: list[HostCall]
     products: list[str]
-    libraries: list[tuple[str, str]]
+    libraries: list[str]
     whole: bool
 
 
@@ -263,7 +263,7 @@ def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
 
 def source_of(
     schedule: Schedule,
-) -> tuple[str, dict[int, str], list[HostCall], list[str], list[tuple[str, str]], bool]:
+) -> tuple[str, dict[int, str], list[HostCall], list[str], list[str], bool]:
     """One C++ source with each distinct kernel once; the other fields of ``Prepared``."""
     known: dict[tuple, str] = {}
     taken: dict[str, int] = {}

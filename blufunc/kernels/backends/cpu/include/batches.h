@@ -1,7 +1,6 @@
 // Batches of lines or matrices for libraries of native steps; steps/forms.py writes the parameters.
 
 //# batches
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 

@@ -6,7 +6,10 @@
 typedef SCALAR T;
 typedef REAL R;
 
-static inline R magnitude(T x) { return IS_COMPLEX ? fabs(__real__ x) + fabs(__imag__ x) : fabs(__real__ x); }
+static inline R absolute(R x) { return x < 0 ? -x : x; }
+static inline R magnitude(T x) {
+  return IS_COMPLEX ? absolute(__real__ x) + absolute(__imag__ x) : absolute(__real__ x);
+}
 static inline T conjugate(T x) {
 #if IS_COMPLEX
   return ~x;
@@ -97,7 +100,7 @@ static bool decompose(T *a, int64_t n, T *column) {
   for (int64_t j = 0; j < n; ++j) {
     const R pivot = __real__ a[j * n + j];
     if (pivot <= 0) return false;  // NaN spreads, as in LAPACK
-    const R root = sqrt(pivot);
+    const R root = (R)__builtin_sqrt(pivot);
     a[j * n + j] = root;
     for (int64_t i = j + 1; i < n; ++i) {
       a[i * n + j] /= root;
@@ -204,120 +207,7 @@ static void solve_triangle(const Square &a, T *x, int64_t k, bool left, bool low
   call(TRSM, &side, &triangle, &turn, &diagonal, rows, columns, &one, (T *)a.at, &stride, x, rows);
 }
 
-// a = q r; parameters: m, n, columns of q, elements of the workspace, strides.
-extern "C" void qr(const int64_t *p, char *const *operands, char *const *results, char *scratch,
-                   int threads) {
-  const Batch b(p);
-  const int64_t m = b.rest[0], n = b.rest[1], k = b.rest[2], least = m < n ? m : n, *strides = b.rest + 4;
-  each(b, scratch, 1, [&](int64_t i, char *slot) {
-    Parts parts{slot};
-    T *const a = parts.take<T>(m * (k > n ? k : n)), *const tau = parts.take<T>(least);
-    T *const work = parts.take<T>(b.rest[3]);
-    T *const q = (T *)results[0] + i * m * k, *const r = (T *)results[1] + i * k * n;
-    int rows = (int)m, columns = (int)n, reflectors = (int)least, made = (int)k, size = (int)b.rest[3],
-        info = 0;
-    load(a, 1, m, operands[0] + b.at(i, strides), m, n, strides + b.ndim);
-    call(GEQRF, &rows, &columns, a, &rows, tau, work, &size, &info);
-    for (int64_t u = 0; u < k; ++u)
-      for (int64_t v = 0; v < n; ++v) r[u * n + v] = v < u ? T(0) : a[u + v * m];
-    call(ORGQR, &rows, &made, &reflectors, a, &rows, tau, work, &size, &info);
-    for (int64_t u = 0; u < m; ++u)
-      for (int64_t v = 0; v < k; ++v) q[u * k + v] = a[u + v * m];
-  });
-}
-
-// Eigenvalues of Hermitian matrices, and vectors; parameters: n, whether vectors, three workspaces, strides.
-extern "C" void eigh(const int64_t *p, char *const *operands, char *const *results, char *scratch,
-                     int threads) {
-  const Batch b(p);
-  const int64_t n = b.rest[0], *strides = b.rest + 5;
-  const bool vectors = b.rest[1];
-  each(b, scratch, 1, [&](int64_t i, char *slot) {
-    Parts parts{slot};
-    T *const a = parts.take<T>(n * n), *const work = parts.take<T>(b.rest[2]);
-    int *const integers = parts.take<int>(b.rest[4]);
-    R *const reals = parts.take<R>(b.rest[3]);
-    R *const w = (R *)results[vectors] + i * n;
-    char job = vectors ? 'V' : 'N', lower = 'L';
-    int size = (int)n, n_work = (int)b.rest[2], n_reals = (int)b.rest[3], n_integers = (int)b.rest[4],
-        info = 0;
-    load(a, 1, n, operands[0] + b.at(i, strides), n, n, strides + b.ndim);
-#if IS_COMPLEX
-    call(SYEVD, &job, &lower, &size, a, &size, w, work, &n_work, reals, &n_reals, integers, &n_integers,
-         &info);
-#else
-    call(SYEVD, &job, &lower, &size, a, &size, w, work, &n_work, integers, &n_integers, &info);
-#endif
-    if (info)
-      for (int64_t u = 0; u < n; ++u) w[u] = NAN;
-    if (!vectors) return;
-    T *const v = (T *)results[0] + i * n * n;
-    for (int64_t u = 0; u < n; ++u)
-      for (int64_t c = 0; c < n; ++c) v[u * n + c] = info ? T(NAN) : a[u + c * n];
-  });
-}
-
-// a = u diag(s) vh; parameters: m, n, columns of u or 0 for s alone, rows of vh, three workspaces, strides.
-extern "C" void svd(const int64_t *p, char *const *operands, char *const *results, char *scratch,
-                    int threads) {
-  const Batch b(p);
-  const int64_t m = b.rest[0], n = b.rest[1], k = b.rest[2], l = b.rest[3], least = m < n ? m : n;
-  const int64_t *const strides = b.rest + 7;
-  each(b, scratch, 1, [&](int64_t i, char *slot) {
-    Parts parts{slot};
-    T *const a = parts.take<T>(m * n), *const u = parts.take<T>(m * k), *const vh = parts.take<T>(l * n);
-    T *const work = parts.take<T>(b.rest[4]);
-    R *const reals = parts.take<R>(b.rest[5]);
-    int *const integers = parts.take<int>(b.rest[6]);
-    R *const s = (R *)results[k ? 1 : 0] + i * least;
-    char job = !k ? 'N' : k == m && l == n ? 'A' : 'S';
-    int rows = (int)m, columns = (int)n, lines = l > 0 ? (int)l : 1, size = (int)b.rest[4], info = 0;
-    load(a, 1, m, operands[0] + b.at(i, strides), m, n, strides + b.ndim);
-#if IS_COMPLEX
-    call(GESDD, &job, &rows, &columns, a, &rows, s, u, &rows, vh, &lines, work, &size, reals, integers,
-         &info);
-#else
-    call(GESDD, &job, &rows, &columns, a, &rows, s, u, &rows, vh, &lines, work, &size, integers, &info);
-#endif
-    if (info)
-      for (int64_t x = 0; x < least; ++x) s[x] = NAN;
-    if (!k) return;
-    T *const left = (T *)results[0] + i * m * k, *const right = (T *)results[2] + i * l * n;
-    for (int64_t x = 0; x < m; ++x)
-      for (int64_t y = 0; y < k; ++y) left[x * k + y] = info ? T(NAN) : u[x + y * m];
-    for (int64_t x = 0; x < l; ++x)
-      for (int64_t y = 0; y < n; ++y) right[x * n + y] = info ? T(NAN) : vh[x + y * l];
-  });
-}
-
-// Tridiagonal systems; parameters: n, k, strides.
-extern "C" void tridiagonal(const int64_t *p, char *const *operands, char *const *results, char *scratch,
-                            int threads) {
-  const Batch b(p);
-  const int64_t n = b.rest[0], k = b.rest[1], *strides = b.rest + 2, each_one = b.ndim + 1;
-  each(b, scratch, 1, [&](int64_t i, char *slot) {
-    Parts parts{slot};
-    T *diagonals[3], *const x = parts.take<T>(n * k), *const result = (T *)results[0] + i * n * k;
-    for (int d = 0; d < 3; ++d) {
-      const int64_t *const along = strides + d * each_one;
-      const char *const from = operands[d] + b.at(i, along);
-      T *const to = diagonals[d] = parts.take<T>(n);
-      for (int64_t j = 0; j < n; ++j) to[j] = *(const T *)(from + j * along[b.ndim]);
-    }
-    const int64_t *const along = strides + 3 * each_one;
-    load(x, 1, n, operands[3] + b.at(i, along), n, k, along + b.ndim);
-    int size = (int)n, count = (int)k, info = 0;
-    if (n == 1) {
-      for (int64_t j = 0; j < k; ++j) x[j] /= diagonals[1][0];
-    } else {
-      call(GTSV, &size, &count, diagonals[0] + 1, diagonals[1], diagonals[2], x, &size, &info);
-    }
-    for (int64_t u = 0; u < n; ++u)
-      for (int64_t v = 0; v < k; ++v) result[u * k + v] = info ? T(NAN) : x[u + v * n];
-  });
-}
-
-//# steps
+//# lu
 // Factors, pivots and permutation; parameters: m, n, strides.
 extern "C" void lu(const int64_t *p, char *const *operands, char *const *results, char *scratch,
                    int threads) {
@@ -332,6 +222,7 @@ extern "C" void lu(const int64_t *p, char *const *operands, char *const *results
   });
 }
 
+//# cholesky
 // The lower factor of positive definite matrices, NaN of others; parameters: n, strides.
 extern "C" void cholesky(const int64_t *p, char *const *operands, char *const *results, char *scratch,
                          int threads) {
@@ -342,12 +233,13 @@ extern "C" void cholesky(const int64_t *p, char *const *operands, char *const *r
     load(a, n, 1, operands[0] + b.at(i, strides), n, n, strides + b.ndim);
     const bool ok = factor_positive(a, n, Parts{slot});
     for (int64_t u = 0; u < n; ++u) {
-      if (!ok) fill(a + u * n, u + 1, T(NAN));
+      if (!ok) fill(a + u * n, u + 1, T(__builtin_nanf("")));
       fill(a + u * n + u + 1, n - u - 1, T(0));
     }
   });
 }
 
+//# triangular
 // Parameters: n, k, on the left, lower, transposed, conjugated, unit diagonal, strides of a and of b.
 extern "C" void triangular(const int64_t *p, char *const *operands, char *const *results, char *scratch,
                            int threads) {
@@ -367,6 +259,7 @@ extern "C" void triangular(const int64_t *p, char *const *operands, char *const 
   });
 }
 
+//# lu_solve
 // A solve from factors and permutation; parameters: n, k, transposed, strides of the factors, permutation and b.
 extern "C" void lu_solve(const int64_t *p, char *const *operands, char *const *results, char *scratch,
                          int threads) {
@@ -396,6 +289,7 @@ extern "C" void lu_solve(const int64_t *p, char *const *operands, char *const *r
   });
 }
 
+//# permutation
 // The order of rows that pivots make; parameters: pivots, rows, strides.
 extern "C" void permutation(const int64_t *p, char *const *operands, char *const *results, char *scratch,
                             int threads) {
@@ -406,5 +300,122 @@ extern "C" void permutation(const int64_t *p, char *const *operands, char *const
     const char *const from = operands[0] + b.at(i, strides);
     for (int64_t j = 0; j < k; ++j) pivots[j] = *(const int32_t *)(from + j * strides[b.ndim]);
     permute((int32_t *)results[0] + i * m, m, pivots, k);
+  });
+}
+
+//# qr
+// a = q r; parameters: m, n, columns of q, elements of the workspace, strides.
+extern "C" void qr(const int64_t *p, char *const *operands, char *const *results, char *scratch,
+                   int threads) {
+  const Batch b(p);
+  const int64_t m = b.rest[0], n = b.rest[1], k = b.rest[2], least = m < n ? m : n, *strides = b.rest + 4;
+  each(b, scratch, 1, [&](int64_t i, char *slot) {
+    Parts parts{slot};
+    T *const a = parts.take<T>(m * (k > n ? k : n)), *const tau = parts.take<T>(least);
+    T *const work = parts.take<T>(b.rest[3]);
+    T *const q = (T *)results[0] + i * m * k, *const r = (T *)results[1] + i * k * n;
+    int rows = (int)m, columns = (int)n, reflectors = (int)least, made = (int)k, size = (int)b.rest[3],
+        info = 0;
+    load(a, 1, m, operands[0] + b.at(i, strides), m, n, strides + b.ndim);
+    call(GEQRF, &rows, &columns, a, &rows, tau, work, &size, &info);
+    for (int64_t u = 0; u < k; ++u)
+      for (int64_t v = 0; v < n; ++v) r[u * n + v] = v < u ? T(0) : a[u + v * m];
+    call(ORGQR, &rows, &made, &reflectors, a, &rows, tau, work, &size, &info);
+    for (int64_t u = 0; u < m; ++u)
+      for (int64_t v = 0; v < k; ++v) q[u * k + v] = a[u + v * m];
+  });
+}
+
+//# eigh
+// Eigenvalues of Hermitian matrices, and vectors; parameters: n, whether vectors, three workspaces, strides.
+extern "C" void eigh(const int64_t *p, char *const *operands, char *const *results, char *scratch,
+                     int threads) {
+  const Batch b(p);
+  const int64_t n = b.rest[0], *strides = b.rest + 5;
+  const bool vectors = b.rest[1];
+  each(b, scratch, 1, [&](int64_t i, char *slot) {
+    Parts parts{slot};
+    T *const a = parts.take<T>(n * n), *const work = parts.take<T>(b.rest[2]);
+    int *const integers = parts.take<int>(b.rest[4]);
+    R *const reals = parts.take<R>(b.rest[3]);
+    R *const w = (R *)results[vectors] + i * n;
+    char job = vectors ? 'V' : 'N', lower = 'L';
+    int size = (int)n, n_work = (int)b.rest[2], n_reals = (int)b.rest[3], n_integers = (int)b.rest[4],
+        info = 0;
+    load(a, 1, n, operands[0] + b.at(i, strides), n, n, strides + b.ndim);
+#if IS_COMPLEX
+    call(SYEVD, &job, &lower, &size, a, &size, w, work, &n_work, reals, &n_reals, integers, &n_integers,
+         &info);
+#else
+    call(SYEVD, &job, &lower, &size, a, &size, w, work, &n_work, integers, &n_integers, &info);
+#endif
+    if (info)
+      for (int64_t u = 0; u < n; ++u) w[u] = __builtin_nanf("");
+    if (!vectors) return;
+    T *const v = (T *)results[0] + i * n * n;
+    for (int64_t u = 0; u < n; ++u)
+      for (int64_t c = 0; c < n; ++c) v[u * n + c] = info ? T(__builtin_nanf("")) : a[u + c * n];
+  });
+}
+
+//# svd
+// a = u diag(s) vh; parameters: m, n, columns of u or 0 for s alone, rows of vh, three workspaces, strides.
+extern "C" void svd(const int64_t *p, char *const *operands, char *const *results, char *scratch,
+                    int threads) {
+  const Batch b(p);
+  const int64_t m = b.rest[0], n = b.rest[1], k = b.rest[2], l = b.rest[3], least = m < n ? m : n;
+  const int64_t *const strides = b.rest + 7;
+  each(b, scratch, 1, [&](int64_t i, char *slot) {
+    Parts parts{slot};
+    T *const a = parts.take<T>(m * n), *const u = parts.take<T>(m * k), *const vh = parts.take<T>(l * n);
+    T *const work = parts.take<T>(b.rest[4]);
+    R *const reals = parts.take<R>(b.rest[5]);
+    int *const integers = parts.take<int>(b.rest[6]);
+    R *const s = (R *)results[k ? 1 : 0] + i * least;
+    char job = !k ? 'N' : k == m && l == n ? 'A' : 'S';
+    int rows = (int)m, columns = (int)n, lines = l > 0 ? (int)l : 1, size = (int)b.rest[4], info = 0;
+    load(a, 1, m, operands[0] + b.at(i, strides), m, n, strides + b.ndim);
+#if IS_COMPLEX
+    call(GESDD, &job, &rows, &columns, a, &rows, s, u, &rows, vh, &lines, work, &size, reals, integers,
+         &info);
+#else
+    call(GESDD, &job, &rows, &columns, a, &rows, s, u, &rows, vh, &lines, work, &size, integers, &info);
+#endif
+    if (info)
+      for (int64_t x = 0; x < least; ++x) s[x] = __builtin_nanf("");
+    if (!k) return;
+    T *const left = (T *)results[0] + i * m * k, *const right = (T *)results[2] + i * l * n;
+    for (int64_t x = 0; x < m; ++x)
+      for (int64_t y = 0; y < k; ++y) left[x * k + y] = info ? T(__builtin_nanf("")) : u[x + y * m];
+    for (int64_t x = 0; x < l; ++x)
+      for (int64_t y = 0; y < n; ++y) right[x * n + y] = info ? T(__builtin_nanf("")) : vh[x + y * l];
+  });
+}
+
+//# tridiagonal
+// Tridiagonal systems; parameters: n, k, strides.
+extern "C" void tridiagonal(const int64_t *p, char *const *operands, char *const *results, char *scratch,
+                            int threads) {
+  const Batch b(p);
+  const int64_t n = b.rest[0], k = b.rest[1], *strides = b.rest + 2, each_one = b.ndim + 1;
+  each(b, scratch, 1, [&](int64_t i, char *slot) {
+    Parts parts{slot};
+    T *diagonals[3], *const x = parts.take<T>(n * k), *const result = (T *)results[0] + i * n * k;
+    for (int d = 0; d < 3; ++d) {
+      const int64_t *const along = strides + d * each_one;
+      const char *const from = operands[d] + b.at(i, along);
+      T *const to = diagonals[d] = parts.take<T>(n);
+      for (int64_t j = 0; j < n; ++j) to[j] = *(const T *)(from + j * along[b.ndim]);
+    }
+    const int64_t *const along = strides + 3 * each_one;
+    load(x, 1, n, operands[3] + b.at(i, along), n, k, along + b.ndim);
+    int size = (int)n, count = (int)k, info = 0;
+    if (n == 1) {
+      for (int64_t j = 0; j < k; ++j) x[j] /= diagonals[1][0];
+    } else {
+      call(GTSV, &size, &count, diagonals[0] + 1, diagonals[1], diagonals[2], x, &size, &info);
+    }
+    for (int64_t u = 0; u < n; ++u)
+      for (int64_t v = 0; v < k; ++v) result[u * k + v] = info ? T(__builtin_nanf("")) : x[u + v * n];
   });
 }

@@ -177,39 +177,34 @@ static void select(const char *x, int64_t step, int64_t n, int64_t k, E *e, Key 
   for (; j < n; ++j) consider(key_at(x + j * step), j);
 }
 
-template<class E>
-static void largest(const Batch &b, const int64_t *rest, int64_t i, char *slot, char *const *operands,
-                    char *const *results) {
-  const int64_t n = rest[0], k = rest[1], *const along = rest + 5, step = along[b.ndim];
-  const Kind kind{rest[2], rest[3], rest[4]};
-  const char *const from = operands[0] + b.at(i, along);
-  Parts parts{slot};
-  E *x = parts.take<E>(n), *const other = parts.take<E>(n);
-  with_bits(kind.bytes, [&](auto zero) {
-    typedef decltype(zero) U;
-    if (k <= SELECTED && (k <= 16 || 8 * k <= n)) {
-      // a lambda for each kind, so that its keys are computed without branches
-      const U infinity = (U)kind.infinity;
-      if (kind.infinity)
-        select<U>(from, step, n, k, x, [=](const char *at) { return float_key(bits_at<U>(at), infinity); });
-      else if (kind.is_signed)
-        select<U>(from, step, n, k, x, [](const char *at) { return signed_key(bits_at<U>(at)); });
-      else select<U>(from, step, n, k, x, [](const char *at) { return bits_at<U>(at); });
-      return;
-    }
-    for (int64_t j = 0; j < n; ++j) x[j].set((U)~key_of(bits_at<U>(from + j * step), kind), (uint32_t)j);
-    x = sorted(x, other, n, (int)kind.bytes);
-  });
-  permuted(results[0] + i * k * kind.bytes, kind.bytes, from, step, kind.bytes, x, k);
-  for (int64_t j = 0; j < k; ++j) ((int32_t *)results[1])[i * k + j] = (int32_t)x[j].place();
-}
+// Of lines whose elements have the bits of U; E holds a key.
+typedef WORD U;
+typedef PAIR E;
 
-// Parameters: length of lines, k, kind, strides of the operand.
+// Parameters: length of lines, k, strides of the operand.
 extern "C" void top_k(const int64_t *p, char *const *operands, char *const *results, char *scratch,
                       int threads) {
   const Batch b(p);
+  const int64_t n = b.rest[0], k = b.rest[1], *const along = b.rest + 2, step = along[b.ndim];
+  const auto key_at = [](const char *at) {
+    const U bits = bits_at<U>(at);
+    return INFINITE ? float_key(bits, (U)INFINITE) : IS_SIGNED ? signed_key(bits) : bits;
+  };
   each(b, scratch, threads, [&](int64_t i, char *slot) {
-    if (b.rest[2] == 8) largest<Long>(b, b.rest, i, slot, operands, results);
-    else largest<Short>(b, b.rest, i, slot, operands, results);
+    const char *const from = operands[0] + b.at(i, along);
+    Parts parts{slot};
+    E *x = parts.take<E>(n), *const other = parts.take<E>(n);
+    if (k <= SELECTED && (k <= 16 || 8 * k <= n)) {
+      select<U>(from, step, n, k, x, key_at);
+    } else {
+      for (int64_t j = 0; j < n; ++j) x[j].set((U)~key_at(from + j * step), (uint32_t)j);
+      x = sorted(x, other, n, BYTES);
+    }
+    char *const values = results[0] + i * k * BYTES;
+    int32_t *const places = (int32_t *)results[1] + i * k;
+    for (int64_t j = 0; j < k; ++j) {
+      places[j] = (int32_t)x[j].place();
+      memcpy(values + j * BYTES, from + x[j].place() * step, BYTES);
+    }
   });
 }

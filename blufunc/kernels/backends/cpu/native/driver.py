@@ -47,14 +47,14 @@ class Driver:
     Attributes:
       calls: the steps that run in Python, by number.
       uses_gemm: dtypes of matmuls of the GEMM library.
-      uses: names of libraries of steps and of their functions.
+      uses: names of libraries of steps.
     """
 
     def __init__(self, name_of: Callable[[Kernel], str]):
         self.name_of = name_of
         self.calls: list[HostCall] = []
         self.uses_gemm: set[str] = set()
-        self.uses: set[tuple[str, str]] = set()
+        self.uses: set[str] = set()
         self.functions: list[str] = []
         self.constants: dict[bytes, str] = {}
         self.bodies: dict[int, tuple[str, Schedule]] = {}
@@ -71,7 +71,7 @@ class Driver:
             for t in sorted(self.uses_gemm)
         ]
         pointers += [
-            'extern "C" Library ' + f"{pointer_to(*used)};\nLibrary {pointer_to(*used)};"
+            'extern "C" Library ' + f"{pointer_to(used)};\nLibrary {pointer_to(used)};"
             for used in sorted(self.uses)
         ]
         product = [source_files.source(gemm.FILE, "layout")] if self.uses_gemm else []
@@ -157,14 +157,14 @@ class Driver:
     ) -> list[str]:
         """Statements of a step that a library computes; ``Args`` as of ``update``."""
         form = form_of(step.eqn)
-        self.uses.add((form.library, form.function))
+        self.uses.add(form.library)
         addresses, models = zip(*self.views(step, values, places), strict=True)
         parameters = ", ".join(map(str, form.parameters(models)))
         threads = "(int)run->threads" if form.chunks > 1 else "1"
         return [
             f"{{ static const int64_t parameters[] = {{{parameters}}};",
             f"char *const from[] = {{{', '.join(addresses)}}}, *const to[] = {{{', '.join(results)}}};",
-            f"{pointer_to(form.library, form.function)}(parameters, from, to, {scratch}, {threads}); }}",
+            f"{pointer_to(form.library)}(parameters, from, to, {scratch}, {threads}); }}",
         ]
 
     # -- loops and branches --------------------------------------------------------------------------
@@ -279,9 +279,9 @@ class Driver:
         return f"(char *){name}"
 
 
-def pointer_to(library: str, function: str) -> str:
-    """Name of the pointer to a function of a library."""
-    return f"library_{library}_{function}"
+def pointer_to(library: str) -> str:
+    """Name of the pointer to the function of a library."""
+    return f"library_{library}"
 
 
 def is_whole(made: Schedule) -> bool:

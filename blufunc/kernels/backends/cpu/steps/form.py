@@ -35,11 +35,12 @@ _CHUNKS = 16
 
 
 class Library(NamedTuple):
-    """C++ that is compiled once for a machine.
+    """A function in C++ that is compiled once for a machine.
 
     Attributes:
       file: path of its source.
       parts: parts of the file.
+      function: name of the function.
       constants: macros and constants of the source.
       routines: names of the routines that it calls by pointers.
       resolve: from the name of a routine to its address.
@@ -47,6 +48,7 @@ class Library(NamedTuple):
 
     file: str
     parts: tuple[str, ...]
+    function: str
     constants: tuple[tuple[str, source_files.Constant], ...] = ()
     routines: tuple[str, ...] = ()
     resolve: Callable[[str], int] = lapack.address
@@ -56,13 +58,13 @@ class Library(NamedTuple):
         head = source_files.source(BATCHES) + source_files.source(SCRATCH)
         return head + source_files.source(self.file, *self.parts, **dict(self.constants))
 
-    def address(self, function: str, compiler: Compiler) -> int:
-        """Address of a function; compiles the library if necessary."""
-        loaded = compiler.compile(self.source(), f"{function} for the CPU", _OPTIONS)
+    def address(self, compiler: Compiler) -> int:
+        """Address of the function; compiles the library if necessary."""
+        loaded = compiler.compile(self.source(), f"{self.function} for the CPU", _OPTIONS)
         if self.routines:
             table = (ctypes.c_void_p * len(self.routines)).in_dll(loaded, "routines")
             table[:] = [self.resolve(name) for name in self.routines]
-        found = ctypes.cast(getattr(loaded, function), ctypes.c_void_p).value
+        found = ctypes.cast(getattr(loaded, self.function), ctypes.c_void_p).value
         assert found is not None
         return found
 
@@ -72,7 +74,6 @@ class Form(NamedTuple):
 
     Attributes:
       library: name of the library, in ``LIBRARIES``.
-      function: name of the function.
       batch: shape of the batch.
       sizes: parameters after the batch.
       strides: from arrays with the strides of all operands to the last parameters.
@@ -82,7 +83,6 @@ class Form(NamedTuple):
     """
 
     library: str
-    function: str
     batch: tuple[int, ...]
     sizes: Sequence[int]
     strides: Callable[[Sequence[np.ndarray]], Sequence[int]]

@@ -67,6 +67,7 @@ LIBRARIES = {
     f"fourier_{real}": Library(
         FILE,
         ("fourier",),
+        "transform",
         (("REAL", {"float32": "float", "float64": "double"}[real]),),
         tuple(f"{real} {name} {which}" for name in _UFUNCS for which in (0, 1)),
         _address,
@@ -121,7 +122,7 @@ def _fft(eqn: Eqn) -> Form:
         return found
 
     scratch = x.nbytes if through else 0
-    return Form(f"fourier_{real}", "transform", (), sizes, strides, nanoseconds, scratch, False)
+    return Form(f"fourier_{real}", (), sizes, strides, nanoseconds, scratch, False)
 
 
 FORMS = {fft_p: _fft}

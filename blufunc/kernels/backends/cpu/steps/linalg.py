@@ -45,16 +45,28 @@ _C_TYPES = {
 }
 
 
-def _library(dtype: np.dtype, part: str) -> Library:
+def _library(part: str, function: str, dtype: np.dtype) -> Library:
     scalar, real, is_complex = _C_TYPES[dtype.name]
     constants = (("SCALAR", scalar), ("REAL", real), ("IS_COMPLEX", str(int(is_complex))))
     routines = tuple(lapack.routine(name, dtype) for name in lapack.ROUTINES) if part == "lapack" else ()
-    return Library(FILE, ("matrices", part, "steps"), constants, routines)
+    return Library(FILE, ("matrices", part, function), function, constants, routines)
 
+
+_FUNCTIONS = {
+    "elimination": ("lu", "cholesky", "triangular", "lu_solve"),
+    "lapack": ("lu", "cholesky", "triangular", "lu_solve", "qr", "eigh", "svd", "tridiagonal"),
+}
+"""Functions of ``include/linalg.h`` by the part that they are built upon."""
 
 LIBRARIES = {
-    f"{part}_{d.name}": _library(d, part) for part in ("elimination", "lapack") for d in MATRIX_DTYPES
+    f"{part}_{function}_{dtype.name}": _library(part, function, dtype)
+    for part, functions in _FUNCTIONS.items()
+    for function in functions
+    for dtype in MATRIX_DTYPES
 }
+LIBRARIES["permutation"] = LIBRARIES["elimination_lu_float32"]._replace(
+    parts=("matrices", "permutation"), function="permutation"
+)
 """Libraries by name."""
 
 
@@ -63,8 +75,8 @@ def _strides(*operands: int) -> Callable[[Sequence[np.ndarray]], list[int]]:
     return lambda models: [s for n in operands for s in models[n].strides]
 
 
-def _of(part: str, eqn: Eqn, n: int = 0) -> str:
-    return f"{part}_{eqn.invars[n].aval.dtype.name}"
+def _of(part: str, function: str, eqn: Eqn) -> str:
+    return f"{part}_{function}_{eqn.invars[0].aval.dtype.name}"
 
 
 def _part(dtype: np.dtype, *extents: int) -> str:
@@ -84,7 +96,7 @@ def _lu(eqn: Eqn) -> Form:
     part = _part(x.dtype, m, n)
     scratch = bytes_of((m * n, x.dtype.itemsize)) if part == "lapack" else 0
     time = _time(eqn, m * n * min(m, n))
-    return Form(_of(part, eqn), "lu", tuple(batch), (m, n), _strides(0), time, scratch, part != "lapack")
+    return Form(_of(part, "lu", eqn), tuple(batch), (m, n), _strides(0), time, scratch, part != "lapack")
 
 
 def _cholesky(eqn: Eqn) -> Form:
@@ -92,7 +104,7 @@ def _cholesky(eqn: Eqn) -> Form:
     *batch, n, _ = x.shape
     part = _part(x.dtype, n)
     scratch, time = bytes_of((n, x.dtype.itemsize)), _time(eqn, n**3 / 3)
-    return Form(_of(part, eqn), "cholesky", tuple(batch), (n,), _strides(0), time, scratch, part != "lapack")
+    return Form(_of(part, "cholesky", eqn), tuple(batch), (n,), _strides(0), time, scratch, part != "lapack")
 
 
 def _triangular_solve(eqn: Eqn) -> Form:
@@ -104,7 +116,7 @@ def _triangular_solve(eqn: Eqn) -> Form:
     part, time = _part(a.dtype, n), _time(eqn, n * n * k)
     sizes, scratch = (n, k, *flags), 0 if p["left_side"] else bytes_of((n * k, a.dtype.itemsize))
     strides, shared = _strides(0, 1), part != "lapack"
-    return Form(_of(part, eqn), "triangular", tuple(batch), sizes, strides, time, scratch, shared)
+    return Form(_of(part, "triangular", eqn), tuple(batch), sizes, strides, time, scratch, shared)
 
 
 def _lu_solve(eqn: Eqn) -> Form:
@@ -113,14 +125,14 @@ def _lu_solve(eqn: Eqn) -> Form:
     part, time = _part(b.dtype, n), _time(eqn, 2 * n * n * k)
     sizes, scratch = (n, k, int(eqn.params["transposed"])), bytes_of((n * k, b.dtype.itemsize))
     strides, shared = _strides(1, 2, 3), part != "lapack"
-    return Form(_of(part, eqn), "lu_solve", tuple(batch), sizes, strides, time, scratch, shared)
+    return Form(_of(part, "lu_solve", eqn), tuple(batch), sizes, strides, time, scratch, shared)
 
 
 def _permutation(eqn: Eqn) -> Form:
     *batch, k = eqn.invars[0].aval.shape
     m = eqn.params["permutation_size"]
     scratch, time = bytes_of((k, 4)), math.prod(batch) * (k + m)
-    return Form("elimination_float32", "permutation", tuple(batch), (k, m), _strides(0), time, scratch, False)
+    return Form("permutation", tuple(batch), (k, m), _strides(0), time, scratch, False)
 
 
 def _qr(eqn: Eqn) -> Form:
@@ -134,7 +146,7 @@ def _qr(eqn: Eqn) -> Form:
     )
     scratch = bytes_of((m * max(k, n), size), (least, size), (work, size))
     time = _time(eqn, 4 * m * n * least) + 3_000
-    return Form(_of("lapack", eqn), "qr", tuple(batch), (m, n, k, work), _strides(0), time, scratch, False)
+    return Form(_of("lapack", "qr", eqn), tuple(batch), (m, n, k, work), _strides(0), time, scratch, False)
 
 
 def _eigh(eqn: Eqn) -> Form:
@@ -151,7 +163,7 @@ def _eigh(eqn: Eqn) -> Form:
     scratch = bytes_of((n * n, size), (work, size), (integers, 4), (n_reals, real.itemsize))
     sizes = (n, int(vectors), work, n_reals, integers)
     time = _time(eqn, 10 * n**3) + 5_000
-    return Form(_of("lapack", eqn), "eigh", tuple(batch), sizes, _strides(0), time, scratch, False)
+    return Form(_of("lapack", "eigh", eqn), tuple(batch), sizes, _strides(0), time, scratch, False)
 
 
 def _svd(eqn: Eqn) -> Form:
@@ -178,7 +190,7 @@ def _svd(eqn: Eqn) -> Form:
     )
     sizes = (m, n, k, l, work, reals, 8 * least)
     time = _time(eqn, 10 * m * n * least) + 10_000
-    return Form(_of("lapack", eqn), "svd", tuple(batch), sizes, _strides(0), time, scratch, False)
+    return Form(_of("lapack", "svd", eqn), tuple(batch), sizes, _strides(0), time, scratch, False)
 
 
 def _tridiagonal(eqn: Eqn) -> Form:
@@ -186,7 +198,7 @@ def _tridiagonal(eqn: Eqn) -> Form:
     *batch, n, k = b.shape
     scratch = bytes_of((n * k, b.dtype.itemsize), *[(n, b.dtype.itemsize)] * 3)
     time, strides = _time(eqn, 10 * n * k), _strides(0, 1, 2, 3)
-    return Form(_of("lapack", eqn), "tridiagonal", tuple(batch), (n, k), strides, time, scratch, False)
+    return Form(_of("lapack", "tridiagonal", eqn), tuple(batch), (n, k), strides, time, scratch, False)
 
 
 def limits_threads(eqn: Eqn) -> bool:

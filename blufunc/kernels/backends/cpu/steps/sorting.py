@@ -18,9 +18,6 @@ from blufunc.kernels.loopir.index import strides_of
 
 FILE = "backends/cpu/include/sorting.h"
 
-LIBRARIES = {part: Library(FILE, ("keys", part)) for part in ("sort", "top_k")}
-"""Libraries by name."""
-
 _INFINITIES = {
     "float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF0000000000000,
 }  # fmt: skip
@@ -38,6 +35,28 @@ def _kind(dtype: np.dtype) -> tuple[int, int, int]:
     """``Kind`` of ``include/sorting.h``."""
     signed = dtypes.is_integer(dtype) and not dtypes.is_unsigned(dtype)
     return dtype.itemsize, int(signed), _INFINITIES.get(dtype.name, 0)
+
+
+def _library(dtype: np.dtype) -> Library:
+    size, signed, infinity = _kind(dtype)
+    pair, word = "Long" if size == 8 else "Short", f"uint{8 * size}_t"
+    constants = (
+        ("BYTES", size),
+        ("IS_SIGNED", bool(signed)),
+        ("INFINITE", str(infinity)),
+        ("WORD", word),
+        ("PAIR", pair),
+    )
+    return Library(FILE, ("keys", "top_k"), "top_k", constants)
+
+
+_ORDERED = [np.dtype(d) for d in (*"?bhilBHILefd", dtypes.bfloat16)]
+
+LIBRARIES = {
+    "sort": Library(FILE, ("keys", "sort"), "sort"),
+    **{f"top_k_{dtype.name}": _library(dtype) for dtype in _ORDERED},
+}
+"""Libraries by name."""
 
 
 def _scratch(n: int, is_long: bool) -> int:
@@ -62,15 +81,15 @@ def _sort(eqn: Eqn) -> Form:
 
     time = math.prod(shape) * (4 + 4 * n_keys + 2 * len(avals)) + 20 * math.prod(batch)
     sizes = (n, len(avals), n_keys, int(is_long), *kinds)
-    return Form("sort", "sort", batch, sizes, strides, time, _scratch(n, is_long))
+    return Form("sort", batch, sizes, strides, time, _scratch(n, is_long))
 
 
 def _top_k(eqn: Eqn) -> Form:
     x, k = eqn.invars[0].aval, eqn.params["k"]
     *batch, n = x.shape
     time = math.prod(x.shape) + math.prod(batch) * (20 + 10 * k)
-    sizes, scratch = (n, k, *_kind(x.dtype)), _scratch(n, x.dtype.itemsize == 8)
-    return Form("top_k", "top_k", tuple(batch), sizes, lambda models: models[0].strides, time, scratch)
+    sizes, scratch = (n, k), _scratch(n, x.dtype.itemsize == 8)
+    return Form(f"top_k_{x.dtype.name}", tuple(batch), sizes, lambda models: models[0].strides, time, scratch)
 
 
 def accepts(eqn: Eqn) -> bool:
