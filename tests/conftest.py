@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from blufunc.config import config
+from blufunc.kernels.backends.cpu import toolchain
 from tests.tiers import pytest_addoption, pytest_configure  # noqa: F401  (hooks)
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -39,6 +40,12 @@ def checked(monkeypatch):
 def planned_anew(monkeypatch):
     """Isolate tests from plans on disk, of other tests or of the user."""
     monkeypatch.setattr(config, "plan_cache", False)
+
+
+@pytest.fixture(autouse=True)
+def small_programs_uncompiled(monkeypatch):
+    """Run small gathers as NumPy calls: compiling each would take 0.1 s."""
+    monkeypatch.setattr(toolchain, "CALLS_OF", {})
 
 
 @pytest.fixture(autouse=True)

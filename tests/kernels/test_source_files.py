@@ -18,6 +18,7 @@ from blufunc import lax
 from blufunc.kernels import codegen
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cpu.native import driver
+from blufunc.kernels.backends.cpu.steps.forms import LIBRARIES
 from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER
 from blufunc.kernels.backends.cuda.driver import nvrtc, sm_reservation
 from blufunc.kernels.backends.cuda.library import pointwise_gemm, scatter, softmax_gemm, split_gemm
@@ -108,6 +109,7 @@ HOST_SOURCES = {
     "all of the prelude": lambda: HOST.source(HOST.names),
     "GEMM": gemm._source,
     "native steps": lambda: source_files.source(driver.FILE),
+    **{name: library.source for name, library in LIBRARIES.items()},
     "probe": lambda: source_files.source(toolchain._PROBE),
 }
 CASES = [(name, arch) for name, (archs, _) in DEVICE_SOURCES.items() for arch in archs.split()]

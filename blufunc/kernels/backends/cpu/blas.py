@@ -39,13 +39,19 @@ class _OneThreadEach:
         self.lock = threading.Lock()
         self.owner: int | None = None
         self.depth = 0
-        self.limit: Any = None
+        self.limited: list[tuple[Any, int]] = []
 
     def __enter__(self) -> None:
         me = threading.get_ident()
         with self.lock:
             if self.owner is None:
-                self.owner, self.limit = me, _controller().limit(limits=1, user_api="blas")
+                self.owner = me
+                found = [
+                    (c, c.get_num_threads()) for c in _controller().lib_controllers if c.user_api == "blas"
+                ]
+                self.limited = [(c, n) for c, n in found if n != 1]
+                for c, _ in self.limited:
+                    c.set_num_threads(1)
             self.depth += self.owner == me
 
     def __exit__(self, *exc: object) -> None:
@@ -54,8 +60,9 @@ class _OneThreadEach:
                 return
             self.depth -= 1
             if not self.depth:
-                self.limit.restore_original_limits()
-                self.owner = self.limit = None
+                for c, n in self.limited:
+                    c.set_num_threads(n)
+                self.owner = None
 
 
 one_thread_each = _OneThreadEach()
@@ -64,6 +71,11 @@ one_thread_each = _OneThreadEach()
 @functools.cache
 def _controller() -> ThreadpoolController:
     return ThreadpoolController()
+
+
+def find_again() -> None:
+    """Forget which libraries there are: one was loaded."""
+    _controller.cache_clear()
 
 
 def product_into(out: np.ndarray, lhs: np.ndarray, rhs: np.ndarray, params: dict[str, Any]) -> None:

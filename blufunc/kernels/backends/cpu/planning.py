@@ -16,6 +16,8 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import scatters
+from blufunc.kernels.backends.cpu.steps.form import Form
+from blufunc.kernels.backends.cpu.steps.forms import form_of, has_form
 from blufunc.kernels.loopir.launch import Scratch
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.ops.updates import UPDATES
@@ -45,9 +47,14 @@ def _is_matmul(eqn: Eqn) -> bool:
     return eqn.prim is dot_general_p and not is_replaced(dot_general_p, "impl")
 
 
+def is_update(eqn: Eqn) -> bool:
+    """True for a scatter or window update that generated loops compute."""
+    return eqn.prim in UPDATES or scatters.is_native(eqn)
+
+
 def is_native(eqn: Eqn) -> bool:
     """True for steps other than fused kernels and matmuls that run as C++."""
-    return is_control(eqn) or eqn.prim in UPDATES or scatters.is_native(eqn)
+    return is_control(eqn) or is_update(eqn) or has_form(eqn)
 
 
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
@@ -195,13 +202,30 @@ def bytes_of(made: Schedule, i: int) -> int:
     return v.nbytes if isinstance(v, Scratch) else v.aval.nbytes
 
 
+def dropped_of(eqn: Eqn) -> dict[int, int]:
+    """Offset in scratch memory of each result of a native step that nothing reads."""
+    return layout_of(eqn).dropped if is_control(eqn) else _scratch_of(eqn, form_of(eqn))[0]
+
+
+def _scratch_of(eqn: Eqn, form: Form) -> tuple[dict[int, int], int]:
+    """Places of unread results after the scratch of a form, and the size of both."""
+    at, dropped = _aligned(form.scratch_bytes), {}
+    for k, v in enumerate(eqn.outvars):
+        if isinstance(v, DropVar):
+            dropped[k] = at
+            at += _aligned(v.aval.nbytes)
+    return dropped, at
+
+
 def _scratch_bytes(eqn: Eqn) -> int:
-    return layout_of(eqn).nbytes if is_control(eqn) else 0
+    if is_control(eqn):
+        return layout_of(eqn).nbytes
+    return _scratch_of(eqn, form_of(eqn))[1] if has_form(eqn) else 0
 
 
 def _overwritten(eqn: Eqn) -> list[tuple[int, int]]:
     """Results of a step, and the operands that they may overwrite."""
-    if eqn.prim in UPDATES or scatters.is_native(eqn):
+    if is_update(eqn):
         return [(0, 0)]
     if not is_control(eqn) or eqn.prim.name == "cond":
         return overwritten_by(eqn)

@@ -1,9 +1,10 @@
 """CPU programs: compile a schedule to C++ and run its steps in order.
 
 Kernels, stages 6 and 8. In: a jaxpr. Out: a ``HostProgram``. Fused regions are compiled loops over raw memory, matmuls
-are compiled or BLAS calls into planned memory, loops, branches and updates are native steps (``native/``), and other
-steps call the NumPy definition of their primitive. If all steps are native, C++ runs them in one call; otherwise
-``Runner`` does, from Python. Without a compiler, or for short programs, ``backends/numpy/program.py`` serves.
+are compiled or BLAS calls into planned memory, loops, branches and updates are native steps (``native/``), as are sorts
+and linear algebra (``steps/``). Other steps call the NumPy definition of their primitive. If all steps are native, C++
+runs them in one call; otherwise ``Runner`` does, from Python. Without a compiler, or for short programs,
+``backends/numpy/program.py`` serves.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal
 from blufunc.core.primitives.effects import calls_back
 from blufunc.core.primitives.rule_errors import impl_of
 from blufunc.core.programs.simplify import simplify
-from blufunc.kernels.backends.cpu import gemm, toolchain
+from blufunc.kernels.backends.cpu import blas, gemm, toolchain
 from blufunc.kernels.backends.cpu.blas import one_thread_each, product_into
-from blufunc.kernels.backends.cpu.native.driver import Driver, is_whole
+from blufunc.kernels.backends.cpu.native.driver import Driver, is_whole, pointer_to
 from blufunc.kernels.backends.cpu.native.run import Caller, HostCall, Whole, address_of, aligned, entry
-from blufunc.kernels.backends.cpu.planning import is_native, layout_of, planned
+from blufunc.kernels.backends.cpu.planning import dropped_of, is_native, planned
 from blufunc.kernels.backends.cpu.renderer import render_many
+from blufunc.kernels.backends.cpu.steps.forms import LIBRARIES, limits_threads
 from blufunc.kernels.backends.numpy.program import Program
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.loopir.access_map import view
@@ -70,15 +72,23 @@ class HostProgram:
             ctypes.c_void_p.in_dll(library, f"gemm_{dtype}").value = ctypes.cast(
                 function, ctypes.c_void_p
             ).value
+        for name in made.libraries:
+            assert library is not None
+            pointer = ctypes.c_void_p.in_dll(library, pointer_to(name))
+            pointer.value = LIBRARIES[name].address(compiler)
         self.arenas = _Arenas(self.schedule.plan.arena_bytes)
         functions = {s: getattr(library, n) for s, n in made.names.items()}
         self.run = Runner(self.schedule, functions, compiler, made.calls)
-        self.blas = one_thread_each if self.run.calls_blas else contextlib.nullcontext()
+        if any(name.startswith("lapack") for name in made.libraries):
+            blas.find_again()
+        limited = self.run.calls_blas or any(map(limits_threads, self.schedule.opaque))
+        self.blas = one_thread_each if limited else contextlib.nullcontext()
         self.whole: Whole | None = None
         if made.whole:
             threads = toolchain.threads if _THREADS.search(self.text) else None
             self.whole = Whole(library.program, self.schedule, self.run.caller, threads)  # type: ignore[union-attr]
         self.is_native = self.whole is not None and not made.calls
+        self.limited = limited
         calls = not self.is_native and calls_back(self.jaxpr)
         self.calls = ignoring_fp_errors_in_callbacks if calls else ignoring_fp_errors
 
@@ -87,7 +97,14 @@ class HostProgram:
         buffers.clear()
         if self.whole is None or (config.debug and config.shows("launch")):
             return self.calls(self._run, arrays)
-        return self.whole(arrays) if self.is_native else self.calls(self.whole, arrays)
+        if not self.is_native:
+            return self.calls(self._run_whole, arrays)
+        return self._run_whole(arrays) if self.limited else self.whole(arrays)
+
+    def _run_whole(self, arrays: list) -> tuple:
+        assert self.whole is not None
+        with self.blas:
+            return self.whole(arrays)
 
     def _run(self, arrays: list) -> tuple:
         with self.arenas as arena, self.blas:
@@ -108,7 +125,7 @@ class HostProgram:
         return medians(names, runs[1:])  # discard the first run: it touches new memory
 
 
-_THREADS = re.compile(r"#pragma omp parallel|gemm_\w+\(.*run->threads")
+_THREADS = re.compile(r"#pragma omp parallel|(?:gemm|library)_\w+\(.*run->threads")
 """Code that may use more than one thread."""
 
 
@@ -121,6 +138,7 @@ class Prepared(NamedTuple):
       names: function name of each kernel step and native step, by index.
       calls: steps that native steps run in Python.
       products: dtypes of the matmuls in native steps.
+      libraries: names of libraries that native steps call.
       whole: whether all its steps are native, and the library has a function ``program``.
     """
 
@@ -129,6 +147,7 @@ class Prepared(NamedTuple):
     names: dict[int, str]
     calls: list[HostCall]
     products: list[str]
+    libraries: list[str]
     whole: bool
 
 
@@ -242,7 +261,9 @@ def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
     return jaxpr.memoised("host body", make)
 
 
-def source_of(schedule: Schedule) -> tuple[str, dict[int, str], list[HostCall], list[str], bool]:
+def source_of(
+    schedule: Schedule,
+) -> tuple[str, dict[int, str], list[HostCall], list[str], list[str], bool]:
     """One C++ source with each distinct kernel once; the other fields of ``Prepared``."""
     known: dict[tuple, str] = {}
     taken: dict[str, int] = {}
@@ -264,14 +285,14 @@ def source_of(schedule: Schedule) -> tuple[str, dict[int, str], list[HostCall], 
             native[i] = step
     whole = bool(names or native) and is_whole(schedule)
     if not (native or whole):
-        return render_many(kernels) if names else "", names, [], [], False
+        return render_many(kernels) if names else "", names, [], [], [], False
     exported = {*names.values()}
     driver = Driver(name_of)
     names.update({i: driver.entry(step, schedule.values) for i, step in native.items()})
     if whole:
         driver.program(schedule)
     text = render_many(kernels, driver.source(), {*known.values()} - exported)
-    return text, names, driver.calls, sorted(driver.uses_gemm), whole
+    return text, names, driver.calls, sorted(driver.uses_gemm), sorted(driver.uses), whole
 
 
 class _Arenas:
@@ -425,17 +446,14 @@ class Runner:
             for o, x in zip(step.operands, literals, strict=True)
         ]
         results, scratch = step.results, step.scratch
-        layout = layout_of(step.eqn) if None in results else None
+        dropped = dropped_of(step.eqn) if None in results else {}
         table_of_operands = ctypes.c_void_p * max(len(operands), 1)
         table_of_results = ctypes.c_void_p * max(len(results), 1)
 
         def run(memory: _Memory) -> None:
             base = 0 if scratch is None else memory.address(scratch)
             given = [address if i is None else memory.address(i) for i, address in operands]
-            wanted = [
-                base + layout.dropped[n] if r is None else memory.address(r)  # type: ignore[union-attr]
-                for n, r in enumerate(results)
-            ]
+            wanted = [base + dropped[n] if r is None else memory.address(r) for n, r in enumerate(results)]
             caller(call, table_of_operands(*given), table_of_results(*wanted), base, memory.threads)
 
         run.keeps = literals  # type: ignore[attr-defined]  # their addresses are in ``operands``

@@ -1,7 +1,7 @@
 """Scatters and window updates as C++ loops, in the operand's memory where it dies.
 
-Kernels, stage 6 on the CPU. In: the equation of a ``scatter``, ``scatter_add`` or window update, and how its operands
-lie in memory. Out: statements. Updates are applied in row-major order of the indices, as by NumPy.
+Kernels, stage 6 on the CPU. In: the equation of a scatter of any kind or of a window update, and how its operands lie
+in memory. Out: statements. Updates are applied in row-major order of the indices, as by NumPy.
 """
 
 from __future__ import annotations
@@ -14,22 +14,38 @@ import numpy as np
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn
-from blufunc.core.ops.gather_scatter import scatter_add_p, scatter_p
+from blufunc.core.ops.gather_scatter import (
+    scatter_add_p,
+    scatter_max_p,
+    scatter_min_p,
+    scatter_mul_p,
+    scatter_p,
+)
 from blufunc.core.ops.windows import GatherScatterMode, as_gather, window_sizes
 from blufunc.core.primitives.override import is_replaced
 from blufunc.kernels.loopir.index import strides_of
 
-_ADDED = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "uint32", "uint64")))
-"""Dtypes of native sums; NumPy sums smaller ones in a wider type."""
+_COMBINED = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64", "uint32", "uint64")))
+"""Dtypes that are combined natively; NumPy sums smaller ones in a wider type."""
+
+_COMBINATIONS = {
+    scatter_p: "",
+    scatter_add_p: "to[i] += from[i];",
+    scatter_mul_p: "to[i] *= from[i];",
+    # an update that is NaN wins, and a NaN stays
+    scatter_min_p: "to[i] = from[i] < to[i] || from[i] != from[i] ? from[i] : to[i];",
+    scatter_max_p: "to[i] = from[i] > to[i] || from[i] != from[i] ? from[i] : to[i];",
+}
+"""Statements that combine an element with an update; empty: it is replaced."""
 
 
 def is_native(eqn: Eqn) -> bool:
     """True for a scatter that ``scattered`` can write."""
-    if eqn.prim not in (scatter_p, scatter_add_p) or is_replaced(eqn.prim, "impl"):
+    if eqn.prim not in _COMBINATIONS or is_replaced(eqn.prim, "impl"):
         return False
     if not all(v.aval.size for v in eqn.invars):
         return False
-    return eqn.prim is scatter_p or eqn.invars[0].aval.dtype in _ADDED
+    return eqn.prim is scatter_p or eqn.invars[0].aval.dtype in _COMBINED
 
 
 class Place(NamedTuple):
@@ -72,9 +88,12 @@ def scattered(eqn: Eqn, x: Place, indices: Place, updates: Place, result: str) -
     ]
     bounds = {axis: x_aval.shape[axis] - sizes[axis] for axis, _ in starts}
     drops = p["mode"] is not GatherScatterMode.CLIP
-    adds = x_aval.dtype if eqn.prim is scatter_add_p else None
+    combines = _COMBINATIONS[eqn.prim]
+    dtype = _c_type(x_aval.dtype, eqn.prim in (scatter_min_p, scatter_max_p)) if combines else ""
     yield "{"
-    yield from _window(starts, bounds, to, base, source, windows, x_aval.dtype.itemsize, drops, adds)
+    yield from _window(
+        starts, bounds, to, base, source, windows, x_aval.dtype.itemsize, drops, dtype, combines
+    )
     yield "}"
 
 
@@ -86,9 +105,7 @@ def updated(eqn: Eqn, x: Place, update: Place, starts: Sequence[Place], result: 
     given = [(d, _loaded(a.dtype, s.address)) for d, (s, a) in enumerate(zip(starts, s_avals, strict=True))]
     bounds = {d: n - m for d, (n, m) in enumerate(zip(x_aval.shape, u_aval.shape, strict=True))}
     windows = list(zip(u_aval.shape, to, update.strides, strict=True))
-    yield from _window(
-        given, bounds, to, [result], [update.address], windows, x_aval.dtype.itemsize, False, None
-    )
+    yield from _window(given, bounds, to, [result], [update.address], windows, x_aval.dtype.itemsize, False)
 
 
 def copied(x: Place, result: str, shape: tuple[int, ...], itemsize: int) -> Iterator[str]:
@@ -101,6 +118,13 @@ def copied(x: Place, result: str, shape: tuple[int, ...], itemsize: int) -> Iter
     heads, to, source = _heads(loops, [result], [x.address])
     yield from heads
     yield f"memcpy({to}, {source}, {run});"
+
+
+def _c_type(dtype: np.dtype, signed: bool) -> str:
+    """The C type of elements; unsigned where sums and products wrap around."""
+    if dtype.kind == "f":
+        return "float" if dtype.itemsize == 4 else "double"
+    return f"{'' if signed and dtype.kind == 'i' else 'u'}int{8 * dtype.itemsize}_t"
 
 
 def _bytes_between(aval) -> list[int]:
@@ -136,9 +160,10 @@ def _window(
     windows: Sequence[Window],
     itemsize: int,
     drops: bool,
-    adds: np.dtype | None,
+    dtype: str = "",
+    combines: str = "",
 ) -> Iterator[str]:
-    """Statements that write one window."""
+    """Statements that write one window, or combine it with updates of a C type."""
     base = list(base)
     inside = []
     for n, (axis, start) in enumerate(starts):
@@ -156,18 +181,11 @@ def _window(
     heads, target, origin = _heads(loops, base, source)
     yield "{"
     yield from heads
-    if adds is None:
+    if not combines:
         yield f"memcpy({target}, {origin}, {run});"
     else:
-        kind = {
-            "f": {4: "float", 8: "double"},
-            "i": {4: "int32_t", 8: "int64_t"},
-            "u": {4: "uint32_t", 8: "uint64_t"},
-        }
-        t = kind[adds.kind][adds.itemsize]
-        unsigned = t.replace("int", "uint") if adds.kind == "i" else t  # sums of integers wrap around
-        yield f"{{ {unsigned} *to = ({unsigned} *)({target}); const {unsigned} *from = (const {unsigned} *)({origin});"
-        yield f"for (int64_t i = 0; i < {run // itemsize}; ++i) to[i] += from[i]; }}"
+        yield f"{{ {dtype} *to = ({dtype} *)({target}); const {dtype} *from = (const {dtype} *)({origin});"
+        yield f"for (int64_t i = 0; i < {run // itemsize}; ++i) {combines} }}"
     yield "}"
 
 

@@ -277,3 +277,26 @@ def test_reductions_of_large_arrays_are_compiled(monkeypatch):
     large = draw(300, 300)
     assert isinstance(program_of(lambda x: x.sum(1), large), host_program.HostProgram)
     assert isinstance(program_of(lambda x: x[3] + 1, large), Program)
+
+
+CALLS_OF = dict(toolchain.CALLS_OF)
+"""The table, which other tests run without."""
+
+GATHERS = (
+    lambda x, i: x[i],
+    lambda x, i: x.at[i].set(0),
+    lambda x, i: bnp.take_along_axis(x, i[:, None], 1),
+)
+
+
+def test_small_programs_of_several_numpy_calls_are_compiled(monkeypatch):
+    monkeypatch.setattr(toolchain, "CALLS_OF", CALLS_OF)
+    monkeypatch.setattr(config, "host_compiler", "auto")
+    x, i = np.eye(10, dtype=np.float32), np.arange(10) // 2
+    compiled = lambda fun, *args: isinstance(program_of(fun, *args), host_program.HostProgram)
+    for fun in (bnp.linalg.inv, bnp.linalg.det, bnp.linalg.cholesky, bnp.linalg.svdvals):
+        assert compiled(fun, x)
+    assert all(compiled(fun, x, i) for fun in GATHERS)
+    assert compiled(lambda x: lax.top_k(x, 3), draw(50, 100))
+    assert not compiled(bnp.linalg.eigvals, x)  # no native form
+    assert not compiled(lambda x: bnp.sort(x) + 1, x)

@@ -79,3 +79,7 @@ static inline void settle(int count, char **at, char *const *results, const int6
     at[k] = results[k];
   }
 }
+
+//# library
+// A function of a library of steps; ``steps/form.py``.
+typedef void (*Library)(const int64_t *, char *const *, char *const *, char *, int);

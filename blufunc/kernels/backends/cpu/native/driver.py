@@ -1,9 +1,9 @@
 """C++ of native steps: the steps of a schedule as the statements of a function.
 
-Kernels, stage 6 on the CPU. In: loops, branches and updates of a schedule, or a whole one, and the schedules of bodies.
-Out: C++ functions that call the program's kernels. A value of a body lies at a constant offset in the arena, or in an
-operand or result of the caller. A loop swaps the two buffers of a carry after a round, unless the body updates it in
-place.
+Kernels, stage 6 on the CPU. In: loops, branches, updates and library calls of a schedule, or a whole one, and the
+schedules of bodies. Out: C++ functions that call the program's kernels. A value of a body lies at a constant offset in
+the arena, or in an operand or result of the caller. A loop swaps the two buffers of a carry after a round, unless the
+body updates it in place.
 
 A step without a native form calls Python (``run.py``).
 """
@@ -25,6 +25,7 @@ from blufunc.kernels.backends.cpu import gemm, planning, scatters
 from blufunc.kernels.backends.cpu.native.run import HostCall
 from blufunc.kernels.backends.cpu.operands import strided
 from blufunc.kernels.backends.cpu.renderer import work
+from blufunc.kernels.backends.cpu.steps.forms import form_of, has_form
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.scopes import comment
 from blufunc.kernels.loopir.ir import Kernel
@@ -46,12 +47,14 @@ class Driver:
     Attributes:
       calls: the steps that run in Python, by number.
       uses_gemm: dtypes of matmuls of the GEMM library.
+      uses: names of libraries of steps.
     """
 
     def __init__(self, name_of: Callable[[Kernel], str]):
         self.name_of = name_of
         self.calls: list[HostCall] = []
         self.uses_gemm: set[str] = set()
+        self.uses: set[str] = set()
         self.functions: list[str] = []
         self.constants: dict[bytes, str] = {}
         self.bodies: dict[int, tuple[str, Schedule]] = {}
@@ -67,12 +70,16 @@ class Driver:
             f'extern "C" Product_{t} gemm_{t};\nProduct_{t} gemm_{t};'
             for t in sorted(self.uses_gemm)
         ]
+        pointers += [
+            'extern "C" Library ' + f"{pointer_to(used)};\nLibrary {pointer_to(used)};"
+            for used in sorted(self.uses)
+        ]
         product = [source_files.source(gemm.FILE, "layout")] if self.uses_gemm else []
         constants = [
             f"alignas(16) static const unsigned char {name}[] = {{{', '.join(map(str, data)) or '0'}}};"
             for data, name in self.constants.items()
         ]
-        head = source_files.source(FILE)
+        head = source_files.source(FILE, "driver", *["library"] * bool(self.uses))
         return "\n".join([head, *product, *pointers, *constants, *self.functions]) + "\n"
 
     # -- steps of the program ------------------------------------------------------------------------
@@ -84,6 +91,10 @@ class Driver:
         if planning.is_control(eqn):
             inner = self.control_function(eqn)
             lines = [f"const int code = {inner}(operands, results, scratch, run);"]
+        elif has_form(eqn):
+            places = [f"operands[{n}]" for n in range(len(eqn.invars))]
+            results = [f"results[{n}]" for n in range(len(eqn.outvars))]
+            lines = [*self.library(step, values, places, results, "scratch"), "const int code = 0;"]
         else:
             places = [f"operands[{n}]" for n in range(len(eqn.invars))]
             lines = [*self.update(step, values, places, "results[0]"), "const int code = 0;"]
@@ -115,13 +126,7 @@ class Driver:
         ``places`` are the addresses of the values of its operands.
         """
         eqn = step.eqn
-        ops = []
-        for o, base in zip(step.operands, places, strict=True):
-            if isinstance(o, Literal):
-                ops.append(scatters.Place(base, ()))
-            else:
-                x = strided(o, values)
-                ops.append(scatters.Place(f"{base} + {x.offset}" if x.offset else base, x.model.strides))
+        ops = [scatters.Place(base, x.strides) for base, x in self.views(step, values, places)]
         if eqn.prim in UPDATES:
             x, update, *starts = ops
             lines = scatters.updated(eqn, x, update, starts, result)
@@ -129,6 +134,38 @@ class Driver:
             x, indices, updates = ops
             lines = scatters.scattered(eqn, x, indices, updates, result)
         return ["{", *lines, "}"]
+
+    @staticmethod
+    def views(
+        step: OpaqueStep, values: Sequence[Any], places: Sequence[str]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """Address of each operand, and an array with its strides."""
+        for o, base in zip(step.operands, places, strict=True):
+            if isinstance(o, Literal):
+                yield base, np.ascontiguousarray(o.array).reshape(o.aval.shape)
+            else:
+                x = strided(o, values)
+                yield f"{base} + {x.offset}" if x.offset else base, x.model
+
+    def library(
+        self,
+        step: OpaqueStep,
+        values: Sequence[Any],
+        places: Sequence[str],
+        results: Sequence[str],
+        scratch: str,
+    ) -> list[str]:
+        """Statements of a step that a library computes; ``Args`` as of ``update``."""
+        form = form_of(step.eqn)
+        self.uses.add(form.library)
+        addresses, models = zip(*self.views(step, values, places), strict=True)
+        parameters = ", ".join(map(str, form.parameters(models)))
+        threads = "(int)run->threads" if form.chunks > 1 else "1"
+        return [
+            f"{{ static const int64_t parameters[] = {{{parameters}}};",
+            f"char *const from[] = {{{', '.join(addresses)}}}, *const to[] = {{{', '.join(results)}}};",
+            f"{pointer_to(form.library)}(parameters, from, to, {scratch}, {threads}); }}",
+        ]
 
     # -- loops and branches --------------------------------------------------------------------------
 
@@ -242,6 +279,11 @@ class Driver:
         return f"(char *){name}"
 
 
+def pointer_to(library: str) -> str:
+    """Name of the pointer to the function of a library."""
+    return f"library_{library}"
+
+
 def is_whole(made: Schedule) -> bool:
     """True if all steps of a program are native, and results in their own memory."""
     for step in made.steps:
@@ -326,18 +368,34 @@ class _Body:
         results = [None if r is None else self.address(r) for r in step.results]
         if planning.is_control(eqn):
             yield from self.control(step, results)
+        elif has_form(eqn):
+            yield from self.library(step, results)
         elif planning.is_native(eqn):
             places = [self.operand(o) for o in step.operands]
             yield from self.driver.update(step, self.made.values, places, str(results[0]))
         else:
             yield from self.product(step, str(results[0]) if results else "") or self.host(step, results)
 
+    def library(self, step: OpaqueStep, results: Sequence[str | None]) -> list[str]:
+        scratch = "nullptr" if step.scratch is None else self.address(step.scratch)
+        places = [self.operand(o) for o in step.operands]
+        return self.driver.library(step, self.made.values, places, self.wanted(step, results), scratch)
+
+    def wanted(self, step: OpaqueStep, results: Sequence[str | None]) -> list[str]:
+        """Addresses of the results of a step; unread ones are in its scratch memory."""
+        if None not in results:
+            return list(results)  # type: ignore[arg-type]
+        scratch = (
+            "arena" if step.scratch is None else self.address(step.scratch)
+        )  # empty results have no scratch
+        dropped = planning.dropped_of(step.eqn)
+        return [f"{scratch} + {dropped[n]}" if r is None else r for n, r in enumerate(results)]
+
     def control(self, step: OpaqueStep, results: Sequence[str | None]) -> Iterator[str]:
-        layout = planning.layout_of(step.eqn)
         assert step.scratch is not None
         scratch = self.address(step.scratch)
         operands = [self.operand(o) for o in step.operands]
-        wanted = [f"{scratch} + {layout.dropped[n]}" if r is None else r for n, r in enumerate(results)]
+        wanted = self.wanted(step, results)
         name = self.driver.control_function(step.eqn)
         yield (
             f"{{ char *operands[] = {{{', '.join(operands) or '0'}}}, *results[] = {{{', '.join(wanted) or '0'}}}; "
@@ -404,6 +462,8 @@ def _nanoseconds(made: Schedule) -> int:
         assert isinstance(step, OpaqueStep)
         if step.eqn.prim is dot_general_p:
             total += _STEP_NS + _multiplications(step.eqn) // 8
+        elif has_form(step.eqn):
+            total += _STEP_NS + int(form_of(step.eqn).nanoseconds)
         elif not planning.is_control(step.eqn):
             total += _HOST_NS
     return total
