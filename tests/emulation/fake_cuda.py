@@ -315,12 +315,12 @@ class FakeCuda:
             self.array(to, (n,), one)[:] = x
 
     def next_round(self, values):
-        holds, rounds, handle, most, first, copies = values
-        again = not holds or bool(self.array(holds, (), np.dtype(bool)))
+        predicate, rounds, handle, most, first, copies = values
+        goes_on = not predicate or bool(self.array(predicate, (), np.dtype(bool)))
         self.move_all(copies)
         done = self.array(rounds, (), np.dtype(np.int64))
         done[...] = 0 if first else done + 1
-        self.conditions[int(handle)] = again and done < most
+        self.conditions[int(handle)] = goes_on and done < most
 
     def choose(self, values):
         index, handles = values
@@ -334,10 +334,10 @@ class FakeCuda:
         count, *rest = struct.unpack(f"<q{(len(stacks) - 8) // 8}q", stacks)
         first, one = start + int(self.array(rounds, (), np.dtype(np.int64))) * step, np.dtype(np.uint8)
         for i in range(count):
-            array, outside, n, apart = rest[4 * i : 4 * i + 4]
+            array, outside, n, stride = rest[4 * i : 4 * i + 4]
             for row in range(rows):
                 inside = self.array(int(array + (first + row) * n), (n,), one)
-                other = self.array(outside + row * apart, (n,), one)
+                other = self.array(outside + row * stride, (n,), one)
                 to, x = (other, inside) if load else (inside, other)
                 to[:] = x
 
@@ -477,6 +477,13 @@ class Scatter:
         self.fake.array(out, (height, width), self.dtype)[...] = found.astype(self.dtype)
 
 
+def assert_disjoint(written, read):
+    """Hold that written bytes, by address and size, are not read too."""
+    for n, (start, size) in enumerate(written):
+        for other, length in (*read, *written[:n]):
+            assert start + size <= other or other + length <= start, "a kernel overwrites what it reads"
+
+
 class Update:
     """``updates.Kernel`` by the definition of its primitive."""
 
@@ -490,6 +497,7 @@ class Update:
 
     def _run(self, operands, out):
         x, *others = (v.aval for v in self.eqn.invars)
+        assert_disjoint([(out, x.nbytes)], [(p, a.nbytes) for p, a in zip(operands, others, strict=True)])
         result = self.fake.array(out, x.shape, x.dtype)
         given = [self.fake.array(p, a.shape, a.dtype) for p, a in zip(operands, others, strict=True)]
         result[...] = self.eqn.prim.impl(result.copy(), *given, **self.eqn.params)
@@ -510,6 +518,10 @@ class Sort:
         arrays = lambda addresses, variables: [
             self.fake.array(p, v.aval.shape, v.aval.dtype) for p, v in zip(addresses, variables, strict=True)
         ]
+        sizes = lambda addresses, variables: [
+            (p, v.aval.nbytes) for p, v in zip(addresses, variables, strict=True)
+        ]
+        assert_disjoint(sizes(outs, self.eqn.outvars), sizes(operands, self.eqn.invars))
         results = self.eqn.prim.impl(*arrays(operands, self.eqn.invars), **self.eqn.params)
         for to, x in zip(arrays(outs, self.eqn.outvars), results, strict=True):
             to[...] = x

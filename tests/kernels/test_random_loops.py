@@ -24,7 +24,7 @@ from blufunc.core.ir.jaxpr import Literal
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import planning, toolchain
 from blufunc.kernels.backends.cuda import replay
-from blufunc.kernels.backends.cuda.library.control_flow import loops
+from blufunc.kernels.backends.cuda.library.control_flow import bodies, loops
 from blufunc.kernels.schedule import OpaqueStep, Schedule
 from tests.kernels import random_loops
 
@@ -218,7 +218,10 @@ def test_without_jit(first):
 
 
 def wrong_on(device: Any, way: str, seeds: Sequence[int], calls: int = 3) -> dict[int, list[str]]:
-    """The programs whose results differ on a device in any of some calls: later ones replay graphs."""
+    """The programs whose results differ on a device.
+
+    Later calls replay graphs.
+    """
     programs = [random_loops.Program(seed, way in SMOOTH, way in POINTWISE) for seed in seeds]
     args = arguments(way, seeds[0])
     want = results("never", lambda *args: WAYS[way](programs, *args), args)
@@ -238,7 +241,8 @@ def nodes(monkeypatch):
     """Loops become nodes of graphs sooner."""
     monkeypatch.setattr(loops, "MOST_NODES", 16)
     monkeypatch.setattr(loops, "HOST_ROUNDS", 2)
-    monkeypatch.setattr(loops, "MOST_STEPS", 2)
+    monkeypatch.setattr(loops, "MOST_STEPS", 3)
+    monkeypatch.setattr(bodies, "LARGE", 1)
     monkeypatch.setattr(replay, "FEWEST", 1)
 
 

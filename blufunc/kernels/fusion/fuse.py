@@ -625,14 +625,19 @@ class _Fuser:
         return False
 
     def copy_out(self, v: Var) -> None:
-        """Add a step that writes a virtual variable; scalars that wait for the same steps share one."""
+        """Add a step that writes a virtual variable.
+
+        Scalars that wait for the same steps share one.
+        """
         waits = frozenset(self.home[leaf] for leaf in self.leaves(v) if leaf in self.home)
         together = self.steps[self.scalars[waits]] if v.aval.size == 1 and waits in self.scalars else None
-        if isinstance(together, Region) and len(together.outputs) + len(together.inputs) < MOST_BUFFERS // 2:
-            together.outputs.append(v)
-            together.inputs = list(dict.fromkeys((*together.inputs, *self.leaves(v))))
-            self.home[v] = self.scalars[waits]
-            return
+        if isinstance(together, Region):
+            inputs = list(dict.fromkeys((*together.inputs, *self.leaves(v))))
+            if len(together.outputs) + len(inputs) < MOST_BUFFERS:
+                together.outputs.append(v)
+                together.inputs = inputs
+                self.home[v] = self.scalars[waits]
+                return
         number = len(self.steps)
         if v.aval.size == 1:
             self.scalars[waits] = number

@@ -17,6 +17,7 @@ the bound. A plan holds for steps on one stream, where the next step can reuse m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -60,8 +61,9 @@ class Buffer:
 def share(graph: Graph, order: Sequence[int], spans: dict[int, tuple[int, int]]) -> list[Buffer]:
     """One buffer per storage, merged if values can share it.
 
-    Outputs choose first, so that an updated parameter replaces the old one: in place if the step allows it, else in a
-    dead argument of the same size. Then every other result overwrites an operand that dies with the step.
+    Outputs choose first, so that an updated parameter replaces the old one: in place if the step or a chain of steps
+    allows it, else in a dead argument of the same size. Then every other result overwrites an operand that dies with
+    the step.
     """
     holder: dict[int, Buffer] = {}
     for r, span in spans.items():
@@ -78,6 +80,16 @@ def share(graph: Graph, order: Sequence[int], spans: dict[int, tuple[int, int]])
                     _merge(holder, written, read)
 
     overwrite(lambda written, read: graph.kind[written] == "output" and graph.kind[read] == "donated")
+    operands: dict[int, list[int]] = {}
+    for pairs in graph.overwrites:
+        for written, read in pairs:
+            operands.setdefault(written, []).append(read)
+    for r in [
+        r for r in spans if graph.kind[r] == "output" and holder[r].home == ("output", graph.returned[r])
+    ]:
+        chain = _chain(graph, operands, r)
+        for read, written in itertools.pairwise(chain):
+            _merge(holder, written, read)
     idle: dict[int, list[int]] = {}  # donated arguments by size, the first to die first
     for r in sorted((r for r in spans if graph.kind[r] == "donated"), key=lambda r: spans[r][1]):
         idle.setdefault(graph.values[r].nbytes, []).append(r)
@@ -96,6 +108,24 @@ def share(graph: Graph, order: Sequence[int], spans: dict[int, tuple[int, int]])
         if graph.steps[i].scratch
     ]
     return [*{id(b): b for b in holder.values()}.values(), *scratch]
+
+
+def _chain(graph: Graph, operands: dict[int, list[int]], output: int) -> list[int]:
+    """Values from a donated argument to an output, each over the previous one.
+
+    Empty if there are none.
+    """
+    paths = [[output]]
+    seen = {output}
+    while paths:
+        path = paths.pop()
+        for read in operands.get(path[-1], ()):
+            if graph.kind[read] == "donated":
+                return [read, *reversed(path)]
+            if graph.kind[read] == "temp" and read not in seen:
+                seen.add(read)
+                paths.append([*path, read])
+    return []
 
 
 def _merge(holder: dict[int, Buffer], written: int, read: int) -> None:

@@ -25,7 +25,7 @@ MOST_BRANCHES = 8
 
 
 def with_selects(jaxpr: Jaxpr, origins: Origins, most: int) -> Jaxpr:
-    """Replace the branches that compute at most ``most`` elements in all, counting each operation's."""
+    """Replace branches whose operations compute at most ``most`` elements."""
     if not most or not any(e.prim.name == "cond" for e in jaxpr.eqns):
         return jaxpr
 
@@ -51,7 +51,7 @@ def _is_cheap(eqn: Eqn, branches: list[Jaxpr], most: int) -> bool:
 
 
 def _selected(eqn: Eqn, branches: list[Jaxpr], alias: Callable) -> list[Eqn]:
-    """The operations of all branches, and selects of their results by the clamped index."""
+    """All branches, and selects of their results by the clamped index."""
     index, *operands = eqn.invars
     eqns: list[Eqn] = []
     results: list[list[Atom]] = []

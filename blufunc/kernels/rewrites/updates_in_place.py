@@ -25,7 +25,11 @@ With fewer, a fused update writes little more.
 
 
 def with_updates_in_place(jaxpr: Jaxpr, donated: Sequence[bool], origins: Origins, least: int = 0) -> Jaxpr:
-    """Replace the window updates, of arrays of at least ``least`` bytes, that may be in place."""
+    """Replace window updates that may be in place.
+
+    Args:
+      least: minimum bytes of the array.
+    """
     if not any(e.prim is dynamic_update_slice_p for e in jaxpr.eqns):
         return jaxpr
     free = {v for v, d in zip(jaxpr.invars, donated, strict=True) if d and v.aval.ndim}

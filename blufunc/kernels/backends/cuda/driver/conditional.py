@@ -1,6 +1,6 @@
-"""Conditional nodes of CUDA graphs: parts that repeat, or run only if a kernel says so.
+"""Conditional nodes of CUDA graphs, which repeat or are skipped.
 
-Kernels, stage 8, beside ``graph.py``. In: a stream that is being captured, and functions that enqueue the work of the
+Kernels, stage 8, next to ``graph.py``. In: a stream that is being captured, and functions that enqueue the work of the
 bodies. Out: nodes of its graph. A kernel sets the value of a node's condition on the device, by its handle. CuPy has no
 such calls: we make them through ctypes, whose functions have been the same since CUDA 12.4.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from blufunc.kernels.backends.cuda.driver import driver
 
 IF, WHILE = 0, 1
-"""``CUgraphConditionalNodeType``: run once if the value is not 0, or as long as it is not."""
+"""``CUgraphConditionalNodeType``: run if, or while, the value is not 0."""
 
 _CONDITIONAL = 13  # CU_GRAPH_NODE_TYPE_CONDITIONAL
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -53,7 +53,10 @@ _SIGNATURES: dict[str, tuple] = {
 
 @functools.cache
 def why_not() -> str | None:
-    """Reason that there are no conditional nodes; None if there are, or no driver to ask."""
+    """Reason that there are no conditional nodes; None if there are.
+
+    None too if there is no driver to ask.
+    """
     if driver.available() is not None:
         return None
     import cupy
@@ -80,7 +83,7 @@ def _call(name: str, *args: Any) -> None:
 
 
 def _capture_of(stream: Any) -> tuple[ctypes.c_void_p, Any, int]:
-    """The graph that a stream is captured into, and the nodes that its next one follows."""
+    """The graph of a capture, and the nodes that the next one follows."""
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     nodes, count = ctypes.c_void_p(), ctypes.c_size_t()
     pointers = [ctypes.byref(x) for x in (status, number, graph, nodes, count)]
@@ -90,7 +93,7 @@ def _capture_of(stream: Any) -> tuple[ctypes.c_void_p, Any, int]:
 
 
 def condition(stream: Any) -> int:
-    """A handle of a new condition, for one node of the graph that ``stream`` is captured into.
+    """Handle of a new condition, for one node of the graph of a capture.
 
     A kernel must set its value before the node.
     """

@@ -47,16 +47,16 @@ __device__ void move_all(const Copies &copies) {
 
 extern "C" __global__ void copy_all(Copies copies) { move_all(copies); }
 
-// The end of a round, or before the first one: there is another one while `holds`, if given, and fewer than `most` are
-// done.
-extern "C" __global__ void next_round(const bool *holds, long long *rounds, unsigned long long handle, long long most,
+// The end of a round, or before the first one: there is another one if `predicate`, if given, holds and fewer than
+// `most` are done.
+extern "C" __global__ void next_round(const bool *predicate, long long *rounds, unsigned long long handle, long long most,
                                       int first, Copies copies) {
-  bool again = !holds || *holds;  // a copy may overwrite it
+  bool goes_on = !predicate || *predicate;  // a copy may overwrite it
   move_all(copies);
   if (threadIdx.x) return;
   long long done = first ? 0 : *rounds + 1;
   *rounds = done;
-  cudaGraphSetConditional(handle, again && done < most);
+  cudaGraphSetConditional(handle, goes_on && done < most);
 }
 
 struct Handles {
@@ -70,12 +70,12 @@ extern "C" __global__ void choose(const int *index, Handles branches) {
   for (int i = threadIdx.x; i <= last; i += THREADS) cudaGraphSetConditional(branches.of[i], i == chosen);
 }
 
-// Rows of a stacked array, and the same rows outside of it, `apart` bytes from one another.
+// A stacked array, and memory of some of its rows outside of it, `stride` bytes from one another.
 struct Stack {
   char *array;
-  char *rows;
+  char *outside;
   long long bytes;
-  long long apart;
+  long long stride;
 };
 
 struct Stacks {
@@ -87,7 +87,7 @@ template <class Unit>
 __device__ void move_rows_of(const Stack &s, char *array, int rows, int loads) {
   long long each = s.bytes / sizeof(Unit), all = each * rows;
   for (long long i = blockIdx.x * THREADS + threadIdx.x; i < all; i += (long long)gridDim.x * THREADS) {
-    Unit *in_array = (Unit *)array + i, *outside = (Unit *)(s.rows + i / each * s.apart) + i % each;
+    Unit *in_array = (Unit *)array + i, *outside = (Unit *)(s.outside + i / each * s.stride) + i % each;
     if (loads)
       *outside = *in_array;
     else
@@ -100,7 +100,7 @@ extern "C" __global__ void move_rows(const long long *rounds, long long start, l
                                      Stacks stacks) {
   const Stack &s = stacks.of[blockIdx.y];
   char *array = s.array + (start + *rounds * step) * s.bytes;
-  long long together = (long long)array | (long long)s.rows | s.bytes | s.apart;
+  long long together = (long long)array | (long long)s.outside | s.bytes | s.stride;
   if (!(together & 15))
     move_rows_of<int4>(s, array, rows, loads);
   else if (!(together & 3))

@@ -104,7 +104,10 @@ class FunctionKernel(LibraryKernel):
     planned = False
 
     def function(self, eqn: Eqn, device: int, compile: Compile) -> Function:
-        """The function of an equation; one of bodies has ``captured`` and ``launches`` as ``Body`` has."""
+        """The function of an equation.
+
+        One that runs bodies has ``captured`` and ``launches``, as ``Body`` has.
+        """
         raise NotImplementedError
 
     def bind(

@@ -41,7 +41,10 @@ _ADDED = {
         ("int64", "unsigned long long"), ("uint64", "unsigned long long"),
     )
 }  # fmt: skip
-"""C++ types of sums, by dtype; shorter floats are summed in float32, which takes more memory than the result has."""
+"""C++ types of sums, by dtype.
+
+Shorter floats are summed in float32, which takes more memory than the result has.
+"""
 
 
 def is_update(eqn: Eqn) -> bool:
@@ -57,8 +60,8 @@ def is_update(eqn: Eqn) -> bool:
     count = math.prod(indices.shape[:-1])
     sizes = window_sizes(x.shape, updates.shape, numbers)
     # of windows that could overlap in part, an element would belong to several threads
-    apart = count == 1 or all(sizes[axis] == 1 for axis in numbers.scatter_dims_to_operand_dims)
-    return count <= MOST_WINDOWS and apart and not numbers.operand_batching_dims
+    disjoint = count == 1 or all(sizes[axis] == 1 for axis in numbers.scatter_dims_to_operand_dims)
+    return count <= MOST_WINDOWS and disjoint and not numbers.operand_batching_dims
 
 
 def overwritten(eqn: Eqn) -> list[tuple[int, int]]:
@@ -118,9 +121,12 @@ def _window(eqn: Eqn) -> int:
 
 
 def source(eqn: Eqn) -> str:
-    """CUDA C++ of an equation's kernel, a function of its operands but the first, and of its result."""
+    """CUDA C++ of the kernel of an equation.
+
+    Its parameters are the operands but the first, and the result.
+    """
     x, *others = (v.aval for v in eqn.invars)
-    to = strides_of(x.shape)
+    x_strides = strides_of(x.shape)
     if eqn.prim in UPDATES:
         updates, *starts = others
         sizes, axes, batch = updates.shape, tuple(range(x.ndim)), ()
@@ -140,9 +146,12 @@ def source(eqn: Eqn) -> str:
         drops = eqn.params["mode"] is not GatherScatterMode.CLIP
     adds = eqn.prim is scatter_add_p
     kept = [a for a in range(x.ndim) if eqn.prim in UPDATES or a not in numbers.inserted_window_dims]
-    apart = strides_of(updates.shape)
+    update_strides = strides_of(updates.shape)
     batch_dims = [d for d in range(updates.ndim) if d not in window_dims]
-    window = [(sizes[a], f"{to[a]}LL", f"{apart[u]}LL") for a, u in zip(kept, window_dims, strict=True)]
+    window = [
+        (sizes[a], f"{x_strides[a]}LL", f"{update_strides[u]}LL")
+        for a, u in zip(kept, window_dims, strict=True)
+    ]
     count = math.prod(batch)
     lines = [
         f"typedef {_ADDED[x.dtype] if adds else _RAW[x.dtype.itemsize]} T;",
@@ -156,7 +165,9 @@ def source(eqn: Eqn) -> str:
     ]
     if count > 1:
         lines.append("      int rest = b;")
-        lines += _decoded([(n, f"{apart[d]}LL") for n, d in zip(batch, batch_dims, strict=True)], ("source",))
+        lines += _decoded(
+            [(n, f"{update_strides[d]}LL") for n, d in zip(batch, batch_dims, strict=True)], ("source",)
+        )
     for axis in axes:
         bound = x.shape[axis] - sizes[axis]
         lines.append(f"      long long s{axis} = {_signed(loaded[axis], eqn, axis)};")
@@ -164,13 +175,13 @@ def source(eqn: Eqn) -> str:
             lines.append(f"      if (s{axis} < 0 || s{axis} > {bound}) continue;")
         else:
             lines.append(f"      s{axis} = s{axis} < 0 ? 0 : s{axis} > {bound} ? {bound} : s{axis};")
-        lines.append(f"      at += s{axis} * {to[axis]}LL;")
+        lines.append(f"      at += s{axis} * {x_strides[axis]}LL;")
     lines += [f"      out[at] {'+=' if adds else '='} updates[source];", "    }", "  }", "}"]
     return "\n".join(lines) + "\n"
 
 
 def _decoded(dims: Sequence[tuple], names: Sequence[str]) -> list[str]:
-    """Statements that add the offsets of an element of a box, numbered by ``rest``, to variables."""
+    """Statements that add the offsets of element ``rest`` of a box to variables."""
     lines = []
     for n, *strides in reversed(dims):
         if n == 1:
@@ -192,4 +203,4 @@ def _signed(value: str, eqn: Eqn, axis: int) -> str:
     dtype = (eqn.invars[2 + axis] if eqn.prim in UPDATES else eqn.invars[1]).aval.dtype
     if dtype != np.dtype(np.uint64):
         return value
-    return f"(long long)min({value}, 0x7fffffffffffffffULL)"
+    return f"(long long)({value} > 0x7fffffffffffffffULL ? 0x7fffffffffffffffULL : {value})"

@@ -5,9 +5,11 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import lax
+from blufunc import errors, lax
 from blufunc.config import config
+from blufunc.kernels.backends.cuda import replay
 from blufunc.kernels.backends.cuda.driver import conditional, nvrtc
+from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.library.control_flow import loops, moves
 from blufunc.kernels.inspect.program import Sight
 from tests.emulation import fake_cuda
@@ -80,6 +82,31 @@ def bounded(w, x):
     return lax.while_loop(lambda s: True, lambda s: bnp.cumsum(s @ w), x, max_steps=21)
 
 
+def constant_carried(k, x):
+    """A carry that is a constant for a step, and is updated in place in others."""
+
+    def step(c, _):
+        a, b, n = c
+        return (k, a.at[n % 70].set(x), n + 1), (b[0, :3], n)
+
+    return lax.scan(step, (k * 2, k + 1, 0), None, length=67)
+
+
+def carried_twice(k, x):
+    def step(c, _):
+        a, b, n = c
+        t = a.at[n % 70].set(x) + b * 0.5
+        return (t, t, n + 1), None
+
+    return lax.scan(step, (k * 0.1, k * 0.2, 0), None, length=9)
+
+
+def short(w, x):
+    """Fewer steps than the host drives before it makes a graph."""
+    step = lambda c, _: ((c[0] + 1, bnp.cumsum(bnp.tanh(c[1] @ w) @ w)), c[0])
+    return lax.scan(step, (0, x), None, length=7)
+
+
 KINDS = np.random.default_rng(0).integers(-1, 4, 70).astype(np.int32)
 PROGRAMS = {
     "while": (until, W, X, np.int32(40)),
@@ -93,6 +120,9 @@ PROGRAMS = {
     "reversed scan": (lambda *a: in_scan(*a, reverse=True), W, X, XS),
     "while in a scan": (while_in_scan, W, X, XS),
     "a bound": (bounded, W, X),
+    "a constant that is carried": (constant_carried, uniform(70, 512), X[0] * uniform(512)),
+    "a value that is carried twice": (carried_twice, uniform(70, 512), uniform(512)),
+    "a short scan": (short, W, X),
     "gradient of a scan": (bf.grad(lambda w, x, xs: in_scan(w, x, xs)[1]["y"].sum()), W, X, XS),
 }
 
@@ -112,6 +142,7 @@ def check(name, device, repeat=4):
 def repeating(monkeypatch):
     """Scans become nodes that repeat."""
     monkeypatch.setattr(loops, "MOST_NODES", 8)
+    monkeypatch.setattr(loops, "MOST_STEPS", 5)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -162,6 +193,79 @@ def test_a_loop_with_a_callback_runs_on_the_host(fake, cuda):
     for _ in range(3):
         same(bf.jit(f)(x), bf.jit(f)(X))
     assert not fake.nodes
+
+
+def test_a_failed_capture_is_not_retried(fake, cuda, repeating, monkeypatch):
+    captures = []
+
+    def capture(run, device=0, keep=(), urgent=()):
+        captures.append(run)
+        raise errors.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(fake_cuda.cuda_graph, "capture", capture)
+    monkeypatch.setattr(replay, "FEWEST", 1 << 30)
+    for name in ("scan", "while"):
+        fun, *args = PROGRAMS[name]
+        jitted, there = bf.jit(fun), on(cuda, *args)
+        for _ in range(3):
+            same(jitted(*there), bf.jit(fun)(*args), 1e-4)
+    assert len(captures) == 2
+
+
+@pytest.mark.parametrize("name", ["scan", "while", "a constant that is carried"])
+def test_a_loop_in_a_program_without_a_graph_has_one(name, fake, cuda, repeating, monkeypatch):
+    """It serves later calls, and keeps no argument alive."""
+    monkeypatch.setattr(replay, "FEWEST", 1 << 30)
+    monkeypatch.setattr(loops, "HOST_ROUNDS", 2)
+    captures = []
+    capture = fake_cuda.cuda_graph.capture
+    monkeypatch.setattr(
+        fake_cuda.cuda_graph, "capture", lambda *a, **k: captures.append(1) or capture(*a, **k)
+    )
+    fun, *args = PROGRAMS[name]
+    jitted, there = bf.jit(fun), on(cuda, *args)
+    results = [jitted(*there) for _ in range(2)]
+    for found in results:
+        same(found, bf.jit(fun)(*args), 1e-4)
+    if name == "while":
+        same(jitted(*on(cuda, *args)), bf.jit(fun)(*args), 1e-4)
+        assert len(captures) == 1
+    before = cuda_memory.pool().live_bytes()
+    del there
+    assert before - cuda_memory.pool().live_bytes() == sum(np.asarray(a).nbytes for a in args)
+
+
+def test_kernels_that_move_on_the_host(host):
+    """Sources are read before targets are written, and rows go where they belong."""
+    before = """
+#define __device__
+#define __align__(n)
+struct int4 { int x, y, z, w; };
+void cudaGraphSetConditional(unsigned long long, unsigned) {}
+namespace moving {
+"""
+    after = """
+extern "C" __global__ void swap(const int *from, int *out) {
+  for (int i = threadIdx.x; i < 70; i += THREADS) out[i] = from[i];
+  __syncthreads();
+  Copies copies = {2, {{(char *)out, (const char *)(out + 35), 140}, {(char *)(out + 35), (const char *)out, 140}}};
+  move_all(copies);
+}
+extern "C" __global__ void rows(const int *from, int *out) {
+  long long rounds = 2;
+  move_rows(&rounds, 1, 3, 4, 0, {1, {{(char *)out, (char *)from, 20, 32}}});
+}
+}
+"""
+    text = moves.source().replace("blockIdx.y", "0")
+    text = "\n".join(line for line in text.splitlines() if "__device__ void cudaGraph" not in line)
+    x = np.arange(70, dtype=np.int32)
+    source = before + text + after
+    np.testing.assert_array_equal(host.launch(source, "swap", [x], x), np.roll(x, 35))
+    got = host.launch(source, "rows", [x], np.zeros((14, 5), np.int32))
+    want = np.zeros((14, 5), np.int32)
+    want[7:11] = np.stack([x[8 * i : 8 * i + 5] for i in range(4)])
+    np.testing.assert_array_equal(got, want)
 
 
 @needs_nvrtc

@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 def special(dtype, shape):
-    """Numbers with ties, and for floats with zeros of both signs, infinities and NaN of both signs."""
+    """Numbers with ties; floats with zeros, infinities and NaN of both signs."""
     dtype = np.dtype(dtype)
     if dtypes.is_bool(dtype):
         return RNG.integers(0, 2, shape).astype(bool)

@@ -1,4 +1,4 @@
-"""The programs that loops and branches run, and the arguments that these may overwrite.
+"""Programs that loops and branches run, and what these may overwrite.
 
 Kernels, stage 6. In: the equation of a ``scan``, ``while`` or ``cond``. Out: jaxprs. A round of a ``while`` is one
 program: its body, and the condition of the next round.
@@ -47,7 +47,10 @@ def written_over(jaxpr: Jaxpr, *, n_consts: int = 0, n_carry: int = 0, **_: Any)
 
 
 def round_of(eqn: Eqn) -> Nested:
-    """A round of a ``while``: from both kinds of constants and the carry to the new carry and whether it goes on."""
+    """A round of a ``while``: its body, then its condition on the new carry.
+
+    The constants are those of the condition, then those of the body. The predicate says whether there is another round.
+    """
     cond, body, n_cond, n_body = (eqn.params[k] for k in ("cond", "body", "n_cond", "n_body"))
 
     def join() -> Jaxpr:
@@ -57,16 +60,16 @@ def round_of(eqn: Eqn) -> Nested:
         call = Eqn(eqn.prim, body.invars, results, {}, eqn.source)
         eqns = [*put_in_place(call, body, body.invars, known.__setitem__)]
         carry = [known[v] for v in results]
-        verdict = Var(cond.out_avals[0])
-        test = Eqn(eqn.prim, [*consts, *carry], [verdict], {}, eqn.source)
+        predicate = Var(cond.out_avals[0])
+        test = Eqn(eqn.prim, [*consts, *carry], [predicate], {}, eqn.source)
         eqns += put_in_place(test, cond, test.invars, known.__setitem__)
-        return Jaxpr([*consts, *body.invars], eqns, [*carry, known[verdict]], name=body.name)
+        return Jaxpr([*consts, *body.invars], eqns, [*carry, known[predicate]], name=body.name)
 
     jaxpr = body.memoised(("round", cond, n_cond, n_body), join)
     n_consts = n_cond + n_body
     return Nested(jaxpr, written_over(jaxpr, n_consts=n_consts, n_carry=len(body.outvars)))
 
 
-def exchanges(jaxpr: Jaxpr) -> bool:
-    """True if a jaxpr waits for other devices, which nodes of a graph cannot do in a loop or branch of it."""
+def has_collectives(jaxpr: Jaxpr) -> bool:
+    """True if a jaxpr waits for other devices, which conditional nodes cannot do."""
     return any(map(communicates, jaxpr.eqns))

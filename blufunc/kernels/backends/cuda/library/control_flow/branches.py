@@ -45,6 +45,8 @@ class Cond:
         """Put the branches into the graph that is being captured."""
         stream = driver.work_stream(self.device)
         results = [self.bodies[0].own(a, "results of cond") for a in self._results]
+        if not any(x.nbytes for x in results):
+            return results  # the bodies would be empty
         handles = [conditional.condition(stream) for _ in self.bodies]
         moves.choose(index, handles, self.device)
         for handle, body in zip(handles, self.bodies, strict=True):

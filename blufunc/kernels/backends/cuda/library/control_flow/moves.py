@@ -1,7 +1,7 @@
 """Kernels that set conditions of a graph's nodes, and copy what a round carries.
 
 Kernels, stage 8. In: addresses. Out: launches on the device's work stream. Small arrays are copied by one block, which
-reads all before it writes any, together with the condition: an additional node costs a microsecond in each round.
+reads all before it writes any, together with the condition: another node would cost more than the copies.
 """
 
 from __future__ import annotations
@@ -34,21 +34,30 @@ _SMALL = STAGED // 4
 _THREADS, _BLOCKS = 256, 264
 
 Pair = tuple[DeviceBuffer, DeviceBuffer]
-"""What to copy: to the first from the second."""
+"""Destination and source of a copy."""
 
 
-class Rows(NamedTuple):
-    """Rows of a stacked array, and the memory of the same rows outside of it.
+class Stack(NamedTuple):
+    """A stacked array, and the memory of some of its rows outside of it.
 
     Attributes:
       array: the stacked array.
-      rows: address of the first row outside.
-      apart: bytes from one row outside to the next.
+      outside: memory of the rows, from the first on.
+      stride: bytes from one row outside to the next.
     """
 
     array: DeviceBuffer
-    rows: int
-    apart: int
+    outside: DeviceBuffer
+    stride: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.array.nbytes // self.array.shape[0]
+
+    def row(self, i: int) -> DeviceBuffer:
+        """Row ``i`` of those outside."""
+        return self.outside.view(self.array.shape[1:], self.array.dtype, i * self.stride)
 
 
 def copied(x: DeviceBuffer, body: Body, label: str = "what a loop carries") -> DeviceBuffer:
@@ -66,9 +75,9 @@ def copy_all(pairs: Sequence[Pair], body: Body, device: int) -> None:
 
 def next_round(
     handle: int,
-    holds: DeviceBuffer | None,
+    predicate: DeviceBuffer | None,
     rounds: DeviceBuffer,
-    most: int | None,
+    max_steps: int | None,
     device: int,
     pairs: Sequence[Pair],
     body: Body,
@@ -78,15 +87,15 @@ def next_round(
 
     Args:
       handle: of the condition of the loop's node.
-      holds: whether the condition of the program holds; None: it has none.
+      predicate: whether the condition holds; None: there is none.
       rounds: an int64, the rounds so far.
-      most: the number of rounds, at most.
+      max_steps: maximum number of rounds; None: no limit.
       body: the program that allocates memory for copies.
       first: whether none has been run yet.
     """
     chunk, *others = _chunks(pairs, body, device) or [[]]
-    at = 0 if holds is None else holds.ptr
-    limit = np.int64(np.iinfo(np.int64).max if most is None else most)
+    at = 0 if predicate is None else predicate.ptr
+    limit = np.int64(np.iinfo(np.int64).max if max_steps is None else max_steps)
     values = [at, rounds.ptr, np.uint64(handle), limit, np.int32(first)]
     _launch("next_round", 1, device, *values, _copies(chunk))
     for chunk in others:
@@ -99,21 +108,19 @@ def choose(index: DeviceBuffer, handles: Sequence[int], device: int) -> None:
 
 
 def move_rows(
-    stacks: Sequence[Rows], rounds: DeviceBuffer, start: int, step: int, count: int, load: bool, device: int
+    stacks: Sequence[Stack], rounds: DeviceBuffer, start: int, step: int, count: int, load: bool, device: int
 ) -> None:
-    """Load rows of stacked arrays, or store them there.
+    """Load rows of stacked arrays to memory outside, or store them there.
 
     Args:
       rounds: the number of rounds so far.
-      start, step: the first row in the first round, and how many further it is in each round.
+      start, step: the first row in the first round, and how much further it is in each round.
       count: the number of rows, from the first on.
     """
     for first in range(0, len(stacks), MOST):
         some = stacks[first : first + MOST]
-        images = (
-            struct.pack("<4q", s.array.ptr, s.rows, s.array.nbytes // s.array.shape[0], s.apart) for s in some
-        )
-        largest = max(s.array.nbytes // s.array.shape[0] for s in some) * count
+        images = (struct.pack("<4q", s.array.ptr, s.outside.ptr, s.row_bytes, s.stride) for s in some)
+        largest = max(s.row_bytes for s in some) * count
         blocks = max(1, min(_BLOCKS, largest // (16 * _THREADS)))
         numbers = [np.int64(start), np.int64(step), np.int32(count), np.int32(load)]
         _launch("move_rows", (blocks, len(some)), device, rounds.ptr, *numbers, _structs(images, 32))

@@ -1,4 +1,4 @@
-"""``sort`` by one key and ``top_k`` of rows that a block can hold, or of which it can hold parts.
+"""``sort`` by one key and ``top_k`` of rows, by blocks.
 
 Kernels, stages 6 to 8. In: an equation. Out: launches in planned memory. Ties keep their order: elements are sorted by
 key, then by position. A ``top_k`` of longer rows keeps the best of each part, until what is left fits one. CuPy sorts
@@ -32,8 +32,10 @@ MOST_KEPT = 1024
 
 MOST_OPERANDS = 8
 
+_MOST_BLOCKS = (1 << 31) - 1
+
 _SELECTED_FROM = 256
-"""Elements that a block selects from, at least: it takes longer the more there are, and blocks run side by side."""
+"""Minimum elements that a block selects from: blocks run side by side."""
 
 _FILE = "backends/cuda/include/sort.cuh"
 _MOVED = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "longlong2"}
@@ -100,11 +102,9 @@ def passes(eqn: Eqn) -> list[Pass] | None:
         return None
     longest = LONGEST >> _is_wide(key.dtype)
     rows = _rows_of(eqn)
-    if rows.number * -(-rows.length // longest) >= 1 << 31:
-        return None
     if eqn.prim is sort_p:
         one_key = eqn.params["num_keys"] == 1 and len(eqn.invars) <= MOST_OPERANDS
-        held = rows.length <= longest
+        held = rows.length <= longest and rows.number <= _MOST_BLOCKS
         return (
             [Pass(rows.length, _power(rows.length), rows.length, False, False)] if one_key and held else None
         )
@@ -116,7 +116,8 @@ def passes(eqn: Eqn) -> list[Pass] | None:
     while length > min(2 * part, longest):
         found.append(Pass(length, part, k, bool(found), True))
         length = found[-1].parts * k
-    return [*found, Pass(length, _power(length), k, bool(found), False)]
+    found.append(Pass(length, _power(length), k, bool(found), False))
+    return found if rows.number * found[0].parts <= _MOST_BLOCKS else None
 
 
 def _power(n: int) -> int:
@@ -188,8 +189,9 @@ class Sort:
 
 
 def source(eqn: Eqn, p: Pass) -> str:
-    """CUDA C++ of one launch, a function of what it sorts, then of elements for the next pass or of all operands and
-    results.
+    """CUDA C++ of one launch.
+
+    Its parameters are what it sorts, then elements for the next pass, or all operands and results.
     """
     key, rows = eqn.invars[0].aval, _rows_of(eqn)
     constants = source_files.declared(
