@@ -339,7 +339,7 @@ SIZES = [(512, 64, 512, 512), (64, 256, 8, 512), (64, 1, 8, 512), (64, 1024, 8, 
 
 
 @needs_nvrtc
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("name", ["LSTM gradient", "GRU of two gradient", "two layers", "RNN", "joined"])
@@ -449,7 +449,7 @@ def runs(host, name, dtype, sizes, units, rows=16, **changes):
         agree(given, expected, dtype)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_block_of_the_same_rows(name, dtype, host):
@@ -464,7 +464,7 @@ def test_blocks_that_wait_for_each_other(name, dtype, host):
     runs(host, name, dtype, (T, 19, D, 36), 8)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["LSTM gradient", "GRU of two gradient", "RNN"])
 def test_elements_whose_scalars_are_not_held(name, dtype, host):
@@ -508,6 +508,7 @@ POINTWISE = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", POINTWISE)
 def test_pointwise_loops(name, dtype, host):
