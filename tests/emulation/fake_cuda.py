@@ -606,7 +606,7 @@ class LoopKernel:
         array = lambda at, aval: self.fake.array(at, aval.shape, aval.dtype)
         given = [array(at, a.aval).copy() for at, a in zip(addresses[:n], eqn.invars, strict=True)]
         array(scratch, ShapedArray((self.tiling.left_starts[-1],), dtypes.uint8))[...] = 0xCD
-        found = eqn.prim.bind(*map(bnp.asarray, given), **eqn.params)
+        found = eqn.prim.bind(*[bnp.asarray(x, dtype=x.dtype) for x in given], **eqn.params)
         for at, v, x in zip(addresses[n:], eqn.outvars, found, strict=True):
             array(at, v.aval)[...] = np.asarray(x)
 

@@ -210,7 +210,7 @@ def test_other_loops_run_step_by_step(name):
     assert "runs step by step" in op.remark(eqn)
 
 
-def test_loops_without_matmuls_are_no_cells():
+def test_reductions_without_matmuls_are_no_cells():
     fun = lambda xs: lax.scan(lambda s, x: (s + x.sum(), s), bnp.float32(0), xs)
     (eqn,) = loops(fun, arrays("float32", (8, 3)))
     assert op.loop_of(eqn) is None
@@ -339,7 +339,7 @@ SIZES = [(512, 64, 512, 512), (64, 256, 8, 512), (64, 1, 8, 512), (64, 1024, 8, 
 
 
 @needs_nvrtc
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("name", ["LSTM gradient", "GRU of two gradient", "two layers", "RNN", "joined"])
@@ -381,11 +381,21 @@ def host(tmp_path_factory):
 
 
 def emulated(host, eqn, tiles, values):
-    """Results of a loop kernel on the host, where blocks take turns."""
+    """Results of a loop kernel on the host, where warps and blocks take turns.
+
+    They do so in two orders, which find different missing barriers.
+    """
+    first, second = (_emulated(host, eqn, tiles, values, backward) for backward in (False, True))
+    assert all(np.array_equal(x, y, equal_nan=True) for x, y in zip(first, second, strict=True))
+    return first
+
+
+def _emulated(host, eqn, tiles, values, backward):
     cell, _ = op.loop_of(eqn)
     dtype_name, text = str(cell.dtype), source.source(cell, tiles)
     own = source_files.parts(source.FILE)["instructions"]
-    assert own in text
+    assert (own in text) == bool(cell.products)
+    dtype_name = dtype_name if cell.products else "float32"
     stand_ins = ON_HOST[dtype_name if dtype_name != "float32" else "bfloat16"]
     if dtype_name != "float16":
         stand_ins = source_files.parts(mma.MMA)["unpack bf16"] + stand_ins
@@ -407,7 +417,9 @@ def emulated(host, eqn, tiles, values):
     library = host.compile(text, source_files.declared(SHARED=SHARED) + BLOCK + before)
     pointers = (ctypes.c_void_p * len(given))(*[a.ctypes.data for a in given])
     library.begin(0)
-    assert library.launch(library.run, tiles.grid, tiles.blocks, tiling.THREADS, pointers, None, None, None)
+    ctypes.c_bool.in_dll(library, "backward").value = backward
+    together = tiles.blocks if tiles.waits else 1
+    assert library.launch(library.run, tiles.grid, together, tiling.THREADS, pointers, None, None, None)
     return results
 
 
@@ -437,7 +449,7 @@ def runs(host, name, dtype, sizes, units, rows=16, **changes):
         agree(given, expected, dtype)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_block_of_the_same_rows(name, dtype, host):
@@ -452,11 +464,83 @@ def test_blocks_that_wait_for_each_other(name, dtype, host):
     runs(host, name, dtype, (T, 19, D, 36), 8)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["LSTM gradient", "GRU of two gradient", "RNN"])
 def test_elements_whose_scalars_are_not_held(name, dtype, host):
     runs(host, name, dtype, (T, 37, D, 36), 16, rows=32, held=False)
+
+
+def returns(rewards, values, after):
+    """Discounted sums, from the end."""
+
+    def step(s, x):
+        advantage, following = s
+        reward, value = x
+        advantage = reward + 0.99 * following - value + 0.94 * advantage
+        return (advantage, value), advantage
+
+    return lax.scan(step, (after, after), (rewards, values), reverse=True)
+
+
+def recurrence(a, b, h, scale):
+    """A linear recurrence of rows that have a scale each, and its steps."""
+
+    def step(s, x):
+        h, n = s
+        a, b = x
+        h = a * h + b[:, None] * scale
+        return (h, n + 1), (h[:, None], n)
+
+    return lax.scan(step, (h, bnp.int32(0)), (a, b))
+
+
+def mapped(xs):
+    return lax.map(lambda x: bnp.sin(x) * 2, xs)
+
+
+POINTWISE = {
+    "returns": (returns, [(21, 7), (21, 7), (7,)]),
+    "returns of many": (returns, [(5, 3, 300), (5, 3, 300), (3, 300)]),
+    "recurrence": (recurrence, [(9, 11, 40), (9, 11), (11, 40), (40,)]),
+    "map": (mapped, [(6, 13)]),
+    "numbers": (lambda xs: lax.scan(lambda s, x: (s * x + 1, s), bnp.float32(1), xs), [(9,)]),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", POINTWISE)
+def test_pointwise_loops(name, dtype, host):
+    fun, shapes = POINTWISE[name]
+    args = arrays(dtype, *shapes)
+    (eqn,) = loops(fun, args)
+    cell, tiles = op.loop_of(eqn)
+    assert not cell.products
+    assert not tiles.waits
+    rng = np.random.default_rng(1)
+    values = [np.asarray(rng.normal(size=a.aval.shape), a.aval.dtype) for a in eqn.invars]
+    expected = ignoring_fp_errors(functools.partial(eqn.prim.bind, **eqn.params), *map(bnp.asarray, values))
+    agree(emulated(host, eqn, tiles, values), expected, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", POINTWISE)
+def test_pointwise_loops_on_a_device(name):
+    fun, shapes = POINTWISE[name]
+    args = arrays("float32", *shapes)
+    want = bf.tree.leaves(fun(*map(bnp.asarray, args)))
+    given = [bf.device_put(a, bf.devices("cuda")[0]) for a in args]
+    agree(bf.tree.leaves(bf.jit(lambda *a: fun(*a))(*given)), want, "float32")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", POINTWISE)
+def test_pointwise_loops_compile(name):
+    fun, shapes = POINTWISE[name]
+    (eqn,) = loops(fun, arrays("float32", *shapes))
+    (used,) = resources(nvrtc.build(source.complete(*op.loop_of(eqn)), "sm_80")).values()
+    assert not used.spill_loads and not used.stack
 
 
 def masked(u, xs, h, lengths):

@@ -3,6 +3,8 @@
 Kernels, stage 5 for a ``scan``, below ``tiling`` and ``source``. In: the equation. Out: a ``Cell``, or why there is
 none.
 
+Without matmuls, all that a body does is pointwise, such as a linear recurrence or discounted sums.
+
 A cell has **rows**, which do not depend on each other, and **units**. Each of its arrays has rows, columns, both or
 neither; its columns are **groups** of one column per unit: unit ``u`` of an LSTM of H units has the columns ``u``, ``u
 + H``, ``u + 2 H`` and ``u + 3 H`` of the gates. All that is pointwise reads values of the same row and unit. Only the
@@ -12,6 +14,7 @@ left operands of matmuls, by weights that are constant in the loop, are read by 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +108,7 @@ class Cell:
       steps, reverse: of the scan.
       rows, units: sizes.
       row, unit: the loop variables that values depend on.
-      dtype: of the operands of matmuls.
+      dtype: of the operands of matmuls; None without any.
       products: in an order of dependence.
       operands: buffers of the scan's operands: constants, initial carries, and slices of inputs.
       n_consts: number of constants.
@@ -139,7 +142,7 @@ class Cell:
     @property
     def levels(self) -> int:
         """Number of matmuls, one after the other, of a step."""
-        return 1 + max(p.level for p in self.products)
+        return max((1 + p.level for p in self.products), default=0)
 
     @property
     def registers(self) -> int:
@@ -149,7 +152,7 @@ class Cell:
 
 
 def cell_of(eqn: Eqn) -> Cell | str | None:
-    """The cell of a scan, why there is none, or None for an equation without matmuls."""
+    """The cell of a scan, or why there is none; None without matmuls."""
     p = eqn.params
     key = "loop kernel", p["length"], p["reverse"], p["n_consts"], p["n_carry"]
     found = p["jaxpr"].memoised(key, lambda: (_found(eqn),))
@@ -158,12 +161,10 @@ def cell_of(eqn: Eqn) -> Cell | str | None:
 
 def _found(eqn: Eqn) -> Cell | str | None:
     body = simplified_body(eqn.params["jaxpr"])
-    if not any(e.prim is dot_general_p for e in body.eqns):
-        return None
     try:
         return _Search(eqn, body).cell()
     except NoCellError as e:
-        return str(e)
+        return str(e) if any(e.prim is dot_general_p for e in body.eqns) else None
 
 
 @dataclass(frozen=True)
@@ -254,15 +255,16 @@ class _Search:
         p, body = self.eqn.params, self.body
         n, m = p["n_consts"], p["n_consts"] + p["n_carry"]
         dots = self.dots(n)
-        rows = self.one({d.rows for d in dots}, "its matmuls have {} rows")
-        dtype = self.one({d.varying.aval.dtype for d in dots}, "its matmuls are of {}")
-        if dtype not in FACTORS or any(a.aval.dtype != dtype for d in dots for a in d.eqn.invars):
-            raise NoCellError(
-                f"its matmuls are of {', '.join(str(a.aval.dtype) for a in dots[0].eqn.invars)}"
-            )
         carries = [v.aval for v in body.invars[n:m]]
-        wide = [a.size // rows for a in carries if a.size > rows and a.size % rows == 0 and a.size > 1]
-        units = math.gcd(*wide, *[d.terms for d in dots], *[d.columns for d in dots])
+        dtype = self.one({a.aval.dtype for d in dots for a in d.eqn.invars}, "its matmuls are of {}")
+        if dots and dtype not in FACTORS:
+            raise NoCellError(f"its matmuls are of {dtype}")
+        if dots:
+            rows = self.one({d.rows for d in dots}, "its matmuls have {} rows")
+            wide = [a.size // rows for a in carries if a.size > rows and a.size % rows == 0 and a.size > 1]
+            units = math.gcd(*wide, *[d.terms for d in dots], *[d.columns for d in dots])
+        else:
+            rows, units = _sizes([*carries, *(v.aval for v in body.outvars)])
         self.row, self.unit = Range("row", rows), Range("unit", units)
         self.at = of(self.row), of(self.unit)
 
@@ -346,10 +348,10 @@ class _Search:
 
     @staticmethod
     def one(found: set, message: str) -> Any:
-        """The only element."""
+        """The only element; None if there is none."""
         if len(found) > 1:
             raise NoCellError(message.format(" and ".join(sorted(map(str, found)))))
-        return found.pop()
+        return next(iter(found), None)
 
     def column(self, group: int) -> Index:
         """The column of a group."""
@@ -449,3 +451,12 @@ class _Search:
         for v in post_order([weight]):
             if v.op == "load" and self.kinds[v.attr[0]] != "const":
                 raise NoCellError("weights of a matmul change in the loop")
+
+
+def _sizes(avals: Sequence[ShapedArray]) -> tuple[int, int]:
+    """Rows and units of arrays without matmuls: those of the largest one."""
+    largest = max(avals, key=lambda a: a.size, default=None)
+    if largest is None or not largest.ndim:
+        return 1, 1
+    rows = math.prod(largest.shape[:-1])
+    return rows, math.gcd(*[a.shape[-1] for a in avals if a.ndim and math.prod(a.shape[:-1]) == rows])

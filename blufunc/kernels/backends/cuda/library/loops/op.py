@@ -1,6 +1,6 @@
 """``scan`` as one persistent kernel: the row of the registry.
 
-Kernels, stages 5 to 8. In: the equation of a scan. Out: whether one kernel holds it, and its step. The kernel's blocks
+Kernels, stages 5 to 8. In: the equation of a scan. Out: whether one kernel holds it, and its step. With matmuls, blocks
 wait for each other, so all must be resident: the launch is cooperative, with a block per SM at most, and the step
 overlaps with no other. A device with fewer SMs or less shared memory runs the loop step by step.
 """
@@ -43,7 +43,7 @@ def _found(eqn: Eqn) -> tuple[Cell, Tiling] | str | None:
 
 
 def remark(eqn: Eqn) -> str | None:
-    """Line of ``explain`` on a scan with matmuls."""
+    """Line of ``explain`` on a scan."""
     found = loop_of(eqn)
     if found is None:
         return None
@@ -64,7 +64,8 @@ class LoopKernel(LibraryKernel):
         return tiling.left_starts[-1]
 
     def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
-        return [_text(*_loop(step.eqn))] if _has_instructions(arch) else []
+        cell, tiling = _loop(step.eqn)
+        return [_text(cell, tiling)] if _has_instructions(arch) or not cell.products else []
 
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
@@ -74,15 +75,15 @@ class LoopKernel(LibraryKernel):
             return ControlFlow().bind(executor, step, operands, compile)
         kernel = Kernel(step.eqn, executor.device)
         results = Results(executor, step)
-        assert step.scratch is not None
-        scratch = executor.roots.place(step.scratch)
+        scratch = None if step.scratch is None else executor.roots.place(step.scratch)
+        in_place = all(o.in_place for o in operands)
 
         def run(executor: Executor) -> None:
             given = [o.buffer(executor) for o in operands]
             addresses = [*(b.ptr for b in given), *results.addresses(executor)]
-            kernel(addresses, executor.address(scratch), executor.work_stream())
+            kernel(addresses, 0 if scratch is None else executor.address(scratch), executor.work_stream())
 
-        return Work(run, "scan in one kernel", step)
+        return Work(run, "scan in one kernel", step, anywhere=lambda: in_place and not tiling.waits)
 
 
 def _loop(eqn: Eqn) -> tuple[Cell, Tiling]:
@@ -92,7 +93,9 @@ def _loop(eqn: Eqn) -> tuple[Cell, Tiling]:
 
 
 def _fits(tiling: Tiling, device: driver.DeviceProperties) -> bool:
-    """True if all blocks of a kernel are resident at a time."""
+    """True if a device runs a kernel: blocks that wait for each other are resident."""
+    if not tiling.products:
+        return True
     enough = device.sm_count >= tiling.grid and device.shared_per_block >= tiling.shared_bytes
     return enough and _has_instructions(device.arch)
 
@@ -115,7 +118,7 @@ class Kernel:
         function = modules.module(text, device, entry).kernel(entry)
         arguments = [0] * (len(cell.operands) + len(cell.carries) + len(cell.outputs) + 1)
         self._launch = function.prepare(
-            (tiling.grid,), (THREADS,), tiling.shared_bytes, arguments, cooperative=tiling.blocks > 1
+            (tiling.grid,), (THREADS,), tiling.shared_bytes, arguments, cooperative=tiling.waits
         )
         self._counter_bytes = tiling.counter_bytes
 

@@ -89,11 +89,11 @@ class _Source:
             ROWS=t.rows, UNITS=t.units, THREADS=THREADS, BLOCKS=t.blocks, ELEMENTS=t.elements,
             STAGE=t.stage, ALL_ROWS=cell.rows, ALL_UNITS=cell.units, STEPS=cell.steps,
         )  # fmt: skip
-        tensor = cell.dtype != dtypes.float32
-        parts = ["instructions", "grid", "tensor cores" if tensor else "float32"]
-        own = source_files.source(FILE, *parts)
+        tensor = bool(cell.products) and cell.dtype != dtypes.float32
+        kinds = ["tensor cores" if tensor else "float32"] if cell.products else []
+        own = source_files.source(FILE, "instructions", "grid", *kinds) if cell.products else ""
         before = mma.instructions(str(cell.dtype)) if tensor else ""
-        body = "\n".join(indented(self.body()))
+        body = "\n".join(indented(self.body() if cell.products else self.pointwise()))
         return f"""{sizes}{before}{own}
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     {ENTRY}({", ".join(self.parameters())}) {{
@@ -187,6 +187,88 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     # -- the kernel --------------------------------------------------------------------------------
 
+    def place(self) -> list[str]:
+        """Declarations of the rows and units of a thread."""
+        return [
+            "const int first_row = blockIdx.x / BLOCKS * ROWS, first_unit = blockIdx.x % BLOCKS * UNITS;",
+            "// the rows and units of a thread, within those of its block",
+            "const auto row_of = [](int e) { return (e * THREADS + int(threadIdx.x)) / UNITS; };",
+            "const auto unit_of = [](int e) { return (e * THREADS + int(threadIdx.x)) % UNITS; };",
+            "const auto is_inside = [&](int e) {",
+            "  return row_of(e) < ROWS && first_row + row_of(e) < ALL_ROWS && first_unit + unit_of(e) < ALL_UNITS;",
+            "};",
+        ]
+
+    def initial(self) -> list[tuple[Buffer, Value]]:
+        """Scalars of the carries, and their first values."""
+        cell = self.cell
+        given = zip(cell.operands[cell.n_consts :], cell.old, cell.carries, strict=False)
+        return [
+            (b, Value("load", (), (buffer, index), buffer.dtype))
+            for buffer, many, array in given
+            for b, index in zip(many, array.indices, strict=True)
+        ]
+
+    def final(self) -> list[str]:
+        """Store the carries."""
+        stores = [
+            self.stored(a, g, f"result{n}", f"all_{b.name}[e]")
+            for n, (a, bs) in enumerate(zip(self.cell.carries, self.cell.old, strict=True))
+            for g, b in enumerate(bs)
+        ]
+        return self.elements((), more=stores) if stores else []
+
+    def targets(self) -> list:
+        """Targets that set the carries."""
+        pairs = zip(self.cell.old, self.cell.new, strict=True)
+        return self.assigned([(b, v) for bs, vs in pairs for b, v in zip(bs, vs, strict=True)])
+
+    def pointwise(self) -> list[str]:
+        """The kernel without matmuls: the inputs of ``depth`` steps are loaded ahead."""
+        cell, depth = self.cell, self.tiling.depth
+        old, constants = [b for many in cell.old for b in many], list(cell.constants)
+        outputs = [
+            [Buffer(f"y{n}_{g}", a.dtype, 1) for g in range(a.groups)] for n, a in enumerate(cell.outputs)
+        ]
+        rings = [
+            f"{scalar_ops.register_type(b.dtype)} {{}}_{b.name}[{depth}][ELEMENTS];" for b in cell.inputs
+        ]
+        loads = [(b, _moved(v, self.now)) for b, v in cell.inputs.items()]
+
+        def ahead(first: str, prefix: str) -> list[str]:
+            if not loads:
+                return []
+            takes = [(b, v, lambda text, b=b: f"{prefix}_{b.name}[d][e] = {text};") for b, v in loads]
+            inner = [*self.pointers("step"), *self.elements(takes)]
+            body = [f"const int step = {first} + d;", "if (step < STEPS) {", *indented(inner), "}"]
+            return ["#pragma unroll", f"for (int d = 0; d < {depth}; ++d) {{", *indented(body), "}"]
+
+        held = [
+            f"const {scalar_ops.register_type(b.dtype)} {b.name} = all_{b.name}[d][e];" for b in cell.inputs
+        ]
+        work = self.elements([*self.targets(), *self.direct(outputs)], [*old, *constants], held)
+        step = ["const int step = first + d;", "if (step < STEPS) {", *indented(work), "}"]
+        copies = [f"all_{b.name}[d][e] = next_{b.name}[d][e];" for b in cell.inputs]
+        unrolled = ["#pragma unroll", f"for (int d = 0; d < {depth}; ++d) {{"]
+        chunk = [
+            *(line.format("next") for line in rings),
+            *ahead(f"first + {depth}", "next"),
+            *unrolled, *indented(step), "}",
+            *([*unrolled, *indented(self.elements((), more=copies)), "}"] if copies else []),
+        ]  # fmt: skip
+        return [
+            *self.place(),
+            *self.declare([*old, *constants]),
+            *(line.format("all") for line in rings),
+            *self.elements(self.assigned([*self.initial(), *cell.constants.items()])),
+            *ahead("0", "all"),
+            "#pragma unroll 1",
+            f"for (int first = 0; first < STEPS; first += {depth}) {{",
+            *indented(chunk),
+            "}",
+            *self.final(),
+        ]
+
     def body(self) -> list[str]:
         cell, t = self.cell, self.tiling
         old = [b for many in cell.old for b in many]
@@ -198,35 +280,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             [*old, *inputs, *constants, *(b for p in cell.products for b in p.registers)] if t.held else old
         )
         lines = [
-            "const int first_row = blockIdx.x / BLOCKS * ROWS, first_unit = blockIdx.x % BLOCKS * UNITS;",
-            "// the rows and units of a thread, within those of its block",
-            "const auto row_of = [](int e) { return (e * THREADS + int(threadIdx.x)) / UNITS; };",
-            "const auto unit_of = [](int e) { return (e * THREADS + int(threadIdx.x)) % UNITS; };",
-            "const auto is_inside = [&](int e) {",
-            "  return row_of(e) < ROWS && first_row + row_of(e) < ALL_ROWS && first_unit + unit_of(e) < ALL_UNITS;",
-            "};",
+            *self.place(),
             f"unsigned *const counter = (unsigned *)(scratch + blockIdx.x / BLOCKS * {LINE});",
             *self.weights(),
             *self.declare(
                 [*old, *constants, *inputs, *(b for many in pending for b in many)] if t.held else old
             ),
         ]
-        initial = [
-            (b, Value("load", (), (buffer, index), buffer.dtype))
-            for buffer, many, array in zip(
-                cell.operands[cell.n_consts :], cell.old, cell.carries, strict=False
-            )
-            for b, index in zip(many, array.indices, strict=True)
-        ]
         lines += [
             f"float *const partial{n} = (float *)(shared_memory + {t.starts[len(cell.products) + n]});"
             for n in range(len(cell.products))
         ]
         if t.held:
-            lines += self.elements(self.assigned([*initial, *cell.constants.items()]))
+            lines += self.elements(self.assigned([*self.initial(), *cell.constants.items()]))
             lines += self.inputs_at("0", "all_")
         else:
-            lines += self.elements(self.assigned(initial))
+            lines += self.elements(self.assigned(self.initial()))
         at_end = self.flush(pending, "STEPS - 1") if t.held else []
         step: list[str] = []
         if t.held:
@@ -236,9 +305,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             step += self.pointers("step")
         for level in range(cell.levels):
             step += self.level(level, known, pending)
-        targets = self.assigned(
-            [(b, v) for bs, vs in zip(cell.old, cell.new, strict=True) for b, v in zip(bs, vs, strict=True)]
-        )
+        targets = self.targets()
         if t.held:
             targets += self.assigned(
                 [
@@ -255,12 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             step += self.elements((), more=copies)
         lines += ["#pragma unroll 1", "for (int step = 0; step < STEPS; ++step) {", *indented(step), "}"]
         lines += at_end
-        final = [
-            self.stored(a, g, f"result{n}", f"all_{b.name}[e]")
-            for n, (a, bs) in enumerate(zip(cell.carries, cell.old, strict=True))
-            for g, b in enumerate(bs)
-        ]
-        return [*lines, *(self.elements((), more=final) if final else [])]
+        return [*lines, *self.final()]
 
     def weights(self) -> list[str]:
         """Declarations of the matmuls' weights, which are loaded."""

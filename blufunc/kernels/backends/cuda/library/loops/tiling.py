@@ -28,6 +28,9 @@ MOST_REGISTERS, MOST_STATE = 100, 64
 KEPT_REGISTERS = 64
 """Registers of a thread for weights; more weights go to shared memory."""
 
+MOST_DEPTH = 8
+"""Most steps whose inputs are loaded at a time: a load takes as long as several."""
+
 LINE = 128
 """Bytes between the counters of different rows."""
 
@@ -93,6 +96,7 @@ class Tiling:
       rows, units: of a block.
       bands, blocks: number of blocks along rows, and along units.
       products: the matmuls' parts.
+      depth: steps whose inputs are loaded at a time; 1 with matmuls.
       held: inputs of the next step and outputs of the previous one are in registers while blocks wait for each other,
         as are constants; otherwise they are loaded and stored where they are used.
       seconds: estimated time of a step.
@@ -105,6 +109,7 @@ class Tiling:
     products: tuple[ProductTiling, ...]
     held: bool
     seconds: float = 0.0
+    depth: int = 1
 
     @property
     def elements(self) -> int:
@@ -129,7 +134,8 @@ class Tiling:
     @property
     def stage(self) -> int:
         """Elements of left operands that a warp stages in shared memory."""
-        return max(self.rows * (p.terms // WARPS + 4) if p.itemsize == 4 else 0 for p in self.products)
+        sizes = (self.rows * (p.terms // WARPS + 4) for p in self.products if p.itemsize == 4)
+        return max(sizes, default=0)
 
     @property
     def shared_bytes(self) -> int:
@@ -137,9 +143,14 @@ class Tiling:
         return self.starts[-1]
 
     @property
+    def waits(self) -> bool:
+        """True if blocks wait for each other."""
+        return self.blocks > 1 and bool(self.products)
+
+    @property
     def counter_bytes(self) -> int:
         """Scratch memory for counters, which precede left operands."""
-        return LINE * self.bands if self.blocks > 1 else 0
+        return LINE * self.bands if self.waits else 0
 
     @property
     def left_starts(self) -> list[int]:
@@ -152,6 +163,8 @@ def tiling_of(cell: Cell) -> Tiling | str:
     """The fastest tiling of a cell, or why one kernel does not pay."""
     if cell.steps < LEAST_STEPS:
         return f"it has {cell.steps} steps"
+    if not cell.products:
+        return _without_matmuls(cell)
     heights = [16 * m for m in (1, 2, 4, 8) if m == 1 or 8 * m < cell.rows]
     widths = [u for u in (8, 16, 32, 64, 128, 256) if u == 8 or u < 2 * cell.units]
     sizes = itertools.product(heights, widths, (8, 4, 2, 1))
@@ -165,6 +178,15 @@ def tiling_of(cell: Cell) -> Tiling | str:
             f"a step is estimated to take {seconds * 1e6:.1f} us in it, and {stepwise * 1e6:.1f} us otherwise"
         )
     return best
+
+
+def _without_matmuls(cell: Cell) -> Tiling:
+    """A thread for each row and unit; blocks do not wait for each other."""
+    units = min(THREADS, 1 << (cell.units - 1).bit_length())
+    rows = THREADS // units
+    depth = max(1, min(MOST_DEPTH, MOST_STATE // (2 * max(1, len(cell.inputs))), cell.steps // 2))
+    bands, blocks = -(-cell.rows // rows), -(-cell.units // units)
+    return Tiling(rows, units, bands, blocks, (), held=True, depth=depth)
 
 
 def tiling_with(cell: Cell, rows: int, units: int, split: int = WARPS) -> Tiling | None:
