@@ -195,6 +195,7 @@ class FakeCuda:
       nodes: number of runs of the bodies of such nodes.
       fewer: for each GEMM with a reduced number of SMs, its stream and that number.
       epilogues: the epilogue of each GEMM that has one.
+      overlapped: for each GEMM of few rows, whether it may begin ahead of the end of the kernel before it.
       compiled: the names of the kernels that were compiled.
       sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
     """
@@ -208,7 +209,7 @@ class FakeCuda:
         self.conditions: list[bool | None] = []
         self.nodes, self.copies = 0, Counter()
         self.fewer: list[tuple[int, int]] = []
-        self.compiled, self.epilogues, self.sources_of_users = [], [], {}
+        self.compiled, self.epilogues, self.overlapped, self.sources_of_users = [], [], [], {}
 
     # -- memory --------------------------------------------------------------------------------------
 
@@ -569,6 +570,7 @@ class SkinnyKernel:
     def __call__(self, factors, others, stream, overlaps=False):
         self.fake.products += 1
         self.fake.epilogues.append("skinny")
+        self.fake.overlapped.append(overlaps)
         self.fake.do(lambda: ignoring_fp_errors(self._run, factors, others), stream.ptr)
 
     def _run(self, factors, others):

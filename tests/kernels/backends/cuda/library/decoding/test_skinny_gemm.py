@@ -6,7 +6,8 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from benchmarks.harness.kernel_resources import resources
-from blufunc import nn
+from blufunc import lax, nn
+from blufunc.config import config
 from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda import dispatch
@@ -70,6 +71,27 @@ def test_which_matmuls_it_runs(name, fake, cuda):
     on_device = [bf.device_put(x, cuda) for x in args]
     got, want = np.asarray(bf.jit(fun)(*on_device)), np.asarray(fun(*map(bnp.asarray, args)))
     np.testing.assert_allclose(got.astype(F32), want.astype(F32), rtol=0.02, atol=0.02 * np.abs(want).max())
+
+
+OVERLAPS = {  # a function, and whether its matmuls may load weights ahead
+    "first": (lambda x, w: x @ w, [False]),
+    "after a kernel": (lambda x, w: bnp.tanh(x) @ w, [True]),
+    "after another": (lambda x, w: (x @ w) @ w.T, [False, True]),
+    "weights that a kernel writes": (lambda x, w: bnp.tanh(x) @ (w * 2 - 1).T.T, [False]),
+    "in a loop": (lambda x, w: lax.fori_loop(0, 2, lambda i, y: bnp.tanh(y @ w) @ w.T, x), [False, True] * 2),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_weights_are_loaded_ahead_if_nothing_writes_them(name, fake, cuda, monkeypatch):
+    fun, expected = OVERLAPS[name]
+    args = [bf.device_put(x, cuda) for x in (X, W)]
+    bf.jit(fun)(*args)
+    assert fake.overlapped == expected
+    fake.overlapped.clear()
+    monkeypatch.setattr(config, "cuda_overlap", False)
+    bf.jit(lambda *args: fun(*args))(*args)
+    assert fake.overlapped == [False] * len(expected)
 
 
 OTHERS = {
