@@ -67,7 +67,7 @@ def _times(rows: list[dict]) -> list[str]:
     peer = next(k for k in rows[0] if k not in ("what", "unit", "blufunc", "ratio"))
     lines = [f"| what | blufunc | {peer} | ratio |", "|---|---|---|---|"]
     for r in rows:
-        digits = 0 if r["blufunc"] > 1000 else 3 if r["unit"] == "s" else 1
+        digits = 0 if r["blufunc"] > 1000 else 3 if r["unit"] in ("s", "ms") else 1
         ours, theirs = (f"{r[k]:,.{digits}f} {r['unit']}" for k in ("blufunc", peer))
         lines.append(f"| {r['what']} | {ours} | {theirs} | {r['ratio']:.2f} |")
     return lines

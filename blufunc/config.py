@@ -105,6 +105,8 @@ class Config:
       cuda_graphs: replay a program that runs again on the same memory as one CUDA graph.
       cuda_streams: the number of streams for independent steps of such a graph; 1 serializes all steps. Collectives
         have one more stream.
+      cuda_overlap: let a kernel begin ahead of the end of the one before it on its stream (programmatic dependent
+        launch), for which it then waits. It applies to programs compiled afterwards.
       nccl_graphs: replay programs with collectives between GPUs as graphs too, with the collectives on their own
         stream. If off, their steps are launched one by one, on one stream.
       cpu_devices: the number of simulated CPU devices, which share its cores; more than one is for testing
@@ -125,6 +127,7 @@ class Config:
     recognise: bool = True
     cuda_graphs: bool = True
     cuda_streams: int = 2
+    cuda_overlap: bool = True
     nccl_graphs: bool = True
     cpu_devices: int = 1
     plan_cache: bool = True

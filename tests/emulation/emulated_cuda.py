@@ -40,7 +40,8 @@ class Emulator:
 
     def compile(self, schedules):
         """One library of the functions of some ``ScheduledKernel``s."""
-        texts = [source_files.parts("backends/cuda/include/kernel_parts.cuh")["take_up"]]
+        parts = source_files.parts("backends/cuda/include/kernel_parts.cuh")
+        texts = [parts["let_next_kernel_begin"], parts["take_up"]]
         for s in schedules:
             texts.append(function_of(s))
             if s.kind == "group":

@@ -59,6 +59,7 @@ class Emulator:
         shared,
         turned=None,
         eager=False,
+        parts=(),
     ):
         """Run a kernel; returns the number of calls of ``multiply_add`` by warps.
 
@@ -69,6 +70,7 @@ class Emulator:
           turned: as of ``mma.shared_instructions``, if that gave the instructions.
           eager: run TMA copies when they are issued, and matmuls and reads as late as possible: a stage released too
             early is found. Else copies are as late as possible, and a missing wait is found.
+          parts: further stand-ins of ``mma_on_host.h``, by name.
         """
         assert instructions in source
         assert _DYNAMIC in source
@@ -76,6 +78,7 @@ class Emulator:
         stand_ins = _PARTS[dtype_name]
         if dtype_name == "bfloat16":
             stand_ins = source_files.parts(mma.MMA)["unpack bf16"] + stand_ins
+        stand_ins += "".join(_PARTS[name] for name in parts)
         if "wgmma" in instructions:
             stand_ins += _PARTS["wgmma"]
         if turned is not None:

@@ -21,6 +21,7 @@ from blufunc.core.arrays import backend
 from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ops.dot import dot_general_p
 from blufunc.kernels.backends.cuda import backend as cuda_backend
 from blufunc.kernels.backends.cuda import executor
 from blufunc.kernels.backends.cuda.driver import conditional, driver, modules
@@ -37,13 +38,16 @@ from blufunc.kernels.backends.cuda.library import (
     tile_gemm,
     updates,
 )
+from blufunc.kernels.backends.cuda.library.attention import decode as attention_decode
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.backends.cuda.library.control_flow import moves
+from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.library.loops import op as loops
 from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.ops import split_dot
+from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p
 from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.nn import vocabulary_loss_call
 from blufunc.nn.attention import call as attention_call
@@ -191,6 +195,7 @@ class FakeCuda:
       nodes: number of runs of the bodies of such nodes.
       fewer: for each GEMM with a reduced number of SMs, its stream and that number.
       epilogues: the epilogue of each GEMM that has one.
+      overlapped: for each GEMM of few rows, whether it may begin ahead of the end of the kernel before it.
       compiled: the names of the kernels that were compiled.
       sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
     """
@@ -204,7 +209,7 @@ class FakeCuda:
         self.conditions: list[bool | None] = []
         self.nodes, self.copies = 0, Counter()
         self.fewer: list[tuple[int, int]] = []
-        self.compiled, self.epilogues, self.sources_of_users = [], [], {}
+        self.compiled, self.epilogues, self.overlapped, self.sources_of_users = [], [], [], {}
 
     # -- memory --------------------------------------------------------------------------------------
 
@@ -527,9 +532,9 @@ class Sort:
             to[...] = x
 
 
-def matrix_at(fake, address, shape, row):
-    """A bfloat16 matrix, with the stride ``row`` of its rows in elements."""
-    flat = fake.array(address, ((shape[0] - 1) * row + shape[1],), dtypes.bfloat16)
+def matrix_at(fake, address, shape, row, dtype=dtypes.bfloat16):
+    """A matrix of two-byte elements, with the stride ``row`` of its rows in elements."""
+    flat = fake.array(address, ((shape[0] - 1) * row + shape[1],), dtype)
     return np.lib.stride_tricks.as_strided(flat, shape, (2 * row, 2))
 
 
@@ -563,6 +568,44 @@ class PointwiseKernel:
             precision=None, preferred_element_type=dtypes.bfloat16,
         )  # fmt: skip
         for at, result in zip(others[len(held) :], results, strict=True):
+            self.fake.array(at, result.shape, result.dtype)[...] = result
+
+
+class SkinnyKernel:
+    """``skinny_gemm.Kernel`` by the definitions of its primitives."""
+
+    def __init__(self, fake, gemm, rows, device):
+        assert gemm.m <= 16 and not gemm.n % tile_gemm.VECTOR and not gemm.k % tile_gemm.VECTOR
+        assert all(row > 0 and not row % tile_gemm.VECTOR for row in rows)
+        self.fake, self.gemm, self.rows = fake, gemm, rows
+
+    def __call__(self, factors, others, stream, overlaps=False):
+        self.fake.products += 1
+        self.fake.epilogues.append("skinny")
+        self.fake.overlapped.append(overlaps)
+        self.fake.do(lambda: ignoring_fp_errors(self._run, factors, others), stream.ptr)
+
+    def _run(self, factors, others):
+        p = self.gemm
+        shapes = (p.m, p.k), (p.n, p.k) if p.by_terms else (p.k, p.n)
+        x, w = (matrix_at(self.fake, *of, p.dtype) for of in zip(factors, shapes, self.rows, strict=True))
+        kinds = ["bias"] * p.bias + ["addend"] * p.addend + list(p.kinds)
+        shape_of = {"matrix": (p.m, p.n), "addend": (p.m, p.n), "scalar": ()}
+        dtypes_of = dict.fromkeys(("float32", "scalar"), np.dtype(np.float32))
+        dtypes_of |= dict.fromkeys(("bias", "addend"), p.out)
+        operands = [
+            self.fake.array(at, shape_of.get(kind, (p.n,)), dtypes_of.get(kind, p.dtype))
+            for at, kind in zip(others, kinds, strict=False)
+        ]
+        prim = dot_pointwise_p if p.epilogue else dot_bias_p if p.bias else dot_accumulate_p
+        how = {"epilogue": p.epilogue} if p.epilogue else {}
+        if not (p.epilogue or p.bias or p.addend):
+            prim = dot_general_p
+        results = prim.impl(
+            x, w.T if p.by_terms else w, *operands, dimension_numbers=(((1,), (0,)), ((), ())), precision=None,
+            preferred_element_type=p.out, **how,
+        )  # fmt: skip
+        for at, result in zip(others[len(kinds) :], results if p.epilogue else [results], strict=True):
             self.fake.array(at, result.shape, result.dtype)[...] = result
 
 
@@ -620,7 +663,9 @@ class Attention:
         assert cuda_attention.refused(shape, dtype, strides, "sm_90a", parts) is None
         self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
         self.parts, self.summed = parts, summed
-        self.needed = sum(cuda_attention.scratch_bytes(not backward, shape, "sm_90a", code, parts))
+        decodes = not backward and attention_decode.decodes(shape, causal, parts)
+        sizes = cuda_attention.scratch_bytes(not backward, shape, "sm_90a", code, parts)
+        self.needed = 0 if decodes else sum(sizes)
         self.how = {"scale": scale, "is_causal": causal} | ({} if code.mods is None else {"mods": code.mods})
         s = shape
         numbers = [ShapedArray((n,), dtypes.int32) for n in (s.batch, s.heads)]
@@ -629,15 +674,14 @@ class Attention:
         keys = (s.batch, s.keys, s.key_heads, s.features)
         self.shapes = [queries, keys, keys, queries, queries, queries, keys, keys][: len(strides)]
 
-    def __call__(self, addresses, scratch, stream, extras):
+    def __call__(self, addresses, scratch, stream, extras, overlaps=False):
         self.fake.products += 1
         self.fake.do(lambda: ignoring_fp_errors(self._run, addresses, scratch, extras), stream.ptr)
 
     def _run(self, addresses, scratch, extras):
         s = self.shape
-        self.fake.array(scratch, (self.needed,), np.dtype(np.uint8))[...] = (
-            0xFF  # the kernel's own scratch memory
-        )
+        if self.needed:  # the kernel's own scratch memory
+            self.fake.array(scratch, (self.needed,), np.dtype(np.uint8))[...] = 0xFF
         sums = addresses[-3:] if self.summed else []
         if self.backward:
             *given, dq, dk, dv = addresses[: len(addresses) - len(sums)]
@@ -732,7 +776,9 @@ def install(monkeypatch):
         (updates, "Kernel", functools.partial(Update, fake)),
         (scatter, "Scatter", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),
+        (skinny_gemm, "Kernel", functools.partial(SkinnyKernel, fake)),
         (softmax_gemm, "Kernel", functools.partial(SoftmaxKernel, fake)),
+        (attention_decode, "Decode", functools.partial(Attention, fake, False)),
         (loops, "Kernel", functools.partial(LoopKernel, fake)),
         (cuda_attention_launch, "Forward", functools.partial(Attention, fake, False)),
         (cuda_attention_launch, "Backward", functools.partial(Attention, fake, True)),

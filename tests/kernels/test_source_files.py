@@ -22,15 +22,18 @@ from blufunc.kernels.backends.cpu.steps.forms import LIBRARIES
 from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER
 from blufunc.kernels.backends.cuda.driver import nvrtc, sm_reservation
 from blufunc.kernels.backends.cuda.library import pointwise_gemm, scatter, softmax_gemm, split_gemm
+from blufunc.kernels.backends.cuda.library.attention import decode as attention_decode
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.library.control_flow import moves
+from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.library.loops import op
 from blufunc.kernels.backends.cuda.library.loops import source as loop_kernels
 from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
-from blufunc.kernels.backends.cuda.render.source import _FILE as KERNEL_PARTS
+from blufunc.kernels.backends.cuda.render.source import KERNEL_PARTS
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.source_files import DEVICE, HOST
 from tests.emulation.cuda_machines import needs_nvrtc
+from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import gemm as skinny
 from tests.kernels.backends.cuda.library.test_attention_mods import given
 from tests.kernels.backends.cuda.library.test_loops import case, loops
 from tests.kernels.backends.cuda.library.test_pointwise_gemm import gemm as pointwise
@@ -60,6 +63,10 @@ def sort_source():
 def loop_source(dtype_name):
     (eqn,) = loops(*case("GRU", dtype_name))
     return loop_kernels.complete(*op.loop_of(eqn))
+
+
+def skinny_source(epilogue):
+    return DEVICE.with_prelude(skinny_gemm.source(skinny(8, 64, 256, epilogue=epilogue)))
 
 
 # what is compiled, for which architectures, and of what
@@ -97,6 +104,14 @@ DEVICE_SOURCES = {
         "sm_90a",
         lambda arch: attention_source(attention.KEY_KERNEL, arch, dtype=F16, parts=2),
     ),
+    "attention to a cache": (
+        "sm_90a",
+        lambda arch: attention_decode.text_of(
+            attention.Shape(1, 1, 1, 4, 1, 128), BF16, attention.NO_CODE, 2
+        ),
+    ),
+    "skinny GEMM": ("sm_80 sm_90a", lambda arch: skinny_source("")),
+    "skinny GEMM with an epilogue": ("sm_90a", lambda arch: skinny_source("SwiGLU")),
     "attention's tiles": ("sm_80", lambda arch: mods_source()),
     "gradient of queries": ("sm_80 sm_90a", lambda arch: attention_source(attention.QUERY_KERNEL, arch, 48)),
     "gradients of keys, summed": (

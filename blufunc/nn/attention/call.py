@@ -152,12 +152,14 @@ def _forward(
     if mods is None:
         lse = bnp.squeeze(top, -1) + bnp.log(bnp.sum(bnp.exp(scores - top), -1))  # [B, K, T] or [B, K, T, G]
         return [weighed(scores, value), _of_queries(lse, query)]
-    # a fully masked row has maximum -inf and sum 0: it yields zeros
+    # a fully masked row has maximum -inf and sum 0: it yields zeros, or NaN
     top = bnp.where(top == -math.inf, 0, top)
     weights = bnp.exp(scores - top)
     total = bnp.sum(weights, -1, keepdims=True)
     some = bnp.where(total > 0, total, 1)
     lse = bnp.squeeze(bnp.where(total > 0, top + bnp.log(some), -math.inf), -1)
+    if mods.blind_is_nan:
+        some = bnp.where(total > 0, total, math.nan)
     return [_summed(weights / some, value), _of_queries(lse, query)]
 
 

@@ -40,11 +40,13 @@ class Mods:
       mask: a jaxpr (*tables, b, h, q, k) -> bool: whether the pair is visible. None: always.
       score: a jaxpr (*tables, score, b, h, q, k) -> score. None: unchanged.
       mask_tables: the number of tables of the mask; those of ``score`` follow.
+      blind_is_nan: whether queries that see no key give NaN, as a softmax of -inf does; default False: 0.
     """
 
     mask: Jaxpr | None
     score: Jaxpr | None
     mask_tables: int
+    blind_is_nan: bool = False
 
     def __repr__(self) -> str:
         return " and ".join(

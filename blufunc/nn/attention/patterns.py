@@ -31,6 +31,11 @@ from blufunc.nn.attention.position_masks import Condition, conditions, every_row
 
 Label = Hashable
 FEATURES = "features"
+ROW = "row"
+"""Label of an axis of queries that the arrays do not have: of one query."""
+
+FEW, FEW_FEATURES = 16, (64, 128)
+"""Most queries of a key head that kernels for decoding take, and their features."""
 
 HIDING = -9e8
 """Upper bound of finite scores that mask: added or selected, they give weight 0.
@@ -74,7 +79,8 @@ class Match:
 
     Attributes:
       query, key, value: the arrays.
-      rows, columns: the labels of the axes of queries and keys.
+      rows, columns: the labels of the axes of queries and keys. If the former is ``ROW``, all axes that queries have
+        and keys have not are heads.
       out: the result, and the labels of its dimensions.
       last: the equation that computes it.
       product: the contraction of query and key.
@@ -453,11 +459,15 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
     value, _ = _peeled(graph, values, own_labels, low, batch, scaled=False)
     of_free = [whole.places[d].label for d in w_free]
     rows = [d for d in of_free if d is not None and d not in key.sizes]
-    if not rows:
-        raise Miss("its queries have no axis of their own")
     _check_types(query, key, value, weights)
 
-    changes, changed, is_causal, certain = _counting(graph, x, zeroed, rows[-1], column, weights.aval.shape)
+    row = rows[-1] if rows else ROW
+    n_rows = weights.aval.shape[row] if rows else 1
+    sizes = n_rows, weights.aval.shape[column]
+    changes, changed, is_causal, certain = _counting(graph, x, zeroed, row, column, sizes)
+    few = math.prod(weights.aval.shape[d] for d in rows) <= FEW and value.sizes[FEATURES] in FEW_FEATURES
+    if few and not is_causal:
+        row = ROW
     ends = [*of_free, FEATURES] if place == 0 else [FEATURES, *of_free]
     factor, of_score = changes.scale, 1.0
     if changed == product:
@@ -468,7 +478,7 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
         query,
         key,
         value,
-        rows[-1],
+        row,
         column,
         Operand(last.outvars[0], (*of_batch, *ends)),
         last,
@@ -484,20 +494,21 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
 
 
 def _counting(
-    graph: Graph, x: Point, zeroed: Point | None, row: int, column: int, shape: Sequence[int]
+    graph: Graph, x: Point, zeroed: Point | None, row: Label, column: int, sizes: tuple[int, int]
 ) -> tuple[_Changes, Point, bool, bool]:
     """Modifications of scores, their start, causality, and visibility of all rows.
 
     Args:
       x: the input of the softmax.
       zeroed: the mask where its weights are set to 0.
+      sizes: of rows and columns.
     """
     changes = _Changes(graph, masks=True)
     changed = changes.follow(x)
     masks = {graph.moved(h.mask) for h in changes.hidden if h.value == -math.inf and not h.negated}
     if zeroed is not None and zeroed not in masks:
         raise Miss(_CHANGED.format("select"))
-    is_causal, certain = _visible(graph, changes.hidden, row, column, shape)
+    is_causal, certain = _visible(graph, changes.hidden, row, column, sizes)
     if zeroed is not None and not certain:
         if len(changes.hidden) > 1:
             raise Miss("its softmax has a mask for where=, and another one")
@@ -562,7 +573,7 @@ def _check_types(query: Operand, key: Operand, value: Operand, weights: Atom) ->
 
 
 def _visible(
-    graph: Graph, hidden: Sequence[Hidden], row: int, column: int, shape: Sequence[int]
+    graph: Graph, hidden: Sequence[Hidden], row: Label, column: int, sizes: tuple[int, int]
 ) -> tuple[bool, bool]:
     """Whether masks amount to a causal one, and whether every query sees a key."""
     if not hidden:
@@ -573,6 +584,6 @@ def _visible(
         if part is None:
             return False, False
         found += part
-    causal = Condition(tuple(sorted(((row, 1), (column, -1)))), 0)
+    causal = None if row == ROW else Condition(tuple(sorted(((row, 1), (column, -1)))), 0)
     needed = [c for c in dict.fromkeys(found) if c.factors]
-    return needed == [causal], every_row_sees(found, row, column, shape[row], shape[column])
+    return needed == [causal], every_row_sees(found, row, column, *sizes)

@@ -8,6 +8,7 @@ kernel on any device, or whose weights have other readers, is left unchanged.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -27,7 +28,18 @@ from blufunc.core.programs.stage import stage
 from blufunc.nn.activations import softmax_over, wide_of
 from blufunc.nn.attention import call as attention_call
 from blufunc.nn.attention.mods import traced
-from blufunc.nn.attention.patterns import FEATURES, HIDING, Label, Match, Miss, Operand, match
+from blufunc.nn.attention.patterns import (
+    FEATURES,
+    FEW,
+    FEW_FEATURES,
+    HIDING,
+    ROW,
+    Label,
+    Match,
+    Miss,
+    Operand,
+    match,
+)
 from blufunc.nn.attention.point_graph import Graph, Place, Point
 from blufunc.nn.attention.position_masks import two_valued
 from blufunc.transforms.control_flow.calls import jit_p
@@ -217,13 +229,16 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
 
     changed = found.changed != found.score
     mods, tables = traced(mask_mod if found.hidden else None, score_mod if changed else None, wide_of(query))
+    decodes = H in FEW_FEATURES and T * N <= FEW * K
+    if not found.certain and decodes and mods is not None:
+        mods = dataclasses.replace(mods, blind_is_nan=True)
     result, lse = attention_call.attention(
         query, key, value, scale=found.scale, is_causal=found.is_causal, mods=mods, tables=tables
     )
-    if not found.certain:  # a row of -inf only is NaN in the original
+    if not found.certain and not decodes:  # a row of -inf only is NaN in the original
         blind = bnp.expand_dims(bnp.swapaxes(lse == -math.inf, 1, 2), -1)
         result = bnp.where(blind, math.nan, result)
-    axes = (*batch, found.rows, *heads, FEATURES)
+    axes = (*batch, *([] if found.rows == ROW else [found.rows]), *heads, FEATURES)
     result = bnp.reshape(result, [H if a == FEATURES else sizes[a] for a in axes])
     result = lax.transpose(result, [axes.index(label) for label in out.labels if label is not None])
     return bnp.reshape(result, out.atom.aval.shape)
@@ -232,18 +247,27 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
 def _divided(found: Match) -> tuple[list[Label], list[Label]]:
     """Batch axes and head axes, among those other than queries, keys and features.
 
-    Axes that precede the queries in memory are batch, so that nothing is transposed. Heads that share keys
-    are heads, after those that do not.
+    Axes that precede the queries in memory are batch, so that nothing is transposed; of one query, those that precede
+    the keys. Heads that share keys are heads, after those that do not.
     """
     mine, theirs = found.query.sizes, found.key.sizes
     others = [a for a in found.query.labels if a in mine and a not in (found.rows, FEATURES)]
-    before = others[: found.query.labels.index(found.rows)]
+    if found.rows == ROW:
+        before = [a for a in others if all(_precedes(a, found.columns, x) for x in (found.key, found.value))]
+    else:
+        before = others[: found.query.labels.index(found.rows)]
     shares = lambda a: theirs.get(a, 0) != mine[a]
     batch = [a for a in before if not shares(a)]
     heads = sorted((a for a in others if a not in batch), key=lambda a: (shares(a), a not in theirs))
     if sum(a in theirs and shares(a) for a in heads) > 1:
         raise Miss("its heads share keys along two axes")
     return batch, heads
+
+
+def _precedes(label: Label, other: Label, operand: Operand) -> bool:
+    """True if an axis of an operand precedes another one in memory."""
+    labels = operand.labels
+    return label in labels and labels.index(label) < labels.index(other)
 
 
 def _laid_out(x: Any, operand: Operand, batch: Sequence[Label], own: Label, heads: Sequence[Label]) -> Any:
@@ -254,9 +278,9 @@ def _laid_out(x: Any, operand: Operand, batch: Sequence[Label], own: Label, head
     present = [a for a in operand.labels if a is not None]
     x = bnp.reshape(x, [sizes[a] for a in present])
     held = [a for a in heads if a in sizes]
-    x = lax.transpose(x, [present.index(a) for a in (*batch, own, *held, FEATURES)])
+    x = lax.transpose(x, [present.index(a) for a in (*batch, own, *held, FEATURES) if a in sizes])
     product = lambda axes: math.prod(sizes[a] for a in axes)
-    return bnp.reshape(x, (product(batch), sizes[own], product(held), sizes[FEATURES]))
+    return bnp.reshape(x, (product(batch), sizes.get(own, 1), product(held), sizes[FEATURES]))
 
 
 def _unravelled(number: Any, axes: Sequence[Label], sizes: dict[Label, int]) -> dict[Label, Any]:

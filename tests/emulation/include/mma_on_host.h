@@ -357,3 +357,35 @@ static unsigned pack(float x, float y) { return ptx_to_bf16(x) | (unsigned)ptx_t
 static float low_half(unsigned x) { return ptx_from_f16(x); }
 static float high_half(unsigned x) { return ptx_from_f16(x >> 16); }
 static unsigned pack(float x, float y) { return ptx_to_f16(x) | (unsigned)ptx_to_f16(y) << 16; }
+
+//# overlap
+static void let_next_kernel_begin() {}
+static void wait_for_previous_kernel() {}
+
+//# skinny
+static unsigned long long evicted_first() { return 0; }
+template<int N> static void load_once(unsigned (&r)[N], const void *from, unsigned long long) {
+  if ((uintptr_t)from % (4 * N)) __builtin_trap();
+  memcpy(r, from, 4 * N);
+}
+template<int N> static void load_words(unsigned (&r)[N], const void *from) { load_once(r, from, 0); }
+
+//# cluster
+static unsigned rank_in_cluster() { return 0; }
+static void meet_cluster() {}
+static float from_block(const float *place, unsigned) { return *place; }
+static unsigned __reduce_or_sync(uint32_t m, unsigned x) {
+  for (int mask = 1; mask < 32; mask *= 2) x |= __shfl_xor_sync(m, x, mask);
+  return x;
+}
+static unsigned transposed(unsigned x) {
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  operands[threadIdx.x][0] = x;
+  wait(WAITS_FOR_WARP);
+  auto at = [&](int row, int column) {
+    return operands[warp + row * 4 + column / 2][0] >> column % 2 * 16 & 0xffffu;
+  };
+  const unsigned y = at(t * 2, g) | at(t * 2 + 1, g) << 16;
+  wait(WAITS_FOR_WARP);
+  return y;
+}

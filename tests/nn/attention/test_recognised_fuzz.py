@@ -59,16 +59,29 @@ def drawn(seed):
     return {name: options[rng.integers(len(options))] for name, options in OPTIONS.items()}
 
 
+def with_one_query(seed, options):
+    """The options with one query, without an axis of its own if the seed is odd."""
+    o = options | {"sizes": (1, 72)}
+    if seed % 2:
+        o |= {name: o[name].replace("q", "") for name in ("query", "scores", "out")}
+        rng = np.random.default_rng((seed, 2))
+        o["mask"] = rng.choice(["no", "loop index", "loop index", "padding", "per head"])
+        o["change"] = rng.choice(["no", "no", "cap", "index"])
+    return o
+
+
 class Program:
     """A random function with attention.
 
     Its arguments are queries, keys, values, a boolean [batch, keys], a bias [queries, keys] and a scalar.
     """
 
-    def __init__(self, seed):
-        self.seed, self.o = seed, drawn(seed)
+    def __init__(self, seed, decoding=False):
+        self.seed, self.o, features = seed, drawn(seed), H
+        if decoding:
+            self.o, features = with_one_query(seed, self.o), 64
         (T, S), (K, G) = self.o["sizes"], self.o["heads"]
-        self.sizes = {"b": self.o["batch"], "h": K, "g": G, "q": T, "k": S, "d": H}
+        self.sizes = {"b": self.o["batch"], "h": K, "g": G, "q": T, "k": S, "d": features}
         # closed over as an array
         self.number = bnp.asarray(np.float32(0.25))
         self.table = bnp.asarray(np.random.default_rng(seed).random((T, S)) < 0.7).at[:, 0].set(True)
@@ -257,7 +270,17 @@ def wanted(program, args):
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(64))
 def test_random_attention_is_what_was_written(seed, monkeypatch):
-    program = Program(seed)
+    check(Program(seed), lambda: Program(seed), monkeypatch)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("seed", range(1000, 1064))
+def test_random_decoding_is_what_was_written(seed, monkeypatch):
+    check(Program(seed, decoding=True), lambda: Program(seed, decoding=True), monkeypatch)
+
+
+def check(program, remade, monkeypatch):
+    """Compare jit with eager execution, and the CPU with a fake device."""
     args = program.operands()
     both = bf.jit(lambda *xs: wanted(program, xs))
     on_host = list(map(bnp.asarray, args))
@@ -265,7 +288,7 @@ def test_random_attention_is_what_was_written(seed, monkeypatch):
     close(both(*on_host), want)
     fake_cuda.install(monkeypatch)
     monkeypatch.setattr(config, "default_device", program.o["default"])
-    program = Program(seed)
+    program = remade()
     both = bf.jit(lambda *xs: wanted(program, xs))
     planned(both, *[bf.ShapeDtypeStruct(x.shape, x.dtype) for x in args])
     got = both(*[from_numpy(x, bf.devices("cuda")[0]) for x in args])

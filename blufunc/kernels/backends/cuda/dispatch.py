@@ -18,6 +18,7 @@ from blufunc.kernels.backends.cuda.library.attention.op import Attention
 from blufunc.kernels.backends.cuda.library.collectives import Collective
 from blufunc.kernels.backends.cuda.library.control_flow.rows import Call, ControlFlow
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
+from blufunc.kernels.backends.cuda.library.decoding.skinny_gemm import SkinnyMatmul
 from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, unshared
 from blufunc.kernels.backends.cuda.library.loops import op as loops
@@ -59,6 +60,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     SplitDot(),
     Attention(),
     LinearSoftmax(),
+    SkinnyMatmul(),
     DotPointwise(),
     WindowUpdate(),
     RowScatter(),

@@ -8,6 +8,7 @@ addresses are fixed; those of arguments and results are patched where they chang
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -210,6 +211,7 @@ class Work:
         then overlap with other steps. Valid after the first run.
       ``exchanges``: True if it waits for other devices; such steps have their own stream.
       launches: number of nodes that it adds to a graph, about.
+      ends_in_kernel: True if the last that it enqueues is a kernel, on ``work_stream``.
     """
 
     run: Callable[[Executor], None]
@@ -220,6 +222,7 @@ class Work:
     anywhere: Callable[[], bool] = lambda: False
     exchanges: bool = False
     launches: int = 1
+    ends_in_kernel: bool = False
 
 
 class Executor:
@@ -234,6 +237,8 @@ class Executor:
       products: cached matmul plans, by operands and options; steps share them.
       launches: number of nodes that a call adds to a graph, about.
       beside_exchange: True while enqueuing a step that overlaps with a collective.
+      follows_kernel: True while enqueuing a step that follows a kernel of this program on its stream, with nothing
+        between them: a kernel that waits for it by itself may begin earlier.
     """
 
     def __init__(
@@ -250,7 +255,9 @@ class Executor:
         self.roots = Roots(made)
         self.copier = copier
         self.stream = 0
-        self.beside_exchange = False
+        self.beside_exchange = self.follows_kernel = False
+        self._kernel_last: dict[int, bool] = {}  # by stream, whether a kernel was enqueued last
+        self._overlaps = config.cuda_overlap and driver.properties(device).capability >= (9, 0)
         self._side_stream: Any = None  # stream of a step that is not on the first one
         self._constants: dict[tuple, DeviceBuffer] = {}
         self.products: dict[Gemm, Any] = {}
@@ -317,6 +324,20 @@ class Executor:
         """Memory for a dynamic value."""
         return self._allocate(aval, label)
 
+    def is_constant(self, operand: Operand) -> bool:
+        """True if no step writes where an operand of a step is."""
+        if operand.place is None:
+            return True
+        root = operand.place.root
+        return 0 <= root < self.roots.arguments and root not in self._written
+
+    @functools.cached_property
+    def _written(self) -> frozenset[int]:
+        """Roots that steps write."""
+        return frozenset(
+            self.roots.place(v).root for step in self.made.steps for v, written in accesses(step) if written
+        )
+
     def keep(self, buffers: Sequence[DeviceBuffer | None]) -> None:
         """Keep buffers alive whose addresses launches hold."""
         self._kept.extend(buffers)
@@ -341,13 +362,14 @@ class Executor:
         name = f"{step.kernel.name} and alike" if len(launches[0][0].kernels) > 1 else step.kernel.name
         if len(runs) == 1:
             (launch,) = runs
-            return Work(lambda executor: launch(executor.stream), name, step, anywhere=lambda: True)
+            run_one = lambda executor: launch(executor.stream)
+            return Work(run_one, name, step, anywhere=lambda: True, ends_in_kernel=True)
 
         def run(executor: Executor) -> None:
             for one in runs:
                 one(executor.stream)
 
-        return Work(run, name, step, anywhere=lambda: True)
+        return Work(run, name, step, anywhere=lambda: True, ends_in_kernel=True)
 
     def _launch(self, request: Wanted, loaded: Loaded) -> Callable[[int], None]:
         counters = [self._next_counter] if loaded.counters else []
@@ -383,7 +405,11 @@ class Executor:
     # -- running ---------------------------------------------------------------------------------------
 
     def launch(
-        self, bases: Sequence[DeviceBuffer], stream: Any, between: Callable[[int], object] | None = None
+        self,
+        bases: Sequence[DeviceBuffer],
+        stream: Any,
+        between: Callable[[int], object] | None = None,
+        overlapping: bool = True,
     ) -> None:
         """Enqueue all steps on a stream.
 
@@ -391,17 +417,21 @@ class Executor:
           bases: the arguments, then the allocations for results.
           between: called with the index of each step before it, and with the number of steps at the end. It may switch
             the stream.
+          overlapping: let kernels begin ahead of the end of those before them, where they can; default True.
         """
         self.stream = stream.ptr
         driver.use_device(self.device)
         self.bind(0, bases)
         shown = config.shows("launch")
+        self._kernel_last = {}
         for n, work in enumerate(self.works):
             if between is not None:
                 between(n)
             if shown:
                 config.show(f"launch {n}: {work.name}")
+            self.follows_kernel = overlapping and self._overlaps and self._kernel_last.get(self.stream, False)
             work.run(self)
+            self._kernel_last[self.stream] = work.ends_in_kernel
             for root in work.drops:
                 self._bases[root] = None
         if between is not None:
@@ -430,6 +460,7 @@ class Executor:
             stream = streams[slot.stream]
             for m in (*[-1] * (slot.stream not in used), *slot.waits):
                 stream.wait_event(passed[m])
+                self._kernel_last[stream.ptr] = False
             used.add(slot.stream)
             self.stream, self._side_stream = stream.ptr, stream if slot.stream else None
             self.beside_exchange = tasks[n].overlapped is not None

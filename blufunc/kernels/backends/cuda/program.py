@@ -34,6 +34,7 @@ from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm, split_gemm, updates
+from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.overlap import overlapped_matmuls
 from blufunc.kernels.backends.cuda.replay import Replays
 from blufunc.kernels.backends.cuda.target import CUDA
@@ -43,6 +44,17 @@ from blufunc.kernels.pipeline import Planning, show_stages, within
 from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected, warn_of_host
 from blufunc.kernels.timings import StepTime, medians
+
+
+def _why_no_epilogue(eqn: Eqn, arch: str) -> str | None:
+    """Reason why a matmul with an elementwise epilogue has no kernel; None if it has."""
+    return None if skinny_gemm.runs(eqn) else pointwise_gemm.why_not(eqn, arch)
+
+
+def _epilogue_seconds(eqn: Eqn) -> float:
+    """Seconds that its kernel takes beyond a matmul without an epilogue."""
+    return 0.0 if skinny_gemm.runs(eqn) else pointwise_gemm.extra_seconds(eqn)
+
 
 TARGET = dataclasses.replace(
     CUDA,
@@ -57,7 +69,7 @@ TARGET = dataclasses.replace(
     ordered=overlapped_matmuls,
     recompute=True,
     scarce_bytes=1 << 30,
-    pointwise_seconds=pointwise_gemm.extra_seconds,
+    pointwise_seconds=_epilogue_seconds,
     cache_bytes=L2_BYTES,
     cache_speedup=L2_SPEEDUP,
     machine=H200,
@@ -87,7 +99,7 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
         TARGET,
         scratch_bytes=library.scratch_bytes,
         rows_of_sums=library.rows_of_sums,
-        pointwise_gemm=functools.partial(pointwise_gemm.why_not, arch=arch),
+        pointwise_gemm=functools.partial(_why_no_epilogue, arch=arch),
     )
     if arch == "sm_90a":  # which has warpgroup matmuls
         target = dataclasses.replace(target, in_one_kernel=split_gemm.sums_of)
@@ -379,6 +391,7 @@ def _times_of(executor: Executor, bases: Sequence[DeviceBuffer], repeats: int) -
 def _step_seconds(executor: Executor, bases: Sequence[DeviceBuffer], stream: Any) -> list[float]:
     """Seconds of each step."""
     events: list[Any] = []
-    executor.launch(bases, stream, between=lambda n: events.append(driver.recorded(stream)))
+    between = lambda n: events.append(driver.recorded(stream))
+    executor.launch(bases, stream, between, overlapping=False)
     stream.synchronize()
     return [driver.seconds_between(a, b) for a, b in itertools.pairwise(events)]

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -526,7 +526,7 @@ class Launch:
       arguments: may be changed between runs.
     """
 
-    __slots__ = ("_call", "_fixed", "_options", "arguments", "kernel")
+    __slots__ = ("_call", "_fixed", "_options", "_overlapping", "arguments", "kernel")
 
     def __init__(
         self,
@@ -544,17 +544,79 @@ class Launch:
         self._call = own.launchCooperativeKernel if cooperative else own.launchKernel
         self._options = () if cooperative else (0,)
         self._fixed = (kernel.pointer, *grid, *block, shared)
+        self._overlapping: OverlappingLaunch | None = None
 
-    def run(self, addresses: Sequence[int], stream: Any, first: int = 0) -> None:
-        """Set the address parameters from ``first`` on, and enqueue one run on a stream."""
+    def run(self, addresses: Sequence[int], stream: Any, first: int = 0, overlaps: bool = False) -> None:
+        """Set the address parameters from ``first`` on, and enqueue one run on a stream.
+
+        Args:
+          overlaps: let it begin ahead of the end of the kernel that precedes it on the stream, for which it waits
+            itself (``include/kernel_parts.cuh``). No copy or event may be between them.
+        """
         for i, address in enumerate(addresses, first):
             self.arguments.set_pointer(i, address)
-        self(stream.ptr)
+        self(stream.ptr, overlaps)
 
-    def __call__(self, stream: int) -> None:
+    def __call__(self, stream: int, overlaps: bool = False) -> None:
         """Enqueue one run on a stream, by handle; its device must be current."""
+        if overlaps:
+            if self._overlapping is None:
+                self._overlapping = OverlappingLaunch(*self._fixed)
+            self._overlapping(stream, self.arguments.address, self.kernel.name)
+            return
         try:
             self._call(*self._fixed, stream, self.arguments.address, *self._options)
         except Exception as e:
             e.add_note(f"while launching the kernel {self.kernel.name}")
             raise
+
+
+class _Attribute(ctypes.Structure):
+    """``CUlaunchAttribute``: an identifier, and a union of 64 bytes."""
+
+    _fields_: ClassVar = [("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_int * 16)]
+
+
+class _Config(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_: ClassVar = [
+        ("sizes", ctypes.c_uint * 7),  # grid, block, shared memory
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
+@functools.cache
+def _launch_kernel_ex() -> Any:
+    """``cuLaunchKernelEx`` of the driver, which CuPy has no function for."""
+    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    function.argtypes = [ctypes.POINTER(_Config), *[ctypes.c_void_p] * 3]
+    function.restype = ctypes.c_int
+    return function
+
+
+class OverlappingLaunch:
+    """Launch that may overlap with the end of the preceding kernel."""
+
+    def __init__(self, function: int, *sizes: int):
+        self._function = function
+        self._attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
+        self._config = _Config((ctypes.c_uint * 7)(*sizes), None, ctypes.pointer(self._attribute), 1)
+        self._call = _launch_kernel_ex()
+
+    def __call__(self, stream: int, arguments: int, name: str) -> None:
+        """Enqueue one run on a stream, by handle.
+
+        Args:
+          arguments: address of the table of the arguments' addresses.
+          name: of the kernel, for errors.
+        """
+        self._config.stream = stream
+        status = self._call(ctypes.byref(self._config), self._function, arguments, None)
+        if status:
+            raise RuntimeError(f"CUDA error {status} while launching the kernel {name}")

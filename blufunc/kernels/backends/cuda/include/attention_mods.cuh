@@ -9,6 +9,7 @@
 constexpr bool MASKED = false, SCORED = false, SLOPED = false, BY_BATCH = false, BY_HEAD = false;
 struct Pairs {
   inline bool seen(int, int) const { return true; }
+  inline unsigned seen(int, int, int, int) const { return 1; }
   inline float score(float score, int, int) const { return score; }
   inline float score(float score, int, int, float &) const { return score; }
 };

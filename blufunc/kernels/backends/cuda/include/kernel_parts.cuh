@@ -30,3 +30,19 @@ template<> inline float round_to<bf16>(float x) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(x), "f"(0.0f));
   return __uint_as_float(r);
 }
+
+//# let_next_kernel_begin
+// a kernel whose launch may overlap with this one begins once all blocks of this one are here, or have ended
+static inline void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+//# wait_for_previous_kernel
+// until preceding kernels have ended, and what they wrote can be read
+static inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

@@ -20,6 +20,8 @@ from blufunc.core.ops.windows import GatherScatterMode, window_sizes
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
+from blufunc.kernels.backends.cuda.render.source import KERNEL_PARTS
+from blufunc.kernels.codegen import source_files
 from blufunc.kernels.loopir.index import strides_of
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.ops.updates import UPDATES
@@ -100,6 +102,7 @@ class WindowUpdate(LibraryKernel):
         (result,) = step.results
         assert result is not None
         place, nbytes = executor.roots.place(result), step.eqn.invars[0].aval.nbytes
+        in_place = all(o.in_place for o in operands)
 
         def run(executor: Executor) -> None:
             located = [o.located(executor, o.in_place) for o in operands]  # copies live until they are read
@@ -109,7 +112,7 @@ class WindowUpdate(LibraryKernel):
                 driver.copy_on_device(out, x, nbytes, executor.work_stream())
             kernel(others, out, executor.stream)
 
-        return Work(run, step.eqn.prim.name, step, anywhere=lambda: all(o.in_place for o in operands))
+        return Work(run, step.eqn.prim.name, step, anywhere=lambda: in_place, ends_in_kernel=True)
 
 
 def _window(eqn: Eqn) -> int:
@@ -153,9 +156,12 @@ def source(eqn: Eqn) -> str:
         for a, u in zip(kept, window_dims, strict=True)
     ]
     count = math.prod(batch)
+    overlap = source_files.source(KERNEL_PARTS, "let_next_kernel_begin")
     lines = [
+        overlap,
         f"typedef {_ADDED[x.dtype] if adds else _RAW[x.dtype.itemsize]} T;",
         f'extern "C" __global__ void update({", ".join(parameters)}, T *out) {{',
+        "  let_next_kernel_begin();",
         f"  for (long long w = blockIdx.x * {THREADS}LL + threadIdx.x; w < {math.prod(sizes)}LL; "
         f"w += gridDim.x * {THREADS}LL) {{",
         "    long long rest = w, inside = 0, from = 0;",

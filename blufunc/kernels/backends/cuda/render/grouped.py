@@ -29,6 +29,7 @@ class GroupRenderer(CudaWriter):
         return self.head(f"const __grid_constant__ {self.scheduled.entry}_table table")
 
     def parameters(self) -> None:
+        super().parameters()
         entry, n = self.scheduled.entry, len(self.scheduled.segments)
         self.line("unsigned segment = 0;  // the last one that begins at or before this block")
         steps = 1 << max(0, (n - 1).bit_length() - 1)

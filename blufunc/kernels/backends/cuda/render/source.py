@@ -29,7 +29,7 @@ RENDERERS: dict[Kind, type[CudaWriter]] = {
 _DYNAMIC = "extern __shared__ __align__(128) unsigned char shared_memory[];"
 # measured: a copied row that is not sector-aligned like its source takes 10% longer (H200)
 
-_FILE = "backends/cuda/include/kernel_parts.cuh"
+KERNEL_PARTS = "backends/cuda/include/kernel_parts.cuh"
 """Device functions, prepended to sources that contain the name of their part."""
 
 
@@ -87,5 +87,5 @@ def source_of(scheduled: Sequence[ScheduledKernel]) -> str:
     """Translation unit of several functions."""
     dynamic = [_DYNAMIC] if any(s.shared_bytes for s in scheduled) else []
     text = "\n".join([*dynamic, *map(function_of, scheduled)])
-    parts = [part for name, part in source_files.parts(_FILE).items() if name in text]
+    parts = [part for name, part in source_files.parts(KERNEL_PARTS).items() if name in text]
     return DEVICE.with_prelude("".join([*parts, text]))

@@ -79,6 +79,10 @@ class CudaWriter(CStyle):
             pointers.append("unsigned *finished")
         return self.head(", ".join(pointers))
 
+    def parameters(self) -> None:
+        """Let the next kernel begin, if it waits for the end of this one by itself."""
+        self.line("let_next_kernel_begin();")
+
     def head(self, parameters: str) -> str:
         """Head of the function."""
         mapping = self.mapping

@@ -9,6 +9,7 @@ Float32 kernels exist for equations that ``rewrites/split_float32_attention`` pr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
@@ -17,6 +18,7 @@ from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.modules import Text
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Executor, Operand, Results, Work
+from blufunc.kernels.backends.cuda.library.attention import decode
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape, Strides
@@ -47,6 +49,8 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
     code = _code(eqn)
     if isinstance(code, str):
         return code
+    if _is_forward(eqn) and code.mods is not None and code.mods.blind_is_nan and not _decodes(eqn):
+        return "queries that see no key give NaN there, and zeros in the kernels of many queries"
     parts = parts_of(eqn) if query.dtype == dtypes.float32 else 0
     if isinstance(parts, str):
         return parts
@@ -76,6 +80,12 @@ def _own(eqn: Eqn) -> int:
 
 def _is_forward(eqn: Eqn) -> bool:
     return eqn.prim.name in (_FORWARD, attention_p.name)
+
+
+def _decodes(eqn: Eqn) -> bool:
+    """True if the kernel for few queries computes an equation."""
+    shape = _shape(*(v.aval for v in eqn.invars[:2]))
+    return _is_forward(eqn) and decode.decodes(shape, eqn.params["is_causal"], eqn.params.get("parts", 0))
 
 
 def _is_summed(eqn: Eqn) -> bool:
@@ -109,6 +119,8 @@ class Attention(LibraryKernel):
     def scratch_bytes(self, eqn: Eqn, arch: str) -> int:
         code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
         assert isinstance(code, Code), code
+        if _decodes(eqn):
+            return 0
         how = arch, code, eqn.params.get("parts", 0)
         return sum(cuda_attention.scratch_bytes(_is_forward(eqn), _shape(query, key), *how))
 
@@ -116,6 +128,8 @@ class Attention(LibraryKernel):
         eqn = step.eqn
         code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
         assert isinstance(code, Code), code
+        if _decodes(eqn):
+            return decode.texts(_shape(query, key), query.dtype, arch, code)
         how = eqn.params["is_causal"], arch, code, eqn.params.get("parts", 0), _is_summed(eqn)
         return cuda_attention.texts(_is_forward(eqn), query.dtype, _shape(query, key), *how)
 
@@ -139,7 +153,11 @@ class Attention(LibraryKernel):
         assert isinstance(code, Code), code
         params = eqn.params
         options = params["scale"], params["is_causal"], executor.device, code, params.get("parts", 0)
-        if _is_forward(eqn):
+        launch: Any
+        decodes = _decodes(eqn)
+        if decodes:
+            launch = decode.Decode(shape, query.dtype, rows, *options)
+        elif _is_forward(eqn):
             launch = cuda_attention_launch.Forward(shape, query.dtype, rows, *options)
         else:
             launch = cuda_attention_launch.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
@@ -157,9 +175,15 @@ class Attention(LibraryKernel):
                     for n in eqn.params["places"]
                 ]
             given, scratch = [a for a, _ in held], 0 if place is None else executor.address(place)
-            launch([*given[:own], *results], scratch, executor.work_stream(), given[own:])
+            operands = [*given[:own], *results], scratch, executor.work_stream(), given[own:]
+            if decodes:
+                launch(*operands, overlaps=executor.follows_kernel and not copied)
+            else:
+                launch(*operands)
 
-        return Work(run, eqn.prim.name, step, anywhere=lambda: not any(p.copied for p in parts))
+        copied = any(p.copied for p in parts)
+        name = decode.ENTRY if decodes else eqn.prim.name
+        return Work(run, name, step, anywhere=lambda: not copied, ends_in_kernel=True)
 
 
 def _strides_of_results(eqn: Eqn) -> list[Strides]:

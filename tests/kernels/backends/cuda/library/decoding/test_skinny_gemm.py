@@ -1,0 +1,279 @@
+"""GEMMs of few rows: when the kernel applies, its source, and host results."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
+from blufunc import lax, nn
+from blufunc.config import config
+from blufunc.core.arrays.errstate import ignoring_fp_errors
+from blufunc.core.ir import dtypes
+from blufunc.kernels.backends.cuda import dispatch
+from blufunc.kernels.backends.cuda.driver import nvrtc
+from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
+from blufunc.kernels.backends.cuda.library.decoding.skinny_gemm import (
+    ENTRY,
+    SkinnyGemm,
+    gemm_of,
+    instructions,
+    source,
+)
+from blufunc.kernels.backends.cuda.program import Draft
+from blufunc.kernels.codegen.source_files import DEVICE
+from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p
+from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
+from tests.emulation.cuda_machines import needs_nvrtc
+from tests.emulation.emulated_mma import Emulator
+from tests.kernels.backends.cuda.library.test_pointwise_gemm import EPILOGUES, epilogue_of
+from tests.kernels.backends.cuda.library.test_split_gemm import products
+from tests.kernels.rewrites.test_gemm_epilogue import half
+
+BF16, F16, F32 = dtypes.bfloat16, dtypes.float16, dtypes.float32
+K, N = 512, 256
+NUMBERS = {"dimension_numbers": (((1,), (0,)), ((), ())), "precision": None}
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return Emulator(tmp_path_factory.mktemp("skinny"))
+
+
+# -- which steps it runs ---------------------------------------------------------------------------
+
+X, W, T = half(8, K), half(K, N), half(N, K)
+swiglu = lambda x, g, u: nn.silu(x @ g) * (x @ u)
+WHICH = {  # a function, its arguments, and (rows, columns contiguous per term or not, swapped) of each matmul
+    "rows": (lambda x, w: x @ w, (X, W), [(8, False, False)]),
+    "a transpose": (lambda x, w: x @ w.T, (X, T), [(8, True, False)]),
+    "several axes": (
+        lambda x, w: bnp.einsum("btk,knh->btnh", x, w), (half(4, 4, K), half(K, 4, 64)), [(16, False, False)]
+    ),
+    "a vector": (lambda x, w: x @ w, (half(K), W), [(1, False, False)]),
+    "a matrix and a vector": (lambda x, w: w @ x, (half(K), T), [(1, True, True)]),
+    "SwiGLU": (swiglu, (X, W, half(K, N)), [(8, False, False)] * 2),
+    "a slice of a stack": (lambda x, w: x @ w[1], (X, half(2, K, N)), [(8, False, False)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHICH)
+def test_which_matmuls_it_runs(name, fake, cuda):
+    fun, args, expected = WHICH[name]
+    jaxpr = bf.jit(fun).trace(*args).jaxpr
+    steps = Draft(jaxpr, (False,) * len(args), "sm_90a").schedule.steps
+    found = []
+    for step in steps:
+        if isinstance(gemm := gemm_of(step.eqn) if hasattr(step, "eqn") else "", SkinnyGemm):
+            (text,) = dispatch.Library("sm_90a").sources(step)
+            found.append((gemm.m, "BY_TERMS = true" in text[0], gemm.swapped))
+    assert found == expected
+    on_device = [bf.device_put(x, cuda) for x in args]
+    got, want = np.asarray(bf.jit(fun)(*on_device)), np.asarray(fun(*map(bnp.asarray, args)))
+    np.testing.assert_allclose(got.astype(F32), want.astype(F32), rtol=0.02, atol=0.02 * np.abs(want).max())
+
+
+OVERLAPS = {  # a function, and whether its matmuls may load weights ahead
+    "first": (lambda x, w: x @ w, [False]),
+    "after a kernel": (lambda x, w: bnp.tanh(x) @ w, [True]),
+    "after another": (lambda x, w: (x @ w) @ w.T, [False, True]),
+    "weights that a kernel writes": (lambda x, w: bnp.tanh(x) @ (w * 2 - 1).T.T, [False]),
+    "in a loop": (lambda x, w: lax.fori_loop(0, 2, lambda i, y: bnp.tanh(y @ w) @ w.T, x), [False, True] * 2),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_weights_are_loaded_ahead_if_nothing_writes_them(name, fake, cuda, monkeypatch):
+    fun, expected = OVERLAPS[name]
+    args = [bf.device_put(x, cuda) for x in (X, W)]
+    bf.jit(fun)(*args)
+    assert fake.overlapped == expected
+    fake.overlapped.clear()
+    monkeypatch.setattr(config, "cuda_overlap", False)
+    bf.jit(lambda *args: fun(*args))(*args)
+    assert fake.overlapped == [False] * len(expected)
+
+
+OTHERS = {
+    "17 rows": (half(17, K), W),
+    "an odd number of columns": (X, half(K, N + 1)),
+    "an odd number of terms": (half(8, K - 4), half(K - 4, N)),
+    "few weights": (half(8, 64), half(64, 64)),
+    "float32": (X.astype(np.float32), W.astype(np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_which_matmuls_it_leaves_to_others(name):
+    (eqn,) = products(lambda x, w: x @ w, *OTHERS[name])
+    assert isinstance(gemm_of(eqn), str)
+
+
+def test_tiles():
+    tiles = lambda by_terms: [
+        (p.columns, p.warps)
+        for p in (SkinnyGemm(8, n, 2048, BF16, BF16, by_terms).tiled() for n in (256, 2048, 5632, 32000))
+    ]
+    assert tiles(False) == [(32, 16), (32, 16), (32, 8), (64, 8)]
+    assert tiles(True) == [(16, 16), (16, 16), (32, 8), (32, 8)]
+
+
+TILES = [
+    (columns, by_terms, warps)
+    for by_terms in (False, True)
+    for columns in ((32, 64), (16, 32))[by_terms]
+    for warps in (8, 16)
+]
+
+
+# -- the kernel ------------------------------------------------------------------------------------
+
+
+def gemm(m, n, k, dtype=BF16, out=None, epilogue="", **fields):
+    if epilogue:
+        fun, kinds, more = EPILOGUES[epilogue]
+        fields |= {"epilogue": epilogue_of(fun, kinds, **more), "bias": more.get("bias", False)}
+        fields["kinds"] = tuple("vector" if kind == "bfloat16" else kind for kind in kinds)
+    return SkinnyGemm(m, n, k, dtype, out or dtype, **fields).tiled()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("columns, by_terms, warps", TILES)
+@pytest.mark.parametrize("rows", [1, 8, 16])
+@needs_nvrtc
+def test_it_compiles_without_spills(rows, columns, by_terms, warps, arch):
+    p = gemm(rows, 2048, 2048, by_terms=by_terms, columns=columns, warps=warps)
+    found = resources(nvrtc.build(DEVICE.with_prelude(source(p)), arch, ENTRY))[ENTRY]
+    assert found.spill_stores == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in EPILOGUES if "sums" not in n and n != "its derivative"])
+@needs_nvrtc
+def test_epilogues_compile(name):
+    nvrtc.build(DEVICE.with_prelude(source(gemm(8, 2048, 2048, epilogue=name))), "sm_90a", ENTRY)
+
+
+class Case:
+    """The operands of one GEMM, and what is right for them."""
+
+    def __init__(self, p, pad=0):
+        self.gemm = p
+        rng = np.random.default_rng([p.m, p.n, p.k])
+        normal = lambda *shape: rng.standard_normal(shape).astype(p.dtype)
+        self.x = normal(p.m, p.k + pad)
+        self.w = normal(*((p.n, p.k + pad) if p.by_terms else (p.k, p.n + pad)))
+        made = {
+            "matrix": lambda: normal(p.m, p.n), "vector": lambda: normal(p.n),
+            "float32": lambda: normal(p.n).astype(F32), "scalar": lambda: np.array([0.7], F32),
+        }  # fmt: skip
+        self.given = [normal(p.n).astype(p.out)] * p.bias + [normal(p.m, p.n).astype(p.out)] * p.addend
+        self.given += [made[kind]() for kind in p.kinds]
+        outs = 1 if p.epilogue is None else len(p.epilogue.jaxpr.outvars)
+        self.results = [np.full((p.m, p.n), np.nan, p.out) for _ in range(outs)]
+
+    def check(self):
+        p = self.gemm
+        x, w = self.x[:, : p.k], (self.w[:, : p.k].T if p.by_terms else self.w[:, : p.n])
+        numbers = NUMBERS | {"preferred_element_type": p.out}
+        if p.epilogue is not None:
+            scalars = [a.reshape(()) if a.size == 1 else a for a in self.given]
+            right = ignoring_fp_errors(
+                lambda: dot_pointwise_p.impl(x, w, *scalars, epilogue=p.epilogue, **numbers)
+            )
+        elif p.bias or p.addend:
+            right = [(dot_bias_p if p.bias else dot_accumulate_p).impl(x, w, *self.given, **numbers)]
+        else:
+            right = [x.astype(F32) @ w.astype(F32)]
+        for got, want in zip(self.results, right, strict=True):
+            got, want = got.astype(np.float64), want.astype(np.float64)
+            size = np.abs(want).max()
+            # measured: elements round to neighbours of bfloat16
+            assert np.abs(got - want).max() <= (1e-5 if p.out == F32 else 2**-6) * size
+
+
+def run_emulated(case, emulator):
+    p = case.gemm
+    of_types = {"element": "unsigned short *", "float": "float *"}
+    wide = "float" if p.out == F32 else "element"
+    arrays = [case.x, case.w, *case.given, *case.results]
+    parameters = []
+    for (kind, _), x in zip(skinny_gemm.parameters_of(p), arrays, strict=True):
+        kind = kind.removeprefix("const ").replace("result", wide)
+        parameters.append((of_types[kind], x if x.dtype == F32 else x.view(np.uint16)))
+    parameters += [("long long", np.int64(x.strides[0] // 2).tobytes()) for x in (case.x, case.w)]
+    emulator.launch(
+        source(p),
+        instructions(p),
+        p.dtype.name,
+        ENTRY,
+        parameters,
+        p.grid,
+        p.threads,
+        p.shared_bytes,
+        parts=("overlap", "skinny"),
+    )
+
+
+SIZES = [(1, 64, 256), (8, 64, 512), (5, 72, 264), (16, 64, 512), (11, 136, 40), (3, 8, 8)]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("dtype, out", [(BF16, BF16), (F16, F16), (BF16, F32)])
+@pytest.mark.parametrize("columns, by_terms, warps", TILES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_kernels_on_the_host(emulator, sizes, columns, by_terms, warps, dtype, out):
+    p = gemm(*sizes, dtype, out, by_terms=by_terms, columns=columns, warps=warps)
+    case = Case(p, pad=8 * (sizes[0] % 2))
+    run_emulated(case, emulator)
+    case.check()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "name",
+    ["a residual", "a bias, GELU, and its argument", "SwiGLU", "vectors and a scalar", "four matrices"],
+)
+def test_epilogues_on_the_host(emulator, name):
+    case = Case(gemm(5, 72, 264, epilogue=name))
+    run_emulated(case, emulator)
+    case.check()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("fields", [{"bias": True}, {"addend": True}, {"addend": True, "out": F32}])
+def test_addends_on_the_host(emulator, fields):
+    case = Case(gemm(5, 72, 264, **fields))
+    run_emulated(case, emulator)
+    case.check()
+
+
+# -- on a device -----------------------------------------------------------------------------------
+
+MATMULS = {
+    "rows": (lambda x, w, r: x @ w, False),
+    "transposed": (lambda x, w, r: x @ w.T, True),
+    "a residual": (lambda x, w, r: (x @ w).astype("float32") + r, False),
+    "SiLU": (lambda x, w, r: nn.silu(x @ w) * r.astype(x.dtype), False),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MATMULS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("n, k", [(2048, 2048), (72, 1032), (2048, 5632), (32000, 512), (8, 16384)])
+@pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 16])
+def test_on_a_device(m, n, k, dtype, name):
+    fun, transposed = MATMULS[name]
+    rng = np.random.default_rng([m, n, k])
+    x, w, r = (rng.standard_normal(s) for s in ((m, k), (n, k) if transposed else (k, n), (m, n)))
+    device = bf.devices("cuda")[0]
+    args = [bf.device_put(bnp.asarray(a, dtype=dtype), device) for a in (x, w / np.sqrt(k), r)]
+    found = bf.jit(fun)
+    assert "skinny_gemm" in str(bf.explain(found, *args, run=True))
+    got = np.asarray(found(*args)).astype(np.float64)
+    x, w, r = (np.asarray(a).astype(np.float64) for a in args)
+    t = x @ (w.T if transposed else w)
+    want = {"a residual": t + r, "SiLU": t / (1 + np.exp(-t)) * r}.get(name, t)
+    assert np.abs(got - want).max() <= 0.02 * np.abs(want).max()
+    np.testing.assert_array_equal(got, np.asarray(found(*args)).astype(np.float64))  # deterministic
