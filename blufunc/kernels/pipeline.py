@@ -42,6 +42,7 @@ with _lazy.modules(globals()):  # for programs with a budget, and for targets wi
     from blufunc.kernels.recompute import budget as budgets
     from blufunc.kernels.rewrites import (
         hoisted_matmuls,
+        loop_invariants,
         packed_outputs,
         partial_reductions,
         pointwise_epilogue,
@@ -122,7 +123,7 @@ class Planning:
             jaxpr, origins = inline_bodies(jaxpr, keep)
             # unread results of a call are known now, and without them there may be a kernel for it
             jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
-            jaxpr = _with_hoisted_matmuls(jaxpr, origins)
+            jaxpr = _with_hoisted(jaxpr, origins)
             jaxpr = packed_outputs.with_packed_gradients(
                 split_float32_attention.with_split_attention(jaxpr, origins), origins
             )
@@ -134,7 +135,7 @@ class Planning:
             jaxpr = partial_reductions.with_partial_sums(jaxpr, origins, target.rows_of_sums)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
-            jaxpr = _with_hoisted_matmuls(jaxpr, origins)
+            jaxpr = _with_hoisted(jaxpr, origins)
         if target.epilogues and any(e.prim.kind == "kernel" for e in jaxpr.eqns):
             jaxpr = user_kernel_fusion.with_fused_user_kernels(jaxpr, origins)
         if any(e.prim.kind == "control" for e in jaxpr.eqns):
@@ -185,10 +186,11 @@ class Planning:
         return _Scheduler(self, jaxpr, fusion, chosen).run(estimate, search)
 
 
-def _with_hoisted_matmuls(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """A program with the matmuls taken out of its loops that need not run in them."""
+def _with_hoisted(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
+    """A program with what need not run in its loops taken out of them."""
     if not any(e.prim.kind == "control" for e in jaxpr.eqns):
         return jaxpr
+    jaxpr = loop_invariants.with_hoisted_invariants(jaxpr, origins)
     return hoisted_matmuls.with_hoisted_matmuls(jaxpr, origins)
 
 
