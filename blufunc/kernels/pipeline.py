@@ -17,6 +17,7 @@ from blufunc.config import config
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import Origins, dce, inline_bodies
 from blufunc.kernels import cost
 from blufunc.kernels.fusion.fuse import Fusion, Opaque, Region, fuse
@@ -344,7 +345,7 @@ class _Scheduler:
             chain = [] if in_memory else view_chain(a, self.fusion.virtual)  # type: ignore[arg-type]
             assert chain is not None
             operands.append((self.id_of(chain[0].invars[0] if chain else a), chain))  # type: ignore[arg-type]
-        passes = eqn.prim is optimization_barrier_p
+        passes = eqn.prim is optimization_barrier_p and not is_replaced(eqn.prim, "impl")
         planned = passes or self.planned(eqn)
         results: list[int | None] = []
         for n, v in enumerate(eqn.outvars):
