@@ -15,7 +15,7 @@ from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import simplify
-from blufunc.kernels.backends.cpu import scatters
+from blufunc.kernels.backends.cpu import convolutions, scatters
 from blufunc.kernels.loopir.launch import Scratch
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.ops.updates import UPDATES
@@ -52,7 +52,9 @@ def is_native(eqn: Eqn) -> bool:
 
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
     """Schedule of a simplified jaxpr on the CPU, within ``budget`` bytes at peak."""
-    planning = Planning(jaxpr, donated, HOST, lambda e: _is_matmul(e) or is_native(e))
+    planning = Planning(
+        convolutions.with_matmuls(jaxpr), donated, HOST, lambda e: _is_matmul(e) or is_native(e)
+    )
     return _with_inner(within(planning, budget))
 
 
@@ -60,7 +62,9 @@ def body_schedule(jaxpr: Jaxpr, donated: tuple[bool, ...]) -> Schedule:
     """Schedule of a body, the results of all its steps in planned memory."""
     return jaxpr.memoised(
         ("native body", donated),
-        lambda: _with_inner(within(Planning(simplify(jaxpr), donated, HOST, lambda e: True), None)),
+        lambda: _with_inner(
+            within(Planning(convolutions.with_matmuls(simplify(jaxpr)), donated, HOST, lambda e: True), None)
+        ),
     )
 
 
