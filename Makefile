@@ -73,6 +73,7 @@ format: $(STAMPS)/dev ## let ruff and clang-format fix and format the code
 bench: $(STAMPS)/examples $(STAMPS)/peers ## measure against JAX on this machine, as ratios
 	$(PY) -m benchmarks.suites.trace
 	$(PY) -m benchmarks.suites.dispatch
+	$(PY) -m benchmarks.suites.eager
 	$(PY) -m benchmarks.suites.import_time
 	$(PY) -m benchmarks.suites.cpu_kernels
 	$(PY) -m benchmarks.suites.user_primitive

@@ -56,7 +56,9 @@ def main() -> None:
     report("loops", rows, options.platform, name)
 
 
-def compared(name: str, made: Sequence[tuple[Callable, tuple]], repeats: int, check: Callable) -> dict:
+def compared(
+    name: str, made: Sequence[tuple[Callable, tuple]], repeats: int, check: Callable, jitted: bool = True
+) -> dict:
     """The row of one program, made for blufunc and for JAX."""
     import jax
 
@@ -65,7 +67,7 @@ def compared(name: str, made: Sequence[tuple[Callable, tuple]], repeats: int, ch
     calls, firsts, results = [], [], []
     for lib, (fun, args) in zip((blufunc, jax), made, strict=True):
         args = lib.tree.map(lib.numpy.asarray, args)
-        compiled = lib.jit(fun)
+        compiled = lib.jit(fun) if jitted else fun
         begin = time.perf_counter()
         results.append(lib.tree.leaves(lib.block_until_ready(compiled(*args))))
         firsts.append(time.perf_counter() - begin)

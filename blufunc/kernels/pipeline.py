@@ -17,6 +17,7 @@ from blufunc.config import config
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import Origins, dce, inline_bodies
 from blufunc.kernels import cost
 from blufunc.kernels.fusion.fuse import Fusion, Opaque, Region, fuse
@@ -41,8 +42,6 @@ from blufunc.kernels.target import Target
 with _lazy.modules(globals()):  # for programs with a budget, and for targets with epilogues
     from blufunc.kernels.recompute import budget as budgets
     from blufunc.kernels.rewrites import (
-        branches_to_selects,
-        hoisted_matmuls,
         packed_outputs,
         partial_reductions,
         pointwise_epilogue,
@@ -50,7 +49,8 @@ with _lazy.modules(globals()):  # for programs with a budget, and for targets wi
         split_float32_attention,
         user_kernel_fusion,
     )
-    from blufunc.kernels.rewrites import pointwise_control_flow as point_control
+    from blufunc.kernels.rewrites.loops import branches_to_selects, hoisted_matmuls, loop_invariants
+    from blufunc.kernels.rewrites.loops import pointwise_control_flow as point_control
 
 Planned = Callable[[Eqn], bool]
 
@@ -123,7 +123,7 @@ class Planning:
             jaxpr, origins = inline_bodies(jaxpr, keep)
             # unread results of a call are known now, and without them there may be a kernel for it
             jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
-            jaxpr = _with_hoisted_matmuls(jaxpr, origins)
+            jaxpr = _with_hoisted(jaxpr, origins)
             jaxpr = packed_outputs.with_packed_gradients(
                 split_float32_attention.with_split_attention(jaxpr, origins), origins
             )
@@ -135,7 +135,7 @@ class Planning:
             jaxpr = partial_reductions.with_partial_sums(jaxpr, origins, target.rows_of_sums)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
-            jaxpr = _with_hoisted_matmuls(jaxpr, origins)
+            jaxpr = _with_hoisted(jaxpr, origins)
         if target.epilogues and any(e.prim.kind == "kernel" for e in jaxpr.eqns):
             jaxpr = user_kernel_fusion.with_fused_user_kernels(jaxpr, origins)
         if any(e.prim.kind == "control" for e in jaxpr.eqns):
@@ -187,10 +187,11 @@ class Planning:
         return _Scheduler(self, jaxpr, fusion, chosen).run(estimate, search)
 
 
-def _with_hoisted_matmuls(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """A program with the matmuls taken out of its loops that need not run in them."""
+def _with_hoisted(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
+    """A program with what need not run in its loops taken out of them."""
     if not any(e.prim.kind == "control" for e in jaxpr.eqns):
         return jaxpr
+    jaxpr = loop_invariants.with_hoisted_invariants(jaxpr, origins)
     return hoisted_matmuls.with_hoisted_matmuls(jaxpr, origins)
 
 
@@ -344,7 +345,7 @@ class _Scheduler:
             chain = [] if in_memory else view_chain(a, self.fusion.virtual)  # type: ignore[arg-type]
             assert chain is not None
             operands.append((self.id_of(chain[0].invars[0] if chain else a), chain))  # type: ignore[arg-type]
-        passes = eqn.prim is optimization_barrier_p
+        passes = eqn.prim is optimization_barrier_p and not is_replaced(eqn.prim, "impl")
         planned = passes or self.planned(eqn)
         results: list[int | None] = []
         for n, v in enumerate(eqn.outvars):

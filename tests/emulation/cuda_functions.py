@@ -17,7 +17,7 @@ from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.fusion.fuse import Region, fuse
 from blufunc.kernels.lower.region import lower
 from blufunc.kernels.precision import ALGORITHMS
-from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
+from blufunc.kernels.rewrites.loops.pointwise_control_flow import with_point_control
 from blufunc.kernels.rewrites.split_float32 import parts_of
 from blufunc.nn import vocabulary_loss_call
 

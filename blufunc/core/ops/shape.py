@@ -90,12 +90,10 @@ class _Slice(Linear):
     def transpose(self, ct, x, *, start_indices, limit_indices, strides):
         if not ct.aval.size:
             return
-        steps = strides or (1,) * ct.aval.ndim
-        config = tuple(
-            (lo, n - lo - (m - 1) * s - 1, s - 1)
-            for lo, s, m, n in zip(start_indices, steps, ct.aval.shape, x.aval.shape, strict=True)
-        )
-        x.add(pad_p.bind(ct, zeros_of(ct), padding_config=config))
+        if strides is None or all(s == 1 for s in strides):
+            x.add_window(ct, start_indices)
+        else:
+            x.add(embedded(ct, start_indices, x.aval.shape, strides))
 
     def batch(self, axis, args, dims, *, start_indices, limit_indices, strides):
         d = dims[0]
@@ -204,6 +202,18 @@ def _padded_shape(shape: tuple[int, ...], config: tuple) -> tuple[int, ...]:
     return tuple(
         lo + n + hi + interior * max(n - 1, 0) for n, (lo, hi, interior) in zip(shape, config, strict=True)
     )
+
+
+def embedded(
+    x: Any, starts: Sequence[int], shape: Sequence[int], strides: Sequence[int] | None = None
+) -> Any:
+    """Zeros of ``shape`` with ``x`` at ``starts``: the transpose of a slice."""
+    steps = strides or (1,) * x.aval.ndim
+    config = tuple(
+        (lo, n - lo - (m - 1) * s - 1, s - 1)
+        for lo, s, m, n in zip(starts, steps, x.aval.shape, shape, strict=True)
+    )
+    return pad_p.bind(x, zeros_of(x), padding_config=config)
 
 
 def _padding_mask(shape: tuple[int, ...], config: tuple) -> Any:

@@ -46,7 +46,8 @@ class override:
 
     Args:
       prim: a primitive.
-      rules: impl, jvp, transpose, batch or linearize. Where ``impl`` is replaced, no ufunc runs in its place.
+      rules: impl, jvp, transpose, batch or linearize. Where ``impl`` is replaced, no ufunc runs in its place; that of a
+        loop or branch returns a list, and its bodies are parameters (jaxprs).
     Raises:
       ArgumentError: unknown rule, or not callable.
     """
@@ -78,9 +79,14 @@ class override:
                 fix="give linearize too",
             )
         self.prim = prim
+        self.given = rules
         self.rules: dict[str, Callable] = dict(rules)
         if "impl" in rules:
             self.rules["ufunc_for"] = _no_ufunc
+            if (
+                prim.reference is not None
+            ):  # a primitive that runs jaxprs: executors ask for it instead of impl
+                self.rules["reference"] = functools.partial(_called, rules["impl"])
 
     def __repr__(self) -> str:
         return f"override({self.prim}, {', '.join(self.rules)})"
@@ -89,12 +95,12 @@ class override:
         return self is other or (
             isinstance(other, override)
             and self.prim is other.prim
-            and self.rules.keys() == other.rules.keys()
-            and all(rule is other.rules[name] for name, rule in self.rules.items())
+            and self.given.keys() == other.given.keys()
+            and all(rule is other.given[name] for name, rule in self.given.items())
         )
 
     def __hash__(self) -> int:
-        return hash((self.prim, *sorted((name, id(rule)) for name, rule in self.rules.items())))
+        return hash((self.prim, *sorted((name, id(rule)) for name, rule in self.given.items())))
 
     def __enter__(self) -> override:
         with _lock:
@@ -170,3 +176,8 @@ def _split_jvp(prim: Primitive, trace: Any, primals: Any, tangents: Any, **param
 
 def _no_ufunc(dtype: Any) -> None:
     """Replacement of ``ufunc_for`` that makes executors call the replaced ``impl``."""
+
+
+def _called(impl: Callable, compile: Callable, **params: Any) -> Callable[[list], Any]:
+    """``reference`` of a primitive whose ``impl`` is replaced."""
+    return lambda operands: impl(*operands, **params)

@@ -55,6 +55,10 @@ class Accumulator:
         """Add a cotangent; None and ``Zero`` add nothing."""
         raise NotImplementedError
 
+    def add_window(self, ct: Any, starts: tuple[int, ...]) -> None:
+        """Add the cotangent of the elements from ``starts`` on, one start per axis."""
+        raise NotImplementedError
+
 
 def is_linear(arg: Any) -> bool:
     """True if a transpose rule must transpose with respect to this argument."""

@@ -1,7 +1,7 @@
 """Loops and branches at points, as values of LoopIR.
 
-Kernels, stage 6, used by ``values.py``. In: an equation of ``rewrites/pointwise_control_flow.py``, and the values of
-its operands at a point. Out: the value of its result there. The results of one loop share one value.
+Kernels, stage 6, used by ``values.py``. In: an equation of ``rewrites/loops/pointwise_control_flow.py``, and the values
+of its operands at a point. Out: the value of its result there. The results of one loop share one value.
 """
 
 from __future__ import annotations

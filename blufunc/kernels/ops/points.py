@@ -1,7 +1,7 @@
 """Loops and branches at one point.
 
-Kernels, below fusion; only ``rewrites/pointwise_control_flow.py`` makes them. A ``Loop`` or ``Branch`` of scalars fuses
-as elementwise operations do; a kernel loops at each point.
+Kernels, below fusion; only ``rewrites/loops/pointwise_control_flow.py`` makes them. A ``Loop`` or ``Branch`` of scalars
+fuses as elementwise operations do; a kernel loops at each point.
 """
 
 from __future__ import annotations

@@ -13,12 +13,14 @@ from typing import Any
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Literal
+from blufunc.core.ops.shape import embedded
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.linear_ops import add_any, instantiate
 from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import described, misfit, rule_error
 from blufunc.core.primitives.tangents import Accumulator, Zero, is_linear, zero
-from blufunc.core.programs.stage import definition, stage
+from blufunc.core.programs.stage import definition, is_staging, stage
+from blufunc.transforms.autodiff import slice_cotangents
 
 
 class _Misfit(Exception):
@@ -26,13 +28,17 @@ class _Misfit(Exception):
 
 
 class SumAccumulator(Accumulator):
-    """Sums the cotangents of a variable as they arrive."""
+    """Sums the cotangents of a variable as they arrive.
 
-    __slots__ = ("total",)
+    Outside of programs those of its windows wait until all have arrived. Programs sum padded windows in one kernel.
+    """
+
+    __slots__ = ("total", "windows")
 
     def __init__(self, aval: ShapedArray):
         self.aval = aval
         self.total: Any = None
+        self.windows: slice_cotangents.Windows | None = None
 
     def add(self, ct: Any) -> None:
         if ct is None or ct.__class__ is Zero:
@@ -42,8 +48,20 @@ class SumAccumulator(Accumulator):
             raise _Misfit(self.aval, ct)
         self.total = ct if self.total is None else add_any(self.total, ct)
 
+    def add_window(self, ct: Any, starts: tuple[int, ...]) -> None:
+        if is_staging():
+            return self.add(embedded(ct, starts, self.aval.shape))
+        if self.windows is None:
+            self.windows = {}
+        key = starts, ct.aval.shape
+        before = self.windows.get(key)
+        self.windows[key] = ct if before is None else add_any(before, ct)
+
     def result(self) -> Any:
         """The sum, or ``Zero`` if nothing was added."""
+        if self.windows is not None:
+            found, self.windows = self.windows, None
+            self.add(slice_cotangents.joined(found, self.aval.shape))
         return zero(self.aval) if self.total is None else self.total
 
 

@@ -7,6 +7,7 @@ residuals of branches are merged: each branch takes, or returns, the union.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
 from blufunc.core.ir.trace import set_trace
 from blufunc.core.ops.elementwise import clamp, convert, eq, ne, select, stop_gradient
+from blufunc.core.ops.reduce import reduce_or_p
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.linear_ops import batched_front, broadcast_in_dim, broadcast_to, move_dim, zeros
 from blufunc.core.primitives.primitive import Primitive
@@ -32,6 +34,7 @@ from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.autodiff.linearize import linearize_jaxpr, split_jaxpr, with_recognised
 from blufunc.transforms.autodiff.transpose import transpose_jaxpr
 from blufunc.transforms.batching.batch import batch_jaxpr
+from blufunc.transforms.control_flow import guards
 
 Branches = tuple[Jaxpr, ...]
 Flags = tuple[bool, ...]
@@ -153,22 +156,38 @@ class _Cond(Primitive):
                 len(branches[0].outvars),
             )
             return self._call(index, derived, ins), [0 if b else None for b in out_batched]
-        # each element has its own branch: all run, and a select chooses
+        # each element has its own branch: those that an element takes run, and a select chooses
         effects.check_divergence(self, {"branches": branches})
         everywhere = (True,) * len(branches[0].outvars)
         index = clamp(0, index, len(branches) - 1)
-        ins = [
-            batched_front(axis, a, d) if is_inexact(a) else x
-            for a, d, x in zip(operands, dims, ins, strict=True)
-        ]
         batched = tuple(b or is_inexact(a) for a, b in zip(operands, batched, strict=True))
+
+        def run(branch, chosen, *xs):
+            fronts = [
+                batched_front(axis, x, 0 if d is not None else None) if is_inexact(x) else x
+                for x, d in zip(xs, dims, strict=True)
+            ]
+            mine = [where_taken(chosen, x) if b else x for x, b in zip(fronts, batched, strict=True)]
+            return eval_jaxpr(batch_jaxpr(branch, axis, batched, everywhere)[0], mine)
+
         choices = []
         for i, branch in enumerate(branches):
             chosen = eq(index, i)
-            mine = [where_taken(chosen, x) if b else x for x, b in zip(ins, batched, strict=True)]
-            choices.append(eval_jaxpr(batch_jaxpr(branch, axis, batched, everywhere)[0], mine))
+            work = functools.partial(run, branch)
+            if guards.pays(batch_jaxpr(branch, axis, batched, everywhere)[0]):
+                choices.append(self._unless_unused(work, chosen, ins))
+            else:
+                choices.append(work(chosen, *ins))
         outs = [_choose(index, xs) for xs in zip(*choices, strict=True)]
         return outs, [0] * len(outs)
+
+    def _unless_unused(self, work: Callable, chosen: Any, ins: Sequence[Any]) -> list[Any]:
+        """The results of a branch for a batch; zeros if no element chose it."""
+        any_chosen = reduce_or_p.bind(chosen, axes=(0,))
+        jaxpr, consts = stage(work, [chosen.aval, *(x.aval for x in ins)], "cond").hoist()
+        operands = [*consts, chosen, *ins]
+        unused = stage(lambda *_: [_filler(a) for a in jaxpr.out_avals], jaxpr.in_avals, "cond")
+        return self._call(convert(any_chosen, dtypes.int32), (unused, jaxpr), operands)
 
     def rewrite(self, bodies, operands, *, branches: Branches):
         """The cond of transformed branches."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from blufunc import _lazy
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.dot import dot_general_p
@@ -24,6 +25,9 @@ from blufunc.kernels.ops.updates import UPDATES
 from blufunc.kernels.pipeline import Planning, within
 from blufunc.kernels.schedule import OpaqueStep, Schedule
 from blufunc.kernels.target import Target
+
+with _lazy.modules(globals()):  # for programs with convolutions
+    from blufunc.kernels.backends.cpu import convolutions
 
 CONTROL = ("scan", "while", "cond")
 """Names of the primitives that run bodies."""
@@ -59,15 +63,24 @@ def is_native(eqn: Eqn) -> bool:
 
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
     """Schedule of a simplified jaxpr on the CPU, within ``budget`` bytes at peak."""
-    planning = Planning(jaxpr, donated, HOST, lambda e: _is_matmul(e) or is_native(e))
+    planning = Planning(_with_matmuls(jaxpr), donated, HOST, lambda e: _is_matmul(e) or is_native(e))
     return _with_inner(within(planning, budget))
+
+
+def _with_matmuls(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with matmuls for the convolutions that are."""
+    if any(e.prim.name == "conv_general_dilated" for e in jaxpr.eqns):
+        return convolutions.with_matmuls(jaxpr)
+    return jaxpr
 
 
 def body_schedule(jaxpr: Jaxpr, donated: tuple[bool, ...]) -> Schedule:
     """Schedule of a body, the results of all its steps in planned memory."""
     return jaxpr.memoised(
         ("native body", donated),
-        lambda: _with_inner(within(Planning(simplify(jaxpr), donated, HOST, lambda e: True), None)),
+        lambda: _with_inner(
+            within(Planning(_with_matmuls(simplify(jaxpr)), donated, HOST, lambda e: True), None)
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -93,6 +94,9 @@ _BOOLEAN = {"max": "or", "min": "and"}
 
 _BETTER = {"argmax": ">", "argmin": "<"}
 
+_ALONE = re.compile(r"\b(bf_(?:sin|cos))\(")
+"""Functions with a variant for one value, which need not be vectorized."""
+
 SCRATCH = "backends/cpu/include/scratch.h"
 
 
@@ -119,6 +123,12 @@ class HostStyle(Scans):
         self.versions = 1
 
     # -- the function, the grid ----------------------------------------------------------------
+
+    def render(self) -> str:
+        text = super().render()
+        if self.kernel.points > 1 or not self.vector_grid or any(v.op == "fold" for v in self.reads):
+            return text
+        return _ALONE.sub(r"\1_alone(", text)
 
     def signature(self) -> str:
         linkage = 'extern "C"' if self.exported else "static"
@@ -491,7 +501,7 @@ def _body_work(v: Value) -> int:
     times = v.attr[1].extent if v.op == "fold" else _TURNS if v.op == "loop" and v.attr.most is None else 1
     if v.op == "loop" and v.attr.most is not None:
         times = v.attr.most
-    return times * len(post_order(v.args))
+    return times * sum(_body_work(x) if x.op in BODIES else 1 for x in post_order(v.args))
 
 
 def _cost(v: Value) -> int:

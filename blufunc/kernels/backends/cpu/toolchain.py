@@ -377,6 +377,12 @@ _RANDOM_BYTES = 64
 _ROUNDS = 128
 """Assumed rounds of a loop without a known number."""
 
+_ROUNDS_OF_CALL = 4
+"""Rounds of a loop in which a call counts for one.
+
+Short loops, as in tests, gain less than their first call loses.
+"""
+
 _CALL_BYTES = 512
 """Minimum bytes that an operation in a loop counts for.
 
@@ -415,11 +421,12 @@ def _calls_of(jaxpr: Jaxpr) -> int | None:
         if bodies := list(subjaxprs(e.params)):
             if e.prim.kind not in ("control", "call"):
                 return None
+            times = max(1, min(_rounds_of(e) or 1, _ROUNDS) // _ROUNDS_OF_CALL)
             for body in bodies:
                 inside = _calls_of(body)
                 if inside is None:
                     return None
-                total += inside
+                total += times * inside
         elif (calls := CALLS_OF.get(e.prim.name, _CALLS.get(e.prim.kind))) is None:
             return None
         else:

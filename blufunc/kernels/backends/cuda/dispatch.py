@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.core.primitives.override import is_replaced
 from blufunc.kernels.backends.cuda.driver import modules
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.attention.op import Attention
@@ -38,7 +39,7 @@ class Barrier(LibraryKernel):
     """``optimization_barrier``: results alias operands, except literals and views."""
 
     def matches(self, eqn: Eqn) -> bool:
-        return eqn.prim is optimization_barrier_p
+        return eqn.prim is optimization_barrier_p and not is_replaced(eqn.prim, "impl")
 
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile

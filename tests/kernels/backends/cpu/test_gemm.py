@@ -123,6 +123,20 @@ def test_nor_do_those_of_a_column_alone(m, k, n):
         np.testing.assert_array_equal(product(x, y, MATRICES, threads)[0], one)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows", [1, 2, 4, 7, 100])
+def test_products_of_few_columns(rows, dtype):
+    """Short and overlapping vectors, and terms that are left after the last vector."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.integers(-3, 4, shape).astype(dtype)
+    for n in range(1, 36):
+        for k in (1, 3, 8, 21):
+            x, y = draw(rows, k), draw(k, n)
+            for lhs, rhs in ((x, y), (np.asfortranarray(x), y), (x, np.asfortranarray(y))):
+                got, want = product(lhs, rhs, MATRICES, threads=2)
+                np.testing.assert_array_equal(got, want)
+
+
 def test_what_is_not_finite_stays_in_its_row_and_column():
     x, y = np.ones((20, 9), np.float32), np.ones((9, 35), np.float32)
     x[19, 3], y[8, 34] = np.nan, np.inf

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+import blufunc as bf
+import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.config import config
 from blufunc.kernels.backends.cpu import toolchain
@@ -243,6 +245,33 @@ def test_numbers_are_as_in_numpy(compiler):
         ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), ctypes.c_long(1)
     )
     assert y[1] == 0, "a fused multiply-add would leave the rounding error of the product"
+
+
+def loop(rounds, operations):
+    """Jaxpr of a loop of small operations."""
+
+    def body(i, x):
+        for _ in range(operations):
+            x = bnp.sin(x)
+        return x
+
+    return bf.jit(lambda x: bf.lax.fori_loop(0, rounds, body, x)).trace(np.float32(1)).jaxpr
+
+
+@pytest.mark.parametrize(
+    ("rounds", "operations", "pays"),
+    [
+        (100, 2, True),
+        (100, 1, True),
+        (48, 2, True),
+        (10, 5, False),
+        (3, 8, False),
+        (2, 24, True),
+        (1000, 1, True),
+    ],
+)
+def test_loops_are_compiled_by_their_calls(rounds, operations, pays):
+    assert toolchain.worth_compiling(loop(rounds, operations)) is pays
 
 
 def test_threads(monkeypatch):

@@ -321,6 +321,34 @@ static inline float bf_cos(float x) {
   return __uint_as_float(y ^ (uint32_t)((quadrant + 1) & 2) << 30);
 }
 static inline double bf_cos(double x) { return __builtin_cos(x); }
+//# bf_sin_alone bf_cos_alone
+// of one value, which waits for each operation: a branch that is predicted is faster than both sides
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+// |x| < 2^20 as quadrant pi/2 + r: the parts of pi/2 are subtracted exactly, and rounded together
+static inline float from_near_quadrant(float x, int32_t &quadrant) {
+  double y = x, n = __builtin_rint(y * 0.6366197723675814);
+  quadrant = (int32_t)n;
+  return (float)fused(n, -6.123233995736766e-17, fused(n, -1.5707963267948966, y));
+}
+static inline float bf_sin_alone(float x) {
+  if (!(__builtin_fabsf(x) < 1048576.0f) || x == 0.0f) return bf_sin(x);
+  int32_t quadrant;
+  float r = from_near_quadrant(x, quadrant), y;
+  if (quadrant & 1) y = cosine_of(r);
+  else y = sine_of(r);
+  return quadrant & 2 ? -y : y;
+}
+static inline float bf_cos_alone(float x) {
+  if (!(__builtin_fabsf(x) < 1048576.0f)) return bf_cos(x);
+  int32_t quadrant;
+  float r = from_near_quadrant(x, quadrant), y;
+  if (quadrant & 1) y = sine_of(r);
+  else y = cosine_of(r);
+  return (quadrant + 1) & 2 ? -y : y;
+}
+#endif
+template<class T> inline T bf_sin_alone(T x) { return bf_sin(x); }
+template<class T> inline T bf_cos_alone(T x) { return bf_cos(x); }
 //# bf_tan
 static inline float bf_tan(float x) {
   int32_t quadrant;

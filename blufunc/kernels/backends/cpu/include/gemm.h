@@ -114,20 +114,36 @@ template<typename T> struct Gemm {
 
   // -- few rows or columns ---------------------------------------------------------------------------
 
-  // R rows of the result by V vectors of columns; the columns of the rhs are contiguous.
-  template<int R, int V> static void strip(const Product &p, const T *lhs, const T *rhs, T *out) {
-    Vector sum[R][V] = {};
-    for (int64_t k = 0; k < p.inner; ++k, lhs += p.lhs_inner, rhs += p.rhs_inner)
+  // R rows of the result by V vectors of N columns, ``apart`` elements apart; the columns of the rhs are contiguous.
+  // K sums of every K-th term hide the latency of an addition where R and V are small.
+  template<int R, int V, int K = 1, int N = LANES>
+  static void strip(const Product &p, const T *lhs, const T *rhs, T *out, int64_t apart = N) {
+    typedef T Part __attribute__((vector_size(N * sizeof(T)), aligned(sizeof(T)), may_alias));
+    Part sum[K][R][V] = {};
+    int64_t k = 0;
+    for (; k + K <= p.inner; k += K)
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        const Vector right = *(const Vector *)(rhs + v * LANES);
+      for (int c = 0; c < K; ++c, lhs += p.lhs_inner, rhs += p.rhs_inner)
 #pragma GCC unroll 8
-        for (int i = 0; i < R; ++i) sum[i][v] += lhs[i * p.lhs_row] * right;
-      }
+        for (int v = 0; v < V; ++v) {
+          const Part right = *(const Part *)(rhs + v * apart);
+#pragma GCC unroll 8
+          for (int i = 0; i < R; ++i) sum[c][i][v] += lhs[i * p.lhs_row] * right;
+        }
+    for (; k < p.inner; ++k, lhs += p.lhs_inner, rhs += p.rhs_inner)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v)
+#pragma GCC unroll 8
+        for (int i = 0; i < R; ++i) sum[0][i][v] += lhs[i * p.lhs_row] * *(const Part *)(rhs + v * apart);
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) *(Vector *)(out + i * p.columns + v * LANES) = sum[i][v];
+      for (int v = 0; v < V; ++v) {
+        Part total = sum[0][i][v];
+#pragma GCC unroll 8
+        for (int c = 1; c < K; ++c) total += sum[c][i][v];
+        *(Part *)(out + i * p.columns + v * apart) = total;
+      }
   }
 
   // The same of fewer columns than a vector has lanes.
@@ -138,12 +154,30 @@ template<typename T> struct Gemm {
     for (int64_t j = 0; j < columns; ++j) out[j] = sum[j];
   }
 
+  // One or two vectors of all columns: the last may overlap the first, and both compute the same. False if there are
+  // more columns, or fewer than a short vector has.
+  template<int R, int N = LANES>
+  static bool few_columns(const Product &p, const T *lhs, const T *rhs, T *out) {
+    if (p.columns == N) strip<R, 1, R == 1 ? 8 : 2, N>(p, lhs, rhs, out);
+    else if (p.columns > N && p.columns <= 2 * N)
+      strip<R, 2, R == 1 ? 4 : 1, N>(p, lhs, rhs, out, p.columns - N);
+    else if constexpr (N > 16 / sizeof(T)) return p.columns < N && few_columns<R, N / 2>(p, lhs, rhs, out);
+    else return false;
+    return true;
+  }
+
   template<int R> static void strips(const Product &p, const T *lhs, const T *rhs, T *out, int64_t columns) {
+    if (few_columns<R>(p, lhs, rhs, out)) return;  // then this thread multiplies all of them
     int64_t j = 0;
     for (; R < 4 && j + 8 * LANES <= columns; j += 8 * LANES)
       strip<R, 8 / (R > 1 ? 2 : 1)>(p, lhs, rhs + j, out + j);
     for (; j + 2 * LANES <= columns; j += 2 * LANES) strip<R, 2>(p, lhs, rhs + j, out + j);
     for (; j + LANES <= columns; j += LANES) strip<R, 1>(p, lhs, rhs + j, out + j);
+    if (j < columns &&
+        columns >= LANES) {  // again some columns of the vector before, which come out the same
+      j = columns - LANES;
+      return strip<R, 1>(p, lhs, rhs + j, out + j);
+    }
     for (int i = 0; j < columns && i < R; ++i)
       narrow(p, lhs + i * p.lhs_row, rhs + j, out + i * p.columns + j, columns - j);
   }
@@ -155,20 +189,50 @@ template<typename T> struct Gemm {
     for (; i < p.rows; ++i) strips<1>(p, lhs + i * p.lhs_row, rhs, out + i * p.columns, columns);
   }
 
-  // The sum of the products of two contiguous vectors.
-  static T dot(const T *__restrict a, const T *__restrict b, int64_t n) {
-    Vector sum[4] = {};
+  // The sum of N elements, by halves.
+  template<int N> static T sum_of(const T *x) {
+    if constexpr (N == 1) {
+      return *x;
+    } else {
+      typedef T Half __attribute__((vector_size(N / 2 * sizeof(T)), aligned(sizeof(T)), may_alias));
+      T sum[N / 2];
+      *(Half *)sum = *(const Half *)x + *(const Half *)(x + N / 2);
+      return sum_of<N / 2>(sum);
+    }
+  }
+
+  // The sums of the products of R rows and a contiguous vector.
+  template<int R> static void dots(const Product &p, const T *lhs, const T *rhs, T *out) {
+    enum { K = R == 1 ? 4 : 1 };
+    Vector sum[R][K] = {};
+    const int64_t n = p.inner;
     int64_t k = 0;
-    for (; k + 4 * LANES <= n; k += 4 * LANES)
+    for (; k + K * LANES <= n; k += K * LANES)
 #pragma GCC unroll 4
-      for (int v = 0; v < 4; ++v)
-        sum[v] += *(const Vector *)(a + k + v * LANES) * *(const Vector *)(b + k + v * LANES);
-    for (; k + LANES <= n; k += LANES) sum[0] += *(const Vector *)(a + k) * *(const Vector *)(b + k);
-    const Vector all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    T total = 0;
-    for (int i = 0; i < LANES; ++i) total += all[i];
-    for (; k < n; ++k) total += a[k] * b[k];
-    return total;
+      for (int c = 0; c < K; ++c) {
+        const Vector right = *(const Vector *)(rhs + k + c * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < R; ++i)
+          sum[i][c] += *(const Vector *)(lhs + i * p.lhs_row + k + c * LANES) * right;
+      }
+    for (; k + LANES <= n; k += LANES)
+#pragma GCC unroll 8
+      for (int i = 0; i < R; ++i)
+        sum[i][0] += *(const Vector *)(lhs + i * p.lhs_row + k) * *(const Vector *)(rhs + k);
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) {
+      const Vector all = K == 1 ? sum[i][0] : (sum[i][0] + sum[i][1 % K]) + (sum[i][2 % K] + sum[i][3 % K]);
+      T total = sum_of<LANES>((const T *)&all);
+      for (int64_t j = k; j < n; ++j) total += lhs[i * p.lhs_row + j] * rhs[j];
+      out[i * p.columns] = total;
+    }
+  }
+
+  // Rows times one column, both contiguous.
+  static void by_rows(const Product &p, const T *lhs, const T *rhs, T *out) {
+    int64_t i = 0;
+    for (; i + 4 <= p.rows; i += 4) dots<4>(p, lhs + i * p.lhs_row, rhs, out + i * p.columns);
+    for (; i < p.rows; ++i) dots<1>(p, lhs + i * p.lhs_row, rhs, out + i * p.columns);
   }
 
   // Columns ``from`` to ``to`` of a product. How it sums depends on all columns, not on those of this thread.
@@ -179,8 +243,7 @@ template<typename T> struct Gemm {
     if (p.rhs_column == 1 || p.columns == 1) {
       if (p.columns > 1) return by_columns(p, lhs, rhs, out, columns);
       if (p.rhs_inner == 1 && p.lhs_inner == 1) {
-        for (int64_t i = 0; i < p.rows; ++i) out[i * p.columns] = dot(lhs + i * p.lhs_row, rhs, p.inner);
-        return;
+        return by_rows(p, lhs, rhs, out);
       }
       if (p.lhs_row == 1) {  // the transposed product has contiguous columns
         Product q = p;
@@ -189,9 +252,7 @@ template<typename T> struct Gemm {
         return by_columns(q, rhs, lhs, out, p.rows);
       }
     } else if (p.rhs_inner == 1 && p.lhs_inner == 1 && p.inner >= LANES) {
-      for (int64_t j = 0; j < columns; ++j)
-        for (int64_t i = 0; i < p.rows; ++i)
-          out[i * p.columns + j] = dot(lhs + i * p.lhs_row, rhs + j * p.rhs_column, p.inner);
+      for (int64_t j = 0; j < columns; ++j) by_rows(p, lhs, rhs + j * p.rhs_column, out + j);
       return;
     }
     // columns that are apart are copied, some at a time

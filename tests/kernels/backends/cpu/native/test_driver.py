@@ -452,7 +452,7 @@ def test_a_users_operation_in_a_native_loop_warns(native):
 
 @pytest.mark.parametrize("prim", [lax.dot_general_p, lax.sin_p, lax.scatter_p], ids=str)
 def test_replaced_definitions_are_called(prim, native):
-    w = X.T @ X
+    w = X.T @ X / 8  # rounds do not amplify the order of sums
 
     def step(i, c):
         return bnp.sin(c @ w).at[i].set(c[0]) + 1

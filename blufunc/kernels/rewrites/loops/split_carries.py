@@ -106,7 +106,7 @@ def _short_axes(loop: _Bodies) -> Iterator[list[int | None]]:
     carries = [v.aval for v in loop.bodies[-1][0].invars[loop.bodies[-1][1] :]]
     for k, aval in enumerate(carries):
         for axis, n in enumerate(aval.shape):
-            if 1 < n <= MOST_PARTS:
+            if 1 < n <= MOST_PARTS and aval.size:
                 yield [axis if i == k else None for i in range(len(carries))]
 
 

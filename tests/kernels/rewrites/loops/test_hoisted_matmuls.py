@@ -9,7 +9,7 @@ from blufunc import lax
 from blufunc.config import config
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import toolchain
-from blufunc.kernels.rewrites.hoisted_matmuls import with_hoisted_matmuls
+from blufunc.kernels.rewrites.loops.hoisted_matmuls import with_hoisted_matmuls
 
 T, B, N, M = 6, 3, 5, 4
 RNG = np.random.default_rng(0)

@@ -34,28 +34,51 @@ from blufunc.core.programs.simplify import Origins, dce, rewrite, simplified_bod
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.points import POINTS, Branch, Loop, _AtPoints, point_branch_p, point_loop_p
-from blufunc.kernels.rewrites.split_carries import with_split_carries
+from blufunc.kernels.rewrites.loops.split_carries import with_split_carries
 
 MOST_EQUATIONS = 128
 """Operations of a body, at most: they must fit the registers of a thread."""
 
+_FEW_POINTS, _MANY_POINTS = 4, 32
+"""Bounds of the points that run in runs: few in registers, many in vectors.
+
+Compilers do not vectorize around a loop for fewer than two vectors of points.
+"""
+
+_RUN_COST = 1 << 23
+"""Cost of a run, in additions: some milliseconds, in which no signal is seen."""
+
 
 def with_point_control(jaxpr: Jaxpr, origins: Origins, least: int = 1) -> Jaxpr:
-    """Replace branches, and loops of at least ``least`` points, that run at points."""
+    """Replace branches and loops that run at points.
+
+    A loop of fewer than ``least`` points becomes a loop of runs, each of many rounds in a kernel, and ends at a signal.
+    """
     read = used(jaxpr)
 
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         rule = _RULES.get(eqn.prim.name)
         if rule is None or eqn.prim.kind != "control" or is_replaced(eqn.prim, "impl"):
             return [eqn]
-        if eqn.prim.name != "cond" and max((v.aval.size for v in eqn.outvars), default=0) < least:
+        found = _at_points(eqn, rule, read)
+        if found is None:
             return [eqn]
-        try:
-            return rule(eqn, read)
-        except _NotAtPointsError:
-            return _in_parts(eqn, rule, read) or [eqn]
+        points = max((v.aval.size for v in eqn.outvars), default=0)
+        if eqn.prim.name != "cond" and points < least:
+            points = max((v.aval.size for e in found for v in e.outvars if e.prim is point_loop_p), default=0)
+            if _FEW_POINTS < points < _MANY_POINTS:
+                return [eqn]
+            return found if _is_short(eqn) else _in_runs(eqn, rule, read) if _rounds_of_run(eqn) else [eqn]
+        return found
 
     return dce(rewrite(jaxpr, step, origins)) if any(e.prim.name in _RULES for e in jaxpr.eqns) else jaxpr
+
+
+def _at_points(eqn: Eqn, rule: Callable, read: set) -> list[Eqn] | None:
+    try:
+        return rule(eqn, read)
+    except _NotAtPointsError:
+        return _in_parts(eqn, rule, read)
 
 
 def _in_parts(eqn: Eqn, rule: Callable, read: set) -> list[Eqn] | None:
@@ -72,6 +95,72 @@ def _in_parts(eqn: Eqn, rule: Callable, read: set) -> list[Eqn] | None:
 
 class _NotAtPointsError(Exception):
     """A body does not compute each point alone."""
+
+
+# -- loops of few points -----------------------------------------------------------------------------
+
+
+def _rounds_of_run(eqn: Eqn) -> int:
+    """The rounds of a loop that run in a kernel at once; 0 if one may take long."""
+    points = max((v.aval.size for v in eqn.outvars), default=1)
+    cost = points * _round_cost(eqn)
+    most = int(_RUN_COST / max(1, cost))
+    length = eqn.params.get("length") or 1
+    # runs of one length need one kernel
+    return most if length <= most else next((n for n in range(most, most // 2, -1) if not length % n), most)
+
+
+def _round_cost(eqn: Eqn) -> float:
+    """The cost of a round at one point, in additions."""
+    p = eqn.params
+    bodies = [p["jaxpr"]] if eqn.prim.name == "scan" else [p["cond"], p["body"]]
+    return sum(_cost(e) for b in bodies for e in simplified_body(b).eqns)
+
+
+def _cost(eqn: Eqn) -> float:
+    """The cost at one point, in additions; infinite for a loop without a limit."""
+    if _RULES.get(eqn.prim.name) is None or eqn.prim.kind != "control":
+        return eqn.prim.cost
+    if eqn.prim.name == "cond":
+        return max(sum(map(_cost, simplified_body(b).eqns)) for b in eqn.params["branches"])
+    most = eqn.params["length" if eqn.prim.name == "scan" else "max_steps"]
+    return math.inf if most is None else most * _round_cost(eqn)
+
+
+def _is_short(eqn: Eqn) -> bool:
+    most = eqn.params["length" if eqn.prim.name == "scan" else "max_steps"]
+    return most is not None and most <= _rounds_of_run(eqn)
+
+
+def _in_runs(eqn: Eqn, rule: Callable, read: set) -> list[Eqn]:
+    """A loop as a loop of runs; the planner of its body puts a run into a kernel."""
+    p, n = eqn.params, _rounds_of_run(eqn)
+    ins = [Var(a.aval) for a in eqn.invars]
+    outs = [Var(v.aval) for v in eqn.outvars]
+    if eqn.prim.name == "while":
+        if p["max_steps"] is not None:
+            return [eqn]
+        first = p["n_cond"]
+        body = Jaxpr(
+            ins, [Eqn(eqn.prim, ins, outs, {**p, "max_steps": n}, eqn.source)], outs, name=p["body"].name
+        )
+        # the run tests the condition as well: its operands are constants of both
+        consts = list(eqn.invars[:first])
+        params = {**p, "body": body, "n_body": first + p["n_body"]}
+        return [Eqn(eqn.prim, [*consts, *eqn.invars], eqn.outvars, params, eqn.source)]
+    length = p["length"]
+    body = Jaxpr(ins, [Eqn(eqn.prim, ins, outs, {**p, "length": n}, eqn.source)], outs, name=p["jaxpr"].name)
+    whole, rest = divmod(length, n)
+    middle = [Var(v.aval) for v in eqn.outvars] if rest else list(eqn.outvars)
+    made = [Eqn(eqn.prim, eqn.invars, middle, {**p, "jaxpr": body, "length": whole}, eqn.source)]
+    if rest:
+        operands = [*eqn.invars[: p["n_consts"]], *middle]
+        last = Eqn(eqn.prim, operands, eqn.outvars, {**p, "length": rest}, eqn.source)
+        made += _at_points(last, rule, read) or [last]
+    return made
+
+
+# -- rules -------------------------------------------------------------------------------------------
 
 
 def _while(eqn: Eqn, read: set) -> list[Eqn]:

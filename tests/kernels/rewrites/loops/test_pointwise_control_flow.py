@@ -12,8 +12,8 @@ from blufunc.kernels.backends.cpu import program as host_program
 from blufunc.kernels.backends.cpu import renderer, toolchain
 from blufunc.kernels.fusion.fuse import Region, fuse
 from blufunc.kernels.ops.points import POINTS
-from blufunc.kernels.rewrites import pointwise_control_flow
-from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
+from blufunc.kernels.rewrites.loops import pointwise_control_flow
+from blufunc.kernels.rewrites.loops.pointwise_control_flow import with_point_control
 from blufunc.transforms.staging.jit import jit
 from tests.kernels.differential import LIKE_A_GPU, SMALL, as_body, case, compile_all, differences
 

@@ -11,8 +11,8 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import planning, toolchain
 from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.ops.points import POINTS
-from blufunc.kernels.rewrites import split_carries
-from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
+from blufunc.kernels.rewrites.loops import split_carries
+from blufunc.kernels.rewrites.loops.pointwise_control_flow import with_point_control
 
 N = planning.HOST.least_points
 X = np.random.default_rng(0).uniform(0.5, 1.5, (3, N)).astype(np.float32)

@@ -7,7 +7,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core.programs.simplify import simplify
-from blufunc.kernels.rewrites.branches_to_selects import with_selects
+from blufunc.kernels.rewrites.loops.branches_to_selects import with_selects
 from tests.kernels.backends.cuda.test_program import on, same, uniform
 
 CASES = (
