@@ -17,16 +17,14 @@ struct Copies {
   Copy of[MOST];
 };
 
-template <class Unit>
-__device__ void move(char *to, const char *from, long long bytes) {
-  for (long long i = threadIdx.x; i < bytes / sizeof(Unit); i += THREADS) ((Unit *)to)[i] = ((const Unit *)from)[i];
+template<class Unit> __device__ void move(char *to, const char *from, long long bytes) {
+  for (long long i = threadIdx.x; i < bytes / sizeof(Unit); i += THREADS)
+    ((Unit *)to)[i] = ((const Unit *)from)[i];
 }
 
 __device__ void move_bytes(char *to, const char *from, long long bytes) {
-  if (((long long)to | (long long)from | bytes) & 3)
-    move<char>(to, from, bytes);
-  else
-    move<int>(to, from, bytes);
+  if (((long long)to | (long long)from | bytes) & 3) move<char>(to, from, bytes);
+  else move<int>(to, from, bytes);
 }
 
 // All sources are read before anything is written: carries change places. One block.
@@ -49,8 +47,8 @@ extern "C" __global__ void copy_all(Copies copies) { move_all(copies); }
 
 // The end of a round, or before the first one: there is another one if `predicate`, if given, holds and fewer than
 // `most` are done.
-extern "C" __global__ void next_round(const bool *predicate, long long *rounds, unsigned long long handle, long long most,
-                                      int first, Copies copies) {
+extern "C" __global__ void next_round(const bool *predicate, long long *rounds, unsigned long long handle,
+                                      long long most, int first, Copies copies) {
   bool goes_on = !predicate || *predicate;  // a copy may overwrite it
   move_all(copies);
   if (threadIdx.x) return;
@@ -83,28 +81,22 @@ struct Stacks {
   Stack of[MOST];
 };
 
-template <class Unit>
-__device__ void move_rows_of(const Stack &s, char *array, int rows, int loads) {
+template<class Unit> __device__ void move_rows_of(const Stack &s, char *array, int rows, int loads) {
   long long each = s.bytes / sizeof(Unit), all = each * rows;
   for (long long i = blockIdx.x * THREADS + threadIdx.x; i < all; i += (long long)gridDim.x * THREADS) {
     Unit *in_array = (Unit *)array + i, *outside = (Unit *)(s.outside + i / each * s.stride) + i % each;
-    if (loads)
-      *outside = *in_array;
-    else
-      *in_array = *outside;
+    if (loads) *outside = *in_array;
+    else *in_array = *outside;
   }
 }
 
 // The rows of a part of a round: `count` of them, the first is at `start` and `step` further in each round.
-extern "C" __global__ void move_rows(const long long *rounds, long long start, long long step, int rows, int loads,
-                                     Stacks stacks) {
+extern "C" __global__ void move_rows(const long long *rounds, long long start, long long step, int rows,
+                                     int loads, Stacks stacks) {
   const Stack &s = stacks.of[blockIdx.y];
   char *array = s.array + (start + *rounds * step) * s.bytes;
   long long together = (long long)array | (long long)s.outside | s.bytes | s.stride;
-  if (!(together & 15))
-    move_rows_of<int4>(s, array, rows, loads);
-  else if (!(together & 3))
-    move_rows_of<int>(s, array, rows, loads);
-  else
-    move_rows_of<char>(s, array, rows, loads);
+  if (!(together & 15)) move_rows_of<int4>(s, array, rows, loads);
+  else if (!(together & 3)) move_rows_of<int>(s, array, rows, loads);
+  else move_rows_of<char>(s, array, rows, loads);
 }

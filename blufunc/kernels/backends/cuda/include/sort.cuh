@@ -32,15 +32,16 @@ struct Element {
   unsigned place;
 };
 
-__device__ bool before(Element a, Element b) { return a.key < b.key || (a.key == b.key && a.place < b.place); }
+__device__ bool before(Element a, Element b) {
+  return a.key < b.key || (a.key == b.key && a.place < b.place);
+}
 
 // One block sorts a part of a row, and gives the first elements to `take`.
-template <class Take>
-__device__ void sort_part(const void *given, Element *part, Take take) {
+template<class Take> __device__ void sort_part(const void *given, Element *part, Take take) {
   unsigned row = blockIdx.x / PARTS, first = blockIdx.x % PARTS * PART;
   for (unsigned i = threadIdx.x; i < PART; i += THREADS) {
     unsigned at = first + i;
-    Element e = {(Ordered)~(Ordered)0, 0xffffffffu};  // after all others
+    Element e = {(Ordered) ~(Ordered)0, 0xffffffffu};  // after all others
     if (at < LENGTH) {
       if (FROM_KEYS) {
         e = ((const Element *)given)[(size_t)row * LENGTH + at];
