@@ -18,6 +18,7 @@ import numpy as np
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import from_numpy
 from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
@@ -649,7 +650,8 @@ class LoopKernel:
         array = lambda at, aval: self.fake.array(at, aval.shape, aval.dtype)
         given = [array(at, a.aval).copy() for at, a in zip(addresses[:n], eqn.invars, strict=True)]
         array(scratch, ShapedArray((self.tiling.left_starts[-1],), dtypes.uint8))[...] = 0xCD
-        found = eqn.prim.bind(*[bnp.asarray(x, dtype=x.dtype) for x in given], **eqn.params)
+        on_host = [from_numpy(x, backend.host_device()) for x in given]
+        found = eqn.prim.bind(*on_host, **eqn.params)
         for at, v, x in zip(addresses[n:], eqn.outvars, found, strict=True):
             array(at, v.aval)[...] = np.asarray(x)
 

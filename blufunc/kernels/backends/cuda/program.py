@@ -28,7 +28,7 @@ from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import inline_definitions, simplify
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.device_model import H200, HOPPER, L2_BYTES, L2_SPEEDUP, Limits
-from blufunc.kernels.backends.cuda.driver import conditional, driver, modules
+from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
@@ -156,7 +156,7 @@ def prepared(
         every = [w for many in wanted.values() for w in many]
         return Prepared(schedule, wanted, modules.rendered(every, limits), tuple(others))
 
-    reads = ("cuda", arch, repr(limits), repr(tuple(donated)), repr(budget), str(conditional.why_not()))
+    reads = ("cuda", arch, repr(limits), repr(tuple(donated)), repr(budget))
     return plan_store.kept(jaxpr, reads, prepare, Prepared)
 
 

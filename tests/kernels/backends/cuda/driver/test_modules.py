@@ -115,7 +115,7 @@ def test_sources_of_other_steps_are_compiled_with_kernels(compiled):
         return table.at[rows].add(1.0), bf.value_and_grad(attend)(q), double(table)
 
     of_heads = [struct(1, 1024, 2, 64, dtype=dtypes.bfloat16)] * 3
-    traced = bf.jit(f).trace(struct(16, 8), struct(5, dtype=np.int32), *of_heads)
+    traced = bf.jit(f).trace(struct(16, 8), struct(100, dtype=np.int32), *of_heads)
     made = CudaBackend().draft(traced.jaxpr, (False,) * 5).schedule
     others = dict.fromkeys(
         t for s in made.steps if isinstance(s, OpaqueStep) for t in dispatch.Library("sm_90a").sources(s)

@@ -33,6 +33,8 @@ class Cond:
         self.launches = 1 + sum(b.launches + 1 for b in self.bodies)
         few = len(self.bodies) <= moves.MOST
         self.captured = few and why_no_node(eqn) is None and all(b.captured for b in self.bodies)
+        if self.captured:
+            moves.prepare(device)
 
     def __call__(self, given: list[DeviceBuffer]) -> list[DeviceBuffer]:
         index, *operands = given

@@ -86,6 +86,8 @@ class _Loop:
         self.device, self.body = device, body
         self.captured = body.captured and why_no_node(eqn) is None
         self.launches = body.launches + 2
+        if self.captured:
+            moves.prepare(device)
         self._own: _Captured | None = None
         self._refused = False
 

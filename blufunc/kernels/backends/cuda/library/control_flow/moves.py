@@ -132,6 +132,12 @@ def source() -> str:
     return source_files.source(_FILE, MOST=MOST, STAGED=STAGED, THREADS=_THREADS)
 
 
+def prepare(device: int) -> None:
+    """Compile and load all kernels: a capture must not."""
+    for entry in ("copy_all", "next_round", "choose", "move_rows"):
+        _loaded(entry, 1, 1, device)
+
+
 # -- launches ----------------------------------------------------------------------------------------
 
 
@@ -175,6 +181,9 @@ def _structs(images: Iterable[bytes], size: int = 8) -> bytes:
 
 def _launch(entry: str, grid: int | tuple[int, int], device: int, *values: Any) -> None:
     x, y = grid if isinstance(grid, tuple) else (grid, 1)
-    loaded = modules.load_source(CudaSource(source(), entry, (x, y, 1), (_THREADS, 1, 1)), device)
-    launch, _ = loaded.prepare(values)
+    launch, _ = _loaded(entry, x, y, device).prepare(values)
     launch(driver.work_stream(device).ptr)
+
+
+def _loaded(entry: str, x: int, y: int, device: int) -> modules.Loaded:
+    return modules.load_source(CudaSource(source(), entry, (x, y, 1), (_THREADS, 1, 1)), device)

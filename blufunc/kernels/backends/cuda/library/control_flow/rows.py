@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from blufunc.core.ir.jaxpr import Eqn
-from blufunc.kernels.backends.cuda.driver import conditional
-from blufunc.kernels.backends.cuda.driver.modules import Text
-from blufunc.kernels.backends.cuda.library.control_flow import branches, loops, moves
+from blufunc.kernels.backends.cuda.library.control_flow import branches, loops
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
-from blufunc.kernels.schedule import OpaqueStep
 
 _FUNCTIONS: dict[str, Callable[[Eqn, int, Compile], Function]] = {
     "scan": loops.Scan,
@@ -28,10 +25,6 @@ class ControlFlow(FunctionKernel):
 
     def matches(self, eqn: Eqn) -> bool:
         return eqn.prim.name in _FUNCTIONS
-
-    def sources(self, step: OpaqueStep, arch: str) -> list[Text]:
-        # drivers without conditional nodes could not load it
-        return [(moves.source(), "control_flow")] if conditional.why_not() is None else []
 
     def function(self, eqn: Eqn, device: int, compile: Compile) -> Function:
         return _FUNCTIONS[eqn.prim.name](eqn, device, compile)
