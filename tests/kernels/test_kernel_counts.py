@@ -67,6 +67,14 @@ def by_halves(x):
     return bnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
+def by_position(x, position):
+    """The same of one token, at a position that is known when it runs."""
+    angles = position / 1e4 ** (bnp.arange(0, LANES, 2) / LANES)
+    a, b = bnp.split(x.astype("float32"), 2, -1)
+    cos, sin = bnp.cos(angles), bnp.sin(angles)
+    return bnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
 def by_rotated_half(x, cos, sin):
     wide = x.astype("float32")
     a, b = bnp.split(wide, 2, -1)
@@ -136,6 +144,7 @@ COUNTS = {
     # cosines and sines of angles are stored once, as all heads read them
     "rotary embedding": (3, by_halves, HEADS),
     "rotary embedding, backward": (3, backward(by_halves), HEADS, HEADS),
+    "rotary embedding of a position": (2, by_position, HEADS, np.float32(3)),
     "rotary embedding by a rotated half": (
         1,
         by_rotated_half,

@@ -14,7 +14,7 @@ Kernels, stage 5, below ``fuse.py``. In: a jaxpr. Out: three sets of variables:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
@@ -97,11 +97,26 @@ def _recipes(jaxpr: Jaxpr, stored: Set[Var]) -> dict[Any, _CopyRecipe]:
         own = e.prim.cost if _is_elementwise(e) and e.prim is not copy_p else 0
         if (_is_elementwise(e) or moves(e)) and e.outvars[0] not in stored:
             parts = [recipes[a] for a in e.invars if a.__class__ is not Literal]
+            if moves(e) and _is_stored_small(e, parts):
+                parts = [_CopyRecipe(frozenset(e.invars), 0)]
             leaves = frozenset[Var]().union(*[p.leaves for p in parts])
             recipes[e.outvars[0]] = _CopyRecipe(leaves, own + sum(p.operations for p in parts))
         else:
             recipes.update((v, _CopyRecipe(frozenset([v]), 0)) for v in e.outvars)
     return recipes
+
+
+def _is_stored_small(eqn: Eqn, parts: Sequence[_CopyRecipe]) -> bool:
+    """True for movement of a value that is small and expensive: it is stored.
+
+    So are the sines of angles that a rotary embedding of many rows reads.
+    """
+    x = eqn.invars[0].aval
+    return (
+        len(eqn.invars) == 1
+        and x.size * _SMALL_RECIPE <= eqn.outvars[0].aval.size
+        and sum(p.operations for p in parts) > _MOST_OPERATIONS // 2
+    )
 
 
 def _is_elementwise(eqn: Eqn) -> bool:
