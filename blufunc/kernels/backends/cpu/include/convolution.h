@@ -1,4 +1,5 @@
-// Convolutions on the CPU as GEMMs whose windows are packed block by block; library: steps/convolution.py.
+// Convolutions as GEMMs whose windows are packed block by block, and reductions of windows; libraries:
+// steps/convolution.py and steps/windows.py.
 
 //# slides
 #include <string.h>
@@ -91,6 +92,14 @@ struct Span {
     if (outside || lo >= hi) lo = hi = 0;
   }
 };
+
+// Add the distance of the last term of a window along each axis.
+static inline void add_reach(const Slide &s, int64_t *reach) {
+  for (int64_t d = 0; d < s.n_terms; ++d) {
+    const Dim &dim = s.term_dims()[d];
+    if (dim.axis >= 0) reach[dim.axis] += (dim.extent - 1) * dim.step;
+  }
+}
 
 //# convolution
 #if defined(__has_builtin)
@@ -390,10 +399,7 @@ template<typename T> struct Convolution {
     Walk k(s.term_dims(), s.n_terms, 0);
     for (int64_t i = 0; i < lines; ++i, k.by(k.last().extent)) at[i] = place(k, s.n_padded);
     int64_t reach[AXES] = {};
-    for (int64_t d = 0; d < s.n_terms; ++d) {
-      const Dim &dim = s.term_dims()[d];
-      if (dim.axis >= 0) reach[dim.axis] += (dim.extent - 1) * dim.step;
-    }
+    add_reach(s, reach);
     Walk p(s.position_dims(), s.n_positions, first);
     for (int64_t i = 0; i < count; ++i, p.by(1)) {
       bool inside = true;
@@ -509,4 +515,113 @@ extern "C" void convolution(const int64_t *p, char *const *operands, char *const
   const Batch all(p);
   Convolution<REAL>::run((const Slide *)(all.rest + 1), all.rest[0], (const REAL *)operands[0],
                          (const REAL *)operands[1], (REAL *)results[0], shared, threads);
+}
+
+//# windows
+// An element of a window, and of those before it the result (and at which place it is).
+static inline void reduce(REAL &best, int32_t &place, REAL x, int32_t at) {
+  if (KIND == SUM) best += x;
+  else if (KIND == EXTREMUM) best = x BEATS best || x != x ? x : best;
+  else {
+    const bool wins = (x BEATS best) | ((x != x) & (best == best));
+    best = wins ? x : best;
+    place = wins ? at : place;
+  }
+}
+
+template<int STEP>
+static void reduce_line(REAL *__restrict best, int32_t *__restrict place, const REAL *x, int64_t step,
+                        int64_t lo, int64_t hi, int32_t at) {
+#pragma omp simd
+  for (int64_t i = lo; i < hi; ++i) reduce(best[i], place[i], x[i * (STEP ? STEP : step)], at);
+}
+
+// A line of sums or extrema whose windows are within the operand: N vectors at a time.
+template<int N>
+static int64_t reduce_inside(REAL *out, const REAL *x, const Walk *at, int64_t terms, int64_t from,
+                             int64_t to) {
+  typedef Gemm<REAL>::Vector Vector;
+  enum { LANES = Gemm<REAL>::LANES };
+  for (; from + N * LANES <= to; from += N * LANES) {
+    Vector best[N];
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) best[v] = Vector{} + REAL(IDENTITY);
+    for (int64_t j = 0; j < terms; ++j)
+#pragma GCC unroll 4
+      for (int v = 0; v < N; ++v) {
+        const Vector next = *(const Vector *)(x + at[j].x + from + v * LANES);
+        if (KIND == SUM) best[v] += next;
+        else best[v] = (next BEATS best[v]) | (next != next) ? next : best[v];
+      }
+    for (int v = 0; v < N; ++v) *(Vector *)(out + from + v * LANES) = best[v];
+  }
+  return from;
+}
+
+// Lines of results.
+static void reduce_lines(const Slide &s, const REAL *x, RESULT *out, int64_t first, int64_t count) {
+  const int64_t extent = s.position_dims()[s.n_positions - 1].extent;
+  Parts parts{scratch.of((sizeof(REAL) + sizeof(int32_t)) * (extent + 32) + sizeof(Walk) * (s.terms + 2))};
+  Walk *const at = parts.take<Walk>(s.terms);
+  REAL *const line = parts.take<REAL>(extent);
+  int32_t *const place = parts.take<int32_t>(extent);
+  Walk k(s.term_dims(), s.n_terms, 0);
+  for (int64_t j = 0; j < s.terms; ++j, k.by(1)) at[j] = k;
+  Walk p(s.position_dims(), s.n_positions, first * extent);
+  const int64_t step = p.last().x, apart = p.last().other;
+  int64_t reach[AXES] = {};  // of the last element of a line of windows
+  if (p.last().axis >= 0) reach[p.last().axis] = (extent - 1) * p.last().step;
+  add_reach(s, reach);
+  for (int64_t n = 0; n < count; ++n, p.by(extent)) {
+    RESULT *const to = out + p.other;
+    bool inside = KIND != POSITION && step == 1 && apart == 1;
+    for (int64_t d = 0; d < s.n_padded; ++d) {
+      const int64_t begin = s.padded()[d].start + p.c[d];
+      inside &= begin >= 0 && begin + reach[d] < s.padded()[d].extent;
+    }
+    if (inside) {
+      int64_t i = reduce_inside<4>((REAL *)to, x + p.x, at, s.terms, 0, extent);
+      i = reduce_inside<1>((REAL *)to, x + p.x, at, s.terms, i, extent);
+      for (; i < extent; ++i) {
+        REAL one = REAL(IDENTITY);
+        for (int64_t j = 0; j < s.terms; ++j) reduce(one, place[0], x[p.x + at[j].x + i], 0);
+        to[i] = RESULT(one);
+      }
+      continue;
+    }
+    REAL *const best = KIND != POSITION && apart == 1 ? (REAL *)to : line;
+    for (int64_t i = 0; i < extent; ++i) best[i] = REAL(IDENTITY);
+    for (int64_t i = 0; KIND == POSITION && i < extent; ++i) place[i] = 0;
+    for (int64_t j = 0; j < s.terms; ++j) {
+      const Span span(s, p.last(), p.c, at[j].c, extent);
+      const REAL *const from = x + p.x + at[j].x;
+      const int32_t index = (int32_t)(s.w + at[j].other);
+      if (step == 1) reduce_line<1>(best, place, from, 1, span.lo, span.hi, index);
+      else if (step == 2) reduce_line<2>(best, place, from, 2, span.lo, span.hi, index);
+      else reduce_line<0>(best, place, from, step, span.lo, span.hi, index);
+    }
+    if (KIND == POSITION)
+      for (int64_t i = 0; i < extent; ++i) to[i * apart] = RESULT(place[i]);
+    else if (apart != 1)
+      for (int64_t i = 0; i < extent; ++i) to[i * apart] = RESULT(best[i]);
+  }
+}
+
+// Parameters: the number of slides, and the slides, whose blocks count lines.
+extern "C" void windows(const int64_t *p, char *const *operands, char *const *results, char *shared,
+                        int threads) {
+  const Batch all(p);
+  const REAL *const x = (const REAL *)operands[0];
+  RESULT *const out = (RESULT *)results[0];
+  const Slide *const slides = (const Slide *)(all.rest + 1);
+  int64_t blocks = 0;
+  const Slide *s = slides;
+  for (int64_t n = all.rest[0]; n > 0; --n, s = s->next()) blocks += s->blocks();
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t n = 0; n < blocks; ++n) {
+    const Slide *t = slides;
+    int64_t b = n;
+    for (; b >= t->blocks(); t = t->next()) b -= t->blocks();
+    reduce_lines(*t, x + t->x, out + t->out, b * t->block, least(t->block, t->positions - b * t->block));
+  }
 }

@@ -135,7 +135,7 @@ def accepts(eqn: Eqn) -> bool:
     return all(a.size for a in avals) and avals[0].ndim <= 9 and phases <= _MOST_SLIDES
 
 
-def _phases(n: int, kernel: int, stride: int, low: int, holes: int, dilation: int) -> list[_Taps]:
+def phases(n: int, kernel: int, stride: int, low: int, holes: int, dilation: int) -> list[_Taps]:
     """The slides along one axis."""
     every, apart = holes // math.gcd(stride, holes), holes // math.gcd(dilation, holes)
     found = []
@@ -151,7 +151,42 @@ def _phases(n: int, kernel: int, stride: int, low: int, holes: int, dilation: in
     return found
 
 
-def _joined(dims: Sequence[_Dim]) -> list[_Dim]:
+class Axes(NamedTuple):
+    """The spatial axes of a slide.
+
+    Attributes:
+      padded: start and extent of axes along which windows leave the operand.
+      positions, terms: dims of results and of elements of the kernel.
+      offsets: of the first element of the operand, of the kernel and of the results.
+    """
+
+    padded: list[tuple[int, int]]
+    positions: list[_Dim]
+    terms: list[_Dim]
+    offsets: tuple[int, int, int]
+
+
+def axes_of(
+    taps: Sequence[_Taps], sizes: Sequence[int], x: Sequence[int], w: Sequence[int], y: Sequence[int]
+) -> Axes:
+    """Axes of a slide, given extents of the operand and strides of all arrays."""
+    padded: list[tuple[int, int]] = []
+    positions, terms = [], []
+    starts = [0, 0, 0]
+    for t, size, sx, sw, sy in zip(taps, sizes, x, w, y, strict=True):
+        (n, first, every), (k, tap, apart) = t.positions, t.taps
+        starts = [a + b for a, b in zip(starts, (t.start * sx, tap * sw, first * sy), strict=True)]
+        last = t.start + (n - 1) * t.steps[0] + (k - 1) * t.steps[1]
+        axis, along = -1, (0, 0)
+        if t.start < 0 or last >= size:
+            axis, along = len(padded), t.steps
+            padded.append((t.start, size))
+        positions.append(_Dim(n, every * sy, t.steps[0] * sx, axis, along[0]))
+        terms.append(_Dim(k, apart * sw, t.steps[1] * sx, axis, along[1]))
+    return Axes(padded, positions, terms, (starts[0], starts[1], starts[2]))
+
+
+def joined(dims: Sequence[_Dim]) -> list[_Dim]:
     """Dims with neighbors merged that are contiguous; at least one."""
     out: list[_Dim] = []
     for d in dims:
@@ -202,25 +237,15 @@ class _Slides:
             self.out, self.kernel, p["window_strides"], [low for low, _ in p["padding"]], p["lhs_dilation"],
             p["rhs_dilation"], strict=True,
         )  # fmt: skip
-        return [self.slide(taps) for taps in itertools.product(*(_phases(*axis) for axis in axes))]
+        return [self.slide(taps) for taps in itertools.product(*(phases(*axis) for axis in axes))]
 
     def slide(self, taps: Sequence[_Taps]) -> list[int]:
         """Parameters of one slide; ``Slide`` in the C++ source."""
-        padded, places, terms = [], [], [_Dim(self.terms, self.w[1], self.x[1])]
-        x, w, out = 0, 0, 0
-        for t, size, sx, sw, sy in zip(taps, self.sizes, self.x[2:], self.w[2:], self.y[2:], strict=True):
-            (n, first, every), (k, tap, apart) = t.positions, t.taps
-            x, w, out = x + t.start * sx, w + tap * sw, out + first * sy
-            last = t.start + (n - 1) * t.steps[0] + (k - 1) * t.steps[1]
-            axis = -1
-            if t.start < 0 or last >= size:
-                axis = len(padded)
-                padded.append((t.start, size))
-            along = int(axis >= 0)
-            places.append(_Dim(n, every * sy, t.steps[0] * sx, axis, t.steps[0] * along))
-            terms.append(_Dim(k, apart * sw, t.steps[1] * sx, axis, t.steps[1] * along))
+        found = axes_of(taps, self.sizes, self.x[2:], self.w[2:], self.y[2:])
+        padded, places, (x, w, out) = found.padded, found.positions, found.offsets
+        terms = [_Dim(self.terms, self.w[1], self.x[1]), *found.terms]
         n_terms = math.prod(d.extent for d in terms)
-        of_terms = _joined(sorted(terms, key=lambda d: -abs(d.x))) if n_terms else [_Dim(1, 0, 0)]
+        of_terms = joined(sorted(terms, key=lambda d: -abs(d.x))) if n_terms else [_Dim(1, 0, 0)]
         plan = self.plan(places, of_terms, n_terms)
         n, gemm = plan.n, plan.method in (_BY_ROWS, _BY_COLUMNS)
         slots = plan.batches * (1 if plan.method == _BY_GROUPS else self.groups)
@@ -264,10 +289,12 @@ class _Slides:
         found: list[_Plan] = []
         for apart in (False, True):
             images = _Dim(self.batch, self.y[0], self.x[0])
-            dims = _joined(sorted([*places, *[images] * (not apart)], key=lambda d: -d.other))
+            dims = joined(sorted([*places, *[images] * (not apart)], key=lambda d: -d.other))
             n, batches = math.prod(d.extent for d in dims), self.batch if apart else 1
             line, lane = _worth(terms[-1]), _worth(dims[-1])
-            lines = _NO_LINES if max(line, lane) < _LINE else _OF_TERMS if line > lane else _OF_POSITIONS
+            lines = _OF_TERMS if line > lane else _OF_POSITIONS
+            if max(line, lane) < _LINE and sum(d.extent * abs(d.x) for d in dims) < 1 << 31:
+                lines = _NO_LINES  # their offsets are 32 bits wide
             for method, unit in ((_BY_ROWS, self.y[1]), (_BY_COLUMNS, dims[-1].other)):
                 a, b = (n, self.features) if method == _BY_ROWS else (self.features, n)
                 direct = n_terms > 0 and _is_uniform(dims) and (unit == 1 or b == 1)
