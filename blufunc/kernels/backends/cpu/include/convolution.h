@@ -101,6 +101,15 @@ static inline void add_reach(const Slide &s, int64_t *reach) {
   }
 }
 
+// True if windows at coordinates c, and as far as they reach, are within the operand.
+static inline bool is_inside(const Slide &s, const int64_t *c, const int64_t *reach) {
+  for (int64_t d = 0; d < s.n_padded; ++d) {
+    const int64_t at = s.padded()[d].start + c[d];
+    if (at < 0 || at + reach[d] >= s.padded()[d].extent) return false;
+  }
+  return true;
+}
+
 //# convolution
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
@@ -162,7 +171,11 @@ template<typename T> struct Convolution {
     enum { R = W % 8 ? W : 8 };
     static thread_local T rows[R][DEPTH + 16];
     const Dim &line = s.term_dims()[s.n_terms - 1];
+    int64_t reach[AXES] = {};
+    add_reach(s, reach);
     for (int64_t p = 0; p < count; p += W) {
+      bool inside[W];
+      for (int i = 0; i < W; ++i) inside[i] = p + i < count && is_inside(s, at[p + i].c, reach);
       Walk k(s.term_dims(), s.n_terms, first);
       for (int64_t j = 0, run; j < terms; j += run, k.by(run)) {
         run = k.run(terms - j);
@@ -174,7 +187,7 @@ template<typename T> struct Convolution {
             from[i] = zeros;
             if (p + g + i >= count) continue;
             const Place &place = at[p + g + i];
-            spans[i] = Span(s, line, place.c, k.c, run);
+            spans[i] = inside[g + i] ? Span(run) : Span(s, line, place.c, k.c, run);
             if (spans[i].hi == 0) continue;
             from[i] = x + place.x + k.x;
             whole &= spans[i].hi - spans[i].lo == run;
@@ -402,12 +415,7 @@ template<typename T> struct Convolution {
     add_reach(s, reach);
     Walk p(s.position_dims(), s.n_positions, first);
     for (int64_t i = 0; i < count; ++i, p.by(1)) {
-      bool inside = true;
-      for (int64_t d = 0; d < s.n_padded; ++d) {
-        const int64_t from = s.padded()[d].start + p.c[d];
-        inside &= from >= 0 && from + reach[d] < s.padded()[d].extent;
-      }
-      if (inside) position<true>(s, x + p.x, w, out + p.other, p.c, at, lines, features);
+      if (is_inside(s, p.c, reach)) position<true>(s, x + p.x, w, out + p.other, p.c, at, lines, features);
       else position<false>(s, x + p.x, w, out + p.other, p.c, at, lines, features);
     }
   }
@@ -574,12 +582,7 @@ static void reduce_lines(const Slide &s, const REAL *x, RESULT *out, int64_t fir
   add_reach(s, reach);
   for (int64_t n = 0; n < count; ++n, p.by(extent)) {
     RESULT *const to = out + p.other;
-    bool inside = KIND != POSITION && step == 1 && apart == 1;
-    for (int64_t d = 0; d < s.n_padded; ++d) {
-      const int64_t begin = s.padded()[d].start + p.c[d];
-      inside &= begin >= 0 && begin + reach[d] < s.padded()[d].extent;
-    }
-    if (inside) {
+    if (KIND != POSITION && step == 1 && apart == 1 && is_inside(s, p.c, reach)) {
       int64_t i = reduce_inside<4>((REAL *)to, x + p.x, at, s.terms, 0, extent);
       i = reduce_inside<1>((REAL *)to, x + p.x, at, s.terms, i, extent);
       for (; i < extent; ++i) {

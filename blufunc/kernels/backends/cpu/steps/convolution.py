@@ -60,7 +60,7 @@ _DEPTH = 256
 _PACKED, _COPIED, _VECTOR = 12, 16, 3
 """Costs in multiplications of the GEMM: to pack, copy and multiply an element."""
 
-_LINE = 12
+_LINE = 10
 """Minimum elements of a line that is packed as such."""
 
 _BY_ROWS, _BY_COLUMNS, _BY_TERMS, _BY_GROUPS = range(4)
@@ -317,7 +317,7 @@ class _Slides:
 
 def _worth(d: _Dim) -> float:
     """Benefit of packing along an axis."""
-    return min(d.extent, 32) / (1 if d.x == 1 else 2)
+    return min(d.extent, 32) / min(abs(d.x) or 1, 3)
 
 
 def _convolution(eqn: Eqn) -> Form:
