@@ -545,7 +545,7 @@ static void reduce_line(REAL *__restrict best, int32_t *__restrict place, const 
 }
 
 // A line of sums or extrema whose windows are within the operand: N vectors at a time.
-template<int N>
+template<int N, int STEP>
 static int64_t reduce_inside(REAL *out, const REAL *x, const Walk *at, int64_t terms, int64_t from,
                              int64_t to) {
   typedef Gemm<REAL>::Vector Vector;
@@ -557,7 +557,12 @@ static int64_t reduce_inside(REAL *out, const REAL *x, const Walk *at, int64_t t
     for (int64_t j = 0; j < terms; ++j)
 #pragma GCC unroll 4
       for (int v = 0; v < N; ++v) {
-        const Vector next = *(const Vector *)(x + at[j].x + from + v * LANES);
+        const REAL *const base = x + at[j].x + (from + v * LANES) * STEP;
+        Vector next;
+        if (STEP == 1) next = *(const Vector *)base;
+        else
+#pragma GCC unroll 16
+          for (int i = 0; i < LANES; ++i) next[i] = base[i * STEP];
         if (KIND == SUM) best[v] += next;
         else best[v] = (next BEATS best[v]) | (next != next) ? next : best[v];
       }
@@ -571,7 +576,7 @@ static void reduce_lines(const Slide &s, const REAL *x, RESULT *out, int64_t fir
   const int64_t extent = s.position_dims()[s.n_positions - 1].extent;
   Parts parts{scratch.of((sizeof(REAL) + sizeof(int32_t)) * (extent + 32) + sizeof(Walk) * (s.terms + 2))};
   Walk *const at = parts.take<Walk>(s.terms);
-  REAL *const line = parts.take<REAL>(extent);
+  REAL *const spare = parts.take<REAL>(extent);
   int32_t *const place = parts.take<int32_t>(extent);
   Walk k(s.term_dims(), s.n_terms, 0);
   for (int64_t j = 0; j < s.terms; ++j, k.by(1)) at[j] = k;
@@ -582,17 +587,21 @@ static void reduce_lines(const Slide &s, const REAL *x, RESULT *out, int64_t fir
   add_reach(s, reach);
   for (int64_t n = 0; n < count; ++n, p.by(extent)) {
     RESULT *const to = out + p.other;
-    if (KIND != POSITION && step == 1 && apart == 1 && is_inside(s, p.c, reach)) {
-      int64_t i = reduce_inside<4>((REAL *)to, x + p.x, at, s.terms, 0, extent);
-      i = reduce_inside<1>((REAL *)to, x + p.x, at, s.terms, i, extent);
+    if (KIND != POSITION && (step == 1 || step == 2) && apart == 1 && is_inside(s, p.c, reach)) {
+      REAL *const line = (REAL *)to;
+      int64_t i = 0;
+      if (step == 1) {
+        i = reduce_inside<4, 1>(line, x + p.x, at, s.terms, i, extent);
+        i = reduce_inside<1, 1>(line, x + p.x, at, s.terms, i, extent);
+      } else i = reduce_inside<1, 2>(line, x + p.x, at, s.terms, i, extent);
       for (; i < extent; ++i) {
         REAL one = REAL(IDENTITY);
-        for (int64_t j = 0; j < s.terms; ++j) reduce(one, place[0], x[p.x + at[j].x + i], 0);
-        to[i] = RESULT(one);
+        for (int64_t j = 0; j < s.terms; ++j) reduce(one, place[0], x[p.x + at[j].x + i * step], 0);
+        line[i] = one;
       }
       continue;
     }
-    REAL *const best = KIND != POSITION && apart == 1 ? (REAL *)to : line;
+    REAL *const best = KIND != POSITION && apart == 1 ? (REAL *)to : spare;
     for (int64_t i = 0; i < extent; ++i) best[i] = REAL(IDENTITY);
     for (int64_t i = 0; KIND == POSITION && i < extent; ++i) place[i] = 0;
     for (int64_t j = 0; j < s.terms; ++j) {
