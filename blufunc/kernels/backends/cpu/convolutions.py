@@ -2,8 +2,8 @@
 
 Kernels, before stage 5 on the CPU. In: a simplified jaxpr. Out: one in which a convolution is a ``dot_general`` if
 along each axis its kernel has size 1, or its result. Such are 1 x 1 convolutions with any strides, and their gradients
-in inputs and in weights. The GEMM multiplies operands in place, and neighbors fuse. Other convolutions run in
-NumPy, with a copied matrix of windows and BLAS.
+in inputs and in weights. The GEMM multiplies operands in place, and neighbors fuse. Other convolutions are
+native steps (``steps/convolution.py``).
 """
 
 from __future__ import annotations

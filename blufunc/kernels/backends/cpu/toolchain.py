@@ -358,7 +358,8 @@ _CALLS = {
 CALLS_OF = {
     "gather": 24, "scatter": 24, "scatter_add": 24, "scatter_mul": 24, "scatter_min": 24, "scatter_max": 24, "sort": 4,
     "top_k": 8, "fft": 24, "lu": 24, "lu_solve": 24, "lu_pivots_to_permutation": 4, "cholesky": 24, "qr": 24,
-    "eigh": 24, "svd": 24, "triangular_solve": 24, "tridiagonal_solve": 24,
+    "eigh": 24, "svd": 24, "triangular_solve": 24, "tridiagonal_solve": 24, "conv_general_dilated": 24,
+    "reduce_window_sum": 24, "reduce_window_max": 24, "reduce_window_min": 24, "window_argmax": 24, "window_argmin": 24,
 }  # fmt: skip
 """Primitives whose NumPy definition takes several calls, and their number.
 

@@ -36,26 +36,26 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // Panels of W rows (or columns): of each its W elements at position 0 of the sum, then those at 1, and so on.
-// The last panel is filled up with zeros.
+// The last panel is filled up with zeros. Panels hold ``pitch`` positions, of which these are the first ``inner``.
 template<int W, typename T>
 static void pack(T *__restrict to, const T *__restrict from, int64_t count, int64_t inner, int64_t across,
-                 int64_t along) {
+                 int64_t along, int64_t pitch) {
   const int64_t whole = count / W * W;
   if (across == 1) {
     for (int64_t group = 0; group < whole; group += STREAMS * W)
       for (int64_t k = 0; k < inner; ++k)
         for (int64_t p = group; p < least(group + STREAMS * W, whole); p += W)
-          for (int i = 0; i < W; ++i) to[p * inner + k * W + i] = from[p + i + k * along];
+          for (int i = 0; i < W; ++i) to[p * pitch + k * W + i] = from[p + i + k * along];
   } else {
     for (int64_t p = 0; p < whole; p += W)
       for (int64_t k = 0; k < inner; k += 8)  // small blocks are transposed within the first cache
         for (int i = 0; i < W; ++i)
           for (int64_t j = k; j < least(k + 8, inner); ++j)
-            to[p * inner + j * W + i] = from[(p + i) * across + j * along];
+            to[p * pitch + j * W + i] = from[(p + i) * across + j * along];
   }
   for (int64_t k = 0; whole < count && k < inner; ++k)
     for (int i = 0; i < W; ++i)
-      to[whole * inner + k * W + i] = whole + i < count ? from[(whole + i) * across + k * along] : T(0);
+      to[whole * pitch + k * W + i] = whole + i < count ? from[(whole + i) * across + k * along] : T(0);
 }
 
 template<typename T> struct Gemm {
@@ -103,8 +103,8 @@ template<typename T> struct Gemm {
     T *a = (T *)scratch.of(sizeof(T) * (round_up(a_size, 64) + b_size)), *b = a + round_up(a_size, 64);
     for (int64_t k = 0; k < p.inner; k += DEPTH) {
       const int64_t inner = least(DEPTH, p.inner - k);
-      pack<ROWS>(a, lhs + k * p.lhs_inner, rows, inner, p.lhs_row, p.lhs_inner);
-      pack<COLUMNS>(b, rhs + k * p.rhs_inner, columns, inner, p.rhs_column, p.rhs_inner);
+      pack<ROWS>(a, lhs + k * p.lhs_inner, rows, inner, p.lhs_row, p.lhs_inner, inner);
+      pack<COLUMNS>(b, rhs + k * p.rhs_inner, columns, inner, p.rhs_column, p.rhs_inner, inner);
       for (int64_t j = 0; j < columns; j += COLUMNS)
         for (int64_t i = 0; i < rows; i += ROWS)
           tile(inner, a + i * inner, b + j * inner, out + i * p.columns + j, p.columns, rows - i, columns - j,
@@ -323,6 +323,7 @@ template<typename T> struct Gemm {
   }
 };
 
+//# products
 extern "C" void product_float32(const Product *p, const float *lhs, const float *rhs, float *out,
                                 int threads) {
   Gemm<float>::run(*p, lhs, rhs, out, threads);

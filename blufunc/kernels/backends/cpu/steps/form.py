@@ -44,6 +44,7 @@ class Library(NamedTuple):
       constants: macros and constants of the source.
       routines: names of the routines that it calls by pointers.
       resolve: from the name of a routine to its address.
+      before: files that its source uses, each with the names of parts.
     """
 
     file: str
@@ -52,10 +53,12 @@ class Library(NamedTuple):
     constants: tuple[tuple[str, source_files.Constant], ...] = ()
     routines: tuple[str, ...] = ()
     resolve: Callable[[str], int] = lapack.address
+    before: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def source(self) -> str:
         """Complete C++ source."""
         head = source_files.source(BATCHES) + source_files.source(SCRATCH)
+        head += "".join(source_files.source(file, *parts) for file, parts in self.before)
         return head + source_files.source(self.file, *self.parts, **dict(self.constants))
 
     def address(self, compiler: Compiler) -> int:
@@ -80,6 +83,7 @@ class Form(NamedTuple):
       nanoseconds: estimated time.
       scratch: bytes for each chunk.
       shared: whether threads may share the batch.
+      common: bytes of scratch that all chunks use together.
     """
 
     library: str
@@ -89,6 +93,7 @@ class Form(NamedTuple):
     nanoseconds: float
     scratch: int = 0
     shared: bool = True
+    common: int = 0
 
     @property
     def chunks(self) -> int:
@@ -99,7 +104,7 @@ class Form(NamedTuple):
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory of all chunks."""
-        return self.chunks * self.scratch
+        return self.chunks * self.scratch + self.common
 
     def parameters(self, operands: Sequence[np.ndarray]) -> list[int]:
         """Parameters for operands with the strides of these arrays."""

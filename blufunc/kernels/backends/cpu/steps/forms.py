@@ -1,21 +1,21 @@
 """The native form of an equation, if it has one.
 
-Kernels, stage 6 on the CPU. In: an equation. Out: its ``Form``, from the tables of ``linalg.py``, ``sorting.py`` and
-``fourier.py``.
+Kernels, stage 6 on the CPU. In: an equation. Out: its ``Form``, from the tables of ``linalg.py``, ``sorting.py``,
+``fourier.py``, ``convolution.py`` and ``windows.py``.
 """
 
 from __future__ import annotations
 
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.primitives.override import is_replaced
-from blufunc.kernels.backends.cpu.steps import fourier, linalg, sorting
+from blufunc.kernels.backends.cpu.steps import convolution, fourier, linalg, sorting, windows
 from blufunc.kernels.backends.cpu.steps.form import Form
 
-_FORMS = {
-    prim: (table.accepts, make) for table in (linalg, sorting, fourier) for prim, make in table.FORMS.items()
-}
+_TABLES = (linalg, sorting, fourier, convolution, windows)
 
-LIBRARIES = {**linalg.LIBRARIES, **sorting.LIBRARIES, **fourier.LIBRARIES}
+_FORMS = {prim: (table.accepts, make) for table in _TABLES for prim, make in table.FORMS.items()}
+
+LIBRARIES = {name: library for table in _TABLES for name, library in table.LIBRARIES.items()}
 """Libraries by name."""
 
 
