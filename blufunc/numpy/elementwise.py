@@ -294,31 +294,12 @@ def power(x: Any, y: Any, /) -> Value:
             x = cast(x, dtypes.int32)
         return x if y == 1 else ops.integer_pow(x, y)
     x, y = meet(x, y, "power")
-    dtype = x.aval.dtype
-    if dtypes.is_bool(dtype):
-        x, y, dtype = cast(x, dtypes.int32), cast(y, dtypes.int32), dtypes.int32
-    return _integer_power(x, y) if dtypes.is_integer(dtype) else ops.pow_p.bind(x, y)
+    if dtypes.is_bool(x.aval.dtype):
+        x, y = cast(x, dtypes.int32), cast(y, dtypes.int32)
+    return ops.pow_p.bind(x, y)
 
 
 pow = power
-
-
-def _integer_power(x: Value, y: Value) -> Value:
-    """Power by squaring in six steps; from 64 on only 0, 1 and -1 do not overflow."""
-    dtype = x.aval.dtype
-    one = constant(1, dtype)
-    shift = ops.shift_right_logical_p if dtypes.is_unsigned(dtype) else ops.shift_right_arithmetic_p
-    base, exponent, result = x, y, one
-    for step in range(6):
-        odd = ops.ne_p.bind(ops.and_p.bind(y, one), constant(0, dtype))
-        result = ops.select(odd, x if step == 0 else ops.mul_p.bind(result, x), result)
-        if step < 5:
-            x, y = ops.square_p.bind(x), shift.bind(y, one)
-    if dtypes.is_unsigned(dtype):
-        return result
-    # the low bits of a negative power have its parity, which is all that counts for 1 and -1
-    vanishes = ops.and_p.bind(ops.lt(exponent, 0), ops.ne(ops.abs(base), 1))
-    return ops.select(vanishes, constant(0, dtype), result)
 
 
 def float_power(x: Any, y: Any, /) -> Value:
