@@ -63,11 +63,54 @@ cbrt = unary_inexact(ops.cbrt_p, "cbrt", "The cube root.")
 
 add = binary(ops.add_p, "add", "``x + y``; of booleans, their disjunction.", ops.or_p)
 subtract = binary(ops.sub_p, "subtract", "``x - y``.")
-multiply = binary(ops.mul_p, "multiply", "``x * y``; of booleans, their conjunction.", ops.and_p)
 divide = binary_inexact(ops.div_p, "divide", "``x / y``, also of integers.")
 true_divide = divide
 arctan2 = atan2 = binary_inexact(ops.atan2_p, "arctan2", "The angle of the point (y, x), in [-pi, pi].")
 nextafter = binary_inexact(ops.nextafter_p, "nextafter", "The next float from x towards y.")
+
+
+_multiply = ops.mul_p.bind
+
+
+def multiply(x: Any, y: Any, /) -> Value:
+    """``x * y``. Elementwise, with promotion and broadcasting.
+
+    The product of booleans is their conjunction. An array of booleans selects from floats and complex numbers: where
+    it is False, the product is 0, also with infinity and NaN.
+    """
+    if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
+        if isinstance(x, Value):
+            if x.aval.dtype is _BOOL and (value := _factor(y, x)) is not None:
+                return _selected(x, value)
+        elif x.__class__ not in PYTHON_SCALARS:
+            return multiply(as_value(x, "multiply"), y)
+        if isinstance(y, Value):
+            if y.aval.dtype is _BOOL and (value := _factor(x, y)) is not None:
+                return _selected(y, value)
+        elif y.__class__ not in PYTHON_SCALARS:
+            return multiply(x, as_value(y, "multiply"))
+        x, y = meet(x, y, "multiply")
+    if x.aval.dtype is _BOOL:
+        return ops.and_p.bind(x, y)
+    return _multiply(x, y)
+
+
+multiply.__module__ = "blufunc.numpy"
+
+
+def _factor(x: Any, mask: Value) -> Value | None:
+    """The factor of a mask if not all of its values times 0 are 0, else None."""
+    kind = PYTHON_SCALARS.get(x.__class__)
+    if kind is None:
+        x = as_value(x, "multiply")
+        return x if dtypes.is_inexact(x.aval.dtype) else None
+    return constant(x, kind[0], not mask.aval.ndim) if dtypes.is_inexact(kind[0]) else None
+
+
+def _selected(mask: Value, x: Value) -> Value:
+    mask, x = match_shapes("multiply", mask, x)
+    return ops.select_p.bind(mask, x, constant(0, x.aval.dtype, x.aval.weak_type))
+
 
 equal = binary(ops.eq_p, "equal", "``x == y``, as bool.")
 not_equal = binary(ops.ne_p, "not_equal", "``x != y``, as bool.")
