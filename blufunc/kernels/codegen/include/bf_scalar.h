@@ -302,7 +302,7 @@ static inline float bf_pow(float x, float y) { return powf(x, y); }
 static inline double bf_pow(double x, double y) { return pow(x, y); }
 //# power_by_squaring
 // of integers, which wrap, and for small powers of floats, which lose an ulp or so in it
-template<class T> inline T power_by_squaring(T x, uint64_t n) {
+template<class T, class N> inline T power_by_squaring(T x, N n) {
   typedef typename wrapping<T>::type W;
   W base = W(x), result = base;
   bool started = false;
