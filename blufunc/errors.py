@@ -58,6 +58,10 @@ class IndexRangeError(BlufuncError, IndexError):
     """An index, or a number of indices, out of range for an array."""
 
 
+class AxisRangeError(ValueRangeError, IndexError):
+    """An axis out of range for an array, as ``numpy.exceptions.AxisError``."""
+
+
 class TreeError(BlufuncError, ValueError):
     """Pytrees whose structures differ, or that hold leaves that are not arrays."""
 

@@ -162,14 +162,31 @@ def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Value:
 # -- creation --------------------------------------------------------------------------------------
 
 
+def _int_of(x: int, dtype: np.dtype) -> np.ndarray:
+    try:
+        return np.asarray(x, dtype)
+    except OverflowError:
+        raise errors.ValueRangeError(
+            f"full: the Python int {x} does not fit in {dtypes.short_name(dtype)}.",
+            where=source.here(),
+            fix="fill a wider dtype, then convert: full(shape, x, 'int64').astype(dtype)",
+        ) from None
+
+
 def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
     """An array of ``shape`` filled with a scalar, of its dtype or ``dtype``."""
     shape = shape_of(ints(shape, "full", "shape"), "full")
     if isinstance(fill_value, Value):
         value = fill_value if dtype is None else convert_element_type(fill_value, dtype)
         return linear_ops.broadcast_to(value, shape)
-    own = lift(fill_value, "the fill value").aval
-    kind = dtypes.as_dtype(dtype) if dtype is not None else own.dtype
+    kind = None if dtype is None else dtypes.as_dtype(dtype)
+    # a Python int takes a wider dtype as it is, not by way of 32 bits
+    own = (
+        _int_of(fill_value, kind)
+        if fill_value.__class__ is int and kind
+        else lift(fill_value, "the fill value").aval
+    )
+    kind = kind or own.dtype
     if own.ndim:
         raise errors.ShapeError(
             f"full takes one number, not {own}.", where=source.here(), fix="use bnp.broadcast_to(x, shape)"
@@ -185,6 +202,10 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: An
         # itself
         place = device or backend.default_device()
         return linear_ops.broadcast_to(from_numpy(np.asarray(fill_value, kind), place), shape)
+    if device is not None and device != backend.default_device():
+        # an operand on the device, where the program then runs
+        there = from_numpy(np.full((1,), fill_value, kind), device)
+        return linear_ops.broadcast_to(linear_ops.reshape(there, ()), shape)
     return broadcast_in_dim_p.bind(scalar(np.asarray(fill_value).item(), kind), shape=shape, dims=())
 
 

@@ -15,7 +15,7 @@ from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axes_in, axis_in
 from blufunc.nn import gelu_call
-from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
+from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 Axis = int | Sequence[int] | None
@@ -353,43 +353,32 @@ def logsumexp(
       where: booleans that broadcast against ``a``: which elements to sum. A sum of none is minus infinity.
     """
     a = as_inexact(a)
-    if return_sign:
-        return _signed_logsumexp(a, axis, b, keepdims, where)
-    if where is not None:
-        a = bnp.where(where, a, -math.inf)
-    axes = axes_in(axis, a.ndim, "logsumexp")
-    top = bnp.max(lax.stop_gradient(a), axis=axes, initial=-math.inf)
-    top = bnp.where(bnp.isfinite(top), top, 0)
-    terms = bnp.exp(a - spread(top, a.shape, axes))
     if b is not None:
-        b = bnp.asarray(b).astype(terms.dtype)
-        # where b is 0 the term drops out, even if exp(a) is infinite
-        terms = bnp.where(b == 0, 0, terms * b)
-    result = bnp.log(bnp.sum(terms, axis=axes)) + top
-    return bnp.expand_dims(result, axes) if keepdims else result
-
-
-def _signed_logsumexp(a: Any, axis: Axis, b: Any, keepdims: bool, where: Any) -> tuple[Any, Any]:
-    """The logarithm of the absolute value of ``sum(b * exp(a))``, and the sum's sign."""
-    factors = bnp.ones_like(a) if b is None else as_inexact(b)
-    if dtypes.is_complex(a.dtype) or dtypes.is_complex(factors.dtype):
+        a, b = bnp.broadcast_arrays(*promote_dtypes("logsumexp", a, number(b, "logsumexp"), inexact=True))
+    if return_sign and dtypes.is_complex(a.dtype):
         raise errors.DtypeError(
-            f"logsumexp with a sign takes real numbers, not {a.aval} and {factors.aval}.",
+            f"logsumexp with a sign takes real numbers, not {a.aval}.",
             where=source.here(),
             fix="leave return_sign out: the logarithm is complex",
         )
-    wide = bnp.promote_types(a.dtype, factors.dtype)
-    a, factors = bnp.broadcast_arrays(a.astype(wide), factors.astype(wide))
+    # a term that does not count has no part in the maximum either: the others would vanish, or it would overflow
+    if b is not None:
+        counts = bnp.not_equal(b, 0)
+        where = counts if where is None else bnp.logical_and(counts, where)
     if where is not None:
-        factors = bnp.where(bnp.asarray(where), factors, 0)
+        a = bnp.where(where, a, -math.inf)
     axes = axes_in(axis, a.ndim, "logsumexp")
-    top = bnp.max(
-        lax.stop_gradient(bnp.where(factors == 0, -math.inf, a)), axis=axes, keepdims=True, initial=-math.inf
-    )
+    # a real shift: that of a complex maximum would move the phase out of (-pi, pi]
+    top = bnp.max(lax.stop_gradient(bnp.real(a)), axis=axes, initial=-math.inf)
     top = bnp.where(bnp.isfinite(top), top, 0)
-    total = bnp.sum(bnp.where(factors == 0, 0, factors * bnp.exp(a - top)), axis=axes, keepdims=True)
-    value, sign = bnp.log(bnp.abs(total)) + top, bnp.sign(total)
-    return (value, sign) if keepdims else (bnp.squeeze(value, axes), bnp.squeeze(sign, axes))
+    terms = bnp.exp(a - spread(top, a.shape, axes))
+    total = bnp.sum(terms if b is None else terms * b, axis=axes)
+    results = [bnp.log(bnp.abs(total) if return_sign else total) + top]
+    if return_sign:
+        results.append(bnp.sign(total))
+    if keepdims:
+        results = [bnp.expand_dims(x, axes) for x in results]
+    return tuple(results) if return_sign else results[0]
 
 
 def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:

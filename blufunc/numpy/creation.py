@@ -17,7 +17,7 @@ from blufunc import _lazy, errors, lax
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import Array, from_numpy
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import EVAL, Value, state
+from blufunc.core.ir.trace import EVAL, Value, set_trace, state
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import numerics
 from blufunc.core.ops.shape import concatenate, iota
@@ -25,6 +25,7 @@ from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.promotion import (
     PYTHON_SCALARS,
+    as_dtype_of,
     as_value,
     axis_in,
     cast,
@@ -84,10 +85,13 @@ def asarray(
         return _from_value(x.__blufunc_array__(), want, copy, device)
     weak = want is None and x.__class__ in PYTHON_SCALARS and x.__class__ is not bool
     host = _host(x, want)
-    if device is None and not host.ndim and state.trace is not EVAL:
-        # on the host, it is a literal of the program; on another default device, an operand of unknown value
-        return from_numpy(host, backend.host_device(), weak)
-    return from_numpy(host, parse_device(device), weak)
+    place = parse_device(device)
+    if not host.ndim and state.trace is not EVAL:
+        if place is None or place == backend.default_device():
+            # on the host, it is a literal of the program; on another default device, an operand of unknown value
+            return from_numpy(host, backend.host_device(), weak)
+        return lax.full((), host[()], host.dtype, device=place)
+    return from_numpy(host, place, weak)
 
 
 def array(
@@ -140,6 +144,13 @@ def parse_device(device: Any) -> backend.Device | None:
 
 def _from_value(x: Value, want: np.dtype | None, copy: bool | None, device: Any) -> Value:
     place = parse_device(device)
+    if place is not None and not isinstance(x, Array) and place != backend.default_device():
+        raise errors.UnsupportedError(
+            f"device={str(place)!r} for a traced value.",
+            where=source.here(),
+            why="a program runs where its arguments are.",
+            fix="put the arguments on a device before the call",
+        )
     if place is not None and isinstance(x, Array) and x.device != place:
         x = from_numpy(np.asarray(x), place, x.aval.weak_type)
     if want is not None and (x.aval.dtype != want or x.aval.weak_type):
@@ -255,8 +266,13 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
     shape, want = shape_of(shape, "full"), dtype_of(dtype)
     if fill_value.__class__ in PYTHON_SCALARS:
         return _filled(shape, fill_value, want or dtypes.scalar_dtype(fill_value)[0], device)
-    value = as_value(fill_value, "full")
-    value = value if want is None else ops.convert(value, want)
+    value = as_value(fill_value, "full") if want is None else as_dtype_of(fill_value, want, "full")
+    place = None if _divides(device) else parse_device(device)
+    if place is not None and isinstance(value, Array):
+        # moved ahead of the broadcast, which may be traced
+        if not value.aval.ndim:
+            return lax.full(shape, np.asarray(value)[()], value.aval.dtype, device=place)
+        value = _from_value(value, None, None, place)
     (stretched,) = match_to("full", shape, value)
     if _divides(device):
         return (
@@ -264,7 +280,9 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
             if state.trace is EVAL
             else constraints.constrain(stretched, device)
         )
-    return stretched
+    return (
+        stretched if place is None or isinstance(value, Array) else _from_value(stretched, None, None, place)
+    )
 
 
 def match_to(name: str, shape: tuple[int, ...], *xs: Value) -> list[Value]:
@@ -298,6 +316,8 @@ def _place_like(a: Any, shape: Any, device: Any) -> Any:
     """The placement of a ``*_like`` result: the device or sharding of ``a``."""
     if device is None and shape is None and isinstance(a, Array) and a.device.joint:
         return a.sharding
+    if state.trace is not EVAL:
+        return device  # a program runs where its arguments are
     return device or getattr(a, "device", None)
 
 
@@ -350,20 +370,39 @@ def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *,
     want = dtype_of(dtype) or (dtypes.int32 if is_int else dtypes.float32)
     if state.trace is EVAL and not (is_int and start == 0 and step == 1):
         host = np.arange(start, stop, step)
+        if is_int and host.size and dtypes.is_integer(want):
+            _check_ends(want, host[0], host[-1])
         if dtype is None and is_int and host.size:
             for end in (host[0], host[-1]):
                 dtypes.scalar_dtype(int(end))
         return from_numpy(numerics.convert(host, want), parse_device(device))
     count = max(0, -(-(stop - start) // step) if is_int else math.ceil((stop - start) / step))
     place = parse_device(device)
-    if place is not None and state.trace is EVAL:
-        return from_numpy(np.arange(start, stop, step).astype(want), place)
+    if place is not None and (state.trace is EVAL or place != backend.default_device()):
+        return from_numpy(numerics.convert(np.arange(start, stop, step), want), place)
     if not dtypes.is_integer(want) and not dtypes.is_inexact(want):
         raise errors.DtypeError(f"arange of dtype {dtypes.short_name(want)}.", where=source.here())
+    if is_int and count and dtypes.is_integer(want) and (start or step != 1):
+        _check_ends(want, start, start + (count - 1) * step)
+        if count - 1 > np.iinfo(want).max:  # from below 0
+            return ops.convert(arange(start, stop, step, dtypes.int64), want)
     result = iota(want, (count,), 0)
     if step != 1:
         result = ops.mul_p.bind(result, constant(step, want))
     return result if start == 0 else ops.add_p.bind(result, constant(start, want))
+
+
+def _check_ends(dtype: np.dtype, first: Any, last: Any) -> None:
+    """Check that a range of integers fits in ``dtype``."""
+    limits = np.iinfo(dtype)
+    for end in (int(first), int(last)):
+        if not limits.min <= end <= limits.max:
+            raise errors.ValueRangeError(
+                f"arange: {end} does not fit in {dtypes.short_name(dtype)}.",
+                where=source.here(),
+                why="it would wrap around to another number.",
+                fix="a wider dtype, such as dtype='int64'",
+            )
 
 
 def _static_number(x: Any, name: str) -> Any:
@@ -382,6 +421,24 @@ def _static_number(x: Any, name: str) -> Any:
     )
 
 
+def _ends(name: str, want: np.dtype | None, *ends: Any) -> list[Value]:
+    """The ends of a range, in the dtype to compute it in.
+
+    It is the dtype of the result, or float64 for integers that float32 does not hold.
+    """
+    if want is not None and dtypes.is_integer(want) and want.itemsize >= 4:
+        want = dtypes.float64
+    if want is None or not dtypes.is_inexact(want):
+        return promote_dtypes(name, *ends, inexact=True)
+    return [as_dtype_of(x, want, name) for x in ends]
+
+
+def _along(x: Value, shape: tuple[int, ...], axis: int) -> Value:
+    """``x`` repeated along a new ``axis`` of ``shape``; rank 0 stays."""
+    dims = tuple(d for d in range(len(shape)) if d != axis)
+    return broadcast_in_dim_p.bind(x, shape=shape, dims=dims) if x.aval.ndim else x
+
+
 def linspace(
     start: Any,
     stop: Any,
@@ -397,36 +454,46 @@ def linspace(
 
     The ends may be arrays, which broadcast; the new axis is ``axis``. With ``retstep``, also the spacing.
     """
+    place = parse_device(device)
+    if place is not None and (state.trace is EVAL or place != backend.default_device()):
+        return _linspace_on(place, start, stop, num, endpoint, retstep, dtype, axis)
     num = static_int(num, "linspace", "num")
     if num < 0:
         raise errors.ValueRangeError(f"linspace: num is {num}.", where=source.here(), fix="use 0 or more")
     want = dtype_of(dtype)
-    lo, hi = promote_dtypes("linspace", start, stop, inexact=True)
-    if want is not None and dtypes.is_inexact(want):
-        lo, hi = promote_dtypes("linspace", start, stop, np.zeros((), want) if want.itemsize < 8 else lo)[:2]
-        lo, hi = cast(lo, want), cast(hi, want)
+    lo, hi = _ends("linspace", want, start, stop)
     lo, hi = match_shapes("linspace", lo, hi)
     kind = lo.aval.dtype
     shape = lo.aval.shape or hi.aval.shape
     axis = axis_in(axis, len(shape) + 1, "linspace")
     parts = num - 1 if endpoint else num
-    gap = ops.sub_p.bind(hi, lo)
-    step = ops.div_p.bind(gap, constant(max(parts, 1), kind))
     full_shape = (*shape[:axis], num, *shape[axis:])
-    spread = tuple(d for d in range(len(full_shape)) if d != axis)
-
-    def along(v: Value) -> Value:
-        return broadcast_in_dim_p.bind(v, shape=full_shape, dims=spread) if v.aval.ndim else v
-
     real = np.dtype(f"f{kind.itemsize // 2}") if dtypes.is_complex(kind) else kind
     t = cast(iota(dtypes.float32 if real.itemsize < 4 else real, full_shape, axis), real)
     fraction = cast(ops.div_p.bind(t, constant(max(parts, 1), real)), kind)
     # lo + f (hi - lo) may miss hi: weigh the ends instead, which is exact at both
     rest = ops.sub_p.bind(constant(1, kind), fraction)
-    result = ops.add_p.bind(ops.mul_p.bind(along(lo), rest), ops.mul_p.bind(along(hi), fraction))
+    result = ops.add_p.bind(
+        ops.mul_p.bind(_along(lo, full_shape, axis), rest),
+        ops.mul_p.bind(_along(hi, full_shape, axis), fraction),
+    )
     if want is not None and want != kind:
         result = ops.convert(ew.floor(result) if dtypes.is_integer(want) else result, want)
-    return (result, step) if retstep else result
+    if not retstep:
+        return result
+    # without a second point there is no spacing
+    return result, ops.div_p.bind(ops.sub_p.bind(hi, lo), constant(parts if parts > 0 else math.nan, kind))
+
+
+def _linspace_on(place: backend.Device, start: Any, stop: Any, *options: Any) -> Any:
+    """``linspace`` on a device; in a program, a constant that is there."""
+    if any(isinstance(x, Value) and not isinstance(x, Array) for x in (start, stop)):
+        return _from_value(linspace(start, stop, *options), None, None, place)
+    with set_trace(EVAL):
+        result = linspace(start, stop, *options)
+        many = result if isinstance(result, tuple) else (result,)
+        moved = tuple(_from_value(x, None, None, place) for x in many)
+    return moved if isinstance(result, tuple) else moved[0]
 
 
 def logspace(
@@ -439,18 +506,34 @@ def logspace(
     axis: int = 0,
 ) -> Value:
     """``base`` to the powers ``linspace(start, stop, num)``, as floats."""
+    want = dtype_of(dtype)
+    base, start, stop = _ends("logspace", want, base, start, stop)
     result = ew.power(base, linspace(start, stop, num, endpoint, axis=axis))
-    return result if dtype is None else astype(result, dtype)
+    return result if want is None else astype(result, want)
 
 
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
 ) -> Value:
-    """``num`` floats from ``start`` to ``stop``, of one sign, with a constant ratio."""
-    sign = ew.sign(start)
-    logs = linspace(ew.log(ew.abs(start)), ew.log(ew.abs(stop)), num, endpoint, axis=axis)
-    result = ew.multiply(sign, ew.exp(logs))
-    return result if dtype is None else astype(result, dtype)
+    """``num`` numbers from ``start`` to ``stop`` with a constant ratio.
+
+    Real ends are of one sign. Complex ones are joined by a spiral about 0, of at most half a turn.
+    """
+    want = dtype_of(dtype)
+    start, stop = match_shapes("geomspace", *_ends("geomspace", want, start, stop))
+    num = static_int(num, "geomspace", "num")
+    size = ew.abs(start)
+    sign = ew.divide(start, size) if dtypes.is_complex(start.aval.dtype) else ew.sign(start)
+    logs = linspace(ew.log(size), ew.log(ew.divide(stop, sign)), num, endpoint, axis=axis)
+    shape = logs.aval.shape
+    at = axis_in(axis, len(shape), "geomspace")
+    result = ops.mul_p.bind(_along(sign, shape, at), ew.exp(logs))
+    # logarithms are rounded; the ends need not be
+    position = iota(dtypes.int32, shape, at)
+    result = ops.select(ops.eq(position, 0), _along(start, shape, at), result)
+    if endpoint and num > 1:
+        result = ops.select(ops.eq(position, num - 1), _along(stop, shape, at), result)
+    return result if want is None else astype(result, want)
 
 
 # -- matrices --------------------------------------------------------------------------------------
@@ -469,8 +552,9 @@ def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: 
     k = static_int(k, "eye", "k")
     n, m = shape_of((n, m), "eye")
     want = dtype_of(dtype) or dtypes.float32
-    if state.trace is EVAL:
-        return from_numpy(np.eye(n, m, k).astype(want), parse_device(device))
+    place = parse_device(device)
+    if state.trace is EVAL or place not in (None, backend.default_device()):
+        return from_numpy(np.eye(n, m, k).astype(want), place)
     row, column = (iota(dtypes.int32, (n, m), d) for d in (0, 1))
     row = row if not k else ops.add_p.bind(row, constant(k, dtypes.int32))
     return ops.convert(ops.eq_p.bind(row, column), want)

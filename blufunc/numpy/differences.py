@@ -56,6 +56,8 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     times = static_int(n, "diff", "n")
     if times < 0:
         raise errors.ValueRangeError(f"diff: n is {n}.", where=source.here(), fix="use 0 or more")
+    if not times:
+        return x
     parts = []
     for part in (prepend, x, append):
         if part is None:

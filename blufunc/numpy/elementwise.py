@@ -63,11 +63,54 @@ cbrt = unary_inexact(ops.cbrt_p, "cbrt", "The cube root.")
 
 add = binary(ops.add_p, "add", "``x + y``; of booleans, their disjunction.", ops.or_p)
 subtract = binary(ops.sub_p, "subtract", "``x - y``.")
-multiply = binary(ops.mul_p, "multiply", "``x * y``; of booleans, their conjunction.", ops.and_p)
 divide = binary_inexact(ops.div_p, "divide", "``x / y``, also of integers.")
 true_divide = divide
 arctan2 = atan2 = binary_inexact(ops.atan2_p, "arctan2", "The angle of the point (y, x), in [-pi, pi].")
 nextafter = binary_inexact(ops.nextafter_p, "nextafter", "The next float from x towards y.")
+
+
+_multiply = ops.mul_p.bind
+
+
+def multiply(x: Any, y: Any, /) -> Value:
+    """``x * y``. Elementwise, with promotion and broadcasting.
+
+    The product of booleans is their conjunction. An array of booleans selects from floats and complex numbers: where
+    it is False, the product is 0, also with infinity and NaN.
+    """
+    if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
+        if isinstance(x, Value):
+            if x.aval.dtype is _BOOL and (value := _factor(y, x)) is not None:
+                return _selected(x, value)
+        elif x.__class__ not in PYTHON_SCALARS:
+            return multiply(as_value(x, "multiply"), y)
+        if isinstance(y, Value):
+            if y.aval.dtype is _BOOL and (value := _factor(x, y)) is not None:
+                return _selected(y, value)
+        elif y.__class__ not in PYTHON_SCALARS:
+            return multiply(x, as_value(y, "multiply"))
+        x, y = meet(x, y, "multiply")
+    if x.aval.dtype is _BOOL:
+        return ops.and_p.bind(x, y)
+    return _multiply(x, y)
+
+
+multiply.__module__ = "blufunc.numpy"
+
+
+def _factor(x: Any, mask: Value) -> Value | None:
+    """The factor of a mask if not all of its values times 0 are 0, else None."""
+    kind = PYTHON_SCALARS.get(x.__class__)
+    if kind is None:
+        x = as_value(x, "multiply")
+        return x if dtypes.is_inexact(x.aval.dtype) else None
+    return constant(x, kind[0], not mask.aval.ndim) if dtypes.is_inexact(kind[0]) else None
+
+
+def _selected(mask: Value, x: Value) -> Value:
+    mask, x = match_shapes("multiply", mask, x)
+    return ops.select_p.bind(mask, x, constant(0, x.aval.dtype, x.aval.weak_type))
+
 
 equal = binary(ops.eq_p, "equal", "``x == y``, as bool.")
 not_equal = binary(ops.ne_p, "not_equal", "``x != y``, as bool.")
@@ -294,31 +337,12 @@ def power(x: Any, y: Any, /) -> Value:
             x = cast(x, dtypes.int32)
         return x if y == 1 else ops.integer_pow(x, y)
     x, y = meet(x, y, "power")
-    dtype = x.aval.dtype
-    if dtypes.is_bool(dtype):
-        x, y, dtype = cast(x, dtypes.int32), cast(y, dtypes.int32), dtypes.int32
-    return _integer_power(x, y) if dtypes.is_integer(dtype) else ops.pow_p.bind(x, y)
+    if dtypes.is_bool(x.aval.dtype):
+        x, y = cast(x, dtypes.int32), cast(y, dtypes.int32)
+    return ops.pow_p.bind(x, y)
 
 
 pow = power
-
-
-def _integer_power(x: Value, y: Value) -> Value:
-    """Power by squaring in six steps; from 64 on only 0, 1 and -1 do not overflow."""
-    dtype = x.aval.dtype
-    one = constant(1, dtype)
-    shift = ops.shift_right_logical_p if dtypes.is_unsigned(dtype) else ops.shift_right_arithmetic_p
-    base, exponent, result = x, y, one
-    for step in range(6):
-        odd = ops.ne_p.bind(ops.and_p.bind(y, one), constant(0, dtype))
-        result = ops.select(odd, x if step == 0 else ops.mul_p.bind(result, x), result)
-        if step < 5:
-            x, y = ops.square_p.bind(x), shift.bind(y, one)
-    if dtypes.is_unsigned(dtype):
-        return result
-    # the low bits of a negative power have its parity, which is all that counts for 1 and -1
-    vanishes = ops.and_p.bind(ops.lt(exponent, 0), ops.ne(ops.abs(base), 1))
-    return ops.select(vanishes, constant(0, dtype), result)
 
 
 def float_power(x: Any, y: Any, /) -> Value:

@@ -190,44 +190,52 @@ class _Grid:
 class _Join:
     """Indexed by arrays, numbers and slices, their concatenation along an axis."""
 
-    def __init__(self, name: str, axis: int, rank: int, before: int):
-        self._name, self._default = name, (axis, rank, before)
+    def __init__(self, name: str, axis: int, rank: int, place: int):
+        self._name, self._default = name, (axis, rank, place)
 
     def __repr__(self) -> str:
         return f"blufunc.numpy.{self._name}"
 
     def __getitem__(self, key: Any) -> Value:
         entries = list(key) if isinstance(key, tuple) else [key]
-        axis, rank, before = self._default
+        axis, rank, place = self._default
         matrix = None
         if entries and isinstance(entries[0], str):
-            axis, rank, before, matrix = self._directive(entries.pop(0))
+            axis, rank, place, matrix = self._directive(entries.pop(0))
         if not entries:
             raise errors.ArgumentError(
                 f"{self._name} of nothing.", where=source.here(), fix=f"bnp.{self._name}[0:3]"
             )
-        parts = []
-        for e in entries:
-            is_slice = isinstance(e, slice)
-            value = _points(e, self._name) if is_slice else asarray(e)
-            own = value.aval.ndim
-            if matrix is not None and own < 2:
-                shape = (1, value.aval.size) if matrix == "r" else (value.aval.size, 1)
-                value = reshape(value, shape)
-            elif own < rank:
-                value = reshape(value, (1,) * (rank - own) + value.aval.shape)
-                if own and before >= 0:
-                    value = moveaxis(
-                        value, tuple(range(rank - own, rank)), tuple(range(before, before + own))
-                    )
-            value = reshape(value, (1,)) if not value.aval.ndim else value
-            parts.append(value)
-        return concatenate(parts, axis)
+        parts = [self._part(e, rank, place) for e in entries]
+        result = concatenate([reshape(x, (1,)) if not x.aval.ndim else x for x in parts], axis)
+        if matrix is None or result.aval.ndim != 1:
+            return result
+        size = result.aval.size
+        return reshape(result, (1, size) if matrix == "r" else (size, 1))
+
+    def _part(self, entry: Any, rank: int, place: int) -> Value:
+        """An entry with at least ``rank`` axes; its own stand at ``place``."""
+        value = _points(entry, self._name) if isinstance(entry, slice) else asarray(entry)
+        own = value.aval.ndim
+        new = rank - own
+        if new <= 0:
+            return value
+        value = reshape(value, (1,) * new + value.aval.shape)
+        if not own:
+            return value
+        start = place if place >= 0 else place + new + 1
+        if not 0 <= start <= new:
+            raise errors.ValueRangeError(
+                f"{self._name}: the axes of an entry of rank {own} cannot stand at {place} of {rank}.",
+                where=source.here(),
+                fix=f"a place from {-new - 1} to {new}",
+            )
+        return moveaxis(value, tuple(range(new, rank)), tuple(range(start, start + own)))
 
     def _directive(self, text: str) -> tuple[int, int, int, str | None]:
-        """Parse ``axis``, least rank, position of lower ranks' axes, and row or column."""
+        """Parse axis, least rank, place of the axes of lower ranks; or row or column."""
         if text in ("r", "c"):
-            return (0 if text == "c" else 1), 2, -1, text
+            return (*self._default, text)
         try:
             numbers = [int(part) for part in text.split(",")]
         except ValueError:
@@ -238,8 +246,8 @@ class _Join:
                 where=source.here(),
                 fix="'r', 'c', or 'axis,rank,place' in numbers, such as '0,2'",
             )
-        axis, rank, before = numbers + [self._default[0], 1, -1][len(numbers) :]
-        return axis, rank, before, None
+        axis, rank, place = (*numbers, *self._default[len(numbers) :])
+        return axis, rank, place, None
 
 
 class _Index:

@@ -43,7 +43,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     Args:
       x: integers; negative ones count as 0.
       weights: None, or values of the shape of x.
-      minlength: the least size of the result.
+      minlength: the least size of the result, without ``length``.
       length: the size of the result, known while tracing; larger integers are not counted. By default it is the
         largest integer plus 1.
     Raises:
@@ -68,7 +68,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
             )
         length = max(least, int(np.asarray(x).max()) + 1 if x.aval.size else 0)
     else:
-        length = max(least, static_int(length, "bincount", "length"))
+        length = static_int(length, "bincount", "length")
     amounts = constant(1, dtypes.int32) if weights is None else as_value(weights, "bincount")
     if weights is not None and amounts.aval.shape != x.aval.shape:
         raise errors.ShapeError(

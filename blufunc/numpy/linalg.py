@@ -327,7 +327,7 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
       hermitian: a is Hermitian: use ``eigh``.
       rcond: another name of ``rtol``.
     """
-    a = square(a, "pinv") if hermitian else _matrices(a, "pinv")
+    a = matrices.hermitian_part(square(a, "pinv")) if hermitian else _matrices(a, "pinv")
     if rcond is not None:
         if rtol is not None:
             raise errors.ArgumentError(

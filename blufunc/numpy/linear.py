@@ -18,6 +18,7 @@ from blufunc.core.ir.trace import Value
 from blufunc.core.ops import dot as dot_ops
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops.reduce import reduce_or
 from blufunc.core.ops.shape import iota
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, reduce_sum, reshape
 from blufunc.core.primitives.linear_ops import transpose as permute
@@ -78,9 +79,8 @@ def _own_labels_summed(x: Value, labels: list, others: Sequence, out: Sequence) 
     gone = tuple([d for d, k in enumerate(labels) if k not in others and k not in out])
     if not gone:
         return x, labels
-    if dtypes.is_bool(x.aval.dtype):
-        x = ops.convert(x, dtypes.int32)
-    return reduce_sum(x, gone), [k for d, k in enumerate(labels) if d not in gone]
+    fold = reduce_or if dtypes.is_bool(x.aval.dtype) else reduce_sum
+    return fold(x, gone), [k for d, k in enumerate(labels) if d not in gone]
 
 
 def _without(x: Value, labels: list, gone: list) -> tuple[Value, list]:
@@ -94,14 +94,18 @@ def _dot(x: Value, y: Value, contracted: tuple, batch: tuple, precision: Any, pr
     dtype = x.aval.dtype
     if y.aval.dtype != dtype and preferred is None:
         x, y = promote_dtypes("dot", x, y)
-    if dtypes.is_bool(dtype):
+    if dtypes.is_bool(x.aval.dtype) and preferred not in (None, dtypes.bool_):
+        return _dot(
+            ops.convert(x, preferred), ops.convert(y, preferred), contracted, batch, precision, preferred
+        )
+    if dtypes.is_bool(x.aval.dtype):
         x, y = ops.convert(x, dtypes.int32), ops.convert(y, dtypes.int32)
         return ops.ne(_dot(x, y, contracted, batch, precision, None), 0)
     return dot_ops.dot_general(x, y, (contracted, batch), precision, preferred)
 
 
 def _operands(name: str, x: Any, y: Any, preferred: Any) -> tuple[Value, Value, Any]:
-    x, y = promote_dtypes(name, as_value(x, name), as_value(y, name))
+    x, y = promote_dtypes(name, x, y)
     return x, y, dtype_of(preferred)
 
 
@@ -247,7 +251,7 @@ def tensordot(
 
 def kron(a: Any, b: Any) -> Value:
     """The Kronecker product: each element of ``a`` times all of ``b``, as blocks."""
-    x, y = promote_dtypes("kron", as_value(a, "kron"), as_value(b, "kron"))
+    x, y = promote_dtypes("kron", a, b)
     rank = max(x.aval.ndim, y.aval.ndim)
     a, b = ((1,) * (rank - v.aval.ndim) + v.aval.shape for v in (x, y))
     wide = tuple(n for pair in zip(a, b, strict=True) for n in pair)
@@ -351,7 +355,7 @@ def einsum(
         raise errors.ArgumentError(
             "einsum needs at least one array.", where=source.here(), fix="einsum('ij,jk->ik', x, y)"
         )
-    values = promote_dtypes("einsum", *[as_value(x, "einsum") for x in operands])
+    values = promote_dtypes("einsum", *operands)
     shapes = tuple([v.aval.shape for v in values])
     inputs, out = _labels(subscripts, shapes)
     _check_sizes(subscripts, inputs, shapes)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import from_numpy, lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import axes_in as axes_in
@@ -88,7 +89,9 @@ def value_of(x: Any, name: str) -> Value:
 
 
 def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Value:
-    """An argument as ``dtype``; Python numbers exactly, not by way of 32 bits."""
+    """An argument as ``dtype``; numbers of Python and NumPy exactly."""
+    if isinstance(x, (np.ndarray, np.generic)) and np.can_cast(x.dtype, dtype, "same_kind"):
+        return from_numpy(np.asarray(x, dtype), None if x.ndim else backend.host_device())
     kind = PYTHON_SCALARS.get(x.__class__)
     if kind is not None and (dtype == kind[0] or dtypes.is_inexact(dtype) >= dtypes.is_inexact(kind[0])):
         if not dtypes.is_complex(kind[0]) or dtypes.is_complex(dtype):

@@ -27,6 +27,8 @@ from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import match_to
 from blufunc.numpy.promotion import (
+    PYTHON_SCALARS,
+    as_dtype_of,
     as_value,
     axes_in,
     axis_in,
@@ -75,15 +77,16 @@ def _start(initial: Any, result: Value, name: str) -> Value:
     """``initial`` in the dtype of a result, into which its kind of number must fit."""
     if initial.__class__ is float and initial.is_integer():
         initial = int(initial)
-    initial = as_value(initial, name)
-    kind, own = result.aval.dtype, initial.aval.dtype
+    kind = result.aval.dtype
+    scalar = PYTHON_SCALARS.get(initial.__class__)
+    own = as_value(initial, name).aval.dtype if scalar is None else scalar[0]
     if dtypes.is_inexact(own) and not dtypes.is_inexact(kind):
         raise errors.DtypeError(
             f"{name}: initial= of {dtypes.short_name(own)} does not fit a result of {dtypes.short_name(kind)}.",
             where=source.here(),
             fix="give an integer, or the dtype of the result: dtype='float32'",
         )
-    return cast(initial, kind)
+    return as_dtype_of(initial, kind, name)
 
 
 def sum(
@@ -379,7 +382,8 @@ def _position(prim: Primitive, name: str, doc: str) -> Callable:
             raise errors.ValueRangeError(
                 f"{name} of no elements: axis {d} of {line.aval}.", where=source.here()
             )
-        result = prim.bind(line, axes=(d,), index_dtype=dtypes.int32)
+        index_dtype = dtypes.int32 if line.aval.shape[d] <= 2**31 else dtypes.int64
+        result = prim.bind(line, axes=(d,), index_dtype=index_dtype)
         return _kept(x, result, tuple(range(x.aval.ndim)) if axis is None else (d,), keepdims)
 
     return named(function, name, doc)

@@ -261,13 +261,14 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
 def setdiff1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
 ) -> Value:
-    """The unique elements of ``ar1`` that are not in ``ar2``.
+    """The unique elements of ``ar1`` that are not in ``ar2``, in the dtype of ``ar1``.
 
     For ``size`` see ``unique``; ``fill_value`` is 0.
 
     With ``assume_unique`` the elements of ``ar1`` are taken as they come: in their order, repeated if they are.
     """
-    x, y = _lines("setdiff1d", ar1, ar2)
+    x, y = as_value(ar1, "setdiff1d"), as_value(ar2, "setdiff1d")
+    x, y = reshape(x, (x.aval.size,)), reshape(y, (y.aval.size,))
     _known(size, "setdiff1d", x, y)
     keep = isin(x, y, invert=True)
     if not assume_unique:

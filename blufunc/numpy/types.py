@@ -184,7 +184,8 @@ class FloatLimits:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._info, name)
-        return float(value) if getattr(value, "dtype", None) == self.dtype else value
+        # by class: None, the dtype of an int, equals float64
+        return float(value) if isinstance(value, np.generic) and value.dtype == self.dtype else value
 
     def __repr__(self) -> str:
         return f"finfo({self.dtype.name}: eps={self.eps}, min={self.min}, max={self.max})"

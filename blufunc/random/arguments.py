@@ -82,7 +82,7 @@ def axis_of(name: str, axis: int, ndim: int) -> int:
     """An axis from 0 to ``ndim - 1``."""
     axis = axes.static_int(axis, f"random.{name}", "axis")
     if not -ndim <= axis < ndim:
-        raise errors.ShapeError(
+        raise errors.AxisRangeError(
             f"random.{name}: axis {axis} is out of range for an array of {ndim} axes.",
             where=source.here(),
             fix=f"use an axis from {-ndim} to {ndim - 1}",

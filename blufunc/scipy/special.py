@@ -209,7 +209,7 @@ def _product_with(log: Callable, argument: Callable) -> Callable:
 
     @custom_jvp
     def product(x, y):
-        at_zero = ew.eq(x, 0)
+        at_zero = ew.logical_and(ew.eq(x, 0), ew.eq(y, y))
         return ew.select(at_zero, ew.zeros_of(x), ew.mul(x, log(ew.select(at_zero, ew.ones_of(y), y))))
 
     @product.defjvp
@@ -247,20 +247,28 @@ def entr(x: Any) -> Value:
     return ew.select(ew.lt(x, 0), -math.inf, ew.neg(_xlogy(safe, safe)))
 
 
+def _outside(p: Value, q: Value) -> Value:
+    """True outside the domain of the relative entropy, where it is infinite."""
+    known = ew.logical_and(ew.eq(p, p), ew.eq(q, q))
+    impossible = ew.logical_and(ew.gt(p, 0), ew.eq(q, 0))
+    return ew.logical_and(known, ew.bitwise_or(ew.bitwise_or(ew.lt(p, 0), ew.lt(q, 0)), impossible))
+
+
 def rel_entr(p: Any, q: Any) -> Value:
     """``p * log(p / q)``; 0 at p = 0 <= q; infinite for negative values or q = 0 < p."""
     p, q = _operands("rel_entr", p, q)
     both = ew.logical_and(ew.gt(p, 0), ew.gt(q, 0))
     safe_p, safe_q = ew.select(both, p, ew.ones_of(p)), ew.select(both, q, ew.ones_of(q))
     value = ew.mul(safe_p, ew.sub(ew.log(safe_p), ew.log(safe_q)))
-    none = ew.logical_and(ew.eq(p, 0), ew.ge(q, 0))
-    return ew.select(both, value, ew.select(none, ew.zeros_of(p), bnp.full_like(p, math.inf)))
+    known = ew.logical_and(ew.eq(p, p), ew.eq(q, q))
+    rest = ew.select(_outside(p, q), math.inf, ew.select(known, ew.zeros_of(value), math.nan))
+    return ew.select(both, value, rest)
 
 
 def kl_div(p: Any, q: Any) -> Value:
     """``rel_entr(p, q) - p + q``, which is nowhere negative."""
     p, q = _operands("kl_div", p, q)
-    return ew.add(ew.sub(rel_entr(p, q), p), q)
+    return ew.select(_outside(p, q), math.inf, ew.add(ew.sub(rel_entr(p, q), p), q))
 
 
 def logsumexp(

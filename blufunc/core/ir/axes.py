@@ -65,7 +65,7 @@ def axis_in(axis: Any, ndim: int, name: str) -> int:
     """An axis normalized to 0 .. ``ndim - 1``; negative ones count from the end."""
     a = static_int(axis, name, "axis")
     if not -ndim <= a < ndim:
-        raise errors.ValueRangeError(
+        raise errors.AxisRangeError(
             f"{name}: axis {a} is out of range for an array of rank {ndim}.",
             where=source.here(),
             fix=f"use an axis from {-ndim} to {ndim - 1}"

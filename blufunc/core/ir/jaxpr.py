@@ -52,7 +52,23 @@ def same(a: Any, b: Any) -> bool:
         return True
     if a.__class__ is tuple is b.__class__ and len(a) == len(b) and all(map(operator.is_, a, b)):
         return True  # the most frequent case, in C
-    return bool(a == b) and exact(a) == exact(b)
+    return equal(a, b) and exact(a) == exact(b)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """True if two values are equal; those of unrelated classes may not compare."""
+    try:
+        return bool(a == b)
+    except Exception:
+        if _of_other_classes(a, b):
+            return False
+        raise
+
+
+def _of_other_classes(a: Any, b: Any) -> bool:
+    if a.__class__ is not b.__class__:
+        return True
+    return a.__class__ is tuple and (len(a) != len(b) or any(map(_of_other_classes, a, b)))
 
 
 def shown(key: Any) -> str:

@@ -34,7 +34,7 @@ from blufunc.core.ops.sliding import (
     transposed_pad,
 )
 from blufunc.core.primitives.kinds import check_types
-from blufunc.core.primitives.linear_ops import move_dim, reshape
+from blufunc.core.primitives.linear_ops import full, move_dim, reshape
 from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import is_linear
 
@@ -130,6 +130,11 @@ class _ConvGeneralDilated(Contraction):
         (lhs, rhs), (dl, dr) = args, dims
         d, b = dimension_numbers, axis.size
         features, batches = feature_group_count, batch_group_count
+        if not b:  # there are no groups of no features
+            avals = [x.aval if at is None else _example(x.aval, at) for x, at in zip(args, dims, strict=True)]
+            out = self.abstract(*avals, dimension_numbers=d, feature_group_count=features,
+                                batch_group_count=batches, **params)  # fmt: skip
+            return full((0, *out.shape), 0, out.dtype), 0
         # position of the batch axis, and the groups of that axis that stay outside of it
         to, outer = 1, 1
         if dl is not None and dr is not None:  # every example has its own kernel: one more group dimension
@@ -158,6 +163,11 @@ conv_general_dilated_p = _ConvGeneralDilated()
 
 
 # -- rules -----------------------------------------------------------------------------------------
+
+
+def _example(aval: ShapedArray, axis: int) -> ShapedArray:
+    """The type of one element along ``axis``."""
+    return ShapedArray(aval.shape[:axis] + aval.shape[axis + 1 :], aval.dtype)
 
 
 def _lhs_cotangent(ct, rhs, aval, *, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers,

@@ -60,6 +60,18 @@ def binary(prim: Primitive, x: Any, y: Any) -> Any:
 # -- families ----------------------------------------------------------------------------------------
 
 
+class _Mended(Elementwise):
+    """The ufunc ``numpy``, except for dtypes of which ``unless`` is true."""
+
+    def __init__(self, name, impl, *args, numpy: np.ufunc, unless: Callable[[np.dtype], bool], **kwargs):
+        super().__init__(name, impl, *args, **kwargs)
+        self._numpy, self._unless = numpy, unless
+        C_FORMS[numpy] = self
+
+    def ufunc_for(self, dtype):
+        return None if self._unless(dtype) else self._numpy
+
+
 def _function(
     name: str,
     impl: Callable,
@@ -70,11 +82,19 @@ def _function(
     cost: int = 1,
     exact: bool = False,
     out: np.dtype | None = None,
+    numpy: np.ufunc | None = None,
 ) -> Elementwise:
-    """A floating-point function of one operand; kernels call ``bf_<name>``."""
+    """A floating-point function of one operand; kernels call ``bf_<name>``.
+
+    ``numpy`` is the ufunc that implements it for all but complex numbers, if ``impl`` is none.
+    """
     types = "inexact" if "c" in kinds else "float"
     lower = call(name, kinds, exact=exact)
-    return Elementwise(name, impl, types, [deriv], out=out, lower=lower, autocast=autocast, cost=cost)
+    args = (name, impl, types, [deriv])
+    if numpy is None:
+        return Elementwise(*args, out=out, lower=lower, autocast=autocast, cost=cost)
+    unless = dtypes.is_complex
+    return _Mended(*args, out=out, lower=lower, autocast=autocast, cost=cost, numpy=numpy, unless=unless)
 
 
 def _extremum(name: str, ufunc: np.ufunc, bit_op: str) -> Elementwise:
@@ -97,11 +117,8 @@ def _shift(name: str, impl: Callable) -> Elementwise:
 # -- arithmetic ------------------------------------------------------------------------------------
 
 
-class _Div(Elementwise):
-    """Division: NumPy's own for all but integers."""
-
-    def ufunc_for(self, dtype):
-        return None if dtypes.is_integer(dtype) else np.true_divide
+class _Div(_Mended):
+    """Division: linear in its dividend, but for integers."""
 
     def linear_in(self, avals, outs, **params):
         return self.linear if dtypes.is_inexact(outs[0].dtype) else ()
@@ -180,8 +197,9 @@ div_p = _Div(
     linear=_FIRST,
     autocast="widest",
     cost=4,
+    numpy=np.true_divide,
+    unless=dtypes.is_integer,
 )
-C_FORMS[np.true_divide] = div_p
 rem_p = Elementwise(
     "rem",
     np.fmod,
@@ -193,14 +211,16 @@ rem_p = Elementwise(
 )
 max_p = _extremum("max", np.maximum, "|")
 min_p = _extremum("min", np.minimum, "&")
-pow_p = Elementwise(
+pow_p = _Mended(
     "pow",
-    np.power,
-    "inexact",
+    numerics.power,
+    "number",
     [_pow_deriv_x, _pow_deriv_y],
-    lower=call("pow", "fc", 2),
+    lower=CForm({**dict.fromkeys("fc", "bf_pow({0}, {1})"), "i": "bf_pow_integers({0}, {1})"}),
     autocast="float32",
     cost=20,
+    numpy=np.power,
+    unless=dtypes.is_integer,
 )
 atan2_p = Elementwise(
     "atan2",
@@ -301,9 +321,9 @@ def _bell(t, x, factor):
 
 exp_p = _function("exp", np.exp, lambda t, ans, x: mul(t, ans), cost=8)
 exp2_p = _function("exp2", np.exp2, lambda t, ans, x: mul(t, mul(ans, 0.6931471805599453)), "f", cost=8)
-expm1_p = _function("expm1", np.expm1, lambda t, ans, x: mul(t, add(ans, 1)), cost=8)
+expm1_p = _function("expm1", numerics.expm1, lambda t, ans, x: mul(t, add(ans, 1)), cost=8, numpy=np.expm1)
 log_p = _function("log", np.log, lambda t, ans, x: div(t, x), cost=8)
-log1p_p = _function("log1p", np.log1p, lambda t, ans, x: div(t, add(x, 1)), cost=8)
+log1p_p = _function("log1p", numerics.log1p, lambda t, ans, x: div(t, add(x, 1)), cost=8, numpy=np.log1p)
 logistic_p = _function(
     "logistic", numerics.logistic, lambda t, ans, x: mul(t, mul(ans, sub(1, ans))), autocast="widest", cost=8
 )
@@ -682,7 +702,7 @@ div = _binary(div_p, "``x / y``; integers are divided toward zero.")
 rem = _binary(rem_p, "The remainder of ``div``: it has the sign of x.")
 max = _binary(max_p, "The larger of x and y; NaN if either is.")
 min = _binary(min_p, "The smaller of x and y; NaN if either is.")
-pow = _binary(pow_p, "x to the power y.")
+pow = _binary(pow_p, "x to the power y; integers wrap, and truncate powers below 0.")
 atan2 = _binary(atan2_p, "The angle of the point (y, x), that is of ``x`` over ``y``, in (-pi, pi].")
 
 
@@ -741,7 +761,14 @@ def integer_pow(x: Any, y: int) -> Any:
         return lift(x)
     if y == 2:
         return square(x)
-    return integer_pow_p.bind(lift(x), y=y)
+    x = lift(x)
+    if y > 127 and dtypes.is_integer(x.aval.dtype):
+        bits = 8 * x.aval.dtype.itemsize
+        # modulo 2**bits, powers of odd numbers have a period of 2**(bits - 2), those of even ones are 0 from 2**bits
+        y = (y - bits) % 2 ** (bits - 2) + bits
+        if y >= 2**31:
+            return pow(x, y)
+    return integer_pow_p.bind(x, y=y)
 
 
 def select(pred: Any, on_true: Any, on_false: Any) -> Any:

@@ -150,7 +150,7 @@ class _Gather(Linear):
                        "start_indices_batching_dims"), d, x, indices)  # fmt: skip
         removed = {*d.collapsed_slice_dims, *d.operand_batching_dims}
         if len(slice_sizes) != x.ndim or any(
-            not 0 <= size <= n or (i in removed and size > 1)
+            not 0 <= size <= (n or i in d.operand_batching_dims) or (i in removed and size > 1)
             for i, (size, n) in enumerate(zip(slice_sizes, x.shape, strict=False))
         ):
             raise errors.ShapeError(
@@ -275,7 +275,10 @@ class _Scatter(Primitive):
         if (
             updates.ndim != ndim
             or batch != indices.shape[:-1]
-            or any(size > n for size, n in zip(sizes, x.shape, strict=True))
+            or any(
+                size > (n or i in d.operand_batching_dims)
+                for i, (size, n) in enumerate(zip(sizes, x.shape, strict=True))
+            )
         ):
             raise errors.ShapeError(
                 f"{self.name} into {x} at indices {indices} cannot take updates {updates}.",

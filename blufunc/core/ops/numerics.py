@@ -26,6 +26,59 @@ def divide(x, y):
     return np.asarray(quotient + ((quotient < 0) & (quotient * y != x)), x.dtype)
 
 
+def power(x, y):
+    """``x**y``, for integers modulo their range.
+
+    Powers below 0 of integers are rounded toward zero; that of 0 is 0.
+    """
+    if not dtypes.is_integer(x.dtype) or dtypes.is_unsigned(x.dtype):
+        return np.power(x, y)
+    inverse = y < 0
+    if not inverse.any():
+        return np.power(x, y)
+    # of integers, only 1 and -1 have one; their powers have the parity of the exponent
+    base = np.where(inverse & (x != 1) & (x != -1), np.zeros((), x.dtype), x)
+    return np.power(base, np.where(inverse, y & 1 | (base == 0), y).astype(x.dtype))
+
+
+def _of_complex(function):
+    """A function of arrays: NumPy's of real ones, ``function`` of complex ones.
+
+    ``function`` takes complex128 values, their real and their imaginary parts, and returns both parts.
+    """
+    real = getattr(np, function.__name__)
+
+    def of_any(x):
+        if not dtypes.is_complex(x.dtype):
+            return real(x)
+        wide = np.asarray(x, np.complex128)
+        result = np.empty(wide.shape, np.complex128)
+        with np.errstate(all="ignore"):
+            result.real, result.imag = function(wide, wide.real, wide.imag)
+            return result.astype(x.dtype)
+
+    return of_any
+
+
+@_of_complex
+def expm1(z, re, im):
+    """``exp(z) - 1``, accurate near 0, with the limits of C's ``cexp`` at infinities."""
+    half = np.sin(0.5 * im)
+    real = np.expm1(re) * np.cos(im) - 2 * half * half
+    imag = np.where(im == 0, im, np.exp(re) * np.sin(im))
+    real = np.where(im == 0, np.expm1(re), real)
+    endless = np.isinf(re) & ~np.isfinite(im)
+    return np.where(endless, np.where(re < 0, -1, re), real), np.where(endless & (re < 0), 0, imag)
+
+
+@_of_complex
+def log1p(z, re, im):
+    """``log(1 + z)``, accurate near 0."""
+    near = (np.abs(re) < 0.5) & (np.abs(im) < 0.5)
+    far = np.log(1 + z)
+    return np.where(near, 0.5 * np.log1p(re * (2 + re) + im * im), far.real), np.arctan2(im, 1 + re)
+
+
 def to_integer(x, dtype):
     """Real floats as integers, toward zero, saturating, and 0 for NaN, as in XLA."""
     x = np.asarray(x, np.float32 if x.dtype.itemsize < 4 else x.dtype)

@@ -18,7 +18,7 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import ints, static_int
 from blufunc.core.ops.elementwise import convert, div, eq, mul, named
-from blufunc.core.ops.shape import slice_in_dim
+from blufunc.core.ops.shape import check_positions, slice_in_dim
 from blufunc.core.primitives.kinds import Reduction, check_types
 from blufunc.core.primitives.linear_ops import (
     add_any,
@@ -158,6 +158,7 @@ class _ArgExtremum(Primitive):
         out = reduced_shape(x, axes, self.name)
         if not x.shape[axes[0]]:
             raise errors.ShapeError(f"{self.name} of {x} over axis {axes[0]}, which is empty.")
+        check_positions(self.name, x.shape[axes[0]], index_dtype)
         return ShapedArray(out, index_dtype)
 
     def jvp(self, primals, tangents, **params):

@@ -13,7 +13,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.arrays.array import lift, scalar
-from blufunc.core.ir import source
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import ints, sequence, static_int
 from blufunc.core.ir.trace import Value
@@ -316,6 +316,16 @@ class _Rev(Linear):
         return self.bind(args[0], dimensions=tuple([a + (a >= d) for a in dimensions])), d
 
 
+def check_positions(name: str, size: int, dtype: np.dtype) -> None:
+    """Check that the positions along an axis of ``size`` fit in ``dtype``."""
+    if dtypes.is_integer(dtype) and size - 1 > np.iinfo(dtype).max:
+        raise errors.ValueRangeError(
+            f"{name}: the position {size - 1} does not fit in {dtypes.short_name(dtype)}.",
+            why="it would wrap around to another one.",
+            fix="positions of a wider dtype, such as 'int64'",
+        )
+
+
 class _Iota(Primitive):
     """0, 1, 2, ... along ``dimension``, repeated along the other axes."""
 
@@ -341,6 +351,7 @@ class _Iota(Primitive):
                 f"and the axis below {len(shape)}.",
                 fix="iota('int32', (n,), 0)",
             )
+        check_positions("iota", shape[dimension], dtype)
         return out
 
 
@@ -495,7 +506,7 @@ def canonical_axis(axis: int, ndim: int, name: str) -> int:
     if axis.__class__ is not int:
         axis = static_int(axis, name, "axis")
     if not -ndim <= axis < ndim:
-        raise errors.ShapeError(
+        raise errors.AxisRangeError(
             f"{name}: axis {axis} is out of range for an array of {ndim} axes.",
             where=source.here(),
             fix=f"give an axis in [{-ndim}, {ndim})" if ndim else "give the array an axis first: x[None]",

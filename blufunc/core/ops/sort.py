@@ -16,7 +16,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import static_int
-from blufunc.core.ops.shape import canonical_axis, iota
+from blufunc.core.ops.shape import canonical_axis, check_positions, iota
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.linear_ops import Linear, all_front, move_dim
 from blufunc.core.primitives.primitive import Primitive, unsupported
@@ -172,6 +172,7 @@ class _TopK(Primitive):
         if not x.ndim or not 0 <= k <= x.shape[-1]:
             raise errors.ShapeError(f"top_k of {x}: k = {k} must be between 0 and the size of the last axis.")
         out = (*x.shape[:-1], k)
+        check_positions("top_k", x.shape[-1], dtypes.int32)
         return [ShapedArray(out, x.dtype), ShapedArray(out, dtypes.int32)]
 
     def jvp(self, primals, tangents, *, k):

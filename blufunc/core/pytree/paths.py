@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import exact
+from blufunc.core.ir.jaxpr import equal, exact
 from blufunc.core.pytree import tree as _tree
 from blufunc.core.pytree.nodes import (
     KINDS,
@@ -142,7 +142,7 @@ def diff(a: TreeDef, b: TreeDef, a_name: str = "the first", b_name: str = "the s
 
 
 def _diff(a: Spec, b: Spec, names: tuple[str, str], path: Path) -> Iterator[str]:
-    if exact(a) == exact(b):
+    if equal(exact(a), exact(b)):
         return
     if a is None or b is None:
         place = keystr(path) or "at the root"

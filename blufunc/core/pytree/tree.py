@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import same
+from blufunc.core.ir.jaxpr import equal, same
 from blufunc.core.pytree.nodes import (
     DEFAULT,
     DICT,
@@ -95,7 +95,9 @@ class TreeDef:
         if type(other) is not TreeDef:
             return NotImplemented
         return (
-            self.num_leaves == other.num_leaves and self.spec == other.spec and _same(self.spec, other.spec)
+            self.num_leaves == other.num_leaves
+            and equal(self.spec, other.spec)
+            and _same(self.spec, other.spec)
         )
 
     def __hash__(self) -> int:
@@ -517,7 +519,7 @@ def _up_to(spec: Spec, x: Any, found: list[PyTree], exactly: bool = False) -> No
             raise _Mismatch
     else:
         children, x_aux = kind.split(x)
-        if len(children) != len(specs) or not (same(x_aux, aux) if exactly else x_aux == aux):
+        if len(children) != len(specs) or not (same(x_aux, aux) if exactly else equal(x_aux, aux)):
             raise _Mismatch
     if not any(specs):
         found += children
@@ -568,11 +570,11 @@ def node_differences(
         known = [key(k) for k in others]
         yield from [f"{_place((*path, k))}: only in {name}" for k in keys if key(k) not in known]
     kind, aux_a, aux_b = a[0], a[1], b[1]
-    if key(aux_a) == key(aux_b) or kind is DICT:
+    if kind is DICT or equal(key(aux_a), key(aux_b)):
         return
     if kind.static_names:
         for name, x, y in zip(kind.static_names, aux_a, aux_b, strict=True):
-            if key(x) != key(y):
+            if not equal(key(x), key(y)):
                 place = _place((*path, GetAttrKey(name)))
                 yield f"{place}: static, {x!r} in {names[0]}, {y!r} in {names[1]}"
     elif kind is DEFAULT:

@@ -274,7 +274,8 @@ class _Whole(Composite):
             batch, heads, *rest = args[self.whole :]
             flat += [bnp.tile(batch, n), heads, *rest]
         outs = self.at(*flat, **how)
-        return [bnp.reshape(o, (n, o.shape[0] // n, *o.shape[1:])) for o in outs], [0] * len(outs)
+        examples = moved[0].shape[1]
+        return [bnp.reshape(o, (n, examples, *o.shape[1:])) for o in outs], [0] * len(outs)
 
     def autocast(self, cells, dtype, *, jaxpr, **how):
         """Mixed precision: all operands but statistics and extras are low."""

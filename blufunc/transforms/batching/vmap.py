@@ -28,6 +28,8 @@ from blufunc.transforms.arguments import (
 )
 from blufunc.transforms.batching.batch import Axis, batch_flat
 
+_NUMBERS = frozenset({bool, int, float, complex})
+
 
 def _is_axis(x: Any) -> bool:
     return x is None
@@ -99,9 +101,14 @@ def vmap(
         dims = [
             _normal_dim(d, v.aval, labels, i, fun) for i, (d, v) in enumerate(zip(dims, values, strict=True))
         ]
+        # a Python number that is not mapped stays one, also where operations on arrays are traced
+        inputs = [
+            x if d is None and x.__class__ in _NUMBERS else v
+            for x, v, d in zip(leaves, values, dims, strict=True)
+        ]
         axis = Axis(_axis_size(fun, values, dims, labels, axis_size), axis_name, mesh_axes)
         flat = FlatFunction(fun, in_tree)
-        outs, out_dims = batch_flat(flat, axis, values, dims, LazyLabels(labels, len(values)))
+        outs, out_dims = batch_flat(flat, axis, inputs, dims, LazyLabels(labels, len(values)))
         out_tree = flat.out_tree
         skeleton = tree.unflatten(out_tree, [0] * out_tree.num_leaves)
         target = _broadcast(out_axes, skeleton, fun, "out_axes", "the results")

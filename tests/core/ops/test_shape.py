@@ -184,7 +184,7 @@ ERRORS = [
     (errors.ShapeError, "axis 1 has 3 elements, 1:4", lambda x: sh.slice_(x, (0, 1), (2, 4))),
     (errors.ShapeError, "axis 0 has 2 elements, 2:1", lambda x: sh.slice_(x, (2, 0), (1, 3))),
     (errors.ShapeError, "strides must be positive", lambda x: sh.slice_(x, (0, 0), (2, 3), (1, 0))),
-    (errors.ShapeError, "axis 2 is out of range", lambda x: sh.slice_in_dim(x, 0, 1, axis=2)),
+    (errors.AxisRangeError, "axis 2 is out of range", lambda x: sh.slice_in_dim(x, 0, 1, axis=2)),
     (errors.ShapeError, "needs 2 triples", lambda x: sh.pad(x, 0.0, [(1, 1, 0)])),
     (errors.ShapeError, "interior padding", lambda x: sh.pad(x, 0.0, [(1, 1, -1), (0, 0, 0)])),
     (errors.ShapeError, "cuts off more", lambda x: sh.pad(x, 0.0, [(-2, -1, 0), (0, 0, 0)])),

@@ -65,6 +65,9 @@ template<class T> inline Complex<T> bf_exp(Complex<T> z) {
 }
 //# bf_expm1 complex
 template<class T> inline Complex<T> bf_expm1(Complex<T> z) {
+  if (z.im == 0) return {bf_expm1(z.re), z.im};
+  if (bf_abs(z.re) == T(INFINITY) && !bf_is_finite(z.im))
+    return z.re < 0 ? Complex<T>{-1, 0} : Complex<T>{z.re, T(NAN)};
   T s = bf_sin(T(0.5) * z.im);
   return {bf_expm1(z.re) * bf_cos(z.im) - T(2) * s * s, bf_exp(z.re) * bf_sin(z.im)};
 }

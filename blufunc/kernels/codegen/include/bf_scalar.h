@@ -302,7 +302,7 @@ static inline float bf_pow(float x, float y) { return powf(x, y); }
 static inline double bf_pow(double x, double y) { return pow(x, y); }
 //# power_by_squaring
 // of integers, which wrap, and for small powers of floats, which lose an ulp or so in it
-template<class T> inline T power_by_squaring(T x, unsigned n) {
+template<class T, class N> inline T power_by_squaring(T x, N n) {
   typedef typename wrapping<T>::type W;
   W base = W(x), result = base;
   bool started = false;
@@ -314,6 +314,14 @@ template<class T> inline T power_by_squaring(T x, unsigned n) {
     if (n > 1) base = W(base * base);
   }
   return T(result);
+}
+//# bf_pow_integers
+// a power below 0 is rounded toward zero, that of 0 too
+template<class T> inline T bf_pow_integers(T x, T y) {
+  if constexpr (T(-1) < T(0)) {
+    if (y < T(0)) return x == T(1) || x == T(-1) ? (y & T(1) ? x : T(1)) : T(0);
+  }
+  return y == T(0) ? T(1) : power_by_squaring(x, (uint64_t)y);
 }
 //# bf_integer_pow
 template<class T> inline T bf_integer_pow(T x, int n) {

@@ -139,7 +139,8 @@ def expression(prim, name, params):
     extra = [str(v) for v in params.values()]
     if name in STORAGE and prim.name not in ON_STORAGE:
         return f"bf_{prim.name}({', '.join([f'to_float({a})' for a in args] + extra)})"
-    return f"bf_{prim.name}({', '.join(args + extra)})"
+    function = "pow_integers" if prim.name == "pow" and dtypes.is_integer(as_dtype(name)) else prim.name
+    return f"bf_{function}({', '.join(args + extra)})"
 
 
 def cases(name):
