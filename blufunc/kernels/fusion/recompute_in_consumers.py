@@ -98,7 +98,7 @@ def _recipes(jaxpr: Jaxpr, stored: Set[Var]) -> dict[Any, _CopyRecipe]:
         if (_is_elementwise(e) or moves(e)) and e.outvars[0] not in stored:
             parts = [recipes[a] for a in e.invars if a.__class__ is not Literal]
             if moves(e) and _is_stored_small(e, parts):
-                parts = [_CopyRecipe(frozenset(e.invars), 0)]
+                parts = [_CopyRecipe(frozenset(a for a in e.invars if isinstance(a, Var)), 0)]
             leaves = frozenset[Var]().union(*[p.leaves for p in parts])
             recipes[e.outvars[0]] = _CopyRecipe(leaves, own + sum(p.operations for p in parts))
         else:
