@@ -107,7 +107,8 @@ class Case:
             params or {},
         )
         text, self.arity = SPECIAL.get(name, (None, 2 if name in BINARY else 1))
-        self.expression = text or f"bf_{name}({', '.join('xyz'[: self.arity])}{self._extra()})"
+        function = "pow_integers" if name == "pow" and dtypes.is_integer(self.dtype) else name
+        self.expression = text or f"bf_{function}({', '.join('xyz'[: self.arity])}{self._extra()})"
         self.ulps = ULPS.get(f"complex {name}" if str(dtype) in COMPLEX else name, 4)
         self.out = self._out()
         self.entry = "_".join(
