@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-import blufunc.numpy as bnp
 from blufunc import lax, ops
-from blufunc.config import config
 from blufunc.kernels.backends.cpu import toolchain
+from tests.kernels.backends.cpu.two_ways import by_both
 
 pytestmark = pytest.mark.skipif(toolchain.find() is None, reason="this machine has no C++ compiler")
 
@@ -16,19 +15,7 @@ ROWS = np.array([3, 0, -1, 3, 9, -9, 2], np.int32)
 
 
 def close(fun, *args, native=True):
-    args = [bnp.asarray(x, dtype=x.dtype) for x in args]
-    results = []
-    before = config.host_compiler
-    try:
-        for config.host_compiler in ("never", "always"):
-            program = bf.jit(lambda *args: fun(*args))
-            results.append([np.asarray(y) for y in bf.tree.leaves(program(*args))])
-        if native:
-            assert program.lower(*args).compile().program.is_native
-    finally:
-        config.host_compiler = before
-    for want, got in zip(*results, strict=True):
-        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    for want, got in by_both(fun, *args, native=native):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 

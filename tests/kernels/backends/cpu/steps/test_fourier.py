@@ -6,9 +6,9 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax
-from blufunc.config import config
 from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.backends.cpu.steps import fourier
+from tests.kernels.backends.cpu.two_ways import by_both
 
 pytestmark = pytest.mark.skipif(toolchain.find() is None, reason="this machine has no C++ compiler")
 
@@ -21,19 +21,7 @@ def draw(*shape, dtype="float32"):
 
 def close(fun, *args, native=True):
     """Compare NumPy calls with the compiled program; NumPy transforms wider."""
-    args = [bnp.asarray(x, dtype=x.dtype) for x in args]
-    results = []
-    before = config.host_compiler
-    try:
-        for config.host_compiler in ("never", "always"):
-            program = bf.jit(lambda *args: fun(*args))
-            results.append([np.asarray(y) for y in bf.tree.leaves(program(*args))])
-        if native and all(x.size for x in args):
-            assert program.lower(*args).compile().program.is_native
-    finally:
-        config.host_compiler = before
-    for want, got in zip(*results, strict=True):
-        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    for want, got in by_both(fun, *args, native=native and all(x.size for x in args)):
         single = want.dtype in (np.float32, np.complex64)
         scale = np.abs(want[np.isfinite(want)]).max(initial=1) if want.size else 1
         np.testing.assert_allclose(got, want, rtol=0, atol=(3e-6 if single else 1e-14) * scale)

@@ -7,8 +7,8 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, random
-from blufunc.config import config
 from blufunc.kernels.backends.cpu import toolchain
+from tests.kernels.backends.cpu.two_ways import by_both
 
 pytestmark = pytest.mark.skipif(toolchain.find() is None, reason="this machine has no C++ compiler")
 
@@ -37,19 +37,7 @@ def draw(*shape, dtype="float32"):
 
 def same(fun, *args, native=True):
     """Compare the bits of the results of NumPy calls and of the compiled program."""
-    args = [bnp.asarray(x, dtype=x.dtype) for x in args]
-    results = []
-    before = config.host_compiler
-    try:
-        for config.host_compiler in ("never", "always"):
-            program = bf.jit(lambda *args: fun(*args))
-            results.append([np.asarray(y) for y in bf.tree.leaves(program(*args))])
-        if native and all(x.size for x in args):
-            assert program.lower(*args).compile().program.is_native
-    finally:
-        config.host_compiler = before
-    for want, got in zip(*results, strict=True):
-        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    for want, got in by_both(fun, *args, native=native and all(x.size for x in args)):
         np.testing.assert_array_equal(got.view(f"V{got.itemsize}"), want.view(f"V{want.itemsize}"))
 
 
