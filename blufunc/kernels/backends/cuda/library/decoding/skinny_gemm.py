@@ -30,6 +30,7 @@ from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p
+from blufunc.kernels.ops.split_dot import is_matrix
 from blufunc.kernels.schedule import OpaqueStep
 
 ENTRY = "skinny_gemm"
@@ -135,6 +136,8 @@ def gemm_of(eqn: Eqn) -> SkinnyGemm | str:
         m, n = n, m
     if m > _MOST_ROWS:
         return f"it has {m} rows, and at most {_MOST_ROWS} are read at once"
+    if not _are_matrices(eqn, m, swapped):
+        return "its operands are no matrices as they lie, the terms of a row of x last"
     if n % VECTOR or k % VECTOR or n * k < _FEWEST_WEIGHTS:
         return f"weights of {k} x {n} are few, or no multiples of {VECTOR}"
     found = SkinnyGemm(m, n, k, dtype, out, swapped=swapped)
@@ -145,6 +148,16 @@ def gemm_of(eqn: Eqn) -> SkinnyGemm | str:
     if eqn.prim is not dot_pointwise_p:
         return replace(found, bias=eqn.prim is dot_bias_p, addend=eqn.prim is dot_accumulate_p)
     return _with_epilogue(found, eqn)
+
+
+def _are_matrices(eqn: Eqn, m: int, swapped: bool) -> bool:
+    """True if a dense copy of each operand, of axes in their order, is a matrix that the kernel reads."""
+    (left, right), _ = eqn.params["dimension_numbers"]
+    pairs = sorted(zip(left, right, strict=True))
+    sides = [(tuple(p[i] for p in pairs), atom.aval.ndim) for i, atom in enumerate(eqn.invars[:2])]
+    x = sides[swapped][0]
+    is_vector = lambda contract, rank: contract == tuple(range(rank))
+    return all(is_vector(*side) or is_matrix(*side) for side in sides) and (m == 1 or 0 not in x)
 
 
 def _with_epilogue(gemm: SkinnyGemm, eqn: Eqn) -> SkinnyGemm | str:

@@ -109,6 +109,39 @@ def test_which_matmuls_it_leaves_to_others(name):
     assert isinstance(gemm_of(eqn), str)
 
 
+CONTRACTED = {  # shapes, contracted axes, and whether the kernel runs it
+    "terms of x last": ((8, 4, K), (K, 4, N), ((1, 2), (1, 0)), False),  # of the weights in another order
+    "two axes of terms": ((8, 4, K), (4, K, N), ((1, 2), (0, 1)), True),
+    "two axes of terms, exchanged": ((8, 4, K), (4, K, N), ((2, 1), (1, 0)), True),
+    "terms of x first": ((K, 8), (K, N), ((0,), (0,)), False),
+    "terms of x in the middle": ((2, K, 4), (K, N), ((1,), (0,)), False),
+    "terms of the weights in the middle": ((8, K), (4, K, N), ((1,), (1,)), False),
+    "terms of the weights in two places": ((8, 4, K), (4, N, K), ((1, 2), (0, 2)), False),
+    "a vector": ((4, K), (N, 4, K), ((0, 1), (1, 2)), True),
+    "a vector, its axes exchanged": ((K, 4), (N, 4, K), ((0, 1), (2, 1)), False),
+    "one row, its terms first": ((K, 1), (K, N), ((0,), (0,)), True),
+}
+
+
+@pytest.mark.parametrize("name", CONTRACTED)
+def test_operands_are_matrices_as_they_lie(name):
+    *shapes, contracted, expected = CONTRACTED[name]
+    numbers = contracted, ((), ())
+    (eqn,) = products(lambda x, w: lax.dot_general(x, w, numbers), *(half(*s) for s in shapes))
+    assert isinstance(gemm_of(eqn), SkinnyGemm) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CONTRACTED)
+def test_axes_in_any_order_on_a_device(name):
+    *shapes, contracted, _ = CONTRACTED[name]
+    args = [half(*s) for s in shapes]
+    fun = bf.jit(lambda x, w: lax.dot_general(x, w, (contracted, ((), ()))))
+    want = np.tensordot(*(a.astype(np.float64) for a in args), contracted)
+    got = np.asarray(fun(*(bf.device_put(a, bf.devices("cuda")[0]) for a in args))).astype(np.float64)
+    assert np.abs(got - want).max() <= 0.02 * np.abs(want).max()
+
+
 def test_tiles():
     tiles = lambda by_terms: [
         (p.columns, p.warps)
