@@ -151,7 +151,7 @@ def gemm_of(eqn: Eqn) -> SkinnyGemm | str:
 
 
 def _are_matrices(eqn: Eqn, m: int, swapped: bool) -> bool:
-    """True if a dense copy of each operand, of axes in their order, is a matrix that the kernel reads."""
+    """True if dense copies of the operands are matrices that the kernel reads."""
     (left, right), _ = eqn.params["dimension_numbers"]
     pairs = sorted(zip(left, right, strict=True))
     sides = [(tuple(p[i] for p in pairs), atom.aval.ndim) for i, atom in enumerate(eqn.invars[:2])]

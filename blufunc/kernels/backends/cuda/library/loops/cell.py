@@ -404,7 +404,8 @@ class _Search:
             return const(known, dtypes.bool_) if known or high < least or low >= end else None
         if v.op == "apply" and v.attr[0] is select_p and args[0].op == "const" and len(args) == 3:
             return args[1] if args[0].attr else args[2]
-        if v.op == "apply" and v.attr[0] is and_p and any(a.op == "const" for a in args):
+        conjunction = v.op == "apply" and v.attr[0] is and_p and dtypes.is_bool(v.dtype)
+        if conjunction and any(a.op == "const" for a in args):
             if any(a.op == "const" and not a.attr for a in args):
                 return const(False, dtypes.bool_)
             return next((a for a in args if a.op != "const"), args[0])
