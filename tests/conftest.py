@@ -44,8 +44,8 @@ def planned_anew(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def small_programs_uncompiled(monkeypatch):
-    """Run small gathers as NumPy calls: compiling each would take 0.1 s."""
-    monkeypatch.setattr(toolchain, "CALLS_OF", {})
+    """Run small programs as NumPy calls: compiling each would take 0.1 s."""
+    monkeypatch.setattr(toolchain, "WORTH_CALLING", 1 << 30)
 
 
 @pytest.fixture(autouse=True)

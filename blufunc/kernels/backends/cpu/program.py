@@ -65,7 +65,7 @@ class HostProgram:
         self.schedule, self.text = made.schedule, made.text
         warn_of_host(self.schedule)
         show_stages(self.schedule, jaxpr.name)
-        library = compiler.compile(self.text, jaxpr.name or "program") if made.names else None
+        library = compiler.compile(self.text, jaxpr.name or "program") if made.names or made.whole else None
         for dtype in made.products:
             assert library is not None
             function = gemm.function_for(compiler, np.dtype(dtype))
@@ -283,7 +283,8 @@ def source_of(
             names[i] = name_of(step.kernel)
         elif isinstance(step, OpaqueStep) and is_native(step.eqn):
             native[i] = step
-    whole = bool(names or native) and is_whole(schedule)
+    # a single matmul gains nothing from C++ around it
+    whole = (bool(names or native) or len(schedule.steps) > 1) and is_whole(schedule)
     if not (native or whole):
         return render_many(kernels) if names else "", names, [], [], [], False
     exported = {*names.values()}

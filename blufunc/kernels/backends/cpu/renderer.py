@@ -18,6 +18,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cpu.lockstep import loops_in_lock_step, uniform_branch, with_sides, write_strips
 from blufunc.kernels.backends.cpu.loop_splitting import split_innermost
@@ -47,6 +49,7 @@ from blufunc.kernels.loopir.ir import (
     Reduce,
     Rows,
     Scan,
+    Statement,
     Total,
     Value,
     computed_in,
@@ -297,43 +300,57 @@ class HostStyle(Scans):
         if s.note:
             self.line(comment(s.note))
         self.lane = s.range
-        if self._is_search(s):
-            self._search(s, s.body[0])
-            return
-        totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
+        searches = _searches(s)
+        body = [x for x in s.body if x not in searches]
+        if body:
+            self._lanes(s, body)
+        for r in searches:
+            self._search(s, r, body)
+
+    def _lanes(self, s: Lanes, body: Sequence[Statement]) -> None:
+        """One loop of some statements."""
+        totals = list(dict.fromkeys(r.total for r in body if isinstance(r, Reduce)))
         for total in totals:
             self._declare(total)
         pragma = ""
         if not any(is_arg(t) or dtypes.is_complex(t.dtype) for t in totals):
-            clauses = [f" reduction({self._clause(t)} : {self.named[t]})" for t in totals]
+            clauses = [
+                f" reduction({self._clause(t.op, _accumulator(t.dtype))} : {self.named[t]})" for t in totals
+            ]
             pragma = f"#pragma omp simd{''.join(clauses)}"
-        scans = [x for x in s.body if isinstance(x, Scan)]
+        scans = [x for x in body if isinstance(x, Scan)]
         if scans:
             self.scanned_lanes(s, scans, pragma)
         else:
-            self.vector_loop(pragma, s.range, written_in([s]), s.body)
+            self.vector_loop(pragma, s.range, written_in([s]), body)
         for total in totals:
             if scalar_ops.is_small_float(total.dtype) and not is_arg(total):
                 name = self.named[total]
                 self.line(f"{name} = round_to<{scalar_ops.storage_type(total.dtype)}>({name});")
 
-    @staticmethod
-    def _is_search(s: Lanes) -> bool:
-        """True for a loop that only finds an extremum of values cheap to compute twice."""
-        r = s.body[0] if len(s.body) == 1 else None
-        return isinstance(r, Reduce) and r.position is not None and _work([r], set()) <= _CHEAP
+    def _search(self, s: Lanes, r: Reduce, before: Sequence[Statement]) -> None:
+        """SIMD loops for the extremum, unless known, and its lowest position.
 
-    def _search(self, s: Lanes, r: Reduce) -> None:
-        """Two SIMD loops: the extremum, then its lowest position; NaN is an extremum."""
+        NaN is an extremum.
+
+        Args:
+          before: the statements of the loop whose totals are known.
+        """
         assert r.position is not None
-        total, dtype = r.total, accumulator(r.total.dtype)
-        extremum = Total(self.name(total, total.name), dtype, total.op[3:])
-        self.named[extremum] = name = self.named[total]
-        at = self.name((total, "at"), f"{name}_position")
-        self._declare(extremum)
-        clause = f"#pragma omp simd reduction({self._clause(extremum)} : {name})"
-        with self.block([clause, self.loop(s.range)], [s.range], [total]):
-            self.reduce(Reduce(extremum, r.value))
+        total, dtype = r.total, _accumulator(r.total.dtype)
+        own = self.name(total, total.name)
+        extremum = Total(own, dtype, total.op[3:])
+        known = (x.total for x in before if isinstance(x, Reduce) and x.value is r.value)
+        same = next((t for t in known if t.op == extremum.op and t.dtype == dtype), None)
+        if same is not None:
+            name = self.named[same]
+        else:
+            self.named[extremum] = name = own
+            self._declare(extremum)
+            clause = f"#pragma omp simd reduction({self._clause(extremum.op, dtype)} : {name})"
+            with self.block([clause, self.loop(s.range)], [s.range], [total]):
+                self.reduce(Reduce(extremum, r.value))
+        at = self.name((total, "at"), f"{own}_position")
         self.line(f"{self.index_type} {at} = {2**63 - 1 if self.wide else 2**31 - 1};")
         with self.block([f"#pragma omp simd reduction(min : {at})", self.loop(s.range)], [s.range], [total]):
             self.need(values_of(r))
@@ -342,7 +359,7 @@ class HostStyle(Scans):
             self.line(f"{at} = ({value} == {name}{nan}) && {position} < {at} ? {position} : {at};")
 
     def _declare(self, total: Total) -> None:
-        dtype = accumulator(total.dtype)
+        dtype = _accumulator(total.dtype)
         name = self.name(total, total.name)
         if is_arg(total):
             self.line(f"{scalar_ops.register_type(dtype)} {name}{{}};")
@@ -350,26 +367,28 @@ class HostStyle(Scans):
         else:
             self.line(f"{scalar_ops.register_type(dtype)} {name} = {start_of(total.op, total.dtype)};")
 
-    def _clause(self, total: Total) -> str:
-        """OpenMP reduction of a total; declares float reductions that OpenMP lacks."""
-        dtype = accumulator(total.dtype)
+    def _clause(self, op: str, dtype: np.dtype) -> str:
+        """OpenMP name of a reduction in an accumulator.
+
+        Float reductions that OpenMP lacks are declared.
+        """
         if dtypes.is_bool(dtype):
-            return _CLAUSES[_BOOLEAN.get(total.op, total.op)]
-        if total.op in ("max", "min", "logaddexp") and dtypes.is_floating(dtype):
+            return _CLAUSES[_BOOLEAN.get(op, op)]
+        if op in ("max", "min", "logaddexp") and dtypes.is_floating(dtype):
             kind = scalar_ops.register_type(dtype)
-            start = start_of(total.op, dtype)
-            combine = f"omp_out = bf_{total.op}(omp_out, omp_in)"
+            start = start_of(op, dtype)
+            combine = f"omp_out = bf_{op}(omp_out, omp_in)"
             self.reductions.add(
-                f"#pragma omp declare reduction(nan_{total.op} : {kind} : {combine}) initializer(omp_priv = {start})"
+                f"#pragma omp declare reduction(nan_{op} : {kind} : {combine}) initializer(omp_priv = {start})"
             )
-            return f"nan_{total.op}"
-        return _CLAUSES[total.op]
+            return f"nan_{op}"
+        return _CLAUSES[op]
 
     def reduce(self, s: Reduce) -> None:
         name = self.named[s.total]
         if not is_arg(s.total):
             value = self.value(s.value)
-            text = reducing(s.total.op, accumulator(s.total.dtype), name, value, s.value.dtype)
+            text = reducing(s.total.op, _accumulator(s.total.dtype), name, value, s.value.dtype)
             self.line(update(name, bare(text)))
             return
         self.need(values_of(s))
@@ -444,7 +463,22 @@ class HostStyle(Scans):
             return [f"#pragma GCC unroll {max(over.extent, 1)}", loop]
         if self.vector_grid or not _along_memory(v) or dtypes.is_complex(v.dtype):
             return [loop]
-        return [f"#pragma omp simd reduction({self._clause(Total(total, v.dtype, op))} : {total})", loop]
+        return [f"#pragma omp simd reduction({self._clause(op, accumulator(v.dtype))} : {total})", loop]
+
+
+def _accumulator(dtype: np.dtype) -> np.dtype:
+    """The dtype that a loop over lanes reduces in.
+
+    measured: GCC reduces 40,000 booleans in 13 us, and as int32 in 3 us (2026-11-27)
+    """
+    return np.dtype(np.int32) if dtypes.is_bool(dtype) else accumulator(dtype)
+
+
+def _searches(s: Lanes) -> list[Reduce]:
+    """The reductions to positions, if values are cheap to compute twice."""
+    found = [r for r in s.body if isinstance(r, Reduce) and r.position is not None]
+    in_order = any(isinstance(x, Scan) for x in s.body)  # values may read a prefix at their lane
+    return [] if in_order or _work(found, set()) > _CHEAP else found
 
 
 def _only_adds(s: Rows) -> bool:

@@ -344,18 +344,34 @@ def _settings(values: Mapping[str, str]) -> Iterator[None]:
 WORTH_COMPILING = 1 << 18
 """Programs touching at least this many bytes are compiled."""
 
-WORTH_CALLING = 24
+WORTH_CALLING = 8
 """Programs of at least this many calls of NumPy are compiled, if that leaves none.
 
 measured: a call takes 1 to 2 us, a compiled program of small arrays 5 us (2026-11-27)
 """
 
 _CALLS = {
-    "elementwise": 1, "reduce": 1, "index": 2, "contract": 2, "cumulative": 1, "random": 8, "movement": 0, "barrier": 0,
+    "elementwise": 1, "reduce": 1, "index": 2, "contract": 4, "cumulative": 1, "random": 8, "movement": 0, "barrier": 0,
 }  # fmt: skip
 """Kinds of primitives that compiled programs compute, and their NumPy calls."""
 
+BYTES_OF_CALL = 1 << 13
+"""Bytes computed that count for a call.
+
+One kernel computes a chain in a fifth of NumPy's time.
+"""
+
+_COMPUTED = ("elementwise", "reduce", "cumulative")
+"""Kinds of primitives whose bytes count: NumPy copies as fast."""
+
+_SHORT = 16
+"""Elements of a row below which NumPy's sum of it is slow: 5 ns and more."""
+
+_ROWS_OF_CALL = 1 << 8
+"""Sums of short rows that count for a call."""
+
 CALLS_OF = {
+    "pad": 5, "concatenate": 3,
     "gather": 24, "scatter": 24, "scatter_add": 24, "scatter_mul": 24, "scatter_min": 24, "scatter_max": 24, "sort": 4,
     "top_k": 8, "fft": 24, "lu": 24, "lu_solve": 24, "lu_pivots_to_permutation": 4, "cholesky": 24, "qr": 24,
     "eigh": 24, "svd": 24, "triangular_solve": 24, "tridiagonal_solve": 24, "conv_general_dilated": 24,
@@ -431,8 +447,22 @@ def _calls_of(jaxpr: Jaxpr) -> int | None:
         elif (calls := CALLS_OF.get(e.prim.name, _CALLS.get(e.prim.kind))) is None:
             return None
         else:
-            total += calls + (e.invars[0].aval.size // _SORTED if e.prim.kind == "sort" else 0)
+            total += calls + _calls_of_data(e)
     return total
+
+
+def _calls_of_data(eqn: Eqn) -> int:
+    """Calls of NumPy that take as long as an operation on its data."""
+    given, made = eqn.invars[0].aval if eqn.invars else eqn.outvars[0].aval, eqn.outvars[0].aval
+    if eqn.prim.kind == "sort":
+        return given.size // _SORTED
+    if eqn.prim.kind not in _COMPUTED:
+        return 0
+    variables = (*eqn.invars, *eqn.outvars) if eqn.prim.kind == "reduce" else eqn.outvars
+    calls = sum(v.aval.size * v.aval.dtype.itemsize for v in variables) // BYTES_OF_CALL
+    if eqn.prim.kind == "reduce" and given.size < made.size * _SHORT:
+        calls += made.size // _ROWS_OF_CALL
+    return calls
 
 
 def _rounds_of(eqn: Eqn) -> int | None:

@@ -279,8 +279,8 @@ def test_reductions_of_large_arrays_are_compiled(monkeypatch):
     assert isinstance(program_of(lambda x: x[3] + 1, large), Program)
 
 
-CALLS_OF = dict(toolchain.CALLS_OF)
-"""The table, which other tests run without."""
+WORTH_CALLING = toolchain.WORTH_CALLING
+"""The number, which other tests run without."""
 
 GATHERS = (
     lambda x, i: x[i],
@@ -290,7 +290,7 @@ GATHERS = (
 
 
 def test_small_programs_of_several_numpy_calls_are_compiled(monkeypatch):
-    monkeypatch.setattr(toolchain, "CALLS_OF", CALLS_OF)
+    monkeypatch.setattr(toolchain, "WORTH_CALLING", WORTH_CALLING)
     monkeypatch.setattr(config, "host_compiler", "auto")
     x, i = np.eye(10, dtype=np.float32), np.arange(10) // 2
     compiled = lambda fun, *args: isinstance(program_of(fun, *args), host_program.HostProgram)

@@ -15,6 +15,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.config import config
+from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.cache.disk import DiskCache
 
@@ -247,6 +248,10 @@ def test_numbers_are_as_in_numpy(compiler):
     assert y[1] == 0, "a fused multiply-add would leave the rounding error of the product"
 
 
+WORTH_CALLING = toolchain.WORTH_CALLING
+"""The number, which other tests run without."""
+
+
 def loop(rounds, operations):
     """Jaxpr of a loop of small operations."""
 
@@ -262,16 +267,39 @@ def loop(rounds, operations):
     ("rounds", "operations", "pays"),
     [
         (100, 2, True),
-        (100, 1, True),
-        (48, 2, True),
-        (10, 5, False),
-        (3, 8, False),
-        (2, 24, True),
+        (30, 1, True),
+        (12, 2, True),
+        (10, 2, False),
+        (3, 5, False),
+        (2, 8, True),
         (1000, 1, True),
     ],
 )
-def test_loops_are_compiled_by_their_calls(rounds, operations, pays):
+def test_loops_are_compiled_by_their_calls(rounds, operations, pays, monkeypatch):
+    monkeypatch.setattr(toolchain, "WORTH_CALLING", WORTH_CALLING)
     assert toolchain.worth_compiling(loop(rounds, operations)) is pays
+
+
+SMALL = {  # a program, shapes of its arguments, and whether it is compiled
+    "a sum of numbers": (lambda x: x + 1, [()], False),
+    "a chain": (lambda x: bnp.tanh(x * 2 + 1) * x - bnp.exp(-x) / x, [(9,)], True),
+    "a large difference": (lambda x, y: x[:, None] - y[None], [(200,), (200,)], True),
+    "a small difference": (lambda x, y: x[:, None] - y[None], [(20,), (20,)], False),
+    "norms of short rows": (lambda x: bnp.sqrt((x * x).sum(1)), [(2000, 3)], True),
+    "norms of few short rows": (lambda x: bnp.sqrt((x * x).sum(1)), [(20, 3)], False),
+    "a matmul": (lambda x, y: x @ y, [(16, 16), (16, 16)], False),
+    "two matmuls": (lambda x, y: x @ (y @ y), [(16, 16), (16, 16)], True),
+    "a pad and a join": (lambda x: bnp.roll(bnp.pad(x, 2), 1), [(90,)], True),
+    "a transpose": (lambda x: x.T.reshape(-1), [(100, 100)], False),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_programs_are_compiled_by_their_calls(name, monkeypatch):
+    monkeypatch.setattr(toolchain, "WORTH_CALLING", WORTH_CALLING)
+    fun, shapes, expected = SMALL[name]
+    jaxpr = simplify(bf.jit(fun).trace(*(np.ones(s, np.float32) for s in shapes)).jaxpr)
+    assert toolchain.worth_compiling(jaxpr) is expected
 
 
 def test_threads(monkeypatch):
