@@ -95,12 +95,12 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import tree as tree
     from blufunc import tree_util as tree_util
     from blufunc import typing as typing
-    from blufunc.core.arrays.array import Array as Array
     from blufunc.core.arrays.backend import Device as Device
     from blufunc.core.ir import dtypes as dtypes
     from blufunc.core.ir.check import check_jaxpr as check_jaxpr
     from blufunc.core.ir.dtypes import float0 as float0
     from blufunc.core.ir.jaxpr import Jaxpr as Jaxpr
+    from blufunc.core.ir.trace import Array as Array
     from blufunc.core.ir.trace import Tracer as Tracer
     from blufunc.core.primitives.override import override as override
     from blufunc.core.primitives.primitive import Primitive as Primitive

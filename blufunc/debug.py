@@ -17,7 +17,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.parallel.reports.visualize import visualize_sharding
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.staging.callback import debug_callback
@@ -146,7 +146,7 @@ def _fields(fmt: str) -> Iterator[tuple[int | str, bool, str]]:
 
 def _check_spec(x: Any, spec: str) -> None:
     """Raise ValueError if ``spec`` is invalid for a scalar; other objects pass."""
-    if not isinstance(x, (Value, np.ndarray, np.generic)):
+    if not isinstance(x, (Array, np.ndarray, np.generic)):
         return
     if x.ndim or dtypes.is_key(x.dtype):
         raise ValueError(

@@ -38,15 +38,15 @@ def _rebuild(cls, what, kwargs):
     return cls(what, **kwargs)
 
 
-class ShapeError(BlufuncError, TypeError):
+class ShapeError(BlufuncError, TypeError, ValueError):
     """Shapes that an operation does not accept."""
 
 
-class DtypeError(BlufuncError, TypeError):
+class DtypeError(BlufuncError, TypeError, ValueError):
     """Dtypes that an operation does not accept, or promotion that is not allowed."""
 
 
-class ArgumentError(BlufuncError, TypeError):
+class ArgumentError(BlufuncError, TypeError, ValueError):
     """An argument that is not an array, pytree or option of the expected kind."""
 
 
@@ -62,7 +62,7 @@ class AxisRangeError(ValueRangeError, IndexError):
     """An axis out of range for an array, as ``numpy.exceptions.AxisError``."""
 
 
-class TreeError(BlufuncError, ValueError):
+class TreeError(BlufuncError, ValueError, TypeError):
     """Pytrees whose structures differ, or that hold leaves that are not arrays."""
 
 
@@ -152,3 +152,10 @@ class CollectiveError(BlufuncError, RuntimeError):
 
 class HostPrimitiveWarning(UserWarning):
     """A primitive without ``lower=`` in a compiled program: NumPy runs it on the host."""
+
+
+# -- names that JAX's users catch --------------------------------------------------------------------
+
+ConcretizationTypeError = TracerBoolConversionError = TracerIntegerConversionError = ConcretizationError
+TracerArrayConversionError = NonConcreteBooleanIndexError = ConcretizationError
+UnexpectedTracerError = LeakedTracerError

@@ -10,9 +10,9 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 
-ArrayLike: TypeAlias = Value | np.ndarray | np.bool_ | np.number | bool | int | float | complex
+ArrayLike: TypeAlias = Array | np.ndarray | np.bool_ | np.number | bool | int | float | complex
 """Arrays, tracers, NumPy arrays and scalars, and Python scalars."""
 
 

@@ -320,7 +320,8 @@ def test_a_transform_that_does_not_compose():
     def remembering(f):
         def g(x):
             seen.append(f(x))
-            return seen[0] if isinstance(seen[0], bf.Array) and seen[0].shape == f(x).shape else f(x)
+            keeps = not isinstance(seen[0], bf.Tracer) and seen[0].shape == f(x).shape
+            return seen[0] if keeps else f(x)
 
         return g
 

@@ -14,7 +14,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import from_numpy, lift
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import ints
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops.convolution import (
     conv_general_dilated,
     layout_of,
@@ -33,7 +33,7 @@ def conv(
     padding: Any,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Value:
+) -> Array:
     """``conv_general_dilated`` with axes (batch, features, ...) and (out, in, ...)."""
     return conv_general_dilated(
         lhs,
@@ -54,7 +54,7 @@ def conv_with_general_padding(
     rhs_dilation: Any,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Value:
+) -> Array:
     """``conv`` with dilations; None for 1."""
     return conv_general_dilated(
         lhs,
@@ -87,7 +87,7 @@ def conv_transpose(
     precision: Any = None,
     preferred_element_type: Any = None,
     use_consistent_padding: bool = False,
-) -> Value:
+) -> Array:
     """A convolution with fractional strides: the "transposed convolution".
 
     Args:
@@ -176,7 +176,7 @@ def conv_general_dilated_patches(
     dimension_numbers: Any = None,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Value:
+) -> Array:
     """The windows that a convolution reads, unfolded along the feature axis (im2col).
 
     Args:
@@ -227,7 +227,7 @@ def conv_general_dilated_local(
     rhs_dilation: Any = None,
     dimension_numbers: Any = None,
     precision: Any = None,
-) -> Value:
+) -> Array:
     """A convolution with a separate kernel per position: a locally connected layer.
 
     Args:

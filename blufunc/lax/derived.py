@@ -14,7 +14,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in, ints, shape_of
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops.elementwise import (
     bitwise_not,
     bitwise_or,
@@ -48,13 +48,13 @@ def dtype(x: Any) -> np.dtype:
     return lift(x).aval.dtype
 
 
-def reciprocal(x: Any) -> Value:
+def reciprocal(x: Any) -> Array:
     """``1 / x``."""
     x = lift(x)
     return div(scalar(1, x.aval.dtype), x)
 
 
-def clz(x: Any) -> Value:
+def clz(x: Any) -> Array:
     """The number of leading zero bits of each integer, in its own dtype."""
     x = lift(x)
     if not dtypes.is_integer(x.aval.dtype):
@@ -67,7 +67,7 @@ def clz(x: Any) -> Value:
     return sub(scalar(bits, x.aval.dtype), population_count(x))
 
 
-def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Value]:
+def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Array]:
     """Split the operand along ``axis`` into parts of sizes that sum to its own."""
     x = lift(operand)
     axis = axis_in(axis, x.aval.ndim, "split")
@@ -80,7 +80,7 @@ def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Value]:
     return [slice_in_dim(x, end - n, end, axis=axis) for n, end in zip(parts, ends, strict=True)]
 
 
-def tile(operand: Any, reps: Sequence[int]) -> Value:
+def tile(operand: Any, reps: Sequence[int]) -> Array:
     """The operand repeated ``reps[i]`` times along each axis i."""
     x, counts = lift(operand), ints(reps, "tile", "reps")
     if len(counts) != x.aval.ndim or min(counts, default=0) < 0:
@@ -93,7 +93,7 @@ def tile(operand: Any, reps: Sequence[int]) -> Value:
     return reshape(repeated, tuple([r * m for r, m in zip(counts, x.aval.shape, strict=True)]))
 
 
-def stack(operands: Sequence[Any], axis: int = 0) -> Value:
+def stack(operands: Sequence[Any], axis: int = 0) -> Array:
     """Arrays of one shape and dtype along a new axis."""
     if not isinstance(operands, (list, tuple)) or not operands:
         raise errors.ArgumentError("stack takes a sequence of arrays, one at least.", where=source.here())
@@ -109,7 +109,7 @@ def approx_max_k(
     recall_target: float = 0.95,
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
-) -> tuple[Value, Value]:
+) -> tuple[Array, Array]:
     """The k largest elements along an axis and their indices; exact here.
 
     The hints ``recall_target``, ``reduction_input_size_override`` and ``aggregate_to_topk`` are ignored.
@@ -124,7 +124,7 @@ def approx_min_k(
     recall_target: float = 0.95,
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
-) -> tuple[Value, Value]:
+) -> tuple[Array, Array]:
     """The k smallest elements along an axis and their indices; exact here.
 
     The hints ``recall_target``, ``reduction_input_size_override`` and ``aggregate_to_topk`` are ignored.
@@ -132,7 +132,7 @@ def approx_min_k(
     return _top(operand, k, reduction_dimension, "approx_min_k")
 
 
-def _top(operand: Any, k: int, axis: int, name: str) -> tuple[Value, Value]:
+def _top(operand: Any, k: int, axis: int, name: str) -> tuple[Array, Array]:
     from_largest = name == "approx_max_k"
     x = lift(operand)
     axis = axis_in(axis, x.aval.ndim, name)
@@ -153,7 +153,7 @@ def scatter_apply(
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     mode: Any = None,
-) -> Value:
+) -> Array:
     """The operand with ``func`` applied to the indexed windows, which may not overlap.
 
     Args:

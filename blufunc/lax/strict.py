@@ -18,7 +18,7 @@ from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import from_numpy, lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import ints, shape_of, static_int
-from blufunc.core.ir.trace import EVAL, Value, state
+from blufunc.core.ir.trace import EVAL, Array, state
 from blufunc.core.ops import elementwise
 from blufunc.core.ops import shape as shapes
 from blufunc.core.ops.dot import dot_general
@@ -32,12 +32,12 @@ complex, slice = elementwise.complex_, shapes.slice_  # under their names in ``l
 # -- conversion ------------------------------------------------------------------------------------
 
 
-def convert_element_type(operand: Any, new_dtype: Any) -> Value:
+def convert_element_type(operand: Any, new_dtype: Any) -> Array:
     """Convert to another dtype: floats truncate, complex loses its imaginary part."""
     return elementwise.convert(operand, dtypes.as_dtype(new_dtype))
 
 
-def bitcast_convert_type(operand: Any, new_dtype: Any) -> Value:
+def bitcast_convert_type(operand: Any, new_dtype: Any) -> Array:
     """The bits as another dtype: narrower adds a last axis of parts, wider drops it."""
     return elementwise.bitcast(operand, dtypes.as_dtype(new_dtype))
 
@@ -49,7 +49,7 @@ class RoundingMethod(enum.IntEnum):
     TO_NEAREST_EVEN = 1
 
 
-def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Value:
+def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Array:
     """Floats rounded to the nearest integer; ``rounding_method`` decides ties."""
     if rounding_method not in (RoundingMethod.AWAY_FROM_ZERO, RoundingMethod.TO_NEAREST_EVEN):
         raise errors.ValueRangeError(
@@ -72,7 +72,7 @@ def stop_gradient(x: Any) -> Any:
     return tree.map(elementwise.stop_gradient, x)
 
 
-def select_n(which: Any, *cases: Any) -> Value:
+def select_n(which: Any, *cases: Any) -> Array:
     """Elementwise ``cases[which]``; ``which`` is boolean (two cases) or int32."""
     which = lift(which)
     if dtypes.is_bool(which.aval.dtype):
@@ -94,7 +94,7 @@ def select_n(which: Any, *cases: Any) -> Value:
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Value:
+def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Array:
     """``operand`` with axis i as ``broadcast_dimensions[i]``, repeated along others."""
     return linear_ops.broadcast_in_dim(
         lift(operand),
@@ -103,14 +103,14 @@ def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: S
     )
 
 
-def broadcast(operand: Any, sizes: Sequence[int]) -> Value:
+def broadcast(operand: Any, sizes: Sequence[int]) -> Array:
     """The operand repeated along new leading axes of the given sizes."""
     x, sizes = lift(operand), shape_of(ints(sizes, "broadcast", "sizes"), "broadcast")
     n = len(sizes)
     return linear_ops.broadcast_in_dim(x, (*sizes, *x.aval.shape), tuple(range(n, n + x.aval.ndim)))
 
 
-def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Value:
+def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Array:
     """The elements in row-major order (of axes ``dimensions``) with another shape."""
     x = lift(operand)
     if dimensions is not None:
@@ -118,12 +118,12 @@ def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | 
     return linear_ops.reshape(x, ints(new_sizes, "reshape", "new_sizes"))
 
 
-def transpose(operand: Any, permutation: Sequence[int]) -> Value:
+def transpose(operand: Any, permutation: Sequence[int]) -> Array:
     """Permute axes: axis i of the result is axis ``permutation[i]``."""
     return linear_ops.transpose(lift(operand), ints(permutation, "transpose", "permutation"))
 
 
-def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Value:
+def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Array:
     """Merge the axes of the slice ``start_dimension:stop_dimension`` into one."""
     x = lift(operand)
     s = x.aval.shape
@@ -140,12 +140,12 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
     return linear_ops.reshape(x, (*s[:start], math.prod(s[start:stop]), *s[stop:]))
 
 
-def reduce_sum(operand: Any, axes: Sequence[int]) -> Value:
+def reduce_sum(operand: Any, axes: Sequence[int]) -> Array:
     """The sum over ``axes``, in the operand's dtype; half precisions add in float32."""
     return linear_ops.reduce_sum(lift(operand), ints(axes, "reduce_sum", "axes"))
 
 
-def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Value:
+def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Array:
     """Batched matmul over the last two axes; the other axes agree."""
     x, y = lift(lhs), lift(rhs)
     n = x.aval.ndim
@@ -173,10 +173,10 @@ def _int_of(x: int, dtype: np.dtype) -> np.ndarray:
         ) from None
 
 
-def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
+def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """An array of ``shape`` filled with a scalar, of its dtype or ``dtype``."""
     shape = shape_of(ints(shape, "full", "shape"), "full")
-    if isinstance(fill_value, Value):
+    if isinstance(fill_value, Array):
         value = fill_value if dtype is None else convert_element_type(fill_value, dtype)
         return linear_ops.broadcast_to(value, shape)
     kind = None if dtype is None else dtypes.as_dtype(dtype)
@@ -209,17 +209,17 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: An
     return broadcast_in_dim_p.bind(scalar(np.asarray(fill_value).item(), kind), shape=shape, dims=())
 
 
-def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> Value:
+def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> Array:
     """An array filled with a scalar, with the shape and dtype of x by default."""
     aval = lift(x).aval
     return full(aval.shape if shape is None else shape, fill_value, aval.dtype if dtype is None else dtype)
 
 
-def iota(dtype: Any, size: int) -> Value:
+def iota(dtype: Any, size: int) -> Array:
     """``0, 1, ..., size - 1``: an array of rank 1."""
     return shapes.iota(dtypes.as_dtype(dtype), (size,), 0)
 
 
-def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int) -> Value:
+def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int) -> Array:
     """An array of ``shape`` whose elements are their position along ``dimension``."""
     return shapes.iota(dtypes.as_dtype(dtype), shape, dimension)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array, lift, scalar
+from blufunc.core.arrays.array import ConcreteArray, lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import axes_in, ints
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import reduce as reductions
 from blufunc.core.ops.elementwise import operand as operand_like
@@ -137,7 +137,7 @@ def reduce_window(
     if operation in _WINDOW_REDUCTIONS:
         return problem.with_init([_WINDOW_REDUCTIONS[operation].bind(problem.xs[0], **slide)], operation)
     # padding holds the identity; for an unknown function that must be the initial value
-    fill: list[Value] = problem.inits
+    fill: list[Array] = problem.inits
     if operation is not None:
         dtype = problem.xs[0].dtype
         fill = [scalar(np.asarray(_IDENTITIES[operation](dtype)).item(), dtype)]
@@ -146,14 +146,14 @@ def reduce_window(
 
 def _combined_windows(
     problem: _Reduction,
-    fill: list[Value],
+    fill: list[Array],
     *,
     window_dimensions: Ints,
     window_strides: Ints,
     padding: Pads,
     base_dilation: Ints,
     window_dilation: Ints,
-) -> list[Value]:
+) -> list[Array]:
     """Windows by doubling: two of size k make one of 2k, per axis, at all positions."""
     config = [(lo, hi, d - 1) for (lo, hi), d in zip(padding, base_dilation, strict=True)]
     counts = tuple(
@@ -174,12 +174,12 @@ def _combined_windows(
 
 
 def _combined_along(
-    problem: _Reduction, xs: list[Value], axis: int, window: int, stride: int, spacing: int, n: int
-) -> list[Value]:
+    problem: _Reduction, xs: list[Array], axis: int, window: int, stride: int, spacing: int, n: int
+) -> list[Array]:
     """The first ``n`` windows along one axis."""
     size, length = 1, xs[0].aval.shape[axis]
     # windows whose size is the lower bits of the requested size; the next one begins at the offset
-    done: list[Value] = []
+    done: list[Array] = []
     offset, reach = 0, (n - 1) * stride + 1
     while True:
         if window & size:
@@ -227,7 +227,7 @@ class _Reduction:
         self.numbers = [x.aval.with_shape(()).strong() for x in self.xs]
         self.jaxpr = stage(self._flat, [*self.numbers, *self.numbers], name)
 
-    def _init(self, value: Any, like: ShapedArray) -> Value:
+    def _init(self, value: Any, like: ShapedArray) -> Array:
         if value.aval.ndim:
             raise errors.ShapeError(
                 f"{self.name}: an initial value is one number, not {value.aval}.",
@@ -276,32 +276,32 @@ class _Reduction:
     def from_identity(self, operation: Primitive) -> bool:
         """True if the initial value is known to be the identity of the operation."""
         value = self.inits[0]
-        if not isinstance(value, Array):
+        if not isinstance(value, ConcreteArray):
             return False
         return bool(np.asarray(value) == _IDENTITIES[operation](value.dtype))
 
-    def combine(self, xs: list[Value], ys: list[Value]) -> list[Value]:
+    def combine(self, xs: list[Array], ys: list[Array]) -> list[Array]:
         """The function mapped over arrays of one shape."""
         shape = xs[0].aval.shape
         flat = [reshape(x, (math.prod(shape),)) for x in (*xs, *ys)]
         return [reshape(x, shape) for x in vmap(self._flat)(*flat)]
 
-    def with_init(self, xs: list[Value], operation: Primitive | None = None) -> Any:
+    def with_init(self, xs: list[Array], operation: Primitive | None = None) -> Any:
         """``xs`` combined with the initial values, unless those are the identity."""
         if operation is None or not self.from_identity(operation):
             xs = self.combine([broadcast_to(v, xs[0].aval.shape) for v in self.inits], xs)
         return self.result(xs)
 
-    def result(self, xs: list[Value]) -> Any:
+    def result(self, xs: list[Array]) -> Any:
         """``xs`` as a pytree like the operands."""
         return tree.unflatten(self.tree, xs)
 
 
-def _rows(x: Value, start: int, stop: int) -> Value:
+def _rows(x: Array, start: int, stop: int) -> Array:
     return slice_(x, (start, *[0] * (x.aval.ndim - 1)), (stop, *x.aval.shape[1:]))
 
 
-def _line(x: Value, axis: int, start: int, stop: int, stride: int = 1) -> Value:
+def _line(x: Array, axis: int, start: int, stop: int, stride: int = 1) -> Array:
     """The elements from ``start`` to ``stop`` along an axis, every ``stride``-th."""
     shape = x.aval.shape
     if start == 0 and stop == shape[axis] and stride == 1:

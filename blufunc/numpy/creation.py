@@ -15,9 +15,9 @@ import numpy as np
 
 from blufunc import _lazy, errors, lax
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.arrays.array import PROTOCOLS, ConcreteArray, from_numpy, lift
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import EVAL, Value, set_trace, state
+from blufunc.core.ir.trace import EVAL, Array, set_trace, state
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import numerics
 from blufunc.core.ops.shape import concatenate, iota
@@ -49,7 +49,7 @@ with _lazy.modules(globals()):
 
 def asarray(
     a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, device: Any = None
-) -> Value:
+) -> Array:
     """Convert ``a``, a scalar, nested list, NumPy array or array-like, to an array.
 
     Without ``dtype``, Python scalars and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
@@ -61,14 +61,14 @@ def asarray(
     if order is not None:
         _check_order(order)
     x = a
-    if copy is False and not (isinstance(x, Value) and want in (None, x.aval.dtype)):
+    if copy is False and not (isinstance(x, Array) and want in (None, x.aval.dtype)):
         raise errors.ArgumentError(
             "asarray(copy=False): these values have to be copied to become an array.",
             where=source.here(),
             why="arrays own their memory, so that it cannot change.",
             fix="copy=None copies where it must",
         )
-    if isinstance(x, Value):
+    if isinstance(x, Array):
         return _from_value(x, want, copy, device)
     if isinstance(x, (list, tuple)):
         if holds_values(x):
@@ -81,8 +81,8 @@ def asarray(
             where=source.here(),
             fix="pass numbers, nested lists of numbers, or an array",
         )
-    if hasattr(x, "__blufunc_array__"):
-        return _from_value(x.__blufunc_array__(), want, copy, device)
+    if any(hasattr(x, protocol) for protocol in PROTOCOLS):
+        return _from_value(lift(x), want, copy, device)
     weak = want is None and x.__class__ in PYTHON_SCALARS and x.__class__ is not bool
     host = _host(x, want)
     place = parse_device(device)
@@ -102,7 +102,7 @@ def array(
     order: str | None = "K",
     ndmin: int = 0,
     device: Any = None,
-) -> Value:
+) -> Array:
     """Like ``asarray``, but always a copy, of rank ``ndmin`` at least (new axes lead)."""
     result = asarray(object, dtype, order, copy=copy or None, device=device)
     missing = static_int(ndmin, "array", "ndmin") - result.aval.ndim
@@ -142,16 +142,16 @@ def parse_device(device: Any) -> backend.Device | None:
     return devices[int(index or 0)]
 
 
-def _from_value(x: Value, want: np.dtype | None, copy: bool | None, device: Any) -> Value:
+def _from_value(x: Array, want: np.dtype | None, copy: bool | None, device: Any) -> Array:
     place = parse_device(device)
-    if place is not None and not isinstance(x, Array) and place != backend.default_device():
+    if place is not None and not isinstance(x, ConcreteArray) and place != backend.default_device():
         raise errors.UnsupportedError(
             f"device={str(place)!r} for a traced value.",
             where=source.here(),
             why="a program runs where its arguments are.",
             fix="put the arguments on a device before the call",
         )
-    if place is not None and isinstance(x, Array) and x.device != place:
+    if place is not None and isinstance(x, ConcreteArray) and x.device != place:
         x = from_numpy(np.asarray(x), place, x.aval.weak_type)
     if want is not None and (x.aval.dtype != want or x.aval.weak_type):
         return ops.convert(x, want)
@@ -160,10 +160,10 @@ def _from_value(x: Value, want: np.dtype | None, copy: bool | None, device: Any)
 
 def holds_values(x: Any) -> bool:
     """True if nested lists hold arrays or tracers."""
-    return any(isinstance(e, Value) or (isinstance(e, (list, tuple)) and holds_values(e)) for e in x)
+    return any(isinstance(e, Array) or (isinstance(e, (list, tuple)) and holds_values(e)) for e in x)
 
 
-def _stack_nested(x: Sequence, want: np.dtype | None) -> Value:
+def _stack_nested(x: Sequence, want: np.dtype | None) -> Array:
     rows = [asarray(e, want) if not isinstance(e, (bool, int, float, complex)) else e for e in x]
     rows = promote_dtypes("asarray", *rows)
     shapes = {r.aval.shape for r in rows}
@@ -206,12 +206,12 @@ def _host(x: Any, want: np.dtype | None) -> np.ndarray:
         ) from None
 
 
-def copy(a: Any, order: str | None = None) -> Value:
+def copy(a: Any, order: str | None = None) -> Array:
     """Copy ``a``."""
     return array(a, order=order)
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Value:
+def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Array:
     """Cast to another dtype.
 
     Floats become integers toward zero; complex numbers lose their imaginary part.
@@ -230,7 +230,7 @@ def _divides(device: Any) -> bool:
     return not known and isinstance(device, shardings.NamedSharding)
 
 
-def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = None) -> Value:
+def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = None) -> Array:
     if any(n < 0 for n in shape):
         raise errors.ValueRangeError(f"the shape {shape} has a negative size.", where=source.here())
     if _divides(device):
@@ -240,7 +240,7 @@ def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = N
     return lax.full(shape, value, dtype, device=parse_device(device))
 
 
-def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
+def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """Zeros of a shape (an int or a tuple of int), float32 by default.
 
     ``device`` may be a ``NamedSharding``, here and in ``ones``, ``empty`` and ``full``.
@@ -248,17 +248,17 @@ def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
     return _filled(shape_of(shape, "zeros"), 0, dtype_of(dtype) or dtypes.float32, device)
 
 
-def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
+def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """Ones of a shape (an int or a tuple of int), float32 by default."""
     return _filled(shape_of(shape, "ones"), 1, dtype_of(dtype) or dtypes.float32, device)
 
 
-def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
+def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """Zeros: arrays are immutable, so one that is not initialised would be of no use."""
     return _filled(shape_of(shape, "empty"), 0, dtype_of(dtype) or dtypes.float32, device)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
+def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """A constant array, of ``dtype`` or the value's (32-bit for Python scalars).
 
     ``fill_value`` may be an array, which is broadcast to the shape.
@@ -268,7 +268,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
         return _filled(shape, fill_value, want or dtypes.scalar_dtype(fill_value)[0], device)
     value = as_value(fill_value, "full") if want is None else as_dtype_of(fill_value, want, "full")
     place = None if _divides(device) else parse_device(device)
-    if place is not None and isinstance(value, Array):
+    if place is not None and isinstance(value, ConcreteArray):
         # moved ahead of the broadcast, which may be traced
         if not value.aval.ndim:
             return lax.full(shape, np.asarray(value)[()], value.aval.dtype, device=place)
@@ -281,11 +281,13 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
             else constraints.constrain(stretched, device)
         )
     return (
-        stretched if place is None or isinstance(value, Array) else _from_value(stretched, None, None, place)
+        stretched
+        if place is None or isinstance(value, ConcreteArray)
+        else _from_value(stretched, None, None, place)
     )
 
 
-def match_to(name: str, shape: tuple[int, ...], *xs: Value) -> list[Value]:
+def match_to(name: str, shape: tuple[int, ...], *xs: Array) -> list[Array]:
     """Values broadcast to ``shape``, which they may not exceed."""
     for x in xs:
         if not fits(x.aval.shape, shape):
@@ -302,7 +304,7 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
     """The shape and dtype of the result of a ``*_like`` function."""
     if x.__class__ in PYTHON_SCALARS:
         own_shape, kind = (), PYTHON_SCALARS[x.__class__][0]
-    elif not isinstance(x, Value) and hasattr(x, "shape") and hasattr(x, "dtype"):
+    elif not isinstance(x, Array) and hasattr(x, "shape") and hasattr(x, "dtype"):
         own_shape, kind = tuple(x.shape), dtypes.as_dtype(x.dtype)  # a ShapeDtypeStruct, or a NumPy array
         if isinstance(x, (np.ndarray, np.generic)):
             kind = dtypes.implicit(kind)
@@ -314,31 +316,31 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
 
 def _place_like(a: Any, shape: Any, device: Any) -> Any:
     """The placement of a ``*_like`` result: the device or sharding of ``a``."""
-    if device is None and shape is None and isinstance(a, Array) and a.device.joint:
+    if device is None and shape is None and isinstance(a, ConcreteArray) and a.device.joint:
         return a.sharding
     if state.trace is not EVAL:
         return device  # a program runs where its arguments are
     return device or getattr(a, "device", None)
 
 
-def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
+def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
     """Zeros with the shape, dtype, device and sharding of ``a``, unless given."""
     own, kind = _like(a, "zeros_like", dtype, shape)
     return _filled(own, 0, kind, _place_like(a, shape, device))
 
 
-def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
+def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
     """Ones of the shape and dtype of ``a``, unless given."""
     own, kind = _like(a, "ones_like", dtype, shape)
     return _filled(own, 1, kind, _place_like(a, shape, device))
 
 
-def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
+def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
     """``zeros_like`` under the name of arrays whose elements are of no concern."""
     return zeros_like(prototype, dtype, shape, device=device)
 
 
-def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
+def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
     """An array of the shape and dtype of ``a``, unless given, filled with a value."""
     own, kind = _like(a, "full_like", dtype, shape)
     if isinstance(fill_value, complex) and not dtypes.is_complex(kind):
@@ -353,7 +355,7 @@ def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, 
 # -- sequences -------------------------------------------------------------------------------------
 
 
-def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None) -> Value:
+def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None) -> Array:
     """``start``, ``start + step``, ... below ``stop``: rank 1.
 
     The dtype is int32, or float32 if one of them is a float.
@@ -410,9 +412,9 @@ def _static_number(x: Any, name: str) -> Any:
         return int(x) if x.__class__ is bool else x
     if isinstance(x, (np.generic, np.ndarray)) and np.ndim(x) == 0:
         return x.item()
-    if isinstance(x, Array) and not x.aval.ndim and not dtypes.is_key(x.aval.dtype):
+    if isinstance(x, ConcreteArray) and not x.aval.ndim and not dtypes.is_key(x.aval.dtype):
         return x.item()
-    if isinstance(x, Value):
+    if isinstance(x, Array):
         if x.aval.ndim or dtypes.is_key(x.aval.dtype):
             raise errors.ShapeError(f"{name} takes numbers, not {x.aval}.", where=source.here())
         return x.__index__()  # raises, and says why
@@ -421,7 +423,7 @@ def _static_number(x: Any, name: str) -> Any:
     )
 
 
-def _ends(name: str, want: np.dtype | None, *ends: Any) -> list[Value]:
+def _ends(name: str, want: np.dtype | None, *ends: Any) -> list[Array]:
     """The ends of a range, in the dtype to compute it in.
 
     It is the dtype of the result, or float64 for integers that float32 does not hold.
@@ -433,7 +435,7 @@ def _ends(name: str, want: np.dtype | None, *ends: Any) -> list[Value]:
     return [as_dtype_of(x, want, name) for x in ends]
 
 
-def _along(x: Value, shape: tuple[int, ...], axis: int) -> Value:
+def _along(x: Array, shape: tuple[int, ...], axis: int) -> Array:
     """``x`` repeated along a new ``axis`` of ``shape``; rank 0 stays."""
     dims = tuple(d for d in range(len(shape)) if d != axis)
     return broadcast_in_dim_p.bind(x, shape=shape, dims=dims) if x.aval.ndim else x
@@ -487,7 +489,7 @@ def linspace(
 
 def _linspace_on(place: backend.Device, start: Any, stop: Any, *options: Any) -> Any:
     """``linspace`` on a device; in a program, a constant that is there."""
-    if any(isinstance(x, Value) and not isinstance(x, Array) for x in (start, stop)):
+    if any(isinstance(x, Array) and not isinstance(x, ConcreteArray) for x in (start, stop)):
         return _from_value(linspace(start, stop, *options), None, None, place)
     with set_trace(EVAL):
         result = linspace(start, stop, *options)
@@ -504,7 +506,7 @@ def logspace(
     base: Any = 10.0,
     dtype: Any = None,
     axis: int = 0,
-) -> Value:
+) -> Array:
     """``base`` to the powers ``linspace(start, stop, num)``, as floats."""
     want = dtype_of(dtype)
     base, start, stop = _ends("logspace", want, base, start, stop)
@@ -514,7 +516,7 @@ def logspace(
 
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
-) -> Value:
+) -> Array:
     """``num`` numbers from ``start`` to ``stop`` with a constant ratio.
 
     Real ends are of one sign. Complex ones are joined by a spiral about 0, of at most half a turn.
@@ -539,13 +541,13 @@ def geomspace(
 # -- matrices --------------------------------------------------------------------------------------
 
 
-def _below(rows: int, columns: int, k: int) -> Value:
+def _below(rows: int, columns: int, k: int) -> Array:
     """Mask of ``column - row <= k``."""
     row, column = (iota(dtypes.int32, (rows, columns), d) for d in (0, 1))
     return ops.ge_p.bind(row if not k else ops.add_p.bind(row, constant(k, dtypes.int32)), column)
 
 
-def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Value:
+def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Array:
     """An ``(N, M)`` matrix, ones on diagonal ``k``, else zeros, float32 by default."""
     n = static_int(N, "eye", "N")
     m = n if M is None else static_int(M, "eye", "M")
@@ -560,19 +562,19 @@ def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: 
     return ops.convert(ops.eq_p.bind(row, column), want)
 
 
-def identity(n: int, dtype: Any = None) -> Value:
+def identity(n: int, dtype: Any = None) -> Array:
     """The ``(n, n)`` identity matrix, float32 unless given."""
     return eye(n, dtype=dtype)
 
 
-def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Value:
+def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Array:
     """An ``(N, M)`` matrix, ones up to diagonal ``k``, else 0, float32 by default."""
     n = static_int(N, "tri", "N")
     mask = _below(n, n if M is None else static_int(M, "tri", "M"), static_int(k, "tri", "k"))
     return ops.convert(mask, dtype_of(dtype) or dtypes.float32)
 
 
-def _triangle(x: Any, k: int, name: str, keep_below: bool) -> Value:
+def _triangle(x: Any, k: int, name: str, keep_below: bool) -> Array:
     x = as_value(x, name)
     if x.aval.ndim < 2:
         raise errors.ShapeError(
@@ -585,12 +587,12 @@ def _triangle(x: Any, k: int, name: str, keep_below: bool) -> Value:
     return ops.select_p.bind(mask, x, zero) if keep_below else ops.select_p.bind(mask, zero, x)
 
 
-def tril(m: Any, k: int = 0) -> Value:
+def tril(m: Any, k: int = 0) -> Array:
     """Matrices ``(..., n, m)`` with zeros above diagonal ``k``."""
     return _triangle(m, k, "tril", True)
 
 
-def triu(m: Any, k: int = 0) -> Value:
+def triu(m: Any, k: int = 0) -> Array:
     """Matrices ``(..., n, m)`` with zeros below diagonal ``k``."""
     return _triangle(m, k, "triu", False)
 
@@ -601,21 +603,21 @@ def _triangle_sizes(name: str, n: Any, k: Any, m: Any) -> tuple[int, int, int]:
     return n, k, m
 
 
-def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
     """Rows and columns, int32, of the lower triangle of an ``(n, m)`` matrix."""
     n, k, m = _triangle_sizes("tril_indices", n, k, m)
     rows, columns = np.tril_indices(n, k, m)
     return asarray(rows), asarray(columns)
 
 
-def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
     """Rows and columns, int32, of the upper triangle of an ``(n, m)`` matrix."""
     n, k, m = _triangle_sizes("triu_indices", n, k, m)
     rows, columns = np.triu_indices(n, k, m)
     return asarray(rows), asarray(columns)
 
 
-def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Value]:
+def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Array]:
     """Coordinate arrays of a grid from its coordinates along each axis.
 
     ``indexing='ij'`` gives arrays of shape ``(n1, n2, ...)``; ``'xy'`` swaps the first two axes. With
@@ -656,7 +658,7 @@ def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) 
     return concatenate(rows, 0) if rows else zeros((0, *shape), kind)
 
 
-def vander(x: Any, N: int | None = None, increasing: bool = False) -> Value:
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Array:
     """The powers of a vector's elements as columns ``(n, N)``, descending by default."""
     x = as_value(x, "vander")
     if x.aval.ndim != 1:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg.common import (
     adjoint,
@@ -44,11 +44,11 @@ class SlogdetResult(NamedTuple):
       logabsdet: real; -inf of a singular matrix.
     """
 
-    sign: Value
-    logabsdet: Value
+    sign: Array
+    logabsdet: Array
 
 
-def det(a: Any) -> Value:
+def det(a: Any) -> Array:
     """Determinants of square matrices (..., n, n), singular ones differentiable too."""
     a = inexact(a, "det")
     check_here(check_square, "det", a)

@@ -10,7 +10,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.primitives.linear_ops import reshape
@@ -32,21 +32,21 @@ from blufunc.numpy.promotion import (
 )
 
 
-def _part(x: Value, start: int, stop: int, d: int) -> Value:
+def _part(x: Array, start: int, stop: int, d: int) -> Array:
     """Positions ``start`` to ``stop`` of axis ``d``; from the end if negative."""
     n = x.aval.shape[d]
     stop = stop if stop >= 0 else n + stop
     return shape_ops.slice_in_dim(x, min(start, n), max(min(start, n), stop), axis=d)
 
 
-def _steps(x: Value, d: int) -> Value:
+def _steps(x: Array, d: int) -> Array:
     """Each element less the one before it."""
     n = x.aval.shape[d]
     after, before = _part(x, 1, n, d), _part(x, 0, max(n - 1, 0), d)
     return ew.not_equal(after, before) if dtypes.is_bool(x.aval.dtype) else ew.subtract(after, before)
 
 
-def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Value:
+def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Array:
     """Differences of neighbours along an axis, ``n`` times; inequality for booleans.
 
     ``prepend`` and ``append`` come before and after ``a`` along the axis: scalars, or arrays that fit.
@@ -74,7 +74,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     return x
 
 
-def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Value:
+def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Array:
     """Differences of neighbours of ``ary`` flattened, with values at both ends."""
     x = as_value(ary, "ediff1d")
     result = diff(reshape(x, (x.aval.size,)))
@@ -86,7 +86,7 @@ def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Value:
     return concatenate(parts, 0) if len(parts) > 1 else result
 
 
-def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Value:
+def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Array:
     """The integral of y along an axis by the trapezoidal rule, as a float.
 
     The samples are at ``x`` (a vector, or of the shape of y), or ``dx`` apart.
@@ -105,7 +105,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Value:
     return ops.mul(red.sum(ew.multiply(pairs, dx), -1), 0.5)
 
 
-def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * math.pi) -> Value:
+def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * math.pi) -> Array:
     """Add multiples of ``period`` so that neighbours differ by half of it at most.
 
     Steps that are smaller than ``discont`` (half the period, if that is larger) are left alone. Integers with a
@@ -175,7 +175,7 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int | None = N
     return results[0] if len(results) == 1 else results
 
 
-def _slope(f: Value, d: int, h: Value, order: int) -> Value:
+def _slope(f: Array, d: int, h: Array, order: int) -> Array:
     n = f.aval.shape[d]
     dtype = f.aval.dtype
     if h.aval.ndim:
@@ -206,7 +206,7 @@ def _slope(f: Value, d: int, h: Value, order: int) -> Value:
     return concatenate([first, inner, last], d)
 
 
-def _to_end(near: Value, far: Value, gap: Value, next_gap: Value) -> Value:
+def _to_end(near: Array, far: Array, gap: Array, next_gap: Array) -> Array:
     """The slope at an end of the parabola through three points."""
     bend = ew.divide(ew.subtract(near, far), ew.add(gap, next_gap))
     return ew.add(near, ew.multiply(bend, gap))

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.arrays.array import ConcreteArray, from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none, sequence
-from blufunc.core.ir.trace import Tracer, Value
+from blufunc.core.ir.trace import Array, Tracer
 from blufunc.core.ops import cumulative, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -80,7 +80,7 @@ def _known_positions(name: str, obj: Any, n: int) -> np.ndarray | None:
     return np.where(host < 0, host + n, host)
 
 
-def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False) -> Value:
+def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False) -> Array:
     """``arr`` without the positions ``obj`` along an axis; None flattens it.
 
     Args:
@@ -108,7 +108,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices
     return take(x, at_kept, d, mode="clip")
 
 
-def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
+def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Array:
     """``arr`` with ``values`` inserted before positions ``obj``; axis None flattens.
 
     Args:
@@ -154,7 +154,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
     return moveaxis(result, 0, d)
 
 
-def resize(a: Any, new_shape: Any) -> Value:
+def resize(a: Any, new_shape: Any) -> Array:
     """The elements of ``a`` in another shape, repeated cyclically to fill it."""
     x, shape = as_value(a, "resize"), shape_of(new_shape, "resize")
     n, size = x.aval.size, math.prod(shape)
@@ -166,7 +166,7 @@ def resize(a: Any, new_shape: Any) -> Value:
     return reshape(shape_ops.slice_in_dim(flat, 0, size), shape)
 
 
-def trim_zeros(filt: Any, trim: str = "fb", axis: int | None = None) -> Value:
+def trim_zeros(filt: Any, trim: str = "fb", axis: int | None = None) -> Array:
     """A vector without leading (``'f'``) and trailing (``'b'``) zeros; not traceable.
 
     ``axis`` is its only one, 0, or None.
@@ -203,7 +203,7 @@ def compress(
     size: int | None = None,
     fill_value: Any = 0,
     out: Any = None,
-) -> Value:
+) -> Array:
     """Positions along an axis where the vector ``condition`` holds; None flattens.
 
     ``size`` is the number of elements to return, filled with ``fill_value``; required if ``condition`` is traced.
@@ -214,7 +214,7 @@ def compress(
         raise errors.ShapeError(f"compress by {mask.aval}.", where=source.here(), fix="pass a vector")
     x, d = line_axis(x, axis, "compress")
     n = x.aval.shape[d]
-    if isinstance(mask, Array) and size is None:
+    if isinstance(mask, ConcreteArray) and size is None:
         (known,) = np.nonzero(np.asarray(mask))
         if known.size and known[-1] >= n:
             raise errors.ShapeError(
@@ -228,14 +228,16 @@ def compress(
     return take(x, at, d, mode="fill", fill_value=fill_value)
 
 
-def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Value:
+def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Array:
     """The elements of ``arr`` where ``condition`` holds, both flattened."""
     mask = as_value(condition, "extract")
-    flat = np.asarray(mask).reshape(-1) if isinstance(mask, Array) else reshape(mask, (mask.aval.size,))
+    flat = (
+        np.asarray(mask).reshape(-1) if isinstance(mask, ConcreteArray) else reshape(mask, (mask.aval.size,))
+    )
     return compress(flat, arr, None, size=size, fill_value=fill_value)
 
 
-def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Value:
+def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Array:
     """For each integer in ``a``, the element at its place of that choice.
 
     ``a`` and the choices broadcast. For indices out of range, ``mode='clip'`` takes the nearest choice and ``'wrap'``
@@ -243,7 +245,7 @@ def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Value:
     """
     only_none("choose", "out", out)
     a = as_value(a, "choose")
-    if isinstance(choices, Value):
+    if isinstance(choices, Array):
         options = [getitem(choices, i) for i in range(len(choices))]
     else:
         options = list(sequence(choices, "choose", "choices", "arrays"))
@@ -256,7 +258,7 @@ def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Value:
     a = cast(a, _INT32)
     n = len(options)
     if mode == "raise":
-        if not isinstance(a, Array):
+        if not isinstance(a, ConcreteArray):
             raise errors.ConcretizationError(
                 "choose with mode='raise' by a traced array: whether its numbers are in range is not known.",
                 where=source.here(),
@@ -296,7 +298,7 @@ def _refuse_inplace(name: str, inplace: Any) -> None:
         )
 
 
-def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Value:
+def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Array:
     """``a`` with ``v``, repeated, at flat positions; with ``inplace=False``.
 
     Out of range: nothing is written by default; ``mode='clip'`` writes to the nearest element, ``'wrap'`` counts round.
@@ -321,7 +323,7 @@ def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = Tr
     return reshape(At(reshape(x, (n,)))[at].set(cast(new, x.aval.dtype), mode=mode), x.aval.shape)
 
 
-def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Value:
+def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Array:
     """``arr`` with ``vals``, repeated, where ``mask`` holds; with ``inplace=False``."""
     _refuse_inplace("place", inplace)
     x, mask = as_value(arr, "place"), as_value(mask, "place")
@@ -342,7 +344,7 @@ def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Value:
 
 def put_along_axis(
     arr: Any, indices: Any, values: Any, axis: int | None, inplace: bool = True, *, mode: str | None = None
-) -> Value:
+) -> Array:
     """``arr`` with ``values`` where ``take_along_axis`` reads; ``inplace=False``.
 
     ``indices`` have the rank of ``arr`` and sizes that broadcast to it but along the axis; ``values`` broadcast to
@@ -388,7 +390,7 @@ def put_along_axis(
     return reshape(out, shape)
 
 
-def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Value:
+def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Array:
     """``a`` with ``val``, repeated, on its diagonal; with ``inplace=False``.
 
     ``a`` has two axes, or several of one size. With ``wrap`` the diagonal of a tall matrix begins again below.

@@ -15,7 +15,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import special
 from blufunc.core.primitives.primitive import Primitive
@@ -72,19 +72,19 @@ nextafter = binary_inexact(ops.nextafter_p, "nextafter", "The next float from x 
 _multiply = ops.mul_p.bind
 
 
-def multiply(x: Any, y: Any, /) -> Value:
+def multiply(x: Any, y: Any, /) -> Array:
     """``x * y``. Elementwise, with promotion and broadcasting.
 
     The product of booleans is their conjunction. An array of booleans selects from floats and complex numbers: where
     it is False, the product is 0, also with infinity and NaN.
     """
-    if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
-        if isinstance(x, Value):
+    if not (isinstance(x, Array) and isinstance(y, Array) and x.aval is y.aval):
+        if isinstance(x, Array):
             if x.aval.dtype is _BOOL and (value := _factor(y, x)) is not None:
                 return _selected(x, value)
         elif x.__class__ not in PYTHON_SCALARS:
             return multiply(as_value(x, "multiply"), y)
-        if isinstance(y, Value):
+        if isinstance(y, Array):
             if y.aval.dtype is _BOOL and (value := _factor(x, y)) is not None:
                 return _selected(y, value)
         elif y.__class__ not in PYTHON_SCALARS:
@@ -98,7 +98,7 @@ def multiply(x: Any, y: Any, /) -> Value:
 multiply.__module__ = "blufunc.numpy"
 
 
-def _factor(x: Any, mask: Value) -> Value | None:
+def _factor(x: Any, mask: Array) -> Array | None:
     """The factor of a mask if not all of its values times 0 are 0, else None."""
     kind = PYTHON_SCALARS.get(x.__class__)
     if kind is None:
@@ -107,7 +107,7 @@ def _factor(x: Any, mask: Value) -> Value | None:
     return constant(x, kind[0], not mask.aval.ndim) if dtypes.is_inexact(kind[0]) else None
 
 
-def _selected(mask: Value, x: Value) -> Value:
+def _selected(mask: Array, x: Array) -> Array:
     mask, x = match_shapes("multiply", mask, x)
     return ops.select_p.bind(mask, x, constant(0, x.aval.dtype, x.aval.weak_type))
 
@@ -129,7 +129,7 @@ left_shift = bitwise_left_shift = binary(
 )
 
 
-def right_shift(x: Any, y: Any, /) -> Value:
+def right_shift(x: Any, y: Any, /) -> Array:
     """``x >> y`` of integers, elementwise; signed ones keep their sign."""
     x, y = meet(x, y, "right_shift")
     prim = ops.shift_right_logical_p if dtypes.is_unsigned(x.aval.dtype) else ops.shift_right_arithmetic_p
@@ -142,17 +142,17 @@ bitwise_right_shift = right_shift
 # -- signs and rounding ----------------------------------------------------------------------------
 
 
-def negative(x: Any, /) -> Value:
+def negative(x: Any, /) -> Array:
     """``-x``. Elementwise, in the dtype of x, which must be a number."""
     return ops.neg_p.bind(value_of(x, "negative"))
 
 
-def positive(x: Any, /) -> Value:
+def positive(x: Any, /) -> Array:
     """``+x``: x itself."""
     return value_of(x, "positive")
 
 
-def abs(x: Any, /) -> Value:
+def abs(x: Any, /) -> Array:
     """The absolute value, elementwise; of complex numbers the modulus, a real number."""
     x = value_of(x, "abs")
     if not dtypes.is_complex(x.aval.dtype):
@@ -164,30 +164,30 @@ def abs(x: Any, /) -> Value:
 absolute = abs
 
 
-def fabs(x: Any, /) -> Value:
+def fabs(x: Any, /) -> Array:
     """The absolute value as a float, elementwise."""
     return ops.abs(inexact(x, "fabs"))
 
 
-def sign(x: Any, /) -> Value:
+def sign(x: Any, /) -> Array:
     """-1, 0 or 1 by the sign of x, elementwise; complex: ``x / |x|``; NaN stays NaN."""
     return ops.sign_p.bind(value_of(x, "sign"))
 
 
-def square(x: Any, /) -> Value:
+def square(x: Any, /) -> Array:
     """``x * x``, elementwise."""
     x = value_of(x, "square")
     return ops.square_p.bind(cast(x, dtypes.int32) if dtypes.is_bool(x.aval.dtype) else x)
 
 
-def reciprocal(x: Any, /) -> Value:
+def reciprocal(x: Any, /) -> Array:
     """``1 / x``, elementwise; integers are computed in float32."""
     x = inexact(x, "reciprocal")
     return ops.div_p.bind(constant(1, x.aval.dtype, x.aval.weak_type), x)
 
 
 def _rounding(prim: Primitive, name: str, doc: str) -> Callable:
-    def function(x: Any) -> Value:
+    def function(x: Any) -> Array:
         x = value_of(x, name)
         return x if not dtypes.is_inexact(x.aval.dtype) else prim.bind(x)
 
@@ -201,7 +201,7 @@ fix = trunc
 rint = unary_inexact(ops.round_p, "rint", "The nearest integer as a float, ties to even.")
 
 
-def round(a: Any, decimals: int = 0, out: Any = None) -> Value:
+def round(a: Any, decimals: int = 0, out: Any = None) -> Array:
     """Round to a number of decimals, ties to even, in the dtype of ``a``.
 
     Integers are rounded (half to even) only where ``decimals`` is negative.
@@ -227,7 +227,7 @@ def round(a: Any, decimals: int = 0, out: Any = None) -> Value:
 around = round
 
 
-def signbit(x: Any, /) -> Value:
+def signbit(x: Any, /) -> Array:
     """Test the sign bit (set for -0.0), elementwise, as bool."""
     x = value_of(x, "signbit")
     dtype = x.aval.dtype
@@ -237,7 +237,7 @@ def signbit(x: Any, /) -> Value:
     return less(x, 0)
 
 
-def copysign(x: Any, y: Any, /) -> Value:
+def copysign(x: Any, y: Any, /) -> Array:
     """The magnitude of x with the sign of y, elementwise, as floats."""
     x, y = meet(x, y, "copysign", inexact=True)
     magnitude = ops.abs(x)
@@ -247,14 +247,14 @@ def copysign(x: Any, y: Any, /) -> Value:
 # -- division --------------------------------------------------------------------------------------
 
 
-def _signs_differ(r: Value, y: Value) -> Value:
+def _signs_differ(r: Array, y: Array) -> Array:
     """True where a remainder must be moved into the interval of its divisor."""
     zero = constant(0, y.aval.dtype)
     differ = ops.ne_p.bind(ops.lt_p.bind(r, zero), ops.lt_p.bind(y, zero))
     return ops.and_p.bind(differ, ops.ne_p.bind(r, zero))
 
 
-def remainder(x: Any, y: Any, /) -> Value:
+def remainder(x: Any, y: Any, /) -> Array:
     """``x % y``, elementwise: it has the sign of y, and ``x == y * (x // y) + x % y``."""
     x, y = meet(x, y, "remainder")
     _refuse_bool("remainder", x)
@@ -275,13 +275,13 @@ def remainder(x: Any, y: Any, /) -> Value:
 mod = remainder
 
 
-def fmod(x: Any, y: Any, /) -> Value:
+def fmod(x: Any, y: Any, /) -> Array:
     """The remainder that has the sign of x, as in C, elementwise."""
     x, y = meet(x, y, "fmod")
     return ops.rem_p.bind(x, y)
 
 
-def floor_divide(x: Any, y: Any, /) -> Value:
+def floor_divide(x: Any, y: Any, /) -> Array:
     """``x // y``, elementwise, rounded down, in the promoted dtype."""
     x, y = meet(x, y, "floor_divide")
     _refuse_bool("floor_divide", x)
@@ -302,13 +302,13 @@ def floor_divide(x: Any, y: Any, /) -> Value:
     return ops.select(ops.eq_p.bind(y, zero), quotient, ops.select(ops.eq_p.bind(q, zero), signed_zero, q))
 
 
-def divmod(x: Any, y: Any, /) -> tuple[Value, Value]:
+def divmod(x: Any, y: Any, /) -> tuple[Array, Array]:
     """``(x // y, x % y)``, elementwise."""
     x, y = meet(x, y, "divmod")
     return floor_divide(x, y), remainder(x, y)
 
 
-def _refuse_bool(name: str, x: Value) -> None:
+def _refuse_bool(name: str, x: Array) -> None:
     if dtypes.is_bool(x.aval.dtype):
         raise errors.DtypeError(
             f"{name} of booleans has no meaning.", where=source.here(), fix="convert first: x.astype('int32')"
@@ -318,7 +318,7 @@ def _refuse_bool(name: str, x: Value) -> None:
 # -- powers ----------------------------------------------------------------------------------------
 
 
-def power(x: Any, y: Any, /) -> Value:
+def power(x: Any, y: Any, /) -> Array:
     """``x ** y``, elementwise; integers to integer powers stay integers.
 
     A Python int as exponent is static: small powers are products, and the derivative is defined at 0.
@@ -345,13 +345,13 @@ def power(x: Any, y: Any, /) -> Value:
 pow = power
 
 
-def float_power(x: Any, y: Any, /) -> Value:
+def float_power(x: Any, y: Any, /) -> Array:
     """``x ** y`` as a float, elementwise."""
     x, y = meet(x, y, "float_power", inexact=True)
     return ops.pow_p.bind(x, y)
 
 
-def hypot(x: Any, y: Any, /) -> Value:
+def hypot(x: Any, y: Any, /) -> Array:
     """``sqrt(x**2 + y**2)`` without intermediate overflow, elementwise, as floats.
 
     It is infinite where one of them is, even if the other is NaN.
@@ -367,32 +367,32 @@ def hypot(x: Any, y: Any, /) -> Value:
 # -- composite logarithms and exponentials ----------------------------------------------------------
 
 
-def log2(x: Any, /) -> Value:
+def log2(x: Any, /) -> Array:
     """The logarithm to base 2, elementwise, as a float."""
     x = inexact(x, "log2")
     return ops.div_p.bind(ops.log_p.bind(x), constant(math.log(2), x.aval.dtype, x.aval.weak_type))
 
 
-def log10(x: Any, /) -> Value:
+def log10(x: Any, /) -> Array:
     """The logarithm to base 10, elementwise, as a float."""
     x = inexact(x, "log10")
     return ops.div_p.bind(ops.log_p.bind(x), constant(math.log(10), x.aval.dtype, x.aval.weak_type))
 
 
-def logaddexp(x: Any, y: Any, /) -> Value:
+def logaddexp(x: Any, y: Any, /) -> Array:
     """``log(exp(x) + exp(y))`` without overflow, elementwise, as floats."""
     x, y = meet(x, y, "logaddexp", inexact=True)
     return special.logaddexp_p.bind(x, y)
 
 
-def logaddexp2(x: Any, y: Any, /) -> Value:
+def logaddexp2(x: Any, y: Any, /) -> Array:
     """``log2(2**x + 2**y)`` without overflow, elementwise, as floats."""
     x, y = meet(x, y, "logaddexp2", inexact=True)
     ln2 = constant(math.log(2), x.aval.dtype)
     return ops.div_p.bind(logaddexp(ops.mul_p.bind(x, ln2), ops.mul_p.bind(y, ln2)), ln2)
 
 
-def sinc(x: Any, /) -> Value:
+def sinc(x: Any, /) -> Array:
     """``sin(pi x) / (pi x)``, and 1 at 0, elementwise, as a float."""
     x = inexact(x, "sinc")
     dtype = x.aval.dtype
@@ -409,12 +409,12 @@ def sinc(x: Any, /) -> Value:
     return ops.select(near, series, ops.div_p.bind(ops.sin_p.bind(safe), safe))
 
 
-def deg2rad(x: Any, /) -> Value:
+def deg2rad(x: Any, /) -> Array:
     """Degrees to radians, elementwise, as a float."""
     return multiply(inexact(x, "deg2rad"), math.pi / 180)
 
 
-def rad2deg(x: Any, /) -> Value:
+def rad2deg(x: Any, /) -> Array:
     """Radians to degrees, elementwise, as a float."""
     return multiply(inexact(x, "rad2deg"), 180 / math.pi)
 
@@ -422,7 +422,7 @@ def rad2deg(x: Any, /) -> Value:
 radians, degrees = deg2rad, rad2deg
 
 
-def heaviside(x: Any, y: Any, /) -> Value:
+def heaviside(x: Any, y: Any, /) -> Array:
     """0 where x is negative, 1 where positive, y where it is 0, as floats."""
     x, y = meet(x, y, "heaviside", inexact=True)
     zero, one = constant(0, x.aval.dtype), constant(1, x.aval.dtype)
@@ -433,18 +433,18 @@ def heaviside(x: Any, y: Any, /) -> Value:
 # -- complex numbers -------------------------------------------------------------------------------
 
 
-def real(x: Any, /) -> Value:
+def real(x: Any, /) -> Array:
     """The real part, elementwise; x itself if it is real."""
     return ops.real(value_of(x, "real"))
 
 
-def imag(x: Any, /) -> Value:
+def imag(x: Any, /) -> Array:
     """The imaginary part, elementwise; zeros if x is real."""
     x = value_of(x, "imag")
     return ops.imag_p.bind(x) if dtypes.is_complex(x.aval.dtype) else ops.zeros_like(x)
 
 
-def conj(x: Any, /) -> Value:
+def conj(x: Any, /) -> Array:
     """The complex conjugate, elementwise; x itself if it is real."""
     return ops.conj(value_of(x, "conj"))
 
@@ -452,7 +452,7 @@ def conj(x: Any, /) -> Value:
 conjugate = conj
 
 
-def angle(z: Any, deg: bool = False) -> Value:
+def angle(z: Any, deg: bool = False) -> Array:
     """The argument of complex numbers in radians or degrees; real: 0 or pi (-0.0 too)."""
     x = inexact(z, "angle")
     if dtypes.is_complex(x.aval.dtype):
@@ -467,8 +467,8 @@ def angle(z: Any, deg: bool = False) -> Value:
 # -- tests -----------------------------------------------------------------------------------------
 
 
-def _real_test(name: str, doc: str, test: Callable[[Value], Value], otherwise: bool) -> Callable:
-    def function(x: Any, /) -> Value:
+def _real_test(name: str, doc: str, test: Callable[[Array], Array], otherwise: bool) -> Callable:
+    def function(x: Any, /) -> Array:
         x = value_of(x, name)
         dtype = x.aval.dtype
         if dtypes.is_complex(dtype):
@@ -491,37 +491,37 @@ isinf = _real_test(
 )
 
 
-def isposinf(x: Any, /, out: Any = None) -> Value:
+def isposinf(x: Any, /, out: Any = None) -> Array:
     """Test for plus infinity, elementwise, as bool."""
     only_none("isposinf", "out", out)
     x = inexact(x, "isposinf")
     return ops.eq_p.bind(x, constant(math.inf, x.aval.dtype))
 
 
-def isneginf(x: Any, /, out: Any = None) -> Value:
+def isneginf(x: Any, /, out: Any = None) -> Array:
     """Test for minus infinity, elementwise, as bool."""
     only_none("isneginf", "out", out)
     x = inexact(x, "isneginf")
     return ops.eq_p.bind(x, constant(-math.inf, x.aval.dtype))
 
 
-def isreal(x: Any) -> Value:
+def isreal(x: Any) -> Array:
     """Test for imaginary part 0, elementwise, as bool."""
     return equal(imag(x), 0)
 
 
-def iscomplex(x: Any) -> Value:
+def iscomplex(x: Any) -> Array:
     """Test for nonzero imaginary part, elementwise, as bool."""
     return not_equal(imag(x), 0)
 
 
-def fmax(x1: Any, x2: Any) -> Value:
+def fmax(x1: Any, x2: Any) -> Array:
     """The larger of ``x1`` and ``x2``, elementwise; NaN only where both are."""
     x, y = meet(x1, x2, "fmax")
     return ops.select(ops.or_p.bind(greater(x, y), isnan(y)), *match_shapes("fmax", x, y))
 
 
-def fmin(x1: Any, x2: Any) -> Value:
+def fmin(x1: Any, x2: Any) -> Array:
     """The smaller of ``x1`` and ``x2``, elementwise; NaN only where both are."""
     x, y = meet(x1, x2, "fmin")
     return ops.select(ops.or_p.bind(less(x, y), isnan(y)), *match_shapes("fmin", x, y))
@@ -529,7 +529,7 @@ def fmin(x1: Any, x2: Any) -> Value:
 
 def nan_to_num(
     x: Any, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
-) -> Value:
+) -> Array:
     """Replace NaN (by 0) and infinities (by the largest finite numbers).
 
     ``copy`` has no effect: arrays are immutable.
@@ -560,7 +560,7 @@ def nan_to_num(
 # -- logic and bits --------------------------------------------------------------------------------
 
 
-def truth(x: Any, name: str) -> Value:
+def truth(x: Any, name: str) -> Array:
     """x as booleans: whether it is not 0."""
     x = value_of(x, name)
     dtype = x.aval.dtype
@@ -568,7 +568,7 @@ def truth(x: Any, name: str) -> Value:
 
 
 def _logical(prim: Primitive, name: str, doc: str) -> Callable:
-    def function(x: Any, y: Any, /) -> Value:
+    def function(x: Any, y: Any, /) -> Array:
         return prim.bind(*match_shapes(name, truth(x, name), truth(y, name)))
 
     return named(function, name, f"{doc} Elementwise, with broadcasting; numbers are true unless 0.")
@@ -579,12 +579,12 @@ logical_or = _logical(ops.or_p, "logical_or", "Whether x or y is true.")
 logical_xor = _logical(ops.xor_p, "logical_xor", "Whether exactly one of x and y is true.")
 
 
-def logical_not(x: Any, /) -> Value:
+def logical_not(x: Any, /) -> Array:
     """Test for false (0), elementwise, as bool."""
     return ops.not_p.bind(truth(x, "logical_not"))
 
 
-def bitwise_not(x: Any, /) -> Value:
+def bitwise_not(x: Any, /) -> Array:
     """``~x``: all bits of integers inverted, booleans negated."""
     return ops.not_p.bind(value_of(x, "bitwise_not"))
 
@@ -592,7 +592,7 @@ def bitwise_not(x: Any, /) -> Value:
 invert = bitwise_invert = bitwise_not
 
 
-def bitwise_count(x: Any, /) -> Value:
+def bitwise_count(x: Any, /) -> Array:
     """The number of bits set in the absolute value of integers, elementwise, as uint8."""
     x = value_of(x, "bitwise_count")
     return ops.convert(ops.population_count_p.bind(ops.abs(x)), dtypes.uint8)
@@ -601,13 +601,13 @@ def bitwise_count(x: Any, /) -> Value:
 # -- choice ----------------------------------------------------------------------------------------
 
 
-def choose(condition: Any, x: Any, y: Any) -> Value:
+def choose(condition: Any, x: Any, y: Any) -> Array:
     """``x`` where ``condition`` holds, else ``y``: ``where`` of three operands."""
     pred, x, y = match_shapes("where", truth(condition, "where"), *promote_dtypes("where", x, y))
     return ops.select_p.bind(pred, x, y)
 
 
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Value:
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
     """Limit x to [min, max], elementwise; None leaves a side open."""
     bounds = [b for b in (min, max) if b is not None]
     if not bounds:

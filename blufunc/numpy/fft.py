@@ -13,7 +13,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axes_in, axis_in, ints, static_int
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.fft import FftType, fft_p
 from blufunc.core.ops.linalg.common import complex_dtype
@@ -30,7 +30,7 @@ _SWAPPED = {None: "forward", "backward": "forward", "ortho": "ortho", "forward":
 
 def _transform(
     x: Any, kind: FftType, sizes: Sequence[int] | None, axes: tuple[int, ...], norm: Any, name: str
-) -> Value:
+) -> Array:
     """Transform over axes in order; real kinds halve the last one."""
     if not _is_norm(norm):
         raise errors.ValueRangeError(
@@ -60,7 +60,7 @@ def _transform(
     return moveaxis(_scaled(out, math.prod(sizes), kind in _INVERSES, norm), last, axes)
 
 
-def _operand(x: Any, kind: FftType, name: str) -> Value:
+def _operand(x: Any, kind: FftType, name: str) -> Array:
     x = inexact(x, name)
     real = kind is FftType.RFFT
     if real and dtypes.is_complex(x.aval.dtype):
@@ -72,7 +72,7 @@ def _operand(x: Any, kind: FftType, name: str) -> Value:
     return cast(x, dtype if real else complex_dtype(dtype))
 
 
-def _scaled(x: Value, size: int, inverse: bool, norm: str | None) -> Value:
+def _scaled(x: Array, size: int, inverse: bool, norm: str | None) -> Array:
     """A transform, which is normalized backward, under another normalization."""
     if norm == "ortho":
         return ew.mul(x, math.sqrt(size) if inverse else 1 / math.sqrt(size))
@@ -81,13 +81,13 @@ def _scaled(x: Value, size: int, inverse: bool, norm: str | None) -> Value:
     return x
 
 
-def _one(x: Any, kind: FftType, n: Any, axis: Any, norm: Any, name: str) -> Value:
+def _one(x: Any, kind: FftType, n: Any, axis: Any, norm: Any, name: str) -> Array:
     x = inexact(x, name)
     sizes = None if n is None else (static_int(n, name, "n"),)
     return _transform(x, kind, sizes, (axis_in(axis, x.aval.ndim, name),), norm, name)
 
 
-def _several(x: Any, kind: FftType, s: Any, axes: Any, norm: Any, name: str) -> Value:
+def _several(x: Any, kind: FftType, s: Any, axes: Any, norm: Any, name: str) -> Array:
     x = inexact(x, name)
     sizes = None if s is None else ints(s, name, "s")
     if axes is None:
@@ -114,14 +114,20 @@ def _several(x: Any, kind: FftType, s: Any, axes: Any, norm: Any, name: str) -> 
 
 
 def _along_one(name: str, kind: FftType, doc: str) -> Callable:
-    def function(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    def function(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
         return _one(a, kind, n, axis, norm, name)
 
     return named(function, name, doc + _ONE, "blufunc.numpy.fft")
 
 
 def _along_several(name: str, kind: FftType, doc: str, default: tuple[int, ...] | None = None) -> Callable:
-    def function(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Value:
+    def function(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Array:
+        if default is not None and (not isinstance(axes, Sequence) or len(axes) != len(default)):
+            raise errors.ArgumentError(
+                f"{name} is over two axes, not {axes!r:.60}.",
+                where=source.here(),
+                fix=f"bnp.fft.{name[:-1]}n",
+            )
         return _several(a, kind, s, axes, norm, name)
 
     return named(function, name, doc + _SEVERAL, "blufunc.numpy.fft")
@@ -163,12 +169,12 @@ rfftn = _along_several("rfftn", FftType.RFFT, f"The discrete Fourier transform o
 irfftn = _along_several("irfftn", FftType.IRFFT, f"The inverse transform over axes {_WHOLE}.")
 
 
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """The real ``n``-point spectrum of half a Hermitian signal; see ``irfft``."""
     return _one(elementwise.conj(a), FftType.IRFFT, n, axis, _swapped(norm), "hfft")
 
 
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Half (``n // 2 + 1``) of the Hermitian signal of a real spectrum; see ``rfft``."""
     return ew.conj(_one(a, FftType.RFFT, n, axis, _swapped(norm), "ihfft"))
 
@@ -185,7 +191,7 @@ def _swapped(norm: Any) -> Any:
 # -- frequencies -----------------------------------------------------------------------------------
 
 
-def _frequencies(n: Any, d: Any, dtype: Any, name: str, positions: Callable[[int], tuple[int, int]]) -> Value:
+def _frequencies(n: Any, d: Any, dtype: Any, name: str, positions: Callable[[int], tuple[int, int]]) -> Array:
     n = static_int(n, name, "n")
     if n < 1:
         raise errors.ValueRangeError(f"{name} of {n} points.", where=source.here(), fix="n is 1 or more")
@@ -212,7 +218,7 @@ def _frequencies(n: Any, d: Any, dtype: Any, name: str, positions: Callable[[int
     return ew.div(ew.convert(k, kind), ew.mul(ew.convert(spacing, kind), n))
 
 
-def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Value:
+def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
     """The frequencies of ``fft``: ``0, 1, ..., -2, -1`` over ``n * d``.
 
     ``d`` is the spacing of samples.
@@ -220,19 +226,19 @@ def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> V
     return asarray(_frequencies(n, d, dtype, "fftfreq", lambda n: (n, (n + 1) // 2)), device=device)
 
 
-def rfftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Value:
+def rfftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
     """The frequencies of ``rfft``: ``0, 1, ..., n // 2`` over ``n * d``."""
     return asarray(_frequencies(n, d, dtype, "rfftfreq", lambda n: (n // 2 + 1, 0)), device=device)
 
 
-def fftshift(x: Any, axes: Any = None) -> Value:
+def fftshift(x: Any, axes: Any = None) -> Array:
     """Move frequency 0 from the start to the middle of axes (by default all)."""
     x = as_value(x, "fftshift")
     places = axes_in(axes, x.aval.ndim, "fftshift")
     return roll(x, tuple([x.aval.shape[d] // 2 for d in places]), places) if places else x
 
 
-def ifftshift(x: Any, axes: Any = None) -> Value:
+def ifftshift(x: Any, axes: Any = None) -> Array:
     """The inverse of ``fftshift``."""
     x = as_value(x, "ifftshift")
     places = axes_in(axes, x.aval.ndim, "ifftshift")

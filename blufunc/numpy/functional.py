@@ -15,7 +15,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import sequence
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.primitives.linear_ops import reshape
 from blufunc.numpy import elementwise as ew
@@ -42,13 +42,13 @@ def _callable(f: Any, name: str, what: str) -> Callable:
     return f
 
 
-def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Value:
+def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Array:
     """``func1d(line, *args, **kwargs)`` of each line of ``arr`` along an axis."""
     _callable(func1d, "apply_along_axis", "func1d")
     x = as_value(arr, "apply_along_axis")
     d = axis_in(axis, x.aval.ndim, "apply_along_axis")
 
-    def f(line: Value) -> Value:
+    def f(line: Array) -> Array:
         return asarray(func1d(line, *args, **kwargs))
 
     others = x.aval.ndim - 1
@@ -60,7 +60,7 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs
     return moveaxis(out, tuple(range(others, others + own_rank)), tuple(range(d, d + own_rank)))
 
 
-def apply_over_axes(func: Callable, a: Any, axes: Any) -> Value:
+def apply_over_axes(func: Callable, a: Any, axes: Any) -> Array:
     """``func(a, axis)`` for each of ``axes`` in turn; a dropped axis is restored."""
     _callable(func, "apply_over_axes", "func")
     x = as_value(a, "apply_over_axes")
@@ -92,7 +92,7 @@ def fromfunction(function: Callable, shape: Any, *, dtype: Any = float, **kwargs
     return f(*[asarray(np.arange(n), kind) for n in sizes])
 
 
-def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Value:
+def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Array:
     """A piecewise function: the last condition that holds decides.
 
     Args:
@@ -116,7 +116,7 @@ def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Va
         )
     shape = x.aval.shape
 
-    def value(piece: Any) -> Value:
+    def value(piece: Any) -> Array:
         y = as_dtype_of(piece(x, *args, **kw) if callable(piece) else piece, x.aval.dtype, "piecewise")
         if broadcast_shapes(y.aval.shape, shape) != shape:
             raise errors.ShapeError(
@@ -140,9 +140,9 @@ def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Va
 
 def _conditions(condlist: Any) -> Sequence:
     """The conditions one by one; a vector of booleans is one condition."""
-    if getattr(condlist, "ndim", 0) < 2 and isinstance(condlist, (Value, np.ndarray, bool, np.bool_)):
+    if getattr(condlist, "ndim", 0) < 2 and isinstance(condlist, (Array, np.ndarray, bool, np.bool_)):
         return [condlist]
-    if isinstance(condlist, (Value, np.ndarray)):
+    if isinstance(condlist, (Array, np.ndarray)):
         return [condlist[i] for i in range(len(condlist))]
     conditions = sequence(condlist, "piecewise", "condlist", "boolean arrays")
     return [list(conditions)] if conditions and all(isinstance(c, bool) for c in conditions) else conditions
@@ -207,7 +207,7 @@ def vectorize(
         leads = [_lead(v, core, sizes, i) for i, (v, core) in enumerate(zip(values, inputs, strict=True))]
         lead = broadcast_shapes(*leads) if leads else ()
 
-        def core_function(*cores: Value) -> Any:
+        def core_function(*cores: Array) -> Any:
             call_args = list(args)
             for i, v in zip(mapped, cores, strict=True):
                 call_args[i] = v
@@ -244,7 +244,7 @@ def _with_axis(f: Callable) -> Callable:
     return wrapped
 
 
-def _lead(v: Value, core: tuple[str, ...], sizes: dict[str, int], i: int) -> tuple[int, ...]:
+def _lead(v: Array, core: tuple[str, ...], sizes: dict[str, int], i: int) -> tuple[int, ...]:
     """The shape of an argument before its core axes, whose sizes are noted."""
     shape = v.aval.shape
     if len(shape) < len(core):
@@ -279,7 +279,7 @@ def _check_results(out: Any, cores: list[tuple[str, ...]], sizes: dict[str, int]
             fix="return a tuple of as many as the signature names",
         )
     for i, (r, core) in enumerate(zip(results, cores, strict=True)):
-        shape = np.shape(r) if not isinstance(r, Value) else r.aval.shape
+        shape = np.shape(r) if not isinstance(r, Array) else r.aval.shape
         if len(shape) != len(core):
             raise errors.ShapeError(
                 f"vectorize: result {i} has shape {shape}, and in the signature the axes ({','.join(core)}).",

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import sequence
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.primitives.linear_ops import reshape
 from blufunc.numpy import elementwise as ew
@@ -35,13 +35,13 @@ from blufunc.numpy.promotion import (
 # -- positions -------------------------------------------------------------------------------------
 
 
-def diag_indices(n: int, ndim: int = 2) -> tuple[Value, ...]:
+def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
     """Positions, int32, of the diagonal of an array of ``ndim`` axes of size ``n``."""
     (n,), (rank,) = shape_of((n,), "diag_indices"), shape_of((ndim,), "diag_indices")
     return (arange(n),) * rank
 
 
-def diag_indices_from(arr: Any) -> tuple[Value, ...]:
+def diag_indices_from(arr: Any) -> tuple[Array, ...]:
     """The positions, int32, of the main diagonal of ``arr``, whose axes have one size."""
     s = as_value(arr, "diag_indices_from").aval.shape
     if len(s) < 2 or len(set(s)) > 1:
@@ -58,19 +58,19 @@ def _matrix_shape(x: Any, name: str) -> tuple[int, ...]:
     return s
 
 
-def tril_indices_from(arr: Any, k: int = 0) -> tuple[Value, Value]:
+def tril_indices_from(arr: Any, k: int = 0) -> tuple[Array, Array]:
     """Rows and columns, int32, of the lower triangle (to diagonal ``k``) of a matrix."""
     n, m = _matrix_shape(arr, "tril_indices_from")
     return tril_indices(n, k, m)
 
 
-def triu_indices_from(arr: Any, k: int = 0) -> tuple[Value, Value]:
+def triu_indices_from(arr: Any, k: int = 0) -> tuple[Array, Array]:
     """Rows and columns, int32, of the upper triangle (from ``k``) of a matrix."""
     n, m = _matrix_shape(arr, "triu_indices_from")
     return triu_indices(n, k, m)
 
 
-def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = None) -> tuple[Value, ...]:
+def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = None) -> tuple[Array, ...]:
     """Positions, int32, where ``mask_func(ones((n, n)), k)`` is not 0.
 
     For ``size`` see ``nonzero``.
@@ -85,14 +85,14 @@ def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = 
 
 def ravel_multi_index(
     multi_index: Any, dims: Any, mode: str = "raise", order: str = "C", *, dtype: Any = None
-) -> Value:
+) -> Array:
     """Flat positions, int32 or ``dtype``, from one array of positions per axis.
 
     For positions out of range, ``mode='clip'`` takes the nearest element and ``'wrap'`` counts round; ``'raise'`` is
     an error, and needs positions that are known. ``order='F'`` flattens with the first axis fastest.
     """
     sizes = shape_of(dims, "ravel_multi_index")
-    if isinstance(multi_index, (Value, np.ndarray)):
+    if isinstance(multi_index, (Array, np.ndarray)):
         multi_index = [multi_index[i] for i in range(len(multi_index))]
     positions = sequence(multi_index, "ravel_multi_index", "the positions", "arrays")
     if len(positions) != len(sizes) or not positions:
@@ -108,7 +108,7 @@ def ravel_multi_index(
             fix="mode 'raise', 'clip' or 'wrap'; order 'C' or 'F'",
         )
     want = dtype_of(dtype) or dtypes.int32
-    total: Value = constant(0, want)
+    total: Array = constant(0, want)
     for at, n in (
         zip(positions, sizes, strict=True) if order == "C" else zip(positions[::-1], sizes[::-1], strict=True)
     ):
@@ -126,8 +126,8 @@ def ravel_multi_index(
     return total if dtype is None else cast(total, want)
 
 
-def _check_range(at: Value, n: int) -> None:
-    if not isinstance(at, Array):
+def _check_range(at: Array, n: int) -> None:
+    if not isinstance(at, ConcreteArray):
         raise errors.ConcretizationError(
             "ravel_multi_index with mode='raise' of traced positions: whether they are in range is not known.",
             where=source.here(),
@@ -145,7 +145,7 @@ def _check_range(at: Value, n: int) -> None:
 # -- objects that are indexed ----------------------------------------------------------------------
 
 
-def _points(s: slice, name: str) -> Value:
+def _points(s: slice, name: str) -> Array:
     """The points of a slice: by steps, or by count for an imaginary step."""
     start = 0 if s.start is None else s.start
     step = 1 if s.step is None else s.step
@@ -196,7 +196,7 @@ class _Join:
     def __repr__(self) -> str:
         return f"blufunc.numpy.{self._name}"
 
-    def __getitem__(self, key: Any) -> Value:
+    def __getitem__(self, key: Any) -> Array:
         entries = list(key) if isinstance(key, tuple) else [key]
         axis, rank, place = self._default
         matrix = None
@@ -213,7 +213,7 @@ class _Join:
         size = result.aval.size
         return reshape(result, (1, size) if matrix == "r" else (size, 1))
 
-    def _part(self, entry: Any, rank: int, place: int) -> Value:
+    def _part(self, entry: Any, rank: int, place: int) -> Array:
         """An entry with at least ``rank`` axes; its own stand at ``place``."""
         value = _points(entry, self._name) if isinstance(entry, slice) else asarray(entry)
         own = value.aval.ndim

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import sequence
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.primitives.linear_ops import reshape
 from blufunc.numpy import elementwise as ew
@@ -37,7 +37,7 @@ from blufunc.numpy.searching import searchsorted
 from blufunc.numpy.updating import At
 
 
-def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Value:
+def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Array:
     """Count each integer from 0, int32; with ``weights``, sum their weights.
 
     Args:
@@ -60,7 +60,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     if least < 0 or (length is not None and static_int(length, "bincount", "length") < 0):
         raise errors.ValueRangeError("bincount of a negative size.", where=source.here(), fix="use 0 or more")
     if length is None:
-        if not isinstance(x, Array):
+        if not isinstance(x, ConcreteArray):
             raise errors.ConcretizationError(
                 f"bincount of a traced array ({x.aval}): the size of the result would not be known.",
                 where=source.here(),
@@ -88,7 +88,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     return At(zeros((length,), amounts.aval.dtype))[ew.maximum(x, 0)].add(amounts, mode="drop")
 
 
-def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Value:
+def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Array:
     """The edges of the bins of ``histogram``, as floats: one more than there are bins.
 
     ``bins`` is a number of bins, equally wide between the ends of ``range`` (by default the least and the largest
@@ -129,10 +129,10 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
 
 
 def _is_vector(x: Any) -> bool:
-    return isinstance(x, (np.ndarray, Value)) and x.ndim == 1
+    return isinstance(x, (np.ndarray, Array)) and x.ndim == 1
 
 
-def _weights(name: str, like: Value, weights: Any) -> Value:
+def _weights(name: str, like: Array, weights: Any) -> Array:
     if weights is None:
         return ones(like.aval.shape, like.aval.dtype)
     weights = as_value(weights, name)
@@ -145,7 +145,7 @@ def _weights(name: str, like: Value, weights: Any) -> Value:
     return inexact(weights, name)
 
 
-def _bins_of(edges: Value, x: Value) -> Value:
+def _bins_of(edges: Array, x: Array) -> Array:
     """The bin of each value, from 1; 0 below all edges, their number above."""
     n = edges.aval.size
     at = searchsorted(edges, x, "right")
@@ -154,7 +154,7 @@ def _bins_of(edges: Value, x: Value) -> Value:
 
 def histogram(
     a: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
-) -> tuple[Value, Value]:
+) -> tuple[Array, Array]:
     """Histogram: the count in each bin, and the bin edges, both as floats.
 
     Bins hold their lower edge, the last one also its upper. For ``bins`` and ``range`` see ``histogram_bin_edges``.
@@ -181,7 +181,7 @@ def histogram(
 
 def histogram2d(
     x: Any, y: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
-) -> tuple[Value, Value, Value]:
+) -> tuple[Array, Array, Array]:
     """2-D histogram: counts of points ``(x, y)`` per bin, and the edges.
 
     ``bins`` is one for both, or a pair, each a number or edges; ``range`` a pair of pairs. See ``histogram``.
@@ -197,7 +197,7 @@ def histogram2d(
 
 def histogramdd(
     sample: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
-) -> tuple[Value, list[Value]]:
+) -> tuple[Array, list[Array]]:
     """N-D histogram: counts of points per bin of a grid, and the edges.
 
     Args:

@@ -5,10 +5,11 @@ slice, a reversal and a reshape; positions that are scalars at run time become o
 arrays of positions become one ``gather``, of the axes that static items have left. ``updating`` writes
 by the same reading.
 
-Nested lists of ints or booleans stand for arrays. Negative positions count from the end. Out of range, reading
-gives the nearest element and writing does nothing, as in JAX. Derivatives of such a read go to the element that was
-read, where JAX gives 0 to all. ``x.at[i].get(mode=)`` and ``.set(mode=)`` choose otherwise: ``'clip'``, the nearest
-element; ``'fill'``, another value, and ``'drop'``, no write; ``'promise_in_bounds'``, that it does not happen.
+Nested lists of ints or booleans stand for arrays. Negative positions count from the end. A Python int out of range is
+an error in ``x[i]``. Other positions out of range read the nearest element and write nothing, as in JAX; derivatives of
+such a read go to the element that was read, where JAX gives 0 to all. ``x.at[i].get(mode=)`` and ``.set(mode=)`` choose
+otherwise: ``'clip'``, the nearest element; ``'fill'``, another value, and ``'drop'``, no write;
+``'promise_in_bounds'``, that it does not happen.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.arrays.array import ConcreteArray, from_numpy
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import dynamic, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -133,7 +134,7 @@ def parse(shape: tuple[int, ...], index: Any) -> Parsed:
             items += mask_positions(axis, shape, e)
             axis += e.ndim
             masks += 1
-        elif isinstance(e, Value) and not e.aval.ndim:
+        elif isinstance(e, Array) and not e.aval.ndim:
             items.append(Point(axis, wrapped(e, shape[axis])))
             axis += 1
         else:
@@ -157,10 +158,10 @@ def _entry(e: Any) -> Any:
     cls = e.__class__
     if cls is int or cls is bool or cls is slice:
         return e
-    if isinstance(e, Value):
+    if isinstance(e, Array):
         dtype = e.aval.dtype
         if dtypes.is_bool(dtype):
-            if not isinstance(e, Array):
+            if not isinstance(e, ConcreteArray):
                 raise errors.ConcretizationError(
                     f"indexing by a traced boolean array ({e.aval}): the size of the result would not be known.",
                     where=source.here(),
@@ -217,7 +218,7 @@ def _slice(axis: int, n: int, s: slice) -> Slice:
     if start is None and stop is None and (step is None or step == 1):
         return Slice(axis, 0, n, 1)
     for bound in (start, stop, step):
-        if isinstance(bound, Value) and not isinstance(bound, Array):
+        if isinstance(bound, Array) and not isinstance(bound, ConcreteArray):
             raise errors.ConcretizationError(
                 f"a slice with the traced bound {bound.aval}: the size of the result would not be known.",
                 where=source.here(),
@@ -249,7 +250,7 @@ def mask_positions(axis: int, shape: tuple[int, ...], mask: np.ndarray) -> list[
     return [Positions(axis + i, p) for i, p in enumerate(np.nonzero(mask))]
 
 
-def wrapped(i: Value, n: int) -> Value:
+def wrapped(i: Array, n: int) -> Array:
     """Positions with negative ones counted from the end of an axis of size ``n``."""
     unsigned = dtypes.is_unsigned(i.aval.dtype)
     if i.aval.dtype.itemsize < 4:
@@ -269,11 +270,11 @@ def gather_mode(mode: Any) -> GatherScatterMode:
     return GatherScatterMode.from_any(mode)
 
 
-def fill_number(value: Any, x: Value) -> bool | int | float | complex:
+def fill_number(value: Any, x: Array) -> bool | int | float | complex:
     """The number to fill with, which ``x`` must be able to hold."""
     number = (
         np.asarray(value)
-        if isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, Array))
+        if isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, ConcreteArray))
         else None
     )
     if number is None or number.size != 1 or number.dtype.kind in "USOmM" or number.dtype.names:
@@ -289,26 +290,34 @@ def fill_number(value: Any, x: Value) -> bool | int | float | complex:
 
 
 def getitem(
-    x: Value,
+    x: Array,
     index: Any,
-    mode: GatherScatterMode = GatherScatterMode.CLIP,
+    mode: GatherScatterMode | None = None,
     fill_value: Any = None,
     unique: bool = False,
     is_sorted: bool = False,
-) -> Value:
+) -> Array:
     """``x[index]``, basic and advanced; the module says what is out of range."""
-    if index.__class__ is int and mode is GatherScatterMode.CLIP:
+    if index.__class__ is int and mode is None:
         shape = x.aval.shape
-        if shape and shape[0]:
+        if shape:
             n, rest = shape[0], shape[1:]
             i = index + n if index < 0 else index
-            i = 0 if i < 0 else n - 1 if i >= n else i
+            if not 0 <= i < n:
+                raise _out_of_range(index, x, 0)
             start = (i,) + (0,) * len(rest)
             row = slice_p.bind(x, start_indices=start, limit_indices=(i + 1, *rest), strides=None)
             return reshape_p.bind(row, shape=rest)
     if fill_value is not None:
         fill_value = fill_number(fill_value, x)
     p = parse(x.aval.shape, index)
+    if mode is None:
+        mode = GatherScatterMode.CLIP
+        for item in p.items:
+            if item.__class__ is Point and item.at.__class__ is int:
+                n = x.aval.shape[item.axis]
+                if not 0 <= item.at < n:
+                    raise _out_of_range(item.at - n if item.at < 0 else item.at, x, item.axis)
     if (
         mode is GatherScatterMode.FILL_OR_DROP
         and not p.advanced
@@ -320,18 +329,28 @@ def getitem(
     return _gather(x, p, mode, fill_value, unique or p.distinct, is_sorted or p.distinct)
 
 
+def _out_of_range(i: int, x: Array, axis: int) -> errors.IndexRangeError:
+    if not x.aval.shape[axis]:
+        return errors.IndexRangeError(f"index {i} into axis {axis}, which is empty.", where=source.here())
+    return errors.IndexRangeError(
+        f"index {i} is out of range for axis {axis} of {x.aval}.",
+        where=source.here(),
+        fix="for the nearest element: x.at[i].get(mode='clip')",
+    )
+
+
 def clipped(i: int, n: int, axis: int) -> int:
     if not n:
         raise errors.IndexRangeError(f"index {i} into axis {axis}, which is empty.", where=source.here())
     return min(max(i, 0), n - 1)
 
 
-def _window(x: Value, p: Parsed) -> Value:
+def _window(x: Array, p: Parsed) -> Array:
     """Slices and points: a slice or dynamic slice, reversals, a reshape."""
     shape = x.aval.shape
     start, limit, strides, backwards = [0] * len(shape), list(shape), [1] * len(shape), []
     out: list[int] = []
-    points: list[tuple[int, Value]] = []
+    points: list[tuple[int, Array]] = []
     for item in p.items:
         if item is NEW:
             out.append(1)
@@ -409,8 +428,8 @@ class Layout:
 
 
 def _gather(
-    x: Value, p: Parsed, mode: GatherScatterMode, fill_value: Any, unique: bool, is_sorted: bool
-) -> Value:
+    x: Array, p: Parsed, mode: GatherScatterMode, fill_value: Any, unique: bool, is_sorted: bool
+) -> Array:
     layout = Layout(p)
     strict = mode is GatherScatterMode.FILL_OR_DROP
     # static items first: what the gather then sees are whole axes and positions
@@ -453,20 +472,20 @@ def _gather(
     return reshape(out, layout.shape)
 
 
-def stacked(columns: list[Any], batch: tuple[int, ...], x: Value) -> Value:
+def stacked(columns: list[Any], batch: tuple[int, ...], x: Array) -> Array:
     """Positions on several axes as an int32 or int64 array ``(*batch, n_axes)``."""
     wide = any(n > 2**31 - 1 for n in x.aval.shape)
     kind = dtypes.int64 if wide else _INT32
-    if len(columns) == 1 and isinstance(columns[0], Value):
+    if len(columns) == 1 and isinstance(columns[0], Array):
         kind = columns[0].aval.dtype
-    if all(not isinstance(c, Value) for c in columns):
+    if all(not isinstance(c, Array) for c in columns):
         host = np.stack([np.broadcast_to(c, batch) for c in columns], -1)
         return from_numpy(np.clip(host, *_RANGE).astype(kind) if not wide else host)
     values = []
     for c in columns:
         if isinstance(c, int):
             c = constant(c, kind)
-        elif not isinstance(c, Value):
+        elif not isinstance(c, Array):
             c = from_numpy(np.clip(c, *_RANGE).astype(kind) if not wide else c)
         c = cast(c, kind)
         if c.aval.shape == batch:

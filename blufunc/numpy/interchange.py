@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.arrays.array import ConcreteArray, from_numpy
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.numpy.creation import asarray, parse_device
 from blufunc.numpy.promotion import as_value, static_int
 
 get_printoptions, printoptions, set_printoptions = np.get_printoptions, np.printoptions, np.set_printoptions
 
 
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Value:
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
     """An array of another library, through the DLPack protocol, in its own dtype.
 
     The values are copied, since the other library may change them; ``copy=False`` is therefore an error.
     """
-    if isinstance(x, Value):
+    if isinstance(x, Array):
         return asarray(x, copy=copy, device=device)
     if copy is False:
         raise errors.UnsupportedError(
@@ -59,7 +59,7 @@ def _held(host: np.ndarray, name: str) -> np.ndarray:
     return host.astype(kind, copy=False)
 
 
-def _read(name: str, dtype: Any, make: Any) -> Value:
+def _read(name: str, dtype: Any, make: Any) -> Array:
     """Read with NumPy as ``dtype``, or as 32-bit floats; its errors become blufunc's."""
     kind = dtypes.as_dtype(dtype)
     try:
@@ -71,13 +71,13 @@ def _read(name: str, dtype: Any, make: Any) -> Value:
     return from_numpy(host)
 
 
-def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0) -> Value:
+def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0) -> Array:
     """A buffer as a vector: ``count`` elements of ``dtype`` from byte ``offset``."""
     count, offset = static_int(count, "frombuffer", "count"), static_int(offset, "frombuffer", "offset")
     return _read("frombuffer", dtype, lambda kind: np.frombuffer(buffer, kind, count, offset))
 
 
-def fromfile(file: Any, dtype: Any = float, count: int = -1, sep: str = "", offset: int = 0) -> Value:
+def fromfile(file: Any, dtype: Any = float, count: int = -1, sep: str = "", offset: int = 0) -> Array:
     """A file's bytes, or its text split at ``sep``, as a vector of ``dtype``."""
     if not isinstance(file, (str, bytes)) and not hasattr(file, "__fspath__") and not hasattr(file, "fileno"):
         raise errors.ArgumentError(
@@ -87,13 +87,13 @@ def fromfile(file: Any, dtype: Any = float, count: int = -1, sep: str = "", offs
     return _read("fromfile", dtype, lambda kind: np.fromfile(file, kind, count, sep, offset))
 
 
-def fromiter(iter: Iterable, dtype: Any, count: int = -1) -> Value:
+def fromiter(iter: Iterable, dtype: Any, count: int = -1) -> Array:
     """The items of an iterable as a vector of ``dtype``; the first ``count``, or all."""
     count = static_int(count, "fromiter", "count")
     return _read("fromiter", dtype, lambda kind: np.fromiter(iter, kind, count))
 
 
-def fromstring(string: str, dtype: Any = float, count: int = -1, *, sep: str) -> Value:
+def fromstring(string: str, dtype: Any = float, count: int = -1, *, sep: str) -> Array:
     """Parse the numbers in a string, separated by ``sep``, as a vector."""
     if not isinstance(string, str) or not isinstance(sep, str) or not sep:
         raise errors.ArgumentError(
@@ -181,7 +181,7 @@ def load(file: Any, mmap_mode: Any = None, allow_pickle: bool = False, **options
     return _loaded(found)
 
 
-def _loaded(host: np.ndarray) -> Array:
+def _loaded(host: np.ndarray) -> ConcreteArray:
     if host.dtype == np.dtype("V2"):  # NumPy's format does not know bfloat16
         host = host.view(dtypes.bfloat16)
     return from_numpy(_held(np.asarray(host), "load"))

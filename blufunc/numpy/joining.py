@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import cumulative, dynamic
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -47,7 +47,7 @@ def _sequence(xs: Any, name: str) -> list[Any]:
                 f"{name} of no arrays.", where=source.here(), fix="pass one at least"
             )
         return list(xs)
-    if isinstance(xs, (Value, np.ndarray)):
+    if isinstance(xs, (Array, np.ndarray)):
         x = as_value(xs, name)
         return [getitem(x, i) for i in range(len(x))]
     raise errors.ArgumentError(
@@ -57,7 +57,7 @@ def _sequence(xs: Any, name: str) -> list[Any]:
     )
 
 
-def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Value:
+def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Array:
     """Concatenate arrays of one shape, except along ``axis``, along that axis.
 
     They are promoted to one dtype. With ``axis=None`` they are flattened first.
@@ -88,7 +88,7 @@ def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Value:
 concat = concatenate
 
 
-def stack(arrays: Any, axis: int = 0, out: Any = None, dtype: Any = None) -> Value:
+def stack(arrays: Any, axis: int = 0, out: Any = None, dtype: Any = None) -> Array:
     """Arrays of one shape along a new axis at position ``axis`` of the result."""
     only_none("stack", "out", out)
     values = promote_dtypes("stack", *_sequence(arrays, "stack"))
@@ -104,41 +104,41 @@ def stack(arrays: Any, axis: int = 0, out: Any = None, dtype: Any = None) -> Val
     return concatenate([_reshape(v, (*s[:d], 1, *s[d:])) for v in values], d, dtype=dtype)
 
 
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Value, ...]:
+def unstack(x: Any, /, *, axis: int = 0) -> tuple[Array, ...]:
     """The slices of x along an axis, without it."""
     x = as_value(x, "unstack")
     d = axis_in(axis, x.aval.ndim, "unstack")
     return tuple([shape_ops.index_in_dim(x, i, d, keepdims=False) for i in range(x.aval.shape[d])])
 
 
-def vstack(tup: Any, dtype: Any = None) -> Value:
+def vstack(tup: Any, dtype: Any = None) -> Array:
     """Arrays one below the other: along axis 0, vectors as rows."""
     return concatenate([atleast_2d(x) for x in _sequence(tup, "vstack")], 0, dtype=dtype)
 
 
-def hstack(tup: Any, dtype: Any = None) -> Value:
+def hstack(tup: Any, dtype: Any = None) -> Array:
     """Arrays side by side: along axis 1, vectors along axis 0."""
     values = [atleast_1d(x) for x in _sequence(tup, "hstack")]
     return concatenate(values, 0 if values[0].aval.ndim == 1 else 1, dtype=dtype)
 
 
-def dstack(tup: Any, dtype: Any = None) -> Value:
+def dstack(tup: Any, dtype: Any = None) -> Array:
     """Arrays along a third axis."""
     return concatenate([atleast_3d(x) for x in _sequence(tup, "dstack")], 2, dtype=dtype)
 
 
-def column_stack(tup: Any) -> Value:
+def column_stack(tup: Any) -> Array:
     """Stack vectors as columns, and matrices, into a matrix."""
     values = [atleast_1d(x) for x in _sequence(tup, "column_stack")]
     return concatenate([_reshape(v, (v.aval.size, 1)) if v.aval.ndim == 1 else v for v in values], 1)
 
 
-def append(arr: Any, values: Any, axis: int | None = None) -> Value:
+def append(arr: Any, values: Any, axis: int | None = None) -> Array:
     """``values`` after ``arr`` along an axis; both flattened by default."""
     return concatenate([arr, values], axis)
 
 
-def block(arrays: Any) -> Value:
+def block(arrays: Any) -> Array:
     """Assemble nested lists of arrays: the innermost along the last axis."""
 
     def depth_of(entry: Any) -> int:
@@ -153,7 +153,7 @@ def block(arrays: Any) -> Value:
             )
         return depths.pop() + 1
 
-    def made(entry: Any, level: int) -> Value:
+    def made(entry: Any, level: int) -> Array:
         if level == 0:
             v = value_of(entry, "block")
             return _reshape(v, (1,) * (rank - v.aval.ndim) + v.aval.shape)
@@ -167,7 +167,7 @@ def block(arrays: Any) -> Value:
     return made(arrays, depth)
 
 
-def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
+def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     """Split ``ary`` into equal parts, or before each of the given positions."""
     x = as_value(ary, "split")
     d = axis_in(axis, x.aval.ndim, "split")
@@ -182,7 +182,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     return array_split(x, indices_or_sections, d)
 
 
-def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
+def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     """Split ``ary`` into parts of sizes that differ by at most 1, or at positions."""
     x = as_value(ary, "array_split")
     d = axis_in(axis, x.aval.ndim, "array_split")
@@ -202,17 +202,17 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Value
     return [shape_ops.slice_in_dim(x, a, max(a, b), axis=d) for a, b in pieces]
 
 
-def vsplit(ary: Any, indices_or_sections: Any) -> list[Value]:
+def vsplit(ary: Any, indices_or_sections: Any) -> list[Array]:
     """``split`` along axis 0."""
     return split(ary, indices_or_sections, 0)
 
 
-def hsplit(ary: Any, indices_or_sections: Any) -> list[Value]:
+def hsplit(ary: Any, indices_or_sections: Any) -> list[Array]:
     """``split`` along axis 1, or axis 0 of a vector."""
     return split(ary, indices_or_sections, 0 if ndim(ary) == 1 else 1)
 
 
-def dsplit(ary: Any, indices_or_sections: Any) -> list[Value]:
+def dsplit(ary: Any, indices_or_sections: Any) -> list[Array]:
     """``split`` along axis 2."""
     return split(ary, indices_or_sections, 2)
 
@@ -220,7 +220,7 @@ def dsplit(ary: Any, indices_or_sections: Any) -> list[Value]:
 # -- repetition ------------------------------------------------------------------------------------
 
 
-def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Value:
+def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Array:
     """Repeat each element along an axis ``repeats`` times; flattened by default.
 
     Traced ``repeats`` need ``total_repeat_length``, the size of the result, which cuts it off or fills it
@@ -229,7 +229,9 @@ def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length
     x = value_of(a, "repeat")
     x, d = line_axis(x, axis, "repeat")
     s, n = x.aval.shape, x.aval.shape[d]
-    if isinstance(repeats, Value) and not (isinstance(repeats, Array) and total_repeat_length is None):
+    if isinstance(repeats, Array) and not (
+        isinstance(repeats, ConcreteArray) and total_repeat_length is None
+    ):
         if total_repeat_length is None:
             raise errors.ConcretizationError(
                 "repeat by a traced array: the size of the result would not be known.",
@@ -273,7 +275,7 @@ def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length
     return take(x, which_host, d, mode="clip")
 
 
-def tile(A: Any, reps: Any) -> Value:
+def tile(A: Any, reps: Any) -> Array:
     """``A`` repeated as a whole ``reps`` times along each axis (aligned right)."""
     x = value_of(A, "tile")
     counts = shape_of(reps, "tile")
@@ -286,7 +288,7 @@ def tile(A: Any, reps: Any) -> Value:
     return _reshape(result, tuple([c * n for c, n in zip(counts, s, strict=True)]))
 
 
-def roll(a: Any, shift: Any, axis: Any = None) -> Value:
+def roll(a: Any, shift: Any, axis: Any = None) -> Array:
     """``a`` with its elements moved cyclically by ``shift`` along ``axis``.
 
     ``shift`` may be traced. Without an axis, ``a`` is rolled as if flattened.
@@ -310,7 +312,7 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Value:
         n = x.aval.shape[d]
         if not n:
             continue
-        if isinstance(amount, Value):
+        if isinstance(amount, Array):
             start = ew.remainder(ops.neg_p.bind(ops.convert(amount, dtypes.int32)), n)
             twice = shape_ops.concatenate([x, x], d)
             x = dynamic.dynamic_slice_in_dim(twice, start, n, d, allow_negative_indices=False)

@@ -17,7 +17,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in, only_none, sequence, static_int
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg import common as matrices
 from blufunc.core.ops.linalg import factor as linalg_factor
@@ -40,49 +40,49 @@ from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 class EigResult(NamedTuple):
     """Eigenvalues (..., n) and eigenvectors (..., n, n), in columns; complex."""
 
-    eigenvalues: Value
-    eigenvectors: Value
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class EighResult(NamedTuple):
     """Rising real eigenvalues (..., n) and eigenvectors (..., n, n), in columns."""
 
-    eigenvalues: Value
-    eigenvectors: Value
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class QRResult(NamedTuple):
     """QR factors: orthonormal ``Q`` (..., m, k), upper triangular ``R`` (..., k, n)."""
 
-    Q: Value
-    R: Value
+    Q: Array
+    R: Array
 
 
 class SVDResult(NamedTuple):
     """The factors of ``U @ diag(S) @ Vh``, ``S`` real and falling."""
 
-    U: Value
-    S: Value
-    Vh: Value
+    U: Array
+    S: Array
+    Vh: Array
 
 
 # -- operands --------------------------------------------------------------------------------------
 
 
-def _matrices(x: Any, name: str) -> Value:
+def _matrices(x: Any, name: str) -> Array:
     x = inexact(x, name)
     check_here(check_matrices, name, x)
     return x
 
 
-def square(x: Any, name: str) -> Value:
+def square(x: Any, name: str) -> Array:
     """``x`` as floating or complex square matrices (..., n, n)."""
     x = inexact(x, name)
     check_here(check_square, name, x)
     return x
 
 
-def _number_or_array(x: Any, name: str, like: np.dtype) -> Value:
+def _number_or_array(x: Any, name: str, like: np.dtype) -> Array:
     """A tolerance, scalar or per matrix, aligned to compare with singular values."""
     value = ew.convert(inexact(x, name), like)
     return reshape(value, (*value.aval.shape, 1)) if value.aval.ndim else value
@@ -95,7 +95,7 @@ def _eps(dtype: np.dtype) -> float:
 # -- decompositions --------------------------------------------------------------------------------
 
 
-def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> Value:
+def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> Array:
     """Cholesky factor: lower, ``a = L @ L^H``, or with ``upper``, ``a = U^H @ U``.
 
     Args:
@@ -112,7 +112,7 @@ def eig(a: Any) -> EigResult:
     return EigResult(*spectral.eig(square(a, "eig"), compute_left_eigenvectors=False))
 
 
-def eigvals(a: Any) -> Value:
+def eigvals(a: Any) -> Array:
     """The complex eigenvalues (..., n) of square matrices (..., n, n), in no order."""
     matrices = square(a, "eigvals")
     return spectral.eig(matrices, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
@@ -138,7 +138,7 @@ def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> Eigh
     return EighResult(w, v)
 
 
-def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Value:
+def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Array:
     """The rising eigenvalues (..., n) of Hermitian matrices (..., n, n); see ``eigh``."""
     lower = _lower(UPLO, "eigvalsh")
     return spectral.eigvalsh(square(a, "eigvalsh"), lower=lower, symmetrize_input=symmetrize_input)
@@ -196,7 +196,7 @@ def svd(
     return SVDResult(u, falling, adjoint(scale_columns(u, signs)))
 
 
-def svdvals(x: Any, /) -> Value:
+def svdvals(x: Any, /) -> Array:
     """The singular values (..., k), falling, of matrices (..., m, n), k = min(m, n)."""
     return spectral.svd(_matrices(x, "svdvals"), compute_uv=False)
 
@@ -204,7 +204,7 @@ def svdvals(x: Any, /) -> Value:
 # -- systems of equations --------------------------------------------------------------------------
 
 
-def system(a: Any, b: Any, name: str) -> tuple[Value, Value, bool]:
+def system(a: Any, b: Any, name: str) -> tuple[Array, Array, bool]:
     """Square matrices and right-hand sides, batch axes broadcast; True for one vector."""
     a, b = promote_dtypes(name, a, b, inexact=True)
     check_here(check_square, name, a)
@@ -220,12 +220,12 @@ def system(a: Any, b: Any, name: str) -> tuple[Value, Value, bool]:
     return stretch(a, (*lead, *a.aval.shape[-2:])), stretch(b, (*lead, *b.aval.shape[-2:])), is_vector
 
 
-def solution(x: Value, is_vector: bool) -> Value:
+def solution(x: Array, is_vector: bool) -> Array:
     """The solution of ``system``; of one vector, without its axis of size 1."""
     return reshape(x, x.aval.shape[:-1]) if is_vector else x
 
 
-def solve(a: Any, b: Any) -> Value:
+def solve(a: Any, b: Any) -> Array:
     """The x with ``a @ x = b``; infinities and NaN where a is singular.
 
     Args:
@@ -236,13 +236,13 @@ def solve(a: Any, b: Any) -> Value:
     return solution(linalg_solve.solve(a, b), is_vector)
 
 
-def inv(a: Any) -> Value:
+def inv(a: Any) -> Array:
     """Inverses of matrices (..., n, n); infinities and NaN where singular."""
     a = square(a, "inv")
     return linalg_solve.solve(a, matrices.identity_like(a))
 
 
-def tensorsolve(a: Any, b: Any, axes: Any = None) -> Value:
+def tensorsolve(a: Any, b: Any, axes: Any = None) -> Array:
     """The x with ``tensordot(a, x, x.ndim) = b``.
 
     Args:
@@ -263,7 +263,7 @@ def tensorsolve(a: Any, b: Any, axes: Any = None) -> Value:
     return reshape(solve(reshape(a, (n, n)), reshape(b, (n,))), shape)
 
 
-def tensorinv(a: Any, ind: int = 2) -> Value:
+def tensorinv(a: Any, ind: int = 2) -> Array:
     """The inverse of ``tensordot(a, ., ...)``, ``ind`` being the axes of the result."""
     a = inexact(a, "tensorinv")
     ind = static_int(ind, "tensorinv", "ind")
@@ -309,7 +309,7 @@ def _as_pinv_jvp(primals, tangents):
     return p, ew.add(out, ew.add(left, right))
 
 
-def _pinv_of(a: Value, factors: Sequence[Value], keep: Value) -> Value:
+def _pinv_of(a: Array, factors: Sequence[Array], keep: Array) -> Array:
     """The pseudoinverse of ``a`` from its factors; values not in ``keep`` are 0."""
     u, s, vh = [ew.stop_gradient(x) for x in factors]
     safe = ew.select(keep, s, ew.ones_of(s))
@@ -318,7 +318,7 @@ def _pinv_of(a: Value, factors: Sequence[Value], keep: Value) -> Value:
     return _as_pinv(a, p)
 
 
-def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Value:
+def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Array:
     """The pseudoinverses (..., n, m), of Moore and Penrose, of matrices (..., m, n).
 
     Args:
@@ -346,7 +346,7 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
 
 def lstsq(
     a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False
-) -> tuple[Value, Value, Value, Value]:
+) -> tuple[Array, Array, Array, Array]:
     """The least-squares solution of ``a @ x = b`` of least norm.
 
     Args:
@@ -393,7 +393,7 @@ def lstsq(
 # -- ranks, conditions and powers -------------------------------------------------------------------
 
 
-def cond(x: Any, p: Any = None) -> Value:
+def cond(x: Any, p: Any = None) -> Array:
     """Condition numbers ``norm(x, p) * norm(inv(x), p)``; default and 2, -2 by SVD.
 
     Args:
@@ -416,7 +416,7 @@ def cond(x: Any, p: Any = None) -> Value:
     return ew.select(lost, ew.mul(ew.ones_of(result), math.inf), result)
 
 
-def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any = None) -> Value:
+def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any = None) -> Array:
     """Rank of matrices (..., m, n), the number of nonzero singular values: int32.
 
     Args:
@@ -425,6 +425,10 @@ def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any =
       hermitian: M is Hermitian: use ``eigh``.
       tol: an absolute bound instead of ``rtol``.
     """
+    if rtol is not None and tol is not None:
+        raise errors.ArgumentError(
+            "matrix_rank: rtol and tol are both given.", where=source.here(), fix="give one of them"
+        )
     x = inexact(M, "matrix_rank")
     if x.aval.ndim < 2:
         return ew.convert(reductions.any(ew.ne(x, ew.zeros_of(x))), dtypes.int32)
@@ -443,7 +447,7 @@ def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any =
 # -- products --------------------------------------------------------------------------------------
 
 
-def matrix_power(a: Any, n: int) -> Value:
+def matrix_power(a: Any, n: int) -> Array:
     """Matrix powers of (..., m, m) by an integer; a negative one of the inverses."""
     a = as_value(a, "matrix_power")
     n = static_int(n, "matrix_power", "n")
@@ -465,7 +469,7 @@ def matrix_power(a: Any, n: int) -> Value:
     return result
 
 
-def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Value:
+def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Array:
     """Multiply a chain of matrices in the cheapest order.
 
     Args:
@@ -498,7 +502,7 @@ def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Value:
     return linear.einsum(f"{','.join(terms)}->{ends}", *chain, optimize=strategy, precision=precision)
 
 
-def outer(x1: Any, x2: Any, /) -> Value:
+def outer(x1: Any, x2: Any, /) -> Array:
     """The matrix of the products of each element of one vector with each of another."""
     x1, x2 = as_value(x1, "outer"), as_value(x2, "outer")
     if x1.aval.ndim != 1 or x2.aval.ndim != 1:
@@ -510,17 +514,17 @@ def outer(x1: Any, x2: Any, /) -> Value:
     return linear.outer(x1, x2)
 
 
-def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Value:
+def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
     """Cross products of 3-vectors along an axis; the other axes broadcast."""
     return linear.cross(x1, x2, axis)
 
 
-def diagonal(x: Any, /, *, offset: int = 0) -> Value:
+def diagonal(x: Any, /, *, offset: int = 0) -> Array:
     """Diagonals of the matrices in the last two axes, as the last axis."""
     return linear.diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Value:
+def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Array:
     """The sums of diagonals of the matrices in the last two axes."""
     return linear.trace(x, offset, -2, -1, dtype)
 

@@ -14,7 +14,7 @@ from typing import Any
 from blufunc import _lazy, errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import dot as dot_ops
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -42,8 +42,8 @@ with _lazy.modules(globals()):
 
 
 def _contract(
-    x: Value, x_labels: Sequence, y: Value, y_labels: Sequence, out: Sequence, precision: Any, preferred: Any
-) -> Value:
+    x: Array, x_labels: Sequence, y: Array, y_labels: Sequence, out: Sequence, precision: Any, preferred: Any
+) -> Array:
     """Contract x and y: sum over the labels that are not in ``out``.
 
     Labels are distinct within an operand, and sizes agree except that an axis of size 1 goes along with any.
@@ -74,7 +74,7 @@ def _contract(
     return permute(result, tuple([result_labels.index(k) for k in out]))
 
 
-def _own_labels_summed(x: Value, labels: list, others: Sequence, out: Sequence) -> tuple[Value, list]:
+def _own_labels_summed(x: Array, labels: list, others: Sequence, out: Sequence) -> tuple[Array, list]:
     """x summed over the axes that neither the other operand nor the result has."""
     gone = tuple([d for d, k in enumerate(labels) if k not in others and k not in out])
     if not gone:
@@ -83,14 +83,14 @@ def _own_labels_summed(x: Value, labels: list, others: Sequence, out: Sequence) 
     return fold(x, gone), [k for d, k in enumerate(labels) if d not in gone]
 
 
-def _without(x: Value, labels: list, gone: list) -> tuple[Value, list]:
+def _without(x: Array, labels: list, gone: list) -> tuple[Array, list]:
     if not gone:
         return x, labels
     kept = [(k, n) for k, n in zip(labels, x.aval.shape, strict=True) if k not in gone]
     return reshape(x, tuple([n for _, n in kept])), [k for k, _ in kept]
 
 
-def _dot(x: Value, y: Value, contracted: tuple, batch: tuple, precision: Any, preferred: Any) -> Value:
+def _dot(x: Array, y: Array, contracted: tuple, batch: tuple, precision: Any, preferred: Any) -> Array:
     dtype = x.aval.dtype
     if y.aval.dtype != dtype and preferred is None:
         x, y = promote_dtypes("dot", x, y)
@@ -104,7 +104,7 @@ def _dot(x: Value, y: Value, contracted: tuple, batch: tuple, precision: Any, pr
     return dot_ops.dot_general(x, y, (contracted, batch), precision, preferred)
 
 
-def _operands(name: str, x: Any, y: Any, preferred: Any) -> tuple[Value, Value, Any]:
+def _operands(name: str, x: Any, y: Any, preferred: Any) -> tuple[Array, Array, Any]:
     x, y = promote_dtypes(name, x, y)
     return x, y, dtype_of(preferred)
 
@@ -112,13 +112,13 @@ def _operands(name: str, x: Any, y: Any, preferred: Any) -> tuple[Value, Value, 
 # -- products --------------------------------------------------------------------------------------
 
 
-def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Array:
     """``a @ b``: matmul over the last two axes; the leading ones broadcast.
 
     A vector on the left is a row, on the right a column, and the axis it lacks is missing in the result.
     ``preferred_element_type`` is the dtype of the result; ``precision`` how exactly devices multiply float32.
     """
-    if not (isinstance(a, Value) and isinstance(b, Value) and a.aval.dtype is b.aval.dtype):
+    if not (isinstance(a, Array) and isinstance(b, Array) and a.aval.dtype is b.aval.dtype):
         a, b = promote_dtypes("matmul", as_value(a, "matmul"), as_value(b, "matmul"))
     preferred = dtype_of(preferred_element_type)
     left, right = a.aval.shape, b.aval.shape
@@ -147,7 +147,7 @@ def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any
     return _contract(a, a_labels, b, b_labels, out, precision, preferred)
 
 
-def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Array:
     """Contract the last axis of ``a`` with the next to last (or only) one of ``b``.
 
     The result has the other axes of ``a``, then those of ``b``; with a scalar operand, it multiplies.
@@ -167,7 +167,7 @@ def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = 
     return _dot(x, y, ((x.aval.ndim - 1,), (d,)), ((), ()), precision, preferred)
 
 
-def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Array:
     """The dot product of all elements, with ``a`` conjugated: a scalar."""
     x, y, preferred = _operands("vdot", a, b, preferred_element_type)
     return dot(
@@ -180,7 +180,7 @@ def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any =
 
 def vecdot(
     x: Any, y: Any, /, *, axis: int = -1, precision: Any = None, preferred_element_type: Any = None
-) -> Value:
+) -> Array:
     """The dot product along one axis, with x conjugated; the other axes broadcast."""
     x, y, preferred = _operands("vecdot", x, y, preferred_element_type)
     x, y = moveaxis(x, axis, -1), moveaxis(y, axis, -1)
@@ -196,7 +196,7 @@ def vecdot(
     return _contract(ops.conj(x), labels[0], y, labels[1], axes, precision, preferred)
 
 
-def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Array:
     """The sum of products over the last axes of both; with a number, the product."""
     x, y, preferred = _operands("inner", a, b, preferred_element_type)
     if not x.aval.ndim or not y.aval.ndim:
@@ -204,7 +204,7 @@ def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any 
     return tensordot(x, y, ((-1,), (-1,)), precision=precision, preferred_element_type=preferred)
 
 
-def outer(a: Any, b: Any, out: Any = None) -> Value:
+def outer(a: Any, b: Any, out: Any = None) -> Array:
     """The outer product of ``a`` and ``b``, both flattened."""
     only_none("outer", "out", out)
     x, y, _ = _operands("outer", a, b, None)
@@ -216,7 +216,7 @@ def outer(a: Any, b: Any, out: Any = None) -> Value:
 
 def tensordot(
     a: Any, b: Any, axes: Any = 2, *, precision: Any = None, preferred_element_type: Any = None
-) -> Value:
+) -> Array:
     """Contract ``axes``: last and first ones, or ``(axes of a, axes of b)``."""
     x, y, preferred = _operands("tensordot", a, b, preferred_element_type)
     if isinstance(axes, (tuple, list)):
@@ -249,7 +249,7 @@ def tensordot(
     return _dot(x, y, (xs, ys), ((), ()), precision, preferred)
 
 
-def kron(a: Any, b: Any) -> Value:
+def kron(a: Any, b: Any) -> Array:
     """The Kronecker product: each element of ``a`` times all of ``b``, as blocks."""
     x, y = promote_dtypes("kron", a, b)
     rank = max(x.aval.ndim, y.aval.ndim)
@@ -264,7 +264,7 @@ def kron(a: Any, b: Any) -> Value:
 
 def cross(
     a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
-) -> Value:
+) -> Array:
     """Cross products of 3-vectors (or 2-vectors) along an axis; others broadcast.
 
     The vectors lie along ``axisa`` of ``a``, ``axisb`` of ``b`` and ``axisc`` of the result, or along ``axis`` of all
@@ -298,12 +298,12 @@ def cross(
     return moveaxis(shape_ops.concatenate(parts, parts[0].aval.ndim - 1), -1, axis)
 
 
-def _check_ranks(takes: str, x: Value, y: Value, *least: int) -> None:
+def _check_ranks(takes: str, x: Array, y: Array, *least: int) -> None:
     if x.aval.ndim < least[0] or y.aval.ndim < least[1]:
         raise errors.ShapeError(f"{takes}, not {x.aval} and {y.aval}.", where=source.here(), fix="x[None]")
 
 
-def matvec(x: Any, y: Any, /) -> Value:
+def matvec(x: Any, y: Any, /) -> Array:
     """Matrix-vector products of ``(..., m, n)`` and ``(..., n)``, broadcast."""
     x, y, _ = _operands("matvec", x, y, None)
     _check_ranks("matvec takes matrices and vectors", x, y, 2, 1)
@@ -311,7 +311,7 @@ def matvec(x: Any, y: Any, /) -> Value:
     return reshape(product, product.aval.shape[:-1])
 
 
-def vecmat(x: Any, y: Any, /) -> Value:
+def vecmat(x: Any, y: Any, /) -> Array:
     """Products of conjugated vectors ``(..., m)`` and matrices ``(..., m, n)``."""
     x, y, _ = _operands("vecmat", x, y, None)
     _check_ranks("vecmat takes vectors and matrices", x, y, 1, 2)
@@ -330,7 +330,7 @@ def einsum(
     optimize: Any = "auto",
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Value:
+) -> Array:
     """Sums of products in Einstein's notation: ``einsum('bqd,bkd->bqk', q, k)``.
 
     Args:
@@ -360,7 +360,7 @@ def einsum(
     inputs, out = _labels(subscripts, shapes)
     _check_sizes(subscripts, inputs, shapes)
     preferred = dtype_of(preferred_element_type)
-    terms: list[tuple[Value, str]] = [_diagonals(v, labels) for v, labels in zip(values, inputs, strict=True)]
+    terms: list[tuple[Array, str]] = [_diagonals(v, labels) for v, labels in zip(values, inputs, strict=True)]
     for positions in _path(
         inputs, out, shapes, optimize if isinstance(optimize, (str, bool)) else tuple(optimize)
     ):
@@ -470,7 +470,7 @@ def _check_sizes(subscripts: str, inputs: list[str], shapes: Sequence[tuple[int,
                 )
 
 
-def _diagonals(x: Value, labels: str) -> tuple[Value, str]:
+def _diagonals(x: Array, labels: str) -> tuple[Array, str]:
     """x with axes of one label merged into their diagonal."""
     for k in dict.fromkeys(labels):
         while labels.count(k) > 1:
@@ -510,7 +510,7 @@ def _optimized(subscripts: str, shapes: tuple, optimize: Any) -> Sequence[tuple[
 # -- diagonals -------------------------------------------------------------------------------------
 
 
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     """The elements whose position on ``axis2`` is that on ``axis1`` plus ``offset``."""
     x = as_value(a, "diagonal")
     if x.aval.ndim < 2:
@@ -532,7 +532,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
     return shape_ops.slice_in_dim(x, 0, size * size, size + 1, axis=rank)
 
 
-def diag(v: Any, k: int = 0) -> Value:
+def diag(v: Any, k: int = 0) -> Array:
     """Diagonal ``k`` of a matrix; or a matrix with a vector on diagonal ``k``."""
     x = as_value(v, "diag")
     k = static_int(k, "diag", "k")
@@ -551,7 +551,7 @@ def diag(v: Any, k: int = 0) -> Value:
     return ops.select(mask, broadcast_in_dim(line, (size, size), (1,)), constant(0, x.aval.dtype))
 
 
-def diagflat(v: Any, k: int = 0) -> Value:
+def diagflat(v: Any, k: int = 0) -> Array:
     """The matrix with the elements of ``v`` on diagonal ``k``."""
     x = as_value(v, "diagflat")
     return diag(reshape(x, (x.aval.size,)), k)
@@ -559,7 +559,7 @@ def diagflat(v: Any, k: int = 0) -> Value:
 
 def trace(
     a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
-) -> Value:
+) -> Array:
     """Sum a diagonal: positions ``i`` on ``axis1``, ``i + offset`` on ``axis2``."""
     only_none("trace", "out", out)
     x = as_value(a, "trace")

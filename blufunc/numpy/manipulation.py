@@ -14,7 +14,7 @@ from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import sequence
 from blufunc.core.ir.source import here
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.primitives.linear_ops import reshape as _reshape
@@ -51,7 +51,7 @@ def size(a: Any, axis: int | None = None) -> int:
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def reshape(a: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -> Value:
+def reshape(a: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -> Array:
     """The elements of ``a`` in another shape; a size of -1 is inferred.
 
     Elements are read and written in row-major order, or column-major with ``order='F'``.
@@ -85,13 +85,13 @@ def _solved(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     raise errors.ShapeError(f"cannot reshape {old} to {new}.", where=source.here(), why=why, fix=fix)
 
 
-def ravel(a: Any, order: str = "C") -> Value:
+def ravel(a: Any, order: str = "C") -> Array:
     """The elements of ``a`` in row-major order, as rank 1."""
     x = value_of(a, "ravel")
     return reshape(x, (x.aval.size,), order)
 
 
-def expand_dims(a: Any, axis: Any = 0) -> Value:
+def expand_dims(a: Any, axis: Any = 0) -> Array:
     """Insert axes of size 1 at positions ``axis`` (an int or several) of the result."""
     x = value_of(a, "expand_dims")
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
@@ -100,7 +100,7 @@ def expand_dims(a: Any, axis: Any = 0) -> Value:
     return _reshape(x, tuple([1 if d in axes else next(old) for d in range(x.aval.ndim + count)]))
 
 
-def squeeze(a: Any, axis: Any = None) -> Value:
+def squeeze(a: Any, axis: Any = None) -> Array:
     """Remove all axes of size 1, or those of ``axis``, which must have size 1."""
     x = value_of(a, "squeeze")
     old = x.aval.shape
@@ -130,7 +130,7 @@ def atleast_2d(*arys: Any) -> Any:
 def atleast_3d(*arys: Any) -> Any:
     """Each x of rank >= 3: ``(n,)`` to ``(1, n, 1)``, ``(m, n)`` to ``(m, n, 1)``."""
 
-    def three(x: Value) -> Value:
+    def three(x: Array) -> Array:
         s = x.aval.shape
         return _reshape(x, [(1, 1, 1), (1, *s, 1), (*s, 1)][len(s)]) if len(s) < 3 else x
 
@@ -145,7 +145,7 @@ def _each(xs: Sequence, f: Any, name: str) -> Any:
 # -- axes ------------------------------------------------------------------------------------------
 
 
-def transpose(a: Any, axes: Any = None) -> Value:
+def transpose(a: Any, axes: Any = None) -> Array:
     """``a`` with its axes in the order of ``axes``, reversed by default."""
     x = value_of(a, "transpose")
     rank = x.aval.ndim
@@ -164,7 +164,7 @@ def transpose(a: Any, axes: Any = None) -> Value:
 permute_dims = transpose
 
 
-def matrix_transpose(x: Any, /) -> Value:
+def matrix_transpose(x: Any, /) -> Array:
     """x ``(..., m, n)`` with its last two axes swapped."""
     x = as_value(x, "matrix_transpose")
     if x.aval.ndim < 2:
@@ -176,7 +176,7 @@ def matrix_transpose(x: Any, /) -> Value:
     return swapaxes(x, -1, -2)
 
 
-def swapaxes(a: Any, axis1: int, axis2: int) -> Value:
+def swapaxes(a: Any, axis1: int, axis2: int) -> Array:
     """Swap two axes of ``a``."""
     x = as_value(a, "swapaxes")
     rank = x.aval.ndim
@@ -186,7 +186,7 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Value:
     return _transpose(x, tuple(order))
 
 
-def moveaxis(a: Any, source: Any, destination: Any) -> Value:
+def moveaxis(a: Any, source: Any, destination: Any) -> Array:
     """Move axes from ``source`` to ``destination`` (ints, or tuples of one length)."""
     x = as_value(a, "moveaxis")
     rank = x.aval.ndim
@@ -207,7 +207,7 @@ def moveaxis(a: Any, source: Any, destination: Any) -> Value:
     return _transpose(x, tuple(order))
 
 
-def rollaxis(a: Any, axis: int, start: int = 0) -> Value:
+def rollaxis(a: Any, axis: int, start: int = 0) -> Array:
     """Move an axis to stand before the one at ``start``; see ``moveaxis``."""
     x = as_value(a, "rollaxis")
     rank = x.aval.ndim
@@ -220,13 +220,13 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Value:
     return moveaxis(x, a, to - (a < to))
 
 
-def broadcast_to(array: Any, shape: Any) -> Value:
+def broadcast_to(array: Any, shape: Any) -> Array:
     """Repeat ``array`` along new leading axes and axes of size 1 to ``shape``."""
     x = value_of(array, "broadcast_to")
     return match_to("broadcast_to", shape_of(shape, "broadcast_to"), x)[0]
 
 
-def broadcast_arrays(*args: Any) -> list[Value]:
+def broadcast_arrays(*args: Any) -> list[Array]:
     """The arrays, each broadcast to their common shape."""
     values = [value_of(x, "broadcast_arrays") for x in args]
     if not values:
@@ -236,23 +236,23 @@ def broadcast_arrays(*args: Any) -> list[Value]:
     return [stretch(v, full) for v in values]
 
 
-def flip(m: Any, axis: Any = None) -> Value:
+def flip(m: Any, axis: Any = None) -> Array:
     """``m`` in reverse order along ``axis`` (an int, several, or None for all)."""
     x = as_value(m, "flip")
     return shape_ops.rev(x, axes_in(axis, x.aval.ndim, "flip"))
 
 
-def flipud(m: Any) -> Value:
+def flipud(m: Any) -> Array:
     """``m`` in reverse order along axis 0."""
     return flip(m, 0)
 
 
-def fliplr(m: Any) -> Value:
+def fliplr(m: Any) -> Array:
     """``m`` in reverse order along axis 1."""
     return flip(m, 1)
 
 
-def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Value:
+def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     """Rotate ``m`` by ``k`` quarter turns from the first axis to the second."""
     x = as_value(m, "rot90")
     pair = axes_in(sequence(axes, "rot90", "axes"), x.aval.ndim, "rot90")

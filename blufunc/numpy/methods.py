@@ -1,6 +1,6 @@
 """Operators and methods of arrays and tracers, on their common base class.
 
-Face. ``install`` runs when ``blufunc.numpy`` is imported: the core knows no promotion, so its ``Value``
+Face. ``install`` runs when ``blufunc.numpy`` is imported: the core knows no promotion, so its ``Array``
 gets ``+``, ``[]``, ``.sum``, ``.at`` and printing from here. Operators between values of one type bind their
 primitive at once; all else takes the way of the function of the same name.
 """
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array, Donated, from_numpy
+from blufunc.core.arrays.array import PROTOCOLS, ConcreteArray, Donated, from_numpy
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Tracer, Value
+from blufunc.core.ir.trace import Array, Tracer
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.primitives.linear_ops import reshape as reshape_to
 from blufunc.core.primitives.primitive import Primitive
@@ -34,9 +34,9 @@ def _foreign(y: Any) -> bool:
     """True if an operand's class should handle it: no array, scalar or sequence."""
     return not (
         y.__class__ in PYTHON_SCALARS
-        or isinstance(y, (Value, np.ndarray, np.generic, bool, int, float, complex, list, tuple))
+        or isinstance(y, (Array, np.ndarray, np.generic, bool, int, float, complex, list, tuple))
         or hasattr(y, "__array__")
-        or hasattr(y, "__blufunc_array__")
+        or any(hasattr(y, protocol) for protocol in PROTOCOLS)
     )
 
 
@@ -47,7 +47,7 @@ def _operator(prim: Primitive, function: Callable, indirect: str) -> Callable:
     """
     bind = prim.bind
 
-    def method(self: Value, other: Any) -> Any:
+    def method(self: Array, other: Any) -> Any:
         if other.__class__ is self.__class__:
             aval = self.aval
             if aval is other.aval and aval.dtype.kind not in indirect:
@@ -60,7 +60,7 @@ def _operator(prim: Primitive, function: Callable, indirect: str) -> Callable:
 
 
 def _from_function(function: Callable) -> Callable:
-    def method(self: Value, other: Any) -> Any:
+    def method(self: Array, other: Any) -> Any:
         if other.__class__ not in PYTHON_SCALARS and _foreign(other):
             return NotImplemented
         return function(self, other)
@@ -100,7 +100,7 @@ _COMPARISONS: dict[str, Callable] = {
 }
 
 
-def _iterate(self: Value) -> Iterator[Value]:
+def _iterate(self: Array) -> Iterator[Array]:
     if not self.aval.ndim:
         raise errors.ArgumentError(
             f"iteration over an array of rank 0 ({self.aval}).",
@@ -110,36 +110,36 @@ def _iterate(self: Value) -> Iterator[Value]:
     return iter([getitem(self, i) for i in range(self.aval.shape[0])])
 
 
-def _contains(self: Value, x: Any) -> bool:
+def _contains(self: Array, x: Any) -> bool:
     return bool(reductions.any(ew.equal(self, x)))
 
 
 # -- methods ---------------------------------------------------------------------------------------
 
 
-def _reshape(self: Value, *shape: Any, order: str = "C") -> Value:
+def _reshape(self: Array, *shape: Any, order: str = "C") -> Array:
     """Reshape to a tuple or several ints, one of which may be -1."""
     new_shape = shape[0] if len(shape) == 1 else shape
     return manipulation.reshape(self, new_shape, order)
 
 
-def _transpose(self: Value, *axes: Any) -> Value:
+def _transpose(self: Array, *axes: Any) -> Array:
     """Permute the axes by a tuple or several ints; reverse them by default."""
     order = None if not axes else axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
     return manipulation.transpose(self, order)
 
 
-def _astype(self: Value, dtype: Any, copy: bool = False) -> Value:
+def _astype(self: Array, dtype: Any, copy: bool = False) -> Array:
     """The array in another dtype; see ``blufunc.numpy.astype``."""
     return creation.astype(self, dtype, copy=copy)
 
 
-def _view(self: Value, dtype: Any) -> Value:
+def _view(self: Array, dtype: Any) -> Array:
     """The bits of the elements as another dtype of the same width."""
     return ops.bitcast(self, dtypes.as_dtype(dtype))
 
 
-def _to_device(self: Value, device: Any, *, stream: Any = None) -> Value:
+def _to_device(self: Array, device: Any, *, stream: Any = None) -> Array:
     """The array on a device (or its name, such as ``'cpu:0'``)."""
     place = parse_device(device)
     if isinstance(self, Tracer) or place is None or self.device == place:  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ def _to_device(self: Value, device: Any, *, stream: Any = None) -> Value:
 _API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
 
 
-def _array_namespace(self: Value, *, api_version: str | None = None) -> Any:
+def _array_namespace(self: Array, *, api_version: str | None = None) -> Any:
     """The namespace of the array API standard, ``blufunc.numpy``."""
     if api_version is not None and api_version not in _API_VERSIONS:
         raise errors.ValueRangeError(
@@ -161,13 +161,13 @@ def _array_namespace(self: Value, *, api_version: str | None = None) -> Any:
     return sys.modules["blufunc.numpy"]
 
 
-def _pow(self: Value, other: Any, modulus: Any = None) -> Any:
+def _pow(self: Array, other: Any, modulus: Any = None) -> Any:
     if modulus is not None:
         return NotImplemented
     return _BINARY["pow"][0](self, other)
 
 
-def _round(self: Value, ndigits: int | None = None) -> Value:
+def _round(self: Array, ndigits: int | None = None) -> Array:
     return ew.round(self, ndigits or 0)
 
 
@@ -228,14 +228,14 @@ _METHODS: dict[str, Callable] = {
 # -- printing --------------------------------------------------------------------------------------
 
 
-def _shown(x: Array) -> np.ndarray:
+def _shown(x: ConcreteArray) -> np.ndarray:
     """The values as NumPy can print them."""
     host = np.asarray(x)
     narrow = dtypes.is_floating(host.dtype) and host.dtype not in (dtypes.float32, dtypes.float64)
     return host.astype(np.float32) if narrow and host.dtype != dtypes.float16 else host
 
 
-def _array_repr(self: Array) -> str:
+def _array_repr(self: ConcreteArray) -> str:
     aval = self.aval
     if self._buffer.__class__ is Donated:
         return f"Array(shape={aval.shape}, dtype={aval.dtype.name}, donated)"
@@ -257,13 +257,13 @@ def _is_here(x: Any) -> bool:
     return x.is_fully_addressable or x.is_fully_replicated
 
 
-def _array_str(self: Array) -> str:
+def _array_str(self: ConcreteArray) -> str:
     if self._buffer.__class__ is Donated or self.aval.dtype.fields is not None or not _is_here(self):
         return _array_repr(self)
     return str(_shown(self))
 
 
-def _array_format(self: Array, spec: str) -> str:
+def _array_format(self: ConcreteArray, spec: str) -> str:
     if not spec:
         return str(self)
     if self.aval.ndim:
@@ -296,12 +296,12 @@ def _needs_values(name: str) -> Callable:
 def install() -> None:
     """Give arrays and tracers their operators and methods."""
     for name, (method, function) in _BINARY.items():
-        setattr(Value, f"__{name}__", method)
-        setattr(Value, f"__r{name}__", _reflected(function))
+        setattr(Array, f"__{name}__", method)
+        setattr(Array, f"__r{name}__", _reflected(function))
     for name, method in (_COMPARISONS | _SPECIAL).items():
-        setattr(Value, f"__{name}__", method)
+        setattr(Array, f"__{name}__", method)
     for name, function in _METHODS.items():
-        setattr(Value, name, function)
+        setattr(Array, name, function)
     for name, getter in {
         "at": At,
         "T": lambda self: manipulation.transpose(self),
@@ -311,14 +311,14 @@ def install() -> None:
         "itemsize": lambda self: self.aval.dtype.itemsize,
         "flat": lambda self: iter(reshape_to(self, (self.aval.size,))),
     }.items():
-        setattr(Value, name, property(getter))
+        setattr(Array, name, property(getter))
     for name, function in {
         "__repr__": _array_repr,
         "__str__": _array_str,
         "__format__": _array_format,
         "__deepcopy__": lambda self, memo: creation.copy(self),
     }.items():
-        setattr(Array, name, function)
+        setattr(ConcreteArray, name, function)
     for name, function in {
         "__format__": _tracer_format,
         # where a traced value will be is not known: None, which as ``device=`` leaves the choice open

@@ -12,14 +12,14 @@ from typing import Any
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.axes import only_none
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import reductions as red
 from blufunc.numpy.promotion import constant, named, value_of
 
 
-def _valid(x: Any, where: Any, name: str) -> tuple[Value, Any]:
+def _valid(x: Any, where: Any, name: str) -> tuple[Array, Any]:
     """x and its mask of elements that count: not NaN and in ``where``; None for all."""
     x = value_of(x, name)
     if not dtypes.is_inexact(x.aval.dtype):
@@ -37,7 +37,7 @@ def _total(function: Callable, name: str, doc: str) -> Callable:
         keepdims: bool = False,
         initial: Any = None,
         where: Any = None,
-    ) -> Value:
+    ) -> Array:
         only_none(name, "out", out)
         x, mask = _valid(a, where, name)
         return function(x, axis, dtype, keepdims=keepdims, initial=initial, where=mask)
@@ -51,7 +51,7 @@ nanprod = _total(red.prod, "nanprod", "``prod`` over the elements that are not N
 
 def nanmean(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, where: Any = None
-) -> Value:
+) -> Array:
     """``mean`` over the elements that are not NaN; NaN where there are none."""
     only_none("nanmean", "out", out)
     x, mask = _valid(a, where, "nanmean")
@@ -67,7 +67,7 @@ def nanvar(
     keepdims: bool = False,
     where: Any = None,
     mean: Any = None,
-) -> Value:
+) -> Array:
     """``var`` over the elements that are not NaN."""
     only_none("nanvar", "out", out)
     x, mask = _valid(a, where, "nanvar")
@@ -85,7 +85,7 @@ def nanstd(
     keepdims: bool = False,
     where: Any = None,
     mean: Any = None,
-) -> Value:
+) -> Array:
     """``std`` over the elements that are not NaN."""
     only_none("nanstd", "out", out)
     variance = nanvar(a, axis, dtype, ddof=ddof, keepdims=keepdims, where=where, mean=mean)
@@ -100,7 +100,7 @@ def _extremum(function: Callable, name: str, lowest: bool) -> Callable:
         keepdims: bool = False,
         initial: Any = None,
         where: Any = None,
-    ) -> Value:
+    ) -> Array:
         only_none(name, "out", out)
         x, mask = _valid(a, where, name)
         if mask is None or not dtypes.is_inexact(x.aval.dtype):
@@ -123,7 +123,7 @@ nanmin = _extremum(red.min, "nanmin", False)
 
 
 def _position(function: Callable, name: str, worst: float) -> Callable:
-    def wrapper(a: Any, axis: int | None = None, out: Any = None, keepdims: bool = False) -> Value:
+    def wrapper(a: Any, axis: int | None = None, out: Any = None, keepdims: bool = False) -> Array:
         only_none(name, "out", out)
         x, mask = _valid(a, None, name)
         if mask is None:
@@ -144,7 +144,7 @@ nanargmin = _position(red.argmin, "nanargmin", math.inf)
 
 
 def _running(function: Callable, name: str, neutral: int) -> Callable:
-    def wrapper(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Value:
+    def wrapper(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Array:
         only_none(name, "out", out)
         x, mask = _valid(a, None, name)
         kept = x if mask is None else ops.select(mask, x, constant(neutral, x.aval.dtype))

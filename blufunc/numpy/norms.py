@@ -11,7 +11,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in, static_number
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg.common import real_dtype
 from blufunc.core.ops.linalg.spectral import svd
@@ -23,7 +23,7 @@ from blufunc.numpy.promotion import inexact
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
     """A norm of vectors or matrices.
 
     Args:
@@ -52,7 +52,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> V
     )
 
 
-def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
+def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Array:
     """``sum(abs(x)**ord)**(1/ord)`` over one axis, several, or all (None).
 
     ``ord`` may be any number, infinity (the largest absolute value), minus infinity (the smallest), or 0 (the count of
@@ -63,7 +63,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     return _vector(x, axes, static_number(ord, "vector_norm", "ord"), keepdims)
 
 
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """A norm of the matrices in the last two axes.
 
     ``ord`` is ``"fro"``: the root of the sum of squares; ``"nuc"``: the sum of singular values; 2 or -2: the largest or
@@ -87,14 +87,14 @@ def _axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     return axes
 
 
-def _root_of_squares(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+def _root_of_squares(x: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     squares = ew.square(x)
     if dtypes.is_complex(x.aval.dtype):
         squares = ew.add(ew.square(ew.real(x)), ew.square(ew.imag(x)))
     return ew.sqrt(reductions.sum(squares, axes, keepdims=keepdims))
 
 
-def _vector(x: Value, axes: tuple[int, ...], ord: float, keepdims: bool) -> Value:
+def _vector(x: Array, axes: tuple[int, ...], ord: float, keepdims: bool) -> Array:
     if ord == 2:
         return _root_of_squares(x, axes, keepdims)
     if ord == 0:
@@ -111,7 +111,7 @@ def _vector(x: Value, axes: tuple[int, ...], ord: float, keepdims: bool) -> Valu
     return elementwise.power(total, 1 / ord)
 
 
-def _matrix(x: Value, axes: tuple[int, ...], ord: Any, keepdims: bool, name: str) -> Value:
+def _matrix(x: Array, axes: tuple[int, ...], ord: Any, keepdims: bool, name: str) -> Array:
     known = isinstance(ord, (str, int, float)) and ord in _MATRIX_ORDERS
     if not known:
         raise errors.ValueRangeError(
@@ -133,5 +133,5 @@ def _matrix(x: Value, axes: tuple[int, ...], ord: Any, keepdims: bool, name: str
     return expand_dims(result, tuple(sorted(axes))) if keepdims else result
 
 
-def _extreme(x: Value, axes: tuple[int, ...], largest: bool) -> Value:
+def _extreme(x: Array, axes: tuple[int, ...], largest: bool) -> Array:
     return reductions.max(x, axes) if largest else reductions.min(x, axes)

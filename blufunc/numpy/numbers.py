@@ -14,7 +14,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import integers
 from blufunc.core.ops import shape as shape_ops
@@ -37,7 +37,7 @@ from blufunc.numpy.promotion import (
 # -- integers --------------------------------------------------------------------------------------
 
 
-def _integers(name: str, x: Any, y: Any) -> tuple[Value, Value]:
+def _integers(name: str, x: Any, y: Any) -> tuple[Array, Array]:
     x, y = meet(x, y, name)
     if not dtypes.is_integer(x.aval.dtype):
         raise errors.DtypeError(
@@ -46,12 +46,12 @@ def _integers(name: str, x: Any, y: Any) -> tuple[Value, Value]:
     return x, y
 
 
-def gcd(x1: Any, x2: Any) -> Value:
+def gcd(x1: Any, x2: Any) -> Array:
     """Greatest common divisors of integers, elementwise; 0 of 0 and 0."""
     return integers.gcd_p.bind(*_integers("gcd", x1, x2))
 
 
-def lcm(x1: Any, x2: Any) -> Value:
+def lcm(x1: Any, x2: Any) -> Array:
     """Least common multiples of integers, elementwise; 0 if one of them is."""
     x, y = _integers("lcm", x1, x2)
     common = integers.gcd_p.bind(x, y)
@@ -59,7 +59,7 @@ def lcm(x1: Any, x2: Any) -> Value:
     return ops.abs(ops.mul(x, ops.div(y, safe)))
 
 
-def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Value:
+def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Array:
     """Pack each eight booleans (or x != 0) along an axis into a uint8, zero-padded.
 
     ``bitorder='big'`` makes the first the highest bit, ``'little'`` the lowest. The axis None means ``a`` flattened.
@@ -77,7 +77,7 @@ def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Value:
     return moveaxis(reduce_sum(ew.multiply(groups, weights), (len(rest) + 1,)), -1, d)
 
 
-def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitorder: str = "big") -> Value:
+def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitorder: str = "big") -> Array:
     """Unpack uint8 into eight uint8 bits each along an axis: reverses ``packbits``.
 
     ``count`` bits are returned, padded by zeros or truncated; a negative count is the number of bits to omit.
@@ -105,7 +105,7 @@ def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitord
     return moveaxis(bits, -1, d)
 
 
-def _bit_weights(name: str, bitorder: Any) -> Value:
+def _bit_weights(name: str, bitorder: Any) -> Array:
     if bitorder not in ("big", "little"):
         raise errors.ValueRangeError(
             f"{name}: bitorder is {bitorder!r:.60}.", where=source.here(), fix="use 'big' or 'little'"
@@ -125,7 +125,7 @@ _LAYOUT = {
 """Per float dtype: integer of its width, fraction bits, and exponent bias."""
 
 
-def _real(name: str, x: Any) -> Value:
+def _real(name: str, x: Any) -> Array:
     x = inexact(x, name)
     if x.aval.dtype not in _LAYOUT:
         raise errors.DtypeError(
@@ -136,14 +136,14 @@ def _real(name: str, x: Any) -> Value:
     return x
 
 
-def _power_of_two(exponent: Value, dtype: np.dtype) -> Value:
+def _power_of_two(exponent: Array, dtype: np.dtype) -> Array:
     """2 to the power of integers, exactly, where that is a normal number."""
     bits, fraction, bias = _LAYOUT[dtype]
     biased = ops.convert(ops.add(exponent, bias), bits)
     return ops.bitcast(ops.shift_left(biased, constant(fraction, bits)), dtype)
 
 
-def frexp(x: Any, /) -> tuple[Value, Value]:
+def frexp(x: Any, /) -> tuple[Array, Array]:
     """``(m, e)`` with ``x == m * 2**e`` and ``0.5 <= |m| < 1``; e is int32.
 
     Of 0, infinities and NaN, m is x and e is 0.
@@ -173,7 +173,7 @@ def frexp(x: Any, /) -> tuple[Value, Value]:
     )
 
 
-def ldexp(x: Any, exponent: Any, /) -> Value:
+def ldexp(x: Any, exponent: Any, /) -> Array:
     """``x * 2**exponent``, elementwise, as a float, rounded once."""
     e = value_of(exponent, "ldexp")
     if not (dtypes.is_integer(e.aval.dtype) or dtypes.is_bool(e.aval.dtype)):
@@ -196,7 +196,7 @@ def ldexp(x: Any, exponent: Any, /) -> Value:
     return ops.mul(x, _power_of_two(ops.clamp(-(bias - 1), e, bias), dtype))
 
 
-def modf(x: Any, /, out: Any = None) -> tuple[Value, Value]:
+def modf(x: Any, /, out: Any = None) -> tuple[Array, Array]:
     """Fractional and integral part as floats, elementwise, with the sign of x."""
     only_none("modf", "out", out)
     x = _real("modf", x)
@@ -205,7 +205,7 @@ def modf(x: Any, /, out: Any = None) -> tuple[Value, Value]:
     return ew.copysign(rest, x), whole
 
 
-def spacing(x: Any, /) -> Value:
+def spacing(x: Any, /) -> Array:
     """The distance from x to the next float away from 0, with the sign of x."""
     x = _real("spacing", x)
     if x.aval.dtype.itemsize < 4:
@@ -220,13 +220,13 @@ def spacing(x: Any, /) -> Value:
 # -- special functions -----------------------------------------------------------------------------
 
 
-def i0(x: Any) -> Value:
+def i0(x: Any) -> Array:
     """The modified Bessel function of the first kind and order 0, as a float."""
     x = inexact(x, "i0")
     return ops.mul(bessel_i0e(x), ops.exp(ops.abs(x)))
 
 
-def kaiser(M: int, beta: Any) -> Value:
+def kaiser(M: int, beta: Any) -> Array:
     """The Kaiser window, ``i0(beta sqrt(1 - t**2)) / i0(beta)``, t from -1 to 1.
 
     It has M points and the dtype of ``beta``.

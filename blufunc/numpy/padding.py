@@ -14,7 +14,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.primitives.linear_ops import reshape as _reshape
@@ -49,7 +49,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 """Each mode with the options that it takes."""
 
 
-def pad(array: Any, pad_width: Any, mode: str | Callable = "constant", **kwargs: Any) -> Value:
+def pad(array: Any, pad_width: Any, mode: str | Callable = "constant", **kwargs: Any) -> Array:
     """``array`` with elements added at both ends of its axes.
 
     Args:
@@ -124,7 +124,7 @@ def _axis_mode(mode: str, rank: int, options: dict[str, Any]) -> Callable:
     return functools.partial(_moved, mode=mode)
 
 
-def _by_function(x: Value, widths: list[tuple[int, int]], function: Callable, options: dict) -> Value:
+def _by_function(x: Array, widths: list[tuple[int, int]], function: Callable, options: dict) -> Array:
     x = _pad_constant(x, widths, 0)
     for d, pair in enumerate(widths):
         x = apply_along_axis(function, d, x, pair, d, options)
@@ -133,7 +133,7 @@ def _by_function(x: Value, widths: list[tuple[int, int]], function: Callable, op
 
 def _numbers(values: Any, rank: int, what: str) -> list[tuple[Any, Any]]:
     """Scalar options as a pair per axis."""
-    if values.__class__ in PYTHON_SCALARS or isinstance(values, Value):
+    if values.__class__ in PYTHON_SCALARS or isinstance(values, Array):
         return [(values, values)] * rank
     try:
         pairs = np.broadcast_to(np.asarray(values), (rank, 2)).tolist()
@@ -161,9 +161,9 @@ def _pairs(width: Any, rank: int, what: str) -> list[tuple[int, int]]:
     return [(static_int(a, "pad", what), static_int(b, "pad", what)) for a, b in host]
 
 
-def _pad_constant(x: Value, widths: list[tuple[int, int]], values: Any) -> Value:
+def _pad_constant(x: Array, widths: list[tuple[int, int]], values: Any) -> Array:
     nested = (
-        isinstance(values, (tuple, list)) or np.ndim(values) > 0 if not isinstance(values, Value) else False
+        isinstance(values, (tuple, list)) or np.ndim(values) > 0 if not isinstance(values, Array) else False
     )
     if not nested:
         value = _element(values, x)
@@ -184,7 +184,7 @@ def _pad_constant(x: Value, widths: list[tuple[int, int]], values: Any) -> Value
     return x
 
 
-def _element(value: Any, x: Value) -> Value:
+def _element(value: Any, x: Array) -> Array:
     if value.__class__ in PYTHON_SCALARS:
         if not dtypes.is_inexact(x.aval.dtype) and not isinstance(value, int):
             value = np.asarray(value).real.astype(int).item()  # as NumPy does
@@ -200,7 +200,7 @@ def _element(value: Any, x: Value) -> Value:
 # -- one axis --------------------------------------------------------------------------------------
 
 
-def _moved(x: Value, d: int, before: int, after: int, mode: str) -> Value:
+def _moved(x: Array, d: int, before: int, after: int, mode: str) -> Array:
     """Padding that repeats elements of x."""
     n = x.aval.shape[d]
     if mode == "edge" or (mode == "reflect" and n == 1):
@@ -215,7 +215,7 @@ def _moved(x: Value, d: int, before: int, after: int, mode: str) -> Value:
     return _from_runs(x, d, host)
 
 
-def _odd(x: Value, d: int, before: int, after: int, shared: bool) -> Value:
+def _odd(x: Array, d: int, before: int, after: int, shared: bool) -> Array:
     """Mirror at both end points; the image repeats those unless ``shared``."""
     while before or after:
         n = x.aval.shape[d]
@@ -235,7 +235,7 @@ def _odd(x: Value, d: int, before: int, after: int, shared: bool) -> Value:
     return x
 
 
-def _ramp(x: Value, d: int, before: int, after: int, ends: list[tuple[Any, Any]]) -> Value:
+def _ramp(x: Array, d: int, before: int, after: int, ends: list[tuple[Any, Any]]) -> Array:
     n = x.aval.shape[d]
     parts = [x]
     for front, width, end in ((True, before, ends[d][0]), (False, after, ends[d][1])):
@@ -247,7 +247,7 @@ def _ramp(x: Value, d: int, before: int, after: int, ends: list[tuple[Any, Any]]
     return shape_ops.concatenate(parts, d)
 
 
-def _line(start: Value, stop: Value, count: int, d: int) -> Value:
+def _line(start: Array, stop: Array, count: int, d: int) -> Array:
     """``count`` steps from ``start`` towards ``stop`` on a new axis; integers floor."""
     dtype = stop.aval.dtype
     if dtypes.is_inexact(dtype):
@@ -268,8 +268,8 @@ _STATISTICS: dict[str, Callable] = {
 
 
 def _statistic(
-    x: Value, d: int, before: int, after: int, function: Callable, lengths: list[tuple[int, int]] | None
-) -> Value:
+    x: Array, d: int, before: int, after: int, function: Callable, lengths: list[tuple[int, int]] | None
+) -> Array:
     n, dtype = x.aval.shape[d], x.aval.dtype
     parts = [x]
     for front, width in ((True, before), (False, after)):
@@ -287,13 +287,13 @@ def _statistic(
     return shape_ops.concatenate(parts, d)
 
 
-def _edge(x: Value, d: int, at: int, width: int) -> Value:
+def _edge(x: Array, d: int, at: int, width: int) -> Array:
     """The elements at one position of an axis, ``width`` times."""
     to = tuple([width if i == d else n for i, n in enumerate(x.aval.shape)])
     return stretch(shape_ops.slice_in_dim(x, at, at + 1, axis=d), to)
 
 
-def _from_runs(x: Value, d: int, positions: np.ndarray) -> Value:
+def _from_runs(x: Array, d: int, positions: np.ndarray) -> Array:
     """Elements at ``positions`` along an axis, read as slices in both directions."""
     parts, i = [], 0
     while i < len(positions):

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.arrays.array import ConcreteArray, from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none, sequence
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import cumulative, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -52,7 +52,7 @@ def take(
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
     fill_value: Any = None,
-) -> Value:
+) -> Array:
     """The elements of ``a`` at integer positions along an axis; flattened by default.
 
     The result has the shape of ``indices`` instead of the axis. Out of range: ``mode='fill'`` (the
@@ -86,7 +86,7 @@ def take(
 
 def take_along_axis(
     arr: Any, indices: Any, axis: int | None = -1, mode: str | None = None, fill_value: Any = None
-) -> Value:
+) -> Array:
     """The elements of ``arr`` at ``indices`` along an axis, line by line.
 
     Both have the same rank, and sizes that broadcast except along the axis. ``mode`` and ``fill_value`` are those of
@@ -130,7 +130,7 @@ def take_along_axis(
     )
 
 
-def select(condlist: Sequence, choicelist: Sequence, default: Any = 0) -> Value:
+def select(condlist: Sequence, choicelist: Sequence, default: Any = 0) -> Array:
     """Per element, the first choice whose condition holds; else ``default``."""
     conditions = sequence(condlist, "select", "the conditions", "arrays")
     choices = sequence(choicelist, "select", "the choices", "arrays")
@@ -144,7 +144,7 @@ def select(condlist: Sequence, choicelist: Sequence, default: Any = 0) -> Value:
     return result
 
 
-def ix_(*args: Any) -> tuple[Value, ...]:
+def ix_(*args: Any) -> tuple[Array, ...]:
     """Open grid of index arrays: the i-th has size 1 along all axes but the i-th."""
     values = [as_value(x, "ix_") for x in args]
     return tuple(
@@ -155,7 +155,7 @@ def ix_(*args: Any) -> tuple[Value, ...]:
     )
 
 
-def unravel_index(indices: Any, shape: Any) -> tuple[Value, ...]:
+def unravel_index(indices: Any, shape: Any) -> tuple[Array, ...]:
     """Flat positions as one array of positions for each axis of ``shape``.
 
     Negative positions count from the end; positions out of range are clamped.
@@ -201,7 +201,7 @@ def where(
     return ew.choose(condition, x, y)
 
 
-def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Value, ...]:
+def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Array, ...]:
     """The positions of the elements that are not 0, one int32 vector for each axis.
 
     Their number depends on the values: while tracing, ``size`` is required, which cuts the
@@ -213,7 +213,7 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
             f"nonzero takes an array with axes, not {x.aval}.", where=source.here(), fix="x[None], or x != 0"
         )
     if size is None:
-        if not isinstance(x, Array):
+        if not isinstance(x, ConcreteArray):
             raise errors.ConcretizationError(
                 f"nonzero of a traced array ({x.aval}): the size of the result would not be known.",
                 where=source.here(),
@@ -238,7 +238,7 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
     return tuple([ew.choose(found, p, f) for p, f in zip(axes, fills, strict=True)])
 
 
-def _nowhere(rank: int, size: int, fill_value: Any) -> list[Value]:
+def _nowhere(rank: int, size: int, fill_value: Any) -> list[Array]:
     """Positions of no elements along ``rank`` axes: ``fill_value`` throughout."""
     fills = fill_value if isinstance(fill_value, (tuple, list)) else [fill_value] * rank
     return [
@@ -247,18 +247,18 @@ def _nowhere(rank: int, size: int, fill_value: Any) -> list[Value]:
     ]
 
 
-def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
+def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Array:
     """Positions in ``a`` flattened of the elements that are not 0."""
     return nonzero(ravel(a), size=size, fill_value=fill_value)[0]
 
 
-def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
+def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Array:
     """Positions of elements that are not 0 as rows of an ``(n, rank)`` array."""
     columns = nonzero(a, size=size, fill_value=fill_value)
     return shape_ops.concatenate([_reshape(c, (c.aval.size, 1)) for c in columns], 1)
 
 
-def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Value:
+def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Array:
     """Test for one shape and equal elements, as scalar bool."""
     x, y = as_value(a1, "array_equal"), as_value(a2, "array_equal")
     if x.aval.shape != y.aval.shape:
@@ -269,7 +269,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Value:
     return _all(same)
 
 
-def array_equiv(a1: Any, a2: Any) -> Value:
+def array_equiv(a1: Any, a2: Any) -> Array:
     """Test for equal elements after broadcasting, as scalar bool."""
     x, y = as_value(a1, "array_equiv"), as_value(a2, "array_equiv")
     try:
@@ -279,7 +279,7 @@ def array_equiv(a1: Any, a2: Any) -> Value:
     return _all(ew.equal(x, y))
 
 
-def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
+def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
     """Test ``|a - b| <= atol + rtol * |b|``, elementwise; equal infinities are close."""
     x, y = meet(a, b, "isclose")
     if not dtypes.is_inexact(x.aval.dtype):
@@ -289,10 +289,10 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
     return ew.logical_or(close, ew.logical_and(ew.isnan(x), ew.isnan(y))) if equal_nan else close
 
 
-def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
+def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
     """Test that all elements are close (see ``isclose``), as scalar bool."""
     return _all(isclose(a, b, rtol, atol, equal_nan))
 
 
-def _all(x: Value) -> Value:
+def _all(x: Array) -> Array:
     return reduce_and(x, tuple(range(x.aval.ndim)))

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import static_number
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.primitives.linear_ops import reduce_sum, reshape
@@ -42,14 +42,14 @@ from blufunc.numpy.signals import convolve
 class PolyfitResult(NamedTuple):
     """The result of ``polyfit(full=True)``."""
 
-    coefficients: Value
-    residuals: Value
-    rank: Value
-    singular_values: Value
-    rcond: Value
+    coefficients: Array
+    residuals: Array
+    rank: Array
+    singular_values: Array
+    rcond: Array
 
 
-def _coefficients(name: str, *ps: Any) -> list[Value]:
+def _coefficients(name: str, *ps: Any) -> list[Array]:
     """Vectors of one dtype; a number is a polynomial of degree 0."""
     values = promote_dtypes(name, *[asarray(p) if isinstance(p, (list, tuple)) else p for p in ps])
     for v in values:
@@ -62,7 +62,7 @@ def _coefficients(name: str, *ps: Any) -> list[Value]:
     return [reshape(v, (v.aval.size,)) for v in values]
 
 
-def polyval(p: Any, x: Any, *, unroll: int = 16) -> Value:
+def polyval(p: Any, x: Any, *, unroll: int = 16) -> Array:
     """The polynomial with coefficients ``p`` at x, elementwise, by Horner's rule.
 
     ``p`` may have further axes, which broadcast with x. ``unroll`` has no effect: the steps are one program always.
@@ -82,25 +82,25 @@ def polyval(p: Any, x: Any, *, unroll: int = 16) -> Value:
     return result
 
 
-def _aligned(x: Value, n: int) -> Value:
+def _aligned(x: Array, n: int) -> Array:
     return shape_ops.pad(x, constant(0, x.aval.dtype), [(n - x.aval.size, 0, 0)])
 
 
-def polyadd(a1: Any, a2: Any) -> Value:
+def polyadd(a1: Any, a2: Any) -> Array:
     """The sum of two polynomials."""
     a, b = _coefficients("polyadd", a1, a2)
     n = max(a.aval.size, b.aval.size)
     return ew.add(_aligned(a, n), _aligned(b, n))
 
 
-def polysub(a1: Any, a2: Any) -> Value:
+def polysub(a1: Any, a2: Any) -> Array:
     """The difference of two polynomials."""
     a, b = _coefficients("polysub", a1, a2)
     n = max(a.aval.size, b.aval.size)
     return ew.subtract(_aligned(a, n), _aligned(b, n))
 
 
-def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Value:
+def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Array:
     """The product of two polynomials; ``trim_leading_zeros`` is not traceable."""
     a, b = _coefficients("polymul", a1, a2)
     if trim_leading_zeros:
@@ -109,7 +109,7 @@ def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Value:
     return convolve(parts[0], parts[1])
 
 
-def polydiv(u: Any, v: Any, *, trim_leading_zeros: bool = False) -> tuple[Value, Value]:
+def polydiv(u: Any, v: Any, *, trim_leading_zeros: bool = False) -> tuple[Array, Array]:
     """The quotient and the remainder of two polynomials, as floats.
 
     The remainder has as many coefficients as ``u``; with ``trim_leading_zeros``, outside of traces, none of them that
@@ -138,7 +138,7 @@ def polydiv(u: Any, v: Any, *, trim_leading_zeros: bool = False) -> tuple[Value,
     return concatenate(quotient, 0), keep
 
 
-def polyder(p: Any, m: int = 1) -> Value:
+def polyder(p: Any, m: int = 1) -> Array:
     """The ``m``-th derivative of a polynomial."""
     (p,) = _coefficients("polyder", p)
     times = static_int(m, "polyder", "m")
@@ -152,7 +152,7 @@ def polyder(p: Any, m: int = 1) -> Value:
     return ew.multiply(kept, asarray(np.asarray(factors, np.float64), p.aval.dtype)) if factors else kept
 
 
-def polyint(p: Any, m: int = 1, k: Any = None) -> Value:
+def polyint(p: Any, m: int = 1, k: Any = None) -> Array:
     """The ``m``-th integral of a polynomial, as floats; ``k`` has the constants."""
     p = _coefficients("polyint", p)[0]
     p = inexact(p, "polyint")
@@ -178,7 +178,7 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Value:
     return ew.divide(line, asarray(np.asarray(over, np.float64), p.aval.dtype))
 
 
-def poly(seq_of_zeros: Any) -> Value:
+def poly(seq_of_zeros: Any) -> Array:
     """The coefficients of the polynomial with given zeros and leading coefficient 1.
 
     For a square matrix, of its characteristic polynomial.
@@ -197,7 +197,7 @@ def poly(seq_of_zeros: Any) -> Value:
     return result
 
 
-def roots(p: Any, *, strip_zeros: bool = True) -> Value:
+def roots(p: Any, *, strip_zeros: bool = True) -> Array:
     """The roots of a polynomial as complex eigenvalues of its companion matrix.
 
     With ``strip_zeros``, outside of traces, leading zeros are taken off; trailing ones are roots at 0. Without, the
@@ -207,7 +207,7 @@ def roots(p: Any, *, strip_zeros: bool = True) -> Value:
     p = inexact(p, "roots")
     zero_roots = 0
     if strip_zeros:
-        if not isinstance(p, Array):
+        if not isinstance(p, ConcreteArray):
             raise errors.ConcretizationError(
                 f"roots of a traced polynomial ({p.aval}): how many zeros lead it is not known.",
                 where=source.here(),
@@ -280,7 +280,7 @@ def polyfit(
     scaled = ew.divide(left, scale)
     base = ew.divide(linalg.inv(scaled.mT @ scaled), outer(scale, scale))
     if cov == "unscaled":
-        factor: Value = constant(1, base.aval.dtype)
+        factor: Array = constant(1, base.aval.dtype)
     else:
         if n <= degree + 1:
             raise errors.ValueRangeError(

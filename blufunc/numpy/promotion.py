@@ -22,7 +22,7 @@ from blufunc.core.ir.axes import axes_in as axes_in
 from blufunc.core.ir.axes import axis_in as axis_in
 from blufunc.core.ir.axes import shape_of as shape_of
 from blufunc.core.ir.axes import static_int as static_int
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops.elementwise import convert_p
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape
@@ -43,9 +43,9 @@ _FLOAT32 = dtypes.float32
 _BOOL = dtypes.bool_
 
 
-def as_value(x: Any, name: str = "this function") -> Value:
+def as_value(x: Any, name: str = "this function") -> Array:
     """An argument of the function called ``name`` as a value; sequences are refused."""
-    if isinstance(x, Value):
+    if isinstance(x, Array):
         return x
     if isinstance(x, (list, tuple, set, dict, str, bytes)) or x is None:
         text = repr(x)
@@ -61,10 +61,10 @@ def as_value(x: Any, name: str = "this function") -> Value:
     return lift(x, f"an argument of {name}")
 
 
-_zeros: dict[tuple[np.dtype, bool], Value] = {}
+_zeros: dict[tuple[np.dtype, bool], Array] = {}
 
 
-def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Value:
+def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Array:
     """The rank-0 constant for a Python number as ``dtype``."""
     if x == 0 and str(x)[0] != "-":  # zeros are everywhere; the one with a sign is another number
         zero = _zeros.get((dtype, weak))
@@ -82,13 +82,13 @@ def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Value:
         ) from None
 
 
-def value_of(x: Any, name: str) -> Value:
+def value_of(x: Any, name: str) -> Array:
     """An argument of function ``name`` as a value; Python scalars are weak."""
     kind = PYTHON_SCALARS.get(x.__class__)
     return as_value(x, name) if kind is None else constant(x, *kind)
 
 
-def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Value:
+def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Array:
     """An argument as ``dtype``; numbers of Python and NumPy exactly."""
     if isinstance(x, (np.ndarray, np.generic)) and np.can_cast(x.dtype, dtype, "same_kind"):
         return from_numpy(np.asarray(x, dtype), None if x.ndim else backend.host_device())
@@ -104,7 +104,7 @@ def to_inexact(dtype: np.dtype, weak: bool) -> tuple[np.dtype, bool]:
     return (dtype, weak) if dtypes.is_inexact(dtype) else (_FLOAT32, weak)
 
 
-def cast(x: Value, dtype: np.dtype, weak: bool = False) -> Value:
+def cast(x: Array, dtype: np.dtype, weak: bool = False) -> Array:
     """``x`` as ``dtype``; only rank-0 values can be weak."""
     aval = x.aval
     if aval.dtype == dtype:
@@ -114,7 +114,7 @@ def cast(x: Value, dtype: np.dtype, weak: bool = False) -> Value:
     return convert_p.bind(x, dtype=dtype)
 
 
-def inexact(x: Any, name: str) -> Value:
+def inexact(x: Any, name: str) -> Array:
     """``x`` as a floating or complex value."""
     kind = PYTHON_SCALARS.get(x.__class__)
     if kind is not None:
@@ -130,15 +130,15 @@ _plans: dict[tuple[ShapedArray, ShapedArray, bool], _Plan] = {}
 _scalar_plans: dict[tuple[ShapedArray, type, bool], tuple[np.dtype | None, np.dtype, bool]] = {}
 
 
-def meet(x: Any, y: Any, name: str, inexact: bool = False) -> tuple[Value, Value]:
+def meet(x: Any, y: Any, name: str, inexact: bool = False) -> tuple[Array, Array]:
     """Two operands of one dtype, and of one shape or rank 0.
 
     Args:
       name: the function, for messages.
       inexact: whether integers and booleans become floats.
     """
-    if isinstance(x, Value):
-        if isinstance(y, Value):
+    if isinstance(x, Array):
+        if isinstance(y, Array):
             return _meet_values(x, y, name, inexact)
         if y.__class__ in PYTHON_SCALARS:
             to, dtype, weak = _scalar_plan(x.aval, y.__class__, inexact)
@@ -168,7 +168,7 @@ def _scalar_plan(aval: ShapedArray, cls: type, inexact: bool) -> tuple[np.dtype 
     return plan
 
 
-def _meet_values(x: Value, y: Value, name: str, inexact: bool) -> tuple[Value, Value]:
+def _meet_values(x: Array, y: Array, name: str, inexact: bool) -> tuple[Array, Array]:
     a, b = x.aval, y.aval
     key = (a, b, inexact)
     plan = _plans.get(key)
@@ -223,7 +223,7 @@ def _stretch(shape: tuple[int, ...], to: tuple[int, ...]) -> tuple[tuple[int, ..
 # -- any number of operands ------------------------------------------------------------------------
 
 
-def promote_dtypes(name: str, *xs: Any, inexact: bool = False) -> list[Value]:
+def promote_dtypes(name: str, *xs: Any, inexact: bool = False) -> list[Array]:
     """The operands as values of one dtype; shapes are left as they are.
 
     Args:
@@ -232,7 +232,7 @@ def promote_dtypes(name: str, *xs: Any, inexact: bool = False) -> list[Value]:
     """
     operands = [x if x.__class__ in PYTHON_SCALARS else as_value(x, name) for x in xs]
     pairs = [
-        (x.aval.dtype, x.aval.weak_type) if isinstance(x, Value) else PYTHON_SCALARS[x.__class__]
+        (x.aval.dtype, x.aval.weak_type) if isinstance(x, Array) else PYTHON_SCALARS[x.__class__]
         for x in operands
     ]
     if all(pair[0] == pairs[0][0] for pair in pairs):
@@ -244,10 +244,10 @@ def promote_dtypes(name: str, *xs: Any, inexact: bool = False) -> list[Value]:
             raise errors.DtypeError(f"{name}: {e.what}.", where=source.here(), why=e.why, fix=e.fix) from None
     if inexact:
         dtype, weak = to_inexact(dtype, weak)
-    return [cast(x, dtype, weak) if isinstance(x, Value) else constant(x, dtype, weak) for x in operands]
+    return [cast(x, dtype, weak) if isinstance(x, Array) else constant(x, dtype, weak) for x in operands]
 
 
-def match_shapes(name: str, *xs: Value) -> list[Value]:
+def match_shapes(name: str, *xs: Array) -> list[Array]:
     """Values broadcast to their common shape, except those of rank 0."""
     shapes = [x.aval.shape for x in xs]
     shape = _common_shape(shapes, name)
@@ -260,7 +260,7 @@ def fits(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(m in (1, n) for m, n in aligned)
 
 
-def stretch(x: Value, shape: tuple[int, ...]) -> Value:
+def stretch(x: Array, shape: tuple[int, ...]) -> Array:
     """``x`` broadcast to ``shape``, which is known to be possible."""
     if x.aval.shape == shape:
         return x
@@ -287,7 +287,7 @@ def _common_shape(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ..
     return tuple(result)
 
 
-def line_axis(x: Value, axis: Any, name: str) -> tuple[Value, int]:
+def line_axis(x: Array, axis: Any, name: str) -> tuple[Array, int]:
     """``x`` and a valid axis of it; flattened, and 0, if the axis is None."""
     if axis is None:
         return reshape(x, (x.aval.size,)), 0
@@ -319,8 +319,8 @@ def named(function: Callable, name: str, doc: str, module: str = "blufunc.numpy"
 def unary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
     """A function of real or complex numbers: integers become float32."""
 
-    def function(x: Any, /) -> Value:
-        if isinstance(x, Value) and dtypes.is_inexact(x.aval.dtype):
+    def function(x: Any, /) -> Array:
+        if isinstance(x, Array) and dtypes.is_inexact(x.aval.dtype):
             return prim.bind(x)
         return prim.bind(inexact(x, name))
 
@@ -331,8 +331,8 @@ def binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = Non
     """Make a function of two operands; ``on_bool`` defines it for booleans."""
     bind = prim.bind
 
-    def function(x: Any, y: Any, /) -> Value:
-        if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
+    def function(x: Any, y: Any, /) -> Array:
+        if not (isinstance(x, Array) and isinstance(y, Array) and x.aval is y.aval):
             x, y = meet(x, y, name)
         if on_bool is not None and x.aval.dtype is dtypes.bool_:
             return on_bool.bind(x, y)
@@ -345,8 +345,8 @@ def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Callabl
     """Make an order comparison; complex: by real, then imaginary part."""
     bind = prim.bind
 
-    def function(x: Any, y: Any, /) -> Value:
-        if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
+    def function(x: Any, y: Any, /) -> Array:
+        if not (isinstance(x, Array) and isinstance(y, Array) and x.aval is y.aval):
             x, y = meet(x, y, name)
         if x.aval.dtype.kind != "c":
             return bind(x, y)
@@ -360,8 +360,8 @@ def extremum(prim: Primitive, stays: Callable, name: str, doc: str) -> Callable:
     """Make the function that selects an operand by ``stays(x, y)``."""
     bind = prim.bind
 
-    def function(x: Any, y: Any, /) -> Value:
-        if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
+    def function(x: Any, y: Any, /) -> Array:
+        if not (isinstance(x, Array) and isinstance(y, Array) and x.aval is y.aval):
             x, y = meet(x, y, name)
         if x.aval.dtype.kind != "c":
             return bind(x, y)
@@ -374,7 +374,7 @@ def extremum(prim: Primitive, stays: Callable, name: str, doc: str) -> Callable:
 def binary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
     """A function of two real numbers: integers become float32."""
 
-    def function(x: Any, y: Any, /) -> Value:
+    def function(x: Any, y: Any, /) -> Array:
         x, y = meet(x, y, name, inexact=True)
         return prim.bind(x, y)
 

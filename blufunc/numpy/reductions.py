@@ -17,7 +17,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none, static_number
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -44,16 +44,22 @@ from blufunc.numpy.promotion import (
 )
 
 
-def _kept(x: Value, result: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+def _kept(x: Array, result: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     if not keepdims:
         return result
     return reshape(result, tuple([1 if d in axes else n for d, n in enumerate(x.aval.shape)]))
 
 
-def _masked(x: Value, where: Any, neutral: Any, name: str) -> Value:
+def _masked(x: Array, where: Any, neutral: Any, name: str) -> Array:
     if where is None:
         return x
-    mask = ew.truth(where, name)
+    mask = value_of(where, name)
+    if not dtypes.is_bool(mask.aval.dtype):
+        raise errors.DtypeError(
+            f"{name}: where is a mask of booleans, not {mask.aval}.",
+            where=source.here(),
+            fix="where=mask != 0",
+        )
     if len(mask.aval.shape) > x.aval.ndim:
         raise errors.ShapeError(
             f"{name}: where has shape {mask.aval.shape}, x {x.aval.shape}.",
@@ -73,7 +79,7 @@ def _summed_dtype(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
-def _start(initial: Any, result: Value, name: str) -> Value:
+def _start(initial: Any, result: Array, name: str) -> Array:
     """``initial`` in the dtype of a result, into which its kind of number must fit."""
     if initial.__class__ is float and initial.is_integer():
         initial = int(initial)
@@ -98,7 +104,7 @@ def sum(
     initial: Any = None,
     where: Any = None,
     promote_integers: bool = True,
-) -> Value:
+) -> Array:
     """The sum over axes; bool and integers below 32 bits accumulate in 32 bits."""
     only_none("sum", "out", out)
     args = (a, axis, dtype, keepdims, initial, where, promote_integers)
@@ -114,7 +120,7 @@ def prod(
     initial: Any = None,
     where: Any = None,
     promote_integers: bool = True,
-) -> Value:
+) -> Array:
     """The product over axes; integers below 32 bits accumulate in 32 bits."""
     only_none("prod", "out", out)
     args = (a, axis, dtype, keepdims, initial, where, promote_integers)
@@ -124,7 +130,7 @@ def prod(
 def _total(
     name: str, fold: Callable, combine: Callable, neutral: int, a: Any, axis: Any, dtype: Any, keepdims: bool,
     initial: Any, where: Any, promote_integers: bool,
-) -> Value:  # fmt: skip
+) -> Array:  # fmt: skip
     x = value_of(a, name)
     axes = axes_in(axis, x.aval.ndim, name)
     want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
@@ -149,7 +155,7 @@ def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: 
         keepdims: bool = False,
         initial: Any = None,
         where: Any = None,
-    ) -> Value:
+    ) -> Array:
         only_none(name, "out", out)
         x = value_of(a, name)
         axes = axes_in(axis, x.aval.ndim, name)
@@ -181,7 +187,7 @@ def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: 
     return named(function, name, doc)
 
 
-def _of_complex(prim: Primitive, x: Value, axes: tuple[int, ...]) -> Value:
+def _of_complex(prim: Primitive, x: Array, axes: tuple[int, ...]) -> Array:
     """The extremum of complex numbers, by real, then imaginary part; NaN if any is."""
     real, imag = ops.real(x), ops.imag(x)
     best = prim.bind(real, axes=axes)
@@ -215,7 +221,7 @@ min = amin = _extremum(
 def _logical(prim: Primitive, name: str, neutral: bool, doc: str) -> Callable:
     def function(
         a: Any, axis: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = None
-    ) -> Value:
+    ) -> Array:
         only_none(name, "out", out)
         x = ew.truth(a, name)
         axes = axes_in(axis, x.aval.ndim, name)
@@ -229,7 +235,7 @@ all = _logical(reduce.reduce_and_p, "all", True, "Whether all elements over axes
 any = _logical(reduce.reduce_or_p, "any", False, "Whether any element over axes is true (not 0), as bool.")
 
 
-def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Value:
+def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Array:
     """The number of elements over axes that are not 0, as int32."""
     return sum(ew.truth(a, "count_nonzero"), axis, keepdims=keepdims)
 
@@ -237,7 +243,7 @@ def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Value:
 # -- moments ---------------------------------------------------------------------------------------
 
 
-def _count(x: Value, axes: tuple[int, ...], where: Any, keepdims: bool, name: str) -> Any:
+def _count(x: Array, axes: tuple[int, ...], where: Any, keepdims: bool, name: str) -> Any:
     if where is None:
         return float(math.prod([x.aval.shape[a] for a in axes]))
     (mask,) = match_to(name, x.aval.shape, ew.truth(where, name))
@@ -246,7 +252,7 @@ def _count(x: Value, axes: tuple[int, ...], where: Any, keepdims: bool, name: st
 
 def mean(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = None
-) -> Value:
+) -> Array:
     """The mean over axes, in the dtype of ``a``; float32 for integers."""
     only_none("mean", "out", out)
     x = inexact(a, "mean")
@@ -287,7 +293,7 @@ def average(
     return (result, total) if returned else result
 
 
-def _center(y: Value, axes: tuple[int, ...], where: Any) -> Value:
+def _center(y: Array, axes: tuple[int, ...], where: Any) -> Array:
     return mean(y, axes, keepdims=True, where=where)
 
 
@@ -302,7 +308,7 @@ def var(
     where: Any = None,
     mean: Any = None,
     correction: float | None = None,
-) -> Value:
+) -> Array:
     """The variance over axes: the mean of ``|a - mean|**2``, as a real float.
 
     The sum is divided by the count less ``ddof`` (also called ``correction``). ``mean`` is the mean over the axes,
@@ -342,7 +348,7 @@ def std(
     where: Any = None,
     mean: Any = None,
     correction: float | None = None,
-) -> Value:
+) -> Array:
     """The standard deviation over axes: the square root of ``var``."""
     only_none("std", "out", out)
     variance = var(
@@ -351,7 +357,7 @@ def std(
     return ops.sqrt_p.bind(variance)
 
 
-def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Value:
+def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Array:
     """The range of values over axes: the largest less the smallest."""
     only_none("ptp", "out", out)
     return ew.subtract(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
@@ -360,7 +366,7 @@ def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Va
 # -- positions -------------------------------------------------------------------------------------
 
 
-def _rank_of_complex(x: Value, axis: Any, name: str) -> Value:
+def _rank_of_complex(x: Array, axis: Any, name: str) -> Array:
     """Floats whose ``name`` extremum is at the position of that of complex x."""
     largest = name == "argmax"
     best = (max if largest else min)(x, axis, keepdims=True)
@@ -370,7 +376,7 @@ def _rank_of_complex(x: Value, axis: Any, name: str) -> Value:
 
 
 def _position(prim: Primitive, name: str, doc: str) -> Callable:
-    def function(a: Any, axis: int | None = None, out: Any = None, keepdims: bool = False) -> Value:
+    def function(a: Any, axis: int | None = None, out: Any = None, keepdims: bool = False) -> Array:
         only_none(name, "out", out)
         x = value_of(a, name)
         if dtypes.is_bool(x.aval.dtype):
@@ -404,7 +410,7 @@ argmin = _position(
 
 
 def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Callable:
-    def function(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Value:
+    def function(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Array:
         only_none(name, "out", out)
         x = value_of(a, name)
         want = dtype_of(dtype)
@@ -429,21 +435,21 @@ cumprod = _running(
 
 def cumulative_sum(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
-) -> Value:
+) -> Array:
     """``cumsum`` of the array API standard; ``include_initial`` prepends a 0."""
     return _with_initial(cumsum, "cumulative_sum", 0, x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
-) -> Value:
+) -> Array:
     """``cumprod`` of the array API standard; ``include_initial`` prepends a 1."""
     return _with_initial(cumprod, "cumulative_prod", 1, x, axis, dtype, include_initial)
 
 
 def _with_initial(
     function: Callable, name: str, first: int, x: Any, axis: int | None, dtype: Any, include: bool
-) -> Value:
+) -> Array:
     x = value_of(x, name)
     if axis is None:
         if x.aval.ndim != 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
@@ -24,7 +24,7 @@ METHODS = ("scan", "scan_unrolled", "sort", "compare_all")
 _INT32 = dtypes.int32
 
 
-def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None, *, method: str = "scan") -> Value:
+def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None, *, method: str = "scan") -> Array:
     """Positions, int32, at which each of v keeps the sorted vector ``a`` sorted.
 
     Args:
@@ -60,7 +60,7 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None, *, meth
     return reshape(find(x, v, side), shape)
 
 
-def _by_bisection(x: Value, v: Value, side: str) -> Value:
+def _by_bisection(x: Array, v: Array, side: str) -> Array:
     """Count the elements of x before each of v, bit by bit from the highest."""
     n = x.aval.size
     before = ew.less if side == "left" else ew.less_equal
@@ -74,14 +74,14 @@ def _by_bisection(x: Value, v: Value, side: str) -> Value:
     return _nan_last(x, v, found, side)
 
 
-def _by_comparing(x: Value, v: Value, side: str) -> Value:
+def _by_comparing(x: Array, v: Array, side: str) -> Array:
     shape = (v.aval.size, x.aval.size)
     line, values = broadcast_in_dim(x, shape, (1,)), broadcast_in_dim(v, shape, (0,))
     below = ew.less(line, values) if side == "left" else ew.less_equal(line, values)
     return _nan_last(x, v, reduce_sum(ops.convert(below, _INT32), (1,)), side)
 
 
-def _nan_last(x: Value, v: Value, found: Value, side: str) -> Value:
+def _nan_last(x: Array, v: Array, found: Array, side: str) -> Array:
     """``found``, but NaN after all numbers, which comparisons cannot do."""
     if not dtypes.is_inexact(x.aval.dtype):
         return found
@@ -90,7 +90,7 @@ def _nan_last(x: Value, v: Value, found: Value, side: str) -> Value:
     return ops.select(ew.isnan(v), numbers, found)
 
 
-def _by_sorting(x: Value, v: Value, side: str) -> Value:
+def _by_sorting(x: Array, v: Array, side: str) -> Array:
     """Count by a joint sort: each of v follows x before it, and preceding ones of v."""
     m, n = v.aval.size, x.aval.size
     first, last = (v, x) if side == "left" else (x, v)
@@ -102,7 +102,7 @@ def _by_sorting(x: Value, v: Value, side: str) -> Value:
     return ops.sub(mine, among_v)
 
 
-def digitize(x: Any, bins: Any, right: bool = False, *, method: str = "scan") -> Value:
+def digitize(x: Any, bins: Any, right: bool = False, *, method: str = "scan") -> Array:
     """The interval, int32, between ``bins`` in which each element of x lies.
 
     ``bins`` increase or decrease; they do the latter if their last is smaller than their first. ``right`` says
@@ -125,7 +125,7 @@ def isin(
     invert: bool = False,
     *,
     method: str = "auto",
-) -> Value:
+) -> Array:
     """Test whether each ``element`` is in ``test_elements``; ``invert`` negates.
 
     method: ``'compare_all'`` compares all with all; ``'binary_search'`` and ``'sort'`` sort ``test_elements``
@@ -157,7 +157,7 @@ def isin(
     return ops.bitwise_not(found) if invert else found
 
 
-def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Value:
+def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Array:
     """The piecewise linear function through ``(xp, fp)``, ``xp`` increasing, at x.
 
     Args:
@@ -210,7 +210,7 @@ def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period
     return result
 
 
-def _one_period(x: Value, xp: Value, values: Value, period: Any) -> tuple[Value, Value, Value]:
+def _one_period(x: Array, xp: Array, values: Array, period: Any) -> tuple[Array, Array, Array]:
     """x and the sorted points in one period, with one more point at each end."""
     dtype = x.aval.dtype
     period = ops.abs(as_dtype_of(period, dtype, "interp"))

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import cumulative
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -42,27 +42,27 @@ _INT32 = dtypes.int32
 class UniqueAllResult(NamedTuple):
     """The result of ``unique_all``."""
 
-    values: Value
-    indices: Value
-    inverse_indices: Value
-    counts: Value
+    values: Array
+    indices: Array
+    inverse_indices: Array
+    counts: Array
 
 
 class UniqueCountsResult(NamedTuple):
     """The result of ``unique_counts``."""
 
-    values: Value
-    counts: Value
+    values: Array
+    counts: Array
 
 
 class UniqueInverseResult(NamedTuple):
     """The result of ``unique_inverse``."""
 
-    values: Value
-    inverse_indices: Value
+    values: Array
+    inverse_indices: Array
 
 
-def _known(size: Any, name: str, *xs: Value) -> int | None:
+def _known(size: Any, name: str, *xs: Array) -> int | None:
     """``size``; None where the values say it."""
     if size is not None:
         size = static_int(size, name, "size")
@@ -70,7 +70,7 @@ def _known(size: Any, name: str, *xs: Value) -> int | None:
             raise errors.ValueRangeError(f"{name}: size={size}.", where=source.here(), fix="use 0 or more")
         return size
     for x in xs:
-        if not isinstance(x, Array):
+        if not isinstance(x, ConcreteArray):
             raise errors.ConcretizationError(
                 f"{name} of a traced array ({x.aval}): the size of the result would not be known.",
                 where=source.here(),
@@ -80,7 +80,7 @@ def _known(size: Any, name: str, *xs: Value) -> int | None:
     return None
 
 
-def _sorted_rows(x: Value, equal_nan: bool) -> tuple[Value, Value, Value]:
+def _sorted_rows(x: Array, equal_nan: bool) -> tuple[Array, Array, Array]:
     """Sorted rows of x ``(n, m)``, their positions, and flags of new rows."""
     n, m = x.aval.shape
     boolean = dtypes.is_bool(x.aval.dtype)
@@ -213,7 +213,7 @@ def unique_inverse(x: Any, /, *, size: int | None = None, fill_value: Any = None
     )
 
 
-def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Value:
+def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Array:
     """The distinct elements of x; see ``unique_all``."""
     return _unique("unique_values", x, False, False, False, None, False, size, fill_value)
 
@@ -221,15 +221,15 @@ def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None)
 # -- operations on sets ----------------------------------------------------------------------------
 
 
-def _lines(name: str, x: Any, y: Any) -> tuple[Value, Value]:
+def _lines(name: str, x: Any, y: Any) -> tuple[Array, Array]:
     """Two vectors of one dtype."""
     x, y = promote_dtypes(name, x, y)
     return reshape(x, (x.aval.size,)), reshape(y, (y.aval.size,))
 
 
 def _chosen(
-    name: str, x: Value, keep: Value, size: int | None, fill_value: Any, *others: Value
-) -> list[Value]:
+    name: str, x: Array, keep: Array, size: int | None, fill_value: Any, *others: Array
+) -> list[Array]:
     """Elements of x and parallel arrays where ``keep``, then ``fill_value`` or first."""
     size = _known(size, name, x, keep)
     n = x.aval.size
@@ -249,7 +249,7 @@ def _chosen(
     return results
 
 
-def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
+def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Array:
     """The unique elements of ``ar1`` and ``ar2`` together.
 
     For ``size`` and ``fill_value`` see ``unique``.
@@ -260,7 +260,7 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
 
 def setdiff1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
-) -> Value:
+) -> Array:
     """The unique elements of ``ar1`` that are not in ``ar2``, in the dtype of ``ar1``.
 
     For ``size`` see ``unique``; ``fill_value`` is 0.
@@ -279,7 +279,7 @@ def setdiff1d(
 
 def setxor1d(
     ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
-) -> Value:
+) -> Array:
     """The unique elements of only one of ``ar1`` and ``ar2``.
 
     For ``size`` and ``fill_value`` see ``unique``.

@@ -13,7 +13,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir import source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.numpy.indexing import getitem
@@ -23,7 +23,7 @@ from blufunc.numpy.promotion import as_value, constant, promote_dtypes, shape_of
 _MODES = ("full", "same", "valid")
 
 
-def _vectors(name: str, a: Any, v: Any, mode: Any) -> tuple[Value, Value]:
+def _vectors(name: str, a: Any, v: Any, mode: Any) -> tuple[Array, Array]:
     if mode not in _MODES:
         raise errors.ValueRangeError(
             f"{name}: mode is {mode!r:.60}.", where=source.here(), fix="use 'full', 'same' or 'valid'"
@@ -38,7 +38,7 @@ def _vectors(name: str, a: Any, v: Any, mode: Any) -> tuple[Value, Value]:
     return a, v
 
 
-def _windowed(long: Value, weights: Value, before: int, count: int, precision: Any, preferred: Any) -> Value:
+def _windowed(long: Array, weights: Array, before: int, count: int, precision: Any, preferred: Any) -> Array:
     """``count`` dot products of ``weights`` with zero-padded windows of ``long``."""
     n, m = long.aval.size, weights.aval.size
     padded = shape_ops.pad(
@@ -51,7 +51,7 @@ def _windowed(long: Value, weights: Value, before: int, count: int, precision: A
 
 def convolve(
     a: Any, v: Any, mode: str = "full", *, precision: Any = None, preferred_element_type: Any = None
-) -> Value:
+) -> Array:
     """The convolution of two vectors: ``sum_j a[j] v[i - j]``.
 
     ``mode='full'`` gives all ``n + m - 1`` values that are not 0 by necessity, ``'same'`` the ``max(n, m)`` in the
@@ -68,7 +68,7 @@ def convolve(
 
 def correlate(
     a: Any, v: Any, mode: str = "valid", *, precision: Any = None, preferred_element_type: Any = None
-) -> Value:
+) -> Array:
     """The correlation of two vectors: ``sum_j a[i + j] conj(v[j])``."""
     a, v = _vectors("correlate", a, v, mode)
     v = ops.conj(v)
@@ -90,27 +90,27 @@ def _phase(M: Any, name: str) -> np.ndarray:
     return np.linspace(-1, 1, n) if n != 1 else np.zeros(1)
 
 
-def bartlett(M: int) -> Value:
+def bartlett(M: int) -> Array:
     """The triangular window of M points, which is 0 at both ends; float32."""
     return from_numpy((1 - np.abs(_phase(M, "bartlett"))).astype(np.float32))
 
 
-def _cosines(M: Any, name: str, *weights: float) -> Value:
+def _cosines(M: Any, name: str, *weights: float) -> Array:
     t = _phase(M, name)
     terms = [w * np.cos(np.pi * k * t) for k, w in enumerate(weights)]
     return from_numpy(np.sum(terms, 0).astype(np.float32))
 
 
-def hanning(M: int) -> Value:
+def hanning(M: int) -> Array:
     """The Hann window of M points, ``(1 + cos(pi t)) / 2``, t from -1 to 1; float32."""
     return _cosines(M, "hanning", 0.5, 0.5)
 
 
-def hamming(M: int) -> Value:
+def hamming(M: int) -> Array:
     """The Hamming window of M points, ``0.54 + 0.46 cos(pi t)``; float32."""
     return _cosines(M, "hamming", 0.54, 0.46)
 
 
-def blackman(M: int) -> Value:
+def blackman(M: int) -> Array:
     """The Blackman window, ``0.42 + 0.5 cos(pi t) + 0.08 cos(2 pi t)``; float32."""
     return _cosines(M, "blackman", 0.42, 0.5, 0.08)

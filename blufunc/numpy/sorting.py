@@ -11,7 +11,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none, sequence, static_int
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
@@ -36,7 +36,7 @@ def sort(
     order: None = None,
     stable: bool = True,
     descending: bool = False,
-) -> Value:
+) -> Array:
     """Sort along an axis, ascending or descending; axis None flattens.
 
     ``kind``, NumPy's name of an algorithm, has no effect, and ``order`` must be None.
@@ -56,7 +56,7 @@ def argsort(
     stable: bool = True,
     descending: bool = False,
     dtype: Any = None,
-) -> Value:
+) -> Array:
     """Positions, int32 or ``dtype``, that sort ``a`` along an axis.
 
     Equal elements keep their order, descending too. For ``kind`` and ``order`` see ``sort``.
@@ -77,9 +77,9 @@ def argsort(
     return cast(ops.sub(n - 1, shape_ops.rev(backwards, (d,))), want)
 
 
-def lexsort(keys: Any, axis: int = -1) -> Value:
+def lexsort(keys: Any, axis: int = -1) -> Array:
     """Positions, int32, that sort by the last key, then by the one before it, ..."""
-    if isinstance(keys, Value):
+    if isinstance(keys, Array):
         keys = [shape_ops.index_in_dim(keys, i, 0, keepdims=False) for i in range(len(keys))]
     values = [as_value(k, "lexsort") for k in sequence(keys, "lexsort", "keys", "arrays")]
     if not values:
@@ -91,7 +91,7 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
     return sort_ops.sort((*reversed(values), positions), d, num_keys=len(values))[-1]
 
 
-def sort_complex(a: Any) -> Value:
+def sort_complex(a: Any) -> Array:
     """Sort along the last axis as complex: by real, then imaginary part."""
     x = as_value(a, "sort_complex")
     wide = x.aval.dtype == dtypes.float64 or x.aval.dtype == dtypes.complex128
@@ -107,7 +107,7 @@ def _checked_kth(kth: Any, n: int, name: str) -> None:
             )
 
 
-def partition(a: Any, kth: Any, axis: int | None = -1) -> Value:
+def partition(a: Any, kth: Any, axis: int | None = -1) -> Array:
     """Partition lines: element ``kth`` as sorted, smaller before, larger after it.
 
     The order of the others is unspecified: here they are sorted, too.
@@ -117,7 +117,7 @@ def partition(a: Any, kth: Any, axis: int | None = -1) -> Value:
     return sort(x, d)
 
 
-def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Value:
+def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Array:
     """The positions, int32, that put ``a`` in the order of ``partition``."""
     x, d = line_axis(as_value(a, "argpartition"), axis, "argpartition")
     _checked_kth(kth, x.aval.shape[d], "argpartition")

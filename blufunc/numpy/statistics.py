@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import sort as sort_ops
@@ -58,7 +58,7 @@ def quantile(
     keepdims: bool = False,
     *,
     weights: Any = None,
-) -> Value:
+) -> Array:
     """The values below which fractions ``q`` of the elements over axes lie, as floats.
 
     Args:
@@ -85,7 +85,7 @@ def nanquantile(
     keepdims: bool = False,
     *,
     weights: Any = None,
-) -> Value:
+) -> Array:
     """``quantile`` of the elements that are not NaN; NaN where there are none."""
     return _quantile("nanquantile", a, q, axis, out, overwrite_input, method, keepdims, weights, True)
 
@@ -100,7 +100,7 @@ def percentile(
     keepdims: bool = False,
     *,
     weights: Any = None,
-) -> Value:
+) -> Array:
     """``quantile`` with ``q`` in percent, between 0 and 100."""
     return _quantile("percentile", a, q, axis, out, overwrite_input, method, keepdims, weights, False)
 
@@ -115,21 +115,21 @@ def nanpercentile(
     keepdims: bool = False,
     *,
     weights: Any = None,
-) -> Value:
+) -> Array:
     """``percentile`` of the elements that are not NaN; NaN where there are none."""
     return _quantile("nanpercentile", a, q, axis, out, overwrite_input, method, keepdims, weights, True)
 
 
 def median(
     a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
-) -> Value:
+) -> Array:
     """The middle value over axes, or the mean of the middle two, as a float."""
     return _quantile("median", a, 0.5, axis, out, overwrite_input, "midpoint", keepdims, None, False)
 
 
 def nanmedian(
     a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
-) -> Value:
+) -> Array:
     """``median`` of the elements that are not NaN; NaN where there are none."""
     return _quantile("nanmedian", a, 0.5, axis, out, overwrite_input, "midpoint", keepdims, None, True)
 
@@ -137,7 +137,7 @@ def nanmedian(
 def _quantile(
     name: str, x: Any, q: Any, axis: Any, out: Any, overwrite_input: Any, method: str, keepdims: bool,
     weights: Any, pass_nan: bool,
-) -> Value:  # fmt: skip
+) -> Array:  # fmt: skip
     only_none(name, "out", out)
     only_none(name, "overwrite_input", overwrite_input)
     if method not in _METHODS:
@@ -178,7 +178,7 @@ def _quantile(
             fix="reduce over axes that have elements",
         )
 
-    def lined(v: Value) -> Value:
+    def lined(v: Array) -> Array:
         return reshape(permute(v, (*rest, *axes)), (*[v.aval.shape[d] for d in rest], n))
 
     lines = lined(x)
@@ -209,15 +209,15 @@ def _quantile(
     return reshape(result, (*q.aval.shape, *(result.aval.shape[1:] if kept is None else kept)))
 
 
-def _share(x: Value, weight: Value) -> Value:
+def _share(x: Array, weight: Array) -> Array:
     """``x * weight``, but 0 at weight 0: an infinite neighbour does not count."""
     weight = stretch(weight, x.aval.shape)
     return ops.select(ops.eq(weight, 0), ops.zeros_like(x), ops.mul(x, weight))
 
 
-def _fraction(q: Value, name: str) -> Value:
+def _fraction(q: Array, name: str) -> Array:
     """q, between 0 and 1; NaN stays NaN."""
-    if isinstance(q, Array):
+    if isinstance(q, ConcreteArray):
         known = np.asarray(q)
         outside = known[(known < 0) | (known > 1)]
         if outside.size:
@@ -230,14 +230,14 @@ def _fraction(q: Value, name: str) -> Value:
     return ops.clamp(0.0, q, 1.0)
 
 
-def _positions(q: Value, lines: Value, method: str, pass_nan: bool) -> list[Value]:
+def _positions(q: Array, lines: Array, method: str, pass_nan: bool) -> list[Array]:
     """Positions of quantiles in a sorted line: below, above, weight of the latter.
 
     Each is of shape ``(k,)``, or ``(..., k)`` if lines differ.
     """
     *rest, n = lines.aval.shape
     if not pass_nan:
-        count: Value = constant(n, q.aval.dtype)
+        count: Array = constant(n, q.aval.dtype)
     else:
         valid = reduce_sum(ops.convert(ops.bitwise_not(ew.isnan(lines)), q.aval.dtype), (len(rest),))
         shape = (*rest, q.aval.size)
@@ -253,7 +253,7 @@ def _positions(q: Value, lines: Value, method: str, pass_nan: bool) -> list[Valu
     return [high if method == "higher" else low, high, ops.sub(place, low)]
 
 
-def _at(ordered: Value, place: Value) -> Value:
+def _at(ordered: Array, place: Array) -> Array:
     """Sorted lines ``(..., n)`` at places ``(k,)``, or ``(..., k)``, line by line."""
     at = ops.convert(place, _INT32)
     if at.aval.ndim == ordered.aval.ndim and at.aval.ndim > 1:
@@ -261,7 +261,7 @@ def _at(ordered: Value, place: Value) -> Value:
     return indexing.getitem(ordered, (Ellipsis, at))
 
 
-def _weighted(lines: Value, weights: Value, q: Value, pass_nan: bool) -> Value:
+def _weighted(lines: Array, weights: Array, q: Array, pass_nan: bool) -> Array:
     """The first element of each line at which a fraction of its weight is reached."""
     last = lines.aval.ndim - 1
     if pass_nan:
@@ -288,7 +288,7 @@ def cov(
     fweights: Any = None,
     aweights: Any = None,
     dtype: Any = None,
-) -> Value:
+) -> Array:
     """The matrix of covariances of variables, as floats: of rank 0 for one variable.
 
     Args:
@@ -302,6 +302,10 @@ def cov(
       dtype: of the result.
     """
     want = dtype_of(dtype)
+    if want is not None and not dtypes.is_inexact(want):
+        raise errors.DtypeError(
+            f"cov: covariances are floats, not {dtypes.short_name(want)}.", where=source.here()
+        )
     variables = [_variables(v, rowvar) for v in (m, y) if v is not None]
     if len(variables) == 2:
         variables = promote_dtypes("cov", *variables)
@@ -338,8 +342,8 @@ def cov(
         w = cast(w, real)
         weights = w if weights is None else ops.mul(weights, w)
     if weights is None:
-        total: Value = constant(n, real)
-        factor: Value = constant(n - less, real)
+        total: Array = constant(n, real)
+        factor: Array = constant(n - less, real)
         mean = red.mean(x, 1, keepdims=True)
     else:
         total = reduce_sum(weights, (0,))
@@ -356,7 +360,7 @@ def cov(
     return reshape(result, ()) if result.aval.size == 1 else result
 
 
-def _variables(m: Any, rowvar: bool) -> Value:
+def _variables(m: Any, rowvar: bool) -> Array:
     x = inexact(m, "cov")
     if x.aval.ndim > 2:
         raise errors.ShapeError(
@@ -366,7 +370,7 @@ def _variables(m: Any, rowvar: bool) -> Value:
     return permute(rows, (1, 0)) if not rowvar and x.aval.ndim == 2 else rows
 
 
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> Value:
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> Array:
     """The matrix of correlation coefficients, as floats; arguments of ``cov``."""
     c = cov(x, y, rowvar, dtype=dtype)
     if not c.aval.ndim:

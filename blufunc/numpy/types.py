@@ -12,58 +12,62 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
 
-ndarray = Value
+ndarray = Array
 
 
-class ScalarType:
-    """A dtype under its name in this namespace.
+class ScalarType(type):
+    """A dtype under its name in this namespace: a class of scalars.
 
     Attributes:
       dtype: the ``np.dtype``.
     """
 
-    __slots__ = ("dtype",)
+    dtype: np.dtype
 
-    def __init__(self, dtype: np.dtype):
-        self.dtype = dtype
+    def __new__(cls, dtype: np.dtype, name: str | None = None) -> ScalarType:
+        members = {"dtype": dtype, "__module__": __name__, "__doc__": f"Arrays of rank 0, of {dtype.name}."}
+        return super().__new__(cls, name or dtype.name, (), members)
 
-    def __call__(self, x: Any = 0) -> Value:
+    def __init__(cls, dtype: np.dtype, name: str | None = None):
+        super().__init__(cls.__name__, (), {})
+
+    def __call__(cls, x: Any = 0) -> Array:  # type: ignore[override]
         """``x`` as an array of this dtype."""
-        return asarray(x, dtype=self.dtype)
+        return asarray(x, dtype=cls.dtype)
 
-    def __eq__(self, other: object) -> bool:
+    def __instancecheck__(cls, x: object) -> bool:
+        return isinstance(x, cls.dtype.type)
+
+    def __eq__(cls, other: object) -> bool:
         if isinstance(other, ScalarType):
-            return self.dtype == other.dtype
-        return isinstance(other, (np.dtype, type, str)) and self.dtype == other
+            return cls.dtype == other.dtype
+        return isinstance(other, (np.dtype, type, str)) and cls.dtype == other
 
-    def __hash__(self) -> int:
-        return hash(self.dtype)
+    def __hash__(cls) -> int:
+        return hash(cls.dtype)
 
-    def __repr__(self) -> str:
-        return f"blufunc.numpy.{self.dtype.name}"
+    def __repr__(cls) -> str:
+        return f"blufunc.numpy.{cls.__name__}"
 
-    def __str__(self) -> str:
-        return self.dtype.name
-
-    def __reduce__(self):
-        return (ScalarType, (self.dtype,))
+    def __str__(cls) -> str:
+        return cls.dtype.name
 
     @property
-    def name(self) -> str:
+    def name(cls) -> str:
         """The name, such as ``'float32'``."""
-        return self.dtype.name
+        return cls.dtype.name
 
     @property
-    def itemsize(self) -> int:
+    def itemsize(cls) -> int:
         """The bytes of one element."""
-        return self.dtype.itemsize
+        return cls.dtype.itemsize
 
 
-bool_ = ScalarType(dtypes.bool_)
+bool_ = ScalarType(dtypes.bool_, "bool_")
 int8, int16, int32, int64 = map(ScalarType, (dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64))
 uint8, uint16, uint32, uint64 = map(ScalarType, (dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64))
 float8_e4m3fn, float8_e5m2 = map(ScalarType, (dtypes.float8_e4m3fn, dtypes.float8_e5m2))
@@ -134,7 +138,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def _pair(x: Any) -> tuple[np.dtype, bool]:
-    if isinstance(x, Value):
+    if isinstance(x, Array):
         return x.aval.dtype, x.aval.weak_type
     if x.__class__ in PYTHON_SCALARS:
         return PYTHON_SCALARS[x.__class__]
@@ -193,17 +197,17 @@ class FloatLimits:
 
 def finfo(dtype: Any) -> FloatLimits:
     """Limits of a floating dtype or array: ``eps``, ``max``, ``min``, ``tiny``, ..."""
-    return FloatLimits(dtype.aval.dtype if isinstance(dtype, Value) else dtypes.as_dtype(dtype))
+    return FloatLimits(dtype.aval.dtype if isinstance(dtype, Array) else dtypes.as_dtype(dtype))
 
 
 def iinfo(int_type: Any) -> Any:
     """Limits of an integer dtype, or of an array's: ``min``, ``max``, ``bits``."""
-    return dtypes.iinfo(int_type.aval.dtype if isinstance(int_type, Value) else int_type)
+    return dtypes.iinfo(int_type.aval.dtype if isinstance(int_type, Array) else int_type)
 
 
 def iterable(y: Any) -> bool:
     """True if ``y`` is iterable: a sequence, or an array with axes."""
-    if isinstance(y, Value):
+    if isinstance(y, Array):
         return y.aval.ndim > 0
     return bool(np.iterable(y))
 
@@ -211,7 +215,7 @@ def iterable(y: Any) -> bool:
 def isscalar(element: Any) -> bool:
     """True if ``element`` is a scalar."""
     return isinstance(element, (bool, int, float, complex, np.generic)) or (
-        isinstance(element, Value) and not element.aval.ndim
+        isinstance(element, Array) and not element.aval.ndim
     )
 
 

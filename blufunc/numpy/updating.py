@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import dynamic, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops.shape import slice_p
@@ -50,7 +50,7 @@ class At:
 
     __slots__ = ("x",)
 
-    def __init__(self, x: Value):
+    def __init__(self, x: Array):
         self.x = x
 
     def __getitem__(self, index: Any) -> Place:
@@ -71,54 +71,54 @@ class Place:
 
     __slots__ = ("index", "x")
 
-    def __init__(self, x: Value, index: Any):
+    def __init__(self, x: Array, index: Any):
         self.x, self.index = x, index
 
     def __repr__(self) -> str:
         return f"<{self.x.aval} at {self.index!r}>"
 
-    def set(self, values: Any, **options: Any) -> Value:
+    def set(self, values: Any, **options: Any) -> Array:
         """Replace the elements by ``values``, which broadcast to ``x[index]``."""
         return _update(self.x, self.index, values, "set", **options)
 
-    def add(self, values: Any, **options: Any) -> Value:
+    def add(self, values: Any, **options: Any) -> Array:
         """``values`` added to the elements."""
         return _update(self.x, self.index, values, "add", **options)
 
-    def subtract(self, values: Any, **options: Any) -> Value:
+    def subtract(self, values: Any, **options: Any) -> Array:
         """``values`` subtracted from the elements."""
         return _update(self.x, self.index, ew.negative(values), "add", **options)
 
-    def multiply(self, values: Any, **options: Any) -> Value:
+    def multiply(self, values: Any, **options: Any) -> Array:
         """The elements multiplied by ``values``."""
         return _update(self.x, self.index, values, "multiply", **options)
 
     mul = multiply
 
-    def divide(self, values: Any, **options: Any) -> Value:
+    def divide(self, values: Any, **options: Any) -> Array:
         """Divide the elements by ``values``."""
         return ops.div(self.x, self._among_ones(values, options))
 
-    def power(self, values: Any, **options: Any) -> Value:
+    def power(self, values: Any, **options: Any) -> Array:
         """The elements raised to the power ``values``."""
         return ew.power(self.x, self._among_ones(values, options))
 
-    def _among_ones(self, values: Any, options: dict[str, Any]) -> Value:
+    def _among_ones(self, values: Any, options: dict[str, Any]) -> Array:
         ones = stretch(constant(1, self.x.aval.dtype), self.x.aval.shape)
         return _update(ones, self.index, values, "multiply", **options)
 
-    def min(self, values: Any, **options: Any) -> Value:
+    def min(self, values: Any, **options: Any) -> Array:
         """The smaller ones of the elements and ``values``."""
         return _update(self.x, self.index, values, "min", **options)
 
-    def max(self, values: Any, **options: Any) -> Value:
+    def max(self, values: Any, **options: Any) -> Array:
         """The larger ones of the elements and ``values``."""
         return _update(self.x, self.index, values, "max", **options)
 
-    def apply(self, function: Callable[[Value], Any], **options: Any) -> Value:
+    def apply(self, function: Callable[[Array], Any], **options: Any) -> Array:
         """Replace the elements by ``function`` of them, elementwise, once each."""
         mask = _whole_mask(self.x, self.index)
-        if mask is not None and not isinstance(mask, Array):
+        if mask is not None and not isinstance(mask, ConcreteArray):
             return ops.select_p.bind(
                 mask, cast(as_value(function(self.x), "apply"), self.x.aval.dtype), self.x
             )
@@ -131,7 +131,7 @@ class Place:
         fill_value: Any = None,
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
-    ) -> Value:
+    ) -> Array:
         """``x[index]``; mode ``'clip'`` (default), or ``'fill'`` with ``fill_value``."""
         if mode is None:
             mode = GatherScatterMode.CLIP if fill_value is None else GatherScatterMode.FILL_OR_DROP
@@ -149,7 +149,7 @@ _COMBINE: dict[str, tuple[Callable, Primitive]] = {
 
 
 def _update(
-    x: Value,
+    x: Array,
     index: Any,
     values: Any,
     how: str,
@@ -157,7 +157,7 @@ def _update(
     mode: Any = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
-) -> Value:
+) -> Array:
     new = _as_update(x, values, how)
     mask = _whole_mask(x, index)
     if mask is not None:
@@ -181,13 +181,13 @@ def _update(
 
 def _find_mask(index: Any) -> tuple[int, Any, int] | None:
     """Axes before, in and after a boolean array in an index of full slices."""
-    if isinstance(index, (Value, np.ndarray)):  # the usual case, which must be fast
+    if isinstance(index, (Array, np.ndarray)):  # the usual case, which must be fast
         return (0, index, -1) if index.dtype.kind == "b" and index.ndim else None
     if index.__class__ is not tuple:
         return None
     before, after, mask, dots = 0, 0, None, False
     for e in index:
-        if isinstance(e, (Value, np.ndarray)) and e.dtype.kind == "b" and e.ndim and mask is None:
+        if isinstance(e, (Array, np.ndarray)) and e.dtype.kind == "b" and e.ndim and mask is None:
             mask = e
         elif e is Ellipsis and not dots:
             dots = True
@@ -207,7 +207,7 @@ def _find_mask(index: Any) -> tuple[int, Any, int] | None:
     return None if mask is None else (before, mask, after if dots or after else -1)
 
 
-def _whole_mask(x: Value, index: Any) -> Value | None:
+def _whole_mask(x: Array, index: Any) -> Array | None:
     """The mask of an index by one boolean array, in the shape of x."""
     found = _find_mask(index)
     if found is None:
@@ -222,7 +222,7 @@ def _whole_mask(x: Value, index: Any) -> Value | None:
     return broadcast_in_dim(mask, x.aval.shape, tuple(range(before, before + mask.aval.ndim)))
 
 
-def _row_for_mask(x: Value, index: Any, new: Value) -> Value | None:
+def _row_for_mask(x: Array, index: Any, new: Array) -> Array | None:
     """Broadcast a mask update that is equal for all elements; None otherwise."""
     if not new.aval.ndim:
         return new
@@ -236,7 +236,7 @@ def _row_for_mask(x: Value, index: Any, new: Value) -> Value | None:
     return stretch(reshape(new, own), x.aval.shape)
 
 
-def _as_update(x: Value, values: Any, how: str) -> Value:
+def _as_update(x: Array, values: Any, how: str) -> Array:
     dtype = x.aval.dtype
     if values.__class__ in PYTHON_SCALARS:
         kind = PYTHON_SCALARS[values.__class__][0]
@@ -244,14 +244,14 @@ def _as_update(x: Value, values: Any, how: str) -> Value:
         values = as_value(values, f".at[...].{how}")
         kind = values.aval.dtype
     if kind != dtype and _rank(kind) > _rank(dtype):
-        shown = values.aval if isinstance(values, Value) else repr(values)
+        shown = values.aval if isinstance(values, Array) else repr(values)
         raise errors.DtypeError(
             f"x.at[...].{how}({shown}) into an array of dtype {dtypes.short_name(dtype)} would lose information.",
             where=source.here(),
             why="the result has the dtype of x.",
             fix=f"convert x first (x.astype('{kind}')), or the values (values.astype('{dtype}'))",
         )
-    return cast(values, dtype) if isinstance(values, Value) else constant(values, dtype)
+    return cast(values, dtype) if isinstance(values, Array) else constant(values, dtype)
 
 
 def _rank(dtype: np.dtype) -> int:
@@ -262,7 +262,7 @@ def _rank(dtype: np.dtype) -> int:
     return 1 if dtypes.is_integer(dtype) else 2 if dtypes.is_floating(dtype) else 3
 
 
-def _fitted(x: Value, new: Value, layout: Layout, p: Parsed, how: str) -> Value:
+def _fitted(x: Array, new: Array, layout: Layout, p: Parsed, how: str) -> Array:
     """``new`` broadcast to the shape of ``x[index]``; scalars stay unchanged."""
     own, shape = new.aval.shape, layout.shape
     while len(own) > len(shape) and own[0] == 1:
@@ -278,11 +278,11 @@ def _fitted(x: Value, new: Value, layout: Layout, p: Parsed, how: str) -> Value:
     return stretch(new, shape) if own else new
 
 
-def _shaped(new: Value, shape: tuple[int, ...]) -> Value:
+def _shaped(new: Array, shape: tuple[int, ...]) -> Array:
     return reshape(new, shape) if new.aval.ndim else stretch(new, shape)
 
 
-def _update_window(x: Value, p: Parsed, new: Value, how: str) -> Value:
+def _update_window(x: Array, p: Parsed, new: Array, how: str) -> Array:
     """Static positions without steps: the window is rewritten as a whole."""
     start, sizes = [0] * x.aval.ndim, [1] * x.aval.ndim
     for item in p.items:
@@ -304,8 +304,8 @@ def _update_window(x: Value, p: Parsed, new: Value, how: str) -> Value:
 
 
 def _scatter(
-    x: Value, p: Parsed, new: Value, how: str, mode: GatherScatterMode, unique: bool, is_sorted: bool
-) -> Value:
+    x: Array, p: Parsed, new: Array, how: str, mode: GatherScatterMode, unique: bool, is_sorted: bool
+) -> Array:
     layout = Layout(p)
     new = _fitted(x, new, layout, p, how)
     shape = x.aval.shape

@@ -15,7 +15,7 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import sequence
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.pytree import tree
 from blufunc.optim.base import (
     GradientTransformation,
@@ -468,7 +468,7 @@ def inject_hyperparams(
                 others[name] = value
             elif callable(value):
                 schedules[name] = value
-            elif isinstance(value, (int, float, Value)) or hasattr(value, "__array__"):
+            elif isinstance(value, (int, float, Array)) or hasattr(value, "__array__"):
                 numbers[name] = value
             else:
                 others[name] = value

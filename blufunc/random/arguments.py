@@ -15,7 +15,7 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import axes, dtypes, source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
 from blufunc.core.ops import shape as shape_ops
@@ -29,9 +29,17 @@ Shape = int | Sequence[int]
 # -- keys ------------------------------------------------------------------------------------------
 
 
+def is_words(keys: Any) -> bool:
+    """True for keys in JAX's older form: uint32 words, a last axis of 2."""
+    is_array = isinstance(keys, (Array, np.ndarray))
+    return is_array and keys.dtype == dtypes.uint32 and keys.ndim > 0 and keys.shape[-1] == 2
+
+
 def any_keys(name: str, keys: Any) -> Any:
     """Keys of any shape."""
-    if isinstance(keys, Value):
+    if is_words(keys):
+        return rb.random_wrap_p.bind(lift(keys))
+    if isinstance(keys, Array):
         if dtypes.is_key(keys.dtype):
             return keys
         text = f"an array {keys.aval}"

@@ -15,7 +15,7 @@ from blufunc.core.arrays.array import from_numpy, lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
-from blufunc.random.arguments import Shape, any_keys, fresh_key, one_key, shape_of
+from blufunc.random.arguments import Shape, any_keys, fresh_key, is_words, one_key, shape_of
 
 IMPL = "threefry2x32"
 """The name of the one generator."""
@@ -94,9 +94,10 @@ def split(key: Any, num: Shape = 2) -> Any:
     Args:
       num: the number of keys, or the shape of an array of them.
     Returns:
-      keys of shape ``(num,)``, or ``num``; iterate over them or unpack them.
+      keys of shape ``(num,)``, or ``num``; iterate over them or unpack them. Words, if ``key`` is two uint32 words.
     """
-    return rb.random_split_p.bind(fresh_key("split", key), shape=shape_of("split", num))
+    keys = rb.random_split_p.bind(fresh_key("split", key), shape=shape_of("split", num))
+    return key_data(keys) if is_words(key) else keys
 
 
 def fold_in(key: Any, data: Any) -> Any:
@@ -105,7 +106,7 @@ def fold_in(key: Any, data: Any) -> Any:
     Args:
       data: a non-negative int below 2**32, or an integer array of rank 0 (taken modulo 2**32).
     """
-    key = one_key("fold_in", key)
+    words, key = is_words(key), one_key("fold_in", key)
     if isinstance(data, int):
         if not 0 <= data < 2**32:
             raise errors.ValueRangeError(
@@ -119,7 +120,8 @@ def fold_in(key: Any, data: Any) -> Any:
             where=source.here(),
             fix="for several use vmap(random.fold_in, in_axes=(None, 0))(key, data)",
         )
-    return rb.random_fold_in_p.bind(key, ops.convert(data, dtypes.uint32))
+    folded = rb.random_fold_in_p.bind(key, ops.convert(data, dtypes.uint32))
+    return key_data(folded) if words else folded
 
 
 def clone(key: Any) -> Any:

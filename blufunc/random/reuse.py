@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.ir.trace import Trace, state
 
@@ -39,7 +39,7 @@ def consume(name: str, key: Any) -> None:
             fix="split the key first: key, subkey = random.split(key); where equal numbers are meant, clone(key)",
         )
     held: Any = key
-    if isinstance(key, Array):
+    if isinstance(key, ConcreteArray):
         number = id(key)
         forget = _uses.pop  # at the end of the process modules lose their names before keys go
         held = weakref.ref(key, lambda _: forget(number, None))
@@ -48,7 +48,7 @@ def consume(name: str, key: Any) -> None:
 
 def _underneath(key: Any) -> Any:
     """The underlying key of autodiff and batching tracers; it outlives their traces."""
-    while not isinstance(key, Array):
+    while not isinstance(key, ConcreteArray):
         inner = getattr(key, "primal", None)
         inner = getattr(key, "value", None) if inner is None else inner
         if inner is None:

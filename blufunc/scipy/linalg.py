@@ -14,7 +14,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import static_int
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg import common as matrices
 from blufunc.core.ops.linalg import factor as linalg_factor
@@ -60,7 +60,7 @@ def _pair(x: Any, name: str, what: str) -> tuple[Any, Any]:
 # -- factorizations, and solving with them ---------------------------------------------------------
 
 
-def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Value:
+def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Array:
     """Cholesky factor: upper, ``a = U^H @ U``, or with ``lower``, ``a = L @ L^H``.
 
     It is NaN where there is none.
@@ -75,12 +75,12 @@ def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finit
 
 def cho_factor(
     a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
-) -> tuple[Value, bool]:
+) -> tuple[Array, bool]:
     """``(cholesky(a, lower), lower)``, for ``cho_solve``."""
     return cholesky(a, lower), bool(lower)
 
 
-def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Value:
+def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Array:
     """The x with ``a @ x = b``, given ``cho_factor(a)``; b is (n,) or (..., n, k)."""
     c, lower = _pair(c_and_lower, "cho_solve", "(c, lower)")
     c, b, vector = system(c, b, "cho_solve")
@@ -91,7 +91,7 @@ def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite:
     return solution(x, vector)
 
 
-def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Value, Value]:
+def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Array, Array]:
     """Packed LU decomposition of matrices (..., n, n), and pivots, for ``lu_solve``."""
     packed, pivots, _ = linalg_factor.lu(square(a, "lu_factor"))
     return packed, pivots
@@ -113,7 +113,7 @@ def _transposed(trans: Any, name: str) -> tuple[bool, bool]:
 
 def lu_solve(
     lu_and_piv: Any, b: Any, trans: int = 0, overwrite_b: bool = False, check_finite: bool = True
-) -> Value:
+) -> Array:
     """The x with ``a @ x = b``, given ``lu_factor(a)``; b is (n,) or (..., n, k).
 
     ``trans``: solve with the transpose (1) or the conjugate transpose (2) of a.
@@ -260,7 +260,7 @@ def polar(
     method: str = "svd",
     eps: float | None = None,
     max_iterations: int | None = None,
-) -> tuple[Value, Value]:
+) -> tuple[Array, Array]:
     """Polar decomposition of (..., m, n): ``a = u @ p``, or on the left ``a = p @ u``.
 
     Args:
@@ -284,7 +284,7 @@ def polar(
     return u, matrices.hermitian_part(matmul(adjoint(u), a) if side == "right" else matmul(a, adjoint(u)))
 
 
-def _unitary_factor(a: Value) -> Value:
+def _unitary_factor(a: Array) -> Array:
     w, s, vh = spectral.svd(ew.stop_gradient(a), full_matrices=False)
     return _as_unitary_factor(a, matmul(w, vh), s, vh)
 
@@ -342,7 +342,7 @@ def solve(
     debug: bool = False,
     check_finite: bool = True,
     assume_a: str = "gen",
-) -> Value:
+) -> Array:
     """The x with ``a @ x = b``.
 
     Args:
@@ -373,7 +373,7 @@ def solve_triangular(
     overwrite_b: bool = False,
     debug: Any = None,
     check_finite: bool = True,
-) -> Value:
+) -> Array:
     """The x with ``a @ x = b`` for triangular a.
 
     Args:
@@ -391,12 +391,12 @@ def solve_triangular(
     return solution(x, vector)
 
 
-def inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Value:
+def inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Array:
     """The inverses of square matrices; see ``bnp.linalg.inv``."""
     return bnp_linalg.inv(a)
 
 
-def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Value:
+def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Array:
     """The determinants of square matrices; see ``bnp.linalg.det``."""
     return bnp_linalg.det(a)
 
@@ -408,7 +408,7 @@ def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Value:
 _PADE = {dtypes.float32: (7, 3.925724783138660), dtypes.float64: (13, 5.371920351148152)}
 
 
-def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> Value:
+def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> Array:
     """The exponentials of square matrices (..., n, n).
 
     By scaling, a Padé approximation, and repeated squaring; every step is differentiable, to any order.
@@ -452,11 +452,11 @@ def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> 
     return ew.select(too_large, ew.mul(ew.ones_of(result), math.nan), result)
 
 
-def _solve_upper(a: Value, b: Value) -> Value:
+def _solve_upper(a: Array, b: Array) -> Array:
     return triangular.triangular_solve(a, b, left_side=True)
 
 
-def _pade(a: Value, degree: int) -> tuple[Value, Value]:
+def _pade(a: Array, degree: int) -> tuple[Array, Array]:
     """Even and odd part of the Padé numerator of exp, of degree 7 or 13."""
     # the coefficients, over the first: quotients of factorials
     c = [
@@ -467,7 +467,7 @@ def _pade(a: Value, degree: int) -> tuple[Value, Value]:
     a4 = matmul(a2, a2)
     powers = [matrices.identity_like(a), a2, a4, matmul(a4, a2)]
 
-    def part(first: int) -> Value:
+    def part(first: int) -> Array:
         low = _combined([c[first + 2 * k] for k in range(4)], powers)
         if degree == 7:
             return low
@@ -477,7 +477,7 @@ def _pade(a: Value, degree: int) -> tuple[Value, Value]:
     return part(0), matmul(a, part(1))
 
 
-def _combined(factors: list[float], xs: list[Value]) -> Value:
+def _combined(factors: list[float], xs: list[Array]) -> Array:
     total = ew.mul(xs[0], factors[0])
     for f, x in zip(factors[1:], xs[1:], strict=True):
         total = ew.add(total, ew.mul(x, f))
@@ -504,7 +504,7 @@ def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: boo
 # -- special matrices ------------------------------------------------------------------------------
 
 
-def block_diag(*arrs: Any) -> Value:
+def block_diag(*arrs: Any) -> Array:
     """The block-diagonal matrix of the given matrices; vectors are rows."""
     if not arrs:
         raise errors.ArgumentError("block_diag takes one matrix at least.", where=source.here())
@@ -523,7 +523,7 @@ def block_diag(*arrs: Any) -> Value:
     return concatenate(rows, 0)
 
 
-def toeplitz(c: Any, r: Any = None) -> Value:
+def toeplitz(c: Any, r: Any = None) -> Array:
     """Toeplitz matrices (..., m, n) of first columns c (..., m) and rows r (..., n).
 
     ``r[0]`` is not read. By default r is the conjugate of c, and the matrix is Hermitian.
@@ -543,7 +543,7 @@ def toeplitz(c: Any, r: Any = None) -> Value:
     return take(values, ew.add(ew.sub(column, row), m - 1), axis=d)
 
 
-def hilbert(n: int) -> Value:
+def hilbert(n: int) -> Array:
     """The float32 matrix with elements ``1 / (i + j + 1)``."""
     n = static_int(n, "hilbert", "n")
     if n < 0:

@@ -15,7 +15,7 @@ import blufunc.numpy as bnp
 from blufunc import errors, nn
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import static_int
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import special as ops
 from blufunc.core.primitives.primitive import Primitive
@@ -33,13 +33,13 @@ __all__ = [
 def _function(prim: Primitive, name: str, doc: str) -> Callable:
     """A function of one operand that binds one primitive."""
 
-    def function(x: Any) -> Value:
+    def function(x: Any) -> Array:
         return prim.bind(inexact(x, name))
 
     return named(function, name, doc, "blufunc.scipy.special")
 
 
-def _operands(name: str, *xs: Any) -> list[Value]:
+def _operands(name: str, *xs: Any) -> list[Array]:
     """Floating values of one dtype, of one shape or of rank 0."""
     return match_shapes(name, *promote_dtypes(name, *xs, inexact=True))
 
@@ -54,22 +54,22 @@ digamma = _function(
 )
 
 
-def polygamma(n: Any, x: Any) -> Value:
+def polygamma(n: Any, x: Any) -> Array:
     """The derivative of ``digamma`` of order n, an integer of 0 or more, at x."""
     return ops.polygamma_p.bind(*_operands("polygamma", n, x))
 
 
-def betaln(a: Any, b: Any) -> Value:
+def betaln(a: Any, b: Any) -> Array:
     """``log(abs(beta(a, b)))``."""
     return ops.betaln_p.bind(*_operands("betaln", a, b))
 
 
-def poch(z: Any, m: Any) -> Value:
+def poch(z: Any, m: Any) -> Array:
     """Pochhammer's symbol ``gamma(z + m) / gamma(z)``."""
     return ops.poch_p.bind(*_operands("poch", z, m))
 
 
-def gammainc(a: Any, x: Any) -> Value:
+def gammainc(a: Any, x: Any) -> Array:
     """The regularized lower incomplete gamma function, differentiable in a and x.
 
     ``a`` is positive, ``x`` at least 0.
@@ -77,19 +77,19 @@ def gammainc(a: Any, x: Any) -> Value:
     return ops.igamma_p.bind(*_operands("gammainc", a, x))
 
 
-def gammaincc(a: Any, x: Any) -> Value:
+def gammaincc(a: Any, x: Any) -> Array:
     """``1 - gammainc(a, x)``, accurate where it is small."""
     return ops.igammac_p.bind(*_operands("gammaincc", a, x))
 
 
-def beta(a: Any, b: Any) -> Value:
+def beta(a: Any, b: Any) -> Array:
     """The beta function: ``gamma(a) * gamma(b) / gamma(a + b)``."""
     a, b = _operands("beta", a, b)
     signs = ew.mul(ew.mul(ops.gammasgn(a), ops.gammasgn(b)), ops.gammasgn(ew.add(a, b)))
     return ew.mul(signs, ew.exp(ops.betaln(a, b)))
 
 
-def betainc(a: Any, b: Any, x: Any) -> Value:
+def betainc(a: Any, b: Any, x: Any) -> Array:
     """The regularized incomplete beta function, differentiable in x alone.
 
     ``a`` and ``b`` are positive, ``x`` is in [0, 1].
@@ -97,7 +97,7 @@ def betainc(a: Any, b: Any, x: Any) -> Value:
     return ops.betainc(*_operands("betainc", a, b, x))
 
 
-def factorial(n: Any, exact: bool = False) -> Value:
+def factorial(n: Any, exact: bool = False) -> Array:
     """``gamma(n + 1)``, and 0 for n < 0.
 
     Raises:
@@ -114,7 +114,7 @@ def factorial(n: Any, exact: bool = False) -> Value:
     return ew.select(negative, 0.0, ops.gamma(ew.add(ew.select(negative, ew.zeros_of(n), n), 1)))
 
 
-def multigammaln(a: Any, d: int) -> Value:
+def multigammaln(a: Any, d: int) -> Array:
     """The log of the gamma function of dimension d: sum of ``gammaln(a - j / 2)``.
 
     The sum is over j < d, and a constant is added.
@@ -132,7 +132,7 @@ def multigammaln(a: Any, d: int) -> Value:
     return bnp.sum(ops.lgamma(bnp.expand_dims(a, -1) - halves), axis=-1) + d * (d - 1) / 4 * math.log(math.pi)
 
 
-def zeta(x: Any, q: Any = None) -> Value:
+def zeta(x: Any, q: Any = None) -> Array:
     """The Hurwitz zeta function: sum of ``(k + q)**-x``, k >= 0, x > 1; default q 1."""
     return ops.zeta_p.bind(*_operands("zeta", x, 1 if q is None else q))
 
@@ -146,17 +146,17 @@ erfinv = _function(ew.erf_inv_p, "erfinv", "The inverse of ``erf``.")
 dawsn = _function(ops.dawsn_p, "dawsn", "``exp(-x**2)`` times the integral of ``exp(t**2)`` from 0 to x.")
 
 
-def ndtri(p: Any) -> Value:
+def ndtri(p: Any) -> Array:
     """The inverse of ``ndtr``."""
     return ops.ndtri_p.bind(inexact(p, "ndtri"))
 
 
-def ndtr(x: Any) -> Value:
+def ndtr(x: Any) -> Array:
     """The normal CDF: the probability of a standard normal variate below x."""
     return ew.mul(ew.erfc(ew.mul(inexact(x, "ndtr"), -math.sqrt(0.5))), 0.5)
 
 
-def log_ndtr(x: Any, series_order: int = 3) -> Value:
+def log_ndtr(x: Any, series_order: int = 3) -> Array:
     """``log(ndtr(x))``, accurate in both tails; ``series_order`` is ignored."""
     static_int(series_order, "log_ndtr", "series_order")
     return ops.log_ndtr(inexact(x, "log_ndtr"))
@@ -168,7 +168,7 @@ expi = _function(ops.expi_p, "expi", "The exponential integral Ei, the principal
 exp1 = _function(ops.exp1_p, "exp1", "The exponential integral E1, for x > 0.")
 
 
-def expn(n: Any, x: Any) -> Value:
+def expn(n: Any, x: Any) -> Array:
     """The exponential integral of order n, an integer of 0 or more, at x >= 0."""
     return ops.expn_p.bind(*_operands("expn", n, x))
 
@@ -178,13 +178,13 @@ i0e = _function(ops.bessel_i0e_p, "i0e", "``exp(-abs(x)) * i0(x)``, which does n
 i1e = _function(ops.bessel_i1e_p, "i1e", "``exp(-abs(x)) * i1(x)``, which does not overflow.")
 
 
-def i0(x: Any) -> Value:
+def i0(x: Any) -> Array:
     """The modified Bessel function of the first kind of order 0."""
     x = inexact(x, "i0")
     return ew.mul(ew.exp(ew.abs(x)), ops.bessel_i0e(x))
 
 
-def i1(x: Any) -> Value:
+def i1(x: Any) -> Array:
     """The modified Bessel function of the first kind of order 1."""
     x = inexact(x, "i1")
     return ew.mul(ew.exp(ew.abs(x)), ops.bessel_i1e(x))
@@ -193,12 +193,12 @@ def i1(x: Any) -> Value:
 # -- logarithms, entropies, logistic functions -----------------------------------------------------
 
 
-def expit(x: Any) -> Value:
+def expit(x: Any) -> Array:
     """``1 / (1 + exp(-x))``."""
     return ew.logistic(inexact(x, "expit"))
 
 
-def logit(x: Any) -> Value:
+def logit(x: Any) -> Array:
     """``log(x / (1 - x))``, the inverse of ``expit``."""
     x = inexact(x, "logit")
     return ew.sub(ew.log(x), ew.log1p(ew.neg(x)))
@@ -230,31 +230,31 @@ _xlogy = _product_with(ew.log, lambda y: y)
 _xlog1py = _product_with(ew.log1p, lambda y: ew.add(y, 1))
 
 
-def xlogy(x: Any, y: Any) -> Value:
+def xlogy(x: Any, y: Any) -> Array:
     """``x * log(y)``, and 0 where x is 0."""
     return _xlogy(*_operands("xlogy", x, y))
 
 
-def xlog1py(x: Any, y: Any) -> Value:
+def xlog1py(x: Any, y: Any) -> Array:
     """``x * log(1 + y)``, and 0 where x is 0."""
     return _xlog1py(*_operands("xlog1py", x, y))
 
 
-def entr(x: Any) -> Value:
+def entr(x: Any) -> Array:
     """``-x * log(x)``: 0 at 0, minus infinity below."""
     x = inexact(x, "entr")
     safe = ew.select(ew.lt(x, 0), ew.ones_of(x), x)
     return ew.select(ew.lt(x, 0), -math.inf, ew.neg(_xlogy(safe, safe)))
 
 
-def _outside(p: Value, q: Value) -> Value:
+def _outside(p: Array, q: Array) -> Array:
     """True outside the domain of the relative entropy, where it is infinite."""
     known = ew.logical_and(ew.eq(p, p), ew.eq(q, q))
     impossible = ew.logical_and(ew.gt(p, 0), ew.eq(q, 0))
     return ew.logical_and(known, ew.bitwise_or(ew.bitwise_or(ew.lt(p, 0), ew.lt(q, 0)), impossible))
 
 
-def rel_entr(p: Any, q: Any) -> Value:
+def rel_entr(p: Any, q: Any) -> Array:
     """``p * log(p / q)``; 0 at p = 0 <= q; infinite for negative values or q = 0 < p."""
     p, q = _operands("rel_entr", p, q)
     both = ew.logical_and(ew.gt(p, 0), ew.gt(q, 0))
@@ -265,7 +265,7 @@ def rel_entr(p: Any, q: Any) -> Value:
     return ew.select(both, value, rest)
 
 
-def kl_div(p: Any, q: Any) -> Value:
+def kl_div(p: Any, q: Any) -> Array:
     """``rel_entr(p, q) - p + q``, which is nowhere negative."""
     p, q = _operands("kl_div", p, q)
     return ew.select(_outside(p, q), math.inf, ew.add(ew.sub(rel_entr(p, q), p), q))
@@ -292,11 +292,11 @@ def logsumexp(
     return nn.logsumexp(a, axis, b, keepdims, return_sign, where)
 
 
-def softmax(x: Any, /, *, axis: Any = None) -> Value:
+def softmax(x: Any, /, *, axis: Any = None) -> Array:
     """``exp(x) / sum(exp(x))`` over ``axis``: an int, a tuple or None for all."""
     return nn.softmax(x, axis)
 
 
-def log_softmax(x: Any, /, *, axis: Any = None) -> Value:
+def log_softmax(x: Any, /, *, axis: Any = None) -> Array:
     """The logarithm of ``softmax``, accurate for small probabilities."""
     return nn.log_softmax(x, axis)

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array, lift
+from blufunc.core.arrays.array import ConcreteArray, lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.axes import shape_of
+from blufunc.core.ir.trace import Array
 from blufunc.core.pytree import nodes, paths, tree
 
 
@@ -85,13 +86,13 @@ class FlatFunction:
 
 def as_values(leaves: Sequence[Any], name: Callable[[int], str]) -> list[Any]:
     """Leaves as values; ``name(i)`` names the i-th in errors."""
-    if set(map(type, leaves)) == {Array}:
+    if set(map(type, leaves)) == {ConcreteArray}:
         return list(leaves)
-    return [x if x.__class__ is Array else _as_value(x, i, name) for i, x in enumerate(leaves)]
+    return [x if x.__class__ is ConcreteArray else _as_value(x, i, name) for i, x in enumerate(leaves)]
 
 
-def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Value:
-    if isinstance(x, Value):
+def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Array:
+    if isinstance(x, Array):
         return x
     if isinstance(x, ShapeDtypeStruct):
         raise errors.ArgumentError(
@@ -107,11 +108,16 @@ def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Value:
 
 def abstract(x: Any, name: str | None = None) -> ShapedArray:
     """The type of a value, or of an object with ``shape`` and ``dtype``."""
-    if isinstance(x, Value):
+    if isinstance(x, Array):
         return x.aval
     if isinstance(x, ShapeDtypeStruct):
         return ShapedArray(x.shape, x.dtype)
-    return lift(x, name).aval
+    try:
+        return lift(x, name).aval
+    except errors.ArgumentError:
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            raise
+    return ShapedArray(shape_of(x.shape, name or "a value"), dtypes.as_dtype(x.dtype))
 
 
 def name_of(fun: Any) -> str:

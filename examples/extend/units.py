@@ -69,9 +69,8 @@ def plain(x):
     """Values without a unit are pure numbers, but 0 fits all; integers stay plain."""
     if not bnp.issubdtype(x.dtype, bnp.floating):
         return x
-    is_zero = (
-        isinstance(x, bf.Array) and not x.ndim and float(x) == 0
-    )  # a constant in the program, not an argument
+    is_constant = not isinstance(x, bf.Tracer)  # of the program, no argument
+    is_zero = is_constant and not x.ndim and float(x) == 0
     return Quantity(x, None if is_zero else one)
 
 

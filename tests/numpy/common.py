@@ -3,7 +3,7 @@
 import numpy as np
 
 import blufunc.numpy as bnp
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.transforms.staging.jit import jit
 
 
@@ -25,7 +25,7 @@ def same(got, want, rtol=1e-5, atol=1e-6, dtype=True):
         for g, w in zip(got, want):
             same(g, w, rtol, atol, dtype)
         return
-    assert isinstance(got, Value), got
+    assert isinstance(got, Array), got
     want = narrow(want)
     assert got.shape == want.shape, (got.shape, want.shape)
     if dtype:
@@ -45,7 +45,7 @@ def check(f, ref, *xs, rtol=1e-5, atol=1e-6, dtype=True, traced=True):
     args = arrays(*xs)
     same(f(*args), want, rtol, atol, dtype)
     if traced:
-        numbers = [i for i, a in enumerate(args) if isinstance(a, Value)]
+        numbers = [i for i, a in enumerate(args) if isinstance(a, Array)]
 
         def run(*values):
             full = list(args)

@@ -16,7 +16,7 @@ from blufunc import errors
 from blufunc.core.arrays import backend
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 
 shards: Any = None
 """The module that knows how arrays are sharded; ``blufunc/__init__.py`` sets it."""
@@ -34,11 +34,8 @@ class Donated:
         return f"{self.name} at {source.summary(self.line)}"
 
 
-class Array(Value):
-    """An immutable n-dimensional array on a device.
-
-    Made by ``blufunc.numpy`` functions and by transforms, not by calling this class.
-    """
+class ConcreteArray(Array):
+    """An array with elements, on a device."""
 
     __slots__ = ("__weakref__", "_buffer", "aval", "device")
 
@@ -80,7 +77,7 @@ class Array(Value):
         """True if the array was donated."""
         return self._buffer.__class__ is Donated
 
-    def block_until_ready(self) -> Array:
+    def block_until_ready(self) -> ConcreteArray:
         """Wait for the value to be computed, and return the array."""
         self.device.backend.block_until_ready(self.buffer)
         return self
@@ -158,7 +155,7 @@ class Array(Value):
         """The shards on this process's devices, in mesh order."""
         return shards.addressable_shards(self)
 
-    def addressable_data(self, index: int) -> Array:
+    def addressable_data(self, index: int) -> ConcreteArray:
         """The shard on device ``index`` of this process."""
         return shards.addressable_shards(self)[index].data
 
@@ -183,31 +180,33 @@ class Array(Value):
 
 def arrays_of(
     buffers: Sequence[backend.Buffer], avals: Sequence[ShapedArray], device: backend.Device
-) -> list[Array]:
+) -> list[ConcreteArray]:
     """Wrap each buffer in an array: the fast path for a program's results."""
-    new, out = Array.__new__, []
+    new, out = ConcreteArray.__new__, []
     for buffer, aval in zip(buffers, avals, strict=True):
-        array = new(Array)  # inlined __init__: a third faster
+        array = new(ConcreteArray)  # inlined __init__: a third faster
         array._buffer, array.aval, array.device = buffer, aval, device
         out.append(array)
     return out
 
 
-def _unpickle(x: np.ndarray, weak_type: bool) -> Array:
+def _unpickle(x: np.ndarray, weak_type: bool) -> ConcreteArray:
     return from_numpy(x, weak_type=weak_type)
 
 
-def from_numpy(x: np.ndarray, device: backend.Device | None = None, weak_type: bool = False) -> Array:
+def from_numpy(x: np.ndarray, device: backend.Device | None = None, weak_type: bool = False) -> ConcreteArray:
     """An array with a copy of ``x``, of exactly its dtype."""
     device = device or backend.default_device()
-    return Array(device.backend.from_host(x, device), ShapedArray(x.shape, x.dtype, weak_type), device)
+    return ConcreteArray(
+        device.backend.from_host(x, device), ShapedArray(x.shape, x.dtype, weak_type), device
+    )
 
 
-_scalars: dict[tuple, Array] = {}
+_scalars: dict[tuple, ConcreteArray] = {}
 _SCALAR_LIMIT = 4096
 
 
-def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> Array:
+def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> ConcreteArray:
     """A rank-0 array, memoized: rules request the same few constants repeatedly."""
     # repr distinguishes values that == does not: 0.0 and -0.0, also as complex parts
     key = (
@@ -225,7 +224,11 @@ def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> Array:
     return array
 
 
-def lift(x: Any, name: str | None = None) -> Value:
+PROTOCOLS = ("__blufunc_array__", "__jax_array__")
+"""Methods of users' classes that give an array."""
+
+
+def lift(x: Any, name: str | None = None) -> Array:
     """Convert ``x`` to a value: Python scalars are weak, 64-bit NumPy arrays narrowed.
 
     Args:
@@ -234,7 +237,7 @@ def lift(x: Any, name: str | None = None) -> Value:
     Raises:
       ArgumentError: ``x`` is none of these.
     """
-    if isinstance(x, Value):
+    if isinstance(x, Array):
         return x
     try:
         if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
@@ -243,8 +246,9 @@ def lift(x: Any, name: str | None = None) -> Value:
         if isinstance(x, (np.ndarray, np.generic)):
             # a scalar's home is the host, as that of a Python scalar: traces make literals of them
             return from_numpy(dtypes.canonical_numpy(x), None if x.ndim else backend.host_device())
-        if hasattr(x, "__blufunc_array__"):
-            return x.__blufunc_array__()
+        for protocol in PROTOCOLS:
+            if hasattr(x, protocol):
+                return lift(getattr(x, protocol)())
         if hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
             host = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
             return from_numpy(dtypes.canonical_numpy(host))

@@ -18,7 +18,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, subjaxprs
@@ -60,7 +60,7 @@ def _isinf(x: np.ndarray) -> np.ndarray:
     return ~(np.isfinite(x) | np.isnan(x))
 
 
-def host(x: Array) -> np.ndarray:
+def host(x: ConcreteArray) -> np.ndarray:
     """The values of an array on the host."""
     return np.asarray(x.device.whole(x.buffer))
 
@@ -68,7 +68,9 @@ def host(x: Array) -> np.ndarray:
 # -- single operations -------------------------------------------------------------------------------
 
 
-def check_operation(prim: Any, arrays: Sequence[Array], params: dict, results: Sequence[Array]) -> None:
+def check_operation(
+    prim: Any, arrays: Sequence[ConcreteArray], params: dict, results: Sequence[ConcreteArray]
+) -> None:
     """Check the results of an operation that was just computed.
 
     Raises:
@@ -88,7 +90,7 @@ def check_operation(prim: Any, arrays: Sequence[Array], params: dict, results: S
 
 
 def check_program(
-    name: str, jaxpr: Jaxpr, arrays: Sequence[Array], results: Sequence[Any], device: Any
+    name: str, jaxpr: Jaxpr, arrays: Sequence[ConcreteArray], results: Sequence[Any], device: Any
 ) -> None:
     """Check a program's results; locate the origin of the first non-finite one.
 
@@ -127,9 +129,9 @@ class _Search:
     def __init__(self, device: Any):
         self.device = device
 
-    def run(self, jaxpr: Jaxpr, arrays: Sequence[Array]) -> tuple[list[Array], Origin | None]:
+    def run(self, jaxpr: Jaxpr, arrays: Sequence[ConcreteArray]) -> tuple[list[ConcreteArray], Origin | None]:
         """The results, and the origin of the first that is not finite."""
-        env: dict[Any, Array] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
+        env: dict[Any, ConcreteArray] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
         env.update(zip(jaxpr.invars, arrays, strict=True))
         origins: dict[Any, Origin] = {}
         for i, (v, x) in enumerate(zip(jaxpr.invars, arrays, strict=True)):
@@ -149,12 +151,12 @@ class _Search:
         returned = (origins[a] for a in jaxpr.outvars if a.__class__ is not Literal and a in origins)
         return results, next(returned, None)
 
-    def evaluate(self, eqn: Eqn, ins: Sequence[Array]) -> list[Array]:
+    def evaluate(self, eqn: Eqn, ins: Sequence[ConcreteArray]) -> list[ConcreteArray]:
         """The results of one equation, unchecked."""
         avals = [v.aval for v in eqn.outvars]
         buffers = [a.buffer_on(self.device) for a in ins]
         outs = self.device.backend.run(eqn.prim, buffers, eqn.params, avals)
-        return [Array(b, a, self.device) for b, a in zip(outs, avals, strict=True)]
+        return [ConcreteArray(b, a, self.device) for b, a in zip(outs, avals, strict=True)]
 
 
 def _deepest(origin: Origin) -> Origin:
@@ -183,9 +185,9 @@ def _deepest(origin: Origin) -> Origin:
     return origin
 
 
-def _array(x: Any) -> Array:
+def _array(x: Any) -> ConcreteArray:
     x = np.asarray(x)
-    return Array(x, ShapedArray(x.shape, x.dtype), backend.host_device())
+    return ConcreteArray(x, ShapedArray(x.shape, x.dtype), backend.host_device())
 
 
 # -- messages ----------------------------------------------------------------------------------------

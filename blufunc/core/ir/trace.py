@@ -17,8 +17,12 @@ from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray, Typed
 
 
-class Value(Typed):
-    """Operand type of user functions: an ``Array`` or a ``Tracer``."""
+class Array(Typed):
+    """An immutable n-dimensional array: concrete, or traced.
+
+    Made by ``blufunc.numpy`` functions and by transforms, not by calling this class. ``isinstance(x, Array)`` holds
+    for tracers, too, so that a function takes the same branch while it is traced.
+    """
 
     __slots__ = ()
     __array_priority__ = 100  # NumPy arrays on the left-hand side defer to these operators
@@ -147,7 +151,7 @@ class new_trace(set_trace):
         self.trace.invalidate()
 
 
-class Tracer(Value):
+class Tracer(Array):
     """A stand-in for an array while a transform runs.
 
     Attributes:

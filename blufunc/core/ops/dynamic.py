@@ -17,7 +17,7 @@ from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import ints, sequence
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops.elementwise import add, clamp, convert, lt, select, zeros_of
 from blufunc.core.ops.elementwise import operand as operand_like
 from blufunc.core.ops.gather_scatter import gather, scatter
@@ -244,7 +244,7 @@ def dynamic_update_slice(
 
 def _starts(x: Any, starts: Any, allow_negative: bool | Sequence[bool]) -> list[Any]:
     """Start indices as rank-0 integers that count from the front."""
-    if isinstance(starts, Value):
+    if isinstance(starts, Array):
         if starts.aval.ndim != 1:
             raise errors.ShapeError(
                 f"start indices are a sequence of integers or an array of rank 1, not {starts.aval}.",
@@ -276,7 +276,7 @@ def _starts(x: Any, starts: Any, allow_negative: bool | Sequence[bool]) -> list[
 
 
 def _start(s: Any, n: int, allow_negative: bool) -> Any:
-    if not isinstance(s, Value):
+    if not isinstance(s, Array):
         if isinstance(s, (int, np.integer)):
             s = int(s) + n if allow_negative and s < 0 else int(s)
             return scalar(min(max(s, 0), n), dtypes.int32)

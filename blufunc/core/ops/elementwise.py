@@ -17,7 +17,7 @@ from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import static_int
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import numerics
 from blufunc.core.primitives.c_form import CForm, arithmetic, bitwise, call, comparison, same
 from blufunc.core.primitives.kinds import C_FORMS, Elementwise
@@ -33,9 +33,9 @@ _PY_SCALARS = (bool, int, float, complex)
 
 def operand(x: Any, like: Any) -> Any:
     """``x`` as a value; a Python scalar becomes a constant of the dtype of ``like``."""
-    if isinstance(x, Value):
+    if isinstance(x, Array):
         return x
-    if isinstance(x, _PY_SCALARS) and isinstance(like, Value):
+    if isinstance(x, _PY_SCALARS) and isinstance(like, Array):
         dtype = like.aval.dtype
         exact = isinstance(x, int) or dtypes.is_inexact(dtype)
         if not exact or (isinstance(x, complex) and not dtypes.is_complex(dtype)):
@@ -50,9 +50,9 @@ def operand(x: Any, like: Any) -> Any:
 
 def binary(prim: Primitive, x: Any, y: Any) -> Any:
     """Bind a primitive of two operands."""
-    if not isinstance(x, Value):
+    if not isinstance(x, Array):
         x = operand(x, y)
-    if not isinstance(y, Value):
+    if not isinstance(y, Array):
         y = operand(y, x)
     return prim.bind(x, y)
 
@@ -647,7 +647,7 @@ def unary_function(prim: Primitive, doc: str) -> Any:
     """The function of one operand that binds ``prim``."""
 
     def function(x: Any) -> Any:
-        return prim.bind(x if isinstance(x, Value) else lift(x))
+        return prim.bind(x if isinstance(x, Array) else lift(x))
 
     return named(function, prim.name, doc)
 

@@ -16,7 +16,7 @@ from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import ints, sequence, static_int
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops.elementwise import operand as operand_like
 from blufunc.core.ops.elementwise import select, zeros_of
 from blufunc.core.primitives.kinds import check_types
@@ -372,7 +372,7 @@ def slice_(
     strides: Sequence[int] | None = None,
 ) -> Any:
     """Slice with one start, limit and stride (static ints) per axis."""
-    if not isinstance(operand, Value):
+    if not isinstance(operand, Array):
         operand = lift(operand)
     start, limit = (
         ints(start_indices, "slice", "start_indices"),
@@ -444,7 +444,7 @@ def concatenate(operands: Sequence[Any], dimension: int) -> Any:
     """The arrays ``operands``, of one dtype, one after the other along ``dimension``."""
     if operands.__class__ is not list and operands.__class__ is not tuple:
         operands = sequence(operands, "concatenate", "the first argument", "arrays")
-    xs = [x if isinstance(x, Value) else lift(x) for x in operands]
+    xs = [x if isinstance(x, Array) else lift(x) for x in operands]
     dimension = static_int(dimension, "concatenate", "dimension")
     if xs and dimension < 0:
         dimension = canonical_axis(dimension, xs[0].aval.ndim, "concatenate")

@@ -16,7 +16,7 @@ import numpy as np
 from blufunc import _lazy, errors
 from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import source
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.ops import gamma as gamma_numerics
 from blufunc.core.ops.elementwise import (
     abs,
@@ -358,7 +358,7 @@ def random_gamma_grad(a: Any, sample: Any) -> Any:
 
 def betainc(a: Any, b: Any, x: Any) -> Any:
     """Regularized incomplete beta function, a, b > 0, x in [0, 1]; derivative in x."""
-    like = next((v for v in (a, b, x) if isinstance(v, Value)), None)
+    like = next((v for v in (a, b, x) if isinstance(v, Array)), None)
     if like is None:
         like = lift(x)
     a, b, x = (operand(v, like) for v in (a, b, x))

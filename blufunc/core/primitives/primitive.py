@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays import backend, nan_check
-from blufunc.core.arrays.array import Array, lift
+from blufunc.core.arrays.array import ConcreteArray, lift
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.trace import Tracer, leak_error, state
@@ -222,16 +222,16 @@ class Primitive:
 
     def evaluate(self, args: Sequence, params: dict) -> Any:
         """Evaluate eagerly, on the device of the arguments."""
-        arrays = [a if a.__class__ is Array else concrete(a) for a in args]
+        arrays = [a if a.__class__ is ConcreteArray else concrete(a) for a in args]
         outs = self.typed(tuple([a.aval for a in arrays]), params)
         device = device_of(arrays, self.name)
         results = device.backend.run(
             self, [a.buffer_on(device) for a in arrays], params, outs if self.multiple_results else (outs,)
         )
         if self.multiple_results:
-            wrapped = [Array(r, aval, device) for r, aval in zip(results, outs, strict=True)]
+            wrapped = [ConcreteArray(r, aval, device) for r, aval in zip(results, outs, strict=True)]
         else:
-            wrapped = [Array(results[0], outs, device)]
+            wrapped = [ConcreteArray(results[0], outs, device)]
         if config.guards:
             nan_check.check_operation(self, arrays, params, wrapped)
         return wrapped if self.multiple_results else wrapped[0]
@@ -273,7 +273,7 @@ class unsupported:
         return refuse
 
 
-def concrete(x: Any) -> Array:
+def concrete(x: Any) -> ConcreteArray:
     """``x`` as an ``Array``; a tracer here has outlived its trace."""
     if isinstance(x, Tracer):
         raise leak_error(x)
@@ -283,7 +283,7 @@ def concrete(x: Any) -> Array:
     return value  # type: ignore[return-value]
 
 
-def device_of(arrays: Sequence[Array], name: str, home: backend.Device | None = None) -> Any:
+def device_of(arrays: Sequence[ConcreteArray], name: str, home: backend.Device | None = None) -> Any:
     """The device to compute on with these arguments: ``home``, if there is one.
 
     Scalars on the host follow the arrays, and so do arrays on the default device, where placement was

@@ -20,7 +20,7 @@ import numpy as np
 
 from blufunc.config import config
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import check, dtypes, source
 from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, exact, map_jaxprs, subjaxprs
 from blufunc.core.ops.elementwise import add_p, convert_p, div_p, mul_p, select_p, stop_gradient_p
@@ -280,7 +280,7 @@ def _evaluate(prim: Primitive, literals: list[Any], params: dict) -> list[Litera
     outs = prim.typed(tuple([a.aval for a in literals]), params)
     outs = outs if prim.multiple_results else (outs,)
     results = host.backend.run(prim, [a.array.buffer for a in literals], params, outs)
-    return [Literal(Array(r, aval, host)) for r, aval in zip(results, outs, strict=True)]
+    return [Literal(ConcreteArray(r, aval, host)) for r, aval in zip(results, outs, strict=True)]
 
 
 def _is_exact(narrow: np.dtype, wide: np.dtype) -> bool:

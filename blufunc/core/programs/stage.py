@@ -16,7 +16,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import Array, from_numpy, lift
+from blufunc.core.arrays.array import ConcreteArray, from_numpy, lift
 from blufunc.core.ir import check, dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, in_scope, subjaxprs
@@ -49,7 +49,7 @@ class StageTrace(Trace):
         self.eqns: list[Eqn] = []
         self.invars: list[Var] = []
         self._constants: dict[int, tuple[Var, Any]] = {}  # by id: the value is kept alive, so ids stay unique
-        self._literals: dict[int, tuple[Literal, Array]] = {}
+        self._literals: dict[int, tuple[Literal, ConcreteArray]] = {}
 
     def parameter(self, aval: ShapedArray, label: str | None = None) -> StagedTracer:
         """A new parameter of the jaxpr."""

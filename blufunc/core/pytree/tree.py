@@ -105,7 +105,7 @@ class TreeDef:
             try:
                 self._hash = hash(self.spec)
             except TypeError:
-                raise _unhashable(self.spec) from None
+                self._hash = hash(_hashed(self.spec))
         return self._hash
 
     def __repr__(self) -> str:
@@ -205,27 +205,31 @@ def _keys(spec: Spec) -> list[Any]:
     return kind.keys(aux, len(specs))
 
 
-def _unhashable(spec: Spec, path: Path = ()) -> TreeError:
-    """The error for the innermost node with unhashable static data."""
-    assert spec is not None
-    for key, child in zip(_keys(spec), spec[2], strict=True):
-        try:
-            hash(child)
-        except TypeError:
-            return _unhashable(child, (*path, key))
-    kind, aux, _ = spec
-    culprit = f"the static data of {kind.cls.__name__}"
-    for name, value in zip(kind.static_names, aux if kind.static_names else (), strict=True):
-        try:
-            hash(value)
-        except TypeError:
-            culprit = f"static field {name!r} of {kind.cls.__name__}, a {type(value).__name__},"
-    return TreeError(
-        f"{culprit} cannot be hashed{at(path)}",
-        where=source.here(),
-        why="static data is part of the key under which traced functions are kept",
-        fix="make it hashable (a tuple for a list), or a data field if it holds arrays",
-    )
+def _hashed(spec: Spec, path: Path = ()) -> Any:
+    """The hashed part of a structure: no static data that can only be compared.
+
+    Raises:
+      TreeError: static data is an array, whose comparison is none of a structure.
+    """
+    if spec is None:
+        return None
+    kind, aux, specs = spec
+    children = tuple([_hashed(c, (*path, key)) for key, c in zip(_keys(spec), specs, strict=True)])
+    try:
+        return kind, hash(aux), children
+    except TypeError:
+        pass
+    values = dict(zip(kind.static_names, aux, strict=True)) if kind.static_names else {"": aux}
+    for name, value in values.items():
+        if hasattr(value, "__array__"):
+            what = f"static field {name!r}" if name else "the static data"
+            raise TreeError(
+                f"{what} of {kind.cls.__name__} is an array{at(path)}",
+                where=source.here(),
+                why="static data is compared to find out whether a function was traced before",
+                fix="make it a data field, or a tuple",
+            )
+    return kind, children
 
 
 def at(path: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops.shape import slice_
 from blufunc.parallel.mesh.sharding import Index, Sharding, SingleDeviceSharding
@@ -30,7 +30,7 @@ class Shard:
     device: backend.Device
     index: Index
     replica_id: int
-    data: Array
+    data: ConcreteArray
 
     def __repr__(self) -> str:
         return (
@@ -38,13 +38,13 @@ class Shard:
         )
 
 
-def sharding_of(self: Array) -> Sharding:
+def sharding_of(self: ConcreteArray) -> Sharding:
     """The layout of the array: a ``NamedSharding``, or a ``SingleDeviceSharding``."""
     buffer = self.buffer
     return buffer.sharding if isinstance(buffer, ShardedBuffer) else SingleDeviceSharding(self.device)
 
 
-def addressable_shards(self: Array) -> list[Shard]:
+def addressable_shards(self: ConcreteArray) -> list[Shard]:
     """The shards on devices of this process, in mesh order."""
     buffer = self.buffer
     if not isinstance(buffer, ShardedBuffer):
@@ -54,6 +54,8 @@ def addressable_shards(self: Array) -> list[Shard]:
     shards = []
     for device, rank, shard in zip(buffer.devices, buffer.ranks, buffer.shards, strict=True):
         index = indices[rank]
-        data = slice_(Array(shard, padded, device), [0] * len(index), tuple(s.stop - s.start for s in index))
+        data = slice_(
+            ConcreteArray(shard, padded, device), [0] * len(index), tuple(s.stop - s.start for s in index)
+        )
         shards.append(Shard(device, index, replicas[rank], data))
     return shards

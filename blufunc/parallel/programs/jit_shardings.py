@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.arrays.backend import default_device, host_device
 from blufunc.core.ir import source
 from blufunc.core.ir.trace import EVAL, state
@@ -81,7 +81,7 @@ class ShardedJit(Jitted):
         pairs = zip(values, self._of_arguments(call), strict=True)
         return [v if s is None else self._onto(v, s, call, i) for i, (v, s) in enumerate(pairs)]
 
-    def _onto(self, x: Array, sharding: NamedSharding, call: Any, i: int) -> Array:
+    def _onto(self, x: ConcreteArray, sharding: NamedSharding, call: Any, i: int) -> ConcreteArray:
         """Move argument leaf ``i`` to its sharding, unless the user placed it elsewhere."""
         if x.device.joint:
             own, n = x.buffer.sharding, x.aval.ndim

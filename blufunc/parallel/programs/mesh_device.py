@@ -16,7 +16,7 @@ import numpy as np
 
 from blufunc.config import config
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
@@ -50,7 +50,7 @@ class MeshDevice(backend.Device):
         """The sharding of each argument; values not on the mesh are replicated."""
 
         def layout(value: Any) -> NamedSharding:
-            if isinstance(value, Array) and value.device == self:
+            if isinstance(value, ConcreteArray) and value.device == self:
                 return value.buffer.sharding
             return value if isinstance(value, NamedSharding) else replicated(self.mesh)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
@@ -209,7 +209,7 @@ def _mover(aval: ShapedArray, before: NamedSharding, after: NamedSharding) -> Lo
 
 def local_jaxpr(
     jaxpr: Jaxpr, in_shardings: Shardings, mesh: Mesh
-) -> tuple[Jaxpr, list[Array], list[NamedSharding]]:
+) -> tuple[Jaxpr, list[ConcreteArray], list[NamedSharding]]:
     """The local jaxpr with leading constants; these; the shardings of results."""
     try:
         program, out_shardings = localise(jaxpr, in_shardings, mesh)

@@ -13,13 +13,14 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.arrays import backend, process_info
-from blufunc.core.arrays.array import Array, from_numpy, lift
+from blufunc.core.arrays.array import ConcreteArray, from_numpy, lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import sequence, shape_of
 from blufunc.core.ir.trace import Tracer
 from blufunc.core.primitives.linear_ops import broadcast_to
 from blufunc.core.pytree import paths, tree
+from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import Index, NamedSharding, Sharding, SingleDeviceSharding
 from blufunc.parallel.mesh.spec import PartitionSpec
@@ -65,7 +66,7 @@ def _check_same(leaves: Sequence[Any], places: Sequence[Place], treedef: tree.Tr
     for path, leaf, place in zip(paths.leaf_paths(treedef), leaves, places, strict=True):
         if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh) and place.mesh.spans_processes:
             value = lift(leaf)
-            if isinstance(value, Array) and not isinstance(value.buffer, ShardedBuffer):
+            if isinstance(value, ConcreteArray) and not isinstance(value.buffer, ShardedBuffer):
                 of_mesh.setdefault(mesh_of(place), {})[f"x{path}"] = np.asarray(value)
     for mesh, values in of_mesh.items():
         processes.check_same(values, mesh, "device_put")
@@ -92,13 +93,8 @@ def _place(given: Any) -> Place:
 def _put(leaf: Any, place: Place) -> Any:
     value = lift(leaf)
     if isinstance(value, Tracer):
-        raise errors.UnsupportedError(
-            "device_put inside a traced function.",
-            where=source.here(),
-            why="a program runs where its arguments are.",
-            fix="put the arguments on a device before the call",
-        )
-    array: Array = value  # type: ignore[assignment]
+        return _put_traced(value, place)
+    array: ConcreteArray = value  # type: ignore[assignment]
     if isinstance(place, NamedSharding):
         buffer = array.buffer
         if not isinstance(buffer, ShardedBuffer):
@@ -111,14 +107,28 @@ def _put(leaf: Any, place: Place) -> Any:
     return from_numpy(np.asarray(array), place, array.aval.weak_type)
 
 
-def _wrapped(buffer: ShardedBuffer, weak_type: bool = False) -> Array:
+def _put_traced(value: Tracer, place: Place) -> Any:
+    """A traced value on a mesh, or as it is where it will be on the device anyway."""
+    if isinstance(place, NamedSharding):
+        return constrain(value, place)
+    if place != backend.default_device():
+        raise errors.UnsupportedError(
+            f"device_put of a traced value to {place}.",
+            where=source.here(),
+            why="a program runs where its arguments are.",
+            fix="put the arguments on the device before the call, or shard the value over a mesh",
+        )
+    return value
+
+
+def _wrapped(buffer: ShardedBuffer, weak_type: bool = False) -> ConcreteArray:
     aval = ShapedArray(buffer.shape, buffer.dtype, weak_type)
-    return Array(buffer, aval, device_on(buffer.sharding.mesh))  # type: ignore[arg-type]
+    return ConcreteArray(buffer, aval, device_on(buffer.sharding.mesh))  # type: ignore[arg-type]
 
 
 def make_array_from_callback(
     shape: Sequence[int], sharding: NamedSharding, data_callback: Callable[[Index], Any], *, dtype: Any = None
-) -> Array:
+) -> ConcreteArray:
     """Build an array shard by shard, so that no device and no host holds all of it.
 
     Each process builds its own shards.
@@ -162,7 +172,7 @@ def make_array_from_callback(
 
 def make_array_from_process_local_data(
     sharding: NamedSharding, local_data: Any, global_shape: Sequence[int] | None = None
-) -> Array:
+) -> ConcreteArray:
     """Build an array from the part of each process, such as its examples of a batch.
 
     Args:
@@ -224,8 +234,8 @@ def _checked(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def make_array_from_single_device_arrays(
-    shape: Sequence[int], sharding: NamedSharding, arrays: Sequence[Array]
-) -> Array:
+    shape: Sequence[int], sharding: NamedSharding, arrays: Sequence[ConcreteArray]
+) -> ConcreteArray:
     """Build an array from shards that are already on their devices, without a copy.
 
     Each process passes its own shards.
@@ -246,7 +256,7 @@ def make_array_from_single_device_arrays(
     def fail(kind: type[errors.BlufuncError], what: str, fix: str | None = None) -> NoReturn:
         raise kind(f"{name}: {what}.", where=source.here(), fix=fix)
 
-    if wrong := [a for a in given if not isinstance(a, Array)]:
+    if wrong := [a for a in given if not isinstance(a, ConcreteArray)]:
         fail(errors.ArgumentError, f"shards are arrays, not {wrong[0]!r:.60}")
     on = {a.device: a for a in given}
     devices = mesh_of(sharding).local_devices
@@ -268,7 +278,7 @@ def make_array_from_single_device_arrays(
     return _wrapped(ShardedBuffer([s.buffer for s in shards], sharding, whole, shards[0].aval.dtype))
 
 
-def filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, sharding: NamedSharding) -> Array:
+def filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, sharding: NamedSharding) -> ConcreteArray:
     """Make a constant array, each device its own shard, padding included.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.primitives.primitive import concrete
 from blufunc.parallel.mesh.constrain import ShardingConstraint, sharding_constraint_p
@@ -67,7 +67,7 @@ def reshard(x: Any, sharding: Any) -> Any:
 
 
 def _moved(x: Any, sharding: NamedSharding) -> Any:
-    if isinstance(x, Array):
+    if isinstance(x, ConcreteArray):
         mesh_of(sharding)  # raises for an abstract mesh
     spec = sharding.spec.for_rank(x.aval.ndim)
     if spec.unreduced or spec.reduced:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.ops.elementwise import convert_p, div_p, mul_p, neg_p
@@ -249,7 +249,7 @@ def _mesh_of(lowered: Lowered, leaves: Sequence[Any]) -> Mesh | AbstractMesh | N
 
 def _sharding(x: Any, var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """The sharding of an argument: its own, its first annotation's, or replicated."""
-    if isinstance(x, Array) and isinstance(x.device, MeshDevice):
+    if isinstance(x, ConcreteArray) and isinstance(x.device, MeshDevice):
         return x.buffer.sharding
     if isinstance(x, NamedSharding):
         return x

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import shape_of
 from blufunc.parallel.mesh.mesh import Mesh
@@ -87,7 +87,7 @@ class _Picture:
 
 
 def _shape_and_sharding(x: Any, sharding: Any, name: str) -> tuple[tuple[int, ...], Sharding]:
-    if isinstance(x, Array) and sharding is None:
+    if isinstance(x, ConcreteArray) and sharding is None:
         return x.aval.shape, sharding_of(x)
     if not isinstance(sharding, Sharding):
         raise errors.ArgumentError(
@@ -95,7 +95,7 @@ def _shape_and_sharding(x: Any, sharding: Any, name: str) -> tuple[tuple[int, ..
             where=source.here(),
             fix=f"{name}((8, 16), NamedSharding(mesh, P('x')))",
         )
-    return x.aval.shape if isinstance(x, Array) else shape_of(x, name), sharding
+    return x.aval.shape if isinstance(x, ConcreteArray) else shape_of(x, name), sharding
 
 
 def _pictures(shape: tuple[int, ...], sharding: Sharding) -> Iterator[_Picture]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.arrays import backend, process_info
-from blufunc.core.arrays.array import Array, lift
+from blufunc.core.arrays.array import ConcreteArray, lift
 from blufunc.core.ir import source
 from blufunc.core.ir.trace import Tracer
 from blufunc.core.pytree import paths as treepath
@@ -120,7 +120,7 @@ def _all_processes() -> Mesh:
     return Mesh(backend.all_devices(backend.default_device().platform), _AXIS)
 
 
-def _array(x: Any, name: str) -> Array:
+def _array(x: Any, name: str) -> ConcreteArray:
     value = lift(x)
     if isinstance(value, Tracer):
         raise errors.UnsupportedError(

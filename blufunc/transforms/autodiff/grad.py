@@ -16,7 +16,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ir.trace import Value
+from blufunc.core.ir.trace import Array
 from blufunc.core.primitives.linear_ops import instantiate, zeros
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import nodes, paths, tree
@@ -287,7 +287,7 @@ def _label(fun: Callable, in_tree: tree.TreeDef, i: int) -> str:
     return labels_of(fun, in_tree)[i]
 
 
-def _tangent(p: Value, t: Any, label: Callable[[], str]) -> Any:
+def _tangent(p: Array, t: Any, label: Callable[[], str]) -> Any:
     """Check a user's tangent against its primal."""
     if getattr(t, "dtype", None) == dtypes.float0:
         return zero(p.aval)

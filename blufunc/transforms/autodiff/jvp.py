@@ -12,7 +12,7 @@ from typing import Any
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ir.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
+from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import check_lists, check_tangent, pair_of
@@ -51,7 +51,7 @@ class JVPTrace(Trace):
                 return x.primal, x.tangent
             if not x.trace.alive:
                 raise leak_error(x)
-        if not isinstance(x, Value):
+        if not isinstance(x, Array):
             x = lift(x)
         return x, zero(x.aval)
 

@@ -15,7 +15,7 @@ from blufunc.config import config
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, eval_jaxpr
-from blufunc.core.ir.trace import Trace, Value, new_trace, set_trace, state
+from blufunc.core.ir.trace import Array, Trace, new_trace, set_trace, state
 from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.rule_errors import pair_of
 from blufunc.core.primitives.tangents import Zero
@@ -107,7 +107,7 @@ class _Recognising:
         self.fun = fun
 
     def __call__(self, *args: Any) -> list[Any]:
-        values = [x if isinstance(x, Value) else lift(x) for x in args]
+        values = [x if isinstance(x, Array) else lift(x) for x in args]
         labels: Any = [getattr(x, "label", None) for x in values]
         jaxpr = stage(self.fun, [x.aval for x in values], "grad", labels)
         eqns = [Eqn(e.prim, e.invars, e.outvars, e.params, source.placed_again(e.source)) for e in jaxpr.eqns]

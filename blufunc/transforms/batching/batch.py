@@ -14,7 +14,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr, named_axes
-from blufunc.core.ir.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
+from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.kinds import example_aval
 from blufunc.core.primitives.linear_ops import batched_front
 from blufunc.core.primitives.primitive import Primitive, derived
@@ -86,7 +86,7 @@ class BatchTrace(Trace):
                 return x.value, x.dim
             if not x.trace.alive:
                 raise leak_error(x)
-        return (x if isinstance(x, Value) else lift(x)), None
+        return (x if isinstance(x, Array) else lift(x)), None
 
     def process(self, prim, args, params):
         pairs = [self.split(a) for a in args]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import static_int
 from blufunc.core.primitives.linear_ops import batched_front, move_dim
@@ -97,18 +98,22 @@ def vmap(
             *[0] * tree.structure(kwargs).num_leaves,
         ]
         labels = functools.cache(lambda: labels_of(fun, in_tree))
-        values = as_values(leaves, lambda i: f"the argument {labels()[i]}")
-        dims = [
-            _normal_dim(d, v.aval, labels, i, fun) for i, (d, v) in enumerate(zip(dims, values, strict=True))
+        # what is not mapped stays as it is: a Python number also where operations are traced, and any object
+        kept = [
+            d is None and (x.__class__ in _NUMBERS or not _is_array(x))
+            for x, d in zip(leaves, dims, strict=True)
         ]
-        # a Python number that is not mapped stays one, also where operations on arrays are traced
-        inputs = [
-            x if d is None and x.__class__ in _NUMBERS else v
-            for x, v, d in zip(leaves, values, dims, strict=True)
-        ]
-        axis = Axis(_axis_size(fun, values, dims, labels, axis_size), axis_name, mesh_axes)
+        arrays = iter(
+            as_values(
+                [x for x, k in zip(leaves, kept, strict=True) if not k],
+                lambda i: f"the argument {labels()[[n for n, k in enumerate(kept) if not k][i]]}",
+            )
+        )
+        inputs = [x if k else next(arrays) for x, k in zip(leaves, kept, strict=True)]
+        dims = [_normal_dim(d, v, labels, i, fun) for i, (d, v) in enumerate(zip(dims, inputs, strict=True))]
+        axis = Axis(_axis_size(fun, inputs, dims, labels, axis_size), axis_name, mesh_axes)
         flat = FlatFunction(fun, in_tree)
-        outs, out_dims = batch_flat(flat, axis, inputs, dims, LazyLabels(labels, len(values)))
+        outs, out_dims = batch_flat(flat, axis, inputs, dims, LazyLabels(labels, len(inputs)))
         out_tree = flat.out_tree
         skeleton = tree.unflatten(out_tree, [0] * out_tree.num_leaves)
         target = _broadcast(out_axes, skeleton, fun, "out_axes", "the results")
@@ -134,9 +139,18 @@ def _broadcast(axes: Any, whole: Any, fun: Callable, name: str, what: str) -> li
         ) from None
 
 
-def _normal_dim(d: Any, aval: Any, labels: Callable[[], list[str]], i: int, fun: Callable) -> int | None:
+def _is_array(x: Any) -> bool:
+    try:
+        lift(x)
+    except errors.ArgumentError:
+        return False
+    return True
+
+
+def _normal_dim(d: Any, x: Any, labels: Callable[[], list[str]], i: int, fun: Callable) -> int | None:
     if d is None:
         return None
+    aval = x.aval
     if not isinstance(d, (int, np.integer)) or isinstance(d, bool):
         raise errors.ArgumentError(
             f"in_axes holds {d!r} for {labels()[i]}; axes are ints or None.", where=source.here()

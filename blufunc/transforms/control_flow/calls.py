@@ -11,7 +11,7 @@ from typing import Any
 
 from blufunc.config import config
 from blufunc.core.arrays import nan_check
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.arrays.backend import Device
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, eval_jaxpr
 from blufunc.core.ir.trace import EVAL, state
@@ -54,7 +54,7 @@ class Call(Primitive):
         return self.bind(*ins, **self.derived(params, closed, len(ins)))
 
     def evaluate(self, args, params):
-        arrays = [a if a.__class__ is Array else concrete(a) for a in args]
+        arrays = [a if a.__class__ is ConcreteArray else concrete(a) for a in args]
         jaxpr = params["jaxpr"]
         device = device_of(arrays, self.name, simplify.home_of(jaxpr))
         program = jaxpr.memoised(
@@ -65,7 +65,7 @@ class Call(Primitive):
         if config.guards:
             shown = effects.silenced(simplify.inline_calls(jaxpr))
             nan_check.check_program(params.get("name", self.name), shown, arrays, outs, device)
-        return [Array(b, v.aval.strong(), device) for b, v in zip(outs, jaxpr.outvars, strict=True)]
+        return [ConcreteArray(b, v.aval.strong(), device) for b, v in zip(outs, jaxpr.outvars, strict=True)]
 
     def jvp(self, primals, tangents, **params):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)

@@ -381,6 +381,7 @@ def cond(
     """``true_fun(*operands)`` if ``pred`` holds, else ``false_fun(*operands)``.
 
     Both are traced, one runs. Under ``vmap`` with a mapped ``pred`` both run, and a select chooses.
+    ``cond(pred, x, true_fun, y, false_fun)``, an operand for each function, is ``true_fun(x)`` or ``false_fun(y)``.
 
     Args:
       pred: a boolean or numeric scalar; a number holds unless it is zero.
@@ -390,6 +391,9 @@ def cond(
     Raises:
       BranchError: the results of the branches differ in structure or type.
     """
+    if not callable(true_fun) and callable(false_fun) and len(operands) == 2 and callable(operands[1]):
+        on_true, on_false, operands = false_fun, operands[1], (true_fun, operands[0])
+        true_fun, false_fun = (lambda x, y: on_true(x)), (lambda x, y: on_false(y))
     for f in (true_fun, false_fun):
         check_callable(f, "cond")
     pred = lift(pred, "the predicate of cond")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import Array, lift, scalar
+from blufunc.core.arrays.array import ConcreteArray, lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import static_int
 from blufunc.core.ops.elementwise import add, convert, lt
@@ -49,7 +49,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
             )
     kinds = [(b.aval.dtype, b.aval.weak_type) for b in bounds]
     dtype = dtypes.promote(*kinds)[0]
-    if all(isinstance(b, Array) for b in bounds):
+    if all(isinstance(b, ConcreteArray) for b in bounds):
         start, stop = (int(np.asarray(b)) for b in bounds)
 
         def step(carry, _):

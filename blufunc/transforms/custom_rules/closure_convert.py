@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.programs.stage import stage
@@ -56,7 +56,7 @@ def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list]:
     flat = FlatFunction(fun, in_tree)
     jaxpr = stage(flat, in_avals, name, labels)
     closed, consts = jaxpr.hoist()
-    perturbed = [c.__class__ is not Array and dtypes.is_inexact(c.aval.dtype) for c in consts]
+    perturbed = [c.__class__ is not ConcreteArray and dtypes.is_inexact(c.aval.dtype) for c in consts]
     hoisted = [c for c, p in zip(consts, perturbed, strict=True) if p]
     kept = [None if p else c for c, p in zip(consts, perturbed, strict=True)]
     avals = [*in_avals, *(h.aval for h in hoisted)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
@@ -256,7 +256,7 @@ def _check_reference(name: str, jaxpr: Jaxpr) -> None:
     It cannot if it captures tracers, has effects, or returns nothing.
     """
     for const in jaxpr.consts:
-        if not isinstance(const, Array):
+        if not isinstance(const, ConcreteArray):
             raise ArgumentError(
                 f"the reference of the kernel {name} closes over a traced value ({const.aval}).",
                 where=source.here(),

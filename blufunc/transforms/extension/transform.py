@@ -21,7 +21,7 @@ from blufunc.core.arrays.array import lift as lift_value
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ir.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
+from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import paths as treepath
@@ -191,7 +191,7 @@ class Transform:
         """An argument inside: a tracer for a box, an array, or itself."""
         if self._is_box(x):
             return TransformTracer(trace, x, self._like(x).strong())
-        if self.box is not None and not isinstance(x, (Value, np.ndarray, np.generic)):
+        if self.box is not None and not isinstance(x, (Array, np.ndarray, np.generic)):
             return x  # a number, a flag, a name: nothing that needs a box
         value = lift_value(x, f"an argument of a function under {self.name}")
         if self.box is None:
@@ -262,7 +262,7 @@ class TransformTrace(Trace):
                 return Boxed(x.box, x.aval)
             if not x.trace.alive:
                 raise leak_error(x)
-        return x if isinstance(x, Value) else lift_value(x)
+        return x if isinstance(x, Array) else lift_value(x)
 
     def process(self, prim, args, params):
         operands = [self.box_of(a) for a in args]
@@ -385,7 +385,7 @@ class Bodies:
             return x
         t = self.transform
         value = x.box if t.lower is None else t.lower(x.box, x.aval)
-        if not isinstance(value, Value) or not value.aval.same_type(x.aval):
+        if not isinstance(value, Array) or not value.aval.same_type(x.aval):
             raise errors.UnsupportedError(
                 f"under {t.name} {what} is a box, {value!r:.80}, and which way it goes is not known.",
                 where=source.here(),

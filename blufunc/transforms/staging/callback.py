@@ -20,7 +20,7 @@ from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import from_numpy, lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.trace import EVAL, Value, set_trace
+from blufunc.core.ir.trace import EVAL, Array, set_trace
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.linear_ops import batched_front, move_dim, reshape
 from blufunc.core.primitives.primitive import Primitive, unsupported
@@ -367,7 +367,7 @@ def debug_callback(
     debug_callback_p.bind(*values, callback=host, ordered=bool(ordered))
 
 
-def _lifted(x: Any) -> Value | None:
+def _lifted(x: Any) -> Array | None:
     """The value, or None where ``x`` is not an array."""
     try:
         return lift(x)

@@ -23,7 +23,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays import backend, nan_check
-from blufunc.core.arrays.array import Array, Donated, arrays_of
+from blufunc.core.arrays.array import ConcreteArray, Donated, arrays_of
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import static_int
@@ -212,19 +212,19 @@ class Jitted:
     def __call__(self, *args, **kwargs):
         if self._plain and state.trace is EVAL and not state.context:
             arrays: Sequence = args
-            key: list = [a.aval for a in args if a.__class__ is Array]
+            key: list = [a.aval for a in args if a.__class__ is ConcreteArray]
             if kwargs or len(key) != len(args):
                 arrays, in_tree = self._flatten(args, kwargs)
-                key = [in_tree, *[a.aval for a in arrays if a.__class__ is Array]]
+                key = [in_tree, *[a.aval for a in arrays if a.__class__ is ConcreteArray]]
                 if len(key) != 1 + len(arrays):
                     arrays = self._values(arrays, in_tree)
-                    key[1:] = [a.aval for a in arrays if a.__class__ is Array]
+                    key[1:] = [a.aval for a in arrays if a.__class__ is ConcreteArray]
             entry = self._fast.get(tuple(key))  # tracers make the key too short to be found
             if entry is not None:
                 return self._run(entry, arrays)
         return self._call(args, kwargs)
 
-    def _run(self, entry: Entry, arrays: Sequence[Array]) -> Any:
+    def _run(self, entry: Entry, arrays: Sequence[ConcreteArray]) -> Any:
         """Run a program on arrays; donated ones lose their buffers."""
         if config.guards:
             return self._run_guarded(entry, arrays)
@@ -244,7 +244,7 @@ class Jitted:
             donate(arrays, buffers, entry.donates, device, self.name)
         return self._results(entry, program(buffers), device)
 
-    def _run_guarded(self, entry: Entry, arrays: Sequence[Array]) -> Any:
+    def _run_guarded(self, entry: Entry, arrays: Sequence[ConcreteArray]) -> Any:
         """Run a program, check results for NaN, and find the first equation with one.
 
         Arguments must outlive the call, since it may have to run again.
@@ -259,7 +259,7 @@ class Jitted:
 
     def _results(self, entry: Entry, outs: Sequence, device: backend.Device) -> Any:
         if entry.single:
-            return Array(outs[0], entry.out_avals[0], device)
+            return ConcreteArray(outs[0], entry.out_avals[0], device)
         return tree.unflatten(entry.out_tree, arrays_of(outs, entry.out_avals, device))
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
@@ -282,7 +282,7 @@ class Jitted:
         """Trace for the types of the arguments (arrays or ``ShapeDtypeStruct``)."""
         call = self._split(args, kwargs)
         entry = self._entry(call, [abstract(x) for x in call.leaves])
-        arrays = [x for x in call.leaves if isinstance(x, Array) and x.aval.ndim]
+        arrays = [x for x in call.leaves if isinstance(x, ConcreteArray) and x.aval.ndim]
         device = device_of(arrays, self.name, entry.home) if arrays else entry.home
         return Traced(self, entry, call.in_tree, device, self._layouts(call))
 
@@ -393,7 +393,7 @@ class Jitted:
                 del self._entries[old]
         if self._plain and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
             self._fast[(call.in_tree, *key.types)] = entry
-            if not call.kwargs and all(a.__class__ is Array for a in call.args):
+            if not call.kwargs and all(a.__class__ is ConcreteArray for a in call.args):
                 self._fast[key.types] = entry
         return entry
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from blufunc import _lazy, errors
 from blufunc.config import config
 from blufunc.core.arrays import backend, nan_check
-from blufunc.core.arrays.array import Array, Donated, arrays_of
+from blufunc.core.arrays.array import ConcreteArray, Donated, arrays_of
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
@@ -51,7 +51,7 @@ class Entry:
     budget: int | None = None  # limit in bytes on the planned peak
     programs: dict[Any, Callable] = field(default_factory=dict)
     ran: tuple[Any, Any, Any] = (None, None, None)  # the last call: where, program, matmul_precision
-    copies: dict[backend.Device, list[Array]] = field(default_factory=dict)  # its constants
+    copies: dict[backend.Device, list[ConcreteArray]] = field(default_factory=dict)  # its constants
     donates: tuple[bool, ...] = ()  # a flag per parameter that loses its buffer; empty if none
 
     def __post_init__(self) -> None:
@@ -60,18 +60,18 @@ class Entry:
         if any(donates):
             self.donates = (False,) * len(self.consts) + tuple(donates)
 
-    def place(self, arrays: Sequence[Array], name: str) -> backend.Device:
+    def place(self, arrays: Sequence[ConcreteArray], name: str) -> backend.Device:
         """The device for these arguments; constants decide if all are scalars."""
         if any(a.aval.ndim for a in arrays):
             return device_of(arrays, name, self.home)
         return device_of([*arrays, *map(concrete, self.consts)], name, self.home)
 
-    def constants(self, device: backend.Device) -> list[Array]:
+    def constants(self, device: backend.Device) -> list[ConcreteArray]:
         """The constants on a device; copied there at most once."""
         found = self.copies.get(device)
         if found is None:
             found = self.copies[device] = [
-                c if c.device == device else Array(c.buffer_on(device), c.aval, device)
+                c if c.device == device else ConcreteArray(c.buffer_on(device), c.aval, device)
                 for c in map(concrete, self.consts)
             ]
         return found
@@ -93,7 +93,7 @@ class Entry:
 
 
 def donate(
-    arrays: Sequence[Array], buffers: list, donates: Sequence[bool], device: backend.Device, name: str
+    arrays: Sequence[ConcreteArray], buffers: list, donates: Sequence[bool], device: backend.Device, name: str
 ) -> None:
     """Donate the flagged arrays' buffers to a call of ``name``.
 
@@ -104,7 +104,7 @@ def donate(
     mark_donated(arrays, donates, name)
 
 
-def mark_donated(arrays: Sequence[Array], donates: Sequence[bool], name: str) -> None:
+def mark_donated(arrays: Sequence[ConcreteArray], donates: Sequence[bool], name: str) -> None:
     """Mark the flagged arrays as donated to a call of ``name``."""
     gone = Donated(name, source.current())
     for array in itertools.compress(arrays, donates):
@@ -272,10 +272,12 @@ class Compiled:
             nan_check.check_program(name, jaxpr, inputs, outs, self.device)
         return tree.unflatten(self.traced.out_tree, arrays_of(outs, self.traced.entry.out_avals, self.device))
 
-    def _copy(self, a: Array) -> Array:
-        return Array(self.device.backend.from_host(nan_check.host(a), self.device), a.aval, self.device)
+    def _copy(self, a: ConcreteArray) -> ConcreteArray:
+        return ConcreteArray(
+            self.device.backend.from_host(nan_check.host(a), self.device), a.aval, self.device
+        )
 
-    def _arrays(self, args: tuple, kwargs: dict) -> list[Array]:
+    def _arrays(self, args: tuple, kwargs: dict) -> list[ConcreteArray]:
         """The arguments of the program: constants, and the arguments of the call."""
         traced = self.traced
         call = traced.owner._split(args, kwargs)

@@ -12,7 +12,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays import backend as _backend
 from blufunc.core.arrays import process_info
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import static_int
 from blufunc.core.pytree import tree
@@ -91,10 +91,10 @@ def default_backend() -> str:
 
 def device_get(x: Any) -> Any:
     """Copy a pytree of arrays to NumPy arrays, once their values are ready."""
-    return tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, Array) else leaf, x)
+    return tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, ConcreteArray) else leaf, x)
 
 
 def block_until_ready(x: Any) -> Any:
     """Wait until every array of a pytree has its value; returns the pytree."""
-    tree.map(lambda leaf: leaf.block_until_ready() if isinstance(leaf, Array) else leaf, x)
+    tree.map(lambda leaf: leaf.block_until_ready() if isinstance(leaf, ConcreteArray) else leaf, x)
     return x

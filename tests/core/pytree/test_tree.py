@@ -5,10 +5,12 @@ import pickle
 import re
 from collections import OrderedDict, defaultdict, namedtuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import blufunc as bf
 from blufunc.core.pytree import nodes, paths, tree
 from blufunc.core.pytree import reduce as treefold
 from blufunc.core.pytree.nodes import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
@@ -263,12 +265,22 @@ def test_unsortable_keys_name_the_path():
         )
 
 
-def test_unhashable_static_data_names_the_field():
-    treedef = tree.structure({"a": Layer(1, 2, size=[3])})
-    with pytest.raises(TreeError, match=r"static field 'size' of Layer, a list, cannot be hashed at \['a'\]"):
+def test_static_data_need_only_be_comparable():
+    made = lambda size: tree.structure({"a": Layer(1, 2, size=size), "b": [Box([1], [size])]})
+    assert hash(made([3])) == hash(made([3])) and made([3]) == made([3]) != made([4])
+    calls = []
+    fun = bf.jit(lambda t: calls.append(0) or t["a"].w + 1)
+    for size in ([3], [3], [4]):
+        fun({"a": Layer(np.ones(2), np.ones(2), size=size)})
+    assert len(calls) == 2
+
+
+def test_static_arrays_name_the_field():
+    treedef = tree.structure({"a": Layer(1, 2, size=np.ones(2))})
+    with pytest.raises(TreeError, match=r"static field 'size' of Layer is an array at \['a'\]"):
         hash(treedef)
-    with pytest.raises(TreeError, match="static data of Box cannot be hashed"):
-        hash(tree.structure(Box([1], [])))
+    with pytest.raises(TreeError, match="the static data of Box is an array"):
+        hash(tree.structure(Box([1], np.ones(2))))
 
 
 def test_map():

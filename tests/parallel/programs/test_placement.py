@@ -11,7 +11,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import NamedSharding, P, errors, lax, make_mesh
 from blufunc.config import config
-from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.array import ConcreteArray
 from blufunc.parallel.programs import mesh_program
 from blufunc.sharding import SingleDeviceSharding
 
@@ -356,7 +356,7 @@ def test_donation(mesh):
     assert a.is_deleted() and np.asarray(out).tolist() == list(range(1, 9))
     assert np.asarray(shard).tolist() == [0, 1, 2, 3] and np.asarray(copy).tolist() == list(range(8))
     c = bf.device_put(np.arange(8.0), place)
-    other = Array(c.buffer, c.aval, c.device)
+    other = ConcreteArray(c.buffer, c.aval, c.device)
     assert np.asarray(f(c, 0)[0]).tolist() == list(range(1, 9)) and c.is_deleted()
     assert np.asarray(other).tolist() == list(range(8)), "an array of the same buffer"
     b = bf.device_put(np.arange(8.0), place)

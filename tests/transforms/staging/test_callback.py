@@ -64,7 +64,7 @@ def test_a_callback_is_given_arrays_that_it_may_keep():
 
     x = draw(3)
     close(f(x), (x * 2.0 + 1.0, bnp.exp(x * 2.0)))
-    assert type(kept[0]) is bf.Array
+    assert not isinstance(kept[0], bf.Tracer)
     close(kept[0], x * 2.0)
 
 

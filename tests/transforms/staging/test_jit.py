@@ -10,7 +10,7 @@ import pytest
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.arrays.array import Array, from_numpy, scalar
+from blufunc.core.arrays.array import ConcreteArray, from_numpy, scalar
 from blufunc.core.ir import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import shape
@@ -377,7 +377,7 @@ def test_results_of_any_structure():
     check(out["a"][0], X)
     assert out["a"][1] is None
     check(out["b"][0], -X)
-    assert isinstance(out["b"][1], Array)
+    assert isinstance(out["b"][1], ConcreteArray)
     assert jit(lambda x: None)(X) is None
     assert jit(lambda x: ())(X) == ()
 
@@ -582,7 +582,7 @@ def test_what_is_donated_of_hundreds_of_arrays():
         for k, v in got.items():
             check(v, np.full(int(k) % 3, int(k) + 1) if k.isdecimal() else {"n": 8.0}.get(k, [8.0]))
         assert kept.is_deleted() and q[0].is_deleted()
-        assert all(x.is_deleted() == (x.ndim > 0) for x in p.values() if isinstance(x, Array))
+        assert all(x.is_deleted() == (x.ndim > 0) for x in p.values() if isinstance(x, ConcreteArray))
         for k, v in seen.items():
             np.testing.assert_array_equal(v, np.full(int(k) % 3, int(k)))
         p = {k: ew.sub(v, 1.0) for k, v in got.items()}
@@ -594,7 +594,7 @@ def test_an_array_that_the_function_closes_over_is_not_overwritten():
     a = arr(X)
     f = jit(lambda x: ew.add(ew.mul(x, 2.0), a), donate_argnums=0)
     check(f(arr(X)), 3 * X)
-    b = Array(a.buffer, a.aval, a.device)
+    b = ConcreteArray(a.buffer, a.aval, a.device)
     check(f(b), 3 * X)
     assert b.is_deleted()
     check(f(arr(X)), 3 * X)
@@ -768,7 +768,7 @@ def test_disable_jit_runs_the_function():
         with disable_jit(False):
             f(arr(3))
     f(arr(4))
-    assert [isinstance(x, Array) for x in seen] == [True, True, False] and f.trace_count == 1
+    assert [isinstance(x, ConcreteArray) for x in seen] == [True, True, False] and f.trace_count == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax, nn, tree
 from blufunc.config import Config, config
 from blufunc.core.arrays import backend
-from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.arrays.array import ConcreteArray, from_numpy
 from blufunc.core.ir import dtypes
 from blufunc.kernels import precision as precisions
 from blufunc.kernels.backends.cuda import replay
@@ -770,7 +770,7 @@ def test_arrays_on_two_chosen_devices_do_not_meet(fake):
     cpu, cuda = bf.devices("cpu")[0], bf.devices("cuda")[0]
     other = backend.Device("cuda", 1, cuda.backend)
     x = bf.device_put(uniform(3), cuda)
-    y = Array(x.buffer, x.aval, other)
+    y = ConcreteArray(x.buffer, x.aval, other)
     with pytest.raises(errors.ArgumentError, match=r"cuda:0 and on cuda:1"):
         x + y
     assert (x + bf.device_put(uniform(3), cpu)).device == cuda

@@ -1,0 +1,139 @@
+"""Classes, protocols and old forms of arguments that JAX libraries rely on."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import errors, lax, random
+from blufunc.config import config
+
+
+@pytest.mark.parametrize("transform", [bf.jit, bf.grad, bf.vmap, bf.checkpoint, lambda f: f])
+def test_traced_values_are_arrays(transform):
+    seen = []
+    x = bnp.ones(3) if transform is bf.vmap else bnp.float32(1)
+    transform(lambda x: seen.append(isinstance(x, bf.Array)) or x * 1)(x)
+    assert seen[0]
+    assert not isinstance(np.ones(3), bf.Array)
+
+
+class Wrapped:
+    """An object that stands for an array."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __jax_array__(self):
+        return self.value
+
+
+def test_objects_that_give_arrays():
+    w = Wrapped(np.arange(3.0, dtype=np.float32))
+    for got in (bnp.asarray(w) + 1, bnp.ones(3) + w, w.value + 1, bf.jit(lambda x: x + 1)(w), bnp.add(w, 1)):
+        np.testing.assert_array_equal(got, [1, 2, 3])
+    assert bf.eval_shape(lambda x: x[1:], w).shape == (2,)
+
+
+class Described:
+    shape, dtype = (2, 3), "float16"
+
+
+def test_shapes_of_objects_that_have_them():
+    assert bf.eval_shape(lambda x: x.sum(0), Described()) == bf.ShapeDtypeStruct((3,), "float16")
+    with pytest.raises(errors.ArgumentError, match="which is not an array"):
+        bf.jit(lambda x: x)(Described())
+
+
+def test_what_is_not_mapped_stays_as_it_is():
+    double = lambda f, x, flag: f(x) if flag == "on" else x
+    np.testing.assert_array_equal(bf.vmap(double, (None, 0, None))(bnp.negative, bnp.ones(2), "on"), [-1, -1])
+    tree = {"f": bnp.negative, "scale": 3.0}
+    got = bf.jit(bf.vmap(lambda t, x: t["f"](x) * t["scale"], ({"f": None, "scale": None}, 0)))
+    with pytest.raises(errors.ArgumentError, match="is a function, which is not an array"):
+        got(tree, bnp.ones(2))  # jit takes arrays
+    mapped = bf.jit(lambda x: bf.vmap(lambda t, x: t["f"](x) * t["scale"], (None, 0))(tree, x))
+    np.testing.assert_array_equal(mapped(bnp.ones(2)), [-3, -3])
+    with pytest.raises(errors.ArgumentError, match="is a function, which is not an array"):
+        bf.vmap(lambda f, x: x)(bnp.negative, bnp.ones(2))
+
+
+@pytest.mark.parametrize("pred", [True, False])
+def test_an_operand_for_each_branch(pred):
+    x, y = bnp.ones(2), {"y": bnp.zeros(2)}
+    old = lambda pred: lax.cond(pred, x, lambda x: x + 1, y, lambda y: y["y"] - 1)
+    for fun in (old, bf.jit(old)):
+        np.testing.assert_array_equal(fun(pred), [2, 2] if pred else [-1, -1])
+
+
+@pytest.fixture
+def two_devices(monkeypatch):
+    monkeypatch.setattr(config, "cpu_devices", 2)
+    return bf.devices("cpu")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_values_are_put_where_they_are(named):
+    x, place = bnp.ones(3), bf.devices()[0] if named else None
+    double = lambda x: bf.device_put(x * 2, place)
+    np.testing.assert_array_equal(bf.jit(double)(x), [2, 2, 2])
+    np.testing.assert_array_equal(bf.grad(lambda x: double(x).sum())(x), [2, 2, 2])
+
+
+def test_values_are_not_put_elsewhere(two_devices):
+    with pytest.raises(errors.UnsupportedError, match="device_put of a traced value to cpu:1"):
+        bf.jit(lambda x: bf.device_put(x, two_devices[1]))(bnp.ones(3))
+
+
+def test_values_are_put_on_a_mesh(two_devices):
+    mesh = bf.make_mesh((2,), ("x",))
+    whole, spread = (bf.NamedSharding(mesh, bf.P(*names)) for names in ((), ("x",)))
+    x = bf.device_put(bnp.ones(4), whole)
+    assert bf.jit(lambda x: bf.device_put(x + 1, spread))(x).sharding == spread
+
+
+def test_keys_as_words():
+    key = random.key(3)
+    words = random.key_data(key)
+    for given in (words, np.asarray(words)):
+        np.testing.assert_array_equal(random.normal(given, (4,)), random.normal(key, (4,)))
+        np.testing.assert_array_equal(random.split(given, 3), random.key_data(random.split(key, 3)))
+        np.testing.assert_array_equal(random.fold_in(given, 7), random.key_data(random.fold_in(key, 7)))
+    draw = bf.jit(lambda words: random.uniform(random.split(words)[1]))
+    assert draw(words) == random.uniform(random.split(key)[1])
+    assert bf.vmap(random.normal)(random.split(words, 5)).shape == (5,)
+    for words in (np.zeros(3, np.uint32), np.zeros(2, np.int32)):
+        with pytest.raises(errors.ArgumentError, match="takes a key"):
+            random.normal(words)
+
+
+@pytest.mark.parametrize("name", ["bool_", "int8", "uint32", "bfloat16", "float32", "complex64"])
+def test_dtypes_are_classes(name):
+    cls = getattr(bnp, name)
+    assert isinstance(cls, type) and np.dtype(cls) == cls.dtype == cls and hash(cls) == hash(cls.dtype)
+    assert isinstance(np.ones((), cls)[()], cls) and not isinstance("a", cls)
+    assert bnp.ones(2, cls).dtype == cls and cls(1).shape == ()
+
+
+MISTAKES = [  # a wrong call, and the classes that users of JAX and NumPy catch
+    (lambda: bnp.ones(3) + bnp.ones(4), (TypeError, ValueError)),
+    (lambda: bnp.stack([bnp.ones(2), bnp.ones(3)]), (TypeError, ValueError)),
+    (lambda: bnp.ones(3).reshape(2), (TypeError, ValueError)),
+    (lambda: lax.scan(lambda c, x: (c, x), 0.0, (bnp.ones(2), bnp.ones(3))), (TypeError, ValueError)),
+    (lambda: bf.tree.map(lambda x, y: x, [1], (1,)), (TypeError, ValueError)),
+    (lambda: bnp.ones(3)[3], (IndexError,)),
+    (lambda: bnp.linalg.matrix_rank(bnp.eye(2), rtol=1.0, tol=1.0), (ValueError,)),
+    (lambda: bnp.sum(bnp.ones(3), where=bnp.ones(3)), (TypeError, ValueError)),
+    (lambda: bnp.cov(bnp.ones((2, 2)), dtype="int32"), (TypeError, ValueError)),
+    (lambda: bnp.fft.fft2(bnp.ones((2, 2)), axes=(0,)), (ValueError,)),
+    (lambda: bf.jit(lambda x: 1 if x else 0)(1.0), (errors.TracerBoolConversionError, TypeError)),
+    (lambda: bf.jit(np.asarray)(1.0), (errors.TracerArrayConversionError,)),
+    (lambda: bf.jit(range)(1), (errors.TracerIntegerConversionError, errors.ConcretizationTypeError)),
+]
+
+
+@pytest.mark.parametrize("call, classes", MISTAKES)
+def test_classes_of_errors(call, classes):
+    with pytest.raises(errors.BlufuncError) as caught:
+        call()
+    assert all(isinstance(caught.value, c) for c in classes)
