@@ -24,14 +24,8 @@ _NOT_HERE = {
     "check_tracer_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
     "checking_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
     "copy_to_host_async": "device_get copies to the host",
-    "debug_infs": "set config.debug_infs = True",
-    "debug_key_reuse": "set config.debug_key_reuse = True",
-    "debug_nans": "set config.debug_nans = True",
-    "default_device": "set config.default_device = 'cuda', or put arrays on a device with device_put",
-    "default_matmul_precision": "set config.matmul_precision = 'tf32', or give a product its precision",
     "default_prng_impl": "threefry is the one generator",
     "dlpack": "numpy.from_dlpack reads what speaks DLPack, and arrays have __dlpack__",
-    "enable_checks": "set config.check = True",
     "enable_custom_prng": "keys are always typed",
     "enable_x64": _EXPLICIT_64,
     "experimental": "nothing is experimental here: multihost_utils is multihost, and what is missing is not there yet",
@@ -49,7 +43,6 @@ _NOT_HERE = {
     "lib": "it is JAX's own",
     "linear_util": "it is JAX's own; transforms of one's own are made with Transform",
     "live_arrays": "arrays are not counted",
-    "log_compiles": "set config.debug = 'retrace'",
     "memory": "arrays are in the memory of their device; checkpoint_policies has offloading",
     "monitoring": "nothing is monitored; config.debug shows the stages of programs",
     "new_ref": _NO_REFS,
@@ -58,7 +51,6 @@ _NOT_HERE = {
     "pmap": "use shard_map, or jit on arrays that are divided among devices",
     "profiler": "there is no profiler yet; time calls with block_until_ready",
     "ref": _NO_REFS,
-    "set_mesh": "a mesh is current in a block: with mesh: ...",
     "smap": "use shard_map",
     "stages": "jit(f).trace(...), .lower() and .compile() are the stages",
     "threefry_partitionable": "it is always so",
@@ -95,6 +87,14 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import tree as tree
     from blufunc import tree_util as tree_util
     from blufunc import typing as typing
+    from blufunc.contexts import debug_infs as debug_infs
+    from blufunc.contexts import debug_key_reuse as debug_key_reuse
+    from blufunc.contexts import debug_nans as debug_nans
+    from blufunc.contexts import default_device as default_device
+    from blufunc.contexts import default_matmul_precision as default_matmul_precision
+    from blufunc.contexts import enable_checks as enable_checks
+    from blufunc.contexts import log_compiles as log_compiles
+    from blufunc.contexts import set_mesh as set_mesh
     from blufunc.core.arrays.backend import Device as Device
     from blufunc.core.ir import dtypes as dtypes
     from blufunc.core.ir.check import check_jaxpr as check_jaxpr

@@ -12,10 +12,13 @@ from typing import Any, ClassVar
 
 from blufunc import errors
 
-_PLATFORM = (
-    "arrays are on the CPU unless told otherwise.",
-    "bf.config.update('default_device', 'cuda'), or BLUFUNC_DEFAULT_DEVICE=cuda",
-)
+PRECISIONS = {
+    "float32": "highest",
+    "tensorfloat32": "tf32",
+    "bfloat16": "fastest",
+    "bfloat16_3x": "high",
+}
+"""JAX's names of precisions of float32 matmuls, and the names here."""
 
 _OF_JAX = {
     "jax_enable_x64": (
@@ -23,27 +26,36 @@ _OF_JAX = {
         "leave it out, and write the dtype where you want 64 bits: jnp.asarray(x, dtype='float64')",
     ),
     "jax_disable_jit": ("it is no flag.", "with bf.disable_jit(): ..."),
-    "jax_log_compiles": ("it is a stage to show.", "bf.config.update('debug', 'retrace')"),
-    "jax_explain_cache_misses": ("it is a stage to show.", "bf.config.update('debug', 'retrace')"),
-    "jax_enable_checks": ("it has another name.", "bf.config.update('check', True)"),
-    "jax_check_tracer_leaks": ("a tracer that leaks is always found when it is used.", "leave it out"),
     "jax_numpy_dtype_promotion": ("promotion is always the standard one.", "bf.lax functions do not promote"),
     "jax_numpy_rank_promotion": ("ranks are always promoted in silence.", "bf.lax functions do not promote"),
-    "jax_default_matmul_precision": (
-        "it has another name.",
-        "bf.config.update('matmul_precision', 'tf32'), or 'default' for IEEE float32",
-    ),
     "jax_default_prng_impl": ("threefry is the one generator.", "leave it out"),
-    "jax_threefry_partitionable": ("it is always so.", "leave it out"),
-    "jax_platforms": _PLATFORM,
-    "jax_platform_name": _PLATFORM,
-    "jax_num_cpu_devices": ("it has another name.", "bf.config.update('cpu_devices', 8)"),
     "jax_compilation_cache_dir": (
         "what was compiled is always kept on disk, in ~/.cache/blufunc.",
         "leave it out, or set the environment variable BLUFUNC_CACHE_DIR before the program starts",
     ),
 }
 """Replacements of JAX flags that blufunc lacks: the reason, and what to write."""
+
+_RENAMED = {
+    "jax_enable_checks": "check",
+    "jax_num_cpu_devices": "cpu_devices",
+    "jax_default_matmul_precision": "matmul_precision",
+    "jax_platforms": "default_device",
+    "jax_platform_name": "default_device",
+    "jax_default_device": "default_device",
+}
+"""JAX flags that have another name here."""
+
+_ALWAYS = {
+    "jax_enable_x64": False,
+    "jax_check_tracer_leaks": (True, False),  # a tracer that leaks is always found when it is used
+    "jax_threefry_partitionable": True,
+    "jax_traceback_filtering": ("off", "auto", "tracebackhide", "remove_frames"),
+    "jax_numpy_rank_promotion": "allow",
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_default_prng_impl": "threefry2x32",
+}
+"""JAX flags whose values here are these: setting them changes nothing."""
 
 STAGES = (
     "jaxpr",
@@ -150,6 +162,18 @@ class Config:
           UnsupportedError: JAX has the flag and blufunc does not; the message has the replacement.
           ValueRangeError: there is no such flag, or the flag has no such value.
         """
+        always = _ALWAYS.get(name, ()) if isinstance(name, str) else ()
+        if value in always if isinstance(always, tuple) else value == always:
+            return
+        if name in ("jax_log_compiles", "jax_explain_cache_misses"):
+            stages = {*_stages(self.debug)} - {"retrace"} | ({"retrace"} if value else set())
+            name, value = "debug", ",".join(stage for stage in STAGES if stage in stages)
+        if name in _RENAMED:
+            name = _RENAMED[name]
+            if name == "default_device":
+                value = platform_of(str(value or "").partition(",")[0])
+            elif name == "matmul_precision":
+                value = PRECISIONS.get(value, value) or "default"
         if name in _OF_JAX:
             why, fix = _OF_JAX[name]
             raise errors.UnsupportedError(f"blufunc has no flag {name!r}.", why=why, fix=fix)
@@ -168,6 +192,12 @@ class Config:
     def show(self, text: object) -> None:
         """Print a selected stage."""
         sys.stderr.write(f"{text}\n")
+
+
+def platform_of(device: str) -> str:
+    """The name of a device as ``default_device`` has it: JAX's ``gpu`` is ``cuda``."""
+    platform, colon, index = device.partition(":")
+    return f"{'cuda' if platform == 'gpu' else platform}{colon}{index}"
 
 
 def _stages(text: str) -> list[str]:

@@ -199,8 +199,8 @@ def register_dataclass(
 ) -> Any:
     """Declare a dataclass's fields as children, static (``meta_fields``) or dropped.
 
-    ``tree.register_dataclass`` under JAX's names. Dataclasses are nodes without it; without lists, fields
-    made by ``tree.static()`` are the static ones.
+    ``tree.register_dataclass`` under JAX's names. Without lists, fields made by ``tree.static()`` are the static ones.
+    Unregistered dataclasses are leaves.
     """
     return nodes.register_dataclass(nodetype, data_fields, meta_fields, drop_fields)
 

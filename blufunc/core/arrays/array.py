@@ -7,6 +7,7 @@ is the only place where user values are promoted.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -259,6 +260,8 @@ def lift(x: Any, name: str | None = None) -> Array:
     raise errors.ArgumentError(
         f"{what}, which is not an array: {text if len(text) < 60 else text[:57] + '...'}",
         where=source.here(),
-        fix="pass a NumPy array, a blufunc array or a Python number; mark other arguments static "
+        fix="decorate the class with tree.register_dataclass: its fields are then arguments"
+        if dataclasses.is_dataclass(x)
+        else "pass a NumPy array, a blufunc array or a Python number; mark other arguments static "
         "(jit(f, static_argnums=...)), or close over them",
     )

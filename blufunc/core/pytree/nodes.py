@@ -159,10 +159,6 @@ def _discover(cls: type) -> Kind | None:
             lambda aux, xs: cls._make(xs),  # type: ignore[attr-defined]
             lambda aux, n: [GetAttrKey(f) for f in fields],
         )
-    if dataclasses.is_dataclass(cls):
-        static = tuple(f.name for f in dataclasses.fields(cls) if f.metadata.get("static"))
-        data = tuple(f.name for f in dataclasses.fields(cls) if not f.metadata.get("static"))
-        return _attribute_kind(cls, data, static)
     return None
 
 
@@ -219,6 +215,11 @@ def _register(cls: type, kind: Kind | None) -> None:
         raise TreeError(f"{cls.__name__} is already a pytree node", fix="register each class once")
     _explicit.add(cls)
     KINDS[cls] = kind
+
+
+def is_registered(cls: type) -> bool:
+    """True if a class was registered as a node."""
+    return cls in _explicit
 
 
 def register_node(
@@ -289,9 +290,8 @@ def register_dataclass(
 ) -> Any:
     """Declare which attributes of ``cls`` are children and which static; a decorator.
 
-    Dataclasses are nodes without it, with ``field(metadata={'static': True})`` for static fields. Use it for
-    classes whose fields cannot be edited, and for classes that are not dataclasses (pass both lists then). A
-    single list implies the other: all remaining fields.
+    Fields with ``field(metadata={'static': True})`` are static unless lists say otherwise. A single list implies the
+    other: all remaining fields. Classes that are not dataclasses need both. Unregistered dataclasses are leaves.
 
     ``drop_fields`` are in neither and are lost: then the constructor rebuilds the object and sets their
     defaults. The same holds for fields with ``init=False`` that are in neither of two given lists.

@@ -9,6 +9,7 @@ themselves with transformed bodies, and ``Bodies`` is what they do it with.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,8 +25,8 @@ from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.stage import stage
+from blufunc.core.pytree import nodes, tree
 from blufunc.core.pytree import paths as treepath
-from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values, check_callable, name_of
 
 Rule = Callable[..., Any]
@@ -81,6 +82,8 @@ class Transform:
             if value is not None:
                 check_callable(value, f"Transform({argument}=)")
         self.name = name
+        if dataclasses.is_dataclass(box) and not nodes.is_registered(box):
+            nodes.register_dataclass(box)  # a class of boxes is a pytree
         self.box = box
         self.lift = lift if lift is not None or box is not None else lambda x: x
         self.lower = lower

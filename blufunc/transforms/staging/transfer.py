@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.config import platform_of
 from blufunc.core.arrays import backend as _backend
 from blufunc.core.arrays import process_info
 from blufunc.core.arrays.array import ConcreteArray
@@ -35,7 +36,7 @@ def devices(platform: str | None = None) -> list[_backend.Device]:
             fix='"cpu", or None',
         )
     try:
-        return _backend.all_devices(platform or _backend.default_device().platform)
+        return _backend.all_devices(platform_of(platform) if platform else _backend.default_device().platform)
     except (errors.ValueRangeError, errors.UnsupportedError) as e:
         raise source.located(e) from None
 

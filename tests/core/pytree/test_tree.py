@@ -19,6 +19,7 @@ from blufunc.errors import ArgumentError, TreeError
 Point = namedtuple("Point", "x y")
 
 
+@nodes.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layer:
     w: object
@@ -26,6 +27,7 @@ class Layer:
     size: int = dataclasses.field(default=3, metadata={"static": True})
 
 
+@nodes.register_dataclass
 @dataclasses.dataclass(slots=True)
 class Picky:
     """Its constructor inspects its argument, so unflatten must not call it."""
@@ -424,6 +426,16 @@ def test_registration_rules():
         x: int
 
     assert tree.structure(Spec(1)) is tree.LEAF
+
+
+def test_unregistered_dataclasses_are_leaves():
+    @dataclasses.dataclass
+    class Spec:
+        x: int
+
+    assert tree.structure(Spec(1)) is tree.LEAF
+    with pytest.raises(ArgumentError, match=r"fix: decorate the class with tree\.register_dataclass"):
+        bf.jit(lambda s: s.x)(Spec(1))
 
 
 def test_keys_of_a_class_that_refuses_placeholders():

@@ -639,6 +639,7 @@ def test_golden_grad_of_scan(golden):
 C = arr(1.0)
 
 
+@tree.register_dataclass
 @dataclass
 class Counted:
     """A number, and one that belongs to the structure."""

@@ -16,7 +16,7 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import shape
 from blufunc.core.primitives import linear_ops
 from blufunc.core.primitives.override import override
-from blufunc.core.pytree import tree
+from blufunc.core.pytree import nodes, tree
 from blufunc.transforms.arguments import ShapeDtypeStruct
 from blufunc.transforms.autodiff.grad import grad, jvp
 from blufunc.transforms.batching.vmap import vmap
@@ -41,6 +41,7 @@ def check(got, want, rtol=1e-6):
 X = np.array([0.5, -1.0, 2.0], np.float32)
 
 
+@nodes.register_dataclass
 @dataclasses.dataclass
 class Tagged:
     x: object
@@ -304,6 +305,7 @@ def test_a_static_field_decides_about_the_dtype_of_the_result():
 
 
 def test_static_data_with_a_hash_of_its_own_may_hold_what_has_none():
+    @nodes.register_dataclass
     @dataclasses.dataclass
     class Listed:
         items: list

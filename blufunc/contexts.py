@@ -1,0 +1,83 @@
+"""Settings for a block or a function, under the names that JAX has for them.
+
+Face over ``config``. Each sets flags of the process and restores them at the end of the block; as a decorator, during
+each call. A function that was traced before runs the program of that trace, except that each matmul precision has
+programs of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from blufunc.config import PRECISIONS, config, platform_of
+from blufunc.core.arrays.backend import Device
+
+
+@contextmanager
+def _flags(**values: Any) -> Iterator[None]:
+    before = {name: getattr(config, name) for name in values}
+    try:
+        for name, value in values.items():
+            config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+def debug_nans(on: bool = True) -> Any:
+    """Look for NaN in every result: ``config.debug_nans``."""
+    return _flags(debug_nans=on)
+
+
+def debug_infs(on: bool = True) -> Any:
+    """Look for infinities in every result: ``config.debug_infs``."""
+    return _flags(debug_infs=on)
+
+
+def debug_key_reuse(on: bool = True) -> Any:
+    """Refuse random keys that are used twice: ``config.debug_key_reuse``."""
+    return _flags(debug_key_reuse=on)
+
+
+def enable_checks(on: bool = True) -> Any:
+    """Verify every jaxpr, kernel and plan: ``config.check``."""
+    return _flags(check=on)
+
+
+def log_compiles(on: bool = True) -> Any:
+    """Print why functions are traced, and what is compiled, by ``config.debug``."""
+    stages = {stage for stage in config.debug.split(",") if stage}
+    logged = {"retrace", "compile"}
+    return _flags(debug=",".join(sorted(stages | logged if on else stages - logged)))
+
+
+def default_device(device: Device | str | None) -> Any:
+    """Make new arrays on a device or platform (``"gpu"``); None is the CPU."""
+    return _flags(default_device="" if device is None else platform_of(str(device)))
+
+
+def default_matmul_precision(precision: str | None) -> Any:
+    """Multiply float32 matrices in a precision, by its name in JAX or here.
+
+    Raises:
+      ValueRangeError: there is no such precision.
+    """
+    name = "default" if precision is None else str(precision)
+    return _flags(matmul_precision=PRECISIONS.get(name, name))
+
+
+class set_mesh:
+    """Make a mesh current, from now on or in a ``with`` block, which gets the mesh."""
+
+    def __init__(self, mesh: Any):
+        self.mesh = mesh
+        mesh.__enter__()
+
+    def __enter__(self) -> Any:
+        return self.mesh
+
+    def __exit__(self, *exc: object) -> None:
+        self.mesh.__exit__(*exc)
