@@ -142,7 +142,7 @@ def _pair(x: Any) -> tuple[np.dtype, bool]:
         return x.aval.dtype, x.aval.weak_type
     if x.__class__ in PYTHON_SCALARS:
         return PYTHON_SCALARS[x.__class__]
-    if x in (bool, int, float, complex) if isinstance(x, type) else False:
+    if any(x is kind for kind in (bool, int, float, complex)):  # which equal dtypes such as bnp.int64
         return PYTHON_SCALARS[x]
     if isinstance(x, (str, type, np.dtype, ScalarType)):
         return dtypes.as_dtype(x), False

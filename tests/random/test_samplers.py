@@ -315,9 +315,9 @@ def test_keys_have_no_derivative():
     "call, error, match",
     [
         (lambda: random.normal(0, (3,)), errors.ArgumentError, r"random\.key\(seed\)"),
-        (lambda: random.normal(random.key_data(KEY)), errors.ArgumentError, r"u32\[2\].*"),
+        (lambda: random.normal(random.key_data(KEY)[:1]), errors.ArgumentError, r"u32\[1\].*"),
         (lambda: random.split(None), errors.ArgumentError, "takes a key, not a NoneType"),
-        (lambda: random.key_data(np.zeros(2, np.uint32)), errors.ArgumentError, "takes a key, not a ndarray"),
+        (lambda: random.key_data(np.zeros(3, np.uint32)), errors.ArgumentError, "takes a key, not a ndarray"),
         (lambda: random.normal(random.split(KEY)), errors.ShapeError, r"one key, not key<fry>\[2\]"),
         (lambda: random.key(1.5), errors.ArgumentError, "one integer"),
         (lambda: random.key(np.arange(3)), errors.ArgumentError, r"one integer, not i32\[3\]"),

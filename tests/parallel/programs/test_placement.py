@@ -189,11 +189,6 @@ def test_helpers_of_jobs_in_a_process_that_is_alone(mesh):
             r"<lambda> was given arrays on mesh\(x=2, y=4\) .* and on mesh\(z=8\)",
         ),
         (
-            lambda m, y: bf.jit(lambda a: bf.device_put(a, NamedSharding(m, P())))(y),
-            errors.UnsupportedError,
-            "inside a traced function",
-        ),
-        (
             lambda m, y: bf.make_array_from_callback((8,), NamedSharding(m, P("x")), lambda i: np.ones(3)),
             errors.ShapeError,
             r"shape \(3,\)",

@@ -31,5 +31,3 @@ def test_put_and_get_round_trip():
 def test_what_cannot_be_put():
     with pytest.raises(errors.ArgumentError, match="takes a device"):
         bf.device_put(np.zeros(2), "cpu")
-    with pytest.raises(errors.UnsupportedError, match="inside a traced function"):
-        bf.jit(bf.device_put)(np.zeros(2, np.float32))
