@@ -179,6 +179,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
 
 # Hooks of lower packages into upper ones, imported on demand.
 with _lazy.modules(globals()):
+    from blufunc.core.ops import foreign as _foreign
     from blufunc.kernels.backends.cpu import backend as _cpu
     from blufunc.kernels.backends.cuda import backend as _cuda
     from blufunc.kernels.backends.cuda.library.attention import kernels as _attention
@@ -189,6 +190,7 @@ with _lazy.modules(globals()):
 _backend.register("cpu", lambda: _cpu.NumpyBackend())
 _backend.register("cuda", lambda: _cuda.CudaBackend())
 _array.shards = _array_shards
+_array.foreign = _foreign
 _alternatives.recognisers.append(
     (frozenset(("dot_general", "exp")), lambda jaxpr: _attention_recognised.recognise(jaxpr))
 )

@@ -130,6 +130,10 @@ class NanError(BlufuncError, FloatingPointError):
     """A NaN or infinite result, found with ``config.debug_nans`` or ``debug_infs``."""
 
 
+class InteropError(BlufuncError, BufferError):
+    """An array that cannot be passed to, or taken from, another library."""
+
+
 class DataError(BlufuncError, ValueError):
     """An input file that is missing, empty, truncated or of another format."""
 

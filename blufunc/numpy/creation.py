@@ -19,7 +19,7 @@ from blufunc.core.arrays.array import PROTOCOLS, ConcreteArray, from_numpy, lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import EVAL, Array, set_trace, state
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.ops import numerics
+from blufunc.core.ops import foreign, numerics
 from blufunc.core.ops.shape import concatenate, iota
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape
 from blufunc.numpy import elementwise as ew
@@ -52,21 +52,27 @@ def asarray(
 ) -> Array:
     """Convert ``a``, a scalar, nested list, NumPy array or array-like, to an array.
 
-    Without ``dtype``, Python scalars and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
+    Without ``dtype``, Python scalars and 64-bit arrays become 32-bit; with it, 64-bit is honoured
     and no value passes through 32 bits. An array is returned as it is where nothing has to change
-    and ``copy`` is not true; with ``copy=False`` anything else is an error. ``order`` is of no effect but for
-    ``'F'``, which arrays do not have.
+    and ``copy`` is not true. Arrays of other libraries stay on their device: one on a GPU shares its memory, which the
+    owner must not write to from then on, and one on the CPU is copied. With ``copy=False`` any copy is an error.
+    ``order`` is of no effect but for ``'F'``, which arrays do not have.
     """
     want = dtype_of(dtype)
     if order is not None:
         _check_order(order)
     x = a
+    if foreign.is_foreign(x):
+        x = foreign.imported(x, copy=False) if copy is False else foreign.taken(x)
+        if isinstance(x, ConcreteArray) and want is None:
+            want = dtypes.implicit(x.aval.dtype)
+            x = x if copy is False else foreign.narrowed(x)
     if copy is False and not (isinstance(x, Array) and want in (None, x.aval.dtype)):
         raise errors.ArgumentError(
             "asarray(copy=False): these values have to be copied to become an array.",
             where=source.here(),
-            why="arrays own their memory, so that it cannot change.",
-            fix="copy=None copies where it must",
+            why="they are not in memory that an array of this dtype can share.",
+            fix="copy=None copies where it must; from_dlpack(x) shares the memory of a NumPy array",
         )
     if isinstance(x, Array):
         return _from_value(x, want, copy, device)
@@ -159,8 +165,13 @@ def _from_value(x: Array, want: np.dtype | None, copy: bool | None, device: Any)
 
 
 def holds_values(x: Any) -> bool:
-    """True if nested lists hold arrays or tracers."""
-    return any(isinstance(e, Array) or (isinstance(e, (list, tuple)) and holds_values(e)) for e in x)
+    """True if nested lists hold arrays, tracers, or arrays of other libraries."""
+    return any(
+        holds_values(e)
+        if isinstance(e, (list, tuple))
+        else e.__class__ not in PYTHON_SCALARS and (isinstance(e, Array) or foreign.is_foreign(e))
+        for e in x
+    )
 
 
 def _stack_nested(x: Sequence, want: np.dtype | None) -> Array:
@@ -178,18 +189,14 @@ def _stack_nested(x: Sequence, want: np.dtype | None) -> Array:
 
 
 def _host(x: Any, want: np.dtype | None) -> np.ndarray:
-    if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__") or hasattr(x, "__array__"):
-        source_array = x
-    else:
-        source_array = np.from_dlpack(x)
     try:
         if want is None:
             if x.__class__ in PYTHON_SCALARS:
                 return np.asarray(x, dtypes.scalar_dtype(x)[0])
-            return dtypes.canonical_numpy(np.asarray(source_array))
-        host = np.asarray(source_array)
+            return dtypes.canonical_numpy(np.asarray(x))
+        host = np.asarray(x)
         if host.dtype != want and host.dtype.kind in "iu" and not isinstance(x, (np.ndarray, np.generic)):
-            return np.asarray(source_array, want)  # lists and numbers: NumPy refuses integers that do not fit
+            return np.asarray(x, want)  # lists and numbers: NumPy refuses integers that do not fit
         with np.errstate(all="ignore"):
             return host if host.dtype == want else numerics.convert(host, want)
     except errors.BlufuncError as e:
@@ -304,7 +311,7 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
     """The shape and dtype of the result of a ``*_like`` function."""
     if x.__class__ in PYTHON_SCALARS:
         own_shape, kind = (), PYTHON_SCALARS[x.__class__][0]
-    elif not isinstance(x, Array) and hasattr(x, "shape") and hasattr(x, "dtype"):
+    elif not (isinstance(x, Array) or foreign.is_foreign(x)) and hasattr(x, "shape") and hasattr(x, "dtype"):
         own_shape, kind = tuple(x.shape), dtypes.as_dtype(x.dtype)  # a ShapeDtypeStruct, or a NumPy array
         if isinstance(x, (np.ndarray, np.generic)):
             kind = dtypes.implicit(kind)
@@ -320,7 +327,7 @@ def _place_like(a: Any, shape: Any, device: Any) -> Any:
         return a.sharding
     if state.trace is not EVAL:
         return device  # a program runs where its arguments are
-    return device or getattr(a, "device", None)
+    return device or (foreign.home_of(a) if foreign.is_foreign(a) else getattr(a, "device", None))
 
 
 def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:

@@ -23,7 +23,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import ConcreteArray, from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array
-from blufunc.core.ops import dynamic, gather_scatter
+from blufunc.core.ops import dynamic, foreign, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.shape import rev_p, slice_p
@@ -184,6 +184,8 @@ def _entry(e: Any) -> Any:
         return bool(e) if e.dtype.kind == "b" else int(e)
     if isinstance(e, (list, tuple)):
         return _entry(_from_sequence(e))
+    if foreign.is_foreign(e):  # ahead of ``__index__``, which tensors of any shape have
+        return _entry(as_value(e, "indexing"))
     if isinstance(e, (float, complex, str)) or not (hasattr(e, "__index__") or hasattr(e, "__array__")):
         raise _not_an_index(f"{e!r} ({cls.__name__})")
     return to_index(e) if hasattr(e, "__index__") else _entry(as_value(e, "indexing"))

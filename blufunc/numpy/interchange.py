@@ -15,6 +15,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import ConcreteArray, from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array
+from blufunc.core.ops import foreign
 from blufunc.numpy.creation import asarray, parse_device
 from blufunc.numpy.promotion import as_value, static_int
 
@@ -24,30 +25,19 @@ get_printoptions, printoptions, set_printoptions = np.get_printoptions, np.print
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
     """An array of another library, through the DLPack protocol, in its own dtype.
 
-    The values are copied, since the other library may change them; ``copy=False`` is therefore an error.
+    The result is on the device of ``x``, unless ``device`` says otherwise, and shares its memory, which the owner must
+    not write to from then on. ``copy=True`` makes it independent. With ``copy=False`` it is an error if the values have
+    to be copied, because they move or are not dense in row-major order.
     """
     if isinstance(x, Array):
         return asarray(x, copy=copy, device=device)
-    if copy is False:
-        raise errors.UnsupportedError(
-            "from_dlpack(copy=False): arrays here are immutable, and the owner of the memory may change it.",
-            where=source.here(),
-            fix="leave copy out",
-        )
     if not hasattr(x, "__dlpack__"):
         raise errors.ArgumentError(
             f"from_dlpack takes an array that has __dlpack__, not a {type(x).__name__}.",
             where=source.here(),
             fix="bnp.asarray(x)",
         )
-    place = parse_device(device)
-    try:
-        host = np.from_dlpack(x)
-    except (TypeError, ValueError, RuntimeError, BufferError) as e:
-        raise errors.ArgumentError(
-            f"from_dlpack of a {type(x).__name__}: {e}", where=source.here(), fix="copy it to the CPU first"
-        ) from None
-    return from_numpy(_held(host, "from_dlpack"), place)
+    return foreign.imported(x, None, parse_device(device), copy)
 
 
 def _held(host: np.ndarray, name: str) -> np.ndarray:

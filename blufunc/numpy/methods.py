@@ -18,6 +18,7 @@ from blufunc.core.arrays.array import PROTOCOLS, ConcreteArray, Donated, from_nu
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array, Tracer
 from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import foreign
 from blufunc.core.primitives.linear_ops import reshape as reshape_to
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import creation, joining, linear, manipulation, picking, reductions, searching, sorting
@@ -37,6 +38,7 @@ def _foreign(y: Any) -> bool:
         or isinstance(y, (Array, np.ndarray, np.generic, bool, int, float, complex, list, tuple))
         or hasattr(y, "__array__")
         or any(hasattr(y, protocol) for protocol in PROTOCOLS)
+        or foreign.is_foreign(y)
     )
 
 

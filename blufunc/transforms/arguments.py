@@ -102,7 +102,7 @@ def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Array:
         )
     try:
         return lift(x)
-    except errors.ArgumentError:
+    except (errors.ArgumentError, errors.InteropError):
         return lift(x, name(i))
 
 

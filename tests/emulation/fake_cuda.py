@@ -5,6 +5,8 @@ device. It is strict: freed memory is overwritten, and access to it fails. Durin
 to the host fail, and memory belongs to the graph.
 """
 
+import collections
+import contextlib
 import ctypes
 import functools
 import json
@@ -25,7 +27,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.kernels.backends.cuda import backend as cuda_backend
 from blufunc.kernels.backends.cuda import executor
-from blufunc.kernels.backends.cuda.driver import conditional, driver, modules
+from blufunc.kernels.backends.cuda.driver import borrowed, conditional, driver, modules
 from blufunc.kernels.backends.cuda.driver import graph as cuda_graph
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.library import (
@@ -119,6 +121,13 @@ class Event:
         self.stream, self.place = stream.ptr, len(stream.fake.recording[stream.ptr])
 
 
+class Signal:
+    """Event between libraries, done or not."""
+
+    def __init__(self, done):
+        self.done = done
+
+
 class Graph:
     """Recorded work by streams, and what keeps its memory alive.
 
@@ -198,6 +207,8 @@ class FakeCuda:
       epilogues: the epilogue of each GEMM that has one.
       overlapped: for each GEMM of few rows, whether it may begin ahead of the end of the kernel before it.
       compiled: the names of the kernels that were compiled.
+      ordered: streams of other libraries that waited for the compute stream ("after"), or it for them ("before").
+      busy: whether what is recorded from now on stays undone.
       sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
     """
 
@@ -211,6 +222,8 @@ class FakeCuda:
         self.nodes, self.copies = 0, Counter()
         self.fewer: list[tuple[int, int]] = []
         self.compiled, self.epilogues, self.overlapped, self.sources_of_users = [], [], [], {}
+        self.ordered: list[tuple[str, int]] = []
+        self.busy = False
 
     # -- memory --------------------------------------------------------------------------------------
 
@@ -282,6 +295,21 @@ class FakeCuda:
             return Graph(self, self.recording, (keep, self.own, run))
         finally:
             self.recording = None
+
+    # -- other libraries -----------------------------------------------------------------------------
+
+    def followed_by(self, stream, index):
+        self.ordered.append(("after", stream))
+        return Signal(not self.busy)
+
+    def gather(self, memory, storage, label):
+        """Dense copy of strided memory, which lies within one live allocation."""
+        spans = [s * (n - 1) for s, n in zip(memory.strides, memory.shape, strict=True)]
+        below = sum(s for s in spans if s < 0)
+        nbytes = sum(map(abs, spans)) + memory.dtype.itemsize
+        raw = self.array(memory.address + below, (nbytes,), np.dtype(np.uint8))
+        strided = np.ndarray(memory.shape, memory.dtype, raw.data, -below, memory.strides)
+        return cuda_memory.to_device(strided, storage.device, label)
 
     # -- loops and branches of graphs ----------------------------------------------------------------
 
@@ -765,8 +793,14 @@ def install(monkeypatch):
         (driver, "copy_on_device", fake.copy),
         (driver, "fill_zero", fake.fill_zero),
         (driver, "recorded", fake.recorded),
+        (driver, "on_device", lambda index: contextlib.nullcontext()),
+        (driver, "followed_by", fake.followed_by),
+        (driver, "follow", lambda stream, index: fake.ordered.append(("before", stream))),
+        (driver, "device_of_address", lambda address: 0),
         (driver, "seconds_between", lambda start, stop: (stop - start) / 1e3),
         (cuda_memory, "_pools", {0: fake.pool}),
+        (cuda_memory, "_gather", fake.gather),
+        (borrowed, "_waiting", collections.deque()),
         (cupy_ops, "run", fake.library),
         (executor, "_captured", fake.captured),
         (cuda_graph, "capture", fake.capture),

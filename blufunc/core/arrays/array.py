@@ -13,14 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.core.arrays import backend
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.trace import Array
 
+with _lazy.modules(globals()):
+    from blufunc.core.arrays import interop
+
 shards: Any = None
 """The module that knows how arrays are sharded; ``blufunc/__init__.py`` sets it."""
+
+foreign: Any = None
+"""Conversion of other libraries' arrays; ``blufunc/__init__.py`` sets it."""
 
 
 class Donated:
@@ -91,18 +97,20 @@ class ConcreteArray(Array):
             return x.astype(dtype)
         return x.copy() if copy else x
 
+    # -- other libraries: see ``interop`` ---------------------------------------------------------------
+
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """A DLPack capsule with a host copy of the values; ``copy=False`` raises."""
-        if copy is False:
-            raise BufferError(
-                f"the memory of a {self.aval} array is not given away: arrays are immutable. Leave copy=False out."
-            )
-        host = self.device.backend.to_host(self.buffer).copy()
-        return host.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
+        """A DLPack capsule of the array's memory, which consumers must not write to."""
+        return interop.capsule(self, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """DLPack type and index of the device that ``__dlpack__`` exports from: the CPU."""
-        return self.device.backend.to_host(self.buffer).__dlpack_device__()
+        """DLPack type and index of the device."""
+        return interop.place_of(self)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Address and type of an array on a CUDA device."""
+        return interop.cuda_array_interface(self)
 
     def __reduce__(self):
         return (_unpickle, (np.asarray(self), self.aval.weak_type))
@@ -233,10 +241,11 @@ def lift(x: Any, name: str | None = None) -> Array:
     """Convert ``x`` to a value: Python scalars are weak, 64-bit NumPy arrays narrowed.
 
     Args:
-      x: an ``Array``, a tracer, a Python scalar, or anything NumPy sees as an array.
+      x: an ``Array``, a tracer, a Python scalar, an array of another library, or anything NumPy sees as an array.
       name: the argument's name or path, for the message.
     Raises:
       ArgumentError: ``x`` is none of these.
+      InteropError: the other library does not give the array away.
     """
     if isinstance(x, Array):
         return x
@@ -250,9 +259,10 @@ def lift(x: Any, name: str | None = None) -> Array:
         for protocol in PROTOCOLS:
             if hasattr(x, protocol):
                 return lift(getattr(x, protocol)())
-        if hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
-            host = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
-            return from_numpy(dtypes.canonical_numpy(host))
+        if foreign.is_foreign(x):
+            return foreign.lifted(x, name)
+        if hasattr(x, "__array__"):
+            return from_numpy(dtypes.canonical_numpy(np.asarray(x)))
     except (errors.DtypeError, errors.ValueRangeError) as e:
         raise source.located(e) from None
     what = f"{name or 'a value'} is a {type(x).__name__}"

@@ -8,6 +8,7 @@ register themselves here; the first one registered is the default.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Protocol
 
@@ -81,6 +82,28 @@ class Backend(Protocol):
         """
 
 
+class Lender(Protocol):
+    """Backend of a single device, which shares memory with other libraries."""
+
+    def dlpack_device(self, device: Device) -> tuple[int, int]:
+        """DLPack type and index of a device."""
+
+    def copy(self, buffer: Buffer) -> Buffer:
+        """A copy in memory of its own."""
+
+    def lend(self, buffer: Buffer, stream: Any) -> tuple[int, tuple[int, ...] | None]:
+        """Address for a consumer, and strides in bytes unless it is dense.
+
+        ``stream`` is the consumer's, as DLPack has it: the values are ready for its later work.
+        """
+
+    def reading(self, device: Device) -> AbstractContextManager[int | None]:
+        """Context in which a producer gives its values to the stream of this handle."""
+
+    def borrow(self, memory: Any, device: Device, copied: bool) -> Buffer:
+        """A buffer in another library's ``dlpack.Memory``, or a copy of it."""
+
+
 @dataclass(frozen=True)
 class Device:
     """Location of arrays and execution of programs: ``cpu:0``, ``cuda:1``.
@@ -99,6 +122,11 @@ class Device:
     backend: Backend = field(compare=False, repr=False)
     process: int | None = None
     joint: ClassVar[bool] = False
+
+    @property
+    def lender(self) -> Lender:
+        """The backend, to share memory: of a single device of this process."""
+        return self.backend  # type: ignore[return-value]
 
     @property
     def process_index(self) -> int:

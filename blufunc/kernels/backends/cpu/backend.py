@@ -8,16 +8,18 @@ equations run in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
 from typing import Any
 
 import numpy as np
 
-from blufunc import _lazy
+from blufunc import _lazy, errors
 from blufunc.config import config
-from blufunc.core.arrays import backend
+from blufunc.core.arrays import backend, dlpack
 from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.arrays.refcounts import ALONE, references
+from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.effects import calls_back, eqn_calls_back
@@ -105,6 +107,36 @@ class NumpyBackend:
         for i, n in zip(compress(range(len(buffers)), donated), holders, strict=True):
             if n > ALONE + 1 or buffers[i].base is not None or not buffers[i].flags.writeable:
                 buffers[i] = buffers[i].copy()
+
+    # -- other libraries -------------------------------------------------------------------------------
+
+    def dlpack_device(self, device: backend.Device) -> tuple[int, int]:
+        """The CPU in DLPack's terms; simulated devices are the same memory."""
+        return dlpack.CPU, 0
+
+    def copy(self, buffer: np.ndarray) -> np.ndarray:
+        """A copy in row-major order."""
+        return buffer.copy()
+
+    def lend(self, buffer: np.ndarray, stream: Any) -> tuple[int, tuple[int, ...] | None]:
+        """The address, and the strides of what is not in row-major order."""
+        if stream not in (None, -1):
+            raise errors.InteropError(
+                f"__dlpack__(stream={stream!r:.60}) for the CPU.",
+                where=source.here(),
+                why="work on the CPU is in no stream.",
+                fix="leave stream out",
+            )
+        return buffer.ctypes.data, None if buffer.flags.c_contiguous else buffer.strides
+
+    def reading(self, device: backend.Device) -> AbstractContextManager[None]:
+        """Nothing: the CPU has no streams."""
+        return nullcontext()
+
+    def borrow(self, memory: dlpack.Memory, device: backend.Device, copied: bool) -> np.ndarray:
+        """A buffer in a producer's memory, or a copy of it."""
+        x = memory.on_host()
+        return np.array(x, order="C") if copied else x
 
 
 def _apply(prim: Any, buffers: Sequence, params: dict) -> Sequence:

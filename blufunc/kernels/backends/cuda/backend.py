@@ -10,13 +10,15 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import compress
 from typing import Any
 
 import numpy as np
 
+from blufunc import errors
 from blufunc.config import config
-from blufunc.core.arrays import backend
+from blufunc.core.arrays import backend, dlpack
 from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
@@ -80,7 +82,7 @@ class CudaBackend:
 
     def block_until_ready(self, buffer: DeviceBuffer) -> None:
         """Synchronize with the device's compute stream."""
-        driver.synchronize(buffer.device)
+        cuda_memory.synchronize(buffer.device)
 
     def claim(self, buffers: list[DeviceBuffer], donated: Sequence[bool]) -> None:
         """Copy donated buffers that are shared with another array, buffer or library."""
@@ -97,6 +99,50 @@ class CudaBackend:
         for i, n, m in zip(compress(range(len(buffers)), donated), *counts(), strict=True):
             if n > ALONE + 1 or m > ALONE:
                 buffers[i] = cuda_memory.copy(buffers[i], buffers[i].label)
+
+    # -- other libraries -------------------------------------------------------------------------------
+
+    def dlpack_device(self, device: backend.Device) -> tuple[int, int]:
+        """The device in DLPack's terms."""
+        return dlpack.CUDA, device.index
+
+    def copy(self, buffer: DeviceBuffer) -> DeviceBuffer:
+        """A copy in memory of its own."""
+        return cuda_memory.copy(buffer, "a copy for another library")
+
+    def lend(self, buffer: DeviceBuffer, stream: Any) -> tuple[int, None]:
+        """The address, once a consumer's stream waits for the values."""
+        handle = driver.LEGACY_STREAM if stream is None else stream
+        if handle.__class__ is not int or handle == 0 or handle < -1:
+            raise errors.InteropError(
+                f"__dlpack__(stream={stream!r:.60}) for a CUDA device.",
+                where=source.here(),
+                why="0 could be either default stream.",
+                fix="pass 1 (legacy default stream), 2 (per-thread), a handle, or -1 to wait for nothing",
+            )
+        if handle != -1:
+            driver.followed_by(handle, buffer.device)
+        buffer.lend()
+        return buffer.ptr, None
+
+    @contextmanager
+    def reading(self, device: backend.Device) -> Iterator[int]:
+        """The compute stream, which a producer lets wait for its values."""
+        with driver.on_device(device.index):  # PyTorch exports tensors of the current device only
+            yield driver.compute_stream(device.index).ptr
+
+    def wait_for(self, stream: int, device: backend.Device) -> None:
+        """Let the compute stream wait for a producer's."""
+        driver.follow(stream, device.index)
+
+    def device_of_address(self, address: int) -> int:
+        """Index of the device that an address is on."""
+        return driver.device_of_address(address)
+
+    def borrow(self, memory: dlpack.Memory, device: backend.Device, copied: bool) -> DeviceBuffer:
+        """A buffer in a producer's memory, or a copy of it."""
+        label = f"an array of another library, taken at {source.summary(source.current())}"
+        return cuda_memory.borrow(memory, device.index, label, copied)
 
     # -- programs --------------------------------------------------------------------------------------
 

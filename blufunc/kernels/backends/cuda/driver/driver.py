@@ -172,6 +172,19 @@ def use_device(index: int) -> None:
     cupy.cuda.runtime.setDevice(index)
 
 
+@contextmanager
+def on_device(index: int) -> Iterator[None]:
+    """Make a device current in a block; users rely on the one that was before."""
+    import cupy
+
+    before = cupy.cuda.runtime.getDevice()
+    use_device(index)
+    try:
+        yield
+    finally:
+        use_device(before)
+
+
 class _Redirected(threading.local):
     stream: Any = None
     others: tuple[Any, ...] = ()
@@ -250,6 +263,50 @@ def recorded(stream: Any) -> Any:
     event = cupy.cuda.Event()
     event.record(stream)
     return event
+
+
+def is_done(event: Any) -> bool:
+    """True if all work that precedes an event has ended."""
+    return event.done
+
+
+LEGACY_STREAM = 1
+"""Handle of the default stream, on which PyTorch and CuPy work by default."""
+
+
+def followed_by(stream: int, index: int) -> Any:
+    """Let another library's stream wait for the compute stream's work so far.
+
+    Args:
+      stream: handle.
+    Returns:
+      the event that it waits for.
+    """
+    import cupy
+
+    with on_device(index):
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(compute_stream(index))
+        cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)
+    return event
+
+
+def follow(stream: int, index: int) -> None:
+    """Let the compute stream wait for the work so far of another library's stream."""
+    import cupy
+
+    with on_device(index):
+        event = cupy.cuda.Event(disable_timing=True)
+        cupy.cuda.runtime.eventRecord(event.ptr, stream)
+        compute_stream(index).wait_event(event)
+
+
+def device_of_address(address: int) -> int:
+    """Index of the device that an address is on."""
+    require()
+    import cupy
+
+    return cupy.cuda.runtime.pointerGetAttributes(address).device
 
 
 def seconds_between(start: Any, stop: Any) -> float:

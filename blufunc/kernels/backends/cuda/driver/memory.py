@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.core.arrays.dlpack import Memory
 from blufunc.core.ir import dtypes
-from blufunc.kernels.backends.cuda.driver import driver
+from blufunc.kernels.backends.cuda.driver import borrowed, driver
 
 reliefs: list[Callable[[int], None]] = []
 """Callbacks with the device index when memory runs out, to free cached memory."""
@@ -69,7 +70,7 @@ class DeviceBuffer:
 
     def view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int = 0) -> DeviceBuffer:
         """Array in the same memory, ``offset`` bytes after the start of this one."""
-        part = DeviceBuffer(self.ptr + offset, shape, dtype, self.device, self._storage)
+        part = type(self)(self.ptr + offset, shape, dtype, self.device, self._storage)
         if offset < 0 or offset + part.nbytes > self.nbytes:
             raise errors.ValueRangeError(
                 f"a view of {part.nbytes} bytes at {offset} is out of bounds of {self!r} of {self.nbytes} bytes.",
@@ -77,7 +78,9 @@ class DeviceBuffer:
             )
         return part
 
-    # Interchange protocols. Both name the producer's stream, so consumers synchronize with it.
+    def lend(self) -> None:
+        """Mark the memory as seen by another library, whose streams may read it."""
+        self._storage.lent = True
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -89,16 +92,18 @@ class DeviceBuffer:
             "data": (self.ptr, False),  # not read-only: PyTorch rejects that
             "strides": None,
             "version": 3,
-            "stream": driver.compute_stream(self.device).ptr,
+            "stream": driver.compute_stream(self.device).ptr,  # consumers wait for it
         }
 
-    def __dlpack__(self, **options: Any) -> Any:
-        driver.use_device(self.device)
-        with driver.compute_stream(self.device):
-            return as_cupy(self, raw=False).__dlpack__(**options)
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self.device)  # kDLCUDA
+class BorrowedBuffer(DeviceBuffer):
+    """An array in memory of another library, which no donation reuses."""
+
+    __slots__ = ("_also",)
+
+    def __init__(self, ptr: int, shape: tuple[int, ...], dtype: np.dtype, device: int, storage: Any):
+        super().__init__(ptr, shape, dtype, device, storage)
+        self._also = storage  # a second reference: ``CudaBackend.claim`` copies what others hold
 
 
 _INTERFACE = {np.dtype(c).str for c in "?bBhHiIqQefdFD"}
@@ -109,15 +114,18 @@ class _Storage:
 
     Attributes:
       pointer: CuPy's ``MemoryPointer``.
+      lent: True if another library has seen the memory.
     """
 
-    __slots__ = ("_pool", "label", "nbytes", "pointer")
+    __slots__ = ("_pool", "label", "lent", "nbytes", "pointer")
 
     def __init__(self, pool: Pool, pointer: Any, nbytes: int, label: str):
-        self._pool, self.pointer, self.nbytes, self.label = pool, pointer, nbytes, label
+        self._pool, self.pointer, self.nbytes, self.label, self.lent = pool, pointer, nbytes, label, False
 
     def __del__(self) -> None:
         # The garbage collector may run this inside the pool's own bookkeeping: only append a note.
+        if self.lent:
+            self._pool.lent.append(self.pointer)
         self._pool.gone.append((id(self), self.nbytes))
 
 
@@ -161,6 +169,7 @@ class Pool:
     def __init__(self, device: int, source: Any):
         self.device = device
         self.gone: collections.deque[tuple[int, int]] = collections.deque()
+        self.lent: collections.deque[Any] = collections.deque()
         self._source = source
         self._lock = threading.Lock()
         self._held: dict[int, tuple[int, Array]] = {}
@@ -200,6 +209,9 @@ class Pool:
 
     def _take(self, requests: Sequence[tuple[int, str]], planned_peak: int | None) -> list[Any]:
         """Allocate sizes, each with a label."""
+        borrowed.settle()
+        if self.lent:
+            self._follow_consumers()
         try:
             return self._source.malloc([nbytes for nbytes, _ in requests])
         except MemoryError:
@@ -213,6 +225,12 @@ class Pool:
             except MemoryError:
                 raise self._out_of_memory(nbytes, label, planned_peak) from None
         return pointers
+
+    def _follow_consumers(self) -> None:
+        """Free memory that other libraries have seen, once their streams have read it."""
+        pointers = [self.lent.popleft() for _ in range(len(self.lent))]
+        driver.follow(driver.LEGACY_STREAM, self.device)
+        pointers.clear()
 
     def _buffers(
         self, arrays: Sequence[Array], sizes: Sequence[int], pointers: Sequence[Any]
@@ -289,10 +307,10 @@ class Pool:
 class _Nothing:
     """Storage of an array without bytes."""
 
-    __slots__ = ("label", "pointer")
+    __slots__ = ("label", "lent", "pointer")
 
     def __init__(self, label: str):
-        self.label, self.pointer = label, None
+        self.label, self.pointer, self.lent = label, None, False
 
 
 def size_text(nbytes: int) -> str:
@@ -341,7 +359,14 @@ def to_host(buffer: DeviceBuffer) -> np.ndarray:
     """Values as a new NumPy array; waits for them."""
     x = np.empty(buffer.shape, buffer.dtype)
     driver.copy_out(x, buffer.ptr, buffer.device)
+    borrowed.settle()
     return x
+
+
+def synchronize(device: int) -> None:
+    """Wait for a device's work, and return the memory that it borrowed."""
+    driver.synchronize(device)
+    borrowed.settle()
 
 
 def copy(buffer: DeviceBuffer, label: str = "") -> DeviceBuffer:
@@ -367,13 +392,11 @@ def raw_dtype(dtype: np.dtype) -> np.dtype:
     return _RAW.get(dtype, dtype)
 
 
-def as_cupy(buffer: DeviceBuffer, raw: bool = True) -> Any:
-    """``cupy.ndarray`` view of a buffer, without a copy; ``raw`` uses ``raw_dtype``."""
+def as_cupy(buffer: DeviceBuffer) -> Any:
+    """``cupy.ndarray`` view of a buffer in ``raw_dtype``, without a copy."""
     import cupy
 
-    dtype = raw_dtype(buffer.dtype) if raw else buffer.dtype
-    if not raw and dtype in (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.key):
-        raise BufferError(f"{dtypes.short_name(dtype)} has no exchange format: exchange the bits")
+    dtype = raw_dtype(buffer.dtype)
     if not buffer.nbytes:
         return cupy.empty(buffer.shape, dtype)
     # CuPy's memory object keeps the storage alive, and with it the live-byte count
@@ -407,3 +430,30 @@ def library_scope(device: int = 0) -> Iterator[None]:
     else:
         with stream, cupy.cuda.using_allocator(pool(device).malloc):
             yield
+
+
+# -- memory of other libraries ---------------------------------------------------------------------
+
+
+def borrow(memory: Memory, device: int, label: str, copied: bool) -> DeviceBuffer:
+    """Buffer in another library's memory; a copy if ``copied`` or if it is strided."""
+    storage = borrowed.Borrowed(memory, device, label)
+    if memory.strides is not None:
+        return _gather(memory, storage, label)
+    buffer = BorrowedBuffer(memory.address, memory.shape, memory.dtype, device, storage)
+    return copy(buffer, label) if copied else buffer
+
+
+def _gather(memory: Memory, storage: borrowed.Borrowed, label: str) -> DeviceBuffer:
+    """Dense copy of strided memory."""
+    import cupy
+
+    assert memory.strides is not None
+    spans = [s * (n - 1) for s, n in zip(memory.strides, memory.shape, strict=True)]
+    below = sum(s for s in spans if s < 0)
+    nbytes = sum(map(abs, spans)) + memory.dtype.itemsize
+    with library_scope(storage.device):
+        seen = cupy.cuda.UnownedMemory(memory.address + below, nbytes, storage, storage.device)
+        start = cupy.cuda.MemoryPointer(seen, -below)
+        strided = cupy.ndarray(memory.shape, raw_dtype(memory.dtype), start, memory.strides)
+        return from_cupy(strided, memory.dtype, storage.device, label)

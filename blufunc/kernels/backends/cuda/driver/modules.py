@@ -1,8 +1,8 @@
 """Kernel modules: render LoopIR, compile it in parallel, and load it.
 
 Kernels, stages 6 to 8. In: the kernels of a schedule, and the sources of its other steps. Out: ``Loaded`` functions,
-of which executors make launches. Kernels with identical source share a function. Compilation runs on all cores, with a
-few kernels per module to amortize parsing the prelude.
+of which executors make launches. Kernels with identical source share a function. Compilation runs on all cores, and the
+kernels of large programs share modules to amortize parsing the prelude.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -27,6 +28,12 @@ from blufunc.kernels.user_kernel import CudaSource
 
 _PER_MODULE = 4
 """Maximum kernels per module, which costs NVRTC 20 ms; a kernel costs 20 to 500."""
+
+_ALONE = 8
+"""Maximum kernels of a program that are modules of their own.
+
+They compile side by side, and other programs reuse each.
+"""
 
 
 Text = tuple[str, str]
@@ -222,7 +229,7 @@ def _render(wanted: Sequence[Wanted], limits: Limits) -> tuple[list[str], list[t
     """Sources of modules, and for each launch its module's index and its kernel."""
     schedules = scheduled(wanted, limits)
     single = [n for n, s in enumerate(schedules) if s.kind != "group"]
-    count = -(-len(single) // _PER_MODULE)
+    count = len(single) if len(single) <= _ALONE else -(-len(single) // _PER_MODULE)
     # strided assignment balances modules: neighbors are similar and take equally long
     together = [single[first::count] for first in range(count)]
     together += [[n] for n, s in enumerate(schedules) if s.kind == "group"]
@@ -234,19 +241,31 @@ def _render(wanted: Sequence[Wanted], limits: Limits) -> tuple[list[str], list[t
 
 
 _lock = threading.Lock()
-_modules: dict[tuple[int, str], driver.Module] = {}
+_modules: dict[tuple[int, str], Future[driver.Module]] = {}
 
 
 def _compiled(texts: Sequence[Text], device: int) -> list[driver.Module]:
-    """Modules of sources; those already loaded in this process are reused."""
+    """Modules of sources, some of which another thread may be compiling."""
     with _lock:
         new = {text: name for text, name in texts if (device, text) not in _modules}
+        for text in new:
+            _modules[device, text] = Future()
+        found = [_modules[device, text] for text, _ in texts]
+        own = [_modules[device, text] for text in new]
+    try:
         if new:
-            arch = driver.properties(device).arch
             driver.use_device(device)
-            for text, cubin in zip(new, nvrtc.compile_many(new.items(), arch), strict=True):
-                _modules[device, text] = driver.Module(cubin)
-        return [_modules[device, text] for text, _ in texts]
+            cubins = nvrtc.compile_many(new.items(), driver.properties(device).arch)
+            for module, cubin in zip(own, cubins, strict=True):
+                module.set_result(driver.Module(cubin))
+    except BaseException as e:
+        with _lock:
+            for text, module in zip(new, own, strict=True):
+                if not module.done():
+                    del _modules[device, text]
+                    module.set_exception(e)
+        raise
+    return [module.result() for module in found]
 
 
 def module(text: str, device: int, name: str) -> driver.Module:

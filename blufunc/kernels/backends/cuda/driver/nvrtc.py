@@ -5,7 +5,9 @@ before. It needs neither a GPU nor a driver, so kernels compile anywhere. The li
 or the system at the first compile.
 
 Fixed options: C++17, functions on the device by default, denormals kept, IEEE division and roots, multiply-adds
-contracted (``--fmad=true``). CUDA's headers, such as ``cuda_bf16.h``, are on the include path.
+contracted (``--fmad=true``). CUDA's headers, such as ``cuda_bf16.h``, are on the include path. Sources that use neither
+headers nor CUDA's runtime compile without the declarations of the latter (``--minimal``), which take NVRTC as long as a
+small kernel does.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from blufunc.config import config
 from blufunc.kernels.cache.disk import DiskCache, key_of
 
 _OPTIONS = ("--std=c++17", "-default-device", "--fmad=true", "--ptxas-options=-v")
+_MINIMAL, _MINIMAL_SINCE = "--minimal", (12, 4)
+# headers, the runtime's types and functions, launches, textures and surfaces
+_NOT_MINIMAL = re.compile(r"#\s*include\b|\bcuda[A-Z]|<<<|\btex|\bsurf")
 _INSTALL = "pip install blufunc[cuda13] (or cuda12, to match the driver)"
 
 _INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
@@ -200,6 +205,11 @@ def compile_many(
     Cubins are yielded in order as they become available, so they can be loaded while others compile. The first error
     in that order is raised.
     """
+    sources = list(sources)
+    if len(sources) == 1:
+        (text, name), *_ = sources
+        yield compile(text, arch, name, options, cache)
+        return
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         jobs = [pool.submit(compile, text, arch, name, options, cache) for text, name in sources]
         for job in jobs:
@@ -208,7 +218,7 @@ def compile_many(
 
 def build(source: str, arch: str = "sm_90a", name: str = "kernel", options: Sequence[str] = ()) -> Binary:
     """Compile a source without the disk cache; arguments and errors of ``compile``."""
-    library = _loaded()
+    _loaded()
     if arch.rstrip("af") not in supported_architectures():
         raise errors.UnsupportedError(
             f"NVRTC {'.'.join(map(str, version()))} does not compile for {arch}.",
@@ -220,7 +230,21 @@ def build(source: str, arch: str = "sm_90a", name: str = "kernel", options: Sequ
         flags.append(f"--include-path={folder}")
     if config.shows("compile"):
         config.show(f"compile: {name}: nvrtc {' '.join(flags)}")
-    program = ctypes.c_void_p()
+    if version() >= _MINIMAL_SINCE and not _NOT_MINIMAL.search(source):
+        binary, _ = _run(source, name, [*flags, _MINIMAL])
+        if binary is not None:
+            return binary
+    binary, log = _run(source, name, flags)
+    if binary is None:
+        if config.shows("source"):
+            config.show(source)
+        raise _error(source, name, arch, log)
+    return binary
+
+
+def _run(source: str, name: str, flags: Sequence[str]) -> tuple[Binary | None, str]:
+    """The binary and the log of one compilation; no binary if it failed."""
+    library, program = _library(), ctypes.c_void_p()
     _check(
         library.nvrtcCreateProgram(
             ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None
@@ -231,14 +255,12 @@ def build(source: str, arch: str = "sm_90a", name: str = "kernel", options: Sequ
         encoded = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
         status = library.nvrtcCompileProgram(
             program, len(flags), encoded
-        )  # runs without the GIL, as all ctypes calls
+        )  # without the GIL, as all ctypes calls
         log = _read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
         text = log.rstrip(b"\0").decode(errors="replace")
         if status:
-            if config.shows("source"):
-                config.show(source)
-            raise _error(source, name, arch, text or library.nvrtcGetErrorString(status).decode())
-        return Binary(_read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program), text)
+            return None, text or library.nvrtcGetErrorString(status).decode()
+        return Binary(_read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program), text), text
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 

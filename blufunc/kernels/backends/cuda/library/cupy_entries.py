@@ -111,10 +111,24 @@ def _key(xp: Any, x: Any, dtype: np.dtype) -> Any:
     return xp.where(xp.isnan(key), key.dtype.type(np.nan), key) if key.dtype.kind == "f" else key
 
 
+def _keys(xp: Any, x: Any, dtype: np.dtype) -> list[Any]:
+    """Keys that order ``x`` as NumPy does, the first one first.
+
+    Complex numbers with a NaN follow all others, by which of their parts it is; CuPy takes them for equal.
+    """
+    if not dtypes.is_complex(dtype):
+        return [_key(xp, x, dtype)]
+    nans = [xp.isnan(part) for part in (x.real, x.imag)]
+    parts = [
+        xp.where(nan, part.dtype.type(0), part) for nan, part in zip(nans, (x.real, x.imag), strict=True)
+    ]
+    return [nans[0].astype(np.uint8) * np.uint8(2) + nans[1].astype(np.uint8), *parts]
+
+
 def sort(c: Any, *xs: Any, dimension: int, is_stable: bool, num_keys: int) -> list[Any]:
     xp = c.xp
-    keys = [_key(xp, x, d) for x, d in zip(xs[:num_keys], c.operands, strict=False)]
-    if len(xs) == 1 and keys[0].dtype == xs[0].dtype:
+    keys = [k for x, d in zip(xs[:num_keys], c.operands, strict=False) for k in _keys(xp, x, d)]
+    if len(xs) == len(keys) == 1 and keys[0].dtype == xs[0].dtype:
         return [xp.sort(keys[0], dimension)]
     # from the last key to the first, each sort stable
     order = c.library.order(keys[-1], dimension)

@@ -1,13 +1,15 @@
 """Kernel modules: compilation, sharing, and launch arguments."""
 
 import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import nn
+from blufunc import errors, nn
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.backend import CudaBackend
@@ -82,14 +84,13 @@ def struct(*shape, dtype=np.float32):
     return bf.ShapeDtypeStruct(shape, dtype)
 
 
-def test_kernels_of_one_text_are_one_function_in_one_module(compiled):
+def test_kernels_of_one_text_are_one_function(compiled):
     _, _, wanted = wanted_of(lambda x: bnp.tanh(bnp.tanh(bnp.tanh(x @ x) @ x) @ x).sum(0), struct(64, 64))
     texts, loaded = modules.load(wanted, 0, "program")
-    assert len(texts) == 1 and texts == compiled
     functions = {id(one) for one in loaded}
-    assert len(functions) == len({w.key for w in wanted}) < len(wanted)
+    assert len(functions) == len({w.key for w in wanted}) == len(texts) < len(wanted)
     modules.load(wanted, 0, "program")
-    assert len(compiled) == 1
+    assert compiled == texts
 
 
 def update(params, moments, grads):
@@ -99,12 +100,46 @@ def update(params, moments, grads):
 
 def test_kernels_one_after_another_are_in_different_modules(compiled, monkeypatch):
     monkeypatch.setattr(modules, "_PER_MODULE", 2)
+    monkeypatch.setattr(modules, "_ALONE", 0)
     f = lambda *xs: [g(x) for g in (lambda x: nn.softmax(x, axis=1), lambda x: bnp.tanh(x.T)) for x in xs]
     _, _, wanted = wanted_of(f, struct(48, 64), struct(48, 96))
     texts, loaded = modules.load(wanted, 0, "program")
     assert texts == compiled
     within = [[n for n, one in enumerate(loaded) if f" {one.function.name}(" in text] for text in texts]
     assert within == [[0, 2], [1]]
+
+
+def test_few_kernels_are_modules_of_their_own_and_shared(compiled):
+    f = lambda *xs: [g(x) for g in (lambda x: nn.softmax(x, axis=1), lambda x: bnp.tanh(x.T)) for x in xs]
+    _, _, wanted = wanted_of(f, struct(48, 64), struct(48, 96))
+    texts, loaded = modules.load(wanted, 0, "program")
+    assert len(texts) == len({x.function.name for x in loaded}) > 1
+    modules.load(wanted[:2], 0, "another")
+    assert compiled == texts, "the other program has kernels of the first"
+
+
+def test_threads_compile_at_the_same_time(compiled, monkeypatch):
+    """Two threads with sources of their own, and a third that waits for one of these."""
+    both, lock = threading.Barrier(2, timeout=30), threading.Lock()
+    compile_many, count = nvrtc.compile_many, [0]
+
+    def together(sources, arch):
+        with lock:
+            count[0] += 1
+        both.wait()
+        return compile_many(sources, arch)
+
+    monkeypatch.setattr(nvrtc, "compile_many", together)
+    texts = [(f'extern "C" __global__ void k{i}(int* x) {{ *x = {i}; }}', f"k{i}") for i in range(2)]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda t: modules.module(t[0], 0, t[1]), [*texts, texts[0]]))
+    assert count == [2] and found[2] is found[0] is not found[1]
+
+
+def test_a_source_that_does_not_compile_may_be_tried_again(compiled):
+    for _ in range(2):
+        with pytest.raises(errors.CompileError, match="undefined"):
+            modules.module("void f() { undefined; }", 0, "f")
 
 
 def test_sources_of_other_steps_are_compiled_with_kernels(compiled):
@@ -205,7 +240,9 @@ def test_a_group_that_is_too_large_is_several_launches(compiled, monkeypatch):
     assert sorted(values) == sorted(steps[0].values)
 
 
-def test_kernels_of_one_name_get_distinct_names(compiled):
+def test_kernels_of_one_name_get_distinct_names(compiled, monkeypatch):
+    monkeypatch.setattr(modules, "_ALONE", 0)
+
     def f(x):
         return nn.softmax(x), nn.softmax(x[:, :40]), nn.softmax(x.T)
 

@@ -1,5 +1,6 @@
 """NVRTC: compilation, disk cache, logs and errors."""
 
+import re
 import sys
 
 import numpy as np
@@ -90,6 +91,24 @@ def test_headers(header, type):
     if nvrtc.include_directory() is None:
         pytest.skip("CUDA's headers are not installed")
     nvrtc.build(f'#include <{header}>\nextern "C" __global__ void k({type}* x) {{ x[0] = {type}(1.0f); }}\n')
+
+
+RUNTIME = "cudaError_t e = cudaSuccess; x[0] = e;"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "body, pattern, flags",
+    [("x[0] = 2;", None, [True]), (RUNTIME, None, [False]), (RUNTIME, "never", [True, False])],
+)
+def test_the_runtime_is_declared_where_it_is_used(body, pattern, flags, monkeypatch):
+    """``--minimal`` unless the source names the runtime, or does not compile."""
+    found, run = [], nvrtc._run
+    monkeypatch.setattr(nvrtc, "_run", lambda *a: found.append("--minimal" in a[2]) or run(*a))
+    if pattern is not None:
+        monkeypatch.setattr(nvrtc, "_NOT_MINIMAL", re.compile(pattern))
+    assert nvrtc.build(f'extern "C" __global__ void k(int* x) {{ {body} }}', "sm_90").cubin
+    assert found == (flags if nvrtc.version() >= nvrtc._MINIMAL_SINCE else [False])
 
 
 @needs_nvrtc

@@ -73,6 +73,72 @@ def test_sorts_on_a_device(name):
     check(fun, args, bf.devices("cuda")[0])
 
 
+LONG = rows.LONGEST + 904
+
+
+def complexes(shape):
+    """Complex numbers whose parts are special."""
+    x = np.empty(shape, np.complex64)
+    x.real, x.imag = special(np.float32, shape), special(np.float32, shape)
+    return x
+
+
+ORDERED_BY = {
+    "sort": (lambda x: bnp.sort(x, axis=-1, stable=True), (LONG,), (2, LONG), (300, 7)),
+    "sort, first axis": (lambda x: bnp.sort(x, axis=0, stable=True), (LONG, 2), (40, 3)),
+    "argsort": (lambda x: bnp.argsort(x, axis=-1, stable=True), (LONG,), (3, LONG), (9, 50)),
+    "descending": (lambda x: bnp.argsort(x, descending=True, stable=True), (LONG,), (70,)),
+    "two keys": (lambda x: lax.sort((x > 0, x, bnp.arange(x.shape[0])), dimension=0, num_keys=2), (LONG,), (90,)),
+    "complex and real keys": (
+        lambda x: lax.sort((x, x.real, bnp.arange(x.shape[0])), dimension=0, num_keys=2)[2],
+        (LONG,), (90,),
+    ),
+    "lexsort": (lambda x: bnp.lexsort((x, bnp.floor(x))), (LONG,), (90,)),
+    "top_k": (lambda x: lax.top_k(x, 12), (LONG,), (2, 50_000), (5, 40)),
+    "most of a long row": (lambda x: lax.top_k(x, rows.MOST_KEPT + 9), (2, LONG)),
+    "unique": (lambda x: bnp.unique(x, size=200, return_counts=True), (LONG,), (300,)),
+    "searchsorted": (lambda x: bnp.searchsorted(bnp.sort(x), x), (LONG,), (300,)),
+    "median": (lambda x: (bnp.median(x, axis=-1), bnp.nanmedian(x, axis=-1)), (3, LONG), (4, 31)),
+    "quantile": (lambda x: bnp.nanquantile(x, 0.3, axis=-1), (LONG,), (4, 31)),
+    "extrema": (lambda x: (x.max(-1), x.min(-1), bnp.nanmax(x, -1), bnp.nanmin(x, -1)), (3, LONG), (4, 31)),
+    "positions": (lambda x: (x.argmax(-1), x.argmin(-1), bnp.nanargmax(x, -1)), (3, LONG), (40, 31)),
+}  # fmt: skip
+
+
+def check_order(name, dtype, device):
+    """Results are those of the CPU."""
+    fun, *shapes = ORDERED_BY[name]
+    for shape in shapes:
+        x = complexes(shape) if dtype == "complex64" else special(dtypes.as_dtype(dtype), shape)
+        x = bnp.asarray(x, dtype)
+        want, got = bf.jit(fun)(x), bf.jit(fun)(*on(device, x))
+        same(got, want)
+        if name == "two keys":  # stable: zeros of both signs keep their order
+            zeros = [np.signbit(np.asarray(v[1], np.float64))[np.asarray(v[1]) == 0] for v in (got, want)]
+            np.testing.assert_array_equal(*zeros)
+
+
+COMPLEX_ORDER = ("sort", "argsort", "sort, first axis", "complex and real keys")
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    "name, dtype",
+    [*((n, "float32") for n in ORDERED_BY), *((n, "complex64") for n in COMPLEX_ORDER)],
+)
+def test_nan_and_zeros_are_ordered_as_on_the_cpu(name, dtype, cuda):
+    check_order(name, dtype, cuda)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("name", ORDERED_BY)
+def test_nan_and_zeros_are_ordered_as_on_the_cpu_on_a_device(name, dtype):
+    if dtype == "complex64" and name not in COMPLEX_ORDER:
+        pytest.skip("complex numbers have no such order")
+    check_order(name, dtype, bf.devices("cuda")[0])
+
+
 def of_dtype(dtype):
     x = special(dtype, (7, 130))
     return lambda x: (bnp.argsort(x, axis=1, stable=True), lax.top_k(x, 9), bnp.sort(x, axis=0)), x
