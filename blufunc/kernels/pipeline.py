@@ -39,12 +39,16 @@ from blufunc.kernels.rewrites.updates_in_place import with_updates_in_place
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
 
-with _lazy.modules(globals()):  # for programs with a budget, and for targets with epilogues
+with _lazy.modules(
+    globals()
+):  # for programs with a budget or large reductions, and for targets with epilogues
     from blufunc.kernels.recompute import budget as budgets
     from blufunc.kernels.rewrites import (
+        generated_operands,
         packed_outputs,
         partial_reductions,
         pointwise_epilogue,
+        short_axes,
         split_float32,
         split_float32_attention,
         user_kernel_fusion,
@@ -59,6 +63,9 @@ _LEAST_SAVING = 1 << 16
 
 _FUSED = frozenset(("elementwise", "reduce", "movement"))
 """Kinds of equations in generated kernels; no library kernel is called for these."""
+
+_REDUCED = 1 << 16
+"""Elements of a reduction that takes longer than its launch."""
 
 _LARGE = 1 << 24
 """Bytes that a kernel writes in several times the time of a launch."""
@@ -145,6 +152,10 @@ class Planning:
         if target.updates_in_place is not None and any(donated):
             jaxpr = with_updates_in_place(jaxpr, donated, origins, target.updates_in_place)
         jaxpr = with_gemm_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
+        if any(e.prim.kind == "reduce" and e.invars[0].aval.size >= _REDUCED for e in jaxpr.eqns):
+            jaxpr = short_axes.with_unrolled_short_axes(jaxpr, origins)
+            if target.generated_columns:
+                jaxpr = generated_operands.with_generated_operands(jaxpr, origins, target.machine)
         self.jaxpr = split_column_reductions(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
         self.donated, self.planned = donated, planned

@@ -57,6 +57,8 @@ class Target:
       selected_elements: elements, counting each operation's, up to which all branches are computed and one is selected.
       updates_in_place: minimum bytes of an array that dies with a ``dynamic_update_slice`` for this to be a step of its
         own; None: it never is.
+      generated_columns: whether arrays that are generated from rows and columns are computed along columns, also by
+        each reduction of one.
       group: whether structurally identical kernels on different arrays are launched as one.
       ordered: from the steps of a fusion to their best order; None: unchanged.
       recompute: whether cheap values are recomputed if memory is scarce.
@@ -92,6 +94,7 @@ class Target:
     least_points: int = 1
     selected_elements: int = 0
     updates_in_place: int | None = None
+    generated_columns: bool = False
     group: bool = False
     ordered: Callable[[list[Any]], list[Any]] | None = None
     recompute: bool = False

@@ -12,7 +12,19 @@ from collections.abc import Sequence
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.loopir.index import Index, Range, flat, of, ranges_of, unflat
-from blufunc.kernels.loopir.ir import Reduce, Store, Total, or_identity, post_order, read, within
+from blufunc.kernels.loopir.ir import (
+    BODIES,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Store,
+    Total,
+    or_identity,
+    post_order,
+    read,
+    within,
+)
 from blufunc.kernels.loopir.launch import Launch
 from blufunc.kernels.lower.rows import in_generations
 from blufunc.kernels.lower.values import Lowering
@@ -25,7 +37,7 @@ def pointwise(low: Lowering) -> Launch:
     sizes = [n for n in widest(low) if n > 1] or [1]
     if len(sizes) > 1:
         sizes = joined(low, sizes) if reorders(low) else [math.prod(sizes)]
-    return pointwise_over(low, sizes)
+    return in_columns(low, sizes) or pointwise_over(low, sizes)
 
 
 def reorders(low: Lowering) -> bool:
@@ -68,6 +80,56 @@ def pointwise_over(low: Lowering, sizes: Sequence[int]) -> Launch:
         for place in [unflat(position, v.aval.shape)]
     ]
     return low.launch(ranges, body)
+
+
+def in_columns(low: Lowering, sizes: Sequence[int]) -> Launch | None:
+    """The kernel of an array generated from its rows and columns, as columns.
+
+    A point has some rows of a tile of columns. Its lanes read what depends on columns once, and strided reads of it,
+    such as the coordinates of points, cost little. None if the array is not generated, or reads nothing strided.
+    """
+    if not low.target.generated_columns or len(sizes) < 2:
+        return None
+    *others, n, columns = sizes
+    per, width = _divisor(n, _ROWS), _divisor(columns, _COLUMNS)
+    if per < _ROWS // 4 or width < _COLUMNS // 4 or not _is_generated(pointwise_over(low, sizes).kernel):
+        return None
+    low.start()
+    outer, place = points(others)
+    g, t, j, k = Range("g", n // per), Range("t", columns // width), Range("j", per), Range("k", width)
+    row = of(g) * per + of(j)
+    position = (place * n + row) * columns + of(t) * width + of(k)
+    for e in low.region.eqns:
+        low.at(e.outvars[0], unflat(position, e.outvars[0].aval.shape))
+    stores = []
+    for v, b in low.outputs.items():
+        at = unflat(position, v.aval.shape)
+        stores.append(Store(b, flat(at, v.aval.shape), low.at(v, at)))
+    return low.launch([*outer, g, t], [Rows(j, (Lanes(k, tuple(stores)),), row, n)])
+
+
+_ROWS, _COLUMNS = 16, 1024
+"""Maximum rows and columns of a point: a block has a vector per thread."""
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of ``n`` up to ``most``."""
+    return max(d for d in range(1, min(n, most) + 1) if n % d == 0)
+
+
+def _is_generated(kernel: Kernel) -> bool:
+    """True if each load depends on rows or on columns, and one is strided."""
+    *_, row, column = kernel.grid
+    strided = False
+    for v in post_order(kernel.roots()):
+        if v.op in BODIES or (v.args and v.op == "load"):
+            return False
+        if v.op == "load":
+            step = v.attr[1].coefficient(column)
+            if step is None or (step and v.attr[1].coefficient(row) != 0):
+                return False
+            strided |= abs(step) > 1
+    return strided and all(s.index.coefficient(column) == 1 for s in kernel.body)
 
 
 def joined(low: Lowering, sizes: list[int]) -> list[int]:

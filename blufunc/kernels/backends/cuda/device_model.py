@@ -91,6 +91,9 @@ THREAD_VECTORS = 2
 ROWS_THREAD_VECTORS = 4
 """Vectors per thread where a block loops over long rows, to shorten reductions."""
 
+ROW_OPERATIONS = 256
+"""Operations per thread that hide the loads of a row that all threads read."""
+
 UNROLLED_VECTORS = 16
 """Maximum vectors per thread for an unrolled loop, which holds keeps in registers."""
 

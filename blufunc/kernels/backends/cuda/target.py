@@ -51,6 +51,7 @@ CUDA = Target(
     tile=64,
     scan_tile=_ALL,
     wide_tile=lambda elements: 256 if elements >= device.WIDE_TILE_ELEMENTS else 64,
+    generated_columns=True,
     group=True,
     recompute=True,
 )

@@ -11,7 +11,7 @@ from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import planning, toolchain
 from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.ops.points import POINTS
-from blufunc.kernels.rewrites.loops import split_carries
+from blufunc.kernels.rewrites import parts
 from blufunc.kernels.rewrites.loops.pointwise_control_flow import with_point_control
 
 N = planning.HOST.least_points
@@ -61,7 +61,7 @@ WHOLE = {  # each element reads others of its row
     "no rows": fixed(lambda s: bnp.concatenate([s[:0], s[1:], s[:1] * 0.9])),
     "a sum of no rows": fixed(lambda s: bnp.concatenate([s[1:], s[:1]]) + (s[:0] * 2).sum(0)),
     "many more rows": fixed(
-        lambda s: s[::-1] + bnp.concatenate([s, bnp.ones((split_carries.MOST_JOINED, N), "float32")])[2:5]
+        lambda s: s[::-1] + bnp.concatenate([s, bnp.ones((parts.MOST_JOINED, N), "float32")])[2:5]
     ),
     "sorted points": fixed(lambda s: bnp.sort(s, 1) * s[0]),
     "rows by number": lambda x: lax.fori_loop(0, 3, lambda i, s: s[0] + s.at[i].set(1), x),

@@ -17,7 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from blufunc.kernels.backends.cuda.device_model import HOPPER, UNROLLED_VECTORS, VECTORS_IN_FLIGHT, Limits
+from blufunc.kernels.backends.cuda.device_model import (
+    HOPPER,
+    ROW_OPERATIONS,
+    UNROLLED_VECTORS,
+    VECTORS_IN_FLIGHT,
+    Limits,
+)
 from blufunc.kernels.loopir.index import Index, Range, of
 from blufunc.kernels.loopir.ir import (
     Accumulate,
@@ -235,7 +241,13 @@ class ScheduledKernel:
         if any(isinstance(t, (Reduce, Scan)) for s in loops for t in s.body):
             return 1
         vectors = max([self.cuts[s.range].steps(threads) for s in loops], default=1)
-        return max(1, VECTORS_IN_FLIGHT // max(1, vectors))
+        most = max(1, VECTORS_IN_FLIGHT // max(1, vectors))
+        lanes = {x for s in loops for x in (s.range, self.cuts[s.range].vector, self.cuts[s.range].element)}
+        if any(rows.range in v.ranges() and v.ranges() & lanes for s in loops for v in loads_in(s)):
+            return most
+        # only arithmetic is in flight, of which a few hundred operations hide the loads of a row
+        work = sum(self.cuts[s.range].width * _operations(s) for s in loops)
+        return max(1, min(most, ROW_OPERATIONS // max(1, work)))
 
     def __str__(self) -> str:
         rows = [(name, text) for name, text in _decisions(self) if text]
@@ -263,6 +275,11 @@ def accumulated_in(body: Sequence[Any]) -> list[Keep]:
     """Keeps that loops over lanes accumulate, in order."""
     found = [s.keep for loop in lane_loops(body) for s in loop.body if isinstance(s, Accumulate)]
     return list(dict.fromkeys(found))
+
+
+def _operations(loop: Lanes) -> int:
+    """Arithmetic per lane of a loop, in float additions."""
+    return sum(v.attr[0].cost for v in post_order(values_in(loop)) if v.op == "apply")
 
 
 def values_in(s: Any) -> list[Value]:
