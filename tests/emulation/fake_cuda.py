@@ -36,7 +36,6 @@ from blufunc.kernels.backends.cuda.library import (
     cupy_ops,
     host,
     pointwise_gemm,
-    scatter,
     softmax_gemm,
     tile_gemm,
     updates,
@@ -48,6 +47,7 @@ from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.library.loops import op as loops
+from blufunc.kernels.backends.cuda.library.scatter import op as scatter
 from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.ops import split_dot
 from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p
@@ -488,7 +488,7 @@ class Plan:
 
 
 class Scatter:
-    """``cuda_scatter.Scatter`` by NumPy."""
+    """``scatter.op.prepared`` by NumPy."""
 
     def __init__(self, fake, how, dtype, index, n, height, width, device, own, clip=False):
         self.fake, self.how, self.dtype, self.index, self.clip = fake, how, dtype, index, clip
@@ -810,7 +810,7 @@ def install(monkeypatch):
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
         (sorting, "Sort", functools.partial(Sort, fake)),
         (updates, "Kernel", functools.partial(Update, fake)),
-        (scatter, "Scatter", functools.partial(Scatter, fake)),
+        (scatter, "prepared", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),
         (skinny_gemm, "Kernel", functools.partial(SkinnyKernel, fake)),
         (softmax_gemm, "Kernel", functools.partial(SoftmaxKernel, fake)),

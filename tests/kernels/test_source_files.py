@@ -21,13 +21,16 @@ from blufunc.kernels.backends.cpu.native import driver
 from blufunc.kernels.backends.cpu.steps.forms import LIBRARIES
 from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER
 from blufunc.kernels.backends.cuda.driver import nvrtc, sm_reservation
-from blufunc.kernels.backends.cuda.library import pointwise_gemm, scatter, softmax_gemm, split_gemm
+from blufunc.kernels.backends.cuda.library import pointwise_gemm, softmax_gemm, split_gemm
 from blufunc.kernels.backends.cuda.library.attention import decode as attention_decode
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.library.loops import op
 from blufunc.kernels.backends.cuda.library.loops import source as loop_kernels
+from blufunc.kernels.backends.cuda.library.scatter import atomics as scatter_atomics
+from blufunc.kernels.backends.cuda.library.scatter import bins as scatter_bins
+from blufunc.kernels.backends.cuda.library.scatter import rows as scatter_rows
 from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.backends.cuda.render.source import KERNEL_PARTS
 from blufunc.kernels.codegen import source_files
@@ -78,7 +81,13 @@ DEVICE_SOURCES = {
     ),
     "loops of a graph": ("sm_80 sm_90a", lambda arch: moves.source()),
     "sorts of rows": ("sm_80", lambda arch: sort_source()),
-    "scatter": ("sm_80 sm_90a", lambda arch: scatter.source("add", BF16, "int32", 4, True)),
+    "scatter": ("sm_80 sm_90a", lambda arch: scatter_rows.source("add", BF16, "int32", 4, True)),
+    "scatter_order": ("sm_80 sm_90a", lambda arch: scatter_rows.order_source("int64", 8, False, BF16)),
+    "scatter_bins": ("sm_80 sm_90a", lambda arch: scatter_bins.source("add", BF16, "int32", True)),
+    "scatter_atomics": (
+        "sm_80",
+        lambda arch: scatter_atomics.source("max", np.dtype(np.int64), "int32", True),
+    ),
     "SM reservation": (
         "sm_80 sm_90a",
         lambda arch: source_files.source(sm_reservation._FILE, CLUSTER=COLLECTIVE_CLUSTER),

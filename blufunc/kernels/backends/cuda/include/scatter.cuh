@@ -3,7 +3,8 @@
 // Constants: THREADS and SCAN_THREADS of blocks, CHUNK: updates that are combined by themselves, VECTOR:
 // elements of a row that a thread takes, CLIP: whether rows out of range are the nearest in range, or left
 // out. Macros: the types Index, Storage and Wide, which elements are combined in; LOADED and STORED convert
-// between the last two, COMBINED(acc, u) combines.
+// between the last two, COMBINED(acc, u) combines. AT(k) and ROW(k) are the place among the updates, and the row, of the
+// k-th update in the order: of `order`, or of updates that are sorted, with their rows as `order`.
 
 //# kernels
 // The row of an update, or -1 if there is no such row.
@@ -68,11 +69,11 @@ extern "C" __global__ void partial(const Index *rows, const Storage *updates, co
   if (i >= size) return;
   int first = int(i / width) * CHUNK, column = int(i % width);
   if (first + CHUNK > starts[height]) return;
-  if (row_of(rows[order[first]], height) != row_of(rows[order[first + CHUNK - 1]], height)) return;
+  if (ROW(first) != ROW(first + CHUNK - 1)) return;
   Wide acc[VECTOR];
 #pragma unroll 8  // the additions wait for each other; what they add need not
   for (int k = first; k < first + CHUNK; ++k) {
-    const Storage *from = updates + (long long)order[k] * width + column;
+    const Storage *from = updates + (long long)AT(k) * width + column;
     for (int v = 0; v < VECTOR; ++v) {
       Wide u = LOADED(from[v]);
       acc[v] = k == first ? u : COMBINED(acc[v], u);
@@ -96,7 +97,7 @@ extern "C" __global__ void combine(const Storage *x, const Storage *updates, con
   for (int part = 0; part < 2; ++part) {
 #pragma unroll 8
     for (int k = begin; k < upto; ++k) {
-      const Storage *from = updates + (long long)order[k] * width + column;
+      const Storage *from = updates + (long long)AT(k) * width + column;
       for (int v = 0; v < VECTOR; ++v) {
         Wide u = LOADED(from[v]);
         acc[v] = COMBINED(acc[v], u);

@@ -23,10 +23,10 @@ from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.library import cupy_entries as entries
-from blufunc.kernels.backends.cuda.library import scatter as cuda_scatter
 from blufunc.kernels.backends.cuda.library.cupy_entries import narrowed, widened
 from blufunc.kernels.backends.cuda.library.host import fallback
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
+from blufunc.kernels.backends.cuda.library.scatter import op as cuda_scatter
 
 # -- running ---------------------------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.backend import CudaBackend
 from blufunc.kernels.backends.cuda.driver import driver, modules, nvrtc
 from blufunc.kernels.backends.cuda.driver.modules import Loaded, wanted_by
-from blufunc.kernels.backends.cuda.library import scatter
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of
+from blufunc.kernels.backends.cuda.library.scatter import rows as scatter
 from blufunc.kernels.backends.cuda.program import TARGET
 from blufunc.kernels.pipeline import schedule
 from blufunc.kernels.schedule import GroupStep, OpaqueStep
