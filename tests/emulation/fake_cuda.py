@@ -24,6 +24,7 @@ from blufunc.core.arrays.array import from_numpy
 from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import DropVar, eval_jaxpr
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.kernels.backends.cuda import backend as cuda_backend
 from blufunc.kernels.backends.cuda import executor
@@ -47,6 +48,7 @@ from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.library.loops import op as loops
+from blufunc.kernels.backends.cuda.library.recurrence import op as recurrence
 from blufunc.kernels.backends.cuda.library.scatter import op as scatter
 from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.ops import split_dot
@@ -217,7 +219,7 @@ class FakeCuda:
         self.source = Source(self)
         self.pool = cuda_memory.Pool(0, self.source)
         self.stream, self.own = Stream(1), None
-        self.launches = self.replays = self.products = self.loops = self.pauses = 0
+        self.launches = self.replays = self.products = self.loops = self.recurrences = self.pauses = 0
         self.conditions: list[bool | None] = []
         self.nodes, self.copies = 0, Counter()
         self.fewer: list[tuple[int, int]] = []
@@ -684,6 +686,28 @@ class LoopKernel:
             array(at, v.aval)[...] = np.asarray(x)
 
 
+class Recurrence:
+    """``recurrence.op.Kernel`` by the definition of its primitive."""
+
+    def __init__(self, fake, eqn, device):
+        assert recurrence.source.source(eqn, recurrence._read(eqn))
+        self.fake, self.eqn = fake, eqn
+
+    def __call__(self, operands, chunks, results, stream):
+        self.fake.recurrences += 1
+        self.fake.do(lambda: ignoring_fp_errors(self._run, operands, results), stream.ptr)
+
+    def _run(self, operands, results):
+        eqn = self.eqn
+        array = lambda at, v: self.fake.array(at, v.aval.shape, v.aval.dtype)
+        given = [array(at, a).copy() for at, a in zip(operands, eqn.invars, strict=True)]
+        body = eqn.params["jaxpr"]
+        found = eval_jaxpr(body, [from_numpy(x, backend.host_device()) for x in given])
+        read = [(v, x) for v, x in zip(eqn.outvars, found, strict=True) if not isinstance(v, DropVar)]
+        for at, (v, x) in zip(results, read, strict=True):
+            array(at, v)[...] = np.asarray(x)
+
+
 class Attention:
     """``launch.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
 
@@ -816,6 +840,7 @@ def install(monkeypatch):
         (softmax_gemm, "Kernel", functools.partial(SoftmaxKernel, fake)),
         (attention_decode, "Decode", functools.partial(Attention, fake, False)),
         (loops, "Kernel", functools.partial(LoopKernel, fake)),
+        (recurrence, "Kernel", functools.partial(Recurrence, fake)),
         (cuda_attention_launch, "Forward", functools.partial(Attention, fake, False)),
         (cuda_attention_launch, "Backward", functools.partial(Attention, fake, True)),
         (modules, "load", fake.load),

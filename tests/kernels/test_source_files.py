@@ -28,6 +28,7 @@ from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.library.loops import op
 from blufunc.kernels.backends.cuda.library.loops import source as loop_kernels
+from blufunc.kernels.backends.cuda.library.recurrence import source as recurrence
 from blufunc.kernels.backends.cuda.library.scatter import atomics as scatter_atomics
 from blufunc.kernels.backends.cuda.library.scatter import bins as scatter_bins
 from blufunc.kernels.backends.cuda.library.scatter import rows as scatter_rows
@@ -40,6 +41,7 @@ from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import gemm a
 from tests.kernels.backends.cuda.library.test_attention_mods import given
 from tests.kernels.backends.cuda.library.test_loops import case, loops
 from tests.kernels.backends.cuda.library.test_pointwise_gemm import gemm as pointwise
+from tests.kernels.backends.cuda.library.test_recurrence import elements, recurrences, scanned
 
 ROOT = Path(codegen.__file__).parents[1]
 FILES = sorted(str(p.relative_to(ROOT)) for end in ("h", "cuh") for p in ROOT.rglob(f"*.{end}"))
@@ -68,6 +70,12 @@ def loop_source(dtype_name):
     return loop_kernels.complete(*op.loop_of(eqn))
 
 
+def recurrence_source():
+    fn, xs = elements("state space", (64, 4096))
+    (eqn,) = recurrences(scanned(fn, 1, False), *xs)
+    return recurrence.source(eqn, [False, True])
+
+
 def skinny_source(epilogue):
     return DEVICE.with_prelude(skinny_gemm.source(skinny(8, 64, 256, epilogue=epilogue)))
 
@@ -88,6 +96,7 @@ DEVICE_SOURCES = {
         "sm_80",
         lambda arch: scatter_atomics.source("max", np.dtype(np.int64), "int32", True),
     ),
+    "a recurrence": ("sm_80 sm_90a", lambda arch: recurrence_source()),
     "SM reservation": (
         "sm_80 sm_90a",
         lambda arch: source_files.source(sm_reservation._FILE, CLUSTER=COLLECTIVE_CLUSTER),

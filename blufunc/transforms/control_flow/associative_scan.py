@@ -1,21 +1,26 @@
 """``associative_scan``: prefix scan with a user's function in O(log n) steps.
 
-Transforms, stage 2: the pytree version of ``core/ops/prefix.py``. In: a function and arrays. Out: all prefixes. It is
-not a primitive: derivatives and batches come from the operations of the function.
+Transforms, stage 2: the pytree version of ``core/ops/prefix.py``. In: a function and arrays. Out: all prefixes. Within
+programs, a scan by a pointwise function of arrays of one shape is one operation (``recurrence.py``), for which devices
+may have a kernel. Otherwise derivatives and batches come from the operations of the function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from blufunc import errors
-from blufunc.core.ir import source
+from blufunc import _lazy, errors
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in
 from blufunc.core.ops.prefix import prefix_scan
+from blufunc.core.programs.stage import is_staging, stage
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values, check_callable, name_of
+
+with _lazy.modules(globals()):  # for scans within programs
+    from blufunc.transforms.control_flow import recurrence
 
 
 def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
@@ -54,4 +59,26 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
             )
         return results
 
-    return tree.unflatten(in_tree, prefix_scan(combine, values, axis, bool(reverse)))
+    found = _recurrence(combine, values, axis, bool(reverse)) if is_staging() else None
+    return tree.unflatten(in_tree, found or prefix_scan(combine, values, axis, bool(reverse)))
+
+
+def _recurrence(combine: Callable, values: Sequence[Any], axis: int, reverse: bool) -> list[Any] | None:
+    """The scan as one operation.
+
+    None if ``combine`` is not pointwise, or reads outer values.
+    """
+    shape = values[0].aval.shape
+    avals = [v.aval.strong() for v in values]
+    k = len(avals)
+    if any(a.shape != shape or not dtypes.is_numeric(a.dtype) or dtypes.is_complex(a.dtype) for a in avals):
+        return None
+    if shape[axis] < 2 or 0 in shape:
+        return None
+    half = (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])  # as in the first level of a prefix scan
+    pairs = [a.with_shape(half) for a in avals] * 2
+    jaxpr = stage(lambda *xs: combine(list(xs[:k]), list(xs[k:])), pairs, "combine")
+    points = recurrence.of_points(jaxpr, half)
+    if points is None or [a.dtype for a in points.out_avals] != [a.dtype for a in avals]:
+        return None
+    return recurrence.recurrence(points, values, axis, reverse)

@@ -26,6 +26,7 @@ from blufunc.kernels.backends.cuda.library.loops import op as loops
 from blufunc.kernels.backends.cuda.library.loops.op import LoopKernel
 from blufunc.kernels.backends.cuda.library.matmul import Matmul
 from blufunc.kernels.backends.cuda.library.pointwise_gemm import DotPointwise
+from blufunc.kernels.backends.cuda.library.recurrence.op import Recurrence
 from blufunc.kernels.backends.cuda.library.scatter.op import RowScatter
 from blufunc.kernels.backends.cuda.library.softmax_gemm import LinearSoftmax
 from blufunc.kernels.backends.cuda.library.sorting.rows import RowSort
@@ -61,6 +62,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     SplitDot(),
     Attention(),
     LinearSoftmax(),
+    Recurrence(),
     SkinnyMatmul(),
     DotPointwise(),
     WindowUpdate(),
