@@ -6,6 +6,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax
+from blufunc.core.ir import dtypes
 from tests.kernels.backends.cuda.test_program import on, same
 
 RNG = np.random.default_rng(0)
@@ -63,3 +64,65 @@ def check(fun, args, device):
 def test_cases(name, kind, cuda):
     shape, *slide = CASES[name]
     check(program(kind, *slide), operands(shape, "float32"), cuda)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int32", "uint8"])
+def test_dtypes(dtype, cuda):
+    shape, *slide = CASES["3/2"]
+    x = operands(shape, dtype)[0]
+    for kind in ("sum", "max", "min"):
+        start = {"sum": 0, "max": lowest(dtype), "min": highest(dtype)}[kind]
+        combine = REDUCTIONS[kind][1]
+        fun = lambda x, combine=combine, start=start: lax.reduce_window(x, start, combine, *slide[:3])
+        check(fun, [x], cuda)
+
+
+def lowest(dtype):
+    dtype = np.dtype(dtype) if dtype != "bfloat16" else dtypes.bfloat16
+    return np.iinfo(dtype).min if dtypes.is_integer(dtype) else -np.inf
+
+
+def highest(dtype):
+    dtype = np.dtype(dtype) if dtype != "bfloat16" else dtypes.bfloat16
+    return np.iinfo(dtype).max if dtypes.is_integer(dtype) else np.inf
+
+
+def with_special(shape):
+    x = RNG.standard_normal(shape).astype(np.float32)
+    x[0, 1:3] = np.nan
+    x[2, :5] = -np.inf
+    x[4, 3:] = np.inf
+    return x
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("window", [(2, 2), (5, 9)])
+def test_nan_and_infinity(kind, window, cuda):
+    fun = reduction(kind, window, (1, 1), "SAME", {})
+    x = with_special((8, 10))
+    check(lambda x: (fun(x), bf.vjp(fun, x)[1](x + 1)[0]), [np.nan_to_num(x, nan=7.0)], cuda)
+    check(fun, [x], cuda)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", REDUCTIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_cases_on_a_device(name, kind, dtype):
+    shape, *slide = CASES[name]
+    fun, args = program(kind, *slide), operands(shape, dtype)
+    want, jitted = fun(*args), bf.jit(fun)
+    for _ in range(3):
+        same(jitted(*on(bf.devices("cuda")[0], *args)), want, 1e-5 if dtype == "float32" else 2e-2)
+
+
+def test_one_kernel_for_a_pool_and_its_neighbours(fake, cuda):
+    shape, *slide = CASES["3/2"]
+    pool = reduction("max", *slide)
+    (x,) = on(cuda, np.asarray(operands(shape, "float32")[0]))
+    jitted = bf.jit(lambda x: bnp.maximum(pool(x) * 2, 0))
+    jitted(x)
+    before = fake.launches
+    jitted(x)
+    assert fake.launches == before + 1

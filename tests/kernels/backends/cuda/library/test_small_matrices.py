@@ -7,6 +7,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from benchmarks.harness.kernel_resources import resources
 from blufunc import lax
 from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ops.linalg.solve import solve as lu_solve
@@ -14,7 +15,7 @@ from blufunc.core.programs.simplify import inline_calls
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library.linalg import small
 from tests.emulation.cuda_machines import PARTS, needs_nvrtc
-from tests.kernels.backends.cuda.test_program import on, same
+from tests.kernels.backends.cuda.test_program import on
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 RNG = np.random.default_rng(0)
@@ -97,11 +98,6 @@ def arguments(name, dtype):
     return fun, [np.asarray(a if dtype[0] == "c" else a.real, dtype) for a in args]
 
 
-def equations(fun, *args):
-    jaxpr = bf.make_jaxpr(fun)(*[bf.ShapeDtypeStruct(a.shape, a.dtype) for a in args])
-    return [e for e in inline_calls(getattr(jaxpr, "jaxpr", jaxpr)).eqns if small.small(e)]
-
-
 def on_host(eqn, operands, host):
     """The results of the kernel of an equation."""
     found = small.kernel(eqn, small.small(eqn))
@@ -173,3 +169,133 @@ def test_kernels_on_the_host(name, dtype, host):
     assert found
     for eqn, operands, want in found:
         check(eqn, operands, on_host(eqn, operands, host), want)
+
+
+def bind(eqn):
+    """One equation as a function."""
+    return lambda *xs: eqn.prim.bind(*xs, **eqn.params)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_on_a_device(name, dtype):
+    device = bf.devices("cuda")[0]
+    for eqn, operands, want in chain(*arguments(name, dtype)):
+        jitted, there = bf.jit(bind(eqn)), on(device, *operands)
+        for _ in range(3):  # the third is a graph
+            got = jitted(*there)
+            check(eqn, operands, [np.asarray(x) for x in (got if eqn.prim.multiple_results else [got])], want)
+
+
+# -- matrices without a result -----------------------------------------------------------------------
+
+BROKEN = {
+    "cholesky, indefinite": (cholesky, np.diag([1.0, -1, 2, 3, 4])),
+    "cholesky, singular": (cholesky, np.zeros((5, 5))),
+    "cholesky of NaN": (cholesky, np.full((5, 5), np.nan)),
+    "eigh of NaN": (eigh, np.full((5, 5), np.nan)),
+    "eigh of infinity": (eigh, np.diag([1.0, 2, np.inf, 3, 4])),
+    "svd of NaN": (svd(True), np.full((5, 5), np.nan)),
+    "lu of NaN": (lax.linalg.lu, np.full((5, 5), np.nan)),
+    "lu, singular": (lax.linalg.lu, np.ones((5, 5))),
+    "solve, singular": (lu_solve, np.zeros((5, 5))),
+    "qr of NaN": (qr(True), np.full((5, 5), np.nan)),
+}
+
+
+def broken(name):
+    """A matrix without a result between two that have one."""
+    fun, bad = BROKEN[name]
+    x = np.stack([definite(5, 5).real, bad, definite(5, 5).real]).astype(np.float32)
+    return (fun, x, np.ones((3, 5, 2), np.float32)) if fun is lu_solve else (fun, x)
+
+
+def check_broken(name, eqn, operands, got, want):
+    """Neighbours are what they were; NaN and infinities are where LAPACK has them."""
+    neighbours = lambda xs: [x[[0, 2]] for x in xs]
+    check(eqn, neighbours(operands), neighbours(got), neighbours(want))
+    if "singular" in name and eqn.prim.name == "lu":
+        check(eqn, operands, got, want)
+    elif eqn.prim.name in ("cholesky", "eigh", "svd"):
+        for a, b in zip(got, want, strict=True):
+            if "infinity" in name:  # LAPACK decomposes some matrices with infinities
+                assert np.isnan(a[1]).all()
+            else:
+                np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+    elif got[0].dtype.kind == "f":
+        assert not np.isfinite(got[0][1]).all()
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_matrices_on_the_host(name, host):
+    fun, *args = broken(name)
+    for eqn, operands, want in chain(fun, args):
+        check_broken(name, eqn, operands, on_host(eqn, operands, host), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_matrices_on_a_device(name):
+    fun, *args = broken(name)
+    device = bf.devices("cuda")[0]
+    for eqn, operands, want in chain(fun, args):
+        got = bf.jit(bind(eqn))(*on(device, *operands))
+        got = [np.asarray(x) for x in (got if eqn.prim.multiple_results else [got])]
+        check_broken(name, eqn, operands, got, want)
+
+
+# -- programs -----------------------------------------------------------------------------------------
+
+PROGRAMS = {
+    "solve": (bnp.linalg.solve, random(4, 6, 6), random(4, 6, 2)),
+    "inv": (bnp.linalg.inv, random(4, 6, 6)),
+    "det": (bnp.linalg.det, random(4, 6, 6)),
+    "gradient of a solve": (bf.grad(lambda a, b: (bnp.linalg.solve(a, b) ** 2).sum()), random(4, 6, 6), random(4, 6, 2)),
+    "gradient of a determinant": (bf.grad(lambda a: bnp.linalg.slogdet(a)[1].sum()), definite(4, 6, 6)),
+    "gradient of a factor": (bf.grad(lambda a: bnp.linalg.cholesky(a).sum()), definite(4, 6, 6)),
+    "batched": (bf.vmap(lambda a, b: bnp.linalg.solve(a, b), (0, None)), random(4, 6, 6), random(6, 2)),
+    "of one": (lambda a: bnp.linalg.inv(a @ a), random(6, 6)),
+}  # fmt: skip
+
+
+def check_program(name, device):
+    fun, *args = PROGRAMS[name]
+    args = [np.asarray(a.real, np.float32) for a in args]
+    want, jitted = np.asarray(fun(*map(bnp.asarray, args))), bf.jit(fun)
+    for _ in range(3):
+        np.testing.assert_allclose(jitted(*on(device, *args)), want, rtol=2e-3, atol=2e-3 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name, cuda):
+    check_program(name, cuda)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_on_a_device(name):
+    check_program(name, bf.devices("cuda")[0])
+
+
+@needs_nvrtc
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compile(name):
+    for eqn, _, _ in chain(*arguments(name, "complex128")):
+        found = small.kernel(eqn, small.small(eqn))
+        (resources_of,) = resources(nvrtc.build(found.text, "sm_80", name)).values()
+        assert not resources_of.spill_stores
+
+
+def test_what_libraries_compute():
+    def kernels(fun, *shapes, dtype=np.float32):
+        args = [bf.ShapeDtypeStruct(s, dtype) for s in shapes]
+        jaxpr = bf.make_jaxpr(fun)(*args)
+        return [small.small(e) for e in inline_calls(getattr(jaxpr, "jaxpr", jaxpr)).eqns if e.prim in small._KERNELS]
+
+    assert kernels(cholesky, (2, 64, 64)) != [None]
+    assert kernels(cholesky, (2, 65, 65)) == [None]
+    assert kernels(eigh, (33, 33)) == [None]
+    assert kernels(lambda x: lax.linalg.qr(x, pivoting=True), (2, 5, 5)) == [None]
+    assert kernels(lu_solve, (64, 64), (64, 300), dtype=np.complex128)[1] is None  # of shared memory there is less
