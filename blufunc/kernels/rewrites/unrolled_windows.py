@@ -38,6 +38,12 @@ from blufunc.core.programs.stage import definition, stage
 MOST_TERMS = 32
 """Elements of a window that one kernel reads, at most."""
 
+MOST_CHOSEN = 64
+"""Elements of a window of which positions choose one, at most.
+
+Beyond, they are gathered and scattered.
+"""
+
 _REDUCED_FROM = 8
 """Minimum elements of a window of its own, along one axis, for a reduction of it."""
 
@@ -100,7 +106,7 @@ def with_unrolled_windows(jaxpr: Jaxpr, origins: Origins, native: Callable[[Eqn]
             return [eqn.with_invars(invars)]
         invars = [short.get(a, a) for a in invars]
         avals = [a.aval for a in invars]
-        is_short = math.prod(eqn.params["window_dimensions"]) <= MOST_TERMS
+        is_short = math.prod(eqn.params["window_dimensions"]) <= MOST_CHOSEN
         if eqn.prim in _PICKS and not is_short:
             body = definition(eqn.prim, avals, eqn.params)
             return put_in_place(eqn, simplify(body), invars, alias)

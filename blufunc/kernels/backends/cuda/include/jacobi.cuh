@@ -7,8 +7,8 @@
 //# rotations
 constexpr int PLAYERS = N + N % 2, PAIRS = PLAYERS / 2;
 constexpr Real EPSILON = sizeof(Real) == 4 ? Real(1.1920929e-07) : Real(2.220446049250313e-16);
+constexpr int LANES = PAIRS > 8 ? 2 : PAIRS > 4 ? 4 : PAIRS > 2 ? 8 : PAIRS > 1 ? 16 : 32;  // of a pair
 struct Rotation {
-  int a, b;  // columns; none if a is negative
   Real c, s;
   Scalar phase;
 };
@@ -16,12 +16,14 @@ static inline void pair_of(int round, int pair, int &a, int &b) {
   a = (round + pair) % (PLAYERS - 1);
   b = pair ? (round + PLAYERS - 1 - pair) % (PLAYERS - 1) : PLAYERS - 1;
 }
-// that makes g, the product of columns of square norms alpha and beta, zero
-static inline Rotation rotation(int a, int b, Wide alpha, Wide beta, Wide re, Wide im) {
-  const Wide size = bf_hypot(re, im), tau = (beta - alpha) / (2 * size);
-  const Wide t = (tau < 0 ? Wide(-1) : Wide(1)) / (bf_abs(tau) + bf_sqrt(1 + tau * tau));
-  const Wide c = 1 / bf_sqrt(1 + t * t);
-  return {a, b, Real(c), Real(t * c), scalar(Real(re / size), -Real(im / size))};
+// that makes the product of two columns zero, given their square norms, the product, and its square
+template<class W> inline Rotation rotation(W alpha, W beta, W re, W im, W square) {
+  constexpr bool COMPLEX = sizeof(Scalar) > sizeof(Real);
+  const W size = COMPLEX ? bf_sqrt(square) : bf_abs(re);
+  const Real tau = Real((beta - alpha) / (2 * size));
+  const Real t = (tau < 0 ? Real(-1) : Real(1)) / (bf_abs(tau) + bf_sqrt(1 + tau * tau));
+  const Real c = 1 / bf_sqrt(1 + t * t);
+  return {c, t * c, COMPLEX ? scalar(Real(re / size), -Real(im / size)) : scalar(re < 0 ? -1 : 1)};
 }
 // x, y := c x - s f y, s x + c f y
 static inline void rotate(Scalar &x, Scalar &y, Real c, Real s, Scalar phase) {
@@ -66,10 +68,9 @@ static inline void order_of(const Real *values, int *order, bool falls) {
 //# eigh
 // Constants: LD, odd: the distance of columns.
 static inline void eigh(const Scalar *x, Scalar *vectors, Real *values, Scalar *m, bool stores) {
-  const int lane = own_lane();
+  const int lane = own_lane(), part = lane % LANES;
   Scalar *v = m + N * LD;
-  Rotation *rotations = (Rotation *)(v + (VECTORS ? N * LD : 0));
-  Real *w = (Real *)(rotations + PAIRS);
+  Real *w = (Real *)(v + (VECTORS ? N * LD : 0));
   int *order = (int *)(w + N);
   Real largest = 0;
   for (int e = lane; e < N * N; e += GROUP)
@@ -89,38 +90,34 @@ static inline void eigh(const Scalar *x, Scalar *vectors, Real *values, Scalar *
   for (int sweep = 0; finite && sweep < SWEEPS; ++sweep) {
     bool rotated = false;
     for (int round = 0; round < PLAYERS - 1; ++round) {
-      if (lane < PAIRS) {
-        Rotation found = {-1};
-        int a, b;
-        pair_of(round, lane, a, b);
-        if (a < N && b < N) {
-          const Scalar g = m[b * LD + a];
-          if (size_of(g) > EPSILON) {
-            found = rotation(a, b, real_part(m[a * LD + a]), real_part(m[b * LD + b]), real_part(g),
-                             imaginary_part(g));
-            rotated = true;
-          }
+      int i, j;
+      pair_of(round, lane / LANES, i, j);
+      bool plays = lane / LANES < PAIRS && i < N && j < N;
+      Rotation t{};
+      if (plays) {
+        const Scalar g = m[j * LD + i];
+        const Real re = real_part(g), im = imaginary_part(g);
+        plays = size_of(g) > EPSILON;
+        if (plays)
+          t = rotation<Real>(real_part(m[i * LD + i]), real_part(m[j * LD + j]), re, im, re * re + im * im);
+        rotated = rotated || plays;
+      }
+      together();
+      if (plays)
+#pragma unroll 4
+        for (int r = part; r < N; r += LANES) {
+          rotate(m[i * LD + r], m[j * LD + r], t.c, t.s, t.phase);
+          if (VECTORS) rotate(v[i * LD + r], v[j * LD + r], t.c, t.s, t.phase);
         }
-        rotations[lane] = found;
-      }
       together();
-      for (int e = lane; e < PAIRS * N; e += GROUP) {
-        const Rotation t = rotations[e / N];
-        const int i = e % N;
-        if (t.a < 0) continue;
-        rotate(m[t.a * LD + i], m[t.b * LD + i], t.c, t.s, t.phase);
-        if (VECTORS) rotate(v[t.a * LD + i], v[t.b * LD + i], t.c, t.s, t.phase);
-      }
-      together();
-      for (int e = lane; e < PAIRS * N; e += GROUP) {
-        const Rotation t = rotations[e / N];
-        const int i = e % N;
-        if (t.a < 0) continue;
-        Scalar &p = m[i * LD + t.a], &q = m[i * LD + t.b];
-        rotate(p, q, t.c, t.s, conjugate(t.phase));
-        if (i == t.a) p = scalar(real_part(p)), q = scalar(0);
-        if (i == t.b) q = scalar(real_part(q)), p = scalar(0);
-      }
+      if (plays)
+#pragma unroll 4
+        for (int r = part; r < N; r += LANES) {
+          Scalar p = m[r * LD + i], q = m[r * LD + j];
+          rotate(p, q, t.c, t.s, conjugate(t.phase));
+          m[r * LD + i] = r == j ? scalar(0) : r == i ? scalar(real_part(p)) : p;
+          m[r * LD + j] = r == i ? scalar(0) : r == j ? scalar(real_part(q)) : q;
+        }
       together();
     }
     if (!any_of(rotated)) break;
@@ -141,7 +138,6 @@ static inline void eigh(const Scalar *x, Scalar *vectors, Real *values, Scalar *
 // odd: the distance of columns of M elements. The columns of A V are made orthogonal; their lengths are the values, and a QR
 // decomposition of them in falling order gives the left vectors, of values that are 0 as well.
 static inline void svd(const Scalar *x, Scalar *left, Real *values, Scalar *right, Scalar *a, bool stores) {
-  constexpr int LANES = PAIRS > 8 ? 2 : PAIRS > 4 ? 4 : PAIRS > 2 ? 8 : PAIRS > 1 ? 16 : 32;  // of a pair
   const int lane = own_lane(), part = lane % LANES;
   Scalar *taus = a + M * LD;
   Scalar *columns = taus + N, *q = columns;  // Q takes the place of the columns
@@ -179,8 +175,10 @@ static inline void svd(const Scalar *x, Scalar *left, Real *values, Scalar *righ
       beta = sum_of(beta, LANES);
       re = sum_of(re, LANES);
       if (sizeof(Scalar) > sizeof(Real)) im = sum_of(im, LANES);
-      if (plays && re * re + im * im > M * Wide(EPSILON) * Wide(EPSILON) * alpha * beta) {
-        const Rotation t = rotation(i, j, alpha, beta, re, im);
+      const Wide square = re * re + im * im;
+      if (plays && square > M * Wide(EPSILON) * Wide(EPSILON) * alpha * beta) {
+        const Rotation t = rotation<Wide>(alpha, beta, re, im, square);
+#pragma unroll 4
         for (int r = part; r < M; r += LANES)
           rotate(columns[i * TALL + r], columns[j * TALL + r], t.c, t.s, t.phase);
         if (VECTORS)

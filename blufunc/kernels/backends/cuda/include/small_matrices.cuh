@@ -217,22 +217,41 @@ template<bool UNIT, bool REVERSED> inline void substitute(const Scalar *a, Scala
   const int lane = own_lane();
   auto row = [](int i) { return REVERSED ? N - 1 - i : i; };
   if constexpr (BY_ROWS) {
-    Scalar own[COLUMNS];
+    // four rows at a time: their threads share what they have, and every thread solves for them
+    Scalar own[COLUMNS], solved[4][COLUMNS];
     if (lane < N)
 #pragma unroll
       for (int c = 0; c < COLUMNS; ++c) own[c] = sides[row(lane) * TO_SIDE + c];
-    for (int j = 0; j < N; ++j) {
-      if (lane == j)
+    for (int j = 0; j < N; j += 4) {
+      if (lane >= j && lane < j + 4 && lane < N)
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c)
-          sides[row(j) * TO_SIDE + c] = UNIT ? own[c] : own[c] / a[j * LD + j];
+        for (int c = 0; c < COLUMNS; ++c) sides[row(lane) * TO_SIDE + c] = own[c];
       together();
-      if (lane > j && lane < N) {
-        const Scalar l = a[j * LD + lane];
+      if (lane < j || lane >= N) continue;
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) own[c] = minus_product(own[c], l, sides[row(j) * TO_SIDE + c]);
+      for (int q = 0; q < 4; ++q) {
+        const int p = j + q;
+        if (p >= N) break;
+        const Scalar inverse = UNIT ? scalar(1) : scalar(1) / a[p * LD + p];
+        const bool below = lane > p;
+        const Scalar l = below ? a[p * LD + lane] : scalar(0);
+        Scalar before[4];  // of this row, elements left of the diagonal
+#pragma unroll
+        for (int r = 0; r < q; ++r) before[r] = a[(j + r) * LD + p];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+          Scalar v = sides[row(p) * TO_SIDE + c];
+#pragma unroll
+          for (int r = 0; r < q; ++r) v = minus_product(v, before[r], solved[r][c]);
+          solved[q][c] = v = UNIT ? v : v * inverse;
+          own[c] = lane == p ? v : below ? minus_product(own[c], l, v) : own[c];
+        }
       }
     }
+    together();
+    if (lane < N)
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) sides[row(lane) * TO_SIDE + c] = own[c];
   } else if (lane < COLUMNS) {
     for (int j = 0; j < N; j += 4) {
       Scalar x[4];

@@ -29,7 +29,7 @@ from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.schedule import OpaqueStep
 from blufunc.kernels.user_kernel import CudaSource
 
-MOST_ROWS = 64
+MOST_ROWS = 128
 """Rows and columns of a matrix, at most."""
 
 MOST_ROTATED = 32
@@ -41,8 +41,8 @@ _THREADS = 128
 _SHARED_BYTES = 96 << 10
 """Shared memory of a matrix, at most: every device since sm_80 has it."""
 
-_FEW_SIDES, _SIDES = 8, 4
-"""Right hand sides up to which a thread has a row, and how many it has at a time."""
+_FEW_SIDES, _SIDES = 8, 64
+"""Right hand sides up to which a thread has a row of all, and columns of a group beyond."""
 
 _SWEEPS = 30
 """Passes over all pairs, at most: 6 to 10 converge."""
@@ -140,7 +140,7 @@ def _lu(eqn: Eqn) -> Small | None:
 def _sides(n: int, k: int, left: bool) -> tuple[dict, int, int]:
     """Constants, lanes and elements of right hand sides of n rows."""
     by_rows = k <= _FEW_SIDES
-    columns = min(k, _SIDES) if by_rows else min(MOST_ROWS, 1 << (k - 1).bit_length())
+    columns = k if by_rows else min(_SIDES, 1 << (k - 1).bit_length())
     ld = _padded(n)
     constants = {"N": n, "K": k, "COLUMNS": columns, "BY_ROWS": by_rows, "LD": ld}
     constants |= {"TO_ROW": k if left else 1, "TO_COLUMN": 1 if left else n}
@@ -206,8 +206,7 @@ def _eigh(eqn: Eqn) -> Small | None:
     if n > MOST_ROTATED:
         return None
     constants = {"N": n, "LD": _odd(n), "VECTORS": vectors, "SWEEPS": _SWEEPS}
-    real = 2 if dtype in (dtypes.float64, dtypes.complex128) else 1
-    words = (n + 1) // 2 * (24 if dtype == dtypes.complex128 else 10) + n * (real + 1) + 4
+    words = n * (3 if dtype in (dtypes.float64, dtypes.complex128) else 2)
     outs = "y0 + n * {0}, y1 + n * {1}" if vectors else "nullptr, y0 + n * {1}"
     call = f"eigh(x0 + n * {n * n}, {outs.format(n * n, n)}, (Scalar *)a, stores);"
     types = ("Scalar", "Scalar", "Real") if vectors else ("Scalar", "Real")
