@@ -15,6 +15,7 @@ import pytest
 import blufunc as bf
 from benchmarks.harness.kernel_resources import resources
 from blufunc import lax
+from blufunc.core.programs.simplify import inline_calls
 from blufunc.kernels import codegen
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cpu.native import driver
@@ -26,6 +27,7 @@ from blufunc.kernels.backends.cuda.library.attention import decode as attention_
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
+from blufunc.kernels.backends.cuda.library.linalg import small
 from blufunc.kernels.backends.cuda.library.loops import op
 from blufunc.kernels.backends.cuda.library.loops import source as loop_kernels
 from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
@@ -33,6 +35,7 @@ from blufunc.kernels.backends.cuda.render.source import KERNEL_PARTS
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.source_files import DEVICE, HOST
 from tests.emulation.cuda_machines import needs_nvrtc
+from tests.kernels.backends.cuda.library import test_small_matrices as small_cases
 from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import gemm as skinny
 from tests.kernels.backends.cuda.library.test_attention_mods import given
 from tests.kernels.backends.cuda.library.test_loops import case, loops
@@ -60,6 +63,13 @@ def sort_source():
     return sorting.source(eqn, sorting.passes(eqn)[0])
 
 
+def matrix_source(fun, *shapes):
+    jaxpr = bf.make_jaxpr(fun)(*[bf.ShapeDtypeStruct(s, np.float32) for s in shapes])
+    eqns = inline_calls(getattr(jaxpr, "jaxpr", jaxpr)).eqns
+    (found,) = [small.kernel(e, small.small(e)) for e in eqns[-1:]]
+    return found.text
+
+
 def loop_source(dtype_name):
     (eqn,) = loops(*case("GRU", dtype_name))
     return loop_kernels.complete(*op.loop_of(eqn))
@@ -78,6 +88,13 @@ DEVICE_SOURCES = {
     ),
     "loops of a graph": ("sm_80 sm_90a", lambda arch: moves.source()),
     "sorts of rows": ("sm_80", lambda arch: sort_source()),
+    "Cholesky": ("sm_80", lambda arch: matrix_source(small_cases.cholesky, (5, 9, 9))),
+    "LU": ("sm_80", lambda arch: matrix_source(lax.linalg.lu, (5, 9, 9))),
+    "triangles": ("sm_80", lambda arch: matrix_source(lax.linalg.triangular_solve, (5, 9, 9), (5, 2, 9))),
+    "LU solve": ("sm_80", lambda arch: matrix_source(small_cases.lu_solve, (5, 9, 9), (5, 9, 9))),
+    "QR": ("sm_80", lambda arch: matrix_source(small_cases.qr(True), (5, 9, 9))),
+    "eigenvectors": ("sm_80", lambda arch: matrix_source(small_cases.eigh, (5, 9, 9))),
+    "singular vectors": ("sm_80", lambda arch: matrix_source(small_cases.svd(True), (5, 9, 4))),
     "scatter": ("sm_80 sm_90a", lambda arch: scatter.source("add", BF16, "int32", 4, True)),
     "SM reservation": (
         "sm_80 sm_90a",

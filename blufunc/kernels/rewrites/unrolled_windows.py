@@ -18,6 +18,7 @@ import numpy as np
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr
 from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops.barrier import optimization_barrier
 from blufunc.core.ops.reduce import limit, reduce_max_p, reduce_min_p
 from blufunc.core.ops.reduce_window import (
     reduce_window_max_p,
@@ -46,6 +47,12 @@ Beyond, they are gathered and scattered.
 
 _REDUCED_FROM = 8
 """Minimum elements of a window of its own, along one axis, for a reduction of it."""
+
+_TERMS_AT_ONCE = 10
+"""Elements of a window that a kernel adds up, two loads each: with more, registers run out."""
+
+_POSITIONS_AS = {1: dtypes.int8, 2: dtypes.int16}
+"""Dtypes of short positions by the size of the values beside them: vectors of both have one length."""
 
 _POSITIONS = {window_argmax_p: (ew.gt, False), window_argmin_p: (ew.lt, True)}
 _SUMS = {reduce_window_sum_p: add_any_p, reduce_window_max_p: ew.max_p, reduce_window_min_p: ew.min_p}
@@ -99,7 +106,7 @@ def with_unrolled_windows(jaxpr: Jaxpr, origins: Origins, native: Callable[[Eqn]
       native: from such an equation to whether the device computes it without that.
     """
 
-    short: dict[Atom, Atom] = {}  # positions, and the same in bytes
+    short: dict[Atom, Atom] = {}  # positions, and the same in fewer bytes
 
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         if eqn.prim not in WINDOWS or is_replaced(eqn.prim, "impl") or native(eqn):
@@ -110,7 +117,7 @@ def with_unrolled_windows(jaxpr: Jaxpr, origins: Origins, native: Callable[[Eqn]
         if eqn.prim in _PICKS and not is_short:
             body = definition(eqn.prim, avals, eqn.params)
             return put_in_place(eqn, simplify(body), invars, alias)
-        dtype = dtypes.int8 if is_short else dtypes.int32
+        dtype = _POSITIONS_AS.get(avals[0].dtype.itemsize, dtypes.int32) if is_short else dtypes.int32
         body = stage(lambda *xs: [_unrolled(eqn, xs, dtype)], avals, eqn.prim.name, line=eqn.source)
         if eqn.prim not in _POSITIONS or not is_short:
             return put_in_place(eqn, simplify(body), invars, alias)
@@ -329,11 +336,14 @@ def _placed(ct: Any, which: Any, slides: Sequence[Slide]) -> Any:
     ]
     half = dtypes.is_floating(ct.aval.dtype) and ct.aval.dtype.itemsize <= 2
     dtype = np.dtype(np.float32) if half else ct.aval.dtype
-    out = None
+    out, number = None, 0
     last = math.prod(s.window for s in slides) - 1
     for k, terms in enumerate(_terms(back)):
         if terms is None:
             continue
+        number += 1
+        if number % _TERMS_AT_ONCE == 0:
+            out = optimization_barrier(out)  # a kernel ends
         chosen = ew.eq(_read(which, terms, -1), last - k)  # the transposed slide counts from the end of a window
         value = ew.convert(_read(ct, terms, 0), dtype)
         term = ew.select(chosen, value, ew.zeros_of(value))

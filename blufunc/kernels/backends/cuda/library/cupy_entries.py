@@ -358,12 +358,7 @@ def _adjoint(x: Any) -> Any:
 
 
 def cholesky(c: Any, x: Any) -> Any:
-    xp = c.xp
-    x, good = _finite(xp, _hermitian(xp, x))
-    out = c.library.cholesky(x)
-    pivots = xp.diagonal(out, axis1=-2, axis2=-1).real  # elimination stops at a pivot that is not positive
-    good = good & (pivots > 0).all(-1)
-    return xp.tril(_or_nan(xp, good, out))
+    return c.library.cholesky(x.reshape(-1, *x.shape[-2:])).reshape(x.shape)
 
 
 def _hermitian(xp: Any, x: Any) -> Any:
@@ -373,12 +368,10 @@ def _hermitian(xp: Any, x: Any) -> Any:
 
 
 def lu(c: Any, x: Any) -> list[Any]:
-    xp, (m, n) = c.xp, x.shape[-2:]
-    flat = x.reshape(-1, m, n)
-    factors, pivots = zip(*[c.library.lu(matrix) for matrix in flat], strict=True)
-    pivots = xp.stack(pivots)
+    m, n = x.shape[-2:]
+    factors, pivots = c.library.lu(x.reshape(-1, m, n))
     order = c.library.permutation(pivots, m)
-    results = (xp.stack(factors), pivots, order)
+    results = (factors, pivots, order)
     return [r.reshape(a.shape) for r, a in zip(results, c.outs, strict=True)]
 
 
