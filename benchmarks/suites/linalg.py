@@ -30,7 +30,7 @@ def definite(*shape: int) -> np.ndarray:
 
 
 def _pool(kind: str, window: int, stride: int, first: bool, gradient: bool) -> tuple[Callable, Callable]:
-    """A pool with padding in ``lax``, and in PyTorch; with its gradient for a cotangent."""
+    """A pool in ``lax`` and in PyTorch, or a pool and its gradient."""
     pad = window // 2 if stride < window else 0
 
     def ours(m: Any, x: Any, ct: Any) -> Any:
@@ -65,7 +65,11 @@ def _pool_case(kind: str, window: int, stride: int, first: bool, gradient: bool)
     size = 112 if window < 7 else 28
     out = size // stride
     shape = lambda n: (64, 64, n, n) if first else (64, n, n, 64)
-    return (*_pool(kind, window, stride, first, gradient), [normal(*shape(size)), normal(*shape(out))], "bfloat16")
+    return (
+        *_pool(kind, window, stride, first, gradient),
+        [normal(*shape(size)), normal(*shape(out))],
+        "bfloat16",
+    )
 
 
 _LINALG = {

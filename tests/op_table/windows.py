@@ -211,11 +211,22 @@ def _picks():
             continue
         which = Arg(counts, 0, math.prod(params["window_dimensions"]) - 1, "int32")
         given = {"name": name, "grad": 2, "wrt": (0,), "linear": True, "tol": 2}
-        kinds = {"dtypes": ("float64", "bfloat16", "complex64")} if name == "pairs" else {"dtypes": ("float64",)}
+        kinds = (
+            {"dtypes": ("float64", "bfloat16", "complex64")} if name == "pairs" else {"dtypes": ("float64",)}
+        )
         pick, place = reduce_window.window_pick_p, reduce_window.window_place_p
-        yield Op(pick, (Arg(shape), which), lambda t, w, p=params: pick_ref(t, w, **p), params, **given, **kinds)
+        yield Op(
+            pick, (Arg(shape), which), lambda t, w, p=params: pick_ref(t, w, **p), params, **given, **kinds
+        )
         params = {**params, "shape": shape}
-        yield Op(place, (Arg(counts), which), lambda ct, w, p=params: place_ref(ct, w, **p), params, **given, **kinds)
+        yield Op(
+            place,
+            (Arg(counts), which),
+            lambda ct, w, p=params: place_ref(ct, w, **p),
+            params,
+            **given,
+            **kinds,
+        )
 
 
 _NOT_REAL = ("complex64", KEY)

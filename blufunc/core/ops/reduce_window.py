@@ -164,7 +164,7 @@ class _OfPositions(Linear):
 class _Pick(_OfPositions):
     """The element of each window of ``t`` at position ``which``; 0 outside of ``t``.
 
-    It is the tangent of an extremum. Kernels sum over the elements of a window (``kernels/rewrites/unrolled_windows.py``).
+    It is the tangent of an extremum. GPU kernels select from a window (``kernels/rewrites/unrolled_windows.py``).
     """
 
     name = "window_pick"

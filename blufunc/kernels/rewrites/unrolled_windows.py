@@ -1,9 +1,9 @@
 """Reductions of windows as pointwise work on shifted, strided reads.
 
 Kernels, before stage 5. In: a jaxpr. Out: an equivalent one without operations of ``core.ops.reduce_window``, except
-those that ``native`` selects. An element of all windows is a slice of the operand, padded where it falls outside: a kernel
-reads it under a condition, and joins all elements of a window in registers with whatever else it computes. Larger
-windows are reduced axis by axis, long ones by doubling.
+those that ``native`` selects. An element of all windows is a slice of the operand, padded where it falls outside: a
+kernel reads it under a condition, and joins all elements of a window in registers with whatever else it computes.
+Larger windows are reduced axis by axis, long ones by doubling.
 """
 
 from __future__ import annotations
@@ -49,14 +49,22 @@ _REDUCED_FROM = 8
 """Minimum elements of a window of its own, along one axis, for a reduction of it."""
 
 _TERMS_AT_ONCE = 10
-"""Elements of a window that a kernel adds up, two loads each: with more, registers run out."""
+"""Elements of a window that a kernel adds up, two loads each.
+With more, registers run out.
+"""
 
 _POSITIONS_AS = {1: dtypes.int8, 2: dtypes.int16}
-"""Dtypes of short positions by the size of the values beside them: vectors of both have one length."""
+"""Dtypes of short positions, by the bytes of a value.
+Kernels read vectors of values and of positions, of one length.
+"""
 
 _POSITIONS = {window_argmax_p: (ew.gt, False), window_argmin_p: (ew.lt, True)}
 _SUMS = {reduce_window_sum_p: add_any_p, reduce_window_max_p: ew.max_p, reduce_window_min_p: ew.min_p}
-_WHOLE = {reduce_window_sum_p: reduce_sum_p, reduce_window_max_p: reduce_max_p, reduce_window_min_p: reduce_min_p}
+_WHOLE = {
+    reduce_window_sum_p: reduce_sum_p,
+    reduce_window_max_p: reduce_max_p,
+    reduce_window_min_p: reduce_min_p,
+}
 _PICKS = (window_pick_p, window_place_p)
 
 WINDOWS = frozenset((*_SUMS, *_POSITIONS, *_PICKS))
@@ -135,16 +143,20 @@ def with_unrolled_windows(jaxpr: Jaxpr, origins: Origins, native: Callable[[Eqn]
 def _slides(
     shape: Sequence[int], *, window_dimensions, window_strides, padding, base_dilation, window_dilation
 ) -> list[Slide]:
-    every = zip(shape, window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
+    every = zip(
+        shape, window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True
+    )
     return [Slide(n, w, s, (low, high), holes, by) for n, w, s, (low, high), holes, by in every]
 
 
 def _unrolled(eqn: Eqn, xs: Sequence[Any], positions: np.dtype) -> Any:
     if eqn.prim is window_pick_p:
-        return _picked(*xs, _slides(xs[0].aval.shape, **eqn.params))
+        t, which = xs
+        return _picked(t, which, _slides(t.aval.shape, **eqn.params))
     if eqn.prim is window_place_p:
+        ct, which = xs
         params = {k: v for k, v in eqn.params.items() if k != "shape"}
-        return _placed(*xs, _slides(eqn.params["shape"], **params))
+        return _placed(ct, which, _slides(eqn.params["shape"], **params))
     (x,), (out,) = xs, eqn.outvars
     slides = _slides(x.aval.shape, **eqn.params)
     if eqn.prim in _POSITIONS:
@@ -165,7 +177,7 @@ def _unrolled(eqn: Eqn, xs: Sequence[Any], positions: np.dtype) -> Any:
 # -- joins ------------------------------------------------------------------------------------------
 
 State = tuple[Any, ...]
-"""What windows are reduced to: a value, or a value and its position."""
+"""Result of a window: a value, or a value and its position."""
 
 
 def _first(a: State, b: State, beats: Callable) -> State:
@@ -190,12 +202,17 @@ def _reduced(
             state, slides[d] = _over_parts(state, d, slides[d], whole)
     moving = [d for d in moving if not slides[d].is_trivial]
     if math.prod(s.window for s in slides) <= MOST_TERMS:
-        return _joined(state, slides, moving, join, fills) if moving else state
+        return _joined(state, slides, join, fills) if moving else state
     for d in reversed(moving):  # positions count from the innermost axis outwards
-        one = [s if e == d else _untouched(v) for e, (s, v) in enumerate(zip(slides, state[0].aval.shape, strict=True))]
+        one = [
+            s if e == d else _untouched(v)
+            for e, (s, v) in enumerate(zip(slides, state[0].aval.shape, strict=True))
+        ]
         unit = math.prod(s.window for s in slides[d + 1 :])
-        reduce = _joined if slides[d].window <= MOST_TERMS else _doubled
-        state = reduce(state, one, [d], join, fills, unit)
+        if slides[d].window <= MOST_TERMS:
+            state = _joined(state, one, join, fills, unit)
+        else:
+            state = _doubled(state, d, slides[d], join, fills, unit)
     return state
 
 
@@ -212,7 +229,11 @@ def _over_parts(state: State, axis: int, slide: Slide, whole: Any) -> tuple[Stat
 
 
 def _joined(
-    state: State, slides: Sequence[Slide], moving: Sequence[int], join: Callable, fills: Sequence[Any], unit: int = 1
+    state: State,
+    slides: Sequence[Slide],
+    join: Callable,
+    fills: Sequence[Any],
+    unit: int = 1,
 ) -> State:
     """The reduction of windows element by element, in row-major order.
 
@@ -235,15 +256,19 @@ def _joined(
 
 
 def _doubled(
-    state: State, slides: Sequence[Slide], moving: Sequence[int], join: Callable, fills: Sequence[Any], unit: int
+    state: State,
+    axis: int,
+    slide: Slide,
+    join: Callable,
+    fills: Sequence[Any],
+    unit: int,
 ) -> State:
-    """The reduction of long windows along one axis, of windows of 1, 2, 4, ... elements."""
-    (axis,) = moving
-    slide = slides[axis]
-    pads = [(0, 0, 0)] * len(slides)
+    """The reduction of long windows along an axis, by joining runs of 1, 2, 4, ...."""
+    pads = [(0, 0, 0)] * state[0].aval.ndim
     pads[axis] = (*slide.pad, slide.holes - 1)
     run = tuple(_padded(v, pads, f) for v, f in zip(state, fills, strict=True))
-    out, reach, after = None, 1, slide.window
+    out: State | None = None
+    reach, after = 1, slide.window
     while True:
         if after & reach:  # from the end of a window to its beginning
             after -= reach
@@ -252,6 +277,7 @@ def _doubled(
             part = _shifted(tuple(_along(v, axis, begin, n, step) for v in run), after * unit)
             out = part if out is None else join(part, out)
         if not after:
+            assert out is not None
             return out
         apart = reach * slide.spacing
         n = run[0].aval.shape[axis] - apart
@@ -284,8 +310,8 @@ def _terms(slides: Sequence[Slide]) -> Iterator[tuple[Term, ...] | None]:
 def _term(slide: Slide, k: int) -> Term | None:
     """Element ``k`` of the windows along an axis.
 
-    Window p reads position ``p * stride + k * spacing - low`` of the dilated axis, which is an element if it is a multiple
-    of ``holes`` in range.
+    Window p reads position ``p * stride + k * spacing - low`` of the dilated axis. It is an element if it is in range
+    and a multiple of ``holes``.
     """
     at, holes, n = k * slide.spacing - slide.pad[0], slide.holes, slide.count
     period = holes // math.gcd(slide.stride, holes)  # windows from one that meets an element to the next
@@ -304,10 +330,7 @@ def _term(slide: Slide, k: int) -> Term | None:
 
 def _read(x: Any, terms: Sequence[Term], fill: Any) -> Any:
     part = slice_(x, [t.start for t in terms], [t.limit for t in terms], [t.stride for t in terms])
-    # holes after a single element are padding
-    pads = [
-        (low, high, holes if n > 1 else 0) for (low, high, holes), n in zip([t.pad for t in terms], part.aval.shape, strict=True)
-    ]
+    pads = [(*t.pad[:2], t.pad[2] if n > 1 else 0) for t, n in zip(terms, part.aval.shape, strict=True)]
     return _padded(part, pads, fill)
 
 
@@ -344,7 +367,9 @@ def _placed(ct: Any, which: Any, slides: Sequence[Slide]) -> Any:
         number += 1
         if number % _TERMS_AT_ONCE == 0:
             out = optimization_barrier(out)  # a kernel ends
-        chosen = ew.eq(_read(which, terms, -1), last - k)  # the transposed slide counts from the end of a window
+        chosen = ew.eq(
+            _read(which, terms, -1), last - k
+        )  # the transposed slide counts from the end of a window
         value = ew.convert(_read(ct, terms, 0), dtype)
         term = ew.select(chosen, value, ew.zeros_of(value))
         out = term if out is None else ew.add(out, term)

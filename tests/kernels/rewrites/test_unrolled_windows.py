@@ -1,4 +1,4 @@
-"""Reductions of windows as pointwise work, on an emulated device and on a real one."""
+"""Reductions of windows as pointwise work, on emulated and real devices."""
 
 import numpy as np
 import pytest

@@ -350,7 +350,11 @@ class Draft:
         limits: Limits = HOPPER,
         budget: int | None = None,
     ):
-        self.jaxpr, self.donated, self.arch = simplify(inline_definitions(jaxpr, WINDOWS.__contains__)), donated, arch
+        self.jaxpr, self.donated, self.arch = (
+            simplify(inline_definitions(jaxpr, WINDOWS.__contains__)),
+            donated,
+            arch,
+        )
         self.limits, self.budget = limits, budget
 
     @functools.cached_property

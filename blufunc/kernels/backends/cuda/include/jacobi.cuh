@@ -16,10 +16,10 @@ static inline void pair_of(int round, int pair, int &a, int &b) {
   a = (round + pair) % (PLAYERS - 1);
   b = pair ? (round + PLAYERS - 1 - pair) % (PLAYERS - 1) : PLAYERS - 1;
 }
-// that makes the product of two columns zero, given their square norms, the product, and its square
-template<class W> inline Rotation rotation(W alpha, W beta, W re, W im, W square) {
+// that makes the product of two columns zero, given their square norms and the product
+template<class W> inline Rotation rotation(W alpha, W beta, W re, W im) {
   constexpr bool COMPLEX = sizeof(Scalar) > sizeof(Real);
-  const W size = COMPLEX ? bf_sqrt(square) : bf_abs(re);
+  const W size = COMPLEX ? bf_hypot(re, im) : bf_abs(re);  // whose square may underflow
   const Real tau = Real((beta - alpha) / (2 * size));
   const Real t = (tau < 0 ? Real(-1) : Real(1)) / (bf_abs(tau) + bf_sqrt(1 + tau * tau));
   const Real c = 1 / bf_sqrt(1 + t * t);
@@ -98,8 +98,7 @@ static inline void eigh(const Scalar *x, Scalar *vectors, Real *values, Scalar *
         const Scalar g = m[j * LD + i];
         const Real re = real_part(g), im = imaginary_part(g);
         plays = size_of(g) > EPSILON;
-        if (plays)
-          t = rotation<Real>(real_part(m[i * LD + i]), real_part(m[j * LD + j]), re, im, re * re + im * im);
+        if (plays) t = rotation<Real>(real_part(m[i * LD + i]), real_part(m[j * LD + j]), re, im);
         rotated = rotated || plays;
       }
       together();
@@ -175,9 +174,8 @@ static inline void svd(const Scalar *x, Scalar *left, Real *values, Scalar *righ
       beta = sum_of(beta, LANES);
       re = sum_of(re, LANES);
       if (sizeof(Scalar) > sizeof(Real)) im = sum_of(im, LANES);
-      const Wide square = re * re + im * im;
-      if (plays && square > M * Wide(EPSILON) * Wide(EPSILON) * alpha * beta) {
-        const Rotation t = rotation<Wide>(alpha, beta, re, im, square);
+      if (plays && re * re + im * im > M * Wide(EPSILON) * Wide(EPSILON) * alpha * beta) {
+        const Rotation t = rotation<Wide>(alpha, beta, re, im);
 #pragma unroll 4
         for (int r = part; r < M; r += LANES)
           rotate(columns[i * TALL + r], columns[j * TALL + r], t.c, t.s, t.phase);
@@ -212,8 +210,7 @@ static inline void svd(const Scalar *x, Scalar *left, Real *values, Scalar *righ
     const Scalar nan = scalar(Real(NAN));
     if (TURNED) {
       for (int e = lane; e < N * N; e += GROUP) left[e] = finite ? v[order[e % N] * LD + e / N] : nan;
-      for (int e = lane; e < BASIS * M; e += GROUP)
-        right[e] = finite ? conjugate(basis(e % M, e / M)) : nan;
+      for (int e = lane; e < BASIS * M; e += GROUP) right[e] = finite ? conjugate(basis(e % M, e / M)) : nan;
     } else {
       for (int e = lane; e < M * BASIS; e += GROUP) left[e] = finite ? basis(e / BASIS, e % BASIS) : nan;
       for (int e = lane; e < N * N; e += GROUP)

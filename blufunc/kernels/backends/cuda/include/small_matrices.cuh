@@ -196,7 +196,8 @@ static inline void lu(const Scalar *x, Scalar *out, int *pivots, int *permutatio
 // column; LD, a multiple of 4; TO_ROW and TO_COLUMN, the distances of right hand sides' elements. Triangles are lower ones:
 // those of upper ones come from the end.
 constexpr int CHUNKS = (K + COLUMNS - 1) / COLUMNS, TO_SIDE = BY_ROWS ? COLUMNS : COLUMNS + 1;
-template<bool TRANSPOSED, bool CONJUGATED, bool REVERSED> inline void load_triangle(const Scalar *x, Scalar *a) {
+template<bool TRANSPOSED, bool CONJUGATED, bool REVERSED>
+inline void load_triangle(const Scalar *x, Scalar *a) {
   for (int e = own_lane(); e < N * N; e += GROUP) {
     int i = TRANSPOSED ? e % N : e / N, k = TRANSPOSED ? e / N : e % N;
     if (REVERSED) i = N - 1 - i, k = N - 1 - k;
@@ -204,7 +205,8 @@ template<bool TRANSPOSED, bool CONJUGATED, bool REVERSED> inline void load_trian
   }
 }
 // right hand sides (or solutions) in shared memory, of which row i is row `place(i)` of the array
-template<bool STORES, class Array, class Place> inline void move_sides(Array *b, Scalar *sides, int count, Place place) {
+template<bool STORES, class Array, class Place>
+inline void move_sides(Array *b, Scalar *sides, int count, Place place) {
   for (int e = own_lane(); e < N * COLUMNS; e += GROUP) {
     const int i = TO_ROW == 1 ? e % N : e / COLUMNS, c = TO_ROW == 1 ? e / N : e % COLUMNS;
     if (c >= count) continue;
@@ -279,7 +281,8 @@ template<bool UNIT, bool REVERSED> inline void substitute(const Scalar *a, Scala
 
 //# triangular_solve
 // Constants: LOWER, TRANSPOSED, CONJUGATED, UNIT.
-static inline void triangular_solve(const Scalar *x, const Scalar *b, Scalar *out, Scalar *a, bool stores, int count) {
+static inline void triangular_solve(const Scalar *x, const Scalar *b, Scalar *out, Scalar *a, bool stores,
+                                    int count) {
   constexpr bool REVERSED = LOWER == TRANSPOSED;
   Scalar *sides = a + N * LD;
   auto straight = [](int i) { return i; };
@@ -292,8 +295,8 @@ static inline void triangular_solve(const Scalar *x, const Scalar *b, Scalar *ou
 
 //# lu_solve
 // Constants: TRANSPOSED. The lower triangle has ones on its diagonal.
-static inline void lu_solve(
-    const Scalar *x, const int *permutation, const Scalar *b, Scalar *out, Scalar *a, bool stores, int count) {
+static inline void lu_solve(const Scalar *x, const int *permutation, const Scalar *b, Scalar *out, Scalar *a,
+                            bool stores, int count) {
   Scalar *sides = a + N * LD;
   auto straight = [](int i) { return i; };
   auto permuted = [=](int i) { return permutation[i]; };

@@ -25,8 +25,8 @@ from blufunc.kernels.backends.cuda.library import cupy_entries as entries
 from blufunc.kernels.backends.cuda.library import scatter as cuda_scatter
 from blufunc.kernels.backends.cuda.library.cupy_entries import narrowed, widened
 from blufunc.kernels.backends.cuda.library.host import fallback
-from blufunc.kernels.backends.cuda.library.linalg import large
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
+from blufunc.kernels.backends.cuda.library.linalg import large
 
 # -- running ---------------------------------------------------------------------------------------
 

@@ -122,13 +122,15 @@ class FunctionKernel(LibraryKernel):
 class PlannedLaunch(Protocol):
     """Launches of a step, given addresses of operands, results and scratch memory."""
 
-    def __call__(self, operands: Sequence[int], outs: Sequence[int], scratch: int, stream: int, /) -> None: ...
+    def __call__(
+        self, operands: Sequence[int], outs: Sequence[int], scratch: int, stream: int, /
+    ) -> None: ...
 
 
 def planned_work(
     executor: Executor, step: OpaqueStep, operands: Sequence[Operand], launch: PlannedLaunch
 ) -> Work:
-    """A step whose results are planned; those that are not read get memory of their own."""
+    """A step with planned results; unread ones get memory of their own."""
     places = [None if r is None else executor.roots.place(r) for r in step.results]
     pairs = zip(step.eqn.outvars, places, strict=True)
     unread = [executor.own(v.aval, "an unread result") if p is None else None for v, p in pairs]

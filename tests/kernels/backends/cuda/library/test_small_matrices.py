@@ -66,7 +66,9 @@ CASES = {
     "conjugated": (
         solves(left_side=True, lower=True, transpose_a=True, conjugate_a=True), triangular(2, 5, 5), random(2, 5, 9)
     ),
-    "ones on the diagonal": (solves(lower=True, unit_diagonal=True, conjugate_a=True), triangular(2, 6, 6) / 9, random(2, 20, 6)),
+    "ones on the diagonal": (
+        solves(lower=True, unit_diagonal=True, conjugate_a=True), triangular(2, 6, 6) / 9, random(2, 20, 6)
+    ),
     "two warps of rows": (solves(left_side=True), triangular(2, 41, 41), random(2, 41, 5)),
     "solve": (lu_solve, random(3, 8, 8), random(3, 8, 4)),
     "solve many": (lu_solve, random(2, 7, 7), random(2, 7, 11)),
@@ -107,7 +109,8 @@ def on_host(eqn, operands, host):
         text, operands = text.replace("const Scalar *x0, ", ""), operands[1:]
     before = f"constexpr int SHARED_BYTES = {found.shared};\n" + PARTS["rendered"]
     outs = [np.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
-    last = host.launch(before + text, found.entry, [*operands, *outs[:-1]], outs[-1], grid=found.grid[0], block=found.block[0])
+    given, shape = [*operands, *outs[:-1]], {"grid": found.grid[0], "block": found.block[0]}
+    last = host.launch(before + text, found.entry, given, outs[-1], **shape)
     return [*outs[:-1], last]
 
 
@@ -121,7 +124,9 @@ def check(eqn, operands, got, want):
     x = operands[0]
     size = max(1.0, np.abs(x).max()) * tolerance
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=size)
-    orthonormal = lambda u: close(adjoint(u) @ u, np.broadcast_to(np.eye(u.shape[-1]), (*u.shape[:-2], *2 * u.shape[-1:])))
+    orthonormal = lambda u: close(
+        adjoint(u) @ u, np.broadcast_to(np.eye(u.shape[-1]), (adjoint(u) @ u).shape)
+    )
     name = eqn.prim.name
     if name == "eigh" and len(got) == 2:
         v, w = got
@@ -153,7 +158,7 @@ def chain(fun, args):
     jaxpr = inline_calls(getattr(jaxpr, "jaxpr", jaxpr))
     values = dict(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
-        operands = [np.asarray(values[a] if a in values else a.value) for a in eqn.invars]
+        operands = [np.asarray(values[a]) for a in eqn.invars]
         results = ignoring_fp_errors(functools.partial(eqn.prim.impl, **eqn.params), *operands)
         results = results if eqn.prim.multiple_results else [results]
         values.update(zip(eqn.outvars, results, strict=True))
@@ -251,7 +256,7 @@ PROGRAMS = {
     "solve": (bnp.linalg.solve, random(4, 6, 6), random(4, 6, 2)),
     "inv": (bnp.linalg.inv, random(4, 6, 6)),
     "det": (bnp.linalg.det, random(4, 6, 6)),
-    "gradient of a solve": (bf.grad(lambda a, b: (bnp.linalg.solve(a, b) ** 2).sum()), random(4, 6, 6), random(4, 6, 2)),
+    "gradient of a solve": (bf.grad(lambda a, b: bnp.linalg.solve(a, b).sum()), random(4, 6, 6), random(4, 6, 2)),
     "gradient of a determinant": (bf.grad(lambda a: bnp.linalg.slogdet(a)[1].sum()), definite(4, 6, 6)),
     "gradient of a factor": (bf.grad(lambda a: bnp.linalg.cholesky(a).sum()), definite(4, 6, 6)),
     "batched": (bf.vmap(lambda a, b: bnp.linalg.solve(a, b), (0, None)), random(4, 6, 6), random(6, 2)),
@@ -264,7 +269,9 @@ def check_program(name, device):
     args = [np.asarray(a.real, np.float32) for a in args]
     want, jitted = np.asarray(fun(*map(bnp.asarray, args))), bf.jit(fun)
     for _ in range(3):
-        np.testing.assert_allclose(jitted(*on(device, *args)), want, rtol=2e-3, atol=2e-3 * np.abs(want).max())
+        np.testing.assert_allclose(
+            jitted(*on(device, *args)), want, rtol=2e-3, atol=2e-3 * np.abs(want).max()
+        )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -292,10 +299,16 @@ def test_what_libraries_compute():
     def kernels(fun, *shapes, dtype=np.float32):
         args = [bf.ShapeDtypeStruct(s, dtype) for s in shapes]
         jaxpr = bf.make_jaxpr(fun)(*args)
-        return [small.small(e) for e in inline_calls(getattr(jaxpr, "jaxpr", jaxpr)).eqns if e.prim in small._KERNELS]
+        return [
+            small.small(e)
+            for e in inline_calls(getattr(jaxpr, "jaxpr", jaxpr)).eqns
+            if e.prim in small._KERNELS
+        ]
 
     assert kernels(cholesky, (2, 128, 128)) != [None]
     assert kernels(cholesky, (2, 129, 129)) == [None]
     assert kernels(eigh, (33, 33)) == [None]
     assert kernels(lambda x: lax.linalg.qr(x, pivoting=True), (2, 5, 5)) == [None]
-    assert kernels(lu_solve, (100, 100), (100, 3), dtype=np.complex128)[1] is None  # of shared memory there is less
+    assert (
+        kernels(lu_solve, (100, 100), (100, 3), dtype=np.complex128)[1] is None
+    )  # of shared memory there is less

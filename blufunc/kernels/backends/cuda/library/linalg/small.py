@@ -1,4 +1,4 @@
-"""Small matrices: factorizations, solves and eigenvalues by a group of threads for each.
+"""Factorizations and solves of small matrices, a group of threads for each.
 
 Kernels, stages 6 to 8. In: an equation of ``core.ops.linalg`` whose matrices fit in shared memory. Out: one launch in
 planned memory, which a graph can capture. A matrix is read once and its results written once; between, it is in shared
@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn
@@ -42,7 +40,8 @@ _SHARED_BYTES = 96 << 10
 """Shared memory of a matrix, at most: every device since sm_80 has it."""
 
 _FEW_SIDES, _SIDES = 8, 64
-"""Right hand sides up to which a thread has a row of all, and columns of a group beyond."""
+"""Right hand sides for which a thread has a row, at most.
+Beyond, a thread has a column, and a group as many as the second number."""
 
 _SWEEPS = 30
 """Passes over all pairs, at most: 6 to 10 converge."""
@@ -133,8 +132,12 @@ def _lu(eqn: Eqn) -> Small | None:
     steps, ld = min(m, n), _padded(m)
     call = f"lu(x0 + n * {m * n}, y0 + n * {m * n}, y1 + n * {steps}, y2 + n * {m}, a, stores);"
     constants = {"M": m, "N": n, "STEPS": steps, "LD": ld}
-    found = 32 * (2 if eqn.invars[0].aval.dtype.itemsize < 8 or eqn.invars[0].aval.dtype == dtypes.complex64 else 4)
-    return Small("lu", (), constants, m, n * ld, found + m, _batch(shape), ("Scalar", "Scalar", "int", "int"), call)
+    found = 32 * (
+        2 if eqn.invars[0].aval.dtype.itemsize < 8 or eqn.invars[0].aval.dtype == dtypes.complex64 else 4
+    )
+    return Small(
+        "lu", (), constants, m, n * ld, found + m, _batch(shape), ("Scalar", "Scalar", "int", "int"), call
+    )
 
 
 def _sides(n: int, k: int, left: bool) -> tuple[dict, int, int]:
@@ -167,8 +170,11 @@ def _triangular_solve(eqn: Eqn) -> Small | None:
     units = _batch(a.shape) * -(-k // constants["COLUMNS"])
     # of a system with X on the left, op(A) is transposed
     transposed = p["transpose_a"] == left
-    constants |= {"LOWER": p["lower"], "TRANSPOSED": transposed, "CONJUGATED": p["conjugate_a"], "UNIT": p["unit_diagonal"]}
-    return Small("triangular_solve", ("triangles",), constants, lanes, elements, 0, units, ("Scalar",) * 3, call)
+    constants |= {"LOWER": p["lower"], "UNIT": p["unit_diagonal"]}
+    constants |= {"TRANSPOSED": transposed, "CONJUGATED": p["conjugate_a"]}
+    return Small(
+        "triangular_solve", ("triangles",), constants, lanes, elements, 0, units, ("Scalar",) * 3, call
+    )
 
 
 def _lu_solve(eqn: Eqn) -> Small | None:
@@ -261,7 +267,7 @@ def small(eqn: Eqn) -> Small | None:
 
 
 def body(found: Small, n_operands: int) -> str:
-    """CUDA C++ of a kernel, whose parameters are operands and results, without prelude."""
+    """CUDA C++ of a kernel without prelude; its parameters: operands, results."""
     names = [f"x{i}" for i in range(n_operands)]
     names += [f"y{i}" for i in range(len(found.parameters) - n_operands)]
     parameters = [
@@ -269,7 +275,8 @@ def body(found: Small, n_operands: int) -> str:
         for kind, name in zip(found.parameters, names, strict=True)
     ]
     rotates = found.name in ("eigh", "svd")
-    files = [source_files.source(_FILES["small"], "scalars", "groups", *found.parts, *([] if rotates else [found.name]))]
+    parts = found.parts if rotates else (*found.parts, found.name)
+    files = [source_files.source(_FILES["small"], "scalars", "groups", *parts)]
     if rotates:
         files.append(source_files.source(_FILES["jacobi"], "rotations", found.name))
     constants = {**found.constants, "GROUP": found.group, "PER_BLOCK": found.per_block, "BYTES": found.nbytes}
