@@ -11,6 +11,7 @@ from benchmarks.harness.kernel_resources import resources
 from blufunc import lax
 from blufunc.core.arrays.errstate import ignoring_fp_errors
 from blufunc.core.ops.linalg.solve import solve as lu_solve
+from blufunc.core.ops.linalg.spectral import eigvalsh
 from blufunc.core.programs.simplify import inline_calls
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library.linalg import small
@@ -84,7 +85,7 @@ CASES = {
     "eigh of 1": (eigh, definite(3, 1, 1)),
     "eigh of a warp": (eigh, definite(1, 32, 32)),
     "eigh, repeated": (eigh, np.stack([np.eye(6), np.zeros((6, 6)), np.diag([1.0, 1, 2, 2, 3, 3])])),
-    "eigenvalues": (lambda x: lax.linalg.eigh(x)[1] * 1, definite(2, 7, 7)),
+    "eigenvalues": (lambda x: eigvalsh(x, symmetrize_input=False), definite(2, 7, 7)),
     "svd": (svd(True), random(3, 8, 8)),
     "svd, tall": (svd(True), random(3, 9, 4)),
     "svd, wide": (svd(True), random(2, 4, 9)),
