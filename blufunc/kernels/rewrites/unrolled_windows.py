@@ -135,8 +135,6 @@ def with_unrolled_windows(jaxpr: Jaxpr, origins: Origins, native: Callable[[Eqn]
         short[wide] = found[wide]
         return [*placed, Eqn(ew.convert_p, [found[wide]], [wide], {"dtype": wide.aval.dtype}, eqn.source)]
 
-    if not any(e.prim in WINDOWS for e in jaxpr.eqns):
-        return jaxpr
     return dce(rewrite(jaxpr, step, origins), origins=origins)
 
 
