@@ -35,6 +35,7 @@ from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.recompute.remat import Rematerializer
 from blufunc.kernels.rewrites.canonicalize import canonicalize, split_column_reductions
 from blufunc.kernels.rewrites.gemm_epilogue import with_gemm_epilogues
+from blufunc.kernels.rewrites.unrolled_windows import WINDOWS, with_unrolled_windows
 from blufunc.kernels.rewrites.updates_in_place import with_updates_in_place
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
@@ -143,6 +144,8 @@ class Planning:
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
             jaxpr = _with_hoisted(jaxpr, origins)
+        if not WINDOWS.isdisjoint([e.prim for e in jaxpr.eqns]):
+            jaxpr = with_unrolled_windows(jaxpr, origins, target.native_windows)
         if target.epilogues and any(e.prim.kind == "kernel" for e in jaxpr.eqns):
             jaxpr = user_kernel_fusion.with_fused_user_kernels(jaxpr, origins)
         if any(e.prim.kind == "control" for e in jaxpr.eqns):

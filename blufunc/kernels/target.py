@@ -52,6 +52,7 @@ class Target:
       cache_bytes, cache_speedup: arrays up to that size are read again faster by that factor.
       scratch_bytes: from an opaque equation to its scratch memory, in bytes.
       overwritten: from an opaque equation in planned memory to its results and the operands that they may overwrite.
+      native_windows: whether a reduction of windows has a form of its own; others are unrolled into pointwise work.
       in_order: whether an opaque equation needs its operands contiguous in memory.
       least_points: minimum points of a loop that runs in a kernel, point by point.
       selected_elements: elements, counting each operation's, up to which all branches are computed and one is selected.
@@ -90,6 +91,7 @@ class Target:
     cache_speedup: float = 1.0
     scratch_bytes: Callable[[Eqn], int] = lambda eqn: 0
     overwritten: Callable[[Eqn], list[tuple[int, int]]] = overwritten_by
+    native_windows: Callable[[Eqn], bool] = lambda eqn: False
     in_order: Callable[[Eqn], bool] = lambda eqn: False
     least_points: int = 1
     selected_elements: int = 0

@@ -47,6 +47,7 @@ from blufunc.kernels.backends.cuda.library.attention import launch as cuda_atten
 from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
+from blufunc.kernels.backends.cuda.library.linalg import small as small_matrices
 from blufunc.kernels.backends.cuda.library.loops import op as loops
 from blufunc.kernels.backends.cuda.library.recurrence import op as recurrence
 from blufunc.kernels.backends.cuda.library.scatter import op as scatter
@@ -539,12 +540,12 @@ class Update:
         result[...] = self.eqn.prim.impl(result.copy(), *given, **self.eqn.params)
 
 
-class Sort:
-    """``sorting.rows.Sort`` by the definition of its primitive."""
+class Planned:
+    """The launch of a planned step by the definition of its primitive."""
 
     def __init__(self, fake, eqn, device):
-        assert all(sorting.source(eqn, p) for p in sorting.passes(eqn))
         self.fake, self.eqn = fake, eqn
+        self._check(eqn)
 
     def __call__(self, operands, outs, scratch, stream):
         self.fake.launches += 1
@@ -559,8 +560,23 @@ class Sort:
         ]
         assert_disjoint(sizes(outs, self.eqn.outvars), sizes(operands, self.eqn.invars))
         results = self.eqn.prim.impl(*arrays(operands, self.eqn.invars), **self.eqn.params)
+        results = results if self.eqn.prim.multiple_results else [results]
         for to, x in zip(arrays(outs, self.eqn.outvars), results, strict=True):
             to[...] = x
+
+
+class Sort(Planned):
+    """``sorting.rows.Sort``."""
+
+    def _check(self, eqn):
+        assert all(sorting.source(eqn, p) for p in sorting.passes(eqn))
+
+
+class SmallMatrix(Planned):
+    """``linalg.small.Launch``."""
+
+    def _check(self, eqn):
+        assert small_matrices.kernel(eqn, small_matrices.small(eqn))
 
 
 def matrix_at(fake, address, shape, row, dtype=dtypes.bfloat16):
@@ -833,6 +849,7 @@ def install(monkeypatch):
         (conditional, "add", fake.conditional),
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
         (sorting, "Sort", functools.partial(Sort, fake)),
+        (small_matrices, "Launch", functools.partial(SmallMatrix, fake)),
         (updates, "Kernel", functools.partial(Update, fake)),
         (scatter, "prepared", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),

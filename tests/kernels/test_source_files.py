@@ -15,6 +15,7 @@ import pytest
 import blufunc as bf
 from benchmarks.harness.kernel_resources import resources
 from blufunc import lax
+from blufunc.core.programs.simplify import inline_calls
 from blufunc.kernels import codegen
 from blufunc.kernels.backends.cpu import gemm, toolchain
 from blufunc.kernels.backends.cpu.native import driver
@@ -26,6 +27,7 @@ from blufunc.kernels.backends.cuda.library.attention import decode as attention_
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
+from blufunc.kernels.backends.cuda.library.linalg import small
 from blufunc.kernels.backends.cuda.library.loops import op
 from blufunc.kernels.backends.cuda.library.loops import source as loop_kernels
 from blufunc.kernels.backends.cuda.library.recurrence import source as recurrence
@@ -37,6 +39,7 @@ from blufunc.kernels.backends.cuda.render.source import KERNEL_PARTS
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.source_files import DEVICE, HOST
 from tests.emulation.cuda_machines import needs_nvrtc
+from tests.kernels.backends.cuda.library import test_small_matrices as small_cases
 from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import gemm as skinny
 from tests.kernels.backends.cuda.library.test_attention_mods import given
 from tests.kernels.backends.cuda.library.test_loops import case, loops
@@ -63,6 +66,13 @@ def sort_source():
     jaxpr = bf.make_jaxpr(lambda x: lax.top_k(x, 3))(bf.ShapeDtypeStruct((9, 9000), np.float32))
     (eqn,) = getattr(jaxpr, "jaxpr", jaxpr).eqns
     return sorting.source(eqn, sorting.passes(eqn)[0])
+
+
+def matrix_source(fun, *shapes):
+    jaxpr = bf.make_jaxpr(fun)(*[bf.ShapeDtypeStruct(s, np.float32) for s in shapes])
+    eqns = inline_calls(getattr(jaxpr, "jaxpr", jaxpr)).eqns
+    (found,) = [small.kernel(e, small.small(e)) for e in eqns[-1:]]
+    return found.text
 
 
 def loop_source(dtype_name):
@@ -97,6 +107,13 @@ DEVICE_SOURCES = {
         lambda arch: scatter_atomics.source("max", np.dtype(np.int64), "int32", True),
     ),
     "a recurrence": ("sm_80 sm_90a", lambda arch: recurrence_source()),
+    "Cholesky": ("sm_80", lambda arch: matrix_source(small_cases.cholesky, (5, 9, 9))),
+    "LU": ("sm_80", lambda arch: matrix_source(lax.linalg.lu, (5, 9, 9))),
+    "triangles": ("sm_80", lambda arch: matrix_source(lax.linalg.triangular_solve, (5, 9, 9), (5, 2, 9))),
+    "LU solve": ("sm_80", lambda arch: matrix_source(small_cases.lu_solve, (5, 9, 9), (5, 9, 9))),
+    "QR": ("sm_80", lambda arch: matrix_source(small_cases.qr(True), (5, 9, 9))),
+    "eigenvectors": ("sm_80", lambda arch: matrix_source(small_cases.eigh, (5, 9, 9))),
+    "singular vectors": ("sm_80", lambda arch: matrix_source(small_cases.svd(True), (5, 9, 4))),
     "SM reservation": (
         "sm_80 sm_90a",
         lambda arch: source_files.source(sm_reservation._FILE, CLUSTER=COLLECTIVE_CLUSTER),

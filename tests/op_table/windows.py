@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -175,6 +176,59 @@ def _windows(prim, f, identity, kinds, refuses, **kw):
         )
 
 
+def pick_ref(t, which, *, window_dimensions, **slide):
+    """The element of each window at its position, 0 outside."""
+    place = np.arange(1, t.size + 1).reshape(t.shape)
+    flat = np.append(np.zeros(1, t.dtype), t)
+    n = math.prod(window_dimensions)
+    at = [
+        window_ref(lambda w, k=k: w.reshape(-1)[k], 0)(place, window_dimensions=window_dimensions, **slide)
+        for k in range(n)
+    ]
+    return np.take_along_axis(flat[np.stack(at).astype(np.int64)], which[None].astype(np.int64), 0)[0]
+
+
+def place_ref(ct, which, *, shape, **slide):
+    """The transpose of ``pick_ref``, by its matrix."""
+    n = math.prod(shape)
+    units = np.eye(n).reshape(n, *shape)
+    picked = np.stack([pick_ref(unit, which, **slide) for unit in units]).reshape(n, -1)
+    return (picked.astype(ct.dtype) @ ct.reshape(-1)).reshape(shape)
+
+
+def _picks():
+    for name, (shape, slide) in _SLIDES.items():
+        n = len(shape)
+        params = {
+            "window_strides": (1,) * n,
+            "padding": ((0, 0),) * n,
+            "base_dilation": (1,) * n,
+            "window_dilation": (1,) * n,
+            **slide,
+        }
+        counts = reduce_window._counts(shape, **params)
+        if not math.prod(shape):
+            continue
+        which = Arg(counts, 0, math.prod(params["window_dimensions"]) - 1, "int32")
+        given = {"name": name, "grad": 2, "wrt": (0,), "linear": True, "tol": 2}
+        kinds = (
+            {"dtypes": ("float64", "bfloat16", "complex64")} if name == "pairs" else {"dtypes": ("float64",)}
+        )
+        pick, place = reduce_window.window_pick_p, reduce_window.window_place_p
+        yield Op(
+            pick, (Arg(shape), which), lambda t, w, p=params: pick_ref(t, w, **p), params, **given, **kinds
+        )
+        params = {**params, "shape": shape}
+        yield Op(
+            place,
+            (Arg(counts), which),
+            lambda ct, w, p=params: place_ref(ct, w, **p),
+            params,
+            **given,
+            **kinds,
+        )
+
+
 _NOT_REAL = ("complex64", KEY)
 
 WINDOWS = [
@@ -183,6 +237,7 @@ WINDOWS = [
     *_windows(reduce_window.reduce_window_min_p, np.min, np.inf, FLOATS, _NOT_REAL, distinct=True),
     *_windows(reduce_window.window_argmax_p, np.argmax, -np.inf, FLOATS, _NOT_REAL, distinct=True, grad=0, out="int32"),
     *_windows(reduce_window.window_argmin_p, np.argmin, np.inf, FLOATS, _NOT_REAL, distinct=True, grad=0, out="int32"),
+    *_picks(),
 ]  # fmt: skip
 
 ROWS: list[Op] = [*CONVOLUTIONS, *WINDOWS]

@@ -17,15 +17,15 @@ from blufunc import errors
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops.elementwise import add, convert, div, eq, ge, logical_and, lt, mul, rem, select, sub
-from blufunc.core.ops.gather_scatter import gather
+from blufunc.core.ops.gather_scatter import gather, scatter_add
 from blufunc.core.ops.reduce import limit
 from blufunc.core.ops.shape import insert, iota
 from blufunc.core.ops.sliding import Ints, Pads, check_slide, count, padded, transposed_pad
-from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode
+from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
 from blufunc.core.primitives.kinds import check_types
-from blufunc.core.primitives.linear_ops import Linear, reshape
+from blufunc.core.primitives.linear_ops import Linear, all_front, full, reshape
 from blufunc.core.primitives.primitive import Primitive, unsupported
-from blufunc.core.primitives.sharding import Factoring
+from blufunc.core.primitives.sharding import FIRST, Factoring, of_results
 from blufunc.core.primitives.tangents import Zero, zero
 
 
@@ -40,10 +40,7 @@ class WindowReduction(Primitive):
 
     def shard(self, avals, outs, **params):
         b = Factoring()
-        names = ("window_dimensions", "window_strides", "padding", "base_dilation")
-        slides = zip(*[params[n] for n in names], strict=True)
-        moving = [d for d, (w, s, p, bd) in enumerate(slides) if (w, s, tuple(p), bd) != (1, 1, (0, 0), 1)]
-        dims = b.each(avals[0].shape, moving)
+        dims = b.each(avals[0].shape, _moving(**params))
         return b.rule([dims] * len(avals), [dims] * len(outs))
 
     def abstract(self, x, **params):
@@ -112,7 +109,7 @@ class _Extremum(WindowReduction):
         out = self.bind(x, **params)
         if t.__class__ is Zero or not x.aval.size:
             return out, zero(out.aval)
-        return out, _pick(t, self.position.bind(x, **params), **params)
+        return out, window_pick_p.bind(t, self.position.bind(x, **params), **params)
 
     transpose = unsupported("it is not linear: it is transposed through its derivative")
 
@@ -147,11 +144,93 @@ class _Position(WindowReduction):
     transpose = unsupported("positions are integers, without derivatives")
 
 
+class _OfPositions(Linear):
+    """A kind: one element of each window, at the position that the second operand has."""
+
+    kind, fresh, autocast_class = "index", True, "widest"
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        dims = b.each(avals[0].shape, _moving(**{k: v for k, v in params.items() if k != "shape"}))
+        return b.rule([dims] * 2, [dims], linear=FIRST, params=of_results if "shape" in params else None)
+
+    def batch(self, axis, args, dims, *, padding, **params):
+        shape = {"shape": (axis.size, *params.pop("shape"))} if "shape" in params else {}
+        params = {k: (1, *v) for k, v in params.items()}
+        xs = all_front(axis, args, dims)
+        return self.bind(*xs, padding=((0, 0), *padding), **params, **shape), 0
+
+
+class _Pick(_OfPositions):
+    """The element of each window of ``t`` at position ``which``; 0 outside of ``t``.
+
+    It is the tangent of an extremum. GPU kernels select from a window (``kernels/rewrites/unrolled_windows.py``).
+    """
+
+    name = "window_pick"
+
+    def abstract(self, t, which, **params):
+        check_slide(self.name, t.ndim, params, [k for k in params if k != "padding"])
+        if which.shape != _counts(t.shape, **params) or not dtypes.is_integer(which.dtype):
+            raise errors.ShapeError(f"{self.name}: {which} are not positions in the windows of {t}.")
+        return ShapedArray(which.shape, t.dtype)
+
+    def lower(self, t, which, **params):
+        if not t.aval.ndim:  # the only window is the element
+            return t
+        index, disjoint = _indices(t.aval.shape, which, **params)
+        return gather(
+            reshape(t, (t.aval.size,)),
+            index,
+            GatherDimensionNumbers((), (0,), (0,)),
+            (1,),
+            unique_indices=disjoint,
+            mode=GatherScatterMode.FILL_OR_DROP,
+            fill_value=0,
+        )
+
+    def transpose(self, ct, t, which, **params):
+        t.add(window_place_p.bind(ct, which, shape=t.aval.shape, **params))
+
+
+class _Place(_OfPositions):
+    """The transpose: each window's ``ct`` added to its element at position ``which``."""
+
+    name = "window_place"
+
+    def abstract(self, ct, which, *, shape, **params):
+        check_slide(self.name, len(shape), params, [k for k in params if k != "padding"])
+        if not ct.shape == which.shape == _counts(shape, **params) or not dtypes.is_integer(which.dtype):
+            raise errors.ShapeError(f"{self.name}: {ct} at {which} are not of the windows of {shape}.")
+        return ShapedArray(shape, ct.dtype)
+
+    def lower(self, ct, which, *, shape, **params):
+        if not shape:
+            return ct
+        index, disjoint = _indices(shape, which, **params)
+        zeros = full((math.prod(shape),), 0, ct.aval.dtype)
+        numbers = ScatterDimensionNumbers((), (0,), (0,))
+        summed = scatter_add(
+            zeros, index, ct, numbers, unique_indices=disjoint, mode=GatherScatterMode.FILL_OR_DROP
+        )
+        return reshape(summed, shape)
+
+    def transpose(self, ct, x, which, *, shape, **params):
+        x.add(window_pick_p.bind(ct, which, **params))
+
+
+def _moving(*, window_dimensions, window_strides, padding, base_dilation, window_dilation) -> list[int]:
+    """The axes along which windows are more than elements."""
+    slides = zip(window_dimensions, window_strides, padding, base_dilation, strict=True)
+    return [d for d, (w, s, p, holes) in enumerate(slides) if (w, s, tuple(p), holes) != (1, 1, (0, 0), 1)]
+
+
 reduce_window_sum_p = _Sum()
 window_argmax_p = _Position("window_argmax", np.greater, largest=True)
 window_argmin_p = _Position("window_argmin", np.less, largest=False)
 reduce_window_max_p = _Extremum("reduce_window_max", np.maximum, window_argmax_p, largest=True)
 reduce_window_min_p = _Extremum("reduce_window_min", np.minimum, window_argmin_p, largest=False)
+window_pick_p, window_place_p = _Pick(), _Place()
 
 
 # -- in NumPy --------------------------------------------------------------------------------------
@@ -242,25 +321,28 @@ def _positions(
     return at
 
 
-# -- the tangent of an extremum --------------------------------------------------------------------
+# -- positions in the operand ---------------------------------------------------------------------
 
 
-def _pick(
-    t: Any, which: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
-) -> Any:
-    """The element of each window of ``t`` at position ``which``; 0 outside of it."""
-    shape, counts = t.aval.shape, which.aval.shape
-    dtype = dtypes.int32 if t.aval.size <= np.iinfo(np.int32).max else dtypes.int64
+def _indices(
+    shape: Ints, which: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
+) -> tuple[Any, bool]:
+    """Flat positions (..., 1) of one element of each window, and whether all differ.
+
+    -1 outside of the operand, whose shape is given.
+    """
+    counts, size = which.aval.shape, math.prod(shape)
+    dtype = dtypes.int32 if size <= np.iinfo(np.int32).max else dtypes.int64
     which = convert(which, dtype)
     flat = valid = None
     disjoint = True  # windows do not overlap
-    inside, stride_in_t = math.prod(window_dimensions), math.prod(shape)
+    inside, stride = math.prod(window_dimensions), size
     slides = zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
-    for axis, (window, stride, (low, high), holes, spacing) in enumerate(slides):
-        disjoint &= stride > (window - 1) * spacing
+    for axis, (window, step, (low, high), holes, spacing) in enumerate(slides):
+        disjoint &= step > (window - 1) * spacing
         inside //= window
-        stride_in_t //= max(shape[axis], 1)
-        position = mul(iota(dtype, counts, axis), stride)
+        stride //= max(shape[axis], 1)
+        position = mul(iota(dtype, counts, axis), step)
         if window > 1:
             position = add(position, mul(rem(div(which, inside), window), spacing))
         position = sub(position, low)
@@ -270,18 +352,8 @@ def _pick(
                 there = logical_and(there, eq(rem(position, holes), 0))
                 position = div(position, holes)
             valid = there if valid is None else logical_and(valid, there)
-        position = mul(position, stride_in_t)
+        position = mul(position, stride)
         flat = position if flat is None else add(flat, position)
-    if flat is None:  # rank 0: the only window is the element
-        return t
     if valid is not None:
         flat = select(valid, flat, -1)
-    return gather(
-        reshape(t, (t.aval.size,)),
-        reshape(flat, (*counts, 1)),
-        GatherDimensionNumbers((), (0,), (0,)),
-        (1,),
-        unique_indices=disjoint,
-        mode=GatherScatterMode.FILL_OR_DROP,
-        fill_value=0,
-    )
+    return reshape(flat, (*counts, 1)), disjoint

@@ -14,6 +14,7 @@ Kernels, stage 5, below ``fuse.py``. In: a jaxpr. Out: three sets of variables:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -72,19 +73,19 @@ def computed_in_copies(jaxpr: Jaxpr, stored: Set[Var] = frozenset()) -> set[Var]
       stored: variables that are in memory in any case.
     """
     recipes = _recipes(jaxpr, stored)
-    inside: set[Any] = set()  # read by a copy
+    inside: Counter[Any] = Counter()  # read by copies: how often
     outside: set[Any] = {*jaxpr.outvars, *stored}  # read by something else, or in memory
     found: set[Var] = set()
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if len(e.outvars) == 1 else None
-        if v in inside and (v not in outside or is_widening(e)) and _is_cheap(v, recipes[v]):
+        if v in inside and (v not in outside or is_widening(e)) and _is_cheap(v, recipes[v], inside[v]):
             found.add(v)  # type: ignore[arg-type]  # every reader of a widened value may widen it
         passes = v in found and v not in outside and (moves(e) or _is_elementwise(e))
         if passes or e.prim is copy_p:
-            inside.update(e.invars)
+            inside.update(dict.fromkeys(e.invars, inside[v] if passes else 1))
         elif e.prim is pad_p or e.prim is concatenate_p:
-            for a in e.invars:
-                (inside if a.aval.ndim else outside).add(a)
+            inside.update(a for a in e.invars if a.aval.ndim)
+            outside.update(a for a in e.invars if not a.aval.ndim)
         else:
             outside.update(e.invars)
     return found
@@ -123,8 +124,13 @@ def _is_elementwise(eqn: Eqn) -> bool:
     return isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
 
 
-def _is_cheap(v: Any, recipe: _CopyRecipe) -> bool:
-    """True if reading an element of each operand costs no more than storing the value."""
+def _is_cheap(v: Any, recipe: _CopyRecipe, copies: int) -> bool:
+    """True if reading an element of each operand costs no more than storing the value.
+
+    Many copies, such as the terms of a window, repeat its operations as often.
+    """
+    if copies > 2 and recipe.operations * copies > _MOST_OPERATIONS:
+        return False
     large = [x.aval for x in recipe.leaves if x.aval.size * _SMALL_RECIPE > v.aval.size]
     read = sum(min(x.size, v.aval.size) * x.dtype.itemsize for x in large)
     return recipe.operations <= _MOST_OPERATIONS and read <= 2 * v.aval.nbytes

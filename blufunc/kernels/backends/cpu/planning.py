@@ -256,6 +256,7 @@ HOST = Target(
     tile=2048,
     scratch_bytes=_scratch_bytes,
     overwritten=_overwritten,
+    native_windows=has_form,
     in_order=lambda eqn: is_control(eqn) or eqn.prim is optimization_barrier_p,
     least_points=_LEAST_POINTS,
     updates_in_place=0,

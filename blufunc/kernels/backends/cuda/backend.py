@@ -32,6 +32,7 @@ from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.program import CudaProgram, Draft
 from blufunc.kernels.rewrites.select_variant import select_variants
+from blufunc.kernels.rewrites.unrolled_windows import WINDOWS
 
 _OPERATIONS_KEPT = 4096
 _STORAGE = operator.attrgetter("_storage")
@@ -148,7 +149,7 @@ class CudaBackend:
 
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> CudaProgram:
         """Compile a program for the device."""
-        return CudaProgram(inline_definitions(jaxpr), donated, self.index, budget)
+        return CudaProgram(inline_definitions(jaxpr, WINDOWS.__contains__), donated, self.index, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """The jaxpr with variants selected for which the device has kernels."""

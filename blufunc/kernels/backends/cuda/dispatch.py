@@ -22,6 +22,7 @@ from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
 from blufunc.kernels.backends.cuda.library.decoding.skinny_gemm import SkinnyMatmul
 from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, unshared
+from blufunc.kernels.backends.cuda.library.linalg.small import SmallMatrices
 from blufunc.kernels.backends.cuda.library.loops import op as loops
 from blufunc.kernels.backends.cuda.library.loops.op import LoopKernel
 from blufunc.kernels.backends.cuda.library.matmul import Matmul
@@ -69,6 +70,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     RowScatter(),
     Matmul(),
     RowSort(),
+    SmallMatrices(),
     LoopKernel(),
     ControlFlow(),
     Call(),

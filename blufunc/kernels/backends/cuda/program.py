@@ -42,6 +42,7 @@ from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import Planning, show_stages, within
 from blufunc.kernels.rewrites.select_variant import select_variants
+from blufunc.kernels.rewrites.unrolled_windows import WINDOWS
 from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected, warn_of_host
 from blufunc.kernels.timings import StepTime, medians
 
@@ -349,7 +350,11 @@ class Draft:
         limits: Limits = HOPPER,
         budget: int | None = None,
     ):
-        self.jaxpr, self.donated, self.arch = simplify(inline_definitions(jaxpr)), donated, arch
+        self.jaxpr, self.donated, self.arch = (
+            simplify(inline_definitions(jaxpr, WINDOWS.__contains__)),
+            donated,
+            arch,
+        )
         self.limits, self.budget = limits, budget
 
     @functools.cached_property

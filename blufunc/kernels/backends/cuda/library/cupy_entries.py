@@ -16,7 +16,6 @@ import numpy as np
 from blufunc.core.ir import dtypes
 from blufunc.core.ops.fft import FftType
 from blufunc.core.ops.gather_scatter import gather_fill
-from blufunc.core.ops.reduce import limit
 from blufunc.core.ops.rows import Plan, plan_for
 from blufunc.core.ops.sliding import count, dilated
 from blufunc.core.ops.windows import GatherScatterMode, as_gather, window_sizes
@@ -340,31 +339,6 @@ def _windows(xp: Any, x: Any, kernel: Any, counts: Any, strides: Any, dilations:
     return xp.lib.stride_tricks.as_strided(x, shape, (*x.strides[:3], *inside, *between))
 
 
-def window_reduction(reduce: Callable[..., Any], fill: Callable[[np.dtype], Any]) -> Callable:
-    """Pooling: ``reduce(xp, windows)`` over axis 0; ``fill`` in padding and holes."""
-
-    def run(
-        c: Any, x: Any, *, window_dimensions: Any, window_strides: Any, padding: Any, base_dilation: Any,
-        window_dilation: Any,
-    ) -> Any:  # fmt: skip
-        slides = zip(
-            x.shape, window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True
-        )
-        counts = tuple(count(*slide) for slide in slides)
-        x = _padded(c.xp, x[None, None], padding, base_dilation, fill(x.dtype))
-        windows = _windows(c.xp, x[None], window_dimensions, counts, window_strides, window_dilation)
-        return reduce(c.xp, windows.reshape(math.prod(window_dimensions), *counts))
-
-    return run
-
-
-window_sum = window_reduction(lambda xp, w: w.sum(0, dtype=w.dtype), lambda dtype: 0)
-window_max = window_reduction(lambda xp, w: w.max(0), lambda dtype: limit(dtype, False))
-window_min = window_reduction(lambda xp, w: w.min(0), lambda dtype: limit(dtype, True))
-window_argmax = window_reduction(lambda xp, w: w.argmax(0), lambda dtype: limit(dtype, False))
-window_argmin = window_reduction(lambda xp, w: w.argmin(0), lambda dtype: limit(dtype, True))
-
-
 # -- linear algebra --------------------------------------------------------------------------------
 
 
@@ -384,12 +358,7 @@ def _adjoint(x: Any) -> Any:
 
 
 def cholesky(c: Any, x: Any) -> Any:
-    xp = c.xp
-    x, good = _finite(xp, _hermitian(xp, x))
-    out = c.library.cholesky(x)
-    pivots = xp.diagonal(out, axis1=-2, axis2=-1).real  # elimination stops at a pivot that is not positive
-    good = good & (pivots > 0).all(-1)
-    return xp.tril(_or_nan(xp, good, out))
+    return c.library.cholesky(x.reshape(-1, *x.shape[-2:])).reshape(x.shape)
 
 
 def _hermitian(xp: Any, x: Any) -> Any:
@@ -399,12 +368,10 @@ def _hermitian(xp: Any, x: Any) -> Any:
 
 
 def lu(c: Any, x: Any) -> list[Any]:
-    xp, (m, n) = c.xp, x.shape[-2:]
-    flat = x.reshape(-1, m, n)
-    factors, pivots = zip(*[c.library.lu(matrix) for matrix in flat], strict=True)
-    pivots = xp.stack(pivots)
+    m, n = x.shape[-2:]
+    factors, pivots = c.library.lu(x.reshape(-1, m, n))
     order = c.library.permutation(pivots, m)
-    results = (xp.stack(factors), pivots, order)
+    results = (factors, pivots, order)
     return [r.reshape(a.shape) for r, a in zip(results, c.outs, strict=True)]
 
 

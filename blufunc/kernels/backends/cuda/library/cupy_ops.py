@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from blufunc.kernels.backends.cuda.library import cupy_entries as entries
 from blufunc.kernels.backends.cuda.library.cupy_entries import narrowed, widened
 from blufunc.kernels.backends.cuda.library.host import fallback
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
+from blufunc.kernels.backends.cuda.library.linalg import large
 from blufunc.kernels.backends.cuda.library.scatter import op as cuda_scatter
 
 # -- running ---------------------------------------------------------------------------------------
@@ -174,16 +174,15 @@ class CupyLibrary:
         return solve_triangular(a, b, trans=code, lower=lower, unit_diagonal=unit)
 
     def cholesky(self, x: Any) -> Any:
-        """Lower triangular factors; on failure, a diagonal element is not positive."""
-        return self.xp.linalg.cholesky(x)
+        """Lower triangular factors of matrices (b, n, n), from their lower triangles.
+
+        Those of matrices that have none are NaN there.
+        """
+        return large.cholesky(x)
 
     def lu(self, x: Any) -> tuple[Any, Any]:
-        """The packed factors of one matrix (m, n), and its pivots."""
-        from cupyx.scipy.linalg import lu_factor
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # singular matrices are no error here
-            return lu_factor(x, check_finite=False)
+        """Packed factors of matrices (b, m, n), and their pivots."""
+        return large.lu(x)
 
     def permutation(self, pivots: Any, rows: int) -> Any:
         """Permutations (b, rows), int32, equivalent to pivot sequences (b, k)."""
@@ -268,11 +267,6 @@ TABLE: dict[str, Entry] = {
     "dot_general+accumulate": Entry(entries.dot_and_sum, widens=True, captured=True),
     "dot_general+promoted": Entry(entries.dot_promoted, widens=True, captured=True),
     "conv_general_dilated": Entry(entries.convolution, widens=True),
-    "reduce_window_sum": Entry(entries.window_sum, widens=True),
-    "reduce_window_max": Entry(entries.window_max, widens=True),
-    "reduce_window_min": Entry(entries.window_min, widens=True),
-    "window_argmax": Entry(entries.window_argmax, widens=True),
-    "window_argmin": Entry(entries.window_argmin, widens=True),
     "cholesky": Entry(entries.cholesky),
     "lu": Entry(entries.lu),
     "lu_pivots_to_permutation": Entry(entries.pivots_to_permutation),

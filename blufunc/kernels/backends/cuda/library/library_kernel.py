@@ -119,6 +119,34 @@ class FunctionKernel(LibraryKernel):
         return Work(run, step.eqn.prim.name, step, captured=captured, launches=launches)
 
 
+class PlannedLaunch(Protocol):
+    """Launches of a step, given addresses of operands, results and scratch memory."""
+
+    def __call__(
+        self, operands: Sequence[int], outs: Sequence[int], scratch: int, stream: int, /
+    ) -> None: ...
+
+
+def planned_work(
+    executor: Executor, step: OpaqueStep, operands: Sequence[Operand], launch: PlannedLaunch
+) -> Work:
+    """A step with planned results; unread ones get memory of their own."""
+    places = [None if r is None else executor.roots.place(r) for r in step.results]
+    pairs = zip(step.eqn.outvars, places, strict=True)
+    unread = [executor.own(v.aval, "an unread result") if p is None else None for v, p in pairs]
+    executor.keep(unread)
+    scratch = None if step.scratch is None else executor.roots.place(step.scratch)
+
+    def run(executor: Executor) -> None:
+        located = [o.located(executor, o.in_place) for o in operands]  # copies live until they are read
+        both = zip(places, unread, strict=True)
+        outs = [executor.address(p) if b is None else b.ptr for p, b in both]  # type: ignore[arg-type]
+        working = 0 if scratch is None else executor.address(scratch)
+        launch([address for address, _ in located], outs, working, executor.stream)
+
+    return Work(run, step.eqn.prim.name, step, anywhere=lambda: all(o.in_place for o in operands))
+
+
 def run_function(
     function: Function, step: OpaqueStep, operands: Sequence[Operand]
 ) -> Callable[[Executor], None]:

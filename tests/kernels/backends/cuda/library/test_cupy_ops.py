@@ -37,17 +37,10 @@ class NumpyLibrary:
         return np.linalg.solve(a.swapaxes(-1, -2) if transposed else a, b).astype(b.dtype)
 
     def cholesky(self, x):
-        def one(m):
-            try:
-                return np.linalg.cholesky(m)
-            except np.linalg.LinAlgError:
-                return np.diag([1.0] * (len(m) - 1) + [-1.0]).astype(m.dtype)
-
-        return np.stack([one(m) for m in x.reshape(-1, *x.shape[-2:])]).reshape(x.shape)
+        return linalg_factor.cholesky_p.impl(x)
 
     def lu(self, x):
-        lu, pivots, _ = scipy.linalg.get_lapack_funcs("getrf", (x,))(x)
-        return lu, pivots
+        return linalg_factor.lu_p.impl(x)[:2]
 
     def permutation(self, pivots, rows):
         return linalg_factor.lu_pivots_to_permutation_p.impl(pivots.astype(np.int32), permutation_size=rows)

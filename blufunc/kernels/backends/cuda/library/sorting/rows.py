@@ -18,7 +18,7 @@ from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.ops.sort import sort_p, top_k_p
 from blufunc.kernels.backends.cuda.driver import modules
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
-from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, planned_work
 from blufunc.kernels.codegen import scalar_ops, source_files
 from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.schedule import OpaqueStep
@@ -139,21 +139,7 @@ class RowSort(LibraryKernel):
     def bind(
         self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
     ) -> Work:
-        sort = Sort(step.eqn, executor.device)
-        places = [None if r is None else executor.roots.place(r) for r in step.results]
-        pairs = zip(step.eqn.outvars, places, strict=True)
-        unread = [executor.own(v.aval, "an unread result") if p is None else None for v, p in pairs]
-        executor.keep(unread)
-        scratch = None if step.scratch is None else executor.roots.place(step.scratch)
-
-        def run(executor: Executor) -> None:
-            located = [o.located(executor, o.in_place) for o in operands]  # copies live until they are read
-            both = zip(places, unread, strict=True)
-            outs = [executor.address(p) if b is None else b.ptr for p, b in both]  # type: ignore[arg-type]
-            working = 0 if scratch is None else executor.address(scratch)
-            sort([address for address, _ in located], outs, working, executor.stream)
-
-        return Work(run, step.eqn.prim.name, step, anywhere=lambda: all(o.in_place for o in operands))
+        return planned_work(executor, step, operands, Sort(step.eqn, executor.device))
 
 
 def _between(eqn: Eqn) -> list[int]:
