@@ -18,7 +18,7 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.primitives.override import is_replaced
-from blufunc.core.programs.simplify import Origins, dce, inline_bodies
+from blufunc.core.programs.simplify import Origins, dce, inline_bodies, keeps_none
 from blufunc.kernels import cost
 from blufunc.kernels.fusion.fuse import Fusion, Opaque, Region, fuse
 from blufunc.kernels.fusion.report import Fused
@@ -36,7 +36,7 @@ from blufunc.kernels.recompute.remat import Rematerializer
 from blufunc.kernels.rewrites.canonicalize import canonicalize, split_column_reductions
 from blufunc.kernels.rewrites.gemm_epilogue import with_gemm_epilogues
 from blufunc.kernels.rewrites.unrolled_windows import WINDOWS, with_unrolled_windows
-from blufunc.kernels.rewrites.updates_in_place import with_updates_in_place
+from blufunc.kernels.rewrites.updates_in_place import with_joined_updates, with_updates_in_place
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
 
@@ -49,6 +49,7 @@ with _lazy.modules(
         packed_outputs,
         partial_reductions,
         pointwise_epilogue,
+        row_gemm,
         short_axes,
         split_float32,
         split_float32_attention,
@@ -77,7 +78,7 @@ def schedule(
     donated: Sequence[bool],
     target: Target,
     planned: Planned,
-    keep: Callable[[Eqn], bool] = lambda eqn: False,
+    keep: Callable[[Eqn], bool] = keeps_none,
 ) -> Schedule:
     """Plan a program.
 
@@ -123,7 +124,7 @@ class Planning:
         donated: Sequence[bool],
         target: Target,
         planned: Planned,
-        keep: Callable[[Eqn], bool] = lambda eqn: False,
+        keep: Callable[[Eqn], bool] = keeps_none,
     ):
         self.notes: tuple[str, ...] = ()
         plain = all(e.prim.kind in _FUSED and not e.prim.body for e in jaxpr.eqns)
@@ -131,7 +132,7 @@ class Planning:
             jaxpr, origins = inline_bodies(jaxpr, keep)
             # unread results of a call are known now, and without them there may be a kernel for it
             jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
-            jaxpr = _with_hoisted(jaxpr, origins)
+            jaxpr = _with_hoisted(jaxpr, origins, keep)
             jaxpr = packed_outputs.with_packed_gradients(
                 split_float32_attention.with_split_attention(jaxpr, origins), origins
             )
@@ -143,7 +144,7 @@ class Planning:
             jaxpr = partial_reductions.with_partial_sums(jaxpr, origins, target.rows_of_sums)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
-            jaxpr = _with_hoisted(jaxpr, origins)
+            jaxpr = _with_hoisted(jaxpr, origins, keep)
         if not WINDOWS.isdisjoint([e.prim for e in jaxpr.eqns]):
             jaxpr = with_unrolled_windows(jaxpr, origins, target.native_windows)
         if target.epilogues and any(e.prim.kind == "kernel" for e in jaxpr.eqns):
@@ -154,7 +155,9 @@ class Planning:
         jaxpr = canonicalize(jaxpr, origins, target.batch_first)
         if target.updates_in_place is not None and any(donated):
             jaxpr = with_updates_in_place(jaxpr, donated, origins, target.updates_in_place)
-        jaxpr = with_gemm_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
+            jaxpr = with_joined_updates(jaxpr, origins) if target.group else jaxpr
+        if target.epilogues and not plain:
+            jaxpr = row_gemm.with_row_gemms(with_gemm_epilogues(jaxpr, origins), origins, target)
         if any(e.prim.kind == "reduce" and e.invars[0].aval.size >= _REDUCED for e in jaxpr.eqns):
             jaxpr = short_axes.with_unrolled_short_axes(jaxpr, origins)
             if target.generated_columns:
@@ -201,12 +204,12 @@ class Planning:
         return _Scheduler(self, jaxpr, fusion, chosen).run(estimate, search)
 
 
-def _with_hoisted(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
+def _with_hoisted(jaxpr: Jaxpr, origins: Origins, keep: Callable[[Eqn], bool]) -> Jaxpr:
     """A program with what need not run in its loops taken out of them."""
     if not any(e.prim.kind == "control" for e in jaxpr.eqns):
         return jaxpr
-    jaxpr = loop_invariants.with_hoisted_invariants(jaxpr, origins)
-    return hoisted_matmuls.with_hoisted_matmuls(jaxpr, origins)
+    jaxpr = loop_invariants.with_hoisted_invariants(jaxpr, origins, keep)
+    return hoisted_matmuls.with_hoisted_matmuls(jaxpr, origins, keep)
 
 
 def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Jaxpr:

@@ -48,6 +48,8 @@ class Target:
         there is none.
       pointwise_gemm: from a ``dot_pointwise`` equation to why there is no kernel for it; None if there is one.
       pointwise_seconds: from such an equation to its kernel's extra time relative to the library's matmul alone.
+      row_seconds: from an equation of ``dot_rows_p`` to the time in which its kernel computes its rows; None if there
+        is no kernel.
       rows_of_sums: from an equation to the rows of each partial column sum that its kernel can also write; 0: none.
       cache_bytes, cache_speedup: arrays up to that size are read again faster by that factor.
       scratch_bytes: from an opaque equation to its scratch memory, in bytes.
@@ -86,6 +88,7 @@ class Target:
     in_one_kernel: Callable[[ProductShape], int] = lambda shape: 0
     pointwise_gemm: Callable[[Eqn], str | None] = lambda eqn: "the device has none"
     pointwise_seconds: Callable[[Eqn], float] = lambda eqn: 0.0
+    row_seconds: Callable[[Eqn], float | None] = lambda eqn: None
     rows_of_sums: Callable[[Eqn], int] = lambda eqn: 0
     cache_bytes: int = 0
     cache_speedup: float = 1.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from blufunc.kernels.backends.cuda.device_model import SHARED_BYTES
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.render.source import function_of, source_of
+from blufunc.kernels.backends.cuda.render.source import OVERLAP, function_of, source_of
 from blufunc.kernels.codegen import scalar_ops, source_files
 from tests.emulation.cuda_machines import BLOCK, PARTS
 
@@ -41,7 +41,7 @@ class Emulator:
     def compile(self, schedules):
         """One library of the functions of some ``ScheduledKernel``s."""
         parts = source_files.parts("backends/cuda/include/kernel_parts.cuh")
-        texts = [parts["let_next_kernel_begin"], parts["take_up"]]
+        texts = [*map(parts.get, OVERLAP), parts["take_up"]]
         for s in schedules:
             texts.append(function_of(s))
             if s.kind == "group":

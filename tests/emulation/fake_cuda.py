@@ -55,6 +55,7 @@ from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.ops import split_dot
 from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p
 from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
+from blufunc.kernels.ops.row_gemm import dot_rows_p
 from blufunc.nn import vocabulary_loss_call
 from blufunc.nn.attention import call as attention_call
 from tests.emulation import loop_interpreter
@@ -178,7 +179,7 @@ class Launch:
     def __init__(self, fake, run, pointers):
         self.fake, self.run, self.pointers = fake, run, list(pointers)
 
-    def __call__(self, stream):
+    def __call__(self, stream, overlaps=False):
         pointers = tuple(self.pointers)
         self.fake.launches += 1
         self.fake.do(lambda: self.run(pointers), stream)
@@ -187,7 +188,7 @@ class Launch:
 class Loaded:
     """``modules.Loaded`` of a Python function of addresses."""
 
-    counters = 0
+    counters, waits = 0, False
 
     def __init__(self, fake, run):
         self.fake, self.run = fake, run
@@ -524,20 +525,34 @@ def assert_disjoint(written, read):
 class Update:
     """``updates.Kernel`` by the definition of its primitive."""
 
-    def __init__(self, fake, eqn, device):
-        assert updates.source(eqn)
-        self.fake, self.eqn = fake, eqn
+    def __init__(self, fake, eqn, layouts, device):
+        assert updates.source(eqn, layouts)
+        self.fake, self.eqn, self.layouts = fake, eqn, layouts
 
-    def __call__(self, operands, out, stream):
+    def __call__(self, addresses, stream, overlaps=False):
         self.fake.launches += 1
-        self.fake.do(lambda: ignoring_fp_errors(self._run, operands, out), stream)
+        self.fake.do(lambda: ignoring_fp_errors(self._run, addresses), stream)
 
-    def _run(self, operands, out):
-        x, *others = (v.aval for v in self.eqn.invars)
-        assert_disjoint([(out, x.nbytes)], [(p, a.nbytes) for p, a in zip(operands, others, strict=True)])
-        result = self.fake.array(out, x.shape, x.dtype)
-        given = [self.fake.array(p, a.shape, a.dtype) for p, a in zip(operands, others, strict=True)]
-        result[...] = self.eqn.prim.impl(result.copy(), *given, **self.eqn.params)
+    def _run(self, addresses):
+        rest = iter(addresses)
+        for eqn, layout in zip(updates._each(self.eqn), self.layouts, strict=True):
+            x, *others = (v.aval for v in eqn.invars)
+            written = updates._written(eqn)[0] - 1
+            *operands, out = [next(rest) for _ in eqn.invars]
+            given = [
+                self.strided(p, a, layout) if n == written else self.fake.array(p, a.shape, a.dtype)
+                for n, (p, a) in enumerate(zip(operands, others, strict=True))
+            ]
+            result = self.fake.array(out, x.shape, x.dtype)
+            assert not any(np.shares_memory(result, a) for a in given), "a kernel overwrites what it reads"
+            result[...] = eqn.prim.impl(result.copy(), *given, **eqn.params)
+
+    def strided(self, address, aval, layout):
+        """An operand in place; all of its elements must be of one live buffer."""
+        size, strides = aval.dtype.itemsize, layout.strides
+        last = sum(s * (n - 1) for s, n in zip(strides, aval.shape, strict=True) if s > 0)
+        flat = self.fake.array(address, (last + 1,), aval.dtype)
+        return np.lib.stride_tricks.as_strided(flat, aval.shape, [s * size for s in strides])
 
 
 class Planned:
@@ -623,7 +638,8 @@ class SkinnyKernel:
 
     def __init__(self, fake, gemm, rows, device):
         assert gemm.m <= 16 and not gemm.n % tile_gemm.VECTOR and not gemm.k % tile_gemm.VECTOR
-        assert all(row > 0 and not row % tile_gemm.VECTOR for row in rows)
+        assert len(rows) == 1 + gemm.weights and (rows[0] == 0) == (gemm.rows is not None)
+        assert all(row >= 0 and not row % tile_gemm.VECTOR for row in rows)
         self.fake, self.gemm, self.rows = fake, gemm, rows
 
     def __call__(self, factors, others, stream, overlaps=False):
@@ -634,26 +650,45 @@ class SkinnyKernel:
 
     def _run(self, factors, others):
         p = self.gemm
-        shapes = (p.m, p.k), (p.n, p.k) if p.by_terms else (p.k, p.n)
-        x, w = (matrix_at(self.fake, *of, p.dtype) for of in zip(factors, shapes, self.rows, strict=True))
-        kinds = ["bias"] * p.bias + ["addend"] * p.addend + list(p.kinds)
-        shape_of = {"matrix": (p.m, p.n), "addend": (p.m, p.n), "scalar": ()}
-        dtypes_of = dict.fromkeys(("float32", "scalar"), np.dtype(np.float32))
-        dtypes_of |= dict.fromkeys(("bias", "addend"), p.out)
-        operands = [
-            self.fake.array(at, shape_of.get(kind, (p.n,)), dtypes_of.get(kind, p.dtype))
-            for at, kind in zip(others, kinds, strict=False)
+        array = lambda at, kind, wide: self.fake.array(
+            at, shape_of(p, kind), np.dtype(np.float32) if wide else p.dtype
+        )
+        if p.rows is None:
+            arrays = [matrix_at(self.fake, factors[0], (p.m, p.k), self.rows[0], p.dtype)]
+        else:
+            arrays = [array(*given) for given in zip(factors, p.rows.kinds, p.wide, strict=False)]
+        shape = (p.n, p.k) if p.by_terms else (p.k, p.n)
+        weights = [
+            matrix_at(self.fake, at, shape, row, p.dtype)
+            for at, row in zip(factors[len(arrays) :], self.rows[1:], strict=True)
         ]
-        prim = dot_pointwise_p if p.epilogue else dot_bias_p if p.bias else dot_accumulate_p
-        how = {"epilogue": p.epilogue} if p.epilogue else {}
-        if not (p.epilogue or p.bias or p.addend):
-            prim = dot_general_p
-        results = prim.impl(
-            x, w.T if p.by_terms else w, *operands, dimension_numbers=(((1,), (0,)), ((), ())), precision=None,
-            preferred_element_type=p.out, **how,
-        )  # fmt: skip
-        for at, result in zip(others[len(kinds) :], results if p.epilogue else [results], strict=True):
+        wide = [p.out == np.float32] * (p.bias + p.addend) + [
+            kind in ("float32", "scalar") for kind in p.kinds
+        ]
+        kinds = ["columns"] * p.bias + ["results"] * p.addend
+        kinds += [{"matrix": "results", "scalar": "scalar"}.get(kind, "columns") for kind in p.kinds]
+        operands = [array(*given) for given in zip(others, kinds, wide, strict=False)]
+        results = skinny_results(p, arrays, [w.T if p.by_terms else w for w in weights], operands)
+        for at, result in zip(others[len(kinds) :], results, strict=True):
             self.fake.array(at, result.shape, result.dtype)[...] = result
+
+
+def shape_of(p, kind):
+    """The shape of an operand of a GEMM of few rows, by kind."""
+    return {"matrix": (p.m, p.k), "vector": (p.k,), "scalar": (), "columns": (p.n,), "results": (p.m, p.n)}[
+        kind
+    ]
+
+
+def skinny_results(p, arrays, weights, operands):
+    """Results of a GEMM of few rows, by definition."""
+    product = dot_pointwise_p if p.epilogue else dot_bias_p if p.bias else dot_accumulate_p
+    how = {"epilogue": p.epilogue} if p.epilogue else {}
+    return dot_rows_p.impl(
+        *arrays, *weights, *operands, rows=p.rows, shape=(p.m, p.k), weights=p.weights,
+        product=product if p.epilogue or p.bias or p.addend else dot_general_p,
+        dimension_numbers=(((1,), (0,)), ((), ())), precision=None, preferred_element_type=p.out, **how,
+    )  # fmt: skip
 
 
 class SoftmaxKernel:

@@ -15,6 +15,7 @@ import pytest
 import blufunc as bf
 from benchmarks.harness.kernel_resources import resources
 from blufunc import lax
+from blufunc.core.ir import dtypes
 from blufunc.core.programs.simplify import inline_calls
 from blufunc.kernels import codegen
 from blufunc.kernels.backends.cpu import gemm, toolchain
@@ -41,6 +42,7 @@ from blufunc.kernels.codegen.source_files import DEVICE, HOST
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.kernels.backends.cuda.library import test_small_matrices as small_cases
 from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import gemm as skinny
+from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import of_rows, rows_in
 from tests.kernels.backends.cuda.library.test_attention_mods import given
 from tests.kernels.backends.cuda.library.test_loops import case, loops
 from tests.kernels.backends.cuda.library.test_pointwise_gemm import gemm as pointwise
@@ -88,6 +90,11 @@ def recurrence_source():
 
 def skinny_source(epilogue):
     return DEVICE.with_prelude(skinny_gemm.source(skinny(8, 64, 256, epilogue=epilogue)))
+
+
+def source_of_rows():
+    found, _ = rows_in(*of_rows("layer norm", 8, 256, 256, dtypes.bfloat16))
+    return DEVICE.with_prelude(skinny_gemm.source(found.tiled()))
 
 
 # what is compiled, for which architectures, and of what
@@ -147,6 +154,7 @@ DEVICE_SOURCES = {
     ),
     "skinny GEMM": ("sm_80 sm_90a", lambda arch: skinny_source("")),
     "skinny GEMM with an epilogue": ("sm_90a", lambda arch: skinny_source("SwiGLU")),
+    "skinny GEMM that computes its rows": ("sm_80 sm_90a", lambda arch: source_of_rows()),
     "attention's tiles": ("sm_80", lambda arch: mods_source()),
     "gradient of queries": ("sm_80 sm_90a", lambda arch: attention_source(attention.QUERY_KERNEL, arch, 48)),
     "gradients of keys, summed": (

@@ -180,8 +180,13 @@ def without_lines(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr.replace(eqns=[Eqn(e.prim, e.invars, e.outvars, e.params, None) for e in jaxpr.eqns])
 
 
+def keeps_none(eqn: Eqn) -> bool:
+    """The choice of a device without kernels: every call is inlined."""
+    return False
+
+
 def inline_bodies(
-    jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False, origins: Origins | None = None
+    jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = keeps_none, origins: Origins | None = None
 ) -> tuple[Jaxpr, Origins]:
     """Inline every call that only computes its body (``prim.body``).
 
@@ -327,9 +332,14 @@ def _atom_key(atom: Atom) -> Any:
     return atom
 
 
-def simplified_body(jaxpr: Jaxpr) -> Jaxpr:
-    """The body of a loop or branch, simplified with its calls inlined; memoized."""
-    return jaxpr.memoised("simplified body", lambda: simplify(inline_bodies(simplify(jaxpr))[0]))
+def simplified_body(jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = keeps_none) -> Jaxpr:
+    """The body of a loop or branch, simplified with its calls inlined; memoized.
+
+    ``keep`` selects calls with a kernel, as of ``inline_bodies``.
+    """
+    return jaxpr.memoised(
+        ("simplified body", keep), lambda: simplify(inline_bodies(simplify(jaxpr), keep)[0])
+    )
 
 
 def simplify(jaxpr: Jaxpr) -> Jaxpr:

@@ -101,7 +101,26 @@ class Products(Readers):
         if atom.__class__ is Literal or self.position[atom] > self.position[product.outvars[0]]:
             return False
         maker = self.makers.get(atom)  # type: ignore[arg-type]
-        return maker is None or self.is_stored(atom) or sort_of(maker) == "opaque"
+        if maker is None or self.is_stored(atom) or sort_of(maker) == "opaque":
+            return True
+        return self.precedes(atom, product)
+
+    def precedes(self, v: Any, product: Eqn) -> bool:
+        """True if a matmul depends on a value.
+
+        What is computed of both then reads the value from memory.
+        """
+        place, seen = self.position[v], set[Eqn]()
+        pending: list[Any] = list(product.invars)
+        while pending:
+            a = pending.pop()
+            if a is v:
+                return True
+            maker = self.makers.get(a)
+            if maker is not None and maker not in seen and self.position[a] > place:
+                seen.add(maker)
+                pending += maker.invars
+        return False
 
     def is_stored(self, v: Any) -> bool:
         """True if a replacement stores this result."""
@@ -114,10 +133,14 @@ class _Epilogues(Products):
         self.replacements: dict[Eqn, list[Eqn]] = {}
         # by result: the equations that would compute it, were it stored, and the summand that they add
         self.possible: dict[Any, tuple[list[Eqn], Atom]] = {}
+        self.fused: set[Eqn] = set()  # sums that matmuls will compute, so that they read stored summands
 
     def run(self) -> Jaxpr:
         if any(is_replaced(p, "impl") for p in (dot_general_p, convert_p, broadcast_in_dim_p, reshape_p)):
             return self.jaxpr
+        for eqn in reversed(self.jaxpr.eqns):
+            if eqn.prim in SUMS and sort_of(eqn) == "node" and (v := self.stored(eqn)) is not None:
+                self.fused.update([eqn] * (self.fitting(eqn, v) is not None))
         for eqn in self.jaxpr.eqns:
             if eqn.prim in SUMS and sort_of(eqn) == "node":
                 self.consider(eqn)
@@ -155,19 +178,24 @@ class _Epilogues(Products):
         if stored is None and not is_summand:  # a summand is stored if the sum that reads it is a matmul's
             return
         result: Any = total.outvars[0] if stored is None else stored
+        if (found := self.fitting(total, result)) is not None:
+            self.possible[result] = found
+        v: Any = stored
+        while v in self.possible:  # the sum, and the sums that it adds to
+            eqns, summand = self.possible.pop(v)
+            self.put(self.makers[v], eqns)
+            v = summand
+
+    def fitting(self, total: Eqn, result: Var) -> tuple[list[Eqn], Atom] | None:
+        """A matmul that computes a sum, and the other summand; None if none can."""
         for one, other in (total.invars, total.invars[::-1]):
             product = self.product(one, total)
             if product is None:
                 continue
             eqns = self.with_bias(product, other, result) or self.accumulated(product, other, result)
             if eqns:
-                self.possible[result] = (eqns, other)
-                break
-        v: Any = stored
-        while v in self.possible:  # the sum, and the sums that it adds to
-            eqns, summand = self.possible.pop(v)
-            self.put(self.makers[v], eqns)
-            v = summand
+                return eqns, other
+        return None
 
     def stored(self, total: Eqn) -> Var | None:
         """The sum, or its conversion to another dtype, if no kernel reads it."""
@@ -187,7 +215,7 @@ class _Epilogues(Products):
         return all(
             e.outvars[0].aval.size < v.aval.size or self.only_stored(e.outvars[0])
             if moves(e)
-            else sort_of(e) == "opaque"
+            else sort_of(e) == "opaque" or e in self.fused
             for e in self.of(v)
         )
 

@@ -85,6 +85,12 @@ BLOCK = 256
 WARP_LANES = 1024
 """Maximum lanes of a row for one warp per row; longer rows get a block."""
 
+AHEAD_BYTES = 4 << 20
+"""Maximum bytes of the arrays of a kernel that begins ahead.
+
+They take 2 us at the bandwidth of memory, the time of a launch; of more, the launch is a small part.
+"""
+
 THREAD_VECTORS = 2
 """Approximate vectors per thread where a block has one row."""
 

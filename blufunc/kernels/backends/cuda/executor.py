@@ -25,7 +25,7 @@ from blufunc.kernels.backends.cuda import streams as cuda_streams
 from blufunc.kernels.backends.cuda.driver import driver, sm_reservation
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
-from blufunc.kernels.backends.cuda.driver.modules import Addresses, Loaded, Wanted
+from blufunc.kernels.backends.cuda.driver.modules import Addresses, Launch, Loaded, Wanted
 from blufunc.kernels.gemm_layout import Gemm
 from blufunc.kernels.loopir.access_map import view
 from blufunc.kernels.loopir.index import strides_of
@@ -363,6 +363,8 @@ class Executor:
         if len(runs) == 1:
             (launch,) = runs
             run_one = lambda executor: launch(executor.stream)
+            if launches[0][1].waits:
+                run_one = lambda executor: launch(executor.stream, executor.follows_kernel)
             return Work(run_one, name, step, anywhere=lambda: True, ends_in_kernel=True)
 
         def run(executor: Executor) -> None:
@@ -371,7 +373,7 @@ class Executor:
 
         return Work(run, name, step, anywhere=lambda: True, ends_in_kernel=True)
 
-    def _launch(self, request: Wanted, loaded: Loaded) -> Callable[[int], None]:
+    def _launch(self, request: Wanted, loaded: Loaded) -> Launch:
         counters = [self._next_counter] if loaded.counters else []
         self._next_counter += 4 * loaded.counters
         launch, addresses = loaded.prepare([*[0] * len(request.values), *counters])

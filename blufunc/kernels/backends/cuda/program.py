@@ -71,6 +71,7 @@ TARGET = dataclasses.replace(
     recompute=True,
     scarce_bytes=1 << 30,
     pointwise_seconds=_epilogue_seconds,
+    row_seconds=skinny_gemm.row_seconds,
     cache_bytes=L2_BYTES,
     cache_speedup=L2_SPEEDUP,
     machine=H200,
@@ -80,22 +81,33 @@ TARGET = dataclasses.replace(
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """Calls that a library has kernels for, as a key of memos.
+
+    Attributes:
+      notes: why other composites are inlined.
+    """
+
+    library: dispatch.Library
+    notes: dict[str, None] = dataclasses.field(default_factory=dict, compare=False)
+
+    def __call__(self, eqn: Eqn) -> bool:
+        if not self.library.is_composite(eqn):
+            return False
+        reason = self.library.why_not(eqn)
+        if reason is not None:
+            self.notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
+        return reason is None
+
+
 @uncollected()
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None = None) -> Schedule:
     """Schedule of a simplified jaxpr for an architecture, within a budget in bytes."""
     library = dispatch.Library(arch)
     jaxpr, choices = select_variants(jaxpr, library)
     jaxpr = simplify(jaxpr)
-    notes: dict[str, None] = {}
-
-    def keep(eqn: Eqn) -> bool:
-        if not library.is_composite(eqn):
-            return False
-        reason = library.why_not(eqn)
-        if reason is not None:
-            notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
-        return reason is None
-
+    keep = _Kept(library)
     target = dataclasses.replace(
         TARGET,
         scratch_bytes=library.scratch_bytes,
@@ -108,7 +120,7 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
     planning = Planning(jaxpr, donated, target, planned, keep)
     made = within(planning, budget)
     remarks = (library.remark(s.eqn) for s in made.steps if isinstance(s, OpaqueStep))
-    made.notes = (*choices, *notes, *planning.notes, *dict.fromkeys(r for r in remarks if r is not None))
+    made.notes = (*choices, *keep.notes, *planning.notes, *dict.fromkeys(r for r in remarks if r is not None))
     return made
 
 

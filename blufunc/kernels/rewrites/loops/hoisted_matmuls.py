@@ -25,7 +25,7 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import add_p, convert_p
 from blufunc.core.primitives.linear_ops import add_any_p, reduce_sum_p, transpose_p
 from blufunc.core.primitives.override import is_replaced
-from blufunc.core.programs.simplify import Origins, dce, rewrite, simplified_body
+from blufunc.core.programs.simplify import Origins, dce, keeps_none, rewrite, simplified_body
 from blufunc.kernels.rewrites.readers import Readers
 
 LEAST_STEPS = 4
@@ -35,8 +35,11 @@ MOST_BYTES = 1 << 28
 """Limit of a stack that is made for this, in bytes."""
 
 
-def with_hoisted_matmuls(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """Take matmuls out of the scans of a program, to any depth."""
+def with_hoisted_matmuls(jaxpr: Jaxpr, origins: Origins, keep: Callable[[Eqn], bool] = keeps_none) -> Jaxpr:
+    """Take matmuls out of the scans of a program, to any depth.
+
+    ``keep`` selects calls with a kernel, which stay calls in the bodies; default: none.
+    """
     if not any(e.prim.name == "scan" and e.prim.kind == "control" for e in jaxpr.eqns):
         return jaxpr
     changed = False
@@ -48,7 +51,7 @@ def with_hoisted_matmuls(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
             return [eqn]
         if eqn.params["length"] < LEAST_STEPS or eqn.effects:
             return [eqn]
-        found = _Scan(eqn).hoisted()
+        found = _Scan(eqn, keep).hoisted()
         changed |= found is not None
         return found or [eqn]
 
@@ -62,6 +65,7 @@ class _Scan:
 
     Attributes:
       eqn: the scan.
+      keep: selects the calls of its body that stay calls.
       before, after: equations before and after it.
       inputs: variables of the body that become inputs, and their stacks.
       outputs: variables of the body that become outputs, and their stacks.
@@ -70,6 +74,7 @@ class _Scan:
     """
 
     eqn: Eqn
+    keep: Callable[[Eqn], bool]
     before: list[Eqn] = field(default_factory=list)
     after: list[Eqn] = field(default_factory=list)
     inputs: dict[Var, Var] = field(default_factory=dict)
@@ -79,7 +84,7 @@ class _Scan:
 
     def __post_init__(self) -> None:
         p = self.eqn.params
-        self.body = simplified_body(p["jaxpr"])
+        self.body = simplified_body(p["jaxpr"], self.keep)
         self.length, self.n_consts, self.n_carry = p["length"], p["n_consts"], p["n_carry"]
         n, m = self.n_consts, self.n_consts + self.n_carry
         self.consts: dict[Any, Atom] = dict(zip(self.body.invars[:n], self.eqn.invars[:n], strict=True))

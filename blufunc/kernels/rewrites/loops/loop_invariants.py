@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.core.primitives.override import is_replaced
-from blufunc.core.programs.simplify import Origins, dce, rewrite, simplified_body
+from blufunc.core.programs.simplify import Origins, dce, keeps_none, rewrite, simplified_body
 
 MOST_BYTES = 1 << 28
 """Limit of a value that is kept for this, in bytes."""
@@ -30,8 +30,13 @@ _CHEAP = frozenset(("elementwise", "movement"))
 """Kinds that leave the loop if a costly equation reads them."""
 
 
-def with_hoisted_invariants(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """Take loop-invariant values out of the loops of a program, to any depth."""
+def with_hoisted_invariants(
+    jaxpr: Jaxpr, origins: Origins, keep: Callable[[Eqn], bool] = keeps_none
+) -> Jaxpr:
+    """Take loop-invariant values out of the loops of a program, to any depth.
+
+    ``keep`` selects calls with a kernel, which stay calls in the bodies; default: none.
+    """
     if not any(map(_is_loop, jaxpr.eqns)):
         return jaxpr
     changed = False
@@ -39,7 +44,7 @@ def with_hoisted_invariants(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         nonlocal changed
         eqn = eqn.with_invars(invars)
-        made = _hoisted(eqn) if _is_loop(eqn) else [eqn]
+        made = _hoisted(eqn, keep) if _is_loop(eqn) else [eqn]
         changed |= made != [eqn]
         return made
 
@@ -65,7 +70,7 @@ class _Split(NamedTuple):
     body: Jaxpr
 
 
-def _hoisted(eqn: Eqn) -> list[Eqn]:
+def _hoisted(eqn: Eqn, keep: Callable[[Eqn], bool]) -> list[Eqn]:
     """The loop after its invariant equations; itself if there are none."""
     p, before = dict(eqn.params), list[Eqn]()
     groups: list[list[Atom]] = []  # operands of the condition, constants of the body, the others
@@ -74,7 +79,7 @@ def _hoisted(eqn: Eqn) -> list[Eqn]:
     for name, n in parts or [("jaxpr", p["n_consts"])]:
         consts = list(eqn.invars[at : at + n])
         at += n
-        split = _split(p[name], n)
+        split = _split(p[name], n, keep)
         if split is not None:
             copied = _copies(split, consts)
             before += copied.before
@@ -89,13 +94,15 @@ def _hoisted(eqn: Eqn) -> list[Eqn]:
     return [*before, Eqn(eqn.prim, operands, eqn.outvars, p, eqn.source)]
 
 
-def _split(jaxpr: Jaxpr, n_consts: int) -> _Split | None:
+def _split(jaxpr: Jaxpr, n_consts: int, keep: Callable[[Eqn], bool]) -> _Split | None:
     """A body whose first parameters are constants; None if nothing leaves it."""
-    return jaxpr.memoised(("loop invariants", n_consts), lambda: (_split_body(jaxpr, n_consts),))[0]
+    return jaxpr.memoised(("loop invariants", n_consts, keep), lambda: (_split_body(jaxpr, n_consts, keep),))[
+        0
+    ]
 
 
-def _split_body(jaxpr: Jaxpr, n_consts: int) -> _Split | None:
-    body = with_hoisted_invariants(simplified_body(jaxpr), {})
+def _split_body(jaxpr: Jaxpr, n_consts: int, keep: Callable[[Eqn], bool]) -> _Split | None:
+    body = with_hoisted_invariants(simplified_body(jaxpr, keep), {}, keep)
     invariant: dict[Any, Eqn | None] = dict.fromkeys(body.invars[:n_consts])
     roots: list[Eqn] = []
     for e in body.eqns:

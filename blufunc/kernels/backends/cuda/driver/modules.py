@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -46,6 +46,15 @@ class Addresses(Protocol):
     def __setitem__(self, i: int, address: int, /) -> None: ...
 
 
+class Launch(Protocol):
+    """A launch: a call puts it on a stream, by handle.
+
+    It may overlap with the end of the preceding kernel if its function waits for that.
+    """
+
+    def __call__(self, stream: int, overlaps: bool = False) -> None: ...
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A function on a device, and its launch shape.
@@ -54,6 +63,7 @@ class Loaded:
       counters: number of 32-bit counters, whose address follows those of its buffers. They are 0 before and after each
         launch.
       table: True if its parameter is one structure of all addresses, passed by value.
+      waits: True if it waits for preceding kernels by itself, so that a launch may begin ahead of their end.
     """
 
     function: driver.Kernel
@@ -62,9 +72,10 @@ class Loaded:
     shared: int
     counters: int = 0
     table: bool = False
+    waits: bool = False
 
-    def prepare(self, addresses: Sequence[int]) -> tuple[Callable[[int], None], Addresses]:
-        """Prepare a launch, a function of a stream handle; also returns its addresses."""
+    def prepare(self, addresses: Sequence[int]) -> tuple[Launch, Addresses]:
+        """Prepare a launch; also returns its addresses."""
         values = [b"".join(a.to_bytes(8, "little") for a in addresses)] if self.table else addresses
         launch = self.function.prepare(self.grid, self.block, self.shared, values)
         return launch, launch.arguments.words
@@ -145,6 +156,7 @@ class Entry(NamedTuple):
     shared: int
     counters: int
     table: bool
+    waits: bool
 
 
 @dataclass(frozen=True)
@@ -168,7 +180,7 @@ def rendered(wanted: Sequence[Wanted], limits: Limits = HOPPER) -> Rendered:
     distinct = dict(zip(keys, wanted, strict=True))
     texts, kernels = _render(list(distinct.values()), limits)
     entries = [
-        Entry(module, k.entry, k.grid, k.block, k.shared_bytes, k.counters, k.segments > 0)
+        Entry(module, k.entry, k.grid, k.block, k.shared_bytes, k.counters, k.segments > 0, k.waits)
         for module, k in kernels
     ]
     numbers = {key: n for n, key in enumerate(distinct)}

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Text
-from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Strided, Work, strided
 from blufunc.kernels.schedule import OpaqueStep
 
 Function = Callable[[list[DeviceBuffer]], Sequence[DeviceBuffer]]
@@ -159,6 +159,13 @@ def run_function(
                 executor.put(value, unshared(executor, result, given))
 
     return run
+
+
+def layout_of(step: OpaqueStep, n: int) -> Strided:
+    """The layout of an operand of a step that is not loaded yet."""
+    atom, given = step.eqn.invars[n], step.operands[n]
+    chain = [] if isinstance(given, Literal) else given[1]
+    return strided(chain[0].invars[0].aval.shape if chain else atom.aval.shape, chain)
 
 
 def unshared(executor: Executor, result: DeviceBuffer, given: Sequence[DeviceBuffer]) -> DeviceBuffer:

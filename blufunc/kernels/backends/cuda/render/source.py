@@ -32,6 +32,9 @@ _DYNAMIC = "extern __shared__ __align__(128) unsigned char shared_memory[];"
 KERNEL_PARTS = "backends/cuda/include/kernel_parts.cuh"
 """Device functions, prepended to sources that contain the name of their part."""
 
+OVERLAP = ("let_next_kernel_begin", "wait_for_previous_kernel")
+"""The parts for kernels that begin ahead of the end of those before them."""
+
 
 @dataclass(frozen=True)
 class CudaKernel:
@@ -45,6 +48,7 @@ class CudaKernel:
       shared_bytes: dynamic shared memory per block; more than 48 KiB requires an opt-in.
       counters: number of block counters that the last parameter points to; 0: no such parameter.
       segments: number of kernels of a group, whose parameter is one structure of all buffer addresses; 0: no group.
+      waits: whether it waits for preceding kernels by itself.
     """
 
     source: str
@@ -54,6 +58,7 @@ class CudaKernel:
     shared_bytes: int = 0
     counters: int = 0
     segments: int = 0
+    waits: bool = False
 
 
 def render(scheduled: ScheduledKernel) -> CudaKernel:
@@ -73,6 +78,7 @@ def render_many(scheduled: Sequence[ScheduledKernel]) -> list[CudaKernel]:
             s.shared_bytes,
             s.kernel.ends,
             len(s.segments),
+            s.waits,
         )
         for s in scheduled
     ]

@@ -2,8 +2,8 @@
 
 Kernels, stage 6, below the renderers of each kind, which write the grid. In: a ``ScheduledKernel``. Out: lines of
 CUDA. The elements of a vector are an unrolled loop; wide loads precede it, wide stores follow it. Inputs go through
-the read-only cache unless an output may alias them. ``async_copies.py``, ``reductions.py`` and ``lane_scans.py`` are
-functions of a writer that add lines to its kernel.
+the read-only cache unless an output may alias them, or the kernel begins ahead. ``async_copies.py``, ``reductions.py``
+and ``lane_scans.py`` are functions of a writer that add lines to its kernel.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class CudaWriter(CStyle):
     def parameters(self) -> None:
         """Let the next kernel begin, if it waits for the end of this one by itself."""
         self.line("let_next_kernel_begin();")
+        if self.scheduled.waits:
+            self.line("wait_for_previous_kernel();")
 
     def head(self, parameters: str) -> str:
         """Head of the function."""
@@ -144,7 +146,8 @@ class CudaWriter(CStyle):
             return self.readers[buffer]
         if buffer.written:
             return "vec_ldcg" if self.finishing else "vec_load"
-        return "vec_load" if buffer.name in self.scheduled.aliased else "vec_ldg"
+        aliased = self.scheduled.waits or buffer.name in self.scheduled.aliased
+        return "vec_load" if aliased else "vec_ldg"
 
     def load(self, buffer: Buffer, index: str) -> str:
         name, reader = self.named[buffer], self._reader(buffer)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from blufunc.kernels.backends.cuda.device_model import (
+    AHEAD_BYTES,
     HOPPER,
     ROW_OPERATIONS,
     UNROLLED_VECTORS,
@@ -219,6 +220,15 @@ class ScheduledKernel:
         return [*staged, *(ring for _, ring in (self.prefetch.sources.values() if self.prefetch else ()))]
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits for preceding kernels by itself, so that it may begin ahead.
+
+        Its loads then bypass the read-only cache, which must not hold what a kernel that still runs will write.
+        """
+        buffers = sum(b.size * b.dtype.itemsize for b in self.kernel.buffers)
+        return max(1, len(self.segments)) * buffers <= AHEAD_BYTES
+
+    @property
     def segment_vectors(self) -> list[int]:
         """Vectors of each kernel of a group."""
         return [n // self.cuts[self.kernel.grid[0]].width for n in self.segments]
@@ -332,6 +342,7 @@ def _decisions(s: ScheduledKernel) -> Iterator[tuple[str, str]]:
         n, last = len(s.kernel.body), "the last block"
         last += f" of each of {s.kernel.ends} parts" if s.kernel.ends > 1 else ""
         yield "finish", f"by {last}; blocks count as done after {s.arrive_after or n} of {n} statements"
+    yield "begin", "ahead of the end of preceding kernels" if s.waits else ""
     yield "aliased", ", ".join(sorted(s.aliased))
 
 

@@ -7,7 +7,11 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.kernels.backends.cuda.driver import nvrtc
+from blufunc.kernels.backends.cuda.executor import Strided
 from blufunc.kernels.backends.cuda.library import updates
+from blufunc.kernels.backends.cuda.program import planned
+from blufunc.kernels.loopir.index import strides_of
+from blufunc.kernels.ops.updates import joined_updates_p, update_in_place_p
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.kernels.backends.cuda.test_program import on, same, uniform
 
@@ -84,6 +88,10 @@ def test_updates_on_a_device(name):
     check(name, bf.devices("cuda")[0])
 
 
+def dense(aval):
+    return Strided(aval.shape, strides_of(aval.shape), 0)
+
+
 def equation(fun, *args):
     jaxpr = bf.make_jaxpr(fun)(*[bf.ShapeDtypeStruct(a.shape, a.dtype) for a in args])
     return next(e for e in getattr(jaxpr, "jaxpr", jaxpr).eqns if "scatter" in e.prim.name)
@@ -109,7 +117,9 @@ def test_the_kernel_on_the_host(name, host):
     _, indices, given = (v.aval for v in eqn.invars)
     found = np.asarray(args[0])
     found = np.where(found < 0, found + 400, found).astype(indices.dtype).reshape(indices.shape)
-    got = host.launch(updates.source(eqn), "update", [found, args[1]], x, grid=2, block=updates.THREADS)
+    got = host.launch(
+        updates.source(eqn, [dense(given)]), "update", [found, args[1]], x, grid=2, block=updates.THREADS
+    )
     np.testing.assert_allclose(got, np.asarray(fun(bnp.asarray(x), *map(bnp.asarray, args))), rtol=1e-6)
 
 
@@ -117,7 +127,7 @@ def test_the_kernel_on_the_host(name, host):
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_kernel_compiles(name):
     eqn = equation(*KERNELS[name])
-    nvrtc.build(updates.source(eqn), "sm_80", "update")
+    nvrtc.build(updates.source(eqn, [dense(eqn.invars[2].aval)]), "sm_80", "update")
 
 
 @pytest.mark.parametrize("rounds", [3, 40])
@@ -142,3 +152,50 @@ def test_a_carry_is_updated_in_place(body, rounds, fake, cuda):
         fake.copies.clear()
         same(f(*there), want)
         assert fake.copies[x.nbytes] <= 4  # at the beginning and at the end of the loop
+
+
+def _decoded(i, state, u):
+    """Writes a row to two arrays, of which one is read."""
+    keys, values, total = state
+    key, value = bnp.split(u[:, i], [256], axis=1)
+    at = (0, i % 40, 0)
+    keys = lax.dynamic_update_slice(keys, key[:, None], at)
+    values = lax.dynamic_update_slice(values, value[:, None], at)
+    return keys, values, total + keys[:, 3].sum() * values[:, 2].sum()
+
+
+def _run_decoded(u):
+    empty = bnp.zeros((4, 100, 256), np.float32), bnp.zeros((4, 120, 128), np.float32), np.float32(0)
+    return lax.fori_loop(0, 45, lambda i, state: _decoded(i, state, u), empty)
+
+
+def test_updates_of_two_arrays_are_one_step(fake, cuda):
+    """Also if what they write are parts of one array, which is not copied."""
+    u = uniform(4, 45, 384)
+    f = bf.jit(_run_decoded)
+    want = f(u)
+    same(f(*on(cuda, u)), want, 1e-5)
+    body = bf.jit(lambda i, state, u: _decoded(i, state, u), donate_argnums=1)
+    jaxpr = body.trace(np.int32(3), tuple(on(cuda, *want)), *on(cuda, u)).jaxpr
+    donated = [False, True, True, True, False]
+    steps = planned(jaxpr, donated, "sm_90a").steps
+    assert [s.eqn.prim for s in steps if hasattr(s, "eqn")] == [joined_updates_p]
+
+
+@pytest.mark.gpu
+def test_updates_of_two_arrays_on_a_device():
+    u = uniform(4, 45, 384)
+    f = bf.jit(_run_decoded)
+    for _ in range(3):
+        same(f(*on(bf.devices("cuda")[0], u)), f(u), 1e-5)
+
+
+def test_updates_that_are_read_between_stay_apart():
+    def fun(x, y, u):
+        x = lax.dynamic_update_slice(x, u, (3, 0))
+        return x, lax.dynamic_update_slice(y, u + x[:1], (5, 0))
+
+    x = np.zeros((400, 128), np.float32)
+    jaxpr = bf.jit(fun).trace(x, x.copy(), x[:1]).jaxpr
+    steps = planned(jaxpr, [True, True, False], "sm_90a").steps
+    assert [s.eqn.prim for s in steps if hasattr(s, "eqn")] == [update_in_place_p] * 2

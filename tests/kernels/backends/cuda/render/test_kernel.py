@@ -13,6 +13,7 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.kernels.backends.cuda.device_model import Limits, limits_of
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.render.source import function_of, render, render_many
+from blufunc.kernels.backends.cuda.schedule import scheduled_kernel
 from blufunc.kernels.backends.cuda.schedule.kinds import group_key, group_limit
 from blufunc.kernels.backends.cuda.schedule.online_reductions import OnlineSum, take_online_sums
 from blufunc.kernels.backends.cuda.schedule.passes import schedule, schedule_group
@@ -228,7 +229,22 @@ def test_random_programs(machine, target):
         agree(kernel, got, want)
 
 
-def test_what_may_be_aliased_is_not_read_through_the_read_only_cache():
+@pytest.fixture
+def begins_in_order(monkeypatch):
+    """Kernels as of arrays too large for them to begin ahead."""
+    monkeypatch.setattr(scheduled_kernel, "AHEAD_BYTES", -1)
+
+
+def test_kernels_that_begin_ahead_wait_and_read_memory():
+    (kernel,) = kernels(*SMALL_CASES["adamw"])
+    text = function_of(schedule(kernel))
+    assert "wait_for_previous_kernel" in text and "vec_ldg<" not in text
+    (kernel,) = kernels(adamw, ranged(*[(1 << 20,)] * 4))
+    text = function_of(schedule(kernel))
+    assert "wait_for_previous_kernel" not in text and "vec_ldg<" in text
+
+
+def test_what_may_be_aliased_is_not_read_through_the_read_only_cache(begins_in_order):
     (kernel,) = kernels(*SMALL_CASES["adamw"])
     name = kernel.buffers[0].name
     text = function_of(schedule(kernel, [name]))
@@ -393,7 +409,7 @@ def test_rows_ahead_of_blocks(function, rows, lanes, threads, blocks, resident, 
     assert made.shared_bytes <= (227 << 10) // max(1, resident)
 
 
-def test_rows_ahead_are_read_once():
+def test_rows_ahead_are_read_once(begins_in_order):
     """Only vectors read by the first loop alone; row-invariant values come before."""
     (kernel, *_) = kernels(*SMALL_CASES["layer norm backward, rows ahead"], SMALL)
     text = function_of(schedule(kernel))

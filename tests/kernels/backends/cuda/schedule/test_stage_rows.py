@@ -173,7 +173,7 @@ def test_what_is_computed_of_a_copied_row_takes_its_place():
     function, shapes = SMALL_CASES["loss of scaled logits with gradient, scaled too"]
     text = function_of(schedule(kernels(function, shapes)[0]))
     assert text.count("vec_store<float, 8>(low_row + ") == 2
-    assert [text.count(f"{name}_vec = vec_ldg<") for name in ("x", "columns")] == [1, 1]
+    assert [text.count(f"{name}_vec = vec_load<") for name in ("x", "columns")] == [1, 1]
     assert text.count("bf_exp(") == 1  # that of the gradient: the sum is online
     narrow = function_of(schedule(_loss_with_gradient(8, 60000, BF16)))
     assert "_row + " in narrow and not re.search(r"vec_store<\w+, 8>\(\w+_row", narrow)

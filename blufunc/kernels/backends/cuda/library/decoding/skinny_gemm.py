@@ -1,8 +1,8 @@
 """GEMMs of at most 16 rows, such as a token's: bound by reading the weights.
 
-Kernels, stages 5 to 8, above ``include/skinny_gemm.cuh``. In: an equation of ``kernels/ops/gemm`` or
-``kernels/ops/pointwise_gemm``. Out: whether the kernel runs it, from the sizes alone; CUDA C++; and the step, ready to
-run. Matmuls of vectors, of either operand, are GEMMs of one row.
+Kernels, stages 5 to 8, above ``include/skinny_gemm.cuh``. In: an equation of ``kernels/ops/gemm``,
+``kernels/ops/pointwise_gemm`` or ``kernels/ops/row_gemm``. Out: whether the kernel runs it, from the sizes alone; CUDA
+C++; and the step, ready to run. Matmuls of vectors, of either operand, are GEMMs of one row.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from typing import Any
 import numpy as np
 
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.jaxpr import Eqn, Literal
+from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.primitives.override import is_replaced
 from blufunc.kernels.backends.cuda.device_model import SM_COUNT
 from blufunc.kernels.backends.cuda.driver import modules
-from blufunc.kernels.backends.cuda.executor import Executor, Operand, Results, Strided, Work, strided
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Results, Strided, Work
 from blufunc.kernels.backends.cuda.library import mma
-from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
+from blufunc.kernels.backends.cuda.library.decoding import row_source
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, layout_of
 from blufunc.kernels.backends.cuda.library.tile_gemm import VECTOR, matrix_of
 from blufunc.kernels.backends.cuda.render import device_functions
-from blufunc.kernels.backends.cuda.render.source import KERNEL_PARTS
+from blufunc.kernels.backends.cuda.render.source import KERNEL_PARTS, OVERLAP
 from blufunc.kernels.codegen import source_files
 from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p
 from blufunc.kernels.ops.pointwise_gemm import Epilogue, dot_pointwise_p
+from blufunc.kernels.ops.row_gemm import Rows, dot_rows_p, matmul_of, split
 from blufunc.kernels.ops.split_dot import is_matrix
 from blufunc.kernels.schedule import OpaqueStep
 
 ENTRY = "skinny_gemm"
 
 _FILE = "backends/cuda/include/skinny_gemm.cuh"
-_OVERLAP = ("let_next_kernel_begin", "wait_for_previous_kernel")
 
 _COLUMNS = ((64, 300), (32, 0)), ((32, 160), (16, 0))
 """Columns of a block, and minimum blocks: not ``by_terms``, and ``by_terms``."""
@@ -49,6 +51,17 @@ _MOST_ROWS = 16
 
 _FEWEST_WEIGHTS = 1 << 16
 """Minimum elements of the weights: below, a launch takes longer than reading them."""
+
+_IN_FLIGHT = 2
+"""Stages that a warp requests at a time ahead of the wait for preceding kernels."""
+# measured: 1, 2, 3, 4 and 8 take 0.472, 0.460, 0.462, 0.468 and 0.470 ms of a token (H100, 2026-11-27)
+
+_ROW_BYTES = 96 << 10
+"""Maximum shared memory of computed rows, which leaves room for a second block."""
+
+ROW_SECONDS = 0.7e-6
+"""Time in which a block computes its rows, beyond that of its weights."""
+# estimated; measured: a token of 8 layers takes 0.460 ms, and 0.478 with rows of kernels (H100, 2026-11-27)
 
 _LOADED = 64, 48
 """Registers of a lane for weights that are loaded ahead: up to 8 rows, and more."""
@@ -68,6 +81,9 @@ class SkinnyGemm:
       bias, addend: whether a vector, or a matrix, is added before results are rounded.
       epilogue: what is computed of an element; None: nothing.
       kinds: of the epilogue's further operands: 'matrix', 'vector', 'float32', a vector of that, or 'scalar'.
+      weights: number of matrices of weights, of whose matmuls the epilogue reads an element each.
+      rows: how x is computed; None: it is an operand.
+      wide: of the arrays that it is computed of, whether they are float32.
     """
 
     m: int
@@ -83,6 +99,9 @@ class SkinnyGemm:
     addend: bool = False
     epilogue: Epilogue | None = None
     kinds: tuple[str, ...] = ()
+    weights: int = 1
+    rows: Rows | None = None
+    wide: tuple[bool, ...] = ()
 
     @property
     def grid(self) -> int:
@@ -91,8 +110,14 @@ class SkinnyGemm:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block: the padded sums of each warp."""
-        return 4 * self.warps * -(-self.m // 8) * 8 * (self.columns + 4)
+        """Shared memory of a block: the padded sums of each warp, and computed rows."""
+        sums = 4 * self.warps * -(-self.m // 8) * 8 * (self.weights * self.columns + 4)
+        return sums + (0 if self.rows is None else self.row_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the rows, padded as if ``by_terms``."""
+        return 2 * self.m * (-(-self.k // 64) * 64 + 32)
 
     @property
     def threads(self) -> int:
@@ -102,8 +127,8 @@ class SkinnyGemm:
     @property
     def depth(self) -> int:
         """Stages that a lane loads ahead."""
-        own = self.columns // 16 * (8 if self.by_terms else 4)
-        x = -(-self.m // 8) * (4 if self.by_terms else 2)
+        own = self.weights * (self.columns // 16) * (8 if self.by_terms else 4)
+        x = 0 if self.rows is not None else -(-self.m // 8) * (4 if self.by_terms else 2)
         loaded = _LOADED[self.m > 8]
         return max(1, min(loaded // own, 3 * loaded // 2 // (own + x)))
 
@@ -120,6 +145,8 @@ class SkinnyGemm:
 
 def gemm_of(eqn: Eqn) -> SkinnyGemm | str:
     """Kernel for an equation, or the reason why there is none."""
+    if eqn.prim is dot_rows_p:
+        return _of_rows(eqn)
     if eqn.prim not in (dot_general_p, dot_bias_p, dot_accumulate_p, dot_pointwise_p):
         return "it is no GEMM"
     (left, right), (batch, _) = eqn.params["dimension_numbers"]
@@ -160,6 +187,42 @@ def _are_matrices(eqn: Eqn, m: int, swapped: bool) -> bool:
     return all(is_vector(*side) or is_matrix(*side) for side in sides) and (m == 1 or 0 not in x)
 
 
+def _of_rows(eqn: Eqn) -> SkinnyGemm | str:
+    """The GEMMs of an equation of ``dot_rows_p``, or the reason why there are none."""
+    found, weights, rows = gemm_of(matmul_of(eqn)), eqn.params["weights"], eqn.params["rows"]
+    if isinstance(found, str):
+        return found
+    arrays, matrices, _ = split([a.aval for a in eqn.invars], eqn.params)
+    if found.swapped or any(w != matrices[0] for w in matrices):
+        return "its weights are not right operands of one shape"
+    if weights > 1 and (found.epilogue is None or found.bias):
+        return "no epilogue reads all of its matmuls"
+    found = replace(found, weights=weights, kinds=found.kinds[weights - 1 :])
+    if rows is None:
+        return found
+    reasons = (device_functions.why_not(j) for j in (*rows.passes, rows.result))
+    if (reason := next((r for r in reasons if r is not None), None)) is not None:
+        return reason
+    if any(a.dtype not in (found.dtype, dtypes.float32) for a in arrays):
+        return "its rows are computed of other dtypes"
+    found = replace(found, rows=rows, wide=tuple(a.dtype == dtypes.float32 for a in arrays))
+    scalars = (wide for wide, kind in zip(found.wide, rows.kinds, strict=True) if kind == "scalar")
+    if not all(scalars):
+        return "its rows are computed of a scalar in 16 bits"
+    if found.row_bytes > _ROW_BYTES:
+        return f"its rows take {found.row_bytes} bytes of shared memory"
+    return found
+
+
+def row_seconds(eqn: Eqn) -> float | None:
+    """Seconds to compute the rows of an equation of ``dot_rows_p``; None: no kernel."""
+    gemm = gemm_of(eqn)
+    if isinstance(gemm, str) or is_replaced(dot_general_p, "impl"):
+        return None
+    waves = -(-gemm.tiled().grid // (2 * SM_COUNT))
+    return 0.0 if gemm.rows is None else waves * ROW_SECONDS
+
+
 def _with_epilogue(gemm: SkinnyGemm, eqn: Eqn) -> SkinnyGemm | str:
     """The GEMM with the epilogue of an equation, or the reason why there is none."""
     epilogue: Epilogue = eqn.params["epilogue"]
@@ -171,7 +234,7 @@ def _with_epilogue(gemm: SkinnyGemm, eqn: Eqn) -> SkinnyGemm | str:
     for a in eqn.invars[2 + epilogue.bias :]:
         kind = "scalar" if a.aval.size == 1 else "vector" if a.aval.size == gemm.n else "matrix"
         wide = a.aval.dtype == dtypes.float32
-        if not (a.aval.dtype == gemm.dtype or wide) or wide == (kind == "matrix"):
+        if not (a.aval.dtype == gemm.dtype or wide) or (wide and kind == "matrix"):
             return f"there is no {kind} of {a.aval.dtype}"
         if kind == "scalar" and not wide:
             return f"there is no scalar of {a.aval.dtype}"
@@ -192,7 +255,7 @@ def runs(eqn: Eqn) -> bool:
 
 def overlap() -> str:
     """The functions of kernels that begin ahead of the end of those before them."""
-    return source_files.source(KERNEL_PARTS, *_OVERLAP)
+    return source_files.source(KERNEL_PARTS, *OVERLAP)
 
 
 def instructions(p: SkinnyGemm) -> str:
@@ -203,20 +266,31 @@ def instructions(p: SkinnyGemm) -> str:
 def source(p: SkinnyGemm) -> str:
     """The CUDA C++ of one GEMM, but for the prelude."""
     sizes = source_files.declared(
-        M=p.m, N=p.n, K=p.k, BY_TERMS=p.by_terms, COLUMNS=p.columns, WARPS=p.warps, DEPTH=p.depth,
-        WIDE=p.out == dtypes.float32, BIAS=p.bias, ADDEND=p.addend,
+        M=p.m, N=p.n, K=p.k, WEIGHTS=p.weights, BY_TERMS=p.by_terms, COLUMNS=p.columns, WARPS=p.warps, DEPTH=p.depth,
+        IN_FLIGHT=min(_IN_FLIGHT, p.depth), COMPUTED=p.rows is not None, WIDE=p.out == dtypes.float32, BIAS=p.bias,
+        ADDEND=p.addend,
     )  # fmt: skip
     parameters = parameters_of(p)
     listed = ", ".join(f"{kind} *{name}" for kind, name in parameters)
     bias, addend = ("bias" if p.bias else "nullptr"), ("addend" if p.addend else "nullptr")
+    own = range(p.weights)
+    weights = f"Weights{{{{{', '.join(f'w{i}' for i in own)}}}, {{{', '.join(f'w{i}_row' for i in own)}}}}}"
+    rows = f"Rows{{{', '.join(f'r{i}' for i in range(len(p.wide)))}}}" if p.rows is not None else "Given{}"
+    x, strides = ("nullptr" if p.rows is not None else "x"), ", ".join(f"long long w{i}_row" for i in own)
     kernel = f"""
 extern "C" __global__ void __launch_bounds__(THREADS, {512 // p.threads})
-    {ENTRY}({listed}, long long x_row, long long w_row) {{
-  skinny_gemm(x, w, x_row, w_row, {bias}, {addend}, Store{{{_members(p)}}});
+    {ENTRY}({listed}, long long x_row, {strides}) {{
+  skinny_gemm({x}, x_row, {weights}, {bias}, {addend}, {rows}, Store{{{_members(p)}}});
 }}
 """
-    store = _epilogue(p) if p.epilogue else source_files.source(_FILE, "store")
-    return sizes + instructions(p) + source_files.source(_FILE, "gemm") + store + kernel
+    parts = [source_files.source(_FILE, "gemm"), "struct Tables {};\n"]
+    parts += (
+        [source_files.source(_FILE, "rows"), row_source.structure(p.rows, p.wide)]
+        if p.rows is not None
+        else []
+    )
+    parts.append(_epilogue(p) if p.epilogue else source_files.source(_FILE, "store"))
+    return sizes + instructions(p) + "".join(parts) + kernel
 
 
 def _epilogue(p: SkinnyGemm) -> str:
@@ -227,24 +301,24 @@ def _epilogue(p: SkinnyGemm) -> str:
     computed = [i for i in outs if i != stored]
     held = _held(p)
     given = {i: f"{name}[{n}]" for name, own in held.items() for n, i in enumerate(own)}
+    tiles = [f"t{i}" for i in range(p.weights)]
     arguments = [
         "Tables{}",
-        "t",
+        *(f"t[{i}]" for i in range(p.weights)),
         *(given[i] for i in range(len(p.kinds))),
         *(f"results[{i}]" for i in computed),
     ]
     function = device_functions.function(
         jaxpr.replace(outvars=[jaxpr.outvars[i] for i in computed]), "of_element", 0,
-        ["t", *(f"x{i}" for i in range(len(p.kinds)))], [f"r{i}" for i in computed],
+        [*tiles, *(f"x{i}" for i in range(len(p.kinds)))], [f"r{i}" for i in computed],
     )  # fmt: skip
     constants = source_files.declared(
         MATRICES=len(held["matrices"]), VECTORS=len(held["vectors"]), SCALARS=len(held["scalars"]),
         WIDE_VECTORS=sum(1 << n for n, i in enumerate(held["vectors"]) if p.kinds[i] == "float32"),
         RESULTS=len(outs), STORED=-1 if stored is None else stored,
     )  # fmt: skip
-    return f"""{constants}struct Tables {{}};
-{function}inline void apply(float t, const float *matrices, const float *vectors, const float *scalars,
-                  float *results) {{
+    return f"""{constants}{function}inline void apply(const float *t, const float *matrices, const float *vectors,
+                  const float *scalars, float *results) {{
   of_element({", ".join(arguments)});
 }}
 {source_files.source(_FILE, "apply")}"""
@@ -271,9 +345,12 @@ def parameters_of(p: SkinnyGemm) -> list[tuple[str, str]]:
     """C types and names of the pointer parameters: operands, then results."""
     types = {"matrix": "element", "vector": "element", "float32": "float", "scalar": "float"}
     outs = 1 if p.epilogue is None else len(p.epilogue.jaxpr.outvars)
+    arrays = [("const element", "x")]
+    if p.rows is not None:
+        arrays = [(f"const {'float' if wide else 'element'}", f"r{i}") for i, wide in enumerate(p.wide)]
     return [
-        ("const element", "x"),
-        ("const element", "w"),
+        *arrays,
+        *(("const element", f"w{i}") for i in range(p.weights)),
         *[("const result", "bias")] * p.bias,
         *[("const result", "addend")] * p.addend,
         *((f"const {types[kind]}", f"x{i}") for i, kind in enumerate(p.kinds)),
@@ -316,26 +393,30 @@ def _dense(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
-def _sides(p: SkinnyGemm) -> tuple[int, int]:
-    """Positions of x and of the weights."""
-    return (1, 0) if p.swapped else (0, 1)
+def _factors(p: SkinnyGemm, eqn: Eqn) -> list[tuple[int, int]]:
+    """Positions of x, unless it is computed, and of the weights.
+
+    With each comes the operand of the matmul that it is.
+    """
+    if eqn.prim is not dot_rows_p:
+        return [(1, 1), (0, 0)] if p.swapped else [(0, 0), (1, 1)]
+    arrays, weights, _ = split(range(len(eqn.invars)), eqn.params)
+    return [(n, 0) for n in arrays if p.rows is None] + [(n, 1) for n in weights]
 
 
 def _planned(p: SkinnyGemm, eqn: Eqn, layouts: Sequence[Strided]) -> tuple[list[_Layout], SkinnyGemm]:
-    """Layouts of x and of the weights, and the GEMM that reads them."""
+    """Layouts of x, unless computed, and of the weights; the GEMM that reads them."""
     contracts, _ = eqn.params["dimension_numbers"]
+    sides = _factors(p, eqn)
     found = [
-        _Layout(layouts[i], eqn.invars[i].aval.shape, contracts[i], p.k, by_terms=n == 0)
-        for n, i in enumerate(_sides(p))
+        _Layout(
+            layouts[i], eqn.invars[i].aval.shape, contracts[side], p.k, by_terms=p.rows is None and n == 0
+        )
+        for n, (i, side) in enumerate(sides)
     ]
-    return found, replace(p, by_terms=found[1].by_terms).tiled()
-
-
-def _layout_of(step: OpaqueStep, n: int) -> Strided:
-    """The layout of an operand of a step that is not loaded yet."""
-    atom, given = step.eqn.invars[n], step.operands[n]
-    chain = [] if isinstance(given, Literal) else given[1]
-    return strided(chain[0].invars[0].aval.shape if chain else atom.aval.shape, chain)
+    weights = found[-p.weights :]
+    assert all(w.by_terms == weights[0].by_terms for w in weights), "rewrites join weights of one layout"
+    return found, replace(p, by_terms=weights[0].by_terms).tiled()
 
 
 class SkinnyMatmul(LibraryKernel):
@@ -347,7 +428,7 @@ class SkinnyMatmul(LibraryKernel):
     def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
         gemm = gemm_of(step.eqn)
         assert isinstance(gemm, SkinnyGemm), gemm
-        _, gemm = _planned(gemm, step.eqn, [_layout_of(step, n) for n in range(2)])
+        _, gemm = _planned(gemm, step.eqn, [layout_of(step, n) for n in range(len(step.operands))])
         return [_text(gemm)]
 
     def bind(
@@ -355,22 +436,25 @@ class SkinnyMatmul(LibraryKernel):
     ) -> Work:
         gemm = gemm_of(step.eqn)
         assert isinstance(gemm, SkinnyGemm), gemm
-        layouts, gemm = _planned(gemm, step.eqn, [o.layout for o in operands[:2]])
-        kernel = Kernel(gemm, [layout.row for layout in layouts], executor.device)
+        factors, arrays = _factors(gemm, step.eqn), len(gemm.wide)
+        layouts, gemm = _planned(gemm, step.eqn, [o.layout for o in operands])
+        rows = [layout.row for layout in layouts]
+        kernel = Kernel(gemm, rows if gemm.rows is None else [0, *rows], executor.device)
         results = Results(executor, step)
-        sides = [(operands[i], layout.in_place) for i, layout in zip(_sides(gemm), layouts, strict=True)]
+        sides = [(operands[i], layout.in_place) for (i, _), layout in zip(factors, layouts, strict=True)]
+        rest = operands[arrays + len(sides) :]
 
         def run(executor: Executor) -> None:
-            factors = [operand.located(executor, in_place) for operand, in_place in sides]
-            given = [o.buffer(executor) for o in operands[2:]]
+            computed_of = [o.buffer(executor) for o in operands[:arrays]]
+            located = [operand.located(executor, in_place) for operand, in_place in sides]
+            given = [o.buffer(executor) for o in rest]
+            addresses = [*(b.ptr for b in computed_of), *(address for address, _ in located)]
             others = [*(b.ptr for b in given), *results.addresses(executor)]
-            overlaps = executor.follows_kernel and constant
-            kernel([address for address, _ in factors], others, executor.work_stream(), overlaps)
+            kernel(addresses, others, executor.work_stream(), executor.follows_kernel and constant)
 
         copied = any(not (in_place or o.in_place) for o, in_place in sides)
-        copied = copied or not all(o.in_place for o in operands[2:])
-        weights = operands[_sides(gemm)[1]]
-        constant = not copied and executor.is_constant(weights)
+        copied = copied or not all(o.in_place for o in (*operands[:arrays], *rest))
+        constant = not copied and all(executor.is_constant(o) for o, _ in sides[-gemm.weights :])
         return Work(run, ENTRY, step, anywhere=lambda: not copied, ends_in_kernel=True)
 
 
@@ -378,7 +462,7 @@ class Kernel:
     """A kernel, ready to be put on streams of a device.
 
     Args:
-      rows: strides between the rows of x, and of the weights, in elements.
+      rows: strides between the rows of x, or 0 if it is computed, and of the weights, in elements.
     """
 
     def __init__(self, gemm: SkinnyGemm, rows: Sequence[int], device: int):
@@ -389,7 +473,11 @@ class Kernel:
         self._launch = function.prepare((gemm.grid,), (gemm.threads,), gemm.shared_bytes, arguments)
 
     def __call__(
-        self, factors: Sequence[int], others: Sequence[int], stream: Any, overlaps: bool = False
+        self,
+        factors: Sequence[int],
+        others: Sequence[int],
+        stream: Any,
+        overlaps: bool = False,
     ) -> None:
         """Put it on a stream.
 

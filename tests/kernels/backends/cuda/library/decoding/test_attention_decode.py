@@ -13,6 +13,7 @@ from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library.attention import decode
 from blufunc.kernels.backends.cuda.library.attention.kernels import NO_CODE, Shape, Strides
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of
+from blufunc.kernels.backends.cuda.program import planned
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.nn.attention import call as attention_call
 from blufunc.nn.attention.mods import traced
@@ -198,10 +199,8 @@ def test_queries_that_see_nothing(form):
     assert np.isfinite(got[1]).all()
 
 
-@pytest.mark.gpu
-def test_decoding_in_a_loop():
-    """A cache that a loop updates, with a position that is its index."""
-    B, S, K, N, H, steps = 4, 256, 2, 8, 64, 40
+def decoding(B, S, K, N, H, steps):
+    """A loop that updates a cache at its index, and its arguments."""
     q, k, v, _ = arguments(B, steps, N, K, H, "bfloat16", [0])
     qs = bnp.stack([q * (i % 5 + 1) / 4 for i in range(steps)]).astype("bfloat16")
 
@@ -216,6 +215,21 @@ def test_decoding_in_a_loop():
         empty = bnp.zeros((B, S, K, H), k.dtype)
         return lax.scan(step, (empty, empty), bnp.arange(steps))[1]
 
+    return run, (qs, k, v)
+
+
+def test_a_loop_keeps_its_attention():
+    """Values that leave the loop must not take the kernel's call apart."""
+    run, args = decoding(4, 256, 2, 8, 64, 40)
+    jaxpr = bf.jit(run).trace(*args).jaxpr
+    inner = planned(jaxpr, (False,) * 3, "sm_90a").opaque
+    (scan,) = (e for e in inner if e.prim.name == "scan")
+    assert [e.prim.name for e in scan.params["jaxpr"].eqns].count("attention") == 1
+
+
+@pytest.mark.gpu
+def test_decoding_in_a_loop():
+    run, (qs, k, v) = decoding(4, 256, 2, 8, 64, 40)
     device = bf.devices("cuda")[0]
     got = np.asarray(bf.jit(run)(*[bf.device_put(x, device) for x in (qs, k, v)])).astype(F32)
     np.testing.assert_allclose(got, np.asarray(run(*[x.astype("float32") for x in (qs, k, v)])), atol=0.02)

@@ -1,5 +1,7 @@
 """GEMMs of few rows: when the kernel applies, its source, and host results."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -22,17 +24,15 @@ from blufunc.kernels.backends.cuda.library.decoding.skinny_gemm import (
 )
 from blufunc.kernels.backends.cuda.program import Draft
 from blufunc.kernels.codegen.source_files import DEVICE
-from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p
-from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator
+from tests.emulation.fake_cuda import shape_of, skinny_results
 from tests.kernels.backends.cuda.library.test_pointwise_gemm import EPILOGUES, epilogue_of
 from tests.kernels.backends.cuda.library.test_split_gemm import products
 from tests.kernels.rewrites.test_gemm_epilogue import half
 
 BF16, F16, F32 = dtypes.bfloat16, dtypes.float16, dtypes.float32
 K, N = 512, 256
-NUMBERS = {"dimension_numbers": (((1,), (0,)), ((), ())), "precision": None}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ WHICH = {  # a function, its arguments, and (rows, columns contiguous per term o
     ),
     "a vector": (lambda x, w: x @ w, (half(K), W), [(1, False, False)]),
     "a matrix and a vector": (lambda x, w: w @ x, (half(K), T), [(1, True, True)]),
-    "SwiGLU": (swiglu, (X, W, half(K, N)), [(8, False, False)] * 2),
+    "SwiGLU": (swiglu, (X, W, half(K, N)), [(8, False, False)]),
     "a slice of a stack": (lambda x, w: x @ w[1], (X, half(2, K, N)), [(8, False, False)]),
 }  # fmt: skip
 
@@ -75,7 +75,7 @@ def test_which_matmuls_it_runs(name, fake, cuda):
 
 OVERLAPS = {  # a function, and whether its matmuls may load weights ahead
     "first": (lambda x, w: x @ w, [False]),
-    "after a kernel": (lambda x, w: bnp.tanh(x) @ w, [True]),
+    "after a kernel": (lambda x, w: bnp.cumsum(x, 0) @ w, [True]),
     "after another": (lambda x, w: (x @ w) @ w.T, [False, True]),
     "weights that a kernel writes": (lambda x, w: bnp.tanh(x) @ (w * 2 - 1).T.T, [False]),
     "in a loop": (lambda x, w: lax.fori_loop(0, 2, lambda i, y: bnp.tanh(y @ w) @ w.T, x), [False, True] * 2),
@@ -188,14 +188,20 @@ def test_epilogues_compile(name):
 
 
 class Case:
-    """The operands of one GEMM, and what is right for them."""
+    """The operands of GEMMs of the same rows, and what is right for them."""
 
     def __init__(self, p, pad=0):
         self.gemm = p
         rng = np.random.default_rng([p.m, p.n, p.k])
         normal = lambda *shape: rng.standard_normal(shape).astype(p.dtype)
-        self.x = normal(p.m, p.k + pad)
-        self.w = normal(*((p.n, p.k + pad) if p.by_terms else (p.k, p.n + pad)))
+        self.arrays = [normal(p.m, p.k + pad)]
+        if p.rows is not None:
+            given = zip(p.rows.kinds, p.wide, strict=True)
+            self.arrays = [
+                normal(*shape_of(p, kind)).astype(F32 if wide else p.dtype) for kind, wide in given
+            ]
+        shape = (p.n, p.k + pad) if p.by_terms else (p.k, p.n + pad)
+        self.weights = [normal(*shape) for _ in range(p.weights)]
         made = {
             "matrix": lambda: normal(p.m, p.n), "vector": lambda: normal(p.n),
             "float32": lambda: normal(p.n).astype(F32), "scalar": lambda: np.array([0.7], F32),
@@ -207,17 +213,9 @@ class Case:
 
     def check(self):
         p = self.gemm
-        x, w = self.x[:, : p.k], (self.w[:, : p.k].T if p.by_terms else self.w[:, : p.n])
-        numbers = NUMBERS | {"preferred_element_type": p.out}
-        if p.epilogue is not None:
-            scalars = [a.reshape(()) if a.size == 1 else a for a in self.given]
-            right = ignoring_fp_errors(
-                lambda: dot_pointwise_p.impl(x, w, *scalars, epilogue=p.epilogue, **numbers)
-            )
-        elif p.bias or p.addend:
-            right = [(dot_bias_p if p.bias else dot_accumulate_p).impl(x, w, *self.given, **numbers)]
-        else:
-            right = [x.astype(F32) @ w.astype(F32)]
+        arrays = self.arrays if p.rows is not None else [self.arrays[0][:, : p.k]]
+        weights = [w[:, : p.k].T if p.by_terms else w[:, : p.n] for w in self.weights]
+        right = ignoring_fp_errors(lambda: skinny_results(p, arrays, weights, self.given))
         for got, want in zip(self.results, right, strict=True):
             got, want = got.astype(np.float64), want.astype(np.float64)
             size = np.abs(want).max()
@@ -229,12 +227,13 @@ def run_emulated(case, emulator):
     p = case.gemm
     of_types = {"element": "unsigned short *", "float": "float *"}
     wide = "float" if p.out == F32 else "element"
-    arrays = [case.x, case.w, *case.given, *case.results]
+    arrays = [*case.arrays, *case.weights, *case.given, *case.results]
     parameters = []
     for (kind, _), x in zip(skinny_gemm.parameters_of(p), arrays, strict=True):
         kind = kind.removeprefix("const ").replace("result", wide)
         parameters.append((of_types[kind], x if x.dtype == F32 else x.view(np.uint16)))
-    parameters += [("long long", np.int64(x.strides[0] // 2).tobytes()) for x in (case.x, case.w)]
+    rows = [0 if p.rows is not None else case.arrays[0].strides[0], *(w.strides[0] for w in case.weights)]
+    parameters += [("long long", np.int64(n // 2).tobytes()) for n in rows]
     emulator.launch(
         source(p),
         instructions(p),
@@ -281,6 +280,77 @@ def test_addends_on_the_host(emulator, fields):
     case.check()
 
 
+ROWS = {  # functions of rows, and of further arrays
+    "RMS norm": lambda x, v: rms_norm(x, v),
+    "layer norm": lambda x, v: layer_norm(x, v),
+    "softmax": lambda x: nn.softmax(x.astype("float32"), axis=-1).astype(x.dtype),
+    "a scaled sum": lambda x, y, s: (x.astype("float32") * s + y.astype("float32")).astype(x.dtype),
+}
+
+
+def rms_norm(x, v):
+    wide = x.astype("float32")
+    return (wide * lax.rsqrt(bnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-5)).astype(x.dtype) * v
+
+
+def layer_norm(x, v):
+    wide = x.astype("float32")
+    wide = wide - bnp.mean(wide, axis=-1, keepdims=True)
+    scale = lax.rsqrt(bnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-5)
+    return (wide * scale * v.astype("float32") + 0.5).astype(x.dtype)
+
+
+def of_rows(name, m, n, k, dtype, weights=1):
+    """The arguments and the function of a program that multiplies rows."""
+    kinds = {"a scaled sum": ((m, k), (m, k), ()), "softmax": ((m, k),)}.get(name, ((m, k), (k,)))
+    rng = np.random.default_rng([m, n, k])
+    arrays = [rng.standard_normal(s).astype(np.float32 if s == () else dtype) for s in kinds]
+    matrices = [(rng.standard_normal((k, n)) / np.sqrt(k)).astype(dtype) for _ in range(weights)]
+
+    def fun(arrays, matrices):
+        x = ROWS[name](*arrays)
+        t = [x @ w for w in matrices]
+        return t[0] if len(t) == 1 else nn.silu(t[0]) * sum(t[1:], 0)
+
+    return fun, (arrays, matrices)
+
+
+def rows_in(fun, args):
+    """The GEMM of the only such step of a program."""
+    jaxpr = bf.jit(fun).trace(*args).jaxpr
+    steps = Draft(jaxpr, (False,) * len(jaxpr.invars), "sm_90a").schedule.steps
+    (step,) = (s for s in steps if hasattr(s, "eqn"))
+    return gemm_of(step.eqn), len(steps)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "sizes, name, dtype, weights, by_terms",
+    [
+        ((8, 256, 512), "RMS norm", BF16, 1, False), ((8, 256, 512), "layer norm", F16, 2, True),
+        ((5, 264, 256), "layer norm", BF16, 3, False), ((5, 264, 256), "a scaled sum", F16, 1, True),
+        ((11, 136, 520), "softmax", BF16, 2, False), ((11, 136, 520), "RMS norm", F16, 1, True),
+        ((1, 512, 256), "RMS norm", F16, 2, False), ((1, 512, 256), "a scaled sum", BF16, 3, True),
+        ((16, 64, 1032), "layer norm", BF16, 1, False), ((16, 64, 1032), "softmax", F16, 2, True),
+    ],
+)  # fmt: skip
+def test_computed_rows_on_the_host(emulator, sizes, name, dtype, weights, by_terms):
+    found, steps = rows_in(*of_rows(name, *sizes, dtype, weights))
+    assert steps == 1 and found.weights == weights and found.rows is not None
+    case = Case(replace(found, by_terms=by_terms).tiled())
+    run_emulated(case, emulator)
+    case.check()
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("by_terms", [False, True])
+@pytest.mark.parametrize("rows, weights", [(8, 1), (8, 2), (16, 2), (1, 3)])
+def test_computed_rows_compile_without_spills(rows, weights, by_terms):
+    found, _ = rows_in(*of_rows("layer norm", rows, 2048, 2048, BF16, weights))
+    text = DEVICE.with_prelude(source(replace(found, by_terms=by_terms).tiled()))
+    assert resources(nvrtc.build(text, "sm_90a", ENTRY))[ENTRY].spill_stores == 0
+
+
 # -- on a device -----------------------------------------------------------------------------------
 
 MATMULS = {
@@ -310,3 +380,20 @@ def test_on_a_device(m, n, k, dtype, name):
     want = {"a residual": t + r, "SiLU": t / (1 + np.exp(-t)) * r}.get(name, t)
     assert np.abs(got - want).max() <= 0.02 * np.abs(want).max()
     np.testing.assert_array_equal(got, np.asarray(found(*args)).astype(np.float64))  # deterministic
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", [1, 2])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "m, n, k", [(8, 2048, 2048), (1, 72, 1032), (16, 5632, 2048), (7, 2056, 2568), (9, 264, 136)]
+)
+def test_computed_rows_on_a_device(m, n, k, name, dtype, weights):
+    fun, args = of_rows(name, m, n, k, dtype, weights)
+    device = bf.devices("cuda")[0]
+    found, on_device = bf.jit(fun), bf.tree.map(lambda a: bf.device_put(a, device), args)
+    got = np.asarray(found(*on_device)).astype(np.float64)
+    want = np.asarray(fun(*bf.tree.map(lambda a: bnp.asarray(a.astype(F32)), args))).astype(np.float64)
+    assert np.abs(got - want).max() <= 0.03 * np.abs(want).max()
+    np.testing.assert_array_equal(got, np.asarray(found(*on_device)).astype(np.float64))  # deterministic
