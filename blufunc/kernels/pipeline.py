@@ -55,6 +55,7 @@ with _lazy.modules(
         split_float32_attention,
         user_kernel_fusion,
     )
+    from blufunc.kernels.rewrites.convolutions import canonical
     from blufunc.kernels.rewrites.loops import branches_to_selects, hoisted_matmuls, loop_invariants
     from blufunc.kernels.rewrites.loops import pointwise_control_flow as point_control
 
@@ -133,6 +134,10 @@ class Planning:
             # unread results of a call are known now, and without them there may be a kernel for it
             jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
             jaxpr = _with_hoisted(jaxpr, origins, keep)
+            if target.convolutions is not None and any(
+                e.prim.name == "conv_general_dilated" for e in jaxpr.eqns
+            ):
+                jaxpr = canonical.with_convolutions(jaxpr, origins, target.convolutions)
             jaxpr = packed_outputs.with_packed_gradients(
                 split_float32_attention.with_split_attention(jaxpr, origins), origins
             )

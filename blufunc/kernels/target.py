@@ -13,6 +13,7 @@ from typing import Any
 
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.machine import Machine
+from blufunc.kernels.ops.convolution import Convolution
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.precision import ProductShape
 
@@ -41,6 +42,8 @@ class Target:
       wide_tile: from the number of elements to ``tile`` if elements are stored too; None: as ``tile``.
       batch_first: whether matmuls need dense batch axes.
       epilogues: whether matmuls can add to their result.
+      convolutions: from a ``Convolution`` to whether a library computes it fast; None: there are no kernels for the
+        forms of ``rewrites/convolutions``, and no equation takes them.
       splits: from an algorithm and a shape to whether it makes a float32 matmul faster, on tensor cores; None: there
         are none, and precisions that name an algorithm are computed as float32.
       partial_sums: from the shape of such a matmul and the terms of a chunk to its number of parallel partial sums.
@@ -83,6 +86,7 @@ class Target:
     wide_tile: Callable[[int], int] | None = None
     batch_first: bool = False
     epilogues: bool = False
+    convolutions: Callable[[Convolution], bool] | None = None
     splits: Callable[[str, ProductShape], bool] | None = None
     partial_sums: Callable[[ProductShape, int], int] = lambda shape, chunk: 1
     in_one_kernel: Callable[[ProductShape], int] = lambda shape: 0

@@ -46,6 +46,8 @@ from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_atte
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.backends.cuda.library.control_flow import moves
+from blufunc.kernels.backends.cuda.library.convolution import implicit_gemm
+from blufunc.kernels.backends.cuda.library.convolution import op as convolutions
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.library.linalg import small as small_matrices
 from blufunc.kernels.backends.cuda.library.loops import op as loops
@@ -53,6 +55,7 @@ from blufunc.kernels.backends.cuda.library.recurrence import op as recurrence
 from blufunc.kernels.backends.cuda.library.scatter import op as scatter
 from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.ops import split_dot
+from blufunc.kernels.ops.convolution import convolution_of
 from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p
 from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
 from blufunc.kernels.ops.row_gemm import dot_rows_p
@@ -715,6 +718,25 @@ class SoftmaxKernel:
             self.fake.array(at, x.shape, x.dtype)[...] = np.asarray(x)
 
 
+class ConvolutionKernel:
+    """``convolution.op.Kernel`` by the definition of its primitive."""
+
+    def __init__(self, fake, eqn, device):
+        assert implicit_gemm.source(convolution_of(eqn))
+        self.fake, self.eqn = fake, eqn
+
+    def __call__(self, addresses, stream):
+        self.fake.products += 1
+        self.fake.do(lambda: ignoring_fp_errors(self._run, addresses), stream)
+
+    def _run(self, addresses):
+        avals = [v.aval for v in (*self.eqn.invars, *self.eqn.outvars)]
+        *operands, out = (
+            self.fake.array(at, a.shape, a.dtype) for at, a in zip(addresses, avals, strict=True)
+        )
+        out[...] = self.eqn.prim.impl(*operands, **self.eqn.params)
+
+
 class LoopKernel:
     """``loops.op.Kernel`` by the definition of ``scan``."""
 
@@ -885,6 +907,7 @@ def install(monkeypatch):
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
         (sorting, "Sort", functools.partial(Sort, fake)),
         (small_matrices, "Launch", functools.partial(SmallMatrix, fake)),
+        (convolutions, "Kernel", functools.partial(ConvolutionKernel, fake)),
         (updates, "Kernel", functools.partial(Update, fake)),
         (scatter, "prepared", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),

@@ -27,6 +27,7 @@ from blufunc.kernels.backends.cuda.library import pointwise_gemm, softmax_gemm, 
 from blufunc.kernels.backends.cuda.library.attention import decode as attention_decode
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.library.control_flow import moves
+from blufunc.kernels.backends.cuda.library.convolution import implicit_gemm
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.library.linalg import small
 from blufunc.kernels.backends.cuda.library.loops import op
@@ -44,6 +45,7 @@ from tests.kernels.backends.cuda.library import test_small_matrices as small_cas
 from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import gemm as skinny
 from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import of_rows, rows_in
 from tests.kernels.backends.cuda.library.test_attention_mods import given
+from tests.kernels.backends.cuda.library.test_convolution import F32, convolution
 from tests.kernels.backends.cuda.library.test_loops import case, loops
 from tests.kernels.backends.cuda.library.test_pointwise_gemm import gemm as pointwise
 from tests.kernels.backends.cuda.library.test_recurrence import elements, recurrences, scanned
@@ -161,6 +163,8 @@ DEVICE_SOURCES = {
         "sm_90a",
         lambda arch: attention_source(attention.KEY_KERNEL.summed, arch, 48),
     ),
+    "implicit GEMM": ("sm_80 sm_90a", lambda arch: implicit_gemm.source(convolution("weight", n=64))),
+    "implicit GEMM of float32": ("sm_80", lambda arch: implicit_gemm.source(convolution(dtype=F32, n=64))),
     "all gradients": ("sm_90a", lambda arch: attention_source(attention.PLANE_KERNEL, arch, 64)),
 }
 HOST_SOURCES = {

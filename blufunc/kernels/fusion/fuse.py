@@ -458,7 +458,14 @@ class _Fuser:
             if not moves(eqn):  # scalars, and values of positions alone
                 mine = [region.roles[v] for v in self.leaves(atom) if v in region.roles]
                 # in a region of one row, every point knows the row's values
-                return not mine or (set(mine) == {"row"} and canonical.get("row") == ZERO)
+                if not mine or (set(mine) == {"row"} and canonical.get("row") == ZERO):
+                    return True
+                if not (isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p):
+                    return False
+                places = [place if a.aval.ndim else () for a in eqn.invars]
+                return all(
+                    self.reaches(a, p, region, canonical) for a, p in zip(eqn.invars, places, strict=True)
+                )
             place = canonical.source_of(eqn, place)
             atom = eqn.invars[0]
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.elementwise import (
     abs_p,
@@ -32,13 +33,16 @@ from blufunc.core.ops.elementwise import (
     lt_p,
     max_p,
     min_p,
+    mul_p,
     ne_p,
     neg_p,
+    select_p,
     sub_p,
 )
 from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
+from blufunc.kernels.fusion.iteration_space import Frame, reduces, role_of
 from blufunc.kernels.loopir.access_map import is_widening, moves
 
 # -- producers of copies ----------------------------------------------------------------------------
@@ -149,17 +153,39 @@ _MOST = 64
 """Operations that readers may repeat while they wait for memory."""
 
 _BIT_STABLE = frozenset((convert_p, neg_p, abs_p, add_p, sub_p, add_any_p, max_p, min_p, exp_p))
-"""Operations with equal bits in every kernel; no product: it may become an FMA."""
+"""Operations with equal bits in every kernel; a product may become an FMA."""
+
+_OF_NARROW = frozenset((mul_p, select_p, ge_p, gt_p, le_p, lt_p))
+"""Operations that readers may repeat too, of large arrays of 16 bits.
+
+Float32 that kernels compute from those is more exact than they are, fused or not.
+"""
 
 _COMPARES = frozenset((eq_p, ne_p, lt_p, le_p, gt_p, ge_p))
 """Comparisons: they must see the very bits that another kernel reduced."""
 
 
 class _Recipe(NamedTuple):
-    """The variables that a value is computed from, and its cost in operations."""
+    """The variables that a value is computed from, and its cost in operations.
+
+    Attributes:
+      large: those that are not much smaller than the value.
+      stable: whether bits are equal in every kernel.
+    """
 
     leaves: frozenset[Var]
     cost: int
+    large: frozenset[Var]
+    stable: bool
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the large ones."""
+        return sum(x.aval.nbytes for x in self.large)
+
+    def is_cheap(self, v: Any) -> bool:
+        """True if reading the variables moves no more bytes than reading the value."""
+        return v.aval.nbytes >= LARGE and 0 < self.bytes <= v.aval.nbytes
 
 
 def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
@@ -181,14 +207,15 @@ def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
     if not recipes:
         return set()
     depths = _depths(jaxpr, makers, sorts)
-    readers: dict[Any, set[int | None]] = {v: {None} for v in jaxpr.outvars if v.__class__ is Var}
+    readers: dict[Any, set[tuple[int, int] | None]] = {v: {None} for v in jaxpr.outvars if v.__class__ is Var}
     found: set[Var] = set()
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if len(e.outvars) == 1 else None
         at = readers.get(v, set())
-        if v in recipes and None not in at and len(at) > 1:
+        if v in recipes and recipes[v].is_cheap(v) and _are_apart(at, recipes[v].stable):
             found.add(v)  # type: ignore[arg-type]
-        if sorts[e] == "opaque" or e.prim in _COMPARES or "index_dtype" in e.params:
+        exact = e.prim in _COMPARES and v not in recipes
+        if sorts[e] == "opaque" or exact or "index_dtype" in e.params:
             at = {None}
         elif sorts[e] == "node" and v not in found:
             at = {depths[e]}
@@ -196,6 +223,16 @@ def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
             if a.__class__ is Var:
                 readers.setdefault(a, set()).update(at)
     return found
+
+
+def _are_apart(readers: Set[tuple[int, int] | None], stable: bool) -> bool:
+    """True if readers have kernels of their own.
+
+    Values with other bits in every kernel need a sum over rows in between.
+    """
+    if None in readers:
+        return False
+    return len(readers if stable else {sums for _, sums in readers}) > 1  # type: ignore[misc]
 
 
 def _recipe(
@@ -206,10 +243,11 @@ def _recipe(
     in_rows: Set[Var],
 ) -> _Recipe | None:
     """The recipe of a result in its readers; None if not worth it or not bit-stable."""
-    if sorts[eqn] != "node" or eqn.prim not in _BIT_STABLE:
+    stable = eqn.prim in _BIT_STABLE
+    if sorts[eqn] != "node" or not (stable or eqn.prim in _OF_NARROW):
         return None
     out = eqn.outvars[0].aval
-    if out.nbytes < LARGE:
+    if out.size * 4 < LARGE:
         return None
     leaves: set[Var] = set()
     cost = eqn.prim.cost
@@ -219,14 +257,24 @@ def _recipe(
             continue
         if x not in makers or sorts[makers[x]] == "opaque":
             leaves.add(x)
-        elif x in recipes:
+        elif x in recipes and not (_is_narrow(x) and recipes[x].bytes > x.aval.nbytes):
             leaves |= recipes[x].leaves
             cost += recipes[x].cost
-        elif x in in_rows or x.aval.size * _SMALL > out.size:
+            stable &= recipes[x].stable
+        elif x in in_rows:
             return None  # the kernel that reduces a row and the one that reads the result could not fuse
-    large = [x for x in leaves if x.aval.size * _SMALL > out.size]
-    cheap = cost <= _MOST and 0 < sum(x.aval.nbytes for x in large) <= out.nbytes
-    return _Recipe(frozenset(leaves), cost) if cheap else None
+        elif x.aval.size * _SMALL <= out.size or _is_narrow(x):  # stored, instead of a wider value
+            leaves.add(x)
+        else:
+            return None
+    large = frozenset(x for x in leaves if x.aval.size * _SMALL > out.size)
+    if cost > _MOST or not (stable or all(map(_is_narrow, large))):
+        return None
+    return _Recipe(frozenset(leaves), cost, large, stable)
+
+
+def _is_narrow(x: Any) -> bool:
+    return dtypes.is_floating(x.aval.dtype) and x.aval.dtype.itemsize == 2
 
 
 def _moved_from(atom: Any, makers: Mapping[Any, Eqn]) -> Any:
@@ -240,19 +288,31 @@ def _found_in_rows(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
     found: set[Var] = set()
     for e in jaxpr.eqns:
         if sorts[e] != "opaque":
-            elementwise = isinstance(e.prim, Elementwise) or moves(e)
+            elementwise = _is_elementwise(e) or moves(e) or _sums_columns(e)
             if not elementwise or any(a in found for a in e.invars):
                 found.update(e.outvars)
     return found
 
 
-def _depths(jaxpr: Jaxpr, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -> dict[Eqn, int]:
-    """For each equation, the most opaque steps on a path that leads to it."""
-    depths: dict[Eqn, int] = {}
+def _depths(jaxpr: Jaxpr, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -> dict[Eqn, tuple[int, int]]:
+    """Maximum opaque steps, and sums over rows, on a path to each equation.
+
+    What reads such a sum runs after the last row.
+    """
+    depths: dict[Eqn, tuple[int, int]] = {}
     for e in jaxpr.eqns:
         before = [makers[a] for a in e.invars if a in makers]
-        depths[e] = max((depths[m] + (sorts[m] == "opaque") for m in before), default=0)
+        steps = max((depths[m][0] + (sorts[m] == "opaque") for m in before), default=0)
+        depths[e] = steps, max((depths[m][1] + _sums_columns(m) for m in before), default=0)
     return depths
+
+
+def _sums_columns(eqn: Eqn) -> bool:
+    """True for a sum of a large array over rows, as of batch norm's statistics."""
+    if reduces(eqn.prim) != "sum" or eqn.invars[0].aval.size * 4 < LARGE:
+        return False
+    found = role_of(eqn, Frame(eqn.invars[0].aval.size))
+    return found is not None and found[0] == "column"
 
 
 # -- tables of positions ----------------------------------------------------------------------------

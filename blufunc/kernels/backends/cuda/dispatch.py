@@ -18,6 +18,8 @@ from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.attention.op import Attention
 from blufunc.kernels.backends.cuda.library.collectives import Collective
 from blufunc.kernels.backends.cuda.library.control_flow.rows import Call, ControlFlow
+from blufunc.kernels.backends.cuda.library.convolution import op as convolutions
+from blufunc.kernels.backends.cuda.library.convolution.op import ConvolutionKernel
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
 from blufunc.kernels.backends.cuda.library.decoding.skinny_gemm import SkinnyMatmul
 from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
@@ -69,6 +71,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     WindowUpdate(),
     RowScatter(),
     Matmul(),
+    ConvolutionKernel(),
     RowSort(),
     SmallMatrices(),
     LoopKernel(),
@@ -113,7 +116,7 @@ class Library:
 
     def remark(self, eqn: Eqn) -> str | None:
         """Line of ``explain`` on how an equation of a plan runs."""
-        return loops.remark(eqn)
+        return loops.remark(eqn) or convolutions.remark(eqn)
 
     def scratch_bytes(self, eqn: Eqn) -> int:
         """Planned scratch memory of an equation, in bytes."""

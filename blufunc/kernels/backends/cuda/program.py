@@ -23,7 +23,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, exact, line_of
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, exact, line_of, subjaxprs
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import inline_definitions, simplify
 from blufunc.kernels.backends.cuda import dispatch
@@ -34,6 +34,8 @@ from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm, split_gemm, updates
+from blufunc.kernels.backends.cuda.library.convolution import graphs as cudnn_graphs
+from blufunc.kernels.backends.cuda.library.convolution import plans as convolution_plans
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
 from blufunc.kernels.backends.cuda.overlap import overlapped_matmuls
 from blufunc.kernels.backends.cuda.replay import Replays
@@ -61,6 +63,7 @@ TARGET = dataclasses.replace(
     CUDA,
     batch_first=True,
     epilogues=True,
+    convolutions=lambda c: convolution_plans.why_not(c) is None,
     splits=matmul.split_pays,
     partial_sums=matmul.partial_sums,
     overwritten=updates.overwritten,
@@ -169,8 +172,20 @@ def prepared(
         every = [w for many in wanted.values() for w in many]
         return Prepared(schedule, wanted, modules.rendered(every, limits), tuple(others))
 
-    reads = ("cuda", arch, repr(limits), repr(tuple(donated)), repr(budget))
+    reads = ("cuda", arch, repr(limits), repr(tuple(donated)), repr(budget), _libraries(jaxpr))
     return plan_store.kept(jaxpr, reads, prepare, Prepared)
+
+
+def _libraries(jaxpr: Jaxpr) -> str:
+    """Versions of libraries on whose presence the plan of a program depends."""
+    return f"cudnn {cudnn_graphs.version()}" if _has_convolution(jaxpr) else ""
+
+
+def _has_convolution(jaxpr: Jaxpr) -> bool:
+    return any(
+        e.prim.name == "conv_general_dilated" or any(map(_has_convolution, subjaxprs(e.params)))
+        for e in jaxpr.eqns
+    )
 
 
 def _written_by_users(schedule: Schedule, arch: str) -> list[modules.Text]:

@@ -1,0 +1,1 @@
+"""Convolutions as kinds of libraries, matmuls and elementwise products."""
