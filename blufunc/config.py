@@ -174,6 +174,8 @@ class Config:
                 value = platform_of(str(value or "").partition(",")[0])
             elif name == "matmul_precision":
                 value = PRECISIONS.get(value, value) or "default"
+        if always and name not in _OF_JAX:
+            raise errors.UnsupportedError(f"{name} is always {always!r} in blufunc.", fix="leave it out")
         if name in _OF_JAX:
             why, fix = _OF_JAX[name]
             raise errors.UnsupportedError(f"blufunc has no flag {name!r}.", why=why, fix=fix)

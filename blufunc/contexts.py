@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from blufunc.config import PRECISIONS, config, platform_of
+from blufunc.config import PRECISIONS, STAGES, config, platform_of
 from blufunc.core.arrays.backend import Device
 
 
@@ -47,11 +47,13 @@ def enable_checks(on: bool = True) -> Any:
     return _flags(check=on)
 
 
-def log_compiles(on: bool = True) -> Any:
+@contextmanager
+def log_compiles(on: bool = True) -> Iterator[None]:
     """Print why functions are traced, and what is compiled, by ``config.debug``."""
-    stages = {stage for stage in config.debug.split(",") if stage}
-    logged = {"retrace", "compile"}
-    return _flags(debug=",".join(sorted(stages | logged if on else stages - logged)))
+    logged = ("retrace", "compile")
+    stages = [s for s in STAGES if (on if s in logged else config.shows(s))]
+    with _flags(debug=",".join(stages)):
+        yield
 
 
 def default_device(device: Device | str | None) -> Any:

@@ -14,7 +14,7 @@ BLOCKS = {  # a context, the flag, and its value inside
     "debug_infs": (lambda: bf.debug_infs(), "debug_infs", True),
     "debug_key_reuse": (lambda: bf.debug_key_reuse(True), "debug_key_reuse", True),
     "enable_checks": (lambda: bf.enable_checks(False), "check", False),
-    "log_compiles": (lambda: bf.log_compiles(), "debug", "compile,retrace"),
+    "log_compiles": (lambda: bf.log_compiles(), "debug", "retrace,compile"),
     "default_device": (lambda: bf.default_device(bf.devices("cpu")[0]), "default_device", "cpu:0"),
     "no default_device": (lambda: bf.default_device(None), "default_device", ""),
     "gpu": (lambda: bf.default_device("gpu"), "default_device", "cuda"),

@@ -11,6 +11,7 @@ carry no key paths; when one fails, the structures are walked once more to locat
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -104,7 +105,8 @@ class TreeDef:
         if self._hash is None:
             try:
                 self._hash = hash(self.spec)
-            except TypeError:
+            except TypeError:  # data that may change is copied: this is the key of programs
+                self.spec = _fixed(self.spec)
                 self._hash = hash(_hashed(self.spec))
         return self._hash
 
@@ -205,31 +207,53 @@ def _keys(spec: Spec) -> list[Any]:
     return kind.keys(aux, len(specs))
 
 
-def _hashed(spec: Spec, path: Path = ()) -> Any:
-    """The hashed part of a structure: no static data that can only be compared.
+def _hashed(spec: Spec) -> Any:
+    """The hashed part of a structure: no static data that can only be compared."""
+    if spec is None:
+        return None
+    kind, aux, specs = spec
+    try:
+        own = hash(aux)
+    except TypeError:
+        own = 0
+    return kind, own, tuple([_hashed(c) for c in specs])
+
+
+def _fixed(spec: Spec, path: Path = ()) -> Spec:
+    """A structure with copies of static data that cannot be hashed, and may change.
 
     Raises:
-      TreeError: static data is an array, whose comparison is none of a structure.
+      TreeError: static data does not equal its copy, as arrays and what holds them.
     """
     if spec is None:
         return None
     kind, aux, specs = spec
-    children = tuple([_hashed(c, (*path, key)) for key, c in zip(_keys(spec), specs, strict=True)])
+    children = tuple([_fixed(c, (*path, key)) for key, c in zip(_keys(spec), specs, strict=True)])
     try:
-        return kind, hash(aux), children
+        hash(aux)
+        return kind, aux, children
     except TypeError:
         pass
-    values = dict(zip(kind.static_names, aux, strict=True)) if kind.static_names else {"": aux}
-    for name, value in values.items():
-        if hasattr(value, "__array__"):
-            what = f"static field {name!r}" if name else "the static data"
-            raise TreeError(
-                f"{what} of {kind.cls.__name__} is an array{at(path)}",
-                where=source.here(),
-                why="static data is compared to find out whether a function was traced before",
-                fix="make it a data field, or a tuple",
-            )
-    return kind, children
+    if not kind.static_names:
+        return kind, _copied(aux, "the static data", kind, path), children
+    named = zip(kind.static_names, aux, strict=True)
+    return kind, tuple([_copied(x, f"static field {name!r}", kind, path) for name, x in named]), children
+
+
+def _copied(value: Any, what: str, kind: Kind, path: Path) -> Any:
+    try:
+        copied = copy.deepcopy(value)
+        equal = (value == copied) is True
+    except Exception:
+        equal = False
+    if equal:
+        return copied
+    raise TreeError(
+        f"{what} of {kind.cls.__name__}, a {type(value).__name__}, does not equal its copy{at(path)}",
+        where=source.here(),
+        why="static data is compared to find out whether a function was traced before",
+        fix="make it a data field if it holds arrays, or define __eq__ for its class",
+    )
 
 
 def at(path: Path) -> str:

@@ -11,8 +11,8 @@ in registers, all threads read the same operands of a row, and threads synchroni
 everything reduces the leading axes first.
 
 The cost model: a copy costs its arithmetic, the array would be written and read once or twice more. Values in memory
-for another reason are read. Programs that test a generated value for equality are left alone, since copies may be
-rounded differently (an FMA), and a maximum would not find itself.
+for another reason are read. Programs that test a generated value for equality, or compare it with what depends on a
+reduction, are left alone: copies may be rounded differently (an FMA), and a maximum would not find itself.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
-from blufunc.core.ops.elementwise import eq_p, ne_p
+from blufunc.core.ops.elementwise import eq_p, ge_p, gt_p, le_p, lt_p, ne_p
 from blufunc.core.ops.shape import concatenate_p, iota_p, slice_p
 from blufunc.core.primitives.kinds import Elementwise
-from blufunc.core.primitives.linear_ops import add_any_p, transpose_p
+from blufunc.core.primitives.linear_ops import add_any_p, reshape_p, transpose_p
 from blufunc.core.programs.simplify import Origins, dce
 from blufunc.kernels.fusion.iteration_space import reduces, sort_of
 from blufunc.kernels.loopir.access_map import moves
@@ -44,6 +44,8 @@ _SMALL = 16
 _COLUMNS = 64
 """Minimum elements of the innermost kept axes: a tile of columns of a kernel."""
 
+_COMPARISONS = (eq_p, ne_p, lt_p, le_p, gt_p, ge_p)
+
 _ACCESSES = 4
 """Times that a generated array would move, if stored for several reductions."""
 
@@ -55,7 +57,7 @@ def with_generated_operands(jaxpr: Jaxpr, origins: Origins, machine: Machine) ->
         return jaxpr
     program = _Generated(jaxpr, machine)
     found = {e: chain for e in reductions if (chain := program.chain_of(e)) is not None}
-    if not found or program.tests_for_equality():
+    if not found or program.compares(found):
         return jaxpr
     copies = _Copies(found, _levels(jaxpr, found), origins)
     eqns = [made for e in jaxpr.eqns for made in (copies.of(e) if e in found else [e])]
@@ -112,6 +114,9 @@ class _Generated(Readers):
                 pending.extend(eqn.invars)
         if not chain or sum(e.prim.cost for e in chain) > self.most:
             return None
+        reduced, _ = _columns_last(x.aval.shape, reduction.params["axes"])
+        if math.prod([x.aval.shape[d] for d in reduced]) == 1:
+            return None  # all of it would be columns
         return sorted(chain, key=lambda e: self.position[e.outvars[0]])
 
     def is_view_of_small(self, v: Any, size: int) -> bool:
@@ -132,14 +137,18 @@ class _Generated(Readers):
             return False
         return all(sort_of(e) != "opaque" for e in self.of(v))
 
-    def tests_for_equality(self) -> bool:
-        """True if a large value is tested for equality with a float."""
-        return any(
-            e.prim in (eq_p, ne_p)
-            and e.outvars[0].aval.size >= LEAST_ELEMENTS
-            and dtypes.is_floating(e.invars[0].aval.dtype)
-            for e in self.jaxpr.eqns
-        )
+    def compares(self, reductions: Container[Eqn]) -> bool:
+        """True if a large value meets an equal, or what depends on a reduction."""
+        depends: set[Any] = set()
+        for e in self.jaxpr.eqns:
+            found = any(a in depends for a in e.invars if a.__class__ is not Literal)
+            if e.prim in _COMPARISONS and e.outvars[0].aval.size >= LEAST_ELEMENTS:
+                exact = e.prim in (eq_p, ne_p) or found
+                if exact and dtypes.is_floating(e.invars[0].aval.dtype):
+                    return True
+            if found or e in reductions:
+                depends.update(e.outvars)
+        return False
 
 
 def _is_elementwise(eqn: Eqn) -> bool:
@@ -159,7 +168,7 @@ class _Copies:
         reduced, order = _columns_last(x.aval.shape, params["axes"])
         axes = tuple(i for i, d in enumerate(order) if d in reduced)
         made: list[Eqn] = []
-        whole = len(reduced) < len(params["axes"])  # everything: its columns first
+        whole = out.aval.size == 1  # its columns first
         ends = _tiles(x.aval.shape[order[-1]], order[-2] not in reduced)
         results: list[Var] = []
         for start, end in pairwise((0, *ends)):
@@ -175,7 +184,10 @@ class _Copies:
             made.append(Eqn(concatenate_p, results, [columns], {"dimension": last}, eqn.source))
         if whole:
             rest = {**params, "axes": tuple(range(columns.aval.ndim))}
-            made.append(Eqn(eqn.prim, [columns], [out], rest, eqn.source))
+            total = out if not out.aval.ndim else Var(out.aval.with_shape(()))
+            made.append(Eqn(eqn.prim, [columns], [total], rest, eqn.source))
+            if total is not out:  # kept axes of one element
+                made.append(Eqn(reshape_p, [total], [out], {"shape": out.aval.shape}, eqn.source))
         if eqn in self.origins:
             self.origins.update(dict.fromkeys(made, self.origins[eqn]))
         return made

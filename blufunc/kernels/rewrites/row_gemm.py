@@ -241,6 +241,8 @@ class _Computed(Readers):
             return None
         cone = _Cone(x)
         size, terms = x.aval.size, x.aval.shape[-1]
+        if size == terms * terms and terms > 1:
+            return None  # a vector along the terms and the numbers of rows have the same shape
         elements = lambda a: a.aval.size == size and a.aval.ndim and a.aval.shape[-1] == terms
         pending: list[Any] = [x]
         order: set[Eqn] = set()

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var
 from blufunc.core.ops.dynamic import dynamic_update_slice_p
 from blufunc.core.ops.gather_scatter import scatter_add_p, scatter_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import Origins, rewrite
+from blufunc.kernels.loopir.access_map import moves
 from blufunc.kernels.ops.updates import joined_updates_p, update_in_place_p
 from blufunc.kernels.rewrites.readers import Readers
 
@@ -57,7 +58,7 @@ def with_updates_in_place(jaxpr: Jaxpr, donated: Sequence[bool], origins: Origin
 
 
 def _is_small(window: ShapedArray, array: ShapedArray, least: int) -> bool:
-    return window.size * LEAST_RATIO <= array.size and array.nbytes >= least
+    return 0 < window.size * LEAST_RATIO <= array.size and array.nbytes >= least
 
 
 def with_joined_updates(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
@@ -73,7 +74,7 @@ def with_joined_updates(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
         if eqn.prim is not update_in_place_p or eqn.invars[1].aval.nbytes > MOST_BYTES:
             continue
         same = groups and origins.get(groups[-1][0]) == origins.get(eqn) and len(groups[-1]) < MOST_JOINED
-        if same and place < until:
+        if same and place < until and _are_apart(groups[-1], eqn, readers):
             groups[-1].append(eqn)
             until = min(until, first_reader(eqn))
         else:
@@ -87,6 +88,21 @@ def with_joined_updates(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
         _joined(joined[e], origins) if e in joined else e for e in jaxpr.eqns if e in joined or e not in gone
     ]
     return jaxpr.replace(eqns=eqns)
+
+
+def _are_apart(group: Sequence[Eqn], eqn: Eqn, readers: Readers) -> bool:
+    """True if an update shares no array with others: one would have to be copied."""
+
+    def root(a: Atom) -> Atom:
+        while a.__class__ is Var and (maker := readers.makers.get(a)) is not None:
+            if not moves(maker) or len(maker.invars) != 1:
+                break
+            (a,) = maker.invars
+        return a
+
+    used = [{root(a) for a in e.invars if a.__class__ is Var} for e in (*group, eqn)]
+    written = [root(e.invars[0]) for e in (*group, eqn)]
+    return all(written[-1] not in own for own in used[:-1]) and not used[-1] & {*written[:-1]}
 
 
 def _joined(group: Sequence[Eqn], origins: Origins) -> Eqn:

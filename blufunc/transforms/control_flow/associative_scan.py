@@ -73,6 +73,8 @@ def _recurrence(combine: Callable, values: Sequence[Any], axis: int, reverse: bo
     k = len(avals)
     if any(a.shape != shape or not dtypes.is_numeric(a.dtype) or dtypes.is_complex(a.dtype) for a in avals):
         return None
+    if len({a.dtype for a in avals if dtypes.is_floating(a.dtype)}) > 1:
+        return None  # its derivative mixes them
     if shape[axis] < 2 or 0 in shape:
         return None
     half = (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])  # as in the first level of a prefix scan

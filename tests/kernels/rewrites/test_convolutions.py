@@ -101,6 +101,33 @@ def test_other_dtypes_stay(dtype):
     assert with_convolutions(before, {}) is before
 
 
+ALL_PADDING = {  # shapes of x and w, and the parameters; numbers NHC, HIO, NHC
+    "first elements cropped": ((1, 2, 8), (3, 8, 8), {"window_strides": (1,), "padding": [(4, -2)]}),
+    "crop, then pad": ((2, 1, 6), (1, 6, 8), {"window_strides": (1,), "padding": [(2, -1)]}),
+    "stride over the end": ((2, 3, 8), (1, 8, 8), {"window_strides": (2,), "padding": [(2, -3)]}),
+    "holes": ((2, 2, 8), (1, 8, 8), {"window_strides": (1,), "padding": [(-3, 4)], "lhs_dilation": (3,)}),
+    "batch groups": (
+        (3, 1, 1), (1, 1, 9),
+        {"window_strides": (3,), "padding": [(2, 0)], "lhs_dilation": (3,), "batch_group_count": 3},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL_PADDING)
+def test_windows_of_padding_alone(name):
+    shapes, params = ALL_PADDING[name][:2], ALL_PADDING[name][2]
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+    forward = lambda x, w: lax.conv_general_dilated(x, w, **params, dimension_numbers=("NHC", "HIO", "NHC"))
+    ct = rng.standard_normal(bf.eval_shape(forward, x, w).shape).astype(np.float32)
+    for fun, args in ((forward, (x, w)), (lambda ct, x, w: bf.vjp(forward, x, w)[1](ct), (ct, x, w))):
+        before = traced(fun, *args)
+        after = with_convolutions(before, {})
+        assert all(0 not in v.aval.shape for e in after.eqns for v in e.outvars)
+        for a, b in zip(evaluated(after, args), evaluated(before, args), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 # -- layouts -------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,23 @@ def test_which_matmuls_compute_rows(name, fake, cuda):
         np.testing.assert_allclose(one, other, rtol=0.03, atol=0.03 * np.abs(other).max())
 
 
+SQUARE, WIDE = half(16, 16), half(16, 4096)
+SQUARES = {  # numbers of each row, where rows are as long as there are rows
+    "of rows": lambda x, v, w: bnp.tanh(x * v[:, None]) @ w,
+    "of rows, reshaped": lambda x, v, w: (x * v.reshape(16, 1)) @ w,
+    "of rows and along them": lambda x, v, w: bnp.tanh(x * v[:, None] + v) @ w,
+    "sums of rows along the terms": lambda x, v, w: (x + bnp.sum(x * v, -1)) @ w,
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_rows_as_long_as_there_are_rows(name, fake, cuda):
+    fun, args = SQUARES[name], (SQUARE, half(16), WIDE)
+    got = np.asarray(bf.jit(fun)(*(bf.device_put(a, cuda) for a in args))).astype(np.float32)
+    want = np.asarray(fun(*map(bnp.asarray, args))).astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=0.03, atol=0.03 * np.abs(want).max())
+
+
 def test_replaced_matmuls_are_left_alone():
     with bf.override(lax.dot_general_p, impl=lambda x, y, **params: np.full((8, N), 7, x.dtype)):
         assert all(e.prim is not dot_rows_p for e in steps_of(lambda x, v, w: norm(x, v) @ w, (X, V, W)))

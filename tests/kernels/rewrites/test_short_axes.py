@@ -158,6 +158,26 @@ def test_results_of_generated_arrays(case, cuda):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(np.asarray(b)).max())
 
 
+UNITS = {  # shapes of both arrays, and the axes of the sum: kept ones of one element
+    "a batch of one": ((1, 1024, 1), (1, 1, 512), (1, 2)),
+    "a middle axis": ((1024, 1, 1), (1, 1, 512), (0, 2)),
+    "few columns": ((1, 16384, 1), (1, 1, 32), (1, 2)),
+    "everything": ((1024, 1), (1, 512), (0, 1)),
+    "two units": ((1, 1024, 1, 1), (1, 1, 1, 512), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_kept_axes_of_one_element(name, cuda):
+    *shapes, axes = UNITS[name]
+    x, y = (np.random.default_rng(n).normal(size=s).astype(np.float32) for n, s in enumerate(shapes))
+    f = lambda x, y: ((x - y) ** 2).sum(axes)
+    got = np.asarray(bf.jit(f)(bf.device_put(x, cuda), bf.device_put(y, cuda)))
+    want = ((x - y).astype(np.float64) ** 2).sum(axes)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
 def test_forces():
     np.testing.assert_allclose(bf.jit(bf.grad(energy))(X, M), forces(X, M), rtol=1e-3, atol=1e-3)
 
@@ -167,6 +187,7 @@ def test_forces():
     [
         lambda x, m: (d := x[:, 0, None] - m, d.sum(1)),  # it is returned
         lambda x, m: (d := x[:, 0, None] - m).sum(1) + (d == d.max(1)).sum(1),  # a maximum must find itself
+        lambda x, m: (d := x[:, 0, None] - m).sum(1) + (d <= d.min(1, keepdims=True)).sum(1),  # as well
         lambda x, m: (x[:, 0, None] @ m[None] * x[:, 1]).sum(0),  # a matmul, which is in memory
     ],
 )

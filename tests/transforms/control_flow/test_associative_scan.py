@@ -75,6 +75,18 @@ def test_pytrees_of_different_ranks_and_dtypes():
     assert associative_scan(fn, ()) == ()
 
 
+def test_states_of_two_float_dtypes():
+    def loss(a, b):
+        step = lambda p, q: (p[0] * q[0], q[1] + p[1] * p[0].astype("float64"))
+        return associative_scan(step, (a, b))[1].sum()
+
+    args = np.linspace(0.5, 1, 7, dtype=np.float32), bnp.linspace(1, 2, 7, dtype="float64")
+    for got, want in zip(jit(grad(loss, (0, 1)))(*args), grad(loss, (0, 1))(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    for got, want in zip(grad(jit(loss), (0, 1))(*args), grad(loss, (0, 1))(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 def test_a_linear_recurrence():
     """``h = a h + b`` against a loop: values, both modes, order 2, batches."""
     a, b = draw(7, 3, seed=1), draw(7, 3, seed=2)

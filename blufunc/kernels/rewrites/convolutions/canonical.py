@@ -115,6 +115,8 @@ class _Forms:
         self.b.begin(eqn, self.origins.get(eqn))
         plain = self.without_reversal(eqn, eqn.invars[1])
         kind = kind_of(eqn, plain is not None)
+        if not _leaves_elements(eqn, kind):
+            return [*self.b.eqns, eqn.with_invars(invars)]
         made = {"forward": self.forward, "input": self.input, "weight": self.weight}[kind]
         given = invars if kind != "input" or plain is None else [invars[0], plain]
         out = made(eqn, given, plain is not None)
@@ -163,16 +165,9 @@ class _Forms:
         w = layout.ordered(b, w, (0, 1, *range(2, w.aval.ndim)))
         pads, sizes, around = [], [], []
         for s in slides:
-            low = (s.kernel - 1) * s.dilation - s.low
-            front, low = max(-low, 0), max(low, 0)
-            size = s.n - front
-            reach = (s.size - 1) * s.holes + (s.kernel - 1) * s.dilation + 1
-            high = reach - size - low
-            back = 0
-            if high < 0:
-                back, high = (-high if -high >= s.holes else 0), 0
+            (front, back), (low, high) = _read_of_result(s)
             pads.append((low, low if high < low < high + s.holes else high))
-            sizes.append(size - back)
+            sizes.append(s.n - front - back)
             around.append((front, back, 0))
         how = _How(tuple(s.holes for s in slides), tuple(pads), tuple(s.dilation for s in slides))
         features = groups * w.aval.shape[layout.features]
@@ -186,27 +181,16 @@ class _Forms:
         x, y = invars
         layout, groups = _Layout(eqn), eqn.params["batch_group_count"]
         x_spec, y_spec = ((s[1], s[0], *s[2:]) for s in (d.lhs_spec, d.rhs_spec))
-        swapped = any(s.holes > 1 for s in slides) and all(s.dilation == 1 for s in slides)
-        if swapped:  # the gradient of a transposed convolution: the first operand has the holes
+        swapped = _is_swapped(slides)
+        if swapped:
             x, y, x_spec, y_spec = y, x, y_spec, x_spec
-            slides = [
-                s._replace(
-                    low=(s.n - 1) * s.stride - s.low, holes=1, dilation=s.holes, size=s.kernel, kernel=s.size
-                )
-                for s in slides
-            ]
+            slides = [_swapped_slide(s) for s in slides]
         x, y = layout.ordered(b, x, x_spec), layout.ordered(b, y, y_spec)
         pads, config = [], []
         for s in slides:
-            size = (s.size - 1) * s.holes + 1
-            before = min(s.low, 0)
-            high = (s.kernel - 1) * s.dilation + (s.n - 1) * s.stride + 1 - size - s.low
-            after = 0
-            if high < 0:
-                after, high = (high if -high >= s.dilation else 0), 0
-            low = max(s.low, 0)
+            (before, after), (low, high) = _read_of_first(s)
             pads.append((low, low if high < low < high + s.dilation else high))
-            config.append((before, after, s.holes - 1))
+            config.append((-before, -after, s.holes - 1))
         x = b.pad(x, layout.config(config))
         how = _How(tuple(s.dilation for s in slides), tuple(pads), tuple(s.stride for s in slides))
         features = x.aval.shape[layout.features] // groups
@@ -243,6 +227,47 @@ class _Forms:
             "features_last": layout.last,
         }
         return forms.put(self.b, operands, params, self.library)
+
+
+def _read_of_result(s: _Slide) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Results at both ends that an input gradient does not read, and its padding."""
+    low = (s.kernel - 1) * s.dilation - s.low
+    front, low = max(-low, 0), max(low, 0)
+    high = (s.size - 1) * s.holes + (s.kernel - 1) * s.dilation + 1 - (s.n - front) - low
+    back = -high if -high >= s.holes else 0
+    return (front, back), (low, max(high, 0))
+
+
+def _read_of_first(s: _Slide) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Elements at both ends that no weight gradient reads, and its padding."""
+    size = (s.size - 1) * s.holes + 1
+    high = (s.kernel - 1) * s.dilation + (s.n - 1) * s.stride + 1 - size - s.low
+    after = -high if -high >= s.dilation else 0
+    return (max(-s.low, 0), after), (max(s.low, 0), max(high, 0))
+
+
+def _is_swapped(slides: Sequence[_Slide]) -> bool:
+    """True for the weight gradient of a transposed convolution: the holes are first."""
+    return any(s.holes > 1 for s in slides) and all(s.dilation == 1 for s in slides)
+
+
+def _swapped_slide(s: _Slide) -> _Slide:
+    """The slide with its operands swapped."""
+    low = (s.n - 1) * s.stride - s.low
+    return s._replace(low=low, holes=1, dilation=s.holes, size=s.kernel, kernel=s.size)
+
+
+def _leaves_elements(eqn: Eqn, kind: str) -> bool:
+    """True unless all windows along an axis are of padding, which libraries refuse."""
+    slides = slides_of(eqn)
+    if kind == "input":
+        return all(s.n > sum(_read_of_result(s)[0]) for s in slides)
+    if kind == "weight":
+        slides = [_swapped_slide(s) for s in slides] if _is_swapped(slides) else slides
+        return all((s.size - 1) * s.holes + 1 > sum(_read_of_first(s)[0]) for s in slides)
+    if any(s.holes > 1 for s in slides):
+        return all((s.size - 1) * s.holes + 1 + s.low + s.high > 0 for s in slides)
+    return all(s.size + min(s.low, 0) + min(s.high, 0) > 0 for s in slides)
 
 
 def _even(s: _Slide, low: int, high: int) -> tuple[int, int]:

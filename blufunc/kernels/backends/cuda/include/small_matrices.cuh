@@ -343,16 +343,16 @@ static inline void to_triangle(Scalar *a, Scalar *taus) {
   for (int j = 0; j < STEPS; ++j) {
     const Scalar alpha = a[j * LD + j];
     const Wide below = norm_below(a, j);
-    Scalar tau = scalar(0), scale = scalar(0), beta = scalar(real_part(alpha));
+    Scalar tau = scalar(0), divisor = scalar(1), beta = scalar(real_part(alpha));
     if (!(below == 0 && imaginary_part(alpha) == 0)) {
       const Wide norm = bf_hypot(bf_hypot(Wide(real_part(alpha)), Wide(imaginary_part(alpha))), below);
       const Real turned = real_part(alpha) < 0 ? Real(norm) : -Real(norm);
       tau = scalar((turned - real_part(alpha)) / turned, -imaginary_part(alpha) / turned);
-      scale = scalar(1) / (alpha - scalar(turned));
+      divisor = alpha - scalar(turned);  // its inverse overflows if it is tiny
       beta = scalar(turned);
     }
     together();
-    for (int i = j + 1 + lane; i < M; i += GROUP) a[i * LD + j] = a[i * LD + j] * scale;
+    for (int i = j + 1 + lane; i < M; i += GROUP) a[i * LD + j] = a[i * LD + j] / divisor;
     if (lane == 0) {
       a[j * LD + j] = beta;
       taus[j] = tau;

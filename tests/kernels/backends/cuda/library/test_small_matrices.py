@@ -177,6 +177,13 @@ def test_kernels_on_the_host(name, dtype, host):
         check(eqn, operands, on_host(eqn, operands, host), want)
 
 
+@pytest.mark.parametrize("fun", [qr(True), svd(True)])
+def test_columns_whose_inverse_overflows(fun, host):
+    x = np.array([[[1e-39, 0], [1e-39, 1]]], np.float32)
+    for eqn, operands, want in chain(fun, [x]):
+        check(eqn, operands, on_host(eqn, operands, host), want)
+
+
 def bind(eqn):
     """One equation as a function."""
     return lambda *xs: eqn.prim.bind(*xs, **eqn.params)

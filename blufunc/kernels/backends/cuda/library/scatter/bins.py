@@ -26,6 +26,7 @@ from blufunc.kernels.loopir.ir import identity
 _WARPS = 8
 _GROUPS = 16
 _SHARED_BYTES = 192 << 10  # of an SM, for all bins
+_BLOCK_BYTES = 96 << 10  # of a block, on any architecture
 _LEAST_WARPS = 8  # of an SM: fewer leave it idle while they wait
 _MOST_WARPS = 64
 _PART = 512  # fewest updates of a warp
@@ -45,8 +46,10 @@ def suits(how: str, dtype: np.dtype, n: int, height: int, width: int) -> bool:
 
 def _warps(dtype: np.dtype, height: int) -> int:
     """Warps of an SM that bins have shared memory for, whole blocks of them."""
-    fit = min(_MOST_WARPS, _SHARED_BYTES // (height * common.wide(dtype).itemsize))
-    return fit // _WARPS * _WARPS
+    bins = height * common.wide(dtype).itemsize
+    if _WARPS * bins > _BLOCK_BYTES:
+        return 0
+    return min(_MOST_WARPS, _SHARED_BYTES // bins) // _WARPS * _WARPS
 
 
 class Bins:

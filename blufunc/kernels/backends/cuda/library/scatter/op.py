@@ -70,6 +70,7 @@ def rows_of(eqn: Eqn) -> tuple[str, int] | None:
         and indices.shape[-1] == 1
         and x.size
         and updates.size
+        and max(indices.size, x.shape[0], x.size // x.shape[0]) < 1 << 31  # kernels count in int32
     )
     return (_WAYS[eqn.prim], x.size // x.shape[0]) if plain else None
 
