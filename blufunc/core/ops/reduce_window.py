@@ -178,6 +178,8 @@ class _Pick(_OfPositions):
     def lower(self, t, which, **params):
         if not t.aval.ndim:  # the only window is the element
             return t
+        if not t.aval.size:  # windows are of padding
+            return full(which.aval.shape, 0, t.aval.dtype)
         index, disjoint = _indices(t.aval.shape, which, **params)
         return gather(
             reshape(t, (t.aval.size,)),
@@ -207,6 +209,8 @@ class _Place(_OfPositions):
     def lower(self, ct, which, *, shape, **params):
         if not shape:
             return ct
+        if not math.prod(shape):
+            return full(shape, 0, ct.aval.dtype)
         index, disjoint = _indices(shape, which, **params)
         zeros = full((math.prod(shape),), 0, ct.aval.dtype)
         numbers = ScatterDimensionNumbers((), (0,), (0,))
