@@ -298,8 +298,9 @@ class _AffineRecurrence(_AlongAxis):
         m = len(pattern)
         cs = args[m:]
         own = [instantiate(ct) for ct in cts]
-        turned = sorted(((s, r), a) for (r, s), a in zip(pattern, args, strict=False))
-        turned.sort(key=lambda found: found[0])
+        turned = sorted(
+            (((s, r), a) for (r, s), a in zip(pattern, args, strict=False)), key=lambda found: found[0]
+        )
         found = self.at(
             *(a for _, a in turned), *own, pattern=tuple(p for p, _ in turned), axis=axis,
             reverse=not reverse, late=not late,

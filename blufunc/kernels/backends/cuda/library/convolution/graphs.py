@@ -44,7 +44,7 @@ class Type(NamedTuple):
 
 
 HANDLE, DATA_TYPE, INT64 = Type(0, _P), Type(1, ctypes.c_int), Type(3, ctypes.c_int64)
-BOOLEAN, FLOAT, DOUBLE = Type(2, ctypes.c_bool), Type(4, ctypes.c_float), Type(5, ctypes.c_double)
+FLOAT, DOUBLE = Type(4, ctypes.c_float), Type(5, ctypes.c_double)
 POINTER, CONVOLUTION_MODE, HEURISTIC_MODE = Type(6, _P), Type(7, ctypes.c_int), Type(8, ctypes.c_int)
 KNOB_TYPE, NUMERICAL_NOTE = Type(9, ctypes.c_int), Type(11, ctypes.c_int)
 DESCRIPTOR, CHAR = Type(15, _P), Type(28, ctypes.c_char)
@@ -217,12 +217,6 @@ class Device:
     def note_properties(self, made: Descriptor, attribute: int) -> Descriptor:
         """Set an attribute that holds properties."""
         return made if self._properties is None else made.set(attribute, DESCRIPTOR, self._properties)
-
-
-def properties_of(handle: int) -> str:
-    """The properties of a handle's device, as ``Device`` takes them."""
-    made = Descriptor(DEVICE_PROPERTIES).set(2701, HANDLE, handle).finalize("the properties of a device")
-    return bytes(made.get(2702, CHAR, 1 << 16)).rstrip(b"\0").decode()
 
 
 def new_handle() -> int:

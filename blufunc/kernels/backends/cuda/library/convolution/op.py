@@ -35,7 +35,11 @@ def remark(eqn: Eqn) -> str | None:
     }
     c = convolution_of(eqn)
     reason = plans.why_not(c)
-    by = "by cuDNN" if reason is None else f"by an implicit GEMM: cuDNN does not compute it ({reason})"
+    by = (
+        "by cuDNN, where it has an engine for it"
+        if reason is None
+        else f"by an implicit GEMM: cuDNN does not compute it ({reason})"
+    )
     return f"{kind[c.kind]} at {line_of(eqn)} runs {by}"
 
 

@@ -8,7 +8,6 @@ ones of cuBLASLt: memory that each stream has anyway.
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -183,7 +182,10 @@ class Plan:
         c, key = self.convolution, (self.device, self.convolution)
         device = Device(self._handle)
         name = driver.properties(self.device).name
-        cache, place = DiskCache(), key_of("cudnn", str(c), name, str(graphs.version()))
+        wrong = sorted(
+            _WRONG_IF_UNEVEN[c.kind]
+        )  # an engine that is distrusted later must not be found on disk
+        cache, place = DiskCache(), key_of("cudnn", str(c), name, str(graphs.version()), str(wrong))
         kept = _chosen.get(key) or _read(cache.get(place))
         of = None
         if kept is not None:
@@ -259,8 +261,3 @@ def _read(kept: bytes | None) -> Engine | None:
         return Engine(int(index), tuple((int(t), int(v)) for t, v in knobs))
     except (ValueError, TypeError):
         return None
-
-
-def flops(c: Convolution) -> int:
-    """Floating-point operations: a multiplication and an addition per term."""
-    return 2 * math.prod(c.y) * math.prod(c.w[1:])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from blufunc.core.ir import dtypes
-from blufunc.kernels.backends.cuda import device_model as device_model
+from blufunc.kernels.backends.cuda import device_model
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.library.scatter import common
 from blufunc.kernels.backends.cuda.library.scatter.common import Own
