@@ -27,6 +27,8 @@ TESTED_ELSEWHERE = {
     "attention": ("tests/nn/attention/test_dot_product.py", "dot_product_attention("),
     "attention_grad": ("tests/nn/attention/test_dot_product.py", "grad(f, (0, 1, 2))(q, k, v)"),
     "either": ("tests/nn/attention/test_recognised.py", "TRANSFORMED"),
+    "recurrence": ("tests/transforms/control_flow/test_associative_scan.py", "associative_scan("),
+    "affine_recurrence": ("tests/transforms/control_flow/test_associative_scan.py", "affine_recurrence"),
     "scan": ("tests/transforms/control_flow/test_scan.py", "scan("),
     "sharding_constraint": ("tests/parallel/partition/test_partition.py", "constrain("),
     "reshard": ("tests/parallel/programs/test_shard.py", "reshard("),

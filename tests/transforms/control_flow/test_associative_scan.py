@@ -75,6 +75,24 @@ def test_pytrees_of_different_ranks_and_dtypes():
     assert associative_scan(fn, ()) == ()
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_derivatives_are_affine_recurrences(reverse):
+    """Of coupled states, staged as one operation and traced step by step."""
+
+    def loss(a, b):
+        step = lambda p, q: (p[0] * q[0], q[1] + q[0] * p[1])
+        return (associative_scan(step, (a, b), reverse=reverse)[1] ** 2).sum()
+
+    args = np.linspace(0.5, 0.9, 6, dtype=np.float32), np.linspace(-1, 1, 6, dtype=np.float32)
+    found = make_jaxpr(jit(grad(loss, (0, 1))))(*args)
+    assert "affine_recurrence" in str(found)
+    batches = [np.stack([x, x + 0.1]) for x in args]
+    second = lambda a, b: grad(lambda a: grad(loss)(a, b).sum())(a)
+    for f, given in ((grad(loss, (0, 1)), args), (second, args), (vmap(grad(loss, (0, 1))), batches)):
+        for got, want in zip(tree.leaves(jit(f)(*given)), tree.leaves(f(*given)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-4)
+
+
 def test_states_of_two_float_dtypes():
     def loss(a, b):
         step = lambda p, q: (p[0] * q[0], q[1] + p[1] * p[0].astype("float64"))
