@@ -355,7 +355,7 @@ _CALLS = {
 }  # fmt: skip
 """Kinds of primitives that compiled programs compute, and their NumPy calls."""
 
-BYTES_OF_CALL = 1 << 13
+BYTES_OF_CALL = 1 << 12
 """Bytes computed that count for a call.
 
 One kernel computes a chain in a fifth of NumPy's time.
