@@ -262,10 +262,8 @@ def _in_components(
             continue
         own = [full(like[s].aval.shape, 0, like[s].aval.dtype) if cs[s] is None else cs[s] for s in members]
         index = {s: i for i, s in enumerate(members)}
-        mine = (
-            sorted((index[r], index[s], a) for (r, s), a in entries.items() if r in index) if entries else []
-        )
-        mine = sorted(mine, key=lambda found: found[:2])
+        mine = [(index[r], index[s], a) for (r, s), a in entries.items() if r in index]
+        mine.sort(key=lambda found: found[:2])
         pattern = tuple((r, s) for r, s, _ in mine)
         if not pattern:
             found = own

@@ -355,7 +355,7 @@ _CALLS = {
 }  # fmt: skip
 """Kinds of primitives that compiled programs compute, and their NumPy calls."""
 
-BYTES_OF_CALL = 1 << 12
+_BYTES_OF_CALL = 1 << 12
 """Bytes computed that count for a call.
 
 One kernel computes a chain in a fifth of NumPy's time.
@@ -459,7 +459,7 @@ def _calls_of_data(eqn: Eqn) -> int:
     if eqn.prim.kind not in _COMPUTED:
         return 0
     variables = (*eqn.invars, *eqn.outvars) if eqn.prim.kind == "reduce" else eqn.outvars
-    calls = sum(v.aval.size * v.aval.dtype.itemsize for v in variables) // BYTES_OF_CALL
+    calls = sum(v.aval.size * v.aval.dtype.itemsize for v in variables) // _BYTES_OF_CALL
     if eqn.prim.kind == "reduce" and given.size < made.size * _SHORT:
         calls += made.size // _ROWS_OF_CALL
     return calls
