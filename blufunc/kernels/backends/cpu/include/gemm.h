@@ -324,12 +324,6 @@ template<typename T> struct Gemm {
 };
 
 //# products
-extern "C" void product_float32(const Product *p, const float *lhs, const float *rhs, float *out,
-                                int threads) {
-  Gemm<float>::run(*p, lhs, rhs, out, threads);
-}
-
-extern "C" void product_float64(const Product *p, const double *lhs, const double *rhs, double *out,
-                                int threads) {
-  Gemm<double>::run(*p, lhs, rhs, out, threads);
+extern "C" void product(const Product *p, const REAL *lhs, const REAL *rhs, REAL *out, int threads) {
+  Gemm<REAL>::run(*p, lhs, rhs, out, threads);
 }

@@ -31,10 +31,15 @@ LIBRARIES = {
         "convolution",
         (("REAL", real),),
         before=((GEMM, ("layout", "gemm")),),
+        options=("-O2",),
     )
     for dtype, real in _REALS.items()
 }
-"""Libraries by name."""
+"""Libraries by name.
+
+Vectors are written out, so -O3 gains nothing. measured (GCC 12, 10 convolutions and gradients): equal times, and 2.1 s
+of compilation instead of 5.2
+"""
 
 _TILE = (8, 128)
 """Rows of the largest register tile of the GEMM, and bytes of its columns."""

@@ -45,6 +45,7 @@ class Library(NamedTuple):
       routines: names of the routines that it calls by pointers.
       resolve: from the name of a routine to its address.
       before: files that its source uses, each with the names of parts.
+      options: more options of the compiler.
     """
 
     file: str
@@ -54,6 +55,7 @@ class Library(NamedTuple):
     routines: tuple[str, ...] = ()
     resolve: Callable[[str], int] = lapack.address
     before: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    options: tuple[str, ...] = ()
 
     def source(self) -> str:
         """Complete C++ source."""
@@ -63,7 +65,7 @@ class Library(NamedTuple):
 
     def address(self, compiler: Compiler) -> int:
         """Address of the function; compiles the library if necessary."""
-        loaded = compiler.compile(self.source(), f"{self.function} for the CPU", _OPTIONS)
+        loaded = compiler.compile(self.source(), f"{self.function} for the CPU", (*_OPTIONS, *self.options))
         if self.routines:
             table = (ctypes.c_void_p * len(self.routines)).in_dll(loaded, "routines")
             table[:] = [self.resolve(name) for name in self.routines]
