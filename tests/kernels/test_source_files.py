@@ -169,7 +169,7 @@ DEVICE_SOURCES = {
 }
 HOST_SOURCES = {
     "all of the prelude": lambda: HOST.source(HOST.names),
-    "GEMM": gemm._source,
+    "GEMM": lambda: gemm.source(np.dtype("float32")),
     "native steps": lambda: source_files.source(driver.FILE),
     **{name: library.source for name, library in LIBRARIES.items()},
     "probe": lambda: source_files.source(toolchain._PROBE),
