@@ -51,7 +51,7 @@ from blufunc.kernels.fusion.recompute_in_consumers import (
     computed_in_copies,
     position_tables,
 )
-from blufunc.kernels.loopir.access_map import Place, gathered, moves, view_chain
+from blufunc.kernels.loopir.access_map import Place, gathered, moves, same_order, view_chain
 from blufunc.kernels.loopir.index import ZERO, Computed, Index, flat, of
 from blufunc.kernels.loopir.index import constant as fixed
 from blufunc.kernels.ops.points import POINTS
@@ -222,7 +222,7 @@ class _Fuser:
         self.first_result: dict[Any, Var] = {}  # of loops and branches at points
         prims = {e.prim for e in jaxpr.eqns}
         self.tables = position_tables(jaxpr) if iota_p in prims else set()
-        self.by_readers = computed_in_copies(jaxpr, self.tables) if prims & COPIES else set()
+        self.by_readers = computed_in_copies(jaxpr, self.tables)
         if read_again:
             for eqn in jaxpr.eqns:
                 if eqn not in sorts:
@@ -299,10 +299,11 @@ class _Fuser:
 
     def not_stored(self, eqn: Eqn, sort: str) -> bool:
         """True if storing gains nothing: masks, scaled GEMM operands, cheap values."""
-        elementwise = isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
-        if sort != "node" or not elementwise:
+        (v,) = eqn.outvars if sort == "node" else (None,)
+        if v is None or eqn.prim in COPIES:
+            return v in self.by_readers
+        if not isinstance(eqn.prim, Elementwise) and eqn.prim is not add_any_p:
             return False
-        (v,) = eqn.outvars
         return v in self.by_readers or (v not in self.tables and not any(map(self.leaves, eqn.invars)))
 
     def affordable(self, eqn: Eqn) -> bool:
@@ -598,7 +599,7 @@ class _Fuser:
                     step.inputs.extend(self.leaves(a))
         needed.update((a, None) for a in self.jaxpr.outvars if a in self.virtual)  # type: ignore[misc]
         for v in needed:
-            if not self.at_the_end(v):
+            if not self.written_reshaped(v) and not self.at_the_end(v):
                 self.copy_out(v)
         for region in self.live():
             if isinstance(region, Region):
@@ -609,6 +610,18 @@ class _Fuser:
         for step in self.live():
             if isinstance(step, Region) and step.eqns:
                 step.outputs = [v for v in step.roles if v in needed_later] + step.numbers
+
+    def written_reshaped(self, v: Var) -> bool:
+        """Let the region that computes an array write it under another shape.
+
+        The elements must be in the same order, as those of a reshape are.
+        """
+        x = same_order(v, self.virtual)
+        region = self.steps[self.home[x]] if x in self.home else None
+        if not isinstance(region, Region) or (role := region.roles.get(x)) not in ("element", "row"):
+            return False
+        region.roles[v], self.home[v] = role, self.home[x]
+        return True
 
     def at_the_end(self, v: Var) -> bool:
         """Let the region that computes a scalar also do the arithmetic on it, at its end."""

@@ -37,19 +37,23 @@ from blufunc.core.ops.elementwise import (
     ne_p,
     neg_p,
     select_p,
+    square_p,
     sub_p,
 )
 from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.fusion.iteration_space import Frame, reduces, role_of
-from blufunc.kernels.loopir.access_map import is_widening, moves
+from blufunc.kernels.loopir.access_map import is_widening, moves, same_order
 
 # -- producers of copies ----------------------------------------------------------------------------
 
 
 _MOST_OPERATIONS = 24
 """Most operations per element, in additions, of a memory-bound copy."""
+
+_CHOICE = 4
+"""Operations of a copy for each operand that an element may come from."""
 
 _SMALL_RECIPE = 16
 """An operand this many times smaller stays in cache: reading it is free."""
@@ -69,38 +73,62 @@ class _CopyRecipe(NamedTuple):
 def computed_in_copies(jaxpr: Jaxpr, stored: Set[Var] = frozenset()) -> set[Var]:
     """Variables that only copies read, through movement too, cheap to compute there.
 
-    Not storing a value saves its bytes twice, but each reader then reads its operands. These must be at most twice the
-    value's bytes.
+    A result of the program whose elements are moved is a copy as well. Not storing a value saves its bytes twice, but
+    each reader then reads its operands. These must be at most twice the value's bytes.
 
     Args:
       jaxpr: the program.
       stored: variables that are in memory in any case.
     """
-    recipes = _recipes(jaxpr, stored)
+    makers: dict[Any, Eqn] = {v: e for e in jaxpr.eqns for v in e.outvars}
+    moved: set[Any] = {
+        v for v in jaxpr.outvars if (e := makers.get(v)) and moves(e) and same_order(v, makers) is None
+    }
+    if not moved and not COPIES.intersection(e.prim for e in jaxpr.eqns):
+        return set()
+    copied = _copied(jaxpr, moved)
+    recipes = _recipes(jaxpr, stored, copied)
     inside: Counter[Any] = Counter()  # read by copies: how often
     outside: set[Any] = {*jaxpr.outvars, *stored}  # read by something else, or in memory
     found: set[Var] = set()
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if len(e.outvars) == 1 else None
-        if v in inside and (v not in outside or is_widening(e)) and _is_cheap(v, recipes[v], inside[v]):
+        able = v in inside and (v not in outside or is_widening(e)) and (v in copied or e.prim not in COPIES)
+        if able and _is_cheap(v, recipes[v], inside[v]):
             found.add(v)  # type: ignore[arg-type]  # every reader of a widened value may widen it
         passes = v in found and v not in outside and (moves(e) or _is_elementwise(e))
-        if passes or e.prim is copy_p:
+        if passes or e.prim is copy_p or v in moved:
             inside.update(dict.fromkeys(e.invars, inside[v] if passes else 1))
         elif e.prim is pad_p or e.prim is concatenate_p:
-            inside.update(a for a in e.invars if a.aval.ndim)
+            times = inside[v] if v in found else 1
+            inside.update({a: times for a in e.invars if a.aval.ndim})
             outside.update(a for a in e.invars if not a.aval.ndim)
         else:
             outside.update(e.invars)
     return found
 
 
-def _recipes(jaxpr: Jaxpr, stored: Set[Var]) -> dict[Any, _CopyRecipe]:
-    """Recipes of all variables, if readers computed all elementwise values."""
+def _copied(jaxpr: Jaxpr, moved: Set[Any]) -> set[Any]:
+    """Copies that only copies read: one copy can do it all."""
+    inside: set[Any] = set()
+    outside: set[Any] = set(jaxpr.outvars)
+    for e in reversed(jaxpr.eqns):
+        v = e.outvars[0] if len(e.outvars) == 1 else None
+        passes = e.prim in COPIES or v in moved or (moves(e) and v in inside and v not in outside)
+        (inside if passes else outside).update(e.invars)
+    return {e.outvars[0] for e in jaxpr.eqns if e.prim in COPIES and e.prim is not copy_p} & (
+        inside - outside
+    )
+
+
+def _recipes(jaxpr: Jaxpr, stored: Set[Var], copied: Set[Any]) -> dict[Any, _CopyRecipe]:
+    """Recipes, if readers computed elementwise values, and copies those of copies."""
     recipes: dict[Any, _CopyRecipe] = {v: _CopyRecipe(frozenset([v]), 0) for v in jaxpr.invars}
     for e in jaxpr.eqns:
         own = e.prim.cost if _is_elementwise(e) and e.prim is not copy_p else 0
-        if (_is_elementwise(e) or moves(e)) and e.outvars[0] not in stored:
+        if e.outvars and e.outvars[0] in copied:
+            own = _CHOICE * len(e.invars)
+        if (own or _is_elementwise(e) or moves(e)) and e.outvars[0] not in stored:
             parts = [recipes[a] for a in e.invars if a.__class__ is not Literal]
             if moves(e) and _is_stored_small(e, parts):
                 parts = [_CopyRecipe(frozenset(a for a in e.invars if isinstance(a, Var)), 0)]
@@ -155,7 +183,7 @@ _MOST = 64
 _BIT_STABLE = frozenset((convert_p, neg_p, abs_p, add_p, sub_p, add_any_p, max_p, min_p, exp_p))
 """Operations with equal bits in every kernel; a product may become an FMA."""
 
-_OF_NARROW = frozenset((mul_p, select_p, ge_p, gt_p, le_p, lt_p))
+_OF_NARROW = frozenset((mul_p, square_p, select_p, ge_p, gt_p, le_p, lt_p))
 """Operations that readers may repeat too, of large arrays of 16 bits.
 
 Float32 that kernels compute from those is more exact than they are, fused or not.
@@ -218,7 +246,7 @@ def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
         if sorts[e] == "opaque" or exact or "index_dtype" in e.params:
             at = {None}
         elif sorts[e] == "node" and v not in found:
-            at = {depths[e]}
+            at = {depths[e], _ALONE} if _is_alone(e) else {depths[e]}
         for a in e.invars:
             if a.__class__ is Var:
                 readers.setdefault(a, set()).update(at)
@@ -228,7 +256,7 @@ def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
 def _are_apart(readers: Set[tuple[int, int] | None], stable: bool) -> bool:
     """True if readers have kernels of their own.
 
-    Values with other bits in every kernel need a sum over rows in between.
+    Values with other bits in every kernel need a reduction that ends one in between.
     """
     if None in readers:
         return False
@@ -288,31 +316,43 @@ def _found_in_rows(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
     found: set[Var] = set()
     for e in jaxpr.eqns:
         if sorts[e] != "opaque":
-            elementwise = _is_elementwise(e) or moves(e) or _sums_columns(e)
+            elementwise = _is_elementwise(e) or moves(e) or _ends_kernel(e)
             if not elementwise or any(a in found for a in e.invars):
                 found.update(e.outvars)
     return found
 
 
 def _depths(jaxpr: Jaxpr, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -> dict[Eqn, tuple[int, int]]:
-    """Maximum opaque steps, and sums over rows, on a path to each equation.
+    """Maximum opaque steps, and ends of kernels, on a path to each equation.
 
-    What reads such a sum runs after the last row.
+    What reads a reduction that ends a kernel runs after its last element.
     """
     depths: dict[Eqn, tuple[int, int]] = {}
     for e in jaxpr.eqns:
         before = [makers[a] for a in e.invars if a in makers]
         steps = max((depths[m][0] + (sorts[m] == "opaque") for m in before), default=0)
-        depths[e] = steps, max((depths[m][1] + _sums_columns(m) for m in before), default=0)
+        depths[e] = steps, max((depths[m][1] + _ends_kernel(m) for m in before), default=0)
     return depths
 
 
-def _sums_columns(eqn: Eqn) -> bool:
-    """True for a sum of a large array over rows, as of batch norm's statistics."""
-    if reduces(eqn.prim) != "sum" or eqn.invars[0].aval.size * 4 < LARGE:
+_ALONE = (-1, -1)
+"""Where reductions read that no kernel computes with their operand."""
+
+
+def _is_alone(eqn: Eqn) -> bool:
+    """True for a reduction over axes with others in between, as in group norm."""
+    return bool(reduces(eqn.prim)) and role_of(eqn, Frame(eqn.invars[0].aval.size)) is None
+
+
+def _ends_kernel(eqn: Eqn) -> bool:
+    """True for a reduction of a large array whose readers are not in its kernel.
+
+    Rows are reduced where they are read again. Columns are not, as in batch norm.
+    """
+    if not reduces(eqn.prim) or eqn.invars[0].aval.size * 4 < LARGE:
         return False
     found = role_of(eqn, Frame(eqn.invars[0].aval.size))
-    return found is not None and found[0] == "column"
+    return found is None or found[0] == "column"
 
 
 # -- tables of positions ----------------------------------------------------------------------------

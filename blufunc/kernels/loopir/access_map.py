@@ -19,7 +19,7 @@ from blufunc.core.ops.reduce import reduce_max_p, reduce_min_p, reduce_prod_p
 from blufunc.core.ops.shape import rev_p, slice_p
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reduce_sum_p, reshape_p, transpose_p
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.kernels.loopir.index import ZERO, Index, flat, strides_of, unflat
+from blufunc.kernels.loopir.index import ZERO, Index, Range, flat, of, strides_of, unflat
 
 Place = tuple[Index, ...]
 
@@ -110,6 +110,21 @@ def _drops_axes(eqn: Eqn) -> bool:
 
 
 _PLAIN_REDUCTIONS = frozenset((reduce_sum_p, reduce_prod_p, reduce_max_p, reduce_min_p))
+
+
+def same_order(v: Any, makers: Mapping[Any, Eqn]) -> Any:
+    """The variable with the elements of ``v`` in order; None if movement changes it.
+
+    Args:
+      v: a variable.
+      makers: by variable, the equation that computes it. Movement is followed, up to other operations.
+    """
+    size = v.aval.size
+    points = of(Range("i", size))
+    place = unflat(points, v.aval.shape)
+    while (eqn := makers.get(v)) is not None and moves(eqn) and eqn.invars[0].__class__ is not Literal:
+        place, (v,) = source_of(eqn, place), eqn.invars
+    return v if v.aval.size == size and flat(place, v.aval.shape) == points else None
 
 
 def view_chain(v: Any, virtual: Mapping[Any, Eqn]) -> list[Eqn] | None:

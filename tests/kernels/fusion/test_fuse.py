@@ -8,9 +8,11 @@ import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.programs.simplify import simplify
+from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.fusion import fuse as fuse_module
 from blufunc.kernels.fusion.fuse import Opaque, Region, fuse
 from blufunc.kernels.fusion.iteration_space import reduction_pattern
+from tests.emulation import fake_cuda
 
 
 def ones(*shape, dtype=np.float32):
@@ -42,6 +44,21 @@ PROGRAMS = {
     "moved after": (lambda x: bnp.sin(x).T * 2, [X], ["sin", "mul"]),
     "reshaped after": (lambda x: bnp.sin(x).reshape(48) * 2, [X], ["sin mul"]),
     "a view is returned": (lambda x: x.T[1:], [X], ["copy"]),
+    "a reshape is returned": (lambda x: bnp.sin(x).reshape(48), [X], ["sin"]),
+    "reshapes of rows are returned": (lambda x: (y := bnp.exp(x), (y / y.sum(1, keepdims=True)).reshape(2, 24),
+                                                 y.sum(1).reshape(2, 3))[1:], [X], ["exp reduce_sum div"]),
+    "a reshape of columns is returned": (lambda x: x.sum(0).reshape(2, 4), [X], ["reduce_sum", "copy"]),
+    "both shapes are returned": (lambda x: (y := bnp.sin(x), y.reshape(48)), [X], ["sin"]),
+    "a transpose there and back is returned": (lambda x: bnp.sin(x).T.reshape(8, 6).T, [X], ["sin"]),
+    "a transpose is returned": (lambda x: bnp.sin(x).T, [X], ["copy"]),
+    "a transpose of what else is returned": (lambda x: (y := bnp.sin(x), y.T), [X], ["sin", "copy"]),
+    "a transpose of rows is returned": (lambda x: (x - x.max(1, keepdims=True)).T, [X], ["reduce_max", "copy"]),
+    "copies of copies": (lambda x: bnp.flip(bnp.roll(bnp.pad(x, 1), 1, axis=1), 0), [X], ["copy"]),
+    "copies of copies, of a region": (lambda x: bnp.pad(lax.concatenate([x.cumsum(1), x], 0), 1), [X],
+                                      ["cumsum", "pad"]),
+    "a copy that is read again": (lambda x: (y := bnp.pad(x, 1), bnp.pad(y, 1), y.sum())[1:], [X],
+                                  ["pad reduce_sum", "pad"]),
+    "half of it is returned": (lambda x: bnp.sin(x)[:, ::2], [X], ["copy"]),
     "unrelated": (lambda x, r: (x * 2, r * 3), [X, ROW], ["mul", "mul"]),
     "positions": (lambda x: x * lax.broadcasted_iota(np.float32, (6, 8), 1), [X], ["mul"]),
     # numbers
@@ -90,6 +107,25 @@ PROGRAMS = {
 def test_steps(name):
     fun, args, steps = PROGRAMS[name]
     assert steps_of(fused(fun, *args)) == steps
+
+
+RETURNED = [name for name in PROGRAMS if "returned" in name or "cop" in name]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", RETURNED)
+def test_what_is_moved_on_its_way_out(monkeypatch, rng, device, name):
+    """Values of programs whose results are views, on both compilers."""
+    fun, args, _ = PROGRAMS[name]
+    args = [rng.standard_normal(a.shape).astype(np.float32) for a in args]
+    want = bf.tree.leaves(fun(*map(bnp.asarray, args)))
+    if device == "cuda":
+        fake_cuda.install(monkeypatch)
+    else:
+        monkeypatch.setattr(toolchain, "WORTH_CALLING", 0)
+    got = bf.tree.leaves(bf.jit(fun)(*bf.device_put(args, bf.devices(device)[0])))
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=2e-6, atol=1e-6)
 
 
 def test_roles():

@@ -87,6 +87,9 @@ def test_logits_are_converted_by_all_who_read_them(wall, gradient, found):
 
 both = lambda z: (lax.optimization_barrier(z.max(1, keepdims=True)) + z).sum(1)
 widened = lambda y: both(y.astype(F32))
+grouped_of = lambda y: y.astype(F32).reshape(2, ROWS // 2, 4, LANES // 4)
+grouped = lambda z: (z := z.reshape(2, ROWS // 2, 4, LANES // 4)) - z.sum((1, 3), keepdims=True)
+centred = lambda z: ((d := z - z.sum((1, 3), keepdims=True)) * d).sum((1, 3))
 exps = lambda y, n: exps(bnp.exp(y), n - 1) if n else y
 
 CASES = {  # of a product in bfloat16: what is not stored
@@ -112,6 +115,8 @@ CASES = {  # of a product in bfloat16: what is not stored
     "of three that take more": (lambda y, p: both((y.astype(F32) + p.astype(F32)) * (y @ y.T @ p).astype(F32)), []),
     "as many operations as may be": (lambda y: both(exps(y.astype(F32), 7)), ["convert"] + ["exp"] * 7),
     "too many operations": (lambda y: both(exps(y.astype(F32), 8)), []),
+    "of a group": (lambda y: (grouped(y.astype(F32))), ["convert"]),
+    "of groups and less their mean": (lambda y: centred(grouped_of(y)), ["convert", "sub", "mul"]),
     "of what a region computes": (lambda y: both(bnp.cumsum(y.astype(F32), 1) + y.astype(F32)), []),
 }  # fmt: skip
 
