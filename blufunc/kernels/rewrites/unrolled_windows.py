@@ -31,7 +31,7 @@ from blufunc.core.ops.reduce_window import (
 )
 from blufunc.core.ops.shape import pad_p, slice_
 from blufunc.core.ops.sliding import count, transposed_pad
-from blufunc.core.primitives.linear_ops import add_any_p, full, reduce_sum_p, reshape
+from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim, full, reduce_sum_p, reshape
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import Origins, dce, put_in_place, rewrite, simplify
 from blufunc.core.programs.stage import definition, stage
@@ -96,6 +96,12 @@ class Slide(NamedTuple):
         """True if windows divide the axis into parts."""
         gapless = self.pad == (0, 0) and self.holes == self.spacing == 1 and self.size % self.window == 0
         return gapless and (self.stride == self.window or self.size == self.window)
+
+    @property
+    def is_repeat(self) -> bool:
+        """True if each window has one element, and a run of them has the same one."""
+        steps = self.stride == self.spacing == 1 and self.window == self.holes > 1
+        return steps and max(self.pad) < self.window and self.size > 0 and self.count > 0
 
 
 class Term(NamedTuple):
@@ -198,6 +204,8 @@ def _reduced(
     for d in moving:
         if whole is not None and slides[d].is_apart and slides[d].window >= _REDUCED_FROM:
             state, slides[d] = _over_parts(state, d, slides[d], whole)
+        elif whole is not None and slides[d].is_repeat:
+            state, slides[d] = _repeated(state, d, slides[d])
     moving = [d for d in moving if not slides[d].is_trivial]
     if math.prod(s.window for s in slides) <= MOST_TERMS:
         return _joined(state, slides, join, fills) if moving else state
@@ -224,6 +232,16 @@ def _over_parts(state: State, axis: int, slide: Slide, whole: Any) -> tuple[Stat
     shape = x.aval.shape
     apart = reshape(x, (*shape[:axis], slide.count, slide.window, *shape[axis + 1 :]))
     return (whole.bind(apart, axes=(axis + 1,)),), _untouched(slide.count)
+
+
+def _repeated(state: State, axis: int, slide: Slide) -> tuple[State, Slide]:
+    """Windows of one element each: the elements, each several times, without the ends."""
+    (x,) = state
+    shape, ends = x.aval.shape, (*x.aval.shape[: axis + 1], slide.window, *x.aval.shape[axis + 1 :])
+    dims = tuple(d for d in range(len(ends)) if d != axis + 1)
+    long = (*shape[:axis], slide.size * slide.window, *shape[axis + 1 :])
+    again = reshape(broadcast_in_dim(x, ends, dims), long)
+    return (_along(again, axis, slide.window - 1 - slide.pad[0], slide.count, 1),), _untouched(slide.count)
 
 
 def _joined(

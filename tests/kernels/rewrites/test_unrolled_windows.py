@@ -25,6 +25,8 @@ CASES = {  # shape, window, strides, padding and dilations
     "padding alone": ((2, 3), (1, 2), (1, 2), ((0, 0), (5, 5)), {}),
     "cropped": ((6, 9), (2, 3), (1, 2), ((-1, 2), (1, -2)), {}),
     "dilations": ((5, 9), (2, 3), (1, 2), ((1, 2), (3, 0)), {"base_dilation": (2, 3), "window_dilation": (3, 2)}),
+    "repeats": ((3, 5), (2, 3), (1, 1), ((1, 1), (2, 2)), {"base_dilation": (2, 3)}),
+    "repeats, cropped": ((3, 5), (2, 3), (1, 1), ((0, 1), (2, -4)), {"base_dilation": (2, 3)}),
     "gaps": ((4, 5), (1, 1), (1, 1), "VALID", {"base_dilation": (1, 3)}),
     "identity": ((4, 5), (1, 1), (1, 1), "VALID", {}),
 }  # fmt: skip

@@ -31,6 +31,9 @@ STATIC_SHARED_BYTES = 48 << 10
 RESERVED_SHARED_BYTES = 4 << 10
 """Shared memory per block reserved for reductions and the system."""
 
+LINE_BYTES = 128
+"""Bytes of a line of L1, which serves one line per cycle."""
+
 CLUSTER_LIMIT = 8
 """Maximum blocks per cluster on every device with thread block clusters."""
 
@@ -50,6 +53,9 @@ L2_BYTES = 50 << 20
 
 H200 = Machine("an H200", bandwidth=4.3e12, flops=3e13, products=5e13, narrow_products=7e14, launch=2e-6)
 """Rates that weigh time against memory."""
+
+CLOCK = 1.755e9
+"""Cycles of an SM per second."""
 
 BANDWIDTH = 3e12
 """Attained bytes per second of a kernel, reads plus writes."""
@@ -84,6 +90,9 @@ BLOCK = 256
 
 WARP_LANES = 1024
 """Maximum lanes of a row for one warp per row; longer rows get a block."""
+
+THREAD_CYCLES = 8
+"""Cycles in which a warp starts: about 32 instructions, four of which an SM issues per cycle."""
 
 AHEAD_BYTES = 4 << 20
 """Maximum bytes of the arrays of a kernel that begins ahead.

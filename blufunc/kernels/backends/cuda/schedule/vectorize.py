@@ -20,7 +20,15 @@ from typing import Any, TypeVar
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ops import elementwise as ew
-from blufunc.kernels.backends.cuda.device_model import ACCESS_BYTES
+from blufunc.kernels.backends.cuda.device_model import (
+    ACCESS_BYTES,
+    BANDWIDTH,
+    CLOCK,
+    LINE_BYTES,
+    SM_COUNT,
+    THREAD_CYCLES,
+    WARP,
+)
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import (
     ScheduledKernel,
     Vectors,
@@ -87,21 +95,49 @@ def is_wide(index: Index, cut: Vectors) -> bool:
 
 
 def best_width(kernel: Kernel, over: Range) -> int:
-    """Widest vectors for which all vectorizable accesses are wide; 1 if none are."""
-    accesses = [(b, i) for b, i in _accesses(kernel) if over in ranges_of(i)]
-    wide: dict[int, list[Buffer]] = {}
+    """Widest vectors for which all vectorizable accesses are wide; 1 if none are.
+
+    Along the grid, the widest whose accesses take no longer in L1 than the kernel's bytes in memory, if there is one.
+    """
+    accesses = list(dict.fromkeys((b, i) for b, i in _accesses(kernel) if over in ranges_of(i)))
+    wide: dict[int, list[bool]] = {}
     for width in _WIDTHS:
         if over.extent % width == 0 and over.extent:
             cut = vectors_of(over, width)
-            wide[width] = [b for b, i in accesses if is_wide(i, cut)]
-    narrowest = wide.get(2, [])
-    for width, buffers in wide.items():
-        sizes = [b.dtype.itemsize * width for b in buffers]
+            wide[width] = [is_wide(i, cut) for _, i in accesses]
+    narrowest = sum(wide.get(2, []))
+    possible = []
+    for width, found in wide.items():
+        sizes = [b.dtype.itemsize * width for (b, _), is_one in zip(accesses, found, strict=True) if is_one]
         # a vector is one access of the smallest elements, at most two of the largest
         fits = sizes and min(sizes) <= ACCESS_BYTES and max(sizes) <= 2 * ACCESS_BYTES
-        if fits and len(buffers) == len(narrowest):
-            return width
-    return 1
+        if fits and len(sizes) == narrowest:
+            possible.append(width)
+    if not possible or all(wide[possible[0]]) or over not in kernel.grid:
+        return possible[0] if possible else 1
+    cycles = {w: _l1_cycles(accesses, wide.get(w, [False] * len(accesses)), over, w) for w in (*possible, 1)}
+    enough = max(min(cycles.values()), _memory_cycles(kernel))
+    return next(w for w, n in cycles.items() if n <= enough)
+
+
+def _l1_cycles(accesses: Sequence[tuple[Buffer, Index]], wide: Sequence[bool], over: Range, width: int) -> float:
+    """Cycles of L1 in which a warp accesses one element per thread, and begins.
+
+    A cycle serves one line. A wide access is one access of a whole vector; others are an access for each element, in
+    which neighboring threads are a vector apart.
+    """
+    total = THREAD_CYCLES / width
+    for (buffer, index), is_one in zip(accesses, wide, strict=True):
+        apart = (index.coefficient(over) or 0) * width * buffer.dtype.itemsize
+        lines = max(1, min(WARP, WARP * abs(apart) // LINE_BYTES))
+        total += lines / width if is_one else lines
+    return total
+
+
+def _memory_cycles(kernel: Kernel) -> float:
+    """Cycles in which memory moves all arrays once, for a warp of points of an SM."""
+    size = sum(b.size * b.dtype.itemsize for b in kernel.buffers)
+    return size / kernel.points * WARP / (BANDWIDTH / SM_COUNT / CLOCK)
 
 
 def _accesses(kernel: Kernel) -> Iterator[tuple[Buffer, Index]]:
