@@ -35,6 +35,7 @@ from blufunc.kernels.backends.cuda.library.loops import source as loop_kernels
 from blufunc.kernels.backends.cuda.library.recurrence import source as recurrence
 from blufunc.kernels.backends.cuda.library.scatter import atomics as scatter_atomics
 from blufunc.kernels.backends.cuda.library.scatter import bins as scatter_bins
+from blufunc.kernels.backends.cuda.library.scatter import partitions as scatter_partitions
 from blufunc.kernels.backends.cuda.library.scatter import rows as scatter_rows
 from blufunc.kernels.backends.cuda.library.sorting import rows as sorting
 from blufunc.kernels.backends.cuda.render.source import KERNEL_PARTS
@@ -111,6 +112,7 @@ DEVICE_SOURCES = {
     "scatter": ("sm_80 sm_90a", lambda arch: scatter_rows.source("add", BF16, "int32", 4, True)),
     "scatter_order": ("sm_80 sm_90a", lambda arch: scatter_rows.order_source("int64", 8, False, BF16)),
     "scatter_bins": ("sm_80 sm_90a", lambda arch: scatter_bins.source("add", BF16, "int32", True)),
+    "scatter_partitions": ("sm_80 sm_90a", lambda arch: scatter_partitions.source("add", BF16, "int32", 9)),
     "scatter_atomics": (
         "sm_80",
         lambda arch: scatter_atomics.source("max", np.dtype(np.int64), "int32", True),

@@ -116,15 +116,15 @@ __device__ void place_digits(Key key, Value value, const unsigned *counts, const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    count_rows(const Index *rows, unsigned *counts, int n, int each, int height) {
-  count_digits([=](int j) { return key_of(rows[j], height); }, counts, n, each, 0);
+    count_rows(const Index *rows, unsigned *counts, int n, int each, int shift, int height) {
+  count_digits([=](int j) { return key_of(rows[j], height); }, counts, n, each, shift);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     place_rows(const Index *rows, const Payload *updates, const unsigned *counts, const int *bases,
-               unsigned *keys, Payload *payloads, int n, int each, int height) {
+               unsigned *keys, Payload *payloads, int n, int each, int shift, int height) {
   place_digits([=](int j) { return key_of(rows[j], height); }, [=](int j) { return PAYLOAD(updates, j); },
-               counts, bases, keys, payloads, n, each, 0);
+               counts, bases, keys, payloads, n, each, shift);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -7,7 +7,7 @@ from benchmarks.harness.kernel_resources import resources
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import driver, nvrtc
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
-from blufunc.kernels.backends.cuda.library.scatter import bins, op, rows
+from blufunc.kernels.backends.cuda.library.scatter import bins, op, partitions, rows
 
 DTYPES = [dtypes.float32, dtypes.bfloat16, dtypes.float64, dtypes.int32, dtypes.uint8, dtypes.complex64]
 WAYS = ["set", "add", "mul", "max", "min"]
@@ -25,6 +25,8 @@ def test_compiles_without_spills(how, dtype):
     texts = [rows.source(how, dtype, "int32", 4, clip)]
     if bins.suits(how, dtype, 1 << 20, 100, 1):
         texts.append(bins.source(how, dtype, "int64", clip))
+    if partitions.suits(how, dtype, 1 << 22, 50_000, 1):
+        texts.append(partitions.source(how, dtype, "int32", 8))
     for text in texts:
         binary = nvrtc.build(text, "sm_80", "scatter")
         assert all(r.spill_stores == 0 for r in resources(binary).values())
@@ -56,7 +58,25 @@ def test_which_scatters_have_bins(how, dtype, n, height, width, suits):
     assert bins.suits(how, np.dtype(dtype), n, height, width) == suits
     texts = op.texts(how, np.dtype(dtype), np.dtype(np.int32), n, height, width, False)
     assert ("scatter_bins" in texts[0][1]) == suits
-    assert (len(texts) == 2) == (not suits and rows.is_sorted(n))
+    assert (len(texts) == 1) == (suits or not rows.is_sorted(n))
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype", "n", "height", "suits"),
+    [
+        ("add", "float32", 1 << 24, 50_000, True),
+        ("add", "float16", 1 << 20, 4000, True),
+        ("mul", "int32", 1 << 20, 4000, True),
+        ("add", "float32", 1 << 24, 1 << 20, False),  # the bins of a partition do not fit
+        ("add", "float64", 1 << 24, 50_000, False),  # positions are sorted
+        ("add", "float32", 100_000, 50_000, False),  # more bins than updates
+        ("set", "float32", 1 << 24, 50_000, False),
+    ],
+)
+def test_which_scatters_have_partitions(how, dtype, n, height, suits):
+    assert partitions.suits(how, np.dtype(dtype), n, height, 1) == suits
+    texts = op.texts(how, np.dtype(dtype), np.dtype(np.int64), n, height, 1, True)
+    assert any("partitions" in name for _, name in texts) == suits
 
 
 @pytest.mark.gpu
@@ -120,7 +140,10 @@ def draw_rows(rng, kind, n, height):
         ("add", "float32", 255, 70_000, 4),
         ("add", "float32", 50_257, 200_003, 3),  # in two
         ("add", "float64", 1 << 20, 100_000, 1),  # in three
-        ("add", "float32", 60_000, 1 << 20, 1),  # and the updates
+        ("add", "float32", 60_000, 100_000, 1),  # and the updates
+        ("add", "float32", 60_000, 1 << 20, 1),  # partitions
+        ("max", "float16", 3333, 300_007, 1),
+        ("min", "float32", 90_001, 1 << 20, 1),
         ("max", "float32", 1 << 21, 100_000, 1),
         ("add", "int32", 60_000, 1 << 20, 1),  # atomics
         ("max", "int64", 60_000, 100_000, 3),

@@ -23,14 +23,14 @@ from blufunc.kernels.codegen import scalar_ops, source_files
 from blufunc.kernels.codegen.source_files import DEVICE
 from blufunc.kernels.loopir.ir import identity
 
-_WARPS = 8
-_GROUPS = 16
+WARPS = 8
+GROUPS = 16
 _SHARED_BYTES = 192 << 10  # of an SM, for all bins
 _BLOCK_BYTES = 96 << 10  # of a block, on any architecture
 _LEAST_WARPS = 8  # of an SM: fewer leave it idle while they wait
 _MOST_WARPS = 64
 _PART = 512  # fewest updates of a warp
-_UPDATES_PER_BIN = 8  # fewest: bins are initialized and combined once per warp
+UPDATES_PER_BIN = 8  # fewest: bins are initialized and combined once per warp
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
 
@@ -39,17 +39,22 @@ _FILE = "backends/cuda/include/scatter_bins.cuh"
 
 def suits(how: str, dtype: np.dtype, n: int, height: int, width: int) -> bool:
     """True if the bins of a scatter fit, and updates are many enough to pay for them."""
+    return fits(how, dtype, height, width) and n >= max(_PART, UPDATES_PER_BIN * height)
+
+
+def fits(how: str, dtype: np.dtype, height: int, width: int) -> bool:
+    """True if the warps of an SM have room for bins."""
     if width != 1 or how not in _REDUCTIONS or dtypes.is_complex(dtype) or common.wide(dtype).itemsize < 4:
         return False
-    return _warps(dtype, height) >= _LEAST_WARPS and n >= max(_PART, _UPDATES_PER_BIN * height)
+    return _warps(dtype, height) >= _LEAST_WARPS
 
 
 def _warps(dtype: np.dtype, height: int) -> int:
     """Warps of an SM that bins have shared memory for, whole blocks of them."""
     bins = height * common.wide(dtype).itemsize
-    if _WARPS * bins > _BLOCK_BYTES:
+    if WARPS * bins > _BLOCK_BYTES:
         return 0
-    return min(_MOST_WARPS, _SHARED_BYTES // bins) // _WARPS * _WARPS
+    return min(_MOST_WARPS, _SHARED_BYTES // bins) // WARPS * WARPS
 
 
 class Bins:
@@ -61,19 +66,19 @@ class Bins:
     ):  # fmt: skip
         functions = _functions(how, dtype, index.name, clip, device)
         wide = common.wide(dtype)
-        blocks = _warps(dtype, height) // _WARPS * device_model.SM_COUNT
-        blocks = max(1, min(blocks, n // (_PART * _WARPS)))
-        each = -(-n // (blocks * _WARPS))
+        blocks = _warps(dtype, height) // WARPS * device_model.SM_COUNT
+        blocks = max(1, min(blocks, n // (_PART * WARPS)))
+        each = -(-n // (blocks * WARPS))
         self._partials = own((blocks * height,), wide)
         sizes = (np.int32(n), np.int32(each), np.int32(height))
-        shared = _WARPS * height * wide.itemsize
+        shared = WARPS * height * wide.itemsize
         args = (0, 0, self._partials.ptr, *sizes)
         self._parts: driver.Launch = functions["combine_parts"].prepare(
-            (blocks,), (32 * _WARPS,), shared, args
+            (blocks,), (32 * WARPS,), shared, args
         )
         more = (0, self._partials.ptr, 0, np.int32(blocks), np.int32(height))
         grid = (-(-height // 32),)
-        self._blocks: driver.Launch = functions["combine_blocks"].prepare(grid, (32 * _GROUPS,), 0, more)
+        self._blocks: driver.Launch = functions["combine_blocks"].prepare(grid, (32 * GROUPS,), 0, more)
 
     def __call__(self, x: int, rows: int, updates: int, out: int, stream: Any) -> None:
         """Put the launches on a stream; the arrays are given by their addresses."""
@@ -95,6 +100,11 @@ def texts(how: str, dtype: np.dtype, index: np.dtype, clip: bool) -> list[module
 
 def source(how: str, dtype: np.dtype, index: str, clip: bool) -> str:
     """CUDA C++ of the kernels for a reduction, a dtype, and an index dtype."""
+    return part("few bins", how, dtype, index, CLIP=clip)
+
+
+def part(name: str, how: str, dtype: np.dtype, index: str, **constants: source_files.Constant) -> str:
+    """CUDA C++ of a part of the kernels, with what it calls."""
     wide = common.wide(dtype)
     start = (
         "-0.0f"
@@ -104,9 +114,9 @@ def source(how: str, dtype: np.dtype, index: str, clip: bool) -> str:
         else ""
     )
     start = start or scalar_ops.literal(identity(_REDUCTIONS[how], wide), wide)
-    declared = common.types(index, dtype, WARPS=_WARPS, GROUPS=_GROUPS, CLIP=clip)
+    declared = common.types(index, dtype, WARPS=WARPS, GROUPS=GROUPS, **constants)
     macros = {**common.macros(how, dtype), "IDENTITY": start}
-    return DEVICE.with_prelude(declared + source_files.source(_FILE, **macros))
+    return DEVICE.with_prelude(declared + source_files.source(_FILE, "warps", name, **macros))
 
 
 @functools.lru_cache(64)

@@ -24,7 +24,7 @@ from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
-from blufunc.kernels.backends.cuda.library.scatter import atomics, bins, rows
+from blufunc.kernels.backends.cuda.library.scatter import atomics, bins, partitions, rows
 from blufunc.kernels.backends.cuda.library.scatter.common import Own, takes
 from blufunc.kernels.backends.cuda.library.scatter.rows import Rows
 from blufunc.kernels.schedule import OpaqueStep
@@ -33,11 +33,15 @@ from blufunc.kernels.schedule import OpaqueStep
 def prepared(
     how: str, dtype: np.dtype, index: np.dtype, n: int, height: int, width: int, device: int, own: Own,
     clip: bool = False,
-) -> Rows | bins.Bins | atomics.Atomics:  # fmt: skip
+) -> Rows | bins.Bins | atomics.Atomics | partitions.Partitions:  # fmt: skip
     """Scratch and launches of a scatter; ``Args`` as of ``rows.Rows``."""
+    made: Any = Rows
     if bins.suits(how, dtype, n, height, width):
-        return bins.Bins(how, dtype, index, n, height, width, device, own, clip)
-    made = atomics.Atomics if atomics.suits(how, dtype) else Rows
+        made = bins.Bins
+    elif atomics.suits(how, dtype):
+        made = atomics.Atomics
+    elif partitions.suits(how, dtype, n, height, width):
+        made = partitions.Partitions
     return made(how, dtype, index, n, height, width, device, own, clip)
 
 
@@ -49,6 +53,8 @@ def texts(
         return bins.texts(how, dtype, index, clip)
     if atomics.suits(how, dtype):
         return atomics.texts(how, dtype, index, clip)
+    if partitions.suits(how, dtype, n, height, width):
+        return partitions.texts(how, dtype, index, height, clip)
     return rows.texts(how, dtype, index, n, height, width, clip)
 
 

@@ -58,12 +58,12 @@ class Rows:
         own: Own, clip: bool = False,
     ):  # fmt: skip
         vector, values = _vector(width), sorts_updates(dtype, n, width)
-        functions = _functions(how, dtype, index.name, vector, clip, values, device)
-        self._order: _Sorted | _Ranked
+        functions = functions_of(how, dtype, index.name, vector, clip, values, device)
+        self._order: Sorted | _Ranked
         if is_sorted(n):
             payload = dtype if values else None
-            sort = _order_functions(index.name, digits(height)[1], clip, payload, device)
-            self._order = _Sorted(functions, sort, n, height, own, payload)
+            sort = order_functions(index.name, digits(height)[1], clip, payload, device)
+            self._order = Sorted(functions, sort, n, height, own, payload, digits(height))
         else:
             self._order = _Ranked(functions, n, height, own)
         starts, order = self._order.starts, self._order.order
@@ -141,16 +141,21 @@ class _Ranked:
         return updates
 
 
-class _Sorted:
+class Sorted:
     """The order of many updates, by radix; attributes as of ``_Ranked``.
 
     If updates are sorted themselves, ``order`` is the address of their rows.
+
+    Args:
+      by: number of passes, and bits of a digit.
+      begin: lowest bit of the rows that they are sorted by.
     """
 
     def __init__(
-        self, functions: dict[str, Any], sort: dict[str, Any], n: int, height: int, own: Own, payload: np.dtype | None
+        self, functions: dict[str, Any], sort: dict[str, Any], n: int, height: int, own: Own,
+        payload: np.dtype | None, by: tuple[int, int], begin: int = 0,
     ):  # fmt: skip
-        passes, bits = digits(height)
+        passes, bits = by
         count = 1 << bits
         parts = min(_MOST_PARTS, -(-n // _TILE))
         each = -(-n // (parts * _TILE)) * _TILE
@@ -176,16 +181,16 @@ class _Sorted:
             return launch
 
         for p in range(passes):
-            into, before, shift = p % 2, (p - 1) % 2, np.int32(p * bits)
+            into, before, shift = p % 2, (p - 1) % 2, np.int32(begin + p * bits)
             if p == 0:
-                self._by_rows.append(add("count_rows", 0, counts.ptr, n_, each_, height_))
+                self._by_rows.append(add("count_rows", 0, counts.ptr, n_, each_, shift, height_))
             else:
                 add("count_keys", keys[before].ptr, counts.ptr, n_, each_, shift)
             add("sum_parts", counts.ptr, totals.ptr, np.int32(blocks[0]), grid=(count // 32,), block=1024)
             add("begin", totals.ptr, bases.ptr, np.int32(count), grid=(1,), block=_SCAN_THREADS)
             made = (counts.ptr, bases.ptr, keys[into].ptr, payloads[into].ptr, n_, each_)
             if p == 0:
-                self._place = add("place_rows", 0, 0, *made, height_)
+                self._place = add("place_rows", 0, 0, *made, shift, height_)
                 self._by_rows.append(self._place)
             else:
                 add("place_keys", keys[before].ptr, payloads[before].ptr, *made, shift)
@@ -267,7 +272,7 @@ def order_source(index: str, bits: int, clip: bool, payload: np.dtype | None = N
 
 
 @functools.lru_cache(256)
-def _functions(
+def functions_of(
     how: str, dtype: np.dtype, index: str, vector: int, clip: bool, values: bool, device: int
 ) -> dict[str, Any]:
     module = modules.module(source(how, dtype, index, vector, clip, values), device, f"scatter_{how}")
@@ -275,7 +280,7 @@ def _functions(
 
 
 @functools.lru_cache(64)
-def _order_functions(
+def order_functions(
     index: str, bits: int, clip: bool, payload: np.dtype | None, device: int
 ) -> dict[str, Any]:
     module = modules.module(order_source(index, bits, clip, payload), device, "scatter_order")
