@@ -29,6 +29,7 @@ from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.convolution import implicit_gemm
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
+from blufunc.kernels.backends.cuda.library.linalg import moves as large_matrices
 from blufunc.kernels.backends.cuda.library.linalg import small
 from blufunc.kernels.backends.cuda.library.loops import op
 from blufunc.kernels.backends.cuda.library.loops import source as loop_kernels
@@ -117,6 +118,12 @@ DEVICE_SOURCES = {
         "sm_80",
         lambda arch: scatter_atomics.source("max", np.dtype(np.int64), "int32", True),
     ),
+    "large matrices, transposes": (
+        "sm_80",
+        lambda arch: large_matrices.transpose_source(np.dtype(np.complex128), True),
+    ),
+    "large matrices, triangles": ("sm_80", lambda arch: large_matrices.triangle_source(np.dtype("c8"))),
+    "large matrices, permutations": ("sm_80", lambda arch: large_matrices.permutation_source(1 << 20)),
     "a recurrence": ("sm_80 sm_90a", lambda arch: recurrence_source()),
     "Cholesky": ("sm_80", lambda arch: matrix_source(small_cases.cholesky, (5, 9, 9))),
     "LU": ("sm_80", lambda arch: matrix_source(lax.linalg.lu, (5, 9, 9))),

@@ -25,7 +25,7 @@ from blufunc.kernels.backends.cuda.library import cupy_entries as entries
 from blufunc.kernels.backends.cuda.library.cupy_entries import narrowed, widened
 from blufunc.kernels.backends.cuda.library.host import fallback
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Function, FunctionKernel
-from blufunc.kernels.backends.cuda.library.linalg import large
+from blufunc.kernels.backends.cuda.library.linalg import large, moves
 from blufunc.kernels.backends.cuda.library.scatter import op as cuda_scatter
 
 # -- running ---------------------------------------------------------------------------------------
@@ -186,10 +186,7 @@ class CupyLibrary:
 
     def permutation(self, pivots: Any, rows: int) -> Any:
         """Permutations (b, rows), int32, equivalent to pivot sequences (b, k)."""
-        pivots = self.xp.ascontiguousarray(pivots, np.int32)
-        out = self.xp.empty((len(pivots), rows), np.int32)
-        _permutation_kernel()(pivots, pivots.shape[1], rows, out, size=len(pivots))
-        return out
+        return moves.permutation(pivots, rows)
 
     def scatter(self, x: Any, rows: Any, updates: Any, how: str, dtype: np.dtype) -> Any:
         """``x`` (n, w) with ``updates`` (m, w) combined into ``rows`` (m), in order.
@@ -209,27 +206,6 @@ def cupy_library() -> CupyLibrary:
     """CuPy as entries use it."""
     driver.require()
     return CupyLibrary()
-
-
-@functools.cache
-def _permutation_kernel() -> Any:
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "raw int32 pivots, int32 k, int32 m",
-        "raw int32 order",
-        """
-        for (int j = 0; j < m; ++j) order[i * m + j] = j;
-        for (int j = 0; j < k; ++j) {
-          int p = pivots[i * k + j];
-          if (p < 0 || p >= m) continue;
-          int row = order[i * m + j];
-          order[i * m + j] = order[i * m + p];
-          order[i * m + p] = row;
-        }
-        """,
-        "blufunc_permutation",
-    )
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -120,7 +120,9 @@ def best_width(kernel: Kernel, over: Range) -> int:
     return next(w for w, n in cycles.items() if n <= enough)
 
 
-def _l1_cycles(accesses: Sequence[tuple[Buffer, Index]], wide: Sequence[bool], over: Range, width: int) -> float:
+def _l1_cycles(
+    accesses: Sequence[tuple[Buffer, Index]], wide: Sequence[bool], over: Range, width: int
+) -> float:
     """Cycles of L1 in which a warp accesses one element per thread, and begins.
 
     A cycle serves one line. A wide access is one access of a whole vector; others are an access for each element, in

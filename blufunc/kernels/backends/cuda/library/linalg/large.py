@@ -8,10 +8,13 @@ transposed before and after.
 
 from __future__ import annotations
 
-import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from blufunc.kernels.backends.cuda.library.linalg import moves
 
 ROWS_PER_MATRIX = 128
 """Rows for each matrix of a batch beyond which its matrices fill a GPU one by one.
@@ -22,6 +25,9 @@ MOST_PIVOTED = 512
 """Rows up to which cuBLAS's batched LU is faster than one by one.
 measured: 16 of 512 in 7.3 ms, one by one 15; 16 of 1024 in 69 and 33 (H100, November 2026).
 """
+
+STREAMS = 8
+"""Streams on which matrices are factored one by one: panels of a few hundred rows occupy few SMs."""
 
 _LETTERS = {"f": "s", "d": "d", "F": "c", "D": "z"}
 
@@ -39,11 +45,6 @@ def _pointers(x: Any) -> Any:
     return cupy.arange(begin, begin + len(x) * step, step, dtype=np.uintp)
 
 
-def _columns_first(x: Any) -> Any:
-    """A copy of matrices in column-major order."""
-    return x.swapaxes(-1, -2).copy()
-
-
 def cholesky(x: Any) -> Any:
     """Lower triangles (b, n, n), of which those without a factor are NaN."""
     import cupy
@@ -51,7 +52,7 @@ def cholesky(x: Any) -> Any:
     from cupy_backends.cuda.libs import cublas, cusolver
 
     number, n = x.shape[:2]
-    y, letter = _columns_first(x), _LETTERS[x.dtype.char]
+    y, letter = moves.transposed(x, lower=True), _LETTERS[x.dtype.char]
     found = cupy.zeros(number, np.int32)
     handle, lower = device.get_cusolver_handle(), cublas.CUBLAS_FILL_MODE_LOWER
     if is_batched(number, n):
@@ -59,31 +60,14 @@ def cholesky(x: Any) -> Any:
         factor(handle, lower, n, _pointers(y).data.ptr, n, found.data.ptr, number)
     else:
         size = getattr(cusolver, f"{letter}potrf_bufferSize")(handle, lower, n, y.data.ptr, n)
-        work, factor = cupy.empty(size, x.dtype), getattr(cusolver, f"{letter}potrf")
-        for i in range(number):
-            factor(handle, lower, n, y[i].data.ptr, n, work.data.ptr, size, found[i:].data.ptr)
-    out = _columns_first(y)
-    last = out[:, -1, -1].copy()
-    _clear_upper(x.dtype.kind == "c")(found, np.int64(n), last, out)
-    return out
+        work, factor = _workspaces(number, size, x.dtype), getattr(cusolver, f"{letter}potrf")
 
+        def run(i: int, handle: int) -> None:
+            scratch = work[i % len(work)].data.ptr
+            factor(handle, lower, n, y[i].data.ptr, n, scratch, size, found[i:].data.ptr)
 
-@functools.cache
-def _clear_upper(is_complex: bool) -> Any:
-    import cupy
-
-    # a NaN anywhere in the lower triangle reaches the last element of the diagonal; other elements stay
-    return cupy.ElementwiseKernel(
-        "raw int32 found, int64 n, raw T last",
-        "T out",
-        f"""
-        long long matrix = i / (n * n), row = i / n % n, column = i % n;
-        bool good = !found[matrix] && last[matrix]{".real()" if is_complex else ""} > 0;
-        if (column > row) out = T(0);
-        else if (!good) out = T(nan(""));
-        """,
-        "blufunc_clear_upper",
-    )
+        _overlapped(number, run)
+    return moves.triangles(y, found)
 
 
 def lu(x: Any) -> tuple[Any, Any]:
@@ -93,7 +77,7 @@ def lu(x: Any) -> tuple[Any, Any]:
     from cupy_backends.cuda.libs import cublas, cusolver
 
     number, m, n = x.shape
-    y, letter = _columns_first(x), _LETTERS[x.dtype.char]
+    y, letter = moves.transposed(x), _LETTERS[x.dtype.char]
     pivots, found = cupy.empty((number, min(m, n)), np.int32), cupy.empty(number, np.int32)
     if m == n <= MOST_PIVOTED and is_batched(number, n):
         factor = getattr(cublas, f"{letter}getrfBatched")
@@ -101,9 +85,58 @@ def lu(x: Any) -> tuple[Any, Any]:
             device.get_cublas_handle(), n, _pointers(y).data.ptr, n, pivots.data.ptr, found.data.ptr, number
         )
     else:
-        handle = device.get_cusolver_handle()
-        size = getattr(cusolver, f"{letter}getrf_bufferSize")(handle, m, n, y.data.ptr, m)
-        work, factor = cupy.empty(size, x.dtype), getattr(cusolver, f"{letter}getrf")
-        for i in range(number):
-            factor(handle, m, n, y[i].data.ptr, m, work.data.ptr, pivots[i].data.ptr, found[i:].data.ptr)
-    return y.swapaxes(-1, -2), pivots - np.int32(1)
+        size = getattr(cusolver, f"{letter}getrf_bufferSize")(
+            device.get_cusolver_handle(), m, n, y.data.ptr, m
+        )
+        work, factor = _workspaces(number, size, x.dtype), getattr(cusolver, f"{letter}getrf")
+
+        def run(i: int, handle: int) -> None:
+            scratch = work[i % len(work)].data.ptr
+            factor(handle, m, n, y[i].data.ptr, m, scratch, pivots[i].data.ptr, found[i:].data.ptr)
+
+        _overlapped(number, run)
+    return moves.transposed(y), pivots - np.int32(1)
+
+
+# -- several streams --------------------------------------------------------------------------------
+
+
+def _workspaces(number: int, size: int, dtype: np.dtype) -> Any:
+    """Memory of cuSOLVER for each stream that factors some of ``number`` matrices."""
+    import cupy
+
+    return cupy.empty((min(number, STREAMS), size), dtype)
+
+
+def _overlapped(number: int, run: Callable[[int, int], None]) -> None:
+    """Call ``run(i, handle)`` for each ``i``, on streams in turn, between work of the current stream."""
+    import cupy
+
+    if number == 1:
+        return run(0, cupy.cuda.device.get_cusolver_handle())
+    current, beside = cupy.cuda.get_current_stream(), _beside(cupy.cuda.runtime.getDevice())[:number]
+    begin = current.record()
+    for stream, _ in beside:
+        stream.wait_event(begin)
+    for i in range(number):
+        stream, handle = beside[i % len(beside)]
+        with stream:
+            run(i, handle)
+    for stream, _ in beside:
+        current.wait_event(stream.record())
+    return None
+
+
+_LOCAL = threading.local()
+"""Streams and handles of this thread, by device: a handle serves one thread at a time."""
+
+
+def _beside(device: int) -> list[tuple[Any, int]]:
+    """Streams of a device, each with a handle of cuSOLVER, whose own memory serves one stream."""
+    import cupy
+    from cupy_backends.cuda.libs import cusolver
+
+    found = _LOCAL.__dict__.setdefault("streams", {})
+    if device not in found:
+        found[device] = [(cupy.cuda.Stream(non_blocking=True), cusolver.create()) for _ in range(STREAMS)]
+    return found[device]
