@@ -240,8 +240,8 @@ def _repeated(state: State, axis: int, slide: Slide) -> tuple[State, Slide]:
     shape, ends = x.aval.shape, (*x.aval.shape[: axis + 1], slide.window, *x.aval.shape[axis + 1 :])
     dims = tuple(d for d in range(len(ends)) if d != axis + 1)
     long = (*shape[:axis], slide.size * slide.window, *shape[axis + 1 :])
-    again = reshape(broadcast_in_dim(x, ends, dims), long)
-    return (_along(again, axis, slide.window - 1 - slide.pad[0], slide.count, 1),), _untouched(slide.count)
+    repeated = reshape(broadcast_in_dim(x, ends, dims), long)
+    return (_along(repeated, axis, slide.window - 1 - slide.pad[0], slide.count, 1),), _untouched(slide.count)
 
 
 def _joined(

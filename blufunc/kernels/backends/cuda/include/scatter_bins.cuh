@@ -116,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *LANES)
   Wide *mine = bins + warp * BINS;
   const int begin = int(blockIdx.x) * CHUNK, end = n - begin < CHUNK ? n : begin + CHUNK;
   for (unsigned p = keys[begin] / BINS, last_p = keys[end - 1] / BINS; p <= last_p; ++p) {
-    const int from = max(begin, starts[p]), to = min(end, starts[p + 1]), each = (to - from + WARPS - 1) / WARPS;
+    const int from = max(begin, starts[p]), to = min(end, starts[p + 1]),
+              each = (to - from + WARPS - 1) / WARPS;
     if (from >= to) continue;
     for (int r = lane; r < BINS; r += LANES) mine[r] = IDENTITY;
     __syncwarp();

@@ -21,7 +21,9 @@ ROWS = small.MOST_ROWS + 1
 CASES = {
     "cholesky": (cholesky, definite(2, ROWS, ROWS)),
     "cholesky of one": (cholesky, definite(2 * ROWS, 2 * ROWS)),
-    "lu": (lax.linalg.lu, random(3, ROWS, ROWS)),
+    "cholesky of several, one by one": (cholesky, definite(2, 2 * ROWS, 2 * ROWS)),
+    "lu": (lax.linalg.lu, random(5, ROWS, ROWS)),
+    "lu of several, one by one": (lax.linalg.lu, random(9, 3 * ROWS, 3 * ROWS)),
     "lu of one": (lax.linalg.lu, random(2 * ROWS, 2 * ROWS)),
     "lu, tall": (lax.linalg.lu, random(2, ROWS, 40)),
     "lu, wide": (lax.linalg.lu, random(2, 40, ROWS)),
@@ -84,6 +86,8 @@ def test_a_singular_matrix_ends():
 
 def test_what_is_batched():
     assert large.is_batched(1000, 100)
-    assert large.is_batched(2, 200)
+    assert large.is_batched(4, 200)
     assert not large.is_batched(1, 100)
     assert not large.is_batched(2, 500)
+    assert large.is_batched(16, 384, large.ROWS_PER_PIVOTED)
+    assert not large.is_batched(16, 512, large.ROWS_PER_PIVOTED)

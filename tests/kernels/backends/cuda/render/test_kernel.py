@@ -1,5 +1,6 @@
 """CUDA kernels against the LoopIR interpreter, on the host and on a device."""
 
+import functools
 import re
 from dataclasses import replace
 
@@ -509,6 +510,16 @@ def _copy(extent, source=F32, target=F32, offset=0, stride=None):
     return Kernel("copy", (x, y), (r, i), (Store(y, of(r) * extent + of(i), value),))
 
 
+def _taps(number, step, dtype, extent=64):
+    """Sums of neighboring elements of rows, of windows that are ``step`` apart."""
+    r, i = Range("r", 512), Range("i", extent)
+    x = Buffer("x", dtype, 512 * 2 * step * extent)
+    y = Buffer("y", dtype, 512 * extent, written=True)
+    loads = [load(x, of(r) * (2 * step * extent) + of(i) * step + k) for k in range(number)]
+    total = functools.reduce(lambda a, b: op(ew.add_p, a, b), loads)
+    return Kernel("taps", (x, y), (r, i), (Store(y, of(r) * extent + of(i), total),))
+
+
 WIDTHS = {
     "f32": (_copy(64), 4),
     "f64": (_copy(64, F64, F64), 2),
@@ -521,6 +532,10 @@ WIDTHS = {
     "only the stores": (_copy(64, offset=1), 4),
     "from the second vector on": (_copy(64, offset=4), 4),
     "rows apart": (_copy(64, stride=66), 2),
+    "every other, by few accesses": (_taps(2, 2, BF16), 8),
+    "every other, by many": (_taps(9, 2, BF16), 2),
+    "every other, by many, in float32": (_taps(9, 2, F32), 1),
+    "far apart": (_taps(9, 64, BF16), 8),
 }
 
 

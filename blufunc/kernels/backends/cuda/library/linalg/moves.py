@@ -31,7 +31,7 @@ _NAN = {
 
 
 def transposed(x: Any, lower: bool = False) -> Any:
-    """Matrices (b, m, n) as (b, n, m); of ``lower`` ones the upper triangles are undefined."""
+    """Matrices (b, m, n) as (b, n, m); ``lower``: only their lower triangles."""
     import cupy
 
     x = cupy.ascontiguousarray(x)
@@ -43,7 +43,7 @@ def transposed(x: Any, lower: bool = False) -> Any:
 
 
 def triangles(x: Any, found: Any) -> Any:
-    """Lower triangles (b, n, n) of column-major matrices; NaN where ``found`` is not 0."""
+    """Lower triangles of column-major matrices; NaN where ``found`` is not 0."""
     import cupy
 
     out = cupy.empty_like(x)

@@ -1,4 +1,4 @@
-"""Scatters of many scalars into more bins than shared memory holds: partitions, then the bins of each.
+"""Scatters of scalars into many bins: partitions, then the bins of each.
 
 Kernels, stage 8, below ``op.py``. In: sizes and dtypes of a scatter. Out: launches that never wait for the host. One
 pass of the radix sort puts updates in the order of the high bits of their rows, so that each partition has few bins.
@@ -33,7 +33,8 @@ def suits(how: str, dtype: np.dtype, n: int, height: int, width: int) -> bool:
 
 
 def _bits(height: int) -> tuple[int, int]:
-    """Bits of a bin within its partition, and of a partition; ``height`` is a row, too."""
+    """Bits of a bin within its partition, and of a partition."""
+    # updates of no row have ``height`` as their row
     low = max(_BIN_BITS, height.bit_length() - _MOST_BITS)
     return low, max(5, height.bit_length() - low)
 
@@ -88,7 +89,7 @@ def texts(how: str, dtype: np.dtype, index: np.dtype, height: int, clip: bool) -
 
 
 def source(how: str, dtype: np.dtype, index: str, low: int) -> str:
-    """CUDA C++ of the kernels for a reduction, a dtype, an index dtype and bits of a bin."""
+    """CUDA C++ of the kernels; ``low``: bits of a bin within its partition."""
     return bins.part("partitions", how, dtype, index, BINS=1 << low, CHUNK=_chunk(low))
 
 
