@@ -30,6 +30,7 @@ static inline unsigned __ballot_sync(uint32_t m, bool vote) {
 }
 static inline bool __any_sync(uint32_t m, bool vote) { return __ballot_sync(m, vote); }
 static void __syncwarp() { wait(WAITS_FOR_WARP); }
+static int atomicAdd(int *p, int x) { return (*p += x) - x; }
 alignas(1024) static unsigned char shared_memory[SHARED];
 extern "C" {
 unsigned long long multiply_adds;
@@ -58,16 +59,17 @@ struct TileCopy {
   const void *from;
   bool inside;
   unsigned group;  // which ends with a later end_of_copies
+  unsigned bytes;
 };
 static List<TileCopy, 256> tile_copies[1024];  // of each thread
 static unsigned copy_groups[1024];
 static void copy16(unsigned to, const void *from, bool inside) {
-  tile_copies[threadIdx.x].add({to, from, inside, copy_groups[threadIdx.x]});
+  tile_copies[threadIdx.x].add({to, from, inside, copy_groups[threadIdx.x], 16});
 }
 static void end_of_copies() { ++copy_groups[threadIdx.x]; }
 static void make(const TileCopy &c) {
-  if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
-  else memset(shared_memory + c.to, 0, 16);
+  if (c.inside) memcpy(shared_memory + c.to, c.from, c.bytes);
+  else memset(shared_memory + c.to, 0, c.bytes);
 }
 static void make_tile_copies(unsigned left) {
   auto &mine = tile_copies[threadIdx.x];
@@ -389,4 +391,18 @@ static unsigned transposed(unsigned x) {
   const unsigned y = at(t * 2, g) | at(t * 2 + 1, g) << 16;
   wait(WAITS_FOR_WARP);
   return y;
+}
+
+//# pairs
+typedef unsigned long long Pair;
+static float even_sum(const Pair &sums) { return __uint_as_float((unsigned)(sums >> 32)); }
+static float odd_sum(const Pair &sums) { return __uint_as_float((unsigned)sums); }
+static Pair pair_of(float even, float odd) {
+  return (Pair)__float_as_uint(even) << 32 | __float_as_uint(odd);
+}
+static void add_even(Pair &sums, float x, float y) { sums = pair_of(even_sum(sums) + x * y, odd_sum(sums)); }
+static void add_odd(Pair &sums, float x, float y) { sums = pair_of(even_sum(sums), odd_sum(sums) + x * y); }
+static void multiply(Pair &sums, float x) { sums = pair_of(even_sum(sums) * x, odd_sum(sums) * x); }
+static void copy4(unsigned to, const void *from, bool inside) {
+  tile_copies[threadIdx.x].add({to, from, inside, copy_groups[threadIdx.x], 4});
 }

@@ -2,7 +2,7 @@
 //
 // The scheme is FlashAttention-2 (Dao, arXiv:2307.08691): scores of a tile of keys, their running maximum and sum, and the
 // weighted sum of the values are all in the registers of the warps that have the rows. The backward kernels begin with
-// `common` too.
+// `common` too, and so do those of attention_f32.cuh.
 //
 // Constants: FEATURES, CAUSAL, THREADS; a block has ROWS query rows, SLABS times 16 for each warp, and loads COLUMNS keys
 // at a time, which are copied while it works on those before. What users do with scores is in `Pairs`
@@ -39,6 +39,9 @@ inline float scale_of_products(float scale, const Units &units) {
   return fmaxf(scale * (units.q * units.k), 1e-36f);
 }
 
+//# rows
+constexpr int ROWS = 16 * SLABS * THREADS / 32;
+
 //# common
 struct Strides { long long batch, token, head; };
 
@@ -52,7 +55,6 @@ struct Problem {
 };
 
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr int ROWS = 16 * SLABS * THREADS / 32;
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // The plane (batch and head) of a block and its tile. Sections of planes run in sequence, so that the common

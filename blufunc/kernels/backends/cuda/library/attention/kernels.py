@@ -410,6 +410,7 @@ def source(
     products = mma.source(dtype.name, group_sizes(features, tiling, parts))
     common = _joined(
         (_FORWARD, "split" if parts else "plain"),
+        (_FORWARD, "rows"),
         (_FORWARD, "common"),
         (_BACKWARD, "sums" if kernel.sums else "no_sums"),
     )

@@ -3,7 +3,7 @@
 Kernels, stages 5 and 8. In: calls of these primitives (``nn/attention/call.py``). Out: whether a kernel exists for
 one, so that its definition does not replace it; and its ``Work``, which reads parts of a packed array without a copy.
 ``kernels`` describes the kernels, ``launch`` puts them on streams, and ``mods`` compiles the mods of an equation.
-Float32 kernels exist for equations that ``rewrites/split_float32_attention`` produces.
+Float32 runs on tensor cores where ``rewrites/split_float32_attention`` splits it, and otherwise in ``ieee``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.modules import Text
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Executor, Operand, Results, Work
-from blufunc.kernels.backends.cuda.library.attention import decode
+from blufunc.kernels.backends.cuda.library.attention import decode, ieee
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape, Strides
@@ -52,8 +52,6 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
     if _is_forward(eqn) and code.mods is not None and code.mods.blind_is_nan and not _decodes(eqn):
         return "queries that see no key give NaN there, and zeros in the kernels of many queries"
     parts = parts_of(eqn) if query.dtype == dtypes.float32 else 0
-    if isinstance(parts, str):
-        return parts
     if parts == 1 and code.sloped and eqn.prim.name == _BACKWARD:
         return (
             "score_mod has a slope that may be of any size, and gradients in one part of float16 may not; "
@@ -61,6 +59,8 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
         )
     rows = (*eqn.invars[: _WHOLE[eqn.prim.name]], *eqn.outvars)
     strides = [_dense(v.aval) for v in rows if v.aval.ndim == 4]
+    if query.dtype == dtypes.float32 and not parts:
+        return ieee.refused(_shape(query, key), strides, arch, code)
     return cuda_attention.refused(_shape(query, key), query.dtype, strides, arch, parts)
 
 
@@ -85,7 +85,16 @@ def _is_forward(eqn: Eqn) -> bool:
 def _decodes(eqn: Eqn) -> bool:
     """True if the kernel for few queries computes an equation."""
     shape = _shape(*(v.aval for v in eqn.invars[:2]))
-    return _is_forward(eqn) and decode.decodes(shape, eqn.params["is_causal"], eqn.params.get("parts", 0))
+    return (
+        _is_forward(eqn)
+        and not _is_ieee(eqn)
+        and decode.decodes(shape, eqn.params["is_causal"], eqn.params.get("parts", 0))
+    )
+
+
+def _is_ieee(eqn: Eqn) -> bool:
+    """True if the kernels of ``ieee`` compute an equation that has kernels."""
+    return eqn.invars[0].aval.dtype == dtypes.float32 and "parts" not in eqn.params
 
 
 def _is_summed(eqn: Eqn) -> bool:
@@ -121,6 +130,8 @@ class Attention(LibraryKernel):
         assert isinstance(code, Code), code
         if _decodes(eqn):
             return 0
+        if _is_ieee(eqn):
+            return sum(ieee.scratch_bytes(_is_forward(eqn), _shape(query, key), code))
         how = arch, code, eqn.params.get("parts", 0)
         return sum(cuda_attention.scratch_bytes(_is_forward(eqn), _shape(query, key), *how))
 
@@ -130,6 +141,8 @@ class Attention(LibraryKernel):
         assert isinstance(code, Code), code
         if _decodes(eqn):
             return decode.texts(_shape(query, key), query.dtype, arch, code)
+        if _is_ieee(eqn):
+            return ieee.texts(_is_forward(eqn), _shape(query, key), eqn.params["is_causal"], code)
         how = eqn.params["is_causal"], arch, code, eqn.params.get("parts", 0), _is_summed(eqn)
         return cuda_attention.texts(_is_forward(eqn), query.dtype, _shape(query, key), *how)
 
@@ -157,6 +170,8 @@ class Attention(LibraryKernel):
         decodes = _decodes(eqn)
         if decodes:
             launch = decode.Decode(shape, query.dtype, rows, *options)
+        elif _is_ieee(eqn):
+            launch = (ieee.Forward if _is_forward(eqn) else ieee.Backward)(shape, rows, *options[:-1])
         elif _is_forward(eqn):
             launch = cuda_attention_launch.Forward(shape, query.dtype, rows, *options)
         else:
