@@ -22,7 +22,7 @@ SMALL, USUAL, LONG = (
     (4, 32, 2048, 128),
 )  # batch, heads, tokens, features
 SHAPES = {
-    "bf16": (SMALL, USUAL, LONG), "tf32": (USUAL, LONG), "fp32": (USUAL, LONG), "float32_tc": (USUAL, LONG),
+    "bf16": (SMALL, USUAL, LONG), "tf32": (USUAL, LONG), "fp32": (SMALL, USUAL, LONG), "float32_tc": (USUAL, LONG),
 }  # fmt: skip
 TINY = ((2, 2, 24, 8),)
 PARTS = ("forward", "forward and backward")

@@ -25,6 +25,7 @@ from blufunc.kernels.backends.cuda.device_model import COLLECTIVE_CLUSTER
 from blufunc.kernels.backends.cuda.driver import nvrtc, sm_reservation
 from blufunc.kernels.backends.cuda.library import pointwise_gemm, softmax_gemm, split_gemm
 from blufunc.kernels.backends.cuda.library.attention import decode as attention_decode
+from blufunc.kernels.backends.cuda.library.attention import ieee
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.convolution import implicit_gemm
@@ -175,6 +176,10 @@ DEVICE_SOURCES = {
     "implicit GEMM": ("sm_80 sm_90a", lambda arch: implicit_gemm.source(convolution("weight", n=64))),
     "implicit GEMM of float32": ("sm_80", lambda arch: implicit_gemm.source(convolution(dtype=F32, n=64))),
     "all gradients": ("sm_90a", lambda arch: attention_source(attention.PLANE_KERNEL, arch, 64)),
+    **{
+        kernel.entry: ("sm_90a", lambda arch, k=kernel: ieee.source(k, k.tilings[0], 32, True))
+        for kernel in (ieee.FORWARD, ieee.DELTA_KERNEL, ieee.BACKWARD)
+    },
 }
 HOST_SOURCES = {
     "all of the prelude": lambda: HOST.source(HOST.names),

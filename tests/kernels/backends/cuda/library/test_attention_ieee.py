@@ -1,4 +1,4 @@
-"""Attention of IEEE float32: choice, compilation, host results, and a device against float64."""
+"""Attention of IEEE float32: choice, sources, and errors against float64."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from blufunc.kernels.codegen import scalar_ops
 from blufunc.nn.attention import call as attention_call
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator
-from tests.kernels.backends.cuda.library.test_attention_mods import MODS, given
+from tests.kernels.backends.cuda.library.test_attention_mods import given
 
 F32 = np.dtype(np.float32)
 KERNELS = (ieee.FORWARD, ieee.DELTA_KERNEL, ieee.BACKWARD)
@@ -162,11 +162,16 @@ def test_which_kernels_a_precision_has(precision, name, monkeypatch):
 # -- sources ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @needs_nvrtc
-@pytest.mark.parametrize("name", [None, "documents", "soft cap"])
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.entry)
+@pytest.mark.parametrize(
+    "kernel, which, name",
+    [
+        *((kernel, which, None) for kernel in KERNELS for which in range(3)),
+        *((k, 1, "both") for k in KERNELS[::2]),
+    ],
+    ids=lambda x: getattr(x, "entry", x),
+)
 def test_compiles_without_spills(kernel, which, name):
     *_, code = mods_of(name)
     for tiling in {kernel.tilings[which], *kernel.small[which : which + 1]}:
@@ -186,7 +191,10 @@ CASES = [
     (Shape(1, 130, 70, 1, 1, 80), None, False, False),
     (Shape(1, 65, 65, 1, 1, 8), None, True, False),
     (Shape(140, 65, 2, 2, 2, 8), None, False, False),  # tiles of 128 queries
-    *[(Shape(2, 70, 130, 4, 2, 16), name, False, False) for name in MODS],
+    *[
+        (Shape(2, 70, 130, 4, 2, 16), name, False, False)
+        for name in ("window", "heads", "some see nothing", "relative", "unseen slopes", "both")
+    ],
     (Shape(1, 260, 260, 2, 1, 64), "window", True, False),
 ]
 
@@ -226,11 +234,11 @@ def test_on_a_device(shape, how, causal):
     call = lambda *xs: both(*xs, is_causal=causal, **how)
     compiled, device = bf.jit(call), bf.devices("cuda")[0]
     on_device = [bf.device_put(x, device) for x in args]
-    assert "recognised as attention" in str(bf.explain(compiled, *on_device))
+    assert "dot_general" not in str(bf.explain(compiled, *on_device))
     got = [np.asarray(x) for x in compiled(*on_device)]
     want = [np.asarray(x) for x in call(*[x.astype("float64") for x in args])]
     for x, y in zip(got, want, strict=True):
         assert np.linalg.norm(x - y) <= 2e-6 * np.linalg.norm(y)
     for _ in range(3):
-        again = compiled(*on_device)
-        assert all(np.array_equal(np.asarray(x), y) for x, y in zip(again, got, strict=True))
+        repeated = compiled(*on_device)
+        assert all(np.array_equal(np.asarray(x), y) for x, y in zip(repeated, got, strict=True))

@@ -35,12 +35,12 @@ from blufunc.kernels.codegen.source_files import DEVICE
 _FILE = "backends/cuda/include/attention_f32.cuh"
 
 _WIDTHS = (32, 64, 128)
-"""Features that kernels are compiled for; others are padded with zeros to the next."""
+"""Features that kernels are compiled for; others are padded to the next."""
 
 _FEWEST_QUERIES = 48
 """Below this, padding a tile of rows costs more than scores in memory.
 
-By the roofline of 64 features: a padded pair has 256 FLOPs at 45 TFLOP/s; a stored one moves 24 bytes more, at 3.3 TB/s.
+By the roofline of 64 features: a padded pair costs 256 FLOPs at 45 TFLOP/s, a stored one 24 bytes at 3.3 TB/s more.
 """
 
 _SHARED_KB = {"sm_80": 163, "sm_87": 163, "sm_86": 99, "sm_89": 99, "sm_120": 99, "sm_121": 99}
@@ -233,7 +233,7 @@ def scratch_bytes(forward: bool, shape: Shape, code: Code) -> tuple[int, ...]:
 
 
 def problem(kernel: Kernel, shape: Shape, scale: float, strides: Mapping[str, Strides]) -> bytes:
-    """The structure ``Problem``; two float32 operands have the bytes of four in 16 bits."""
+    """The structure ``Problem``: a float32 operand has the bytes of two in 16 bits."""
     like = KEY_KERNEL if kernel.of_keys else FORWARD_KERNEL
     return tensor_core_kernels.problem(like, shape, scale, strides, parts=2)
 
