@@ -187,6 +187,11 @@ with _lazy.names(__name__):
     from blufunc.core.ops.gather_scatter import scatter_mul_p as scatter_mul_p
     from blufunc.core.ops.gather_scatter import scatter_p as scatter_p
     from blufunc.core.ops.gather_scatter import scatter_sub as scatter_sub
+    from blufunc.core.ops.ragged_dot import RaggedDotDimensionNumbers as RaggedDotDimensionNumbers
+    from blufunc.core.ops.ragged_dot import ragged_contract_p as ragged_contract_p
+    from blufunc.core.ops.ragged_dot import ragged_dot as ragged_dot
+    from blufunc.core.ops.ragged_dot import ragged_dot_general as ragged_dot_general
+    from blufunc.core.ops.ragged_dot import ragged_dot_p as ragged_dot_p
     from blufunc.core.ops.reduce import argmax as argmax
     from blufunc.core.ops.reduce import argmax_p as argmax_p
     from blufunc.core.ops.reduce import argmin as argmin

@@ -29,6 +29,7 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.core.primitives import linear_ops as st
 from tests.op_table import barrier, effects, linalg
 from tests.op_table import integers as op_table_integers
+from tests.op_table import ragged as op_table_ragged
 from tests.op_table import references as refs
 from tests.op_table import special as op_table_special
 from tests.op_table import windows as op_table_windows
@@ -575,6 +576,7 @@ SECTIONS: dict[str, list[Op]] = {
     "integers": op_table_integers.ROWS,
     "special": op_table_special.ROWS,
     "windows": op_table_windows.ROWS,
+    "ragged": op_table_ragged.ROWS,
     "barrier": barrier.ROWS,
 }
 OPS: list[Op] = [op for rows in SECTIONS.values() for op in rows]

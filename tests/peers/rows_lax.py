@@ -28,6 +28,12 @@ def gather(m, x, i):
     return m.lax.gather(x, i[:, None], numbers, (1, 2), mode="clip")
 
 
+def ragged(m, x, y, sizes, contract=((0,), (0,)), ragged=(0,), groups=()):
+    """A matmul of groups of any axes."""
+    numbers = m.lax.RaggedDotDimensionNumbers((contract, ((), ())), ragged, groups)
+    return m.lax.ragged_dot_general(x, y, sizes, numbers)
+
+
 def doubled(m):
     """A function with a batching rule of its own."""
 
@@ -284,6 +290,20 @@ NN = [
     fun("nn.sparse_plus", lambda m, x: m.nn.sparse_plus(x)),
     fun("nn.log1mexp", lambda m, x: m.nn.log1mexp(x), A((4,), 0.2, 3), order=1),
 ]
+SIZES = A((3,), 0, 4, dtype="int32")
+OF_JAX = {"order": 1, "batch": False, "tol": 2}  # JAX maps their first axes only, and sums have no derivative
+GROUPS = [
+    fun("lax.ragged_dot", lambda m, *args: m.lax.ragged_dot(*args), A((9, 4)), A((3, 4, 5)), SIZES, **OF_JAX),
+    fun("lax.ragged_dot_general of sums", ragged, A((9, 4)), A((9, 5)), SIZES, **{**OF_JAX, "order": 0}),
+    fun(
+        "lax.ragged_dot_general, columns first",
+        lambda m, *args: ragged(m, *args, contract=((0,), (2,)), ragged=(1,), groups=(1,)),
+        A((4, 9)),
+        A((5, 3, 4)),
+        SIZES,
+        **OF_JAX,
+    ),
+]
 RULES = [
     fun("custom_vmap", lambda m, x, y: m.vmap(doubled(m))(x, y), A((4,)), A((4,)), order=0),
     fun(
@@ -321,4 +341,4 @@ RULES = [
         A((2,)),
     ),
 ]
-ROWS = [*LAX, *NUMPY, *NN, *RULES]
+ROWS = [*LAX, *NUMPY, *NN, *GROUPS, *RULES]

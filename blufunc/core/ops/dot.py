@@ -56,7 +56,7 @@ class DotAlgorithmPreset(enum.StrEnum):
     """On rows and columns scaled as by ``F16_F16_F32_SCALED``."""
 
 
-_PRECISIONS = (None, "default", "high", "highest", "fastest", "tf32", "float32_tc", *DotAlgorithmPreset)
+PRECISIONS = (None, "default", "high", "highest", "fastest", "tf32", "float32_tc", *DotAlgorithmPreset)
 
 
 class Contraction(Primitive):
@@ -139,7 +139,7 @@ class _DotGeneral(Contraction):
         check_types("dot_general", "numeric", lhs, rhs)
         mixes = lhs.dtype.itemsize == rhs.dtype.itemsize == 1 and _floats(lhs.dtype, rhs.dtype)
         out = result_dtype("dot_general", lhs.dtype, rhs.dtype, preferred_element_type, mixes)
-        check_precision("dot_general", precision, _PRECISIONS)
+        check_precision("dot_general", precision, PRECISIONS)
         shape = (
             *(lhs.shape[d] for d in lb),
             *(lhs.shape[d] for d in _free(lhs.ndim, lc, lb)),
