@@ -1,17 +1,17 @@
 """The native form of an equation, if it has one.
 
 Kernels, stage 6 on the CPU. In: an equation. Out: its ``Form``, from the tables of ``linalg.py``, ``sorting.py``,
-``fourier.py``, ``convolution.py`` and ``windows.py``.
+``fourier.py``, ``convolution.py``, ``windows.py`` and ``ragged_dot.py``.
 """
 
 from __future__ import annotations
 
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.primitives.override import is_replaced
-from blufunc.kernels.backends.cpu.steps import convolution, fourier, linalg, sorting, windows
+from blufunc.kernels.backends.cpu.steps import convolution, fourier, linalg, ragged_dot, sorting, windows
 from blufunc.kernels.backends.cpu.steps.form import Form
 
-_TABLES = (linalg, sorting, fourier, convolution, windows)
+_TABLES = (linalg, sorting, fourier, convolution, windows, ragged_dot)
 
 _FORMS = {prim: (table.accepts, make) for table in _TABLES for prim, make in table.FORMS.items()}
 
