@@ -26,6 +26,7 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import DropVar, eval_jaxpr
 from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.ragged_dot import ragged_contract_p, ragged_dot_p
 from blufunc.kernels.backends.cuda import backend as cuda_backend
 from blufunc.kernels.backends.cuda import executor
 from blufunc.kernels.backends.cuda.driver import borrowed, conditional, driver, modules
@@ -49,6 +50,7 @@ from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.convolution import implicit_gemm
 from blufunc.kernels.backends.cuda.library.convolution import op as convolutions
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
+from blufunc.kernels.backends.cuda.library.grouped import op as grouped
 from blufunc.kernels.backends.cuda.library.linalg import small as small_matrices
 from blufunc.kernels.backends.cuda.library.loops import op as loops
 from blufunc.kernels.backends.cuda.library.recurrence import op as recurrence
@@ -737,6 +739,45 @@ class ConvolutionKernel:
         out[...] = self.eqn.prim.impl(*operands, **self.eqn.params)
 
 
+class GroupedKernel:
+    """``grouped.op.prepared`` by the definitions of its primitives."""
+
+    def __init__(self, fake, gemm, device):
+        assert grouped._text(gemm)
+        self.fake, self.gemm, self.is_hopper = fake, gemm, isinstance(gemm, grouped.GroupedGemm)
+
+    def __call__(self, factors, offsets, out, stream):
+        self.fake.products += 1
+        self.fake.epilogues.append("grouped on Hopper" if self.is_hopper else "grouped")
+        self.fake.do(lambda: ignoring_fp_errors(self._run, factors, offsets, out), stream.ptr)
+
+    def _run(self, factors, offsets, out):
+        p = self.gemm
+        if self.is_hopper:
+            result = "float32" if p.wide else p.dtype
+            rows = (1, p.other_row) if p.by_rows else (p.other_row, 1)
+            a, b = (p.stack, p.row, 1), (p.other_stack, p.other_group, *rows)
+        else:
+            result, a, b = p.out, (*p.a, 1), p.b
+        shapes = (p.stacks, p.m, p.k), (p.matrices, p.groups, p.k, p.n)
+        if p.summed:
+            shapes, b = (shapes[0], (p.stacks, p.m, p.n)), (b[0], *b[2:])
+        dtype, result = dtypes.as_dtype(p.dtype), dtypes.as_dtype(result)
+        given = zip(factors, shapes, (a, b), strict=True)
+        operands = [self._array(at, shape, strides, dtype) for at, shape, strides in given]
+        bounds = self.fake.array(offsets, (p.bounds, p.groups + 1), np.dtype(np.int32))
+        operands = [*operands[:1], operands[1][0] if p.matrices == 1 and not p.summed else operands[1]]
+        prim = ragged_contract_p if p.summed else ragged_dot_p
+        bounds = bounds[0] if p.bounds == 1 else bounds
+        found = prim.impl(*operands, bounds, precision=None, preferred_element_type=result)
+        self.fake.array(out, found.shape, result)[...] = found
+
+    def _array(self, at, shape, strides, dtype):
+        last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        flat = self.fake.array(at, (last + 1,), dtype)
+        return np.lib.stride_tricks.as_strided(flat, shape, [dtype.itemsize * s for s in strides])
+
+
 class LoopKernel:
     """``loops.op.Kernel`` by the definition of ``scan``."""
 
@@ -908,6 +949,7 @@ def install(monkeypatch):
         (sorting, "Sort", functools.partial(Sort, fake)),
         (small_matrices, "Launch", functools.partial(SmallMatrix, fake)),
         (convolutions, "Kernel", functools.partial(ConvolutionKernel, fake)),
+        (grouped, "prepared", functools.partial(GroupedKernel, fake)),
         (updates, "Kernel", functools.partial(Update, fake)),
         (scatter, "prepared", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),

@@ -30,6 +30,7 @@ from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.convolution import implicit_gemm
 from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
+from blufunc.kernels.backends.cuda.library.grouped import hopper, portable
 from blufunc.kernels.backends.cuda.library.linalg import moves as large_matrices
 from blufunc.kernels.backends.cuda.library.linalg import small
 from blufunc.kernels.backends.cuda.library.loops import op
@@ -49,6 +50,8 @@ from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import gemm a
 from tests.kernels.backends.cuda.library.decoding.test_skinny_gemm import of_rows, rows_in
 from tests.kernels.backends.cuda.library.test_attention_mods import given
 from tests.kernels.backends.cuda.library.test_convolution import F32, convolution
+from tests.kernels.backends.cuda.library.test_grouped import gemm as grouped_gemm
+from tests.kernels.backends.cuda.library.test_grouped import portable_gemm
 from tests.kernels.backends.cuda.library.test_loops import case, loops
 from tests.kernels.backends.cuda.library.test_pointwise_gemm import gemm as pointwise
 from tests.kernels.backends.cuda.library.test_recurrence import elements, recurrences, scanned
@@ -175,6 +178,11 @@ DEVICE_SOURCES = {
     ),
     "implicit GEMM": ("sm_80 sm_90a", lambda arch: implicit_gemm.source(convolution("weight", n=64))),
     "implicit GEMM of float32": ("sm_80", lambda arch: implicit_gemm.source(convolution(dtype=F32, n=64))),
+    "grouped GEMM": ("sm_90a", lambda arch: hopper.source(grouped_gemm(summed=True, cluster=2))),
+    "grouped GEMM of any architecture": (
+        "sm_80 sm_90a",
+        lambda arch: portable.source(portable_gemm("float32", "float32", tf32=True)),
+    ),
     "all gradients": ("sm_90a", lambda arch: attention_source(attention.PLANE_KERNEL, arch, 64)),
     **{
         kernel.entry: ("sm_90a", lambda arch, k=kernel: ieee.source(k, k.tilings[0], 32, True))

@@ -343,6 +343,13 @@ template<int N> static void multiply(float (&c)[N][4], unsigned long long a, uns
 static void copy_box_to_all(unsigned to, const TensorMap &map, int i0, int i2, barrier *b) {
   copy_box(to, map, i0, 0, i2, 0, b);
 }
+static void share_box(unsigned to, const TensorMap &map, int i0, int i1, int i2, int i3, barrier *b) {
+  copy_box(to, map, i0, i1, i2, i3, b);
+}
+static void store_words(void *to, const unsigned (&x)[4]) {
+  if ((uintptr_t)to % 16) __builtin_trap();
+  memcpy(to, x, 16);
+}
 static void arrive_at(barrier *b, unsigned) { arrive(b); }
 static unsigned block_of_cluster() { return 0; }
 static void synchronize_cluster() { __syncthreads(); }

@@ -22,6 +22,8 @@ from blufunc.kernels.backends.cuda.library.convolution import op as convolutions
 from blufunc.kernels.backends.cuda.library.convolution.op import ConvolutionKernel
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
 from blufunc.kernels.backends.cuda.library.decoding.skinny_gemm import SkinnyMatmul
+from blufunc.kernels.backends.cuda.library.grouped import op as grouped
+from blufunc.kernels.backends.cuda.library.grouped.op import Grouped
 from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, unshared
 from blufunc.kernels.backends.cuda.library.linalg.small import SmallMatrices
@@ -72,6 +74,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     RowScatter(),
     Matmul(),
     ConvolutionKernel(),
+    Grouped(),
     RowSort(),
     SmallMatrices(),
     LoopKernel(),
@@ -116,7 +119,7 @@ class Library:
 
     def remark(self, eqn: Eqn) -> str | None:
         """Line of ``explain`` on how an equation of a plan runs."""
-        return loops.remark(eqn) or convolutions.remark(eqn)
+        return loops.remark(eqn) or convolutions.remark(eqn) or grouped.remark(eqn, self.arch)
 
     def scratch_bytes(self, eqn: Eqn) -> int:
         """Planned scratch memory of an equation, in bytes."""

@@ -234,7 +234,7 @@ def source(c: Convolution) -> str:
     """The complete CUDA C++ of a convolution."""
     g, t = gather_of(c), tiling_of(c)
     partial = "((Offset)(block.group * SPLITS + block.part) * M + m) * N + n"
-    target = partial if t.splits > 1 else "block.group * (Offset)C_GROUP + result_of(m, n)"
+    target = partial if t.splits > 1 else "block.c + result_of(m, n)"
     groups, a_group, b_group, c_group = g.groups
     element, result = _C_TYPES[c.dtype.name], _C_TYPES[c.out.name]
     total = "double" if c.dtype.name == "float64" else "float"
@@ -276,9 +276,9 @@ def source(c: Convolution) -> str:
         parts += [source_files.declared(MICRO_M=t.bm // 16, MICRO_N=t.bn // 16)]
         if c.out.itemsize == 2:
             parts += [mma.instructions(c.out.name)]
-    parts += [*stores.values(), _functions(g), source_files.source(FILE, "common")]
+    parts += [*stores.values(), _functions(g), source_files.source(FILE, "common", "block")]
     parts += [f"inline Offset target_of(const Block &block, int m, int n) {{ return {target}; }}\n"]
-    parts += [source_files.source(FILE, "tensor_cores" if _on_tensor_cores(c) else "plain")]
+    parts += [source_files.source(FILE, "tensor_cores" if _on_tensor_cores(c) else "plain", "entry")]
     parts += [source_files.source(FILE, "parts")] if t.splits > 1 else []
     return "".join(parts)
 
