@@ -38,7 +38,6 @@ _NOT_HERE = {
     "host_callback": "use pure_callback, io_callback and debug.callback",
     "host_count": "use process_count()",
     "host_id": "use process_index()",
-    "image": "there is no resizing of images yet; lax.conv_general_dilated and numpy.interp are near",
     "interpreters": "Transform makes transforms of one's own, and extend has what rules are written with",
     "lib": "it is JAX's own",
     "linear_util": "it is JAX's own; transforms of one's own are made with Transform",
@@ -72,6 +71,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import distributed as distributed
     from blufunc import extend as extend
     from blufunc import flatten_util as flatten_util
+    from blufunc import image as image
     from blufunc import kernels as kernels
     from blufunc import lax as lax
     from blufunc import multihost as multihost

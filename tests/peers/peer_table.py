@@ -3,6 +3,7 @@
 from tests.peers import (
     rows_arrays,
     rows_elementwise,
+    rows_image,
     rows_lax,
     rows_linalg,
     rows_programs,
@@ -10,5 +11,5 @@ from tests.peers import (
     rows_special,
 )
 
-PARTS = (rows_elementwise, rows_arrays, rows_lax, rows_linalg, rows_signals, rows_special, rows_programs)
+PARTS = (rows_elementwise, rows_arrays, rows_lax, rows_linalg, rows_signals, rows_special, rows_image, rows_programs)
 ROWS = [row for part in PARTS for row in part.ROWS]

@@ -13,6 +13,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.flatten_util
+import blufunc.image
 import blufunc.numpy as bnp
 import blufunc.scipy
 from tests.peers.peer_row import TOLERANCE, error_of, probe
@@ -21,7 +22,7 @@ from tests.peers.peer_table import ROWS
 pytestmark = pytest.mark.peer
 
 NAMES = """
-    lax nn random scipy tree flatten_util custom_batching checkpoint_policies
+    image lax nn random scipy tree flatten_util custom_batching checkpoint_policies
     checkpoint closure_convert custom_gradient custom_jvp custom_vjp eval_shape grad hessian jacfwd jacrev jit jvp
     linearize linear_transpose named_call named_scope pure_callback value_and_grad vjp vmap
 """.split()
@@ -41,6 +42,7 @@ def jax_namespace():
     """The same names in JAX, compiled without its slow passes."""
     import jax
     import jax.flatten_util
+    import jax.image
     import jax.scipy
     import jax.scipy.optimize
     import jax.scipy.sparse.linalg
