@@ -11,5 +11,14 @@ from tests.peers import (
     rows_special,
 )
 
-PARTS = (rows_elementwise, rows_arrays, rows_lax, rows_linalg, rows_signals, rows_special, rows_image, rows_programs)
+PARTS = (
+    rows_elementwise,
+    rows_arrays,
+    rows_lax,
+    rows_linalg,
+    rows_signals,
+    rows_special,
+    rows_image,
+    rows_programs,
+)
 ROWS = [row for part in PARTS for row in part.ROWS]

@@ -44,8 +44,15 @@ def jax_namespace():
     import jax.flatten_util
     import jax.image
     import jax.scipy
+    import jax.scipy.cluster.vq
+    import jax.scipy.fft
+    import jax.scipy.integrate
+    import jax.scipy.interpolate
+    import jax.scipy.ndimage
     import jax.scipy.optimize
+    import jax.scipy.signal
     import jax.scipy.sparse.linalg
+    import jax.scipy.spatial.transform
     import jax.scipy.stats
 
     jax.config.update("jax_disable_most_optimizations", True)

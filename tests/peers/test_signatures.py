@@ -14,7 +14,8 @@ P = inspect.Parameter
 
 FACES = [
     "numpy", "numpy.linalg", "numpy.fft", "lax", "lax.linalg", "nn", "nn.initializers", "random", "scipy.special",
-    "scipy.linalg", "scipy.optimize", "scipy.sparse.linalg", "scipy.stats",
+    "scipy.cluster.vq", "scipy.fft", "scipy.integrate", "scipy.interpolate", "scipy.linalg", "scipy.ndimage",
+    "scipy.optimize", "scipy.signal", "scipy.sparse.linalg", "scipy.spatial.transform", "scipy.stats", "image",
 ]  # fmt: skip
 
 # Parameters of JAX that nothing here takes, wherever they stand.
