@@ -11,22 +11,31 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import blufunc.numpy as bnp
-from blufunc import errors, nn
-from blufunc.core.ir import source
-from blufunc.core.ir.axes import static_int
+from blufunc import _lazy, errors, lax, nn
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none, static_int
 from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import special as ops
+from blufunc.core.ops.linalg.common import complex_dtype
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy.promotion import inexact, match_shapes, named, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
+with _lazy.modules(globals()):
+    import scipy.special
+
+    from blufunc.core.ops import hypergeometric as rare
+
 __all__ = [
-    "beta", "betainc", "betaln", "dawsn", "digamma", "entr", "erf", "erfc", "erfcx", "erfinv", "exp1", "expi",
-    "expit", "expn", "factorial", "gamma", "gammainc", "gammaincc", "gammaln", "gammasgn", "i0", "i0e", "i1", "i1e",
-    "kl_div", "log_ndtr", "log_softmax", "logit", "logsumexp", "multigammaln", "ndtr", "ndtri", "poch", "polygamma",
-    "rel_entr", "softmax", "spence", "xlog1py", "xlogy", "zeta",
+    "bernoulli", "bessel_jn", "beta", "betainc", "betaln", "boxcox", "boxcox1p", "comb", "dawsn", "digamma", "entr",
+    "erf", "erfc", "erfcx", "erfinv", "exp1", "expi", "expit", "expn", "factorial", "fresnel", "gamma", "gammainc",
+    "gammaincc", "gammaln", "gammasgn", "hyp1f1", "hyp2f1", "i0", "i0e", "i1", "i1e", "kl_div", "log_ndtr",
+    "log_softmax", "loggamma", "logit", "logsumexp", "multigammaln", "ndtr", "ndtri", "owens_t", "poch", "polygamma",
+    "rel_entr", "sici", "softmax", "spence", "sph_harm_y", "wofz", "xlog1py", "xlogy", "zeta",
 ]  # fmt: skip
 
 
@@ -132,6 +141,35 @@ def multigammaln(a: Any, d: int) -> Array:
     return bnp.sum(ops.lgamma(bnp.expand_dims(a, -1) - halves), axis=-1) + d * (d - 1) / 4 * math.log(math.pi)
 
 
+def loggamma(x: Any) -> Array:
+    """The principal branch of ``log(gamma(x))``: NaN for real x < 0; differentiable once if complex."""
+    x = inexact(x, "loggamma")
+    if dtypes.is_complex(x.aval.dtype):
+        return rare.complex_lgamma_p.bind(x)
+    return bnp.where(x > 0, ops.lgamma(x), math.nan)
+
+
+def comb(N: Any, k: Any, *, repetition: bool = False) -> Array:
+    """The binomial coefficient, of real numbers; 0 unless ``0 <= k <= N``.
+
+    ``repetition``: the number of multisets, ``comb(N + k - 1, k)``.
+    """
+    n, k = _operands("comb", N, k)
+    if repetition:
+        n = bnp.where((n == 0) & (k == 0), 0, n + k - 1)
+    inside = (n >= 0) & (k >= 0) & (k <= n)
+    n, k = bnp.where(inside, n, 0), bnp.where(inside, k, 0)
+    return bnp.where(inside, bnp.exp(-bnp.log1p(n) - ops.betaln(n - k + 1, k + 1)), 0)
+
+
+def bernoulli(n: int) -> Array:
+    """The Bernoulli numbers B_0 to B_n, with B_1 = -1/2; float32."""
+    n = static_int(n, "bernoulli", "n")
+    if n < 0:
+        raise errors.ValueRangeError(f"bernoulli: n = {n}.", where=source.here(), fix="give 0 or more")
+    return bnp.asarray(scipy.special.bernoulli(n)[: n + 1], dtype="float32")
+
+
 def zeta(x: Any, q: Any = None) -> Array:
     """The Hurwitz zeta function: sum of ``(k + q)**-x``, k >= 0, x > 1; default q 1."""
     return ops.zeta_p.bind(*_operands("zeta", x, 1 if q is None else q))
@@ -162,6 +200,89 @@ def log_ndtr(x: Any, series_order: int = 3) -> Array:
     return ops.log_ndtr(inexact(x, "log_ndtr"))
 
 
+def owens_t(h: Any, a: Any) -> Array:
+    """Owen's T: the probability of x > h and 0 < y < a x, for standard normal x and y."""
+    return rare.owens_t_p.bind(*_operands("owens_t", h, a))
+
+
+def wofz(z: Any) -> Array:
+    """The Faddeeva function ``exp(-z^2) erfc(-i z)``; complex."""
+    z = inexact(z, "wofz")
+    return rare.faddeeva_p.bind(z.astype(complex_dtype(z.aval.dtype)))
+
+
+# -- hypergeometric functions, and integrals of sines ----------------------------------------------
+
+
+def hyp1f1(a: Any, b: Any, x: Any) -> Array:
+    """Kummer's function: the sum of ``(a)_k / (b)_k x^k / k!``; differentiable in all arguments."""
+    return rare.hyp1f1_p.bind(*_operands("hyp1f1", a, b, x))
+
+
+def hyp2f1(a: Any, b: Any, c: Any, x: Any) -> Array:
+    """Gauss's function: the sum of ``(a)_k (b)_k / (c)_k x^k / k!``, continued to x < 1."""
+    return rare.hyp2f1_p.bind(*_operands("hyp2f1", a, b, c, x))
+
+
+def fresnel(x: Any) -> tuple[Array, Array]:
+    """The integrals of ``sin(pi t^2 / 2)`` and ``cos(pi t^2 / 2)`` from 0 to x."""
+    x = inexact(x, "fresnel")
+    return rare.fresnel_s(x), rare.fresnel_c(x)
+
+
+def sici(x: Any) -> tuple[Array, Array]:
+    """The sine integral, and the cosine integral of ``abs(x)``."""
+    x = inexact(x, "sici")
+    return rare.sine_integral(x), rare.cosine_integral(x)
+
+
+def sph_harm_y(
+    n: Any, m: Any, theta: Any, phi: Any, diff_n: int | None = None, n_max: int | None = None
+) -> Array:
+    """The orthonormal spherical harmonics of degree n and order m, with the phase (-1)^m; complex.
+
+    By the recurrence in n of normalized Legendre functions (DLMF 14.10.3), elementwise.
+
+    Args:
+      n, m: integers, ``0 <= abs(m) <= n``; elsewhere the result is 0.
+      theta: the polar angle, 0 to pi.
+      phi: the azimuth.
+      diff_n: None: use ``grad`` for derivatives.
+      n_max: the largest degree; needed where n is traced. Larger degrees are taken for it.
+    """
+    only_none("sph_harm_y", "diff_n", diff_n, "derivatives of any order are those of grad")
+    if n_max is None:
+        n_max = int(np.max(np.asarray(n), initial=0))
+    n_max = static_int(n_max, "sph_harm_y", "n_max")
+    theta, phi = promote_dtypes("sph_harm_y", theta, phi, inexact=True)
+    n = bnp.minimum(bnp.asarray(n), n_max)
+    n, m, theta, phi = bnp.broadcast_arrays(n, bnp.asarray(m), theta, phi)
+    order, x, s = bnp.abs(m), bnp.cos(theta), bnp.sin(theta)
+    number = lambda v: v.astype(theta.dtype)
+    start = bnp.full_like(theta, 0.5 / math.sqrt(math.pi))
+
+    def diagonal(j, p):  # from the function of degree and order j - 1 to that of j
+        step = bnp.sqrt(number(2 * j + 1) / number(2 * j))
+        return bnp.where(j <= order, -step * s * p, p)
+
+    start = lax.fori_loop(1, n_max + 1, diagonal, start)
+
+    def upward(degree, state):  # from degrees l - 1 and l - 2 to l, of one order
+        low, high = state
+        above = (degree > order) & (degree <= n)
+        l, k = number(degree), number(bnp.where(above, order, 0))
+        new = bnp.sqrt((4 * l * l - 1) / (l * l - k * k))
+        old = bnp.sqrt(bnp.maximum((l - 1) ** 2 - k * k, 0) / bnp.maximum(4 * (l - 1) ** 2 - 1, 1))
+        following = new * (x * high - old * low)
+        return bnp.where(above, high, low), bnp.where(above, following, high)
+
+    _, p = lax.fori_loop(1, n_max + 1, upward, (bnp.zeros_like(start), start))
+    p = bnp.where((order <= n) & (n >= 0), p, 0)
+    p = bnp.where((m < 0) & (order % 2 == 1), -p, p)
+    angle = number(m) * phi
+    return lax.complex(p * bnp.cos(angle), p * bnp.sin(angle))
+
+
 # -- exponential integrals and Bessel functions ----------------------------------------------------
 
 expi = _function(ops.expi_p, "expi", "The exponential integral Ei, the principal value for x > 0.")
@@ -188,6 +309,22 @@ def i1(x: Any) -> Array:
     """The modified Bessel function of the first kind of order 1."""
     x = inexact(x, "i1")
     return ew.mul(ew.exp(ew.abs(x)), ops.bessel_i1e(x))
+
+
+def bessel_jn(z: Any, *, v: int, n_iter: int = 50) -> Array:
+    """The Bessel functions of the first kind of orders 0 to v.
+
+    Args:
+      z: real numbers.
+      v: a Python int.
+      n_iter: of JAX's recurrence; without effect.
+    Returns:
+      (v + 1, *z.shape).
+    """
+    z, v = inexact(z, "bessel_jn"), static_int(v, "bessel_jn", "v")
+    if v < 0:
+        raise errors.ValueRangeError(f"bessel_jn: v = {v}.", where=source.here(), fix="give 0 or more")
+    return bnp.stack([rare.bessel_jv_p.bind(bnp.asarray(k, z.aval.dtype), z) for k in range(v + 1)])
 
 
 # -- logarithms, entropies, logistic functions -----------------------------------------------------
@@ -238,6 +375,27 @@ def xlogy(x: Any, y: Any) -> Array:
 def xlog1py(x: Any, y: Any) -> Array:
     """``x * log(1 + y)``, and 0 where x is 0."""
     return _xlog1py(*_operands("xlog1py", x, y))
+
+
+def _power_over(log_x: Array, lmbda: Array) -> Array:
+    """``(exp(lmbda log_x) - 1) / lmbda``, and its limit ``log_x``, with all derivatives."""
+    near = (bnp.abs(lmbda * log_x) < 0.1) | (lmbda == 0)
+    u = lmbda * bnp.where(near & bnp.isfinite(log_x), log_x, 0)
+    series = sum(u**k / math.factorial(k + 1) for k in range(1, 11)) + 1
+    divisor = bnp.where(near, 1, lmbda)
+    return bnp.where(near, log_x * series, bnp.expm1(divisor * log_x) / divisor)
+
+
+def boxcox(x: Any, lmbda: Any) -> Array:
+    """The Box-Cox transform ``(x^lmbda - 1) / lmbda``, ``log(x)`` where lmbda is 0."""
+    x, lmbda = _operands("boxcox", x, lmbda)
+    return _power_over(bnp.log(x), lmbda)
+
+
+def boxcox1p(x: Any, lmbda: Any) -> Array:
+    """``boxcox(1 + x, lmbda)``, accurate for small x."""
+    x, lmbda = _operands("boxcox1p", x, lmbda)
+    return _power_over(bnp.log1p(x), lmbda)
 
 
 def entr(x: Any) -> Array:

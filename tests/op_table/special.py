@@ -12,6 +12,7 @@ import scipy.stats
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops import hypergeometric as rare
 from blufunc.core.ops import special
 from tests.op_table.row import FLOATS, KEY, Arg, Op
 
@@ -88,6 +89,53 @@ SPECIAL = [
 ]  # fmt: skip
 
 
+def _integral(f):
+    """The integral of f from 0 to x, by Gauss's rule."""
+    at, weights = np.polynomial.legendre.leggauss(40)
+    return lambda x: np.sum(weights * f(x[..., None] * (at + 1) / 2), -1) * x / 2
+
+
+def _by_differences(f, i):
+    """The derivative of f in argument i, by fourth-order differences."""
+
+    def slope(*xs):
+        h = 1e-3
+        at = lambda s: f(*[x + s * h if j == i else x for j, x in enumerate(xs)])
+        return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * h)
+
+    return slope
+
+
+_UNIT, _Z = (-0.7, 0.7), Arg(M, -2, 2)
+_COMPLEX = {"dtypes": ("complex64", "complex128"), "refuses": ("float32", "int32", "bool", KEY), "tol": 64}
+
+RARE = [
+    _row(rare.fresnel_s_p, _integral(lambda t: np.sin(np.pi / 2 * t**2)), (-2, 2)),
+    _row(rare.fresnel_c_p, _integral(lambda t: np.cos(np.pi / 2 * t**2)), (-2, 2)),
+    _row(rare.sine_integral_p, _integral(lambda t: np.sinc(t / np.pi)), (-3, 3)),
+    _row(rare.cosine_integral_p, lambda x: ((scipy.special.exp1(1j * x) + scipy.special.exp1(-1j * x)) / -2).real,
+         (0.3, 3)),
+    _row(rare.owens_t_p, lambda h, a: np.sign(a) * scipy.special.owens_t(-h, abs(a)), (-2, 2), (-2, 2)),
+    _row(rare.bessel_jv_p, lambda v, z: (scipy.special.hankel1(v, z)).real, (0, 4), (0.5, 6), integers=(0,), wrt=(1,),
+         tol=256),
+    Op(rare.faddeeva_p, (_Z,), lambda z: np.exp(-z * z) * scipy.special.erfc(-1j * z), grad=2, **_COMPLEX),
+    Op(rare.complex_lgamma_p, (Arg(M, 1, 3),), lambda z: scipy.special.loggamma(z + 1) - np.log(z), **_COMPLEX),
+    Op(rare.complex_digamma_p, (Arg(M, 1, 3),), lambda z: scipy.special.digamma(z + 1) - 1 / z, **_COMPLEX),
+    _row(rare.hyp1f1_p, lambda a, b, x: np.exp(x) * scipy.special.hyp1f1(b - a, b, -x), _POSITIVE, _POSITIVE, (-2, 2),
+         wrt=(2,), tol=64),
+    _row(rare.hyp2f1_p, lambda a, b, c, x: (1 - x) ** (c - a - b) * scipy.special.hyp2f1(c - a, c - b, c, x),
+         _POSITIVE, _POSITIVE, _POSITIVE, _UNIT, wrt=(3,), tol=256),
+    *(
+        _row(prim, _by_differences(f, i), *[_POSITIVE] * n, _UNIT, wrt=(n,), tol=1e6)
+        for f, n, slopes in (
+            (scipy.special.hyp1f1, 2, (rare.hyp1f1_slope_a_p, rare.hyp1f1_slope_b_p)),
+            (scipy.special.hyp2f1, 3, (rare.hyp2f1_slope_a_p, rare.hyp2f1_slope_b_p, rare.hyp2f1_slope_c_p)),
+        )
+        for i, prim in enumerate(slopes)
+    ),
+]  # fmt: skip
+
+
 def _rounded(x):
     """Rounded to bfloat16 and back."""
     return x.astype(np.float32).astype(dtypes.bfloat16).astype(x.dtype)
@@ -114,4 +162,4 @@ SUMS = [
     _row(special.hypot_p, lambda x, y: np.sqrt(x * x + y * y), (-3, 3), (0.5, 3)),
     _row(special.hypot_p, lambda x, y: np.sqrt(x * x + y * y), (0, 0), (0.5, 3), name="zeros"),
 ]
-ROWS: list[Op] = [*SPECIAL, *SUMS, *BITS]
+ROWS: list[Op] = [*SPECIAL, *RARE, *SUMS, *BITS]

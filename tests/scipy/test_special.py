@@ -16,7 +16,7 @@ from blufunc.transforms.autodiff.grad import grad, jvp
 from blufunc.transforms.batching.vmap import vmap
 from tests.transforms.common import arr, close
 
-_P, _X = (0.3, 8.0), (-3.0, 3.0)
+_P, _X, _U = (0.3, 8.0), (-3.0, 3.0), (-0.8, 0.8)
 
 # The range of each argument, and the arguments in which there is a derivative.
 FUNCTIONS = {
@@ -29,6 +29,9 @@ FUNCTIONS = {
     "i0e": ((_P,), (0,)), "i1": ((_X,), (0,)), "i1e": ((_P,), (0,)), "kl_div": ((_P, _P), (0, 1)),
     "log_ndtr": ((_X,), (0,)), "logit": (((0.05, 0.95),), (0,)), "ndtr": ((_X,), (0,)),
     "ndtri": (((0.05, 0.95),), (0,)),
+    "boxcox": ((_P, (-1, 1)), (0, 1)), "boxcox1p": ((_P, (-1, 1)), (0, 1)), "comb": (((4, 8), (0.3, 3)), (0, 1)),
+    "hyp1f1": ((_P, _P, _X), (0, 1, 2)), "hyp2f1": ((_P, _P, _P, _U), (0, 1, 2, 3)), "loggamma": ((_P,), (0,)),
+    "owens_t": ((_X, _X), (0, 1)),
     "poch": ((_P, _P), (0, 1)), "rel_entr": ((_P, _P), (0, 1)), "spence": ((_P,), (0,)), "xlog1py": ((_X, _P), (0, 1)),
     "xlogy": ((_X, _P), (0, 1)), "zeta": (((1.5, 8), _P), (1,)),
 }  # fmt: skip
@@ -236,6 +239,91 @@ def test_wrong_arguments(name):
     with pytest.raises(error) as caught:
         call()
     assert "test_special.py" in caught.value.where and caught.value.fix
+
+
+# -- functions of other kinds ----------------------------------------------------------------------
+
+
+def test_pairs_of_integrals():
+    x = np.array([-3.0, 0.0, 0.5, 40.0, 1e8])
+    for got, want in zip(special.fresnel(arr(x)), scipy.special.fresnel(x)):
+        close(got, arr(want), 1e-12)
+    for got, want in zip(special.sici(arr(x)), scipy.special.sici(np.abs(x))):
+        close(abs(got), arr(np.abs(want)), 1e-12)
+    assert special.sici(arr(-1.0))[0] == -special.sici(arr(1.0))[0]
+    slopes = [jvp(f, (arr(0.7),), (arr(1.0),))[1] for f in (special.fresnel, special.sici)]
+    half_turn = math.pi * 0.7**2 / 2
+    want = [math.sin(half_turn), math.cos(half_turn), math.sin(0.7) / 0.7, math.cos(0.7) / 0.7]
+    np.testing.assert_allclose([float(s) for pair in slopes for s in pair], want, rtol=1e-12)
+    assert grad(lambda x: special.sici(x)[0])(0.0) == 1
+
+
+def test_of_complex_numbers():
+    z = np.array([0.3 + 2j, -2.5 + 0.5j, -3 - 1j, 4.0 + 0j])
+    close(special.wofz(from_numpy(z)), from_numpy(scipy.special.wofz(z)), 1e-12)
+    close(special.loggamma(from_numpy(z)), from_numpy(scipy.special.loggamma(z)), 1e-12)
+    assert special.wofz(1.0).dtype == "complex64" and special.wofz(arr([1.0])).dtype == "complex128"
+    for f, slope in (
+        (special.wofz, lambda z: -2 * z * scipy.special.wofz(z) + 2j / math.sqrt(math.pi)),
+        (special.loggamma, scipy.special.digamma),
+    ):
+        t = np.full(z.shape, 1 + 1j)
+        close(jvp(f, (from_numpy(z),), (from_numpy(t),))[1], from_numpy(slope(z) * t), 1e-12)
+    twice = lambda z: jvp(special.loggamma, (z,), (bnp.ones_like(z),))[1]
+    with pytest.raises(errors.GradError, match="loggamma"):
+        jvp(twice, (from_numpy(z),), (from_numpy(z),))
+    assert bnp.isnan(special.loggamma(arr([-1.5, 0.0]))).all()
+
+
+def test_integer_orders():
+    z = np.array([-2.0, 0.0, 1.5, 60.0])
+    want = np.stack([scipy.special.jv(k, z) for k in range(4)])
+    close(special.bessel_jn(arr(z), v=3), arr(want), 1e-12)
+    slopes = jvp(lambda z: special.bessel_jn(z, v=3), (arr(z),), (bnp.ones(4, "float64"),))[1]
+    close(slopes, arr(np.stack([scipy.special.jvp(k, z) for k in range(4)])), 1e-12)
+    np.testing.assert_allclose(np.asarray(special.bernoulli(8)), scipy.special.bernoulli(8), rtol=1e-6)
+
+
+def test_spherical_harmonics():
+    n, m = (np.asarray(v) for v in zip(*[(n, m) for n in range(6) for m in range(-n, n + 1)]))
+    theta, phi = np.random.default_rng(0).uniform(0.1, 3, (2, n.size))
+    want = scipy.special.sph_harm_y(n, m, theta, phi)
+    close(special.sph_harm_y(n, m, arr(theta), arr(phi)), from_numpy(want), 1e-12)
+    mapped = vmap(lambda *xs: special.sph_harm_y(*xs, n_max=5))(
+        bnp.asarray(n), bnp.asarray(m), arr(theta), arr(phi)
+    )
+    close(mapped, from_numpy(want), 1e-12)
+    f = lambda t: bnp.real(special.sph_harm_y(3, -2, t, arr(0.4)))
+    h = 1e-6
+    slope = (scipy.special.sph_harm_y(3, -2, 1 + h, 0.4) - scipy.special.sph_harm_y(3, -2, 1 - h, 0.4)) / (
+        2 * h
+    )
+    np.testing.assert_allclose(float(grad(f)(arr(1.0))), slope.real, rtol=1e-8)
+    assert special.sph_harm_y(2, 3, 0.5, 0.5) == 0 and special.sph_harm_y(2, 1, 0.5, 0.5).dtype == "complex64"
+
+
+def test_box_cox_where_the_exponent_vanishes():
+    x = arr([0.5, 2.0])
+    close(special.boxcox(x, 0.0), bnp.log(x), 1e-14)
+    slope = vmap(grad(special.boxcox, 1), (0, None))(x, arr(0.0))
+    close(slope, bnp.log(x) ** 2 / 2, 1e-12)
+    assert special.boxcox(arr([0.0, 0.0]), arr([0.0, 2.0])).tolist() == [-math.inf, -0.5]
+    assert bnp.isnan(special.boxcox(-1.0, 2.0))
+    close(special.comb(arr([5.0, 3.0, -1.0]), arr([2.0, 5.0, 1.0])), arr([10.0, 0.0, 0.0]), 1e-12)
+    close(special.comb(arr(5.0), arr(2.0), repetition=True), arr(15.0), 1e-12)
+
+
+@pytest.mark.parametrize(
+    "x, expected", [(0.9, True), (0.9999, False), (-50.0, True)], ids=["inside", "too near to 1", "continued"]
+)
+def test_slopes_in_parameters_of_2f1(x, expected):
+    slope = grad(special.hyp2f1)(arr(0.7), arr(1.2), arr(2.5), arr(x))
+    if not expected:
+        assert bnp.isnan(slope)
+        return
+    h = 1e-5
+    f = lambda a: scipy.special.hyp2f1(a, 1.2, 2.5, x)
+    np.testing.assert_allclose(float(slope), (f(0.7 + h) - f(0.7 - h)) / (2 * h), rtol=1e-7)
 
 
 # -- against JAX -----------------------------------------------------------------------------------

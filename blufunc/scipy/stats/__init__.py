@@ -34,6 +34,7 @@ with _lazy.names(__name__):
     from blufunc.scipy.stats import uniform as uniform
     from blufunc.scipy.stats import vonmises as vonmises
     from blufunc.scipy.stats import wrapcauchy as wrapcauchy
+    from blufunc.scipy.stats.kde import gaussian_kde as gaussian_kde
     from blufunc.scipy.stats.samples import ModeResult as ModeResult
     from blufunc.scipy.stats.samples import mode as mode
     from blufunc.scipy.stats.samples import rankdata as rankdata

@@ -10,7 +10,7 @@ from blufunc import lax
 from blufunc.scipy import special
 from blufunc.scipy.stats.parts import exp_of, promoted
 
-__all__ = ["logpmf", "pmf", "cdf"]
+__all__ = ["logpmf", "pmf", "cdf", "entropy"]
 
 
 @promoted
@@ -28,6 +28,27 @@ def cdf(k: Any, mu: Any, loc: Any = 0) -> Any:
     x = k - loc
     p = special.gammaincc(bnp.floor(bnp.maximum(x, 0) + 1), mu)
     return bnp.where(x < 0, 0, p)
+
+
+@promoted
+def entropy(mu: Any, loc: Any = 0) -> Any:
+    """The entropy in nats, NaN unless ``mu > 0``; ``loc`` has no part in it.
+
+    Below 100 it is a sum over all numbers whose probability is not below rounding, else its asymptotic series (R. J.
+    Evans, J. Boersma, N. M. Blachman and A. A. Jagers, "The entropy of a Poisson distribution" (1988)).
+    """
+    small = mu < 100
+    m = bnp.where(small & (mu > 0), mu, 1)
+
+    def term(k, total):
+        k = k.astype(m.dtype)
+        log_p = k * bnp.log(m) - m - lax.lgamma(k + 1)
+        return total - bnp.exp(log_p) * log_p
+
+    summed = lax.fori_loop(0, 220, term, bnp.zeros_like(m))  # 220: 12 standard deviations above 100
+    r = 1 / bnp.where(small, 100, mu)
+    series = bnp.log(2 * math.pi * math.e / r) / 2 - r / 12 - r**2 / 24 - 19 * r**3 / 360
+    return bnp.where(mu > 0, bnp.where(small, summed, series), math.nan) + 0 * loc
 
 
 pmf = exp_of(logpmf)
