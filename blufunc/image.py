@@ -211,7 +211,8 @@ def scale_and_translate(
         raise errors.ValueRangeError(
             "scale_and_translate has no method 'nearest'.", where=source.here(), fix="method='linear'"
         )
-    dims = [axis_in(d, x.aval.ndim, "scale_and_translate") for d in sequence(spatial_dims, "scale_and_translate", "spatial_dims")]  # fmt: skip
+    dims = sequence(spatial_dims, "scale_and_translate", "spatial_dims")
+    dims = [axis_in(d, x.aval.ndim, "scale_and_translate") for d in dims]
     if any(n != m for d, (n, m) in enumerate(zip(x.aval.shape, shape, strict=True)) if d not in dims):
         raise errors.ShapeError(
             f"scale_and_translate of {x.aval} to {shape} over the dimensions {tuple(dims)} changes another dimension.",

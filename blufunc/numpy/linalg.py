@@ -21,8 +21,8 @@ from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg import common as matrices
 from blufunc.core.ops.linalg import factor as linalg_factor
+from blufunc.core.ops.linalg import reduction, spectral
 from blufunc.core.ops.linalg import solve as linalg_solve
-from blufunc.core.ops.linalg import spectral
 from blufunc.core.ops.linalg.common import adjoint, check_here, check_matrices, check_square, scale_columns
 from blufunc.core.ops.linalg.common import matmul as _product
 from blufunc.core.ops.sort import pick_along
@@ -149,13 +149,19 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 
     Args:
       mode: ``"reduced"``: Q (..., m, k) and R (..., k, n), k = min(m, n); ``"complete"``: Q (..., m, m) and
-        R (..., m, n); ``"r"``: the R of ``"reduced"`` alone.
+        R (..., m, n); ``"r"``: the R of ``"reduced"`` alone; ``"raw"``: LAPACK's packed factors, transposed,
+        (..., n, m), and taus (..., k), without a derivative.
     """
     a = _matrices(a, "qr")
-    if mode not in ("reduced", "complete", "r"):
+    if mode not in ("reduced", "complete", "r", "raw"):
         raise errors.ValueRangeError(
-            f"qr: {mode!r:.60} is not a mode.", where=source.here(), fix="mode='reduced', 'complete' or 'r'"
+            f"qr: {mode!r:.60} is not a mode.",
+            where=source.here(),
+            fix="mode='reduced', 'complete', 'r' or 'raw'",
         )
+    if mode == "raw":
+        packed, taus = reduction.geqrf_p.bind(a)
+        return QRResult(matrix_transpose(packed), taus)
     q, r = linalg_factor.qr(a, full_matrices=mode == "complete")
     return r if mode == "r" else QRResult(q, r)
 

@@ -16,7 +16,7 @@ import scipy.linalg
 from blufunc.core.ops import fft
 from blufunc.core.ops.linalg import factor as linalg_factor
 from blufunc.core.ops.linalg import solve as linalg_solve
-from blufunc.core.ops.linalg import spectral, triangular, tridiagonal
+from blufunc.core.ops.linalg import reduction, spectral, triangular, tridiagonal
 from tests.op_table.row import COMPLEX, KEY, Arg, Op
 
 KINDS = ("float64", "float32", "complex128", "complex64")
@@ -267,4 +267,33 @@ FFT = [
     _fft("irfft", (1, 1), (1,), ("complex128",), "-one", **_TO_REAL),
 ]  # fmt: skip
 
-ROWS: list[Op] = [*TRIANGULAR, *FACTORS, _lu_solve(False), _lu_solve(True), *SPECTRAL, *FFT]
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def _lapack(name, x, *options, **more):
+    """A routine's results, for one of its names of real and of complex numbers."""
+    real, full = name
+    routine = getattr(scipy.linalg.lapack, ("d" + real) if x.dtype.kind == "f" else ("z" + full))
+    return list(routine(x, *options, **more))
+
+
+def _tridiagonal_of(x):
+    packed, *rest, _ = _lapack(("sytrd", "hetrd"), x, lower=1)
+    return [np.tril(packed) + np.triu(x, 1), *rest]
+
+
+_CROOKED = Matrix((3, 3), make=_crooked)
+REDUCTIONS = [
+    Op(reduction.schur_p, (_CROOKED,), lambda x: list(scipy.linalg.schur(x)), {"vectors": True}, dtypes=KINDS,
+       refuses=REFUSED, tol=64),
+    Op(reduction.hessenberg_p, (_CROOKED,), lambda x: _lapack(("gehrd",) * 2, x)[:2], dtypes=KINDS, refuses=REFUSED,
+       tol=64),
+    Op(reduction.geqrf_p, (Matrix((4, 3), make=_spread),), lambda x: _lapack(("geqrf",) * 2, x)[:2], dtypes=KINDS,
+       refuses=REFUSED, tol=64),
+    Op(reduction.tridiagonal_p, (_CROOKED,), _tridiagonal_of, {"lower": True}, dtypes=KINDS, refuses=REFUSED, tol=64),
+    Op(reduction.sylvester_p, (_CROOKED, Matrix((2, 2), make=_crooked), Arg((3, 2))),
+       lambda a, b, c: scipy.linalg.solve_sylvester(a, b, c), dtypes=KINDS, refuses=REFUSED, grad=2, tol=64),
+    Op(reduction.sqrtm_p, (_CROOKED,), lambda x: scipy.linalg.sqrtm(x), dtypes=COMPLEX, grad=2, tol=64),
+]  # fmt: skip
+
+ROWS: list[Op] = [*TRIANGULAR, *FACTORS, _lu_solve(False), _lu_solve(True), *SPECTRAL, *REDUCTIONS, *FFT]

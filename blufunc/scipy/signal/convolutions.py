@@ -20,7 +20,11 @@ from blufunc.numpy.promotion import promote_dtypes
 
 __all__ = ["convolve", "convolve2d", "correlate", "correlate2d", "fftconvolve"]
 
-_BOUNDARIES = {"fill": "constant", "pad": "constant", "wrap": "wrap", "circular": "wrap", "symm": "symmetric", "symmetric": "symmetric"}  # fmt: skip
+_BOUNDARIES = {
+    **dict.fromkeys(("fill", "pad"), "constant"),
+    **dict.fromkeys(("wrap", "circular"), "wrap"),
+    **dict.fromkeys(("symm", "symmetric"), "symmetric"),
+}
 
 
 def _operands(name: str, in1: Any, in2: Any, mode: Any, ndim: int | None = None) -> tuple[Array, Array]:

@@ -5,6 +5,7 @@ A face above ``blufunc.numpy``. The residual of a least-squares line is a projec
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ def detrend(
         )
     x = bnp.moveaxis(x, axis, -1)
     edges = sorted({0, *breaks, n})
-    parts = [_without_line(x[..., a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [_without_line(x[..., a:b]) for a, b in itertools.pairwise(edges)]
     return bnp.moveaxis(bnp.concatenate(parts, -1) if parts else x, -1, axis)
 
 

@@ -1,7 +1,7 @@
 """``gaussian_kde``: density estimates by Gaussian kernels.
 
-A face, above ``blufunc.random`` and ``scipy.special``. An estimate is a mixture of normal distributions about the points
-of a data set, all of one covariance: D. W. Scott, "Multivariate Density Estimation" (1992).
+A face, above ``blufunc.random`` and ``scipy.special``. An estimate is a mixture of normal distributions about the
+points of a data set, all of one covariance: D. W. Scott, "Multivariate Density Estimation" (1992).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blufunc.tree_util import register_pytree_node_class
 
 
 @register_pytree_node_class
-class gaussian_kde:  # noqa: N801 - SciPy's name
+class gaussian_kde:
     """The density estimate of a data set; a pytree of its arrays.
 
     Args:

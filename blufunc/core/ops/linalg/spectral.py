@@ -20,6 +20,12 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import only_none
 from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops.linalg.algorithms import (
+    EighImplementation,
+    EigImplementation,
+    SvdAlgorithm,
+    check_algorithm,
+)
 from blufunc.core.ops.linalg.common import (
     MatrixOp,
     adjoint,
@@ -96,7 +102,7 @@ def eigh(
     symmetrize_input: bool = True,
     sort_eigenvalues: bool = True,
     subset_by_index: None = None,
-    implementation: None = None,
+    implementation: EighImplementation | None = None,
 ) -> tuple:
     """Eigenvectors and eigenvalues of Hermitian matrices (..., n, n).
 
@@ -104,12 +110,13 @@ def eigh(
       lower: which triangle is read, where ``symmetrize_input`` is false.
       symmetrize_input: decompose ``(x + x^H) / 2``.
       sort_eigenvalues: allow any order if false; they rise all the same.
-      subset_by_index, implementation: None: all eigenvalues, by the one algorithm there is.
+      subset_by_index: None: all eigenvalues.
+      implementation: a preference; the results are the same.
     Returns:
       ``(v, w)``: v (..., n, n) has the vectors in its columns, w (..., n) real and rising.
     """
     only_none("eigh", "subset_by_index", subset_by_index)
-    only_none("eigh", "implementation", implementation)
+    check_algorithm("eigh", implementation, EighImplementation)
     return tuple(eigh_p.bind(lower_triangle_of(x, "eigh", lower, symmetrize_input), compute_vectors=True))
 
 
@@ -199,16 +206,16 @@ def eig(
     compute_left_eigenvectors: bool = True,
     compute_right_eigenvectors: bool = True,
     enable_eigvec_derivs: bool = False,
-    implementation: None = None,
+    implementation: EigImplementation | None = None,
 ) -> list[Any]:
     """Eigenvalues and eigenvectors of square matrices (..., n, n), on the host.
 
     Returns:
       the eigenvalues (..., n) in no order; the left, then the right eigenvectors (..., n, n), in columns of norm 1, as
       asked for. All complex. Differentiable where the eigenvalues are distinct, whatever ``enable_eigvec_derivs`` says;
-      ``implementation`` must be None.
+      ``implementation`` is a preference, and the results are the same.
     """
-    only_none("eig", "implementation", implementation)
+    check_algorithm("eig", implementation, EigImplementation)
     left, right = bool(compute_left_eigenvectors), bool(compute_right_eigenvectors)
     return list(eig_p.bind(lift(x), left=left, right=right))
 
@@ -296,7 +303,7 @@ def svd(
     full_matrices: bool = True,
     compute_uv: bool = True,
     subset_by_index: None = None,
-    algorithm: None = None,
+    algorithm: SvdAlgorithm | None = None,
 ) -> Any:
     """Singular value decomposition: ``x = U diag(s) Vh``.
 
@@ -304,12 +311,13 @@ def svd(
       x: (..., m, n).
       full_matrices: U is (..., m, m) and Vh (..., n, n), in the place of (..., m, k) and (..., k, n), k = min(m, n).
       compute_uv: otherwise the result is s alone.
-      subset_by_index, algorithm: None: all singular values, by the one algorithm there is.
+      subset_by_index: None: all singular values.
+      algorithm: a preference; the results are the same.
     Returns:
       ``(u, s, vh)``, s (..., k) real and falling. Differentiable in U and Vh for m = n, or without ``full_matrices``,
       where singular values are distinct.
     """
     only_none("svd", "subset_by_index", subset_by_index)
-    only_none("svd", "algorithm", algorithm)
+    check_algorithm("svd", algorithm, SvdAlgorithm)
     outs = svd_p.bind(lift(x), full_matrices=bool(full_matrices), compute_uv=bool(compute_uv))
     return tuple(outs) if compute_uv else outs[0]

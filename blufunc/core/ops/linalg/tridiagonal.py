@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.axes import only_none
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg.common import MatrixOp, check_matrices, each, routine
 from blufunc.core.ops.linalg.triangular import batch_columns
@@ -89,15 +87,3 @@ def _shifted(x: Any, by: int, axis: int) -> Any:
     config = [(0, 0, 0)] * x.aval.ndim
     config[axis] = (by, -by, 0)
     return pad(x, ew.zeros_of(x), config)
-
-
-def tridiagonal_solve(dl: Any, d: Any, du: Any, b: Any, *, perturb_singular: bool = False) -> Any:
-    """Solve ``dl[i] x[i-1] + d[i] x[i] + du[i] x[i+1] = b[i]``; NaN where singular.
-
-    Args:
-      dl, d, du: the diagonals below, on and above the main one, (..., n); ``dl[0]`` and ``du[n-1]`` are not read.
-      b: (..., n, k), of the same dtype.
-      perturb_singular: False: singular matrices are not changed into regular ones.
-    """
-    only_none("tridiagonal_solve", "perturb_singular", perturb_singular)
-    return tridiagonal_solve_p.bind(lift(dl), lift(d), lift(du), lift(b))

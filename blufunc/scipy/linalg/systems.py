@@ -1,4 +1,4 @@
-"""``scipy.linalg``: factorizations, solvers, functions and special matrices.
+"""Factorizations and solvers of ``scipy.linalg``.
 
 Face over ``core.ops.linalg_*`` and ``bnp.linalg``. As in SciPy a triangle that is not asked for is not read, and
 derivatives are with respect to the one that is. Functions take batches of matrices in leading axes. ``overwrite_a``,
@@ -8,12 +8,10 @@ nothing: arrays are immutable, and what is not finite gives NaN.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.axes import static_int
 from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg import common as matrices
@@ -30,18 +28,13 @@ from blufunc.core.ops.linalg.common import (
     triu,
 )
 from blufunc.core.ops.linalg.factor import lu_pivots_to_permutation, take_rows
-from blufunc.core.ops.shape import concatenate, iota, pad, rev, slice_
+from blufunc.core.ops.shape import iota, slice_
 from blufunc.core.ops.sort import place_along
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, broadcast_to
 from blufunc.numpy import linalg as bnp_linalg
-from blufunc.numpy import reductions
-from blufunc.numpy.elementwise import ceil, log2, maximum
 from blufunc.numpy.linalg import solution, square, system
-from blufunc.numpy.manipulation import atleast_1d, atleast_2d
-from blufunc.numpy.picking import take
-from blufunc.numpy.promotion import as_value, broadcast_shapes, inexact, promote_dtypes, stretch
-from blufunc.transforms.autodiff.grad import jvp
-from blufunc.transforms.control_flow.while_loop import while_loop
+from blufunc.numpy.linear import matmul as bnp_matmul
+from blufunc.numpy.promotion import as_value, inexact, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 # -- operands --------------------------------------------------------------------------------------
@@ -185,6 +178,45 @@ def qr(
         )
     out = linalg_factor.qr(a, pivoting=pivoting, full_matrices=mode != "economic")
     return out[1:] if mode == "r" else out
+
+
+def qr_multiply(
+    a: Any,
+    c: Any,
+    mode: str = "right",
+    pivoting: bool = False,
+    conjugate: bool = False,
+    overwrite_a: bool = False,
+    overwrite_c: bool = False,
+) -> tuple:
+    """``c @ q`` for the economic ``qr(a)``, or with ``mode="left"`` ``q @ c``.
+
+    Args:
+      a: (m, n); q is (m, k), k = min(m, n).
+      c: (p, m) or (m,) on the left of q; (k, p) or (k,) on its right.
+      mode: ``"right"`` or ``"left"``: the side of q.
+      pivoting: permute the columns of a.
+      conjugate: take the conjugate of q.
+    Returns:
+      ``(product, r)``, or ``(product, r, p)``.
+    """
+    if mode not in ("left", "right"):
+        raise errors.ValueRangeError(
+            f"qr_multiply: {mode!r:.60} is not a mode.", where=source.here(), fix="mode='left' or 'right'"
+        )
+    a, c = promote_dtypes("qr_multiply", a, c, inexact=True)
+    q, *rest = qr(a, mode="economic", pivoting=pivoting)
+    q = ew.conj(q) if conjugate else q
+    m, k = q.aval.shape[-2:]
+    if not c.aval.ndim >= 1 or c.aval.shape[-1 if mode == "right" or c.aval.ndim == 1 else -2] != (
+        m if mode == "right" else k
+    ):
+        raise errors.ShapeError(
+            f"qr_multiply of {a.aval} and {c.aval}, on the {mode}.",
+            where=source.here(),
+            fix=f"c is (p, {m})" if mode == "right" else f"c is ({k}, p)",
+        )
+    return (bnp_matmul(c, q) if mode == "right" else bnp_matmul(q, c), *rest)
 
 
 def svd(
@@ -401,158 +433,7 @@ def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Array:
     return bnp_linalg.det(a)
 
 
-# -- the exponential -------------------------------------------------------------------------------
-
-# The degree of the approximation, and the largest 1-norm for which its backward error is below the rounding error:
-# N. J. Higham, "The scaling and squaring method for the matrix exponential revisited" (2005), table 2.3 and section 2.
-_PADE = {dtypes.float32: (7, 3.925724783138660), dtypes.float64: (13, 5.371920351148152)}
-
-
-def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> Array:
-    """The exponentials of square matrices (..., n, n).
-
-    By scaling, a Padé approximation, and repeated squaring; every step is differentiable, to any order.
-
-    Args:
-      A: square matrices.
-      upper_triangular: A is upper triangular: nothing below its diagonal is read.
-      max_squarings: the result is NaN where the norm of A asks for more.
-    """
-    A = square(A, "expm")
-    max_squarings = static_int(max_squarings, "expm", "max_squarings")
-    if max_squarings < 0:
-        raise errors.ValueRangeError(
-            f"expm: max_squarings = {max_squarings}.", where=source.here(), fix="give 0 or more"
-        )
-    if not A.aval.size:
-        return A
-    A = triu(A) if upper_triangular else A
-    real = matrices.real_dtype(A.aval.dtype)
-    degree, limit = _PADE[real]
-    lead = tuple(range(A.aval.ndim - 2))
-    spread = lambda s: broadcast_in_dim(s, A.aval.shape, lead)
-    size = bnp_linalg.matrix_norm(ew.stop_gradient(A), ord=1)
-    needed = maximum(ceil(log2(ew.div(size, limit))), 0)
-    times = ew.convert(ew.clamp(0.0, needed, float(max_squarings)), dtypes.int32)
-    scaled = ew.mul(A, ew.convert(spread(ew.exp2(ew.neg(ew.convert(times, real)))), A.aval.dtype))
-    even, odd = _pade(scaled, degree)
-    solve = _solve_upper if upper_triangular else bnp_linalg.solve
-    result = solve(ew.sub(even, odd), ew.add(even, odd))
-    squarings = reductions.max(times)
-
-    def squared(state):
-        i, x = state
-        return ew.add(i, 1), ew.select(spread(ew.lt(i, times)), matmul(x, x), x)
-
-    start = ew.convert(0, dtypes.int32)
-    _, result = while_loop(
-        lambda s: ew.lt(s[0], squarings), squared, (start, result), max_steps=max_squarings
-    )
-    too_large = spread(ew.gt(needed, float(max_squarings)))
-    return ew.select(too_large, ew.mul(ew.ones_of(result), math.nan), result)
-
-
-def _solve_upper(a: Array, b: Array) -> Array:
-    return triangular.triangular_solve(a, b, left_side=True)
-
-
-def _pade(a: Array, degree: int) -> tuple[Array, Array]:
-    """Even and odd part of the Padé numerator of exp, of degree 7 or 13."""
-    # the coefficients, over the first: quotients of factorials
-    c = [
-        math.comb(degree, j) * math.factorial(2 * degree - j) / math.factorial(2 * degree)
-        for j in range(degree + 1)
-    ]
-    a2 = matmul(a, a)
-    a4 = matmul(a2, a2)
-    powers = [matrices.identity_like(a), a2, a4, matmul(a4, a2)]
-
-    def part(first: int) -> Array:
-        low = _combined([c[first + 2 * k] for k in range(4)], powers)
-        if degree == 7:
-            return low
-        high = _combined([c[first + 6 + 2 * k] for k in range(1, 4)], powers[1:])
-        return ew.add(low, matmul(powers[3], high))
-
-    return part(0), matmul(a, part(1))
-
-
-def _combined(factors: list[float], xs: list[Array]) -> Array:
-    total = ew.mul(xs[0], factors[0])
-    for f, x in zip(factors[1:], xs[1:], strict=True):
-        total = ew.add(total, ew.mul(x, f))
-    return total
-
-
-def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: bool = True) -> Any:
-    """The derivative of ``expm`` at A in direction E: ``(expm(A), derivative)``.
-
-    Without ``compute_expm``, the derivative alone.
-
-    ``method`` is there for programs written for SciPy; the derivative is that of ``expm``'s own steps.
-    """
-    A, E = promote_dtypes("expm_frechet", A, E, inexact=True)
-    check_here(check_square, "expm_frechet", A, E)
-    if A.aval.shape != E.aval.shape:
-        raise errors.ShapeError(
-            f"expm_frechet of {A.aval} and {E.aval}, which are not of one shape.", where=source.here()
-        )
-    value, tangent = jvp(expm, (A,), (E,))
-    return (value, tangent) if compute_expm else tangent
-
-
-# -- special matrices ------------------------------------------------------------------------------
-
-
-def block_diag(*arrs: Any) -> Array:
-    """The block-diagonal matrix of the given matrices; vectors are rows."""
-    if not arrs:
-        raise errors.ArgumentError("block_diag takes one matrix at least.", where=source.here())
-    blocks = [atleast_2d(x) for x in promote_dtypes("block_diag", *arrs)]
-    if any(b.aval.ndim > 2 for b in blocks):
-        raise errors.ShapeError(
-            f"block_diag of {', '.join(str(b.aval) for b in blocks)}: blocks are matrices.",
-            where=source.here(),
-            fix="use vmap for batches",
-        )
-    width, before, rows = sum(b.aval.shape[1] for b in blocks), 0, []
-    for b in blocks:
-        n = b.aval.shape[1]
-        rows.append(pad(b, ew.zeros_of(b), [(0, 0, 0), (before, width - before - n, 0)]))
-        before += n
-    return concatenate(rows, 0)
-
-
-def toeplitz(c: Any, r: Any = None) -> Array:
-    """Toeplitz matrices (..., m, n) of first columns c (..., m) and rows r (..., n).
-
-    ``r[0]`` is not read. By default r is the conjugate of c, and the matrix is Hermitian.
-    """
-    c = atleast_1d(as_value(c, "toeplitz"))
-    r = ew.conj(c) if r is None and dtypes.is_inexact(c.aval.dtype) else c if r is None else r
-    c, r = promote_dtypes("toeplitz", c, atleast_1d(as_value(r, "toeplitz")))
-    lead = broadcast_shapes(c.aval.shape[:-1], r.aval.shape[:-1])
-    m, n = c.aval.shape[-1], r.aval.shape[-1]
-    c, r = stretch(c, (*lead, m)), stretch(r, (*lead, n))
-    if not m or not n:
-        return broadcast_in_dim(ew.zeros_of(c), (*lead, m, n), ())
-    d, start = len(lead), (0,) * len(lead)
-    # what stands on the diagonals, from the lowest to the highest
-    values = concatenate([rev(c, (d,)), slice_(r, (*start, 1), (*lead, n))], d)
-    row, column = iota(dtypes.int32, (m, n), 0), iota(dtypes.int32, (m, n), 1)
-    return take(values, ew.add(ew.sub(column, row), m - 1), axis=d)
-
-
-def hilbert(n: int) -> Array:
-    """The float32 matrix with elements ``1 / (i + j + 1)``."""
-    n = static_int(n, "hilbert", "n")
-    if n < 0:
-        raise errors.ValueRangeError(f"hilbert: n = {n}.", where=source.here(), fix="give 0 or more")
-    i, j = (ew.convert(iota(dtypes.int32, (n, n), d), dtypes.float32) for d in (0, 1))
-    return ew.div(1.0, ew.add(ew.add(i, j), 1.0))
-
-
 __all__ = [
-    "block_diag", "cho_factor", "cho_solve", "cholesky", "det", "eigh", "expm", "expm_frechet", "hilbert",
-    "inv", "lu", "lu_factor", "lu_solve", "polar", "qr", "solve", "solve_triangular", "svd", "toeplitz",
+    "cho_factor", "cho_solve", "cholesky", "det", "eigh", "inv", "lu", "lu_factor", "lu_solve", "polar", "qr",
+    "qr_multiply", "solve", "solve_triangular", "svd",
 ]  # fmt: skip
