@@ -28,7 +28,6 @@ _NOT_HERE = {
     "dlpack": "numpy.from_dlpack reads what speaks DLPack, and arrays have __dlpack__",
     "enable_custom_prng": "keys are always typed",
     "enable_x64": _EXPLICIT_64,
-    "experimental": "nothing is experimental here: multihost_utils is multihost, and what is missing is not there yet",
     "explain_cache_misses": "set config.debug = 'retrace'",
     "export": "programs are not written to files yet; jit(f).lower(...).as_text() shows one",
     "ffi": "pure_callback calls Python functions, and Primitive makes primitives of one's own",
@@ -69,6 +68,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import custom_derivatives as custom_derivatives
     from blufunc import debug as debug
     from blufunc import distributed as distributed
+    from blufunc import experimental as experimental
     from blufunc import extend as extend
     from blufunc import flatten_util as flatten_util
     from blufunc import image as image

@@ -50,6 +50,10 @@ class ArgumentError(BlufuncError, TypeError, ValueError):
     """An argument that is not an array, pytree or option of the expected kind."""
 
 
+class CheckError(BlufuncError, ValueError, RuntimeError):
+    """A failed ``checkify.check``, or an automatic check of ``checkify``."""
+
+
 class ValueRangeError(BlufuncError, ValueError):
     """An argument of the right kind whose value is out of range."""
 

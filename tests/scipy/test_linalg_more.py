@@ -36,9 +36,10 @@ def test_square_roots(complex):
     same(root[0], scipy.linalg.sqrtm(x[0]))
     t = draw(4, 4, seed=3, complex=complex)
     same(jvp(sla.sqrtm, (exact(x[0]),), (exact(t),))[1], differences(sla.sqrtm, x[0], t), 1e-6)
-    assert np.isnan(np.asarray(sla.sqrtm(exact([[0.0, 1], [0, 0]])))).any() or not np.isfinite(
-        np.asarray(sla.sqrtm(exact([[0.0, 1], [0, 0]])))
-    ).all()
+    assert (
+        np.isnan(np.asarray(sla.sqrtm(exact([[0.0, 1], [0, 0]])))).any()
+        or not np.isfinite(np.asarray(sla.sqrtm(exact([[0.0, 1], [0, 0]])))).all()
+    )
 
 
 @COMPLEX
@@ -49,8 +50,10 @@ def test_sylvester(complex, method):
     same(sla.solve_sylvester(exact(a), exact(b), exact(c), method=method), want)
     several = sla.solve_sylvester(exact(np.stack([a, 2 * a])), exact(b), exact(c))
     same(several[0], want)
-    loss = lambda a, b, c: bnp.real(bnp.sum(sla.solve_sylvester(a, b, c) * (1 - 2j))) if complex else bnp.sum(
-        sla.solve_sylvester(a, b, c)
+    loss = lambda a, b, c: (
+        bnp.real(bnp.sum(sla.solve_sylvester(a, b, c) * (1 - 2j)))
+        if complex
+        else bnp.sum(sla.solve_sylvester(a, b, c))
     )
     for i, x in enumerate((a, b, c)):
         args = [exact(v) for v in (a, b, c)]
@@ -98,7 +101,10 @@ def test_tridiagonal_eigenvalues():
     w, v = sla.eigh_tridiagonal(exact(d), exact(e))
     same(w, want[0])
     same(np.abs(v), np.abs(want[1]))
-    same(sla.eigh_tridiagonal(exact(d), exact(e), eigvals_only=True, select="i", select_range=(1, 3)), want[0][1:4])
+    same(
+        sla.eigh_tridiagonal(exact(d), exact(e), eigvals_only=True, select="i", select_range=(1, 3)),
+        want[0][1:4],
+    )
     same(grad(lambda d: bnp.sum(sla.eigh_tridiagonal(d, exact(e), eigvals_only=True)))(exact(d)), np.ones(6))
 
 
@@ -166,7 +172,9 @@ def test_symmetric_products_and_updates():
 
 def test_perturbed_tridiagonal_systems():
     for seed in range(4):
-        dl, d, du, b = (draw(*s, seed=10 * seed + i) for i, s in enumerate([(2, 6), (2, 6), (2, 6), (2, 6, 3)]))
+        dl, d, du, b = (
+            draw(*s, seed=10 * seed + i) for i, s in enumerate([(2, 6), (2, 6), (2, 6), (2, 6, 3)])
+        )
         args = [exact(v) for v in (dl, d, du, b)]
         want = lax.linalg.tridiagonal_solve(*args)
         same(jit(lambda *xs: lax.linalg.tridiagonal_solve(*xs, perturb_singular=True))(*args), want, 1e-8)
@@ -181,7 +189,10 @@ def test_algorithms_are_preferences():
     x = exact(positive(4, 4))
     for algorithm in lax.linalg.SvdAlgorithm:
         same(lax.linalg.svd(x, compute_uv=False, algorithm=algorithm), np.linalg.svd(np.asarray(x))[1])
-    same(lax.linalg.eigh(x, implementation=lax.linalg.EighImplementation.QDWH)[1], np.linalg.eigvalsh(np.asarray(x)))
+    same(
+        lax.linalg.eigh(x, implementation=lax.linalg.EighImplementation.QDWH)[1],
+        np.linalg.eigvalsh(np.asarray(x)),
+    )
     lax.linalg.eig(x, implementation=lax.linalg.EigImplementation.LAPACK)
     with pytest.raises(errors.ArgumentError, match="SvdAlgorithm"):
         lax.linalg.svd(x, algorithm="qr")
@@ -287,7 +298,9 @@ def test_errors(call):
         call()
 
 
-@pytest.mark.parametrize("f", [sla.schur, sla.hessenberg, lambda x: sla.funm(x, bnp.exp)], ids=["schur", "hess", "funm"])
+@pytest.mark.parametrize(
+    "f", [sla.schur, sla.hessenberg, lambda x: sla.funm(x, bnp.exp)], ids=["schur", "hess", "funm"]
+)
 def test_factors_that_are_not_functions_have_no_derivative(f):
     with pytest.raises(errors.GradError, match="not functions of the matrix"):
         jvp(f, (exact(X),), (exact(X),))
