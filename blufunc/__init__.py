@@ -68,6 +68,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import custom_derivatives as custom_derivatives
     from blufunc import debug as debug
     from blufunc import distributed as distributed
+    from blufunc import example_libraries as example_libraries
     from blufunc import experimental as experimental
     from blufunc import extend as extend
     from blufunc import flatten_util as flatten_util

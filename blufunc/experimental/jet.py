@@ -230,7 +230,9 @@ def _linear(bind: Callable, ins: list[Value], group: Any, order: int) -> list[Va
         if all(t is None for i, t in enumerate(terms) if i in group):
             columns.append(None)
             continue
-        columns.append(bind(*[bnp.zeros_like(_first(x)) if t is None else t for t, x in zip(terms, ins, strict=True)]))
+        columns.append(
+            bind(*[bnp.zeros_like(_first(x)) if t is None else t for t, x in zip(terms, ins, strict=True)])
+        )
     n = len(columns[0])
     return [_Series([None if c is None else c[i] for c in columns]) for i in range(n)]
 
@@ -368,7 +370,8 @@ def jet(
     for value, terms in zip(values, series, strict=True):
         if not dtypes.is_inexact(value.aval.dtype):
             raise errors.GradError(
-                f"jet with respect to {value.aval}: primals are floats or complex numbers.", where=source.here()
+                f"jet with respect to {value.aval}: primals are floats or complex numbers.",
+                where=source.here(),
             )
         shaped = [bnp.broadcast_to(bnp.asarray(t, value.aval.dtype), value.aval.shape) for t in terms]
         scale = [1 / math.factorial(k + 1) if factorial_scaled else 1 for k in range(order)]

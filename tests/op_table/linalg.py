@@ -15,8 +15,8 @@ import scipy.linalg
 
 from blufunc.core.ops import fft
 from blufunc.core.ops.linalg import factor as linalg_factor
-from blufunc.core.ops.linalg import solve as linalg_solve
 from blufunc.core.ops.linalg import reduction, spectral, triangular, tridiagonal
+from blufunc.core.ops.linalg import solve as linalg_solve
 from tests.op_table.row import COMPLEX, KEY, Arg, Op
 
 KINDS = ("float64", "float32", "complex128", "complex64")
