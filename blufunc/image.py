@@ -62,7 +62,7 @@ def _triangle(x: Array) -> Array:
 
 
 def _keys(a: float) -> Callable[[Array], Array]:
-    """R. Keys, "Cubic convolution interpolation for digital image processing" (1981), (15)."""
+    """A cubic: R. Keys, "Cubic convolution interpolation" (1981), (15)."""
 
     def kernel(x: Array) -> Array:
         near = ((a + 2) * x - (a + 3)) * x * x + 1
@@ -88,7 +88,7 @@ _KERNELS: dict[ResizeMethod, Callable[[Array], Array]] = {
 def _weights(
     n: int, out: int, scale: Any, translation: Any, method: ResizeMethod, antialias: bool, dtype: Any
 ) -> Array:
-    """The weights (n, out) of n input pixels in ``out`` output pixels; 0 outside the image."""
+    """Weights (n, out) of input pixels in output pixels; 0 outside the image."""
     step = 1 / bnp.asarray(scale, dtype)
     shift = bnp.asarray(translation, dtype)
     centre = (bnp.arange(out, dtype=dtype) + 0.5 - shift) * step - 0.5

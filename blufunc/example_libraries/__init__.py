@@ -1,4 +1,4 @@
-"""``example_libraries``: small optimizers and layers that older programs for JAX use.
+"""``example_libraries``: optimizers and layers of older programs for JAX.
 
 A face above ``blufunc.nn``; ``blufunc.optim`` is the library for new programs.
 """

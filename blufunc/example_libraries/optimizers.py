@@ -59,8 +59,8 @@ def optimizer(opt_maker: Callable) -> Callable:
     """Decorator: a maker of rules for one array becomes one of rules for pytrees.
 
     Args:
-      opt_maker: returns ``(init, update, get_params)``: ``init(x)`` gives a pytree, ``update(step, grad, state)`` one of
-        the same structure.
+      opt_maker: returns ``(init, update, get_params)``: ``init(x)`` gives a pytree, ``update(step, grad, state)`` one
+        of the same structure.
     """
 
     @functools.wraps(opt_maker)
@@ -239,21 +239,21 @@ def adamax(step_size: Any, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
 
 @optimizer
 def sm3(step_size: Any, momentum: float = 0.9) -> Any:
-    """R. Anil et al., "Memory-Efficient Adaptive Optimization" (2019): a vector for each axis."""
+    """A vector for each axis: R. Anil et al., "Memory-Efficient Optimization" (2019)."""
     rate = make_schedule(step_size)
 
     def init(x):
         x = bnp.asarray(x)
-        return x, bnp.zeros_like(x), [bnp.zeros(n, x.dtype) for n in x.shape]
+        rows = [bnp.zeros(n, x.dtype) for n in x.shape]
+        return x, bnp.zeros_like(x), rows or [bnp.zeros_like(x)]
 
     def update(i, g, state):
         x, m, rows = state
         axes = range(x.ndim)
-        wide = [bnp.expand_dims(r, [a for a in axes if a != d]) for d, r in enumerate(rows)]
-        squares = functools.reduce(bnp.minimum, wide) if wide else bnp.zeros_like(x)
-        squares = squares + bnp.square(g)
+        wide = [bnp.expand_dims(r, tuple(a for a in axes if a != d)) for d, r in enumerate(rows)]
+        squares = functools.reduce(bnp.minimum, wide) + bnp.square(g)
         m = (1 - momentum) * (g * _inverse_root(squares)) + momentum * m
-        rows = [bnp.max(squares, [a for a in axes if a != d]) for d in axes]
+        rows = [bnp.max(squares, tuple(a for a in axes if a != d)) for d in axes] or [squares]
         return x - rate(i) * m, m, rows
 
     return init, update, _parameter
@@ -292,13 +292,16 @@ def exponential_decay(step_size: Any, decay_steps: Any, decay_rate: Any) -> Sche
 def inverse_time_decay(
     step_size: Any, decay_steps: Any, decay_rate: Any, staircase: bool = False
 ) -> Schedule:
-    """``step_size / (1 + decay_rate * i / decay_steps)``; the quotient rounded down for ``staircase``."""
+    """``step_size / (1 + decay_rate * i / decay_steps)``.
+
+    ``staircase``: round the quotient down.
+    """
     of = (lambda i: bnp.floor(i / decay_steps)) if staircase else (lambda i: i / decay_steps)
     return lambda i: step_size / (1 + decay_rate * of(i))
 
 
 def polynomial_decay(step_size: Any, decay_steps: Any, final_step_size: Any, power: float = 1.0) -> Schedule:
-    """From ``step_size`` to ``final_step_size``, as ``(1 - i / decay_steps) ** power``."""
+    """From ``step_size`` to ``final_step_size``: ``(1 - i / decay_steps) ** power``."""
     rest = lambda i: 1 - bnp.minimum(i, decay_steps) / decay_steps
     return lambda i: rest(i) ** power * (step_size - final_step_size) + final_step_size
 

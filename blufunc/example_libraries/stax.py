@@ -237,7 +237,7 @@ AvgPool = _pooling(lax.add, 0.0, mean=True)
 
 
 def Dropout(rate: float, mode: str = "train") -> Layer:
-    """Keep elements with probability ``rate``, scaled up; in another mode than ``"train"`` keep all."""
+    """Keep elements with probability ``rate``; all, unless mode is ``"train"``."""
 
     def init(rng, input_shape):
         return input_shape, ()

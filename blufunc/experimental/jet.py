@@ -1,8 +1,8 @@
-"""``jet``: derivatives of any order along a curve, by arithmetic of truncated Taylor series.
+"""``jet``: derivatives of any order, by arithmetic of truncated Taylor series.
 
-A face above ``blufunc.lax``. In: a function, a point and the Taylor coefficients of a curve through it. Out: those of the
-image of the curve. The function is staged, and each equation maps series to series: linear operations coefficient by
-coefficient, bilinear ones by Cauchy's product, and the functions in ``_RECURRENCES`` by that of their differential
+A face above ``blufunc.lax``. In: a function, a point and the Taylor coefficients of a curve through it. Out: those of
+the image of the curve. The function is staged, and each equation maps series to series: linear operations coefficient
+by coefficient, bilinear ones by Cauchy's product, and the functions in ``_RECURRENCES`` by that of their differential
 equation (A. Griewank and A. Walther, "Evaluating Derivatives" (2008), chapter 13), at a cost of O(k^2) in the order k.
 Any other operation is the integral of its derivative, whose series is that of its ``jvp``, of one order less. Bodies of
 loops and branches carry series.
@@ -33,7 +33,7 @@ __all__ = ["jet"]
 
 
 class _Series:
-    """Taylor coefficients: of orders 0 to n; None for a coefficient that is 0 by structure."""
+    """Taylor coefficients of orders 0 to n; None for those that are always 0."""
 
     def __init__(self, terms: Sequence[Any]):
         self.terms = tuple(terms)
@@ -105,7 +105,7 @@ def _sin_cos(x: _Series) -> tuple[list[Any], list[Any]]:
     return s, c
 
 
-def _by_slope(value: Callable, slope: Callable) -> Callable:
+def _by_slope(value: Callable, slope: tuple[int, int, int]) -> Callable:
     """``y' = slope(y) x'``, where the slope is a polynomial ``a + b y + c y^2``."""
 
     def rule(x: _Series) -> list[Any]:
@@ -149,7 +149,8 @@ def _integer_power(x: _Series, y: int) -> list[Any]:
     """By repeated products, which are right at 0, too."""
     if y < 0:
         return _div(bnp.ones_like(x.terms[0]), _Series(_integer_power(x, -y)))
-    result, base = None, list(x.terms)
+    result: Any = None
+    base = list(x.terms)
     while y:
         if y & 1:
             result = base if result is None else _cauchy(lambda a, b: a * b, result, base)
@@ -223,7 +224,7 @@ def _equation(eqn: Eqn, ins: list[Value], order: int) -> list[Value]:
 
 
 def _linear(bind: Callable, ins: list[Value], group: Any, order: int) -> list[Value]:
-    columns = []
+    columns: list[Any] = []
     for k in range(order + 1):
         at = lambda x, k=k: x.terms[k] if isinstance(x, _Series) else x if k == 0 else None
         terms = [at(x) if i in group else x for i, x in enumerate(ins)]
@@ -233,7 +234,7 @@ def _linear(bind: Callable, ins: list[Value], group: Any, order: int) -> list[Va
         columns.append(
             bind(*[bnp.zeros_like(_first(x)) if t is None else t for t, x in zip(terms, ins, strict=True)])
         )
-    n = len(columns[0])
+    n = len(columns[0])  # the value itself is never left out
     return [_Series([None if c is None else c[i] for c in columns]) for i in range(n)]
 
 

@@ -52,7 +52,7 @@ _MIDDLE = (
 
 
 class _Step(NamedTuple):
-    """State of the integration: the point, its slope, the next step size, and the last step's polynomial."""
+    """State: the point, its slope, the next step size, the last step's polynomial."""
 
     count: Any
     y: Any
@@ -187,7 +187,7 @@ def _combined(row: tuple[float, ...], k: list) -> Any:
 
 
 def _polynomial(y0: Any, y1: Any, k: list, dt: Any) -> Any:
-    """Coefficients, highest first, of the quartic through both ends, with their slopes, and the middle."""
+    """The quartic through both ends, with their slopes, and the middle; highest first."""
     middle = y0 + dt * _combined(_MIDDLE, k)
     d0, d1 = dt * k[0], dt * k[-1]
     return bnp.stack(
@@ -234,7 +234,7 @@ def _solve_bwd(func, settings, residuals, g):
     zeros = tuple([bnp.zeros_like(a) for a in args])
 
     def backward(state, time, *args):
-        """The slopes in the time ``-t`` of the state, of its cotangent, and of those of t and args."""
+        """Slopes in ``-t`` of the state, and of the cotangents of it, t and args."""
         y, y_bar, *_ = state
         slope, pull = vjp(lambda y, t, *args: func(y, t, *args), y, -time, *args)
         y_dot, t_dot, *rest = pull(y_bar)

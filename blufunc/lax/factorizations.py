@@ -1,4 +1,4 @@
-"""Factorizations of ``lax.linalg`` that are compositions, and those without derivatives.
+"""Factorizations of ``lax.linalg``: compositions, and those without derivatives.
 
 Face: part of ``blufunc.lax.linalg``. Strict, as all of ``lax``.
 """
@@ -66,7 +66,10 @@ def hessenberg(a: Any) -> list[Any]:
 
 
 def tridiagonal(a: Any, *, lower: bool = True) -> list[Any]:
-    """The tridiagonal form of Hermitian matrices (..., n, n), of which one triangle is read, on the host.
+    """The tridiagonal form of Hermitian matrices (..., n, n), on the host.
+
+    One triangle is read.
+
 
     Returns:
       LAPACK's reflectors, the diagonal (..., n) and the one next to it (..., n - 1), both real, and taus. No
@@ -79,7 +82,7 @@ def tridiagonal(a: Any, *, lower: bool = True) -> list[Any]:
 
 
 def householder_product(a: Any, taus: Any) -> Any:
-    """The first n columns of the product of k reflectors, packed in a (..., m, n); taus are (..., k)."""
+    """The first n columns of a product of reflectors in a (..., m, n); taus (..., k)."""
     a, taus = reduction.check_reflectors("householder_product", a, taus)
     v, t = reduction.reflectors(a, taus)
     n = a.aval.shape[-1]
@@ -141,7 +144,7 @@ def symmetric_product(
 
 
 def cholesky_update(r_matrix: Any, w_vector: Any) -> Any:
-    """The upper triangular factor of ``r^T r + w w^T``, by rotations of each row of r with w.
+    """The factor of ``r^T r + w w^T``, by rotations of each row of r with w.
 
     G. H. Golub and C. F. Van Loan, "Matrix Computations" (2013), section 6.5.4.
 
@@ -179,7 +182,7 @@ def qdwh(
     eps: float | None = None,
     dynamic_shape: None = None,
 ) -> tuple[Any, Any, Any, Any]:
-    """The polar decomposition ``x = u h`` of a matrix (m, n), m >= n, by QR decompositions.
+    """The polar decomposition ``x = u h`` of (m, n), m >= n, by QR decompositions.
 
     Y. Nakatsukasa, Z. Bai and F. Gygi, "Optimizing Halley's iteration for computing the matrix polar decomposition"
     (2010).

@@ -1,7 +1,8 @@
 """``lax.linalg``: matrix decompositions and solvers, under the names of JAX.
 
-Face over ``core.ops.linalg`` and ``factorizations``. Functions here are strict, as all of ``lax``: matrices, in the last
-two axes, of float32, float64, complex64 or complex128, with equal leading batch axes. ``blufunc.numpy.linalg`` promotes.
+Face over ``core.ops.linalg`` and ``factorizations``. Functions here are strict, as all of ``lax``: matrices, in the
+last two axes, of float32, float64, complex64 or complex128, with equal leading batch axes. ``blufunc.numpy.linalg``
+promotes.
 """
 
 from __future__ import annotations

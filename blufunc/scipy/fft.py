@@ -59,7 +59,7 @@ _INVERSE = {1: 1, 2: 3, 3: 2, 4: 4}
 
 
 def _orthonormal(x: Array, kind: int, n: int, before: bool) -> Array:
-    """The factors that make a type orthonormal: of the first element, and of the last for type 1."""
+    """Factors of the first and last element that make a type orthonormal."""
     root = math.sqrt(2.0)
     ends = {1: (root, root), 2: (1 / root, 1), 3: (root, 1), 4: (1, 1)}[kind]
     at = {1: True, 2: False, 3: True, 4: False}
@@ -172,7 +172,7 @@ def dctn(
     axes: Sequence[int] | None = None,
     norm: str | None = None,
 ) -> Array:
-    """``dct`` along several axes: all, or the last ``len(s)``, by default; s has their sizes."""
+    """``dct`` along axes: all, or the last ``len(s)``, by default; s has the sizes."""
     return _several(x, type, s, axes, norm, "dctn", False)
 
 

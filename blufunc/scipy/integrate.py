@@ -14,5 +14,5 @@ __all__ = ["trapezoid"]
 
 
 def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Array:
-    """The integral of samples y along an axis, at points x or ``dx`` apart; see ``bnp.trapezoid``."""
+    """The integral of samples y at points x, or ``dx`` apart; see ``bnp.trapezoid``."""
     return bnp.trapezoid(y, x, dx, axis)

@@ -26,7 +26,7 @@ _METHODS = ("linear", "nearest")
 
 @register_pytree_node_class
 class RegularGridInterpolator:
-    """A function given by its values on a rectangular grid; a pytree of the grid and the values.
+    """A function given by values on a grid; a pytree of the grid and the values.
 
     Args:
       points: for each axis, the increasing coordinates of the grid.

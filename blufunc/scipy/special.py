@@ -142,7 +142,7 @@ def multigammaln(a: Any, d: int) -> Array:
 
 
 def loggamma(x: Any) -> Array:
-    """The principal branch of ``log(gamma(x))``: NaN for real x < 0; differentiable once if complex."""
+    """The principal ``log(gamma(x))``: NaN for real x < 0; one derivative if complex."""
     x = inexact(x, "loggamma")
     if dtypes.is_complex(x.aval.dtype):
         return rare.complex_lgamma_p.bind(x)
@@ -156,7 +156,7 @@ def comb(N: Any, k: Any, *, repetition: bool = False) -> Array:
     """
     n, k = _operands("comb", N, k)
     if repetition:
-        n = bnp.where((n == 0) & (k == 0), 0, n + k - 1)
+        n = bnp.where(bnp.equal(n, 0) & bnp.equal(k, 0), 0, n + k - 1)
     inside = (n >= 0) & (k >= 0) & (k <= n)
     n, k = bnp.where(inside, n, 0), bnp.where(inside, k, 0)
     return bnp.where(inside, bnp.exp(-bnp.log1p(n) - ops.betaln(n - k + 1, k + 1)), 0)
@@ -215,12 +215,12 @@ def wofz(z: Any) -> Array:
 
 
 def hyp1f1(a: Any, b: Any, x: Any) -> Array:
-    """Kummer's function: the sum of ``(a)_k / (b)_k x^k / k!``; differentiable in all arguments."""
+    """Kummer's function 1F1: the sum of ``(a)_k / (b)_k x^k / k!``."""
     return rare.hyp1f1_p.bind(*_operands("hyp1f1", a, b, x))
 
 
 def hyp2f1(a: Any, b: Any, c: Any, x: Any) -> Array:
-    """Gauss's function: the sum of ``(a)_k (b)_k / (c)_k x^k / k!``, continued to x < 1."""
+    """Gauss's function 2F1: the sum of ``(a)_k (b)_k / (c)_k x^k / k!``."""
     return rare.hyp2f1_p.bind(*_operands("hyp2f1", a, b, c, x))
 
 
@@ -239,7 +239,7 @@ def sici(x: Any) -> tuple[Array, Array]:
 def sph_harm_y(
     n: Any, m: Any, theta: Any, phi: Any, diff_n: int | None = None, n_max: int | None = None
 ) -> Array:
-    """The orthonormal spherical harmonics of degree n and order m, with the phase (-1)^m; complex.
+    """Orthonormal spherical harmonics of degree n and order m, with phase (-1)^m.
 
     By the recurrence in n of normalized Legendre functions (DLMF 14.10.3), elementwise.
 
@@ -378,8 +378,8 @@ def xlog1py(x: Any, y: Any) -> Array:
 
 
 def _power_over(log_x: Array, lmbda: Array) -> Array:
-    """``(exp(lmbda log_x) - 1) / lmbda``, and its limit ``log_x``, with all derivatives."""
-    near = (bnp.abs(lmbda * log_x) < 0.1) | (lmbda == 0)
+    """``(exp(lmbda log_x) - 1) / lmbda``, or its limit, with all derivatives."""
+    near = (bnp.abs(lmbda * log_x) < 0.1) | bnp.equal(lmbda, 0)
     u = lmbda * bnp.where(near & bnp.isfinite(log_x), log_x, 0)
     series = sum(u**k / math.factorial(k + 1) for k in range(1, 11)) + 1
     divisor = bnp.where(near, 1, lmbda)

@@ -46,8 +46,8 @@ def test_states_are_packed_and_unpacked():
     state = init(PARAMS)
     marked = optimizers.unpack_optimizer_state(state)
     assert set(marked) == set(PARAMS) and len(marked["w"].subtree) == 3
-    again = optimizers.pack_optimizer_state(marked)
-    assert bf.tree.structure(again) == bf.tree.structure(state)
+    repeated = optimizers.pack_optimizer_state(marked)
+    assert bf.tree.structure(repeated) == bf.tree.structure(state)
     with pytest.raises(errors.TreeError, match="gradients"):
         update(0, {"w": PARAMS["w"]}, state)
     with pytest.raises(errors.ArgumentError):

@@ -19,9 +19,9 @@ def positive(x):
 def first(f, *args, categories=ALL):
     """The first line of the message, eager and under ``jit``; and the result."""
     error, out = checkify.checkify(f, errors=categories)(*args)
-    compiled, again = bf.jit(checkify.checkify(f, errors=categories))(*args)
+    compiled, repeated = bf.jit(checkify.checkify(f, errors=categories))(*args)
     assert error.get() == compiled.get()
-    for a, b in zip(bf.tree.leaves(out), bf.tree.leaves(again)):
+    for a, b in zip(bf.tree.leaves(out), bf.tree.leaves(repeated)):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     return error.get() and error.get().split("\n")[0].removesuffix(" (`check` failed)")
 
@@ -179,8 +179,8 @@ def test_throw_and_check_error():
         failed.throw()
     with pytest.raises(errors.CheckError, match="not positive"):
         checkify.check_error(failed)
-    again = lambda x: checkify.check_error(bf.jit(checkify.checkify(positive))(x)[0])
-    assert first(again, -1.0) == "-1.0 is not positive" and first(again, 1.0) is None
+    repeated = lambda x: checkify.check_error(bf.jit(checkify.checkify(positive))(x)[0])
+    assert first(repeated, -1.0) == "-1.0 is not positive" and first(repeated, 1.0) is None
 
 
 def test_derivatives_keep_custom_rules():

@@ -68,9 +68,8 @@ def test_derivatives_along_a_curve(name):
     want = nested(f, order, x, terms)
     value, series = bf.jit(lambda x, terms: jet(f, x, terms))(x, terms)
     for got, exact in zip([value, *series], want, strict=True):
-        np.testing.assert_allclose(
-            np.asarray(got), np.asarray(exact), rtol=1e-9, atol=1e-9 * (1 + float(abs(exact).max()))
-        )
+        scale = 1 + float(abs(exact).max())
+        np.testing.assert_allclose(np.asarray(got), np.asarray(exact), rtol=1e-9, atol=1e-9 * scale)
 
 
 def test_coefficients_and_structures():

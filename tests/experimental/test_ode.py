@@ -1,4 +1,4 @@
-"""``odeint`` against SciPy and closed forms, and its derivatives against differences."""
+"""``odeint`` against SciPy and closed forms; derivatives against differences."""
 
 import numpy as np
 import pytest

@@ -283,8 +283,10 @@ def _tridiagonal_of(x):
 
 
 _CROOKED = Matrix((3, 3), make=_crooked)
+_TRIANGLE = Matrix((3, 3), make=lambda x: np.triu(_spread(x)))
 REDUCTIONS = [
-    Op(reduction.schur_p, (_CROOKED,), lambda x: list(scipy.linalg.schur(x)), {"vectors": True}, dtypes=KINDS,
+    # of a triangle the form is unique; tests/scipy/test_linalg_more.py has others
+    Op(reduction.schur_p, (_TRIANGLE,), lambda x: list(scipy.linalg.schur(x)), {"vectors": True}, dtypes=KINDS,
        refuses=REFUSED, tol=64),
     Op(reduction.hessenberg_p, (_CROOKED,), lambda x: _lapack(("gehrd",) * 2, x)[:2], dtypes=KINDS, refuses=REFUSED,
        tol=64),

@@ -380,6 +380,66 @@ SCIPY = [
     fun("scipy.linalg.block_diag", lambda m, a, b: m.scipy.linalg.block_diag(a, b), A((2, 3)), A((1, 2))),
     fun("scipy.linalg.toeplitz", lambda m, c, r: m.scipy.linalg.toeplitz(c, r), A((4,)), A((3,))),
 ]
+MORE = [
+    fun("scipy.linalg.sqrtm", lambda m, a: m.scipy.linalg.sqrtm(a), P, order=0, tol=4),
+    *(
+        fun(
+            f"scipy.linalg.solve_sylvester {method}",
+            lambda m, a, b, c, method=method: m.scipy.linalg.solve_sylvester(a, b, c, method=method),
+            S,
+            A((2, 2), -1, 1, make=regular),
+            A((4, 2)),
+            order=0,
+            batch=False,
+            tol=4,
+        )
+        for method in ("schur", "eigen")
+    ),
+    fun("scipy.linalg.funm", lambda m, a: m.scipy.linalg.funm(a, m.np.exp), S, order=0, batch=False, tol=10),
+    fun("scipy.linalg.hessenberg", lambda m, a: m.scipy.linalg.hessenberg(a, calc_q=True), S, order=0, tol=4),
+    fun(
+        "scipy.linalg.schur",
+        lambda m, a: (lambda t, z: (z @ t @ z.T, m.np.diag(t)))(*m.scipy.linalg.schur(a)),
+        P,
+        order=0,
+        batch=False,
+        tol=4,
+    ),
+    fun(
+        "scipy.linalg.eigh_tridiagonal",
+        lambda m, d, e: m.scipy.linalg.eigh_tridiagonal(d, e, eigvals_only=True),
+        A((5,)),
+        A((4,)),
+        order=0,
+        tol=10,
+    ),
+    fun(
+        "scipy.linalg.qr_multiply",
+        lambda m, a, c: m.scipy.linalg.qr_multiply(a, c),
+        TALL,
+        A((2, 5)),
+        order=0,
+        batch=False,
+        tol=2,
+    ),
+    *(
+        fun(f"scipy.linalg.{n}", lambda m, c, n=n: getattr(m.scipy.linalg, n)(c), A((5,), 0.5, 2), order=1)
+        for n in ("circulant", "hankel", "companion", "fiedler_companion", "fiedler")
+    ),
+    fun("scipy.linalg.leslie", lambda m, f, s: m.scipy.linalg.leslie(f, s), A((4,)), A((3,)), order=1),
+    fun(
+        "lax.linalg.reflectors",
+        lambda m, a, c: (lambda h: (m.lax.linalg.householder_product(*h), m.lax.linalg.ormqr(*h, c)))(
+            m.lax.linalg.hessenberg(a)
+        ),
+        A((4, 4), -1, 1, make=lambda x: regular(x)),
+        A((4, 2)),
+        order=0,
+        tol=4,
+    ),
+    fun("lax.linalg.qdwh", lambda m, a: m.lax.linalg.qdwh(a)[:2], TALL, order=0, batch=False, tol=10),
+    fun("np.linalg.qr raw", lambda m, a: tuple(m.np.linalg.qr(a, mode="raw")), TALL, order=0, tol=2),
+]
 SOLVERS = [
     fun(
         "scipy.sparse.linalg.cg",
@@ -426,4 +486,4 @@ SOLVERS = [
         dtypes=("float64",),
     ),
 ]
-ROWS = [*NUMPY, *LAX, *SCIPY, *SOLVERS]
+ROWS = [*NUMPY, *LAX, *SCIPY, *MORE, *SOLVERS]

@@ -1,4 +1,4 @@
-"""``image``, ``ndimage``, ``interpolate``, ``integrate`` and ``cluster`` against SciPy and by their definitions."""
+"""Resampling, interpolation, integrals and codes: SciPy, and definitions."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""``stats.gaussian_kde`` and ``poisson.entropy`` against SciPy, and samples against JAX."""
+"""``gaussian_kde`` and ``poisson.entropy`` against SciPy; samples against JAX."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,11 @@ def same(got, want, rtol=1e-9):
     np.testing.assert_allclose(np.asarray(got), want, rtol=rtol)
 
 
-@pytest.mark.parametrize("method", [None, "silverman", 0.4, lambda k: k.neff**-0.3], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [None, "silverman", 0.4, lambda k: k.neff**-0.3],
+    ids=["scott", "silverman", "number", "function"],
+)
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["equal", "weighted"])
 @pytest.mark.parametrize("d", [1, 2])
 def test_densities(d, weights, method):

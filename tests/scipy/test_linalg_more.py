@@ -1,4 +1,4 @@
-"""Functions of matrices, special matrices and reductions of ``scipy.linalg`` and ``lax.linalg``, against SciPy."""
+"""Functions, special matrices and reductions of ``linalg``, against SciPy."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_sylvester(complex, method):
     for i, x in enumerate((a, b, c)):
         args = [exact(v) for v in (a, b, c)]
         t = draw(*x.shape, seed=5)
-        f = lambda v, i=i: loss(*[v if j == i else w for j, w in enumerate(args)])
+        f = lambda v, i=i, args=args: loss(*[v if j == i else w for j, w in enumerate(args)])
         got = np.sum(np.real(np.asarray(grad(f)(exact(x))) * t))
         same(got, differences(f, x, t), 1e-6)
 

@@ -69,9 +69,9 @@ def test_euler_angles(seq):
     # gimbal lock: the third angle is 0, and the rotation the same
     second = np.array([0, np.pi] if seq[0] == seq[2] else [np.pi / 2, -np.pi / 2])
     locked = Rotation.from_euler(seq, from_numpy(np.stack([[0.3, 0.4], second, [0.5, -0.2]], -1)))
-    again = locked.as_euler(seq)
-    same(np.asarray(again)[:, 2], 0)
-    np.testing.assert_allclose(turns(Rotation.from_euler(seq, again)), turns(locked), atol=1e-6)
+    found = locked.as_euler(seq)
+    same(np.asarray(found)[:, 2], 0)
+    np.testing.assert_allclose(turns(Rotation.from_euler(seq, found)), turns(locked), atol=1e-6)
 
 
 def test_few_axes():

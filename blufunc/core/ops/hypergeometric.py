@@ -1,4 +1,4 @@
-"""Rarer special functions: hypergeometric, Bessel J, Fresnel, sine and cosine integrals, Faddeeva.
+"""Rarer special functions: hypergeometric ones, Bessel J, integrals of sines.
 
 Core operations, elementwise, above ``special``. SciPy defines them, so a GPU computes them on the host. Derivatives
 follow the NIST Digital Library of Mathematical Functions (chapters 5 to 7, 10, 13 and 15); that of Owen's T is in D. B.
@@ -135,7 +135,7 @@ complex_lgamma_p = _special(
 # -- 1F1 and 2F1 -------------------------------------------------------------------------------------
 
 _TERMS = 20_000
-"""Terms of a series at most; what has not converged by then (x above 0.998 in 2F1) is NaN."""
+"""Terms of a series at most; without convergence (2F1 above 0.998) it is NaN."""
 
 
 def _parameter_slopes(upper: list, lower: list, x: Any) -> list:
@@ -181,7 +181,7 @@ def _hyp1f1_slopes(a: Any, b: Any, x: Any) -> tuple:
 
 
 def _hyp2f1_slopes(a: Any, b: Any, c: Any, x: Any) -> tuple:
-    """The derivatives in a, b and c; for x < 0 by Pfaff's transformation (DLMF 15.8.1)."""
+    """Derivatives in a, b and c; for x < 0 by Pfaff's transformation (DLMF 15.8.1)."""
     a, b, c, x = (np.asarray(v, np.float64) for v in np.broadcast_arrays(a, b, c, x))
     flipped = x < 0
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""``scipy.linalg``: factorizations, solvers, functions of matrices and special matrices.
+"""``scipy.linalg``: factorizations, solvers, functions and special matrices.
 
 A face above ``bnp.linalg`` and ``lax.linalg``.
 """

@@ -1,4 +1,4 @@
-"""Functions of matrices: exponentials, square roots, any others, and Sylvester's equation.
+"""Functions of matrices: exponentials, roots, others; Sylvester's equation.
 
 Face over ``core.ops.linalg`` and ``bnp.linalg``. Functions take batches of matrices in leading axes.
 """
@@ -132,7 +132,7 @@ def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: boo
 
 
 def sqrtm(A: Any, blocksize: int = 1) -> Array:
-    """The principal square roots of matrices (..., n, n); complex, NaN where there is none.
+    """Principal square roots of matrices (..., n, n); complex, NaN without one.
 
     ``blocksize`` is there for programs written for SciPy, and is 1. Differentiable where the root is regular.
     """

@@ -73,7 +73,7 @@ def circulant(c: Any) -> Array:
 
 
 def hankel(c: Any, r: Any = None) -> Array:
-    """Hankel matrices (..., m, n) of first columns c (..., m) and last rows r (..., n), 0 by default.
+    """Hankel matrices (..., m, n) of first columns c and last rows r, 0 by default.
 
     ``r[0]`` is not read.
     """
@@ -86,7 +86,7 @@ def hankel(c: Any, r: Any = None) -> Array:
 
 
 def companion(a: Any) -> Array:
-    """Companion matrices (..., n - 1, n - 1) of polynomials a (..., n), highest power first."""
+    """Companion matrices of polynomials a (..., n), highest power first."""
     a = inexact(a, "companion")
     _at_least(a, 2, "companion")
     n = a.aval.shape[-1] - 1
@@ -102,7 +102,7 @@ def fiedler(a: Any) -> Array:
 
 
 def fiedler_companion(a: Any) -> Array:
-    """Pentadiagonal companion matrices (n - 1, n - 1) of a polynomial a (n,), highest power first.
+    """Pentadiagonal companion matrices of a polynomial a, highest power first.
 
     M. Fiedler, "A note on companion matrices" (2003).
     """
@@ -128,7 +128,7 @@ def fiedler_companion(a: Any) -> Array:
 
 
 def leslie(f: Any, s: Any) -> Array:
-    """Leslie matrices (..., n, n) of fecundities f (..., n) and survivals s (..., n - 1)."""
+    """Leslie matrices of fecundities f (..., n) and survivals s (..., n - 1)."""
     f, s = promote_dtypes("leslie", atleast_1d(as_value(f, "leslie")), atleast_1d(as_value(s, "leslie")))
     n = f.aval.shape[-1]
     if s.aval.shape[-1] != n - 1 or n < 2:
@@ -144,7 +144,7 @@ def leslie(f: Any, s: Any) -> Array:
 
 
 def convolution_matrix(a: Any, n: int, mode: str = "full") -> Array:
-    """The matrix (..., k, n) with ``A @ v = convolve(a, v, mode)`` for vectors a (..., m) and v (n,)."""
+    """The matrix A with ``A @ v = convolve(a, v, mode)`` for v (n,)."""
     a = atleast_1d(as_value(a, "convolution_matrix"))
     n = _size(n, "convolution_matrix", 1)
     if mode not in ("full", "same", "valid"):
@@ -205,7 +205,7 @@ def invhilbert(n: int) -> Array:
 
 
 def pascal(n: int, kind: str | None = None) -> Array:
-    """Pascal's triangle as a matrix, rounded to float32: ``"symmetric"`` (None), ``"lower"`` or ``"upper"``."""
+    """Pascal's matrix in float32: ``"symmetric"`` (None), ``"lower"``, ``"upper"``."""
     return bnp.asarray(
         scipy.linalg.pascal(_size(n, "pascal"), _kind(kind, "pascal"), exact=False), dtype="float32"
     )

@@ -20,7 +20,7 @@ from blufunc.numpy.promotion import promote_dtypes
 
 
 def schur(a: Any, output: str = "real") -> tuple[Array, Array]:
-    """The Schur decomposition ``a = z @ t @ z^H`` of matrices (..., n, n); no derivative.
+    """The Schur decomposition ``a = z @ t @ z^H`` of (..., n, n); no derivative.
 
     Args:
       output: ``"real"``: of real a, t is real, with 2 x 2 blocks for complex eigenvalues; ``"complex"``: t is upper
@@ -75,12 +75,14 @@ def rsf2csf(T: Any, Z: Any, check_finite: bool = True) -> tuple[Array, Array]:
         t = turned(t)
         return t.at[m, m - 1].set(0), turned(z)
 
-    t, z = lax.fori_loop(0, max(n - 1, 0), rotate, (T.astype(dtype), Z.astype(dtype)))
+    t, z = T.astype(dtype), Z.astype(dtype)
+    if n > 1:
+        t, z = lax.fori_loop(0, n - 1, rotate, (t, z))
     return triu(t), z
 
 
 def hessenberg(a: Any, *, calc_q: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """The Hessenberg form h of matrices (..., n, n), ``a = q @ h @ q^H``; no derivative.
+    """The Hessenberg form h of (..., n, n), ``a = q @ h @ q^H``; no derivative.
 
     ``calc_q``: return ``(h, q)``.
     """

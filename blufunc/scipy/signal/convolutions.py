@@ -47,7 +47,7 @@ def _operands(name: str, in1: Any, in2: Any, mode: Any, ndim: int | None = None)
 
 
 def _window(mode: str, n: int, m: int, late: bool = False) -> tuple[int, int]:
-    """The first element, and the number, of those of the full convolution that a mode gives.
+    """First element and size of the part of the full convolution for a mode.
 
     ``late``: of the two elements in the middle of a kernel of even size, the later is the centre.
     """
@@ -133,7 +133,7 @@ def _convolved(name: str, a: Array, b: Array, mode: str, method: str, precision:
 
 
 def correlate(in1: Any, in2: Any, mode: str = "full", method: str = "auto", precision: Any = None) -> Array:
-    """The correlation of two arrays: ``sum_j in1[i + j] conj(in2[j])``; arguments of ``convolve``."""
+    """The correlation ``sum_j in1[i + j] conj(in2[j])``; arguments of ``convolve``."""
     a, b = _operands("correlate", in1, in2, mode)
     return _convolved("correlate", a, bnp.conj(bnp.flip(b)), mode, method, precision)
 

@@ -89,7 +89,7 @@ def _trend(name: str, detrend: Any) -> Callable[[Array], Array]:
 
 
 def _spectrum(x: Array, plan: _Plan, trend: Callable[[Array], Array], onesided: bool) -> Array:
-    """The transforms (..., segments, frequencies) of the segments of x along its last axis."""
+    """Transforms (..., segments, frequencies) of segments along the last axis."""
     count = (x.shape[-1] - plan.nperseg) // plan.step + 1
     at = np.arange(count)[:, None] * plan.step + np.arange(plan.nperseg)
     segments = trend(x[..., at]) * bnp.asarray(plan.window, dtype=real_dtype(x.dtype))
@@ -222,7 +222,7 @@ def csd(
 
 
 def _median_bias(n: int) -> float:
-    """The median over the mean of n exponential variates: Allen et al., arXiv:gr-qc/0509116, appendix B."""
+    """Median over mean of n exponential variates: B. Allen et al. (2005), appendix B."""
     k = 2.0 * np.arange(1, (n - 1) // 2 + 1)
     return float(1 + np.sum(1 / (k + 1) - 1 / k))
 

@@ -1,4 +1,4 @@
-"""``scipy.spatial.transform``: rotations of space, as unit quaternions, and their interpolation.
+"""``scipy.spatial.transform``: rotations as unit quaternions; interpolation.
 
 A face above ``blufunc.numpy``. A quaternion is (x, y, z, w), the scalar last. Forms that divide by an angle use its
 series where it is small, so that all are differentiable at the identity. Sources: J. Diebel, "Representing attitude:
@@ -67,7 +67,7 @@ def _canonical(q: Array) -> Array:
     """The one of q and -q with w > 0, or the first of z, y, x that is not 0 positive."""
     sign = bnp.zeros_like(q[..., :1])
     for i in (3, 0, 1, 2):
-        sign = bnp.where(sign == 0, bnp.sign(q[..., i : i + 1]), sign)
+        sign = bnp.where(bnp.equal(sign, 0), bnp.sign(q[..., i : i + 1]), sign)
     return bnp.where(sign < 0, -q, q)
 
 
@@ -133,7 +133,7 @@ class Rotation:
 
     @classmethod
     def from_mrp(cls, mrp: Any) -> Rotation:
-        """Rotations from modified Rodrigues parameters (..., 3): axes times ``tan(angle / 4)``."""
+        """Rotations from Rodrigues parameters (..., 3): axes times ``tan(angle / 4)``."""
         v = _vectors(mrp, 3, "Rotation.from_mrp")
         square = _dot(v, v)
         return cls(bnp.concatenate([2 * v, 1 - square], -1) / (1 + square))
@@ -218,7 +218,7 @@ class Rotation:
         return q[..., :3] / (1 + q[..., 3:])
 
     def as_euler(self, seq: str, degrees: bool = False) -> Array:
-        """Euler angles (..., 3) about three axes, of which neighbours differ; see ``from_euler``.
+        """Euler angles (..., 3) about three axes; see ``from_euler``.
 
         Where the second angle makes the first and the third one rotation, the third is 0.
         """
@@ -296,12 +296,12 @@ class Rotation:
         """The angle of the rotation, 0 to pi."""
         v = self.quat[..., :3]
         square = bnp.sum(v * v, -1)
-        nothing = square == 0
+        nothing = bnp.equal(square, 0)
         sine = bnp.where(nothing, 0, _safe_sqrt(square, nothing))
         return 2 * bnp.arctan2(sine, bnp.abs(self.quat[..., 3]))
 
     def mean(self, weights: Any = None) -> Rotation:
-        """The rotation with the smallest weighted sum of squared chordal distances to these."""
+        """The rotation of smallest weighted sum of squared chordal distances."""
         q = bnp.atleast_2d(self.quat)
         weighted = q if weights is None else q * inexact(weights, "Rotation.mean")[:, None]
         return Rotation(bnp.linalg.eigh(weighted.T @ q)[1][:, -1])
@@ -329,7 +329,7 @@ def _sequence(seq: Any, name: str) -> tuple[list[int], bool]:
 
 
 class Slerp(NamedTuple):
-    """Interpolation of rotations at a constant angular velocity between each two; see ``init``."""
+    """Interpolation at constant angular velocity between rotations; see ``init``."""
 
     times: Any
     timedelta: Any
@@ -338,7 +338,7 @@ class Slerp(NamedTuple):
 
     @classmethod
     def init(cls, times: Any, rotations: Rotation) -> Slerp:
-        """The interpolation through a vector of at least two rotations at increasing times (n,)."""
+        """The interpolation through rotations (n >= 2) at increasing times (n,)."""
         times = inexact(bnp.asarray(times), "Slerp")
         if not isinstance(rotations, Rotation) or rotations.single or len(rotations) < 2:
             raise errors.ArgumentError(

@@ -134,7 +134,7 @@ class gaussian_kde:
     # -- integrals --
 
     def integrate_gaussian(self, mean: Any, cov: Any) -> Array:
-        """The integral of the density times a normal density of this mean (d,) and covariance (d, d)."""
+        """The integral of the density times a normal density."""
         mean = bnp.atleast_1d(bnp.squeeze(inexact(bnp.asarray(mean), "gaussian_kde")))
         cov = bnp.atleast_2d(inexact(bnp.asarray(cov), "gaussian_kde"))
         if mean.shape != (self.d,) or cov.shape != (self.d, self.d):
@@ -194,7 +194,7 @@ class gaussian_kde:
 
 
 def _log_sums(points: Array, centres: Array, log_weights: Array, covariance: Array) -> Array:
-    """The log densities (k,) at points (d, k) of a mixture of normals about centres (d, n)."""
+    """Log densities (k,) at points (d, k) of normals about centres (d, n)."""
     low = linalg.cholesky(covariance, lower=True)
     whitened = lambda x: linalg.solve_triangular(low, x, lower=True)
     a, b = whitened(points), whitened(centres)

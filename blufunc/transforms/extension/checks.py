@@ -1,4 +1,4 @@
-"""``checkify``: checks as values, in the place of exceptions that a compiled program cannot raise.
+"""``checkify``: checks as values of a program, in the place of exceptions.
 
 Transforms, stage 2. In: a function with checks. Out: a function that also returns an ``Error``: which check failed
 first, and the values for its message. Like ``autocast`` it evaluates a staged function equation by equation; the state
@@ -71,7 +71,7 @@ all_checks = automatic_checks | user_checks
 
 
 class Message:
-    """A format string and the structure of its arguments; leaves that are not arrays are part of it."""
+    """A format string and the structure of its arguments; strings are part of it."""
 
     def __init__(self, text: str, in_tree: tree.TreeDef, static: dict[int, Any], line: str, suffix: str):
         self.text, self.in_tree, self.static, self.line, self.suffix = text, in_tree, static, line, suffix
@@ -109,7 +109,11 @@ class HostCheck:
         pred, *values = map(np.asarray, buffers)
         if not self.debug and not pred.all():
             at = np.unravel_index(np.argmin(pred.reshape(-1)), pred.shape) if self.depth else ()
-            raise errors.CheckError(self.message.format([v[at] for v in values]), where=self.message.line)
+            raise errors.CheckError(
+                self.message.format([v[at] for v in values]),
+                where=self.message.line,
+                fix="checkify.checkify(f) returns it as a value",
+            )
         return []
 
     @functools.cached_property
@@ -427,7 +431,8 @@ class _Checker:
             from_numpy(np.tile(np.asarray(xs, np.int32), n // len(axes))), at, 0, keepdims=False
         )
         values = (chosen, of_axis(axes), of_axis([shape[a] for a in axes]))
-        text = f"out-of-bounds indexing for array of shape {shape}: index {{}} is out of bounds for axis {{}} with size {{}}."
+        text = f"out-of-bounds indexing for array of shape {shape}: "
+        text += "index {} is out of bounds for axis {} with size {}."
         state.fail(self._automatic(eqn, "index", text, values), _any(flat), values)
 
     # -- equations that hold jaxprs --
@@ -479,7 +484,7 @@ class _Checker:
         consts, carry, xs = ins[:n_consts], ins[n_consts : n_consts + n_carry], ins[n_consts + n_carry :]
         (body,), sites = self._with_state([jaxpr], state)
         n = len(_avals(sites))
-        # the state is part of the carry, behind the constants
+        # the state is part of the carry, which follows the constants
         order = (*range(n, n + n_consts), *range(n), *range(n + n_consts, len(body.invars)))
         moved = body.replace(invars=[body.invars[i] for i in order], arg_names=())
         closed, extra = moved.hoist()

@@ -1,7 +1,7 @@
-"""Reductions of matrices to simpler forms: Schur, Hessenberg, tridiagonal, packed QR.
+"""Reductions to simpler forms: Schur, Hessenberg, tridiagonal, packed QR.
 
-Core operations, above ``triangular``: LAPACK's routines, on the host, and the two equations that are solved by the
-Schur form (Sylvester's and the square root). The factors are not functions of the matrix (an eigenvalue of a Schur form may stand
+Core operations, above ``triangular``: LAPACK's routines, on the host, and the two equations that the Schur form solves
+(Sylvester's and the square root). The factors are not functions of the matrix (an eigenvalue of a Schur form may stand
 anywhere on its diagonal), so they have no derivative; what is computed from them has its own. Reflectors are those of
 LAPACK: ``H = I - tau v v^H`` with v 1 at its first element.
 """
@@ -46,7 +46,7 @@ _NOT_UNIQUE = "the factors are not functions of the matrix"
 
 
 class _Schur(MatrixOp):
-    """``A = Z T Z^H``; T is upper triangular, with 2 x 2 blocks on its diagonal if A is real."""
+    """``A = Z T Z^H``; T is upper triangular, with 2 x 2 blocks if A is real."""
 
     name, multiple_results = "schur", True
     jvp = unsupported(_NOT_UNIQUE)
@@ -69,7 +69,7 @@ class _Schur(MatrixOp):
 
 
 class _Hessenberg(MatrixOp):
-    """LAPACK's ``gehrd``: H in the upper triangle and the diagonal below it; the reflectors below that, and taus."""
+    """LAPACK's ``gehrd``: H and, below its subdiagonal, reflectors; and taus."""
 
     name, multiple_results = "hessenberg", True
     jvp = unsupported(_NOT_UNIQUE)
@@ -105,7 +105,7 @@ class _PackedQR(MatrixOp):
 
 
 class _Tridiagonal(MatrixOp):
-    """LAPACK's ``sytrd`` of one triangle: reflectors, the diagonal, the one next to it, and taus."""
+    """LAPACK's ``sytrd`` of one triangle: reflectors, two diagonals, and taus."""
 
     name, multiple_results = "tridiagonal", True
     jvp = unsupported(_NOT_UNIQUE)
@@ -148,7 +148,7 @@ tridiagonal_p = _Tridiagonal()
 
 
 class _Sylvester(MatrixOp):
-    """The X with ``A X + X B = C``; R. H. Bartels and G. W. Stewart (1972). Linear in C."""
+    """The X with ``A X + X B = C``, linear in C: R. Bartels and G. Stewart (1972)."""
 
     name = "sylvester"
 
@@ -216,7 +216,7 @@ class _SquareRoot(MatrixOp):
 
 
 def _square_root(x: np.ndarray) -> np.ndarray:
-    """By the Schur form, a superdiagonal at a time: A. Bjoerck and S. Hammarling (1983)."""
+    """By superdiagonals of the Schur form: A. Bjoerck and S. Hammarling (1983)."""
     if not np.isfinite(x).all():
         raise np.linalg.LinAlgError
     t, z = scipy.linalg.schur(x, "complex", check_finite=False)
@@ -241,7 +241,7 @@ sqrtm_p = _SquareRoot()
 
 
 def reflectors(a: Any, taus: Any) -> tuple[Any, Any]:
-    """V and T with ``H_1 ... H_k = I - V T V^H``, of packed reflectors (..., m, n) and taus (..., k).
+    """V and T with ``H_1 ... H_k = I - V T V^H``, of packed reflectors and taus.
 
     R. Schreiber and C. Van Loan, "A storage-efficient WY representation for products of Householder transformations"
     (1989): T's inverse is ``diag(1 / tau) + striu(V^H V)``. It is a GEMM and a triangular solve, and differentiable.
