@@ -44,6 +44,7 @@ library's allocator reports for its arrays.
 | `python -m benchmarks.suites.multi_gpu --gpus 4` | data, FSDP, tensor parallelism; one process, one per GPU |
 | `python -m benchmarks.suites.gpu_timeline --gpus 4` | one step of the first GPU, as a trace and as figures |
 | `python -m benchmarks.suites.linalg` | small linear algebra and pooling against JAX and PyTorch |
+| `python -m benchmarks.suites.breadth` | 192 models and operations against JAX and PyTorch |
 | `python -m benchmarks.suites.gpu_products` | float32 matmuls by every algorithm, with errors |
 | `python -m benchmarks.suites.turns --before ../earlier` | an earlier checkout against this one, by turns |
 """

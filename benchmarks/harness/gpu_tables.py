@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.harness import gpt2_tables, timeline
+from benchmarks.harness import breadth_table, gpt2_tables, timeline
 from benchmarks.harness.cells import (
     OURS,
     by,
@@ -40,6 +40,7 @@ TITLES = {
     "gpu_multi": "GPT-2 124M on several GPUs",
     "gpu_timeline": "One step of GPT-2 124M on the first GPU",
     "gpu_family": "Model families against JAX",
+    "gpu_breadth": "Many models and operations",
     "gpu_turns": "Against the version before, by turns",
 }
 
@@ -244,4 +245,5 @@ _BODIES: dict[str, Callable[[dict, list[dict]], list[str]]] = {
     "gpu_timeline": _timelines,
     "gpu_turns": _turns,
     "gpu_family": _families,
+    "gpu_breadth": breadth_table.breadth,
 }

@@ -200,7 +200,7 @@ class Record:
         with subprocess.Popen(
             [python, "-m", program.module, *program.args],
             cwd=ROOT,
-            env=_environment(cache),
+            env=environment(cache),
             stdout=subprocess.PIPE,
             stderr=words,
             text=True,
@@ -219,12 +219,9 @@ class Record:
         return f"cut off after {limit:.0f} s" if cut.is_set() else f"exit status {status}" if status else ""
 
     def _take(self, program: Program, line: str) -> None:
-        """Parse one line of output: a row, versions, or other; ranks prefix their lines."""
-        try:
-            row = json.loads(re.sub(r"^\[\d+\] ", "", line))
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
+        """Parse one line of output: a row, versions, or other."""
+        row = parsed(line)
+        if row is None:
             return
         if "versions" in row:
             self.contents["versions"] |= row["versions"]
@@ -237,6 +234,15 @@ class Record:
             {"library": program.library, **program.tags, "of": sorted(program.tags)} | row
         )
         self.save()
+
+
+def parsed(line: str) -> dict | None:
+    """A row of a line of output, if it is one; ranks prefix their lines."""
+    try:
+        row = json.loads(re.sub(r"^\[\d+\] ", "", line))
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def write(path: Path, text: str) -> None:
@@ -256,7 +262,7 @@ def _short(row: dict) -> dict:
     return {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in kept.items()}
 
 
-def _environment(cache: Path) -> dict[str, str]:
+def environment(cache: Path) -> dict[str, str]:
     """Environment of a program: private folders of compiled code, empty at first use."""
     folders = {
         "BLUFUNC_CACHE_DIR": "blufunc",

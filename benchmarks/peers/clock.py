@@ -48,19 +48,23 @@ def copies(nbytes: int) -> int:
 
 
 def wall_ms(
-    call: Callable[[int], Any], wait: Callable[[Any], Any], budget: float = 0.3, repeats: int = 5
+    call: Callable[[int], Any],
+    wait: Callable[[Any], Any],
+    budget: float = 0.3,
+    repeats: int = 5,
+    least: int = 3,
 ) -> float:
     """Milliseconds of one asynchronous ``call(i)``; ``wait(result)`` synchronizes.
 
     Calls run back to back, as in a program; the result is the median of ``repeats`` such runs of ``budget`` seconds in
-    total.
+    total, and of ``least`` calls each.
     """
     for i in range(3):
         wait(call(i))
     start = time.perf_counter()
     wait(call(0))
     one = time.perf_counter() - start
-    n = max(3, min(500, int(budget / repeats / max(one, 1e-6))))
+    n = max(least, min(500, int(budget / repeats / max(one, 1e-6))))
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

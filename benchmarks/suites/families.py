@@ -1,10 +1,10 @@
 """Model families as one source for blufunc and JAX.
 
 Each function takes the library as its first argument. A family is a function ``(lib, size) -> (step, make)``: ``lib``
-is ``blufunc`` or ``jax``, ``size`` is ``"tiny"`` or ``"full"``; ``step`` is what a user would pass to ``jit``, and
-``make()`` returns its arguments. Only the library differs between two runs, so a ratio compares libraries and not two
-ports. ``tests/kernels/test_golden_programs.py`` keeps the compiler's output for the tiny
-ones; ``benchmarks/peers/family.py`` times the full ones.
+is ``blufunc`` or ``jax``, ``size`` is ``"tiny"``, ``"full"`` or, for transformers, ``"short"``: full, with few layers;
+``step`` is what a user would pass to ``jit``, and ``make()`` returns its arguments. Only the library differs between
+two runs, so a ratio compares libraries and not two ports. ``tests/kernels/test_golden_programs.py`` keeps the
+compiler's output for the tiny ones; ``benchmarks/peers/family.py`` times the full ones.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Decoder(NamedTuple):
 
 LLAMA = {
     "tiny": Decoder(2, 128, 4, 2, 384, 512, 2, 64),
+    "short": Decoder(2, 2048, 16, 4, 5632, 32000, 2, 2048),
     "full": Decoder(8, 2048, 16, 4, 5632, 32000, 4, 2048),
 }
 
@@ -148,6 +149,7 @@ def gpt2(lib: Any, size: str) -> Step:
     """
     layers, width, heads, vocab, batch, length = {
         "tiny": (2, 128, 2, 512, 2, 64),
+        "short": (4, 768, 12, 50304, 8, 1024),
         "full": (12, 768, 12, 50304, 32, 1024),
     }[size]
     np, low = lib.numpy, lib.numpy.bfloat16
@@ -204,6 +206,7 @@ def vit(lib: Any, size: str) -> Step:
     """Loss and gradients of a vision transformer (arXiv:2010.11929)."""
     layers, width, heads, side, patch, batch = {
         "tiny": (2, 64, 2, 32, 8, 2),
+        "short": (4, 768, 12, 224, 16, 64),
         "full": (12, 768, 12, 224, 16, 128),
     }[size]
     np, low = lib.numpy, lib.numpy.bfloat16
