@@ -278,7 +278,7 @@ def sort_of(eqn: Eqn) -> str:
             return "opaque"
         return "virtual" if eqn.outvars[0].aval.size == 1 else "node"
     if reduces(prim):
-        return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or _positions_apart(eqn) else "node"
+        return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or positions_apart(eqn) else "node"
     if scans_by(prim):
         return "node" if can_be_scanned(eqn) and not dtypes.is_complex(eqn.invars[0].aval.dtype) else "opaque"
     if prim in READERS or prim in POINTS or one_hot(eqn):
@@ -316,7 +316,7 @@ def one_hot_batch(eqn: Eqn, place: Place) -> Place:
     return tuple(batch)
 
 
-def _positions_apart(eqn: Eqn) -> bool:
+def positions_apart(eqn: Eqn) -> bool:
     """True for an arg-reduction along an axis that is not the last."""
     if "index_dtype" not in eqn.params:
         return False

@@ -7,6 +7,8 @@ Kernels, before stage 5. In: a simplified jaxpr, its calls inlined. Out: an equi
 - Zeros with a scattered sum, added to an array, become a scatter-add into that array.
 - A slice of a widened array is widened after slicing, and a converted table after the gather of its rows.
 - A value that is only moved and then narrowed is narrowed first, and stored so.
+- The position of an extremum along an axis that is not the last is the lowest position of the extreme value: kernels
+  reduce columns, but do not find positions in them.
 - Operands of a matmul are copied if its library needs their batch axes dense; the copy computes cheap producers.
 - Column reductions over rows too long for registers get their own elementwise operands (``split_column_reductions``).
   Fusion separates such reductions from those of the rows (``Target.summed_lanes``), so an operand of both, such as the
@@ -23,14 +25,22 @@ from typing import Any
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.ops.elementwise import add_p, convert_p, copy_p, mul_p
+from blufunc.core.ops.elementwise import add_p, bitwise_or, convert_p, copy_p, eq, mul_p, ne, select
 from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
-from blufunc.core.ops.shape import slice_p
+from blufunc.core.ops.reduce import argmax_p, argmin_p, reduce_max, reduce_min
+from blufunc.core.ops.shape import iota, slice_p
 from blufunc.core.primitives.kinds import Elementwise
-from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p, transpose_p
+from blufunc.core.primitives.linear_ops import (
+    add_any_p,
+    broadcast_in_dim,
+    broadcast_in_dim_p,
+    full,
+    transpose_p,
+)
 from blufunc.core.primitives.override import is_replaced
-from blufunc.core.programs.simplify import Origins, dce, rewrite
-from blufunc.kernels.fusion.iteration_space import Frame, reduces, role_of, sort_of
+from blufunc.core.programs.simplify import Origins, dce, put_in_place, rewrite
+from blufunc.core.programs.stage import stage
+from blufunc.kernels.fusion.iteration_space import Frame, positions_apart, reduces, role_of, sort_of
 from blufunc.kernels.loopir.access_map import MOVED, is_widening, moves, view_strides
 from blufunc.kernels.loopir.index import strides_of
 from blufunc.kernels.rewrites.readers import Readers
@@ -38,7 +48,7 @@ from blufunc.kernels.rewrites.readers import Readers
 
 def canonicalize(jaxpr: Jaxpr, origins: Origins, batch_first: bool = False) -> Jaxpr:
     """Apply all rules; ``batch_first``: whether matmuls need their batch axes dense."""
-    jaxpr = _narrow_early(_Rules(jaxpr).apply(origins), origins)
+    jaxpr = _positions_by_value(_narrow_early(_Rules(jaxpr).apply(origins), origins), origins)
     return _with_dense_batches(jaxpr, origins) if batch_first else jaxpr
 
 
@@ -245,6 +255,37 @@ def _narrow_early(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
 
     made = rewrite(jaxpr, step, origins)
     return made if narrow else jaxpr
+
+
+_POSITIONS = {argmax_p: reduce_max, argmin_p: reduce_min}
+"""Positions that a kernel finds along the last axis alone, and the value there."""
+
+
+def _positions_by_value(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
+    """Find positions of extrema in columns by looking for the extreme value."""
+    eqns = [e for e in jaxpr.eqns if e.prim in _POSITIONS and positions_apart(e)]
+    found = {
+        e for e in eqns if not is_replaced(e.prim, "impl") and not dtypes.is_complex(e.invars[0].aval.dtype)
+    }
+
+    def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
+        if eqn not in found:
+            return [eqn.with_invars(invars)]
+        extremum, (axis,) = _POSITIONS[eqn.prim], eqn.params["axes"]
+        x, dtype = eqn.invars[0].aval, eqn.params["index_dtype"]
+
+        def position(x: Any) -> list[Any]:
+            shape = x.aval.shape
+            kept = tuple(d for d in range(len(shape)) if d != axis)
+            hit = eq(x, broadcast_in_dim(extremum(x, (axis,)), shape, kept))
+            if dtypes.is_floating(x.aval.dtype):
+                hit = bitwise_or(hit, ne(x, x))  # NaN is the extreme value if there is one
+            at = select(hit, iota(dtype, shape, axis), full(shape, shape[axis], dtype))
+            return [reduce_min(at, (axis,))]
+
+        return put_in_place(eqn, stage(position, [x], eqn.prim.name, line=eqn.source), invars, alias)
+
+    return rewrite(jaxpr, step, origins) if found else jaxpr
 
 
 def _with_dense_batches(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:

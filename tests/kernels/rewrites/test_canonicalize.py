@@ -1,14 +1,17 @@
-"""Matmuls that sum nothing, as elementwise products."""
+"""Matmuls that sum nothing, and positions of extrema along any axis."""
 
 import numpy as np
 import pytest
 
 import blufunc as bf
+import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.programs.simplify import simplify
+from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.rewrites.canonicalize import canonicalize
+from tests.emulation import fake_cuda
 
 X, Y = (np.random.default_rng(0).standard_normal(n).astype(np.float32) * 3 for n in (15, 7))
 
@@ -31,3 +34,26 @@ def test_an_outer_product_is_rounded_once(of, to, elementwise, monkeypatch):
     assert ("dot_general" not in [e.prim.name for e in made.eqns]) == elementwise
     monkeypatch.setattr(config, "host_compiler", "always")
     np.testing.assert_array_equal(bf.jit(fun)(x, y), fun(x, y))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int32", "bool"])
+def test_positions_of_extrema_along_any_axis(monkeypatch, rng, device, dtype):
+    """NaN is extreme, of equal elements the first counts, and zeros are equal."""
+    x = rng.integers(-3, 4, (5, 7, 6)).astype(np.float32)
+    if "float" in dtype:
+        x[1, 3, 2], x[2, :, 1], x[0, :, 0], x[0, 3, 0] = np.nan, -np.inf, 0, -0.0
+    x = bnp.asarray(x).astype(dtype)
+    wide = np.asarray(x).astype(np.float32)
+    if device == "cuda":
+        fake_cuda.install(monkeypatch)
+    else:
+        monkeypatch.setattr(toolchain, "WORTH_CALLING", 0)
+    on_device = bf.device_put(x, bf.devices(device)[0])
+    every = bf.jit(lambda x: [(bnp.argmax(x, d), bnp.argmin(x, d)) for d in (0, 1, 2)])
+    sight = every.lower(on_device).sight(bf.devices(device)[0])
+    assert {s.kind for s in sight.cost.steps} == {"kernel"}
+    for d, (largest, smallest) in enumerate(every(on_device)):
+        assert largest.dtype == smallest.dtype == np.int32
+        np.testing.assert_array_equal(np.asarray(largest), wide.argmax(d))
+        np.testing.assert_array_equal(np.asarray(smallest), wide.argmin(d))
