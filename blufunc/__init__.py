@@ -44,8 +44,6 @@ _NOT_HERE = {
     "memory": "arrays are in the memory of their device; checkpoint_policies has offloading",
     "monitoring": "nothing is monitored; config.debug shows the stages of programs",
     "new_ref": _NO_REFS,
-    "numpy_dtype_promotion": "functions of lax do not promote; those of numpy always do",
-    "numpy_rank_promotion": "functions of lax do not broadcast; those of numpy always do",
     "pmap": "use shard_map, or jit on arrays that are divided among devices",
     "profiler": "there is no profiler yet; time calls with block_until_ready",
     "ref": _NO_REFS,
@@ -95,6 +93,8 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.contexts import default_matmul_precision as default_matmul_precision
     from blufunc.contexts import enable_checks as enable_checks
     from blufunc.contexts import log_compiles as log_compiles
+    from blufunc.contexts import numpy_dtype_promotion as numpy_dtype_promotion
+    from blufunc.contexts import numpy_rank_promotion as numpy_rank_promotion
     from blufunc.contexts import set_mesh as set_mesh
     from blufunc.core.arrays.backend import Device as Device
     from blufunc.core.ir import dtypes as dtypes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -26,8 +27,6 @@ _OF_JAX = {
         "leave it out, and write the dtype where you want 64 bits: jnp.asarray(x, dtype='float64')",
     ),
     "jax_disable_jit": ("it is no flag.", "with bf.disable_jit(): ..."),
-    "jax_numpy_dtype_promotion": ("promotion is always the standard one.", "bf.lax functions do not promote"),
-    "jax_numpy_rank_promotion": ("ranks are always promoted in silence.", "bf.lax functions do not promote"),
     "jax_default_prng_impl": ("threefry is the one generator.", "leave it out"),
     "jax_compilation_cache_dir": (
         "what was compiled is always kept on disk, in ~/.cache/blufunc.",
@@ -51,8 +50,6 @@ _ALWAYS = {
     "jax_check_tracer_leaks": (True, False),  # a tracer that leaks is always found when it is used
     "jax_threefry_partitionable": True,
     "jax_traceback_filtering": ("off", "auto", "tracebackhide", "remove_frames"),
-    "jax_numpy_rank_promotion": "allow",
-    "jax_numpy_dtype_promotion": "standard",
     "jax_default_prng_impl": "threefry2x32",
 }
 """JAX flags whose values here are these: setting them changes nothing."""
@@ -73,12 +70,31 @@ STAGES = (
 
 _CHOICES = {
     "host_compiler": ("auto", "always", "never"),
+    "numpy_rank_promotion": ("allow", "warn", "raise"),
+    "numpy_dtype_promotion": ("standard", "strict"),
     "matmul_precision": (
         "default", "high", "highest", "tf32", "fastest", "float32_tc", "TF32_TF32_F32", "F32_F32_F32",
         "F16_F16_F32_SCALED", "F16_F16_F32_X3",
     ),
 }  # fmt: skip
 """The values of flags with a fixed set of them."""
+
+
+_memos: dict[str, list[Callable[[], None]]] = {}
+
+
+def forgotten_with(*flags: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Decorator: call a function, which clears a memo, when one of the flags is set.
+
+    What is memoized may then depend on the flags, and looking it up need not read them.
+    """
+
+    def register(forget: Callable[[], None]) -> Callable[[], None]:
+        for flag in flags:
+            _memos.setdefault(flag, []).append(forget)
+        return forget
+
+    return register
 
 
 @dataclass
@@ -112,6 +128,10 @@ class Config:
         quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` selects tf32 for one
         matmul, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions under ``jit``
         have a program per value of this flag; results of ``compile()`` keep theirs.
+      numpy_rank_promotion: what functions of ``numpy`` do with arrays of different ranks, none of them 0: ``allow``
+        broadcasts them, ``warn`` warns too, ``raise`` raises ``ShapeError``.
+      numpy_dtype_promotion: ``strict`` lets only Python scalars, and what is weak as they are, take another dtype;
+        operands of two dtypes raise ``DtypeError``.
       recognise: run hand-written attention, as ``softmax(q @ k.T) @ v``, on the kernels of
         ``nn.dot_product_attention`` on devices that have them. It applies to functions traced afterwards.
       cuda_graphs: replay a program that runs again on the same memory as one CUDA graph.
@@ -136,6 +156,8 @@ class Config:
     host_compiler: str = "auto"
     default_device: str = ""
     matmul_precision: str = "default"
+    numpy_rank_promotion: str = "allow"
+    numpy_dtype_promotion: str = "standard"
     recognise: bool = True
     cuda_graphs: bool = True
     cuda_streams: int = 2
@@ -151,6 +173,8 @@ class Config:
             object.__setattr__(self, name, value)
             if name in ("debug_nans", "debug_infs"):
                 object.__setattr__(self, "guards", bool(self.debug_nans or self.debug_infs))
+            for forget in _memos.get(name, ()):
+                forget()
         else:  # an unknown flag would be ignored silently
             self.update(name, value)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from blufunc.config import PRECISIONS, STAGES, config, platform_of
 from blufunc.core.arrays.backend import Device
+from blufunc.core.ir.trace import state
 
 
 @contextmanager
@@ -69,6 +70,32 @@ def default_matmul_precision(precision: str | None) -> Any:
     """
     name = "default" if precision is None else str(precision)
     return _flags(matmul_precision=PRECISIONS.get(name, name))
+
+
+@contextmanager
+def _promotion(flag: str, value: str) -> Iterator[None]:
+    # among the scopes of the thread, too: functions under ``jit`` are then traced for each value
+    before = state.context
+    with _flags(**{flag: value}):
+        state.context = (*before, f"{flag}={value}")
+        try:
+            yield
+        finally:
+            state.context = before
+
+
+def numpy_rank_promotion(value: str) -> Any:
+    """Allow, warn about or refuse operands of different ranks, none of them 0.
+
+    Functions under ``jit`` are traced again inside. Operators of ``numpy`` alone promote: those of ``lax`` take
+    arrays of one rank.
+    """
+    return _promotion("numpy_rank_promotion", value)
+
+
+def numpy_dtype_promotion(value: str) -> Any:
+    """Promote dtypes as usual (``standard``), or those of Python scalars only."""
+    return _promotion("numpy_dtype_promotion", value)
 
 
 class set_mesh:

@@ -21,6 +21,8 @@ BLOCKS = {  # a context, the flag, and its value inside
     "float32": (lambda: bf.default_matmul_precision("float32"), "matmul_precision", "highest"),
     "tensorfloat32": (lambda: bf.default_matmul_precision("tensorfloat32"), "matmul_precision", "tf32"),
     "float32_tc": (lambda: bf.default_matmul_precision("float32_tc"), "matmul_precision", "float32_tc"),
+    "rank_promotion": (lambda: bf.numpy_rank_promotion("raise"), "numpy_rank_promotion", "raise"),
+    "dtype_promotion": (lambda: bf.numpy_dtype_promotion("strict"), "numpy_dtype_promotion", "strict"),
     "no precision": (lambda: bf.default_matmul_precision(None), "matmul_precision", "default"),
 }
 
@@ -78,7 +80,8 @@ FLAGS = [  # JAX's flag and value, our flag and value
     ("jax_num_cpu_devices", 4, "cpu_devices", 4),
     ("jax_enable_x64", False, "check", False),
     ("jax_traceback_filtering", "off", "check", False),
-    ("jax_numpy_rank_promotion", "allow", "check", False),
+    ("jax_numpy_rank_promotion", "raise", "numpy_rank_promotion", "raise"),
+    ("jax_numpy_dtype_promotion", "strict", "numpy_dtype_promotion", "strict"),
 ]
 
 
@@ -91,8 +94,62 @@ def test_flags_of_jax(name, value, ours, expected):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("jax_enable_x64", True), ("jax_numpy_rank_promotion", "raise"), ("jax_threefry_partitionable", False)],
+    [("jax_enable_x64", True), ("jax_numpy_rank_promotion", "no"), ("jax_threefry_partitionable", False)],
 )
 def test_values_of_flags_that_are_missing(name, value):
-    with pytest.raises(errors.BlufuncError, match=name):
+    with pytest.raises(errors.BlufuncError, match=name.removeprefix("jax_")):
         Config().update(name, value)
+
+
+X, Y, I = bnp.ones((2, 3)), bnp.ones(3), bnp.arange(3)
+RANKS = [
+    lambda: X + Y,
+    lambda: bnp.where(X > 0, X, Y),
+    lambda: bf.jit(bnp.add)(X, Y),
+    lambda: Y.at[:].add(0) - X,
+]
+DTYPES = [
+    lambda: I + Y,
+    lambda: I + 1.0,
+    lambda: Y * True,
+    lambda: bnp.concatenate([I, Y]),
+    lambda: Y + Y.astype("bfloat16"),
+    lambda: bnp.result_type(I, Y),
+    lambda: bf.jit(bnp.multiply)(I, Y),
+]
+
+
+@pytest.mark.parametrize("call", RANKS)
+def test_ranks_are_refused_or_warned_about(call):
+    allowed = call()
+    with bf.numpy_rank_promotion("raise"):
+        with pytest.raises(ValueError, match=r"whose ranks differ\.[\s\S]*test_contexts"):
+            call()
+        assert (X + 1).shape == (X * bnp.float32(1)).shape == (X - Y[None]).shape == (2, 3)
+    with bf.numpy_rank_promotion("warn"):
+        for _ in range(2):  # each time, as warnings have their own filter
+            with pytest.warns(UserWarning, match="whose ranks differ") as caught:
+                np.testing.assert_array_equal(call(), allowed)
+            assert caught[0].filename == __file__
+    np.testing.assert_array_equal(call(), allowed)
+
+
+@pytest.mark.parametrize("call", DTYPES)
+def test_dtypes_are_refused(call):
+    allowed = call()
+    with bf.numpy_dtype_promotion("strict"):
+        with pytest.raises(TypeError, match="no implicit promotion"):
+            call()
+        assert (I + 1).dtype == "int32" and (Y + 1).dtype == (Y * bnp.float32(2)).dtype == "float32"
+        assert (1 + 1.0 * Y[0]).dtype == bnp.sin(I).dtype == bnp.mean(I).dtype == "float32"
+    assert str(call()) == str(allowed)
+
+
+def test_a_traced_function_is_traced_again_where_promotion_is_strict():
+    f = bf.jit(lambda x, y: x + y)
+    assert f(X, Y).shape == (2, 3) and f(I, Y).dtype == "float32"
+    with bf.numpy_rank_promotion("raise"), pytest.raises(ValueError, match="ranks differ"):
+        f(X, Y)
+    with bf.numpy_dtype_promotion("strict"), pytest.raises(TypeError, match="no implicit promotion"):
+        f(I, Y)
+    assert f(X, Y).shape == (2, 3) and f.trace_count == 2

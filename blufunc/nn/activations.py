@@ -423,5 +423,5 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = dtypes.float32, axis: int 
     axis = axis_in(axis, x.ndim + 1, "one_hot")
     if x.dtype.itemsize < 4:
         x = x.astype(dtypes.int32)  # int8 would count the classes from 128 on as negative
-    classes = lax.broadcasted_iota(x.dtype, (num_classes,) + (1,) * (x.ndim - axis), 0)
+    classes = lax.broadcasted_iota(x.dtype, (1,) * axis + (num_classes,) + (1,) * (x.ndim - axis), axis)
     return bnp.equal(bnp.expand_dims(x, axis), classes).astype(dtype)

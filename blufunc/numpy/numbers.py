@@ -31,6 +31,7 @@ from blufunc.numpy.promotion import (
     match_shapes,
     meet,
     static_int,
+    stretch,
     value_of,
 )
 
@@ -74,7 +75,7 @@ def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Array:
     fill = -n % 8
     bits = shape_ops.pad(bits, constant(0, dtypes.uint8), [*[(0, 0, 0)] * len(rest), (0, fill, 0)])
     groups = reshape(bits, (*rest, (n + fill) // 8, 8))
-    return moveaxis(reduce_sum(ew.multiply(groups, weights), (len(rest) + 1,)), -1, d)
+    return moveaxis(reduce_sum(ops.mul(groups, stretch(weights, groups.aval.shape)), (len(rest) + 1,)), -1, d)
 
 
 def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitorder: str = "big") -> Array:
@@ -91,7 +92,9 @@ def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitord
     x, d = line_axis(x, axis, "unpackbits")
     lines = moveaxis(x, d, -1)
     *rest, n = lines.aval.shape
-    set_ = ew.not_equal(ew.bitwise_and(reshape(lines, (*rest, n, 1)), weights), 0)
+    set_ = ew.not_equal(
+        ew.bitwise_and(reshape(lines, (*rest, n, 1)), reshape(weights, (*[1] * (len(rest) + 1), 8))), 0
+    )
     bits = reshape(ops.convert(set_, dtypes.uint8), (*rest, 8 * n))
     if count is not None:
         size = static_int(count, "unpackbits", "count")

@@ -270,14 +270,14 @@ def polyfit(
         right = ew.multiply(right, weight if y.aval.ndim == 1 else reshape(weight, (n, 1)))
     scale = ops.sqrt(reduce_sum(ops.real(ops.mul(left, ops.conj(left))), (0,)))
     scale = cast(ops.select(ops.eq(scale, 0), ops.add(scale, 1), scale), left.aval.dtype)
-    solved, residuals, rank, values = linalg.lstsq(ew.divide(left, scale), right, rcond)
+    scaled = ew.divide(left, reshape(scale, (1, degree + 1)))
+    solved, residuals, rank, values = linalg.lstsq(scaled, right, rcond)
     by = scale if y.aval.ndim == 1 else reshape(scale, (degree + 1, 1))
     c = ew.divide(solved, by)
     if full:
         return PolyfitResult(c, residuals, rank, values, asarray(rcond))
     if not cov:
         return c
-    scaled = ew.divide(left, scale)
     base = ew.divide(linalg.inv(scaled.mT @ scaled), outer(scale, scale))
     if cov == "unscaled":
         factor: Array = constant(1, base.aval.dtype)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.config import config, forgotten_with
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import from_numpy, lift, scalar
 from blufunc.core.ir import dtypes, source
@@ -130,6 +131,12 @@ _plans: dict[tuple[ShapedArray, ShapedArray, bool], _Plan] = {}
 _scalar_plans: dict[tuple[ShapedArray, type, bool], tuple[np.dtype | None, np.dtype, bool]] = {}
 
 
+@forgotten_with("numpy_rank_promotion", "numpy_dtype_promotion")
+def _forget_plans() -> None:
+    _plans.clear()
+    _scalar_plans.clear()
+
+
 def meet(x: Any, y: Any, name: str, inexact: bool = False) -> tuple[Array, Array]:
     """Two operands of one dtype, and of one shape or rank 0.
 
@@ -160,7 +167,10 @@ def _scalar_plan(aval: ShapedArray, cls: type, inexact: bool) -> tuple[np.dtype 
     key = (aval, cls, inexact)
     plan = _scalar_plans.get(key)
     if plan is None:
-        dtype, weak = dtypes.promote((aval.dtype, aval.weak_type), PYTHON_SCALARS[cls])
+        try:
+            dtype, weak = dtypes.promote((aval.dtype, aval.weak_type), PYTHON_SCALARS[cls])
+        except errors.DtypeError as e:
+            raise source.located(e) from None
         if inexact:
             dtype, weak = to_inexact(dtype, weak)
         weak = weak and not aval.ndim
@@ -173,7 +183,9 @@ def _meet_values(x: Array, y: Array, name: str, inexact: bool) -> tuple[Array, A
     key = (a, b, inexact)
     plan = _plans.get(key)
     if plan is None:
-        plan = _plans[key] = _plan(a, b, name, inexact)
+        plan = _plan(a, b, name, inexact)
+        if config.numpy_rank_promotion != "warn":  # each place warns
+            _plans[key] = plan
     to_x, to_y, weak, shape_x, shape_y = plan
     if to_x is not None:
         x = cast(x, to_x, weak)
@@ -190,7 +202,7 @@ def _plan(a: ShapedArray, b: ShapedArray, name: str, inexact: bool) -> _Plan:
     dtype, weak = _promote(name, a, b)
     if inexact:
         dtype, weak = to_inexact(dtype, weak)
-    shape = a.shape if a.shape == b.shape else _common_shape((a.shape, b.shape), name)
+    shape = a.shape if a.shape == b.shape else _promoted_shape((a.shape, b.shape), name)
     return (
         None if a.dtype == dtype else dtype,
         None if b.dtype == dtype else dtype,
@@ -250,7 +262,7 @@ def promote_dtypes(name: str, *xs: Any, inexact: bool = False) -> list[Array]:
 def match_shapes(name: str, *xs: Array) -> list[Array]:
     """Values broadcast to their common shape, except those of rank 0."""
     shapes = [x.aval.shape for x in xs]
-    shape = _common_shape(shapes, name)
+    shape = _promoted_shape(shapes, name)
     return [x if not s else stretch(x, shape) for x, s in zip(xs, shapes, strict=True)]
 
 
@@ -266,6 +278,21 @@ def stretch(x: Array, shape: tuple[int, ...]) -> Array:
         return x
     ndim = x.aval.ndim
     return broadcast_in_dim_p.bind(x, shape=shape, dims=tuple(range(len(shape) - ndim, len(shape))))
+
+
+def _promoted_shape(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ...]:
+    """The common shape of operands, whose ranks differ as ``numpy_rank_promotion`` allows."""
+    if config.numpy_rank_promotion != "allow" and len({len(s) for s in shapes} - {0}) > 1:
+        error = errors.ShapeError(
+            f"{name} of the shapes {' and '.join(map(str, shapes))}, whose ranks differ.",
+            where=source.here(),
+            why=f"numpy_rank_promotion is {config.numpy_rank_promotion!r}.",
+            fix="insert an axis where one is missing: x[None]",
+        )
+        if config.numpy_rank_promotion == "raise":
+            raise error
+        source.warn(str(error))
+    return _common_shape(shapes, name)
 
 
 def _common_shape(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ...]:

@@ -260,7 +260,8 @@ def mean(
     want = dtype_of(dtype) or x.aval.dtype
     y = cast(x, wide_dtype(want) if dtypes.is_inexact(want) else dtypes.float32)
     total = sum(y, axes, keepdims=keepdims, where=where)
-    return cast(ew.divide(total, _count(x, axes, where, keepdims, "mean")), want)
+    n = _count(x, axes, where, keepdims, "mean")
+    return cast(ew.divide(total, cast(n, total.aval.dtype) if isinstance(n, Array) else n), want)
 
 
 def average(
@@ -332,7 +333,7 @@ def var(
     if isinstance(count, float):
         count = constant(builtins.max(count - less, 0.0), real)
     else:
-        count = ew.maximum(ew.subtract(count, less), 0)
+        count = ew.maximum(ew.subtract(cast(count, real), less), 0)
     result = ew.divide(sum(squares, axes, keepdims=keepdims, where=where), count)
     return cast(result, real if dtype is not None or dtypes.is_complex(x.aval.dtype) else x.aval.dtype)
 

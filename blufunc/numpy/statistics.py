@@ -376,7 +376,8 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> A
     if not c.aval.ndim:
         return ops.div(c, c)
     scale = ops.sqrt(ops.real(diag(c)))
-    result = ew.divide(ew.divide(c, reshape(scale, (scale.aval.size, 1))), scale)
+    n = scale.aval.size
+    result = ew.divide(ew.divide(c, reshape(scale, (n, 1))), reshape(scale, (1, n)))
     if not dtypes.is_complex(result.aval.dtype):
         return ops.clamp(-1.0, result, 1.0)
     return ops.complex_(ops.clamp(-1.0, ops.real(result), 1.0), ops.clamp(-1.0, ops.imag(result), 1.0))

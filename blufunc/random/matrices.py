@@ -68,7 +68,8 @@ def multivariate_normal(
         for what, batch in batches.items():
             check_broadcast(name, f"{what} without its own axes", batch, shape)
     drawn = normal_(key, (*shape, mean.shape[-1]), dtype)
-    return mean + bnp.einsum("...ij,...j->...i", _factor(cov, method), drawn)
+    moved = bnp.einsum("...ij,...j->...i", _factor(cov, method), drawn)
+    return bnp.broadcast_to(mean, moved.shape) + moved
 
 
 def _factor(cov: Any, method: str) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from blufunc.config import config, forgotten_with
 from blufunc.errors import DtypeError, ValueRangeError
 
 DType = np.dtype[Any]
@@ -239,6 +240,16 @@ def _ancestors(edges: dict[Weak, list[Weak]]) -> dict[Weak, frozenset[Weak]]:
 
 _ABOVE = _ancestors(_EDGES)
 
+# ``numpy_dtype_promotion="strict"``: weak dtypes only have something above them.
+_STRICT = _ancestors(
+    {node: [] for node in _EDGES}
+    | {
+        _INT: [_FLOAT, *_strong(*_INTEGER)],
+        _FLOAT: [_CPLX, *_strong(*_FLOATING)],
+        _CPLX: _strong(*_COMPLEX),
+    }
+)
+
 _NOT_PROMOTED: dict[DType, tuple[str, str | None]] = {
     key: ("a PRNG key is opaque: it has no arithmetic", "random.key_data(k) gives its uint32 words"),
     float0: ("float0 is the tangent of an integer or bool: it is zero and holds no data", None),
@@ -246,6 +257,7 @@ _NOT_PROMOTED: dict[DType, tuple[str, str | None]] = {
 
 # Two operands are looked up as given; more, as a set, so that long argument lists do not fill the memo.
 _promoted: dict[tuple[Weak, ...] | frozenset[Weak], Weak] = {}
+forgotten_with("numpy_dtype_promotion")(_promoted.clear)
 
 
 def promote(*pairs: Weak) -> Weak:
@@ -268,22 +280,31 @@ def _promote(pairs: tuple[Weak, ...]) -> Weak:
             why, fix = _NOT_PROMOTED.get(dtype, (f"supported are {_SUPPORTED}", None))
             raise DtypeError(f"{short_name(dtype)} takes no part in dtype promotion", why=why, fix=fix)
     pairs = tuple((dtype, weak and dtype != bool_) for dtype, weak in pairs)  # bool has no weak form
-    if all(weak for _, weak in pairs):
+    strict = config.numpy_dtype_promotion == "strict"
+    if all(weak for _, weak in pairs) and not strict:
         # Among weak operands the dtypes decide, so that a weak value is not narrowed by another.
         return _least_upper_bound({(dtype, False) for dtype, _ in pairs}, pairs)[0], True
-    return _least_upper_bound({_weak_node(dtype) if weak else (dtype, False) for dtype, weak in pairs}, pairs)
+    nodes = {_weak_node(dtype) if weak else (dtype, False) for dtype, weak in pairs}
+    return _least_upper_bound(nodes, pairs, strict)
 
 
 def _weak_node(dtype: DType) -> Weak:
     return _INT if dtype in _INTEGER else _FLOAT if dtype in _FLOATING else _CPLX
 
 
-def _least_upper_bound(nodes: set[Weak], pairs: tuple[Weak, ...]) -> Weak:
-    common = frozenset.intersection(*(_ABOVE[n] for n in nodes))
+def _least_upper_bound(nodes: set[Weak], pairs: tuple[Weak, ...], strict: bool = False) -> Weak:
+    lattice = _STRICT if strict else _ABOVE
+    common = frozenset.intersection(*(lattice[n] for n in nodes))
     for node in common:
-        if common <= _ABOVE[node]:
+        if common <= lattice[node]:
             return node
     names = ", ".join(dict.fromkeys(("weak " if weak else "") + short_name(dtype) for dtype, weak in pairs))
+    if strict:
+        raise DtypeError(
+            f"no implicit promotion between {names}",
+            why="numpy_dtype_promotion is 'strict': only Python scalars take the dtype of an array of their kind",
+            fix="convert one of them: x.astype('float32')",
+        )
     raise DtypeError(
         f"no implicit promotion between {names}",
         why="8-bit floats have too little range to be widened, or narrowed to, unasked",

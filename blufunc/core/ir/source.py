@@ -13,6 +13,7 @@ import linecache
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
@@ -186,6 +187,15 @@ def describe(source: Source | None) -> str | None:
 def here() -> str | None:
     """The user's line for error messages: the replayed line, or else the running one."""
     return describe(replay.line or current())
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line."""
+    where = replay.line or current()
+    if where is None:
+        warnings.warn(message, category, stacklevel=2)
+    else:
+        warnings.warn_explicit(message, category, where[0].co_filename, line_of(where))
 
 
 def at(line: Source | None, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -121,7 +121,7 @@ def _counting(scores: Any, queries: int, extras: Sequence[Any], is_causal: bool,
         # Adding is cheaper than selecting, and has no backward pass. It is right because every query sees a
         # key: probabilities of 0 stop the gradient.
         return (
-            scores + bnp.where(_causal(scores, queries), bnp.zeros((), scores.dtype), MASKED)
+            scores + _like(bnp.where(_causal(scores, queries), bnp.zeros((), scores.dtype), MASKED), scores)
             if is_causal
             else scores
         )
@@ -131,10 +131,10 @@ def _counting(scores: Any, queries: int, extras: Sequence[Any], is_causal: bool,
     visible = [part for part in parts if part is not None]
     if mods.score is not None:
         for each in visible:  # otherwise a non-finite derivative at masked pairs would propagate, as 0 * NaN
-            scores = bnp.where(each, scores, 0)
+            scores = bnp.where(_like(each, scores), scores, 0)
         scores = modified(mods, tables, pairs, scores)
     for each in visible:
-        scores = bnp.where(each, scores, -math.inf)
+        scores = bnp.where(_like(each, scores), scores, -math.inf)
     return scores
 
 
@@ -142,6 +142,11 @@ def _causal(scores: Any, queries: int) -> Any:
     """``causal``, broadcastable to the scores."""
     visible = causal(queries, scores.shape[-1])
     return visible if scores.ndim == 4 else visible[:, None]
+
+
+def _like(x: Any, scores: Any) -> Any:
+    """``x`` with the shape of the scores, whatever ``numpy_rank_promotion`` allows."""
+    return bnp.broadcast_to(x, scores.shape)
 
 
 def _forward(
