@@ -62,12 +62,14 @@ _NOT_HERE = {
 
 with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import ad_checkpoint as ad_checkpoint
+    from blufunc import core as core
     from blufunc import custom_batching as custom_batching
     from blufunc import custom_derivatives as custom_derivatives
     from blufunc import debug as debug
     from blufunc import distributed as distributed
     from blufunc import example_libraries as example_libraries
     from blufunc import experimental as experimental
+    from blufunc import dtypes as dtypes
     from blufunc import extend as extend
     from blufunc import flatten_util as flatten_util
     from blufunc import image as image
@@ -97,7 +99,6 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.contexts import numpy_rank_promotion as numpy_rank_promotion
     from blufunc.contexts import set_mesh as set_mesh
     from blufunc.core.arrays.backend import Device as Device
-    from blufunc.core.ir import dtypes as dtypes
     from blufunc.core.ir.check import check_jaxpr as check_jaxpr
     from blufunc.core.ir.dtypes import float0 as float0
     from blufunc.core.ir.jaxpr import Jaxpr as Jaxpr
@@ -105,6 +106,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.core.ir.trace import Tracer as Tracer
     from blufunc.core.primitives.override import override as override
     from blufunc.core.primitives.primitive import Primitive as Primitive
+    from blufunc.core.programs.interpret import ensure_compile_time_eval as ensure_compile_time_eval
     from blufunc.explain import explain as explain
     from blufunc.parallel.collectives.shard_map import shard_map as shard_map
     from blufunc.parallel.mesh.constrain import constrain as constrain
@@ -159,7 +161,6 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.transforms.staging.callback import effects_barrier as effects_barrier
     from blufunc.transforms.staging.callback import io_callback as io_callback
     from blufunc.transforms.staging.callback import pure_callback as pure_callback
-    from blufunc.transforms.staging.compile_time import ensure_compile_time_eval as ensure_compile_time_eval
     from blufunc.transforms.staging.jit import clear_caches as clear_caches
     from blufunc.transforms.staging.jit import disable_jit as disable_jit
     from blufunc.transforms.staging.jit import jit as jit

@@ -94,6 +94,8 @@ _KINDS = {
     np.unsignedinteger: dtypes.is_unsigned,
     np.floating: dtypes.is_floating,
     np.complexfloating: dtypes.is_complex,
+    dtypes.extended: dtypes.is_key,
+    dtypes.prng_key: dtypes.is_key,
 }
 
 
@@ -152,7 +154,12 @@ def _pair(x: Any) -> tuple[np.dtype, bool]:
 
 def result_type(*args: Any) -> np.dtype:
     """The dtype of arithmetic between arrays, Python scalars and dtypes."""
-    return dtypes.promote(*[_pair(x) for x in args])[0]
+    return common_type(*args)[0]
+
+
+def common_type(*args: Any) -> tuple[np.dtype, bool]:
+    """The dtype of arithmetic between arrays, scalars and dtypes; True if it is weak."""
+    return dtypes.promote(*[_pair(x) for x in args])
 
 
 def promote_types(a: Any, b: Any) -> np.dtype:

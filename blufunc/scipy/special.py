@@ -138,9 +138,8 @@ def multigammaln(a: Any, d: int) -> Array:
             f"multigammaln: the dimension is {d}.", where=source.here(), fix="give 1 or more"
         )
     halves = bnp.arange(d).astype(a.dtype) / 2
-    return bnp.sum(
-        ops.lgamma(bnp.expand_dims(a, -1) - bnp.expand_dims(halves, tuple(range(a.ndim)))), axis=-1
-    ) + d * (d - 1) / 4 * math.log(math.pi)
+    shifted = bnp.expand_dims(a, -1) - bnp.expand_dims(halves, tuple(range(a.ndim)))
+    return bnp.sum(ops.lgamma(shifted), axis=-1) + d * (d - 1) / 4 * math.log(math.pi)
 
 
 def loggamma(x: Any) -> Array:

@@ -78,7 +78,7 @@ def points(seed: int) -> list[np.ndarray]:
 
 def name_of(x: Value) -> str:
     """The dtype of a value, ``"key"`` for keys."""
-    return "key" if bf.dtypes.is_key(x.dtype) else x.dtype.name
+    return "key" if bf.dtypes.issubdtype(x.dtype, bf.dtypes.prng_key) else x.dtype.name
 
 
 class Program:

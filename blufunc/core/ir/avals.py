@@ -8,13 +8,20 @@ comparison and hashing (at every dispatch) cost as much as for a pointer.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from blufunc.core.ir import dtypes
 
 
-class ShapedArray:
+class AbstractValue:
+    """Base of the types of values; ``ShapedArray`` is the one there is."""
+
+    __slots__ = ()
+
+
+class ShapedArray(AbstractValue):
     """The type of an array: shape, dtype, and whether the dtype is weak.
 
     A weak dtype comes from a Python scalar and gives way in promotion. Only rank-0 values are ever
@@ -38,9 +45,14 @@ class ShapedArray:
 
     def __new__(cls, shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False) -> ShapedArray:
         key = (shape, dtype, weak_type)
-        known = cls._interned.get(key)
+        try:
+            known = cls._interned.get(key)
+        except TypeError:  # a list, from a user
+            return cls(tuple(shape), dtype, weak_type)
         if known is not None:
             return known
+        if not isinstance(dtype, np.dtype):
+            return cls._interned.setdefault(key, cls(shape, dtypes.as_dtype(dtype), weak_type))
         self = object.__new__(cls)
         self.shape, self.dtype, self.ndim, self.size = shape, dtype, len(shape), math.prod(shape)
         self.weak_type = weak_type and not shape
@@ -73,6 +85,17 @@ class ShapedArray:
     def strong(self) -> ShapedArray:
         """The same shape and dtype, not weak."""
         return ShapedArray(self.shape, self.dtype) if self.weak_type else self
+
+    def update(self, **changes: Any) -> ShapedArray:
+        """The type with another ``shape``, ``dtype`` or ``weak_type``."""
+        return ShapedArray(
+            **{"shape": self.shape, "dtype": self.dtype, "weak_type": self.weak_type} | changes
+        )
+
+    def str_short(self, short_dtypes: bool = False) -> str:
+        """The type as text, as JAX writes it, or as in a jaxpr."""
+        name = dtypes.short_name(self.dtype) if short_dtypes else self.dtype.name
+        return f"{name}[{','.join(map(str, self.shape))}]"
 
     def tangent(self) -> ShapedArray:
         """The type of this type's tangents: the same for inexact dtypes, else ``float0``."""

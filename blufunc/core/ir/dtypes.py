@@ -51,6 +51,15 @@ float0: DType = np.dtype([("float0", np.void, 0)])
 key: DType = np.dtype([("hi", "<u4"), ("lo", "<u4")])
 """A threefry2x32 PRNG key: the element of a key array, without arithmetic."""
 
+
+class extended(np.generic):
+    """Kind of the dtypes that NumPy has no arithmetic for, in ``issubdtype``."""
+
+
+class prng_key(extended):
+    """Kind of the dtypes of random keys, in ``issubdtype``."""
+
+
 _SIGNED = frozenset({int8, int16, int32, int64})
 _UNSIGNED = frozenset({uint8, uint16, uint32, uint64})
 _INTEGER = _SIGNED | _UNSIGNED

@@ -119,6 +119,8 @@ class Literal:
         """The constant as a NumPy scalar."""
         return self.array.__array__()[()]
 
+    val = value
+
     def __repr__(self) -> str:
         return f"Literal({self.value})"
 
@@ -137,6 +139,11 @@ class Eqn:
         self.outvars = outvars
         self.params = params
         self.source = source
+
+    @property
+    def primitive(self) -> Any:
+        """``prim``, by the name that JAX has for it."""
+        return self.prim
 
     @property
     def effects(self) -> frozenset[str]:
@@ -213,6 +220,16 @@ class Jaxpr:
         self._named_axes: frozenset[str] | None = None
 
     @property
+    def jaxpr(self) -> Jaxpr:
+        """The jaxpr itself: it has its constants, so that none is closed or open."""
+        return self
+
+    @property
+    def literals(self) -> tuple:
+        """``consts``, by the name that interpreters written for JAX have for them."""
+        return self.consts
+
+    @property
     def in_avals(self) -> list[ShapedArray]:
         """The types of the parameters."""
         return [v.aval for v in self.invars]
@@ -256,6 +273,10 @@ class Jaxpr:
         if found is None:
             found = memo[key] = make()
         return found
+
+    def pretty_print(self, *, source_info: bool = False) -> str:
+        """The jaxpr as text, each equation with the user's line if ``source_info``."""
+        return printer.to_text(self, lines=source_info)
 
     def __str__(self) -> str:
         return printer.to_text(self)

@@ -104,6 +104,10 @@ class Primitive:
         """Apply the primitive under the current trace."""
         return state.trace.process(self, args, params)
 
+    def get_bind_params(self, params: dict[str, Any]) -> tuple[list, dict[str, Any]]:
+        """Functions and parameters to bind an equation's ``params`` with; no functions here."""
+        return [], params
+
     # -- rules ---------------------------------------------------------------------------------
 
     def impl(self, *args: Any, **params: Any) -> Any:

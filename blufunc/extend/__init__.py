@@ -1,7 +1,7 @@
 """The extension API: classes and helpers for primitives, rules and transforms.
 
 Face over ``core`` and ``transforms``; ``docs/extending.md`` describes them, and ``blufunc.testing`` checks
-extensions.
+extensions. ``extend.core`` has what programs that read jaxprs use, under JAX's names.
 """
 
 from blufunc.core.ir.avals import ShapedArray
@@ -12,6 +12,7 @@ from blufunc.core.primitives.override import override
 from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
 from blufunc.core.primitives.sharding import Factors, Rule
 from blufunc.core.primitives.tangents import Accumulator, Zero, is_linear, zero
+from blufunc.extend import core
 from blufunc.transforms.checkpointing.checkpoint import checkpoint_p
 from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp_call_p
@@ -20,6 +21,8 @@ from blufunc.transforms.custom_rules.custom_vmap import custom_vmap_call_p
 from blufunc.transforms.extension.transform import Transform
 
 __all__ = [
+    # jaxprs
+    "core",
     # primitives
     "CForm",
     "Elementwise",
