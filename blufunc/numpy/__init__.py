@@ -411,3 +411,5 @@ with _lazy.names(__name__):
     from blufunc.numpy.types import uint32 as uint32
     from blufunc.numpy.types import uint64 as uint64
     from blufunc.numpy.types import unsignedinteger as unsignedinteger
+    from blufunc.numpy.ufuncs import frompyfunc as frompyfunc
+    from blufunc.numpy.ufuncs import ufunc as ufunc

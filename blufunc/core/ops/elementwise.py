@@ -21,7 +21,7 @@ from blufunc.core.ir.trace import Array
 from blufunc.core.ops import numerics
 from blufunc.core.primitives.c_form import CForm, arithmetic, bitwise, call, comparison, same
 from blufunc.core.primitives.kinds import C_FORMS, Elementwise
-from blufunc.core.primitives.linear_ops import add_any, full, move_dim, zeros
+from blufunc.core.primitives.linear_ops import add_any, broadcast_to, full, move_dim, zeros
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import Zero, zero
@@ -49,12 +49,30 @@ def operand(x: Any, like: Any) -> Any:
 
 
 def binary(prim: Primitive, x: Any, y: Any) -> Any:
-    """Bind a primitive of two operands."""
+    """Bind a primitive of two operands; of those of one rank, axes of size 1 stretch."""
     if not isinstance(x, Array):
         x = operand(x, y)
     if not isinstance(y, Array):
         y = operand(y, x)
+    a, b = x.aval, y.aval
+    if a is not b and a.ndim == b.ndim and a.shape != b.shape:
+        x, y = stretched(x, y)
     return prim.bind(x, y)
+
+
+def stretched(*xs: Any) -> tuple[Any, ...]:
+    """Values of one rank, or 0, with axes of size 1 repeated to those of the others.
+
+    Where sizes do not fit they are left as they are, for the primitive to refuse.
+    """
+    shapes = [x.aval.shape for x in xs if x.aval.shape]
+    if len({len(s) for s in shapes}) != 1:
+        return xs
+    sizes = [{*of_axis} - {1} or {1} for of_axis in zip(*shapes, strict=True)]
+    if any(len(s) > 1 for s in sizes):
+        return xs
+    shape = tuple([next(iter(s)) for s in sizes])
+    return tuple([broadcast_to(x, shape) if x.aval.shape else x for x in xs])
 
 
 # -- families ----------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from blufunc.core.ops.elementwise import (
     select,
     sign,
     square,
+    stretched,
     sub,
     unary_function,
     zeros_of,
@@ -361,7 +362,7 @@ def betainc(a: Any, b: Any, x: Any) -> Any:
     like = next((v for v in (a, b, x) if isinstance(v, Array)), None)
     if like is None:
         like = lift(x)
-    a, b, x = (operand(v, like) for v in (a, b, x))
+    a, b, x = stretched(*[operand(v, like) for v in (a, b, x)])
     return regularized_incomplete_beta_p.bind(a, b, x)
 
 
