@@ -56,6 +56,7 @@ with _lazy.names(__name__):
     from blufunc.core.ops.elementwise import atan_p as atan_p
     from blufunc.core.ops.elementwise import atanh as atanh
     from blufunc.core.ops.elementwise import atanh_p as atanh_p
+    from blufunc.core.ops.elementwise import bitcast_p as bitcast_convert_type_p  # noqa: F401
     from blufunc.core.ops.elementwise import bitcast_p as bitcast_p
     from blufunc.core.ops.elementwise import bitwise_and as bitwise_and
     from blufunc.core.ops.elementwise import bitwise_not as bitwise_not
@@ -71,6 +72,7 @@ with _lazy.names(__name__):
     from blufunc.core.ops.elementwise import complex_p as complex_p
     from blufunc.core.ops.elementwise import conj as conj
     from blufunc.core.ops.elementwise import conj_p as conj_p
+    from blufunc.core.ops.elementwise import convert_p as convert_element_type_p  # noqa: F401
     from blufunc.core.ops.elementwise import convert_p as convert_p
     from blufunc.core.ops.elementwise import copy_p as copy_p
     from blufunc.core.ops.elementwise import cos as cos
@@ -271,14 +273,35 @@ with _lazy.names(__name__):
     from blufunc.lax.convolution import conv_with_general_padding as conv_with_general_padding
     from blufunc.lax.derived import approx_max_k as approx_max_k
     from blufunc.lax.derived import approx_min_k as approx_min_k
+    from blufunc.lax.derived import broadcast_like as broadcast_like
     from blufunc.lax.derived import broadcast_shapes as broadcast_shapes
+    from blufunc.lax.derived import broadcast_to_rank as broadcast_to_rank
     from blufunc.lax.derived import clz as clz
     from blufunc.lax.derived import dtype as dtype
+    from blufunc.lax.derived import empty as empty
+    from blufunc.lax.derived import index_take as index_take
+    from blufunc.lax.derived import mulhi as mulhi
     from blufunc.lax.derived import reciprocal as reciprocal
     from blufunc.lax.derived import scatter_apply as scatter_apply
     from blufunc.lax.derived import split as split
     from blufunc.lax.derived import stack as stack
+    from blufunc.lax.derived import stage as stage
     from blufunc.lax.derived import tile as tile
+    from blufunc.lax.derived import unstack as unstack
+    from blufunc.lax.ragged import RaggedDotDimensionNumbers as RaggedDotDimensionNumbers
+    from blufunc.lax.ragged import ragged_dot as ragged_dot
+    from blufunc.lax.ragged import ragged_dot_general as ragged_dot_general
+    from blufunc.lax.shape_rules import (
+        ConvGeneralDilatedDimensionNumbers as ConvGeneralDilatedDimensionNumbers,
+    )
+    from blufunc.lax.shape_rules import DotDimensionNumbers as DotDimensionNumbers
+    from blufunc.lax.shape_rules import PrecisionLike as PrecisionLike
+    from blufunc.lax.shape_rules import conv_general_permutations as conv_general_permutations
+    from blufunc.lax.shape_rules import conv_general_shape_tuple as conv_general_shape_tuple
+    from blufunc.lax.shape_rules import conv_shape_tuple as conv_shape_tuple
+    from blufunc.lax.shape_rules import conv_transpose_shape_tuple as conv_transpose_shape_tuple
+    from blufunc.lax.shape_rules import reduce_window_shape_tuple as reduce_window_shape_tuple
+    from blufunc.lax.shape_rules import shape_as_value as shape_as_value
     from blufunc.lax.strict import RoundingMethod as RoundingMethod
     from blufunc.lax.strict import batch_matmul as batch_matmul
     from blufunc.lax.strict import bitcast_convert_type as bitcast_convert_type
@@ -322,6 +345,8 @@ with _lazy.names(__name__):
     from blufunc.parallel.collectives.named import psum_scatter_p as psum_scatter_p
     from blufunc.parallel.collectives.named import pswapaxes as pswapaxes
     from blufunc.parallel.collectives.named import pvary as pvary
+    from blufunc.parallel.mesh.constrain import sharding_constraint_p as sharding_constraint_p
+    from blufunc.parallel.mesh.constrain import with_sharding_constraint as with_sharding_constraint
     from blufunc.transforms.control_flow.associative_scan import associative_scan as associative_scan
     from blufunc.transforms.control_flow.cond import cond as cond
     from blufunc.transforms.control_flow.cond import cond_p as cond_p
@@ -338,3 +363,4 @@ with _lazy.names(__name__):
     from blufunc.transforms.staging.callback import debug_callback_p as debug_callback_p
     from blufunc.transforms.staging.callback import io_callback_p as io_callback_p
     from blufunc.transforms.staging.callback import pure_callback_p as pure_callback_p
+    from blufunc.transforms.staging.composites import composite as composite

@@ -13,23 +13,38 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.axes import axis_in, ints, shape_of
+from blufunc.core.ir.axes import axis_in, ints, shape_of, static_int
 from blufunc.core.ir.trace import Array
 from blufunc.core.ops.elementwise import (
+    add,
+    bitcast,
+    bitwise_and,
     bitwise_not,
     bitwise_or,
     convert,
     div,
+    lt,
+    mul,
     neg,
+    operand,
     population_count,
+    rem,
+    select,
     shift_right_logical,
+    stretched,
     sub,
 )
 from blufunc.core.ops.gather_scatter import gather, scatter
-from blufunc.core.ops.shape import concatenate, expand_dims, slice_in_dim
+from blufunc.core.ops.shape import concatenate, expand_dims, index_in_dim, slice_in_dim
 from blufunc.core.ops.sort import top_k
-from blufunc.core.ops.windows import GatherScatterMode, ScatterDimensionNumbers, as_gather, window_sizes
-from blufunc.core.primitives.linear_ops import broadcast_in_dim, move_dim, reshape
+from blufunc.core.ops.windows import (
+    GatherDimensionNumbers,
+    GatherScatterMode,
+    ScatterDimensionNumbers,
+    as_gather,
+    window_sizes,
+)
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, broadcast_to, move_dim, reshape
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
@@ -100,6 +115,99 @@ def stack(operands: Sequence[Any], axis: int = 0) -> Array:
     values = [lift(x) for x in operands]
     axis = axis_in(axis, values[0].aval.ndim + 1, "stack")
     return concatenate([expand_dims(x, (axis,)) for x in values], axis)
+
+
+def unstack(x: Any, axis: int = 0) -> tuple[Array, ...]:
+    """The slices of x along an axis, each without it."""
+    x = lift(x)
+    axis = axis_in(axis, x.aval.ndim, "unstack")
+    return tuple([index_in_dim(x, i, axis, keepdims=False) for i in range(x.aval.shape[axis])])
+
+
+def broadcast_to_rank(x: Any, rank: int) -> Array:
+    """x with leading axes of size 1, so that it has ``rank`` axes."""
+    x = lift(x)
+    new = static_int(rank, "broadcast_to_rank", "rank") - x.aval.ndim
+    if new < 0:
+        raise errors.ShapeError(
+            f"broadcast_to_rank: {x.aval} has more than {rank} axes.", where=source.here(), fix="reshape it"
+        )
+    return reshape(x, (*[1] * new, *x.aval.shape)) if new else x
+
+
+def broadcast_like(arr: Any, like_arr: Any) -> Array:
+    """``arr`` broadcast to the shape of another array by NumPy's rules."""
+    x, shape = lift(arr), lift(like_arr).aval.shape
+    if broadcast_shapes(x.aval.shape, shape) != shape:
+        raise errors.ShapeError(
+            f"broadcast_like: {x.aval} does not broadcast to {shape}.", where=source.here()
+        )
+    return broadcast_to(x, shape)
+
+
+def empty(shape: int | Sequence[int], dtype: Any) -> Array:
+    """An array to be overwritten; its elements are 0."""
+    kind = dtypes.as_dtype(dtype)
+    size = (shape,) if isinstance(shape, int) else shape
+    return broadcast_to(scalar(0, kind), shape_of(ints(size, "empty", "shape"), "empty"))
+
+
+def stage(x: Any, /) -> Array:
+    """x as an array; a value of the program where a function is traced."""
+    return lift(x)
+
+
+def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Array:
+    """The elements of ``src`` at positions along ``axes``, one index array for each.
+
+    Indices wrap around. The result has an axis of positions, then the axes of ``src`` that are left.
+    """
+    x, places = lift(src), [lift(i) for i in idxs]
+    taken = ints(axes, "index_take", "axes")
+    if len(places) != len(taken) or not taken or any(i.aval.ndim != 1 for i in places):
+        raise errors.ArgumentError(
+            f"index_take: {len(places)} indices along the axes {taken}.",
+            where=source.here(),
+            fix="give an index array of rank 1 for each axis",
+        )
+    wrap = lambda i, n: rem(add(rem(i, n), n), n)
+    columns = [expand_dims(wrap(i, x.aval.shape[d]), (1,)) for i, d in zip(places, taken, strict=True)]
+    numbers = GatherDimensionNumbers(tuple(range(1, x.aval.ndim - len(taken) + 1)), taken, taken)
+    sizes = tuple([1 if d in taken else n for d, n in enumerate(x.aval.shape)])
+    return gather(x, concatenate(columns, 1), numbers, sizes)
+
+
+_WIDER = {8: "16", 16: "32", 32: "64"}
+
+
+def mulhi(x: Any, y: Any, /) -> Array:
+    """The upper half of the bits of the product of integers, elementwise."""
+    x, y = operand(x, y), operand(y, x)
+    if x.aval.shape != y.aval.shape:
+        x, y = stretched(x, y)
+    kind = x.aval.dtype
+    if not dtypes.is_integer(kind) or y.aval.dtype != kind:
+        raise errors.DtypeError(
+            f"mulhi takes two integers of one dtype, not {x.aval} and {y.aval}.", where=source.here()
+        )
+    bits = kind.itemsize * 8
+    if bits < 64:
+        wide = np.dtype(("uint" if dtypes.is_unsigned(kind) else "int") + _WIDER[bits])
+        product = mul(convert(x, wide), convert(y, wide))
+        return convert(shift_right_logical(product, scalar(bits, wide)), kind)
+    u = dtypes.uint64
+    a, b = (bitcast(v, u) for v in (x, y))
+    low = lambda v: bitwise_and(v, scalar(2**32 - 1, u))
+    high = lambda v: shift_right_logical(v, scalar(32, u))
+    middle = add(mul(high(a), low(b)), high(mul(low(a), low(b))))
+    other = add(mul(low(a), high(b)), low(middle))
+    result = add(add(mul(high(a), high(b)), high(middle)), high(other))
+    if dtypes.is_unsigned(kind):
+        return result
+    zero, least = scalar(0, u), scalar(0, kind)
+    for v, w in ((x, b), (y, a)):  # a negative operand was read as 2**64 more
+        result = sub(result, select(lt(v, least), w, broadcast_to(zero, w.aval.shape)))
+    return bitcast(result, kind)
 
 
 def approx_max_k(

@@ -1,5 +1,7 @@
 """Compositions in ``lax`` against NumPy."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -79,3 +81,50 @@ def test_collapse():
     assert lax.collapse(x, 0, 5).shape == (24,)  # bounds are those of a slice
     with pytest.raises(errors.ValueRangeError, match="precedes"):
         lax.collapse(x, 2, 1)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_upper_halves_of_products(dtype):
+    limits = np.iinfo(dtype)
+    x, y = np.random.default_rng(0).integers(limits.min, limits.max, (2, 40), dtype, endpoint=True)
+    x[:4], y[:4] = [limits.min, limits.max, limits.min, 0], [limits.min, limits.max, limits.max, 1]
+    want = [(int(a) * int(b)) >> limits.bits for a, b in zip(x, y, strict=True)]
+    x, y = (bnp.asarray(v, dtype=dtype) for v in (x, y))
+    for f in (lax.mulhi, bf.jit(lax.mulhi)):
+        np.testing.assert_array_equal(f(x, y), np.array(want, dtype))
+    assert lax.mulhi(x[:, None], y[None]).shape == (40, 40)
+    with pytest.raises(errors.DtypeError):
+        lax.mulhi(x, y.astype("float32"))
+
+
+def test_shapes_of_names():
+    a = np.random.default_rng(0).normal(size=(3, 4, 5)).astype("float32")
+    got = lax.index_take(a, [np.array([0, -1, 5]), np.array([1, 2, -3])], (0, 2))
+    np.testing.assert_array_equal(got, a[[0, 2, 2], :, [1, 2, 2]])
+    assert lax.broadcast_to_rank(a, 5).shape == (1, 1, 3, 4, 5) and lax.broadcast_to_rank(1.0, 0).ndim == 0
+    assert lax.broadcast_like(a[:1, :1], a).shape == a.shape
+    for i, part in enumerate(lax.unstack(a, -1)):
+        np.testing.assert_array_equal(part, a[..., i])
+    assert lax.empty(3, "int8").shape == (3,) and lax.empty((2, 3), "float32").dtype == "float32"
+    assert lax.stage(1.0).weak_type
+    for call in (
+        lambda: lax.broadcast_to_rank(a, 2),
+        lambda: lax.broadcast_like(a, a[0]),
+        lambda: lax.index_take(a, [np.array([0])], (0, 1)),
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            call()
+
+
+def test_composites():
+    @functools.partial(lax.composite, name="my.power", version=1)
+    def power(x, /, *, n):
+        return x**n
+
+    assert "my.power.v1" in str(bf.make_jaxpr(lambda x: power(x, n=3))(2.0))
+    assert power(2.0, n=3) == bf.jit(lambda x: power(x, n=3))(2.0) == 8
+    assert bf.grad(lambda x: power(x, n=3))(2.0) == 12
+    with pytest.raises(errors.StaticArgumentError):
+        power(2.0, n=bnp.ones(2))
+    with pytest.raises(errors.ArgumentError):
+        lax.composite(power, name=3)
