@@ -264,6 +264,32 @@ def wrapped(i: Array, n: int) -> Array:
     return ops.select_p.bind(ops.lt_p.bind(i, constant(0, dtype)), from_end, i)
 
 
+def unwrapped(shape: tuple[int, ...], index: Any) -> Any:
+    """An index whose negative positions stay out of range when they are counted from the end."""
+    parts = index if index.__class__ is tuple else (index,)
+    is_mask = lambda e: isinstance(e, (Array, np.ndarray)) and e.dtype.kind == "b"
+    taken = [0 if e is None or e is Ellipsis else e.ndim if is_mask(e) else 1 for e in parts]
+    axis, result = 0, []
+    for e, n in zip(parts, taken, strict=True):
+        if e is Ellipsis:
+            axis += len(shape) - sum(taken)
+        elif n and not is_mask(e) and not isinstance(e, (slice, bool)) and axis < len(shape):
+            e = _below(as_value(e, "an index"), shape[axis])
+        axis += n
+        result.append(e)
+    return tuple(result)
+
+
+def _below(i: Array, n: int) -> Array:
+    """Positions with negative ones moved down by the size of their axis."""
+    if not dtypes.is_integer(i.aval.dtype) or dtypes.is_unsigned(i.aval.dtype):
+        return i
+    i = ops.convert(i, _INT32) if i.aval.dtype.itemsize < 4 else i
+    dtype = i.aval.dtype
+    lower = ops.sub_p.bind(ops.max_p.bind(i, constant(-n - 1, dtype)), constant(n, dtype))
+    return ops.select_p.bind(ops.lt_p.bind(i, constant(0, dtype)), lower, i)
+
+
 # -- reading elements ------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.core.arrays.array import PROTOCOLS, ConcreteArray, Donated, from_numpy
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array, Tracer
@@ -25,8 +25,11 @@ from blufunc.numpy import creation, joining, linear, manipulation, picking, redu
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import parse_device
 from blufunc.numpy.indexing import getitem
-from blufunc.numpy.promotion import PYTHON_SCALARS
+from blufunc.numpy.promotion import PYTHON_SCALARS, broadcast_shapes
 from blufunc.numpy.updating import At
+
+with _lazy.modules(globals()):
+    from blufunc.numpy import editing
 
 # -- operators -------------------------------------------------------------------------------------
 
@@ -92,9 +95,21 @@ _BINARY: dict[str, tuple[Callable, Callable]] = {
 }
 """For each operator that has a reflected form: the method, and the function."""
 
+
+def _comparison(function: Callable, of_nothing: bool) -> Callable:
+    """The comparison of arrays, those of float0 included, whose elements are all zero."""
+
+    def compare(x: Array, y: Any) -> Array:
+        if x.aval.dtype == dtypes.float0 == getattr(y, "dtype", None):
+            return creation.full(broadcast_shapes(x.shape, y.shape), of_nothing)
+        return function(x, y)
+
+    return compare
+
+
 _COMPARISONS: dict[str, Callable] = {
-    "eq": _operator(ops.eq_p, ew.equal, ""),
-    "ne": _operator(ops.ne_p, ew.not_equal, ""),
+    "eq": _operator(ops.eq_p, _comparison(ew.equal, True), "V"),
+    "ne": _operator(ops.ne_p, _comparison(ew.not_equal, False), "V"),
     "lt": _operator(ops.lt_p, ew.less, "c"),
     "le": _operator(ops.le_p, ew.less_equal, "c"),
     "gt": _operator(ops.gt_p, ew.greater, "c"),
@@ -147,6 +162,18 @@ def _to_device(self: Array, device: Any, *, stream: Any = None) -> Array:
     if isinstance(self, Tracer) or place is None or self.device == place:  # type: ignore[attr-defined]
         return self
     return from_numpy(np.asarray(self), place, self.aval.weak_type)
+
+
+def _compress(
+    self: Array, condition: Any, axis: int | None = None, *, size: int | None = None, fill_value: Any = 0
+) -> Array:
+    """The slices along an axis where ``condition`` holds; see ``blufunc.numpy.compress``."""
+    return editing.compress(condition, self, axis, size=size, fill_value=fill_value)
+
+
+def _choose(self: Array, choices: Any, out: None = None, mode: str = "raise") -> Array:
+    """The element of the choice that each integer names; see ``blufunc.numpy.choose``."""
+    return editing.choose(self, choices, out, mode)
 
 
 _API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
@@ -222,6 +249,10 @@ _METHODS: dict[str, Callable] = {
     "cumprod": reductions.cumprod,
     "sort": sorting.sort,
     "argsort": sorting.argsort,
+    "argpartition": sorting.argpartition,
+    "choose": _choose,
+    "clone": creation.copy,
+    "compress": _compress,
     "searchsorted": searching.searchsorted,
     "dot": linear.dot,
     "diagonal": linear.diagonal,

@@ -85,12 +85,17 @@ def take(
 
 
 def take_along_axis(
-    arr: Any, indices: Any, axis: int | None = -1, mode: str | None = None, fill_value: Any = None
+    arr: Any,
+    indices: Any,
+    axis: int | None = -1,
+    mode: str | None = None,
+    fill_value: Any = None,
+    wrap_negative_indices: bool = True,
 ) -> Array:
     """The elements of ``arr`` at ``indices`` along an axis, line by line.
 
     Both have the same rank, and sizes that broadcast except along the axis. ``mode`` and ``fill_value`` are those of
-    ``take``.
+    ``take``. Negative indices count from the end or, if ``wrap_negative_indices`` is False, are out of range.
     """
     x, positions = as_value(arr, "take_along_axis"), as_value(indices, "take_along_axis")
     x, d = line_axis(x, axis, "take_along_axis")
@@ -117,7 +122,7 @@ def take_along_axis(
     if 0 in to_i:  # there are no windows, and no room for one either
         return full(to_i, 0, x.aval.dtype)
     x, positions = stretch(x, to_x), stretch(positions, to_i)
-    positions = wrapped(positions, to_x[d])
+    positions = wrapped(positions, to_x[d]) if wrap_negative_indices else positions
     batching = tuple([i for i in range(rank) if i != d])
     numbers = GatherDimensionNumbers((), (d,), (d,), batching, batching)
     return gather_scatter.gather(

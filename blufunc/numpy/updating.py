@@ -37,6 +37,7 @@ from blufunc.numpy.indexing import (
     mask_positions,
     parse,
     stacked,
+    unwrapped,
 )
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, cast, constant, fits, stretch
 
@@ -66,7 +67,7 @@ class Place:
     Where an element is named several times, ``add``, ``mul``, ``min`` and ``max`` apply all updates, ``set`` the
     last one. Options of all methods: ``mode``, for positions that are out of range (``'drop'`` by default,
     ``'clip'``, ``'promise_in_bounds'``); ``indices_are_sorted`` and ``unique_indices``, promises that make for
-    faster programs.
+    faster programs; and ``wrap_negative_indices``, which is True: if False, a negative position is out of range.
     """
 
     __slots__ = ("index", "x")
@@ -131,11 +132,13 @@ class Place:
         fill_value: Any = None,
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
+        wrap_negative_indices: bool = True,
     ) -> Array:
         """``x[index]``; mode ``'clip'`` (default), or ``'fill'`` with ``fill_value``."""
         if mode is None:
             mode = GatherScatterMode.CLIP if fill_value is None else GatherScatterMode.FILL_OR_DROP
-        return getitem(self.x, self.index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted)
+        index = self.index if wrap_negative_indices else unwrapped(self.x.aval.shape, self.index)
+        return getitem(self.x, index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted)
 
 
 _COMBINE: dict[str, tuple[Callable, Primitive]] = {
@@ -157,8 +160,11 @@ def _update(
     mode: Any = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
+    wrap_negative_indices: bool = True,
 ) -> Array:
     new = _as_update(x, values, how)
+    if not wrap_negative_indices:
+        index = unwrapped(x.aval.shape, index)
     mask = _whole_mask(x, index)
     if mask is not None:
         row = _row_for_mask(x, index, new)

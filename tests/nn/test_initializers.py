@@ -86,3 +86,16 @@ def test_against_jax(name):
     theirs = getattr(jax.nn.initializers, name)()(jax.random.key(7), (16, 24), np.float32)
     mine = getattr(I, name)()(random.key(7), (16, 24))
     np.testing.assert_allclose(np.asarray(mine), np.asarray(theirs), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("distribution", ["truncated_normal", "normal", "uniform"])
+def test_complex_weights(distribution):
+    init = I.variance_scaling(2.0, "fan_in", distribution)
+    w = np.asarray(init(random.key(0), (100, 300), "complex64"))
+    assert w.dtype == np.complex64 and abs(w.mean()) < 2e-3
+    variance = 2 / 100
+    np.testing.assert_allclose((np.abs(w) ** 2).mean(), variance, rtol=0.04)
+    if distribution != "normal":
+        most = np.sqrt(2 * variance) if distribution == "uniform" else 2 * np.sqrt(variance) / 0.953
+        assert np.abs(w).max() <= most * 1.0001
+    assert abs((w**2).mean()) < 1e-3  # all directions

@@ -30,7 +30,6 @@ NOWHERE = {
 
 # Functions that leave a parameter of JAX out.
 ABSENT = {
-    ("numpy.take_along_axis", "wrap_negative_indices"): "negative indices always count from the end",
     ("numpy.array", "args"): "positional options are errors in both",
     ("numpy.dtype", "align"): "a function here: np.dtype's options are for records",
     ("numpy.dtype", "copy"): "a function here: np.dtype's options are for records",

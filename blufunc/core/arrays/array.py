@@ -72,7 +72,7 @@ class ConcreteArray(Array):
         return errors.DonatedArrayError(
             f"this array ({self.aval}) was donated to {self._buffer} and its memory has been reused.",
             where=source.here(),
-            why="jit(donate_argnums=...) gives the argument's memory to the results.",
+            why="jit(donate_argnums=...) gives the argument's memory to the results, and delete() gives it back.",
             fix="use the array that the call returned, or do not donate this argument",
         )
 
@@ -83,6 +83,45 @@ class ConcreteArray(Array):
     def is_deleted(self) -> bool:
         """True if the array was donated."""
         return self._buffer.__class__ is Donated
+
+    def delete(self) -> None:
+        """Give the memory back: later uses are errors. Arrays of rank 0 may be shared constants, and stay."""
+        if self.aval.ndim and self._buffer.__class__ is not Donated:
+            self._buffer = Donated("delete()", source.current())
+
+    def is_ready(self) -> bool:
+        """True if the value has been computed, so that reading it does not wait."""
+        return self.device.backend.is_ready(self.buffer)
+
+    def copy_to_host_async(self) -> None:
+        """Begin a copy to the host ahead of its use: a hint that changes nothing here."""
+
+    def on_device_size_in_bytes(self) -> int:
+        """The bytes that the elements take."""
+        return self.aval.nbytes
+
+    def platform(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.device.platform
+
+    @property
+    def committed(self) -> bool:
+        """True if programs run where the array is: it is sharded, or not on the default device."""
+        return self.device.joint or self.device != backend.default_device()
+
+    _committed = committed
+
+    def unsafe_buffer_pointer(self) -> int:
+        """The address of the first element, on the device that has all of them."""
+        return interop.address_of(self)
+
+    def tobytes(self, order: str = "C") -> bytes:
+        """The bytes of the elements in an order, ``'C'`` or ``'F'``."""
+        return np.asarray(self).tobytes(order)  # type: ignore[arg-type]
+
+    def byteswap(self) -> ConcreteArray:
+        """The array with the bytes of each element reversed."""
+        return from_numpy(np.asarray(self).byteswap(), self.device)
 
     def block_until_ready(self) -> ConcreteArray:
         """Wait for the value to be computed, and return the array."""
@@ -167,6 +206,17 @@ class ConcreteArray(Array):
     def addressable_data(self, index: int) -> ConcreteArray:
         """The shard on device ``index`` of this process."""
         return shards.addressable_shards(self)[index].data
+
+    @property
+    def global_shards(self) -> list[Any]:
+        """The shards on all devices, of an array whose devices are all of this process."""
+        if not self.is_fully_addressable:
+            raise errors.UnsupportedError(
+                "global_shards of an array on several processes.",
+                where=source.here(),
+                fix="x.addressable_shards has those of this process",
+            )
+        return self.addressable_shards
 
     @property
     def is_fully_replicated(self) -> bool:

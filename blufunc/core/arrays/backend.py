@@ -60,6 +60,9 @@ class Backend(Protocol):
     def block_until_ready(self, buffer: Buffer) -> None:
         """Wait until the buffer's value has been computed."""
 
+    def is_ready(self, buffer: Buffer) -> bool:
+        """True if the buffer's value has been computed."""
+
     def run(
         self, prim: Any, buffers: Sequence[Buffer], params: dict, outs: Sequence[ShapedArray]
     ) -> Sequence[Buffer]:

@@ -73,6 +73,16 @@ def capsule(array: Any, stream: Any, max_version: Any, dl_device: Any, copy: boo
     return dlpack.pack(address, aval.shape, aval.dtype, own, buffer, versioned, flags, strides)
 
 
+def address_of(array: Any) -> int:
+    """The address of an array's first element on its device, which its holder keeps alive.
+
+    Raises:
+      InteropError: several devices, or another process, hold the array.
+    """
+    place_of(array)
+    return array.device.lender.lend(array.buffer, -1)[0]
+
+
 def _device_name(place: tuple[int, int]) -> str:
     return f"{dlpack.DEVICE_NAMES.get(place[0], f'a device of DLPack type {place[0]},')}:{place[1]}"
 

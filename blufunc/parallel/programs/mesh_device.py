@@ -113,6 +113,9 @@ class MeshBackend:
         for device, shard in zip(buffer.devices, buffer.shards, strict=True):
             device.backend.block_until_ready(shard)
 
+    def is_ready(self, buffer: ShardedBuffer) -> bool:
+        return all(d.backend.is_ready(s) for d, s in zip(buffer.devices, buffer.shards, strict=True))
+
     def run(
         self, prim: Any, buffers: Sequence[ShardedBuffer], params: dict, outs: Sequence[ShapedArray]
     ) -> Sequence[ShardedBuffer]:

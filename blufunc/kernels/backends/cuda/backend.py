@@ -85,6 +85,10 @@ class CudaBackend:
         """Synchronize with the device's compute stream."""
         cuda_memory.synchronize(buffer.device)
 
+    def is_ready(self, buffer: DeviceBuffer) -> bool:
+        """True if the device's compute stream has nothing to do."""
+        return driver.is_idle(buffer.device)
+
     def claim(self, buffers: list[DeviceBuffer], donated: Sequence[bool]) -> None:
         """Copy donated buffers that are shared with another array, buffer or library."""
 

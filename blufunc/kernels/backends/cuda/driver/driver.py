@@ -242,6 +242,11 @@ def synchronize(index: int = 0) -> None:
     compute_stream(index).synchronize()
 
 
+def is_idle(index: int = 0) -> bool:
+    """True if all work on a device's compute stream has ended."""
+    return bool(compute_stream(index).done)
+
+
 def elapsed_ms(run: Callable[[], object], stream: Any, repeats: int = 1) -> float:
     """Mean device milliseconds of ``run()`` over ``repeats`` back-to-back runs."""
     import cupy
