@@ -15,19 +15,18 @@ from blufunc.transforms.staging import jit as _jit
 __version__ = "0.1.0.dev0"
 
 _NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or use x.at[i].set(y)"
-_EXPLICIT_64 = "there is no mode: an explicit 64-bit dtype is honoured, and what has none is 32-bit"
 
 # Names that JAX programs use: the replacement, or the statement that there is none.
 _NOT_HERE = {
     "Ref": _NO_REFS,
     "Shard": "x.addressable_shards has the shards of an array",
     "check_tracer_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
-    "checking_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
     "copy_to_host_async": "device_get copies to the host",
     "default_prng_impl": "threefry is the one generator",
     "dlpack": "numpy.from_dlpack reads what speaks DLPack, and arrays have __dlpack__",
     "enable_custom_prng": "keys are always typed",
     "enable_x64": _EXPLICIT_64,
+    "experimental": "nothing is experimental here: multihost_utils is multihost, and what is missing is not there yet",
     "explain_cache_misses": "set config.debug = 'retrace'",
     "export": "programs are not written to files yet; jit(f).lower(...).as_text() shows one",
     "ffi": "pure_callback calls Python functions, and Primitive makes primitives of one's own",
@@ -44,11 +43,9 @@ _NOT_HERE = {
     "memory": "arrays are in the memory of their device; checkpoint_policies has offloading",
     "monitoring": "nothing is monitored; config.debug shows the stages of programs",
     "new_ref": _NO_REFS,
-    "pmap": "use shard_map, or jit on arrays that are divided among devices",
     "profiler": "there is no profiler yet; time calls with block_until_ready",
     "ref": _NO_REFS,
     "smap": "use shard_map",
-    "stages": "jit(f).trace(...), .lower() and .compile() are the stages",
     "threefry_partitionable": "it is always so",
     "transfer_guard": "values move to the host when NumPy or Python asks for them",
     "tree_flatten": "use tree.flatten",
@@ -84,16 +81,19 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import random as random
     from blufunc import scipy as scipy
     from blufunc import sharding as sharding
+    from blufunc import stages as stages
     from blufunc import testing as testing
     from blufunc import tree as tree
     from blufunc import tree_util as tree_util
     from blufunc import typing as typing
+    from blufunc.contexts import checking_leaks as checking_leaks
     from blufunc.contexts import debug_infs as debug_infs
     from blufunc.contexts import debug_key_reuse as debug_key_reuse
     from blufunc.contexts import debug_nans as debug_nans
     from blufunc.contexts import default_device as default_device
     from blufunc.contexts import default_matmul_precision as default_matmul_precision
     from blufunc.contexts import enable_checks as enable_checks
+    from blufunc.contexts import enable_x64 as enable_x64
     from blufunc.contexts import log_compiles as log_compiles
     from blufunc.contexts import numpy_dtype_promotion as numpy_dtype_promotion
     from blufunc.contexts import numpy_rank_promotion as numpy_rank_promotion
@@ -125,6 +125,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.parallel.programs.placement import (
         make_array_from_single_device_arrays as make_array_from_single_device_arrays,
     )
+    from blufunc.parallel.programs.pmap import pmap as pmap
     from blufunc.parallel.programs.reshard import reshard as reshard
     from blufunc.parallel.programs.shard import shard as shard
     from blufunc.parallel.reports.collectives import collectives as collectives

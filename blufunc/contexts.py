@@ -98,6 +98,26 @@ def numpy_dtype_promotion(value: str) -> Any:
     return _promotion("numpy_dtype_promotion", value)
 
 
+def enable_x64(new_val: bool = True) -> Any:
+    """No effect if False: an explicit 64-bit dtype is honoured always.
+
+    Raises:
+      UnsupportedError: True, in the block: it would change the dtype of what has none.
+    """
+    return _checked("jax_enable_x64", new_val)
+
+
+def checking_leaks(on: bool = True) -> Any:
+    """No effect: a tracer that leaks is an error as soon as it is used."""
+    return _checked("jax_check_tracer_leaks", on)
+
+
+@contextmanager
+def _checked(name: str, value: Any) -> Iterator[None]:
+    config.update(name, value)  # raises for values that a flag cannot have
+    yield
+
+
 class set_mesh:
     """Make a mesh current, from now on or in a ``with`` block, which gets the mesh."""
 

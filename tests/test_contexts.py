@@ -54,6 +54,13 @@ def test_nans_in_a_block():
         pass
 
 
+def test_blocks_that_change_nothing():
+    with bf.checking_leaks(), bf.checking_leaks(False), bf.enable_x64(False):
+        assert bnp.ones(2).dtype == "float32"
+    with pytest.raises(errors.UnsupportedError, match="dtype='float64'"), bf.enable_x64():
+        pass
+
+
 def test_a_mesh_is_set_for_a_block_or_from_now_on(monkeypatch):
     monkeypatch.setattr(config, "cpu_devices", 2)
     mesh = bf.make_mesh((2,), ("x",))

@@ -88,9 +88,8 @@ class ShapedArray(AbstractValue):
 
     def update(self, **changes: Any) -> ShapedArray:
         """The type with another ``shape``, ``dtype`` or ``weak_type``."""
-        return ShapedArray(
-            **{"shape": self.shape, "dtype": self.dtype, "weak_type": self.weak_type} | changes
-        )
+        fields: dict[str, Any] = {"shape": self.shape, "dtype": self.dtype, "weak_type": self.weak_type}
+        return ShapedArray(**fields | changes)
 
     def str_short(self, short_dtypes: bool = False) -> str:
         """The type as text, as JAX writes it, or as in a jaxpr."""

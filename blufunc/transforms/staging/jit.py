@@ -290,6 +290,10 @@ class Jitted:
         """``trace(*args).lower()``."""
         return self.trace(*args, **kwargs).lower()
 
+    def eval_shape(self, *args, **kwargs) -> Any:
+        """The results as ``ShapeDtypeStruct``, without computing anything."""
+        return self.trace(*args, **kwargs).out_info
+
     def clear_cache(self) -> None:
         """Drop all traces and programs."""
         self._entries.clear()

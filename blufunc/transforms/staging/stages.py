@@ -25,6 +25,7 @@ from blufunc.core.programs import simplify as passes
 from blufunc.core.programs.cache_key import Key, difference
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values, labels_of
+from blufunc.transforms.staging.signatures import Analysed, Signed
 
 with _lazy.modules(globals()):
     from blufunc.kernels.inspect import program as inspection
@@ -125,12 +126,11 @@ def device_or_default(device: backend.Device | None, name: str) -> backend.Devic
     return found
 
 
-class Traced:
+class Traced(Signed):
     """The result of stages 1 and 2: a jaxpr.
 
     Attributes:
         jaxpr: the jaxpr, constants as leading parameters.
-        out_tree: the structure of the results.
         device: the device of the arrays it was traced with; None for types and scalars only.
         layouts: their layouts there, where relevant.
         donated: a flag per argument.
@@ -144,18 +144,26 @@ class Traced:
         device: backend.Device | None,
         arguments: Sequence[Any],
     ):
-        self.owner, self.entry, self.in_tree, self.donated = owner, entry, in_tree, entry.donated
+        self.owner, self.entry, self.donated = owner, entry, entry.donated
+        self._in_tree = in_tree
         self.device = device
         self.layouts = device.layouts([*entry.consts, *arguments]) if device else ()
         self.jaxpr = entry.jaxpr
-        self.out_tree = entry.out_tree
+
+    def _trace(self) -> Traced:
+        return self
+
+    @property
+    def fun_name(self) -> str:
+        """The name of the function."""
+        return self.owner.name
 
     def lower(self) -> Lowered:
         """Simplify."""
         return Lowered(self)
 
 
-class Lowered:
+class Lowered(Analysed):
     """The result of stage 4: a jaxpr after inlining, folding, CSE and DCE.
 
     Its reports are for the device of the arrays it was traced with, or for the default one; nothing is compiled for
@@ -218,7 +226,7 @@ class Lowered:
         return self.sight().source()
 
 
-class Compiled:
+class Compiled(Analysed):
     """The result of stages 5 to 7: a program for the traced argument types."""
 
     def __init__(self, lowered: Lowered, device: backend.Device):
@@ -229,6 +237,19 @@ class Compiled:
         self.program = device.backend.compile(lowered.jaxpr, self.donated, lowered.traced.entry.budget)
         self._sight = lowered.sight(device)
         self._sight.program = device.local_program(self.program, lowered.layouts_on(device))
+
+    def sight(self) -> Sight:
+        """The report on the program."""
+        return self._sight
+
+    @property
+    def jaxpr(self) -> Jaxpr:
+        """The simplified jaxpr."""
+        return self.lowered.jaxpr
+
+    def as_text(self) -> str:
+        """The simplified jaxpr as text."""
+        return self.lowered.as_text()
 
     def source(self) -> str:
         """The generated source, including bodies of loops and branches."""
