@@ -20,14 +20,10 @@ _NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or us
 _NOT_HERE = {
     "Ref": _NO_REFS,
     "Shard": "x.addressable_shards has the shards of an array",
-    "check_tracer_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
     "copy_to_host_async": "device_get copies to the host",
-    "default_prng_impl": "threefry is the one generator",
-    "dlpack": "numpy.from_dlpack reads what speaks DLPack, and arrays have __dlpack__",
     "enable_custom_prng": "keys are always typed",
     "enable_x64": _EXPLICIT_64,
     "experimental": "nothing is experimental here: multihost_utils is multihost, and what is missing is not there yet",
-    "explain_cache_misses": "set config.debug = 'retrace'",
     "export": "programs are not written to files yet; jit(f).lower(...).as_text() shows one",
     "ffi": "pure_callback calls Python functions, and Primitive makes primitives of one's own",
     "free_ref": _NO_REFS,
@@ -46,7 +42,6 @@ _NOT_HERE = {
     "profiler": "there is no profiler yet; time calls with block_until_ready",
     "ref": _NO_REFS,
     "smap": "use shard_map",
-    "threefry_partitionable": "it is always so",
     "transfer_guard": "values move to the host when NumPy or Python asks for them",
     "tree_flatten": "use tree.flatten",
     "tree_leaves": "use tree.leaves",
@@ -66,6 +61,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import distributed as distributed
     from blufunc import example_libraries as example_libraries
     from blufunc import experimental as experimental
+    from blufunc import dlpack as dlpack
     from blufunc import dtypes as dtypes
     from blufunc import extend as extend
     from blufunc import flatten_util as flatten_util
@@ -86,18 +82,22 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import tree as tree
     from blufunc import tree_util as tree_util
     from blufunc import typing as typing
+    from blufunc.contexts import check_tracer_leaks as check_tracer_leaks
     from blufunc.contexts import checking_leaks as checking_leaks
     from blufunc.contexts import debug_infs as debug_infs
     from blufunc.contexts import debug_key_reuse as debug_key_reuse
     from blufunc.contexts import debug_nans as debug_nans
     from blufunc.contexts import default_device as default_device
     from blufunc.contexts import default_matmul_precision as default_matmul_precision
+    from blufunc.contexts import default_prng_impl as default_prng_impl
     from blufunc.contexts import enable_checks as enable_checks
     from blufunc.contexts import enable_x64 as enable_x64
+    from blufunc.contexts import explain_cache_misses as explain_cache_misses
     from blufunc.contexts import log_compiles as log_compiles
     from blufunc.contexts import numpy_dtype_promotion as numpy_dtype_promotion
     from blufunc.contexts import numpy_rank_promotion as numpy_rank_promotion
     from blufunc.contexts import set_mesh as set_mesh
+    from blufunc.contexts import threefry_partitionable as threefry_partitionable
     from blufunc.core.arrays.backend import Device as Device
     from blufunc.core.ir.check import check_jaxpr as check_jaxpr
     from blufunc.core.ir.dtypes import float0 as float0

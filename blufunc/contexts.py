@@ -112,6 +112,35 @@ def checking_leaks(on: bool = True) -> Any:
     return _checked("jax_check_tracer_leaks", on)
 
 
+check_tracer_leaks = checking_leaks
+
+
+def threefry_partitionable(new_val: bool = True) -> Any:
+    """No effect: random bits are partitionable always.
+
+    Raises:
+      UnsupportedError: False, in the block.
+    """
+    return _checked("jax_threefry_partitionable", new_val)
+
+
+def default_prng_impl(new_val: str = "threefry2x32") -> Any:
+    """No effect: there is one generator.
+
+    Raises:
+      UnsupportedError: the name of another one, in the block.
+    """
+    return _checked("jax_default_prng_impl", new_val)
+
+
+@contextmanager
+def explain_cache_misses(on: bool = True) -> Iterator[None]:
+    """Print why functions are traced again, by ``config.debug``."""
+    stages = [s for s in STAGES if (on if s == "retrace" else config.shows(s))]
+    with _flags(debug=",".join(stages)):
+        yield
+
+
 @contextmanager
 def _checked(name: str, value: Any) -> Iterator[None]:
     config.update(name, value)  # raises for values that a flag cannot have

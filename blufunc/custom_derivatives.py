@@ -11,7 +11,9 @@ from blufunc.transforms.autodiff.symbolic_zeros import zero_from_primal as zero_
 from blufunc.transforms.custom_rules.closure_convert import closure_convert as closure_convert
 from blufunc.transforms.custom_rules.custom_gradient import custom_gradient as custom_gradient
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp as custom_jvp
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp_call_p as custom_jvp_call_p
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp as custom_vjp
+from blufunc.transforms.custom_rules.custom_vjp import custom_vjp_call_p as custom_vjp_call_p
 
 __all__ = [
     "CustomVJPPrimal",
@@ -19,7 +21,9 @@ __all__ = [
     "closure_convert",
     "custom_gradient",
     "custom_jvp",
+    "custom_jvp_call_p",
     "custom_vjp",
+    "custom_vjp_call_p",
     "instantiate",
     "linear_transpose",
     "zero_from_primal",

@@ -8,8 +8,11 @@ repeats the report).
 from __future__ import annotations
 
 import builtins
+import logging
+import pdb
 import re
 import string
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +25,7 @@ from blufunc.parallel.reports.visualize import visualize_sharding
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.staging.callback import debug_callback
 
-__all__ = ["callback", "print", "visualize_array_sharding", "visualize_sharding"]
+__all__ = ["breakpoint", "callback", "log", "print", "visualize_array_sharding", "visualize_sharding"]
 
 visualize_array_sharding = visualize_sharding
 
@@ -64,26 +67,100 @@ def print(
     Raises:
       ArgumentError: ``fmt`` is not a string, is an f-string of traced values, or does not fit the arguments.
     """
+    _report("print", builtins.print, fmt, args, kwargs, ordered, partitioned, skip_format_check)
+
+
+def log(
+    fmt: str,
+    *args: Any,
+    ordered: bool = False,
+    partitioned: bool = False,
+    skip_format_check: bool = False,
+    level: int = logging.INFO,
+    **kwargs: Any,
+) -> None:
+    """Log the values of arrays at run time, to the logger ``blufunc``.
+
+    Args:
+      fmt, args, kwargs, ordered, partitioned, skip_format_check: as of ``print``.
+      level: the level of the record, of the module ``logging``.
+    """
+    write = lambda text: logging.getLogger("blufunc").log(level, "%s", text)
+    _report("log", write, fmt, args, kwargs, ordered, partitioned, skip_format_check)
+
+
+def _report(
+    name: str,
+    emit: Callable[[str], object],
+    fmt: str,
+    args: tuple,
+    kwargs: dict[str, Any],
+    ordered: bool,
+    partitioned: bool,
+    skip_format_check: bool,
+) -> None:
+    """Format values at run time, and emit the text."""
+    api = f"debug.{name}"
     if not isinstance(fmt, str):
         raise errors.ArgumentError(
-            f"debug.print takes a format string first, not {_short(fmt)}.",
+            f"{api} takes a format string first, not {_short(fmt)}.",
             where=source.here(),
-            fix='debug.print("x = {x}", x=x)',
+            fix=f'{api}("x = {{x}}", x=x)',
         )
-    _check_whole(partitioned, "debug.print")
+    _check_whole(partitioned, api)
     if not skip_format_check:
         _check_format(fmt, args, kwargs)
     line = source.current()
 
-    def show(*args, **kwargs):
+    def show(*args: Any, **kwargs: Any) -> None:
         try:
             text = fmt.format(*args, **kwargs)
         except (errors.BlufuncError, AttributeError, LookupError, TypeError, ValueError) as e:
             raise _unfit(fmt, getattr(e, "what", str(e)), source.describe(line)) from None
-        builtins.print(text)
+        emit(text)
 
-    show.__name__ = "print"
-    debug_callback(show, args, kwargs, ordered, "debug.print", keep=(bool, int, float, complex))
+    show.__name__ = name
+    debug_callback(show, args, kwargs, ordered, api, keep=(bool, int, float, complex))
+
+
+def breakpoint(
+    *,
+    backend: str | None = None,
+    ordered: bool = False,
+    token: None = None,
+    stdin: Any = None,
+    stdout: Any = None,
+) -> None:
+    """Stop the program at run time in a debugger, with the values of local variables.
+
+    The debugger sees the arrays, traced or not, and the numbers among the local variables of the calling function, as
+    NumPy arrays. ``interact`` starts a Python prompt with them; ``c`` goes on.
+
+    Args:
+      backend: None or ``"cli"``: ``pdb`` in the terminal.
+      ordered: keep the stop in program order relative to other ordered callbacks.
+      token: None.
+      stdin, stdout: files to use instead of the terminal's.
+    """
+    if token is not None or backend not in (None, "cli"):
+        raise errors.UnsupportedError(
+            f"debug.breakpoint with token={_short(token)}, backend={_short(backend)}.",
+            where=source.here(),
+            fix="leave both out: the debugger is pdb",
+        )
+    frame = sys._getframe(1)
+    where = f"{frame.f_code.co_name} at {frame.f_code.co_filename}:{frame.f_lineno}"
+    found = {
+        k: v for k, v in frame.f_locals.items() if isinstance(v, (Array, np.ndarray, int, float, complex))
+    }
+
+    def stop(**values: Any) -> None:
+        debugger = pdb.Pdb(stdin=stdin, stdout=stdout)
+        debugger.message(f"{where}: {', '.join(values) or 'no arrays'}")
+        debugger.run("pass", {"__name__": "breakpoint", **values}, values)
+
+    stop.__name__ = "breakpoint"
+    debug_callback(stop, (), found, ordered, "debug.breakpoint", keep=(bool, int, float, complex))
 
 
 # -- checking formats ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ BLOCKS = {  # a context, the flag, and its value inside
     "debug_key_reuse": (lambda: bf.debug_key_reuse(True), "debug_key_reuse", True),
     "enable_checks": (lambda: bf.enable_checks(False), "check", False),
     "log_compiles": (lambda: bf.log_compiles(), "debug", "retrace,compile"),
+    "explain_cache_misses": (lambda: bf.explain_cache_misses(True), "debug", "retrace"),
     "default_device": (lambda: bf.default_device(bf.devices("cpu")[0]), "default_device", "cpu:0"),
     "no default_device": (lambda: bf.default_device(None), "default_device", ""),
     "gpu": (lambda: bf.default_device("gpu"), "default_device", "cuda"),
@@ -55,8 +56,13 @@ def test_nans_in_a_block():
 
 
 def test_blocks_that_change_nothing():
-    with bf.checking_leaks(), bf.checking_leaks(False), bf.enable_x64(False):
+    with bf.checking_leaks(), bf.checking_leaks(False), bf.enable_x64(False), bf.check_tracer_leaks():
         assert bnp.ones(2).dtype == "float32"
+    with bf.threefry_partitionable(True), bf.default_prng_impl("threefry2x32"):
+        pass
+    for change in (lambda: bf.threefry_partitionable(False), lambda: bf.default_prng_impl("rbg")):
+        with pytest.raises(errors.UnsupportedError, match="jax_"), change():
+            pass
     with pytest.raises(errors.UnsupportedError, match="dtype='float64'"), bf.enable_x64():
         pass
 

@@ -1,5 +1,8 @@
 """``debug.print`` and ``debug.callback``: output, order, and errors in formats."""
 
+import io
+import logging
+
 import numpy as np
 import pytest
 
@@ -175,3 +178,29 @@ def test_lines_as_jax(name, capsys):
         jax.debug.print(*map(theirs, args), **{k: theirs(v) for k, v in kwargs.items()})
         jax.effects_barrier()
     assert lines(capsys) == [want]
+
+
+def test_a_debugger_has_the_local_variables():
+    for transform in (bf.jit, lambda f: f, bf.grad):
+        out = io.StringIO()
+
+        def f(x, stdout=out):
+            y, n, _other = x * 2, 3, "a string"
+            bf.debug.breakpoint(stdin=io.StringIO("p y + n\nc\n"), stdout=stdout)
+            return y + n
+
+        transform(f)(2.0)
+        bf.effects_barrier()
+        assert "f at " in out.getvalue() and "7.0" in out.getvalue() and "_other" not in out.getvalue()
+    with pytest.raises(errors.UnsupportedError, match="web_pdb"):
+        bf.debug.breakpoint(backend="web_pdb")
+
+
+def test_logs(caplog):
+    with caplog.at_level(logging.WARNING, "blufunc"):
+        bf.jit(lambda x: bf.debug.log("x = {x}, {n}", x=x, n=2, level=logging.WARNING))(bnp.float32(1.5))
+        bf.jit(lambda x: bf.debug.log("{}", x))(1.0)
+        bf.effects_barrier()
+    assert [(r.getMessage(), r.levelno) for r in caplog.records] == [("x = 1.5, 2", logging.WARNING)]
+    with pytest.raises(errors.ArgumentError):
+        bf.debug.log("{y}", x=1)

@@ -21,7 +21,7 @@ def test_absent_names_say_what_there_is(name):
 def test_unknown_names_are_plain():
     with pytest.raises(AttributeError, match=r"module 'blufunc' has no attribute 'nothing_like_it'$"):
         bf.nothing_like_it
-    assert getattr(bf, "pmap", None) is None
+    assert getattr(bf, "smap", None) is None
 
 
 def test_scipy_modules():

@@ -288,9 +288,6 @@ with _lazy.names(__name__):
     from blufunc.lax.derived import stage as stage
     from blufunc.lax.derived import tile as tile
     from blufunc.lax.derived import unstack as unstack
-    from blufunc.lax.ragged import RaggedDotDimensionNumbers as RaggedDotDimensionNumbers
-    from blufunc.lax.ragged import ragged_dot as ragged_dot
-    from blufunc.lax.ragged import ragged_dot_general as ragged_dot_general
     from blufunc.lax.shape_rules import (
         ConvGeneralDilatedDimensionNumbers as ConvGeneralDilatedDimensionNumbers,
     )

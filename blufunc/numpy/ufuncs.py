@@ -74,7 +74,7 @@ class ufunc(metaclass=_Kind):
         self._func, self.nin, self.nout = func, operator.index(nin), operator.index(nout)
         self.nargs = operator.index(nargs or nin)
         self.identity = identity
-        self.__name__: str = name or getattr(func, "__name__", "function")
+        self.__name__ = str(name or getattr(func, "__name__", "function"))
         self.__doc__ = func.__doc__
         self._call = call or vectorize(func)
 
