@@ -1,4 +1,4 @@
-"""Exchange of arrays through DLPack, under the names of JAX's ``dlpack``.
+"""DLPack, under the names of JAX's ``dlpack``.
 
 Face over ``numpy`` and ``core.arrays``.
 """

@@ -67,8 +67,14 @@ def is_function(x):
     return callable(x) and not isinstance(x, (type, types.GenericAlias, Primitive)) and not inspect.isclass(x)
 
 
-# Called with junk they would write files, or change how NumPy prints.
-WITH_EFFECTS = {"numpy.save", "numpy.savez", "numpy.printoptions", "numpy.set_printoptions"}
+# Called with junk they would write files, change how NumPy prints, or wait for input.
+WITH_EFFECTS = {
+    "debug.breakpoint",
+    "numpy.save",
+    "numpy.savez",
+    "numpy.printoptions",
+    "numpy.set_printoptions",
+}
 
 FUNCTIONS = [
     f"{face}.{name}"

@@ -13,7 +13,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.axes import axis_in, ints, shape_of, static_int
+from blufunc.core.ir.axes import axis_in, ints, sequence, shape_of, static_int
 from blufunc.core.ir.trace import Array
 from blufunc.core.ops.elementwise import (
     add,
@@ -128,9 +128,11 @@ def broadcast_to_rank(x: Any, rank: int) -> Array:
     """x with leading axes of size 1, so that it has ``rank`` axes."""
     x = lift(x)
     new = static_int(rank, "broadcast_to_rank", "rank") - x.aval.ndim
-    if new < 0:
+    if new < 0 or rank > 64:
         raise errors.ShapeError(
-            f"broadcast_to_rank: {x.aval} has more than {rank} axes.", where=source.here(), fix="reshape it"
+            f"broadcast_to_rank: {x.aval} to {rank} axes.",
+            where=source.here(),
+            fix="give at least as many as it has, and at most 64",
         )
     return reshape(x, (*[1] * new, *x.aval.shape)) if new else x
 
@@ -162,7 +164,7 @@ def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Array:
 
     Indices wrap around. The result has an axis of positions, then the axes of ``src`` that are left.
     """
-    x, places = lift(src), [lift(i) for i in idxs]
+    x, places = lift(src), [lift(i) for i in sequence(idxs, "index_take", "idxs", "index arrays")]
     taken = ints(axes, "index_take", "axes")
     if len(places) != len(taken) or not taken or any(i.aval.ndim != 1 for i in places):
         raise errors.ArgumentError(

@@ -1,4 +1,4 @@
-"""Shapes of the results of convolutions and windows, and names of types of arguments.
+"""Shapes of convolutions and windows, and names of types of arguments.
 
 Face: part of ``blufunc.lax``, without operations.
 """
@@ -30,6 +30,12 @@ def conv_general_permutations(dimension_numbers: Any) -> tuple[Ints, Ints, Ints]
     Args:
       dimension_numbers: three strings, as for ``conv_dimension_numbers``.
     """
+    if not isinstance(dimension_numbers, (tuple, list)) or [type(s) for s in dimension_numbers] != [str] * 3:
+        raise errors.ArgumentError(
+            f"dimension_numbers are three strings, for lhs, rhs and result, not {dimension_numbers!r:.60}.",
+            where=source.here(),
+            fix="give three strings, as ('NHWC', 'HWIO', 'NHWC')",
+        )
     sizes = (1,) * len(dimension_numbers[1])
     d = conv_dimension_numbers(sizes, sizes, dimension_numbers)
     return d.lhs_spec, d.rhs_spec, d.out_spec
@@ -73,9 +79,8 @@ def conv_general_shape_tuple(
 ) -> Ints:
     """The shape of a convolution with axes in the order of ``dimension_numbers``."""
     lhs, rhs, out = conv_general_permutations(dimension_numbers)
-    found = conv_shape_tuple(
-        [lhs_shape[i] for i in lhs], [rhs_shape[i] for i in rhs], window_strides, padding
-    )
+    shapes = _ordered(lhs_shape, lhs), _ordered(rhs_shape, rhs)
+    found = conv_shape_tuple(*shapes, window_strides, padding)
     return _placed(found, out)
 
 
@@ -86,9 +91,12 @@ def conv_transpose_shape_tuple(
     padding: Any,
     dimension_numbers: Any,
 ) -> Ints:
-    """The shape of a transposed convolution; explicit padding is that of the dilated operand."""
+    """The shape of a transposed convolution.
+
+    Explicit padding is that of the dilated operand.
+    """
     lhs, rhs, out = conv_general_permutations(dimension_numbers)
-    sizes, windows = [[s[i] for i in axes[2:]] for s, axes in ((lhs_shape, lhs), (rhs_shape, rhs))]
+    (batch, _, *sizes), (features, _, *windows) = _ordered(lhs_shape, lhs), _ordered(rhs_shape, rhs)
     steps = ints(window_strides, "conv_transpose_shape_tuple", "window_strides")
     if isinstance(padding, str):
         # as conv_transpose pads: VALID covers each window whole, SAME gives size times stride
@@ -99,7 +107,18 @@ def conv_transpose_shape_tuple(
     else:
         pairs = read_pads(padding, "conv_transpose_shape_tuple")
         spatial = [count(n, w, 1, p, s, 1) for n, w, s, p in zip(sizes, windows, steps, pairs, strict=True)]
-    return _placed((lhs_shape[lhs[0]], rhs_shape[rhs[0]], *spatial), out)
+    return _placed((batch, features, *spatial), out)
+
+
+def _ordered(shape: Sequence[int], axes: Ints) -> Ints:
+    sizes = ints(shape, "the shape of a convolution", "a shape")
+    if len(sizes) != len(axes):
+        raise errors.ShapeError(
+            f"a shape {sizes} for the {len(axes)} axes of dimension_numbers.",
+            where=source.here(),
+            fix="give one letter for each axis",
+        )
+    return tuple([sizes[i] for i in axes])
 
 
 def _placed(sizes: Sequence[int], axes: Ints) -> Ints:

@@ -108,7 +108,7 @@ def variance_scaling(
 
 
 def _in_a_disk(key: Any, shape: tuple[int, ...], dtype: Any, even: bool, variance: float) -> Any:
-    """Complex weights of a variance: uniform in a disk, or normal and truncated at two deviations of a part."""
+    """Complex weights of a variance: ``even`` in a disk, or truncated normal."""
     of_radius, of_angle = random.split(key)
     real = np.dtype(f"f{dtypes.as_dtype(dtype).itemsize // 2}")
     u = random.uniform(of_radius, shape, real)
@@ -149,7 +149,7 @@ _FANS: dict[str, Callable[[float, float], float]] = {
 _TRUNCATED_DEVIATION = 0.8796256610342398
 """The standard deviation of a standard normal distribution truncated at -2 and 2."""
 _TRUNCATED_COMPLEX_DEVIATION = 0.9531116438049121
-"""JAX's divisor for a complex one, of variance 1, at most 2 in absolute value: 1% below its deviation, 0.962."""
+"""JAX's divisor for complex ones of at most 2; their deviation is 0.962."""
 
 
 def _fans(shape: tuple[int, ...], in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from blufunc import _lazy, errors
+from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
 from blufunc.core.ir.trace import Array
@@ -37,9 +37,6 @@ from blufunc.numpy.promotion import (
     unary_inexact,
     value_of,
 )
-
-with _lazy.modules(globals()):
-    from blufunc.numpy import ufuncs
 
 _BOOL = dtypes.bool_
 
@@ -626,20 +623,6 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
 # -- methods of ufuncs ------------------------------------------------------------------------------
 
 
-def _deferred(function: Callable, name: str) -> Callable:
-    def method(*args: Any, **kwargs: Any) -> Any:
-        return getattr(ufuncs.of(function), name)(*args, **kwargs)
-
-    return named(method, f"{function.__name__}.{name}", f"``ufunc.{name}`` of ``{function.__name__}``.")
-
-
-def _as_ufunc(function: Any, identity: Any, nin: int = 2) -> None:
-    """Give a function the attributes of a ``ufunc``."""
-    function.nin, function.nout, function.nargs, function.identity = nin, 1, nin, identity
-    for name in ("reduce", "accumulate", "at", "reduceat", "outer"):
-        setattr(function, name, _deferred(function, name))
-
-
 IDENTITIES: dict[Callable, Any] = {
     add: 0,
     multiply: 1,
@@ -656,7 +639,3 @@ IDENTITIES: dict[Callable, Any] = {
     logaddexp2: -math.inf,
 }
 """The functions of two operands that are ``ufunc``s, with their identities."""
-
-for _function, _identity in IDENTITIES.items():
-    _as_ufunc(_function, _identity)
-_as_ufunc(negative, None, nin=1)

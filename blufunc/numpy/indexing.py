@@ -265,7 +265,7 @@ def wrapped(i: Array, n: int) -> Array:
 
 
 def unwrapped(shape: tuple[int, ...], index: Any) -> Any:
-    """An index whose negative positions stay out of range when they are counted from the end."""
+    """An index whose negative positions are out of range, not from the end."""
     parts = index if index.__class__ is tuple else (index,)
     is_mask = lambda e: isinstance(e, (Array, np.ndarray)) and e.dtype.kind == "b"
     taken = [0 if e is None or e is Ellipsis else e.ndim if is_mask(e) else 1 for e in parts]

@@ -21,7 +21,17 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import foreign
 from blufunc.core.primitives.linear_ops import reshape as reshape_to
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.numpy import creation, joining, linear, manipulation, picking, reductions, searching, sorting
+from blufunc.numpy import (
+    creation,
+    joining,
+    linear,
+    manipulation,
+    picking,
+    reductions,
+    searching,
+    sorting,
+    ufunc_methods,
+)
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import parse_device
 from blufunc.numpy.indexing import getitem
@@ -167,7 +177,7 @@ def _to_device(self: Array, device: Any, *, stream: Any = None) -> Array:
 def _compress(
     self: Array, condition: Any, axis: int | None = None, *, size: int | None = None, fill_value: Any = 0
 ) -> Array:
-    """The slices along an axis where ``condition`` holds; see ``blufunc.numpy.compress``."""
+    """The slices along an axis that ``condition`` selects."""
     return editing.compress(condition, self, axis, size=size, fill_value=fill_value)
 
 
@@ -327,7 +337,8 @@ def _needs_values(name: str) -> Callable:
 
 
 def install() -> None:
-    """Give arrays and tracers their operators and methods."""
+    """Give arrays and tracers their operators and methods, and functions theirs."""
+    ufunc_methods.install()
     for name, (method, function) in _BINARY.items():
         setattr(Array, f"__{name}__", method)
         setattr(Array, f"__r{name}__", _reflected(function))

@@ -281,7 +281,7 @@ def stretch(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _promoted_shape(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ...]:
-    """The common shape of operands, whose ranks differ as ``numpy_rank_promotion`` allows."""
+    """The common shape of operands, if ``numpy_rank_promotion`` allows it."""
     if config.numpy_rank_promotion != "allow" and len({len(s) for s in shapes} - {0}) > 1:
         error = errors.ShapeError(
             f"{name} of the shapes {' and '.join(map(str, shapes))}, whose ranks differ.",

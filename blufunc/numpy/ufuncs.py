@@ -1,4 +1,4 @@
-"""Universal functions: reductions, accumulations and updates by a function of scalars.
+"""Universal functions: reductions and updates by a function of scalars.
 
 Face. The functions that are ``ufunc``s in JAX have these methods as attributes, and stay functions, so
 that calls cost no more; ``frompyfunc`` makes objects with them. Functions with an identity are associative, and reduce
@@ -47,7 +47,7 @@ class _Kind(type):
 
 
 class ufunc(metaclass=_Kind):
-    """A function of scalars that applies to arrays elementwise, with the methods of ``numpy.ufunc``.
+    """A function of scalars, applied elementwise, as ``numpy.ufunc``.
 
     ``isinstance(f, ufunc)`` also holds for the functions of this namespace that have these methods.
 
@@ -188,7 +188,7 @@ class ufunc(metaclass=_Kind):
         return moveaxis(append(getitem(x, slice(0, 1)), rest, 0), 0, d)
 
     def at(self, a: Any, indices: Any, b: Any = None, /, *, inplace: bool = True) -> Array:
-        """``a`` with the function applied to the elements at ``indices``, and ``b``, one after another.
+        """``a`` updated at ``indices``, one after another, by the function.
 
         Args:
           b: the second operands, which broadcast to ``a[indices]``; None for functions of one operand.
@@ -251,7 +251,7 @@ class ufunc(metaclass=_Kind):
         return fori_loop(0, n, body, picking.take(x, places, d))
 
     def outer(self, A: Any, B: Any, /) -> Array:
-        """The function of all pairs of an element of A and one of B: shape ``A.shape + B.shape``."""
+        """The function of all pairs of elements of A and B."""
         name = self._binary("outer", None)
         x, y = value_of(A, name), value_of(B, name)
         n, m = x.aval.ndim, y.aval.ndim
@@ -279,7 +279,7 @@ class ufunc(metaclass=_Kind):
         return value_of(a, name)
 
     def _result_dtype(self, *operands: Array) -> Any:
-        """The dtype of the function on scalars like ``operands``, the second the first again if missing."""
+        """The dtype of the function; a missing second operand is as the first."""
         kinds = [x.aval.dtype for x in operands]
         kinds += kinds[:1] * (self.nin - len(kinds))
         return eval_shape(self._func, *[ShapeDtypeStruct((), kind) for kind in kinds]).dtype

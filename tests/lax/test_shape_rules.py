@@ -1,4 +1,4 @@
-"""Shapes of convolutions and windows as functions say them, and as operations have them."""
+"""Shapes of convolutions and windows, against those of the operations."""
 
 import itertools
 

@@ -80,6 +80,7 @@ def test_methods_work_on_tracers():
     plain = {
         "reshape": ((4, 3),), "astype": ("int32",), "view": ("int32",), "to_device": ("cpu",), "repeat": (2,),
         "swapaxes": (0, 1), "take": (1,), "dot": (x.T,), "clip": (0, 1), "searchsorted": None, "nonzero": None,
+        "argpartition": (1,), "choose": None, "compress": None,
     }  # fmt: skip
     for name in methods._METHODS:
         args = plain.get(name, ())

@@ -41,9 +41,6 @@ REASONS = {
     "collectives that are not implemented": """
         lax.pbroadcast lax.precv lax.psend lax.ragged_all_to_all lax.ragged_all_to_all_p
     """,
-    "matmuls of groups come with kernels of their own": """
-        lax.RaggedDotDimensionNumbers lax.ragged_dot lax.ragged_dot_general
-    """,
     "a program is compiled for the device of its arguments, and has no branches for others": "lax.platform_dependent",
     "parts of JAX's own machinery": """
         extend.core.CallPrimitive extend.core.DebugInfo extend.core.TraceTag extend.core.call_impl
@@ -79,7 +76,7 @@ def of(root, module):
 
 
 def names():
-    """``module.name`` of each public function, class and constant of JAX; True if it is here."""
+    """``module.name`` of each public name of JAX; True if it is here."""
     for module in MODULES:
         theirs, ours = of("jax", module), of("blufunc", module)
         for name in getattr(theirs, "__all__", None) or dir(theirs):

@@ -1,4 +1,4 @@
-"""Strict promotion: what JAX accepts under its flags is accepted under ours."""
+"""Strict promotion: what JAX accepts under its flags is accepted here."""
 
 import warnings
 

@@ -33,6 +33,10 @@ ABSENT = {
     ("numpy.array", "args"): "positional options are errors in both",
     ("numpy.dtype", "align"): "a function here: np.dtype's options are for records",
     ("numpy.dtype", "copy"): "a function here: np.dtype's options are for records",
+    ("numpy.ufunc", "reduce"): "chosen by the function",
+    ("numpy.ufunc", "accumulate"): "chosen by the function",
+    ("numpy.ufunc", "at"): "chosen by the function",
+    ("numpy.ufunc", "reduceat"): "chosen by the function",
     ("lax.mul", "out_dtype"): "operands and results have one dtype",
 }
 

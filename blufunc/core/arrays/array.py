@@ -85,7 +85,10 @@ class ConcreteArray(Array):
         return self._buffer.__class__ is Donated
 
     def delete(self) -> None:
-        """Give the memory back: later uses are errors. Arrays of rank 0 may be shared constants, and stay."""
+        """Give the memory back, so that later uses are errors.
+
+        Arrays of rank 0 may be shared constants, and stay.
+        """
         if self.aval.ndim and self._buffer.__class__ is not Donated:
             self._buffer = Donated("delete()", source.current())
 
@@ -106,7 +109,7 @@ class ConcreteArray(Array):
 
     @property
     def committed(self) -> bool:
-        """True if programs run where the array is: it is sharded, or not on the default device."""
+        """True if the array is sharded, or not on the default device."""
         return self.device.joint or self.device != backend.default_device()
 
     _committed = committed

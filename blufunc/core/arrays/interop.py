@@ -74,7 +74,7 @@ def capsule(array: Any, stream: Any, max_version: Any, dl_device: Any, copy: boo
 
 
 def address_of(array: Any) -> int:
-    """The address of an array's first element on its device, which its holder keeps alive.
+    """The address of an array's first element, which its holder keeps alive.
 
     Raises:
       InteropError: several devices, or another process, hold the array.

@@ -105,7 +105,7 @@ class Primitive:
         return state.trace.process(self, args, params)
 
     def get_bind_params(self, params: dict[str, Any]) -> tuple[list, dict[str, Any]]:
-        """Functions and parameters to bind an equation's ``params`` with; no functions here."""
+        """Functions, of which there are none, and parameters to bind."""
         return [], params
 
     # -- rules ---------------------------------------------------------------------------------

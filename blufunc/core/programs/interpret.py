@@ -1,6 +1,6 @@
 """Interpretation of jaxprs by users' programs, with JAX's signatures.
 
-Core, beside the path: for interpreters that read equations one by one, and for values that stand for programs.
+Core, for users of jaxprs: for interpreters that read equations one by one, and for values that stand for programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The classes of jaxprs, and helpers for programs that read them, under JAX's names.
+"""Classes of jaxprs, and helpers to read them, under JAX's names.
 
 Face over ``core`` and ``transforms``.
 """
@@ -113,7 +113,7 @@ def subjaxprs(jaxpr: Jaxpr) -> list[Jaxpr]:
 
 
 def mapped_aval(size: int, axis: int | None, aval: ShapedArray) -> ShapedArray:
-    """The type of one element of a batch along ``axis``, of this size; None: all of it."""
+    """The type of one element of a batch along ``axis``; None: all of it."""
     if axis is None:
         return aval
     if not 0 <= axis < aval.ndim or aval.shape[axis] != size:
@@ -164,7 +164,7 @@ def concrete_or_error(force: Callable[[Any], Any] | None, val: Any, context: str
 
 
 class OpaqueTraceState(NamedTuple):
-    """The trace and the scopes in force: equal where values of one may be used in the other."""
+    """The trace and the scopes in force."""
 
     trace: Trace
     context: tuple[Hashable, ...]
@@ -176,7 +176,7 @@ def get_opaque_trace_state(convention: str | None = None) -> OpaqueTraceState:
 
 
 def find_top_trace(xs: Sequence[Any]) -> Trace:
-    """The trace that operations on the values go to: the current one, whatever they are."""
+    """The trace that operations go to: the current one, whatever the values."""
     return state.trace
 
 

@@ -75,7 +75,9 @@ def constrain(x: Any, spec: Any) -> Any:
     return tree.unflatten(of_x, [_constrain(leaf, s) for leaf, s in zip(leaves, specs, strict=True)])
 
 
-with_sharding_constraint = constrain
+def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+    """``constrain``, by JAX's name."""
+    return constrain(x, shardings)
 
 
 def _constrain(x: Any, to: PartitionSpec | NamedSharding) -> Any:

@@ -38,7 +38,7 @@ def pmap(
     axis_size: int | None = None,
     donate_argnums: int | Iterable[int] = (),
 ) -> Callable:
-    """Map ``fun`` over an axis of its arguments, one element per device, as one program.
+    """Map ``fun`` over an axis of its arguments, one element per device.
 
     Args:
       fun: a function of pytrees of arrays.

@@ -1,4 +1,4 @@
-"""Signatures of staged functions: types of arguments and results, as JAX's stages have them.
+"""Types of arguments and results of stages, as JAX's have them.
 
 Transforms, stages 2 to 7. A mixin of ``stages.py``: all of it follows from the trace.
 """

@@ -1,4 +1,4 @@
-"""Programs that read jaxprs, with JAX's names of ``core``, ``extend.core`` and ``dtypes``."""
+"""Programs that read jaxprs and dtypes, with JAX's names."""
 
 import numpy as np
 import pytest
