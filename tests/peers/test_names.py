@@ -14,7 +14,9 @@ pytestmark = pytest.mark.peer
 MODULES = """
     numpy numpy.fft numpy.linalg lax random nn nn.initializers tree tree_util dtypes core errors
     extend.core extend.core.primitives flatten_util custom_batching custom_derivatives ad_checkpoint ops typing stages
-    debug sharding dlpack distributed scipy.optimize scipy.sparse.linalg
+    debug sharding dlpack distributed image lax.linalg scipy.cluster.vq scipy.fft scipy.integrate scipy.interpolate
+    scipy.linalg scipy.ndimage scipy.optimize scipy.signal scipy.sparse.linalg scipy.spatial.transform scipy.special
+    scipy.stats
 """.split()
 
 REASONS = {
@@ -28,7 +30,8 @@ REASONS = {
         lax.approx_top_k_p lax.clz_p lax.mulhi_p lax.reduce_p lax.reduce_window_p lax.scatter_sub_p lax.select_n_p
         lax.select_and_gather_add_p lax.select_and_scatter_add_p lax.select_and_scatter_p lax.split_p lax.squeeze_p
         lax.stack_p lax.stage_p lax.tile_p lax.unstack_p lax.eq_to_p lax.le_to_p lax.lt_to_p lax.device_put_p
-        random.random_gamma_p custom_derivatives.remat_opt_p
+        random.random_gamma_p custom_derivatives.remat_opt_p lax.linalg.cholesky_update_p
+        lax.linalg.householder_product_p lax.linalg.ormqr_p lax.linalg.symmetric_product_p
     """,
     "order of effects follows the program: there are no tokens": """
         lax.after_all lax.after_all_p lax.create_token lax.create_token_p lax.dce_sink lax.dce_sink_p
@@ -96,4 +99,4 @@ def test_names():
     assert set(reasons) - missing == set(), "it is here: the reason has to go"
     assert len(primitives) <= 30
     functions = {name: here for name, here in found.items() if not name.endswith("_p")}
-    assert sum(functions.values()) / len(functions) >= 0.92
+    assert sum(functions.values()) / len(functions) >= 0.94
