@@ -64,6 +64,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import extend as extend
     from blufunc import flatten_util as flatten_util
     from blufunc import image as image
+    from blufunc import io as io
     from blufunc import kernels as kernels
     from blufunc import lax as lax
     from blufunc import multihost as multihost

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 from blufunc import errors
 from blufunc.parallel.runtime.store import StoreServer
-from blufunc.parallel.runtime.watchdog import ABORTED, last_record
+from blufunc.parallel.runtime.watchdog import ABORTED, STOPPED, last_record
 
 HEARING = 1.0
 """Seconds to wait for the last message of a rank that has ended."""
@@ -259,7 +259,7 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
             exits.setdefault(rank, code)
             if code:  # its last message to the store may still be on the way
                 server.hear_out(rank, HEARING)
-            if code not in (0, ABORTED) and server.failure is None:
+            if code not in (0, ABORTED, STOPPED) and server.failure is None:
                 server.fail(f"rank {rank} {_ending(code)}", rank)
         for number in signals[forwarded:]:
             ranks.signal(number)
@@ -270,15 +270,15 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
             ranks.signal(last)
             end, last = time.monotonic() + 1.0, signal.SIGKILL
     for rank, code in exits.items():
-        if code:  # already reported, unless the store was unreachable; only the first failure counts
+        if code not in (0, STOPPED):  # already reported, unless the store was unreachable; only the first failure counts
             server.fail(f"rank {rank} {_ending(code)}", rank)
     return exits
 
 
 def _verdict(exits: Mapping[int, int], server: StoreServer, folder: Path, signals: Sequence[int]) -> int:
     """Print who ended the job and where each rank was; returns the exit code."""
-    if not any(exits.values()):
-        return 0
+    if set(exits.values()) <= {0, STOPPED}:
+        return max(exits.values())
     if signals:
         why, code = f"{signal.Signals(signals[0]).name} has ended the job", 128 + signals[0]
     elif server.died is not None:

@@ -271,6 +271,9 @@ class FakeCuda:
         self._not_in_capture()
         x[...] = self.array(address, x.shape, x.dtype)
 
+    def copy_out_aside(self, x, address, index, after):
+        x[...] = self.array(address, x.shape, x.dtype)
+
     def _not_in_capture(self):
         if self.captures():
             raise RuntimeError("cudaErrorStreamCaptureUnsupported")
@@ -928,6 +931,7 @@ def install(monkeypatch):
         (driver, "synchronize", lambda index=0: None),
         (driver, "copy_in", fake.copy_in),
         (driver, "copy_out", fake.copy_out),
+        (driver, "copy_out_aside", fake.copy_out_aside),
         (driver, "copy_on_device", fake.copy),
         (driver, "fill_zero", fake.fill_zero),
         (driver, "recorded", fake.recorded),

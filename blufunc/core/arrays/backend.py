@@ -57,6 +57,13 @@ class Backend(Protocol):
     def to_host(self, buffer: Buffer) -> np.ndarray:
         """The values as a read-only NumPy array, once ready. May share memory."""
 
+    def snapshot(self, buffer: Buffer) -> Callable[[], np.ndarray]:
+        """A function that returns the present values on the host, read-only; call it once.
+
+        Any thread may call it. Neither this method nor later work waits for the copy: until then the function holds the
+        buffer, and ``claim`` copies what it holds.
+        """
+
     def block_until_ready(self, buffer: Buffer) -> None:
         """Wait until the buffer's value has been computed."""
 

@@ -7,7 +7,7 @@ and backends. Out: ``ShardedBuffer``s and ``MeshPrograms``, built on the backend
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, ClassVar
@@ -108,6 +108,9 @@ class MeshBackend:
 
     def to_host(self, buffer: ShardedBuffer) -> np.ndarray:
         return sharded_buffer.gather(buffer)
+
+    def snapshot(self, buffer: ShardedBuffer) -> Callable[[], np.ndarray]:
+        return lambda: sharded_buffer.gather(buffer)
 
     def block_until_ready(self, buffer: ShardedBuffer) -> None:
         for device, shard in zip(buffer.devices, buffer.shards, strict=True):

@@ -26,6 +26,9 @@ from blufunc.parallel.runtime import store
 ABORTED = 113
 """Exit code of a rank that ended because of another."""
 
+STOPPED = 75
+"""Exit code of a process that a signal has asked to end, and that saved its state: EX_TEMPFAIL."""
+
 PATIENCE = 2.0
 """Seconds that a collective may still take after one of its ranks has ended."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress
 from typing import Any
@@ -30,6 +30,7 @@ from blufunc.kernels.backends.cuda.dispatch import Library
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
+from blufunc.kernels.backends.cuda.driver.snapshot import Snapshot
 from blufunc.kernels.backends.cuda.program import CudaProgram, Draft
 from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.rewrites.unrolled_windows import WINDOWS
@@ -80,6 +81,10 @@ class CudaBackend:
         x = cuda_memory.to_host(buffer)
         x.flags.writeable = False
         return x
+
+    def snapshot(self, buffer: DeviceBuffer) -> Callable[[], np.ndarray]:
+        """A host copy on a stream of its own, once the compute stream's present work is done."""
+        return Snapshot(buffer)
 
     def block_until_ready(self, buffer: DeviceBuffer) -> None:
         """Synchronize with the device's compute stream."""

@@ -1,0 +1,299 @@
+"""``Checkpointer``: asynchronous, sharded, verified checkpoints of a run.
+
+A face over writing, manifests and restoring. ``save`` takes snapshots of the state and returns; a thread writes this
+process's file, and in process 0 commits the checkpoint once the files of all are there, and removes old ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.arrays import process_info
+from blufunc.core.ir import source
+from blufunc.core.ir.axes import static_int
+from blufunc.io import header as headers
+from blufunc.io import manifest as manifests
+from blufunc.io import reading, storage
+from blufunc.io.leaves import Leaves, leaves_of
+from blufunc.io.manifest import Entry
+from blufunc.io.restoring import Source
+from blufunc.io.writing import Written, write
+from blufunc.parallel.runtime import bootstrap
+from blufunc.parallel.runtime.store import DEADLINE
+
+_FAILED = ".failed"
+"""Ending of the file by which a process tells the others that it cannot write."""
+
+
+class Checkpointer:
+    """The checkpoints of a run, in a folder.
+
+    In a job of several processes all of them make one for the same folder, which they share, and call ``save`` and
+    ``restore`` together. One run at a time writes to a folder.
+
+    Args:
+      folder: a path, or the URL of an object store (``pip install 'blufunc[fsspec]'``). Made by the first save.
+      keep: number of checkpoints to keep, the latest ones; None keeps all.
+      every: ``save`` takes steps that this divides.
+      asynchronous: False makes ``save`` wait until the checkpoint is committed.
+    Raises:
+      ValueRangeError: ``keep`` or ``every`` is less than 1.
+    """
+
+    def __init__(self, folder: Any, *, keep: int | None = 2, every: int = 1, asynchronous: bool = True):
+        for name, value in (("keep", keep), ("every", every)):
+            if value is not None and static_int(value, "Checkpointer", name) < 1:
+                raise errors.ValueRangeError(
+                    f"Checkpointer({name}={value}).", where=source.here(), fix=f"{name} is 1 or more"
+                )
+        self._folder = storage.folder_of(folder)
+        self._keep, self._every, self._asynchronous = keep, every, asynchronous
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
+        self._lock: storage.Lock | None = None
+        self._number = 0
+
+    # -- saving ----------------------------------------------------------------------------------------
+
+    def save(self, step: int, tree: Any, *, facts: Any = None, force: bool = False) -> bool:
+        """Save the state after a step, if it is one of ``every``.
+
+        Returns as soon as the state may change: arrays may be donated, and NumPy arrays written to. One save is in
+        progress at a time: this waits for the one before, and raises its error.
+
+        Args:
+          step: number of completed steps.
+          tree: a pytree of arrays, NumPy arrays, numbers, strings and bytes. Of what is not sharded, and of facts,
+            process 0's are saved.
+          facts: anything that JSON expresses, for ``facts()``.
+          force: save any step, such as the last one.
+        Returns:
+          True if the step is saved.
+        Raises:
+          ArgumentError: a leaf that no file can hold, named; or facts that are not JSON.
+          DataError: this save cannot begin, or the one before failed. Earlier checkpoints are as they were.
+        """
+        step = static_int(step, "Checkpointer.save", "step")
+        if step < 0:
+            raise errors.ValueRangeError(f"save(step={step}).", where=source.here(), fix="steps count from 0")
+        if step % self._every and not force:
+            return False
+        self.wait()
+        headers.facts_text(facts)
+        leaves = leaves_of(tree, together=True)
+        if self._number == 0:
+            self._begin()
+        entry = Entry(self._number, step)
+        self._number += 1
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "blufunc checkpoint")
+        self._pending = self._thread.submit(self._run, entry, leaves, facts)
+        del leaves
+        if not self._asynchronous:
+            self.wait()
+        return True
+
+    def wait(self) -> None:
+        """Wait until the save in progress is committed, in all processes.
+
+        Raises:
+          DataError: it failed. Earlier checkpoints are as they were.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Wait for the save in progress, and let another run write to the folder."""
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
+            self._number = 0
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        """Lock the folder, and agree on the number of the next checkpoint."""
+
+        def first() -> int:
+            with storage.writing(storage.shown(self._folder.path)):
+                self._folder.make()
+                self._lock = self._folder.lock()
+                return manifests.listing(self._folder).next_number
+
+        self._number = _agreed("begin", first)
+
+    def _run(self, entry: Entry, leaves: Leaves, facts: Any) -> None:
+        """Write and commit a checkpoint, in the thread."""
+        us = process_info.current()
+        inside = self._folder.below(entry.folder)
+        if us.index == 0:
+            with storage.writing(storage.shown(self._folder.path)):
+                self._remove_remains(entry)
+        try:
+            with storage.writing(storage.shown(inside.path)):
+                inside.make()
+            written = write(inside, manifests.file_of(us.index), leaves, check=True)
+            del leaves
+            if us.index == 0:
+                files = [written, *(_file_of_other(inside, p) for p in range(1, us.count))]
+                commit = manifests.encoded(manifests.Manifest(entry.step, files, facts))
+                with storage.writing(self._folder.text(entry.manifest)):
+                    self._folder.write(entry.manifest, commit)
+            else:
+                _await(inside, lambda: entry.manifest in self._folder.names(), "process 0 to commit")
+        except BaseException:
+            with contextlib.suppress(OSError, errors.BlufuncError):  # the first error is the one to see
+                if us.count == 1:
+                    manifests.discard(self._folder, entry)
+                else:
+                    inside.write(f"{us.index:05}{_FAILED}", b"")
+            raise
+        if us.index == 0 and self._keep is not None:
+            with storage.writing(storage.shown(self._folder.path)):
+                for old in manifests.listing(self._folder).committed[: -self._keep]:
+                    manifests.discard(self._folder, old)
+
+    def _remove_remains(self, entry: Entry) -> None:
+        """Remove what killed saves have left."""
+        found = manifests.listing(self._folder)
+        for name in found.parts:
+            self._folder.remove(name)
+        for other in found.started:
+            if other.number < entry.number:
+                self._folder.remove(other.folder)
+
+    # -- restoring -------------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints, in the order in which they were saved."""
+        return [entry.step for entry in manifests.listing(self._folder).committed]
+
+    def latest(self) -> int | None:
+        """The step that was saved last; None if there is no checkpoint."""
+        found = self.steps()
+        return found[-1] if found else None
+
+    def facts(self, step: int | None = None) -> Any:
+        """The facts that were saved with a step, by default the latest.
+
+        Raises:
+          DataError: there is no such checkpoint, or its manifest is damaged.
+        """
+        return manifests.read(self._folder, self._entry(step)).facts
+
+    def restore(self, like: Any = None, step: int | None = None) -> Any:
+        """Restore a checkpoint, by default the latest; all that is read is verified.
+
+        Args:
+          like: a pytree of the structure that was saved, whose leaves say what to make, as for ``io.load``: arrays on
+            any mesh and with any sharding. Each process reads only what its devices hold. Default: a dict of NumPy
+            arrays and scalars by name.
+          step: a step of ``steps()``.
+        Raises:
+          DataError: there is no such checkpoint, it is damaged (the error names the leaf), or not like ``like``.
+        """
+        self.wait()
+
+        def first() -> int:
+            return self._entry(step).number
+
+        number = _agreed("restore", first)
+        entry = next(e for e in manifests.listing(self._folder).committed if e.number == number)
+        path = self._folder.text(entry.folder)
+        _, files = manifests.opened(self._folder, entry)
+        with reading.reading(path):
+            found = Source(files, path)
+            return found.flat() if like is None else found.restored(like)
+
+    def _entry(self, step: int | None) -> Entry:
+        found = manifests.listing(self._folder).committed
+        entry = next((e for e in reversed(found) if step is None or e.step == step), None)
+        if entry is None:
+            folder = storage.shown(self._folder.path)
+            steps = ", ".join(str(e.step) for e in found)
+            raise errors.DataError(
+                f"there is no checkpoint in {folder}" + ("" if step is None else f" of step {step}"),
+                where=folder,
+                fix=f"step= one of {steps}" if found else "name the folder of a run",
+            )
+        return entry
+
+
+# -- between processes -----------------------------------------------------------------------------
+
+
+def _agreed(name: str, first: Callable[[], int]) -> int:
+    """What ``first`` returns in process 0, in all processes; its error is raised in all.
+
+    Raises:
+      DataError: ``first`` has raised it.
+    """
+    world = bootstrap.world()
+    if world is None or world.size == 1:
+        return first()
+    answer: dict[str, Any] = {}
+    if world.rank == 0:
+        try:
+            answer = {"value": first()}
+        except errors.DataError as error:
+            answer = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
+    found = json.loads(world.gather(f"checkpointer {name}", json.dumps(answer).encode())[0])
+    if "what" in found:
+        raise errors.DataError(found.pop("what"), **found)
+    return found["value"]
+
+
+def _file_of_other(inside: storage.Folder, process: int) -> Written:
+    """The file of another process, once it is there."""
+    name = manifests.file_of(process)
+    _await(inside, lambda: name in inside.names(), f"process {process} to write {name}")
+    file = reading.opened(inside, name)
+    last = file.header.arrays[-1].stop if file.header.arrays else 0
+    return Written(name, file.header.size + last, file.header.digest)
+
+
+def _await(inside: storage.Folder, there: Callable[[], bool], what: str) -> None:
+    """Wait for another process.
+
+    Raises:
+      DataError: one has failed, or the deadline is over.
+    """
+    world = bootstrap.world()
+    seconds = DEADLINE if world is None else world.deadline
+    end, pause = time.monotonic() + seconds, 0.005
+    path = storage.shown(inside.path)
+    while not there():
+        failed = [int(name[:5]) for name in inside.names() if name.endswith(_FAILED)]
+        if failed:
+            raise errors.DataError(
+                f"process {failed[0]} could not write its part of {path}",
+                where=path,
+                why="its own error says the reason",
+                fix="earlier checkpoints are as they were",
+            )
+        if time.monotonic() > end:
+            raise errors.DataError(
+                f"waited {seconds:g} s for {what} in {path}",
+                where=path,
+                why="it is stuck or slow, or the folder is not shared by all hosts",
+                fix="a folder that all processes see; or a longer deadline: BLUFUNC_DEADLINE=seconds",
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)

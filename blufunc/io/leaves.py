@@ -1,0 +1,175 @@
+"""Leaves of a pytree as what a file stores: arrays, parts of sharded arrays, scalars.
+
+Above the file format, below writing. In: a pytree. Out: for this process, each array or shard that it writes, with a
+function that returns its elements on the host, and the scalars. The functions may be called later, from other threads:
+they hold what they need (``Backend.snapshot``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays import process_info
+from blufunc.core.arrays.array import ConcreteArray, lift
+from blufunc.core.ir import source
+from blufunc.io import elements
+from blufunc.io.header import Stored
+from blufunc.io.names import named_leaves
+from blufunc.parallel.mesh.sharding import NamedSharding
+from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
+
+
+@dataclass(frozen=True)
+class Block:
+    """An array or a shard that this process writes.
+
+    Attributes:
+      stored: its description, without a place yet.
+      read: returns its elements on the host.
+    """
+
+    stored: Stored
+    read: Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """What this process writes of a pytree."""
+
+    blocks: Sequence[Block]
+    scalars: Mapping[str, Any]
+
+
+def leaves_of(values: Any, together: bool) -> Leaves:
+    """The blocks of a pytree that this process writes; holds, but does not copy, the arrays of devices.
+
+    Args:
+      together: True if all processes write: shards as they are, each once. False: whole arrays.
+    Raises:
+      ArgumentError: a leaf that no file can hold.
+      UnsupportedError: a traced value; or, not ``together``, an array of several processes.
+    """
+    named, _ = named_leaves(values)
+    blocks: list[Block] = []
+    scalars: dict[str, Any] = {}
+    here, count = process_info.current().index, process_info.current().count
+    load = [0] * count  # bytes that each process writes, of which all compute the same
+    for name, leaf in named.items():
+        if isinstance(leaf, elements.SCALARS) and not isinstance(leaf, np.generic):
+            if here == 0 or not together:
+                scalars[name] = leaf
+            continue
+        if isinstance(leaf, (np.ndarray, np.generic)):
+            if here == 0 or not together:
+                blocks.append(_of_numpy(name, np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")))
+            continue
+        array = _array(name, leaf)
+        buffer = array.buffer
+        if isinstance(buffer, ShardedBuffer) and together:
+            blocks += _shards(name, array, load)
+        elif isinstance(buffer, ShardedBuffer) and not buffer.is_fully_addressable:
+            raise errors.UnsupportedError(
+                f"{name} is on the devices of several processes, and one process writes this file.",
+                where=source.here(),
+                fix="io.Checkpointer(folder).save(step, tree), in all processes; or bf.multihost.process_allgather "
+                "first",
+            )
+        elif here == 0 or not together:
+            shape, weak = array.aval.shape, array.aval.weak_type
+            stored = _stored(name, array.aval.dtype, shape, weak=weak)
+            blocks.append(Block(stored, array.device.backend.snapshot(buffer)))
+    return Leaves(blocks, scalars)
+
+
+def _array(name: str, leaf: Any) -> ConcreteArray:
+    try:
+        found = lift(leaf, name)
+    except errors.BlufuncError as error:
+        raise errors.ArgumentError(
+            f"{name} is a {type(leaf).__name__}, which no file can hold.",
+            where=source.here(),
+            why=error.what,
+            fix="leaves are arrays, numbers, strings and bytes; register a class as a pytree, or leave it out",
+        ) from error
+    if not isinstance(found, ConcreteArray):
+        raise errors.UnsupportedError(
+            f"{name} is a traced value, which has no elements to save.",
+            where=source.here(),
+            fix="save outside of jit and grad, or by io_callback",
+        )
+    return found
+
+
+def _of_numpy(name: str, x: np.ndarray) -> Block:
+    return Block(_stored(name, x.dtype, x.shape), lambda: x)
+
+
+def _shards(name: str, array: ConcreteArray, load: list[int]) -> list[Block]:
+    """The shards of an array that this process writes."""
+    buffer: ShardedBuffer = array.buffer
+    sharding, shape = buffer.sharding, buffer.shape
+    indices, owners = sharding.indices(shape), owners_of(sharding, shape, array.aval.dtype.itemsize, load)
+    blocks = []
+    for device, rank, shard in zip(buffer.devices, buffer.ranks, buffer.shards, strict=True):
+        if rank not in owners:
+            continue
+        index = indices[rank]
+        origin, size = tuple(s.start for s in index), tuple(s.stop - s.start for s in index)
+        key = name if size == shape else f"{name}[{','.join(f'{s.start}:{s.stop}' for s in index)}]"
+        read = _without_padding(device.backend.snapshot(shard), size)
+        weak = array.aval.weak_type
+        blocks.append(Block(_stored(name, array.aval.dtype, size, shape, origin, key, weak), read))
+    return blocks
+
+
+def owners_of(sharding: NamedSharding, shape: tuple[int, ...], itemsize: int, load: list[int]) -> set[int]:
+    """The ranks that write: of the replicas of each shard the one whose process has least to write.
+
+    Args:
+      load: bytes assigned to each process so far; updated.
+    """
+    holders: dict[tuple, list[int]] = {}
+    indices = sharding.indices(shape)
+    for rank, index in enumerate(indices):
+        holders.setdefault(tuple((s.start, s.stop) for s in index), []).append(rank)
+    members = [d.process_index for d in sharding.concrete_mesh.device_list]
+    found = set()
+    for ends, ranks in holders.items():
+        nbytes = itemsize * math.prod(stop - start for start, stop in ends)
+        if not nbytes and shape and 0 not in shape:  # nothing but padding
+            continue
+        owner = min(ranks, key=lambda rank: (load[members[rank]], rank))
+        load[members[owner]] += nbytes
+        found.add(owner)
+    return found
+
+
+def _without_padding(read: Callable[[], np.ndarray], size: tuple[int, ...]) -> Callable[[], np.ndarray]:
+    return lambda: read()[tuple(slice(0, n) for n in size)]
+
+
+def _stored(
+    name: str,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    whole: tuple[int, ...] | None = None,
+    origin: tuple[int, ...] | None = None,
+    key: str | None = None,
+    weak: bool = False,
+) -> Stored:
+    try:
+        elements.stored_as(dtype)
+    except TypeError as error:
+        raise errors.ArgumentError(
+            f"{name} has {error}, which no file can hold.",
+            where=source.here(),
+            fix="save its fields as arrays of their own",
+        ) from error
+    start = (0,) * len(shape) if origin is None else origin
+    return Stored(key or name, name, dtype, shape, 0, 0, shape if whole is None else whole, start, weak)

@@ -1,0 +1,121 @@
+"""Writing: blocks and scalars into one file, by several threads.
+
+Above the file format. In: what this process writes of a pytree. Out: a file under its name, whole, with its digest.
+Each block is brought to the host as soon as the one before is, so that devices are free early; threads hash and write
+its chunks meanwhile. The header comes last, since it has the digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.io import header as headers
+from blufunc.io import reading, seal, storage
+from blufunc.io.header import Header
+from blufunc.io.leaves import Block, Leaves
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that was written: its name, size, and the digest of its header."""
+
+    name: str
+    size: int
+    digest: str
+
+
+def write(
+    folder: storage.Folder, name: str, leaves: Leaves, facts: Any = None, check: bool = False
+) -> Written:
+    """Write a file, all or nothing.
+
+    Args:
+      check: read it back from the disk ahead of giving it its name.
+    Raises:
+      ArgumentError: the facts are not JSON.
+      DataError: it cannot be written, or the disk returns other bytes.
+    """
+    blocks = {block.stored.key: block for block in leaves.blocks}
+    arrays = headers.laid_out([block.stored for block in leaves.blocks])
+    blank = headers.encoded(Header(arrays, leaves.scalars, facts))
+    size = len(blank) + (arrays[-1].stop if arrays else 0)
+    path = folder.text(name)
+    with storage.writing(path):
+        draft = folder.draft(name, size)
+        try:
+            digests = _write_arrays(draft, len(blank), arrays, blocks)
+            complete = tuple(replace(a, digests=tuple(d)) for a, d in zip(arrays, digests, strict=True))
+            head = headers.encoded(Header(complete, leaves.scalars, facts))
+            draft.write(head, 0)
+            if not draft.at_offsets:
+                _write_in_order(draft, len(head), arrays, blocks)
+            draft.sync()
+            digest = head[headers.LENGTH_BYTES + len(headers.PREFIX) :][: seal.DIGITS].decode()
+            if check:
+                _check(draft, path, digest)
+            draft.commit()
+        finally:
+            draft.discard()
+    return Written(name, size, digest)
+
+
+def _write_arrays(
+    draft: storage.Draft, offset: int, arrays: Sequence[headers.Stored], blocks: dict[str, Block]
+) -> list[list[str]]:
+    """The digests of the chunks of each array, which are written where the draft takes offsets."""
+    futures: list[list[Future[str]]] = []
+    try:
+        for a in arrays:
+            data = _bytes_of(blocks[a.key].read())
+            if draft.at_offsets:
+                del blocks[a.key]  # with its last chunk, the host's memory is free
+            else:
+                blocks[a.key] = replace(blocks[a.key], read=lambda data=data: data)  # type: ignore[misc]
+            assert len(data) == a.nbytes, f"{a.key}: {len(data)} bytes instead of {a.nbytes}"
+
+            def done(i: int, a: headers.Stored = a, data: memoryview = data) -> str:
+                part = data[i * a.chunk : (i + 1) * a.chunk]
+                if draft.at_offsets:
+                    draft.write(part, offset + a.start + i * a.chunk)
+                return seal.digest(part)
+
+            submit = reading.pool().submit
+            futures.append([submit(done, i) for i in range(headers.n_chunks(a.nbytes, a.chunk))])
+        return [[f.result() for f in of_array] for of_array in futures]
+    except BaseException:
+        every = [f for of_array in futures for f in of_array]
+        for f in every:
+            f.cancel()
+        wait(every, return_when=FIRST_EXCEPTION)
+        wait(every)  # none writes to a file that is closed
+        raise
+
+
+def _write_in_order(
+    draft: storage.Draft, offset: int, arrays: Sequence[headers.Stored], blocks: dict[str, Block]
+) -> None:
+    for a in arrays:
+        data: Any = blocks.pop(a.key).read()
+        draft.write(data, offset + a.start)
+
+
+def _bytes_of(x: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
+
+
+def _check(draft: storage.Draft, path: str, digest: str) -> None:
+    """Read a file back; DataError if it is not what was written."""
+    found = reading.File(draft.reader(), path)
+    if found.header.digest != digest or (bad := found.damaged()):
+        raise errors.DataError(
+            f"{path} was written, and reads differently: {', '.join(bad[:3]) if bad else 'its header'}",
+            where=path,
+            why="the disk, its controller or the memory of this machine is faulty",
+            fix="choose another disk; earlier checkpoints are as they were",
+        )
