@@ -44,6 +44,9 @@ class Checkpointer:
       asynchronous: False makes ``save`` wait until the checkpoint is committed.
     Raises:
       ValueRangeError: ``keep`` or ``every`` is less than 1.
+
+    Attributes:
+      folder: the folder as it was given.
     """
 
     def __init__(self, folder: Any, *, keep: int | None = 2, every: int = 1, asynchronous: bool = True):
@@ -52,6 +55,7 @@ class Checkpointer:
                 raise errors.ValueRangeError(
                     f"Checkpointer({name}={value}).", where=source.here(), fix=f"{name} is 1 or more"
                 )
+        self.folder = folder
         self._folder = storage.folder_of(folder)
         self._keep, self._every, self._asynchronous = keep, every, asynchronous
         self._thread: ThreadPoolExecutor | None = None

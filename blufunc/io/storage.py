@@ -189,7 +189,9 @@ class Local(Folder):
     def names(self) -> list[str]:
         try:
             return sorted(os.listdir(self._folder))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            if self._folder.exists():  # it is a file
+                raise
             return []
 
     def draft(self, name: str, size: int) -> Draft:

@@ -2,7 +2,7 @@
 
 model.py     the transformer, as functions over a pytree of parameters
 data.py      sources of tokens, and the batch of each step
-weights.py   safetensors files, written atomically
+facts.py     what checkpoints say of a run: its settings and losses
 sample.py    text from a trained model
 report.py    progress, the loss curve, the summary
 sharded.py   mesh axes: sharding of parameters, batches, layers, heads, tokens, experts

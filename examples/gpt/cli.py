@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import blufunc as bf
-from blufunc import random, tree
+from blufunc import io, random, tree
 from blufunc.errors import ArgumentError, DataError, MemoryBudgetError
-from examples.gpt import data, devices, model, report, sample, sharded, train, weights
+from examples.gpt import data, devices, facts, model, report, sample, sharded, train
 
 OUT = "runs/gpt"
 LONGER = "the learning rate, now at its lowest, rises again: its schedule is laid over all the steps anew"
@@ -34,20 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if bf.distributed.is_launched():
         bf.distributed.initialize()
     try:
-        _run(options)
+        return _run(options)
     except (DataError, MemoryBudgetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # the second Ctrl-C of a run, or one outside the training
         print(f"interrupted: {_last_checkpoint(options)}", file=sys.stderr)
         return 130
-    return 0
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     began = time.perf_counter()
-    resume = None if options.resume is None else _checkpoint_path(options.resume)
-    settings = _settings(options, resume)
+    settings, checkpoints, resume = _settings(options)
     dataset = data.load(settings.data)
     prompt = dataset.encode(options.prompt) if options.prompt else list(dataset.opening)
     layout = devices.layout(
@@ -61,26 +59,35 @@ def _run(options: argparse.Namespace) -> None:
         loss_chunk=options.loss_chunk,
         memory_budget=options.memory_budget,
     )
-    run = train.Run(settings, resume, layout)
+    if layout.leads:
+        with facts.writing(Path(settings.out)):  # fail now rather than after training
+            tempfile.TemporaryFile(dir=settings.out).close()
+    run = train.Run(settings, checkpoints, resume, layout)
     if run.done >= settings.steps:
         raise DataError(
-            f"the run in {resume} has taken {run.done} of its {settings.steps} steps: nothing is left to do",
+            f"the run in {settings.out} has taken {run.done} of its {settings.steps} steps: nothing is left to do",
             where=f"--resume {options.resume}",
             fix=f"ask for more of them: --steps {2 * run.done}",
         )
     if layout.leads:
-        with weights.writing(Path(settings.out)):  # fail now rather than after training
-            tempfile.TemporaryFile(dir=settings.out).close()
         _announce(run, dataset)
 
-    score, stopped = train.train(run, dataset, options.minutes, bar=not options.no_progress)
+    try:
+        with checkpoints:
+            score, stopped = train.train(run, dataset, options.minutes, bar=not options.no_progress)
+    except train.Stopped:
+        if layout.leads:
+            after = f"after {run.done:,} of {settings.steps:,} steps"
+            command = _continue_command(settings, run.done, options)
+            report.summary({"interrupted": f"{after}, which are saved", "to continue": command}, None)
+        return io.STOPPED
     params = layout.whole(run.values["params"])
     if not layout.leads:
-        return
+        return 0
 
     weights_path = run.save_weights(params)
     curve = Path(settings.out) / "loss.png"
-    with weights.writing(curve.parent):
+    with facts.writing(curve.parent):
         report.loss_curve(run.history, curve, dataset.unit, f"{settings.preset} on {dataset.name}")
     text = None
     if options.sample_tokens:
@@ -99,6 +106,7 @@ def _run(options: argparse.Namespace) -> None:
         "to continue": _continue_command(settings, run.done, options),
     }
     report.summary({name: value for name, value in rows.items() if value}, text)
+    return 0
 
 
 def _announce(run: train.Run, dataset: data.Dataset) -> None:
@@ -115,39 +123,59 @@ def _announce(run: train.Run, dataset: data.Dataset) -> None:
         report.console.print(line, markup=False, soft_wrap=True)
 
 
-def _settings(options: argparse.Namespace, resume: Path | None) -> train.Settings:
-    """Settings of the command line, else the checkpoint, else the preset's recipe."""
+def _settings(
+    options: argparse.Namespace,
+) -> tuple[train.Settings, io.Checkpointer, io.Checkpointer | None]:
+    """Settings of the command line, else the checkpoint, else the preset's recipe.
+
+    Returns:
+      them, the checkpoints of this run, and those that it goes on from.
+    """
     names = [field.name for field in dataclasses.fields(train.Settings)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.data:
         given["data"] = os.path.abspath(options.data)  # a run may be continued from another folder,
     given["out"] = _out(options)  # and may have been moved
-    if resume:
-        settings = dataclasses.replace(weights.fact(resume, "settings", train.Settings), **given)
-        if settings.preset not in model.PRESETS:
-            why = f"its preset is {settings.preset!r}, and this version knows {', '.join(model.PRESETS)}"
-            raise weights.another_version(resume, why)
-        return settings
+    own = io.Checkpointer(train.checkpoints_of(given["out"]), keep=train.KEPT)
+    if options.resume is not None:
+        there = io.Checkpointer(train.checkpoints_of(options.resume))
+        return dataclasses.replace(_saved_settings(there), **given), own, there
     preset = given.get("preset", "tiny")
     usual = {"preset": preset, "vocab": model.PRESETS[preset].vocab, "experts": 0, "data": None, "seed": 0}
-    return train.Settings(**usual | train.RECIPES[preset] | given)
+    settings = train.Settings(**usual | train.RECIPES[preset] | given)
+    return settings, own, own if not options.anew and _is_unfinished(settings, own) else None
+
+
+def _saved_settings(checkpoints: io.Checkpointer) -> train.Settings:
+    settings = facts.fact(checkpoints.facts(), "settings", train.Settings, checkpoints.folder)
+    if settings.preset not in model.PRESETS:
+        why = f"its preset is {settings.preset!r}, and this version knows {', '.join(model.PRESETS)}"
+        raise facts.another_version(checkpoints.folder, why)
+    return settings
+
+
+def _is_unfinished(settings: train.Settings, checkpoints: io.Checkpointer) -> bool:
+    """True if the folder has a run of these settings with steps left: the same command, again."""
+    done = checkpoints.latest()
+    if done is None or done >= settings.steps:
+        return False
+    return dataclasses.replace(_saved_settings(checkpoints), out=settings.out) == settings
 
 
 def _out(options: argparse.Namespace) -> str:
+    if options.resume == "":
+        raise DataError("the path of the run is empty", where="--resume ''", fix="name the folder of a run")
     if options.out is not None:
         return options.out
-    return OUT if options.resume is None else str(_checkpoint_path(options.resume).parent)
+    return OUT if options.resume is None else options.resume
 
 
 def _last_checkpoint(options: argparse.Namespace) -> str:
-    path = _checkpoint_path(_out(options))
-    if not path.is_file():
-        return "no checkpoint was saved"
-    return f"the last checkpoint, saved at {time.ctime(path.stat().st_mtime)}, is {path}"
-
-
-def _checkpoint_path(path: str) -> Path:
-    return Path(path) / "checkpoint.safetensors" if Path(path).is_dir() else Path(path)
+    where = train.checkpoints_of(_out(options))
+    done = io.Checkpointer(where).latest()
+    return (
+        "no checkpoint was saved" if done is None else f"the last checkpoint, of step {done:,}, is in {where}"
+    )
 
 
 def _continue_command(settings: train.Settings, done: int, options: argparse.Namespace) -> str:
@@ -277,7 +305,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--minutes", type=positive, default=math.inf, metavar="M", help="save, report and stop after so long")
     add("--out", metavar="DIR", help=f"where to write (default: {OUT})")
-    add("--resume", metavar="PATH", help="go on from a run's folder or its checkpoint, with its settings")
+    add("--resume", metavar="DIR", help="go on with the run in a folder, with its settings")
+    add(
+        "--anew",
+        action="store_true",
+        help="start again, where the folder has an unfinished run of these settings",
+    )
     add("--sample-tokens", type=whole(0), default=400, metavar="N", help="the sample's length (default: 400)")
     add("--prompt", metavar="TEXT", help="how the sample begins")
     add("--no-progress", action="store_true", help="lines instead of a progress bar")

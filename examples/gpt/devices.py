@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,27 @@ class Layout:
             return values
         values = sharded.packed(values, self.plan)
         return bf.device_put(values, sharded.shardings(values, self.plan))
+
+    @property
+    def packed(self) -> list[str]:
+        """Axes that change the form of what is placed, and thus of checkpoints."""
+        return [axis for axis in sharded.PACKING if self.plan.has(axis)]
+
+    def restored(self, restore: Callable[[Any], Any], like: Any, packed: Sequence[str]) -> Any:
+        """Restore and place values that another layout may have saved.
+
+        Args:
+          restore: function of a tree of types to the values, as ``io.Checkpointer.restore``.
+          like: types in the form of one device.
+          packed: the attribute of the layout that saved them.
+        """
+        if self.packed == list(packed):  # each device reads its shards
+            return restore(sharded.placed_types(like, self.plan))
+        their = sharded.Plan(bf.AbstractMesh((1,) * len(packed), tuple(packed))) if packed else sharded.ALONE
+        types = bf.eval_shape(lambda x: sharded.packed(x, their), like)
+        values = restore(tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), types))
+        others = {name: values.pop(name) for name in values.keys() - like.keys()}
+        return self.placed(sharded.unpacked(values, their)) | others
 
     def whole(self, values: Any) -> Any:
         """Collect placed values as NumPy arrays in the form of one device, collectively."""

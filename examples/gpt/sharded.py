@@ -86,6 +86,7 @@ class Plan:
 
 
 ALONE = Plan()
+PACKING = ("model", "stage")  # the axes that change the form of parameters: see ``packed``
 
 
 def spelled(axes: Mapping[str, int]) -> str:
@@ -136,6 +137,15 @@ def specs(values: Any, plan: Plan) -> Any:
 def shardings(values: Any, plan: Plan) -> Any:
     """``specs`` of packed values with the mesh."""
     return tree.map(lambda spec: plan.sharding(*spec), specs(values, plan))
+
+
+def placed_types(types: Any, plan: Plan) -> Any:
+    """Types in the form of one device as those of placed values, with their shardings."""
+    if plan.mesh is None:
+        return types
+    types = bf.eval_shape(lambda x: packed(x, plan), types)
+    with_sharding = lambda x, s: bf.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    return tree.map(with_sharding, types, shardings(types, plan))
 
 
 def keep(values: Any, plan: Plan) -> Any:

@@ -1,6 +1,6 @@
 """Training: one compiled step, the state it updates, and the loop around it.
 
-Follows model, data and weights, and precedes the command line. All of training is one pure function,
+Follows model, data and facts, and precedes the command line. All of training is one pure function,
 
     step(params, state, tokens) -> (params, state, loss)
 
@@ -11,21 +11,19 @@ On a mesh of devices (``devices.py``) it computes the same, sharded as in ``shar
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import blufunc as bf
-from blufunc import optim, random, tree
-from examples.gpt import data, devices, model, report, sharded, weights
+from blufunc import io, optim, random, tree
+from blufunc.errors import DataError
+from examples.gpt import data, devices, facts, model, report, sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +51,9 @@ RECIPES = {
     "gpt2-124m": {"steps": 20000, "batch": 32, "lr": 6e-4},
 }
 EVALUATIONS = 10  # validations while training; each one also saves a checkpoint
+KEPT = 3  # checkpoints: the last one, and two to go back to
 QUICK, FULL = 32, 256  # validation windows while training, and at the end
+RECENT, SPIKE = 50, 3.0  # a loss so many times above the highest of so many steps has diverged
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -105,42 +105,78 @@ def _matrices(params):
 
 
 class Run:
-    """State of a run: the contents of a checkpoint, and its devices."""
+    """State of a run, its devices, and its checkpoints.
 
-    def __init__(self, settings: Settings, resume: Path | None, layout: devices.Layout):
-        self.settings, self.layout = settings, layout
+    Attributes:
+      values: parameters and optimizer state, placed.
+      position: index of the next batch: the number of completed steps, and of batches that were skipped.
+      history: losses of all completed steps.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        checkpoints: io.Checkpointer,
+        resume: io.Checkpointer | None,
+        layout: devices.Layout,
+    ):
+        """Begin, or go on from the last checkpoint of ``resume``."""
+        self.settings, self.checkpoints, self.layout = settings, checkpoints, layout
         self.optimizer = make_optimizer(settings.steps, settings.lr)
-        self.history = report.History()
-
-        def fresh(key):
-            params = model.init(key, settings.config)
-            return {"params": params, "optimizer": self.optimizer.init(params)}
-
-        key = random.key(settings.seed)
-        if resume is None:
-            self.values = fresh(key)
+        self.position, self.history = 0, report.History()
+        self._setbacks = 0
+        if resume is not None:
+            self._restore(resume, resume.steps()[-1])
         else:
-            self.values = weights.load(resume, like=bf.eval_shape(fresh, key))
-            self.history = weights.fact(resume, "history", report.History)
-        self.values = layout.placed(self.values)
+            self.values = layout.placed(self._fresh(random.key(settings.seed)))
+
+    def _fresh(self, key):
+        params = model.init(key, self.settings.config)
+        return {"params": params, "optimizer": self.optimizer.init(params)}
 
     @property
     def done(self) -> int:
         """Number of completed steps."""
         return len(self.history.train)
 
-    def save(self) -> None:
-        """Save all that ``--resume`` needs, for any mesh; one process writes."""
-        values = self.layout.whole(self.values)
-        if not self.layout.leads:
-            return
-        path = Path(self.settings.out) / "checkpoint.safetensors"
-        weights.save(path, values, {**self._facts, "history": dataclasses.asdict(self.history)})
+    def save(self, last: bool = False) -> None:
+        """Begin to save all that it takes to go on, on any mesh; or wait for it."""
+        state = {**self.values, "position": self.position}
+        said = {**self._facts, "history": dataclasses.asdict(self.history), "packed": self.layout.packed}
+        self.checkpoints.save(self.done, state, facts=said)
+        self._setbacks = 0
+        if last:
+            self.checkpoints.wait()
+
+    def _restore(self, checkpoints: io.Checkpointer, step: int) -> None:
+        found = checkpoints.facts(step)
+        self.history = facts.fact(found, "history", report.History, checkpoints.folder)
+        like = bf.eval_shape(self._fresh, random.key(0))
+        restore = lambda like: checkpoints.restore({**like, "position": 0}, step=step)
+        self.values = self.layout.restored(restore, like, found.get("packed", []))
+        self.position = self.values.pop("position")
+
+    def skip_batch(self, loss: float) -> None:
+        """Go back to a checkpoint, and from there on past the batch whose loss diverged."""
+        self.checkpoints.wait()
+        position, steps = self.position, self.checkpoints.steps()
+        if self._setbacks == len(steps):
+            raise DataError(
+                f"the loss of step {self.done + 1} is {loss:g}",
+                where=self.settings.out,
+                why=f"it diverged again from each of {len(steps)} checkpoints, or ahead of the first",
+                fix="a lower rate: --lr",
+            )
+        self._setbacks += 1
+        self._restore(
+            self.checkpoints, steps[-self._setbacks]
+        )  # an earlier one each time: the last may have diverged already
+        self.position = position
 
     def save_weights(self, params: Any) -> Path:
         """Save only the parameters, in the form of one device."""
         path = Path(self.settings.out) / "weights.safetensors"
-        weights.save(path, params, self._facts)
+        io.save(path, params, facts=self._facts)
         return path
 
     @property
@@ -149,11 +185,24 @@ class Run:
         return {"settings": dataclasses.asdict(settings), "config": dataclasses.asdict(settings.config)}
 
 
+def checkpoints_of(out: str) -> Path:
+    """Folder of the checkpoints of a run that writes to ``out``."""
+    return Path(out) / "checkpoints"
+
+
+def diverges(loss: float, losses: Sequence[float]) -> bool:
+    """True for a loss that is not finite, or far above those of the steps before."""
+    recent = losses[-RECENT:]
+    return not math.isfinite(loss) or (len(recent) == RECENT and loss > SPIKE * max(recent))
+
+
 def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool = True) -> tuple[float, str]:
     """Run the remaining steps, and save.
 
     Returns:
       the validation loss and, if training stopped early, the reason.
+    Raises:
+      Stopped: a signal asked for it, and the state is saved.
     """
     settings, config, layout = run.settings, run.settings.config, run.layout
     train_windows, validation = data.windows(dataset, config.context, config.vocab, settings.batch)
@@ -166,15 +215,18 @@ def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool 
     )
     every = max(1, settings.steps // EVALUATIONS)
     deadline = time.monotonic() + 60 * minutes
-    stopped = ""
 
     tokens_per_step = settings.batch * config.context
     watch = report.watch(run.done, settings.steps, tokens_per_step, dataset.unit, bar, layout.leads)
-    with watch as on_step, _stop_signals() as signalled:
-        params, state = run.values["params"], run.values["optimizer"]
-        for k in range(run.done, settings.steps):
-            params, state, loss = step(params, state, layout.divided(batches[k]))
-            run.values = {"params": params, "optimizer": state}
+    with watch as on_step, io.stop_signals() as signalled:
+        while run.done < settings.steps:
+            params, state, loss = step(
+                run.values["params"], run.values["optimizer"], layout.divided(batches[run.position])
+            )
+            run.values, run.position = {"params": params, "optimizer": state}, run.position + 1
+            if diverges(float(loss), run.history.train):
+                run.skip_batch(float(loss))
+                continue
             run.history.train.append(float(loss))
             score = None
             if run.done % every == 0 and run.done < settings.steps:
@@ -182,33 +234,17 @@ def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool 
                 run.history.validation.append((run.done, score))
                 run.save()
             on_step(run.done, run.history.train[-1], score)
-            interrupted = layout.any(signalled.is_set())
-            if interrupted or layout.any(time.monotonic() > deadline):
-                stopped = "interrupted" if interrupted else f"{minutes:g} minutes are over"
-                run.save()  # at once: the process may be killed soon
+            if layout.any(signalled.is_set()):
+                run.save(last=True)  # at once: the process may be killed soon
+                raise Stopped
+            if layout.any(time.monotonic() > deadline):
+                run.save()
                 break
-        score = evaluate(params, full)
+        score = evaluate(run.values["params"], full)
         run.history.validation.append((run.done, score))
-        run.save()
-    return score, stopped
+        run.save(last=True)
+    return score, f"{minutes:g} minutes are over" if run.done < settings.steps else ""
 
 
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """Turn Ctrl-C and SIGTERM into an event between steps. A second Ctrl-C raises."""
-    stop = threading.Event()
-
-    def note(number, frame):
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield stop
-        return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+class Stopped(Exception):
+    """A signal asked the run to end, and its state is saved."""

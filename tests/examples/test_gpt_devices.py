@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from blufunc import io
 from blufunc.config import config
-from examples.gpt import cli, model, train, weights
+from examples.gpt import cli, model, train
 from tests.parallel.launching import needs_mpi, run, start
 
 PROGRAM = Path(__file__).parent / "gpt_nano.py"
@@ -63,7 +64,12 @@ def trained(tmp_path_factory, nano):
 
 
 def history(out):
-    return weights.facts(out / "checkpoint.safetensors")["history"]
+    return io.Checkpointer(out / "checkpoints").facts()["history"]
+
+
+def state(out):
+    """The arrays of the last checkpoint, by name."""
+    return io.Checkpointer(out / "checkpoints").restore()
 
 
 @pytest.mark.slow
@@ -82,10 +88,10 @@ def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_p
     np.testing.assert_allclose(two["train"], one["train"], rtol=2e-5)
     np.testing.assert_allclose(np.array(two["validation"]), np.array(one["validation"]), rtol=2e-5)
     assert launched == two  # sums are made in the same order
-    files = [load_file(tmp_path / name / "checkpoint.safetensors") for name in ("simulated", "launched")]
+    files = [state(tmp_path / name) for name in ("simulated", "launched")]
     assert files[0].keys() == files[1].keys()
     for name, array in files[0].items():
-        assert array.tobytes() == files[1][name].tobytes(), name
+        assert name == "position" or array.tobytes() == files[1][name].tobytes(), name
 
 
 @pytest.mark.slow
@@ -134,11 +140,11 @@ def train_on(options, trained, words, folder, capsys):
     shutil.copytree(trained, folder / "one")
     assert cli.main([*STEPS, *words("mesh", *options)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"{' '.join(options)} --steps 24")
-    one, mesh = (load_file(folder / name / "checkpoint.safetensors") for name in ("one", "mesh"))
+    one, mesh = (load_file(folder / name / "weights.safetensors") for name in ("one", "mesh"))
     assert {name: x.shape for name, x in one.items()} == {name: x.shape for name, x in mesh.items()}
     losses = [history(folder / name)["train"] for name in ("mesh", "one")]
     np.testing.assert_allclose(*losses, rtol=2e-5)
-    np.testing.assert_allclose(mesh["params.tokens"], one["params.tokens"], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(mesh["tokens"], one["tokens"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -163,7 +169,7 @@ def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
     began = time.monotonic()
     out, err = process.communicate(timeout=60)
     assert time.monotonic() - began < 20
-    assert "stopped early    interrupted, after" in out, err
+    assert process.returncode == io.STOPPED and "interrupted      after" in out, err
     done = len(history(tmp_path / "run")["train"])
     code, out, err, _ = run(
         "-n", 2, PROGRAM, *words("run", "--resume", tmp_path / "run", "--steps", str(done + 2))

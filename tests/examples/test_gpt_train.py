@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from blufunc import random, tree
-from examples.gpt import cli, data, model, report, sample, train, weights
+from blufunc import io, random, tree
+from blufunc.errors import DataError
+from examples.gpt import cli, data, facts, model, report, sample, train
 
 NANO = model.Config(layers=2, heads=2, width=16, context=16, vocab=256)
 
@@ -51,7 +52,12 @@ def run(tmp_path, text):
 
 
 def history(out):
-    return weights.facts(out / "checkpoint.safetensors")["history"]
+    return io.Checkpointer(out / "checkpoints").facts()["history"]
+
+
+def state(out):
+    """The arrays of the last checkpoint, by name."""
+    return io.Checkpointer(out / "checkpoints").restore()
 
 
 # --------------------------------------------------------------------------------------------------- model
@@ -125,61 +131,102 @@ def test_the_same_settings_give_the_same_run_and_another_seed_another(run):
     assert history(first)["train"] != history(other)["train"]
 
 
-def test_ctrl_c_saves_and_resuming_equals_never_having_stopped(run, monkeypatch, capsys):
-    whole = run("whole")
-    capsys.readouterr()
-    with monkeypatch.context() as patch:
-        make_step, count = train.make_step, iter(range(100))
-
-        def interrupted(*settings):
-            step = make_step(*settings)
-
-            def counted(*args):
-                if next(count) == 4:
-                    signal.raise_signal(signal.SIGINT)
-                return step(*args)
-
-            return counted
-
-        patch.setattr(train, "make_step", interrupted)
-        out = run("parts")
-    said = capsys.readouterr().out
-    assert "interrupted, after 5 of 12 steps" in said
-    assert f"--resume {out}\n" in said  # no --steps: the run has steps left
-    assert "rises again" not in said
-    assert len(history(out)["train"]) == 5
-
-    assert cli.main(["--resume", str(out), "--no-progress", "--sample-tokens", "0"]) == 0
-    assert history(out)["train"] == history(whole)["train"]
-    assert history(out)["validation"][-1] == history(whole)["validation"][-1]
-    files = [load_file(folder / "checkpoint.safetensors") for folder in (out, whole)]
-    assert files[0].keys() == files[1].keys()
-    for name, array in files[0].items():
-        assert array.tobytes() == files[1][name].tobytes(), name
-
-
-@pytest.mark.slow
-def test_a_second_ctrl_c_leaves_at_once_and_says_what_was_saved(run, monkeypatch, capsys):
-    make_step, count = train.make_step, iter(range(100))
+def interrupting(monkeypatch, *calls, times=1):
+    """Let these calls of the step interrupt the run."""
+    make_step, count = train.make_step, iter(range(1000))
 
     def interrupted(*settings):
         step = make_step(*settings)
 
         def counted(*args):
-            if next(count) in (3, 15):
-                signal.raise_signal(signal.SIGINT)
-                signal.raise_signal(signal.SIGINT)
+            if next(count) in calls:
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
             return step(*args)
 
         return counted
 
     monkeypatch.setattr(train, "make_step", interrupted)
+
+
+def test_ctrl_c_saves_and_the_same_command_equals_never_having_stopped(run, monkeypatch, capsys):
+    whole = run("whole")
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        interrupting(patch, 4)
+        out = run("parts", status=io.STOPPED)
+    said = capsys.readouterr().out
+    assert "interrupted      after 5 of 12 steps, which are saved" in said
+    assert f"--resume {out}\n" in said  # no --steps: the run has steps left
+    assert len(history(out)["train"]) == 5 and not (out / "weights.safetensors").exists()
+
+    run("parts")
+    assert "steps 6 to 12" in capsys.readouterr().out
+    assert history(out)["train"] == history(whole)["train"]
+    assert history(out)["validation"][-1] == history(whole)["validation"][-1]
+    files = state(out), state(whole)
+    assert files[0].keys() == files[1].keys() and files[0]["position"] == 12
+    for name, array in files[0].items():
+        assert name == "position" or array.tobytes() == files[1][name].tobytes(), name
+
+
+@pytest.mark.slow
+def test_anew_and_other_settings_start_again(run, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        interrupting(patch, 4)
+        out = run("run", status=io.STOPPED)
+    for options in (["--anew", "--steps", "6"], ["--steps", "7"]):
+        capsys.readouterr()
+        run("run", *options)
+        assert f"steps 1 to {options[-1]}" in capsys.readouterr().out
+        assert len(history(out)["train"]) == int(options[-1])
+
+
+def test_a_batch_whose_loss_diverges_is_skipped(run, monkeypatch, capsys):
+    """Poisoned from the 8th batch on, the run goes back to the last checkpoint, and past the batch."""
+    make_step, seen = train.make_step, []
+
+    def poisoned(*settings):
+        step = make_step(*settings)
+
+        def counted(params, state, tokens):
+            seen.append(np.asarray(tokens).tobytes())
+            params, state, loss = step(params, state, tokens)
+            return params, state, math.nan if len(seen) == 8 else loss
+
+        return counted
+
+    monkeypatch.setattr(train, "make_step", poisoned)
+    out = run("run")
+    losses = history(out)["train"]
+    assert len(losses) == 12 and all(map(math.isfinite, losses)) and state(out)["position"] == 13
+    assert len(seen) == 13 and len(set(seen)) == 13  # a checkpoint after each step: one batch is skipped
+
+
+@pytest.mark.slow
+def test_a_run_that_always_diverges_ends_with_an_error(run, monkeypatch, capsys):
+    monkeypatch.setattr(train, "diverges", lambda loss, losses: len(losses) >= 6)
+    out = run("run", status=2)
+    said = capsys.readouterr().err
+    assert "the loss of step" in said and "from each of 3 checkpoints" in said and "--lr" in said
+    assert len(history(out)["train"]) == 6
+
+
+def test_spikes_diverge_and_noise_does_not():
+    flat = [2.0, 2.5] * 30
+    assert train.diverges(math.inf, []) and train.diverges(7.6, flat)
+    assert not train.diverges(7.4, flat) and not train.diverges(100.0, flat[:49])
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_leaves_at_once_and_says_what_was_saved(run, monkeypatch, capsys):
+    interrupting(monkeypatch, 3, 15, times=2)
     before = signal.getsignal(signal.SIGINT)
     run("early", "--steps", "400", status=130)  # saves at every 40th step
     assert capsys.readouterr().err == "interrupted: no checkpoint was saved\n"
     out = run("late", status=130)  # at every one
     said = capsys.readouterr().err
-    assert "the last checkpoint, saved at" in said and said.endswith(f"{out / 'checkpoint.safetensors'}\n")
+    assert "the last checkpoint, of step" in said and said.endswith(f"is in {out / 'checkpoints'}\n")
     assert 0 < len(history(out)["train"]) < 12
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -196,7 +243,7 @@ def test_a_finished_run_wants_more_steps(run, capsys):
     assert cli.main(["--resume", str(out)]) == 2
     said = capsys.readouterr().err
     assert "has taken 12 of its 12 steps" in said and "--steps 24" in said
-    assert cli.main(["--resume", str(out / "checkpoint.safetensors"), "--steps", "14", "--no-progress"]) == 0
+    assert cli.main(["--resume", str(out), "--steps", "14", "--no-progress"]) == 0
     assert len(history(out)["train"]) == 14
 
 
@@ -212,7 +259,7 @@ def test_a_moved_run_goes_on_where_it_lies(run, tmp_path):
 def test_a_run_goes_on_from_any_folder(run, text, tmp_path, monkeypatch):
     monkeypatch.chdir(text.parent)
     out = run("run", "--data", text.name)
-    assert weights.facts(out / "checkpoint.safetensors")["settings"]["data"] == str(text)
+    assert io.Checkpointer(out / "checkpoints").facts()["settings"]["data"] == str(text)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert cli.main(["--resume", str(out), "--steps", "14", "--no-progress"]) == 0
@@ -299,7 +346,7 @@ def test_empty_paths_are_not_this_folder(run, capsys):
     run("run", "--data", "", status=2)
     assert "the path of the data is empty" in capsys.readouterr().err
     run("run", "--resume", "", status=2)
-    assert "there is no checkpoint.safetensors" in capsys.readouterr().err
+    assert "the path of the run is empty" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -315,14 +362,39 @@ def test_a_checkpoint_of_another_preset(run, tmp_path, capsys):
     out = run("run")
     assert cli.main(["--resume", str(out), "--preset", "tiny", "--steps", "20"]) == 2
     said = capsys.readouterr().err
-    assert str(out / "checkpoint.safetensors") in said
-    assert "shape (16,) in the file and" in said and "--preset" in said
+    assert str(out / "checkpoints") in said and "blocks" in said
 
 
-def test_weights_are_no_checkpoint(run, capsys):
-    out = run("run")
-    assert cli.main(["--resume", str(out / "weights.safetensors"), "--steps", "20"]) == 2
-    assert "continue from the checkpoint.safetensors" in capsys.readouterr().err
+def test_a_folder_without_checkpoints(run, tmp_path, capsys):
+    assert cli.main(["--resume", str(tmp_path), "--steps", "20"]) == 2
+    assert f"there is no checkpoint in {tmp_path / 'checkpoints'}" in capsys.readouterr().err
+
+
+@dataclasses.dataclass
+class Recipe:
+    steps: int
+    data: str | None
+    losses: list[float]
+
+
+RECIPE = {"steps": 3, "data": None, "losses": [1.5]}
+
+
+@pytest.mark.parametrize(
+    "found, why",
+    [
+        (None, "have no recipe"),
+        ({"recipe": 3}, "have no recipe"),
+        ({"recipe": {"zzz": 1}}, "recipe in its facts lacks data, losses, steps, and also has zzz"),
+        ({"recipe": RECIPE | {"steps": "3"}}, "recipe in its facts has '3' for steps"),
+        ({"recipe": RECIPE | {"losses": 3}}, "recipe in its facts has 3 for losses"),
+    ],
+)
+def test_facts_of_another_version(tmp_path, found, why):
+    assert facts.fact({"recipe": RECIPE}, "recipe", Recipe, tmp_path) == Recipe(**RECIPE)
+    with pytest.raises(DataError, match=why) as caught:
+        facts.fact(found, "recipe", Recipe, tmp_path)
+    assert "another version" in str(caught.value) and "--anew" in caught.value.fix
 
 
 def test_a_folder_that_cannot_be_written_is_found_out_before_training(run, tmp_path, capsys, monkeypatch):
