@@ -139,7 +139,7 @@ class InteropError(BlufuncError, BufferError):
 
 
 class DataError(BlufuncError, ValueError):
-    """An input file that is missing, empty, truncated or of another format."""
+    """A file that is missing, damaged or of another format, or cannot be written."""
 
 
 class CompileError(BlufuncError, RuntimeError):

@@ -20,6 +20,7 @@ LATER = (
     "cupy",
     "opt_einsum",
     "threadpoolctl",
+    "blufunc.io",
     "blufunc.optim",
     "blufunc.parallel",
     "blufunc.random.keys",

@@ -1,4 +1,4 @@
-"""Checkpoints: pytrees in verified safetensors files, and asynchronous sharded saves.
+"""Checkpoints: verified safetensors files, and asynchronous sharded saves.
 
 A face, outside the path of a program. ``save`` and ``load`` are for one file: weights, a dataset's statistics.
 ``Checkpointer`` is for the state of a training run. ``python -m blufunc.io`` inspects and verifies both.

@@ -244,7 +244,7 @@ class Checkpointer:
 
 
 def _agreed(name: str, first: Callable[[], int]) -> int:
-    """What ``first`` returns in process 0, in all processes; its error is raised in all.
+    """The result of ``first`` in process 0, in all processes; its error likewise.
 
     Raises:
       DataError: ``first`` has raised it.

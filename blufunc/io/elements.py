@@ -1,4 +1,4 @@
-"""Elements of arrays in files: dtypes as safetensors stores them, and Python scalars.
+"""Elements in files: dtypes as safetensors stores them, and Python scalars.
 
 Below the file format. In: a NumPy dtype, or a scalar. Out: a dtype code of safetensors with the number of stored values
 for each element, or text; and back. What safetensors has no code for is stored as unsigned integers or as pairs, in one
@@ -24,7 +24,7 @@ CODES: dict[str, np.dtype] = {
     "F16": dtypes.float16, "BF16": dtypes.bfloat16, "F32": dtypes.float32, "F64": dtypes.float64,
     "C64": dtypes.complex64,
 }  # fmt: skip
-"""The dtypes of safetensors; it also has kinds of 4 and 6 bits, packed, which no array here has."""
+"""The dtypes of safetensors, but for packed kinds of 4 and 6 bits."""
 
 # Codes that all readers know: the fp8 kinds but two, and C64, are younger than many readers.
 _COMMON = {
@@ -34,7 +34,7 @@ _PAIRS = {dtypes.key: "U32", dtypes.complex64: "F32", dtypes.complex128: "F64"}
 
 
 def stored_as(dtype: np.dtype) -> tuple[str, int]:
-    """Code of safetensors, and the number of its values per element; 1 adds no dimension.
+    """Code of safetensors, and its values per element; 1 adds no dimension.
 
     Raises:
       TypeError: elements without a fixed number of bytes that mean something to another process.
@@ -89,7 +89,7 @@ SCALARS = (bool, int, float, complex, str, bytes)
 
 
 def scalar_text(value: Any) -> list[str]:
-    """A Python scalar as the name of its type and text, exactly; a subclass becomes its base."""
+    """Name of the type and exact text of a Python scalar, of subclasses their base."""
     kind = kind_of(value)
     return [kind.__name__, _TO[kind](value)]
 

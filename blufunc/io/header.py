@@ -1,10 +1,10 @@
-"""Headers of safetensors files: the arrays of a file, their digests, scalars and facts.
+"""Headers of safetensors files: arrays, their digests, scalars and facts.
 
 The file format, below reading and writing. In: descriptions of arrays. Out: the bytes that precede the arrays; and
 back, with every property checked that reading relies on. A file of another program has no digests, and is read as such.
 
 A file is the length of the JSON text as 8 bytes, the text, and the bytes of all arrays without gaps. The text maps
-names to ``{"dtype", "shape", "data_offsets"}``, and ``__metadata__`` to strings. Ours begins with
+names to ``{"dtype", "shape", "data_offsets"}``, and ``__metadata__`` to strings. A file of blufunc begins with
 
     blufunc.digest   SHA-256 of length and text (``seal.py``)
     blufunc.format   "1"
@@ -77,7 +77,7 @@ class Header:
     Attributes:
       arrays: in the order of their bytes.
       scalars: Python values by name.
-      facts: what was saved beside them; None without.
+      facts: what was saved with them; None without.
       size: bytes of the header, where the arrays begin.
       digest: of the header; "" if another program wrote it.
     """
@@ -175,7 +175,7 @@ class Malformed(Exception):
 
 
 def parsed(raw: bytes, size: int) -> Header:
-    """Read a header, ``raw`` being the file up to its end, from a file of ``size`` bytes.
+    """Read a header: ``raw`` is the start of a file of ``size`` bytes.
 
     Raises:
       Malformed: it contradicts itself, or the size of the file.

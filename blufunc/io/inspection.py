@@ -19,7 +19,7 @@ from blufunc.io.restoring import Source
 
 
 def verify(path: Any) -> None:
-    """Read all bytes of a file, or of all checkpoints in a folder, and compare every digest.
+    """Compare every digest of a file, or of all checkpoints in a folder.
 
     Raises:
       DataError: something is damaged; the error names all damaged leaves of the first such checkpoint.
@@ -38,7 +38,7 @@ def verify(path: Any) -> None:
 
 
 def described(path: Any) -> Iterator[str]:
-    """Lines about a file, or all checkpoints in a folder: names, dtypes, shapes, sizes.
+    """Describe a file, or all checkpoints in a folder, in lines.
 
     Raises:
       DataError: a header or manifest is damaged.

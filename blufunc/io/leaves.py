@@ -1,4 +1,4 @@
-"""Leaves of a pytree as what a file stores: arrays, parts of sharded arrays, scalars.
+"""Leaves as files store them: arrays, parts of sharded arrays, scalars.
 
 Above the file format, below writing. In: a pytree. Out: for this process, each array or shard that it writes, with a
 function that returns its elements on the host, and the scalars. The functions may be called later, from other threads:
@@ -40,14 +40,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Leaves:
-    """What this process writes of a pytree."""
+    """The part of a pytree that this process writes."""
 
     blocks: Sequence[Block]
     scalars: Mapping[str, Any]
 
 
 def leaves_of(values: Any, together: bool) -> Leaves:
-    """The blocks of a pytree that this process writes; holds, but does not copy, the arrays of devices.
+    """The part of a pytree that this process writes.
+
+    Arrays of devices are held, not copied; NumPy arrays are copied.
 
     Args:
       together: True if all processes write: shards as they are, each once. False: whole arrays.
@@ -129,7 +131,7 @@ def _shards(name: str, array: ConcreteArray, load: list[int]) -> list[Block]:
 
 
 def owners_of(sharding: NamedSharding, shape: tuple[int, ...], itemsize: int, load: list[int]) -> set[int]:
-    """The ranks that write: of the replicas of each shard the one whose process has least to write.
+    """The rank that writes each shard: the replica whose process has least to do.
 
     Args:
       load: bytes assigned to each process so far; updated.
@@ -142,7 +144,7 @@ def owners_of(sharding: NamedSharding, shape: tuple[int, ...], itemsize: int, lo
     found = set()
     for ends, ranks in holders.items():
         nbytes = itemsize * math.prod(stop - start for start, stop in ends)
-        if not nbytes and shape and 0 not in shape:  # nothing but padding
+        if not nbytes and shape and 0 not in shape:  # padding only
             continue
         owner = min(ranks, key=lambda rank: (load[members[rank]], rank))
         load[members[owner]] += nbytes

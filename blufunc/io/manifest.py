@@ -67,7 +67,7 @@ class Listing:
 
 
 def listing(folder: storage.Folder) -> Listing:
-    """What is in a folder; empty if there is none.
+    """List a folder; empty if there is none.
 
     Raises:
       DataError: it cannot be read.
@@ -140,7 +140,7 @@ def _file(record: Any) -> Written:
 
 
 def opened(folder: storage.Folder, entry: Entry) -> tuple[Manifest, list[reading.File]]:
-    """A checkpoint's manifest and its files, whose headers are those that were committed.
+    """A checkpoint's manifest and its files, with the headers of the commit.
 
     Raises:
       DataError: something is missing or damaged.

@@ -30,9 +30,9 @@ def named_leaves(values: Any) -> tuple[dict[str, Any], tree.TreeDef]:
         paths.keystr(path) if name in shared else name for name, (path, _) in zip(short, found, strict=True)
     ]
     taken = collections.Counter(full)
-    if (again := next((name for name, n in taken.items() if n > 1), None)) is not None:
+    if (repeated := next((name for name, n in taken.items() if n > 1), None)) is not None:
         raise errors.TreeError(
-            f"two leaves of the tree are called {again}.",
+            f"two leaves of the tree are called {repeated}.",
             where=source.here(),
             why="leaves are stored under their key paths.",
             fix="rename a key of the dict or a field of the class that they are in",

@@ -23,7 +23,7 @@ Index = tuple[slice, ...]
 _pool: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 _THREADS = 4
-"""Threads that hash and write: with as many, hashing keeps up with a disk of several GB/s."""
+"""Threads that hash and write, so that hashing keeps up with a disk."""
 
 
 def pool() -> ThreadPoolExecutor:
@@ -105,7 +105,7 @@ class File:
         found = []
         for a in self.header.arrays:
             try:
-                self._check(a, range(headers.n_chunks(a.nbytes, a.chunk)), again=True)
+                self._check(a, range(headers.n_chunks(a.nbytes, a.chunk)), anew=True)
             except errors.DataError:
                 found.append(a.leaf)
         return found
@@ -114,11 +114,11 @@ class File:
         return self.header.size + a.start + offset
 
     def _check(
-        self, a: headers.Stored, chunks: Iterable[int], into: np.ndarray | None = None, again: bool = False
+        self, a: headers.Stored, chunks: Iterable[int], into: np.ndarray | None = None, anew: bool = False
     ) -> None:
         """Read chunks, verify them, and store them in ``into``."""
         good = self._good.setdefault(a.key, set())
-        wanted = [i for i in chunks if again or into is not None or i not in good]
+        wanted = [i for i in chunks if anew or into is not None or i not in good]
 
         def is_good(i: int) -> bool:
             start, stop = i * a.chunk, min((i + 1) * a.chunk, a.nbytes)

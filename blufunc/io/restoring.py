@@ -62,7 +62,7 @@ class Leaf:
 
 
 def _overlap(index: Index, stored: Stored) -> tuple[Index, Index] | None:
-    """Where an index of a leaf and a part of it overlap, relative to each; None if nowhere."""
+    """The overlap of an index and a part, relative to each; None without one."""
     common = [
         (max(s.start, at), min(s.stop, at + n))
         for s, at, n in zip(index, stored.origin, stored.shape, strict=True)
@@ -114,7 +114,7 @@ class Source:
         )
 
     def flat(self) -> dict[str, Any]:
-        """All leaves by name: NumPy arrays, memory-mapped where possible, and Python scalars."""
+        """All leaves by name: NumPy arrays, if possible mapped, and Python scalars."""
         return {name: leaf.read() for name, leaf in self.arrays.items()} | self.scalars
 
     def restored(self, like: Any) -> Any:

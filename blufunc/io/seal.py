@@ -11,7 +11,7 @@ import hashlib
 from typing import Any
 
 CHUNK = 1 << 22
-"""Bytes of an array with one digest: what a partial read reads and verifies at least.
+"""Bytes of an array with one digest: the least that is read and verified.
 
 Smaller chunks make headers larger: 16 bytes of header for each MiB.
 """
@@ -26,7 +26,7 @@ def digest(data: Any) -> str:
 
 
 def seal(text: bytes, prefix: bytes, salt: bytes = b"") -> bytes:
-    """Fill in the digest of a text that begins with ``prefix`` and ``DIGITS`` characters.
+    """Fill in the digest of a text: ``DIGITS`` characters after ``prefix``.
 
     Args:
       salt: further bytes that the digest covers.

@@ -16,7 +16,7 @@ from blufunc.parallel.runtime.watchdog import STOPPED as STOPPED
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Turn SIGTERM and Ctrl-C into an event; a second one raises ``KeyboardInterrupt``.
+    """Turn SIGTERM and Ctrl-C into an event; a second raises ``KeyboardInterrupt``.
 
     with io.stop_signals() as stop:
         for step in range(first, n):

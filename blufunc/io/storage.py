@@ -48,7 +48,7 @@ class Draft(ABC):
 
     @abstractmethod
     def reader(self) -> Content:
-        """What was written."""
+        """The bytes that were written."""
 
     @abstractmethod
     def commit(self) -> None:
@@ -108,7 +108,7 @@ class Folder(ABC):
 
     @abstractmethod
     def lock(self) -> Lock | None:
-        """Keep other processes from writing here, until the lock is closed; None if that is impossible."""
+        """Keep other processes from writing here; None where there are no locks."""
 
     def text(self, name: str) -> str:
         """The path of a file, for messages."""

@@ -68,7 +68,7 @@ def write(
 def _write_arrays(
     draft: storage.Draft, offset: int, arrays: Sequence[headers.Stored], blocks: dict[str, Block]
 ) -> list[list[str]]:
-    """The digests of the chunks of each array, which are written where the draft takes offsets."""
+    """Digests of all chunks, which are also written if the draft takes offsets."""
     futures: list[list[Future[str]]] = []
     try:
         for a in arrays:

@@ -164,7 +164,7 @@ def load(file: Any, mmap_mode: Any = None, allow_pickle: bool = False, **options
         if isinstance(found, np.lib.npyio.NpzFile):
             with found:
                 return {name: _loaded(found[name]) for name in found.files}
-    except (OSError, ValueError, EOFError, TypeError) as e:
+    except (OSError, ValueError, EOFError, TypeError, OverflowError, MemoryError) as e:
         raise errors.DataError(
             f"load: {e}.", where=source.here(), fix="pass a .npy or .npz file that holds numbers"
         ) from None

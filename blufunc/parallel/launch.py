@@ -270,7 +270,10 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
             ranks.signal(last)
             end, last = time.monotonic() + 1.0, signal.SIGKILL
     for rank, code in exits.items():
-        if code not in (0, STOPPED):  # already reported, unless the store was unreachable; only the first failure counts
+        if code not in (
+            0,
+            STOPPED,
+        ):  # already reported, unless the store was unreachable; only the first failure counts
             server.fail(f"rank {rank} {_ending(code)}", rank)
     return exits
 

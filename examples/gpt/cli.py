@@ -155,7 +155,7 @@ def _saved_settings(checkpoints: io.Checkpointer) -> train.Settings:
 
 
 def _is_unfinished(settings: train.Settings, checkpoints: io.Checkpointer) -> bool:
-    """True if the folder has a run of these settings with steps left: the same command, again."""
+    """True if the folder has a run of these settings with steps left."""
     done = checkpoints.latest()
     if done is None or done >= settings.steps:
         return False

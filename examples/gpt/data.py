@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
+import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -127,6 +129,7 @@ def standard_library() -> Dataset:
 def read_text(path: Path) -> np.ndarray:
     """Bytes of a file."""
     with _reading(path):
+        _regular(path)
         tokens = np.frombuffer(path.read_bytes(), np.uint8)
     return _not_empty(tokens, path)
 
@@ -134,7 +137,7 @@ def read_text(path: Path) -> np.ndarray:
 def read_npy(path: Path) -> np.ndarray:
     """NumPy file with a row of integers, memory-mapped."""
     with _reading(path):
-        if path.stat().st_size == 0:
+        if _regular(path) == 0:
             raise _empty(path)
         with path.open("rb") as file:
             archive = file.read(2) == b"PK"
@@ -146,7 +149,7 @@ def read_npy(path: Path) -> np.ndarray:
             )
         try:
             tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
+        except (ValueError, EOFError, OverflowError) as error:
             if "Python objects" in str(error):
                 raise DataError(
                     f"{path} holds Python objects, not a row of integer tokens",
@@ -177,7 +180,7 @@ def read_shard(path: Path) -> np.ndarray:
     """
     header_bytes = 4 * SHARD_HEADER_WORDS
     with _reading(path):
-        size = path.stat().st_size
+        size = _regular(path)
         if size == 0:
             raise _empty(path)
         header = np.fromfile(path, "<i4", SHARD_HEADER_WORDS)
@@ -251,7 +254,7 @@ def _split_by_file(name: str, root: Path, files: list[Path]) -> Dataset:
     """Split by a hash of each file's relative path: independent of the other files."""
 
     def side(path: Path) -> float:
-        digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
+        digest = hashlib.sha256(os.fsencode(path.relative_to(root).as_posix())).digest()
         return int.from_bytes(digest[:4], "big") / 2**32
 
     files = sorted(files, key=lambda path: path.relative_to(root).as_posix())
@@ -379,6 +382,19 @@ def _reading(path: Path) -> Iterator[None]:
             why=error.strerror or str(error),
             fix="check that the file is there, and that you may read it",
         ) from error
+
+
+def _regular(path: Path) -> int:
+    """Bytes of a file; DataError for a pipe or a device, which might wait for a writer for ever."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(
+            f"{path} is no regular file",
+            where=str(path),
+            why="data is read more than once, at any place of the file",
+            fix="write what a pipe delivers to a file first",
+        )
+    return found.st_size
 
 
 def _not_empty(tokens: np.ndarray, path: Path) -> np.ndarray:

@@ -53,7 +53,7 @@ RECIPES = {
 EVALUATIONS = 10  # validations while training; each one also saves a checkpoint
 KEPT = 3  # checkpoints: the last one, and two to go back to
 QUICK, FULL = 32, 256  # validation windows while training, and at the end
-RECENT, SPIKE = 50, 3.0  # a loss so many times above the highest of so many steps has diverged
+RECENT, SPIKE = 50, 3.0  # a loss SPIKE times the highest of the RECENT last ones has diverged
 
 
 # ------------------------------------------------------------------------------------------------ training

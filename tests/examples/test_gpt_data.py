@@ -1,8 +1,11 @@
 """The demo's tokens: sources, assignment to steps, and files that it refuses."""
 
+import os
+
 import numpy as np
 import pytest
 
+import blufunc.numpy as jnp
 from blufunc.errors import DataError
 from examples.gpt import data
 
@@ -301,6 +304,33 @@ def test_a_bad_path_is_named_with_what_is_wrong_and_the_fix(tmp_path, make, what
         data.load(path)
     assert str(path) in str(caught.value)
     assert caught.value.fix
+
+
+def test_pipes_are_no_data(tmp_path):
+    for name in ("pipe.txt", "pipe.npy", "folder/pipe.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    for path in (tmp_path / "pipe.txt", tmp_path / "pipe.npy", tmp_path / "folder"):
+        with pytest.raises(DataError, match="is no regular file"):
+            data.load(path)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("n", [2**64, 2**63, 2**62, 2**40])
+def test_numpy_files_that_claim_more_elements_than_there_can_be(tmp_path, n):
+    header = f"{{'descr': '<u2', 'fortran_order': False, 'shape': ({n},), }}".encode().ljust(117) + b"\n"
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + b"ab")
+    with pytest.raises(DataError, match="is not a whole NumPy array file"):
+        data.load(tmp_path / "x.npy")
+    with pytest.raises(DataError, match="load: "):
+        jnp.load(tmp_path / "x.npy")
+
+
+def test_names_of_files_that_are_not_utf8(tmp_path):
+    text_folder(tmp_path, 3)
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("of the café\n" * 5)
+    train, validation = (side.tobytes().decode() for side in sides(data.load(tmp_path)))
+    assert "of the café" in train + validation
 
 
 def test_the_empty_path_is_not_this_folder():

@@ -183,7 +183,7 @@ def test_anew_and_other_settings_start_again(run, monkeypatch, capsys):
 
 
 def test_a_batch_whose_loss_diverges_is_skipped(run, monkeypatch, capsys):
-    """Poisoned from the 8th batch on, the run goes back to the last checkpoint, and past the batch."""
+    """The run goes back to the last checkpoint, and past the batch."""
     make_step, seen = train.make_step, []
 
     def poisoned(*settings):

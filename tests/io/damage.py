@@ -1,4 +1,4 @@
-"""Flip bits and cut ends of a file, and check that each is found and the leaf named.
+"""Flip bits and cut ends of a file: each is found, and the leaf named.
 
 python -m tests.io.damage --flips 8000 --cuts 2000
 """

@@ -89,7 +89,7 @@ def check(folder, committed):
 
 
 def check_tidy(folder, step):
-    """After the next save nothing but checkpoints is in the folder."""
+    """After the next save only checkpoints are in the folder."""
     with io.Checkpointer(folder, keep=KEEP) as saves:
         saves.save(step, state(step, 0, 1))
     kept = manifest.listing(storage.Local(str(folder))).committed

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: any mesh reads them, failures leave the old ones, and what is not one goes."""
+"""Checkpoints of a run: any mesh reads them, and failures leave the old ones."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_facts_belong_to_a_step(tmp_path):
 
 
 def test_a_save_holds_what_may_change_at_once(tmp_path, monkeypatch):
-    """NumPy arrays are copied; a step that is donated the state meanwhile does not touch it."""
+    """NumPy arrays are copied; donation meanwhile does not touch the state."""
     go = threading.Event()
     write = writing.write
     monkeypatch.setattr("blufunc.io.checkpointer.write", lambda *a, **k: go.wait() and write(*a, **k))
@@ -87,7 +87,7 @@ def test_a_save_holds_what_may_change_at_once(tmp_path, monkeypatch):
 
 
 def check_snapshots(tmp_path, monkeypatch):
-    """Donation copies what is not on the host yet, and the device's memory is free after the copy."""
+    """Donation copies what is not on the host yet; then the memory is free."""
     go = threading.Event()
     write = writing.write
     monkeypatch.setattr("blufunc.io.checkpointer.write", lambda *a, **k: go.wait() and write(*a, **k))
@@ -104,9 +104,11 @@ def check_snapshots(tmp_path, monkeypatch):
         assert memory.pool(0).live_bytes() == held - 4 * n and not list(snapshot._pending)
         assert np.array_equal(saves.restore()["x"], np.arange(n, dtype=np.float32))
         assert np.array_equal(np.asarray(moved), np.arange(n, dtype=np.float32) + 1)
-        again = saves.restore({"x": moved})["x"]
-        assert again.device == cuda and np.array_equal(np.asarray(again), np.arange(n, dtype=np.float32))
-        saves.save(2, {"x": again})
+        restored = saves.restore({"x": moved})["x"]
+        assert restored.device == cuda and np.array_equal(
+            np.asarray(restored), np.arange(n, dtype=np.float32)
+        )
+        saves.save(2, {"x": restored})
         snapshot.wait(0)  # as an allocation does that finds no memory
         assert not list(snapshot._pending)
 
@@ -208,7 +210,7 @@ def test_a_folder_that_vanishes_and_one_that_is_a_file(tmp_path):
 
 
 def test_full_and_read_only_disks_leave_the_old_checkpoint(tmp_path):
-    """In a process of its own, as a user who is not root, whom permissions do not stop."""
+    """In another process, not as root, whom permissions do not stop."""
     script = """
         import os, resource, sys, numpy as np
         from blufunc import errors, io
@@ -334,7 +336,7 @@ def test_every_element_is_written_once(tmp_path, devices, rng):
 
 
 def test_replicas_share_the_work_of_writing(devices):
-    """What each of four processes would write of replicated arrays."""
+    """Owners of replicated arrays in four processes."""
     mesh = bf.make_mesh((4,), ("data",))
     members = type("", (), {"process_index": property(lambda self: self.index)})
     load = [0] * 8
@@ -405,12 +407,12 @@ def test_a_resumed_run_is_the_same_run_to_the_bit_and_equal_on_another_mesh(tmp_
         like = {**state, "position": 0}
         resumed = saves.restore(like)
         assert resumed.pop("position") == 3
-        again = run(resumed, 3)
+        continued = run(resumed, 3)
         bits = lambda s: [
             np.asarray(random.key_data(x) if x.dtype == whole["key"].dtype else x).tobytes()
             for x in bf.tree.leaves(s)
         ]
-        assert bits(again) == bits(whole)
+        assert bits(continued) == bits(whole)
         small = fresh(two)
         other = run(saves.restore(small | {"position": 0}) | {}, 0)
         other.pop("position")

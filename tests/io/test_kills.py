@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments of their saves: nothing lost, nothing torn, no leftovers."""
+"""Runs killed at random moments of saves: nothing lost, torn or left over."""
 
 import subprocess
 import sys

@@ -172,7 +172,17 @@ def summary(source: Source | None) -> str:
         return "<unknown>"
     code, scopes = source[0], scopes_of(source)
     text = f"{os.path.basename(code.co_filename)}:{line_of(source)} ({code.co_name})"
-    return f"{text} in {'/'.join(scopes)}" if scopes else text
+    return printable(f"{text} in {'/'.join(scopes)}" if scopes else text)
+
+
+def printable(text: str) -> str:
+    """Escape line breaks and bytes that are not UTF-8: a path may hold any.
+
+    Summaries are comments of generated sources, where a line would end.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def describe(source: Source | None) -> str | None:
@@ -181,7 +191,7 @@ def describe(source: Source | None) -> str | None:
         return None
     code, line = source[0], line_of(source)
     text = linecache.getline(code.co_filename, line).strip()
-    return f"{code.co_filename}:{line} ({code.co_name})" + (f": {text}" if text else "")
+    return f"{printable(code.co_filename)}:{line} ({code.co_name})" + (f": {text}" if text else "")
 
 
 def here() -> str | None:

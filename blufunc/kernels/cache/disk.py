@@ -4,9 +4,9 @@ Kernels, stage 8 asks here before it runs a compiler. In: binaries (shared objec
 with the source that they were made from. Out: the same bytes, or None. An entry may be lost, truncated or refused at
 any time: then it is made again, and never wrong.
 
-All processes of one user may share a folder. Users must not: loading libraries and plans runs code, and a checksum
-verifies integrity, not ownership. The folder is created for its user alone; ``distrusted`` reports one that other users
-own or may write to, from which plans are not loaded.
+All processes of one user may share a folder. Users must not: loading libraries, cubins and plans runs code, and a
+checksum verifies integrity, not ownership. The folder is created for its user alone. One that other users own or may
+write to (``distrusted``) is neither read nor written, nor are files of others read.
 
 An entry is two files: the binary, whose name contains its checksum, and ``<key>.txt``, which names the binary with its
 checksum, followed by the source for people to read. Both are written to temporary files and renamed, the record last,
@@ -21,8 +21,10 @@ import re
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from blufunc.config import config
 
@@ -41,7 +43,7 @@ def key_of(*parts: str) -> str:
     """The key of a binary: a hash of source, architecture, compiler version, flags."""
     digest = hashlib.sha256()
     for part in parts:
-        data = part.encode()
+        data = part.encode(errors="surrogatepass")  # a path may have bytes that are not UTF-8
         digest.update(
             len(data).to_bytes(8, "little")
         )  # so that different lists of parts have different bytes
@@ -51,6 +53,15 @@ def key_of(*parts: str) -> str:
 
 def _as_key(text: str) -> str:
     return text if _KEY.fullmatch(text) else key_of(text)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of this user; PermissionError if another user owns it."""
+    with path.open("rb") as f:
+        if hasattr(os, "geteuid") and os.fstat(f.fileno()).st_uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to another user")
+        yield f
 
 
 def default_folder() -> Path | None:
@@ -111,9 +122,12 @@ class DiskCache:
         if self.folder is None:
             self._refuse("there is no home folder")
             return None
+        if reason := self.distrusted():
+            self._refuse(reason)
+            return None
         checksum = hashlib.sha256(binary).hexdigest()
         path = self.folder / f"{_as_key(key)}-{checksum[:16]}{suffix}"
-        record = f"blufunc-cache 1 {checksum} {path.name}\n{source}".encode()
+        record = f"blufunc-cache 1 {checksum} {path.name}\n{source}".encode(errors="backslashreplace")
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code is loaded from it
             self._write(path, binary)
@@ -144,17 +158,20 @@ class DiskCache:
 
     def _find(self, key: str) -> tuple[Path, bytes] | None:
         """The binary's file and bytes; a broken entry is removed."""
-        if self.folder is None:
+        if self.folder is None or self.distrusted():
             return None
         record = self._record(key)
         try:
-            with record.open("rb") as f:
+            with _opened(record) as f:
                 head = _RECORD.match(f.readline())
         except OSError:
             return None
         path = self.folder / head["name"].decode() if head else None
         try:
-            binary = path.read_bytes() if path else b""
+            binary = b""
+            if path:
+                with _opened(path) as f:
+                    binary = f.read()
         except OSError:
             binary = b""
         if head and path and hashlib.sha256(binary).hexdigest() == head["sum"].decode():

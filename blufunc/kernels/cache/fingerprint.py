@@ -179,7 +179,7 @@ class Fingerprint:
 
 
 def _hash(*lines: str) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogatepass")).hexdigest()
 
 
 _PLAIN = frozenset((int, bool, float, complex, str, bytes, type(None), type(Ellipsis), range))

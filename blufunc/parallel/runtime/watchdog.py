@@ -27,7 +27,7 @@ ABORTED = 113
 """Exit code of a rank that ended because of another."""
 
 STOPPED = 75
-"""Exit code of a process that a signal has asked to end, and that saved its state: EX_TEMPFAIL."""
+"""Exit code of a process that saved its state when asked to end: EX_TEMPFAIL."""
 
 PATIENCE = 2.0
 """Seconds that a collective may still take after one of its ranks has ended."""

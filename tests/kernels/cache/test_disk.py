@@ -162,3 +162,44 @@ def test_default_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_folder() == tmp_path / ".cache" / "blufunc"
+
+
+# -- trust -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
+def test_a_folder_that_others_may_write_to_is_neither_read_nor_written(tmp_path, mode):
+    cache = DiskCache(tmp_path)
+    path = cache.put("k", b"code", "", ".so")
+    tmp_path.chmod(mode)
+    assert cache.get("k") is None and cache.path_of("k") is None
+    assert cache.put("k", b"new") is None and "others may write to" in cache.refused
+    tmp_path.chmod(0o700)
+    assert cache.path_of("k") == path and cache.get("k") == b"code"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
+def test_files_and_folders_of_other_users_are_not_read(tmp_path):
+    cache = DiskCache(tmp_path)
+    for _ in range(2):
+        path = cache.put("k", b"code", "", ".so")
+        os.chown(path, 65534, -1)
+        assert cache.get("k") is None
+    cache.put("k", b"code")
+    os.chown(tmp_path, 65534, -1)
+    assert cache.get("k") is None and "belongs to another user" in cache.distrusted()
+
+
+def test_records_of_another_version_are_removed(tmp_path):
+    cache = DiskCache(tmp_path)
+    cache.put("k", b"code")
+    (record,) = tmp_path.glob("*.txt")
+    record.write_bytes(record.read_bytes().replace(b"blufunc-cache 1", b"blufunc-cache 2"))
+    assert cache.get("k") is None and not record.exists()
+
+
+def test_keys_and_sources_with_paths_that_are_not_utf8(tmp_path):
+    cache = DiskCache(tmp_path)
+    key = key_of("// at caf\udce9.py:3")
+    assert key != key_of("// at caf.py:3")
+    assert cache.put(key, b"code", "// at caf\udce9.py:3") and cache.get(key) == b"code"

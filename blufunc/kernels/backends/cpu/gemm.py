@@ -120,7 +120,8 @@ def source(dtype: np.dtype) -> str:
 
 def function_for(compiler: Compiler, dtype: np.dtype) -> Any:
     """The function of all matmuls of a dtype."""
-    function = compiler.compile(source(dtype), f"products of {dtype.name} matrices", _OPTIONS).product
+    name = f"products of {dtype.name} matrices"
+    function = compiler.compile(source(dtype), name, _OPTIONS, ["product"]).product
     function.argtypes = [ctypes.POINTER(Layout), *[ctypes.c_void_p] * 3, ctypes.c_int]
     function.restype = None
     return function

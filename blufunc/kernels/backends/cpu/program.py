@@ -65,7 +65,10 @@ class HostProgram:
         self.schedule, self.text = made.schedule, made.text
         warn_of_host(self.schedule)
         show_stages(self.schedule, jaxpr.name)
-        library = compiler.compile(self.text, jaxpr.name or "program") if made.names or made.whole else None
+        library = None
+        if made.names or made.whole:
+            symbols = [*made.names.values(), *["program"] * bool(made.whole)]
+            library = compiler.compile(self.text, jaxpr.name or "program", symbols=symbols)
         for dtype in made.products:
             assert library is not None
             function = gemm.function_for(compiler, np.dtype(dtype))

@@ -21,10 +21,11 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
@@ -89,13 +90,16 @@ class Compiler:
         """Cache key of the library that ``source`` compiles to."""
         return key_of(source, self.version, self.cpu, *self.flags, *options)
 
-    def compile(self, source: str, name: str, options: Sequence[str] = ()) -> ctypes.CDLL:
+    def compile(
+        self, source: str, name: str, options: Sequence[str] = (), symbols: Iterable[str] = ()
+    ) -> ctypes.CDLL:
         """Compile and load a library; the same object for the same source and options.
 
         Args:
           source: C++ source with ``extern "C"`` functions.
           name: name of the source in messages.
           options: flags after those of all sources.
+          symbols: functions that it defines: a library of the cache without them is compiled again.
 
         Raises:
           CompileError: the compiler rejected the source, or the library cannot be loaded.
@@ -103,16 +107,17 @@ class Compiler:
         key = self.key(source, options)
         library = self._loaded.get(key)
         if library is None:
-            library = self._from_cache(key) or self._make(key, source, name, options)
+            library = self._from_cache(key, symbols) or self._make(key, source, name, options)
             self._loaded[key] = library
         return library
 
-    def _from_cache(self, key: str) -> ctypes.CDLL | None:
+    def _from_cache(self, key: str, symbols: Iterable[str]) -> ctypes.CDLL | None:
         path = self.cache.path_of(key)
         try:
-            return _load(path) if path else None
+            library = _load(path) if path else None
         except OSError:  # another process pruned it, or the folder is mounted noexec
             return None
+        return library if all(hasattr(library, symbol) for symbol in symbols) else None
 
     def _make(self, key: str, source: str, name: str, options: Sequence[str]) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(prefix="blufunc-") as folder:
@@ -239,8 +244,17 @@ def _remembered(command: tuple[str, ...], program: str, cache: DiskCache) -> Com
     blob = cache.get(_probe_key(command, program))
     if blob is None:
         return None
-    said = json.loads(blob)
-    return Compiler(command, said["version"], tuple(said["flags"]), said["openmp"], cpu(), cache)
+    match _json(blob):
+        case {"version": str(version), "flags": [*flags], "openmp": bool(openmp)}:
+            return Compiler(command, version, tuple(map(str, flags)), openmp, cpu(), cache)
+    return None  # of another version
+
+
+def _json(blob: bytes) -> Any:
+    try:
+        return json.loads(blob)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _probe(command: tuple[str, ...], program: str, cache: DiskCache) -> Compiler | None:
@@ -255,7 +269,9 @@ def _probe(command: tuple[str, ...], program: str, cache: DiskCache) -> Compiler
         probe = source_files.source(_PROBE)
         compiler = Compiler(command, version, (*_FLAGS, *extra), "-fopenmp" in extra, cpu(), cache)
         try:
-            answer = compiler.compile(probe, "a probe of the compiler").blufunc_probe(10)
+            answer = compiler.compile(
+                probe, "a probe of the compiler", symbols=["blufunc_probe"]
+            ).blufunc_probe(10)
         except errors.CompileError as e:
             if config.shows("compile"):
                 config.show(e)

@@ -83,7 +83,7 @@ class CudaBackend:
         return x
 
     def snapshot(self, buffer: DeviceBuffer) -> Callable[[], np.ndarray]:
-        """A host copy on a stream of its own, once the compute stream's present work is done."""
+        """A host copy that overlaps later work, on a stream of its own."""
         return Snapshot(buffer)
 
     def block_until_ready(self, buffer: DeviceBuffer) -> None:

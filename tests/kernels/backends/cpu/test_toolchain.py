@@ -100,6 +100,39 @@ def test_the_source_is_kept_for_people(compiler):
     assert any(ADD in path.read_text() for path in compiler.cache.folder.glob("*.txt"))
 
 
+def test_a_cached_library_without_its_function_is_compiled_again(tmp_path, real):
+    program, runs = counted(tmp_path, real)
+    first = toolchain.search([program], DiskCache(tmp_path / "cache"))
+    other = first.compile('extern "C" int other() { return 7; }', "other")
+    stale = first.cache.path_of(first.key('extern "C" int other() { return 7; }')).read_bytes()
+    first.cache.put(first.key(ADD), stale, ADD, ".so")
+    before = runs()
+    second = toolchain.search([program], DiskCache(tmp_path / "cache"))
+    assert second.compile(ADD, "add", symbols=["add"]).add(2, 3) == 5 and other.other() == 7
+    assert runs() == before + 1
+    third = toolchain.search([program], DiskCache(tmp_path / "cache"))
+    assert third.compile(ADD, "add", symbols=["add"]).add(2, 3) == 5 and runs() == before + 1
+
+
+def test_libraries_in_a_folder_that_others_may_write_to_are_not_loaded(compiler):
+    key = compiler.key(ADD)
+    compiler.cache.put(key, b"not a library", ADD, ".so")
+    compiler.cache.folder.chmod(0o777)
+    assert compiler.compile(ADD, "add", symbols=["add"]).add(2, 3) == 5
+    compiler.cache.folder.chmod(0o700)
+    assert compiler.cache.get(key) == b"not a library"
+
+
+@pytest.mark.parametrize(
+    "blob", [b"{}", b"[1]", b"oops", b"[" * 99_999, b'{"version": 3, "flags": [], "openmp": true}']
+)
+def test_a_remembered_compiler_of_another_version_is_probed_again(tmp_path, real, blob):
+    cache = DiskCache(tmp_path / "cache")
+    program = shutil.which(real.command[0])
+    cache.put(toolchain._probe_key(real.command, program), blob, "", ".json")
+    assert toolchain._remembered(real.command, program, cache) is None
+
+
 def _remove(path):
     path.unlink()
 

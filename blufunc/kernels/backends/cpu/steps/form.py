@@ -65,7 +65,8 @@ class Library(NamedTuple):
 
     def address(self, compiler: Compiler) -> int:
         """Address of the function; compiles the library if necessary."""
-        loaded = compiler.compile(self.source(), f"{self.function} for the CPU", (*_OPTIONS, *self.options))
+        options = (*_OPTIONS, *self.options)
+        loaded = compiler.compile(self.source(), f"{self.function} for the CPU", options, [self.function])
         if self.routines:
             table = (ctypes.c_void_p * len(self.routines)).in_dll(loaded, "routines")
             table[:] = [self.resolve(name) for name in self.routines]

@@ -405,7 +405,7 @@ _ASIDE_SLOTS, _ASIDE_BYTES = 4, 1 << 23
 
 
 class _Aside:
-    """Stream and page-locked slots of a device's copies to the host that overlap its work."""
+    """Stream and page-locked slots of copies to the host that overlap work."""
 
     def __init__(self, index: int) -> None:
         import cupy

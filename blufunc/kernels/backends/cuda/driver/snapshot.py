@@ -18,7 +18,7 @@ from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 
 _PATIENCE = 60.0
-"""Seconds that an allocation waits for snapshots ahead of failing: a device's memory is copied in less."""
+"""Seconds that an allocation waits for snapshots: enough for a whole device."""
 
 
 class Snapshot:

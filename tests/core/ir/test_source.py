@@ -1,0 +1,40 @@
+"""Lines of the user's program, for messages and comments of generated sources."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as jnp
+from blufunc import errors
+from blufunc.config import config
+from blufunc.core.ir import source
+
+
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        ("a.py", "a.py"),
+        ("caf\udce9.py", "caf\\udce9.py"),
+        ("a\nint x;.py", "a\\nint x;.py"),
+        ("é.py", "é.py"),
+    ],
+)
+def test_summaries_are_one_line_of_utf8(name, shown):
+    code = compile("def f(x): return g(x)", f"/home/{name}", "exec").co_consts[0]
+    assert source.summary((code, 0)) == f"{shown}:1 (f)"
+    assert source.describe((code, 0)).startswith(f"/home/{shown}:1 (f)")
+
+
+@pytest.mark.parametrize("name", ["caf\udce9.py", "a\nint x;.py"])
+def test_functions_in_files_with_strange_names_compile_and_fail_as_others(name, monkeypatch):
+    monkeypatch.setattr(config, "host_compiler", "always")
+    names = {"jnp": jnp}
+    exec(
+        compile("def f(x): return jnp.tanh(x) * 2 + 1\ndef g(x): return jnp.reshape(x, 7)", name, "exec"),
+        names,
+    )
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_allclose(bf.jit(names["f"])(x), np.tanh(x) * 2 + 1, rtol=1e-6)
+    with pytest.raises(errors.ShapeError) as caught:
+        names["g"](jnp.ones(3))
+    str(caught.value).encode()
