@@ -161,18 +161,42 @@ class Checkpointer:
                 with storage.writing(self._folder.text(entry.manifest)):
                     self._folder.write(entry.manifest, commit)
             else:
-                _await(inside, lambda: entry.manifest in self._folder.names(), "process 0 to commit")
+                _await(inside, lambda: self._is_settled(entry), "process 0 to commit")
         except BaseException:
             with contextlib.suppress(OSError, errors.BlufuncError):  # the first error is the one to see
                 if us.count == 1:
                     manifests.discard(self._folder, entry)
-                else:
+                elif not _failed(inside):  # the first one is the one to name
                     inside.write(f"{us.index:05}{_FAILED}", b"")
             raise
-        if us.index == 0 and self._keep is not None:
-            with storage.writing(storage.shown(self._folder.path)):
-                for old in manifests.listing(self._folder).committed[: -self._keep]:
-                    manifests.discard(self._folder, old)
+        if us.index == 0:
+            try:
+                with storage.writing(storage.shown(self._folder.path)):
+                    self._remove_remains(entry)  # those of processes that were late for the save before, too
+                    old = manifests.listing(self._folder).committed[: -self._keep] if self._keep else []
+                    for other in old:
+                        manifests.discard(self._folder, other)
+            except BaseException:
+                with contextlib.suppress(OSError, errors.BlufuncError):
+                    inside.write(f"{us.index:05}{_FAILED}", b"")  # the others wait for this, too
+                raise
+
+    def _is_settled(self, entry: Entry) -> bool:
+        """True if a checkpoint is committed and old ones are removed.
+
+        All processes then have the same ``steps()``.
+        """
+        found = manifests.listing(self._folder)
+        if entry in found.committed:
+            return self._keep is None or len(found.committed) <= self._keep
+        if found.next_number > entry.number + 1 and entry not in manifests.listing(self._folder).committed:
+            raise errors.DataError(  # process 0 has gone on, and removed what says the reason
+                f"step {entry.step} was not saved: a process could not write its part",
+                where=storage.shown(self._folder.path),
+                why="its own error says the reason",
+                fix="earlier checkpoints are as they were",
+            )
+        return False
 
     def _remove_remains(self, entry: Entry) -> None:
         """Remove what killed saves have left."""
@@ -273,6 +297,11 @@ def _file_of_other(inside: storage.Folder, process: int) -> Written:
     return Written(name, file.header.size + last, file.header.digest)
 
 
+def _failed(inside: storage.Folder) -> list[int]:
+    """The processes that could not write."""
+    return [int(name[:5]) for name in inside.names() if name.endswith(_FAILED)]
+
+
 def _await(inside: storage.Folder, there: Callable[[], bool], what: str) -> None:
     """Wait for another process.
 
@@ -284,8 +313,7 @@ def _await(inside: storage.Folder, there: Callable[[], bool], what: str) -> None
     end, pause = time.monotonic() + seconds, 0.005
     path = storage.shown(inside.path)
     while not there():
-        failed = [int(name[:5]) for name in inside.names() if name.endswith(_FAILED)]
-        if failed:
+        if failed := _failed(inside):
             raise errors.DataError(
                 f"process {failed[0]} could not write its part of {path}",
                 where=path,

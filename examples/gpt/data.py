@@ -385,7 +385,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _regular(path: Path) -> int:
-    """Bytes of a file; DataError for a pipe or a device, which might wait for a writer for ever."""
+    """Bytes of a file; DataError for a pipe, which might never have a writer."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise DataError(

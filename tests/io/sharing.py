@@ -55,7 +55,7 @@ saves.save(3, tree)
 try:
     saves.wait()
 except errors.DataError as error:
-    expected = "No space left on device" if us == 1 else "process 1 could not write its part of"
+    expected = "No space left on device" if us == 1 else "could not write its part"
     print("refused" if expected in str(error) else error)
 os.pwrite = pwrite
 assert saves.steps() == [2]

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 
@@ -209,7 +210,7 @@ def test_a_folder_that_vanishes_and_one_that_is_a_file(tmp_path):
             do(io.Checkpointer(tmp_path / "file", asynchronous=False))
 
 
-def test_full_and_read_only_disks_leave_the_old_checkpoint(tmp_path):
+def test_full_and_read_only_disks_leave_the_old_checkpoint():
     """In another process, not as root, whom permissions do not stop."""
     script = """
         import os, resource, sys, numpy as np
@@ -228,23 +229,20 @@ def test_full_and_read_only_disks_leave_the_old_checkpoint(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         print(saves.steps(), sorted(os.listdir(folder)))
         os.chmod(folder, 0o555)
-        if os.geteuid() == 0:
-            os.chown(folder, 0, 0)
+        if os.getuid() == 0:
             os.seteuid(65534)
         try:
             saves.save(3, {"x": np.zeros(10)})
         except errors.DataError as error:
             print(error)
+        if os.getuid() == 0:
+            os.seteuid(0)
         print(saves.steps(), io.Checkpointer(folder).restore()["x"].shape)
     """
-    os.chmod(tmp_path, 0o755)
-    for parent in tmp_path.parents:
-        if parent.stat().st_uid == os.geteuid() and parent.name.startswith("pytest"):
-            os.chmod(parent, 0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "run")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)  # pytest's folders are closed to other users
+        command = [sys.executable, "-c", textwrap.dedent(script), f"{name}/run"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("cannot write to") == 3 and done.stdout.count("free some of the disk") == 2
     assert "[1] ['.lock', '000001-step-1', '000001-step-1.json']" in done.stdout
