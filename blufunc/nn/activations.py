@@ -24,7 +24,7 @@ Axis = int | Sequence[int] | None
 def as_inexact(x: Any) -> Any:
     """``x`` as a floating or complex array: integers and booleans become float32."""
     x = bnp.asarray(x)
-    return x if dtypes.is_inexact(x.dtype) else x.astype(dtypes.float32)
+    return x if dtypes.is_inexact(x.dtype) else x.astype(float)
 
 
 def wide_of(x: Any) -> Any:
@@ -399,7 +399,7 @@ def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = Fa
     return total - bnp.log(count)
 
 
-def one_hot(x: Any, num_classes: int, *, dtype: Any = dtypes.float32, axis: int = -1) -> Any:
+def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> Any:
     """One-hot vectors of the integers in ``x``; all zeros for those out of range.
 
     Args:

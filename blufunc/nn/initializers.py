@@ -27,28 +27,28 @@ __all__ = [
 ]  # fmt: skip
 
 
-def zeros(key: Any, shape: Sequence[int], dtype: Any = dtypes.float32) -> Any:
+def zeros(key: Any, shape: Sequence[int], dtype: Any = float) -> Any:
     """Zeros; the key is not used."""
     return bnp.zeros(shape, dtype)
 
 
-def ones(key: Any, shape: Sequence[int], dtype: Any = dtypes.float32) -> Any:
+def ones(key: Any, shape: Sequence[int], dtype: Any = float) -> Any:
     """Ones; the key is not used."""
     return bnp.ones(shape, dtype)
 
 
-def constant(value: Any, dtype: Any = dtypes.float32) -> Initializer:
+def constant(value: Any, dtype: Any = float) -> Initializer:
     """An initialiser of arrays filled with ``value``."""
     return lambda key, shape, dtype=dtype: bnp.full(shape, value, dtype)
 
 
-def normal(stddev: float = 1e-2, dtype: Any = dtypes.float32) -> Initializer:
+def normal(stddev: float = 1e-2, dtype: Any = float) -> Initializer:
     """An initialiser of normal values of mean 0."""
     return lambda key, shape, dtype=dtype: random.normal(key, tuple(shape), dtype) * stddev
 
 
 def truncated_normal(
-    stddev: float = 1e-2, dtype: Any = dtypes.float32, lower: float = -2.0, upper: float = 2.0
+    stddev: float = 1e-2, dtype: Any = float, lower: float = -2.0, upper: float = 2.0
 ) -> Initializer:
     """An initialiser of ``stddev`` times normal values in [``lower``, ``upper``].
 
@@ -59,7 +59,7 @@ def truncated_normal(
     )
 
 
-def uniform(scale: float = 1e-2, dtype: Any = dtypes.float32) -> Initializer:
+def uniform(scale: float = 1e-2, dtype: Any = float) -> Initializer:
     """An initialiser of uniform values in [0, ``scale``)."""
     return lambda key, shape, dtype=dtype: random.uniform(key, tuple(shape), dtype) * scale
 
@@ -71,7 +71,7 @@ def variance_scaling(
     in_axis: Axes = -2,
     out_axis: Axes = -1,
     batch_axis: Axes = (),
-    dtype: Any = dtypes.float32,
+    dtype: Any = float,
 ) -> Initializer:
     """An initialiser of random weights of variance ``scale / fan``.
 
@@ -120,7 +120,7 @@ def _in_a_disk(key: Any, shape: tuple[int, ...], dtype: Any, even: bool, varianc
 
 def _recipe(name: str, scale: float, mode: str, distribution: str, doc: str) -> Callable[..., Initializer]:
     def make(
-        in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = dtypes.float32
+        in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = float
     ) -> Initializer:
         return variance_scaling(scale, mode, distribution, in_axis, out_axis, batch_axis, dtype)
 
@@ -178,7 +178,7 @@ def _choice(name: str, choice: str, known: Any) -> None:
         )
 
 
-def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = dtypes.float32) -> Initializer:
+def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = float) -> Initializer:
     """An initialiser of ``scale`` times uniform orthogonal matrices (arXiv:1312.6120).
 
     Args:
@@ -207,7 +207,7 @@ def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = dtypes.fl
     return init
 
 
-def delta_orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = dtypes.float32) -> Initializer:
+def delta_orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = float) -> Initializer:
     """An initialiser of convolutions, ``orthogonal`` at the centre (arXiv:1806.05393).
 
     Args:

@@ -80,7 +80,7 @@ def asarray(
         if holds_values(x):
             return _stack_nested(x, want)
         if not x:
-            x = np.zeros((0,), want or dtypes.float32)
+            x = np.zeros((0,), want or dtypes.default(float))
     if x is None or isinstance(x, (str, bytes, dict, set)):
         raise errors.ArgumentError(
             f"asarray cannot make an array of a {type(x).__name__}: {x!r:.60}",
@@ -252,17 +252,17 @@ def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
 
     ``device`` may be a ``NamedSharding``, here and in ``ones``, ``empty`` and ``full``.
     """
-    return _filled(shape_of(shape, "zeros"), 0, dtype_of(dtype) or dtypes.float32, device)
+    return _filled(shape_of(shape, "zeros"), 0, dtype_of(dtype) or dtypes.default(float), device)
 
 
 def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """Ones of a shape (an int or a tuple of int), float32 by default."""
-    return _filled(shape_of(shape, "ones"), 1, dtype_of(dtype) or dtypes.float32, device)
+    return _filled(shape_of(shape, "ones"), 1, dtype_of(dtype) or dtypes.default(float), device)
 
 
 def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """Zeros: arrays are immutable, so one that is not initialised would be of no use."""
-    return _filled(shape_of(shape, "empty"), 0, dtype_of(dtype) or dtypes.float32, device)
+    return _filled(shape_of(shape, "empty"), 0, dtype_of(dtype) or dtypes.default(float), device)
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Array:
@@ -376,7 +376,7 @@ def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *,
     if step == 0:
         raise errors.ValueRangeError("arange: the step is 0.", where=source.here(), fix="use linspace")
     is_int = all(isinstance(v, int) for v in (start, stop, step))
-    want = dtype_of(dtype) or (dtypes.int32 if is_int else dtypes.float32)
+    want = dtype_of(dtype) or dtypes.default(int if is_int else float)
     if state.trace is EVAL and not (is_int and start == 0 and step == 1):
         host = np.arange(start, stop, step)
         if is_int and host.size and dtypes.is_integer(want):
@@ -560,7 +560,7 @@ def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: 
     m = n if M is None else static_int(M, "eye", "M")
     k = static_int(k, "eye", "k")
     n, m = shape_of((n, m), "eye")
-    want = dtype_of(dtype) or dtypes.float32
+    want = dtype_of(dtype) or dtypes.default(float)
     place = parse_device(device)
     if state.trace is EVAL or place not in (None, backend.default_device()):
         return from_numpy(np.eye(n, m, k).astype(want), place)
@@ -578,7 +578,7 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Array:
     """An ``(N, M)`` matrix, ones up to diagonal ``k``, else 0, float32 by default."""
     n = static_int(N, "tri", "N")
     mask = _below(n, n if M is None else static_int(M, "tri", "M"), static_int(k, "tri", "k"))
-    return ops.convert(mask, dtype_of(dtype) or dtypes.float32)
+    return ops.convert(mask, dtype_of(dtype) or dtypes.default(float))
 
 
 def _triangle(x: Any, k: int, name: str, keep_below: bool) -> Array:
@@ -656,7 +656,7 @@ def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) 
 
     One array ``(rank, *dimensions)``; with ``sparse`` a tuple of arrays that broadcast to ``dimensions``.
     """
-    shape, kind = shape_of(dimensions, "indices"), dtype_of(dtype) or dtypes.int32
+    shape, kind = shape_of(dimensions, "indices"), dtype_of(dtype) or dtypes.default(int)
     if sparse:
         return tuple(
             iota(kind, tuple(n if d == i else 1 for d in range(len(shape))), i) for i, n in enumerate(shape)

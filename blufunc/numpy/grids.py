@@ -107,7 +107,7 @@ def ravel_multi_index(
             where=source.here(),
             fix="mode 'raise', 'clip' or 'wrap'; order 'C' or 'F'",
         )
-    want = dtype_of(dtype) or dtypes.int32
+    want = dtype_of(dtype) or dtypes.default(int)
     total: Array = constant(0, want)
     for at, n in (
         zip(positions, sizes, strict=True) if order == "C" else zip(positions[::-1], sizes[::-1], strict=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core.ir import source
-from blufunc.core.ir.axes import sequence
+from blufunc.core.ir.axes import is_several, sequence
 from blufunc.core.ir.source import here
 from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
@@ -28,23 +28,24 @@ from blufunc.numpy.promotion import (
     shape_of,
     static_int,
     stretch,
+    type_of,
     value_of,
 )
 
 
 def shape(a: Any) -> tuple[int, ...]:
     """The shape of ``a``, a tuple of int."""
-    return value_of(a, "shape").aval.shape
+    return type_of(a, "shape").shape
 
 
 def ndim(a: Any) -> int:
     """The number of axes of ``a``."""
-    return value_of(a, "ndim").aval.ndim
+    return type_of(a, "ndim").ndim
 
 
 def size(a: Any, axis: int | None = None) -> int:
     """The number of elements of ``a``, or the size of an axis."""
-    aval = value_of(a, "size").aval
+    aval = type_of(a, "size")
     return aval.size if axis is None else aval.shape[axis_in(axis, aval.ndim, "size")]
 
 
@@ -94,7 +95,8 @@ def ravel(a: Any, order: str = "C") -> Array:
 def expand_dims(a: Any, axis: Any = 0) -> Array:
     """Insert axes of size 1 at positions ``axis`` (an int or several) of the result."""
     x = value_of(a, "expand_dims")
-    count = len(axis) if isinstance(axis, (tuple, list)) else 1
+    axis = tuple(axis) if is_several(axis) else axis
+    count = len(axis) if axis.__class__ is tuple else 1
     axes = axes_in(axis, x.aval.ndim + count, "expand_dims")
     old = iter(x.aval.shape)
     return _reshape(x, tuple([1 if d in axes else next(old) for d in range(x.aval.ndim + count)]))

@@ -130,7 +130,7 @@ def _position(function: Callable, name: str, worst: float) -> Callable:
             return function(x, axis, keepdims=keepdims)
         at = function(ops.select(mask, x, constant(worst, x.aval.dtype)), axis, keepdims=keepdims)
         some = red.any(mask, axis, keepdims=keepdims)
-        return ops.select(some, at, constant(-1, dtypes.int32))
+        return ops.select(some, at, constant(-1, at.aval.dtype))
 
     return named(
         wrapper,

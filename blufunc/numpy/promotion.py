@@ -32,15 +32,9 @@ from blufunc.core.primitives.primitive import Primitive
 # -- operands ---------------------------------------------------------------------------------------
 
 
-PYTHON_SCALARS: dict[type, tuple[np.dtype, bool]] = {
-    bool: (dtypes.bool_, False),
-    int: (dtypes.int32, True),
-    float: (dtypes.float32, True),
-    complex: (dtypes.complex64, True),
-}
+PYTHON_SCALARS = dtypes.SCALARS
 """The dtype of a Python scalar in promotion, and whether it is weak, by class."""
 
-_FLOAT32 = dtypes.float32
 _BOOL = dtypes.bool_
 
 
@@ -89,6 +83,16 @@ def value_of(x: Any, name: str) -> Array:
     return as_value(x, name) if kind is None else constant(x, *kind)
 
 
+def type_of(x: Any, name: str) -> ShapedArray:
+    """The type of an argument, or of an object that has shape and dtype."""
+    try:
+        return value_of(x, name).aval
+    except errors.ArgumentError:
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            raise
+    return ShapedArray(tuple(x.shape), dtypes.as_dtype(x.dtype), bool(getattr(x, "weak_type", False)))
+
+
 def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Array:
     """An argument as ``dtype``; numbers of Python and NumPy exactly."""
     if isinstance(x, (np.ndarray, np.generic)) and np.can_cast(x.dtype, dtype, "same_kind"):
@@ -102,7 +106,7 @@ def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Array:
 
 def to_inexact(dtype: np.dtype, weak: bool) -> tuple[np.dtype, bool]:
     """The dtype of functions of real numbers: float32 for integers and booleans."""
-    return (dtype, weak) if dtypes.is_inexact(dtype) else (_FLOAT32, weak)
+    return (dtype, weak) if dtypes.is_inexact(dtype) else (dtypes.default(float), weak)
 
 
 def cast(x: Array, dtype: np.dtype, weak: bool = False) -> Array:
@@ -131,6 +135,7 @@ _plans: dict[tuple[ShapedArray, ShapedArray, bool], _Plan] = {}
 _scalar_plans: dict[tuple[ShapedArray, type, bool], tuple[np.dtype | None, np.dtype, bool]] = {}
 
 
+@dtypes.forgotten_with_mode
 @forgotten_with("numpy_rank_promotion", "numpy_dtype_promotion")
 def _forget_plans() -> None:
     _plans.clear()

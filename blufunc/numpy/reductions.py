@@ -71,11 +71,12 @@ def _masked(x: Array, where: Any, neutral: Any, name: str) -> Array:
 
 
 def _summed_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of sums and products: integers have 32 bits at least."""
+    """The dtype of sums and products: integers have the default width at least."""
+    least = dtypes.default(int)
     if dtypes.is_bool(dtype):
-        return dtypes.int32
-    if dtypes.is_integer(dtype) and dtype.itemsize < 4:
-        return dtypes.uint32 if dtypes.is_unsigned(dtype) else dtypes.int32
+        return least
+    if dtypes.is_integer(dtype) and dtype.itemsize < least.itemsize:
+        return np.dtype(f"u{least}") if dtypes.is_unsigned(dtype) else least
     return dtype
 
 
@@ -389,7 +390,7 @@ def _position(prim: Primitive, name: str, doc: str) -> Callable:
             raise errors.ValueRangeError(
                 f"{name} of no elements: axis {d} of {line.aval}.", where=source.here()
             )
-        index_dtype = dtypes.int32 if line.aval.shape[d] <= 2**31 else dtypes.int64
+        index_dtype = dtypes.default(int) if line.aval.shape[d] <= 2**31 else dtypes.int64
         result = prim.bind(line, axes=(d,), index_dtype=index_dtype)
         return _kept(x, result, tuple(range(x.aval.ndim)) if axis is None else (d,), keepdims)
 

@@ -62,7 +62,7 @@ def argsort(
     Equal elements keep their order, descending too. For ``kind`` and ``order`` see ``sort``.
     """
     _check_kind("argsort", kind, order)
-    want = dtype_of(dtype) or dtypes.int32
+    want = dtype_of(dtype) or dtypes.default(int)
     if not dtypes.is_integer(want):
         raise errors.DtypeError(
             f"argsort: positions of dtype {dtypes.short_name(want)}.",

@@ -14,7 +14,7 @@ from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array
 from blufunc.numpy.creation import asarray
-from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
+from blufunc.numpy.promotion import PYTHON_SCALARS, type_of
 
 ndarray = Array
 
@@ -48,7 +48,7 @@ class ScalarType(type):
         return isinstance(other, (np.dtype, type, str)) and cls.dtype == other
 
     def __hash__(cls) -> int:
-        return hash(cls.dtype)
+        return hash(cls.dtype.type)  # as NumPy's type of the same name, to which it is equal
 
     def __repr__(cls) -> str:
         return f"blufunc.numpy.{cls.__name__}"
@@ -148,7 +148,7 @@ def _pair(x: Any) -> tuple[np.dtype, bool]:
         return PYTHON_SCALARS[x]
     if isinstance(x, (str, type, np.dtype, ScalarType)):
         return dtypes.as_dtype(x), False
-    aval = as_value(x, "result_type").aval
+    aval = type_of(x, "result_type")
     return aval.dtype, aval.weak_type
 
 

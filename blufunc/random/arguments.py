@@ -43,6 +43,8 @@ def any_keys(name: str, keys: Any) -> Any:
         if dtypes.is_key(keys.dtype):
             return keys
         text = f"an array {keys.aval}"
+    elif isinstance(keys, (np.ndarray, np.void)) and dtypes.is_key(keys.dtype):
+        return lift(keys)
     else:
         text = f"{keys!r:.60}" if isinstance(keys, (int, float, str)) else f"a {type(keys).__name__}"
     raise errors.ArgumentError(
@@ -122,7 +124,7 @@ def mode_of(name: str, mode: Any, known: Sequence[str]) -> str:
 
 def float_dtype(name: str, dtype: Any) -> np.dtype:
     """A real floating dtype; float32 for None."""
-    dtype = dtypes.float32 if dtype is None else dtypes.as_dtype(dtype)
+    dtype = dtypes.default(float) if dtype is None else dtypes.as_dtype(dtype)
     if not dtypes.is_floating(dtype):
         raise errors.DtypeError(
             f"random.{name} gives floating numbers, not {dtypes.short_name(dtype)}.",
@@ -136,7 +138,7 @@ def float_dtype(name: str, dtype: Any) -> np.dtype:
 
 def integer_dtype(name: str, dtype: Any) -> np.dtype:
     """An integer dtype; int32 for None."""
-    dtype = dtypes.int32 if dtype is None else dtypes.as_dtype(dtype)
+    dtype = dtypes.default(int) if dtype is None else dtypes.as_dtype(dtype)
     if not dtypes.is_integer(dtype):
         raise errors.DtypeError(
             f"random.{name} gives integers, not {dtypes.short_name(dtype)}.",

@@ -265,7 +265,7 @@ def take(x: Any, indices: Any, axis: int) -> Any:
     return gather_scatter.gather(x, starts, numbers, sizes, mode="promise_in_bounds")
 
 
-def geometric(key: Any, p: Any, shape: Shape | None = None, dtype: Any = "int32") -> Any:
+def geometric(key: Any, p: Any, shape: Shape | None = None, dtype: Any = int) -> Any:
     """Geometric samples 1, 2, ...: trials of probability ``p`` until a success.
 
     Args:

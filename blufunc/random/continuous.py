@@ -28,7 +28,7 @@ from blufunc.random.arguments import (
 from blufunc.random.uniforms import bits_, signs, two_units, uniform_, unit
 
 
-def normal(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
+def normal(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
     """Samples from the standard normal distribution, by its inverse CDF.
 
     Args:
@@ -40,7 +40,7 @@ def normal(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
 
 def inexact_dtype(name: str, dtype: Any) -> np.dtype:
     """A floating or complex dtype; float32 for None."""
-    dtype = dtypes.float32 if dtype is None else dtypes.as_dtype(dtype)
+    dtype = dtypes.default(float) if dtype is None else dtypes.as_dtype(dtype)
     return dtype if dtypes.is_complex(dtype) else float_dtype(name, dtype)
 
 
@@ -55,9 +55,7 @@ def normal_(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return ops.mul(scalar(math.sqrt(2), dtype), ops.erf_inv(u))
 
 
-def truncated_normal(
-    key: Any, lower: Any, upper: Any, shape: Shape | None = None, dtype: Any = "float32"
-) -> Any:
+def truncated_normal(key: Any, lower: Any, upper: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
     """Samples from the standard normal distribution truncated to (lower, upper).
 
     They come from the inverse of the distribution function in ``dtype``, which is 1 to all digits far from 0: an
@@ -76,7 +74,7 @@ def truncated_normal(
     return ops.clamp(least, ops.mul(root2, ops.erf_inv(u)), most)
 
 
-def exponential(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
+def exponential(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
     """Samples from the exponential distribution of rate 1."""
     key, shape = fresh_key("exponential", key), shape_of("exponential", shape)
     return exponential_(key, shape, float_dtype("exponential", dtype))
@@ -87,7 +85,7 @@ def exponential_(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return -ops.log1p(-unit(key, shape, dtype))
 
 
-def gumbel(key: Any, shape: Shape = (), dtype: Any = "float32", mode: str | None = None) -> Any:
+def gumbel(key: Any, shape: Shape = (), dtype: Any = float, mode: str | None = None) -> Any:
     """Samples from the standard Gumbel distribution: ``-log(-log(u))`` of uniform u.
 
     Args:
@@ -158,7 +156,7 @@ def _leading_zeros(x: Any) -> Any:
 # -- by inversion ----------------------------------------------------------------------------------
 
 
-def laplace(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
+def laplace(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
     """Samples from the Laplace distribution of location 0 and scale 1."""
     name = "laplace"
     key, shape, dtype = fresh_key(name, key), shape_of(name, shape), float_dtype(name, dtype)
@@ -167,7 +165,7 @@ def laplace(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
     return ops.sign(u) * ops.log1p(-ops.abs(u))
 
 
-def logistic(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
+def logistic(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
     """Samples from the logistic distribution of location 0 and scale 1."""
     name = "logistic"
     key, shape, dtype = fresh_key(name, key), shape_of(name, shape), float_dtype(name, dtype)
@@ -175,7 +173,7 @@ def logistic(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
     return ops.log(u) - ops.log1p(-u)
 
 
-def cauchy(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
+def cauchy(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
     """Samples from the standard Cauchy distribution."""
     name = "cauchy"
     key, shape, dtype = fresh_key(name, key), shape_of(name, shape), float_dtype(name, dtype)
@@ -183,7 +181,7 @@ def cauchy(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
     return ops.tan((u - 0.5) * math.pi)
 
 
-def pareto(key: Any, b: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
+def pareto(key: Any, b: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
     """Samples from the Pareto distribution, of density ``b * x**(-b - 1)``, x >= 1.
 
     Args:
@@ -195,7 +193,7 @@ def pareto(key: Any, b: Any, shape: Shape | None = None, dtype: Any = "float32")
 
 
 def weibull_min(
-    key: Any, scale: Any, concentration: Any, shape: Shape | None = None, dtype: Any = "float32"
+    key: Any, scale: Any, concentration: Any, shape: Shape | None = None, dtype: Any = float
 ) -> Any:
     """Samples from the Weibull distribution: ``scale * e**(1 / concentration)``.
 
@@ -210,7 +208,7 @@ def weibull_min(
     return ops.pow(exponential_(key, shape, dtype), 1.0 / concentration) * scale
 
 
-def rayleigh(key: Any, scale: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
+def rayleigh(key: Any, scale: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
     """Samples from the Rayleigh distribution.
 
     They are lengths of vectors of two normal numbers of deviation ``scale``.
@@ -224,7 +222,7 @@ def rayleigh(key: Any, scale: Any, shape: Shape | None = None, dtype: Any = "flo
 
 
 def triangular(
-    key: Any, left: Any, mode: Any, right: Any, shape: Shape | None = None, dtype: Any = "float32"
+    key: Any, left: Any, mode: Any, right: Any, shape: Shape | None = None, dtype: Any = float
 ) -> Any:
     """Samples from the triangular distribution.
 
@@ -248,7 +246,7 @@ def triangular(
 # -- from normal samples ---------------------------------------------------------------------------
 
 
-def lognormal(key: Any, sigma: Any = 1.0, shape: Shape | None = None, dtype: Any = "float32") -> Any:
+def lognormal(key: Any, sigma: Any = 1.0, shape: Shape | None = None, dtype: Any = float) -> Any:
     """Samples whose logarithm is normal, of mean 0 and deviation ``sigma``.
 
     Args:
@@ -259,7 +257,7 @@ def lognormal(key: Any, sigma: Any = 1.0, shape: Shape | None = None, dtype: Any
     return ops.exp(normal_(key, shape, dtype) * sigma)
 
 
-def maxwell(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
+def maxwell(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
     """Samples from the Maxwell distribution: lengths of standard normal 3-vectors."""
     key, shape = fresh_key("maxwell", key), shape_of("maxwell", shape)
     return _maxwell(key, shape, float_dtype("maxwell", dtype))
@@ -269,7 +267,7 @@ def _maxwell(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return ops.sqrt(linear_ops.reduce_sum(ops.square(normal_(key, (*shape, 3), dtype)), (len(shape),)))
 
 
-def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
+def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtype: Any = float) -> Any:
     """Samples from the double-sided Maxwell distribution: with a random sign.
 
     They are multiplied by ``scale``, and ``loc`` is added.
@@ -289,7 +287,7 @@ def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtyp
     return drawn * linear_ops.broadcast_to(scale, shape) + linear_ops.broadcast_to(loc, shape)
 
 
-def wald(key: Any, mean: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
+def wald(key: Any, mean: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
     """Samples from the Wald (inverse Gaussian) distribution of scale 1.
 
     By the transformation of J. R. Michael, W. R. Schucany and R. W. Haas (The American Statistician 30, 1976).

@@ -52,7 +52,7 @@ def _any(x: Any) -> Any:
 # -- Poisson ---------------------------------------------------------------------------------------
 
 
-def poisson(key: Any, lam: Any, shape: Shape | None = None, dtype: Any = "int32") -> Any:
+def poisson(key: Any, lam: Any, shape: Shape | None = None, dtype: Any = int) -> Any:
     """Samples from the Poisson distribution of mean ``lam``.
 
     Args:
@@ -164,7 +164,7 @@ def _log_factorial(k: Any) -> Any:
 # -- binomial --------------------------------------------------------------------------------------
 
 
-def binomial(key: Any, n: Any, p: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
+def binomial(key: Any, n: Any, p: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
     """Binomial samples: the successes of ``n`` trials of probability ``p``.
 
     Args:
@@ -290,7 +290,7 @@ def _stirling_tail(k: Any) -> Any:
 
 
 def multinomial(
-    key: Any, n: Any, p: Any, *, shape: Shape | None = None, dtype: Any = "float32", unroll: int | bool = 1
+    key: Any, n: Any, p: Any, *, shape: Shape | None = None, dtype: Any = float, unroll: int | bool = 1
 ) -> Any:
     """Multinomial samples: the counts of outcomes of ``n`` trials.
 

@@ -83,7 +83,7 @@ def _factor(cov: Any, method: str) -> Any:
     return vectors * bnp.sqrt(values[..., None, :])
 
 
-def orthogonal(key: Any, n: int, shape: Shape = (), dtype: Any = "float32", m: int | None = None) -> Any:
+def orthogonal(key: Any, n: int, shape: Shape = (), dtype: Any = float, m: int | None = None) -> Any:
     """Orthogonal (or unitary) matrices, uniform in the sense of Haar's measure.
 
     F. Mezzadri, "How to generate random matrices from the classical compact groups", arXiv:math-ph/0609050.

@@ -41,7 +41,7 @@ def bits(key: Any, shape: Shape = (), dtype: Any = "uint32") -> Any:
     return bits_(fresh_key("bits", key), dtype.itemsize * 8, shape_of("bits", shape))
 
 
-def uniform(key: Any, shape: Shape = (), dtype: Any = "float32", minval: Any = 0.0, maxval: Any = 1.0) -> Any:
+def uniform(key: Any, shape: Shape = (), dtype: Any = float, minval: Any = 0.0, maxval: Any = 1.0) -> Any:
     """Samples from the uniform distribution on [minval, maxval).
 
     Random bits become the mantissa of a number in [1, 2), from which 1 is subtracted.
@@ -79,7 +79,7 @@ def bits_(key: Any, width: int, shape: tuple[int, ...]) -> Any:
     return rb.random_bits_p.bind(key, shape=shape, bit_width=width)
 
 
-def randint(key: Any, shape: Shape, minval: Any, maxval: Any, dtype: Any = "int32") -> Any:
+def randint(key: Any, shape: Shape, minval: Any, maxval: Any, dtype: Any = int) -> Any:
     """Uniform integers in [minval, maxval); ``minval`` where the interval is empty.
 
     Twice as many bits as ``dtype`` has are taken modulo the size of the interval, so the bias is at most
@@ -183,14 +183,14 @@ def two_units(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> list[Any]:
     return [shape_ops.index_in_dim(both, i, 0, False) for i in range(2)]
 
 
-def rademacher(key: Any, shape: Shape = (), dtype: Any = "int32") -> Any:
+def rademacher(key: Any, shape: Shape = (), dtype: Any = int) -> Any:
     """1 or -1, with equal probabilities.
 
     Args:
       dtype: integer, floating or complex.
     """
     key, shape = fresh_key("rademacher", key), shape_of("rademacher", shape)
-    dtype = dtypes.int32 if dtype is None else dtypes.as_dtype(dtype)
+    dtype = dtypes.default(int) if dtype is None else dtypes.as_dtype(dtype)
     if not dtypes.is_numeric(dtype) or dtypes.is_unsigned(dtype):
         raise errors.DtypeError(
             f"rademacher gives numbers with a sign, not {dtypes.short_name(dtype)}.",

@@ -27,11 +27,13 @@ class ShapeDtypeStruct:
     Attributes:
       shape, dtype: of the array.
       sharding: the ``NamedSharding`` of the array on a mesh, for ``plan`` and ``collectives``; or None.
+      weak_type: whether the dtype yields in promotion.
     """
 
-    __slots__ = ("dtype", "shape", "sharding")
+    __slots__ = ("dtype", "shape", "sharding", "weak_type")
 
-    def __init__(self, shape: Sequence[int], dtype: Any, *, sharding: Any = None):
+    def __init__(self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False):
+        self.weak_type = weak_type
         self.shape = tuple(shape)
         self.dtype = dtypes.as_dtype(dtype)
         self.sharding = sharding
@@ -47,7 +49,7 @@ class ShapeDtypeStruct:
         return hash(self._all())
 
     def _all(self) -> tuple:
-        return self.shape, self.dtype, self.sharding
+        return self.shape, self.dtype, self.sharding, self.weak_type
 
     @property
     def ndim(self) -> int:
@@ -111,7 +113,7 @@ def abstract(x: Any, name: str | None = None) -> ShapedArray:
     if isinstance(x, Array):
         return x.aval
     if isinstance(x, ShapeDtypeStruct):
-        return ShapedArray(x.shape, x.dtype)
+        return ShapedArray(x.shape, x.dtype, x.weak_type)
     try:
         return lift(x, name).aval
     except errors.ArgumentError:

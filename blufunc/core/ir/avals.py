@@ -21,6 +21,26 @@ class AbstractValue:
     __slots__ = ()
 
 
+class Unsharded:
+    """The sharding of types: they have none, as JAX's without explicit axes.
+
+    Shardings are inferred when a program is compiled; those of arrays are theirs, not their types'.
+
+    Attributes:
+      spec: None for each axis.
+    """
+
+    __slots__ = ("spec",)
+    is_fully_replicated = True
+
+    def __init__(self, ndim: int):
+        self.spec = (None,) * ndim
+
+    def update(self, **changes: Any) -> Unsharded:
+        """Itself: types do not get shardings."""
+        return self
+
+
 class ShapedArray(AbstractValue):
     """The type of an array: shape, dtype, and whether the dtype is weak.
 
@@ -70,6 +90,11 @@ class ShapedArray(AbstractValue):
         return f"{weak}{dtypes.short_name(self.dtype)}[{','.join(map(str, self.shape))}]"
 
     @property
+    def sharding(self) -> Unsharded:
+        """The sharding that the type tells: none."""
+        return Unsharded(self.ndim)
+
+    @property
     def nbytes(self) -> int:
         """Size of the array in bytes."""
         return self.size * self.dtype.itemsize
@@ -101,6 +126,8 @@ class ShapedArray(AbstractValue):
         if dtypes.is_inexact(self.dtype):
             return self
         return ShapedArray(self.shape, dtypes.float0)
+
+    to_tangent_aval = tangent
 
     def same_type(self, other: ShapedArray) -> bool:
         """True if shape and dtype agree; weakness is ignored."""

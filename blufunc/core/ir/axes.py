@@ -7,6 +7,7 @@ Core. Every function that takes an axis, a shape or sizes reads them here, so th
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -75,15 +76,27 @@ def axis_in(axis: Any, ndim: int, name: str) -> int:
     return a % ndim
 
 
+def is_several(axis: Any) -> bool:
+    """True for a tuple, list, range or other iterable of axes or sizes; False for one."""
+    if isinstance(axis, (tuple, list, range)):
+        return True
+    return (
+        isinstance(axis, Iterable)
+        and not isinstance(axis, (str, bytes, dict))
+        and not hasattr(axis, "__index__")
+    )
+
+
 def axes_in(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     """``axis`` (None for all, an int, or several) as a sorted tuple of axes."""
     if axis is None:
         return tuple(range(ndim))
-    if isinstance(axis, (tuple, list)):
+    if is_several(axis):
+        axis = tuple(axis)
         axes = [axis_in(a, ndim, name) for a in axis]
         if len(set(axes)) != len(axes):
             raise errors.ValueRangeError(
-                f"{name}: axis {tuple(axis)} names an axis twice.",
+                f"{name}: axis {axis} names an axis twice.",
                 where=source.here(),
                 fix="name each axis once",
             )
@@ -99,6 +112,8 @@ def shape_of(shape: Any, name: str, open: bool = False) -> tuple[int, ...]:
         sizes = ints(shape, name, "a shape")
     elif hasattr(shape, "__index__"):
         sizes = (static_int(shape, name, "a shape"),)
+    elif is_several(shape):
+        sizes = ints(shape, name, "a shape")
     else:
         raise errors.ArgumentError(
             f"{name}: a shape is an int or a tuple of ints, not {shape!r:.60}.",

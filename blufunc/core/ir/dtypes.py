@@ -3,7 +3,7 @@
 Core, before tracing. In: the spellings that users give (``'bfloat16'``, ``np.float32``, ``int``), Python
 scalars and NumPy arrays. Out: ``np.dtype`` objects and pairs ``(dtype, weak)``.
 
-There is no x64 switch. Values without an explicit dtype are 32-bit (``implicit``, ``scalar_dtype``,
+Values without an explicit dtype are 32-bit (``implicit``, ``scalar_dtype``,
 ``canonical_numpy``); explicit dtypes are honoured (``as_dtype``). ``promote`` is JAX's lattice under that
 rule, which settles the two places where JAX consults its switch:
 
@@ -17,6 +17,7 @@ Everything else with a 64-bit operand is as in JAX with x64 on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -48,16 +49,17 @@ complex128: DType = np.dtype(np.complex128)
 float0: DType = np.dtype([("float0", np.void, 0)])
 """Tangent dtype of non-differentiable values (integers, bools, keys): no bytes."""
 
-key: DType = np.dtype([("hi", "<u4"), ("lo", "<u4")])
-"""A threefry2x32 PRNG key: the element of a key array, without arithmetic."""
 
-
-class extended(np.generic):
+class extended(np.void):  # type: ignore[misc]  # NumPy's stubs forbid what ``np.record`` does
     """Kind of the dtypes that NumPy has no arithmetic for, in ``issubdtype``."""
 
 
-class prng_key(extended):
+class prng_key(extended):  # type: ignore[misc]
     """Kind of the dtypes of random keys, in ``issubdtype``."""
+
+
+key: DType = np.dtype((prng_key, [("hi", "<u4"), ("lo", "<u4")]))
+"""A threefry2x32 PRNG key: the element of a key array, without arithmetic."""
 
 
 _SIGNED = frozenset({int8, int16, int32, int64})
@@ -87,7 +89,9 @@ _SUPPORTED = (
     "complex64, complex128"
 )
 
-_IMPLICIT: dict[DType, DType] = {int64: int32, uint64: uint32, float64: float32, complex128: complex64}
+_NARROWED: dict[DType, DType] = {int64: int32, uint64: uint32, float64: float32, complex128: complex64}
+_WIDENED = {narrow: wide for wide, narrow in _NARROWED.items()}
+_IMPLICIT = dict(_NARROWED)  # empty in the wide mode
 
 # Equal dtypes can be distinct objects (np.longlong, unpickled ones): as_dtype returns those named above.
 _CANONICAL: dict[DType, DType] = {d: d for d in _SHORT_NAMES}
@@ -131,6 +135,11 @@ def _parse_spec(spec: Any) -> DType:
 def implicit(dtype: DType) -> DType:
     """The dtype for a value whose dtype was not requested: 64-bit becomes 32-bit."""
     return _IMPLICIT.get(dtype, dtype)
+
+
+def default(kind: type) -> DType:
+    """The dtype for ``int``, ``float`` or ``complex`` where none was requested."""
+    return _specs[kind]
 
 
 def short_name(dtype: DType) -> str:
@@ -195,6 +204,38 @@ def iinfo(dtype: Any) -> Any:
     return np.iinfo(dtype)
 
 
+# The wide mode: what has no dtype has 64 bits. ``as_jax`` switches it, for programs that set ``jax_enable_x64``.
+
+_of_modes: list[Callable[[], None]] = []
+
+
+def forgotten_with_mode(forget: Callable[[], None]) -> Callable[[], None]:
+    """Decorator: call a function, which clears a memo, when the mode changes."""
+    _of_modes.append(forget)
+    return forget
+
+
+def is_wide() -> bool:
+    """True if what has no dtype has 64 bits."""
+    return not _IMPLICIT
+
+
+def set_wide(on: bool) -> None:
+    """Give 64 bits, or 32, to numbers, NumPy arrays and defaults without a dtype.
+
+    Programs that were traced before hold the dtypes of their time: drop them (``jit.clear_caches``).
+    """
+    _IMPLICIT.clear()
+    if not on:
+        _IMPLICIT.update(_NARROWED)
+    for kind, narrow in ((int, int32), (float, float32), (complex, complex64)):
+        chosen = _WIDENED[narrow] if on else narrow
+        _specs[kind] = _specs[kind.__name__] = chosen
+        SCALARS[kind] = (chosen, True) if on else {int: _INT, float: _FLOAT, complex: _CPLX}[kind]
+    for forget in _of_modes:
+        forget()
+
+
 # Promotion. A node of the lattice is a pair (dtype, weak). The weak nodes are what Python scalars are: a
 # kind with no width of its own, shown by its 32-bit dtype.
 
@@ -215,7 +256,9 @@ _EDGES: dict[Weak, list[Weak]] = {
     _INT: _strong(uint8, int8),
     (uint8, False): _strong(int16, uint16),
     (uint16, False): _strong(int32, uint32),
-    (uint32, False): _strong(int32, uint64),  # int32, not int64: narrow operands never widen to 64 bits
+    (uint32, False): _strong(
+        int32, uint64
+    ),  # int32, not int64 as in the wide mode: nothing widens to 64 bits
     (uint64, False): [_FLOAT],
     (int8, False): _strong(int16),
     (int16, False): _strong(int32),
@@ -248,6 +291,7 @@ def _ancestors(edges: dict[Weak, list[Weak]]) -> dict[Weak, frozenset[Weak]]:
 
 
 _ABOVE = _ancestors(_EDGES)
+_ABOVE_WIDE = _ancestors(_EDGES | {(uint32, False): _strong(int64, uint64)})
 
 # ``numpy_dtype_promotion="strict"``: weak dtypes only have something above them.
 _STRICT = _ancestors(
@@ -267,6 +311,7 @@ _NOT_PROMOTED: dict[DType, tuple[str, str | None]] = {
 # Two operands are looked up as given; more, as a set, so that long argument lists do not fill the memo.
 _promoted: dict[tuple[Weak, ...] | frozenset[Weak], Weak] = {}
 forgotten_with("numpy_dtype_promotion")(_promoted.clear)
+forgotten_with_mode(_promoted.clear)
 
 
 def promote(*pairs: Weak) -> Weak:
@@ -277,7 +322,9 @@ def promote(*pairs: Weak) -> Weak:
     memo_key = pairs if len(pairs) <= 2 else frozenset(pairs)
     result = _promoted.get(memo_key)
     if result is None:
-        result = _promoted[memo_key] = _promote(pairs)
+        dtype, weak = _promote(pairs)
+        # a weak node of the lattice has no width of its own
+        result = _promoted[memo_key] = (_WIDENED.get(dtype, dtype) if weak and is_wide() else dtype, weak)
     return result
 
 
@@ -302,7 +349,7 @@ def _weak_node(dtype: DType) -> Weak:
 
 
 def _least_upper_bound(nodes: set[Weak], pairs: tuple[Weak, ...], strict: bool = False) -> Weak:
-    lattice = _STRICT if strict else _ABOVE
+    lattice = _STRICT if strict else _ABOVE_WIDE if is_wide() else _ABOVE
     common = frozenset.intersection(*(lattice[n] for n in nodes))
     for node in common:
         if common <= lattice[node]:
@@ -321,15 +368,18 @@ def _least_upper_bound(nodes: set[Weak], pairs: tuple[Weak, ...], strict: bool =
     )
 
 
-_SCALARS: dict[type, Weak] = {bool: (bool_, False), int: _INT, float: _FLOAT, complex: _CPLX}
+SCALARS: dict[type, Weak] = {bool: (bool_, False), int: _INT, float: _FLOAT, complex: _CPLX}
+"""The dtype of a Python scalar in promotion, and whether it is weak, by class."""
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 
 
 def scalar_dtype(x: Any) -> Weak:
     """``(dtype, weak)`` of a Python bool, int, float or complex."""
-    pair = _SCALARS.get(type(x))
+    pair = SCALARS.get(type(x))
     if pair is None:
         pair = _scalar_subclass(x)
+    if pair[0] is int64 and not -(2**63) <= x < 2**63:
+        raise ValueRangeError(f"Python int {x} does not fit in int64", fix=f"asarray({x}, dtype='uint64')")
     if pair is _INT and not _INT32_MIN <= x <= _INT32_MAX:
         wide = "int64" if -(2**63) <= x < 2**63 else "uint64" if 0 <= x < 2**64 else "float32"
         raise ValueRangeError(
@@ -343,7 +393,7 @@ def scalar_dtype(x: Any) -> Weak:
 def _scalar_subclass(x: Any) -> Weak:
     # IntEnum and the like. np.float64 is a float too, but a strongly typed one: canonical_numpy takes it.
     if not isinstance(x, np.generic):
-        for cls, pair in _SCALARS.items():
+        for cls, pair in SCALARS.items():
             if isinstance(x, cls):
                 return pair
     raise DtypeError(

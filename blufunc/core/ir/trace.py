@@ -95,6 +95,11 @@ class Trace:
             fix="take the gradient outside of the loop or of the shard_map: grad of either is supported",
         )
 
+    @property
+    def main(self) -> Trace:
+        """Itself: what identifies it in JAX."""
+        return self
+
     def invalidate(self) -> None:
         """End the trace: later uses of its tracers raise."""
         self.alive = False
@@ -161,7 +166,7 @@ class Tracer(Array):
       label: for arguments, the path of the argument, as text.
     """
 
-    __slots__ = ("aval", "label", "source", "trace")
+    __slots__ = ("__weakref__", "aval", "label", "source", "trace")  # caches of libraries hold tracers weakly
 
     def __init__(
         self, trace: Trace, aval: ShapedArray, source: source.Source | None = None, label: str | None = None
@@ -170,6 +175,11 @@ class Tracer(Array):
         self.aval = aval
         self.source = source
         self.label = label
+
+    @property
+    def _trace(self) -> Trace:
+        """The trace it belongs to: its name in JAX."""
+        return self.trace
 
     def __repr__(self) -> str:
         return f"Tracer<{self.trace.name}>({self.aval})"
@@ -231,8 +241,7 @@ def leak_error(tracer: Tracer) -> errors.LeakedTracerError:
             f"{tracer._origin()} ({tracer.aval}) is traced by {tracer.trace.name}, and was used where that trace "
             "does not see it.",
             where=source.here(),
-            why="a rule of a custom derivative closed over it, ensure_compile_time_eval() is in force, which computes "
-            "with known values only, or another thread got hold of it.",
+            why="a rule of a custom derivative closed over it, or another thread got hold of it.",
             fix="pass the value to the function as an argument",
         )
     return errors.LeakedTracerError(

@@ -104,6 +104,8 @@ class Primitive:
         """Apply the primitive under the current trace."""
         return state.trace.process(self, args, params)
 
+    call_primitive = map_primitive = False
+
     def get_bind_params(self, params: dict[str, Any]) -> tuple[list, dict[str, Any]]:
         """Functions, of which there are none, and parameters to bind."""
         return [], params
@@ -143,6 +145,11 @@ class Primitive:
     def has_impl(self) -> bool:
         """True if there is an ``impl`` other than the definition."""
         return type(self).impl is not Primitive.impl
+
+    own_definition: Callable | None = None
+    """``(operand types, params) -> jaxpr``: the definition, not memoized.
+    It is traced when a program is compiled: for primitives whose parameters need not be hashable
+    (``as_jax/primitives.py``)."""
 
     linearize: Callable | None = None
     """``(trace, primals, tangents, **params) -> (outs, out_tangents)``.

@@ -14,7 +14,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import jaxpr as ir
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.trace import EVAL, set_trace
+from blufunc.core.ir.trace import EVAL, Trace, Tracer, set_trace, state
 
 Value = Any
 ParamDict = dict[str, Any]
@@ -46,17 +46,34 @@ def jaxpr_as_fun(closed_jaxpr: ir.Jaxpr) -> Callable[..., list[Any]]:
     return lambda *args: eval_jaxpr(closed_jaxpr, closed_jaxpr.consts, *args)
 
 
+class _CompileTimeTrace(Trace):
+    """Evaluates operations on known values, and sends the others outward."""
+
+    __slots__ = ("parent",)
+    name = "compile time"
+
+    def __init__(self, parent: Trace):
+        super().__init__()
+        self.parent = parent
+
+    def process(self, prim, args, params):
+        known = not any(isinstance(a, Tracer) for a in args)
+        with set_trace(EVAL if known else self.parent) as trace:
+            return trace.process(prim, args, params)
+
+    def typed(self, fun, primals):
+        return self.parent.typed(fun, primals)
+
+
 @contextlib.contextmanager
 def ensure_compile_time_eval() -> Iterator[None]:
     """Context manager for eager evaluation inside ``jit`` and other transforms.
 
     For values that a traced function derives from known ones alone: tables, positions, shapes. The results are
-    concrete, so Python may branch on them, and the program holds them as constants. Also a decorator.
-
-    Raises (in the block):
-      LeakedTracerError: an operand is a traced value, which has no concrete value.
+    concrete, so Python may branch on them, and the program holds them as constants. Operations on traced values are
+    traced as outside of the block. Also a decorator.
     """
-    with set_trace(EVAL), source.own_lines():
+    with set_trace(_CompileTimeTrace(state.trace)), source.own_lines():
         yield
 
 

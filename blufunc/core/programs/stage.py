@@ -62,7 +62,7 @@ class StageTrace(Trace):
             a.variable if a.__class__ is StagedTracer and a.trace is self else self.atom(a) for a in args
         ]
         outs = prim.typed(tuple([v.aval for v in invars]), params)
-        if prim.has_definition:
+        if prim.has_definition and prim.own_definition is None:
             definition(prim, [v.aval for v in invars], params)
         line = source.replay.line or source.current()
         if prim.multiple_results:
@@ -162,6 +162,8 @@ def definition(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
       JaxprTypeError: it does not trace, uses the primitive itself, or its results are not those of ``abstract``;
         of an elementwise primitive, it is not elementwise, or disagrees with ``impl``.
     """
+    if prim.own_definition is not None:
+        return prim.own_definition(avals, params)
     prim.typed(tuple(avals), params)  # raises for parameters that are not hashable
     memo, key = in_scope(prim.definitions), (*avals, *params.items())
     found = memo.get(key)

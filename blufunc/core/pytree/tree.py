@@ -240,9 +240,24 @@ def _fixed(spec: Spec, path: Path = ()) -> Spec:
     return kind, tuple([_copied(x, f"static field {name!r}", kind, path) for name, x in named]), children
 
 
+def _copy(value: Any) -> Any:
+    """A copy of static data; what can be hashed is taken for immutable."""
+    kind = type(value)
+    try:
+        hash(value)
+        return value
+    except TypeError:
+        pass
+    if kind in (list, tuple, set):
+        return kind([_copy(x) for x in value])
+    if kind is dict:
+        return {k: _copy(v) for k, v in value.items()}
+    return copy.deepcopy(value)
+
+
 def _copied(value: Any, what: str, kind: Kind, path: Path) -> Any:
     try:
-        copied = copy.deepcopy(value)
+        copied = _copy(value)
         equal = (value == copied) is True
     except Exception:
         equal = False
@@ -437,13 +452,14 @@ def check_function(f: Any, name: str) -> None:
         )
 
 
-def transpose(outer: TreeDef, inner: TreeDef | None, tree: PyTree) -> PyTree:
-    """Swap ``outer`` and ``inner`` structures: a list of dicts to a dict of lists.
+def transpose(outer_treedef: TreeDef, inner_treedef: TreeDef | None, pytree_to_transpose: PyTree) -> PyTree:
+    """Swap outer and inner structures: a list of dicts to a dict of lists.
 
-    Without ``inner``, it is the structure at the first leaf of ``outer``.
+    Without ``inner_treedef``, it is the structure at the first leaf of the outer one.
     """
+    outer, inner = outer_treedef, inner_treedef
     check_treedef(outer, "transpose")
-    subtrees = _flatten_up_to(outer, tree, ("the outer structure", "the tree"))
+    subtrees = _flatten_up_to(outer, pytree_to_transpose, ("the outer structure", "the tree"))
     if inner is None:
         if not subtrees:
             raise TreeError(

@@ -13,6 +13,7 @@ from blufunc.core.ir.avals import ShapedArray, Typed
 from blufunc.core.primitives.linear_ops import instantiate as _instantiate
 from blufunc.core.primitives.linear_ops import zeros
 from blufunc.core.primitives.tangents import Zero, zero
+from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values
 
 
@@ -60,15 +61,19 @@ def instantiate(t: Any) -> Any:
 
 
 def zero_from_primal(x: Any, symbolic_zeros: bool = False) -> Any:
-    """The zero tangent of a value: of its shape, and of its dtype or float0.
+    """The zero tangents of values: of their shapes, and of their dtypes or float0.
 
     Args:
-      x: an array.
-      symbolic_zeros: return a ``SymbolicZero`` instead of an array; default False.
+      x: a pytree of arrays.
+      symbolic_zeros: return ``SymbolicZero``s instead of arrays; default False.
     """
-    (value,) = as_values([x], lambda i: "the primal")
-    aval = value.aval.tangent()
-    return SymbolicZero(aval) if symbolic_zeros else zeros(aval)
+
+    def of_leaf(leaf: Any) -> Any:
+        (value,) = as_values([leaf], lambda i: "the primal")
+        aval = value.aval.tangent()
+        return SymbolicZero(aval) if symbolic_zeros else zeros(aval)
+
+    return tree.map(of_leaf, x)
 
 
 def for_rule(tangents: Sequence, symbolic: bool) -> list:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.ir.trace import EVAL, set_trace, state
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.primitives.tangents import Zero
@@ -36,6 +36,17 @@ from blufunc.transforms.batching.batch import batch_jaxpr
 from blufunc.transforms.control_flow.calls import Call
 
 
+class BodyFunction:
+    """The body of an equation as a function, for interpreters written for JAX."""
+
+    def __init__(self, jaxpr: Jaxpr):
+        self.jaxpr = jaxpr
+
+    def call_wrapped(self, *args: Any) -> list[Any]:
+        """The results of the body, under the current trace."""
+        return eval_jaxpr(self.jaxpr, args)
+
+
 class RuledCall(Call):
     """A call that keeps rules for a transform; inlined by compilers.
 
@@ -48,6 +59,16 @@ class RuledCall(Call):
     rule: str
     batched_rule: Callable
     drop_outputs = None  # type: ignore[assignment]  # the rules are for all results
+
+    def get_bind_params(self, params):
+        """The body twice: JAX has the function and its rule, which ``params`` hold here."""
+        body = BodyFunction(params["jaxpr"])
+        return [body, body], params
+
+    def bind(self, *args, **params):
+        if args and args[0].__class__ is BodyFunction:
+            args = args[2:]
+        return super().bind(*args, **params)
 
     def rewrite(self, bodies, operands, *, jaxpr, **params):
         """The transformed function: its rules are of arrays, not of boxes."""

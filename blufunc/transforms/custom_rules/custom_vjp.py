@@ -10,6 +10,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.trace import Tracer, set_trace, state
@@ -19,7 +22,7 @@ from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
-from blufunc.errors import GradError
+from blufunc.errors import ArgumentError, GradError
 from blufunc.transforms.arguments import (
     argument_indices,
     as_values,
@@ -194,7 +197,7 @@ class custom_vjp(CustomFunction):
         def f(x, y): ...
 
         def f_fwd(x, y):
-            return f(x, y), residuals          # any pytree of arrays
+            return f(x, y), residuals          # any pytree; what is no array reaches the rule unchanged
 
         def f_bwd(residuals, ct):
             return ct_x, ct_y                  # one for each argument; None for zero
@@ -266,6 +269,17 @@ class custom_vjp(CustomFunction):
         return super().run(fun, args, rules_of)
 
 
+def _is_array(x: Any) -> bool:
+    """False for residuals that the rule gets unchanged: Python scalars, objects."""
+    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
+        return False
+    try:
+        lift(x)
+    except ArgumentError:
+        return False
+    return True
+
+
 class _FlatRules(FlatRules):
     """The user's rules on flat lists, with their results checked.
 
@@ -301,10 +315,14 @@ class _FlatRules(FlatRules):
             pair = self.fwd(*args)
         outs, found = self.results(pair, "fwd", "residuals")
         leaves, res_tree = tree.flatten(found)
-        residuals = as_values(leaves, lambda i: f"a residual of {self.name}")
+        static = {i: x for i, x in enumerate(leaves) if not _is_array(x)}
+        arrays = [x for i, x in enumerate(leaves) if i not in static]
+        residuals = as_values(arrays, lambda i: f"a residual of {self.name}")
 
         def bwd(residuals: Sequence, cts: Sequence) -> list:
-            return self._backward(tree.unflatten(res_tree, residuals), cts)
+            values = iter(residuals)
+            whole = [static[i] if i in static else next(values) for i in range(len(leaves))]
+            return self._backward(tree.unflatten(res_tree, whole), cts)
 
         bwd.__name__ = name_of(self.owner.bwd)
         return outs, residuals, bwd

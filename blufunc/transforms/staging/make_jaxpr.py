@@ -11,6 +11,8 @@ from typing import Any
 
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.core.ir.trace import state
+from blufunc.core.primitives.linear_ops import zeros
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import (
@@ -21,10 +23,15 @@ from blufunc.transforms.arguments import (
     labels_of,
     name_of,
 )
+from blufunc.transforms.batching.batch import NamedAxis
 
 
 def make_jaxpr(
-    fun: Callable, static_argnums: int | Sequence[int] = (), return_shape: bool = False
+    fun: Callable,
+    static_argnums: int | Sequence[int] = (),
+    return_shape: bool = False,
+    *,
+    axis_env: Sequence[tuple[Any, int]] | None = None,
 ) -> Callable:
     """Return a function that traces ``fun`` and returns its jaxpr.
 
@@ -32,7 +39,9 @@ def make_jaxpr(
       fun: a function of pytrees of arrays.
       static_argnums: positional arguments to pass unchanged; default none.
       return_shape: return the pair of the jaxpr and the results as ``ShapeDtypeStruct``; default False.
+      axis_env: names and sizes of axes that the function may use, as under ``vmap``; default none.
     """
+    axes = tuple(NamedAxis(name, size) for name, size in axis_env or ())
 
     @functools.wraps(fun)
     def make(*args, **kwargs) -> Jaxpr | tuple[Jaxpr, Any]:
@@ -48,7 +57,11 @@ def make_jaxpr(
         flat = FlatFunction(call, in_tree)
         labels = labels_of(call, in_tree)
         avals = [abstract(x, label) for x, label in zip(leaves, labels, strict=True)]
-        jaxpr = stage(flat, avals, name_of(fun), labels)
+        context, state.context = state.context, (*state.context, *axes)
+        try:
+            jaxpr = stage(flat, avals, name_of(fun), labels)
+        finally:
+            state.context = context
         if return_shape:
             return jaxpr, tree.unflatten(flat.out_tree, [_struct(a) for a in jaxpr.out_avals])
         return jaxpr
@@ -65,7 +78,17 @@ def eval_shape(fun: Callable, *args: Any, **kwargs: Any) -> Any:
     Returns:
       the results, with ``ShapeDtypeStruct`` instead of arrays.
     """
-    return make_jaxpr(fun, return_shape=True)(*args, **kwargs)[1]
+
+    @functools.wraps(fun)
+    def of_arrays(*xs, **kw):
+        return tree.map(_array_of, fun(*xs, **kw))
+
+    return make_jaxpr(of_arrays, return_shape=True)(*args, **kwargs)[1]
+
+
+def _array_of(x: Any) -> Any:
+    """A value for a type among the results."""
+    return zeros(abstract(x)) if isinstance(x, ShapeDtypeStruct) else x
 
 
 def typeof(x: Any) -> ShapedArray:

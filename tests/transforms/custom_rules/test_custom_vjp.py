@@ -502,7 +502,6 @@ BAD = {
     ),
 }
 NO_ARRAYS = {
-    "a residual": (with_fwd(lambda p: (p["a"], "text")), ("residual of <lambda>", "str")),
     "a result": (with_fwd(lambda p: ("text", 1)), ("out of the fwd rule of <lambda>", "str")),
     "a cotangent": (with_bwd(lambda r, ct: ({"a": "text", "b": ct},)), ("cotangent [0]['a']", "str")),
 }

@@ -260,14 +260,12 @@ def test_as_a_decorator_and_after_an_error():
 
 
 @pytest.mark.parametrize("wrap", [bf.jit, bf.grad, lambda f: lambda x: bf.vmap(f)(x[None])])
-def test_traced_values_are_an_error_in_the_block(wrap):
+def test_traced_values_are_traced_in_the_block(wrap):
     def f(x):
         with bf.ensure_compile_time_eval():
-            return x * 2.0
+            return x * float(bnp.sum(bnp.ones(2)))
 
-    with pytest.raises(errors.LeakedTracerError, match="traced by") as info:
-        wrap(f)(arr(1.0))
-    assert "test_named_scope.py" in info.value.where and "ensure_compile_time_eval" in info.value.why
+    close(bnp.squeeze(wrap(f)(arr(1.0))), 2.0)
 
 
 @pytest.mark.peer
