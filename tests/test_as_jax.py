@@ -1,0 +1,173 @@
+"""The name ``jax``: import hook, stubs, primitives by tables, and x64.
+
+Each test runs in a process of its own.
+"""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run(code, *arguments):
+    """The output of a program that has the name ``jax``."""
+    program = textwrap.dedent(code)
+    command = [sys.executable, "-c", "from blufunc import as_jax\nas_jax.install()\n" + program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split("\n")[:-1]
+
+
+def test_the_name():
+    out = run(
+        """
+        import jax, jax.numpy as jnp
+        from jax.experimental import io_callback
+        import jax.scipy.stats.norm as norm
+        import blufunc as bf
+        as_jax.install()
+        print(jax.__version__, jax.Array is bf.Array, jnp.sin is bf.numpy.sin, norm.__name__)
+        print(hasattr(jax, "explain"), hasattr(jax.numpy, "no_such_name"), jax.lax.linalg.qr is bf.lax.linalg.qr)
+        for name in ("jax.no_such_module", "jax.numpy.no_such_module"):
+            try:
+                __import__(name)
+            except ModuleNotFoundError as e:
+                print(e.name)
+        """
+    )
+    assert out == [
+        "0.10.2 True True jax.scipy.stats.norm",
+        "False False True",
+        "jax.no_such_module",
+        "jax.numpy.no_such_module",
+    ]
+
+
+def test_jax_itself_is_not_mixed_in():
+    code = """
+        import sys, types
+        sys.modules["jax"] = types.ModuleType("jax")
+        from blufunc import as_jax, errors
+        try:
+            as_jax.install()
+        except errors.UnsupportedError as e:
+            print(e.what)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert "JAX is already imported" in done.stdout, done.stderr
+
+
+def test_scripts_and_modules(tmp_path):
+    (tmp_path / "script.py").write_text("import jax, sys\nprint(jax.numpy.arange(3).sum(), sys.argv[1:])")
+    for how in (["script.py"], ["-m", "script"]):
+        command = [sys.executable, "-m", "blufunc.as_jax", *how, "a", "b"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.stdout == "3 ['a', 'b']\n", done.stderr
+    done = subprocess.run([sys.executable, "-m", "blufunc.as_jax"], capture_output=True, text=True)
+    assert done.returncode and "usage:" in done.stderr
+
+
+def test_stubs_say_so():
+    out = run(
+        """
+        import jax
+        from jax.experimental import sparse
+        print(isinstance(sparse.BCOO, type), isinstance(jax.numpy.ones(2), jax.Array | sparse.BCOO))
+        print(isinstance(jax.numpy.ones(2), sparse.BCOO))
+        try:
+            sparse.BCOO()
+        except NotImplementedError as e:
+            print(e.what)
+        """
+    )
+    assert out == ["True True", "False", "jax.experimental.sparse.BCOO is not in blufunc."]
+
+
+def test_primitives_by_tables():
+    out = run(
+        """
+        import jax, jax.numpy as jnp
+        from jax.extend.core import Primitive
+        from jax.interpreters import ad, batching, mlir
+
+        scaled_p = Primitive("scaled")
+        scaled_p.def_impl(lambda x, *, by: x * by[0])
+        scaled_p.def_abstract_eval(lambda x, *, by: jax.core.ShapedArray(x.shape, x.dtype))
+        mlir.register_lowering(scaled_p, mlir.lower_fun(lambda x, *, by: x * by[0], multiple_results=False))
+        ad.primitive_jvps[scaled_p] = lambda ps, ts, *, by: (
+            scaled_p.bind(*ps, by=by), scaled_p.bind(ad.instantiate_zeros(*ts), by=by))
+        def transposed(ct, x, *, by):
+            assert ad.is_undefined_primal(x)
+            return [scaled_p.bind(ct, by=by)]
+        ad.primitive_transposes[scaled_p] = transposed
+        def batched(args, dims, *, by):
+            return scaled_p.bind(*args, by=by), dims[0]
+        batching.primitive_batchers[scaled_p] = batched
+
+        f = lambda x: scaled_p.bind(x, by=[3.0])  # parameters need not be hashable
+        x = jnp.arange(3.0)
+        for g in (f, jax.jit(f), jax.vmap(f), jax.jit(jax.vmap(f))):
+            print(g(x))
+        print(jax.vmap(jax.grad(f))(x), jax.jit(jax.vmap(jax.grad(jax.jit(f))))(x))
+        print(jax.grad(lambda x: jax.jit(f)(x).sum())(x), jax.jvp(f, (x,), (x,))[1])
+        print(jax.make_jaxpr(f)(x).jaxpr.eqns[0].primitive)
+        """
+    )
+    assert out[:4] == ["[0. 3. 6.]"] * 4
+    assert out[4:] == ["[3. 3. 3.] [3. 3. 3.]", "[3. 3. 3.] [0. 3. 6.]", "scaled"]
+
+
+def test_x64_is_a_mode_of_the_name():
+    out = run(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        f = jax.jit(lambda x: x * 2.5)
+        def kinds():
+            return [str(x.dtype) for x in (
+                f(1.0), jnp.zeros(2), jnp.arange(3), jnp.asarray(np.ones(2)), jnp.ones(2, "float32") * 1.5,
+                jnp.arange(3) * 1.5, jax.random.normal(jax.random.key(0)), jnp.uint32(1) + jnp.int32(1),
+                jnp.sum(jnp.ones(2, "int8")), jnp.mean(jnp.arange(3)), jax.nn.one_hot(1, 3), jax.grad(jnp.sin)(1.0))]
+        print(kinds())
+        jax.config.update("jax_enable_x64", True)
+        print(kinds(), jax.config.jax_enable_x64, jnp.asarray(2**40))
+        with jax.enable_x64(False):
+            print(jnp.zeros(2).dtype)
+        jax.config.update("jax_enable_x64", False)
+        print(kinds())
+        """
+    )
+    f32, f64 = "float32", "float64"
+    narrow = [f32, f32, "int32", f32, f32, f32, f32, "int32", "int32", f32, f32, f32]
+    wide = [f64, f64, "int64", f64, f32, f64, f64, "int64", "int64", f64, f64, f64]
+    assert out == [str(narrow), f"{wide} True 1099511627776", f32, str(narrow)]
+
+
+def test_partial_evaluation():
+    out = run(
+        """
+        import jax, jax.numpy as jnp
+        from jax.extend import linear_util as lu
+        from jax.interpreters import partial_eval as pe
+        f = lu.wrap_init(lambda x, y: [x * 2, x + y])
+        f, tree = jax.api_util.flatten_fun_nokwargs(f, jax.tree.structure((0, 0)))
+        pvals = [pe.PartialVal.known(jnp.float32(3)), pe.PartialVal.unknown(jax.core.ShapedArray((), "float32"))]
+        jaxpr, outs, consts = pe.trace_to_jaxpr_nounits(f, pvals)
+        print(outs[0].is_known(), outs[0].const, outs[1].pval, len(jaxpr.eqns), tree())
+        """
+    )
+    assert out == ["True 6.0 f32[] 1 " + str(__import__("blufunc").tree.structure([0, 0]))]
+
+
+@pytest.mark.parametrize("name", ["jax_no_such_flag", "jax_spmd_mode"])
+def test_flags_are_not_ignored(name):
+    out = run(
+        f"""
+        import jax
+        try:
+            jax.config.update({name!r}, 1)
+        except Exception as e:
+            print(type(e).__name__)
+        """
+    )
+    assert len(out) == 1
