@@ -54,7 +54,7 @@ test-rest: $(STAMPS)/dev ## run the tests that make test leaves out
 test-all: $(STAMPS)/dev ## run all tests
 	$(RUN_TESTS) $(PYTEST)
 
-test-peers: $(STAMPS)/dev $(STAMPS)/peers ## run the tests that compare with JAX and optax
+test-peers: $(STAMPS)/dev $(STAMPS)/peers $(STAMPS)/ecosystem ## run the tests that compare with JAX, and libraries for it
 	$(PY) -m pytest -q -m peer -n $(WORKERS) --dist worksteal $(PYTEST)
 
 check: $(STAMPS)/dev ## ruff, clang-format, mypy, import-linter and the word list

@@ -92,7 +92,8 @@ _NOT_OF_JAX = {
     """,
     "jax.lax": """
         add_any_p bitcast_p complex_abs_p convert_p debug_callback_p hypot_p io_callback_p logaddexp_p psum_scatter_p
-        pure_callback_p pvary random_gamma_grad_p select_p trunc trunc_p window_argmax_p window_argmin_p zeros_like
+        pure_callback_p pvary ragged_contract_p ragged_dot_p random_gamma_grad_p select_p trunc
+        trunc_p window_argmax_p window_argmin_p zeros_like
     """,
     "jax.nn": """
         BatchNormResult SpectralNormResult avg_pool batch_norm convex_kl_divergence cosine_distance cosine_similarity
