@@ -43,6 +43,7 @@ from blufunc.kernels.backends.cuda.library import (
     updates,
 )
 from blufunc.kernels.backends.cuda.library.attention import decode as attention_decode
+from blufunc.kernels.backends.cuda.library.attention import ieee as ieee_attention
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
@@ -832,11 +833,14 @@ class Attention:
         self, fake, backward, shape, dtype, strides, scale, causal, device, code, parts, summed=False
     ):
         assert cuda_attention.refused(shape, dtype, strides, "sm_90a", parts) is None
-        self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
         self.parts, self.summed = parts, summed
         decodes = not backward and attention_decode.decodes(shape, causal, parts)
         sizes = cuda_attention.scratch_bytes(not backward, shape, "sm_90a", code, parts)
         self.needed = 0 if decodes else sum(sizes)
+        self._start(fake, backward, shape, dtype, strides, scale, causal, code)
+
+    def _start(self, fake, backward, shape, dtype, strides, scale, causal, code):
+        self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
         self.how = {"scale": scale, "is_causal": causal} | ({} if code.mods is None else {"mods": code.mods})
         s = shape
         numbers = [ShapedArray((n,), dtypes.int32) for n in (s.batch, s.heads)]
@@ -845,7 +849,7 @@ class Attention:
         keys = (s.batch, s.keys, s.key_heads, s.features)
         self.shapes = [queries, keys, keys, queries, queries, queries, keys, keys][: len(strides)]
 
-    def __call__(self, addresses, scratch, stream, extras, overlaps=False):
+    def __call__(self, addresses, scratch, stream, extras=(), overlaps=False):
         self.fake.products += 1
         self.fake.do(lambda: ignoring_fp_errors(self._run, addresses, scratch, extras), stream.ptr)
 
@@ -911,6 +915,16 @@ class Attention:
         return np.lib.stride_tricks.as_strided(flat, shape, steps)
 
 
+class IeeeAttention(Attention):
+    """``ieee.Forward`` and ``Backward`` by the definitions of ``nn``."""
+
+    def __init__(self, fake, backward, shape, strides, scale, causal, device, code):
+        assert ieee_attention.refused(shape, strides, "sm_90a", code) is None
+        self.parts, self.summed = 0, False
+        self.needed = sum(ieee_attention.scratch_bytes(not backward, shape, code))
+        self._start(fake, backward, shape, np.dtype(np.float32), strides, scale, causal, code)
+
+
 def constants_of(text):
     """The numbers that a text defines, by name."""
     found = re.findall(r"constexpr (?:int|bool) (\w+) = (\w+);", text)
@@ -964,6 +978,8 @@ def install(monkeypatch):
         (recurrence, "Kernel", functools.partial(Recurrence, fake)),
         (cuda_attention_launch, "Forward", functools.partial(Attention, fake, False)),
         (cuda_attention_launch, "Backward", functools.partial(Attention, fake, True)),
+        (ieee_attention, "Forward", functools.partial(IeeeAttention, fake, False)),
+        (ieee_attention, "Backward", functools.partial(IeeeAttention, fake, True)),
         (modules, "load", fake.load),
         (modules, "load_source", fake.load_source),
         (backend, "_backends", {**backend._backends, "cuda": cuda_backend.CudaBackend()}),

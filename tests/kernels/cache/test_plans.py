@@ -300,7 +300,13 @@ def with_config(name, value):
 
 def another(flag):
     """A value that a flag has not."""
-    choices = {"host_compiler": "always", "matmul_precision": "tf32", "default_device": "cpu:1"}
+    choices = {
+        "host_compiler": "always",
+        "matmul_precision": "tf32",
+        "default_device": "cpu:1",
+        "numpy_rank_promotion": "warn",
+        "numpy_dtype_promotion": "strict",
+    }
     value = getattr(config, flag)
     return choices.get(flag) or (not value if isinstance(value, bool) else value + 1)
 
