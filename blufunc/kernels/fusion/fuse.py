@@ -393,8 +393,8 @@ class _Fuser:
     def meets(self, eqn: Eqn, fitted: tuple[str, Frame], region: Region) -> bool:
         """True if an equation reads the region's values at the points that compute them."""
         role, frame = fitted
-        if eqn.prim is gather_p and role == "row":
-            return self.meets_in_row(eqn, frame, region, canonical_of(frame))
+        if eqn.prim is gather_p and role in ("row", "element"):
+            return self.meets_where_gathered(eqn, role, frame, region, canonical_of(frame))
         if role == "element" and one_hot(eqn):
             canonical = canonical_of(frame)
             element = canonical.place("element", eqn.outvars[0].aval.shape)
@@ -426,11 +426,15 @@ class _Fuser:
             return operand in region.roles
         return not region.roles.keys().isdisjoint(self.leaves(operand))
 
-    def meets_in_row(self, eqn: Eqn, frame: Frame, region: Region, canonical: Canonical) -> bool:
-        """True if a gather of one scalar per row reads that very row, which recomputes it."""
+    def meets_where_gathered(
+        self, eqn: Eqn, role: str, frame: Frame, region: Region, canonical: Canonical
+    ) -> bool:
+        """True if a gather reads indices that the region has at its points.
+
+        It gathers from memory, or one scalar per row of that very row, which recomputes it.
+        """
         x, indices = eqn.invars
-        assert frame.lanes
-        place = canonical.place("row", eqn.outvars[0].aval.shape)
+        place = canonical.place(role, eqn.outvars[0].aval.shape)
         batch: list[Place] = []
 
         def start(at: Place, c: int, axis: int) -> Index:
@@ -440,8 +444,9 @@ class _Fuser:
         at = gathered(eqn, place, start)
         if not all(self.reaches(indices, b, region, canonical) for b in batch):
             return False
-        if x not in region.roles:
+        if x not in region.roles or role == "element":
             return not self.reads_of(region, x)
+        assert frame.lanes
         return region.roles[x] == "element" and flat(at, x.aval.shape) // frame.lanes == canonical["row"]
 
     def reaches(self, operand: Atom, place: Place, region: Region, canonical: Canonical) -> bool:

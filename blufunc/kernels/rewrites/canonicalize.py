@@ -9,7 +9,8 @@ Kernels, before stage 5. In: a simplified jaxpr, its calls inlined. Out: an equi
 - A value that is only moved and then narrowed is narrowed first, and stored so.
 - The position of an extremum along an axis that is not the last is the lowest position of the extreme value: kernels
   reduce columns, but do not find positions in them.
-- Operands of a matmul are copied if its library needs their batch axes dense; the copy computes cheap producers.
+- Operands of a matmul are copied if its library needs their batch axes dense, or, of 8-bit integers, the summed axis
+  last; the copy computes cheap producers.
 - Column reductions over rows too long for registers get their own elementwise operands (``split_column_reductions``).
   Fusion separates such reductions from those of the rows (``Target.summed_lanes``), so an operand of both, such as the
   ``abs`` of a gradient for its maximum, would be stored for them.
@@ -17,6 +18,7 @@ Kernels, before stage 5. In: a simplified jaxpr, its calls inlined. Out: an equi
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -289,7 +291,7 @@ def _positions_by_value(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
 
 
 def _with_dense_batches(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
-    """Copy the operands of matmuls whose batch axes have no common stride."""
+    """Copy the operands of matmuls that their library does not take in place."""
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
     copies: dict[Any, Var] = {}  # shared by all matmuls of one origin
 
@@ -311,7 +313,11 @@ def _with_dense_batches(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
         eqns: list[Eqn] = []
         operands, contracts, batches = [], [], []
         for x, contract, batch in zip(invars, *eqn.params["dimension_numbers"], strict=True):
-            if not _in_one_stride(x, batch, makers):
+            free = [d for d in range(x.aval.ndim) if d not in batch and d not in contract]
+            if x.aval.dtype == dtypes.int8 and not _sums_last(x, contract, eqn.outvars[0].aval.size, makers):
+                x = dense(x, order := (*batch, *free, *contract), eqn, eqns)
+                contract, batch = tuple(map(order.index, contract)), tuple(range(len(batch)))
+            elif not _in_one_stride(x, batch, makers):
                 order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
                 x = dense(x, order, eqn, eqns)
                 contract, batch = tuple(map(order.index, contract)), tuple(range(len(batch)))
@@ -327,20 +333,38 @@ def _with_dense_batches(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
     return made if copies else jaxpr
 
 
+def _sums_last(x: Atom, contract: tuple[int, ...], results: int, makers: dict[Var, Eqn]) -> bool:
+    """True if the summed axis is dense in memory, as integer tensor cores need it.
+
+    A matmul of few results is bound by its operands, which a copy would read once more.
+    """
+    terms = math.prod([x.aval.shape[d] for d in contract])
+    few = results * terms < _FEW_RESULTS * x.aval.size
+    return few or x.__class__ is Literal or terms == 1 or _strides(x, makers)[contract[-1]] == 1
+
+
+_FEW_RESULTS = 64
+"""Multiplications per element below which int8 operands are read in place."""
+
+
 def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> bool:
     """True if one stride covers all batch axes of an operand, read in place."""
     axes = [d for d in batch if x.aval.shape[d] > 1]
     if len(axes) < 2 or x.__class__ is Literal:
         return True
+    strides = _strides(x, makers)
+    return all(strides[a] == x.aval.shape[b] * strides[b] for a, b in pairwise(axes))
+
+
+def _strides(x: Atom, makers: dict[Var, Eqn]) -> tuple[int, ...]:
+    """Strides of an operand that is read in place, or those of a dense copy."""
     virtual = {}
     v = x
     while v in makers and moves(makers[v]) and makers[v].invars[0].__class__ is not Literal:  # type: ignore[index]
         virtual[v] = makers[v]  # type: ignore[index]
         v = makers[v].invars[0]  # type: ignore[index]
     strides = view_strides(x, virtual)  # type: ignore[arg-type]
-    if strides is None:  # it will be a dense copy
-        strides = strides_of(x.aval.shape)
-    return all(strides[a] == x.aval.shape[b] * strides[b] for a, b in pairwise(axes))
+    return strides_of(x.aval.shape) if strides is None else strides
 
 
 # -- reductions over long rows ----------------------------------------------------------------------

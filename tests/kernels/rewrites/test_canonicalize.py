@@ -8,6 +8,7 @@ import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.rewrites.canonicalize import canonicalize
@@ -57,3 +58,29 @@ def test_positions_of_extrema_along_any_axis(monkeypatch, rng, device, dtype):
         assert largest.dtype == smallest.dtype == np.int32
         np.testing.assert_array_equal(np.asarray(largest), wide.argmax(d))
         np.testing.assert_array_equal(np.asarray(smallest), wide.argmin(d))
+
+
+@pytest.mark.parametrize(
+    ("dims", "shapes", "copies"),
+    [
+        (((1,), (0,)), ((96, 128), (128, 160)), 1),
+        (((1,), (1,)), ((96, 128), (160, 128)), 0),
+        (((0,), (0,)), ((128, 96), (128, 160)), 2),
+        (((2,), (1,)), ((3, 96, 128), (3, 128, 160)), 1),
+        (((1,), (0,)), ((2, 128), (128, 160)), 0),
+    ],
+    ids=["rows by columns", "rows by rows", "columns by columns", "in batches", "few rows"],
+)
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_the_summed_axis_of_small_integers_is_last(rng, dtype, dims, shapes, copies):
+    """Integer tensor cores need it so; other matmuls read operands in place."""
+    batch = ((0,), (0,)) if len(shapes[0]) == 3 else ((), ())
+    x, y = (from_numpy(rng.integers(-9, 9, s).astype(dtype)) for s in shapes)
+    fun = lambda x, y: lax.dot_general(
+        x, y, (dims, batch), preferred_element_type="int32" if dtype == "int8" else None
+    )
+    jaxpr = simplify(bf.jit(fun).trace(x, y).jaxpr)
+    made = canonicalize(jaxpr, {}, True)
+    assert [e.prim.name for e in made.eqns].count("copy") == (copies if dtype == "int8" else 0)
+    for got, want in zip(eval_jaxpr(made, [x, y]), eval_jaxpr(jaxpr, [x, y]), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
