@@ -37,8 +37,10 @@ BINARY = set(
     "shift_right_logical shift_right_arithmetic gcd hypot logaddexp".split()
 )
 WITHOUT = set(
-    "bessel_i0e bessel_i1e betaln dawsn digamma exp1 expi expn gamma gammasgn igamma igamma_grad_a igammac log_ndtr "
-    "ndtri poch polygamma random_gamma_grad regularized_incomplete_beta spence zeta".split()
+    "bessel_i0e bessel_i1e bessel_jv betaln complex_digamma complex_lgamma cosine_integral dawsn digamma exp1 "
+    "expi expn faddeeva fresnel_c fresnel_s gamma gammasgn hyp1f1 hyp1f1_slope_a hyp1f1_slope_b hyp2f1 hyp2f1_slope_a "
+    "hyp2f1_slope_b hyp2f1_slope_c igamma igamma_grad_a igammac log_ndtr ndtri owens_t poch polygamma "
+    "random_gamma_grad regularized_incomplete_beta sine_integral spence zeta".split()
 )
 """Primitives without device code: the host computes them."""
 NOT_ON_HOST = {"erf_inv", "erfcx"}  # no function of the C library

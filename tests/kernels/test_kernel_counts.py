@@ -219,7 +219,7 @@ LIBRARY = {
     "products so far of one long row": (["cumprod"], lambda x: bnp.cumprod(x * 2), draw(70_000)),
     "sums down few long columns": (["cumsum"], lambda x: bnp.cumsum(x * 2, 0), draw(30_000, 3)),
     "complex sums so far": (["cumsum"], lambda x: bnp.cumsum(x + 1j, -1), X),
-    "positions along columns": (["argmax"], lambda x: x.argmax(0), X),
+    "positions along columns": ([], lambda x: x.argmax(0), X),
     "gradient of a table": (["scatter_add"], lambda e, i: bf.grad(lambda e: (e[i] ** 2).sum())(e), X, LABELS),
     "random bits, splits and folds": ([], lambda k: random.uniform(random.fold_in(random.split(k)[1], 3), (9,)), KEY),
 }  # fmt: skip

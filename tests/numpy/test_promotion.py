@@ -131,9 +131,7 @@ def test_types():
     assert bnp.result_type(bnp.int8, 2.0) == bnp.float32
     assert bnp.result_type(bnp.ones(2, "bfloat16"), 2.0) == bnp.bfloat16
     assert bnp.promote_types("int8", "uint8") == bnp.int16
-    assert bnp.float32 == np.dtype("float32") == bnp.float32 and hash(bnp.float32) == hash(
-        np.dtype("float32")
-    )
+    assert bnp.float32 == np.dtype("float32") == bnp.float32 and hash(bnp.float32) == hash(np.float32)
     assert np.dtype("float32") == bnp.float32 and bnp.float32 != bnp.float64
     assert bnp.zeros(2, bnp.bfloat16).dtype == bnp.bfloat16 == bnp.dtype("bfloat16")
     assert np.zeros(2, bnp.float32).dtype == np.float32

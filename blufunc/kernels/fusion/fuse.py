@@ -222,13 +222,14 @@ class _Fuser:
         self.first_result: dict[Any, Var] = {}  # of loops and branches at points
         prims = {e.prim for e in jaxpr.eqns}
         self.tables = position_tables(jaxpr) if iota_p in prims else set()
-        self.by_readers = computed_in_copies(jaxpr, self.tables)
+        self.results = {a for a in jaxpr.outvars if a.__class__ is not Literal}
+        moved = any(moves(e) and e.outvars[0] in self.results for e in jaxpr.eqns)
+        self.by_readers = computed_in_copies(jaxpr, self.tables) if moved or prims & COPIES else set()
         if read_again:
             for eqn in jaxpr.eqns:
                 if eqn not in sorts:
                     sorts[eqn] = sort_of(eqn)
             self.by_readers |= computed_by_readers(jaxpr, sorts)
-        self.results = {a for a in jaxpr.outvars if a.__class__ is not Literal}
         self.readers: dict[Any, list[Eqn]] = {}
         for eqn in jaxpr.eqns:
             for a in eqn.invars:

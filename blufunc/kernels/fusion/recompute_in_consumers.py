@@ -84,8 +84,6 @@ def computed_in_copies(jaxpr: Jaxpr, stored: Set[Var] = frozenset()) -> set[Var]
     moved: set[Any] = {
         v for v in jaxpr.outvars if (e := makers.get(v)) and moves(e) and same_order(v, makers) is None
     }
-    if not moved and not COPIES.intersection(e.prim for e in jaxpr.eqns):
-        return set()
     copied = _copied(jaxpr, moved)
     recipes = _recipes(jaxpr, stored, copied)
     inside: Counter[Any] = Counter()  # read by copies: how often

@@ -74,7 +74,7 @@ def test_without_a_compiler_it_is_said_once(monkeypatch, capsys):
 class Refusing:
     """A compiler that rejects every source."""
 
-    def compile(self, source, name):
+    def compile(self, source, name, options=(), symbols=()):
         raise errors.CompileError(f"c++ refused the source of {name}.", why="it is Sunday")
 
 

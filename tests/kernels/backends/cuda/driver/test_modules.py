@@ -67,7 +67,8 @@ def compiled(monkeypatch):
     monkeypatch.setattr(modules, "_modules", {})
     for module, name in (
         (cuda_attention_launch, "_function"),
-        (scatter, "_functions"),
+        (scatter, "functions_of"),
+        (scatter, "order_functions"),
     ):  # which keep functions
         monkeypatch.setattr(module, name, functools.lru_cache(getattr(module, name).__wrapped__))
     return texts
