@@ -60,6 +60,7 @@ def fused(c):
     return bool(c.schedule.kernels)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rows", chunks(ROWS, 120), ids=lambda rows: f"from-{rows[0][0].id}-{rows[0][1]}")
 def test_operations_interpreted(rows):
     cases = [c for row in rows if fused(c := case_of_row(*row))]
@@ -166,7 +167,7 @@ def test_random_training_steps(first, room, monkeypatch):
     assert any(r.recomputed for r in regions)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("target", SETTINGS, indirect=True)
 @pytest.mark.parametrize("first", range(0, 4_000 if SWEEP else 80, 80))

@@ -199,6 +199,7 @@ HOST_SOURCES = {
 CASES = [(name, arch) for name, (archs, _) in DEVICE_SOURCES.items() for arch in archs.split()]
 
 
+@pytest.mark.sampled(12)
 @needs_nvrtc
 @pytest.mark.parametrize(("name", "arch"), CASES)
 def test_device_sources_compile(name, arch):

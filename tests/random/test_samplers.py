@@ -248,6 +248,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_jit_and_vmap_draw_the_same(name):
     f = SAMPLERS[name]

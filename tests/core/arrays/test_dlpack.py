@@ -165,6 +165,7 @@ def patched(field, value, **options):
     return Odd(np.ones(4, np.float32), **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "tensor, error, message",
     [

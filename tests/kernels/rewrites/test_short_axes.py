@@ -149,6 +149,7 @@ def test_generated_arrays_do_not_exist(case):
     assert len(schedule.kernels) <= kernels
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [*GENERATED])
 def test_results_of_generated_arrays(case, cuda):
     f, _ = GENERATED[case]

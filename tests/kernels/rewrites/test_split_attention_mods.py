@@ -110,7 +110,7 @@ CASES += [
 ]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name, shape, parts, causal, arch, sizes", CASES)
 def test_kernels_on_the_host(emulator, name, shape, parts, causal, arch, sizes):
     case = Modified(name, shape, parts, sizes)

@@ -60,7 +60,7 @@ def check(fun, args, device):
     same(bf.jit(fun)(*on(device, *args)), want)
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", REDUCTIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_cases(name, kind, cuda):

@@ -81,6 +81,7 @@ def weighted_squares(f):
     return weighted(lambda *args: f(*args) ** 2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
@@ -93,6 +94,7 @@ def test_forward_mode_and_second_derivatives(routing, is_causal, derivative):
     same(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("wrapped", [bf.checkpoint, bf.jit])
 def test_under_checkpoint_and_jit(routing, wrapped):
@@ -101,12 +103,14 @@ def test_under_checkpoint_and_jit(routing, wrapped):
     same(bf.jit(bf.grad(weighted(got)))(*args), bf.grad(weighted(want))(*args))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_under_vmap(routing):
     args = [bnp.stack([x, 0.5 * x]) for x in operands()]
     same_with_gradients(bf.vmap(divided(2, routing, True)), bf.vmap(whole(True)), args)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("outer", ["forward", "reverse"])

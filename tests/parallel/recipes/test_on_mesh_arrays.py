@@ -83,6 +83,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_gradients(name, eight):
     step, whole, args, specs = CASES[name]

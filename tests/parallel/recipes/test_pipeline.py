@@ -67,6 +67,7 @@ def expected(microbatches):
     return bf.value_and_grad(whole, (0, 1))(SHARED, STACK, microbatches)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("n, M", [(1, 3), (2, 1), (2, 5), (4, 2), (4, 4), (4, 9), (8, 3)])
 @pytest.mark.parametrize("wrapped", [lambda f: f, bf.checkpoint], ids=["kept", "recomputed"])
@@ -84,6 +85,7 @@ def tensor_parallel(layers, x):
     return lax.scan(layer, x, layers)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_three_kinds_of_parallelism_at_once(schedule):
     mesh = AbstractMesh((2, 2, 2), ("data", "stage", "model"))
@@ -108,6 +110,7 @@ def test_collectives(schedule, n, M):
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("M", [2, 6])
 def test_data_parallel_gradients_are_reduced_once_for_all_microbatches(schedule, M):
@@ -122,6 +125,7 @@ def test_data_parallel_gradients_are_reduced_once_for_all_microbatches(schedule,
     assert sums == {("stage", "data"): (1, SHARED_BYTES), ("data",): (1, STACK_BYTES // 2)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("M", [2, 6])
 def test_parameters_divided_outside_are_gathered_once_and_their_gradients_scattered_once(schedule, M):
@@ -181,6 +185,7 @@ def test_what_is_reduced_over_some_axes_is_summed_over_the_others():
     assert sums == {("stage", "data", "fsdp"): SHARED_BYTES, ("data",): STACK_BYTES // 2}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_parameters_that_are_used_at_one_end_only_beside_data_parallelism(schedule):
     """Parameters of the loss or the embedding alone get gradients from it alone."""
@@ -208,6 +213,7 @@ def test_parameters_that_are_used_at_one_end_only_beside_data_parallelism(schedu
     same(f(shared, STACK, microbatches), bf.value_and_grad(whole, (0, 1))(shared, STACK, microbatches))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("data", [(), ("data",)])
 def test_parameters_that_nothing_uses_have_gradients_of_zero(schedule, data):
@@ -256,6 +262,7 @@ def gathered(layers, x):
     return stage(whole, x)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_parameters_that_are_divided_along_the_data(schedule):
     """Gradients of weights that a stage gathers are scattered, and summed once."""
@@ -271,6 +278,7 @@ def test_parameters_that_are_divided_along_the_data(schedule):
     assert over_data == [STACK["bias"].size // 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_experts_that_are_divided_along_the_data(schedule):
     layers = {"router": normal(LAYERS, C, 4), "experts": normal(LAYERS, 4, C, C)}

@@ -57,7 +57,7 @@ SMOOTH = [
 ]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fun, order", SMOOTH)
 def test_derivatives(fun, order):
     f, x, y = bf.elementwise(fun), arr([[-0.7], [1.3]]), arr([0.8, -1.1, 0.4])  # away from the kinks

@@ -199,7 +199,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape, name, causal, packed", CASES)
 def test_kernels_on_the_host(emulator, shape, name, causal, packed):
     case = Case(shape, name, packed)

@@ -145,6 +145,7 @@ def repeating(monkeypatch):
     monkeypatch.setattr(loops, "MOST_STEPS", 5)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loops_are_nodes(name, fake, cuda, repeating):
     check(name, cuda)

@@ -167,7 +167,7 @@ def chain(fun, args):
             yield eqn, [np.ascontiguousarray(x) for x in operands], [np.asarray(r) for r in results]
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_on_the_host(name, dtype, host):

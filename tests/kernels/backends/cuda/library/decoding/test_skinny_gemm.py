@@ -342,6 +342,7 @@ def test_computed_rows_on_the_host(emulator, sizes, name, dtype, weights, by_ter
     case.check()
 
 
+@pytest.mark.sampled(2)
 @needs_nvrtc
 @pytest.mark.parametrize("by_terms", [False, True])
 @pytest.mark.parametrize("rows, weights", [(8, 1), (8, 2), (16, 2), (1, 3)])
