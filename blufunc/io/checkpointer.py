@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -29,6 +32,28 @@ from blufunc.parallel.runtime.store import DEADLINE
 
 _FAILED = ".failed"
 """Ending of the file by which a process tells the others that it cannot write."""
+
+
+_live: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+"""Those whose last save may be in progress."""
+
+
+def _finish_before_exit(checkpointer: Checkpointer) -> None:
+    """Let a program that ends without ``close`` wait for its last save.
+
+    ``atexit`` is too late: executors take no work any more when its functions run.
+    """
+    if not _live:
+        threading._register_atexit(_finish)  # type: ignore[attr-defined]
+    _live.add(checkpointer)
+
+
+def _finish() -> None:
+    for checkpointer in list(_live):
+        try:
+            checkpointer.wait()
+        except errors.BlufuncError as failed:
+            sys.stderr.write(f"{failed}\n")
 
 
 class Checkpointer:
@@ -62,6 +87,8 @@ class Checkpointer:
         self._pending: Future[None] | None = None
         self._lock: storage.Lock | None = None
         self._number = 0
+        self._restored: Entry | None = None
+        self._committed = 0
 
     # -- saving ----------------------------------------------------------------------------------------
 
@@ -89,7 +116,7 @@ class Checkpointer:
         if step % self._every and not force:
             return False
         self.wait()
-        headers.facts_text(facts)
+        facts = json.loads(headers.facts_text(facts))  # a copy: the caller's may change while this is written
         leaves = leaves_of(tree, together=True)
         if self._number == 0:
             self._begin()
@@ -97,6 +124,7 @@ class Checkpointer:
         self._number += 1
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "blufunc checkpoint")
+            _finish_before_exit(self)
         self._pending = self._thread.submit(self._run, entry, leaves, facts)
         del leaves
         if not self._asynchronous:
@@ -129,8 +157,13 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            self.close()
+        except errors.BlufuncError as failed:
+            if error is None:
+                raise
+            error.add_note(f"The last checkpoint was not saved, either: {failed}")
 
     def _begin(self) -> None:
         """Lock the folder, and agree on the number of the next checkpoint."""
@@ -173,13 +206,21 @@ class Checkpointer:
             try:
                 with storage.writing(storage.shown(self._folder.path)):
                     self._remove_remains(entry)  # those of processes that were late for the save before, too
-                    old = manifests.listing(self._folder).committed[: -self._keep] if self._keep else []
-                    for other in old:
+                    for other in self._replaced():
                         manifests.discard(self._folder, other)
             except BaseException:
                 with contextlib.suppress(OSError, errors.BlufuncError):
                     inside.write(f"{us.index:05}{_FAILED}", b"")  # the others wait for this, too
                 raise
+        self._committed += 1  # since the checkpoint that was restored
+
+    def _replaced(self) -> list[Entry]:
+        """Checkpoints that the one committed now replaces.
+
+        The one that this run goes on from stays until ``keep`` newer ones are there: those after it may be damaged.
+        """
+        old = manifests.listing(self._folder).committed[: -self._keep] if self._keep else []
+        return [e for e in old if e != self._restored or self._committed + 1 >= (self._keep or 0)]
 
     def _is_settled(self, entry: Entry) -> bool:
         """True if a checkpoint is committed and old ones are removed.
@@ -188,7 +229,7 @@ class Checkpointer:
         """
         found = manifests.listing(self._folder)
         if entry in found.committed:
-            return self._keep is None or len(found.committed) <= self._keep
+            return not self._replaced()
         if found.next_number > entry.number + 1 and entry not in manifests.listing(self._folder).committed:
             raise errors.DataError(  # process 0 has gone on, and removed what says the reason
                 f"step {entry.step} was not saved: a process could not write its part",
@@ -248,7 +289,9 @@ class Checkpointer:
         _, files = manifests.opened(self._folder, entry)
         with reading.reading(path):
             found = Source(files, path)
-            return found.flat() if like is None else found.restored(like)
+            made = found.flat() if like is None else found.restored(like)
+        self._restored, self._committed = entry, 0
+        return made
 
     def _entry(self, step: int | None) -> Entry:
         found = manifests.listing(self._folder).committed

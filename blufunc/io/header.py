@@ -154,13 +154,27 @@ def facts_text(facts: Any) -> str:
       ArgumentError: JSON cannot express them.
     """
     try:
-        return _json(facts)
+        text = _json(facts)
+        _check_keys(facts)
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.ArgumentError(
             "the facts of a file are not JSON.",
             why=str(error),
             fix="facts are dicts with string keys, lists, strings, numbers, True, False and None",
         ) from error
+
+
+def _check_keys(value: Any) -> None:
+    """JSON would turn other keys into strings, without a word."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is no string")
+            _check_keys(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _check_keys(inner)
 
 
 def _json(value: Any) -> str:

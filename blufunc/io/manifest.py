@@ -21,6 +21,7 @@ from blufunc.io.writing import Written
 _PREFIX = b'{"blufunc.digest":"'
 _FORMAT = 1
 _NAME = re.compile(r"(\d{6,})-step-(\d+)(\.json)?")
+_DRAFT = re.compile(rf"\.{_NAME.pattern}\.\d+-\d+{re.escape(storage.PART)}")
 
 
 @dataclass(frozen=True, order=True)
@@ -79,7 +80,7 @@ def listing(folder: storage.Folder) -> Listing:
     for name in names:
         if match := _NAME.fullmatch(name):
             (committed if match[3] else started).add(Entry(int(match[1]), int(match[2])))
-    parts = [name for name in names if name.startswith(".") and name.endswith(storage.PART)]
+    parts = [name for name in names if _DRAFT.fullmatch(name)]
     return Listing(sorted(committed), sorted(started - committed), parts)
 
 

@@ -7,6 +7,7 @@ they touch are read and compared with their digests. On a local disk these are v
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,16 @@ def pool() -> ThreadPoolExecutor:
         if _pool is None:
             _pool = ThreadPoolExecutor(_THREADS, "blufunc io")
         return _pool
+
+
+def _start_anew() -> None:
+    """Forget the threads of the parent: a forked child has none of them."""
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
 
 
 class File:

@@ -16,6 +16,8 @@ import os
 import posixpath
 import shutil
 import stat
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -283,29 +285,53 @@ class Mapped(Content):
 
 
 class Lock:
-    """A record lock, which ends with the process; forked children do not inherit it."""
+    """A record lock, which ends with the process; forked children do not inherit it.
+
+    The system keeps out other processes, ``_held`` the other locks of this one: closing any of their files would end
+    the lock of all.
+    """
 
     def __init__(self, path: Path):
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
-            self._file = -1
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                folder = shown(path.parent)
-                raise errors.DataError(
-                    f"another process writes checkpoints to {folder}",
-                    where=folder,
-                    why="two runs in one folder would remove each other's checkpoints",
-                    fix="wait for it to end, or choose another folder",
-                ) from error
-            # file systems without locks, as some of networks: nothing keeps a second run out
+        with _lock:
+            key = str(path.resolve())
+            if key in _held:
+                raise _taken(path, "another Checkpointer of this process")
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(self._file)
+                self._file = -1
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise _taken(path, "another process") from error
+                # file systems without locks, as some of networks: nothing keeps a second run out
+            else:
+                _held.add(key)
+        self._release = weakref.finalize(self, _unlock, self._file, key, os.getpid())
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._release()
+
+
+_held: set[str] = set()
+_lock = threading.Lock()
+os.register_at_fork(after_in_child=_held.clear)
+
+
+def _unlock(file: int, key: str, process: int) -> None:
+    if file >= 0 and process == os.getpid():
+        os.close(file)
+        _held.discard(key)
+
+
+def _taken(path: Path, by: str) -> errors.DataError:
+    folder = shown(path.parent)
+    return errors.DataError(
+        f"{by} writes checkpoints to {folder}",
+        where=folder,
+        why="two runs in one folder would remove each other's checkpoints",
+        fix="wait for it to end, or close it, or choose another folder",
+    )
 
 
 # -- object stores ---------------------------------------------------------------------------------

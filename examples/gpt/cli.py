@@ -143,7 +143,19 @@ def _settings(
     preset = given.get("preset", "tiny")
     usual = {"preset": preset, "vocab": model.PRESETS[preset].vocab, "experts": 0, "data": None, "seed": 0}
     settings = train.Settings(**usual | train.RECIPES[preset] | given)
-    return settings, own, own if not options.anew and _is_unfinished(settings, own) else None
+    if options.anew or (done := own.latest()) is None:
+        return settings, own, None
+    saved = dataclasses.replace(_saved_settings(own), out=settings.out)
+    if saved == settings:
+        return settings, own, own if done < settings.steps else None
+    if done < saved.steps:
+        raise DataError(
+            f"{settings.out} holds another run, which has taken {done:,} of its {saved.steps:,} steps",
+            where=f"--out {settings.out}",
+            why="a new run would replace its checkpoints",
+            fix=f"--resume {settings.out} goes on with it, --anew replaces it, or choose another folder: --out",
+        )
+    return settings, own, None
 
 
 def _saved_settings(checkpoints: io.Checkpointer) -> train.Settings:
@@ -152,14 +164,6 @@ def _saved_settings(checkpoints: io.Checkpointer) -> train.Settings:
         why = f"its preset is {settings.preset!r}, and this version knows {', '.join(model.PRESETS)}"
         raise facts.another_version(checkpoints.folder, why)
     return settings
-
-
-def _is_unfinished(settings: train.Settings, checkpoints: io.Checkpointer) -> bool:
-    """True if the folder has a run of these settings with steps left."""
-    done = checkpoints.latest()
-    if done is None or done >= settings.steps:
-        return False
-    return dataclasses.replace(_saved_settings(checkpoints), out=settings.out) == settings
 
 
 def _out(options: argparse.Namespace) -> str:

@@ -175,6 +175,8 @@ def test_anew_and_other_settings_start_again(run, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         interrupting(patch, 4)
         out = run("run", status=io.STOPPED)
+    run("run", "--steps", "7", status=2)
+    assert "holds another run, which has taken 5 of its" in capsys.readouterr().err
     for options in (["--anew", "--steps", "6"], ["--steps", "7"]):
         capsys.readouterr()
         run("run", *options)

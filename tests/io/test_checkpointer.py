@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -471,3 +472,76 @@ def test_manifests_are_json(tmp_path):
     (file,) = found["files"]
     assert found["step"] == 1 and found["facts"] == [1] and file["name"] == "00000.safetensors"
     assert file["size"] == (tmp_path / "000001-step-1" / file["name"]).stat().st_size
+
+
+def test_a_program_that_ends_waits_for_its_last_save(tmp_path):
+    program = f"""
+import numpy as np
+from blufunc import io
+io.Checkpointer({str(tmp_path / "run")!r}).save(1, {{"w": np.ones(1 << 20)}})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert io.Checkpointer(tmp_path / "run").steps() == [1]
+
+
+def test_facts_are_those_of_the_call(tmp_path):
+    facts = {"cursor": 0, "log": []}
+    with io.Checkpointer(tmp_path) as saves:
+        saves.save(1, {"w": np.ones(1 << 18)}, facts=facts)
+        facts["cursor"] = 9
+        facts["log"].append("later")
+    assert saves.facts() == {"cursor": 0, "log": []}
+
+
+def test_keys_of_facts_are_strings(tmp_path):
+    with (
+        io.Checkpointer(tmp_path) as saves,
+        pytest.raises(errors.ArgumentError, match="the key 1 is no string"),
+    ):
+        saves.save(1, {"w": np.ones(2)}, facts={"a": [{1: 2}]})
+
+
+def test_one_checkpointer_of_a_process_writes_to_a_folder(tmp_path):
+    with io.Checkpointer(tmp_path, keep=None) as first:
+        first.save(1, {"w": np.ones(2)})
+        with pytest.raises(errors.DataError, match="another Checkpointer of this process"):
+            io.Checkpointer(tmp_path).save(2, {"w": np.ones(2)})
+        first.save(3, {"w": np.ones(2)})
+    with io.Checkpointer(tmp_path, keep=None) as second:
+        second.save(4, {"w": np.ones(2)})
+    assert second.steps() == [1, 3, 4]
+
+
+def test_files_of_others_stay(tmp_path):
+    for name in (".movie.part", ".weights.safetensors.1-1.part", ".000001-step-1.json.7-7.part"):
+        (tmp_path / name).write_bytes(b"x")
+    with io.Checkpointer(tmp_path) as saves:
+        saves.save(1, {"w": np.ones(2)})
+    assert {p.name for p in tmp_path.glob(".*.part")} == {".movie.part", ".weights.safetensors.1-1.part"}
+
+
+def test_what_a_run_goes_on_from_stays_until_enough_are_newer(tmp_path):
+    with io.Checkpointer(tmp_path, keep=2) as saves:
+        for step in (1, 2, 3):
+            saves.save(step, {"w": np.ones(step)})
+        saves.restore(step=2)
+        saves.save(4, {"w": np.ones(2)})
+        saves.wait()
+        assert saves.steps() == [2, 3, 4]
+        saves.save(5, {"w": np.ones(2)})
+        saves.wait()
+        assert saves.steps() == [4, 5]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_reads_and_writes(tmp_path):
+    io.save(tmp_path / "parent.st", {"w": np.ones(1 << 20)})
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        io.load(tmp_path / "parent.st")
+        io.save(tmp_path / "child.st", {"w": np.ones(3)})
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0 and (tmp_path / "child.st").exists()
