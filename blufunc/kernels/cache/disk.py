@@ -21,6 +21,7 @@ import re
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -124,6 +125,7 @@ class DiskCache:
             return None
         if reason := self.distrusted():
             self._refuse(reason)
+            _warn_once(reason)
             return None
         checksum = hashlib.sha256(binary).hexdigest()
         path = self.folder / f"{_as_key(key)}-{checksum[:16]}{suffix}"
@@ -247,3 +249,17 @@ class DiskCache:
         assert self.folder is not None
         with suppress(OSError):
             (self.folder / name).unlink()
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(reason: str) -> None:
+    """Say that every start compiles anew; nothing else would show it."""
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(
+            f"what blufunc compiles is not kept: {reason}. BLUFUNC_CACHE_DIR names another folder.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
