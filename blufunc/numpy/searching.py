@@ -15,6 +15,7 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.reduce import reduce_or
+from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, reduce_sum, reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import indexing
@@ -61,17 +62,19 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None, *, meth
 
 
 def _by_bisection(x: Array, v: Array, side: str) -> Array:
-    """Count the elements of x before each of v, bit by bit from the highest."""
-    n = x.aval.size
-    before = ew.less if side == "left" else ew.less_equal
+    """Count the elements of x before each of v by halving where the count ends.
+
+    Positions stay within x, so that no round needs a branch: a kernel of all of them is vectorized.
+    """
+    is_before = ew.less if side == "left" else ew.less_equal
+    at = lambda i: indexing.getitem(x, i, GatherScatterMode.PROMISE_IN_BOUNDS)
     found = stretch(constant(0, _INT32), v.aval.shape)
-    step = 1 << (n.bit_length() - 1)
-    while step:
-        reach = ops.add(found, step)
-        there = ops.bitwise_and(before(indexing.getitem(x, ops.sub(reach, 1)), v), ops.le(reach, n))
-        found = ops.select(there, reach, found)
-        step >>= 1
-    return _nan_last(x, v, found, side)
+    rest = x.aval.size
+    while rest > 1:
+        half = rest // 2
+        found = ops.select(is_before(at(ops.add(found, half - 1)), v), ops.add(found, half), found)
+        rest -= half
+    return _nan_last(x, v, ops.add(found, ops.convert(is_before(at(found), v), _INT32)), side)
 
 
 def _by_comparing(x: Array, v: Array, side: str) -> Array:

@@ -187,7 +187,7 @@ def _unique(
         if n:
             # the last one ends where the next distinct row, cut off by ``size``, begins
             beyond = flatnonzero(first, size=starts.aval.size + 1, fill_value=n)[-1:]
-            at_end = ops.eq(shape_ops.iota(_INT32, ends.aval.shape, 0), last)
+            at_end = ops.eq(shape_ops.iota(last.aval.dtype, ends.aval.shape, 0), last)
             ends = ops.select(at_end, stretch(beyond, ends.aval.shape), ends)
         results.append(ops.sub(ends, starts))
     return results[0] if len(results) == 1 else tuple(results)

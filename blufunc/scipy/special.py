@@ -22,7 +22,7 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import special as ops
 from blufunc.core.ops.linalg.common import complex_dtype
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.numpy.promotion import inexact, match_shapes, named, promote_dtypes
+from blufunc.numpy.promotion import as_value, inexact, match_shapes, named, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 with _lazy.modules(globals()):
@@ -252,12 +252,17 @@ def sph_harm_y(
       n_max: the largest degree; needed where n is traced. Larger degrees are taken for it.
     """
     only_none("sph_harm_y", "diff_n", diff_n, "derivatives of any order are those of grad")
+    n, m = (as_value(v, "sph_harm_y") for v in (n, m))
+    for name, v in (("n", n), ("m", m)):
+        if not (dtypes.is_integer(v.aval.dtype) or dtypes.is_floating(v.aval.dtype)):
+            raise errors.DtypeError(
+                f"sph_harm_y: {name} is {v.aval}.", where=source.here(), fix="pass integers, such as 2"
+            )
     if n_max is None:
         n_max = int(np.max(np.asarray(n), initial=0))
     n_max = static_int(n_max, "sph_harm_y", "n_max")
     theta, phi = promote_dtypes("sph_harm_y", theta, phi, inexact=True)
-    n = bnp.minimum(bnp.asarray(n), n_max)
-    n, m, theta, phi = bnp.broadcast_arrays(n, bnp.asarray(m), theta, phi)
+    n, m, theta, phi = bnp.broadcast_arrays(bnp.minimum(n, n_max), m, theta, phi)
     order, x, s = bnp.abs(m), bnp.cos(theta), bnp.sin(theta)
     number = lambda v: v.astype(theta.dtype)
     start = bnp.full_like(theta, 0.5 / math.sqrt(math.pi))

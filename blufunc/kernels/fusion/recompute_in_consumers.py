@@ -99,7 +99,8 @@ def computed_in_copies(jaxpr: Jaxpr, stored: Set[Var] = frozenset()) -> set[Var]
             inside.update(dict.fromkeys(e.invars, inside[v] if passes else 1))
         elif e.prim is pad_p or e.prim is concatenate_p:
             times = inside[v] if v in found else 1
-            inside.update({a: times for a in e.invars if a.aval.ndim})
+            for a in e.invars:
+                inside[a] += times * bool(a.aval.ndim)
             outside.update(a for a in e.invars if not a.aval.ndim)
         else:
             outside.update(e.invars)

@@ -282,7 +282,7 @@ def _positions_by_value(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
             hit = eq(x, broadcast_in_dim(extremum(x, (axis,)), shape, kept))
             if dtypes.is_floating(x.aval.dtype):
                 hit = bitwise_or(hit, ne(x, x))  # NaN is the extreme value if there is one
-            at = select(hit, iota(dtype, shape, axis), full(shape, shape[axis], dtype))
+            at = select(hit, iota(dtype, shape, axis), full(shape, shape[axis] - 1, dtype))
             return [reduce_min(at, (axis,))]
 
         return put_in_place(eqn, stage(position, [x], eqn.prim.name, line=eqn.source), invars, alias)

@@ -229,7 +229,8 @@ def hadamard(n: int, dtype: Any = int) -> Array:
         raise errors.ValueRangeError(
             f"hadamard: n = {n} is not a power of 2.", where=source.here(), fix=f"n = {1 << n.bit_length()}"
         )
-    dtype = {int: dtypes.int32, float: dtypes.float32, complex: dtypes.complex64}.get(dtype, dtype)
+    for python, own in ((int, dtypes.int32), (float, dtypes.float32), (complex, dtypes.complex64)):
+        dtype = own if dtype is python else dtype
     return bnp.asarray(scipy.linalg.hadamard(n), dtype=dtype)
 
 

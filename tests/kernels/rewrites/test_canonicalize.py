@@ -84,3 +84,10 @@ def test_the_summed_axis_of_small_integers_is_last(rng, dtype, dims, shapes, cop
     assert [e.prim.name for e in made.eqns].count("copy") == (copies if dtype == "int8" else 0)
     for got, want in zip(eval_jaxpr(made, [x, y]), eval_jaxpr(jaxpr, [x, y]), strict=True):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@pytest.mark.parametrize("n, index", [(256, "uint8"), (128, "int8")])
+def test_positions_fill_their_dtype(monkeypatch, n, index):
+    monkeypatch.setattr(toolchain, "WORTH_CALLING", 0)
+    x = from_numpy(np.arange(2 * n, dtype=np.float32).reshape(n, 2))
+    np.testing.assert_array_equal(bf.jit(lambda x: lax.argmax(x, 0, index))(x), [n - 1, n - 1])
