@@ -709,6 +709,7 @@ NOT_OWN = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:what blufunc compiles is not kept")
 @pytest.mark.parametrize("which", NOT_OWN)
 def test_a_folder_that_is_not_ones_own(which, folder, messages, monkeypatch):
     """Nothing is loaded from it, and nothing put there."""

@@ -114,6 +114,7 @@ def test_a_cached_library_without_its_function_is_compiled_again(tmp_path, real)
     assert third.compile(ADD, "add", symbols=["add"]).add(2, 3) == 5 and runs() == before + 1
 
 
+@pytest.mark.filterwarnings("ignore:what blufunc compiles is not kept")
 def test_libraries_in_a_folder_that_others_may_write_to_are_not_loaded(compiler):
     key = compiler.key(ADD)
     compiler.cache.put(key, b"not a library", ADD, ".so")
