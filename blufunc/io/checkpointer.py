@@ -7,6 +7,7 @@ process's file, and in process 0 commits the checkpoint once the files of all ar
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 import threading
@@ -43,9 +44,13 @@ def _finish_before_exit(checkpointer: Checkpointer) -> None:
 
     ``atexit`` is too late: executors take no work any more when its functions run.
     """
-    if not _live:
-        threading._register_atexit(_finish)  # type: ignore[attr-defined]
+    _register()
     _live.add(checkpointer)
+
+
+@functools.cache
+def _register() -> None:
+    threading._register_atexit(_finish)  # type: ignore[attr-defined]
 
 
 def _finish() -> None:

@@ -42,6 +42,9 @@ def test_other_refusals():
             function(*args, **options)
     with pytest.raises(errors.ValueRangeError, match="kind"):
         bnp.argsort(X, kind="fast")
+    for function, option in ((lax.linalg.svd, "algorithm"), (lax.linalg.eig, "implementation")):
+        with pytest.raises(errors.ArgumentError, match="is not one of"):
+            function(bnp.eye(2), **{option: "fastest"})
 
 
 def test_names():

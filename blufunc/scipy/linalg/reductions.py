@@ -131,7 +131,7 @@ def eigh_tridiagonal(
         raise errors.UnsupportedError(
             f"eigh_tridiagonal(select={select!r:.60}).",
             where=source.here(),
-            why="how many there are between two values is not known while a function is traced."
+            why="the number of eigenvalues between two values is not known while a function is traced"
             if select == "v"
             else None,
             fix="select='a', or select='i' with indices",
