@@ -1,4 +1,4 @@
-"""Test tiers: complements, and every function and table row in the quick one."""
+"""Test tiers divide the tests; the quick one has every function and table row."""
 
 import itertools
 import os
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.tiers import SMALL, STRIDE, evenly_spaced, quick
+from tests.tiers import FEW, RARE, SMALL, STRIDE, evenly_spaced, more, quick
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,7 +94,25 @@ def test_evenly_spaced(n, wanted, found):
     assert evenly_spaced(n, wanted) == found
 
 
-def test_tiers_are_complements(tmp_path):
+def test_more_takes_a_part_of_each_family():
+    slow = {"slow": None}
+    items = [
+        *cases("test_large", 10 * RARE, markers=slow),
+        *cases("test_medium", FEW + 1, markers=slow),
+        *cases("test_few", FEW, markers=slow),
+        item("test_one", slow),
+        item("test_fast"),
+    ]
+    found = [name.partition("[")[0].partition("::")[2] for name in more(items, quick(items))]
+    assert {name: found.count(name) for name in found} == {
+        "test_large": 10,
+        "test_medium": 1,
+        "test_few": FEW,
+        "test_one": 1,
+    }
+
+
+def test_tiers_divide_the_tests(tmp_path):
     """With xdist, whose workers count what is left out."""
     (tmp_path / "test_rows.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  slow\n  sampled(n)\n")
@@ -120,11 +138,14 @@ def test_tiers_are_complements(tmp_path):
         passed = [line.split("::")[1].split(" ")[0] for line in lines if "PASSED" in line]
         return passed, [line for line in lines if "left to" in line]
 
-    (all_, none), (rest, nothing) = run("--tier=all", "-n", "0"), run("--tier=rest", "-n", "0")
+    all_, none = run("--tier=all", "-n", "0")
     first, left = run("--tier=quick", "-n", "0")
-    assert sorted([*first, *rest]) == sorted(all_) and len(all_) == 50 + 100 + 30 + 1 + 2 + 5 + 1
-    assert {"test_slow", "test_slow_case[2]"} <= set(rest)
+    second, nothing = run("--tier=more", "-n", "0")
+    third, _ = run("--tier=sweep", "-n", "0")
+    assert sorted([*first, *second, *third]) == sorted(all_) and len(all_) == 50 + 100 + 30 + 1 + 2 + 5 + 1
+    assert {"test_slow", "test_slow_case[2]"} <= set(second)
     assert [t for t in first if "costly" in t] == ["test_costly[0]", "test_costly[14]", "test_costly[29]"]
+    assert 0 < sum("costly" in t for t in second) < sum("costly" in t for t in third)
     assert sum("test_rows[" in t for t in first) == 50
-    assert left == [f"{len(rest)} tests left to make test-all"] and not none and not nothing
+    assert left == [f"{len(second) + len(third)} tests left to make test-all"] and not none and not nothing
     assert run("--tier=quick", "-n", "1", "-k", "few or slow")[1] == ["2 tests left to make test-all"]

@@ -1,32 +1,35 @@
-"""Two test tiers: ``make test`` runs the quick one, ``make test-all`` both.
+"""Three test tiers: quick (``make test``), more (CI adds it) and sweep.
 
-In: the collected tests. Out: those of one tier; ``.ci/run`` runs one after the other. Quick and rest are
-complements, so that no test runs twice or never. A test is in the rest if it is marked ``slow`` or ``peer``
-(``make test-peers`` runs the latter separately), or a case of a large parametrized test outside its family's
-sample. The sample holds the first and the last case, one of each ``STRIDE`` between them, and each case with
-a parameter value that is new: each row of a table of operations is in the quick tier at least once.
-``sampled(n)`` replaces this rule for a family with costly cases: n cases, evenly spaced; ``sampled(n, "word")``
-takes them from those with the word in their id, such as one of several devices.
+In: the collected tests. Out: those of one tier. The tiers divide the tests: none runs twice or never.
+
+- *quick*: all tests but those marked ``slow`` or ``peer`` (``make test-peers`` runs the latter separately). Of
+  a large parametrized test a sample: the first and the last case, one of each ``STRIDE`` between them, and each
+  case with a parameter value that is new, so that each row of a table of operations is here at least once.
+  ``sampled(n)`` replaces this rule for a family with costly cases: n cases, evenly spaced;
+  ``sampled(n, "word")`` takes them from those with the word in their id, such as one of several devices.
+- *more*: of what is left of each test, every ``RARE``-th case, or all where they are few.
+- *sweep*: the others. All cases of all tests take an hour of two cores, and CI has a quarter of one.
 """
 
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
-TIERS = ("quick", "rest", "all")
+TIERS = ("quick", "more", "sweep", "all")
 SMALL = 8
 """Families of at most this number of cases are quick in full."""
 STRIDE = 16
+RARE = 8
+FEW = 2
+"""At most this number of cases that quick leaves are all in the second tier."""
 
 
 def quick(items: Sequence[pytest.Item]) -> set[str]:
     """Node ids of the quick tier; depends only on order, markers and parameters."""
-    families: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if not (item.get_closest_marker("slow") or item.get_closest_marker("peer")):
-            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    fast = (i for i in items if not (i.get_closest_marker("slow") or i.get_closest_marker("peer")))
+    families = _families(fast)
     chosen: set[str] = set()
     seen: set[Hashable] = set()
     for name, cases in families.items():
@@ -36,11 +39,30 @@ def quick(items: Sequence[pytest.Item]) -> set[str]:
     return chosen
 
 
-def _sample(name: str, cases: Sequence[pytest.Item], seen: set[Hashable]) -> Iterable[int]:
-    """Positions in a family; ``seen`` holds the parameter values of earlier families.
+def more(items: Sequence[pytest.Item], first: Container[str]) -> set[str]:
+    """Node ids of the second tier: of each family a part of what ``first`` leaves."""
+    chosen: set[str] = set()
+    for name, cases in _families(item for item in items if item.nodeid not in first).items():
+        n = len(cases)
+        kept = range(n) if n <= FEW else range(_phase(name, min(RARE, n)), n, RARE)
+        chosen.update(cases[i].nodeid for i in kept)
+    return chosen
 
-    Families start at different cases, so that those over one table take different rows of it.
-    """
+
+def _families(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return families
+
+
+def _phase(name: str, n: int) -> int:
+    """Where a family starts below n: those over one table take different rows of it."""
+    return zlib.crc32(name.encode()) % n
+
+
+def _sample(name: str, cases: Sequence[pytest.Item], seen: set[Hashable]) -> Iterable[int]:
+    """Positions in a family; ``seen`` holds the parameter values of earlier families."""
     n = len(cases)
     if marker := cases[0].get_closest_marker("sampled"):
         wanted, word = (*marker.args, "")[:2]
@@ -48,7 +70,7 @@ def _sample(name: str, cases: Sequence[pytest.Item], seen: set[Hashable]) -> Ite
         return {among[i] for i in evenly_spaced(len(among), wanted)}
     if n <= SMALL:
         return range(n)
-    spaced = {0, *range(zlib.crc32(name.encode()) % STRIDE, n, STRIDE), n - 1}
+    spaced = {0, *range(_phase(name, STRIDE), n, STRIDE), n - 1}
     found = seen | {v for i in spaced for v in _values(cases[i])}
     for i, case in enumerate(cases):
         values = _values(case)
@@ -99,17 +121,20 @@ class Selection:
         self.tier = tier
         self.left = 0
 
-    @pytest.hookimpl(trylast=True)  # after -k and -m, which narrow both tiers
+    @pytest.hookimpl(trylast=True)  # after -k and -m, which narrow all tiers
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        chosen = quick(items)
-        tiers: dict[str, list[pytest.Item]] = {"quick": [], "rest": [], "all": items.copy()}
+        first = quick(items)
+        second = more(items, first)
+        tiers: dict[str, list[pytest.Item]] = {"quick": [], "more": [], "sweep": []}
         for item in items:
-            tiers["quick" if item.nodeid in chosen else "rest"].append(item)
+            name = item.nodeid
+            tiers["quick" if name in first else "more" if name in second else "sweep"].append(item)
+        kept = items.copy() if self.tier == "all" else tiers[self.tier]
         if self.tier == "quick":
-            self.left = len(tiers["rest"])
-        if self.tier != "all" and (others := tiers["rest" if self.tier == "quick" else "quick"]):
+            self.left = len(items) - len(kept)
+        chosen = set(map(id, kept))
+        if others := [item for item in items if id(item) not in chosen]:
             config.hook.pytest_deselected(items=others)
-        kept = tiers[self.tier]
         slow_files = {item.path for item in kept if item.get_closest_marker("slow")}
         # long tests first, so that no worker ends with one
         items[:] = sorted(kept, key=lambda i: i.path not in slow_files)

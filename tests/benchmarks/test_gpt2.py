@@ -135,6 +135,7 @@ def test_attention_in_each_precision():
 # -- what the programs share -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_text_is_bytes_of_python_sources(tmp_path):
     (tmp_path / "b.py").write_text("zzz")
     (tmp_path / "a.py").write_text("abcd")
@@ -246,7 +247,7 @@ def usual_settings(monkeypatch):
     monkeypatch.setattr(bf.config, "matmul_precision", bf.config.matmul_precision)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", ["--chunk=auto", "--chunk=32", "--recompute=1", "--budget=1GB", "--products=float32_tc"]
 )

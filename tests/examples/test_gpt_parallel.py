@@ -393,5 +393,6 @@ def test_experts_parameters_and_features_divided_at_once():
     np.testing.assert_allclose(got, alone(4)[:SHARDED_STEPS], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_losses_fall():
     assert alone()[-1] < alone()[0] - 0.1 and alone(8)[-1] < alone(8)[0] - 0.1

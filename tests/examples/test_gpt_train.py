@@ -149,6 +149,7 @@ def interrupting(monkeypatch, *calls, times=1):
     monkeypatch.setattr(train, "make_step", interrupted)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_equals_never_having_stopped(run, monkeypatch, capsys):
     whole = run("whole")
     capsys.readouterr()

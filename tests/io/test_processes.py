@@ -3,11 +3,14 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from blufunc import io
 from blufunc.io import reading, storage
 from tests.parallel.launching import run
 
 
+@pytest.mark.slow
 def test_processes_save_and_restore_together(tmp_path):
     program = Path(__file__).with_name("sharing.py")
     code, out, err, _ = run("-n", 3, "--engine", "nccl", program, tmp_path / "run")

@@ -191,6 +191,7 @@ def test_random_graphs_compiled_for_threads(monkeypatch):
     assert_agrees(cases, True, compile_all(cases))
 
 
+@pytest.mark.slow
 def test_random_graphs_reach_what_they_are_for(monkeypatch):
     """They alias results with arguments, and rematerialize values."""
     monkeypatch.setattr(steps, "_LEAST_SAVING", 1)

@@ -196,7 +196,12 @@ HOST_SOURCES = {
     **{name: library.source for name, library in LIBRARIES.items()},
     "probe": lambda: source_files.source(toolchain._PROBE),
 }
-CASES = [(name, arch) for name, (archs, _) in DEVICE_SOURCES.items() for arch in archs.split()]
+SLOW = {"attention_gradients_f32"}
+CASES = [
+    pytest.param(name, arch, marks=[pytest.mark.slow] if name in SLOW else [])
+    for name, (archs, _) in DEVICE_SOURCES.items()
+    for arch in archs.split()
+]
 
 
 @pytest.mark.sampled(12)

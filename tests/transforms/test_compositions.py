@@ -446,6 +446,7 @@ _COMPOSITIONS = hs.lists(hs.sampled_from(list(TRANSFORMS)), min_size=1, max_size
 )
 
 
+@pytest.mark.slow
 @given(_PROGRAMS, _COMPOSITIONS)
 @settings(max_examples=300)
 def test_random_compositions_of_random_programs(program, names):

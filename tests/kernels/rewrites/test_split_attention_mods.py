@@ -119,7 +119,7 @@ def test_kernels_on_the_host(emulator, name, shape, parts, causal, arch, sizes):
         assert deviation < 2 * DEVIATION[parts], result
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("features", [64, 128])

@@ -276,7 +276,7 @@ def opposed(arrays):
     arrays["v"][:, 1] *= -1
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [16, 80, 256])
 def test_the_largest_gradient_of_scores_fits_into_one_part(emulator, features):
     case = Case(Shape(1, 16, 2, 1, 1, features), 1, change=opposed)

@@ -34,6 +34,7 @@ def placed(eight):
     )
 
 
+@pytest.mark.slow
 def test_the_peak_of_each_device_fits(placed):
     plain = bf.jit(update)
     peak = plain.lower(*placed).memory.peak_bytes

@@ -110,7 +110,7 @@ def test_under_vmap(routing):
     same_with_gradients(bf.vmap(divided(2, routing, True)), bf.vmap(whole(True)), args)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("outer", ["forward", "reverse"])
@@ -211,6 +211,7 @@ def test_positions_are_those_of_the_zigzag_order():
     np.testing.assert_array_equal(unzigzag(zigzag(x, 4), 4), x)
 
 
+@pytest.mark.slow
 def test_the_gpt_with_a_divided_sequence():
     """The example's model in zigzag order: mean loss, and gradients in shard_map."""
     from examples.gpt import model

@@ -414,6 +414,7 @@ def test_functions_may_close_over_values_of_the_body(schedule):
     same(f(SHARED, STACK, microbatches, scale), bf.value_and_grad(reference, (0, 1))(SHARED, STACK))
 
 
+@pytest.mark.slow
 def test_the_gpt_in_stages():
     config = model.Config(layers=4, heads=2, width=8, context=6, vocab=V)
     params = model.init(bf.random.key(0), config)

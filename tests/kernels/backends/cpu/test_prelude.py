@@ -389,7 +389,7 @@ CHAIN = 60
 """Calls in a loop: more than GCC inlines within its limits on growth."""
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["bf_sin", "bf_tanh", "bf_atan", "bf_erf", "bf_exp"])
 def test_all_calls_of_a_long_kernel_are_inlined(compiler, of):
     """A call left over would prevent the vectorization of its loop."""

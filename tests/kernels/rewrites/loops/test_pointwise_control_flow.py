@@ -327,6 +327,7 @@ def test_random_loops_interpreted(first):
         check(c, c.interpreted())
 
 
+@pytest.mark.slow
 @compiled
 def test_random_loops_compiled():
     cases = [random_loop(seed) for seed in range(100, 140)]

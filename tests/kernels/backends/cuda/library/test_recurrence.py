@@ -127,6 +127,7 @@ def test_derivatives(name, reverse, fake, cuda):
     agree(bf.jit(bf.grad(second(f), every))(*on_device), bf.grad(second(f), every)(*xs), 1e-3)
 
 
+@pytest.mark.slow
 def test_both_modes_and_batches():
     fn, xs = elements("state space", (3, 20, 40))
     f = loss(fn, 1, False)
