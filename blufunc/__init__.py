@@ -106,6 +106,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.core.primitives.override import override as override
     from blufunc.core.primitives.primitive import Primitive as Primitive
     from blufunc.core.programs.interpret import ensure_compile_time_eval as ensure_compile_time_eval
+    from blufunc.doctor import print_environment_info as print_environment_info
     from blufunc.explain import explain as explain
     from blufunc.parallel.collectives.shard_map import shard_map as shard_map
     from blufunc.parallel.mesh.constrain import constrain as constrain

@@ -36,7 +36,7 @@ def test_all_names_of_jax_are_here_or_named():
     internal = {
         "ad", "allow_f16_reductions", "api_util", "array_garbage_collection_guard", "auto_pcast", "empty_ref",
         "host_ids", "jax2tf_associative_scan_reductions", "legacy_prng_key", "make_user_context", "no_execution",
-        "no_tracing", "print_environment_info", "process_indices", "remove_size_one_mesh_axis_from_type",
+        "no_tracing", "process_indices", "remove_size_one_mesh_axis_from_type",
         "softmax_custom_jvp", "thread_guard", "transfer_guard_device_to_device", "transfer_guard_device_to_host",
         "transfer_guard_host_to_device", "ds",
     }  # fmt: skip
