@@ -11,6 +11,7 @@ from blufunc.core.arrays import backend as _backend
 from blufunc.core.programs import alternatives as _alternatives
 from blufunc.numpy import methods as _methods
 from blufunc.transforms.staging import jit as _jit
+from blufunc.transforms.staging import stages as _stages
 
 __version__ = "0.1.0.dev0"
 
@@ -189,6 +190,7 @@ with _lazy.modules(globals()):
     from blufunc.nn.attention import recognised as _attention_recognised
     from blufunc.parallel.programs import array_shards as _array_shards
     from blufunc.parallel.programs import jit_shardings as _jit_shardings
+    from blufunc.parallel.reports import per_device as _per_device
 
 _backend.register("cpu", lambda: _cpu.NumpyBackend())
 _backend.register("cuda", lambda: _cuda.CudaBackend())
@@ -199,4 +201,5 @@ _alternatives.recognisers.append(
 )
 _alternatives.refusals["attention"] = lambda sizes, dtype: _attention.refused_everywhere(sizes, dtype)
 _jit.register_sharded(lambda *args, **options: _jit_shardings.ShardedJit(*args, **options))
+_stages.mesh_reports = _per_device
 _methods.install()

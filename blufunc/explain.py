@@ -101,7 +101,7 @@ def _many(n: int, thing: str) -> str:
 
 
 def explain(
-    fun: Callable, *args: Any, run: bool = False, device: backend.Device | None = None, **kwargs: Any
+    fun: Callable, *args: Any, run: bool = False, device: backend.Device | str | None = None, **kwargs: Any
 ) -> Explanation:
     """Report how ``fun`` runs under ``jit``: kernels, fusion, and cost of each step.
 
@@ -109,7 +109,8 @@ def explain(
       fun: a function, under ``jit`` or not.
       args, kwargs: its arguments: arrays, or ``ShapeDtypeStruct`` where nothing is run.
       run: run the program step by step on the arguments, which stay intact, and time it; default False.
-      device: the device; default the arguments' device, or the default one.
+      device: the device, or an architecture that need not be present: ``"cuda:sm_90"``; default the arguments'
+        device, or the default one.
     Returns:
       an ``Explanation``, which prints as a table: for each launch or library call its computation, its points, the
       bytes that it must move, its arithmetic, the lower bound of the time for these (the roofline), and its source

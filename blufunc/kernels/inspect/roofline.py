@@ -23,6 +23,7 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import neg_p
 from blufunc.kernels.backends.cpu.toolchain import threads
+from blufunc.kernels.backends.cuda.described import DescribedBackend
 from blufunc.kernels.machine import Machine
 
 _COPIED = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -43,7 +44,12 @@ _IN_A_ROW = 8
 
 @functools.cache
 def machine_of(device: Device) -> Machine:
-    """The measured speed of a device: about a tenth of a second, once per process."""
+    """The measured speed of a device: about a tenth of a second, once per process.
+
+    A device that is described has that of the device model.
+    """
+    if isinstance(device.backend, DescribedBackend):
+        return device.backend.machine
     rate = _product(device)
     return Machine(str(device), (_host_copy if device.platform == "cpu" else _copy)(device), rate, rate)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from blufunc import errors
-from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.ops.elementwise import convert_p, div_p, mul_p, neg_p
@@ -31,12 +30,12 @@ from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.parallel.partition.partition import localise
 from blufunc.parallel.programs.mesh_device import MeshDevice
 from blufunc.parallel.reports.hardware import wire_bytes
-from blufunc.transforms.arguments import ShapeDtypeStruct, check_callable
+from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p
 from blufunc.transforms.control_flow.while_loop import while_p
 from blufunc.transforms.staging.jit import Jitted, jit
-from blufunc.transforms.staging.stages import Lowered
+from blufunc.transforms.staging.stages import Lowered, placement
 
 
 @dataclass(frozen=True)
@@ -184,6 +183,8 @@ class Local(NamedTuple):
       whole: the global jaxpr, simplified.
       jaxpr: the local jaxpr, simplified, constants as leading parameters.
       donated: its donated parameters.
+      in_shardings: the sharding of each parameter of ``whole``.
+      out_shardings: the sharding of each result.
       budget: the limit in bytes on the planned peak, or None.
     """
 
@@ -192,6 +193,8 @@ class Local(NamedTuple):
     whole: Jaxpr
     jaxpr: Jaxpr
     donated: tuple[bool, ...]
+    in_shardings: Sequence[NamedSharding]
+    out_shardings: Sequence[NamedSharding]
     budget: int | None = None
 
 
@@ -209,51 +212,53 @@ def local_program(
     """
     check_callable(fun, caller)
     function = fun if isinstance(fun, Jitted) else jit(fun)
-    lowered = function.lower(*args, **kwargs)
-    leaves = [_as_placed(x, caller) for x in function._layouts(function._split(args, kwargs))]
+    return local_of(function.lower(*args, **kwargs), caller, mesh, in_forms)
+
+
+def local_of(
+    lowered: Lowered,
+    caller: str,
+    mesh: Mesh | AbstractMesh | None = None,
+    in_forms: Callable[[Jaxpr], Jaxpr] = chosen,
+) -> Local | None:
+    """The single-device program of a lowered function; None if there is no mesh."""
+    placements = [_checked(x, caller) for x in lowered.traced.placements]
     jaxpr = passes.simplify(in_forms(lowered.jaxpr))
-    mesh = mesh or _mesh_of(lowered, leaves)
+    mesh = mesh or _mesh_of(lowered, placements)
     if mesh is None:
         return None
-    values = [*lowered.traced.entry.consts, *leaves]
-    shardings = [_sharding(x, v, jaxpr, mesh) for x, v in zip(values, jaxpr.invars, strict=True)]
-    local, _ = localise(jaxpr, shardings, mesh)
+    known = [*[placement(c) for c in lowered.traced.entry.consts], *placements]
+    shardings = [
+        s or _annotated(v, jaxpr, mesh) or replicated(mesh) for s, v in zip(known, jaxpr.invars, strict=True)
+    ]
+    local, out_shardings = localise(jaxpr, shardings, mesh)
     closed, consts = local.hoist()
     donated = (False,) * len(consts) + lowered.donated
-    return Local(function.name, mesh, jaxpr, passes.simplify(closed), donated, lowered.traced.entry.budget)
+    budget = lowered.traced.entry.budget
+    name = lowered.traced.fun_name
+    return Local(name, mesh, jaxpr, passes.simplify(closed), donated, shardings, out_shardings, budget)
 
 
-def _as_placed(x: Any, caller: str) -> Any:
-    """The sharding of a shape that has one; anything else unchanged."""
-    if not isinstance(x, ShapeDtypeStruct) or x.sharding is None:
-        return x
-    if not isinstance(x.sharding, NamedSharding):
-        raise errors.ArgumentError(
-            f"{caller} was given a shape whose sharding is {x.sharding!r:.60}.",
-            where=source.here(),
-            fix="ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P('x')))",
-        )
-    return x.sharding
+def _checked(sharding: Any, caller: str) -> NamedSharding | None:
+    """The sharding of an argument, if it has one."""
+    if sharding is None or isinstance(sharding, NamedSharding):
+        return sharding
+    raise errors.ArgumentError(
+        f"{caller} was given a shape whose sharding is {sharding!r:.60}.",
+        where=source.here(),
+        fix="ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P('x')))",
+    )
 
 
-def _mesh_of(lowered: Lowered, leaves: Sequence[Any]) -> Mesh | AbstractMesh | None:
+def _mesh_of(lowered: Lowered, placements: Sequence[NamedSharding | None]) -> Mesh | AbstractMesh | None:
     """The mesh of a program, its arguments or its annotations."""
     device = lowered.traced.device
     if isinstance(device, MeshDevice):
         return device.mesh
-    for x in leaves:
-        if isinstance(x, NamedSharding):
-            return x.mesh
+    for s in placements:
+        if s is not None:
+            return s.mesh
     return next((m for e in equations(lowered.jaxpr) if (m := e.params.get("mesh")) is not None), None)
-
-
-def _sharding(x: Any, var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """The sharding of an argument: its own, its first annotation's, or replicated."""
-    if isinstance(x, ConcreteArray) and isinstance(x.device, MeshDevice):
-        return x.buffer.sharding
-    if isinstance(x, NamedSharding):
-        return x
-    return _annotated(var, jaxpr, mesh) or replicated(mesh)
 
 
 def _annotated(var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> NamedSharding | None:

@@ -8,19 +8,15 @@ planned as for a GPU. Times follow from a roofline of each step (``kernels/cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from blufunc import errors
-from blufunc.core.arrays.backend import Device
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import Jaxpr
-from blufunc.kernels.backends.cuda.dispatch import Library
-from blufunc.kernels.backends.cuda.program import Draft
+from blufunc.kernels.backends.cuda.described import described
 from blufunc.kernels.cost import Cost
 from blufunc.kernels.inspect.program import Memory, Sight
-from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.tables import count, duration, size
 from blufunc.parallel.collectives import primitives
 from blufunc.parallel.collectives.lowering import lower_collectives
@@ -28,7 +24,7 @@ from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.reports.collectives import Collective, Collectives, collectives_of, local_program
 from blufunc.parallel.reports.hardware import DeviceSpec, LinkSpec, exchange_seconds, links_by_axis
 
-_ARCH = "sm_90"
+_GPU = "cuda:sm_90"
 
 _EXCHANGES = frozenset(
     [p.name for p in vars(primitives).values() if isinstance(p, primitives.MeshCollective) and p.communicates]
@@ -187,12 +183,10 @@ def plan(
             fix="device=bf.DeviceSpec(flops=800e12, bandwidth=3e12, memory=80e9)",
         )
     by_axis = None if links is None else links_by_axis(links, mesh.axis_names)
-    local = local_program(
-        fun, "plan", mesh, args, {}, lambda jaxpr: select_variants(jaxpr, Library(_ARCH))[0]
-    )
+    gpu = described(_GPU)
+    local = local_program(fun, "plan", mesh, args, {}, gpu.backend.chosen)
     assert local is not None  # there is a mesh
-    device_of_mesh = Device("cuda", 0, _Drafts())  # type: ignore[arg-type]
-    sight = Sight(lower_collectives(local.jaxpr), local.donated, device_of_mesh, local.budget)
+    sight = Sight(lower_collectives(local.jaxpr), local.donated, gpu, local.budget)
     return Forecast(
         local.name,
         mesh.abstract,
@@ -203,16 +197,6 @@ def plan(
         device,
         by_axis,
     )
-
-
-class _Drafts:
-    """The part of a GPU's backend that planning needs."""
-
-    name = "cuda"
-
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
-        """The backend's lowering of a jaxpr."""
-        return Draft(jaxpr, donated, _ARCH, budget=budget)
 
 
 def _body_bytes(sight: Sight) -> int:

@@ -24,10 +24,11 @@ from blufunc.core.primitives.primitive import concrete, device_of
 from blufunc.core.programs import simplify as passes
 from blufunc.core.programs.cache_key import Key, difference
 from blufunc.core.pytree import tree
-from blufunc.transforms.arguments import as_values, labels_of
+from blufunc.transforms.arguments import ShapeDtypeStruct, as_values, labels_of
 from blufunc.transforms.staging.signatures import Analysed, Signed
 
 with _lazy.modules(globals()):
+    from blufunc.kernels.backends.cuda import described
     from blufunc.kernels.inspect import program as inspection
     from blufunc.kernels.inspect import roofline
 
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
     from blufunc.kernels.cost import Cost
     from blufunc.kernels.fusion.report import Fused
     from blufunc.kernels.inspect.program import Memory, Sight, Timings
+
+
+mesh_reports: Any = None
+"""Reports on meshes, which are above this package.
+
+The module ``parallel/reports/per_device.py``; set by ``blufunc/__init__.py``.
+"""
 
 
 @dataclass
@@ -112,18 +120,27 @@ def mark_donated(arrays: Sequence[ConcreteArray], donates: Sequence[bool], name:
         array._buffer = gone
 
 
-def device_or_default(device: backend.Device | None, name: str) -> backend.Device:
-    """``device``, or the default one.
+def device_or_default(device: backend.Device | str | None, name: str) -> backend.Device:
+    """``device``, or the default one; text names an architecture: ``cuda:sm_90``.
 
     Raises:
       ArgumentError: it is not a device; ``name`` is the function that got it.
     """
     found = device or backend.default_device()
+    if isinstance(found, str) and found.startswith("cuda:sm_"):
+        return described.described(found)
     if not isinstance(found, backend.Device):
         raise errors.ArgumentError(
             f"{name} takes a device, not {found!r:.60}.", where=source.here(), fix="use one of bf.devices()"
         )
     return found
+
+
+def placement(x: Any) -> Any:
+    """The sharding of an argument on a mesh, of a shape that has one, or itself."""
+    if isinstance(x, ConcreteArray):
+        return x.buffer.sharding if x.device.joint else None
+    return x.sharding if isinstance(x, ShapeDtypeStruct) else x if hasattr(x, "spec") else None
 
 
 class Traced(Signed):
@@ -133,6 +150,7 @@ class Traced(Signed):
         jaxpr: the jaxpr, constants as leading parameters.
         device: the device of the arrays it was traced with; None for types and scalars only.
         layouts: their layouts there, where relevant.
+        placements: the sharding of each argument that has one on a mesh, else None.
         donated: a flag per argument.
     """
 
@@ -148,6 +166,7 @@ class Traced(Signed):
         self._in_tree = in_tree
         self.device = device
         self.layouts = device.layouts([*entry.consts, *arguments]) if device else ()
+        self.placements = tuple(map(placement, arguments))
         self.jaxpr = entry.jaxpr
 
     def _trace(self) -> Traced:
@@ -158,24 +177,32 @@ class Traced(Signed):
         """The name of the function."""
         return self.owner.name
 
-    def lower(self) -> Lowered:
-        """Simplify."""
-        return Lowered(self)
+    def lower(self, *, platform: str | None = None) -> Lowered:
+        """Simplify.
+
+        Args:
+          platform: an architecture whose sources and costs to show, present or not: ``"cuda:sm_90"``; default that of
+            the arguments.
+        Raises:
+          ValueRangeError: there is no such architecture.
+        """
+        return Lowered(self, None if platform is None else described.described(platform))
 
 
 class Lowered(Analysed):
     """The result of stage 4: a jaxpr after inlining, folding, CSE and DCE.
 
-    Its reports are for the device of the arrays it was traced with, or for the default one; nothing is compiled for
-    them on the CPU.
+    Its reports are for the platform it was lowered for, for the device of the arrays it was traced with, or for the
+    default one; nothing is compiled for them on the CPU.
 
     Attributes:
       jaxpr: the simplified jaxpr, with both variants where there are two
         (``transforms/control_flow/platform_variants.py``).
     """
 
-    def __init__(self, traced: Traced):
+    def __init__(self, traced: Traced, device: backend.Device | None = None):
         self.traced = traced
+        self._device = device or traced.device  # of the reports
         self.jaxpr = passes.simplify(traced.jaxpr)
         self._sights: dict[tuple[backend.Device, str], Sight] = {}
 
@@ -186,7 +213,7 @@ class Lowered(Analysed):
 
     def sight(self, device: backend.Device | None = None) -> Sight:
         """The report on the program before it runs, for a device."""
-        device = device or self.traced.device or backend.default_device()
+        device = device or self._device or backend.default_device()
         key = device, config.matmul_precision
         found = self._sights.get(key)
         if found is None:
@@ -209,13 +236,29 @@ class Lowered(Analysed):
         return self.sight().memory
 
     @property
+    def per_device(self) -> Any:
+        """The program that each device of the mesh runs, with its collectives.
+
+        A ``PerDevice``: ``jaxpr``, ``collectives``, shardings of arguments and results; prints as text.
+
+        Raises:
+          ShardingError: there is no mesh.
+        """
+        return mesh_reports.per_device(self)
+
+    @property
+    def collectives(self) -> Any:
+        """The collectives of the program, as ``bf.collectives`` lists them."""
+        return mesh_reports.collectives_in(self)
+
+    @property
     def cost(self) -> Cost:
         """Bytes moved and arithmetic, per step and in total."""
         return self.sight().cost
 
     def compile(self, device: backend.Device | None = None) -> Compiled:
         """Compile for a device; default the device of the reports."""
-        return Compiled(self, device_or_default(device or self.traced.device, "compile"))
+        return Compiled(self, device_or_default(device or self._device, "compile"))
 
     def as_text(self) -> str:
         """The simplified jaxpr as text."""

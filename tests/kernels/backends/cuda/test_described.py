@@ -1,0 +1,51 @@
+"""Programs for a GPU that is described, not present."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as jnp
+from blufunc import errors
+from blufunc.kernels.backends.cuda.described import described
+from blufunc.kernels.backends.cuda.driver import nvrtc
+from tests.emulation.cuda_machines import needs_nvrtc
+
+X = bf.ShapeDtypeStruct((512, 512), np.float32)
+
+
+def softmax(x):
+    e = jnp.exp(x - jnp.max(x, -1, keepdims=True))
+    return e / jnp.sum(e, -1, keepdims=True)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("number", ["80", "90"])
+def test_sources_compile(number):
+    lowered = bf.jit(softmax).trace(X).lower(platform=f"cuda:sm_{number}")
+    assert [s.kind for s in lowered.cost.steps] == ["kernel"]
+    assert nvrtc.build(lowered.source(), f"sm_{number}").cubin
+
+
+def test_explained_against_the_device_model():
+    shown = bf.explain(lambda x: softmax(x) @ x, X, device="cuda:sm_90")
+    assert "H200" in str(shown) and shown.fusion is not None
+    assert bf.jit(softmax).lower(X).sight().device.platform == "cpu"
+
+
+def test_arrays_may_stay_where_they_are():
+    x = jnp.ones((64, 64))
+    assert "__global__" in bf.jit(softmax).trace(x).lower(platform="cuda").source()
+
+
+def test_nothing_runs():
+    lowered = bf.jit(softmax).trace(X).lower(platform="cuda:sm_90a")
+    with pytest.raises(errors.UnsupportedError, match="a description, without a GPU"):
+        lowered.compile()
+    with pytest.raises(errors.UnsupportedError, match="a description, without a GPU"):
+        bf.explain(softmax, jnp.ones((4, 4)), device="cuda:sm_90", run=True)
+
+
+@pytest.mark.parametrize("name", ["cuda:sm_70", "cuda:0", "tpu", "sm_90", 9])
+def test_unknown_architectures(name):
+    with pytest.raises(errors.ValueRangeError, match="there is no architecture"):
+        described(name)
