@@ -38,7 +38,6 @@ _NOT_HERE = {
     "memory": "arrays are in the memory of their device; checkpoint_policies has offloading",
     "monitoring": "nothing is monitored; config.debug shows the stages of programs",
     "new_ref": _NO_REFS,
-    "profiler": "there is no profiler yet; time calls with block_until_ready",
     "ref": _NO_REFS,
     "smap": "use shard_map",
     "transfer_guard": "values move to the host when NumPy or Python asks for them",
@@ -74,6 +73,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import ops as ops
     from blufunc import optim as optim
     from blufunc import parallel as parallel
+    from blufunc import profiler as profiler
     from blufunc import random as random
     from blufunc import scipy as scipy
     from blufunc import sharding as sharding

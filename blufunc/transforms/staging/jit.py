@@ -22,7 +22,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.arrays import backend, nan_check
+from blufunc.core.arrays import backend, nan_check, recording
 from blufunc.core.arrays.array import ConcreteArray, Donated, arrays_of
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
@@ -404,7 +404,8 @@ class Jitted:
     def _trace(self, call: _CallArguments, key: Key) -> Entry:
         flat = self._flat(call)
         labels = labels_of(self.fun, call.in_tree)
-        jaxpr = stage(flat, key.types, self.name, labels)
+        with recording.span(f"trace {self.name}", kind="compilation"):
+            jaxpr = stage(flat, key.types, self.name, labels)
         closed, consts = jaxpr.hoist()
         if config.shows("jaxpr"):
             config.show(closed)

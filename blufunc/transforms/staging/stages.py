@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from blufunc import _lazy, errors
 from blufunc.config import config
-from blufunc.core.arrays import backend, nan_check
+from blufunc.core.arrays import backend, nan_check, recording
 from blufunc.core.arrays.array import ConcreteArray, Donated, arrays_of
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
@@ -93,7 +93,8 @@ class Entry:
             donated = (False,) * len(self.consts) + self.donated
             flags = donated if donating else (False,) * len(donated)
             budget = self.budget if flags == donated else None  # without donation the plan needs more memory
-            found = self.programs[key] = device.backend.compile(self.jaxpr, flags, budget)
+            with recording.span(f"compile {self.jaxpr.name or 'program'}", kind="compilation"):
+                found = self.programs[key] = device.backend.compile(self.jaxpr, flags, budget)
         return found
 
     def alive(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from blufunc import _lazy, errors
 from blufunc.config import config
-from blufunc.core.arrays import backend, dlpack
+from blufunc.core.arrays import backend, dlpack, recording
 from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir import source
@@ -73,6 +73,12 @@ class NumpyBackend:
 
     def run(self, prim: Any, buffers: Sequence, params: dict, outs: Sequence[ShapedArray]) -> Sequence:
         """Run one primitive."""
+        if recording.active is not None:
+            with recording.span(prim.name, kind="operation"):
+                return self._run(prim, buffers, params, outs)
+        return self._run(prim, buffers, params, outs)
+
+    def _run(self, prim: Any, buffers: Sequence, params: dict, outs: Sequence[ShapedArray]) -> Sequence:
         if prim.reference is not None:
             run = ignoring_fp_errors_in_callbacks if eqn_calls_back(prim, params) else ignoring_fp_errors
             results = run(prim.reference(interpret, **params), list(buffers))

@@ -24,6 +24,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.config import config
+from blufunc.core.arrays import recording
 from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal
@@ -98,6 +99,8 @@ class HostProgram:
     def __call__(self, buffers: list) -> tuple:
         arrays = [_in_order(b) for b in buffers]
         buffers.clear()
+        if recording.active is not None:
+            return self.calls(self._recorded, arrays, recording.active)
         if self.whole is None or (config.debug and config.shows("launch")):
             return self.calls(self._run, arrays)
         if not self.is_native:
@@ -113,6 +116,20 @@ class HostProgram:
         with self.arenas as arena, self.blas:
             return self.run(arrays, arena)
 
+    def _recorded(self, arrays: list, to: recording.Recording) -> tuple:
+        """Run step by step, with the times of all steps."""
+        start, times = recording.clock(), []
+        with self.arenas as arena, self.blas:
+            results = self.run(arrays, arena, lambda: times.append(recording.clock()))
+        to.steps(self, self.step_names, recording.row_of("CPU"), times)
+        to.add(self.jaxpr.name or "program", start)
+        return results
+
+    @functools.cached_property
+    def step_names(self) -> list[str]:
+        """The name of each step in reports."""
+        return [name_of(s) for s in self.schedule.steps]
+
     def source(self) -> str:
         """Generated C++ source."""
         return self.text
@@ -124,8 +141,7 @@ class HostProgram:
             arrays = [np.array(b, order="C") for b in buffers]
             with self.arenas as arena, self.blas:
                 runs.append(self.calls(self.run.timed, arrays, arena))
-        names = [name_of(s) for s in self.schedule.steps]
-        return medians(names, runs[1:])  # discard the first run: it touches new memory
+        return medians(self.step_names, runs[1:])  # discard the first run: it touches new memory
 
 
 _THREADS = re.compile(r"#pragma omp parallel|(?:gemm|library)_\w+\(.*run->threads")
@@ -355,7 +371,10 @@ class Runner:
                 run = run or self.product_step(step) or self.opaque_step(step)
             self.steps.append(_dropping(run, last_use[i]) if i in last_use else run)
 
-    def __call__(self, arrays: list[np.ndarray], arena: np.ndarray) -> tuple:
+    def __call__(
+        self, arrays: list[np.ndarray], arena: np.ndarray, between: Callable[[], object] | None = None
+    ) -> tuple:
+        """Run the steps; ``between`` is called before each, and at the end."""
         schedule = self.schedule
         env: dict[int, np.ndarray] = dict(zip(schedule.inputs, arrays, strict=True))
         arrays.clear()
@@ -363,7 +382,11 @@ class Runner:
         if config.shows("launch"):
             self.show_launches()
         for step in self.steps:
+            if between is not None:
+                between()
             step(memory)
+        if between is not None:
+            between()
         return tuple([self.output(o, memory) for o in self.finals()])
 
     def timed(self, arrays: list[np.ndarray], arena: np.ndarray) -> list[float]:

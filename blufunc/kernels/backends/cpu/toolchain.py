@@ -29,6 +29,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
+from blufunc.core.arrays import recording
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
 from blufunc.kernels.cache.disk import DiskCache, key_of
 from blufunc.kernels.codegen import source_files
@@ -107,7 +108,10 @@ class Compiler:
         key = self.key(source, options)
         library = self._loaded.get(key)
         if library is None:
-            library = self._from_cache(key, symbols) or self._make(key, source, name, options)
+            library = self._from_cache(key, symbols)
+            if library is None:
+                with recording.span(f"C++: {name}", kind="compilation"):
+                    library = self._make(key, source, name, options)
             self._loaded[key] = library
         return library
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.arrays import backend, dlpack
+from blufunc.core.arrays import backend, dlpack, recording
 from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
@@ -74,11 +74,15 @@ class CudaBackend:
 
     def from_host(self, x: np.ndarray, device: backend.Device) -> DeviceBuffer:
         """Copy to the device, through page-locked memory if small."""
-        return cuda_memory.to_device(x, device.index, f"an array made at {source.summary(source.current())}")
+        with recording.span("to the device", kind="transfer", bytes=x.nbytes):
+            return cuda_memory.to_device(
+                x, device.index, f"an array made at {source.summary(source.current())}"
+            )
 
     def to_host(self, buffer: DeviceBuffer) -> np.ndarray:
         """Read-only host copy; waits for the values."""
-        x = cuda_memory.to_host(buffer)
+        with recording.span("to the host", kind="transfer", bytes=buffer.nbytes):
+            x = cuda_memory.to_host(buffer)
         x.flags.writeable = False
         return x
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from blufunc import errors
@@ -60,6 +61,14 @@ class DescribedBackend:
         )
 
 
+@dataclass(frozen=True)
+class DescribedDevice(Device):
+    """An architecture as a device; its index is its compute capability."""
+
+    def __str__(self) -> str:
+        return f"cuda:{self.backend.arch}"  # type: ignore[attr-defined]
+
+
 @functools.cache
 def described(name: str) -> Device:
     """The device of an architecture: ``cuda:sm_90``, or ``cuda`` for ``cuda:sm_90``.
@@ -75,4 +84,4 @@ def described(name: str) -> Device:
             where=source.here(),
             fix=f"cuda:sm_90, or one of {', '.join(_SHARED_KIB)}",
         )
-    return Device("cuda", 0, DescribedBackend(number))  # type: ignore[arg-type]
+    return DescribedDevice("cuda", int(number), DescribedBackend(number))  # type: ignore[arg-type]

@@ -22,13 +22,14 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
+from blufunc.core.arrays import recording
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, exact, line_of, subjaxprs
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import inline_definitions, simplify
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.device_model import H200, HOPPER, L2_BYTES, L2_SPEEDUP, Limits
-from blufunc.kernels.backends.cuda.driver import driver, modules
+from blufunc.kernels.backends.cuda.driver import device_times, driver, modules
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
@@ -260,12 +261,25 @@ class CudaProgram:
             return self._in_graph(bases)
         executor, replays = self._take()
         try:
-            dynamic, fresh = replays.run(bases)
+            if recording.active is not None:
+                dynamic, fresh = self._recorded(executor, bases, recording.active), False
+            else:
+                dynamic, fresh = replays.run(bases)
             return executor.results(bases, dynamic, fresh)
         finally:
             executor.release()
             self._free.append((executor, replays))
             del self._free[1:]
+
+    def _recorded(
+        self, executor: Executor, bases: Sequence[DeviceBuffer], to: recording.Recording
+    ) -> dict[int, DeviceBuffer]:
+        """Run kernel by kernel, with an event between steps."""
+        start, stream, events = recording.clock(), driver.compute_stream(self.device), list[Any]()
+        executor.launch(bases, stream, lambda n: events.append(driver.recorded(stream)), overlapping=False)
+        device_times.of(to, self.device).append(self, [w.name for w in executor.works], events)
+        to.add(self.name, start)
+        return executor.dynamic()
 
     def _in_graph(self, bases: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:
         """A call during a capture: the graph has executors of its own, which stay valid."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from blufunc.core.arrays import recording
 from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
@@ -30,6 +31,8 @@ class Program:
       text: Python source that runs.
     """
 
+    run = staticmethod(ignoring_fp_errors)
+
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
         self.jaxpr = inline_pointwise(jaxpr)
         self.text, namespace = _Writer(self.jaxpr, donated).write()
@@ -37,7 +40,21 @@ class Program:
         self.function: Callable[[list], tuple] = namespace["program"]
 
     def __call__(self, buffers: list) -> tuple:
-        return ignoring_fp_errors(self.function, buffers)
+        if recording.active is not None:
+            return self._recorded(buffers, recording.active)
+        return self.run(self.function, buffers)
+
+    def _recorded(self, buffers: list, to: recording.Recording) -> tuple:
+        start = recording.clock()
+        results = self.run(self.function, buffers)
+        to.steps(
+            self,
+            [f"{self.jaxpr.name or 'program'} as NumPy calls"],
+            recording.row_of("CPU"),
+            [start, recording.clock()],
+        )
+        to.add(self.jaxpr.name or "program", start)
+        return results
 
     def source(self) -> str:
         """Python source that runs."""
@@ -72,8 +89,7 @@ def _timed(jaxpr: Jaxpr, buffers: Sequence[np.ndarray]) -> list[float]:
 class CallingProgram(Program):
     """A program that calls user functions."""
 
-    def __call__(self, buffers: list) -> tuple:
-        return ignoring_fp_errors_in_callbacks(self.function, buffers)
+    run = staticmethod(ignoring_fp_errors_in_callbacks)
 
 
 def interpret(jaxpr: Jaxpr) -> Callable[[list], tuple]:

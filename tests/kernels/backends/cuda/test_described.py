@@ -8,6 +8,7 @@ import blufunc.numpy as jnp
 from blufunc import errors
 from blufunc.kernels.backends.cuda.described import described
 from blufunc.kernels.backends.cuda.driver import nvrtc
+from tests.emulation import fake_cuda
 from tests.emulation.cuda_machines import needs_nvrtc
 
 X = bf.ShapeDtypeStruct((512, 512), np.float32)
@@ -35,6 +36,13 @@ def test_explained_against_the_device_model():
 def test_arrays_may_stay_where_they_are():
     x = jnp.ones((64, 64))
     assert "__global__" in bf.jit(softmax).trace(x).lower(platform="cuda").source()
+
+
+def test_it_is_no_gpu(monkeypatch):
+    fake_cuda.install(monkeypatch)
+    assert described("cuda:sm_90") != bf.devices("cuda")[0]
+    assert described("cuda:sm_90") is described("cuda:sm_90") != described("cuda:sm_80")
+    assert str(described("cuda:sm_90")) == "cuda:sm_90a"
 
 
 def test_nothing_runs():

@@ -25,6 +25,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
+from blufunc.core.arrays import recording
 from blufunc.kernels.cache.disk import DiskCache, key_of
 
 _OPTIONS = ("--std=c++17", "-default-device", "--fmad=true", "--ptxas-options=-v")
@@ -180,7 +181,8 @@ def compile(
     key = key_of(_code_of(source), arch, repr(version()), *_OPTIONS, *options)
     cubin = disk.get(key)
     if cubin is None:
-        cubin = build(source, arch, name, options).cubin
+        with recording.span(f"NVRTC: {name}", kind="compilation"):
+            cubin = build(source, arch, name, options).cubin
         disk.put(key, cubin, source, ".cubin")
     return cubin
 

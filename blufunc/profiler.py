@@ -1,0 +1,178 @@
+"""Where the time of a program goes: ``trace`` and ``profile``.
+
+Face. In: a block of code, or a function and its arguments. Out: a file that Perfetto opens, or a table by line of the
+user's code. While a trace is on, programs run step by step (docs/design/028-sight.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.arrays import recording
+from blufunc.core.ir import source
+from blufunc.kernels.inspect import trace_file
+from blufunc.kernels.inspect.by_line import Profile, by_line
+from blufunc.transforms.arguments import check_callable
+from blufunc.transforms.staging.jit import Jitted, jit
+from blufunc.transforms.staging.transfer import block_until_ready
+
+__all__ = [
+    "Profile",
+    "StepTraceAnnotation",
+    "TraceAnnotation",
+    "annotate_function",
+    "profile",
+    "start_trace",
+    "stop_trace",
+    "trace",
+]
+
+_path: list[Path] = []
+
+
+@contextlib.contextmanager
+def trace(
+    log_dir: str | os.PathLike[str],
+    create_perfetto_link: bool = False,
+    create_perfetto_trace: bool = False,
+    profiler_options: Any = None,
+) -> Iterator[None]:
+    """Record what runs in the block, and write a file for https://ui.perfetto.dev.
+
+    Steps of programs, compilations, transfers, operations outside of ``jit`` and annotations are recorded. Programs run
+    step by step meanwhile: the times of steps are their own, and the gaps between them are wider than without a trace.
+
+    Args:
+      log_dir: a file, ``trace.json`` or ``trace.json.gz``; any other name is a folder, in which the file is where
+        TensorBoard looks for it.
+      create_perfetto_link: must be False: no page is served.
+      create_perfetto_trace: has no effect: the file is one.
+      profiler_options: must be None.
+    Raises:
+      ArgumentError: a trace is on already, or an option is not as above.
+    """
+    start_trace(log_dir, create_perfetto_link, create_perfetto_trace, profiler_options)
+    try:
+        yield
+    finally:
+        stop_trace()
+
+
+def start_trace(
+    log_dir: str | os.PathLike[str],
+    create_perfetto_link: bool = False,
+    create_perfetto_trace: bool = False,
+    profiler_options: Any = None,
+) -> None:
+    """Begin what ``stop_trace`` ends and writes; arguments and errors of ``trace``."""
+    if create_perfetto_link or profiler_options is not None:
+        name = "create_perfetto_link" if create_perfetto_link else "profiler_options"
+        raise errors.ArgumentError(
+            f"trace: {name} is not supported.",
+            where=source.here(),
+            fix="open the file in https://ui.perfetto.dev",
+        )
+    if recording.active is not None:
+        raise errors.ArgumentError(
+            "a trace is on already.",
+            where=source.here(),
+            why="a process records one at a time.",
+            fix="profiler.stop_trace()",
+        )
+    try:
+        path = Path(log_dir)
+    except TypeError:
+        raise errors.ArgumentError(
+            f"trace writes to a path, not to {log_dir!r:.60}.", where=source.here(), fix='"trace.json.gz"'
+        ) from None
+    if not path.name.endswith((".json", ".json.gz")):
+        run = time.strftime("%Y_%m_%d_%H_%M_%S")
+        path = path / "plugins" / "profile" / run / f"{socket.gethostname()}.trace.json.gz"
+    _path.append(path)
+    recording.active = recording.Recording()
+
+
+def stop_trace() -> None:
+    """End the trace, wait for the devices, and write the file.
+
+    Raises:
+      ArgumentError: no trace is on.
+    """
+    ended = recording.active
+    if ended is None:
+        raise errors.ArgumentError("no trace is on.", where=source.here(), fix="profiler.start_trace(path)")
+    recording.active = None
+    path = _path.pop()
+    ended.finish()
+    trace_file.write(ended, path)
+
+
+class TraceAnnotation(contextlib.ContextDecorator):
+    """A named span of host code in the trace; a context, or a decorator.
+
+    Args:
+      name: its name.
+      facts: further values, shown with it.
+    """
+
+    def __init__(self, name: str, **facts: Any):
+        self.name, self.facts = name, facts
+        self._started: list[int] = []
+
+    def __enter__(self) -> TraceAnnotation:
+        self._started.append(recording.clock())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        start = self._started.pop()
+        to = recording.active
+        if to is not None and start >= to.began:
+            facts = {
+                k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in self.facts.items()
+            }
+            to.add(self.name, start, {**facts, "kind": "annotation"})
+
+
+class StepTraceAnnotation(TraceAnnotation):
+    """A ``TraceAnnotation`` of a training step: ``step_num=`` is its number."""
+
+
+def annotate_function(func: Callable, name: str | None = None, **facts: Any) -> Callable:
+    """``func`` with a ``TraceAnnotation`` around each call, by default of its name."""
+    check_callable(func, "annotate_function")
+    label = name or str(getattr(func, "__qualname__", type(func).__name__))
+
+    @functools.wraps(func)
+    def annotated(*args: Any, **kwargs: Any) -> Any:
+        with TraceAnnotation(label, **facts):
+            return func(*args, **kwargs)
+
+    return annotated
+
+
+def profile(fun: Callable, *args: Any, repeats: int = 5, **kwargs: Any) -> Profile:
+    """Time ``fun`` under ``jit``, by line of the user's code.
+
+    Args:
+      fun: a function, under ``jit`` or not.
+      args, kwargs: its arguments, arrays, which stay intact.
+      repeats: the number of runs, of which the median is reported; default 5.
+    Returns:
+      a ``Profile``: for each line the milliseconds, bytes and arithmetic of what it computes, the largest first; prints
+      as a table. The time of a step that computes several lines is split across them by the least time of each alone.
+    Raises:
+      ArgumentError: ``fun`` is not a function, or an argument has no values.
+    """
+    check_callable(fun, "profile")
+    function = fun if isinstance(fun, Jitted) else jit(fun)
+    block_until_ready((args, kwargs))
+    compiled = function.lower(*args, **kwargs).compile()
+    return by_line(function.name, compiled.sight(), compiled.timings(*args, repeats=repeats, **kwargs))

@@ -1,0 +1,198 @@
+"""``profiler``: traces, and times by line."""
+
+import gzip
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as jnp
+from blufunc import errors, profiler
+from blufunc.core.arrays import recording
+from blufunc.kernels.backends.cpu import toolchain
+from blufunc.kernels.backends.cuda.driver import device_times
+from blufunc.kernels.inspect import roofline
+from tests.emulation import fake_cuda
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    monkeypatch.setattr(toolchain, "WORTH_CALLING", 1)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake_cuda.install(monkeypatch)
+    return bf.devices("cuda")[0]
+
+
+def layer(w, x):
+    h = x @ w
+    return jnp.tanh(h) * 2
+
+
+def read(path):
+    data = path.read_bytes()
+    trace = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    events = trace["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    return [{**e, "row": rows[e["tid"]]} for e in events if e["ph"] == "X"], events
+
+
+def arguments(device=None):
+    w, x = jnp.ones((64, 64)), jnp.ones((256, 64))
+    return [bf.device_put(a, device) for a in (w, x)] if device else [w, x]
+
+
+def test_steps_of_a_program_with_the_users_lines(tmp_path, compiled):
+    f, args = bf.jit(layer), arguments()
+    plain = f(*args)
+    with profiler.trace(tmp_path / "trace.json"):
+        traced = f(*args)
+    assert recording.active is None
+    np.testing.assert_array_equal(traced, plain)
+    slices, events = read(tmp_path / "trace.json")
+    steps = [e for e in slices if e["row"] == "CPU"]
+    assert len(steps) == len(f.lower(*args).cost.steps)
+    assert any("test_profiler.py" in e["args"]["lines"] and "(layer)" in e["args"]["lines"] for e in steps)
+    assert sum(e["args"]["bytes"] for e in steps) == f.lower(*args).cost.bytes
+    (call,) = [e for e in slices if e["name"] == "layer"]
+    assert call["row"] == "Python"
+    for e in steps:
+        assert call["ts"] <= e["ts"] and e["ts"] + e["dur"] <= call["ts"] + call["dur"] + 1e-3
+    held = [e["args"]["bytes"] for e in events if e["ph"] == "C"]
+    assert len(held) == len(steps) and 0 < max(held) <= f.lower(*args).memory.peak_bytes
+
+
+def test_compilation_operations_and_annotations(tmp_path):
+    with profiler.trace(tmp_path / "trace.json.gz"):
+        with profiler.StepTraceAnnotation("train", step_num=3):
+            bf.jit(layer)(*arguments())
+        jnp.ones(3) + 1
+        profiler.annotate_function(lambda: None, "named", tree={})()
+    slices, _ = read(tmp_path / "trace.json.gz")
+    kinds = {e["name"]: e["cat"] for e in slices}
+    assert kinds["trace layer"] == kinds["compile layer"] == "compilation"
+    assert kinds["add"] == "operation" and kinds["train"] == kinds["named"] == "annotation"
+    assert next(e for e in slices if e["name"] == "train")["args"] == {"step_num": 3}
+    assert next(e for e in slices if e["name"] == "layer as NumPy calls")["args"]["flops"] > 0
+
+
+def test_threads_have_rows(tmp_path):
+    f, args = bf.jit(layer), arguments()
+    with profiler.trace(tmp_path / "t.json"):
+        worker = threading.Thread(target=f, args=args, name="worker")
+        worker.start()
+        worker.join()
+    assert {"CPU, worker", "Python, worker"} <= {e["row"] for e in read(tmp_path / "t.json")[0]}
+
+
+def test_a_device(tmp_path, cuda):
+    f, args = bf.jit(layer), arguments(cuda)
+    plain = np.asarray(f(*args))
+    with profiler.trace(tmp_path / "t.json"):
+        for _ in range(4):  # a graph would replay the last ones
+            traced = np.asarray(f(*args))
+    np.testing.assert_array_equal(traced, plain)
+    slices, events = read(tmp_path / "t.json")
+    steps = [e for e in slices if e["row"] == "cuda:0"]
+    assert len(steps) == 4 * len(f.lower(*args).cost.steps)
+    assert {e["cat"] for e in steps} <= {"kernel", "library"} and all(e["dur"] >= 0 for e in steps)
+    assert [e for e in slices if e["cat"] == "transfer" and e["args"]["bytes"] == traced.nbytes]
+
+
+def test_many_steps_of_a_device_are_read_in_between(tmp_path, cuda, monkeypatch):
+    monkeypatch.setattr(device_times, "_MOST", 4)
+    f, args = bf.jit(layer), arguments(cuda)
+    with profiler.trace(tmp_path / "t.json"):
+        for _ in range(5):
+            f(*args)
+    steps = [e for e in read(tmp_path / "t.json")[0] if e["row"] == "cuda:0"]
+    assert len(steps) == 5 * len(f.lower(*args).cost.steps)
+
+
+def test_a_mesh(tmp_path, monkeypatch):
+    monkeypatch.setattr(bf.config, "cpu_devices", 2)
+    mesh = bf.make_mesh((2,), ("x",), devices=bf.devices("cpu"))
+    x = bf.device_put(jnp.ones((8, 4)), bf.NamedSharding(mesh, bf.P("x")))
+    f = bf.jit(lambda x: jnp.sum(x, 0))
+    f(x)
+    with profiler.trace(tmp_path / "t.json"):
+        f(x)
+    rows = {e["row"] for e in read(tmp_path / "t.json")[0] if e["row"].startswith("CPU")}
+    assert len(rows) == 2
+
+
+def test_a_folder_is_laid_out_for_tensorboard(tmp_path):
+    with profiler.trace(tmp_path / "logs"):
+        pass
+    (path,) = (tmp_path / "logs").rglob("*.trace.json.gz")
+    assert path.relative_to(tmp_path).parts[:3] == ("logs", "plugins", "profile")
+
+
+def test_the_file_is_written_if_the_block_raises(tmp_path):
+    def fails():
+        with profiler.trace(tmp_path / "t.json"):
+            jnp.ones(3) + 1
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert [e["name"] for e in read(tmp_path / "t.json")[0]].count("add") == 1
+
+
+def test_annotations_without_a_trace_cost_and_record_nothing():
+    with profiler.TraceAnnotation("alone"):
+        pass
+    assert recording.active is None
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda path: profiler.stop_trace(), "no trace is on"),
+        (lambda path: profiler.start_trace(path, create_perfetto_link=True), "create_perfetto_link"),
+        (lambda path: profiler.start_trace(path, profiler_options={}), "profiler_options"),
+        (lambda path: profiler.start_trace(3), "writes to a path, not to 3"),
+        (lambda path: profiler.profile(3), "profile"),
+        (lambda path: profiler.annotate_function(3), "annotate_function"),
+    ],
+)
+def test_bad_input(call, message, tmp_path):
+    with pytest.raises(errors.ArgumentError, match=message):
+        call(tmp_path)
+    assert recording.active is None
+
+
+def test_one_trace_at_a_time(tmp_path):
+    with profiler.trace(tmp_path / "t.json"):
+        with pytest.raises(errors.ArgumentError, match="a trace is on already"):
+            profiler.start_trace(tmp_path / "u.json")
+    assert (tmp_path / "t.json").exists() and not (tmp_path / "u.json").exists()
+
+
+@pytest.mark.parametrize("how", ["compiled", "as NumPy calls"])
+def test_profile_by_line(how, monkeypatch):
+    if how == "compiled":
+        monkeypatch.setattr(toolchain, "WORTH_CALLING", 1)
+    found = profiler.profile(layer, *arguments(), repeats=2)
+    assert found.name == "layer" and len(found.lines) == 2
+    assert all("(layer)" in t.line for t in found.lines)
+    assert sum(t.ms for t in found.lines) == pytest.approx(found.ms)
+    cost = sum(s.bytes for s in found.timings)
+    assert sum(t.bytes for t in found.lines) == pytest.approx(cost)
+    assert [t.ms for t in found.lines] == sorted((t.ms for t in found.lines), reverse=True)
+    assert str(found).endswith(f"layer: {found.ms:.4g} ms in {len(found.timings)} steps")
+
+
+def test_profile_of_a_device(cuda, monkeypatch):
+    monkeypatch.setitem(roofline._MULTIPLIED, "cuda", 64)
+    monkeypatch.setitem(roofline._COPIED, "cuda", 1 << 10)
+    found = profiler.profile(bf.jit(layer), *arguments(cuda), repeats=1)
+    assert {t.line.split()[-1] for t in found.lines} == {"(layer)"}
+
+
+def test_profile_of_nothing():
+    assert "nothing is computed" in str(profiler.profile(lambda x: x, jnp.ones(3)))
