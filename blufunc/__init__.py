@@ -82,6 +82,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import tree as tree
     from blufunc import tree_util as tree_util
     from blufunc import typing as typing
+    from blufunc import visualize as visualize
     from blufunc.contexts import check_tracer_leaks as check_tracer_leaks
     from blufunc.contexts import checking_leaks as checking_leaks
     from blufunc.contexts import debug_infs as debug_infs
