@@ -6,17 +6,22 @@ call, why neighbours are not fused, what is free, what runs on the host, and mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import html
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from blufunc.core.arrays import backend
 from blufunc.kernels.cost import Cost
 from blufunc.kernels.fusion.report import Fused
+from blufunc.kernels.inspect.drawing import mixed
 from blufunc.kernels.inspect.program import Body, Memory, Timings, cost_table
 from blufunc.kernels.inspect.roofline import machine_of
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.tables import count, duration, size
+from blufunc.kernels.tables import StepTable, count, duration, size
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.staging.jit import Jitted, jit
 from blufunc.transforms.staging.stages import device_or_default
@@ -26,7 +31,7 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a function runs; ``print`` it.
+    """How a function runs; ``print`` it, or ``show()`` it on a terminal.
 
     Attributes:
       name: of the function.
@@ -51,17 +56,69 @@ class Explanation:
     notes: Sequence[str] = ()
 
     def __str__(self) -> str:
-        parts = [self._head()]
+        return "\n".join(str(part) for part in self._parts())
+
+    def show(self, file: TextIO | None = None) -> None:
+        """Print it for a terminal: as wide as the terminal, and coloured.
+
+        Red steps take most of the time, yellow ones a part of it. Without a terminal, or with ``NO_COLOR`` set, this
+        is ``print``.
+
+        Args:
+          file: the output; default the standard output.
+        """
+        out = sys.stdout if file is None else file
+        if not out.isatty() or "NO_COLOR" in os.environ:
+            out.write(f"{self}\n")
+            return
+        width = shutil.get_terminal_size().columns
+        for part in self._parts():
+            out.write((part if isinstance(part, str) else self._coloured(part, width)) + "\n")
+
+    def to_html(self) -> str:
+        """The report as an HTML fragment: tables whose rows are coloured by share."""
+        parts = []
+        for part in self._parts():
+            if isinstance(part, str):
+                parts.append(f"<pre>{html.escape(part)}</pre>" if part else "")
+            else:
+                parts.append(self._html_table(part))
+        return '<div class="blufunc-explanation">' + "\n".join(parts) + "</div>"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def _parts(self) -> Iterator[str | _Steps]:
+        """Lines of text, and the tables between them."""
+        yield self._head()
         timed = None if self.why_not_compiled else self.timings
-        parts.append(cost_table(self.cost, self.machine, timed) if self.cost.steps else "nothing is computed")
+        yield _steps(self.cost, self.machine, timed)
         if self.timings and timed is None:
-            parts += ["", "measured, as NumPy calls:", str(self.timings)]
+            yield from ("", "measured, as NumPy calls:", str(self.timings))
         reasons = [*self.notes, *self.fusion.reasons(), *self._on_host()]
-        if reasons:
-            parts += ["", *reasons]
+        yield from ["", *reasons] if reasons else []
         for body in self.bodies:
-            parts += _of_body(body, self.machine)
-        return "\n".join([*parts, "", self.memory.report()])
+            yield from _of_body(body, self.machine)
+        yield from ("", self.memory.report())
+
+    def _coloured(self, steps: _Steps, width: int) -> str:
+        head, *rows = str(steps.table.cut(width)).split("\n")
+        pairs = zip(rows, steps.shares, strict=True)
+        return "\n".join([f"\x1b[1m{head}\x1b[0m", *(f"{_ansi(share)}{row}\x1b[0m" for row, share in pairs)])
+
+    def _html_table(self, steps: _Steps) -> str:
+        table = steps.table
+        cell = lambda tag, name, text: (
+            f'<{tag} style="text-align:{"right" if name in table.right else "left"}">{html.escape(text)}</{tag}>'
+        )
+        head = "".join(cell("th", name, name) for name in table.head)
+        rows = [
+            f'<tr style="background:{mixed(share)}">'
+            + "".join(cell("td", n, c) for n, c in zip(table.head, row, strict=True))
+            + "</tr>"
+            for row, share in zip(table.rows, steps.shares, strict=True)
+        ]
+        return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
     def _head(self) -> str:
         c = self.cost
@@ -83,17 +140,41 @@ class Explanation:
         )
 
 
-def _of_body(body: Body, machine: Machine, outer: str = "") -> list[str]:
-    """The tables of a body and its nested bodies; for a loop, per iteration."""
+@dataclass(frozen=True)
+class _Steps:
+    """A table of steps, with the share of each row in the time of all."""
+
+    table: StepTable
+    shares: Sequence[float]
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+
+def _steps(cost: Cost, machine: Machine, timings: Timings | None = None) -> _Steps | str:
+    if not cost.steps:
+        return "nothing is computed"
+    table = cost_table(cost, machine, timings)
+    seconds = [t.ms / 1e3 for t in timings.steps] if timings else [s.seconds(machine) for s in cost.steps]
+    total = sum(seconds)
+    return _Steps(table, [sum(seconds[i] for i in g) / total if total else 0.0 for g in table.groups])
+
+
+def _ansi(share: float) -> str:
+    """The colour of a row: red from a fifth of the time on, yellow from a twentieth."""
+    return "\x1b[31m" if share >= 0.2 else "\x1b[33m" if share >= 0.05 else ""
+
+
+def _of_body(body: Body, machine: Machine, outer: str = "") -> Iterator[str | _Steps]:
+    """The parts of a body and its nested bodies; for a loop, per iteration."""
     sight = body.sight
     number = f"{outer}{body.step}"
-    lines = ["", f"step {number} runs {body.role}:"]
-    lines.append(cost_table(sight.cost, machine) if sight.cost.steps else "nothing is computed")
+    yield from ("", f"step {number} runs {body.role}:")
+    yield _steps(sight.cost, machine)
     reasons = [*sight.notes, *sight.fusion.reasons()]
-    lines += ["", *reasons] if reasons else []
+    yield from ["", *reasons] if reasons else []
     for inner in sight.bodies:
-        lines += _of_body(inner, machine, f"{number}.")
-    return lines
+        yield from _of_body(inner, machine, f"{number}.")
 
 
 def _many(n: int, thing: str) -> str:

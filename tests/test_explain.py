@@ -1,6 +1,10 @@
 """``explain``, the reports of ``lower()`` and ``compile()``, and ``config.debug``."""
 
+import html
 import importlib
+import io
+import re
+import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
@@ -441,3 +445,49 @@ def test_attention_that_is_written_by_hand(monkeypatch):
     assert line.endswith("its scores or weights are returned, too")
     lines = shown(bf.grad(lambda q: (weights(q) @ q).astype("float32").sum()))
     assert [line.endswith(" backward") for line in lines] == [False, True]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_show_fits_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    found, out = bf.explain(layer, *ARGS), Terminal()
+    found.show(out)
+    shown = re.sub(r"\x1b\[\d*m", "", out.getvalue()).splitlines()
+    n = len(found.cost.steps)
+    first = next(i for i, line in enumerate(shown) if line.startswith("step"))
+    table = shown[first : first + n + 1]
+    assert max(map(len, table)) <= 90 < max(map(len, str(found).splitlines()[first : first + n + 1]))
+    assert "\x1b[31m" in out.getvalue()  # a step takes a fifth of the time
+    assert [row.split()[0] for row in table[1:]] == [str(i) for i in range(n)]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_show_without_colours_is_the_text(terminal, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1") if terminal else monkeypatch.delenv("NO_COLOR", raising=False)
+    out = Terminal() if terminal else io.StringIO()
+    found = bf.explain(layer, *ARGS)
+    found.show(out)
+    assert out.getvalue() == f"{found}\n"
+
+
+def test_html():
+    found = bf.explain(layer, *ARGS)
+    page = ET.fromstring(found.to_html())
+    (table,) = page.iter("table")
+    rows = [[c.text for c in row] for row in table]
+    assert rows[0][:2] == ["step", "kernel"] and len(rows) == 1 + len(found.cost.steps)
+    assert found.to_html() == found._repr_html_() and "planned peak" in found.to_html()
+
+
+def test_stages_and_jaxprs_in_notebooks():
+    lowered = bf.jit(layer).lower(*ARGS)
+    assert (
+        lowered._repr_html_()
+        == lowered.jaxpr._repr_html_()
+        == f"<pre>{html.escape(str(lowered.jaxpr))}</pre>"
+    )

@@ -7,7 +7,7 @@ print.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from blufunc.core.ir.jaxpr import Eqn, line_of
 
@@ -82,13 +82,54 @@ def equal_rows(keys: Sequence[Any]) -> list[list[int]]:
     return list(groups.values())
 
 
+class StepTable(NamedTuple):
+    """A table of steps; ``str`` is its text.
+
+    Attributes:
+      head: the names of the columns.
+      rows: the cells.
+      groups: the positions of the steps of each row.
+      right: the columns that are right-aligned.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    groups: Sequence[Sequence[int]]
+    right: Sequence[str]
+
+    def __str__(self) -> str:
+        return table(self.head, self.rows, self.right)
+
+    def cut(self, width: int) -> StepTable:
+        """The table with lines of at most ``width`` columns, where that is possible."""
+        widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
+        fixed = {i for i, name in enumerate(self.head) if name in self.right}
+        while (excess := sum(widths) + 2 * (len(widths) - 1) - width) > 0:
+            widest = max(
+                (i for i in range(len(widths)) if i not in fixed), key=widths.__getitem__, default=None
+            )
+            if widest is None or widths[widest] <= _LEAST:
+                break
+            widths[widest] = max(_LEAST, widths[widest] - max(1, excess // 2))
+        rows = [[_shortened(c, w) for c, w in zip(row, widths, strict=True)] for row in self.rows]
+        return self._replace(rows=rows)
+
+
+_LEAST = 12
+"""Minimum width of a shortened column."""
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
 def step_table(
     head: Sequence[str],
     keys: Sequence[Any],
     row_of: Callable[[list[int]], Sequence[str]],
     right: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
-) -> str:
+) -> StepTable:
     """A table of steps; in long tables, one row and a count for all equal keys.
 
     ``row_of`` returns the cells of some positions, ``numbers`` are the steps at the positions; ``head`` and ``right``
@@ -98,7 +139,7 @@ def step_table(
     groups = equal_rows(keys)
     times = ["times"] if any(len(g) > 1 for g in groups) else []
     rows = [[str(numbers[g[0]]), *(str(len(g)) for _ in times), *row_of(g)] for g in groups]
-    return table(["step", *times, *head], rows, ["step", "times", *right])
+    return StepTable(["step", *times, *head], rows, groups, ["step", "times", *right])
 
 
 def lines_of(eqns: Sequence[Eqn]) -> tuple[str, ...]:

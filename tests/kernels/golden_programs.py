@@ -43,7 +43,7 @@ def generated(name: str) -> dict[str, str]:
     others = dict.fromkeys(text for d in drafts for text, _ in d._prepared.others)
     texts["cu"] += "\n// ---- others ----\n".join(["", *others])
     for suffix, sight in (("cpu.plan", host), ("cuda.plan", gpu)):
-        parts = [sight.memory.report(4), cost_table(sight.cost, MACHINE)]
+        parts = [sight.memory.report(4), str(cost_table(sight.cost, MACHINE))]
         parts += [f"-- {b.title}\n{b.sight.memory.report(2)}" for b in sight.bodies]
         texts[suffix] = "\n".join(parts)
     return {f"{name}.{suffix}": masked(text) for suffix, text in texts.items()}

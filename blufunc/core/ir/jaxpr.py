@@ -8,6 +8,7 @@ of an equation (the body of a ``scan``) has none: its constants were hoisted to 
 from __future__ import annotations
 
 import dataclasses
+import html
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -273,6 +274,9 @@ class Jaxpr:
         if found is None:
             found = memo[key] = make()
         return found
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def pretty_print(self, *, source_info: bool = False) -> str:
         """The jaxpr as text, each equation with the user's line if ``source_info``."""

@@ -57,7 +57,7 @@ class Fused:
         if not rows:
             return "\n".join(["no steps", *self.reasons()])
         numbers = list(map(self._number, self.steps))
-        table = step_table(("points", "computes", "lines"), rows, lambda g: rows[g[0]], numbers=numbers)
+        table = str(step_table(("points", "computes", "lines"), rows, lambda g: rows[g[0]], numbers=numbers))
         return "\n".join([table, *self.reasons()])
 
     def reasons(self) -> list[str]:

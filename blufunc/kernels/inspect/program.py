@@ -26,7 +26,7 @@ from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import fused
 from blufunc.kernels.recompute.budget_report import RematChoice
 from blufunc.kernels.schedule import OpaqueStep, Schedule, host_notes
-from blufunc.kernels.tables import count, duration, run_lengths, size, step_table
+from blufunc.kernels.tables import StepTable, count, duration, run_lengths, size, step_table
 
 
 class Memory:
@@ -288,14 +288,14 @@ class Timings:
 
         figures = ("ms", "of all", "bytes", "GB/s", "roofline")
         keys = [(s.name, s.lines, s.bytes, s.flops) for s in self.steps]
-        parts = [step_table(("name", *figures, "lines"), keys, row, figures)]
+        parts = [str(step_table(("name", *figures, "lines"), keys, row, figures))]
         parts.append(f"{self.ms:.4g} ms in {len(self.steps)} steps; roofline of {self.machine}")
         if self.why_not_compiled:
             parts.append(f"run as NumPy calls: {self.why_not_compiled}")
         return "\n".join(parts)
 
 
-def cost_table(cost: Cost, machine: Machine, timings: Timings | None = None) -> str:
+def cost_table(cost: Cost, machine: Machine, timings: Timings | None = None) -> StepTable:
     """A table of steps and costs; with ``timings``, also times and roofline shares.
 
     In long programs, identical steps share a row, with the sums of their bytes, operations and times.

@@ -7,6 +7,7 @@ abstract. Out: the local jaxpr, its collectives, and the types of arguments and 
 from __future__ import annotations
 
 import functools
+import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,9 @@ class PerDevice:
         if rows:
             parts.append(table(("", "type", "on a device"), rows))
         return "\n".join([*parts, "", self.as_text()])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def as_text(self, lines: bool = False) -> str:
         """The local jaxpr as text; with ``lines``, each equation with the user's line."""

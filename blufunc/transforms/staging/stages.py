@@ -265,6 +265,9 @@ class Lowered(Analysed):
         """The simplified jaxpr as text."""
         return str(self.jaxpr)
 
+    def _repr_html_(self) -> str:
+        return self.jaxpr._repr_html_()
+
     def source(self) -> str:
         """The program's source, including bodies of loops and branches."""
         return self.sight().source()
