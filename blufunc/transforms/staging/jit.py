@@ -18,6 +18,8 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 from blufunc import errors
@@ -380,9 +382,8 @@ class Jitted:
         entry = self._entries.get(key)
         if entry is not None and entry.alive():
             return entry
-        if self._entries and config.shows("retrace"):
-            last = next(reversed(self._entries.values())).key
-            config.show(f"retrace of {self.name}: {difference(last, key, labels_of(self.fun, call.in_tree))}")
+        if config.shows("retrace"):
+            self._show_retrace(call, key)
         if self.max_traces is not None and self.trace_count >= self.max_traces:
             last = next(reversed(self._entries.values())).key if self._entries else key
             raise errors.RetraceError(
@@ -401,6 +402,23 @@ class Jitted:
                 self._fast[key.types] = entry
         return entry
 
+    def _show_retrace(self, call: _CallArguments, key: Key) -> None:
+        """Say why this is not the first trace, of this function or its source."""
+        if self._entries:
+            last = next(reversed(self._entries.values())).key
+            config.show(f"retrace of {self.name}: {difference(last, key, labels_of(self.fun, call.in_tree))}")
+        if not isinstance(self.fun, FunctionType):
+            return
+        code = self.fun.__code__
+        traced = _traced_codes.setdefault(code, {})
+        if not self._entries and key in traced and traced[key]() is not self.fun:
+            where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+            config.show(
+                f"retrace of {self.name}: {where} made a new function object, which has no traces. Make the function "
+                "and jit it once, outside of the loop, and pass what changes as arguments"
+            )
+        traced[key] = weakref.ref(self.fun)
+
     def _trace(self, call: _CallArguments, key: Key) -> Entry:
         flat = self._flat(call)
         labels = labels_of(self.fun, call.in_tree)
@@ -414,6 +432,10 @@ class Jitted:
         donated = self._donated(call.in_tree)
         home, single = simplify.home_of(closed), flat.out_tree is tree.LEAF
         return Entry(closed, consts, flat.out_tree, out_avals, key, donated, single, home, self.budget)
+
+
+_traced_codes: weakref.WeakKeyDictionary[CodeType, dict[Key, weakref.ref]] = weakref.WeakKeyDictionary()
+"""The last function traced for each code and kind of arguments, for reports."""
 
 
 class _Static:

@@ -207,6 +207,20 @@ def test_a_static_argument_is_shown_as_it_was_written(before, now, text, monkeyp
     assert capsys.readouterr().err.strip() == f"retrace of <lambda>: static argument 1: {text}"
 
 
+def test_new_function_objects_are_explained(monkeypatch, capsys):
+    monkeypatch.setattr(config, "debug", "retrace")
+    for _ in range(2):
+        jit(lambda x: x + 1)(X)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("retrace of <lambda>: test_jit.py:") and "a new function object" in line
+    for n in (1, 2):
+        jit(lambda x: x * 2)(X[:n])  # other types: it would be traced in any case
+    f = lambda x: x - 1
+    jit(f)(X)
+    jit(f)(X)
+    assert "new function object" not in capsys.readouterr().err
+
+
 def test_clear_cache():
     f = jit(lambda x: x)
     f(X)
