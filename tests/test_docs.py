@@ -50,9 +50,17 @@ def test_every_error_has_its_section():
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", "docs/performance.md", "docs/parallelism.md", "docs/attention.md"],
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/performance.md",
+        "docs/parallelism.md",
+        "docs/attention.md",
+        "docs/sight.md",
+    ],
 )
-def test_pages_run(page, capsys):
+def test_pages_run(page, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     names = {"__name__": page}  # the blocks of a page are one program
     for block in python_blocks((ROOT / page).read_text()):
         exec(compile(block, page, "exec"), names)

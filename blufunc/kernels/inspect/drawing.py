@@ -49,7 +49,7 @@ class Drawing:
         return self.svg
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture.
+        """Write the picture; missing folders are made.
 
         Args:
           path: ends in ``.svg``, or in ``.html`` for the page.
@@ -63,6 +63,7 @@ class Drawing:
                 where=source.here(),
                 fix='picture.save("program.html")',
             )
+        to.parent.mkdir(parents=True, exist_ok=True)
         to.write_text(self.svg if to.suffix == ".svg" else self.html, encoding="utf-8")
 
 
