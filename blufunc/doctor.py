@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import scipy.linalg
@@ -86,7 +86,7 @@ def examine(rates: bool = True) -> list[Line]:
             found.extend(part())
         except Exception as e:  # a broken installation fails in any way, and the other lines still help
             found.append(Line(part.__name__.strip("_"), FAULT, f"{type(e).__name__}: {e}"))
-    return found
+    return [replace(line, found=" ".join(line.found.split())) for line in found]
 
 
 def print_environment_info(return_string: bool = False) -> str | None:
@@ -150,11 +150,14 @@ def _packages() -> Iterator[Line]:
 def _compiler() -> Iterator[Line]:
     found = toolchain.find()
     if found is None:
+        named = os.environ.get("CXX")
+        present = named or any(map(shutil.which, ("c++", "g++", "clang++")))
+        fix = "on Debian and Ubuntu: apt install g++; on macOS: xcode-select --install"
         yield Line(
             "C++ compiler",
-            NOTE,
+            FAULT if present else NOTE,
             f"{toolchain.why_none()}; programs on the CPU run as NumPy calls",
-            "on Debian and Ubuntu: apt install g++; on macOS: xcode-select --install",
+            "unset CXX, or let it name a compiler that works" if named else fix,
         )
         return
     yield Line("C++ compiler", OK, f"{' '.join(found.command)}: {found.version}")
@@ -189,11 +192,9 @@ def _cuda() -> Iterator[Line]:
         yield Line(
             "NVRTC", NOTE, f"CUDA kernels cannot be compiled: {reason}", "pip install 'blufunc[cuda13]'"
         )
-    reason = driver.available()
-    if reason is not None:
+    if (problem := driver.problem()) is not None:
         present = importlib.util.find_spec("cupy") is not None or shutil.which("nvidia-smi") is not None
-        what, _, fix = reason.partition(": ")
-        yield Line("CUDA", FAULT if present else NOTE, what, fix)
+        yield Line("CUDA", FAULT if present else NOTE, *problem)
         return
     import cupy
 
@@ -253,14 +254,10 @@ def _disk() -> Iterator[Line]:
     if reason := cache.distrusted():
         yield Line("cache", FAULT, f"not used: {reason}", f"chmod go-w {folder}, or set BLUFUNC_CACHE_DIR")
         return
-    parent = folder
-    while not parent.exists():
-        parent = parent.parent
-    if not os.access(parent, os.W_OK):
-        yield Line("cache", FAULT, f"{folder} cannot be written", "set BLUFUNC_CACHE_DIR")
+    if cache.put("doctor", b"written by blufunc.doctor") is None:
+        yield Line("cache", FAULT, cache.refused, "set BLUFUNC_CACHE_DIR to a folder of your own")
         return
-    used = sum(f.stat().st_size for f in folder.iterdir() if f.is_file()) if folder.exists() else 0
-    free = shutil.disk_usage(parent).free
+    used, free = cache.size(), shutil.disk_usage(folder).free
     text = f"{folder}: {size(used)} of at most {size(cache.limit_bytes)}, {size(free)} free"
     if free < cache.limit_bytes - used:
         yield Line("cache", NOTE, text, "free some space, or set BLUFUNC_CACHE_DIR")

@@ -10,6 +10,7 @@ import html
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -73,7 +74,9 @@ class Explanation:
             return
         width = shutil.get_terminal_size().columns
         for part in self._parts():
-            out.write((part if isinstance(part, str) else self._coloured(part, width)) + "\n")
+            out.write(
+                (_wrapped(part, width) if isinstance(part, str) else self._coloured(part, width)) + "\n"
+            )
 
     def to_html(self) -> str:
         """The report as an HTML fragment: tables whose rows are coloured by share."""
@@ -113,7 +116,7 @@ class Explanation:
         )
         head = "".join(cell("th", name, name) for name in table.head)
         rows = [
-            f'<tr style="background:{mixed(share)}">'
+            f'<tr style="background:{mixed(share)};color:#1c2733">'
             + "".join(cell("td", n, c) for n, c in zip(table.head, row, strict=True))
             + "</tr>"
             for row, share in zip(table.rows, steps.shares, strict=True)
@@ -158,6 +161,14 @@ def _steps(cost: Cost, machine: Machine, timings: Timings | None = None) -> _Ste
     seconds = [t.ms / 1e3 for t in timings.steps] if timings else [s.seconds(machine) for s in cost.steps]
     total = sum(seconds)
     return _Steps(table, [sum(seconds[i] for i in g) / total if total else 0.0 for g in table.groups])
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Text whose long lines go on below, indented."""
+    lines = text.split("\n")
+    return "\n".join(
+        textwrap.fill(x, max(width, 20), subsequent_indent="  ") if len(x) > width else x for x in lines
+    )
 
 
 def _ansi(share: float) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import operator
 import os
 import socket
 import time
@@ -35,8 +37,6 @@ __all__ = [
     "trace",
 ]
 
-_path: list[Path] = []
-
 
 @contextlib.contextmanager
 def trace(
@@ -60,10 +60,12 @@ def trace(
       ArgumentError: a trace is on already, or an option is not as above.
     """
     start_trace(log_dir, create_perfetto_link, create_perfetto_trace, profiler_options)
+    mine = recording.active
     try:
         yield
     finally:
-        stop_trace()
+        if recording.active is mine:  # not ended inside of the block
+            stop_trace()
 
 
 def start_trace(
@@ -96,8 +98,14 @@ def start_trace(
     if not path.name.endswith((".json", ".json.gz")):
         run = time.strftime("%Y_%m_%d_%H_%M_%S")
         path = path / "plugins" / "profile" / run / f"{socket.gethostname()}.trace.json.gz"
-    _path.append(path)
-    recording.active = recording.Recording()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as e:
+        raise errors.ArgumentError(
+            f"trace cannot write {path}: {e.strerror or e}.", where=source.here(), fix="another path"
+        ) from e
+    recording.active = recording.Recording(path)
 
 
 def stop_trace() -> None:
@@ -110,9 +118,10 @@ def stop_trace() -> None:
     if ended is None:
         raise errors.ArgumentError("no trace is on.", where=source.here(), fix="profiler.start_trace(path)")
     recording.active = None
-    path = _path.pop()
-    ended.finish()
-    trace_file.write(ended, path)
+    try:
+        ended.finish()
+    finally:  # a device that fails leaves what the host did
+        trace_file.write(ended)
 
 
 class TraceAnnotation(contextlib.ContextDecorator):
@@ -125,20 +134,31 @@ class TraceAnnotation(contextlib.ContextDecorator):
 
     def __init__(self, name: str, **facts: Any):
         self.name, self.facts = name, facts
-        self._started: list[int] = []
+        self._start = 0
+
+    def _recreate_cm(self) -> TraceAnnotation:
+        return type(self)(self.name, **self.facts)  # a call of a decorated function may overlap another
 
     def __enter__(self) -> TraceAnnotation:
-        self._started.append(recording.clock())
+        self._start = recording.clock()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        start = self._started.pop()
         to = recording.active
-        if to is not None and start >= to.began:
-            facts = {
-                k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in self.facts.items()
-            }
-            to.add(self.name, start, {**facts, "kind": "annotation"})
+        if to is not None and self._start >= to.began:
+            stop = recording.clock()  # before the facts become text, which may wait for a device
+            facts = {k: _plain(v) for k, v in self.facts.items()}
+            event = recording.Event(str(self.name), "annotation", "Python", to.thread(), self._start, stop)
+            to.events.append(event._replace(about=facts))
+
+
+def _plain(x: Any) -> int | float | str:
+    """A value as JSON has it."""
+    try:
+        return operator.index(x)
+    except TypeError:
+        pass
+    return x if isinstance(x, float) and math.isfinite(x) else str(x)
 
 
 class StepTraceAnnotation(TraceAnnotation):

@@ -39,9 +39,24 @@ def test_what_is_missing_has_a_fix(monkeypatch, tmp_path):
     tmp_path.chmod(0o777)
     monkeypatch.setenv("BLUFUNC_CACHE_DIR", str(tmp_path))
     found = by_name(doctor.examine(rates=False))
-    for what, status in {"C++ compiler": "note", "scipy": "fault", "CuPy": "fault", "cache": "fault"}.items():
+    for what, status in {"scipy": "fault", "CuPy": "fault", "cache": "fault"}.items():
         assert found[what].status == status and found[what].fix
     assert "others may write" in found["cache"].found
+
+
+@pytest.mark.parametrize("folder", ["/dev/null/cache", "a file"])
+def test_a_cache_that_cannot_be_written(folder, monkeypatch, tmp_path):
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("BLUFUNC_CACHE_DIR", str(tmp_path / folder))
+    (line,) = doctor._disk()
+    assert line.status == "fault" and "cannot be written" in line.found and line.fix
+
+
+def test_a_compiler_that_does_not_work_is_a_fault(monkeypatch):
+    monkeypatch.setattr(toolchain, "find", lambda: None)
+    monkeypatch.setenv("CXX", "/bin/false")
+    (line,) = doctor._compiler()
+    assert line.status == "fault" and "/bin/false" in line.found and "unset CXX" in line.fix
 
 
 def test_a_failing_examination_is_a_line_among_others(monkeypatch):

@@ -9,6 +9,7 @@ import blufunc as bf
 import blufunc.numpy as jnp
 from blufunc import ShapeDtypeStruct, errors, visualize
 from blufunc.kernels.inspect import drawing
+from blufunc.kernels.schedule import accesses
 
 W, X = ShapeDtypeStruct((64, 64), "float32"), ShapeDtypeStruct((256, 64), "float32")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -41,12 +42,33 @@ def test_a_box_for_each_step_with_the_users_lines(device):
     assert {"0", "1"} <= set(re.findall(r"result (\d)", shown))
 
 
-def test_boxes_do_not_overlap_and_edges_go_down():
-    root = ET.fromstring(visualize.program(step, W, X, device="cuda:sm_90").svg)
-    boxes = [r for g in root.iter(f"{SVG}g") if g.get("class") == "node" for r in g.iter(f"{SVG}rect")]
-    assert len({float(r.get("y")) for r in boxes}) == len(boxes) > 3
-    paths = [[*map(float, re.findall(r"-?[\d.]+", p.get("d")))] for p in root.iter(f"{SVG}path")]
-    assert paths and all(p[1] < p[-1] for p in paths)
+@pytest.mark.parametrize(
+    "f, args",
+    [
+        (step, (W, X)),
+        (lambda x: jnp.sum(x, 0), (ShapeDtypeStruct((65536, 64), "float32"),)),  # in two kernels
+        (lambda w, x: jnp.linalg.qr(x @ w), (W, X)),
+    ],
+    ids=["step", "partial sums", "library"],
+)
+def test_edges_are_the_values_between_steps(f, args):
+    root = ET.fromstring(visualize.program(f, *args, device="cuda:sm_90").svg)
+    drawn = set()
+    for path in root.iter(f"{SVG}path"):
+        x, y, *_, down = map(float, re.findall(r"-?[\d.]+", path.get("d")))
+        drawn.add((round((y - 62 - 44) / 96), round((down - 44) / 96)))
+    made = bf.jit(f).trace(*args).lower(platform="cuda:sm_90").sight().schedule
+    writer, wanted = {}, set()
+    for n, s in enumerate(made.steps):
+        touched = [(made.root(v), written) for v, written in accesses(s)]
+        wanted |= {(writer[v], n) for v, _ in touched if v in writer and writer[v] != n}
+        writer.update({v: n for v, written in touched if written})
+    assert drawn == wanted and wanted
+
+
+def test_results_of_one_value_are_all_named():
+    (node,) = nodes(visualize.program(lambda x: (jnp.sin(x), jnp.sin(x)), X))
+    assert "→ result 0, 1" in " ".join(texts(node))
 
 
 def test_a_residual_has_a_column_of_its_own():
@@ -114,8 +136,8 @@ def test_files(tmp_path):
 
 
 def test_text_is_escaped():
-    made = drawing.Drawing("a < b", 10, 10, drawing.label(0, 0, "<&>"))
-    assert ET.fromstring(made.svg)[0].text == "<&>" and "<title>a &lt; b</title>" in made.html
+    made = drawing.Drawing("a < {svg}", 10, 10, drawing.label(0, 0, "<&>"))
+    assert ET.fromstring(made.svg)[0].text == "<&>" and "<title>a &lt; {svg}</title>" in made.html
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ Where no recording is active, a program pays for reading ``active``.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +23,18 @@ class Event(NamedTuple):
 
     Attributes:
       name: what ran.
-      row: the row of the picture: a thread, the steps of a device, a stream.
+      kind: its category: ``program``, ``operation``, ``compilation``, ``transfer`` or ``annotation``.
+      row: the row of the picture: ``Python``, or a device.
+      thread: the thread, where each has a row of its own; else 0.
       start, stop: nanoseconds on ``clock``.
       program, step: the program and the index of its step, if it is one; else None and -1.
-      about: further facts: bytes, a category.
+      about: further facts, such as bytes.
     """
 
     name: str
+    kind: str
     row: str
+    thread: int
     start: int
     stop: int
     program: Any = None
@@ -40,66 +45,70 @@ class Event(NamedTuple):
 class Recording:
     """The events of a trace.
 
+    Args:
+      path: the file that it is for.
+
     Attributes:
       began: when it began, nanoseconds on ``clock``.
       events: what has ended; threads append to it.
+      threads: the name of each thread that did something.
       finishing: functions that add what devices did; each is called once, at the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Any):
+        self.path = path
         self.began = clock()
         self.events: list[Event] = []
+        self.threads: dict[int, str] = {}
         self.finishing: list[Callable[[], None]] = []
         self.devices: dict[Any, Any] = {}
         self.lock = threading.Lock()
 
-    def add(self, name: str, start: int, about: Mapping[str, Any] = {}) -> None:
+    def add(self, name: str, kind: str, start: int, about: Mapping[str, Any] = {}) -> None:
         """Add what began at ``start`` in this thread, and ends now."""
-        self.events.append(Event(name, _thread(), start, clock(), about=about))
+        self.events.append(Event(name, kind, "Python", self.thread(), start, clock(), about=about))
 
-    def steps(self, program: Any, names: Sequence[str], row: str, times: Sequence[int]) -> None:
+    def thread(self) -> int:
+        """The number of this thread; 0 is the main one."""
+        current = threading.current_thread()
+        if current is threading.main_thread():
+            return 0
+        number = threading.get_ident()
+        self.threads[number] = current.name
+        return number
+
+    def steps(self, program: Any, names: Sequence[str], row: str, thread: int, times: Sequence[int]) -> None:
         """Add the steps of a program that ran one after another.
 
         Args:
-          times: when each began, and when the last ended: nanoseconds on ``clock``.
+          times: when each began, and when the last ended, nanoseconds on ``clock``; fewer if the program failed.
         """
-        for n, name in enumerate(names):
-            self.events.append(Event(name, row, times[n], times[n + 1], program, n))
+        for n, (start, stop) in enumerate(itertools.pairwise(times)):
+            self.events.append(Event(names[n], "step", row, thread, start, stop, program, n))
 
     def finish(self) -> None:
         """Collect what devices did."""
-        for function in self.finishing:
-            function()
-        self.finishing.clear()
+        while self.finishing:
+            self.finishing.pop()()
 
 
 active: Recording | None = None
 """The recording that is on."""
 
 
-def row_of(device: str) -> str:
-    """The row of a device's steps: ranks of a simulated mesh are threads."""
-    thread = threading.current_thread()
-    return device if thread is threading.main_thread() else f"{device}, {thread.name}"
-
-
-def _thread() -> str:
-    thread = threading.current_thread()
-    return "Python" if thread is threading.main_thread() else f"Python, {thread.name}"
-
-
-def span(name: str, **about: Any) -> AbstractContextManager[None]:
+def span(name: str, kind: str, **about: Any) -> AbstractContextManager[None]:
     """Context of host code that takes time, such as a compilation."""
-    return _NOTHING if active is None else _span(active, name, about)
+    to = active
+    return _NOTHING if to is None else _span(to, name, kind, about)
 
 
 @contextlib.contextmanager
-def _span(to: Recording, name: str, about: Mapping[str, Any]) -> Iterator[None]:
+def _span(to: Recording, name: str, kind: str, about: Mapping[str, Any]) -> Iterator[None]:
     start = clock()
     try:
         yield
     finally:
-        to.add(name, start, about)
+        to.add(name, kind, start, about)
 
 
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()

@@ -210,10 +210,10 @@ class DiskCache:
     def _account(self, added: int) -> None:
         """Track the folder's size; it is listed once per process, and when full."""
         with self._lock:
-            self._size = self._measure() if self._size is None else self._size + added
+            self._size = self.size() if self._size is None else self._size + added
             if self._size > self.limit_bytes:
                 self._prune()
-                self._size = self._measure()
+                self._size = self.size()
 
     def _files(self) -> list[tuple[re.Match[str], os.stat_result]]:
         """The cache files in the folder: name match, size and times."""
@@ -226,7 +226,8 @@ class DiskCache:
                         files.append((file, entry.stat()))
         return files
 
-    def _measure(self) -> int:
+    def size(self) -> int:
+        """Bytes in the folder."""
         return sum(stat.st_size for _, stat in self._files())
 
     def _prune(self) -> None:

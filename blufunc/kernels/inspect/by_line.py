@@ -8,11 +8,11 @@ and arithmetic. This is a model: the sum is measured, the shares of one kernel a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from blufunc.core.ir.jaxpr import Eqn, line_of
+from blufunc.core.ir.jaxpr import Eqn, line_of, subjaxprs
 from blufunc.kernels.cost import of_eqn
 from blufunc.kernels.fusion.report import equations_of
 from blufunc.kernels.inspect.program import Sight, Timings
@@ -100,11 +100,24 @@ def _of_step(step: Step, made: Schedule) -> Iterator[Eqn]:
         yield step.eqn
 
 
-def _shares(equations: Sequence[Eqn], machine: Machine) -> dict[str, float]:
-    """The share of each line in a step."""
-    least: dict[str, float] = defaultdict(float)
+def _expanded(equations: Iterable[Eqn], times: int) -> Iterator[tuple[Eqn, int]]:
+    """Equations, those of bodies too, with the number of executions of each.
+
+    One round counts of a loop of unknown length, and each branch once.
+    """
     for eqn in equations:
-        least[line_of(eqn)] += of_eqn(eqn, "library").seconds(machine)
+        bodies = list(subjaxprs(eqn.params)) if eqn.prim.kind == "control" else []
+        if not bodies:
+            yield eqn, times
+        for body in bodies:
+            yield from _expanded(body.eqns, times * eqn.params.get("length", 1))
+
+
+def _shares(equations: Sequence[Eqn], machine: Machine) -> dict[str, float]:
+    """The share of each line in a step; a loop or branch is the lines of its bodies."""
+    least: dict[str, float] = defaultdict(float)
+    for eqn, times in _expanded(equations, 1):
+        least[line_of(eqn)] += times * of_eqn(eqn, "library").seconds(machine)
     total = sum(least.values())
     if not total:
         return {line: 1 / len(least) for line in least}

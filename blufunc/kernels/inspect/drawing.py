@@ -43,7 +43,8 @@ class Drawing:
     @property
     def html(self) -> str:
         """A page of one file: drag to move, scroll to zoom, type to search."""
-        return _PAGE.replace("{title}", html.escape(self.title)).replace("{svg}", self.svg)
+        head, tail = _PAGE.split("{svg}")
+        return head.replace("{title}", html.escape(self.title)) + self.svg + tail
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -167,8 +168,10 @@ search.addEventListener("input", () => {
   nodes.forEach(n => n.classList.toggle("faded", !!text && !hits.includes(n)));
   document.getElementById("found").textContent = text ? hits.length + " of " + nodes.length : "";
   if (text && hits.length) {
-    const b = hits[0].getBBox();
-    box.x = b.x + b.width / 2 - box.width / 2; box.y = b.y + b.height / 2 - box.height / 3;
+    const b = hits[0].getBoundingClientRect(), r = main.getBoundingClientRect();
+    const scale = box.width / main.clientWidth;
+    box.x += (b.left + b.width / 2 - r.left - r.width / 2) * scale;
+    box.y += (b.top + b.height / 2 - r.top - r.height / 3) * scale;
   }
 });
 </script></body></html>

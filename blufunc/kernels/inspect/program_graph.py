@@ -90,7 +90,10 @@ def _nodes(made: Schedule, costs: Sequence[StepCost]) -> list[_Node]:
     arguments = {
         v: name or f"argument {i}" for i, (v, name) in enumerate(zip(made.inputs, names, strict=True))
     }
-    results = {made.root(o): i for i, o in enumerate(made.outputs) if isinstance(o, int)}
+    results: dict[int, list[int]] = {}
+    for i, o in enumerate(made.outputs):
+        if isinstance(o, int):
+            results.setdefault(made.root(o), []).append(i)
     writer: dict[int, int] = {}
     for n, step in enumerate(made.steps):
         node = nodes[n]
@@ -103,10 +106,9 @@ def _nodes(made: Schedule, costs: Sequence[StepCost]) -> list[_Node]:
             elif v in arguments and v not in writer:
                 node.arguments.append(arguments[v])
         for v, written in touched:
-            if written and isinstance(made.values[v], Var):
+            if written:
                 writer[v] = n
-                if v in results:
-                    node.results.append(results[v])
+                node.results += results.get(v, ())
     return nodes
 
 
@@ -139,7 +141,7 @@ def _edge(nodes: Sequence[_Node], n: int, source: int, made: Schedule, value: in
     else:
         path = f"M{x1:g},{y1:g} C{x1:g},{y1 + bend:g} {x2:g},{y2 - bend:g} {x2:g},{y2:g}"
     var = made.values[value]
-    about = f"{var.aval}, {size(var.aval.nbytes)}" if isinstance(var, Var) else "scratch memory"
+    about = f"{var.aval}, {size(var.aval.nbytes)}" if isinstance(var, Var) else "partial results"
     line = element("path", d=path, fill="none", stroke="#9aa7b8", stroke_width=1.6)
     return group([line], about)
 

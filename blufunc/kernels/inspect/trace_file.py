@@ -7,75 +7,112 @@ and as a counter the memory that the plan of the running program holds.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from blufunc.core.arrays.recording import Event, Recording
 from blufunc.kernels.backends.cuda.dispatch import kernel_of
 from blufunc.kernels.backends.cuda.program import CudaProgram
-from blufunc.kernels.cost import Cost, cost_of, cost_of_equations
+from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
 from blufunc.kernels.schedule import Schedule
 from blufunc.kernels.tables import run_lengths
 
 _MOST_LINES = 8
 
 
-def write(recording: Recording, path: Path) -> None:
-    """Write a recording; a name that ends in ``.gz`` is compressed."""
+def write(recording: Recording) -> None:
+    """Write a recording to its path; a name that ends in ``.gz`` is compressed."""
+    path: Path = recording.path
     trace = {"displayTimeUnit": "ns", "traceEvents": [*_events(recording)]}
-    data = json.dumps(trace, separators=(",", ":")).encode()
-    if path.suffix == ".gz":
-        data = gzip.compress(data, 3, mtime=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    data = json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
+    path.write_bytes(gzip.compress(data, 3, mtime=0) if path.suffix == ".gz" else data)
 
 
 def _events(recording: Recording) -> Iterator[dict[str, Any]]:
     pid = os.getpid()
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": "blufunc"}}
-    rows: dict[str, int] = {}
+    rows: dict[tuple[str, int], _Row] = {}
     programs: dict[int, _Program] = {}
     for event in sorted(recording.events, key=lambda e: (e.start, -e.stop)):
-        tid = rows.get(event.row)
-        if tid is None:
-            tid = rows[event.row] = len(rows) + 1
-            yield _named(pid, tid, "thread_name", name=event.row)
-            yield _named(pid, tid, "thread_sort_index", sort_index=tid)
-        found = None
-        if event.program is not None:
-            found = programs.get(id(event.program))
-            if found is None:
-                found = programs[id(event.program)] = _Program(event.program)
-        yield _slice(event, found, pid, tid, recording.began)
-        if found is not None and (held := found.held(event.step)) is not None:
-            yield _counter(event.row, held, pid, event.start - recording.began)
+        row = rows.get((event.row, event.thread))
+        if row is None:
+            thread = recording.threads.get(event.thread)
+            name = f"{event.row}, {thread}" if thread else event.row
+            row = rows[event.row, event.thread] = _Row(pid, len(rows) + 1, name, recording.began)
+            yield from row.named()
+        if event.program is None:
+            yield row.slice(event, event.kind, event.about)
+            continue
+        program = programs.get(id(event.program))
+        if program is None:
+            program = programs[id(event.program)] = _Program(event.program)
+        yield from row.held(event, program.held(event.step))
+        yield row.slice(event, *program.about(event.step))
+    for row in rows.values():
+        yield from row.ended(None)
 
 
-def _named(pid: int, tid: int, what: str, **value: Any) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": value}
+class _Row:
+    """A row of the picture.
 
+    Args:
+      tid: its number.
+      began: the start of the recording, nanoseconds.
+    """
 
-def _slice(event: Event, program: _Program | None, pid: int, tid: int, began: int) -> dict[str, Any]:
-    about = dict(event.about) if program is None else program.about(event.step)
-    return {
-        "ph": "X",
-        "pid": pid,
-        "tid": tid,
-        "name": event.name,
-        "cat": about.pop("kind", "program"),
-        "ts": (event.start - began) / 1e3,
-        "dur": (event.stop - event.start) / 1e3,
-        "args": about,
-    }
+    def __init__(self, pid: int, tid: int, name: str, began: int):
+        self.pid, self.tid, self.name, self.began = pid, tid, name, began
+        self._running: list[tuple[int, int]] = []  # end and bytes of the steps that the present one is in
 
+    def named(self) -> Iterator[dict[str, Any]]:
+        """The name and the place of the row."""
+        for what, value in (
+            ("thread_name", {"name": self.name}),
+            ("thread_sort_index", {"sort_index": self.tid}),
+        ):
+            yield {"ph": "M", "pid": self.pid, "tid": self.tid, "name": what, "args": value}
 
-def _counter(row: str, held: int, pid: int, at: int) -> dict[str, Any]:
-    name = f"planned memory, {row}"
-    return {"ph": "C", "pid": pid, "name": name, "ts": at / 1e3, "args": {"bytes": held}}
+    def slice(self, event: Event, kind: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        """An event as a slice."""
+        return {
+            "ph": "X",
+            "pid": self.pid,
+            "tid": self.tid,
+            "name": event.name,
+            "cat": kind,
+            "ts": (event.start - self.began) / 1e3,
+            "dur": (event.stop - event.start) / 1e3,
+            "args": dict(about),
+        }
+
+    def held(self, event: Event, nbytes: int | None) -> Iterator[dict[str, Any]]:
+        """The memory while a step runs, and what has changed since the last one."""
+        yield from self.ended(event.start)
+        if nbytes is not None:
+            self._running.append((event.stop, nbytes))
+            yield self._counter(event.start, nbytes)
+
+    def ended(self, now: int | None) -> Iterator[dict[str, Any]]:
+        """The memory after steps that end before ``now``; None: after all."""
+        while self._running and (now is None or self._running[-1][0] <= now):
+            end, _ = self._running.pop()
+            if end != now:  # else the next step begins here
+                yield self._counter(end, self._running[-1][1] if self._running else 0)
+
+    def _counter(self, at: int, nbytes: int) -> dict[str, Any]:
+        name = f"planned memory, {self.name}"
+        return {
+            "ph": "C",
+            "pid": self.pid,
+            "name": name,
+            "ts": (at - self.began) / 1e3,
+            "args": {"bytes": nbytes},
+        }
 
 
 class _Program:
@@ -89,21 +126,21 @@ class _Program:
             self.cost = cost_of_equations(program.jaxpr)
         else:
             self.cost = cost_of(self.schedule, on_host)
-        self._held: dict[int, int] = {}
+        self.about = functools.cache(self._about)
+        self.held = functools.cache(self._held)
 
-    def about(self, step: int) -> dict[str, Any]:
-        """The facts about a step; of a program that runs as one, about all of it."""
+    def _about(self, step: int) -> tuple[str, Mapping[str, Any]]:
+        """The kind of a step, and facts; of a program that runs as one, about all of it."""
         if self.schedule is None:
             ops = [op for s in self.cost.steps for op in s.ops]
             lines = dict.fromkeys(line for s in self.cost.steps for line in s.lines)
-            return self._facts("NumPy calls", ops, [*lines], self.cost)
+            return "NumPy calls", self._facts(ops, [*lines], self.cost)
         s = self.cost.steps[step]
-        return self._facts(s.kind, s.ops, s.lines, s) | {"points": s.shape}
+        return s.kind, {**self._facts(s.ops, s.lines, s), "points": s.shape}
 
-    def _facts(self, kind: str, ops: Any, lines: Any, cost: Any | Cost) -> dict[str, Any]:
+    def _facts(self, ops: Sequence[str], lines: Sequence[str], cost: StepCost | Cost) -> dict[str, Any]:
         shown = [*lines[:_MOST_LINES], *(["..."] if len(lines) > _MOST_LINES else [])]
         return {
-            "kind": kind,
             "program": self.name,
             "computes": run_lengths(ops),
             "lines": "; ".join(shown),
@@ -111,12 +148,9 @@ class _Program:
             "flops": cost.flops,
         }
 
-    def held(self, step: int) -> int | None:
+    def _held(self, step: int) -> int | None:
         """The bytes of the plan that are in use while a step runs; None without a plan."""
         if self.schedule is None:
             return None
-        found = self._held.get(step)
-        if found is None:
-            plan = self.schedule.plan
-            found = self._held[step] = sum(n for _, n in plan.live_at(plan.order[step]))
-        return found
+        plan = self.schedule.plan
+        return sum(n for _, n in plan.live_at(plan.order[step]))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
+from blufunc.core.arrays import recording
 from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
@@ -62,7 +63,8 @@ class MeshProgram:
                 return program
         found = self.local_programs.get(in_shardings)
         if found is None:
-            program = LocalProgram(self.jaxpr, in_shardings, self.donated, self.mesh, self.budget)
+            with recording.span(f"partition and compile {self.jaxpr.name or 'program'}", "compilation"):
+                program = LocalProgram(self.jaxpr, in_shardings, self.donated, self.mesh, self.budget)
             found = self.local_programs[in_shardings] = program
         self._last = in_shardings, found
         return found
@@ -123,6 +125,12 @@ class LocalProgram:
         return self.programs[0]
 
     def __call__(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
+        if recording.active is None:
+            return self._run(buffers)
+        with recording.span(f"{self.jaxpr.name or 'program'} on {self.mesh}", "program"):
+            return self._run(buffers)
+
+    def _run(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
         self._agree(buffers)
         ranks = self._arguments(buffers)
         buffers.clear()

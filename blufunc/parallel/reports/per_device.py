@@ -10,17 +10,18 @@ import functools
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from blufunc import errors
+from blufunc.core.arrays.backend import Device
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.kernels.tables import table
+from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import names_of
-from blufunc.parallel.reports.collectives import Collectives, Local, collectives_of, local_of
+from blufunc.parallel.reports.collectives import Collectives, collectives_of, local_of
 from blufunc.transforms.staging.stages import Lowered
 
 
@@ -106,7 +107,12 @@ def per_device(lowered: Lowered) -> PerDevice:
             why="per_device shows the program of one device of a mesh.",
             fix="lower with arrays on a mesh, or ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))",
         )
-    return _of(found)
+    n, whole = len(lowered.traced.entry.consts), found.whole
+    names = whole.arg_names or ("",) * len(whole.invars)
+    labels = [f"constant {i}" if i < n else name or f"argument {i - n}" for i, name in enumerate(names)]
+    types = [v.aval for v in whole.invars], [v.aval for v in whole.outvars]
+    ins, outs = found.in_shardings, found.out_shardings
+    return PerDevice(found.name, found.mesh.abstract, found.jaxpr, ins, outs, labels, types, whole)
 
 
 def collectives_in(lowered: Lowered) -> Collectives:
@@ -115,10 +121,9 @@ def collectives_in(lowered: Lowered) -> Collectives:
     return collectives_of(found.jaxpr, found.whole) if found else Collectives(())
 
 
-def _of(local: Local) -> PerDevice:
-    whole: Any = local.whole
-    names = whole.arg_names or ("",) * len(whole.invars)
-    labels = [name or f"argument {i}" for i, name in enumerate(names)]
-    types = [v.aval for v in whole.invars], [v.aval for v in whole.outvars]
-    ins, outs = local.in_shardings, local.out_shardings
-    return PerDevice(local.name, local.mesh.abstract, local.jaxpr, ins, outs, labels, types, whole)
+def local_on(lowered: Lowered, device: Device) -> tuple[Jaxpr, tuple[bool, ...]]:
+    """The program of one device, in the forms of ``device``; of all without a mesh."""
+    found = local_of(lowered, "lower", in_forms=device.backend.chosen)
+    if found is None:
+        return lowered.jaxpr, lowered.donated
+    return lower_collectives(found.jaxpr), found.donated

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 from blufunc import errors
@@ -407,22 +407,22 @@ class Jitted:
         if self._entries:
             last = next(reversed(self._entries.values())).key
             config.show(f"retrace of {self.name}: {difference(last, key, labels_of(self.fun, call.in_tree))}")
-        if not isinstance(self.fun, FunctionType):
+        made_by = _source_of(self.fun)
+        if made_by is None:
             return
-        code = self.fun.__code__
-        traced = _traced_codes.setdefault(code, {})
-        if not self._entries and key in traced and traced[key]() is not self.fun:
-            where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+        traced, types = _traced.setdefault(made_by, {}), hash(key)
+        if not self._entries and types in traced and traced[types]() is not self.fun:
+            where = f"{Path(made_by[0]).name}:{made_by[1].co_firstlineno}"
             config.show(
                 f"retrace of {self.name}: {where} made a new function object, which has no traces. Make the function "
                 "and jit it once, outside of the loop, and pass what changes as arguments"
             )
-        traced[key] = weakref.ref(self.fun)
+        traced[types] = weakref.ref(self.fun)
 
     def _trace(self, call: _CallArguments, key: Key) -> Entry:
         flat = self._flat(call)
         labels = labels_of(self.fun, call.in_tree)
-        with recording.span(f"trace {self.name}", kind="compilation"):
+        with recording.span(f"trace {self.name}", "compilation"):
             jaxpr = stage(flat, key.types, self.name, labels)
         closed, consts = jaxpr.hoist()
         if config.shows("jaxpr"):
@@ -434,8 +434,27 @@ class Jitted:
         return Entry(closed, consts, flat.out_tree, out_avals, key, donated, single, home, self.budget)
 
 
-_traced_codes: weakref.WeakKeyDictionary[CodeType, dict[Key, weakref.ref]] = weakref.WeakKeyDictionary()
-"""The last function traced for each code and kind of arguments, for reports."""
+_traced: dict[tuple, dict[int, weakref.ref]] = {}
+"""The last function traced for each source and kind of arguments, for reports."""
+
+_OURS = str(Path(errors.__file__).parent)
+
+
+def _source_of(fun: Any, seen: frozenset[int] = frozenset()) -> tuple | None:
+    """File and code of the user's function, and of what it wraps or closes over."""
+    if not isinstance(fun, FunctionType) or id(fun) in seen:
+        return None
+    seen |= {id(fun)}
+    inner = [c.cell_contents for c in fun.__closure__ or () if c != _EMPTY]
+    found = [_source_of(x, seen) for x in (getattr(fun, "__wrapped__", None), *inner)]
+    parts = [part for part in found if part is not None]
+    code = fun.__code__
+    if code.co_filename.startswith(_OURS):
+        return parts[0] if parts else None
+    return (code.co_filename, code, *parts)
+
+
+_EMPTY = CellType()
 
 
 class _Static:

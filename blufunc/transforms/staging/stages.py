@@ -93,7 +93,7 @@ class Entry:
             donated = (False,) * len(self.consts) + self.donated
             flags = donated if donating else (False,) * len(donated)
             budget = self.budget if flags == donated else None  # without donation the plan needs more memory
-            with recording.span(f"compile {self.jaxpr.name or 'program'}", kind="compilation"):
+            with recording.span(f"compile {self.jaxpr.name or 'program'}", "compilation"):
                 found = self.programs[key] = device.backend.compile(self.jaxpr, flags, budget)
         return found
 
@@ -193,8 +193,8 @@ class Traced(Signed):
 class Lowered(Analysed):
     """The result of stage 4: a jaxpr after inlining, folding, CSE and DCE.
 
-    Its reports are for the platform it was lowered for, for the device of the arrays it was traced with, or for the
-    default one; nothing is compiled for them on the CPU.
+    Its reports are for the platform it was lowered for, of one device if there is a mesh; else for the device of the
+    arrays it was traced with, or for the default one. Nothing is compiled for them on the CPU.
 
     Attributes:
       jaxpr: the simplified jaxpr, with both variants where there are two
@@ -218,8 +218,13 @@ class Lowered(Analysed):
         key = device, config.matmul_precision
         found = self._sights.get(key)
         if found is None:
-            local = device.local(self.jaxpr, self.donated, self.layouts_on(device))
-            found = self._sights[key] = inspection.Sight(*local, self.traced.entry.budget)
+            if isinstance(device, described.DescribedDevice):
+                jaxpr, donated = mesh_reports.local_on(self, device)
+                found = inspection.Sight(jaxpr, donated, device, self.traced.entry.budget)
+            else:
+                local = device.local(self.jaxpr, self.donated, self.layouts_on(device))
+                found = inspection.Sight(*local, self.traced.entry.budget)
+            self._sights[key] = found
         return found
 
     def layouts_on(self, device: backend.Device) -> tuple:

@@ -54,6 +54,18 @@ def test_mesh_from_shard_map():
     assert "f32[8@data]" in str(found) and "psum" in str(found)
 
 
+def test_constants_are_named():
+    table = jnp.ones((16, 4))
+    found = bf.jit(lambda x: x @ table).lower(shape((8, 16), "data")).per_device
+    assert found.labels == ["constant 0", "x"]
+
+
+def test_another_platform_shows_one_device():
+    lowered = bf.jit(bf.grad(loss)).trace(shape((16, 32), None, "model"), shape((8, 16), "data"))
+    steps = lowered.lower(platform="cuda:sm_90").cost.steps
+    assert [s.shape for s in steps if s.ops == ("dot_general",)] == ["f32[2,16]", "f32[16,16]"]
+
+
 def test_without_a_mesh():
     plain = bf.jit(loss).lower(*[ShapeDtypeStruct((4, 4), np.float32)] * 2)
     assert len(plain.collectives) == 0

@@ -218,6 +218,8 @@ def test_new_function_objects_are_explained(monkeypatch, capsys):
     f = lambda x: x - 1
     jit(f)(X)
     jit(f)(X)
+    for g in (lambda x: x.sum(), lambda x: (2 * x).sum()):
+        jit(grad(g))(X)  # one wrapper, two functions
     assert "new function object" not in capsys.readouterr().err
 
 

@@ -74,7 +74,7 @@ class NumpyBackend:
     def run(self, prim: Any, buffers: Sequence, params: dict, outs: Sequence[ShapedArray]) -> Sequence:
         """Run one primitive."""
         if recording.active is not None:
-            with recording.span(prim.name, kind="operation"):
+            with recording.span(prim.name, "operation"):
                 return self._run(prim, buffers, params, outs)
         return self._run(prim, buffers, params, outs)
 

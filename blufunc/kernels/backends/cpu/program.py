@@ -99,8 +99,8 @@ class HostProgram:
     def __call__(self, buffers: list) -> tuple:
         arrays = [_in_order(b) for b in buffers]
         buffers.clear()
-        if recording.active is not None:
-            return self.calls(self._recorded, arrays, recording.active)
+        if (to := recording.active) is not None:
+            return self.calls(self._recorded, arrays, to)
         if self.whole is None or (config.debug and config.shows("launch")):
             return self.calls(self._run, arrays)
         if not self.is_native:
@@ -118,12 +118,15 @@ class HostProgram:
 
     def _recorded(self, arrays: list, to: recording.Recording) -> tuple:
         """Run step by step, with the times of all steps."""
-        start, times = recording.clock(), []
-        with self.arenas as arena, self.blas:
-            results = self.run(arrays, arena, lambda: times.append(recording.clock()))
-        to.steps(self, self.step_names, recording.row_of("CPU"), times)
-        to.add(self.jaxpr.name or "program", start)
-        return results
+        start, times = recording.clock(), list[int]()
+        try:
+            with self.arenas as arena, self.blas:
+                return self.run(arrays, arena, lambda: times.append(recording.clock()))
+        finally:
+            if len(times) <= len(self.step_names):  # a step has failed
+                times.append(recording.clock())
+            to.steps(self, self.step_names, "CPU", to.thread(), times)
+            to.add(self.jaxpr.name or "program", "program", start)
 
     @functools.cached_property
     def step_names(self) -> list[str]:

@@ -53,6 +53,8 @@ class DescribedBackend:
         return select_variants(jaxpr, Library(self.arch))[0]
 
     def __getattr__(self, method: str) -> NoReturn:
+        if method.startswith("_"):
+            raise AttributeError(method)
         raise errors.UnsupportedError(
             f"cuda:{self.arch} is a description, without a GPU.",
             where=source.here(),
@@ -69,19 +71,23 @@ class DescribedDevice(Device):
         return f"cuda:{self.backend.arch}"  # type: ignore[attr-defined]
 
 
-@functools.cache
 def described(name: str) -> Device:
-    """The device of an architecture: ``cuda:sm_90``, or ``cuda`` for ``cuda:sm_90``.
+    """The device of an architecture: ``cuda:sm_90``, or ``cuda`` for the same.
 
     Raises:
       ValueRangeError: there is no such architecture.
     """
-    found = re.fullmatch(r"cuda(?::sm_(\d+)a?)?", name) if isinstance(name, str) else None
+    found = re.fullmatch(r"cuda(?::sm_(\d+)(a?))?", name) if isinstance(name, str) else None
     number = (found[1] or "90") if found else ""
-    if number not in _SHARED_KIB:
+    if found is None or number not in _SHARED_KIB or (found[2] and number != "90"):
         raise errors.ValueRangeError(
             f"there is no architecture {name!r:.60}.",
             where=source.here(),
-            fix=f"cuda:sm_90, or one of {', '.join(_SHARED_KIB)}",
+            fix=f"cuda:sm_90, or another of {', '.join(_SHARED_KIB)}",
         )
+    return _device(number)
+
+
+@functools.cache
+def _device(number: str) -> Device:
     return DescribedDevice("cuda", int(number), DescribedBackend(number))  # type: ignore[arg-type]

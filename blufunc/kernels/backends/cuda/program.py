@@ -261,8 +261,8 @@ class CudaProgram:
             return self._in_graph(bases)
         executor, replays = self._take()
         try:
-            if recording.active is not None:
-                dynamic, fresh = self._recorded(executor, bases, recording.active), False
+            if (to := recording.active) is not None:
+                dynamic, fresh = self._recorded(executor, bases, to), False
             else:
                 dynamic, fresh = replays.run(bases)
             return executor.results(bases, dynamic, fresh)
@@ -275,10 +275,13 @@ class CudaProgram:
         self, executor: Executor, bases: Sequence[DeviceBuffer], to: recording.Recording
     ) -> dict[int, DeviceBuffer]:
         """Run kernel by kernel, with an event between steps."""
-        start, stream, events = recording.clock(), driver.compute_stream(self.device), list[Any]()
-        executor.launch(bases, stream, lambda n: events.append(driver.recorded(stream)), overlapping=False)
-        device_times.of(to, self.device).append(self, [w.name for w in executor.works], events)
-        to.add(self.name, start)
+        start, stream = recording.clock(), driver.compute_stream(self.device)
+        try:
+            with device_times.of(to, self.device).running(self, [w.name for w in executor.works]) as events:
+                between = lambda n: events.append(driver.recorded(stream))
+                executor.launch(bases, stream, between, overlapping=False)
+        finally:
+            to.add(self.name, "program", start)
         return executor.dynamic()
 
     def _in_graph(self, bases: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:

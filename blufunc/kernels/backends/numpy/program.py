@@ -40,21 +40,17 @@ class Program:
         self.function: Callable[[list], tuple] = namespace["program"]
 
     def __call__(self, buffers: list) -> tuple:
-        if recording.active is not None:
-            return self._recorded(buffers, recording.active)
+        if (to := recording.active) is not None:
+            return self._recorded(buffers, to)
         return self.run(self.function, buffers)
 
     def _recorded(self, buffers: list, to: recording.Recording) -> tuple:
-        start = recording.clock()
-        results = self.run(self.function, buffers)
-        to.steps(
-            self,
-            [f"{self.jaxpr.name or 'program'} as NumPy calls"],
-            recording.row_of("CPU"),
-            [start, recording.clock()],
-        )
-        to.add(self.jaxpr.name or "program", start)
-        return results
+        start, name = recording.clock(), self.jaxpr.name or "program"
+        try:
+            return self.run(self.function, buffers)
+        finally:
+            to.steps(self, [f"{name} as NumPy calls"], "CPU", to.thread(), [start, recording.clock()])
+            to.add(name, "program", start)
 
     def source(self) -> str:
         """Python source that runs."""

@@ -53,7 +53,12 @@ def test_nothing_runs():
         bf.explain(softmax, jnp.ones((4, 4)), device="cuda:sm_90", run=True)
 
 
-@pytest.mark.parametrize("name", ["cuda:sm_70", "cuda:0", "tpu", "sm_90", 9])
+def test_names_of_one_architecture():
+    assert described("cuda") is described("cuda:sm_90") is described("cuda:sm_90a")
+    assert not hasattr(described("cuda").backend, "_anything")
+
+
+@pytest.mark.parametrize("name", [[], "cuda:sm_80a", "cuda:sm_70", "cuda:0", "tpu", "sm_90", 9])
 def test_unknown_architectures(name):
     with pytest.raises(errors.ValueRangeError, match="there is no architecture"):
         described(name)

@@ -27,12 +27,19 @@ _SLOTS, _SLOT_BYTES = 16, 1 << 18
 # -- what there is ---------------------------------------------------------------------------------
 
 
-@functools.cache
 def available() -> str | None:
     """Reason that CUDA is unavailable, with a fix; None if it is available."""
+    found = problem()
+    return None if found is None else f"{found[0]}. To mend it: {found[1]}."
+
+
+@functools.cache
+def problem() -> tuple[str, str] | None:
+    """Reason that CUDA is unavailable, and the fix; None if it is available."""
     if importlib.util.find_spec("cupy") is None:
         return (
-            "CuPy is not installed: pip install 'blufunc[cuda13]', or [cuda12] for a driver older than 580."
+            "CuPy is not installed",
+            "pip install 'blufunc[cuda13]', or [cuda12] for a driver older than 580",
         )
     try:
         import cupy
@@ -40,19 +47,21 @@ def available() -> str | None:
         runtime = cupy.cuda.runtime
         needed, driver = runtime.runtimeGetVersion(), runtime.driverGetVersion()
     except Exception as e:  # broken installations fail in many ways, and all mean that there is no CUDA
-        return f"CuPy cannot be loaded: {e}. Reinstall it: pip install --force-reinstall 'blufunc[cuda13]'."
+        return f"CuPy cannot be loaded: {e}", "pip install --force-reinstall 'blufunc[cuda13]'"
     if driver == 0:
-        return "there is no CUDA driver on this machine: install NVIDIA's."
+        return "there is no CUDA driver on this machine", "install NVIDIA's"
     if driver // 1000 < needed // 1000:
         return (
-            f"the driver supports CUDA {_version(driver)}, and the installed CuPy needs {_version(needed)}: update the "
-            f"driver, or pip install 'blufunc[cuda{driver // 1000}]'."
+            f"the driver supports CUDA {_version(driver)}, and the installed CuPy needs {_version(needed)}",
+            f"update the driver, or pip install 'blufunc[cuda{driver // 1000}]'",
         )
     try:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as e:
-        return f"the CUDA driver does not answer: {e}. Try nvidia-smi."
-    return None if count else "this process sees no CUDA device: look at CUDA_VISIBLE_DEVICES and nvidia-smi."
+        return f"the CUDA driver does not answer: {e}", "try nvidia-smi"
+    return (
+        None if count else ("this process sees no CUDA device", "look at CUDA_VISIBLE_DEVICES and nvidia-smi")
+    )
 
 
 def _version(number: int) -> str:
