@@ -8,7 +8,7 @@ programs of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import _GeneratorContextManager, contextmanager
 from typing import Any
 
 from blufunc.config import PRECISIONS, STAGES, config, platform_of
@@ -28,22 +28,22 @@ def _flags(**values: Any) -> Iterator[None]:
             setattr(config, name, value)
 
 
-def debug_nans(on: bool = True) -> Any:
+def debug_nans(on: bool = True) -> _GeneratorContextManager[None]:
     """Look for NaN in every result: ``config.debug_nans``."""
     return _flags(debug_nans=on)
 
 
-def debug_infs(on: bool = True) -> Any:
+def debug_infs(on: bool = True) -> _GeneratorContextManager[None]:
     """Look for infinities in every result: ``config.debug_infs``."""
     return _flags(debug_infs=on)
 
 
-def debug_key_reuse(on: bool = True) -> Any:
+def debug_key_reuse(on: bool = True) -> _GeneratorContextManager[None]:
     """Refuse random keys that are used twice: ``config.debug_key_reuse``."""
     return _flags(debug_key_reuse=on)
 
 
-def enable_checks(on: bool = True) -> Any:
+def enable_checks(on: bool = True) -> _GeneratorContextManager[None]:
     """Verify every jaxpr, kernel and plan: ``config.check``."""
     return _flags(check=on)
 
@@ -57,12 +57,12 @@ def log_compiles(on: bool = True) -> Iterator[None]:
         yield
 
 
-def default_device(device: Device | str | None) -> Any:
+def default_device(device: Device | str | None) -> _GeneratorContextManager[None]:
     """Make new arrays on a device or platform (``"gpu"``); None is the CPU."""
     return _flags(default_device="" if device is None else platform_of(str(device)))
 
 
-def default_matmul_precision(precision: str | None) -> Any:
+def default_matmul_precision(precision: str | None) -> _GeneratorContextManager[None]:
     """Multiply float32 matrices in a precision, by its name in JAX or here.
 
     Raises:
@@ -84,7 +84,7 @@ def _promotion(flag: str, value: str) -> Iterator[None]:
             state.context = before
 
 
-def numpy_rank_promotion(value: str) -> Any:
+def numpy_rank_promotion(value: str) -> _GeneratorContextManager[None]:
     """Allow, warn about or refuse operands of different ranks, none of them 0.
 
     Functions under ``jit`` are traced again inside. Operators of ``numpy`` alone promote: those of ``lax`` take
@@ -93,12 +93,12 @@ def numpy_rank_promotion(value: str) -> Any:
     return _promotion("numpy_rank_promotion", value)
 
 
-def numpy_dtype_promotion(value: str) -> Any:
+def numpy_dtype_promotion(value: str) -> _GeneratorContextManager[None]:
     """Promote dtypes as usual (``standard``), or those of Python scalars only."""
     return _promotion("numpy_dtype_promotion", value)
 
 
-def enable_x64(new_val: bool = True) -> Any:
+def enable_x64(new_val: bool = True) -> _GeneratorContextManager[None]:
     """No effect if False: an explicit 64-bit dtype is honoured always.
 
     Raises:
@@ -107,7 +107,7 @@ def enable_x64(new_val: bool = True) -> Any:
     return _checked("jax_enable_x64", new_val)
 
 
-def checking_leaks(on: bool = True) -> Any:
+def checking_leaks(on: bool = True) -> _GeneratorContextManager[None]:
     """No effect: a tracer that leaks is an error as soon as it is used."""
     return _checked("jax_check_tracer_leaks", on)
 
@@ -115,7 +115,7 @@ def checking_leaks(on: bool = True) -> Any:
 check_tracer_leaks = checking_leaks
 
 
-def threefry_partitionable(new_val: bool = True) -> Any:
+def threefry_partitionable(new_val: bool = True) -> _GeneratorContextManager[None]:
     """No effect: random bits are partitionable always.
 
     Raises:
@@ -124,7 +124,7 @@ def threefry_partitionable(new_val: bool = True) -> Any:
     return _checked("jax_threefry_partitionable", new_val)
 
 
-def default_prng_impl(new_val: str = "threefry2x32") -> Any:
+def default_prng_impl(new_val: str = "threefry2x32") -> _GeneratorContextManager[None]:
     """No effect: there is one generator.
 
     Raises:

@@ -5,7 +5,7 @@ Face over ``core.ir.dtypes``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -29,6 +29,12 @@ __all__ = [
     "result_type",
     "scalar_type_of",
 ]
+
+
+@overload
+def result_type(*args: Any, return_weak_type_flag: Literal[False] = False) -> np.dtype: ...
+@overload
+def result_type(*args: Any, return_weak_type_flag: Literal[True]) -> tuple[np.dtype, bool]: ...
 
 
 def result_type(*args: Any, return_weak_type_flag: bool = False) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -18,6 +18,9 @@ from blufunc.core.ir.axes import axis_in, sequence, shape_of
 from blufunc.core.ir.trace import Array
 from blufunc.core.ops.linalg.common import real_dtype
 from blufunc.numpy.promotion import as_value, inexact
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
 __all__ = ["ResizeMethod", "resize", "scale_and_translate"]
 
@@ -152,7 +155,7 @@ def _shape(name: str, x: Array, shape: Any) -> tuple[int, ...]:
 
 
 def resize(
-    image: Any,
+    image: ArrayLike,
     shape: Sequence[int],
     method: str | ResizeMethod,
     antialias: bool = True,
@@ -185,10 +188,10 @@ def resize(
 
 
 def scale_and_translate(
-    image: Any,
+    image: ArrayLike,
     shape: Sequence[int],
     spatial_dims: Sequence[int],
-    scale: Any,
+    scale: ArrayLike,
     translation: Any,
     method: str | ResizeMethod,
     antialias: bool = True,

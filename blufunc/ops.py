@@ -8,7 +8,7 @@ segments hold the identity.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,17 +20,21 @@ from blufunc.core.ir.axes import static_int
 from blufunc.core.ir.trace import Tracer
 from blufunc.core.ops.reduce import limit
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 
 def segment_sum(
-    data: Any,
-    segment_ids: Any,
+    data: ArrayLike,
+    segment_ids: ArrayLike,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
     mode: Any = None,
     out_sharding: None = None,
-) -> Any:
+) -> Array:
     """Sum the rows of ``data`` by ``segment_ids``; 0 for empty segments.
 
     Args:
@@ -57,15 +61,15 @@ def segment_sum(
 
 
 def segment_prod(
-    data: Any,
-    segment_ids: Any,
+    data: ArrayLike,
+    segment_ids: ArrayLike,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
     mode: Any = None,
     out_sharding: None = None,
-) -> Any:
+) -> Array:
     """Multiply the rows of each segment; 1 for empty ones. See ``segment_sum``.
 
     It can be differentiated with ``unique_indices=True``.
@@ -75,15 +79,15 @@ def segment_prod(
 
 
 def segment_max(
-    data: Any,
-    segment_ids: Any,
+    data: ArrayLike,
+    segment_ids: ArrayLike,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
     mode: Any = None,
     out_sharding: None = None,
-) -> Any:
+) -> Array:
     """Maximum over the rows of each segment; -inf, or the least integer, if empty.
 
     See ``segment_sum``. Ties share the derivative.
@@ -93,15 +97,15 @@ def segment_max(
 
 
 def segment_min(
-    data: Any,
-    segment_ids: Any,
+    data: ArrayLike,
+    segment_ids: ArrayLike,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
     mode: Any = None,
     out_sharding: None = None,
-) -> Any:
+) -> Array:
     """Minimum over the rows of each segment; inf, or the greatest integer, if empty.
 
     See ``segment_sum``. Ties share the derivative.

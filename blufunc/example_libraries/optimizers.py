@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.pytree import tree
 from blufunc.tree_util import register_pytree_node
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
+T = TypeVar("T")
+
+P = ParamSpec("P")
 
 __all__ = [
     "JoinPoint", "Optimizer", "OptimizerState", "adagrad", "adam", "adamax", "clip_grads", "constant",
@@ -55,7 +63,7 @@ class Optimizer(NamedTuple):
     params_fn: Callable
 
 
-def optimizer(opt_maker: Callable) -> Callable:
+def optimizer(opt_maker: Callable[P, Any]) -> Callable[P, Optimizer]:
     """Decorator: a maker of rules for one array becomes one of rules for pytrees.
 
     Args:
@@ -333,7 +341,7 @@ def make_schedule(scalar_or_schedule: Any) -> Schedule:
 # -- norms -------------------------------------------------------------------------------------------
 
 
-def l2_norm(tree: Any) -> Any:
+def l2_norm(tree: Any) -> Array:
     """The Euclidean norm of a pytree."""
     return bnp.sqrt(sum(bnp.real(bnp.vdot(x, x)) for x in _leaves(tree)))
 
@@ -341,7 +349,7 @@ def l2_norm(tree: Any) -> Any:
 _leaves = tree.leaves
 
 
-def clip_grads(grad_tree: Any, max_norm: Any) -> Any:
+def clip_grads(grad_tree: T, max_norm: ArrayLike) -> T:
     """The gradients, scaled down to a norm of ``max_norm`` if theirs is larger."""
     norm = l2_norm(grad_tree)
     return tree.map(lambda g: bnp.where(norm < max_norm, g, g * (max_norm / norm)), grad_tree)

@@ -77,7 +77,8 @@ def _times(a: Any, b: Any) -> Any:
 
 def _exp(x: _Series) -> list[Any]:
     """``y' = y x'``."""
-    y, dx = [bnp.exp(x.terms[0])], x.derivative().terms
+    y: list[Any] = [bnp.exp(x.terms[0])]
+    dx = x.derivative().terms
     for k in range(1, x.order + 1):
         total = _total([_times(y[j], dx[k - 1 - j]) for j in range(k)])
         y.append(None if total is None else total / k)
@@ -86,7 +87,8 @@ def _exp(x: _Series) -> list[Any]:
 
 def _log(x: _Series) -> list[Any]:
     """``x y' = x'``."""
-    x0, y = x.terms[0], [bnp.log(x.terms[0])]
+    x0 = x.terms[0]
+    y: list[Any] = [bnp.log(x0)]
     for k in range(1, x.order + 1):
         inner = _total([_times(_times(y[j], x.terms[k - j]), j) for j in range(1, k)])
         rest = _total([x.terms[k], None if inner is None else inner * (-1 / k)])
@@ -96,7 +98,9 @@ def _log(x: _Series) -> list[Any]:
 
 def _sin_cos(x: _Series) -> tuple[list[Any], list[Any]]:
     """``s' = c x'`` and ``c' = -s x'``."""
-    s, c, dx = [bnp.sin(x.terms[0])], [bnp.cos(x.terms[0])], x.derivative().terms
+    s: list[Any] = [bnp.sin(x.terms[0])]
+    c: list[Any] = [bnp.cos(x.terms[0])]
+    dx = x.derivative().terms
     for k in range(1, x.order + 1):
         up = _total([_times(c[j], dx[k - 1 - j]) for j in range(k)])
         down = _total([_times(s[j], dx[k - 1 - j]) for j in range(k)])

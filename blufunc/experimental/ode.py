@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,11 @@ from blufunc.transforms.autodiff.grad import vjp
 from blufunc.transforms.batching.vmap import vmap
 from blufunc.transforms.custom_rules.closure_convert import closure_convert
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
+T = TypeVar("T")
 
 __all__ = ["odeint"]
 
@@ -64,15 +69,15 @@ class _Step(NamedTuple):
 
 
 def odeint(
-    func: Callable,
-    y0: Any,
-    t: Any,
+    func: Callable[..., T],
+    y0: T,
+    t: ArrayLike,
     *args: Any,
     rtol: float = 1.4e-8,
     atol: float = 1.4e-8,
     mxstep: float = np.inf,
     hmax: float = np.inf,
-) -> Any:
+) -> T:
     """Integrate ``dy/dt = func(y, t, *args)``.
 
     Args:

@@ -6,7 +6,7 @@ Face: part of ``blufunc.lax``. Each function computes parameters, and binds the 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,14 +25,17 @@ from blufunc.core.ops.shape import rev
 from blufunc.core.ops.sliding import dilated, read_factors, read_pads
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape, transpose
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+
 
 def conv(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     window_strides: Any,
     padding: Any,
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> Array:
     """``conv_general_dilated`` with axes (batch, features, ...) and (out, in, ...)."""
     return conv_general_dilated(
@@ -46,14 +49,14 @@ def conv(
 
 
 def conv_with_general_padding(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     window_strides: Any,
     padding: Any,
     lhs_dilation: Any,
     rhs_dilation: Any,
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> Array:
     """``conv`` with dilations; None for 1."""
     return conv_general_dilated(
@@ -77,15 +80,15 @@ _CHANNELS_LAST = {
 
 
 def conv_transpose(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     strides: Any,
     padding: Any,
     rhs_dilation: Any = None,
     dimension_numbers: Any = None,
     transpose_kernel: bool = False,
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
     use_consistent_padding: bool = False,
 ) -> Array:
     """A convolution with fractional strides: the "transposed convolution".
@@ -167,7 +170,7 @@ def _reversed_padding(k: int, stride: int, padding: Any) -> tuple[int, int]:
 
 
 def conv_general_dilated_patches(
-    lhs: Any,
+    lhs: ArrayLike,
     filter_shape: Any,
     window_strides: Any,
     padding: Any,
@@ -175,7 +178,7 @@ def conv_general_dilated_patches(
     rhs_dilation: Any = None,
     dimension_numbers: Any = None,
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> Array:
     """The windows that a convolution reads, unfolded along the feature axis (im2col).
 
@@ -218,8 +221,8 @@ def conv_general_dilated_patches(
 
 
 def conv_general_dilated_local(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     window_strides: Any,
     padding: Any,
     filter_shape: Any,

@@ -6,7 +6,7 @@ Face: part of ``blufunc.lax``, without primitives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +46,9 @@ from blufunc.core.ops.windows import (
 )
 from blufunc.core.primitives.linear_ops import broadcast_in_dim, broadcast_to, move_dim, reshape
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape that arrays of the given shapes broadcast to by NumPy's rules."""
@@ -58,18 +61,18 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
         ) from None
 
 
-def dtype(x: Any) -> np.dtype:
+def dtype(x: ArrayLike) -> np.dtype:
     """The dtype that x has as an array."""
     return lift(x).aval.dtype
 
 
-def reciprocal(x: Any) -> Array:
+def reciprocal(x: ArrayLike) -> Array:
     """``1 / x``."""
     x = lift(x)
     return div(scalar(1, x.aval.dtype), x)
 
 
-def clz(x: Any) -> Array:
+def clz(x: ArrayLike) -> Array:
     """The number of leading zero bits of each integer, in its own dtype."""
     x = lift(x)
     if not dtypes.is_integer(x.aval.dtype):
@@ -82,7 +85,7 @@ def clz(x: Any) -> Array:
     return sub(scalar(bits, x.aval.dtype), population_count(x))
 
 
-def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Array]:
+def split(operand: ArrayLike, sizes: Sequence[int], axis: int = 0) -> list[Array]:
     """Split the operand along ``axis`` into parts of sizes that sum to its own."""
     x = lift(operand)
     axis = axis_in(axis, x.aval.ndim, "split")
@@ -95,7 +98,7 @@ def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Array]:
     return [slice_in_dim(x, end - n, end, axis=axis) for n, end in zip(parts, ends, strict=True)]
 
 
-def tile(operand: Any, reps: Sequence[int]) -> Array:
+def tile(operand: ArrayLike, reps: Sequence[int]) -> Array:
     """The operand repeated ``reps[i]`` times along each axis i."""
     x, counts = lift(operand), ints(reps, "tile", "reps")
     if len(counts) != x.aval.ndim or min(counts, default=0) < 0:
@@ -108,7 +111,7 @@ def tile(operand: Any, reps: Sequence[int]) -> Array:
     return reshape(repeated, tuple([r * m for r, m in zip(counts, x.aval.shape, strict=True)]))
 
 
-def stack(operands: Sequence[Any], axis: int = 0) -> Array:
+def stack(operands: Sequence[ArrayLike], axis: int = 0) -> Array:
     """Arrays of one shape and dtype along a new axis."""
     if not isinstance(operands, (list, tuple)) or not operands:
         raise errors.ArgumentError("stack takes a sequence of arrays, one at least.", where=source.here())
@@ -117,14 +120,14 @@ def stack(operands: Sequence[Any], axis: int = 0) -> Array:
     return concatenate([expand_dims(x, (axis,)) for x in values], axis)
 
 
-def unstack(x: Any, axis: int = 0) -> tuple[Array, ...]:
+def unstack(x: ArrayLike, axis: int = 0) -> tuple[Array, ...]:
     """The slices of x along an axis, each without it."""
     x = lift(x)
     axis = axis_in(axis, x.aval.ndim, "unstack")
     return tuple([index_in_dim(x, i, axis, keepdims=False) for i in range(x.aval.shape[axis])])
 
 
-def broadcast_to_rank(x: Any, rank: int) -> Array:
+def broadcast_to_rank(x: ArrayLike, rank: int) -> Array:
     """x with leading axes of size 1, so that it has ``rank`` axes."""
     x = lift(x)
     new = static_int(rank, "broadcast_to_rank", "rank") - x.aval.ndim
@@ -137,7 +140,7 @@ def broadcast_to_rank(x: Any, rank: int) -> Array:
     return reshape(x, (*[1] * new, *x.aval.shape)) if new else x
 
 
-def broadcast_like(arr: Any, like_arr: Any) -> Array:
+def broadcast_like(arr: ArrayLike, like_arr: ArrayLike) -> Array:
     """``arr`` broadcast to the shape of another array by NumPy's rules."""
     x, shape = lift(arr), lift(like_arr).aval.shape
     if broadcast_shapes(x.aval.shape, shape) != shape:
@@ -147,19 +150,19 @@ def broadcast_like(arr: Any, like_arr: Any) -> Array:
     return broadcast_to(x, shape)
 
 
-def empty(shape: int | Sequence[int], dtype: Any) -> Array:
+def empty(shape: int | Sequence[int], dtype: DTypeLike) -> Array:
     """An array to be overwritten; its elements are 0."""
     kind = dtypes.as_dtype(dtype)
     size = (shape,) if isinstance(shape, int) else shape
     return broadcast_to(scalar(0, kind), shape_of(ints(size, "empty", "shape"), "empty"))
 
 
-def stage(x: Any, /) -> Array:
+def stage(x: ArrayLike, /) -> Array:
     """x as an array; a value of the program where a function is traced."""
     return lift(x)
 
 
-def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Array:
+def index_take(src: ArrayLike, idxs: Sequence[ArrayLike], axes: Sequence[int]) -> Array:
     """The elements of ``src`` at positions along ``axes``, one index array for each.
 
     Indices wrap around. The result has an axis of positions, then the axes of ``src`` that are left.
@@ -182,7 +185,7 @@ def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Array:
 _WIDER = {8: "16", 16: "32", 32: "64"}
 
 
-def mulhi(x: Any, y: Any, /) -> Array:
+def mulhi(x: ArrayLike, y: ArrayLike, /) -> Array:
     """The upper half of the bits of the product of integers, elementwise."""
     x, y = operand(x, y), operand(y, x)
     if x.aval.shape != y.aval.shape:
@@ -213,7 +216,7 @@ def mulhi(x: Any, y: Any, /) -> Array:
 
 
 def approx_max_k(
-    operand: Any,
+    operand: ArrayLike,
     k: int,
     reduction_dimension: int = -1,
     recall_target: float = 0.95,
@@ -228,7 +231,7 @@ def approx_max_k(
 
 
 def approx_min_k(
-    operand: Any,
+    operand: ArrayLike,
     k: int,
     reduction_dimension: int = -1,
     recall_target: float = 0.95,
@@ -254,8 +257,8 @@ def _top(operand: Any, k: int, axis: int, name: str) -> tuple[Array, Array]:
 
 
 def scatter_apply(
-    operand: Any,
-    scatter_indices: Any,
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
     func: Callable[[Any], Any],
     dimension_numbers: ScatterDimensionNumbers,
     *,

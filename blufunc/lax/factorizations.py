@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
 from blufunc.core.arrays.array import lift
@@ -34,14 +34,18 @@ from blufunc.core.primitives.linear_ops import broadcast_in_dim, move_dim, reduc
 from blufunc.transforms.control_flow.scan import scan
 from blufunc.transforms.control_flow.while_loop import while_loop
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 
 def schur(
-    x: Any,
+    x: ArrayLike,
     *,
     compute_schur_vectors: bool = True,
     sort_eig_vals: bool = False,
     select_callable: Callable | None = None,
-) -> list[Any]:
+) -> list[Array]:
     """The Schur decomposition ``x = Z T Z^H`` of matrices (..., n, n), on the host.
 
     Args:
@@ -55,7 +59,7 @@ def schur(
     return list(reduction.schur_p.bind(lift(x), vectors=True))[: 1 + bool(compute_schur_vectors)]
 
 
-def hessenberg(a: Any) -> list[Any]:
+def hessenberg(a: ArrayLike) -> list[Array]:
     """The Hessenberg form of matrices (..., n, n), packed, on the host.
 
     Returns:
@@ -65,7 +69,7 @@ def hessenberg(a: Any) -> list[Any]:
     return list(reduction.hessenberg_p.bind(lift(a)))
 
 
-def tridiagonal(a: Any, *, lower: bool = True) -> list[Any]:
+def tridiagonal(a: ArrayLike, *, lower: bool = True) -> list[Array]:
     """The tridiagonal form of Hermitian matrices (..., n, n), on the host.
 
     One triangle is read.
@@ -81,7 +85,7 @@ def tridiagonal(a: Any, *, lower: bool = True) -> list[Any]:
 # -- products of reflectors --------------------------------------------------------------------------
 
 
-def householder_product(a: Any, taus: Any) -> Any:
+def householder_product(a: ArrayLike, taus: ArrayLike) -> Array:
     """The first n columns of a product of reflectors in a (..., m, n); taus (..., k)."""
     a, taus = reduction.check_reflectors("householder_product", a, taus)
     v, t = reduction.reflectors(a, taus)
@@ -90,7 +94,9 @@ def householder_product(a: Any, taus: Any) -> Any:
     return ew.sub(identity_like(a), matmul(v, matmul(t, head)))
 
 
-def ormqr(a: Any, taus: Any, c: Any, *, left: bool = True, transpose: bool = False) -> Any:
+def ormqr(
+    a: ArrayLike, taus: ArrayLike, c: ArrayLike, *, left: bool = True, transpose: bool = False
+) -> Array:
     """``Q c``, with Q (..., m, m) a product of packed reflectors, or ``c Q``.
 
     Args:
@@ -120,13 +126,13 @@ def ormqr(a: Any, taus: Any, c: Any, *, left: bool = True, transpose: bool = Fal
 
 
 def symmetric_product(
-    a_matrix: Any,
-    c_matrix: Any,
+    a_matrix: ArrayLike,
+    c_matrix: ArrayLike,
     *,
     alpha: float = 1.0,
     beta: float = 0.0,
     symmetrize_output: bool = False,
-) -> Any:
+) -> Array:
     """``alpha a a^T + beta c`` of matrices (..., m, n) and (..., m, m).
 
     ``symmetrize_output`` is JAX's; both triangles are always computed.
@@ -143,7 +149,7 @@ def symmetric_product(
     return ew.add(ew.mul(matmul(a, mT(a)), alpha), ew.mul(c, beta))
 
 
-def cholesky_update(r_matrix: Any, w_vector: Any) -> Any:
+def cholesky_update(r_matrix: ArrayLike, w_vector: ArrayLike) -> Array:
     """The factor of ``r^T r + w w^T``, by rotations of each row of r with w.
 
     G. H. Golub and C. F. Van Loan, "Matrix Computations" (2013), section 6.5.4.
@@ -175,13 +181,13 @@ def cholesky_update(r_matrix: Any, w_vector: Any) -> Any:
 
 
 def qdwh(
-    x: Any,
+    x: ArrayLike,
     *,
     is_hermitian: bool = False,
     max_iterations: int | None = None,
     eps: float | None = None,
     dynamic_shape: None = None,
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Array, Array, Array, Array]:
     """The polar decomposition ``x = u h`` of (m, n), m >= n, by QR decompositions.
 
     Y. Nakatsukasa, Z. Bai and F. Gygi, "Optimizing Halley's iteration for computing the matrix polar decomposition"
@@ -251,7 +257,9 @@ def _halley(low: Any) -> tuple[Any, Any, Any]:
 # -- tridiagonal systems -----------------------------------------------------------------------------
 
 
-def tridiagonal_solve(dl: Any, d: Any, du: Any, b: Any, *, perturb_singular: bool = False) -> Any:
+def tridiagonal_solve(
+    dl: ArrayLike, d: ArrayLike, du: ArrayLike, b: ArrayLike, *, perturb_singular: bool = False
+) -> Array:
     """Solve ``dl[i] x[i-1] + d[i] x[i] + du[i] x[i+1] = b[i]``; NaN where singular.
 
     Args:

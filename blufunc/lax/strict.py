@@ -9,7 +9,7 @@ import builtins
 import enum
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,17 +27,22 @@ from blufunc.core.primitives import linear_ops
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p
 from blufunc.core.pytree import tree
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+
+T = TypeVar("T")
+
 complex, slice = elementwise.complex_, shapes.slice_  # under their names in ``lax``
 
 # -- conversion ------------------------------------------------------------------------------------
 
 
-def convert_element_type(operand: Any, new_dtype: Any) -> Array:
+def convert_element_type(operand: ArrayLike, new_dtype: DTypeLike) -> Array:
     """Convert to another dtype: floats truncate, complex loses its imaginary part."""
     return elementwise.convert(operand, dtypes.as_dtype(new_dtype))
 
 
-def bitcast_convert_type(operand: Any, new_dtype: Any) -> Array:
+def bitcast_convert_type(operand: ArrayLike, new_dtype: DTypeLike) -> Array:
     """The bits as another dtype: narrower adds a last axis of parts, wider drops it."""
     return elementwise.bitcast(operand, dtypes.as_dtype(new_dtype))
 
@@ -49,7 +54,7 @@ class RoundingMethod(enum.IntEnum):
     TO_NEAREST_EVEN = 1
 
 
-def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Array:
+def round(x: ArrayLike, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Array:
     """Floats rounded to the nearest integer; ``rounding_method`` decides ties."""
     if rounding_method not in (RoundingMethod.AWAY_FROM_ZERO, RoundingMethod.TO_NEAREST_EVEN):
         raise errors.ValueRangeError(
@@ -67,12 +72,12 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
     return select(inward, elementwise.add(even, elementwise.sign(x)), even)
 
 
-def stop_gradient(x: Any) -> Any:
+def stop_gradient(x: T) -> T:
     """x, a pytree, as a constant to every derivative."""
     return tree.map(elementwise.stop_gradient, x)
 
 
-def select_n(which: Any, *cases: Any) -> Array:
+def select_n(which: ArrayLike, *cases: ArrayLike) -> Array:
     """Elementwise ``cases[which]``; ``which`` is boolean (two cases) or int32."""
     which = lift(which)
     if dtypes.is_bool(which.aval.dtype):
@@ -94,7 +99,7 @@ def select_n(which: Any, *cases: Any) -> Array:
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Array:
+def broadcast_in_dim(operand: ArrayLike, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Array:
     """``operand`` with axis i as ``broadcast_dimensions[i]``, repeated along others."""
     return linear_ops.broadcast_in_dim(
         lift(operand),
@@ -103,14 +108,14 @@ def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: S
     )
 
 
-def broadcast(operand: Any, sizes: Sequence[int]) -> Array:
+def broadcast(operand: ArrayLike, sizes: Sequence[int]) -> Array:
     """The operand repeated along new leading axes of the given sizes."""
     x, sizes = lift(operand), shape_of(ints(sizes, "broadcast", "sizes"), "broadcast")
     n = len(sizes)
     return linear_ops.broadcast_in_dim(x, (*sizes, *x.aval.shape), tuple(range(n, n + x.aval.ndim)))
 
 
-def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Array:
+def reshape(operand: ArrayLike, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Array:
     """The elements in row-major order (of axes ``dimensions``) with another shape."""
     x = lift(operand)
     if dimensions is not None:
@@ -118,12 +123,12 @@ def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | 
     return linear_ops.reshape(x, ints(new_sizes, "reshape", "new_sizes"))
 
 
-def transpose(operand: Any, permutation: Sequence[int]) -> Array:
+def transpose(operand: ArrayLike, permutation: Sequence[int]) -> Array:
     """Permute axes: axis i of the result is axis ``permutation[i]``."""
     return linear_ops.transpose(lift(operand), ints(permutation, "transpose", "permutation"))
 
 
-def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Array:
+def collapse(operand: ArrayLike, start_dimension: int, stop_dimension: int | None = None) -> Array:
     """Merge the axes of the slice ``start_dimension:stop_dimension`` into one."""
     x = lift(operand)
     s = x.aval.shape
@@ -140,12 +145,12 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
     return linear_ops.reshape(x, (*s[:start], math.prod(s[start:stop]), *s[stop:]))
 
 
-def reduce_sum(operand: Any, axes: Sequence[int]) -> Array:
+def reduce_sum(operand: ArrayLike, axes: Sequence[int]) -> Array:
     """The sum over ``axes``, in the operand's dtype; half precisions add in float32."""
     return linear_ops.reduce_sum(lift(operand), ints(axes, "reduce_sum", "axes"))
 
 
-def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Array:
+def batch_matmul(lhs: ArrayLike, rhs: ArrayLike, precision: Any = None) -> Array:
     """Batched matmul over the last two axes; the other axes agree."""
     x, y = lift(lhs), lift(rhs)
     n = x.aval.ndim
@@ -173,7 +178,9 @@ def _int_of(x: int, dtype: np.dtype) -> np.ndarray:
         ) from None
 
 
-def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: Any = None) -> Array:
+def full(
+    shape: Sequence[int], fill_value: ArrayLike, dtype: DTypeLike | None = None, *, device: Any = None
+) -> Array:
     """An array of ``shape`` filled with a scalar, of its dtype or ``dtype``."""
     shape = shape_of(ints(shape, "full", "shape"), "full")
     if isinstance(fill_value, Array):
@@ -209,17 +216,19 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: An
     return broadcast_in_dim_p.bind(scalar(np.asarray(fill_value).item(), kind), shape=shape, dims=())
 
 
-def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> Array:
+def full_like(
+    x: ArrayLike, fill_value: ArrayLike, dtype: DTypeLike | None = None, shape: Sequence[int] | None = None
+) -> Array:
     """An array filled with a scalar, with the shape and dtype of x by default."""
     aval = lift(x).aval
     return full(aval.shape if shape is None else shape, fill_value, aval.dtype if dtype is None else dtype)
 
 
-def iota(dtype: Any, size: int) -> Array:
+def iota(dtype: DTypeLike, size: int) -> Array:
     """``0, 1, ..., size - 1``: an array of rank 1."""
     return shapes.iota(dtypes.as_dtype(dtype), (size,), 0)
 
 
-def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int) -> Array:
+def broadcasted_iota(dtype: DTypeLike, shape: Sequence[int], dimension: int) -> Array:
     """An array of ``shape`` whose elements are their position along ``dimension``."""
     return shapes.iota(dtypes.as_dtype(dtype), shape, dimension)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -46,6 +46,21 @@ from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.batching.vmap import vmap
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
+T = TypeVar("T")
+
+
+@overload
+def reduce(
+    operands: ArrayLike, init_values: ArrayLike, computation: Callable[..., Any], dimensions: Sequence[int]
+) -> Array: ...
+@overload
+def reduce(
+    operands: T, init_values: Any, computation: Callable[..., Any], dimensions: Sequence[int]
+) -> T: ...
+
 
 def reduce(operands: Any, init_values: Any, computation: Callable, dimensions: Sequence[int]) -> Any:
     """Reduce all elements along ``dimensions`` by an associative function.
@@ -81,6 +96,30 @@ def reduce(operands: Any, init_values: Any, computation: Callable, dimensions: S
     for row in reversed(rest):
         xs = problem.combine(xs, row)
     return problem.with_init([reshape(x, shape) for x in xs])
+
+
+@overload
+def reduce_window(
+    operand: ArrayLike,
+    init_value: ArrayLike,
+    computation: Callable[..., Any],
+    window_dimensions: Any,
+    window_strides: Any = None,
+    padding: Any = "VALID",
+    base_dilation: Any = None,
+    window_dilation: Any = None,
+) -> Array: ...
+@overload
+def reduce_window(
+    operand: T,
+    init_value: Any,
+    computation: Callable[..., Any],
+    window_dimensions: Any,
+    window_strides: Any = None,
+    padding: Any = "VALID",
+    base_dilation: Any = None,
+    window_dilation: Any = None,
+) -> T: ...
 
 
 def reduce_window(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -17,6 +17,10 @@ from blufunc.core.ir.axes import axes_in, axis_in
 from blufunc.nn import gelu_call
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
 
 Axis = int | Sequence[int] | None
 
@@ -82,23 +86,23 @@ _relu6 = _limited(lambda x: bnp.clip(x, 0, 6), lambda x: (x > 0) & (x < 6))
 _hard_tanh = _limited(lambda x: bnp.clip(x, -1, 1), lambda x: bnp.abs(x) <= 1)
 
 
-def relu(x: Any) -> Any:
+def relu(x: ArrayLike) -> Array:
     """``max(x, 0)``. The derivative at 0 is 0, and NaN stays NaN."""
     return _relu(bnp.asarray(x))
 
 
-def relu6(x: Any) -> Any:
+def relu6(x: ArrayLike) -> Array:
     """``min(max(x, 0), 6)``. The derivative at 0 and at 6 is 0."""
     return _relu6(bnp.asarray(x))
 
 
-def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
+def leaky_relu(x: ArrayLike, negative_slope: ArrayLike = 0.01) -> Array:
     """``x`` where ``x >= 0``, else ``negative_slope * x``."""
     x, negative_slope = as_inexact(x), number(negative_slope, "leaky_relu")
     return bnp.where(x >= 0, x, x * negative_slope)
 
 
-def elu(x: Any, alpha: Any = 1.0) -> Any:
+def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Array:
     """``x`` if ``x > 0``, else ``alpha * (exp(x) - 1)`` (Clevert et al., 1511.07289)."""
     x, alpha = as_inexact(x), number(alpha, "elu")
     above = x > 0
@@ -106,12 +110,12 @@ def elu(x: Any, alpha: Any = 1.0) -> Any:
     return bnp.where(above, x, bnp.expm1(bnp.where(above, 0, x)) * alpha)
 
 
-def selu(x: Any) -> Any:
+def selu(x: ArrayLike) -> Array:
     """``elu`` scaled to preserve mean 0 and variance 1 (Klambauer, arXiv:1706.02515)."""
     return elu(x, 1.6732632423543772) * 1.0507009873554805
 
 
-def celu(x: Any, alpha: Any = 1.0) -> Any:
+def celu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Array:
     """``max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))`` (Barron, arXiv:1704.07483).
 
     Smooth for every alpha.
@@ -120,7 +124,7 @@ def celu(x: Any, alpha: Any = 1.0) -> Any:
     return bnp.maximum(x, 0) + bnp.expm1(bnp.minimum(x, 0) / alpha) * alpha
 
 
-def hard_tanh(x: Any) -> Any:
+def hard_tanh(x: ArrayLike) -> Array:
     """``x`` limited to [-1, 1]. The derivative at either bound is 1."""
     return _hard_tanh(bnp.asarray(x))
 
@@ -154,7 +158,7 @@ def _softplus_jvp(primals, tangents):
     return _softplus(x), t * lax.logistic(x)
 
 
-def gelu(x: Any, approximate: bool = True) -> Any:
+def gelu(x: ArrayLike, approximate: bool = True) -> Array:
     """``x * Phi(x)`` with the normal CDF Phi (Hendrycks & Gimpel, arXiv:1606.08415).
 
     Args:
@@ -165,12 +169,12 @@ def gelu(x: Any, approximate: bool = True) -> Any:
     return (gelu_call.gelu if approximate else _gelu_erf)(as_inexact(x))
 
 
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: ArrayLike) -> Array:
     """``1 / (1 + exp(-x))``."""
     return lax.logistic(as_inexact(x))
 
 
-def silu(x: Any) -> Any:
+def silu(x: ArrayLike) -> Array:
     """``x * sigmoid(x)``, also called swish (Elfwing et al., arXiv:1702.03118)."""
     return _silu(as_inexact(x))
 
@@ -178,34 +182,34 @@ def silu(x: Any) -> Any:
 swish = silu
 
 
-def softplus(x: Any) -> Any:
+def softplus(x: ArrayLike) -> Array:
     """``log(1 + exp(x))``, for every finite x without overflow."""
     return _softplus(as_inexact(x))
 
 
-def log_sigmoid(x: Any) -> Any:
+def log_sigmoid(x: ArrayLike) -> Array:
     """``log(sigmoid(x))``, for every finite x without overflow."""
     return -softplus(-as_inexact(x))
 
 
-def soft_sign(x: Any) -> Any:
+def soft_sign(x: ArrayLike) -> Array:
     """``x / (1 + abs(x))``."""
     x = as_inexact(x)
     return x / (bnp.abs(x) + 1)
 
 
-def tanh(x: Any) -> Any:
+def tanh(x: ArrayLike) -> Array:
     """The hyperbolic tangent."""
     return bnp.tanh(as_inexact(x))
 
 
-def mish(x: Any) -> Any:
+def mish(x: ArrayLike) -> Array:
     """``x * tanh(softplus(x))`` (Misra, arXiv:1908.08681)."""
     x = as_inexact(x)
     return x * bnp.tanh(softplus(x))
 
 
-def glu(x: Any, axis: int = -1) -> Any:
+def glu(x: ArrayLike, axis: int = -1) -> Array:
     """One half of ``x`` times the sigmoid of the other (Dauphin, arXiv:1612.08083).
 
     Raises:
@@ -226,17 +230,17 @@ def glu(x: Any, axis: int = -1) -> Any:
 # -- piecewise ones --------------------------------------------------------------------------------
 
 
-def identity(x: Any) -> Any:
+def identity(x: ArrayLike) -> Array:
     """``x`` itself, as an array."""
     return bnp.asarray(x)
 
 
-def hard_sigmoid(x: Any) -> Any:
+def hard_sigmoid(x: ArrayLike) -> Array:
     """``relu6(x + 3) / 6``: a piecewise linear sigmoid."""
     return relu6(as_inexact(x) + 3) / 6
 
 
-def hard_silu(x: Any) -> Any:
+def hard_silu(x: ArrayLike) -> Array:
     """``x * hard_sigmoid(x)``, also called hard_swish (Howard, arXiv:1905.02244)."""
     x = as_inexact(x)
     return x * hard_sigmoid(x)
@@ -245,7 +249,7 @@ def hard_silu(x: Any) -> Any:
 hard_swish = hard_silu
 
 
-def sparse_plus(x: Any) -> Any:
+def sparse_plus(x: ArrayLike) -> Array:
     """0 up to -1, ``x`` from 1 on, ``(x + 1)**2 / 4`` between: a sparse ``softplus``."""
     x = as_inexact(x)
     above = x >= 1
@@ -254,12 +258,12 @@ def sparse_plus(x: Any) -> Any:
     return bnp.where(above, x, bnp.square(between + 1) / 4)
 
 
-def sparse_sigmoid(x: Any) -> Any:
+def sparse_sigmoid(x: ArrayLike) -> Array:
     """``clip(x + 1, 0, 2) / 2``, the derivative of ``sparse_plus``."""
     return bnp.clip(as_inexact(x) + 1, 0, 2) * 0.5
 
 
-def squareplus(x: Any, b: Any = 4) -> Any:
+def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Array:
     """``(x + sqrt(x**2 + b)) / 2`` (Barron, arXiv:2112.11687)."""
     x = as_inexact(x)
     return (bnp.sqrt(bnp.square(x) + number(b, "squareplus")) + x) * 0.5
@@ -274,7 +278,7 @@ def _log1mexp(x):
     return value, lambda: 1 / bnp.expm1(x)
 
 
-def log1mexp(x: Any) -> Any:
+def log1mexp(x: ArrayLike) -> Array:
     """``log(1 - exp(-x))`` for x >= 0, to full precision (Mächler, log1mexp note)."""
     return _log1mexp(as_inexact(x))
 
@@ -308,7 +312,7 @@ def _softmax_jvp(axes, primals, tangents):
     return p, pt + p * spread(-bnp.sum(pt, axis=axes), x.shape, axes)
 
 
-def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
+def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> Array:
     """``exp(x) / sum(exp(x))`` over ``axis``.
 
     Args:
@@ -324,7 +328,7 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     return bnp.where(where, softmax_over(bnp.where(where, x, -math.inf), axes), 0)
 
 
-def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
+def log_softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> Array:
     """Logarithm of ``softmax``, accurate for small values; -inf where masked."""
     x = as_inexact(x)
     axes = axes_in(axis, x.ndim, "log_softmax")
@@ -334,13 +338,43 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     return result if where is None else bnp.where(where, result, -math.inf)
 
 
+@overload
 def logsumexp(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
-    b: Any = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    return_sign: Literal[False] = False,
+    where: ArrayLike | None = None,
+) -> Array: ...
+@overload
+def logsumexp(
+    a: ArrayLike,
+    axis: Axis = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    *,
+    return_sign: Literal[True],
+    where: ArrayLike | None = None,
+) -> tuple[Array, Array]: ...
+@overload
+def logsumexp(
+    a: ArrayLike,
+    axis: Axis = None,
+    b: ArrayLike | None = None,
     keepdims: bool = False,
     return_sign: bool = False,
-    where: Any = None,
+    where: ArrayLike | None = None,
+) -> Array | tuple[Array, Array]: ...
+
+
+def logsumexp(
+    a: ArrayLike,
+    axis: Axis = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: ArrayLike | None = None,
 ) -> Any:
     """``log(sum(b * exp(a)))`` over ``axis``, without overflow.
 
@@ -381,7 +415,9 @@ def logsumexp(
     return tuple(results) if return_sign else results[0]
 
 
-def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
+def logmeanexp(
+    x: ArrayLike, axis: Axis = None, where: ArrayLike | None = None, keepdims: bool = False
+) -> Array:
     """``log(mean(exp(x)))`` over ``axis``, without overflow.
 
     Args:
@@ -399,7 +435,7 @@ def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = Fa
     return total - bnp.log(count)
 
 
-def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> Any:
+def one_hot(x: ArrayLike, num_classes: int, *, dtype: DTypeLike = float, axis: int = -1) -> Array:
     """One-hot vectors of the integers in ``x``; all zeros for those out of range.
 
     Args:

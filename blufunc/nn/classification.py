@@ -5,7 +5,7 @@ A face, above ``nn.losses``: one value per example, under optax's names and with
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -25,26 +25,30 @@ from blufunc.nn.losses import sigmoid_binary_cross_entropy, softmax_cross_entrop
 from blufunc.transforms.control_flow.scan import scan
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 # -- margins ---------------------------------------------------------------------------------------
 
 
-def hinge_loss(predictor_outputs: Any, targets: Any) -> Any:
+def hinge_loss(predictor_outputs: ArrayLike, targets: ArrayLike) -> Array:
     """``max(0, 1 - output * target)`` for targets of -1 and 1."""
     return bnp.maximum(1 - as_inexact(predictor_outputs) * number(targets, "hinge_loss"), 0)
 
 
-def perceptron_loss(predictor_outputs: Any, targets: Any) -> Any:
+def perceptron_loss(predictor_outputs: ArrayLike, targets: ArrayLike) -> Array:
     """``max(0, -output * target)`` for targets of -1 and 1."""
     return bnp.maximum(-as_inexact(predictor_outputs) * number(targets, "perceptron_loss"), 0)
 
 
-def sparsemax_loss(logits: Any, labels: Any) -> Any:
+def sparsemax_loss(logits: ArrayLike, labels: ArrayLike) -> Array:
     """The loss of ``sparse_sigmoid`` (arXiv:1602.02068), for labels of 0 and 1."""
     logits = as_inexact(logits)
     return sparse_plus(bnp.where(bnp.not_equal(bnp.asarray(labels), 0), -logits, logits))
 
 
-def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
+def multiclass_hinge_loss(scores: ArrayLike, labels: ArrayLike) -> Array:
     """Shortfall of the label's score from the best other plus 1 (JMLR 2, 2001).
 
     Args:
@@ -55,7 +59,7 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
     return bnp.max(scores + 1 - right, axis=-1) - bnp.sum(scores * right, axis=-1)
 
 
-def multiclass_perceptron_loss(scores: Any, labels: Any) -> Any:
+def multiclass_perceptron_loss(scores: ArrayLike, labels: ArrayLike) -> Array:
     """Shortfall of the label's score from the best: see ``multiclass_hinge_loss``."""
     scores, right = _scores("multiclass_perceptron_loss", scores, labels)
     return bnp.max(scores, axis=-1) - bnp.sum(scores * right, axis=-1)
@@ -76,7 +80,9 @@ def _scores(name: str, scores: Any, labels: Any) -> tuple[Any, Any]:
 # -- cross-entropies -------------------------------------------------------------------------------
 
 
-def smooth_labels(labels: Any, alpha: Any, axis: Axis = -1, where: Any = None) -> Any:
+def smooth_labels(
+    labels: ArrayLike, alpha: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
+) -> Array:
     """Label smoothing: ``(1 - alpha) * labels + alpha / classes`` (arXiv:1512.00567).
 
     Args:
@@ -114,7 +120,7 @@ def _weighted_log_softmax_jvp(primals, tangents):
     return _weighted_log_softmax(logits, labels), labels * (t - mean) + slope
 
 
-def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Any:
+def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     """``softmax_cross_entropy`` for logits of -inf with label 0: 0 times inf is 0.
 
     Args:
@@ -127,8 +133,13 @@ def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Any:
 
 
 def poly_loss_cross_entropy(
-    logits: Any, labels: Any, *, epsilon: Any = 2.0, axis: Axis = -1, where: Any = None
-) -> Any:
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    epsilon: ArrayLike = 2.0,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+) -> Array:
     """Cross-entropy plus ``epsilon`` times the missed probability (arXiv:2204.12511).
 
     Args:
@@ -142,7 +153,9 @@ def poly_loss_cross_entropy(
     return loss + bnp.sum(missed, axis=axis) * number(epsilon, "poly_loss_cross_entropy")
 
 
-def sigmoid_focal_loss(logits: Any, labels: Any, *, alpha: Any = None, gamma: Any = 2.0) -> Any:
+def sigmoid_focal_loss(
+    logits: ArrayLike, labels: ArrayLike, *, alpha: ArrayLike | None = None, gamma: ArrayLike = 2.0
+) -> Array:
     """Binary cross-entropy times ``(1 - p_t)**gamma`` (arXiv:1708.02002).
 
     ``p_t`` is the probability of the label.
@@ -173,7 +186,9 @@ def sigmoid_focal_loss(logits: Any, labels: Any, *, alpha: Any = None, gamma: An
 # -- divergences -----------------------------------------------------------------------------------
 
 
-def kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: Any = None) -> Any:
+def kl_divergence(
+    log_predictions: ArrayLike, targets: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
+) -> Array:
     """KL divergence, ``sum(targets * (log(targets) - log_predictions))``.
 
     Args:
@@ -189,14 +204,16 @@ def kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: An
 
 
 def kl_divergence_with_log_targets(
-    log_predictions: Any, log_targets: Any, axis: Axis = -1, where: Any = None
-) -> Any:
+    log_predictions: ArrayLike, log_targets: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
+) -> Array:
     """``kl_divergence`` with targets as log-probabilities."""
     log_predictions, log_targets = as_inexact(log_predictions), as_inexact(log_targets)
     return _sum(bnp.exp(log_targets) * (log_targets - log_predictions), axis, where)
 
 
-def generalized_kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: Any = None) -> Any:
+def generalized_kl_divergence(
+    log_predictions: ArrayLike, targets: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
+) -> Array:
     """Unnormalized KL divergence: adds ``sum(exp(log_predictions) - targets)``."""
     excess = bnp.exp(as_inexact(log_predictions)) - as_inexact(targets)
     return kl_divergence(log_predictions, targets, axis, where) + _sum(excess, axis, where)
@@ -213,14 +230,14 @@ def _sum(x: Any, axis: Axis, where: Any) -> Any:
 
 
 def ctc_loss(
-    logits: Any,
-    logit_paddings: Any,
-    labels: Any,
-    label_paddings: Any,
+    logits: ArrayLike,
+    logit_paddings: ArrayLike,
+    labels: ArrayLike,
+    label_paddings: ArrayLike,
     *,
     blank_id: int = 0,
     log_epsilon: float = -1e5,
-) -> Any:
+) -> Array:
     """Connectionist temporal classification: -log p(labels), over all alignments.
 
     A. Graves et al., ICML 2006. The forward algorithm: the probability of each prefix of the labels, with

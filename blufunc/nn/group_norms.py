@@ -6,7 +6,7 @@ and only the result is rounded. No state is kept between calls: running statisti
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -14,6 +14,10 @@ from blufunc.core.ir import source
 from blufunc.core.ir.axes import axis_in, static_int
 from blufunc.nn.activations import as_inexact, number
 from blufunc.nn.normalization import affine, normalized, widened
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 
 class BatchNormResult(NamedTuple):
@@ -25,15 +29,15 @@ class BatchNormResult(NamedTuple):
 
 
 def batch_norm(
-    x: Any,
-    mean: Any,
-    variance: Any,
-    scale: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    mean: ArrayLike,
+    variance: ArrayLike,
+    scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     training: bool,
-    momentum: Any = 0.99,
-    eps: Any = 1e-5,
+    momentum: ArrayLike = 0.99,
+    eps: ArrayLike = 1e-5,
     axis: int = -1,
 ) -> BatchNormResult:
     """``(x - mean) / sqrt(variance + eps) * scale + bias`` (arXiv:1502.03167).
@@ -84,7 +88,13 @@ def _of_features(name: str, what: str, p: Any, x: Any, axis: int) -> Any:
     return p.astype(x.dtype)
 
 
-def group_norm(x: Any, num_groups: int, scale: Any = None, bias: Any = None, eps: Any = 1e-6) -> Any:
+def group_norm(
+    x: ArrayLike,
+    num_groups: int,
+    scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: ArrayLike = 1e-6,
+) -> Array:
     """Normalise each example over spatial axes and feature groups (arXiv:1803.08494).
 
     Args:
@@ -110,7 +120,9 @@ def group_norm(x: Any, num_groups: int, scale: Any = None, bias: Any = None, eps
     return affine("group_norm", y, scale, bias).astype(x.dtype)
 
 
-def instance_norm(x: Any, scale: Any = None, bias: Any = None, eps: Any = 1e-6) -> Any:
+def instance_norm(
+    x: ArrayLike, scale: ArrayLike | None = None, bias: ArrayLike | None = None, eps: ArrayLike = 1e-6
+) -> Array:
     """Normalise each feature of each example over spatial axes (arXiv:1607.08022).
 
     Arguments, result and errors are those of ``group_norm``.
@@ -119,7 +131,9 @@ def instance_norm(x: Any, scale: Any = None, bias: Any = None, eps: Any = 1e-6) 
     return group_norm(x, max(x.shape[-1], 1) if x.ndim else 1, scale, bias, eps)
 
 
-def weight_norm(weight: Any, scale: Any = None, *, axis: int = -1, eps: Any = 1e-12) -> Any:
+def weight_norm(
+    weight: ArrayLike, scale: ArrayLike | None = None, *, axis: int = -1, eps: ArrayLike = 1e-12
+) -> Array:
     """Weights rescaled to norm ``scale``, or 1, per feature (arXiv:1602.07868).
 
     Args:
@@ -147,7 +161,9 @@ class SpectralNormResult(NamedTuple):
     sigma: Any
 
 
-def spectral_norm(weight: Any, u: Any, *, n_steps: int = 1, eps: Any = 1e-12) -> SpectralNormResult:
+def spectral_norm(
+    weight: ArrayLike, u: ArrayLike, *, n_steps: int = 1, eps: ArrayLike = 1e-12
+) -> SpectralNormResult:
     """Weights divided by their largest singular value (Miyato et al., 1802.05957).
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,8 +17,28 @@ from blufunc import errors, random
 from blufunc.core.ir import dtypes, source
 from blufunc.numpy.promotion import named
 
-Initializer = Callable[..., Any]
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
+
 Axes = int | Sequence[int]
+
+
+class Initializer(Protocol):
+    """A function ``(key, shape, dtype)`` that makes weights."""
+
+    def __call__(self, key: ArrayLike, shape: Sequence[int], dtype: DTypeLike = ...) -> Array:
+        """Weights of a shape and dtype."""
+
+
+class Recipe(Protocol):
+    """A function that makes initialisers for weights with these axes."""
+
+    def __call__(
+        self, in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike = ...
+    ) -> Initializer:
+        """The initialiser."""
+
 
 __all__ = [
     "constant", "normal", "ones", "truncated_normal", "uniform", "zeros",
@@ -27,28 +47,28 @@ __all__ = [
 ]  # fmt: skip
 
 
-def zeros(key: Any, shape: Sequence[int], dtype: Any = float) -> Any:
+def zeros(key: ArrayLike, shape: Sequence[int], dtype: DTypeLike = float) -> Array:
     """Zeros; the key is not used."""
     return bnp.zeros(shape, dtype)
 
 
-def ones(key: Any, shape: Sequence[int], dtype: Any = float) -> Any:
+def ones(key: ArrayLike, shape: Sequence[int], dtype: DTypeLike = float) -> Array:
     """Ones; the key is not used."""
     return bnp.ones(shape, dtype)
 
 
-def constant(value: Any, dtype: Any = float) -> Initializer:
+def constant(value: ArrayLike, dtype: DTypeLike = float) -> Initializer:
     """An initialiser of arrays filled with ``value``."""
     return lambda key, shape, dtype=dtype: bnp.full(shape, value, dtype)
 
 
-def normal(stddev: float = 1e-2, dtype: Any = float) -> Initializer:
+def normal(stddev: float = 1e-2, dtype: DTypeLike = float) -> Initializer:
     """An initialiser of normal values of mean 0."""
     return lambda key, shape, dtype=dtype: random.normal(key, tuple(shape), dtype) * stddev
 
 
 def truncated_normal(
-    stddev: float = 1e-2, dtype: Any = float, lower: float = -2.0, upper: float = 2.0
+    stddev: float = 1e-2, dtype: DTypeLike = float, lower: float = -2.0, upper: float = 2.0
 ) -> Initializer:
     """An initialiser of ``stddev`` times normal values in [``lower``, ``upper``].
 
@@ -59,7 +79,7 @@ def truncated_normal(
     )
 
 
-def uniform(scale: float = 1e-2, dtype: Any = float) -> Initializer:
+def uniform(scale: float = 1e-2, dtype: DTypeLike = float) -> Initializer:
     """An initialiser of uniform values in [0, ``scale``)."""
     return lambda key, shape, dtype=dtype: random.uniform(key, tuple(shape), dtype) * scale
 
@@ -71,7 +91,7 @@ def variance_scaling(
     in_axis: Axes = -2,
     out_axis: Axes = -1,
     batch_axis: Axes = (),
-    dtype: Any = float,
+    dtype: DTypeLike = float,
 ) -> Initializer:
     """An initialiser of random weights of variance ``scale / fan``.
 
@@ -118,7 +138,7 @@ def _in_a_disk(key: Any, shape: tuple[int, ...], dtype: Any, even: bool, varianc
     return (radius * bnp.exp(1j * angle)).astype(dtype) * scale
 
 
-def _recipe(name: str, scale: float, mode: str, distribution: str, doc: str) -> Callable[..., Initializer]:
+def _recipe(name: str, scale: float, mode: str, distribution: str, doc: str) -> Recipe:
     def make(
         in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = float
     ) -> Initializer:
@@ -178,7 +198,7 @@ def _choice(name: str, choice: str, known: Any) -> None:
         )
 
 
-def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = float) -> Initializer:
+def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: DTypeLike = float) -> Initializer:
     """An initialiser of ``scale`` times uniform orthogonal matrices (arXiv:1312.6120).
 
     Args:
@@ -207,7 +227,7 @@ def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = float) ->
     return init
 
 
-def delta_orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = float) -> Initializer:
+def delta_orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: DTypeLike = float) -> Initializer:
     """An initialiser of convolutions, ``orthogonal`` at the centre (arXiv:1806.05393).
 
     Args:

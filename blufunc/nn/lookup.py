@@ -6,7 +6,7 @@ A face, above ``blufunc.random``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import blufunc.numpy as bnp
 from blufunc import errors, random
@@ -14,10 +14,19 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in, ints
 from blufunc.nn.activations import as_inexact
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 
 def dropout(
-    key: Any, x: Any, rate: Any, *, deterministic: bool = False, broadcast_dims: Sequence[int] = ()
-) -> Any:
+    key: ArrayLike,
+    x: ArrayLike,
+    rate: ArrayLike,
+    *,
+    deterministic: bool = False,
+    broadcast_dims: Sequence[int] = (),
+) -> Array:
     """Dropout: zero a fraction of elements, scale the rest by ``1 / (1 - rate)``.
 
     Args:
@@ -52,7 +61,7 @@ def dropout(
     return bnp.where(random.bernoulli(key, kept, shape), x / kept.astype(x.dtype), 0)
 
 
-def embedding_lookup(table: Any, ids: Any) -> Any:
+def embedding_lookup(table: ArrayLike, ids: ArrayLike) -> Array:
     """Rows of a table by index: ``table[ids]``.
 
     Args:

@@ -7,7 +7,7 @@ to float32 first, and the losses stay float32: a sum of thousands of exponential
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -16,8 +16,14 @@ from blufunc.core.ir.axes import axis_in
 from blufunc.nn.activations import Axis, as_inexact, log_softmax, shifted, softplus
 from blufunc.nn.normalization import widened
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
-def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any = None) -> Any:
+
+def softmax_cross_entropy(
+    logits: ArrayLike, labels: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
+) -> Array:
     """``-sum(labels * log_softmax(logits))``, for labels that are probabilities.
 
     Args:
@@ -36,8 +42,8 @@ def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any 
 
 
 def softmax_cross_entropy_with_integer_labels(
-    logits: Any, labels: Any, axis: int = -1, where: Any = None
-) -> Any:
+    logits: ArrayLike, labels: ArrayLike, axis: int = -1, where: ArrayLike | None = None
+) -> Array:
     """``-log_softmax(logits)[label]``, without materializing all probabilities.
 
     Args:
@@ -76,7 +82,7 @@ def softmax_cross_entropy_with_integer_labels(
     return bnp.log(bnp.sum(bnp.exp(logits), axis=axis)) - bnp.squeeze(picked, axis)
 
 
-def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
+def sigmoid_binary_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     """Binary cross-entropy, ``-labels * log(p) - (1 - labels) * log(1 - p)``.
 
     Args:
@@ -89,7 +95,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     return labels * softplus(-logits) + (1 - labels) * softplus(logits)
 
 
-def squared_error(predictions: Any, targets: Any = None) -> Any:
+def squared_error(predictions: ArrayLike, targets: ArrayLike | None = None) -> Array:
     """``(predictions - targets)**2``; the targets are 0 by default.
 
     Raises:
@@ -98,12 +104,12 @@ def squared_error(predictions: Any, targets: Any = None) -> Any:
     return bnp.square(difference("squared_error", predictions, targets))
 
 
-def l2_loss(predictions: Any, targets: Any = None) -> Any:
+def l2_loss(predictions: ArrayLike, targets: ArrayLike | None = None) -> Array:
     """Half the ``squared_error``, so that the derivative is the error."""
     return bnp.square(difference("l2_loss", predictions, targets)) * 0.5
 
 
-def huber_loss(predictions: Any, targets: Any = None, delta: Any = 1.0) -> Any:
+def huber_loss(predictions: ArrayLike, targets: ArrayLike | None = None, delta: ArrayLike = 1.0) -> Array:
     """Half the squared error up to ``delta``, and linear beyond (Huber, 1964).
 
     Raises:

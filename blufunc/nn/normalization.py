@@ -7,7 +7,7 @@ squares of half-precision numbers overflow or vanish too easily.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -18,8 +18,18 @@ from blufunc.nn.activations import Axis, as_inexact, number, spread
 from blufunc.numpy.promotion import fits
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
-def layer_norm(x: Any, scale: Any = None, bias: Any = None, eps: float = 1e-5, axis: Axis = -1) -> Any:
+
+def layer_norm(
+    x: ArrayLike,
+    scale: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
+    axis: Axis = -1,
+) -> Array:
     """``(x - mean) / sqrt(variance + eps) * scale + bias`` (arXiv:1607.06450).
 
     Args:
@@ -36,7 +46,7 @@ def layer_norm(x: Any, scale: Any = None, bias: Any = None, eps: float = 1e-5, a
     return _norm("layer_norm", x, scale, bias, eps, axis, True)
 
 
-def rms_norm(x: Any, scale: Any = None, eps: float = 1e-6, axis: Axis = -1) -> Any:
+def rms_norm(x: ArrayLike, scale: ArrayLike | None = None, eps: float = 1e-6, axis: Axis = -1) -> Array:
     """``x / sqrt(mean(x**2) + eps) * scale`` (Zhang & Sennrich, arXiv:1910.07467).
 
     Arguments, result and errors are those of ``layer_norm``; the usual ``eps`` is smaller.
@@ -45,15 +55,15 @@ def rms_norm(x: Any, scale: Any = None, eps: float = 1e-6, axis: Axis = -1) -> A
 
 
 def standardize(
-    x: Any,
+    x: ArrayLike,
     axis: Axis = -1,
-    mean: Any = None,
-    variance: Any = None,
+    mean: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
     epsilon: float = 1e-5,
-    where: Any = None,
+    where: ArrayLike | None = None,
     *,
     algorithm: str = "fast",
-) -> Any:
+) -> Array:
     """``(x - mean) / sqrt(variance + epsilon)``, by default with the moments of ``x``.
 
     Given moments broadcast against ``x``; ``where``, booleans that do too, masks elements out of the others.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -18,17 +18,21 @@ from blufunc.core.ops.reduce import limit
 from blufunc.core.ops.sliding import read_pads
 from blufunc.nn.activations import as_inexact
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 Padding = str | Sequence[tuple[int, int]]
 
 
 def pool(
-    inputs: Any,
+    inputs: ArrayLike,
     init: Any,
     reduce_fn: Callable,
     window_shape: Sequence[int],
     strides: Sequence[int] | None = None,
     padding: Padding = "VALID",
-) -> Any:
+) -> Array:
     """Each window of the spatial axes reduced by a function.
 
     Args:
@@ -68,12 +72,12 @@ def _pool(
 
 
 def avg_pool(
-    inputs: Any,
+    inputs: ArrayLike,
     window_shape: Sequence[int],
     strides: Sequence[int] | None = None,
     padding: Padding = "VALID",
     count_include_pad: bool = True,
-) -> Any:
+) -> Array:
     """The mean of each window.
 
     Args:
@@ -91,16 +95,22 @@ def avg_pool(
 
 
 def max_pool(
-    inputs: Any, window_shape: Sequence[int], strides: Sequence[int] | None = None, padding: Padding = "VALID"
-) -> Any:
+    inputs: ArrayLike,
+    window_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: Padding = "VALID",
+) -> Array:
     """Max pooling; the first of ties gets the derivative. Arguments as in ``pool``."""
     x = bnp.asarray(inputs)
     return _pool("max_pool", x, _end(x, "max_pool", False), lax.max, window_shape, strides, padding)
 
 
 def min_pool(
-    inputs: Any, window_shape: Sequence[int], strides: Sequence[int] | None = None, padding: Padding = "VALID"
-) -> Any:
+    inputs: ArrayLike,
+    window_shape: Sequence[int],
+    strides: Sequence[int] | None = None,
+    padding: Padding = "VALID",
+) -> Array:
     """Min pooling; the first of ties gets the derivative. Arguments as in ``pool``."""
     x = bnp.asarray(inputs)
     return _pool("min_pool", x, _end(x, "min_pool", True), lax.min, window_shape, strides, padding)

@@ -6,7 +6,7 @@ A face, above ``nn.losses``: under optax's names and with its values.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -14,8 +14,12 @@ from blufunc.core.ir import dtypes, source
 from blufunc.nn.activations import Axis, as_inexact, number
 from blufunc.nn.losses import difference
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
-def log_cosh(predictions: Any, targets: Any = None) -> Any:
+
+def log_cosh(predictions: ArrayLike, targets: ArrayLike | None = None) -> Array:
     """``log(cosh(predictions - targets))``: quadratic near 0, linear far from it.
 
     Raises:
@@ -26,8 +30,13 @@ def log_cosh(predictions: Any, targets: Any = None) -> Any:
 
 
 def cosine_similarity(
-    predictions: Any, targets: Any, *, epsilon: Any = 0.0, axis: Axis = -1, where: Any = None
-) -> Any:
+    predictions: ArrayLike,
+    targets: ArrayLike,
+    *,
+    epsilon: ArrayLike = 0.0,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+) -> Array:
     """The cosine of the angle between vectors along ``axis``.
 
     Args:
@@ -48,21 +57,26 @@ def _unit(x: Any, epsilon: Any, axis: Axis) -> Any:
 
 
 def cosine_distance(
-    predictions: Any, targets: Any, *, epsilon: Any = 0.0, axis: Axis = -1, where: Any = None
-) -> Any:
+    predictions: ArrayLike,
+    targets: ArrayLike,
+    *,
+    epsilon: ArrayLike = 0.0,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+) -> Array:
     """``1 - cosine_similarity``."""
     return 1 - cosine_similarity(predictions, targets, epsilon=epsilon, axis=axis, where=where)
 
 
 def triplet_margin_loss(
-    anchors: Any,
-    positives: Any,
-    negatives: Any,
+    anchors: ArrayLike,
+    positives: ArrayLike,
+    negatives: ArrayLike,
     axis: Axis = -1,
-    norm_degree: Any = 2,
-    margin: Any = 1.0,
-    eps: Any = 1e-6,
-) -> Any:
+    norm_degree: ArrayLike = 2,
+    margin: ArrayLike = 1.0,
+    eps: ArrayLike = 1e-6,
+) -> Array:
     """Hinge on the distances anchor-positive and anchor-negative (arXiv:1503.03832).
 
     Args:
@@ -82,7 +96,7 @@ def triplet_margin_loss(
     return bnp.maximum(distance(positives) - distance(negatives) + margin, 0)
 
 
-def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Any:
+def ntxent(embeddings: ArrayLike, labels: ArrayLike, temperature: ArrayLike = 0.07) -> Array:
     """Normalised temperature-scaled cross-entropy of pairs (arXiv:2002.05709).
 
     Each pair of embeddings of one label is contrasted with the pairs of its first one and those of other labels.

@@ -7,7 +7,7 @@ by far the largest array of a training step.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -16,16 +16,20 @@ from blufunc.core.ir.axes import static_int, static_number
 from blufunc.nn.activations import as_inexact, wide_of
 from blufunc.nn.vocabulary_loss_call import How, linear_cross_entropy_p, linear_cross_entropy_total_p
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 _NAME = "linear_cross_entropy"
 _FEATURES = {"VC": 1, "CV": 0}
 
 
 def linear_cross_entropy(
-    x: Any,
-    weight: Any,
-    labels: Any,
+    x: ArrayLike,
+    weight: ArrayLike,
+    labels: ArrayLike,
     *,
-    bias: Any = None,
+    bias: ArrayLike | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     ignore_index: int | None = None,
@@ -33,7 +37,7 @@ def linear_cross_entropy(
     chunk: int | None = None,
     reduction: str = "mean",
     layout: str = "VC",
-) -> Any:
+) -> Array:
     """Chunked cross-entropy of ``softmax(x @ weight.T + bias)``, integer labels.
 
         loss = nn.linear_cross_entropy(x, params["tokens"], labels)          # tied to an embedding [V, C]

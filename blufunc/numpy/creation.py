@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
@@ -39,6 +39,9 @@ from blufunc.numpy.promotion import (
     stretch,
 )
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+
 with _lazy.modules(globals()):
     from blufunc.parallel.mesh import constrain as constraints
     from blufunc.parallel.mesh import sharding as shardings
@@ -48,7 +51,12 @@ with _lazy.modules(globals()):
 
 
 def asarray(
-    a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, device: Any = None
+    a: Any,
+    dtype: DTypeLike | None = None,
+    order: str | None = None,
+    *,
+    copy: bool | None = None,
+    device: Any = None,
 ) -> Array:
     """Convert ``a``, a scalar, nested list, NumPy array or array-like, to an array.
 
@@ -102,7 +110,7 @@ def asarray(
 
 def array(
     object: Any,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     *,
     copy: bool | None = True,
     order: str | None = "K",
@@ -218,7 +226,7 @@ def copy(a: Any, order: str | None = None) -> Array:
     return array(a, order=order)
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Array:
+def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False, device: Any = None) -> Array:
     """Cast to another dtype.
 
     Floats become integers toward zero; complex numbers lose their imaginary part.
@@ -247,7 +255,9 @@ def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = N
     return lax.full(shape, value, dtype, device=parse_device(device))
 
 
-def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
+def zeros(
+    shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike | None = None, *, device: Any = None
+) -> Array:
     """Zeros of a shape (an int or a tuple of int), float32 by default.
 
     ``device`` may be a ``NamedSharding``, here and in ``ones``, ``empty`` and ``full``.
@@ -255,17 +265,27 @@ def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     return _filled(shape_of(shape, "zeros"), 0, dtype_of(dtype) or dtypes.default(float), device)
 
 
-def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
+def ones(
+    shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike | None = None, *, device: Any = None
+) -> Array:
     """Ones of a shape (an int or a tuple of int), float32 by default."""
     return _filled(shape_of(shape, "ones"), 1, dtype_of(dtype) or dtypes.default(float), device)
 
 
-def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
+def empty(
+    shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike | None = None, *, device: Any = None
+) -> Array:
     """Zeros: arrays are immutable, so one that is not initialised would be of no use."""
     return _filled(shape_of(shape, "empty"), 0, dtype_of(dtype) or dtypes.default(float), device)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Array:
+def full(
+    shape: SupportsIndex | Sequence[SupportsIndex],
+    fill_value: ArrayLike,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+) -> Array:
     """A constant array, of ``dtype`` or the value's (32-bit for Python scalars).
 
     ``fill_value`` may be an array, which is broadcast to the shape.
@@ -330,24 +350,49 @@ def _place_like(a: Any, shape: Any, device: Any) -> Any:
     return device or (foreign.home_of(a) if foreign.is_foreign(a) else getattr(a, "device", None))
 
 
-def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
+def zeros_like(
+    a: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    *,
+    device: Any = None,
+) -> Array:
     """Zeros with the shape, dtype, device and sharding of ``a``, unless given."""
     own, kind = _like(a, "zeros_like", dtype, shape)
     return _filled(own, 0, kind, _place_like(a, shape, device))
 
 
-def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
+def ones_like(
+    a: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    *,
+    device: Any = None,
+) -> Array:
     """Ones of the shape and dtype of ``a``, unless given."""
     own, kind = _like(a, "ones_like", dtype, shape)
     return _filled(own, 1, kind, _place_like(a, shape, device))
 
 
-def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
+def empty_like(
+    prototype: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    *,
+    device: Any = None,
+) -> Array:
     """``zeros_like`` under the name of arrays whose elements are of no concern."""
     return zeros_like(prototype, dtype, shape, device=device)
 
 
-def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
+def full_like(
+    a: ArrayLike,
+    fill_value: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
+    *,
+    device: Any = None,
+) -> Array:
     """An array of the shape and dtype of ``a``, unless given, filled with a value."""
     own, kind = _like(a, "full_like", dtype, shape)
     if isinstance(fill_value, complex) and not dtypes.is_complex(kind):
@@ -362,7 +407,14 @@ def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, 
 # -- sequences -------------------------------------------------------------------------------------
 
 
-def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None) -> Array:
+def arange(
+    start: ArrayLike,
+    stop: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Any = None,
+) -> Array:
     """``start``, ``start + step``, ... below ``stop``: rank 1.
 
     The dtype is int32, or float32 if one of them is a float.
@@ -448,13 +500,51 @@ def _along(x: Array, shape: tuple[int, ...], axis: int) -> Array:
     return broadcast_in_dim_p.bind(x, shape=shape, dims=dims) if x.aval.ndim else x
 
 
+@overload
 def linspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: Literal[False] = False,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+    *,
+    device: Any = None,
+) -> Array: ...
+@overload
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    *,
+    retstep: Literal[True],
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+    device: Any = None,
+) -> tuple[Array, Array]: ...
+@overload
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
     retstep: bool = False,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+    *,
+    device: Any = None,
+) -> Array | tuple[Array, Array]: ...
+
+
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: DTypeLike | None = None,
     axis: int = 0,
     *,
     device: Any = None,
@@ -506,12 +596,12 @@ def _linspace_on(place: backend.Device, start: Any, stop: Any, *options: Any) ->
 
 
 def logspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
-    base: Any = 10.0,
-    dtype: Any = None,
+    base: ArrayLike = 10.0,
+    dtype: DTypeLike | None = None,
     axis: int = 0,
 ) -> Array:
     """``base`` to the powers ``linspace(start, stop, num)``, as floats."""
@@ -522,7 +612,12 @@ def logspace(
 
 
 def geomspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
 ) -> Array:
     """``num`` numbers from ``start`` to ``stop`` with a constant ratio.
 
@@ -554,7 +649,9 @@ def _below(rows: int, columns: int, k: int) -> Array:
     return ops.ge_p.bind(row if not k else ops.add_p.bind(row, constant(k, dtypes.int32)), column)
 
 
-def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Array:
+def eye(
+    N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None, *, device: Any = None
+) -> Array:
     """An ``(N, M)`` matrix, ones on diagonal ``k``, else zeros, float32 by default."""
     n = static_int(N, "eye", "N")
     m = n if M is None else static_int(M, "eye", "M")
@@ -569,12 +666,12 @@ def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: 
     return ops.convert(ops.eq_p.bind(row, column), want)
 
 
-def identity(n: int, dtype: Any = None) -> Array:
+def identity(n: int, dtype: DTypeLike | None = None) -> Array:
     """The ``(n, n)`` identity matrix, float32 unless given."""
     return eye(n, dtype=dtype)
 
 
-def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Array:
+def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None) -> Array:
     """An ``(N, M)`` matrix, ones up to diagonal ``k``, else 0, float32 by default."""
     n = static_int(N, "tri", "N")
     mask = _below(n, n if M is None else static_int(M, "tri", "M"), static_int(k, "tri", "k"))
@@ -594,12 +691,12 @@ def _triangle(x: Any, k: int, name: str, keep_below: bool) -> Array:
     return ops.select_p.bind(mask, x, zero) if keep_below else ops.select_p.bind(mask, zero, x)
 
 
-def tril(m: Any, k: int = 0) -> Array:
+def tril(m: ArrayLike, k: int = 0) -> Array:
     """Matrices ``(..., n, m)`` with zeros above diagonal ``k``."""
     return _triangle(m, k, "tril", True)
 
 
-def triu(m: Any, k: int = 0) -> Array:
+def triu(m: ArrayLike, k: int = 0) -> Array:
     """Matrices ``(..., n, m)`` with zeros below diagonal ``k``."""
     return _triangle(m, k, "triu", False)
 
@@ -651,7 +748,21 @@ def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = 
     return result
 
 
-def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) -> Any:
+@overload
+def indices(
+    dimensions: Sequence[int], dtype: DTypeLike | None = None, sparse: Literal[False] = False
+) -> Array: ...
+@overload
+def indices(
+    dimensions: Sequence[int], dtype: DTypeLike | None = None, *, sparse: Literal[True]
+) -> tuple[Array, ...]: ...
+@overload
+def indices(
+    dimensions: Sequence[int], dtype: DTypeLike | None = None, sparse: bool = False
+) -> Array | tuple[Array, ...]: ...
+
+
+def indices(dimensions: Sequence[int], dtype: DTypeLike | None = None, sparse: bool = False) -> Any:
     """The coordinates of the elements of an array of shape ``dimensions``, int32.
 
     One array ``(rank, *dimensions)``; with ``sparse`` a tuple of arrays that broadcast to ``dimensions``.
@@ -665,7 +776,7 @@ def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) 
     return concatenate(rows, 0) if rows else zeros((0, *shape), kind)
 
 
-def vander(x: Any, N: int | None = None, increasing: bool = False) -> Array:
+def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Array:
     """The powers of a vector's elements as columns ``(n, N)``, descending by default."""
     x = as_value(x, "vander")
     if x.aval.ndim != 1:

@@ -8,7 +8,7 @@ matrices only.) The derivative of its logarithm is the inverse.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
@@ -35,6 +35,9 @@ from blufunc.numpy.linear import cross
 from blufunc.numpy.promotion import inexact
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 
 class SlogdetResult(NamedTuple):
     """A determinant as ``sign * exp(logabsdet)``.
@@ -48,7 +51,7 @@ class SlogdetResult(NamedTuple):
     logabsdet: Array
 
 
-def det(a: Any) -> Array:
+def det(a: ArrayLike) -> Array:
     """Determinants of square matrices (..., n, n), singular ones differentiable too."""
     a = inexact(a, "det")
     check_here(check_square, "det", a)
@@ -66,7 +69,7 @@ def det(a: Any) -> Array:
     return ew.sub(ew.mul(a, d), ew.mul(b, c))
 
 
-def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
+def slogdet(a: ArrayLike, *, method: str | None = None) -> SlogdetResult:
     """Signs and log absolute values of determinants of matrices (..., n, n).
 
     Args:

@@ -6,7 +6,7 @@ Face over slices. Lines are cut into what comes before and after, so that all of
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
@@ -31,6 +31,9 @@ from blufunc.numpy.promotion import (
     value_of,
 )
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 
 def _part(x: Array, start: int, stop: int, d: int) -> Array:
     """Positions ``start`` to ``stop`` of axis ``d``; from the end if negative."""
@@ -46,7 +49,13 @@ def _steps(x: Array, d: int) -> Array:
     return ew.not_equal(after, before) if dtypes.is_bool(x.aval.dtype) else ew.subtract(after, before)
 
 
-def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Array:
+def diff(
+    a: ArrayLike,
+    n: int = 1,
+    axis: int = -1,
+    prepend: ArrayLike | None = None,
+    append: ArrayLike | None = None,
+) -> Array:
     """Differences of neighbours along an axis, ``n`` times; inequality for booleans.
 
     ``prepend`` and ``append`` come before and after ``a`` along the axis: scalars, or arrays that fit.
@@ -74,7 +83,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     return x
 
 
-def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Array:
+def ediff1d(ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike | None = None) -> Array:
     """Differences of neighbours of ``ary`` flattened, with values at both ends."""
     x = as_value(ary, "ediff1d")
     result = diff(reshape(x, (x.aval.size,)))
@@ -86,7 +95,7 @@ def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Array:
     return concatenate(parts, 0) if len(parts) > 1 else result
 
 
-def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Array:
+def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axis: int = -1) -> Array:
     """The integral of y along an axis by the trapezoidal rule, as a float.
 
     The samples are at ``x`` (a vector, or of the shape of y), or ``dx`` apart.
@@ -105,7 +114,9 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Array:
     return ops.mul(red.sum(ew.multiply(pairs, dx), -1), 0.5)
 
 
-def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * math.pi) -> Array:
+def unwrap(
+    p: ArrayLike, discont: ArrayLike | None = None, axis: int = -1, period: ArrayLike = 2 * math.pi
+) -> Array:
     """Add multiples of ``period`` so that neighbours differ by half of it at most.
 
     Steps that are smaller than ``discont`` (half the period, if that is larger) are left alone. Integers with a
@@ -136,7 +147,7 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * math.p
     return concatenate([_part(p, 0, 1, d), rest], d)
 
 
-def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int | None = None) -> Any:
+def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int | None = None) -> Array | list[Array]:
     """Slopes of samples along each axis, as floats: central, one-sided at the ends.
 
     Args:

@@ -8,7 +8,8 @@ or arrays outside of traces; or ``size`` is given.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -42,6 +43,9 @@ from blufunc.numpy.promotion import (
     stretch,
 )
 from blufunc.numpy.updating import At
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
 _INT32 = dtypes.int32
 
@@ -80,7 +84,9 @@ def _known_positions(name: str, obj: Any, n: int) -> np.ndarray | None:
     return np.where(host < 0, host + n, host)
 
 
-def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False) -> Array:
+def delete(
+    arr: ArrayLike, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False
+) -> Array:
     """``arr`` without the positions ``obj`` along an axis; None flattens it.
 
     Args:
@@ -108,7 +114,7 @@ def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices
     return take(x, at_kept, d, mode="clip")
 
 
-def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Array:
+def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None) -> Array:
     """``arr`` with ``values`` inserted before positions ``obj``; axis None flattens.
 
     Args:
@@ -154,7 +160,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Array:
     return moveaxis(result, 0, d)
 
 
-def resize(a: Any, new_shape: Any) -> Array:
+def resize(a: ArrayLike, new_shape: SupportsIndex | Sequence[SupportsIndex]) -> Array:
     """The elements of ``a`` in another shape, repeated cyclically to fill it."""
     x, shape = as_value(a, "resize"), shape_of(new_shape, "resize")
     n, size = x.aval.size, math.prod(shape)
@@ -166,7 +172,7 @@ def resize(a: Any, new_shape: Any) -> Array:
     return reshape(shape_ops.slice_in_dim(flat, 0, size), shape)
 
 
-def trim_zeros(filt: Any, trim: str = "fb", axis: int | None = None) -> Array:
+def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | None = None) -> Array:
     """A vector without leading (``'f'``) and trailing (``'b'``) zeros; not traceable.
 
     ``axis`` is its only one, 0, or None.
@@ -196,13 +202,13 @@ def trim_zeros(filt: Any, trim: str = "fb", axis: int | None = None) -> Array:
 
 
 def compress(
-    condition: Any,
-    a: Any,
+    condition: ArrayLike,
+    a: ArrayLike,
     axis: int | None = None,
     *,
     size: int | None = None,
-    fill_value: Any = 0,
-    out: Any = None,
+    fill_value: ArrayLike = 0,
+    out: None = None,
 ) -> Array:
     """Positions along an axis where the vector ``condition`` holds; None flattens.
 
@@ -228,7 +234,9 @@ def compress(
     return take(x, at, d, mode="fill", fill_value=fill_value)
 
 
-def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Array:
+def extract(
+    condition: ArrayLike, arr: ArrayLike, *, size: int | None = None, fill_value: ArrayLike = 0
+) -> Array:
     """The elements of ``arr`` where ``condition`` holds, both flattened."""
     mask = as_value(condition, "extract")
     flat = (
@@ -237,7 +245,7 @@ def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: An
     return compress(flat, arr, None, size=size, fill_value=fill_value)
 
 
-def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Array:
+def choose(a: ArrayLike, choices: Any, out: None = None, mode: str = "raise") -> Array:
     """For each integer in ``a``, the element at its place of that choice.
 
     ``a`` and the choices broadcast. For indices out of range, ``mode='clip'`` takes the nearest choice and ``'wrap'``
@@ -298,7 +306,9 @@ def _refuse_inplace(name: str, inplace: Any) -> None:
         )
 
 
-def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Array:
+def put(
+    a: ArrayLike, ind: ArrayLike, v: ArrayLike, mode: str | None = None, *, inplace: bool = True
+) -> Array:
     """``a`` with ``v``, repeated, at flat positions; with ``inplace=False``.
 
     Out of range: nothing is written by default; ``mode='clip'`` writes to the nearest element, ``'wrap'`` counts round.
@@ -323,7 +333,7 @@ def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = Tr
     return reshape(At(reshape(x, (n,)))[at].set(cast(new, x.aval.dtype), mode=mode), x.aval.shape)
 
 
-def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Array:
+def place(arr: ArrayLike, mask: ArrayLike, vals: ArrayLike, *, inplace: bool = True) -> Array:
     """``arr`` with ``vals``, repeated, where ``mask`` holds; with ``inplace=False``."""
     _refuse_inplace("place", inplace)
     x, mask = as_value(arr, "place"), as_value(mask, "place")
@@ -343,7 +353,13 @@ def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Array:
 
 
 def put_along_axis(
-    arr: Any, indices: Any, values: Any, axis: int | None, inplace: bool = True, *, mode: str | None = None
+    arr: ArrayLike,
+    indices: ArrayLike,
+    values: ArrayLike,
+    axis: int | None,
+    inplace: bool = True,
+    *,
+    mode: str | None = None,
 ) -> Array:
     """``arr`` with ``values`` where ``take_along_axis`` reads; ``inplace=False``.
 
@@ -390,7 +406,7 @@ def put_along_axis(
     return reshape(out, shape)
 
 
-def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Array:
+def fill_diagonal(a: ArrayLike, val: ArrayLike, wrap: bool = False, *, inplace: bool = True) -> Array:
     """``a`` with ``val``, repeated, on its diagonal; with ``inplace=False``.
 
     ``a`` has two axes, or several of one size. With ``wrap`` the diagonal of a tall matrix begins again below.

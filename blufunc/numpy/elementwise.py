@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,10 @@ from blufunc.numpy.promotion import (
     unary_inexact,
     value_of,
 )
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.signatures import NamedUnary, Ufunc, Unary
 
 _BOOL = dtypes.bool_
 
@@ -72,7 +76,7 @@ nextafter = binary_inexact(ops.nextafter_p, "nextafter", "The next float from x 
 _multiply = ops.mul_p.bind
 
 
-def multiply(x: Any, y: Any, /) -> Array:
+def multiply(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``x * y``. Elementwise, with promotion and broadcasting.
 
     The product of booleans is their conjunction. An array of booleans selects from floats and complex numbers: where
@@ -129,7 +133,7 @@ left_shift = bitwise_left_shift = binary(
 )
 
 
-def right_shift(x: Any, y: Any, /) -> Array:
+def right_shift(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``x >> y`` of integers, elementwise; signed ones keep their sign."""
     x, y = meet(x, y, "right_shift")
     prim = ops.shift_right_logical_p if dtypes.is_unsigned(x.aval.dtype) else ops.shift_right_arithmetic_p
@@ -142,17 +146,17 @@ bitwise_right_shift = right_shift
 # -- signs and rounding ----------------------------------------------------------------------------
 
 
-def negative(x: Any, /) -> Array:
+def negative(x: ArrayLike, /) -> Array:
     """``-x``. Elementwise, in the dtype of x, which must be a number."""
     return ops.neg_p.bind(value_of(x, "negative"))
 
 
-def positive(x: Any, /) -> Array:
+def positive(x: ArrayLike, /) -> Array:
     """``+x``: x itself."""
     return value_of(x, "positive")
 
 
-def abs(x: Any, /) -> Array:
+def abs(x: ArrayLike, /) -> Array:
     """The absolute value, elementwise; of complex numbers the modulus, a real number."""
     x = value_of(x, "abs")
     if not dtypes.is_complex(x.aval.dtype):
@@ -164,29 +168,29 @@ def abs(x: Any, /) -> Array:
 absolute = abs
 
 
-def fabs(x: Any, /) -> Array:
+def fabs(x: ArrayLike, /) -> Array:
     """The absolute value as a float, elementwise."""
     return ops.abs(inexact(x, "fabs"))
 
 
-def sign(x: Any, /) -> Array:
+def sign(x: ArrayLike, /) -> Array:
     """-1, 0 or 1 by the sign of x, elementwise; complex: ``x / |x|``; NaN stays NaN."""
     return ops.sign_p.bind(value_of(x, "sign"))
 
 
-def square(x: Any, /) -> Array:
+def square(x: ArrayLike, /) -> Array:
     """``x * x``, elementwise."""
     x = value_of(x, "square")
     return ops.square_p.bind(cast(x, dtypes.int32) if dtypes.is_bool(x.aval.dtype) else x)
 
 
-def reciprocal(x: Any, /) -> Array:
+def reciprocal(x: ArrayLike, /) -> Array:
     """``1 / x``, elementwise; integers are computed in float32."""
     x = inexact(x, "reciprocal")
     return ops.div_p.bind(constant(1, x.aval.dtype, x.aval.weak_type), x)
 
 
-def _rounding(prim: Primitive, name: str, doc: str) -> Callable:
+def _rounding(prim: Primitive, name: str, doc: str) -> NamedUnary:
     def function(x: Any) -> Array:
         x = value_of(x, name)
         return x if not dtypes.is_inexact(x.aval.dtype) else prim.bind(x)
@@ -201,7 +205,7 @@ fix = trunc
 rint = unary_inexact(ops.round_p, "rint", "The nearest integer as a float, ties to even.")
 
 
-def round(a: Any, decimals: int = 0, out: Any = None) -> Array:
+def round(a: ArrayLike, decimals: int = 0, out: None = None) -> Array:
     """Round to a number of decimals, ties to even, in the dtype of ``a``.
 
     Integers are rounded (half to even) only where ``decimals`` is negative.
@@ -227,7 +231,7 @@ def round(a: Any, decimals: int = 0, out: Any = None) -> Array:
 around = round
 
 
-def signbit(x: Any, /) -> Array:
+def signbit(x: ArrayLike, /) -> Array:
     """Test the sign bit (set for -0.0), elementwise, as bool."""
     x = value_of(x, "signbit")
     dtype = x.aval.dtype
@@ -237,7 +241,7 @@ def signbit(x: Any, /) -> Array:
     return less(x, 0)
 
 
-def copysign(x: Any, y: Any, /) -> Array:
+def copysign(x: ArrayLike, y: ArrayLike, /) -> Array:
     """The magnitude of x with the sign of y, elementwise, as floats."""
     x, y = meet(x, y, "copysign", inexact=True)
     magnitude = ops.abs(x)
@@ -254,7 +258,7 @@ def _signs_differ(r: Array, y: Array) -> Array:
     return ops.and_p.bind(differ, ops.ne_p.bind(r, zero))
 
 
-def remainder(x: Any, y: Any, /) -> Array:
+def remainder(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``x % y``, elementwise: it has the sign of y, and ``x == y * (x // y) + x % y``."""
     x, y = meet(x, y, "remainder")
     _refuse_bool("remainder", x)
@@ -275,13 +279,13 @@ def remainder(x: Any, y: Any, /) -> Array:
 mod = remainder
 
 
-def fmod(x: Any, y: Any, /) -> Array:
+def fmod(x: ArrayLike, y: ArrayLike, /) -> Array:
     """The remainder that has the sign of x, as in C, elementwise."""
     x, y = meet(x, y, "fmod")
     return ops.rem_p.bind(x, y)
 
 
-def floor_divide(x: Any, y: Any, /) -> Array:
+def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``x // y``, elementwise, rounded down, in the promoted dtype."""
     x, y = meet(x, y, "floor_divide")
     _refuse_bool("floor_divide", x)
@@ -302,7 +306,7 @@ def floor_divide(x: Any, y: Any, /) -> Array:
     return ops.select(ops.eq_p.bind(y, zero), quotient, ops.select(ops.eq_p.bind(q, zero), signed_zero, q))
 
 
-def divmod(x: Any, y: Any, /) -> tuple[Array, Array]:
+def divmod(x: ArrayLike, y: ArrayLike, /) -> tuple[Array, Array]:
     """``(x // y, x % y)``, elementwise."""
     x, y = meet(x, y, "divmod")
     return floor_divide(x, y), remainder(x, y)
@@ -318,7 +322,7 @@ def _refuse_bool(name: str, x: Array) -> None:
 # -- powers ----------------------------------------------------------------------------------------
 
 
-def power(x: Any, y: Any, /) -> Array:
+def power(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``x ** y``, elementwise; integers to integer powers stay integers.
 
     A Python int as exponent is static: small powers are products, and the derivative is defined at 0.
@@ -345,13 +349,13 @@ def power(x: Any, y: Any, /) -> Array:
 pow = power
 
 
-def float_power(x: Any, y: Any, /) -> Array:
+def float_power(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``x ** y`` as a float, elementwise."""
     x, y = meet(x, y, "float_power", inexact=True)
     return ops.pow_p.bind(x, y)
 
 
-def hypot(x: Any, y: Any, /) -> Array:
+def hypot(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``sqrt(x**2 + y**2)`` without intermediate overflow, elementwise, as floats.
 
     It is infinite where one of them is, even if the other is NaN.
@@ -367,32 +371,32 @@ def hypot(x: Any, y: Any, /) -> Array:
 # -- composite logarithms and exponentials ----------------------------------------------------------
 
 
-def log2(x: Any, /) -> Array:
+def log2(x: ArrayLike, /) -> Array:
     """The logarithm to base 2, elementwise, as a float."""
     x = inexact(x, "log2")
     return ops.div_p.bind(ops.log_p.bind(x), constant(math.log(2), x.aval.dtype, x.aval.weak_type))
 
 
-def log10(x: Any, /) -> Array:
+def log10(x: ArrayLike, /) -> Array:
     """The logarithm to base 10, elementwise, as a float."""
     x = inexact(x, "log10")
     return ops.div_p.bind(ops.log_p.bind(x), constant(math.log(10), x.aval.dtype, x.aval.weak_type))
 
 
-def logaddexp(x: Any, y: Any, /) -> Array:
+def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``log(exp(x) + exp(y))`` without overflow, elementwise, as floats."""
     x, y = meet(x, y, "logaddexp", inexact=True)
     return special.logaddexp_p.bind(x, y)
 
 
-def logaddexp2(x: Any, y: Any, /) -> Array:
+def logaddexp2(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``log2(2**x + 2**y)`` without overflow, elementwise, as floats."""
     x, y = meet(x, y, "logaddexp2", inexact=True)
     ln2 = constant(math.log(2), x.aval.dtype)
     return ops.div_p.bind(logaddexp(ops.mul_p.bind(x, ln2), ops.mul_p.bind(y, ln2)), ln2)
 
 
-def sinc(x: Any, /) -> Array:
+def sinc(x: ArrayLike, /) -> Array:
     """``sin(pi x) / (pi x)``, and 1 at 0, elementwise, as a float."""
     x = inexact(x, "sinc")
     dtype = x.aval.dtype
@@ -409,12 +413,12 @@ def sinc(x: Any, /) -> Array:
     return ops.select(near, series, ops.div_p.bind(ops.sin_p.bind(safe), safe))
 
 
-def deg2rad(x: Any, /) -> Array:
+def deg2rad(x: ArrayLike, /) -> Array:
     """Degrees to radians, elementwise, as a float."""
     return multiply(inexact(x, "deg2rad"), math.pi / 180)
 
 
-def rad2deg(x: Any, /) -> Array:
+def rad2deg(x: ArrayLike, /) -> Array:
     """Radians to degrees, elementwise, as a float."""
     return multiply(inexact(x, "rad2deg"), 180 / math.pi)
 
@@ -422,7 +426,7 @@ def rad2deg(x: Any, /) -> Array:
 radians, degrees = deg2rad, rad2deg
 
 
-def heaviside(x: Any, y: Any, /) -> Array:
+def heaviside(x: ArrayLike, y: ArrayLike, /) -> Array:
     """0 where x is negative, 1 where positive, y where it is 0, as floats."""
     x, y = meet(x, y, "heaviside", inexact=True)
     zero, one = constant(0, x.aval.dtype), constant(1, x.aval.dtype)
@@ -433,18 +437,18 @@ def heaviside(x: Any, y: Any, /) -> Array:
 # -- complex numbers -------------------------------------------------------------------------------
 
 
-def real(x: Any, /) -> Array:
+def real(x: ArrayLike, /) -> Array:
     """The real part, elementwise; x itself if it is real."""
     return ops.real(value_of(x, "real"))
 
 
-def imag(x: Any, /) -> Array:
+def imag(x: ArrayLike, /) -> Array:
     """The imaginary part, elementwise; zeros if x is real."""
     x = value_of(x, "imag")
     return ops.imag_p.bind(x) if dtypes.is_complex(x.aval.dtype) else ops.zeros_like(x)
 
 
-def conj(x: Any, /) -> Array:
+def conj(x: ArrayLike, /) -> Array:
     """The complex conjugate, elementwise; x itself if it is real."""
     return ops.conj(value_of(x, "conj"))
 
@@ -452,7 +456,7 @@ def conj(x: Any, /) -> Array:
 conjugate = conj
 
 
-def angle(z: Any, deg: bool = False) -> Array:
+def angle(z: ArrayLike, deg: bool = False) -> Array:
     """The argument of complex numbers in radians or degrees; real: 0 or pi (-0.0 too)."""
     x = inexact(z, "angle")
     if dtypes.is_complex(x.aval.dtype):
@@ -467,7 +471,7 @@ def angle(z: Any, deg: bool = False) -> Array:
 # -- tests -----------------------------------------------------------------------------------------
 
 
-def _real_test(name: str, doc: str, test: Callable[[Array], Array], otherwise: bool) -> Callable:
+def _real_test(name: str, doc: str, test: Callable[[Array], Array], otherwise: bool) -> Unary:
     def function(x: Any, /) -> Array:
         x = value_of(x, name)
         dtype = x.aval.dtype
@@ -491,44 +495,48 @@ isinf = _real_test(
 )
 
 
-def isposinf(x: Any, /, out: Any = None) -> Array:
+def isposinf(x: ArrayLike, /, out: None = None) -> Array:
     """Test for plus infinity, elementwise, as bool."""
     only_none("isposinf", "out", out)
     x = inexact(x, "isposinf")
     return ops.eq_p.bind(x, constant(math.inf, x.aval.dtype))
 
 
-def isneginf(x: Any, /, out: Any = None) -> Array:
+def isneginf(x: ArrayLike, /, out: None = None) -> Array:
     """Test for minus infinity, elementwise, as bool."""
     only_none("isneginf", "out", out)
     x = inexact(x, "isneginf")
     return ops.eq_p.bind(x, constant(-math.inf, x.aval.dtype))
 
 
-def isreal(x: Any) -> Array:
+def isreal(x: ArrayLike) -> Array:
     """Test for imaginary part 0, elementwise, as bool."""
     return equal(imag(x), 0)
 
 
-def iscomplex(x: Any) -> Array:
+def iscomplex(x: ArrayLike) -> Array:
     """Test for nonzero imaginary part, elementwise, as bool."""
     return not_equal(imag(x), 0)
 
 
-def fmax(x1: Any, x2: Any) -> Array:
+def fmax(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The larger of ``x1`` and ``x2``, elementwise; NaN only where both are."""
     x, y = meet(x1, x2, "fmax")
     return ops.select(ops.or_p.bind(greater(x, y), isnan(y)), *match_shapes("fmax", x, y))
 
 
-def fmin(x1: Any, x2: Any) -> Array:
+def fmin(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The smaller of ``x1`` and ``x2``, elementwise; NaN only where both are."""
     x, y = meet(x1, x2, "fmin")
     return ops.select(ops.or_p.bind(less(x, y), isnan(y)), *match_shapes("fmin", x, y))
 
 
 def nan_to_num(
-    x: Any, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+    x: ArrayLike,
+    copy: bool = True,
+    nan: float = 0.0,
+    posinf: float | None = None,
+    neginf: float | None = None,
 ) -> Array:
     """Replace NaN (by 0) and infinities (by the largest finite numbers).
 
@@ -567,7 +575,7 @@ def truth(x: Any, name: str) -> Array:
     return x if dtypes.is_bool(dtype) else ops.ne_p.bind(x, constant(0, dtype))
 
 
-def _logical(prim: Primitive, name: str, doc: str) -> Callable:
+def _logical(prim: Primitive, name: str, doc: str) -> Ufunc:
     def function(x: Any, y: Any, /) -> Array:
         return prim.bind(*match_shapes(name, truth(x, name), truth(y, name)))
 
@@ -579,12 +587,12 @@ logical_or = _logical(ops.or_p, "logical_or", "Whether x or y is true.")
 logical_xor = _logical(ops.xor_p, "logical_xor", "Whether exactly one of x and y is true.")
 
 
-def logical_not(x: Any, /) -> Array:
+def logical_not(x: ArrayLike, /) -> Array:
     """Test for false (0), elementwise, as bool."""
     return ops.not_p.bind(truth(x, "logical_not"))
 
 
-def bitwise_not(x: Any, /) -> Array:
+def bitwise_not(x: ArrayLike, /) -> Array:
     """``~x``: all bits of integers inverted, booleans negated."""
     return ops.not_p.bind(value_of(x, "bitwise_not"))
 
@@ -592,7 +600,7 @@ def bitwise_not(x: Any, /) -> Array:
 invert = bitwise_invert = bitwise_not
 
 
-def bitwise_count(x: Any, /) -> Array:
+def bitwise_count(x: ArrayLike, /) -> Array:
     """The number of bits set in the absolute value of integers, elementwise, as uint8."""
     x = value_of(x, "bitwise_count")
     return ops.convert(ops.population_count_p.bind(ops.abs(x)), dtypes.uint8)
@@ -607,7 +615,7 @@ def choose(condition: Any, x: Any, y: Any) -> Array:
     return ops.select_p.bind(pred, x, y)
 
 
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
+def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Array:
     """Limit x to [min, max], elementwise; None leaves a side open."""
     bounds = [b for b in (min, max) if b is not None]
     if not bounds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
@@ -23,6 +23,10 @@ from blufunc.numpy.creation import asarray
 from blufunc.numpy.joining import roll
 from blufunc.numpy.manipulation import moveaxis
 from blufunc.numpy.promotion import as_value, cast, inexact, named
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.signatures import FourierOne, FourierSeveral
 
 _INVERSES = (FftType.IFFT, FftType.IRFFT)
 _SWAPPED = {None: "forward", "backward": "forward", "ortho": "ortho", "forward": "backward"}
@@ -113,14 +117,16 @@ def _several(x: Any, kind: FftType, s: Any, axes: Any, norm: Any, name: str) -> 
 # -- transforms ------------------------------------------------------------------------------------
 
 
-def _along_one(name: str, kind: FftType, doc: str) -> Callable:
+def _along_one(name: str, kind: FftType, doc: str) -> FourierOne:
     def function(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
         return _one(a, kind, n, axis, norm, name)
 
     return named(function, name, doc + _ONE, "blufunc.numpy.fft")
 
 
-def _along_several(name: str, kind: FftType, doc: str, default: tuple[int, ...] | None = None) -> Callable:
+def _along_several(
+    name: str, kind: FftType, doc: str, default: tuple[int, ...] | None = None
+) -> FourierSeveral:
     def function(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Array:
         if default is not None and (not isinstance(axes, Sequence) or len(axes) != len(default)):
             raise errors.ArgumentError(
@@ -169,12 +175,12 @@ rfftn = _along_several("rfftn", FftType.RFFT, f"The discrete Fourier transform o
 irfftn = _along_several("irfftn", FftType.IRFFT, f"The inverse transform over axes {_WHOLE}.")
 
 
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+def hfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """The real ``n``-point spectrum of half a Hermitian signal; see ``irfft``."""
     return _one(elementwise.conj(a), FftType.IRFFT, n, axis, _swapped(norm), "hfft")
 
 
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+def ihfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """Half (``n // 2 + 1``) of the Hermitian signal of a real spectrum; see ``rfft``."""
     return ew.conj(_one(a, FftType.RFFT, n, axis, _swapped(norm), "ihfft"))
 
@@ -218,7 +224,7 @@ def _frequencies(n: Any, d: Any, dtype: Any, name: str, positions: Callable[[int
     return ew.div(ew.convert(k, kind), ew.mul(ew.convert(spacing, kind), n))
 
 
-def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
+def fftfreq(n: int, d: ArrayLike = 1.0, *, dtype: DTypeLike | None = None, device: Any = None) -> Array:
     """The frequencies of ``fft``: ``0, 1, ..., -2, -1`` over ``n * d``.
 
     ``d`` is the spacing of samples.
@@ -226,19 +232,19 @@ def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> A
     return asarray(_frequencies(n, d, dtype, "fftfreq", lambda n: (n, (n + 1) // 2)), device=device)
 
 
-def rfftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
+def rfftfreq(n: int, d: ArrayLike = 1.0, *, dtype: DTypeLike | None = None, device: Any = None) -> Array:
     """The frequencies of ``rfft``: ``0, 1, ..., n // 2`` over ``n * d``."""
     return asarray(_frequencies(n, d, dtype, "rfftfreq", lambda n: (n // 2 + 1, 0)), device=device)
 
 
-def fftshift(x: Any, axes: Any = None) -> Array:
+def fftshift(x: ArrayLike, axes: Any = None) -> Array:
     """Move frequency 0 from the start to the middle of axes (by default all)."""
     x = as_value(x, "fftshift")
     places = axes_in(axes, x.aval.ndim, "fftshift")
     return roll(x, tuple([x.aval.shape[d] // 2 for d in places]), places) if places else x
 
 
-def ifftshift(x: Any, axes: Any = None) -> Array:
+def ifftshift(x: ArrayLike, axes: Any = None) -> Array:
     """The inverse of ``fftshift``."""
     x = as_value(x, "ifftshift")
     places = axes_in(axes, x.aval.ndim, "ifftshift")

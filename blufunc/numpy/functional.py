@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,11 @@ from blufunc.numpy.promotion import (
 )
 from blufunc.transforms.batching.vmap import vmap
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+
+R = TypeVar("R")
+
 
 def _callable(f: Any, name: str, what: str) -> Callable:
     if not callable(f):
@@ -42,7 +47,7 @@ def _callable(f: Any, name: str, what: str) -> Callable:
     return f
 
 
-def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Array:
+def apply_along_axis(func1d: Callable, axis: int, arr: ArrayLike, *args: Any, **kwargs: Any) -> Array:
     """``func1d(line, *args, **kwargs)`` of each line of ``arr`` along an axis."""
     _callable(func1d, "apply_along_axis", "func1d")
     x = as_value(arr, "apply_along_axis")
@@ -60,7 +65,7 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs
     return moveaxis(out, tuple(range(others, others + own_rank)), tuple(range(d, d + own_rank)))
 
 
-def apply_over_axes(func: Callable, a: Any, axes: Any) -> Array:
+def apply_over_axes(func: Callable, a: ArrayLike, axes: Any) -> Array:
     """``func(a, axis)`` for each of ``axes`` in turn; a dropped axis is restored."""
     _callable(func, "apply_over_axes", "func")
     x = as_value(a, "apply_over_axes")
@@ -79,7 +84,7 @@ def apply_over_axes(func: Callable, a: Any, axes: Any) -> Array:
     return x
 
 
-def fromfunction(function: Callable, shape: Any, *, dtype: Any = float, **kwargs: Any) -> Any:
+def fromfunction(function: Callable[..., R], shape: Any, *, dtype: DTypeLike = float, **kwargs: Any) -> R:
     """The values of a function of positions at all positions of ``shape``.
 
     The function is given one number of ``dtype`` (float32 unless given) for each axis, and traced once.
@@ -92,7 +97,7 @@ def fromfunction(function: Callable, shape: Any, *, dtype: Any = float, **kwargs
     return f(*[asarray(np.arange(n), kind) for n in sizes])
 
 
-def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Array:
+def piecewise(x: ArrayLike, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Array:
     """A piecewise function: the last condition that holds decides.
 
     Args:

@@ -6,7 +6,7 @@ Face over ``creation`` and joins. Sizes are static, so positions are made once, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from blufunc.numpy.promotion import (
     value_of,
 )
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+
 # -- positions -------------------------------------------------------------------------------------
 
 
@@ -41,7 +44,7 @@ def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
     return (arange(n),) * rank
 
 
-def diag_indices_from(arr: Any) -> tuple[Array, ...]:
+def diag_indices_from(arr: ArrayLike) -> tuple[Array, ...]:
     """The positions, int32, of the main diagonal of ``arr``, whose axes have one size."""
     s = as_value(arr, "diag_indices_from").aval.shape
     if len(s) < 2 or len(set(s)) > 1:
@@ -58,19 +61,21 @@ def _matrix_shape(x: Any, name: str) -> tuple[int, ...]:
     return s
 
 
-def tril_indices_from(arr: Any, k: int = 0) -> tuple[Array, Array]:
+def tril_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Array, Array]:
     """Rows and columns, int32, of the lower triangle (to diagonal ``k``) of a matrix."""
     n, m = _matrix_shape(arr, "tril_indices_from")
     return tril_indices(n, k, m)
 
 
-def triu_indices_from(arr: Any, k: int = 0) -> tuple[Array, Array]:
+def triu_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Array, Array]:
     """Rows and columns, int32, of the upper triangle (from ``k``) of a matrix."""
     n, m = _matrix_shape(arr, "triu_indices_from")
     return triu_indices(n, k, m)
 
 
-def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = None) -> tuple[Array, ...]:
+def mask_indices(
+    n: int, mask_func: Callable, k: ArrayLike = 0, *, size: int | None = None
+) -> tuple[Array, ...]:
     """Positions, int32, where ``mask_func(ones((n, n)), k)`` is not 0.
 
     For ``size`` see ``nonzero``.
@@ -84,7 +89,12 @@ def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = 
 
 
 def ravel_multi_index(
-    multi_index: Any, dims: Any, mode: str = "raise", order: str = "C", *, dtype: Any = None
+    multi_index: ArrayLike,
+    dims: Any,
+    mode: str = "raise",
+    order: str = "C",
+    *,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """Flat positions, int32 or ``dtype``, from one array of positions per axis.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,8 +36,13 @@ from blufunc.numpy.promotion import (
 from blufunc.numpy.searching import searchsorted
 from blufunc.numpy.updating import At
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
-def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Array:
+
+def bincount(
+    x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None
+) -> Array:
     """Count each integer from 0, int32; with ``weights``, sum their weights.
 
     Args:
@@ -88,7 +93,9 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     return At(zeros((length,), amounts.aval.dtype))[ew.maximum(x, 0)].add(amounts, mode="drop")
 
 
-def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Array:
+def histogram_bin_edges(
+    a: ArrayLike, bins: Any = 10, range: Any = None, weights: ArrayLike | None = None
+) -> Array:
     """The edges of the bins of ``histogram``, as floats: one more than there are bins.
 
     ``bins`` is a number of bins, equally wide between the ends of ``range`` (by default the least and the largest
@@ -153,7 +160,11 @@ def _bins_of(edges: Array, x: Array) -> Array:
 
 
 def histogram(
-    a: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
+    a: ArrayLike,
+    bins: Any = 10,
+    range: Any = None,
+    weights: ArrayLike | None = None,
+    density: bool | None = None,
 ) -> tuple[Array, Array]:
     """Histogram: the count in each bin, and the bin edges, both as floats.
 
@@ -180,7 +191,12 @@ def histogram(
 
 
 def histogram2d(
-    x: Any, y: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
+    x: ArrayLike,
+    y: ArrayLike,
+    bins: Any = 10,
+    range: Any = None,
+    weights: ArrayLike | None = None,
+    density: bool | None = None,
 ) -> tuple[Array, Array, Array]:
     """2-D histogram: counts of points ``(x, y)`` per bin, and the edges.
 
@@ -196,7 +212,11 @@ def histogram2d(
 
 
 def histogramdd(
-    sample: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
+    sample: ArrayLike,
+    bins: Any = 10,
+    range: Any = None,
+    weights: ArrayLike | None = None,
+    density: bool | None = None,
 ) -> tuple[Array, list[Array]]:
     """N-D histogram: counts of points per bin of a grid, and the edges.
 

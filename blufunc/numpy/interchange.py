@@ -7,7 +7,7 @@ explicit ``dtype=``) keeps it; what does not becomes 32-bit, as everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,10 +19,13 @@ from blufunc.core.ops import foreign
 from blufunc.numpy.creation import asarray, parse_device
 from blufunc.numpy.promotion import as_value, static_int
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+
 get_printoptions, printoptions, set_printoptions = np.get_printoptions, np.printoptions, np.set_printoptions
 
 
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
+def from_dlpack(x: ArrayLike, /, *, device: Any = None, copy: bool | None = None) -> Array:
     """An array of another library, through the DLPack protocol, in its own dtype.
 
     The result is on the device of ``x``, unless ``device`` says otherwise, and shares its memory, which the owner must
@@ -61,13 +64,13 @@ def _read(name: str, dtype: Any, make: Any) -> Array:
     return from_numpy(host)
 
 
-def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0) -> Array:
+def frombuffer(buffer: Any, dtype: DTypeLike = float, count: int = -1, offset: int = 0) -> Array:
     """A buffer as a vector: ``count`` elements of ``dtype`` from byte ``offset``."""
     count, offset = static_int(count, "frombuffer", "count"), static_int(offset, "frombuffer", "offset")
     return _read("frombuffer", dtype, lambda kind: np.frombuffer(buffer, kind, count, offset))
 
 
-def fromfile(file: Any, dtype: Any = float, count: int = -1, sep: str = "", offset: int = 0) -> Array:
+def fromfile(file: Any, dtype: DTypeLike = float, count: int = -1, sep: str = "", offset: int = 0) -> Array:
     """A file's bytes, or its text split at ``sep``, as a vector of ``dtype``."""
     if not isinstance(file, (str, bytes)) and not hasattr(file, "__fspath__") and not hasattr(file, "fileno"):
         raise errors.ArgumentError(
@@ -77,13 +80,13 @@ def fromfile(file: Any, dtype: Any = float, count: int = -1, sep: str = "", offs
     return _read("fromfile", dtype, lambda kind: np.fromfile(file, kind, count, sep, offset))
 
 
-def fromiter(iter: Iterable, dtype: Any, count: int = -1) -> Array:
+def fromiter(iter: Iterable, dtype: DTypeLike, count: int = -1) -> Array:
     """The items of an iterable as a vector of ``dtype``; the first ``count``, or all."""
     count = static_int(count, "fromiter", "count")
     return _read("fromiter", dtype, lambda kind: np.fromiter(iter, kind, count))
 
 
-def fromstring(string: str, dtype: Any = float, count: int = -1, *, sep: str) -> Array:
+def fromstring(string: str, dtype: DTypeLike = float, count: int = -1, *, sep: str) -> Array:
     """Parse the numbers in a string, separated by ``sep``, as a vector."""
     if not isinstance(string, str) or not isinstance(sep, str) or not sep:
         raise errors.ArgumentError(
@@ -126,7 +129,7 @@ def _path(file: Any, name: str) -> Any:
     )
 
 
-def save(file: Any, arr: Any, allow_pickle: bool = True) -> None:
+def save(file: Any, arr: ArrayLike, allow_pickle: bool = True) -> None:
     """Write an array to a ``.npy`` file.
 
     bfloat16 is written as two opaque bytes, which ``load`` reads as such.

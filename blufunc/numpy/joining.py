@@ -7,7 +7,8 @@ broadcasts; positions that are arrays become a gather.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +38,9 @@ from blufunc.numpy.promotion import (
     value_of,
 )
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+
 # -- joining and splitting -------------------------------------------------------------------------
 
 
@@ -57,7 +61,7 @@ def _sequence(xs: Any, name: str) -> list[Any]:
     )
 
 
-def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Array:
+def concatenate(arrays: Any, axis: int | None = 0, dtype: DTypeLike | None = None) -> Array:
     """Concatenate arrays of one shape, except along ``axis``, along that axis.
 
     They are promoted to one dtype. With ``axis=None`` they are flattened first.
@@ -88,7 +92,7 @@ def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Array:
 concat = concatenate
 
 
-def stack(arrays: Any, axis: int = 0, out: Any = None, dtype: Any = None) -> Array:
+def stack(arrays: Any, axis: int = 0, out: None = None, dtype: DTypeLike | None = None) -> Array:
     """Arrays of one shape along a new axis at position ``axis`` of the result."""
     only_none("stack", "out", out)
     values = promote_dtypes("stack", *_sequence(arrays, "stack"))
@@ -104,25 +108,25 @@ def stack(arrays: Any, axis: int = 0, out: Any = None, dtype: Any = None) -> Arr
     return concatenate([_reshape(v, (*s[:d], 1, *s[d:])) for v in values], d, dtype=dtype)
 
 
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Array, ...]:
+def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Array, ...]:
     """The slices of x along an axis, without it."""
     x = as_value(x, "unstack")
     d = axis_in(axis, x.aval.ndim, "unstack")
     return tuple([shape_ops.index_in_dim(x, i, d, keepdims=False) for i in range(x.aval.shape[d])])
 
 
-def vstack(tup: Any, dtype: Any = None) -> Array:
+def vstack(tup: Any, dtype: DTypeLike | None = None) -> Array:
     """Arrays one below the other: along axis 0, vectors as rows."""
     return concatenate([atleast_2d(x) for x in _sequence(tup, "vstack")], 0, dtype=dtype)
 
 
-def hstack(tup: Any, dtype: Any = None) -> Array:
+def hstack(tup: Any, dtype: DTypeLike | None = None) -> Array:
     """Arrays side by side: along axis 1, vectors along axis 0."""
     values = [atleast_1d(x) for x in _sequence(tup, "hstack")]
     return concatenate(values, 0 if values[0].aval.ndim == 1 else 1, dtype=dtype)
 
 
-def dstack(tup: Any, dtype: Any = None) -> Array:
+def dstack(tup: Any, dtype: DTypeLike | None = None) -> Array:
     """Arrays along a third axis."""
     return concatenate([atleast_3d(x) for x in _sequence(tup, "dstack")], 2, dtype=dtype)
 
@@ -133,7 +137,7 @@ def column_stack(tup: Any) -> Array:
     return concatenate([_reshape(v, (v.aval.size, 1)) if v.aval.ndim == 1 else v for v in values], 1)
 
 
-def append(arr: Any, values: Any, axis: int | None = None) -> Array:
+def append(arr: ArrayLike, values: ArrayLike, axis: int | None = None) -> Array:
     """``values`` after ``arr`` along an axis; both flattened by default."""
     return concatenate([arr, values], axis)
 
@@ -167,7 +171,7 @@ def block(arrays: Any) -> Array:
     return made(arrays, depth)
 
 
-def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Array]:
+def split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     """Split ``ary`` into equal parts, or before each of the given positions."""
     x = as_value(ary, "split")
     d = axis_in(axis, x.aval.ndim, "split")
@@ -182,7 +186,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     return array_split(x, indices_or_sections, d)
 
 
-def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Array]:
+def array_split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Array]:
     """Split ``ary`` into parts of sizes that differ by at most 1, or at positions."""
     x = as_value(ary, "array_split")
     d = axis_in(axis, x.aval.ndim, "array_split")
@@ -202,17 +206,17 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Array
     return [shape_ops.slice_in_dim(x, a, max(a, b), axis=d) for a, b in pieces]
 
 
-def vsplit(ary: Any, indices_or_sections: Any) -> list[Array]:
+def vsplit(ary: ArrayLike, indices_or_sections: Any) -> list[Array]:
     """``split`` along axis 0."""
     return split(ary, indices_or_sections, 0)
 
 
-def hsplit(ary: Any, indices_or_sections: Any) -> list[Array]:
+def hsplit(ary: ArrayLike, indices_or_sections: Any) -> list[Array]:
     """``split`` along axis 1, or axis 0 of a vector."""
     return split(ary, indices_or_sections, 0 if ndim(ary) == 1 else 1)
 
 
-def dsplit(ary: Any, indices_or_sections: Any) -> list[Array]:
+def dsplit(ary: ArrayLike, indices_or_sections: Any) -> list[Array]:
     """``split`` along axis 2."""
     return split(ary, indices_or_sections, 2)
 
@@ -220,7 +224,9 @@ def dsplit(ary: Any, indices_or_sections: Any) -> list[Array]:
 # -- repetition ------------------------------------------------------------------------------------
 
 
-def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Array:
+def repeat(
+    a: ArrayLike, repeats: ArrayLike, axis: int | None = None, *, total_repeat_length: int | None = None
+) -> Array:
     """Repeat each element along an axis ``repeats`` times; flattened by default.
 
     Traced ``repeats`` need ``total_repeat_length``, the size of the result, which cuts it off or fills it
@@ -288,7 +294,7 @@ def tile(A: Any, reps: Any) -> Array:
     return _reshape(result, tuple([c * n for c, n in zip(counts, s, strict=True)]))
 
 
-def roll(a: Any, shift: Any, axis: Any = None) -> Array:
+def roll(a: ArrayLike, shift: Any, axis: int | Sequence[int] | None = None) -> Array:
     """``a`` with its elements moved cyclically by ``shift`` along ``axis``.
 
     ``shift`` may be traced. Without an axis, ``a`` is rolled as if flattened.

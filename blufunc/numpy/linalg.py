@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from blufunc.numpy.norms import matrix_norm, norm, vector_norm
 from blufunc.numpy.promotion import as_value, broadcast_shapes, inexact, promote_dtypes, stretch
 from blufunc.numpy.sorting import argsort
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
 
 
 class EigResult(NamedTuple):
@@ -75,7 +78,7 @@ def _matrices(x: Any, name: str) -> Array:
     return x
 
 
-def square(x: Any, name: str) -> Array:
+def square(x: ArrayLike, name: str) -> Array:
     """``x`` as floating or complex square matrices (..., n, n)."""
     x = inexact(x, name)
     check_here(check_square, name, x)
@@ -95,7 +98,7 @@ def _eps(dtype: np.dtype) -> float:
 # -- decompositions --------------------------------------------------------------------------------
 
 
-def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> Array:
+def cholesky(a: ArrayLike, *, upper: bool = False, symmetrize_input: bool = True) -> Array:
     """Cholesky factor: lower, ``a = L @ L^H``, or with ``upper``, ``a = U^H @ U``.
 
     Args:
@@ -107,12 +110,12 @@ def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> A
     return adjoint(low) if upper else low
 
 
-def eig(a: Any) -> EigResult:
+def eig(a: ArrayLike) -> EigResult:
     """Eigenvalues and right eigenvectors, complex, of square matrices (..., n, n)."""
     return EigResult(*spectral.eig(square(a, "eig"), compute_left_eigenvectors=False))
 
 
-def eigvals(a: Any) -> Array:
+def eigvals(a: ArrayLike) -> Array:
     """The complex eigenvalues (..., n) of square matrices (..., n, n), in no order."""
     matrices = square(a, "eigvals")
     return spectral.eig(matrices, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
@@ -126,7 +129,7 @@ def _lower(UPLO: Any, name: str) -> bool:
     return UPLO in (None, "L", "l")
 
 
-def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:
+def eigh(a: ArrayLike, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:
     """Eigenvalues and eigenvectors of Hermitian matrices (..., n, n).
 
     Args:
@@ -138,13 +141,19 @@ def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> Eigh
     return EighResult(w, v)
 
 
-def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Array:
+def eigvalsh(a: ArrayLike, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Array:
     """The rising eigenvalues (..., n) of Hermitian matrices (..., n, n); see ``eigh``."""
     lower = _lower(UPLO, "eigvalsh")
     return spectral.eigvalsh(square(a, "eigvalsh"), lower=lower, symmetrize_input=symmetrize_input)
 
 
-def qr(a: Any, mode: str = "reduced") -> Any:
+@overload
+def qr(a: ArrayLike, mode: Literal["reduced", "complete", "raw"] = "reduced") -> QRResult: ...
+@overload
+def qr(a: ArrayLike, mode: Literal["r"]) -> Array: ...
+
+
+def qr(a: ArrayLike, mode: str = "reduced") -> Any:
     """The QR decomposition of matrices (..., m, n).
 
     Args:
@@ -166,8 +175,35 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return r if mode == "r" else QRResult(q, r)
 
 
+@overload
 def svd(
-    a: Any,
+    a: ArrayLike,
+    full_matrices: bool = True,
+    compute_uv: Literal[True] = True,
+    hermitian: bool = False,
+    subset_by_index: None = None,
+) -> SVDResult: ...
+@overload
+def svd(
+    a: ArrayLike,
+    full_matrices: bool = True,
+    *,
+    compute_uv: Literal[False],
+    hermitian: bool = False,
+    subset_by_index: None = None,
+) -> Array: ...
+@overload
+def svd(
+    a: ArrayLike,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    hermitian: bool = False,
+    subset_by_index: None = None,
+) -> Array | SVDResult: ...
+
+
+def svd(
+    a: ArrayLike,
     full_matrices: bool = True,
     compute_uv: bool = True,
     hermitian: bool = False,
@@ -202,7 +238,7 @@ def svd(
     return SVDResult(u, falling, adjoint(scale_columns(u, signs)))
 
 
-def svdvals(x: Any, /) -> Array:
+def svdvals(x: ArrayLike, /) -> Array:
     """The singular values (..., k), falling, of matrices (..., m, n), k = min(m, n)."""
     return spectral.svd(_matrices(x, "svdvals"), compute_uv=False)
 
@@ -210,7 +246,7 @@ def svdvals(x: Any, /) -> Array:
 # -- systems of equations --------------------------------------------------------------------------
 
 
-def system(a: Any, b: Any, name: str) -> tuple[Array, Array, bool]:
+def system(a: ArrayLike, b: ArrayLike, name: str) -> tuple[Array, Array, bool]:
     """Square matrices and right-hand sides, batch axes broadcast; True for one vector."""
     a, b = promote_dtypes(name, a, b, inexact=True)
     check_here(check_square, name, a)
@@ -231,7 +267,7 @@ def solution(x: Array, is_vector: bool) -> Array:
     return reshape(x, x.aval.shape[:-1]) if is_vector else x
 
 
-def solve(a: Any, b: Any) -> Array:
+def solve(a: ArrayLike, b: ArrayLike) -> Array:
     """The x with ``a @ x = b``; infinities and NaN where a is singular.
 
     Args:
@@ -242,13 +278,13 @@ def solve(a: Any, b: Any) -> Array:
     return solution(linalg_solve.solve(a, b), is_vector)
 
 
-def inv(a: Any) -> Array:
+def inv(a: ArrayLike) -> Array:
     """Inverses of matrices (..., n, n); infinities and NaN where singular."""
     a = square(a, "inv")
     return linalg_solve.solve(a, matrices.identity_like(a))
 
 
-def tensorsolve(a: Any, b: Any, axes: Any = None) -> Array:
+def tensorsolve(a: ArrayLike, b: ArrayLike, axes: Any = None) -> Array:
     """The x with ``tensordot(a, x, x.ndim) = b``.
 
     Args:
@@ -269,7 +305,7 @@ def tensorsolve(a: Any, b: Any, axes: Any = None) -> Array:
     return reshape(solve(reshape(a, (n, n)), reshape(b, (n,))), shape)
 
 
-def tensorinv(a: Any, ind: int = 2) -> Array:
+def tensorinv(a: ArrayLike, ind: int = 2) -> Array:
     """The inverse of ``tensordot(a, ., ...)``, ``ind`` being the axes of the result."""
     a = inexact(a, "tensorinv")
     ind = static_int(ind, "tensorinv", "ind")
@@ -324,7 +360,9 @@ def _pinv_of(a: Array, factors: Sequence[Array], keep: Array) -> Array:
     return _as_pinv(a, p)
 
 
-def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Array:
+def pinv(
+    a: ArrayLike, rtol: ArrayLike | None = None, hermitian: bool = False, *, rcond: ArrayLike | None = None
+) -> Array:
     """The pseudoinverses (..., n, m), of Moore and Penrose, of matrices (..., m, n).
 
     Args:
@@ -351,7 +389,7 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
 
 
 def lstsq(
-    a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False
+    a: ArrayLike, b: ArrayLike, rcond: ArrayLike | None = None, *, numpy_resid: bool = False
 ) -> tuple[Array, Array, Array, Array]:
     """The least-squares solution of ``a @ x = b`` of least norm.
 
@@ -399,7 +437,7 @@ def lstsq(
 # -- ranks, conditions and powers -------------------------------------------------------------------
 
 
-def cond(x: Any, p: Any = None) -> Array:
+def cond(x: ArrayLike, p: ArrayLike | None = None) -> Array:
     """Condition numbers ``norm(x, p) * norm(inv(x), p)``; default and 2, -2 by SVD.
 
     Args:
@@ -422,7 +460,9 @@ def cond(x: Any, p: Any = None) -> Array:
     return ew.select(lost, ew.mul(ew.ones_of(result), math.inf), result)
 
 
-def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any = None) -> Array:
+def matrix_rank(
+    M: ArrayLike, rtol: ArrayLike | None = None, *, hermitian: bool = False, tol: ArrayLike | None = None
+) -> Array:
     """Rank of matrices (..., m, n), the number of nonzero singular values: int32.
 
     Args:
@@ -453,7 +493,7 @@ def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any =
 # -- products --------------------------------------------------------------------------------------
 
 
-def matrix_power(a: Any, n: int) -> Array:
+def matrix_power(a: ArrayLike, n: int) -> Array:
     """Matrix powers of (..., m, m) by an integer; a negative one of the inverses."""
     a = as_value(a, "matrix_power")
     n = static_int(n, "matrix_power", "n")
@@ -475,7 +515,7 @@ def matrix_power(a: Any, n: int) -> Array:
     return result
 
 
-def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Array:
+def multi_dot(arrays: Sequence[ArrayLike], *, precision: Any = None) -> Array:
     """Multiply a chain of matrices in the cheapest order.
 
     Args:
@@ -508,7 +548,7 @@ def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Array:
     return linear.einsum(f"{','.join(terms)}->{ends}", *chain, optimize=strategy, precision=precision)
 
 
-def outer(x1: Any, x2: Any, /) -> Array:
+def outer(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """The matrix of the products of each element of one vector with each of another."""
     x1, x2 = as_value(x1, "outer"), as_value(x2, "outer")
     if x1.aval.ndim != 1 or x2.aval.ndim != 1:
@@ -520,17 +560,17 @@ def outer(x1: Any, x2: Any, /) -> Array:
     return linear.outer(x1, x2)
 
 
-def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
     """Cross products of 3-vectors along an axis; the other axes broadcast."""
     return linear.cross(x1, x2, axis)
 
 
-def diagonal(x: Any, /, *, offset: int = 0) -> Array:
+def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Array:
     """Diagonals of the matrices in the last two axes, as the last axis."""
     return linear.diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Array:
+def trace(x: ArrayLike, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Array:
     """The sums of diagonals of the matrices in the last two axes."""
     return linear.trace(x, offset, -2, -1, dtype)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blufunc import _lazy, errors
 from blufunc.core.ir import dtypes, source
@@ -34,6 +34,9 @@ from blufunc.numpy.promotion import (
     promote_dtypes,
     static_int,
 )
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
 
 with _lazy.modules(globals()):
     import opt_einsum
@@ -112,7 +115,9 @@ def _operands(name: str, x: Any, y: Any, preferred: Any) -> tuple[Array, Array, 
 # -- products --------------------------------------------------------------------------------------
 
 
-def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Array:
+def matmul(
+    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: DTypeLike | None = None
+) -> Array:
     """``a @ b``: matmul over the last two axes; the leading ones broadcast.
 
     A vector on the left is a row, on the right a column, and the axis it lacks is missing in the result.
@@ -147,7 +152,9 @@ def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any
     return _contract(a, a_labels, b, b_labels, out, precision, preferred)
 
 
-def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Array:
+def dot(
+    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: DTypeLike | None = None
+) -> Array:
     """Contract the last axis of ``a`` with the next to last (or only) one of ``b``.
 
     The result has the other axes of ``a``, then those of ``b``; with a scalar operand, it multiplies.
@@ -167,7 +174,9 @@ def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = 
     return _dot(x, y, ((x.aval.ndim - 1,), (d,)), ((), ()), precision, preferred)
 
 
-def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Array:
+def vdot(
+    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: DTypeLike | None = None
+) -> Array:
     """The dot product of all elements, with ``a`` conjugated: a scalar."""
     x, y, preferred = _operands("vdot", a, b, preferred_element_type)
     return dot(
@@ -179,7 +188,13 @@ def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any =
 
 
 def vecdot(
-    x: Any, y: Any, /, *, axis: int = -1, precision: Any = None, preferred_element_type: Any = None
+    x: ArrayLike,
+    y: ArrayLike,
+    /,
+    *,
+    axis: int = -1,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> Array:
     """The dot product along one axis, with x conjugated; the other axes broadcast."""
     x, y, preferred = _operands("vecdot", x, y, preferred_element_type)
@@ -196,7 +211,9 @@ def vecdot(
     return _contract(ops.conj(x), labels[0], y, labels[1], axes, precision, preferred)
 
 
-def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Array:
+def inner(
+    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: DTypeLike | None = None
+) -> Array:
     """The sum of products over the last axes of both; with a number, the product."""
     x, y, preferred = _operands("inner", a, b, preferred_element_type)
     if not x.aval.ndim or not y.aval.ndim:
@@ -204,7 +221,7 @@ def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any 
     return tensordot(x, y, ((-1,), (-1,)), precision=precision, preferred_element_type=preferred)
 
 
-def outer(a: Any, b: Any, out: Any = None) -> Array:
+def outer(a: ArrayLike, b: ArrayLike, out: None = None) -> Array:
     """The outer product of ``a`` and ``b``, both flattened."""
     only_none("outer", "out", out)
     x, y, _ = _operands("outer", a, b, None)
@@ -215,7 +232,12 @@ def outer(a: Any, b: Any, out: Any = None) -> Array:
 
 
 def tensordot(
-    a: Any, b: Any, axes: Any = 2, *, precision: Any = None, preferred_element_type: Any = None
+    a: ArrayLike,
+    b: ArrayLike,
+    axes: Any = 2,
+    *,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> Array:
     """Contract ``axes``: last and first ones, or ``(axes of a, axes of b)``."""
     x, y, preferred = _operands("tensordot", a, b, preferred_element_type)
@@ -249,7 +271,7 @@ def tensordot(
     return _dot(x, y, (xs, ys), ((), ()), precision, preferred)
 
 
-def kron(a: Any, b: Any) -> Array:
+def kron(a: ArrayLike, b: ArrayLike) -> Array:
     """The Kronecker product: each element of ``a`` times all of ``b``, as blocks."""
     x, y = promote_dtypes("kron", a, b)
     rank = max(x.aval.ndim, y.aval.ndim)
@@ -263,7 +285,7 @@ def kron(a: Any, b: Any) -> Array:
 
 
 def cross(
-    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
+    a: ArrayLike, b: ArrayLike, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> Array:
     """Cross products of 3-vectors (or 2-vectors) along an axis; others broadcast.
 
@@ -303,7 +325,7 @@ def _check_ranks(takes: str, x: Array, y: Array, *least: int) -> None:
         raise errors.ShapeError(f"{takes}, not {x.aval} and {y.aval}.", where=source.here(), fix="x[None]")
 
 
-def matvec(x: Any, y: Any, /) -> Array:
+def matvec(x: ArrayLike, y: ArrayLike, /) -> Array:
     """Matrix-vector products of ``(..., m, n)`` and ``(..., n)``, broadcast."""
     x, y, _ = _operands("matvec", x, y, None)
     _check_ranks("matvec takes matrices and vectors", x, y, 2, 1)
@@ -311,7 +333,7 @@ def matvec(x: Any, y: Any, /) -> Array:
     return reshape(product, product.aval.shape[:-1])
 
 
-def vecmat(x: Any, y: Any, /) -> Array:
+def vecmat(x: ArrayLike, y: ArrayLike, /) -> Array:
     """Products of conjugated vectors ``(..., m)`` and matrices ``(..., m, n)``."""
     x, y, _ = _operands("vecmat", x, y, None)
     _check_ranks("vecmat takes vectors and matrices", x, y, 1, 2)
@@ -326,10 +348,10 @@ def einsum(
     subscripts: Any,
     /,
     *operands: Any,
-    out: Any = None,
+    out: None = None,
     optimize: Any = "auto",
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> Array:
     """Sums of products in Einstein's notation: ``einsum('bqd,bkd->bqk', q, k)``.
 
@@ -510,7 +532,7 @@ def _optimized(subscripts: str, shapes: tuple, optimize: Any) -> Sequence[tuple[
 # -- diagonals -------------------------------------------------------------------------------------
 
 
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     """The elements whose position on ``axis2`` is that on ``axis1`` plus ``offset``."""
     x = as_value(a, "diagonal")
     if x.aval.ndim < 2:
@@ -532,7 +554,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     return shape_ops.slice_in_dim(x, 0, size * size, size + 1, axis=rank)
 
 
-def diag(v: Any, k: int = 0) -> Array:
+def diag(v: ArrayLike, k: int = 0) -> Array:
     """Diagonal ``k`` of a matrix; or a matrix with a vector on diagonal ``k``."""
     x = as_value(v, "diag")
     k = static_int(k, "diag", "k")
@@ -551,14 +573,19 @@ def diag(v: Any, k: int = 0) -> Array:
     return ops.select(mask, broadcast_in_dim(line, (size, size), (1,)), constant(0, x.aval.dtype))
 
 
-def diagflat(v: Any, k: int = 0) -> Array:
+def diagflat(v: ArrayLike, k: int = 0) -> Array:
     """The matrix with the elements of ``v`` on diagonal ``k``."""
     x = as_value(v, "diagflat")
     return diag(reshape(x, (x.aval.size,)), k)
 
 
 def trace(
-    a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
+    a: ArrayLike,
+    offset: int = 0,
+    axis1: int = 0,
+    axis2: int = 1,
+    dtype: DTypeLike | None = None,
+    out: None = None,
 ) -> Array:
     """Sum a diagonal: positions ``i`` on ``axis1``, ``i + offset`` on ``axis2``."""
     only_none("trace", "out", out)

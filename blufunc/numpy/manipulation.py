@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from blufunc import errors
 from blufunc.core.ir import source
@@ -32,6 +32,9 @@ from blufunc.numpy.promotion import (
     value_of,
 )
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 
 def shape(a: Any) -> tuple[int, ...]:
     """The shape of ``a``, a tuple of int."""
@@ -52,7 +55,13 @@ def size(a: Any, axis: int | None = None) -> int:
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def reshape(a: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -> Array:
+def reshape(
+    a: ArrayLike,
+    shape: SupportsIndex | Sequence[SupportsIndex],
+    order: str = "C",
+    *,
+    copy: bool | None = None,
+) -> Array:
     """The elements of ``a`` in another shape; a size of -1 is inferred.
 
     Elements are read and written in row-major order, or column-major with ``order='F'``.
@@ -86,23 +95,23 @@ def _solved(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     raise errors.ShapeError(f"cannot reshape {old} to {new}.", where=source.here(), why=why, fix=fix)
 
 
-def ravel(a: Any, order: str = "C") -> Array:
+def ravel(a: ArrayLike, order: str = "C") -> Array:
     """The elements of ``a`` in row-major order, as rank 1."""
     x = value_of(a, "ravel")
     return reshape(x, (x.aval.size,), order)
 
 
-def expand_dims(a: Any, axis: Any = 0) -> Array:
+def expand_dims(a: ArrayLike, axis: int | Sequence[int] = 0) -> Array:
     """Insert axes of size 1 at positions ``axis`` (an int or several) of the result."""
     x = value_of(a, "expand_dims")
-    axis = tuple(axis) if is_several(axis) else axis
-    count = len(axis) if axis.__class__ is tuple else 1
-    axes = axes_in(axis, x.aval.ndim + count, "expand_dims")
+    axes: Any = tuple(axis) if is_several(axis) else axis  # type: ignore[arg-type]
+    count = len(axes) if axes.__class__ is tuple else 1
+    axes = axes_in(axes, x.aval.ndim + count, "expand_dims")
     old = iter(x.aval.shape)
     return _reshape(x, tuple([1 if d in axes else next(old) for d in range(x.aval.ndim + count)]))
 
 
-def squeeze(a: Any, axis: Any = None) -> Array:
+def squeeze(a: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     """Remove all axes of size 1, or those of ``axis``, which must have size 1."""
     x = value_of(a, "squeeze")
     old = x.aval.shape
@@ -119,14 +128,32 @@ def squeeze(a: Any, axis: Any = None) -> Array:
     return _reshape(x, tuple([n for d, n in enumerate(old) if d not in axes]))
 
 
+@overload
+def atleast_1d(ary: ArrayLike, /) -> Array: ...
+@overload
+def atleast_1d(*arys: ArrayLike) -> Array | list[Array]: ...
+
+
 def atleast_1d(*arys: Any) -> Any:
     """Each x with rank 1 at least; a list if there are several."""
     return _each(arys, lambda x: _reshape(x, (1,)) if not x.aval.ndim else x, "atleast_1d")
 
 
+@overload
+def atleast_2d(ary: ArrayLike, /) -> Array: ...
+@overload
+def atleast_2d(*arys: ArrayLike) -> Array | list[Array]: ...
+
+
 def atleast_2d(*arys: Any) -> Any:
     """Each x with rank 2 at least (axes come first); a list if there are several."""
     return _each(arys, lambda x: _reshape(x, (1,) * max(2 - x.aval.ndim, 0) + x.aval.shape), "atleast_2d")
+
+
+@overload
+def atleast_3d(ary: ArrayLike, /) -> Array: ...
+@overload
+def atleast_3d(*arys: ArrayLike) -> Array | list[Array]: ...
 
 
 def atleast_3d(*arys: Any) -> Any:
@@ -147,7 +174,7 @@ def _each(xs: Sequence, f: Any, name: str) -> Any:
 # -- axes ------------------------------------------------------------------------------------------
 
 
-def transpose(a: Any, axes: Any = None) -> Array:
+def transpose(a: ArrayLike, axes: Any = None) -> Array:
     """``a`` with its axes in the order of ``axes``, reversed by default."""
     x = value_of(a, "transpose")
     rank = x.aval.ndim
@@ -166,7 +193,7 @@ def transpose(a: Any, axes: Any = None) -> Array:
 permute_dims = transpose
 
 
-def matrix_transpose(x: Any, /) -> Array:
+def matrix_transpose(x: ArrayLike, /) -> Array:
     """x ``(..., m, n)`` with its last two axes swapped."""
     x = as_value(x, "matrix_transpose")
     if x.aval.ndim < 2:
@@ -178,7 +205,7 @@ def matrix_transpose(x: Any, /) -> Array:
     return swapaxes(x, -1, -2)
 
 
-def swapaxes(a: Any, axis1: int, axis2: int) -> Array:
+def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
     """Swap two axes of ``a``."""
     x = as_value(a, "swapaxes")
     rank = x.aval.ndim
@@ -188,7 +215,7 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Array:
     return _transpose(x, tuple(order))
 
 
-def moveaxis(a: Any, source: Any, destination: Any) -> Array:
+def moveaxis(a: ArrayLike, source: Any, destination: Any) -> Array:
     """Move axes from ``source`` to ``destination`` (ints, or tuples of one length)."""
     x = as_value(a, "moveaxis")
     rank = x.aval.ndim
@@ -209,7 +236,7 @@ def moveaxis(a: Any, source: Any, destination: Any) -> Array:
     return _transpose(x, tuple(order))
 
 
-def rollaxis(a: Any, axis: int, start: int = 0) -> Array:
+def rollaxis(a: ArrayLike, axis: int, start: int = 0) -> Array:
     """Move an axis to stand before the one at ``start``; see ``moveaxis``."""
     x = as_value(a, "rollaxis")
     rank = x.aval.ndim
@@ -222,7 +249,7 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Array:
     return moveaxis(x, a, to - (a < to))
 
 
-def broadcast_to(array: Any, shape: Any) -> Array:
+def broadcast_to(array: ArrayLike, shape: Any) -> Array:
     """Repeat ``array`` along new leading axes and axes of size 1 to ``shape``."""
     x = value_of(array, "broadcast_to")
     return match_to("broadcast_to", shape_of(shape, "broadcast_to"), x)[0]
@@ -238,23 +265,23 @@ def broadcast_arrays(*args: Any) -> list[Array]:
     return [stretch(v, full) for v in values]
 
 
-def flip(m: Any, axis: Any = None) -> Array:
+def flip(m: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     """``m`` in reverse order along ``axis`` (an int, several, or None for all)."""
     x = as_value(m, "flip")
     return shape_ops.rev(x, axes_in(axis, x.aval.ndim, "flip"))
 
 
-def flipud(m: Any) -> Array:
+def flipud(m: ArrayLike) -> Array:
     """``m`` in reverse order along axis 0."""
     return flip(m, 0)
 
 
-def fliplr(m: Any) -> Array:
+def fliplr(m: ArrayLike) -> Array:
     """``m`` in reverse order along axis 1."""
     return flip(m, 1)
 
 
-def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
+def rot90(m: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     """Rotate ``m`` by ``k`` quarter turns from the first axis to the second."""
     x = as_value(m, "rot90")
     pair = axes_in(sequence(axes, "rot90", "axes"), x.aval.ndim, "rot90")

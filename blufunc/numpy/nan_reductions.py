@@ -7,8 +7,8 @@ straight to the function that the name is made from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.axes import only_none
@@ -17,6 +17,10 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import reductions as red
 from blufunc.numpy.promotion import constant, named, value_of
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.signatures import Extremum, Position, Running, Total
 
 
 def _valid(x: Any, where: Any, name: str) -> tuple[Array, Any]:
@@ -28,7 +32,7 @@ def _valid(x: Any, where: Any, name: str) -> tuple[Array, Any]:
     return x, mask if where is None else ew.logical_and(mask, where)
 
 
-def _total(function: Callable, name: str, doc: str) -> Callable:
+def _total(function: Callable, name: str, doc: str) -> Total:
     def wrapper(
         a: Any,
         axis: Any = None,
@@ -50,7 +54,12 @@ nanprod = _total(red.prod, "nanprod", "``prod`` over the elements that are not N
 
 
 def nanmean(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, where: Any = None
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = False,
+    where: ArrayLike | None = None,
 ) -> Array:
     """``mean`` over the elements that are not NaN; NaN where there are none."""
     only_none("nanmean", "out", out)
@@ -59,14 +68,14 @@ def nanmean(
 
 
 def nanvar(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
-    where: Any = None,
-    mean: Any = None,
+    where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
 ) -> Array:
     """``var`` over the elements that are not NaN."""
     only_none("nanvar", "out", out)
@@ -77,14 +86,14 @@ def nanvar(
 
 
 def nanstd(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
-    where: Any = None,
-    mean: Any = None,
+    where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
 ) -> Array:
     """``std`` over the elements that are not NaN."""
     only_none("nanstd", "out", out)
@@ -92,7 +101,7 @@ def nanstd(
     return ops.sqrt_p.bind(variance)
 
 
-def _extremum(function: Callable, name: str, lowest: bool) -> Callable:
+def _extremum(function: Callable, name: str, lowest: bool) -> Extremum:
     def wrapper(
         a: Any,
         axis: Any = None,
@@ -122,7 +131,7 @@ nanmax = _extremum(red.max, "nanmax", True)
 nanmin = _extremum(red.min, "nanmin", False)
 
 
-def _position(function: Callable, name: str, worst: float) -> Callable:
+def _position(function: Callable, name: str, worst: float) -> Position:
     def wrapper(a: Any, axis: int | None = None, out: Any = None, keepdims: bool = False) -> Array:
         only_none(name, "out", out)
         x, mask = _valid(a, None, name)
@@ -143,7 +152,7 @@ nanargmax = _position(red.argmax, "nanargmax", -math.inf)
 nanargmin = _position(red.argmin, "nanargmin", math.inf)
 
 
-def _running(function: Callable, name: str, neutral: int) -> Callable:
+def _running(function: Callable, name: str, neutral: int) -> Running:
     def wrapper(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Array:
         only_none(name, "out", out)
         x, mask = _valid(a, None, name)

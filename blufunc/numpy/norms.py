@@ -6,7 +6,8 @@ Face, part of ``bnp.linalg``. Which norm is a static choice (``ord``), as is whi
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
@@ -20,10 +21,15 @@ from blufunc.numpy import elementwise, reductions
 from blufunc.numpy.manipulation import expand_dims, moveaxis
 from blufunc.numpy.promotion import inexact
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
+def norm(
+    x: ArrayLike, ord: Any = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
+) -> Array:
     """A norm of vectors or matrices.
 
     Args:
@@ -52,7 +58,9 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     )
 
 
-def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Array:
+def vector_norm(
+    x: ArrayLike, /, *, axis: int | Sequence[int] | None = None, keepdims: bool = False, ord: Any = 2
+) -> Array:
     """``sum(abs(x)**ord)**(1/ord)`` over one axis, several, or all (None).
 
     ``ord`` may be any number, infinity (the largest absolute value), minus infinity (the smallest), or 0 (the count of
@@ -63,7 +71,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     return _vector(x, axes, static_number(ord, "vector_norm", "ord"), keepdims)
 
 
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
+def matrix_norm(x: ArrayLike, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """A norm of the matrices in the last two axes.
 
     ``ord`` is ``"fro"``: the root of the sum of squares; ``"nuc"``: the sum of singular values; 2 or -2: the largest or

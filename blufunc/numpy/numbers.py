@@ -6,7 +6,7 @@ Face over ``elementwise`` and ``core.ops.integers``. Floats are taken apart thro
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from blufunc.numpy.promotion import (
     value_of,
 )
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 # -- integers --------------------------------------------------------------------------------------
 
 
@@ -47,12 +50,12 @@ def _integers(name: str, x: Any, y: Any) -> tuple[Array, Array]:
     return x, y
 
 
-def gcd(x1: Any, x2: Any) -> Array:
+def gcd(x1: ArrayLike, x2: ArrayLike) -> Array:
     """Greatest common divisors of integers, elementwise; 0 of 0 and 0."""
     return integers.gcd_p.bind(*_integers("gcd", x1, x2))
 
 
-def lcm(x1: Any, x2: Any) -> Array:
+def lcm(x1: ArrayLike, x2: ArrayLike) -> Array:
     """Least common multiples of integers, elementwise; 0 if one of them is."""
     x, y = _integers("lcm", x1, x2)
     common = integers.gcd_p.bind(x, y)
@@ -60,7 +63,7 @@ def lcm(x1: Any, x2: Any) -> Array:
     return ops.abs(ops.mul(x, ops.div(y, safe)))
 
 
-def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Array:
+def packbits(a: ArrayLike, axis: int | None = None, bitorder: str = "big") -> Array:
     """Pack each eight booleans (or x != 0) along an axis into a uint8, zero-padded.
 
     ``bitorder='big'`` makes the first the highest bit, ``'little'`` the lowest. The axis None means ``a`` flattened.
@@ -78,7 +81,9 @@ def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Array:
     return moveaxis(reduce_sum(ops.mul(groups, stretch(weights, groups.aval.shape)), (len(rest) + 1,)), -1, d)
 
 
-def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitorder: str = "big") -> Array:
+def unpackbits(
+    a: ArrayLike, axis: int | None = None, count: int | None = None, bitorder: str = "big"
+) -> Array:
     """Unpack uint8 into eight uint8 bits each along an axis: reverses ``packbits``.
 
     ``count`` bits are returned, padded by zeros or truncated; a negative count is the number of bits to omit.
@@ -146,7 +151,7 @@ def _power_of_two(exponent: Array, dtype: np.dtype) -> Array:
     return ops.bitcast(ops.shift_left(biased, constant(fraction, bits)), dtype)
 
 
-def frexp(x: Any, /) -> tuple[Array, Array]:
+def frexp(x: ArrayLike, /) -> tuple[Array, Array]:
     """``(m, e)`` with ``x == m * 2**e`` and ``0.5 <= |m| < 1``; e is int32.
 
     Of 0, infinities and NaN, m is x and e is 0.
@@ -176,7 +181,7 @@ def frexp(x: Any, /) -> tuple[Array, Array]:
     )
 
 
-def ldexp(x: Any, exponent: Any, /) -> Array:
+def ldexp(x: ArrayLike, exponent: ArrayLike, /) -> Array:
     """``x * 2**exponent``, elementwise, as a float, rounded once."""
     e = value_of(exponent, "ldexp")
     if not (dtypes.is_integer(e.aval.dtype) or dtypes.is_bool(e.aval.dtype)):
@@ -199,7 +204,7 @@ def ldexp(x: Any, exponent: Any, /) -> Array:
     return ops.mul(x, _power_of_two(ops.clamp(-(bias - 1), e, bias), dtype))
 
 
-def modf(x: Any, /, out: Any = None) -> tuple[Array, Array]:
+def modf(x: ArrayLike, /, out: None = None) -> tuple[Array, Array]:
     """Fractional and integral part as floats, elementwise, with the sign of x."""
     only_none("modf", "out", out)
     x = _real("modf", x)
@@ -208,7 +213,7 @@ def modf(x: Any, /, out: Any = None) -> tuple[Array, Array]:
     return ew.copysign(rest, x), whole
 
 
-def spacing(x: Any, /) -> Array:
+def spacing(x: ArrayLike, /) -> Array:
     """The distance from x to the next float away from 0, with the sign of x."""
     x = _real("spacing", x)
     if x.aval.dtype.itemsize < 4:
@@ -223,13 +228,13 @@ def spacing(x: Any, /) -> Array:
 # -- special functions -----------------------------------------------------------------------------
 
 
-def i0(x: Any) -> Array:
+def i0(x: ArrayLike) -> Array:
     """The modified Bessel function of the first kind and order 0, as a float."""
     x = inexact(x, "i0")
     return ops.mul(bessel_i0e(x), ops.exp(ops.abs(x)))
 
 
-def kaiser(M: int, beta: Any) -> Array:
+def kaiser(M: int, beta: ArrayLike) -> Array:
     """The Kaiser window, ``i0(beta sqrt(1 - t**2)) / i0(beta)``, t from -1 to 1.
 
     It has M points and the dtype of ``beta``.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from blufunc.numpy.promotion import (
 )
 from blufunc.numpy.statistics import median
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "constant": ("constant_values",),
     "edge": (),
@@ -49,7 +52,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 """Each mode with the options that it takes."""
 
 
-def pad(array: Any, pad_width: Any, mode: str | Callable = "constant", **kwargs: Any) -> Array:
+def pad(array: ArrayLike, pad_width: Any, mode: str | Callable = "constant", **kwargs: Any) -> Array:
     """``array`` with elements added at both ends of its axes.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -40,18 +40,21 @@ from blufunc.numpy.promotion import (
     stretch,
 )
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 # -- picking ---------------------------------------------------------------------------------------
 
 
 def take(
-    a: Any,
-    indices: Any,
+    a: ArrayLike,
+    indices: ArrayLike,
     axis: int | None = None,
-    out: Any = None,
+    out: None = None,
     mode: str | None = None,
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
 ) -> Array:
     """The elements of ``a`` at integer positions along an axis; flattened by default.
 
@@ -85,11 +88,11 @@ def take(
 
 
 def take_along_axis(
-    arr: Any,
-    indices: Any,
+    arr: ArrayLike,
+    indices: ArrayLike,
     axis: int | None = -1,
     mode: str | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
     wrap_negative_indices: bool = True,
 ) -> Array:
     """The elements of ``arr`` at ``indices`` along an axis, line by line.
@@ -160,7 +163,7 @@ def ix_(*args: Any) -> tuple[Array, ...]:
     )
 
 
-def unravel_index(indices: Any, shape: Any) -> tuple[Array, ...]:
+def unravel_index(indices: ArrayLike, shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[Array, ...]:
     """Flat positions as one array of positions for each axis of ``shape``.
 
     Negative positions count from the end; positions out of range are clamped.
@@ -180,8 +183,22 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Array, ...]:
     return tuple(reversed(result))
 
 
+@overload
+def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike, /) -> Array: ...
+@overload
 def where(
-    condition: Any, x: Any = None, y: Any = None, /, *, size: int | None = None, fill_value: Any = None
+    condition: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> tuple[Array, ...]: ...
+
+
+def where(
+    condition: ArrayLike,
+    x: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    /,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
 ) -> Any:
     """``x`` where ``condition`` holds, else ``y``: elementwise, promoted, broadcast.
 
@@ -206,7 +223,9 @@ def where(
     return ew.choose(condition, x, y)
 
 
-def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Array, ...]:
+def nonzero(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> tuple[Array, ...]:
     """The positions of the elements that are not 0, one int32 vector for each axis.
 
     Their number depends on the values: while tracing, ``size`` is required, which cuts the
@@ -252,18 +271,18 @@ def _nowhere(rank: int, size: int, fill_value: Any) -> list[Array]:
     ]
 
 
-def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Array:
+def flatnonzero(a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None) -> Array:
     """Positions in ``a`` flattened of the elements that are not 0."""
     return nonzero(ravel(a), size=size, fill_value=fill_value)[0]
 
 
-def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Array:
+def argwhere(a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None) -> Array:
     """Positions of elements that are not 0 as rows of an ``(n, rank)`` array."""
     columns = nonzero(a, size=size, fill_value=fill_value)
     return shape_ops.concatenate([_reshape(c, (c.aval.size, 1)) for c in columns], 1)
 
 
-def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Array:
+def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Array:
     """Test for one shape and equal elements, as scalar bool."""
     x, y = as_value(a1, "array_equal"), as_value(a2, "array_equal")
     if x.aval.shape != y.aval.shape:
@@ -274,7 +293,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Array:
     return _all(same)
 
 
-def array_equiv(a1: Any, a2: Any) -> Array:
+def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Array:
     """Test for equal elements after broadcasting, as scalar bool."""
     x, y = as_value(a1, "array_equiv"), as_value(a2, "array_equiv")
     try:
@@ -284,7 +303,9 @@ def array_equiv(a1: Any, a2: Any) -> Array:
     return _all(ew.equal(x, y))
 
 
-def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
+def isclose(
+    a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Array:
     """Test ``|a - b| <= atol + rtol * |b|``, elementwise; equal infinities are close."""
     x, y = meet(a, b, "isclose")
     if not dtypes.is_inexact(x.aval.dtype):
@@ -294,7 +315,9 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
     return ew.logical_or(close, ew.logical_and(ew.isnan(x), ew.isnan(y))) if equal_nan else close
 
 
-def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
+def allclose(
+    a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Array:
     """Test that all elements are close (see ``isclose``), as scalar bool."""
     return _all(isclose(a, b, rtol, atol, equal_nan))
 

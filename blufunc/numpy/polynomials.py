@@ -7,7 +7,7 @@ leading zeros stay unless they are asked to go.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from blufunc.numpy.promotion import (
 )
 from blufunc.numpy.signals import convolve
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 
 class PolyfitResult(NamedTuple):
     """The result of ``polyfit(full=True)``."""
@@ -62,7 +65,7 @@ def _coefficients(name: str, *ps: Any) -> list[Array]:
     return [reshape(v, (v.aval.size,)) for v in values]
 
 
-def polyval(p: Any, x: Any, *, unroll: int = 16) -> Array:
+def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = 16) -> Array:
     """The polynomial with coefficients ``p`` at x, elementwise, by Horner's rule.
 
     ``p`` may have further axes, which broadcast with x. ``unroll`` has no effect: the steps are one program always.
@@ -86,21 +89,21 @@ def _aligned(x: Array, n: int) -> Array:
     return shape_ops.pad(x, constant(0, x.aval.dtype), [(n - x.aval.size, 0, 0)])
 
 
-def polyadd(a1: Any, a2: Any) -> Array:
+def polyadd(a1: ArrayLike, a2: ArrayLike) -> Array:
     """The sum of two polynomials."""
     a, b = _coefficients("polyadd", a1, a2)
     n = max(a.aval.size, b.aval.size)
     return ew.add(_aligned(a, n), _aligned(b, n))
 
 
-def polysub(a1: Any, a2: Any) -> Array:
+def polysub(a1: ArrayLike, a2: ArrayLike) -> Array:
     """The difference of two polynomials."""
     a, b = _coefficients("polysub", a1, a2)
     n = max(a.aval.size, b.aval.size)
     return ew.subtract(_aligned(a, n), _aligned(b, n))
 
 
-def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Array:
+def polymul(a1: ArrayLike, a2: ArrayLike, *, trim_leading_zeros: bool = False) -> Array:
     """The product of two polynomials; ``trim_leading_zeros`` is not traceable."""
     a, b = _coefficients("polymul", a1, a2)
     if trim_leading_zeros:
@@ -109,7 +112,7 @@ def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Array:
     return convolve(parts[0], parts[1])
 
 
-def polydiv(u: Any, v: Any, *, trim_leading_zeros: bool = False) -> tuple[Array, Array]:
+def polydiv(u: ArrayLike, v: ArrayLike, *, trim_leading_zeros: bool = False) -> tuple[Array, Array]:
     """The quotient and the remainder of two polynomials, as floats.
 
     The remainder has as many coefficients as ``u``; with ``trim_leading_zeros``, outside of traces, none of them that
@@ -138,7 +141,7 @@ def polydiv(u: Any, v: Any, *, trim_leading_zeros: bool = False) -> tuple[Array,
     return concatenate(quotient, 0), keep
 
 
-def polyder(p: Any, m: int = 1) -> Array:
+def polyder(p: ArrayLike, m: int = 1) -> Array:
     """The ``m``-th derivative of a polynomial."""
     (p,) = _coefficients("polyder", p)
     times = static_int(m, "polyder", "m")
@@ -152,7 +155,7 @@ def polyder(p: Any, m: int = 1) -> Array:
     return ew.multiply(kept, asarray(np.asarray(factors, np.float64), p.aval.dtype)) if factors else kept
 
 
-def polyint(p: Any, m: int = 1, k: Any = None) -> Array:
+def polyint(p: ArrayLike, m: int = 1, k: ArrayLike | None = None) -> Array:
     """The ``m``-th integral of a polynomial, as floats; ``k`` has the constants."""
     p = _coefficients("polyint", p)[0]
     p = inexact(p, "polyint")
@@ -197,7 +200,7 @@ def poly(seq_of_zeros: Any) -> Array:
     return result
 
 
-def roots(p: Any, *, strip_zeros: bool = True) -> Array:
+def roots(p: ArrayLike, *, strip_zeros: bool = True) -> Array:
     """The roots of a polynomial as complex eigenvalues of its companion matrix.
 
     With ``strip_zeros``, outside of traces, leading zeros are taken off; trailing ones are roots at 0. Without, the
@@ -231,8 +234,47 @@ def roots(p: Any, *, strip_zeros: bool = True) -> Array:
     return concatenate([found, zeros((zero_roots,), kind)], 0) if zero_roots else found
 
 
+@overload
 def polyfit(
-    x: Any, y: Any, deg: int, rcond: float | None = None, full: bool = False, w: Any = None, cov: Any = False
+    x: ArrayLike,
+    y: ArrayLike,
+    deg: int,
+    rcond: float | None = None,
+    full: Literal[False] = False,
+    w: ArrayLike | None = None,
+    cov: bool | str = False,
+) -> Array: ...
+@overload
+def polyfit(
+    x: ArrayLike,
+    y: ArrayLike,
+    deg: int,
+    rcond: float | None = None,
+    *,
+    full: Literal[True],
+    w: ArrayLike | None = None,
+    cov: bool | str = False,
+) -> tuple[Any, ...]: ...
+@overload
+def polyfit(
+    x: ArrayLike,
+    y: ArrayLike,
+    deg: int,
+    rcond: float | None = None,
+    full: bool = False,
+    w: ArrayLike | None = None,
+    cov: bool | str = False,
+) -> Array | tuple[Any, ...]: ...
+
+
+def polyfit(
+    x: ArrayLike,
+    y: ArrayLike,
+    deg: int,
+    rcond: float | None = None,
+    full: bool = False,
+    w: ArrayLike | None = None,
+    cov: bool | str = False,
 ) -> Any:
     """The polynomial of degree ``deg`` that fits points in the least squares.
 

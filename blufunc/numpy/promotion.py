@@ -9,7 +9,7 @@ primitives broadcast them; Python scalars become constants of the other operand'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,10 @@ from blufunc.core.ops.elementwise import convert_p
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape
 from blufunc.core.primitives.primitive import Primitive
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.signatures import Binary, Ufunc, Unary
+
 # -- operands ---------------------------------------------------------------------------------------
 
 
@@ -38,7 +42,7 @@ PYTHON_SCALARS = dtypes.SCALARS
 _BOOL = dtypes.bool_
 
 
-def as_value(x: Any, name: str = "this function") -> Array:
+def as_value(x: ArrayLike, name: str = "this function") -> Array:
     """An argument of the function called ``name`` as a value; sequences are refused."""
     if isinstance(x, Array):
         return x
@@ -119,7 +123,7 @@ def cast(x: Array, dtype: np.dtype, weak: bool = False) -> Array:
     return convert_p.bind(x, dtype=dtype)
 
 
-def inexact(x: Any, name: str) -> Array:
+def inexact(x: ArrayLike, name: str) -> Array:
     """``x`` as a floating or complex value."""
     kind = PYTHON_SCALARS.get(x.__class__)
     if kind is not None:
@@ -342,13 +346,13 @@ def dtype_of(dtype: Any) -> np.dtype | None:
 # -- families of elementwise functions: a primitive becomes a function with a public name -----------
 
 
-def named(function: Callable, name: str, doc: str, module: str = "blufunc.numpy") -> Callable:
+def named(function: Callable, name: str, doc: str, module: str = "blufunc.numpy") -> Any:
     """The function under its public name."""
     function.__module__ = module
     return ops.named(function, name, doc)
 
 
-def unary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
+def unary_inexact(prim: Primitive, name: str, doc: str) -> Unary:
     """A function of real or complex numbers: integers become float32."""
 
     def function(x: Any, /) -> Array:
@@ -359,7 +363,7 @@ def unary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
     return named(function, name, f"{doc} Elementwise; integers and booleans are computed in float32.")
 
 
-def binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = None) -> Callable:
+def binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = None) -> Ufunc:
     """Make a function of two operands; ``on_bool`` defines it for booleans."""
     bind = prim.bind
 
@@ -373,7 +377,7 @@ def binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = Non
     return named(function, name, f"{doc} Elementwise, with promotion and broadcasting.")
 
 
-def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Callable:
+def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Binary:
     """Make an order comparison; complex: by real, then imaginary part."""
     bind = prim.bind
 
@@ -388,7 +392,7 @@ def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Callabl
     return named(function, name, f"{doc} Elementwise, with promotion and broadcasting.")
 
 
-def extremum(prim: Primitive, stays: Callable, name: str, doc: str) -> Callable:
+def extremum(prim: Primitive, stays: Callable, name: str, doc: str) -> Ufunc:
     """Make the function that selects an operand by ``stays(x, y)``."""
     bind = prim.bind
 
@@ -403,7 +407,7 @@ def extremum(prim: Primitive, stays: Callable, name: str, doc: str) -> Callable:
     return named(function, name, f"{doc} Elementwise, with promotion and broadcasting.")
 
 
-def binary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
+def binary_inexact(prim: Primitive, name: str, doc: str) -> Binary:
     """A function of two real numbers: integers become float32."""
 
     def function(x: Any, y: Any, /) -> Array:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -42,6 +42,10 @@ from blufunc.numpy.promotion import (
     stretch,
     value_of,
 )
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.signatures import Extremum, Position, Quantifier, Running
 
 
 def _kept(x: Array, result: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
@@ -97,13 +101,13 @@ def _start(initial: Any, result: Array, name: str) -> Array:
 
 
 def sum(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
     promote_integers: bool = True,
 ) -> Array:
     """The sum over axes; bool and integers below 32 bits accumulate in 32 bits."""
@@ -113,13 +117,13 @@ def sum(
 
 
 def prod(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
     promote_integers: bool = True,
 ) -> Array:
     """The product over axes; integers below 32 bits accumulate in 32 bits."""
@@ -148,7 +152,7 @@ def extreme_of(dtype: np.dtype, largest: bool) -> Any:
     return reduce.limit(dtype, largest).item()
 
 
-def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: str) -> Callable:
+def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: str) -> Extremum:
     def function(
         a: Any,
         axis: Any = None,
@@ -219,7 +223,7 @@ min = amin = _extremum(
 )
 
 
-def _logical(prim: Primitive, name: str, neutral: bool, doc: str) -> Callable:
+def _logical(prim: Primitive, name: str, neutral: bool, doc: str) -> Quantifier:
     def function(
         a: Any, axis: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = None
     ) -> Array:
@@ -236,7 +240,7 @@ all = _logical(reduce.reduce_and_p, "all", True, "Whether all elements over axes
 any = _logical(reduce.reduce_or_p, "any", False, "Whether any element over axes is true (not 0), as bool.")
 
 
-def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Array:
+def count_nonzero(a: ArrayLike, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
     """The number of elements over axes that are not 0, as int32."""
     return sum(ew.truth(a, "count_nonzero"), axis, keepdims=keepdims)
 
@@ -252,7 +256,13 @@ def _count(x: Array, axes: tuple[int, ...], where: Any, keepdims: bool, name: st
 
 
 def mean(
-    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = None
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = False,
+    *,
+    where: ArrayLike | None = None,
 ) -> Array:
     """The mean over axes, in the dtype of ``a``; float32 for integers."""
     only_none("mean", "out", out)
@@ -265,8 +275,39 @@ def mean(
     return cast(ew.divide(total, cast(n, total.aval.dtype) if isinstance(n, Array) else n), want)
 
 
+@overload
 def average(
-    a: Any, axis: Any = None, weights: Any = None, returned: bool = False, keepdims: bool = False
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    weights: ArrayLike | None = None,
+    returned: Literal[False] = False,
+    keepdims: bool = False,
+) -> Array: ...
+@overload
+def average(
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    weights: ArrayLike | None = None,
+    *,
+    returned: Literal[True],
+    keepdims: bool = False,
+) -> tuple[Array, Array]: ...
+@overload
+def average(
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    weights: ArrayLike | None = None,
+    returned: bool = False,
+    keepdims: bool = False,
+) -> Array | tuple[Array, Array]: ...
+
+
+def average(
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    weights: ArrayLike | None = None,
+    returned: bool = False,
+    keepdims: bool = False,
 ) -> Any:
     """The mean over axes, weighted; with ``returned`` also the sum of the weights.
 
@@ -300,15 +341,15 @@ def _center(y: Array, axes: tuple[int, ...], where: Any) -> Array:
 
 
 def var(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
-    where: Any = None,
-    mean: Any = None,
+    where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
     correction: float | None = None,
 ) -> Array:
     """The variance over axes: the mean of ``|a - mean|**2``, as a real float.
@@ -340,15 +381,15 @@ def var(
 
 
 def std(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    dtype: DTypeLike | None = None,
+    out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
-    where: Any = None,
-    mean: Any = None,
+    where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
     correction: float | None = None,
 ) -> Array:
     """The standard deviation over axes: the square root of ``var``."""
@@ -359,7 +400,9 @@ def std(
     return ops.sqrt_p.bind(variance)
 
 
-def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Array:
+def ptp(
+    a: ArrayLike, axis: int | Sequence[int] | None = None, out: None = None, keepdims: bool = False
+) -> Array:
     """The range of values over axes: the largest less the smallest."""
     only_none("ptp", "out", out)
     return ew.subtract(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
@@ -377,7 +420,7 @@ def _rank_of_complex(x: Array, axis: Any, name: str) -> Array:
     return ops.add(spoiled, ops.convert(hit if largest else ops.bitwise_not(hit), dtypes.float32))
 
 
-def _position(prim: Primitive, name: str, doc: str) -> Callable:
+def _position(prim: Primitive, name: str, doc: str) -> Position:
     def function(a: Any, axis: int | None = None, out: Any = None, keepdims: bool = False) -> Array:
         only_none(name, "out", out)
         x = value_of(a, name)
@@ -411,7 +454,7 @@ argmin = _position(
 # -- running totals --------------------------------------------------------------------------------
 
 
-def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Callable:
+def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Running:
     def function(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Array:
         only_none(name, "out", out)
         x = value_of(a, name)
@@ -436,14 +479,14 @@ cumprod = _running(
 
 
 def cumulative_sum(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+    x: ArrayLike, /, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
 ) -> Array:
     """``cumsum`` of the array API standard; ``include_initial`` prepends a 0."""
     return _with_initial(cumsum, "cumulative_sum", 0, x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+    x: ArrayLike, /, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
 ) -> Array:
     """``cumprod`` of the array API standard; ``include_initial`` prepends a 1."""
     return _with_initial(cumprod, "cumulative_prod", 1, x, axis, dtype, include_initial)

@@ -6,7 +6,7 @@ vector, so that it is one straight program: about ``log2(n)`` gathers for all va
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
@@ -21,11 +21,16 @@ from blufunc.numpy import elementwise as ew
 from blufunc.numpy import indexing
 from blufunc.numpy.promotion import as_dtype_of, as_value, cast, constant, promote_dtypes, stretch
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 METHODS = ("scan", "scan_unrolled", "sort", "compare_all")
 _INT32 = dtypes.int32
 
 
-def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None, *, method: str = "scan") -> Array:
+def searchsorted(
+    a: ArrayLike, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None, *, method: str = "scan"
+) -> Array:
     """Positions, int32, at which each of v keeps the sorted vector ``a`` sorted.
 
     Args:
@@ -105,7 +110,7 @@ def _by_sorting(x: Array, v: Array, side: str) -> Array:
     return ops.sub(mine, among_v)
 
 
-def digitize(x: Any, bins: Any, right: bool = False, *, method: str = "scan") -> Array:
+def digitize(x: ArrayLike, bins: Any, right: bool = False, *, method: str = "scan") -> Array:
     """The interval, int32, between ``bins`` in which each element of x lies.
 
     ``bins`` increase or decrease; they do the latter if their last is smaller than their first. ``right`` says
@@ -122,8 +127,8 @@ def digitize(x: Any, bins: Any, right: bool = False, *, method: str = "scan") ->
 
 
 def isin(
-    element: Any,
-    test_elements: Any,
+    element: ArrayLike,
+    test_elements: ArrayLike,
     assume_unique: bool = False,
     invert: bool = False,
     *,
@@ -160,7 +165,14 @@ def isin(
     return ops.bitwise_not(found) if invert else found
 
 
-def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Array:
+def interp(
+    x: ArrayLike,
+    xp: ArrayLike,
+    fp: ArrayLike,
+    left: ArrayLike | None = None,
+    right: ArrayLike | None = None,
+    period: ArrayLike | None = None,
+) -> Array:
     """The piecewise linear function through ``(xp, fp)``, ``xp`` increasing, at x.
 
     Args:

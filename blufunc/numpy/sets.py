@@ -6,7 +6,7 @@ on values: while tracing, ``size`` must be given, which truncates or pads the re
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from blufunc.numpy.promotion import (
     value_of,
 )
 from blufunc.numpy.searching import isin, searchsorted
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
 _INT32 = dtypes.int32
 
@@ -103,8 +106,22 @@ def _sorted_rows(x: Array, equal_nan: bool) -> tuple[Array, Array, Array]:
     return (ops.convert(rows, dtypes.bool_) if boolean else rows), order, first
 
 
+@overload
 def unique(
-    ar: Any,
+    ar: ArrayLike,
+    return_index: Literal[False] = False,
+    return_inverse: Literal[False] = False,
+    return_counts: Literal[False] = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+    sorted: bool = True,
+) -> Array: ...
+@overload
+def unique(
+    ar: ArrayLike,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -112,7 +129,21 @@ def unique(
     *,
     equal_nan: bool = True,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
+    sorted: bool = True,
+) -> tuple[Array, ...]: ...
+
+
+def unique(
+    ar: ArrayLike,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
     sorted: bool = True,
 ) -> Any:
     """The sorted unique elements of ``ar``, or its unique slices along an axis.
@@ -193,7 +224,9 @@ def _unique(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
+def unique_all(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueAllResult:
     """Unique elements of x, with first positions, inverse and counts.
 
     NaN are distinct from each other. For ``size`` and ``fill_value`` see ``unique``.
@@ -201,19 +234,23 @@ def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) ->
     return UniqueAllResult(*_unique("unique_all", x, True, True, True, None, False, size, fill_value))
 
 
-def unique_counts(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueCountsResult:
+def unique_counts(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueCountsResult:
     """The distinct elements of x and how often each occurs; see ``unique_all``."""
     return UniqueCountsResult(*_unique("unique_counts", x, False, False, True, None, False, size, fill_value))
 
 
-def unique_inverse(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueInverseResult:
+def unique_inverse(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueInverseResult:
     """The unique elements of x and the inverse; see ``unique_all``."""
     return UniqueInverseResult(
         *_unique("unique_inverse", x, False, True, False, None, False, size, fill_value)
     )
 
 
-def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Array:
+def unique_values(x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None) -> Array:
     """The distinct elements of x; see ``unique_all``."""
     return _unique("unique_values", x, False, False, False, None, False, size, fill_value)
 
@@ -249,7 +286,9 @@ def _chosen(
     return results
 
 
-def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Array:
+def union1d(
+    ar1: ArrayLike, ar2: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """The unique elements of ``ar1`` and ``ar2`` together.
 
     For ``size`` and ``fill_value`` see ``unique``.
@@ -259,7 +298,12 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
 
 
 def setdiff1d(
-    ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
+    ar1: ArrayLike,
+    ar2: ArrayLike,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
 ) -> Array:
     """The unique elements of ``ar1`` that are not in ``ar2``, in the dtype of ``ar1``.
 
@@ -278,7 +322,12 @@ def setdiff1d(
 
 
 def setxor1d(
-    ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
+    ar1: ArrayLike,
+    ar2: ArrayLike,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
 ) -> Array:
     """The unique elements of only one of ``ar1`` and ``ar2``.
 
@@ -295,14 +344,46 @@ def setxor1d(
     return _chosen("setxor1d", reshape(rows, both.aval.shape), keep, size, fill_value)[0]
 
 
+@overload
 def intersect1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
+    assume_unique: bool = False,
+    return_indices: Literal[False] = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array: ...
+@overload
+def intersect1d(
+    ar1: ArrayLike,
+    ar2: ArrayLike,
+    assume_unique: bool = False,
+    *,
+    return_indices: Literal[True],
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> tuple[Array, Array, Array]: ...
+@overload
+def intersect1d(
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     return_indices: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
+) -> Array | tuple[Array, Array, Array]: ...
+
+
+def intersect1d(
+    ar1: ArrayLike,
+    ar2: ArrayLike,
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
 ) -> Any:
     """The unique elements of both arrays; ``return_indices`` adds first positions.
 

@@ -6,7 +6,7 @@ into the longer one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from blufunc.core.ops import shape as shape_ops
 from blufunc.numpy.indexing import getitem
 from blufunc.numpy.linear import matmul
 from blufunc.numpy.promotion import as_value, constant, promote_dtypes, shape_of, static_int
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
 
 _MODES = ("full", "same", "valid")
 
@@ -50,7 +53,12 @@ def _windowed(long: Array, weights: Array, before: int, count: int, precision: A
 
 
 def convolve(
-    a: Any, v: Any, mode: str = "full", *, precision: Any = None, preferred_element_type: Any = None
+    a: ArrayLike,
+    v: ArrayLike,
+    mode: str = "full",
+    *,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> Array:
     """The convolution of two vectors: ``sum_j a[j] v[i - j]``.
 
@@ -67,7 +75,12 @@ def convolve(
 
 
 def correlate(
-    a: Any, v: Any, mode: str = "valid", *, precision: Any = None, preferred_element_type: Any = None
+    a: ArrayLike,
+    v: ArrayLike,
+    mode: str = "valid",
+    *,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> Array:
     """The correlation of two vectors: ``sum_j a[i + j] conj(v[j])``."""
     a, v = _vectors("correlate", a, v, mode)

@@ -6,7 +6,7 @@ sorted last, complex numbers by their real, then their imaginary part.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
@@ -17,6 +17,9 @@ from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.shape import iota
 from blufunc.numpy.promotion import as_value, axis_in, cast, dtype_of, line_axis
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
 
 
 def _check_kind(name: str, kind: Any, order: Any) -> None:
@@ -29,7 +32,7 @@ def _check_kind(name: str, kind: Any, order: Any) -> None:
 
 
 def sort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     kind: str | None = None,
@@ -48,14 +51,14 @@ def sort(
 
 
 def argsort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     kind: str | None = None,
     order: None = None,
     stable: bool = True,
     descending: bool = False,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """Positions, int32 or ``dtype``, that sort ``a`` along an axis.
 
@@ -77,7 +80,7 @@ def argsort(
     return cast(ops.sub(n - 1, shape_ops.rev(backwards, (d,))), want)
 
 
-def lexsort(keys: Any, axis: int = -1) -> Array:
+def lexsort(keys: ArrayLike, axis: int = -1) -> Array:
     """Positions, int32, that sort by the last key, then by the one before it, ..."""
     if isinstance(keys, Array):
         keys = [shape_ops.index_in_dim(keys, i, 0, keepdims=False) for i in range(len(keys))]
@@ -91,7 +94,7 @@ def lexsort(keys: Any, axis: int = -1) -> Array:
     return sort_ops.sort((*reversed(values), positions), d, num_keys=len(values))[-1]
 
 
-def sort_complex(a: Any) -> Array:
+def sort_complex(a: ArrayLike) -> Array:
     """Sort along the last axis as complex: by real, then imaginary part."""
     x = as_value(a, "sort_complex")
     wide = x.aval.dtype == dtypes.float64 or x.aval.dtype == dtypes.complex128
@@ -107,7 +110,7 @@ def _checked_kth(kth: Any, n: int, name: str) -> None:
             )
 
 
-def partition(a: Any, kth: Any, axis: int | None = -1) -> Array:
+def partition(a: ArrayLike, kth: Any, axis: int | None = -1) -> Array:
     """Partition lines: element ``kth`` as sorted, smaller before, larger after it.
 
     The order of the others is unspecified: here they are sorted, too.
@@ -117,7 +120,7 @@ def partition(a: Any, kth: Any, axis: int | None = -1) -> Array:
     return sort(x, d)
 
 
-def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Array:
+def argpartition(a: ArrayLike, kth: Any, axis: int | None = -1) -> Array:
     """The positions, int32, that put ``a`` in the order of ``partition``."""
     x, d = line_axis(as_value(a, "argpartition"), axis, "argpartition")
     _checked_kth(kth, x.aval.shape[d], "argpartition")

@@ -7,7 +7,8 @@ from the fractions; those that pass over NaN, which sort last, count them first.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +43,9 @@ from blufunc.numpy.promotion import (
     stretch,
 )
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+
 _INT32 = dtypes.int32
 _METHODS = ("linear", "lower", "higher", "nearest", "midpoint", "inverted_cdf")
 
@@ -49,15 +53,15 @@ _METHODS = ("linear", "lower", "higher", "nearest", "midpoint", "inverted_cdf")
 
 
 def quantile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: Any = None,
+    weights: ArrayLike | None = None,
 ) -> Array:
     """The values below which fractions ``q`` of the elements over axes lie, as floats.
 
@@ -76,59 +80,67 @@ def quantile(
 
 
 def nanquantile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: Any = None,
+    weights: ArrayLike | None = None,
 ) -> Array:
     """``quantile`` of the elements that are not NaN; NaN where there are none."""
     return _quantile("nanquantile", a, q, axis, out, overwrite_input, method, keepdims, weights, True)
 
 
 def percentile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: Any = None,
+    weights: ArrayLike | None = None,
 ) -> Array:
     """``quantile`` with ``q`` in percent, between 0 and 100."""
     return _quantile("percentile", a, q, axis, out, overwrite_input, method, keepdims, weights, False)
 
 
 def nanpercentile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: Any = None,
+    weights: ArrayLike | None = None,
 ) -> Array:
     """``percentile`` of the elements that are not NaN; NaN where there are none."""
     return _quantile("nanpercentile", a, q, axis, out, overwrite_input, method, keepdims, weights, True)
 
 
 def median(
-    a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    keepdims: bool = False,
 ) -> Array:
     """The middle value over axes, or the mean of the middle two, as a float."""
     return _quantile("median", a, 0.5, axis, out, overwrite_input, "midpoint", keepdims, None, False)
 
 
 def nanmedian(
-    a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    keepdims: bool = False,
 ) -> Array:
     """``median`` of the elements that are not NaN; NaN where there are none."""
     return _quantile("nanmedian", a, 0.5, axis, out, overwrite_input, "midpoint", keepdims, None, True)
@@ -280,14 +292,14 @@ def _weighted(lines: Array, weights: Array, q: Array, pass_nan: bool) -> Array:
 
 
 def cov(
-    m: Any,
-    y: Any = None,
+    m: ArrayLike,
+    y: ArrayLike | None = None,
     rowvar: bool = True,
     bias: bool = False,
     ddof: int | None = None,
-    fweights: Any = None,
-    aweights: Any = None,
-    dtype: Any = None,
+    fweights: ArrayLike | None = None,
+    aweights: ArrayLike | None = None,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """The matrix of covariances of variables, as floats: of rank 0 for one variable.
 
@@ -370,7 +382,9 @@ def _variables(m: Any, rowvar: bool) -> Array:
     return permute(rows, (1, 0)) if not rowvar and x.aval.ndim == 2 else rows
 
 
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> Array:
+def corrcoef(
+    x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, dtype: DTypeLike | None = None
+) -> Array:
     """The matrix of correlation coefficients, as floats; arguments of ``cov``."""
     c = cov(x, y, rowvar, dtype=dtype)
     if not c.aval.ndim:

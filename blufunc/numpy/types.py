@@ -6,7 +6,7 @@ Face over ``core.dtypes``. A dtype name here is usable wherever a dtype is expec
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.promotion import PYTHON_SCALARS, type_of
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
 
 ndarray = Array
 
@@ -162,7 +165,7 @@ def common_type(*args: Any) -> tuple[np.dtype, bool]:
     return dtypes.promote(*[_pair(x) for x in args])
 
 
-def promote_types(a: Any, b: Any) -> np.dtype:
+def promote_types(a: DTypeLike, b: DTypeLike) -> np.dtype:
     """The dtype of arithmetic between two dtypes."""
     return dtypes.promote(_pair(a), _pair(b))[0]
 
@@ -174,7 +177,7 @@ def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
     return bool(np.can_cast(frm, dtypes.as_dtype(to), casting))  # type: ignore[arg-type]
 
 
-def dtype(dtype: Any) -> np.dtype:
+def dtype(dtype: DTypeLike) -> np.dtype:
     """The ``np.dtype`` for a name, scalar type or dtype."""
     return dtypes.as_dtype(dtype)
 
@@ -207,12 +210,12 @@ def finfo(dtype: Any) -> FloatLimits:
     return FloatLimits(dtype.aval.dtype if isinstance(dtype, Array) else dtypes.as_dtype(dtype))
 
 
-def iinfo(int_type: Any) -> Any:
+def iinfo(int_type: Any) -> np.iinfo:
     """Limits of an integer dtype, or of an array's: ``min``, ``max``, ``bits``."""
     return dtypes.iinfo(int_type.aval.dtype if isinstance(int_type, Array) else int_type)
 
 
-def iterable(y: Any) -> bool:
+def iterable(y: ArrayLike) -> bool:
     """True if ``y`` is iterable: a sequence, or an array with axes."""
     if isinstance(y, Array):
         return y.aval.ndim > 0
@@ -226,11 +229,11 @@ def isscalar(element: Any) -> bool:
     )
 
 
-def iscomplexobj(x: Any) -> bool:
+def iscomplexobj(x: ArrayLike) -> bool:
     """True if x has a complex dtype."""
     return dtypes.is_complex(_pair(x)[0])
 
 
-def isrealobj(x: Any) -> bool:
+def isrealobj(x: ArrayLike) -> bool:
     """True if x has a dtype that is not complex."""
     return not iscomplexobj(x)

@@ -146,12 +146,12 @@ class ufunc(metaclass=_Kind):
         shape = x.aval.shape
         if axis is None:
             x, d, kept = reshape(x, (x.aval.size,)), 0, (1,) * len(shape)
-            mask = None if where is None else reshape(mask, (x.aval.size,))
+            mask = None if mask is None else reshape(mask, (x.aval.size,))
         else:
             d = axis_in(axis, x.aval.ndim, name)
             kept = (*shape[:d], 1, *shape[d + 1 :])
         x = moveaxis(x, d, 0)
-        mask = None if where is None else moveaxis(mask, d, 0)
+        mask = None if mask is None else moveaxis(mask, d, 0)
         start = self.identity if initial is None else initial
         if start is None and not x.aval.shape[0]:
             raise errors.ArgumentError(
@@ -302,13 +302,16 @@ def frompyfunc(func: Callable[..., Any], /, nin: int, nout: int, *, identity: An
 _OF = {f: ufunc(f, 2, 1, identity=identity, call=f) for f, identity in ew.IDENTITIES.items()}
 _OF[ew.negative] = ufunc(ew.negative, 1, 1, call=ew.negative)
 _ASSOCIATIVE = frozenset(_OF.values())
-_ALREADY = {
+_ALREADY: dict[ufunc, Callable[..., Array]] = {
     _OF[ew.add]: reductions.sum,
     _OF[ew.multiply]: reductions.prod,
     _OF[ew.maximum]: reductions.max,
     _OF[ew.minimum]: reductions.min,
 }
-_ACCUMULATED = {_OF[ew.add]: reductions.cumsum, _OF[ew.multiply]: reductions.cumprod}
+_ACCUMULATED: dict[ufunc, Callable[..., Array]] = {
+    _OF[ew.add]: reductions.cumsum,
+    _OF[ew.multiply]: reductions.cumprod,
+}
 _UPDATES = {
     _OF[ew.add]: "add",
     _OF[ew.subtract]: "subtract",

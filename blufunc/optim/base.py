@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ops.rows import wide_dtype as wide_dtype
 from blufunc.core.pytree import paths, tree
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
+    Schedule = Callable[[Any], ArrayLike]
+    ScalarOrSchedule = ArrayLike | Schedule
+
+T = TypeVar("T")
 
 PyTree = Any
 
@@ -105,7 +113,7 @@ def named_chain(*transformations: tuple[str, Any]) -> GradientTransformation:
     return GradientTransformation(init, update)
 
 
-def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
+def apply_updates(params: T, updates: PyTree) -> T:
     """``params + updates``, each parameter in its own dtype.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -29,6 +29,10 @@ from blufunc.optim.base import (
     wide_dtype,
     zero_count,
 )
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
 
 
 class FactoredState(NamedTuple):
@@ -76,7 +80,7 @@ def _rms(x: Any) -> Any:
 
 
 def scale_by_trust_ratio(
-    min_norm: Any = 0.0, trust_coefficient: Any = 1.0, eps: Any = 0.0
+    min_norm: ArrayLike = 0.0, trust_coefficient: ArrayLike = 1.0, eps: ArrayLike = 0.0
 ) -> GradientTransformation:
     """Scale each array by its parameter's norm over its own (arXiv:1904.00962).
 
@@ -94,17 +98,17 @@ def scale_by_trust_ratio(
     return _pairwise("scale_by_trust_ratio", one)
 
 
-def scale_by_param_block_norm(min_scale: Any = 1e-3) -> GradientTransformation:
+def scale_by_param_block_norm(min_scale: ArrayLike = 1e-3) -> GradientTransformation:
     """Multiply each array by the norm of its parameter, at least ``min_scale``."""
     return _pairwise("scale_by_param_block_norm", lambda u, p: u * bnp.maximum(_norm(p), min_scale))
 
 
-def scale_by_param_block_rms(min_scale: Any = 1e-3) -> GradientTransformation:
+def scale_by_param_block_rms(min_scale: ArrayLike = 1e-3) -> GradientTransformation:
     """Multiply each array by the RMS of its parameter, at least ``min_scale``."""
     return _pairwise("scale_by_param_block_rms", lambda u, p: u * bnp.maximum(_rms(p), min_scale))
 
 
-def clip_by_block_rms(threshold: Any) -> GradientTransformation:
+def clip_by_block_rms(threshold: ArrayLike) -> GradientTransformation:
     """Scale each array so that its root mean square is at most ``threshold``."""
 
     def one(u):
@@ -115,7 +119,9 @@ def clip_by_block_rms(threshold: Any) -> GradientTransformation:
     return stateless(lambda updates, params: tree.map(one, updates))
 
 
-def adaptive_grad_clip(clipping: Any, eps: Any = 1e-3, axis: Any = None) -> GradientTransformation:
+def adaptive_grad_clip(
+    clipping: ArrayLike, eps: ArrayLike = 1e-3, axis: int | Sequence[int] | None = None
+) -> GradientTransformation:
     """Clip each unit's gradient norm to a fraction of its weights' (arXiv:2102.06171).
 
     Args:
@@ -162,10 +168,10 @@ def centralize() -> GradientTransformation:
 
 def scale_by_factored_rms(
     factored: bool = True,
-    decay_rate: Any = 0.8,
+    decay_rate: ArrayLike = 0.8,
     step_offset: Any = 0,
     min_dim_size_to_factor: int = 128,
-    epsilon: Any = 1e-30,
+    epsilon: ArrayLike = 1e-30,
 ) -> GradientTransformation:
     """Divide by RMS values factored into row and column means (arXiv:1804.04235).
 
@@ -192,7 +198,7 @@ def scale_by_factored_rms(
     def update(updates, state, params=None):
         required(params, "scale_by_factored_rms")
         steps = (state.count - step_offset + 1).astype(dtypes.float32)
-        rest = bnp.power(steps, -decay_rate)
+        rest = bnp.power(steps, -decay_rate)  # type: ignore[operator]
 
         def one(g, v_row, v_col, v):
             x = g.astype(v.dtype)
@@ -234,8 +240,8 @@ NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
 
 
 def orthogonalize_via_newton_schulz(
-    x: Any, ns_coeffs: Any = NEWTON_SCHULZ, ns_steps: int = 5, eps: Any = 1e-8
-) -> Any:
+    x: ArrayLike, ns_coeffs: Any = NEWTON_SCHULZ, ns_steps: int = 5, eps: ArrayLike = 1e-8
+) -> Array:
     """A matrix with the singular vectors of ``x`` and singular values near 1.
 
     Each step takes x to ``a x + b (x xᵀ) x + c (x xᵀ)² x`` (K. Jordan et al., "Muon", 2024,
@@ -282,9 +288,9 @@ def orthogonalize_via_newton_schulz(
 def scale_by_muon(
     ns_coeffs: Any = NEWTON_SCHULZ,
     ns_steps: int = 5,
-    beta: Any = 0.95,
-    eps: Any = 1e-8,
-    mu_dtype: Any = None,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = 1e-8,
+    mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = True,
     adaptive: bool = False,
@@ -326,7 +332,7 @@ def scale_by_muon(
     return GradientTransformation(init, update)
 
 
-def scale_by_shape(consistent_rms: Any = None) -> GradientTransformation:
+def scale_by_shape(consistent_rms: ArrayLike | None = None) -> GradientTransformation:
     """Multiply matrices [inputs, outputs] by the root of ``max(1, outputs / inputs)``.
 
     Args:

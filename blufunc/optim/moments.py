@@ -7,7 +7,7 @@ parameters are kept, and updates computed, in float32.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -28,6 +28,9 @@ from blufunc.optim.base import (
     zero_count,
 )
 from blufunc.optim.transforms import ScaleByAdamState
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
 
 
 class ScaleByRssState(NamedTuple):
@@ -105,7 +108,9 @@ class EmaState(NamedTuple):
 # -- first moments ---------------------------------------------------------------------------------
 
 
-def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> GradientTransformation:
+def ema(
+    decay: ArrayLike, debias: bool = True, accumulator_dtype: DTypeLike | None = None
+) -> GradientTransformation:
     """Replace updates by their average ``average * decay + update * (1 - decay)``.
 
     Args:
@@ -141,7 +146,12 @@ _LION_MODES = ("hard", "smooth", "refined")
 
 
 def scale_by_lion(
-    b1: Any = 0.9, b2: Any = 0.99, mu_dtype: Any = None, *, mode: str = "hard", smooth_beta: Any = 1.0
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.99,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    mode: str = "hard",
+    smooth_beta: ArrayLike = 1.0,
 ) -> GradientTransformation:
     """The sign of a mix of gradient and momentum (Chen et al., arXiv:2302.06675).
 
@@ -180,7 +190,7 @@ def scale_by_lion(
 # -- second moments --------------------------------------------------------------------------------
 
 
-def scale_by_rss(initial_accumulator_value: Any = 0.1, eps: Any = 1e-7) -> GradientTransformation:
+def scale_by_rss(initial_accumulator_value: ArrayLike = 0.1, eps: ArrayLike = 1e-7) -> GradientTransformation:
     """Divide by the root of the sum of squares (Duchi et al., JMLR 12, 2011).
 
     Args:
@@ -205,9 +215,9 @@ def scale_by_rss(initial_accumulator_value: Any = 0.1, eps: Any = 1e-7) -> Gradi
 
 
 def scale_by_rms(
-    decay: Any = 0.9,
-    eps: Any = 1e-8,
-    initial_scale: Any = 0.0,
+    decay: ArrayLike = 0.9,
+    eps: ArrayLike = 1e-8,
+    initial_scale: ArrayLike = 0.0,
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> GradientTransformation:
@@ -224,9 +234,9 @@ def scale_by_rms(
 
 
 def scale_by_stddev(
-    decay: Any = 0.9,
-    eps: Any = 1e-8,
-    initial_scale: Any = 0.0,
+    decay: ArrayLike = 0.9,
+    eps: ArrayLike = 1e-8,
+    initial_scale: ArrayLike = 0.0,
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> GradientTransformation:
@@ -275,7 +285,7 @@ def _scale_by_deviation(decay, eps, initial_scale, eps_in_sqrt, corrected, centr
     return GradientTransformation(init, update)
 
 
-def scale_by_adadelta(rho: Any = 0.9, eps: Any = 1e-6) -> GradientTransformation:
+def scale_by_adadelta(rho: ArrayLike = 0.9, eps: ArrayLike = 1e-6) -> GradientTransformation:
     """Scale by the RMS of past updates over that of gradients (arXiv:1212.5701).
 
     Args:
@@ -303,11 +313,11 @@ def scale_by_adadelta(rho: Any = 0.9, eps: Any = 1e-6) -> GradientTransformation
 
 
 def scale_by_amsgrad(
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
-    mu_dtype: Any = None,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
 ) -> GradientTransformation:
@@ -342,7 +352,9 @@ def scale_by_amsgrad(
     return GradientTransformation(init, update)
 
 
-def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> GradientTransformation:
+def scale_by_adamax(
+    b1: ArrayLike = 0.9, b2: ArrayLike = 0.999, eps: ArrayLike = 1e-8
+) -> GradientTransformation:
     """Divide the mean by a decaying maximum (Kingma & Ba, arXiv:1412.6980, section 7).
 
     Args:
@@ -363,11 +375,11 @@ def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> Gradient
 
 
 def scale_by_radam(
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
-    threshold: Any = 5.0,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    threshold: ArrayLike = 5.0,
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
@@ -398,7 +410,12 @@ def scale_by_radam(
 
 
 def scale_by_belief(
-    b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: Any = 1e-16, *, nesterov: bool = False
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-16,
+    eps_root: ArrayLike = 1e-16,
+    *,
+    nesterov: bool = False,
 ) -> GradientTransformation:
     """Divide by the RMS distance of gradients from their mean (arXiv:2010.07468).
 
@@ -422,11 +439,11 @@ def scale_by_belief(
 
 
 def scale_by_yogi(
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-3,
-    eps_root: Any = 0.0,
-    initial_accumulator_value: Any = 1e-6,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-3,
+    eps_root: ArrayLike = 0.0,
+    initial_accumulator_value: ArrayLike = 1e-6,
 ) -> GradientTransformation:
     """``scale_by_adam`` with bounded changes of the mean square (NeurIPS 2018).
 

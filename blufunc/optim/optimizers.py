@@ -6,7 +6,7 @@ taken.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc.core.pytree import tree
@@ -44,9 +44,16 @@ from blufunc.optim.transforms import (
 )
 from blufunc.optim.wrappers import masked, partition
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.optim.base import ScalarOrSchedule
+
 
 def sgd(
-    learning_rate: Any, momentum: Any = None, nesterov: bool = False, accumulator_dtype: Any = None
+    learning_rate: ScalarOrSchedule,
+    momentum: ArrayLike | None = None,
+    nesterov: bool = False,
+    accumulator_dtype: DTypeLike | None = None,
 ) -> GradientTransformation:
     """Gradient descent, with momentum if asked for.
 
@@ -62,12 +69,12 @@ def sgd(
 
 
 def adam(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
-    mu_dtype: Any = None,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
@@ -76,13 +83,13 @@ def adam(
 
 
 def adamw(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
-    mu_dtype: Any = None,
-    weight_decay: Any = 1e-4,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    weight_decay: ScalarOrSchedule = 1e-4,
     mask: PyTree = None,
     *,
     nesterov: bool = False,
@@ -103,12 +110,12 @@ def adamw(
 
 
 def nadam(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
-    mu_dtype: Any = None,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = True,
 ) -> GradientTransformation:
@@ -117,13 +124,13 @@ def nadam(
 
 
 def nadamw(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
-    mu_dtype: Any = None,
-    weight_decay: Any = 1e-4,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    weight_decay: ScalarOrSchedule = 1e-4,
     mask: PyTree = None,
     *,
     nesterov: bool = True,
@@ -133,11 +140,11 @@ def nadamw(
 
 
 def lion(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    mu_dtype: Any = None,
-    weight_decay: Any = 1e-3,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.99,
+    mu_dtype: DTypeLike | None = None,
+    weight_decay: ScalarOrSchedule = 1e-3,
     mask: PyTree = None,
 ) -> GradientTransformation:
     """The sign of momentum, and weight decay (arXiv:2302.06675): ``scale_by_lion``."""
@@ -149,16 +156,16 @@ def lion(
 
 
 def adafactor(
-    learning_rate: Any = None,
+    learning_rate: ScalarOrSchedule | None = None,
     min_dim_size_to_factor: int = 128,
-    decay_rate: Any = 0.8,
+    decay_rate: ArrayLike = 0.8,
     decay_offset: Any = 0,
     multiply_by_parameter_scale: bool = True,
-    clipping_threshold: Any = 1.0,
-    momentum: Any = None,
-    dtype_momentum: Any = "float32",
-    weight_decay_rate: Any = None,
-    eps: Any = 1e-30,
+    clipping_threshold: ArrayLike = 1.0,
+    momentum: ArrayLike | None = None,
+    dtype_momentum: DTypeLike = "float32",
+    weight_decay_rate: ArrayLike | None = None,
+    eps: ArrayLike = 1e-30,
     factored: bool = True,
     weight_decay_mask: PyTree = None,
 ) -> GradientTransformation:
@@ -188,13 +195,13 @@ def adafactor(
 
 
 def rmsprop(
-    learning_rate: Any,
-    decay: Any = 0.9,
-    eps: Any = 1e-8,
-    initial_scale: Any = 0.0,
+    learning_rate: ScalarOrSchedule,
+    decay: ArrayLike = 0.9,
+    eps: ArrayLike = 1e-8,
+    initial_scale: ArrayLike = 0.0,
     eps_in_sqrt: bool = True,
     centered: bool = False,
-    momentum: Any = None,
+    momentum: ArrayLike | None = None,
     nesterov: bool = False,
     bias_correction: bool = False,
 ) -> GradientTransformation:
@@ -208,12 +215,12 @@ def rmsprop(
 
 
 def lamb(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-6,
-    eps_root: Any = 0.0,
-    weight_decay: Any = 0.0,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-6,
+    eps_root: ArrayLike = 0.0,
+    weight_decay: ScalarOrSchedule = 0.0,
     mask: PyTree = None,
 ) -> GradientTransformation:
     """Adam whose updates have their parameters' norms (You et al., arXiv:1904.00962)."""
@@ -226,13 +233,13 @@ def lamb(
 
 
 def lars(
-    learning_rate: Any,
-    weight_decay: Any = 0.0,
+    learning_rate: ScalarOrSchedule,
+    weight_decay: ScalarOrSchedule = 0.0,
     weight_decay_mask: PyTree = True,
-    trust_coefficient: Any = 0.001,
-    eps: Any = 0.0,
+    trust_coefficient: ArrayLike = 0.001,
+    eps: ArrayLike = 0.0,
     trust_ratio_mask: PyTree = True,
-    momentum: Any = 0.9,
+    momentum: ArrayLike = 0.9,
     nesterov: bool = False,
 ) -> GradientTransformation:
     """Momentum on updates of their parameters' norms (You et al., arXiv:1708.03888)."""
@@ -245,17 +252,17 @@ def lars(
 
 
 def adagrad(
-    learning_rate: Any, initial_accumulator_value: Any = 0.1, eps: Any = 1e-7
+    learning_rate: ScalarOrSchedule, initial_accumulator_value: ArrayLike = 0.1, eps: ArrayLike = 1e-7
 ) -> GradientTransformation:
     """Adagrad: see ``scale_by_rss``."""
     return chain(scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate))
 
 
 def adadelta(
-    learning_rate: Any = None,
-    rho: Any = 0.9,
-    eps: Any = 1e-6,
-    weight_decay: Any = 0.0,
+    learning_rate: ScalarOrSchedule | None = None,
+    rho: ArrayLike = 0.9,
+    eps: ArrayLike = 1e-6,
+    weight_decay: ScalarOrSchedule = 0.0,
     weight_decay_mask: PyTree = None,
 ) -> GradientTransformation:
     """Adadelta: see ``scale_by_adadelta``.
@@ -269,17 +276,19 @@ def adadelta(
     )
 
 
-def adamax(learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> GradientTransformation:
+def adamax(
+    learning_rate: ScalarOrSchedule, b1: ArrayLike = 0.9, b2: ArrayLike = 0.999, eps: ArrayLike = 1e-8
+) -> GradientTransformation:
     """Adam with a decaying maximum: see ``scale_by_adamax``."""
     return chain(scale_by_adamax(b1, b2, eps), scale_by_learning_rate(learning_rate))
 
 
 def adamaxw(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    weight_decay: Any = 1e-4,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    weight_decay: ScalarOrSchedule = 1e-4,
     mask: PyTree = None,
 ) -> GradientTransformation:
     """``adamax`` with decoupled weight decay."""
@@ -291,12 +300,12 @@ def adamaxw(
 
 
 def amsgrad(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
-    mu_dtype: Any = None,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
 ) -> GradientTransformation:
@@ -306,12 +315,12 @@ def amsgrad(
 
 
 def radam(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
-    threshold: Any = 5.0,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    threshold: ArrayLike = 5.0,
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
@@ -323,11 +332,11 @@ def radam(
 
 
 def adabelief(
-    learning_rate: Any,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-16,
-    eps_root: Any = 1e-16,
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-16,
+    eps_root: ArrayLike = 1e-16,
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
@@ -337,40 +346,44 @@ def adabelief(
     )
 
 
-def yogi(learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-3) -> GradientTransformation:
+def yogi(
+    learning_rate: ScalarOrSchedule, b1: ArrayLike = 0.9, b2: ArrayLike = 0.999, eps: ArrayLike = 1e-3
+) -> GradientTransformation:
     """Yogi: see ``scale_by_yogi``."""
     return chain(scale_by_yogi(b1, b2, eps), scale_by_learning_rate(learning_rate))
 
 
-def sign_sgd(learning_rate: Any) -> GradientTransformation:
+def sign_sgd(learning_rate: ScalarOrSchedule) -> GradientTransformation:
     """The sign of the gradient (Bernstein et al., arXiv:1802.04434)."""
     return chain(scale_by_sign(), scale_by_learning_rate(learning_rate))
 
 
-def signum(learning_rate: Any, beta: Any = 0.9, accumulator_dtype: Any = None) -> GradientTransformation:
+def signum(
+    learning_rate: ScalarOrSchedule, beta: ArrayLike = 0.9, accumulator_dtype: DTypeLike | None = None
+) -> GradientTransformation:
     """The sign of the gradients' moving average (Bernstein et al., arXiv:1802.04434)."""
     return chain(ema(beta, False, accumulator_dtype), scale_by_sign(), scale_by_learning_rate(learning_rate))
 
 
 def muon(
-    learning_rate: Any,
+    learning_rate: ScalarOrSchedule,
     ns_coeffs: Any = NEWTON_SCHULZ,
     ns_steps: int = 5,
-    beta: Any = 0.95,
-    eps: Any = 1e-8,
-    weight_decay: Any = 0.0,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = 1e-8,
+    weight_decay: ScalarOrSchedule = 0.0,
     weight_decay_mask: PyTree = None,
-    mu_dtype: Any = None,
+    mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = True,
     adaptive: bool = False,
-    adam_b1: Any = 0.9,
-    adam_b2: Any = 0.999,
-    adam_eps_root: Any = 0.0,
-    adam_weight_decay: Any = 0.0,
+    adam_b1: ArrayLike = 0.9,
+    adam_b2: ArrayLike = 0.999,
+    adam_eps_root: ArrayLike = 0.0,
+    adam_weight_decay: ArrayLike = 0.0,
     adam_learning_rate: Any = None,
     muon_mask: PyTree = None,
-    consistent_rms: Any = None,
+    consistent_rms: ArrayLike | None = None,
 ) -> GradientTransformation:
     """Muon for matrices, ``adamw`` for all else (K. Jordan et al., "Muon", 2024).
 

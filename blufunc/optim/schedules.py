@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -17,16 +17,23 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import sequence, static_number
 from blufunc.optim.base import real_number
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 Schedule = Callable[[Any], Any]
 
 
-def constant_schedule(value: Any) -> Schedule:
+def constant_schedule(value: ArrayLike) -> Schedule:
     """``value``, always."""
     return lambda count: value
 
 
 def polynomial_schedule(
-    init_value: Any, end_value: Any, power: float, transition_steps: int, transition_begin: int = 0
+    init_value: ArrayLike,
+    end_value: ArrayLike,
+    power: float,
+    transition_steps: int,
+    transition_begin: int = 0,
 ) -> Schedule:
     """From ``init_value`` to ``end_value`` along ``(1 - progress)**power``.
 
@@ -40,20 +47,20 @@ def polynomial_schedule(
 
     def schedule(count):
         rest = 1 - _progress(count, transition_begin, transition_steps)
-        return (rest if power == 1 else rest**power) * (init_value - end_value) + end_value
+        return (rest if power == 1 else rest**power) * (init_value - end_value) + end_value  # type: ignore[operator]
 
     return schedule
 
 
 def linear_schedule(
-    init_value: Any, end_value: Any, transition_steps: int, transition_begin: int = 0
+    init_value: ArrayLike, end_value: ArrayLike, transition_steps: int, transition_begin: int = 0
 ) -> Schedule:
     """Linear from ``init_value`` to ``end_value``: see ``polynomial_schedule``."""
     return polynomial_schedule(init_value, end_value, 1, transition_steps, transition_begin)
 
 
 def cosine_decay_schedule(
-    init_value: Any, decay_steps: int, alpha: Any = 0.0, exponent: float = 1.0
+    init_value: ArrayLike, decay_steps: int, alpha: ArrayLike = 0.0, exponent: float = 1.0
 ) -> Schedule:
     """Half a cosine from ``init_value`` to ``alpha * init_value`` (arXiv:1608.03983).
 
@@ -77,12 +84,12 @@ def cosine_decay_schedule(
 
 
 def exponential_decay(
-    init_value: Any,
+    init_value: ArrayLike,
     transition_steps: int,
     decay_rate: float,
     transition_begin: int = 0,
     staircase: bool = False,
-    end_value: Any = None,
+    end_value: ArrayLike | None = None,
 ) -> Schedule:
     """``init_value * decay_rate**(count / transition_steps)``.
 
@@ -112,7 +119,7 @@ def exponential_decay(
 
 
 def piecewise_constant_schedule(
-    init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
+    init_value: ArrayLike, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
     """``init_value`` times ``boundaries_and_scales[b]`` from step b on, for each b.
 
@@ -130,17 +137,17 @@ def piecewise_constant_schedule(
     return schedule
 
 
-def warmup_constant_schedule(init_value: Any, peak_value: Any, warmup_steps: int) -> Schedule:
+def warmup_constant_schedule(init_value: ArrayLike, peak_value: ArrayLike, warmup_steps: int) -> Schedule:
     """Linear from ``init_value`` to ``peak_value``, then constant."""
     return linear_schedule(init_value, peak_value, warmup_steps)
 
 
 def warmup_cosine_decay_schedule(
-    init_value: Any,
-    peak_value: Any,
+    init_value: ArrayLike,
+    peak_value: ArrayLike,
     warmup_steps: int,
     decay_steps: int,
-    end_value: Any = 0.0,
+    end_value: ArrayLike = 0.0,
     exponent: float = 1.0,
 ) -> Schedule:
     """Linear warm-up to ``peak_value``, then half a cosine down to ``end_value``.
@@ -169,14 +176,14 @@ def warmup_cosine_decay_schedule(
 
 
 def warmup_exponential_decay_schedule(
-    init_value: Any,
-    peak_value: Any,
+    init_value: ArrayLike,
+    peak_value: ArrayLike,
     warmup_steps: int,
     transition_steps: int,
     decay_rate: float,
     transition_begin: int = 0,
     staircase: bool = False,
-    end_value: Any = None,
+    end_value: ArrayLike | None = None,
 ) -> Schedule:
     """A line from ``init_value`` to ``peak_value``, then ``exponential_decay``."""
     rise = linear_schedule(init_value, peak_value, warmup_steps)
@@ -209,7 +216,7 @@ _INTERPOLATIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def piecewise_interpolate_schedule(
-    interpolate_type: str, init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
+    interpolate_type: str, init_value: ArrayLike, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
     """Interpolation from ``init_value`` through values at given steps; then constant.
 
@@ -244,7 +251,7 @@ def piecewise_interpolate_schedule(
 
 def linear_onecycle_schedule(
     transition_steps: int,
-    peak_value: Any,
+    peak_value: ArrayLike,
     pct_start: float = 0.3,
     pct_final: float = 0.85,
     div_factor: float = 25.0,
@@ -277,7 +284,7 @@ def linear_onecycle_schedule(
 
 def cosine_onecycle_schedule(
     transition_steps: int,
-    peak_value: Any,
+    peak_value: ArrayLike,
     pct_start: float = 0.3,
     div_factor: float = 25.0,
     final_div_factor: float = 1e4,

@@ -7,7 +7,7 @@ all gradients) is computed once, as numbers, so that each parameter array sees a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc.core.ir import dtypes
@@ -29,6 +29,11 @@ from blufunc.optim.base import (
     wide_dtype,
     zero_count,
 )
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
+    from blufunc.optim.base import ScalarOrSchedule
 
 Schedule = Callable[[Any], Any]
 """From the number of steps taken so far to a number."""
@@ -57,7 +62,7 @@ class ScaleByAdamState(NamedTuple):
 # -- scaling ---------------------------------------------------------------------------------------
 
 
-def scale(step_size: Any) -> GradientTransformation:
+def scale(step_size: ScalarOrSchedule) -> GradientTransformation:
     """Multiply updates by ``step_size``, a scalar."""
     step_size = real_number(step_size, "scale: the step size")
     return stateless(lambda updates, params: scaled(updates, step_size))
@@ -75,7 +80,9 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
     return GradientTransformation(init, update)
 
 
-def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> GradientTransformation:
+def scale_by_learning_rate(
+    learning_rate: ScalarOrSchedule, *, flip_sign: bool = True
+) -> GradientTransformation:
     """Multiply by minus the learning rate or schedule; plus it without ``flip_sign``."""
     sign = -1 if flip_sign else 1
     if callable(learning_rate):
@@ -83,7 +90,9 @@ def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> Gra
     return scale(real_number(learning_rate, "the learning rate") * sign)
 
 
-def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None) -> GradientTransformation:
+def trace(
+    decay: ArrayLike, nesterov: bool = False, accumulator_dtype: DTypeLike | None = None
+) -> GradientTransformation:
     """Momentum: replace updates by their decaying sum ``updates + decay * trace``.
 
     Args:
@@ -114,12 +123,12 @@ def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None) -> 
 # -- limits ----------------------------------------------------------------------------------------
 
 
-def clip(max_delta: Any) -> GradientTransformation:
+def clip(max_delta: ArrayLike) -> GradientTransformation:
     """Limit each element of the updates to [-max_delta, max_delta]."""
-    return stateless(lambda updates, params: tree.map(lambda u: bnp.clip(u, -max_delta, max_delta), updates))
+    return stateless(lambda updates, params: tree.map(lambda u: bnp.clip(u, -max_delta, max_delta), updates))  # type: ignore[operator]
 
 
-def global_norm(updates: PyTree) -> Any:
+def global_norm(updates: PyTree) -> Array:
     """The Euclidean norm of all leaves, of rank 0; half precisions sum in float32.
 
     The norm of an empty tree is 0.
@@ -130,7 +139,7 @@ def global_norm(updates: PyTree) -> Any:
     return bnp.sqrt(sum(squares)) if squares else bnp.zeros((), dtypes.float32)
 
 
-def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
+def clip_by_global_norm(max_norm: ArrayLike) -> GradientTransformation:
     """Scale all updates so that their ``global_norm`` is at most ``max_norm``.
 
     Updates within the limit stay as they are, to the bit (Pascanu et al., arXiv:1211.5063).
@@ -146,7 +155,7 @@ def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
 # -- weight decay ----------------------------------------------------------------------------------
 
 
-def add_decayed_weights(weight_decay: Any = 0.0, mask: PyTree = None) -> GradientTransformation:
+def add_decayed_weights(weight_decay: ScalarOrSchedule = 0.0, mask: PyTree = None) -> GradientTransformation:
     """Add ``weight_decay * params`` to the updates.
 
     Args:
@@ -191,9 +200,14 @@ def _mask_leaves(mask: PyTree, params: PyTree) -> list[bool]:
 
 
 def scale_by_adam(
-    b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0, mu_dtype: Any = None, *,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    *,
     nesterov: bool = False,
-) -> GradientTransformation:  # fmt: skip
+) -> GradientTransformation:
     """Divide the mean gradient by the root of the mean square (arXiv:1412.6980).
 
     Args:

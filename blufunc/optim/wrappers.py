@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -27,6 +27,9 @@ from blufunc.optim.base import (
     stateless,
     zero_count,
 )
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
 
 
 class MaskedState(NamedTuple):
@@ -300,7 +303,7 @@ def accumulate(
     return MultiSteps(opt, every, use_grad_mean).gradient_transformation()
 
 
-def skip_not_finite(updates: PyTree, gradient_step: Any, params: PyTree) -> tuple[Any, dict[str, Any]]:
+def skip_not_finite(updates: PyTree, gradient_step: Any, params: PyTree) -> tuple[Array, dict[str, Any]]:
     """For ``MultiSteps``: leave out gradients that hold an infinity or a NaN."""
     counts = [bnp.sum(~bnp.isfinite(u), dtype=dtypes.int32) for u in tree.leaves(updates)]
     count = sum(counts, zero_count())
@@ -309,7 +312,7 @@ def skip_not_finite(updates: PyTree, gradient_step: Any, params: PyTree) -> tupl
 
 def skip_large_updates(
     updates: PyTree, gradient_step: Any, params: PyTree, max_squared_norm: float
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Array, dict[str, Any]]:
     """For ``MultiSteps``: skip gradients of squared norm ``max_squared_norm`` or more."""
     max_squared_norm = real_number(max_squared_norm, "skip_large_updates: the limit")
     square = sum([bnp.sum(bnp.square(u)) for u in tree.leaves(updates)], bnp.zeros(()))
@@ -373,7 +376,7 @@ def _conditional(inner, holds, otherwise, kind) -> GradientTransformation:
 
 
 def lookahead(
-    fast_optimizer: Any, sync_period: int, slow_step_size: Any, reset_state: bool = False
+    fast_optimizer: Any, sync_period: int, slow_step_size: ArrayLike, reset_state: bool = False
 ) -> GradientTransformation:
     """Slow parameters that follow fast ones (arXiv:1907.08610).
 
@@ -420,7 +423,9 @@ def lookahead(
 
 
 def inject_hyperparams(
-    inner_factory: Callable[..., Any], static_args: str | Iterable[str] = (), hyperparam_dtype: Any = None
+    inner_factory: Callable[..., Any],
+    static_args: str | Iterable[str] = (),
+    hyperparam_dtype: DTypeLike | None = None,
 ) -> Callable[..., GradientTransformation]:
     """An optimiser with its hyperparameters in its state, where steps can change them.
 

@@ -6,7 +6,7 @@ A face, above ``random.continuous``.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,15 +35,19 @@ from blufunc.random.arguments import (
 from blufunc.random.continuous import GUMBEL_MODES, gumbel_
 from blufunc.random.uniforms import bits_, randint_, unit
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
+
 
 def categorical(
-    key: Any,
-    logits: Any,
+    key: ArrayLike,
+    logits: ArrayLike,
     axis: int = -1,
     shape: Shape | None = None,
     replace: bool = True,
     mode: str | None = None,
-) -> Any:
+) -> Array:
     """Indices of probabilities ``softmax(logits, axis)``, by the Gumbel-max trick.
 
     Args:
@@ -101,7 +105,7 @@ def _distinct(key: Any, logits: Any, axis: int, shape: tuple[int, ...], extra: i
     return linear_ops.reshape(linear_ops.transpose(indices, (last, *range(last))), shape)
 
 
-def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
+def permutation(key: ArrayLike, x: ArrayLike, axis: int = 0, independent: bool = False) -> Array:
     """Permute ``x`` along an axis: sort by random 32-bit keys, repeatedly if long.
 
     Args:
@@ -148,14 +152,14 @@ def _shuffle(key: Any, x: Any, axis: int) -> Any:
 
 
 def choice(
-    key: Any,
-    a: Any,
+    key: ArrayLike,
+    a: ArrayLike,
     shape: Shape = (),
     replace: bool = True,
     p: Any = None,
     axis: int = 0,
     mode: str | None = None,
-) -> Any:
+) -> Array:
     """Elements of ``a`` drawn at random along an axis.
 
     Args:
@@ -265,7 +269,7 @@ def take(x: Any, indices: Any, axis: int) -> Any:
     return gather_scatter.gather(x, starts, numbers, sizes, mode="promise_in_bounds")
 
 
-def geometric(key: Any, p: Any, shape: Shape | None = None, dtype: Any = int) -> Any:
+def geometric(key: ArrayLike, p: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = int) -> Array:
     """Geometric samples 1, 2, ...: trials of probability ``p`` until a success.
 
     Args:

@@ -7,7 +7,7 @@ are checked, and they use no key up.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,8 +27,12 @@ from blufunc.random.arguments import (
 )
 from blufunc.random.uniforms import bits_, signs, two_units, uniform_, unit
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
 
-def normal(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
+
+def normal(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = float) -> Array:
     """Samples from the standard normal distribution, by its inverse CDF.
 
     Args:
@@ -55,7 +59,9 @@ def normal_(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return ops.mul(scalar(math.sqrt(2), dtype), ops.erf_inv(u))
 
 
-def truncated_normal(key: Any, lower: Any, upper: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def truncated_normal(
+    key: ArrayLike, lower: ArrayLike, upper: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float
+) -> Array:
     """Samples from the standard normal distribution truncated to (lower, upper).
 
     They come from the inverse of the distribution function in ``dtype``, which is 1 to all digits far from 0: an
@@ -74,7 +80,7 @@ def truncated_normal(key: Any, lower: Any, upper: Any, shape: Shape | None = Non
     return ops.clamp(least, ops.mul(root2, ops.erf_inv(u)), most)
 
 
-def exponential(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
+def exponential(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = float) -> Array:
     """Samples from the exponential distribution of rate 1."""
     key, shape = fresh_key("exponential", key), shape_of("exponential", shape)
     return exponential_(key, shape, float_dtype("exponential", dtype))
@@ -85,7 +91,7 @@ def exponential_(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return -ops.log1p(-unit(key, shape, dtype))
 
 
-def gumbel(key: Any, shape: Shape = (), dtype: Any = float, mode: str | None = None) -> Any:
+def gumbel(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = float, mode: str | None = None) -> Array:
     """Samples from the standard Gumbel distribution: ``-log(-log(u))`` of uniform u.
 
     Args:
@@ -156,7 +162,7 @@ def _leading_zeros(x: Any) -> Any:
 # -- by inversion ----------------------------------------------------------------------------------
 
 
-def laplace(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
+def laplace(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = float) -> Array:
     """Samples from the Laplace distribution of location 0 and scale 1."""
     name = "laplace"
     key, shape, dtype = fresh_key(name, key), shape_of(name, shape), float_dtype(name, dtype)
@@ -165,7 +171,7 @@ def laplace(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
     return ops.sign(u) * ops.log1p(-ops.abs(u))
 
 
-def logistic(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
+def logistic(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = float) -> Array:
     """Samples from the logistic distribution of location 0 and scale 1."""
     name = "logistic"
     key, shape, dtype = fresh_key(name, key), shape_of(name, shape), float_dtype(name, dtype)
@@ -173,7 +179,7 @@ def logistic(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
     return ops.log(u) - ops.log1p(-u)
 
 
-def cauchy(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
+def cauchy(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = float) -> Array:
     """Samples from the standard Cauchy distribution."""
     name = "cauchy"
     key, shape, dtype = fresh_key(name, key), shape_of(name, shape), float_dtype(name, dtype)
@@ -181,7 +187,7 @@ def cauchy(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
     return ops.tan((u - 0.5) * math.pi)
 
 
-def pareto(key: Any, b: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def pareto(key: ArrayLike, b: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float) -> Array:
     """Samples from the Pareto distribution, of density ``b * x**(-b - 1)``, x >= 1.
 
     Args:
@@ -193,8 +199,12 @@ def pareto(key: Any, b: Any, shape: Shape | None = None, dtype: Any = float) -> 
 
 
 def weibull_min(
-    key: Any, scale: Any, concentration: Any, shape: Shape | None = None, dtype: Any = float
-) -> Any:
+    key: ArrayLike,
+    scale: ArrayLike,
+    concentration: ArrayLike,
+    shape: Shape | None = None,
+    dtype: DTypeLike = float,
+) -> Array:
     """Samples from the Weibull distribution: ``scale * e**(1 / concentration)``.
 
     ``e`` is exponential.
@@ -208,7 +218,7 @@ def weibull_min(
     return ops.pow(exponential_(key, shape, dtype), 1.0 / concentration) * scale
 
 
-def rayleigh(key: Any, scale: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def rayleigh(key: ArrayLike, scale: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float) -> Array:
     """Samples from the Rayleigh distribution.
 
     They are lengths of vectors of two normal numbers of deviation ``scale``.
@@ -222,8 +232,13 @@ def rayleigh(key: Any, scale: Any, shape: Shape | None = None, dtype: Any = floa
 
 
 def triangular(
-    key: Any, left: Any, mode: Any, right: Any, shape: Shape | None = None, dtype: Any = float
-) -> Any:
+    key: ArrayLike,
+    left: ArrayLike,
+    mode: Any,
+    right: ArrayLike,
+    shape: Shape | None = None,
+    dtype: DTypeLike = float,
+) -> Array:
     """Samples from the triangular distribution.
 
     Its density rises from ``left`` to ``mode`` and falls to ``right``.
@@ -246,7 +261,9 @@ def triangular(
 # -- from normal samples ---------------------------------------------------------------------------
 
 
-def lognormal(key: Any, sigma: Any = 1.0, shape: Shape | None = None, dtype: Any = float) -> Any:
+def lognormal(
+    key: ArrayLike, sigma: ArrayLike = 1.0, shape: Shape | None = None, dtype: DTypeLike = float
+) -> Array:
     """Samples whose logarithm is normal, of mean 0 and deviation ``sigma``.
 
     Args:
@@ -257,7 +274,7 @@ def lognormal(key: Any, sigma: Any = 1.0, shape: Shape | None = None, dtype: Any
     return ops.exp(normal_(key, shape, dtype) * sigma)
 
 
-def maxwell(key: Any, shape: Shape = (), dtype: Any = float) -> Any:
+def maxwell(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = float) -> Array:
     """Samples from the Maxwell distribution: lengths of standard normal 3-vectors."""
     key, shape = fresh_key("maxwell", key), shape_of("maxwell", shape)
     return _maxwell(key, shape, float_dtype("maxwell", dtype))
@@ -267,7 +284,9 @@ def _maxwell(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return ops.sqrt(linear_ops.reduce_sum(ops.square(normal_(key, (*shape, 3), dtype)), (len(shape),)))
 
 
-def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtype: Any = float) -> Any:
+def double_sided_maxwell(
+    key: ArrayLike, loc: ArrayLike, scale: ArrayLike, shape: Shape = (), dtype: DTypeLike = float
+) -> Array:
     """Samples from the double-sided Maxwell distribution: with a random sign.
 
     They are multiplied by ``scale``, and ``loc`` is added.
@@ -287,7 +306,7 @@ def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtyp
     return drawn * linear_ops.broadcast_to(scale, shape) + linear_ops.broadcast_to(loc, shape)
 
 
-def wald(key: Any, mean: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def wald(key: ArrayLike, mean: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float) -> Array:
     """Samples from the Wald (inverse Gaussian) distribution of scale 1.
 
     By the transformation of J. R. Michael, W. R. Schucany and R. W. Haas (The American Statistician 30, 1976).

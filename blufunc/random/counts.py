@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,6 +44,10 @@ from blufunc.transforms.control_flow.scan import scan
 from blufunc.transforms.control_flow.while_loop import while_loop
 from blufunc.transforms.staging.jit import jit
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
+
 
 def _any(x: Any) -> Any:
     return reduce.reduce_or(x, tuple(range(x.ndim)))
@@ -52,7 +56,7 @@ def _any(x: Any) -> Any:
 # -- Poisson ---------------------------------------------------------------------------------------
 
 
-def poisson(key: Any, lam: Any, shape: Shape | None = None, dtype: Any = int) -> Any:
+def poisson(key: ArrayLike, lam: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = int) -> Array:
     """Samples from the Poisson distribution of mean ``lam``.
 
     Args:
@@ -164,7 +168,9 @@ def _log_factorial(k: Any) -> Any:
 # -- binomial --------------------------------------------------------------------------------------
 
 
-def binomial(key: Any, n: Any, p: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def binomial(
+    key: ArrayLike, n: ArrayLike, p: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float
+) -> Array:
     """Binomial samples: the successes of ``n`` trials of probability ``p``.
 
     Args:
@@ -290,8 +296,14 @@ def _stirling_tail(k: Any) -> Any:
 
 
 def multinomial(
-    key: Any, n: Any, p: Any, *, shape: Shape | None = None, dtype: Any = float, unroll: int | bool = 1
-) -> Any:
+    key: ArrayLike,
+    n: ArrayLike,
+    p: ArrayLike,
+    *,
+    shape: Shape | None = None,
+    dtype: DTypeLike = float,
+    unroll: int | bool = 1,
+) -> Array:
     """Multinomial samples: the counts of outcomes of ``n`` trials.
 
     Args:

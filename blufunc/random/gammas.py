@@ -11,7 +11,7 @@ M. Figurnov, S. Mohamed, A. Mnih, "Implicit Reparameterization Gradients", arXiv
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blufunc import errors, lax
 from blufunc.core.arrays.array import lift, scalar
@@ -38,8 +38,12 @@ from blufunc.transforms.control_flow.while_loop import while_loop
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 from blufunc.transforms.staging.jit import jit
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
 
-def gamma(key: Any, a: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+
+def gamma(key: ArrayLike, a: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float) -> Array:
     """Samples from the gamma distribution of shape ``a`` and scale 1.
 
     Args:
@@ -50,7 +54,7 @@ def gamma(key: Any, a: Any, shape: Shape | None = None, dtype: Any = float) -> A
     return _gamma(key, a, False)
 
 
-def loggamma(key: Any, a: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def loggamma(key: ArrayLike, a: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float) -> Array:
     """Logarithms of samples of ``gamma``: for small ``a``, where those would be 0."""
     key, dtype = fresh_key("loggamma", key), float_dtype("loggamma", dtype)
     shape, (a,) = parameters("loggamma", shape, dtype, a=a)
@@ -122,7 +126,9 @@ def _one_gamma(log_space: bool, key: Any, a: Any) -> Any:
 # -- made of gamma samples -------------------------------------------------------------------------
 
 
-def beta(key: Any, a: Any, b: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def beta(
+    key: ArrayLike, a: ArrayLike, b: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float
+) -> Array:
     """Samples from the beta distribution on (0, 1).
 
     Its density is proportional to ``x**(a - 1) * (1 - x)**(b - 1)``.
@@ -139,7 +145,9 @@ def beta(key: Any, a: Any, b: Any, shape: Shape | None = None, dtype: Any = floa
     return x / (x + y)
 
 
-def dirichlet(key: Any, alpha: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def dirichlet(
+    key: ArrayLike, alpha: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float
+) -> Array:
     """Samples from the Dirichlet distribution: positive vectors of sum 1.
 
     Args:
@@ -172,7 +180,7 @@ def _softmax(x: Any) -> Any:
     return x / spread(linear_ops.reduce_sum(x, last))
 
 
-def chisquare(key: Any, df: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def chisquare(key: ArrayLike, df: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float) -> Array:
     """Samples from the chi-square distribution of ``df`` degrees of freedom.
 
     Args:
@@ -187,7 +195,9 @@ def _chisquare(key: Any, df: Any) -> Any:
     return ops.exp(_gamma(key, df / 2, True)) * 2
 
 
-def f(key: Any, dfnum: Any, dfden: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def f(
+    key: ArrayLike, dfnum: ArrayLike, dfden: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float
+) -> Array:
     """Samples from the F distribution: ratios of mean squares of normal numbers.
 
     Args:
@@ -199,7 +209,7 @@ def f(key: Any, dfnum: Any, dfden: Any, shape: Shape | None = None, dtype: Any =
     return _chisquare(above, dfnum) / dfnum / (_chisquare(below, dfden) / dfden)
 
 
-def t(key: Any, df: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def t(key: ArrayLike, df: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float) -> Array:
     """Samples from Student's t distribution of ``df`` degrees of freedom.
 
     Args:
@@ -212,7 +222,9 @@ def t(key: Any, df: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
     return normal_(first, shape, dtype) * ops.sqrt(half / _gamma(second, half, False))
 
 
-def generalized_normal(key: Any, p: Any, shape: Shape | None = None, dtype: Any = float) -> Any:
+def generalized_normal(
+    key: ArrayLike, p: ArrayLike, shape: Shape | None = None, dtype: DTypeLike = float
+) -> Array:
     """Samples of density proportional to ``exp(-abs(x)**p)``: generalised normal.
 
     Args:
@@ -229,7 +241,7 @@ def _generalized_normal(key: Any, p: Any) -> Any:
     return signs(second, p.shape, p.dtype) * ops.pow(_gamma(first, 1 / p, False), 1 / p)
 
 
-def ball(key: Any, d: int, p: Any = 2, shape: Shape = (), dtype: Any = float) -> Any:
+def ball(key: ArrayLike, d: int, p: ArrayLike = 2, shape: Shape = (), dtype: DTypeLike = float) -> Array:
     """Uniform points in the unit ball of ``d`` dimensions of the p-norm.
 
     F. Barthe, O. Guedon, S. Mendelson, A. Naor, "A probabilistic approach to the geometry of the l_p^n-ball" (2005).

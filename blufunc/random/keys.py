@@ -6,7 +6,7 @@ indexed, stacked and mapped over like any array, and arithmetic on them is an er
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +17,15 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
 from blufunc.random.arguments import Shape, any_keys, fresh_key, is_words, one_key, shape_of
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
+
 IMPL = "threefry2x32"
 """The name of the one generator."""
 
 
-def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
+def key(seed: Any, *, impl: Any = None, dtype: DTypeLike | None = None) -> Array:
     """A key from an integer.
 
     Args:
@@ -54,7 +58,7 @@ def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
     return rb.random_seed_p.bind(seed)
 
 
-def PRNGKey(seed: Any, *, impl: Any = None) -> Any:
+def PRNGKey(seed: Any, *, impl: Any = None) -> Array:
     """``key``, by its older name.
 
     In JAX this gives a uint32 array; here keys are never plain numbers, and the functions that take keys take this
@@ -64,18 +68,18 @@ def PRNGKey(seed: Any, *, impl: Any = None) -> Any:
     return key(seed)
 
 
-def key_impl(keys: Any) -> str:
+def key_impl(keys: ArrayLike) -> str:
     """The name of the generator that keys are for: ``"threefry2x32"``."""
     any_keys("key_impl", keys)
     return IMPL
 
 
-def key_data(keys: Any) -> Any:
+def key_data(keys: ArrayLike) -> Array:
     """The words of keys of any shape: uint32, with a last axis of size 2."""
     return rb.random_unwrap_p.bind(any_keys("key_data", keys))
 
 
-def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Any:
+def wrap_key_data(key_bits_array: ArrayLike, *, impl: Any = None, dtype: DTypeLike | None = None) -> Array:
     """Keys from uint32 words, a last axis of size 2: the inverse of ``key_data``."""
     _check_impl("wrap_key_data", impl if dtype is None else dtype)
     data = lift(key_bits_array)
@@ -88,7 +92,7 @@ def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -
     return rb.random_wrap_p.bind(data)
 
 
-def split(key: Any, num: Shape = 2) -> Any:
+def split(key: ArrayLike, num: Shape = 2) -> Array:
     """New keys from one, which is not to be used again.
 
     Args:
@@ -100,7 +104,7 @@ def split(key: Any, num: Shape = 2) -> Any:
     return key_data(keys) if is_words(key) else keys
 
 
-def fold_in(key: Any, data: Any) -> Any:
+def fold_in(key: ArrayLike, data: ArrayLike) -> Array:
     """A new key from a key and an integer, such as the number of a step or of a layer.
 
     Args:
@@ -124,7 +128,7 @@ def fold_in(key: Any, data: Any) -> Any:
     return key_data(folded) if words else folded
 
 
-def clone(key: Any) -> Any:
+def clone(key: ArrayLike) -> Array:
     """Clone a key, of any shape, to draw the same values again on purpose.
 
     The check for keys that are used twice (``config.debug_key_reuse``) takes it for another key.

@@ -5,7 +5,7 @@ A face, above ``random.continuous`` and ``blufunc.numpy.linalg``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -23,15 +23,19 @@ from blufunc.random.arguments import (
 )
 from blufunc.random.continuous import inexact_dtype, normal_
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
+
 
 def multivariate_normal(
-    key: Any,
-    mean: Any,
-    cov: Any,
+    key: ArrayLike,
+    mean: ArrayLike,
+    cov: ArrayLike,
     shape: Shape | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     method: str = "cholesky",
-) -> Any:
+) -> Array:
     """Samples from the normal distribution of a given mean and covariance.
 
     Args:
@@ -83,7 +87,9 @@ def _factor(cov: Any, method: str) -> Any:
     return vectors * bnp.sqrt(values[..., None, :])
 
 
-def orthogonal(key: Any, n: int, shape: Shape = (), dtype: Any = float, m: int | None = None) -> Any:
+def orthogonal(
+    key: ArrayLike, n: int, shape: Shape = (), dtype: DTypeLike = float, m: int | None = None
+) -> Array:
     """Orthogonal (or unitary) matrices, uniform in the sense of Haar's measure.
 
     F. Mezzadri, "How to generate random matrices from the classical compact groups", arXiv:math-ph/0609050.

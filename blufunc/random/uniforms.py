@@ -6,7 +6,7 @@ are samplers for samplers: their arguments are checked, and they use no key up.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,8 +28,12 @@ from blufunc.random.arguments import (
     shape_of,
 )
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
 
-def bits(key: Any, shape: Shape = (), dtype: Any = "uint32") -> Any:
+
+def bits(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = "uint32") -> Array:
     """Random bits as unsigned integers of ``dtype``."""
     dtype = dtypes.uint32 if dtype is None else dtypes.as_dtype(dtype)
     if not dtypes.is_unsigned(dtype):
@@ -41,7 +45,13 @@ def bits(key: Any, shape: Shape = (), dtype: Any = "uint32") -> Any:
     return bits_(fresh_key("bits", key), dtype.itemsize * 8, shape_of("bits", shape))
 
 
-def uniform(key: Any, shape: Shape = (), dtype: Any = float, minval: Any = 0.0, maxval: Any = 1.0) -> Any:
+def uniform(
+    key: ArrayLike,
+    shape: Shape = (),
+    dtype: DTypeLike = float,
+    minval: ArrayLike = 0.0,
+    maxval: ArrayLike = 1.0,
+) -> Array:
     """Samples from the uniform distribution on [minval, maxval).
 
     Random bits become the mantissa of a number in [1, 2), from which 1 is subtracted.
@@ -79,7 +89,9 @@ def bits_(key: Any, width: int, shape: tuple[int, ...]) -> Any:
     return rb.random_bits_p.bind(key, shape=shape, bit_width=width)
 
 
-def randint(key: Any, shape: Shape, minval: Any, maxval: Any, dtype: Any = int) -> Any:
+def randint(
+    key: ArrayLike, shape: Shape, minval: ArrayLike, maxval: ArrayLike, dtype: DTypeLike = int
+) -> Array:
     """Uniform integers in [minval, maxval); ``minval`` where the interval is empty.
 
     Twice as many bits as ``dtype`` has are taken modulo the size of the interval, so the bias is at most
@@ -152,7 +164,7 @@ def _bound(what: str, x: Any, shape: tuple[int, ...], sampled: np.dtype, dtype: 
     return ops.convert(x, sampled), beyond
 
 
-def bernoulli(key: Any, p: Any = 0.5, shape: Shape | None = None, mode: str = "low") -> Any:
+def bernoulli(key: ArrayLike, p: ArrayLike = 0.5, shape: Shape | None = None, mode: str = "low") -> Array:
     """Booleans that are True with probability ``p``.
 
     Args:
@@ -183,7 +195,7 @@ def two_units(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> list[Any]:
     return [shape_ops.index_in_dim(both, i, 0, False) for i in range(2)]
 
 
-def rademacher(key: Any, shape: Shape = (), dtype: Any = int) -> Any:
+def rademacher(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = int) -> Array:
     """1 or -1, with equal probabilities.
 
     Args:

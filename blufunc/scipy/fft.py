@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -18,6 +18,9 @@ from blufunc.core.ir.axes import axis_in, ints, static_int
 from blufunc.core.ir.trace import Array
 from blufunc.numpy import fft
 from blufunc.numpy.promotion import inexact
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
 __all__ = ["dct", "dctn", "idct", "idctn"]
 
@@ -144,7 +147,7 @@ def _several(x: Any, type: int, s: Any, axes: Any, norm: Any, name: str, inverse
     return x
 
 
-def dct(x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+def dct(x: ArrayLike, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """The discrete cosine transform along an axis.
 
     Type 2 is ``y[k] = 2 sum_j x[j] cos(pi k (2j + 1) / 2n)``.
@@ -160,13 +163,13 @@ def dct(x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str |
     return _one(x, type, n, axis, norm, "dct", False)
 
 
-def idct(x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+def idct(x: ArrayLike, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """The inverse of ``dct`` with the same arguments."""
     return _one(x, type, n, axis, norm, "idct", True)
 
 
 def dctn(
-    x: Any,
+    x: ArrayLike,
     type: int = 2,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
@@ -177,7 +180,7 @@ def dctn(
 
 
 def idctn(
-    x: Any,
+    x: ArrayLike,
     type: int = 2,
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,

@@ -8,8 +8,8 @@ in ``core/ops/special``. What is undefined at a point is NaN there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy.promotion import as_value, inexact, match_shapes, named, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.signatures import NamedUnary
+
 with _lazy.modules(globals()):
     import scipy.special
 
@@ -39,7 +43,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _function(prim: Primitive, name: str, doc: str) -> Callable:
+def _function(prim: Primitive, name: str, doc: str) -> NamedUnary:
     """A function of one operand that binds one primitive."""
 
     def function(x: Any) -> Array:
@@ -63,22 +67,22 @@ digamma = _function(
 )
 
 
-def polygamma(n: Any, x: Any) -> Array:
+def polygamma(n: ArrayLike, x: ArrayLike) -> Array:
     """The derivative of ``digamma`` of order n, an integer of 0 or more, at x."""
     return ops.polygamma_p.bind(*_operands("polygamma", n, x))
 
 
-def betaln(a: Any, b: Any) -> Array:
+def betaln(a: ArrayLike, b: ArrayLike) -> Array:
     """``log(abs(beta(a, b)))``."""
     return ops.betaln_p.bind(*_operands("betaln", a, b))
 
 
-def poch(z: Any, m: Any) -> Array:
+def poch(z: ArrayLike, m: ArrayLike) -> Array:
     """Pochhammer's symbol ``gamma(z + m) / gamma(z)``."""
     return ops.poch_p.bind(*_operands("poch", z, m))
 
 
-def gammainc(a: Any, x: Any) -> Array:
+def gammainc(a: ArrayLike, x: ArrayLike) -> Array:
     """The regularized lower incomplete gamma function, differentiable in a and x.
 
     ``a`` is positive, ``x`` at least 0.
@@ -86,19 +90,19 @@ def gammainc(a: Any, x: Any) -> Array:
     return ops.igamma_p.bind(*_operands("gammainc", a, x))
 
 
-def gammaincc(a: Any, x: Any) -> Array:
+def gammaincc(a: ArrayLike, x: ArrayLike) -> Array:
     """``1 - gammainc(a, x)``, accurate where it is small."""
     return ops.igammac_p.bind(*_operands("gammaincc", a, x))
 
 
-def beta(a: Any, b: Any) -> Array:
+def beta(a: ArrayLike, b: ArrayLike) -> Array:
     """The beta function: ``gamma(a) * gamma(b) / gamma(a + b)``."""
     a, b = _operands("beta", a, b)
     signs = ew.mul(ew.mul(ops.gammasgn(a), ops.gammasgn(b)), ops.gammasgn(ew.add(a, b)))
     return ew.mul(signs, ew.exp(ops.betaln(a, b)))
 
 
-def betainc(a: Any, b: Any, x: Any) -> Array:
+def betainc(a: ArrayLike, b: ArrayLike, x: ArrayLike) -> Array:
     """The regularized incomplete beta function, differentiable in x alone.
 
     ``a`` and ``b`` are positive, ``x`` is in [0, 1].
@@ -106,7 +110,7 @@ def betainc(a: Any, b: Any, x: Any) -> Array:
     return ops.betainc(*_operands("betainc", a, b, x))
 
 
-def factorial(n: Any, exact: bool = False) -> Array:
+def factorial(n: ArrayLike, exact: bool = False) -> Array:
     """``gamma(n + 1)``, and 0 for n < 0.
 
     Raises:
@@ -123,7 +127,7 @@ def factorial(n: Any, exact: bool = False) -> Array:
     return ew.select(negative, 0.0, ops.gamma(ew.add(ew.select(negative, ew.zeros_of(n), n), 1)))
 
 
-def multigammaln(a: Any, d: int) -> Array:
+def multigammaln(a: ArrayLike, d: int) -> Array:
     """The log of the gamma function of dimension d: sum of ``gammaln(a - j / 2)``.
 
     The sum is over j < d, and a constant is added.
@@ -142,7 +146,7 @@ def multigammaln(a: Any, d: int) -> Array:
     return bnp.sum(ops.lgamma(shifted), axis=-1) + d * (d - 1) / 4 * math.log(math.pi)
 
 
-def loggamma(x: Any) -> Array:
+def loggamma(x: ArrayLike) -> Array:
     """The principal ``log(gamma(x))``: NaN for real x < 0; one derivative if complex."""
     x = inexact(x, "loggamma")
     if dtypes.is_complex(x.aval.dtype):
@@ -150,7 +154,7 @@ def loggamma(x: Any) -> Array:
     return bnp.where(x > 0, ops.lgamma(x), math.nan)
 
 
-def comb(N: Any, k: Any, *, repetition: bool = False) -> Array:
+def comb(N: Any, k: ArrayLike, *, repetition: bool = False) -> Array:
     """The binomial coefficient, of real numbers; 0 unless ``0 <= k <= N``.
 
     ``repetition``: the number of multisets, ``comb(N + k - 1, k)``.
@@ -171,7 +175,7 @@ def bernoulli(n: int) -> Array:
     return bnp.asarray(scipy.special.bernoulli(n)[: n + 1], dtype="float32")
 
 
-def zeta(x: Any, q: Any = None) -> Array:
+def zeta(x: ArrayLike, q: ArrayLike | None = None) -> Array:
     """The Hurwitz zeta function: sum of ``(k + q)**-x``, k >= 0, x > 1; default q 1."""
     return ops.zeta_p.bind(*_operands("zeta", x, 1 if q is None else q))
 
@@ -185,28 +189,28 @@ erfinv = _function(ew.erf_inv_p, "erfinv", "The inverse of ``erf``.")
 dawsn = _function(ops.dawsn_p, "dawsn", "``exp(-x**2)`` times the integral of ``exp(t**2)`` from 0 to x.")
 
 
-def ndtri(p: Any) -> Array:
+def ndtri(p: ArrayLike) -> Array:
     """The inverse of ``ndtr``."""
     return ops.ndtri_p.bind(inexact(p, "ndtri"))
 
 
-def ndtr(x: Any) -> Array:
+def ndtr(x: ArrayLike) -> Array:
     """The normal CDF: the probability of a standard normal variate below x."""
     return ew.mul(ew.erfc(ew.mul(inexact(x, "ndtr"), -math.sqrt(0.5))), 0.5)
 
 
-def log_ndtr(x: Any, series_order: int = 3) -> Array:
+def log_ndtr(x: ArrayLike, series_order: int = 3) -> Array:
     """``log(ndtr(x))``, accurate in both tails; ``series_order`` is ignored."""
     static_int(series_order, "log_ndtr", "series_order")
     return ops.log_ndtr(inexact(x, "log_ndtr"))
 
 
-def owens_t(h: Any, a: Any) -> Array:
+def owens_t(h: Any, a: ArrayLike) -> Array:
     """Owen's T: the probability of x > h and 0 < y < a x, for standard normal x and y."""
     return rare.owens_t_p.bind(*_operands("owens_t", h, a))
 
 
-def wofz(z: Any) -> Array:
+def wofz(z: ArrayLike) -> Array:
     """The Faddeeva function ``exp(-z^2) erfc(-i z)``; complex."""
     z = inexact(z, "wofz")
     return rare.faddeeva_p.bind(z.astype(complex_dtype(z.aval.dtype)))
@@ -215,30 +219,30 @@ def wofz(z: Any) -> Array:
 # -- hypergeometric functions, and integrals of sines ----------------------------------------------
 
 
-def hyp1f1(a: Any, b: Any, x: Any) -> Array:
+def hyp1f1(a: ArrayLike, b: ArrayLike, x: ArrayLike) -> Array:
     """Kummer's function 1F1: the sum of ``(a)_k / (b)_k x^k / k!``."""
     return rare.hyp1f1_p.bind(*_operands("hyp1f1", a, b, x))
 
 
-def hyp2f1(a: Any, b: Any, c: Any, x: Any) -> Array:
+def hyp2f1(a: ArrayLike, b: ArrayLike, c: ArrayLike, x: ArrayLike) -> Array:
     """Gauss's function 2F1: the sum of ``(a)_k (b)_k / (c)_k x^k / k!``."""
     return rare.hyp2f1_p.bind(*_operands("hyp2f1", a, b, c, x))
 
 
-def fresnel(x: Any) -> tuple[Array, Array]:
+def fresnel(x: ArrayLike) -> tuple[Array, Array]:
     """The integrals of ``sin(pi t^2 / 2)`` and ``cos(pi t^2 / 2)`` from 0 to x."""
     x = inexact(x, "fresnel")
     return rare.fresnel_s(x), rare.fresnel_c(x)
 
 
-def sici(x: Any) -> tuple[Array, Array]:
+def sici(x: ArrayLike) -> tuple[Array, Array]:
     """The sine integral, and the cosine integral of ``abs(x)``."""
     x = inexact(x, "sici")
     return rare.sine_integral(x), rare.cosine_integral(x)
 
 
 def sph_harm_y(
-    n: Any, m: Any, theta: Any, phi: Any, diff_n: int | None = None, n_max: int | None = None
+    n: ArrayLike, m: ArrayLike, theta: Any, phi: Any, diff_n: int | None = None, n_max: int | None = None
 ) -> Array:
     """Orthonormal spherical harmonics of degree n and order m, with phase (-1)^m.
 
@@ -295,7 +299,7 @@ expi = _function(ops.expi_p, "expi", "The exponential integral Ei, the principal
 exp1 = _function(ops.exp1_p, "exp1", "The exponential integral E1, for x > 0.")
 
 
-def expn(n: Any, x: Any) -> Array:
+def expn(n: ArrayLike, x: ArrayLike) -> Array:
     """The exponential integral of order n, an integer of 0 or more, at x >= 0."""
     return ops.expn_p.bind(*_operands("expn", n, x))
 
@@ -305,19 +309,19 @@ i0e = _function(ops.bessel_i0e_p, "i0e", "``exp(-abs(x)) * i0(x)``, which does n
 i1e = _function(ops.bessel_i1e_p, "i1e", "``exp(-abs(x)) * i1(x)``, which does not overflow.")
 
 
-def i0(x: Any) -> Array:
+def i0(x: ArrayLike) -> Array:
     """The modified Bessel function of the first kind of order 0."""
     x = inexact(x, "i0")
     return ew.mul(ew.exp(ew.abs(x)), ops.bessel_i0e(x))
 
 
-def i1(x: Any) -> Array:
+def i1(x: ArrayLike) -> Array:
     """The modified Bessel function of the first kind of order 1."""
     x = inexact(x, "i1")
     return ew.mul(ew.exp(ew.abs(x)), ops.bessel_i1e(x))
 
 
-def bessel_jn(z: Any, *, v: int, n_iter: int = 50) -> Array:
+def bessel_jn(z: ArrayLike, *, v: int, n_iter: int = 50) -> Array:
     """The Bessel functions of the first kind of orders 0 to v.
 
     Args:
@@ -336,12 +340,12 @@ def bessel_jn(z: Any, *, v: int, n_iter: int = 50) -> Array:
 # -- logarithms, entropies, logistic functions -----------------------------------------------------
 
 
-def expit(x: Any) -> Array:
+def expit(x: ArrayLike) -> Array:
     """``1 / (1 + exp(-x))``."""
     return ew.logistic(inexact(x, "expit"))
 
 
-def logit(x: Any) -> Array:
+def logit(x: ArrayLike) -> Array:
     """``log(x / (1 - x))``, the inverse of ``expit``."""
     x = inexact(x, "logit")
     return ew.sub(ew.log(x), ew.log1p(ew.neg(x)))
@@ -373,12 +377,12 @@ _xlogy = _product_with(ew.log, lambda y: y)
 _xlog1py = _product_with(ew.log1p, lambda y: ew.add(y, 1))
 
 
-def xlogy(x: Any, y: Any) -> Array:
+def xlogy(x: ArrayLike, y: ArrayLike) -> Array:
     """``x * log(y)``, and 0 where x is 0."""
     return _xlogy(*_operands("xlogy", x, y))
 
 
-def xlog1py(x: Any, y: Any) -> Array:
+def xlog1py(x: ArrayLike, y: ArrayLike) -> Array:
     """``x * log(1 + y)``, and 0 where x is 0."""
     return _xlog1py(*_operands("xlog1py", x, y))
 
@@ -392,19 +396,19 @@ def _power_over(log_x: Array, lmbda: Array) -> Array:
     return bnp.where(near, log_x * series, bnp.expm1(divisor * log_x) / divisor)
 
 
-def boxcox(x: Any, lmbda: Any) -> Array:
+def boxcox(x: ArrayLike, lmbda: ArrayLike) -> Array:
     """The Box-Cox transform ``(x^lmbda - 1) / lmbda``, ``log(x)`` where lmbda is 0."""
     x, lmbda = _operands("boxcox", x, lmbda)
     return _power_over(bnp.log(x), lmbda)
 
 
-def boxcox1p(x: Any, lmbda: Any) -> Array:
+def boxcox1p(x: ArrayLike, lmbda: ArrayLike) -> Array:
     """``boxcox(1 + x, lmbda)``, accurate for small x."""
     x, lmbda = _operands("boxcox1p", x, lmbda)
     return _power_over(bnp.log1p(x), lmbda)
 
 
-def entr(x: Any) -> Array:
+def entr(x: ArrayLike) -> Array:
     """``-x * log(x)``: 0 at 0, minus infinity below."""
     x = inexact(x, "entr")
     safe = ew.select(ew.lt(x, 0), ew.ones_of(x), x)
@@ -418,7 +422,7 @@ def _outside(p: Array, q: Array) -> Array:
     return ew.logical_and(known, ew.bitwise_or(ew.bitwise_or(ew.lt(p, 0), ew.lt(q, 0)), impossible))
 
 
-def rel_entr(p: Any, q: Any) -> Array:
+def rel_entr(p: ArrayLike, q: ArrayLike) -> Array:
     """``p * log(p / q)``; 0 at p = 0 <= q; infinite for negative values or q = 0 < p."""
     p, q = _operands("rel_entr", p, q)
     both = ew.logical_and(ew.gt(p, 0), ew.gt(q, 0))
@@ -429,19 +433,49 @@ def rel_entr(p: Any, q: Any) -> Array:
     return ew.select(both, value, rest)
 
 
-def kl_div(p: Any, q: Any) -> Array:
+def kl_div(p: ArrayLike, q: ArrayLike) -> Array:
     """``rel_entr(p, q) - p + q``, which is nowhere negative."""
     p, q = _operands("kl_div", p, q)
     return ew.select(_outside(p, q), math.inf, ew.add(ew.sub(rel_entr(p, q), p), q))
 
 
+@overload
 def logsumexp(
-    a: Any,
-    axis: Any = None,
-    b: Any = None,
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    return_sign: Literal[False] = False,
+    where: ArrayLike | None = None,
+) -> Array: ...
+@overload
+def logsumexp(
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    *,
+    return_sign: Literal[True],
+    where: ArrayLike | None = None,
+) -> tuple[Array, Array]: ...
+@overload
+def logsumexp(
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    b: ArrayLike | None = None,
     keepdims: bool = False,
     return_sign: bool = False,
-    where: Any = None,
+    where: ArrayLike | None = None,
+) -> Array | tuple[Array, Array]: ...
+
+
+def logsumexp(
+    a: ArrayLike,
+    axis: int | Sequence[int] | None = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: ArrayLike | None = None,
 ) -> Any:
     """``log(sum(b * exp(a)))`` over ``axis``, without overflow.
 
@@ -456,11 +490,11 @@ def logsumexp(
     return nn.logsumexp(a, axis, b, keepdims, return_sign, where)
 
 
-def softmax(x: Any, /, *, axis: Any = None) -> Array:
+def softmax(x: ArrayLike, /, *, axis: int | Sequence[int] | None = None) -> Array:
     """``exp(x) / sum(exp(x))`` over ``axis``: an int, a tuple or None for all."""
     return nn.softmax(x, axis)
 
 
-def log_softmax(x: Any, /, *, axis: Any = None) -> Array:
+def log_softmax(x: ArrayLike, /, *, axis: int | Sequence[int] | None = None) -> Array:
     """The logarithm of ``softmax``, accurate for small probabilities."""
     return nn.log_softmax(x, axis)

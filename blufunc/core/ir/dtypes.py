@@ -196,7 +196,7 @@ def finfo(dtype: Any) -> Any:
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
-def iinfo(dtype: Any) -> Any:
+def iinfo(dtype: Any) -> np.iinfo:
     """Limits of an integer dtype: ``min``, ``max``, ``bits``."""
     dtype = as_dtype(dtype)
     if dtype not in _INTEGER:

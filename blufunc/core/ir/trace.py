@@ -16,8 +16,13 @@ from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray, Typed
 
+if TYPE_CHECKING:  # with the operators and methods that blufunc.numpy installs
+    from blufunc.core.ir.array_methods import ArrayMethods as _Base
+else:
+    _Base = Typed
 
-class Array(Typed):
+
+class Array(_Base):
     """An immutable n-dimensional array: concrete, or traced.
 
     Made by ``blufunc.numpy`` functions and by transforms, not by calling this class. ``isinstance(x, Array)`` holds
@@ -26,20 +31,6 @@ class Array(Typed):
 
     __slots__ = ()
     __array_priority__ = 100  # NumPy arrays on the left-hand side defer to these operators
-
-    if TYPE_CHECKING:  # operators and methods that blufunc.numpy installs
-
-        def __getattr__(self, name: str) -> Any: ...
-        def __getitem__(self, index: Any) -> Any: ...
-        def __neg__(self) -> Any: ...
-        def __invert__(self) -> Any: ...
-        def _operator(self, other: Any) -> Any: ...
-
-        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = _operator
-        __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _operator
-        __pow__ = __rpow__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _operator
-        __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _operator
-        __lt__ = __le__ = __gt__ = __ge__ = _operator
 
     @property
     def nbytes(self) -> int:

@@ -6,13 +6,15 @@ one, nor look through it. It is the identity to every transform, which adds barr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 from blufunc.core.arrays.array import lift
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.sharding import one_by_one
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.pytree import tree
+
+T = TypeVar("T")
 
 
 class _OptimizationBarrier(Primitive):
@@ -48,7 +50,7 @@ class _OptimizationBarrier(Primitive):
 optimization_barrier_p = _OptimizationBarrier()
 
 
-def optimization_barrier(operand: Any, /) -> Any:
+def optimization_barrier(operand: T, /) -> T:
     """A pytree of arrays, unchanged; uses are not merged with the originals' uses.
 
     Raises:

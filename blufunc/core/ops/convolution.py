@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,10 @@ from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.linear_ops import full, move_dim, reshape
 from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import is_linear
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,8 +389,8 @@ def conv_dimension_numbers(lhs_shape: Any, rhs_shape: Any, dimension_numbers: An
 
 
 def conv_general_dilated(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     window_strides: Any,
     padding: Any,
     lhs_dilation: Any = None,
@@ -395,8 +399,8 @@ def conv_general_dilated(
     feature_group_count: int = 1,
     batch_group_count: int = 1,
     precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """Sliding-window dot products with a kernel: convolution in neural networks.
 
     The kernel is not reversed. With n spatial axes, both operands have rank n + 2.

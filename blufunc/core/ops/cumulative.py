@@ -7,7 +7,7 @@ differentiated by a prefix scan of (value, tangent) pairs, in log2(length) steps
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from blufunc.core.primitives.linear_ops import add_any, full
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.sharding import FIRST, along
 from blufunc.core.primitives.tangents import Zero, zero
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.signatures import AlongAxis
 
 
 class Cumulative(Primitive):
@@ -145,7 +148,7 @@ cumlogsumexp_p = _Scanned("cumlogsumexp", np.logaddexp, "float", "logaddexp", _l
 # -- functions -------------------------------------------------------------------------------------
 
 
-def _cumulative(prim: Primitive, doc: str) -> Callable:
+def _cumulative(prim: Primitive, doc: str) -> AlongAxis:
     def function(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
         return prim.bind(lift(operand), axis=static_int(axis, prim.name, "axis"), reverse=bool(reverse))
 

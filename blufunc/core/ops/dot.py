@@ -11,7 +11,7 @@ import enum
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from blufunc.core.primitives.linear_ops import add_tangents, transpose
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.sharding import EITHER, Factoring
 from blufunc.core.primitives.tangents import Zero, is_linear
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
 
 Axes = tuple[int, ...]
 DimensionNumbers = tuple[tuple[Axes, Axes], tuple[Axes, Axes]]
@@ -337,12 +341,12 @@ def _for_blas(a: np.ndarray) -> np.ndarray:
 
 
 def dot_general(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     dimension_numbers: Sequence,
     precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """Contraction of ``lhs`` and ``rhs``, batched over the batch axes.
 
     Args:
@@ -377,13 +381,13 @@ def dot_general(
 
 
 def dot(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     precision: Any = None,
-    preferred_element_type: Any = None,
+    preferred_element_type: DTypeLike | None = None,
     *,
     dimension_numbers: Any = None,
-) -> Any:
+) -> Array:
     """Matmul of vectors and matrices: last axis of ``lhs`` with first of ``rhs``.
 
     With ``dimension_numbers`` it is ``dot_general``.

@@ -8,7 +8,7 @@ a gather or scatter; over the operand alone, still a slice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,6 +47,9 @@ from blufunc.core.primitives.linear_ops import (
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.sharding import BOTH, Factoring
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
 
 class _DynamicSlice(Linear):
@@ -209,12 +212,12 @@ dynamic_update_slice_p = _DynamicUpdateSlice()
 
 
 def dynamic_slice(
-    operand: Any,
+    operand: ArrayLike,
     start_indices: Any,
     slice_sizes: Sequence[int],
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
+) -> Array:
     """The window of static ``slice_sizes`` at ``start_indices``, which may be traced.
 
     Args:
@@ -230,12 +233,12 @@ def dynamic_slice(
 
 
 def dynamic_update_slice(
-    operand: Any,
-    update: Any,
+    operand: ArrayLike,
+    update: ArrayLike,
     start_indices: Any,
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
+) -> Array:
     """``operand`` with a window replaced by ``update``; see ``dynamic_slice``."""
     operand = lift(operand)
     starts = _starts(operand, start_indices, allow_negative_indices)
@@ -290,8 +293,13 @@ def _start(s: Any, n: int, allow_negative: bool) -> Any:
 
 
 def dynamic_slice_in_dim(
-    operand: Any, start_index: Any, slice_size: int, axis: int = 0, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: ArrayLike,
+    start_index: ArrayLike,
+    slice_size: int,
+    axis: int = 0,
+    *,
+    allow_negative_indices: bool = True,
+) -> Array:
     """``slice_size`` positions of ``operand`` along one axis, from ``start_index`` on."""
     operand = lift(operand)
     axis = canonical_axis(axis, operand.aval.ndim, "dynamic_slice_in_dim")
@@ -301,8 +309,13 @@ def dynamic_slice_in_dim(
 
 
 def dynamic_index_in_dim(
-    operand: Any, index: Any, axis: int = 0, keepdims: bool = True, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: ArrayLike,
+    index: ArrayLike,
+    axis: int = 0,
+    keepdims: bool = True,
+    *,
+    allow_negative_indices: bool = True,
+) -> Array:
     """The elements at position ``index`` along one axis, kept with ``keepdims``."""
     operand = lift(operand)
     axis = canonical_axis(axis, operand.aval.ndim, "dynamic_index_in_dim")
@@ -311,8 +324,13 @@ def dynamic_index_in_dim(
 
 
 def dynamic_update_slice_in_dim(
-    operand: Any, update: Any, start_index: Any, axis: int, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: ArrayLike,
+    update: ArrayLike,
+    start_index: ArrayLike,
+    axis: int,
+    *,
+    allow_negative_indices: bool = True,
+) -> Array:
     """``operand`` with ``update`` written along one axis from ``start_index`` on."""
     operand = lift(operand)
     axis = canonical_axis(axis, operand.aval.ndim, "dynamic_update_slice_in_dim")
@@ -321,8 +339,8 @@ def dynamic_update_slice_in_dim(
 
 
 def dynamic_update_index_in_dim(
-    operand: Any, update: Any, index: Any, axis: int, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: ArrayLike, update: ArrayLike, index: ArrayLike, axis: int, *, allow_negative_indices: bool = True
+) -> Array:
     """``operand`` with ``update`` at position ``index``; it may lack the axis."""
     operand = lift(operand)
     axis = canonical_axis(axis, operand.aval.ndim, "dynamic_update_index_in_dim")

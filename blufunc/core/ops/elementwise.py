@@ -8,7 +8,7 @@ other operand. ``blufunc.numpy`` adds promotion and broadcasting.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from blufunc.core.primitives.linear_ops import add_any, broadcast_to, full, move
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import Zero, zero
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.signatures import NamedBinary, NamedUnary
 
 _FIRST, _EITHER, _BOTH = [{0}], [{0}, {1}], [{0, 1}]  # groups of operands in which an operation is linear
 
@@ -661,7 +665,7 @@ def named(function: Any, name: str, doc: str) -> Any:
     return function
 
 
-def unary_function(prim: Primitive, doc: str) -> Any:
+def unary_function(prim: Primitive, doc: str) -> NamedUnary:
     """The function of one operand that binds ``prim``."""
 
     def function(x: Any) -> Any:
@@ -670,7 +674,7 @@ def unary_function(prim: Primitive, doc: str) -> Any:
     return named(function, prim.name, doc)
 
 
-def _binary(prim: Primitive, doc: str) -> Any:
+def _binary(prim: Primitive, doc: str) -> NamedBinary:
     def function(x: Any, y: Any) -> Any:
         return binary(prim, x, y)
 
@@ -724,7 +728,7 @@ pow = _binary(pow_p, "x to the power y; integers wrap, and truncate powers below
 atan2 = _binary(atan2_p, "The angle of the point (y, x), that is of ``x`` over ``y``, in (-pi, pi].")
 
 
-def nextafter(x1: Any, x2: Any) -> Any:
+def nextafter(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The next float from ``x1`` towards ``x2``."""
     return binary(nextafter_p, x1, x2)
 
@@ -745,7 +749,7 @@ shift_right_arithmetic = _binary(shift_right_arithmetic_p, "``x >> y`` shifting 
 complex_ = _binary(complex_p, "The complex number with real part x and imaginary part y.")
 
 
-def abs(x: Any) -> Any:
+def abs(x: ArrayLike) -> Array:
     """The absolute value; of complex numbers, the modulus (a real number)."""
     x = lift(x)
     if dtypes.is_complex(x.dtype):
@@ -753,25 +757,25 @@ def abs(x: Any) -> Any:
     return x if dtypes.is_unsigned(x.dtype) else abs_p.bind(x)
 
 
-def real(x: Any) -> Any:
+def real(x: ArrayLike) -> Array:
     """The real part."""
     x = lift(x)
     return real_p.bind(x) if dtypes.is_complex(x.dtype) else x
 
 
-def imag(x: Any) -> Any:
+def imag(x: ArrayLike) -> Array:
     """The imaginary part."""
     x = lift(x)
     return imag_p.bind(x) if dtypes.is_complex(x.dtype) else zeros_of(x)
 
 
-def conj(x: Any) -> Any:
+def conj(x: ArrayLike) -> Array:
     """The complex conjugate."""
     x = lift(x)
     return conj_p.bind(x) if dtypes.is_complex(x.dtype) else x
 
 
-def integer_pow(x: Any, y: int) -> Any:
+def integer_pow(x: ArrayLike, y: int) -> Array:
     """x to a static integer power."""
     if y.__class__ is not int:
         y = static_int(y, "integer_pow", "y")
@@ -789,13 +793,13 @@ def integer_pow(x: Any, y: int) -> Any:
     return integer_pow_p.bind(x, y=y)
 
 
-def select(pred: Any, on_true: Any, on_false: Any) -> Any:
+def select(pred: ArrayLike, on_true: ArrayLike, on_false: ArrayLike) -> Array:
     """``on_true`` where ``pred`` holds, else ``on_false``."""
     on_true, on_false = operand(on_true, on_false), operand(on_false, on_true)
     return select_p.bind(lift(pred), on_true, on_false)
 
 
-def clamp(min: Any, x: Any, max: Any) -> Any:
+def clamp(min: ArrayLike, x: ArrayLike, max: ArrayLike) -> Array:
     """x limited to [``min``, ``max``]; ``min`` and ``max`` have x's shape or rank 0."""
     x = lift(x)
     return clamp_p.bind(operand(min, x), x, operand(max, x))
@@ -814,7 +818,7 @@ def bitcast(x: Any, dtype: np.dtype) -> Any:
     return bitcast_p.bind(lift(x), dtype=dtype)
 
 
-def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+def reduce_precision(operand: ArrayLike, exponent_bits: int, mantissa_bits: int) -> Array:
     """``operand`` and tangents rounded to a float of these widths, in its dtype."""
     exponent_bits = static_int(exponent_bits, "reduce_precision", "exponent_bits")
     mantissa_bits = static_int(mantissa_bits, "reduce_precision", "mantissa_bits")
@@ -837,6 +841,6 @@ def ones_of(x: Any) -> Any:
     return scalar(1, x.aval.dtype)
 
 
-def zeros_like(x: Any) -> Any:
+def zeros_like(x: ArrayLike) -> Array:
     """Zeros of the shape and dtype of x."""
     return zeros(lift(x).aval)

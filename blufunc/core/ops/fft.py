@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from blufunc.core.ops.linalg.common import complex_dtype, real_dtype
 from blufunc.core.ops.shape import iota
 from blufunc.core.primitives.linear_ops import Linear, move_dim
 from blufunc.core.primitives.sharding import leading
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 
 class FftType(enum.Enum):
@@ -131,7 +135,7 @@ def _weights(x: Any, n: int, once: float, twice: float) -> Any:
     return ew.select(alone, number(once), number(twice))
 
 
-def fft(x: Any, fft_type: Any, fft_lengths: Any) -> Any:
+def fft(x: ArrayLike, fft_type: Any, fft_lengths: Any) -> Array:
     """Discrete Fourier transforms over the last axes.
 
     Args:

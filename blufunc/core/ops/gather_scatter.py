@@ -9,8 +9,8 @@ several updates to one element, ``scatter`` keeps the last in row-major order of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,6 +47,11 @@ from blufunc.core.primitives.linear_ops import (
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.signatures import Scatter
+    from blufunc.core.ir.trace import Array
 
 
 def gather_fill(dtype: np.dtype, fill_value: Any = None) -> Any:
@@ -480,7 +485,7 @@ scatter_max_p = _ScatterExtreme("scatter_max", np.maximum)
 
 
 def gather(
-    operand: Any,
+    operand: ArrayLike,
     start_indices: Any,
     dimension_numbers: GatherDimensionNumbers,
     slice_sizes: Sequence[int],
@@ -488,8 +493,8 @@ def gather(
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
     mode: str | GatherScatterMode | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Windows of ``operand`` at many positions: XLA's gather.
 
     Args:
@@ -522,7 +527,7 @@ def gather(
     )
 
 
-def _scatter(prim: Primitive, doc: str, name: str = "", negates: bool = False) -> Callable:
+def _scatter(prim: Primitive, doc: str, name: str = "", negates: bool = False) -> Scatter:
     """The function of a scatter; one that ``negates`` adds the negated updates."""
 
     def function(

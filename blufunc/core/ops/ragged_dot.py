@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,6 +51,10 @@ from blufunc.core.primitives.linear_ops import (
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.sharding import EITHER, Factoring
 from blufunc.core.primitives.tangents import Zero, is_linear
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.trace import Array
 
 # -- primitives ------------------------------------------------------------------------------------
 
@@ -314,13 +318,13 @@ _ROWS_BY_MATRICES = RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0
 
 
 def ragged_dot(
-    lhs: Any,
-    rhs: Any,
-    group_sizes: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
     precision: Any = None,
-    preferred_element_type: Any = None,
-    group_offset: Any = None,
-) -> Any:
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+) -> Array:
     """Multiply each row by the matrix of its group; rows are sorted by group.
 
     The first ``group_sizes[0]`` rows are multiplied by ``rhs[0]``, the next ``group_sizes[1]`` by ``rhs[1]``, and so
@@ -343,14 +347,14 @@ def ragged_dot(
 
 
 def ragged_dot_general(
-    lhs: Any,
-    rhs: Any,
-    group_sizes: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
     ragged_dot_dimension_numbers: RaggedDotDimensionNumbers,
     precision: Any = None,
-    preferred_element_type: Any = None,
-    group_offset: Any = None,
-) -> Any:
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+) -> Array:
     """``dot_general`` whose lhs has an axis in groups, whose sizes are values.
 
     What the groups mean depends on the ragged axis ``m`` or ``k`` of the lhs; ``x`` are axes like it before it:

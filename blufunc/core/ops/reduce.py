@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,11 @@ from blufunc.core.primitives.linear_ops import (
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.sharding import shard_reduction
 from blufunc.core.primitives.tangents import zero
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
+    from blufunc.core.ir.signatures import Reduce
+    from blufunc.core.ir.trace import Array
 
 # -- extrema ---------------------------------------------------------------------------------------
 
@@ -177,7 +182,7 @@ argmin_p = _ArgExtremum("argmin", np.argmin)
 # -- functions -------------------------------------------------------------------------------------
 
 
-def _reduction(prim: Primitive, doc: str) -> Callable:
+def _reduction(prim: Primitive, doc: str) -> Reduce:
     def function(operand: Any, axes: Sequence[int]) -> Any:
         x, axes = lift(operand), ints(axes, prim.name, "axes")
         return prim.bind(x, axes=axes) if axes else x
@@ -199,14 +204,14 @@ reduce_or = _reduction(reduce_or_p, "The bitwise (of booleans: logical) or over 
 reduce_xor = _reduction(reduce_xor_p, "The bitwise (of booleans: logical) exclusive or over ``axes``.")
 
 
-def argmax(operand: Any, axis: int, index_dtype: Any = "int32") -> Any:
+def argmax(operand: ArrayLike, axis: int, index_dtype: DTypeLike = "int32") -> Array:
     """The index of the first largest element along ``axis``; NaN counts as largest."""
     return argmax_p.bind(
         lift(operand), axes=(static_int(axis, "argmax", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)
     )
 
 
-def argmin(operand: Any, axis: int, index_dtype: Any = "int32") -> Any:
+def argmin(operand: ArrayLike, axis: int, index_dtype: DTypeLike = "int32") -> Array:
     """The index of the first smallest element along ``axis``; NaN counts as smallest."""
     return argmin_p.bind(
         lift(operand), axes=(static_int(axis, "argmin", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)

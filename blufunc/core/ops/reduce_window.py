@@ -338,7 +338,8 @@ def _indices(
     counts, size = which.aval.shape, math.prod(shape)
     dtype = dtypes.int32 if size <= np.iinfo(np.int32).max else dtypes.int64
     which = convert(which, dtype)
-    flat = valid = None
+    flat: Any = None
+    valid: Any = None
     disjoint = True  # windows do not overlap
     inside, stride = math.prod(window_dimensions), size
     slides = zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)

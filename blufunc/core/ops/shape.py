@@ -7,7 +7,7 @@ positions; the primitives take positions that are in range.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from blufunc.core.primitives.linear_ops import (
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.sharding import BOTH, FIRST, Factoring, of_results
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
 _py_slice = slice
 _BOOL = np.dtype(np.bool_)
@@ -366,11 +369,11 @@ iota_p = _Iota()
 
 
 def slice_(
-    operand: Any,
+    operand: ArrayLike,
     start_indices: Sequence[int],
     limit_indices: Sequence[int],
     strides: Sequence[int] | None = None,
-) -> Any:
+) -> Array:
     """Slice with one start, limit and stride (static ints) per axis."""
     if not isinstance(operand, Array):
         operand = lift(operand)
@@ -388,8 +391,8 @@ def slice_(
 
 
 def slice_in_dim(
-    operand: Any, start_index: int | None, limit_index: int | None, stride: int = 1, axis: int = 0
-) -> Any:
+    operand: ArrayLike, start_index: int | None, limit_index: int | None, stride: int = 1, axis: int = 0
+) -> Array:
     """``operand[start_index:limit_index:stride]`` along one axis, Python conventions."""
     x = lift(operand)
     shape = x.aval.shape
@@ -402,7 +405,7 @@ def slice_in_dim(
     return slice_(x, replace((0,) * len(shape), axis, lo), replace(shape, axis, hi), strides)
 
 
-def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Any:
+def index_in_dim(operand: ArrayLike, index: int, axis: int = 0, keepdims: bool = True) -> Array:
     """The elements at static ``index`` along one axis, kept with ``keepdims``."""
     x = lift(operand)
     axis = canonical_axis(axis, x.aval.ndim, "index_in_dim")
@@ -417,7 +420,9 @@ def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True)
     return out if keepdims else squeeze(out, (axis,))
 
 
-def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Any:
+def pad(
+    operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[tuple[int, int, int]]
+) -> Array:
     """``operand`` with a value around and between its elements.
 
     Args:
@@ -440,7 +445,7 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, in
     return pad_p.bind(x, operand_like(padding_value, x), padding_config=config)
 
 
-def concatenate(operands: Sequence[Any], dimension: int) -> Any:
+def concatenate(operands: Sequence[ArrayLike], dimension: int) -> Array:
     """The arrays ``operands``, of one dtype, one after the other along ``dimension``."""
     if operands.__class__ is not list and operands.__class__ is not tuple:
         operands = sequence(operands, "concatenate", "the first argument", "arrays")
@@ -453,14 +458,14 @@ def concatenate(operands: Sequence[Any], dimension: int) -> Any:
     return concatenate_p.bind(*xs, dimension=dimension)
 
 
-def rev(operand: Any, dimensions: Sequence[int]) -> Any:
+def rev(operand: ArrayLike, dimensions: Sequence[int]) -> Array:
     """``operand`` in reverse order along ``dimensions``."""
     x = lift(operand)
     dims = tuple([canonical_axis(d, x.aval.ndim, "rev") for d in ints(dimensions, "rev", "dimensions")])
     return rev_p.bind(x, dimensions=dims) if dims else x
 
 
-def iota(dtype: np.dtype, shape: Sequence[int], dimension: int) -> Any:
+def iota(dtype: np.dtype, shape: Sequence[int], dimension: int) -> Array:
     """An array of ``shape`` whose elements are their position along ``dimension``."""
     return iota_p.bind(
         dtype=dtype,
@@ -469,7 +474,7 @@ def iota(dtype: np.dtype, shape: Sequence[int], dimension: int) -> Any:
     )
 
 
-def squeeze(array: Any, dimensions: Sequence[int]) -> Any:
+def squeeze(array: ArrayLike, dimensions: Sequence[int]) -> Array:
     """``array`` without the axes ``dimensions``, which have size 1."""
     x = lift(array)
     shape = x.aval.shape
@@ -483,7 +488,7 @@ def squeeze(array: Any, dimensions: Sequence[int]) -> Any:
     return reshape(x, tuple([n for d, n in enumerate(shape) if d not in gone]))
 
 
-def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
+def expand_dims(array: ArrayLike, dimensions: Sequence[int]) -> Array:
     """``array`` with new axes of size 1, at positions ``dimensions`` of the result."""
     x, dims = lift(array), ints(dimensions, "expand_dims", "dimensions")
     ndim = x.aval.ndim + len(dims)

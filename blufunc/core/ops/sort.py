@@ -7,7 +7,8 @@ of each other.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from blufunc.core.primitives.linear_ops import Linear, all_front, move_dim
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.sharding import Factoring, along, leading
 from blufunc.core.primitives.tangents import Zero, zero
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 # -- permutations ----------------------------------------------------------------------------------
 
@@ -232,6 +237,14 @@ def _largest(keys: np.ndarray, k: int) -> np.ndarray:
 # -- functions -------------------------------------------------------------------------------------
 
 
+@overload
+def sort(operand: ArrayLike, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Array: ...
+@overload
+def sort(
+    operand: Sequence[ArrayLike], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> tuple[Array, ...]: ...
+
+
 def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
     """``operand`` in ascending order along an axis; NaN last.
 
@@ -253,7 +266,9 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     return tuple(outs) if several else outs[0]
 
 
-def sort_key_val(keys: Any, values: Any, dimension: int = -1, is_stable: bool = True) -> tuple[Any, Any]:
+def sort_key_val(
+    keys: ArrayLike, values: ArrayLike, dimension: int = -1, is_stable: bool = True
+) -> tuple[Array, Array]:
     """``keys`` in ascending order along an axis, and ``values`` permuted with them."""
     keys, values = sort((keys, values), dimension, is_stable)
     return keys, values
@@ -266,7 +281,7 @@ def argsort(x: Any, dimension: int = -1, is_stable: bool = True) -> Any:
     return sort((x, positions), dimension, is_stable)[1]
 
 
-def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
+def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
     """The ``k`` largest elements along an axis, descending, and their int32 indices.
 
     Of equal elements the first comes first; NaN counts as largest.
@@ -278,7 +293,7 @@ def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
     return move_dim(values, last, axis), move_dim(index, last, axis)
 
 
-def pick_along(x: Any, index: Any, dimension: int) -> Any:
+def pick_along(x: ArrayLike, index: ArrayLike, dimension: int) -> Any:
     """``take_along_axis`` with distinct indices per line."""
     return pick_along_p.bind(lift(x), lift(index), dimension=dimension)
 

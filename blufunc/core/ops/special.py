@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,6 +48,9 @@ from blufunc.core.ops.numerics import through_single
 from blufunc.core.primitives.c_form import call
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.primitive import unsupported
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
 with _lazy.modules(globals()):
     import scipy.special
@@ -314,12 +317,12 @@ log_ndtr = unary_function(log_ndtr_p, "The logarithm of the normal distribution 
 ndtri = unary_function(ndtri_p, "The inverse of the normal distribution function.")
 
 
-def polygamma(m: Any, x: Any) -> Any:
+def polygamma(m: ArrayLike, x: ArrayLike) -> Array:
     """The m-th derivative of ``digamma``, integer ``m >= 0``; not differentiable in m."""
     return binary(polygamma_p, m, x)
 
 
-def zeta(x: Any, q: Any) -> Any:
+def zeta(x: ArrayLike, q: ArrayLike) -> Array:
     """Hurwitz zeta, the sum of ``(k + q)**-x`` over k >= 0; not differentiable in x."""
     return binary(zeta_p, x, q)
 
@@ -334,22 +337,22 @@ def poch(z: Any, m: Any) -> Any:
     return binary(poch_p, z, m)
 
 
-def igamma(a: Any, x: Any) -> Any:
+def igamma(a: ArrayLike, x: ArrayLike) -> Array:
     """The regularized lower incomplete gamma function, for ``a > 0`` and ``x >= 0``."""
     return binary(igamma_p, a, x)
 
 
-def igammac(a: Any, x: Any) -> Any:
+def igammac(a: ArrayLike, x: ArrayLike) -> Array:
     """The regularized upper incomplete gamma function: ``1 - igamma(a, x)``."""
     return binary(igammac_p, a, x)
 
 
-def igamma_grad_a(a: Any, x: Any) -> Any:
+def igamma_grad_a(a: ArrayLike, x: ArrayLike) -> Array:
     """The derivative of ``igamma`` in a, itself differentiable in x."""
     return binary(igamma_grad_a_p, a, x)
 
 
-def random_gamma_grad(a: Any, sample: Any) -> Any:
+def random_gamma_grad(a: ArrayLike, sample: ArrayLike) -> Array:
     """The derivative in a of a sample of the gamma distribution with parameter a.
 
     That is, of the quantile: ``-igamma_grad_a(a, x) / p(x)`` with the density p, right also where both underflow.
@@ -357,7 +360,7 @@ def random_gamma_grad(a: Any, sample: Any) -> Any:
     return binary(random_gamma_grad_p, a, sample)
 
 
-def betainc(a: Any, b: Any, x: Any) -> Any:
+def betainc(a: ArrayLike, b: ArrayLike, x: ArrayLike) -> Array:
     """Regularized incomplete beta function, a, b > 0, x in [0, 1]; derivative in x."""
     like = next((v for v in (a, b, x) if isinstance(v, Array)), None)
     if like is None:

@@ -8,7 +8,7 @@ containers that they index.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import equal, exact
@@ -23,6 +23,11 @@ from blufunc.core.pytree.nodes import (
 )
 from blufunc.core.pytree.tree import Path, PyTree, Spec, TreeDef
 from blufunc.errors import ArgumentError
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
 
 __all__ = [
     "DictKey",
@@ -110,16 +115,17 @@ def leaves_with_path(
 
 def map_with_path(
     f: Callable[..., Any],
-    tree: PyTree,
+    tree: T,
     *rest: PyTree,
     is_leaf: Callable[..., bool] | None = None,
     is_leaf_takes_path: bool = False,
-) -> PyTree:
+) -> T:
     """``tree.map`` with the path of each leaf as the first argument of ``f``."""
     _tree.check_function(f, "tree.map_with_path")
     flat, treedef = flatten_with_path(tree, is_leaf, is_leaf_takes_path)
-    located = _tree.unflatten(treedef, [_Located(path, x) for path, x in flat])
-    return _tree.map(lambda first, *xs: f(first.path, first.leaf, *xs), located, *rest)
+    located: Any = _tree.unflatten(treedef, [_Located(path, x) for path, x in flat])
+    mapped: Any = _tree.map(lambda first, *xs: f(first.path, first.leaf, *xs), located, *rest)
+    return mapped
 
 
 class _Located:

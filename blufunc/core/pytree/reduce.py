@@ -8,14 +8,22 @@ from __future__ import annotations
 import builtins
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from blufunc.core.ir import source
 from blufunc.core.pytree import tree as tree_
 from blufunc.core.pytree.tree import IsLeaf, PyTree
 from blufunc.errors import TreeError
 
+T = TypeVar("T")
+
 _MISSING = object()
+
+
+@overload
+def reduce(f: Callable[[T, T], T], tree: PyTree, *, is_leaf: IsLeaf = None) -> T: ...
+@overload
+def reduce(f: Callable[[T, Any], T], tree: PyTree, initializer: Any, is_leaf: IsLeaf = None) -> T: ...
 
 
 def reduce(
@@ -36,8 +44,8 @@ def reduce(
 
 
 def reduce_associative(
-    operation: Callable[[Any, Any], Any], tree: PyTree, *, identity: Any = _MISSING, is_leaf: IsLeaf = None
-) -> Any:
+    operation: Callable[[T, T], T], tree: PyTree, *, identity: Any = _MISSING, is_leaf: IsLeaf = None
+) -> T:
     """Tree reduction of the leaves by an associative operation, of logarithmic depth.
 
     Args:

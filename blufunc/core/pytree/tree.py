@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import equal, same
@@ -31,6 +31,13 @@ from blufunc.core.pytree.nodes import (
     UnsortableKeys,
 )
 from blufunc.errors import ArgumentError, TreeError
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
+T = TypeVar("T")
+A = TypeVar("A", bound="ArrayLike")
 
 Leaf = Any
 PyTree = Any
@@ -431,7 +438,13 @@ def structure(tree: PyTree, is_leaf: IsLeaf = None) -> TreeDef:
 # Several trees at once.
 
 
-def map(f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: IsLeaf = None) -> PyTree:
+@overload
+def map(f: Callable[..., Any], tree: A, *rest: PyTree, is_leaf: IsLeaf = None) -> Array: ...
+@overload
+def map(f: Callable[..., Any], tree: T, *rest: PyTree, is_leaf: IsLeaf = None) -> T: ...
+
+
+def map(f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: IsLeaf = None) -> Any:
     """Map ``f`` over the leaves of ``tree`` and the matching subtrees of ``rest``.
 
     The structure of ``tree`` must be a prefix of those of ``rest``.

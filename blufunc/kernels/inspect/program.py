@@ -277,6 +277,9 @@ class Timings:
     def __getitem__(self, i: int) -> TimedStep:
         return self.steps[i]
 
+    def __iter__(self) -> Iterator[TimedStep]:
+        return iter(self.steps)
+
     def __str__(self) -> str:
         def row(group: list[int]) -> list[str]:
             s, ms = self.steps[group[0]], sum(self.steps[n].ms for n in group)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -26,28 +26,32 @@ from blufunc.nn.attention.mods import traced
 from blufunc.numpy.promotion import fits
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 _LONG = 4
 """Ratio of keys to features per head above which the weights are recomputed.
 There the weights of all pairs take far more memory than the operands; the backward pass recomputes them."""
 
 
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
     mask_mod: Callable | None = None,
     score_mod: Callable | None = None,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: str | None = None,
     return_residual: bool = False,
-) -> Any:
+) -> Array:
     """``softmax(query @ key.T * scale + bias) @ value`` per head (arXiv:1706.03762).
 
     Half-precision scores and their softmax are computed in float32. In a fully masked row all values have the

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,11 @@ from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import tree
 from blufunc.parallel.collectives.primitives import WORDS, mesh_all_gather_p
 from blufunc.transforms.batching.batch import MeshAxis, NamedAxis
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.trace import Array
+
+T = TypeVar("T")
 
 _UNBOUND = "it only has a meaning inside of the vmap that names its axis"
 
@@ -219,7 +224,7 @@ cast_to_p = _CastTo("cast_to")
 AxisName = Hashable
 
 
-def psum(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
+def psum(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> T:
     """Sum over one or several named axes (none: ``x``); ``x`` is a pytree.
 
     Integers keep their dtype, bools sum to int32, and a Python scalar gives a Python scalar.
@@ -236,7 +241,7 @@ def psum(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups:
     return tree.map(one, x)
 
 
-def pmean(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
+def pmean(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> T:
     """Mean over one or several named axes of a pytree, float32 for integers and bools."""
     axes, sizes = _axes(axis_name, "pmean", axis_index_groups)
 
@@ -249,27 +254,27 @@ def pmean(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups
     return tree.map(one, x)
 
 
-def pmax(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
+def pmax(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> T:
     """Maximum over one or several named axes; ``x`` is a pytree."""
     axes, sizes = _axes(axis_name, "pmax", axis_index_groups)
     return tree.map(lambda v: _bound(pmax_p, lift(v), axes, sizes), x)
 
 
-def pmin(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
+def pmin(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> T:
     """Minimum over one or several named axes; ``x`` is a pytree."""
     axes, sizes = _axes(axis_name, "pmin", axis_index_groups)
     return tree.map(lambda v: _bound(pmin_p, lift(v), axes, sizes), x)
 
 
 def all_gather(
-    x: Any,
+    x: T,
     axis_name: AxisName | Sequence[AxisName],
     *,
     axis_index_groups: None = None,
     axis: int = 0,
     tiled: bool = False,
     to: str = "varying",
-) -> Any:
+) -> T:
     """Gather the values along a named axis into every element.
 
     ``axis_name`` may be several mesh axes, in row-major order, as in the functions below.
@@ -297,13 +302,13 @@ def all_gather(
 
 
 def psum_scatter(
-    x: Any,
+    x: T,
     axis_name: AxisName | Sequence[AxisName],
     *,
     scatter_dimension: int = 0,
     axis_index_groups: None = None,
     tiled: bool = False,
-) -> Any:
+) -> T:
     """Sum over a named axis; each element gets its slice along ``scatter_dimension``.
 
     That dimension has the size of the axis and is removed; or, if ``tiled``, is a multiple of it and is split.
@@ -320,14 +325,14 @@ def psum_scatter(
 
 
 def all_to_all(
-    x: Any,
+    x: T,
     axis_name: AxisName | Sequence[AxisName],
     split_axis: int,
     concat_axis: int,
     *,
     axis_index_groups: None = None,
     tiled: bool = False,
-) -> Any:
+) -> T:
     """Swap slices: element k gets slice k along ``split_axis`` of all elements.
 
     The split dimension has the size of the axis and is removed, and slices are stacked along a new ``concat_axis``; or,
@@ -346,13 +351,13 @@ def all_to_all(
 
 
 def pswapaxes(
-    x: Any, axis_name: AxisName | Sequence[AxisName], axis: int, *, axis_index_groups: None = None
-) -> Any:
+    x: T, axis_name: AxisName | Sequence[AxisName], axis: int, *, axis_index_groups: None = None
+) -> T:
     """Swap a named axis with dimension ``axis`` of the same size, by ``all_to_all``."""
     return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
 
 
-def ppermute(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> Any:
+def ppermute(x: T, axis_name: AxisName | Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> T:
     """Send values by (src, dst) pairs of ``perm``; zeros without a source."""
     axes, sizes = _ranks(axis_name, "ppermute", None)
     n = math.prod(sizes)
@@ -371,7 +376,7 @@ def ppermute(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[tu
     return tree.map(lambda v: ppermute_p.bind(lift(v), axes=axes, sizes=sizes, perm=ordered), x)
 
 
-def pshuffle(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[int]) -> Any:
+def pshuffle(x: T, axis_name: AxisName | Sequence[AxisName], perm: Sequence[int]) -> T:
     """Permute a named axis: element i gets the value of element ``perm[i]``."""
     sources = ints(perm, "pshuffle", "perm")
     n = axis_size(axis_name)
@@ -384,7 +389,7 @@ def pshuffle(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[in
     return ppermute(x, axis_name, [(src, dst) for dst, src in enumerate(sources)])
 
 
-def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Any:
+def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Array:
     """Index along a named axis, or row-major along several: a scalar int32."""
     axes, sizes = _axes(axis_name, "axis_index", None)
     position: Any = None
@@ -394,7 +399,7 @@ def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Any:
     return scalar(0, np.dtype(np.int32)) if position is None else position
 
 
-def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
+def pcast(x: T, axis_name: AxisName | Sequence[AxisName], *, to: str) -> T:
     """Cast to another type over mesh axes without communication, in ``shard_map``.
 
     Args:
@@ -411,7 +416,7 @@ def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
     return tree.map(lambda v: _bound(cast_to_p, lift(v), axes, sizes, to=letter), x)
 
 
-def pvary(x: Any, axis_name: AxisName | Sequence[AxisName]) -> Any:
+def pvary(x: T, axis_name: AxisName | Sequence[AxisName]) -> T:
     """``pcast(x, axis_name, to="varying")``."""
     return pcast(x, axis_name, to="varying")
 

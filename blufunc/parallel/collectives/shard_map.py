@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.autodiff.linearize import linearize_jaxpr, split_jaxpr
 from blufunc.transforms.autodiff.transpose import transpose_jaxpr
 from blufunc.transforms.batching.batch import Axis, MeshAxis, batch_jaxpr
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Specs = tuple[PartitionSpec, ...]
 _WHOLE = PartitionSpec()
@@ -378,14 +381,34 @@ def divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndarr
 # -- the function of users -------------------------------------------------------------------------
 
 
+@overload
 def shard_map(
-    fun: Callable | None = None,
+    fun: Callable[P, R],
     *,
     mesh: Mesh | AbstractMesh | None = None,
     in_specs: Any,
     out_specs: Any,
     check_vma: bool = True,
-) -> Callable:
+) -> Callable[P, R]: ...
+@overload
+def shard_map(
+    fun: None = None,
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    check_vma: bool = True,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def shard_map(
+    fun: Callable[..., Any] | None = None,
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    check_vma: bool = True,
+) -> Any:
     """Run ``fun`` on every rank of a mesh, on its shards of the arguments.
 
     Inside, collectives of ``lax`` work over the mesh axes. Over each axis a value is varying or invariant. Where both

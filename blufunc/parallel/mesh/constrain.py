@@ -7,7 +7,7 @@ removes them. A single-device program ignores them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from blufunc import errors
 from blufunc.core.arrays.array import lift
@@ -18,6 +18,8 @@ from blufunc.core.pytree import tree
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import PartitionSpec
+
+T = TypeVar("T")
 
 
 class ShardingConstraint(Linear):
@@ -47,7 +49,7 @@ class ShardingConstraint(Linear):
 sharding_constraint_p = ShardingConstraint()
 
 
-def constrain(x: Any, spec: Any) -> Any:
+def constrain(x: T, spec: Any) -> T:
     """Annotate ``x`` with a sharding, for programs that are partitioned among devices.
 
     Args:
@@ -75,7 +77,7 @@ def constrain(x: Any, spec: Any) -> Any:
     return tree.unflatten(of_x, [_constrain(leaf, s) for leaf, s in zip(leaves, specs, strict=True)])
 
 
-def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+def with_sharding_constraint(x: T, shardings: Any) -> T:
     """``constrain``, by JAX's name."""
     return constrain(x, shardings)
 

@@ -57,5 +57,5 @@ def addressable_shards(self: ConcreteArray) -> list[Shard]:
         data = slice_(
             ConcreteArray(shard, padded, device), [0] * len(index), tuple(s.stop - s.start for s in index)
         )
-        shards.append(Shard(device, index, replicas[rank], data))
+        shards.append(Shard(device, index, replicas[rank], data))  # type: ignore[arg-type]
     return shards

@@ -92,7 +92,7 @@ class ShardedJit(Jitted):
             ):
                 return x
         elif x.device in (default_device(), host_device()):
-            return device_put(x, sharding)
+            return device_put(x, sharding)  # type: ignore[return-value]
         placement = f"{x.buffer.sharding.spec} on {x.device}" if x.device.joint else str(x.device)
         raise errors.ShardingError(
             f"the argument {labels_of(self.fun, call.in_tree)[i]} of {self.name} is placed as {placement}, and "

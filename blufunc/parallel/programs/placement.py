@@ -7,7 +7,7 @@ Parallel, before stage 1. In: values on the host or on devices. Out: arrays. ``d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import numpy as np
 
@@ -30,8 +30,20 @@ from blufunc.parallel.programs.mesh_program import reshard
 from blufunc.parallel.runtime import processes
 from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer, check_reduced, from_parts, mesh_of, scatter
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
+T = TypeVar("T")
+
 Place = backend.Device | NamedSharding
 """Where an array goes."""
+
+
+@overload
+def device_put(x: ArrayLike, device: Any = None) -> Array: ...
+@overload
+def device_put(x: T, device: Any = None) -> T: ...
 
 
 def device_put(x: Any, device: Any = None) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from blufunc import errors
 from blufunc.core.arrays import backend as backends
@@ -25,9 +25,12 @@ from blufunc.transforms.arguments import argument_indices, check_callable
 from blufunc.transforms.staging.jit import jit
 from blufunc.transforms.staging.transfer import devices as all_devices
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def pmap(
-    fun: Callable,
+    fun: Callable[P, R],
     axis_name: str | None = None,
     *,
     in_axes: int | Sequence[int | None] | None = 0,
@@ -37,7 +40,7 @@ def pmap(
     backend: str | None = None,
     axis_size: int | None = None,
     donate_argnums: int | Iterable[int] = (),
-) -> Callable:
+) -> Callable[P, R]:
     """Map ``fun`` over an axis of its arguments, one element per device.
 
     Args:
@@ -140,12 +143,13 @@ def _program(
             return tree.map(lambda x: _spec(axis, lift(x).aval.ndim, name), value)
 
         def one(*parts: Any) -> Any:
-            *args, kwargs = [
+            given: list[Any] = [
                 part
                 if axis is None
                 else tree.map(lambda x, a=axis: squeeze(x, (axis_in(a, x.ndim, "pmap"),)), part)
                 for axis, part in zip(axes, parts, strict=True)
             ]
+            *args, kwargs = given
             for i in sorted(static):
                 args.insert(i, static[i])
             outs = fun(*args, **kwargs)

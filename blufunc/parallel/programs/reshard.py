@@ -6,7 +6,7 @@ partitioned program, ``reshard`` makes a program run on its mesh, wherever the a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from blufunc import errors
 from blufunc.core.arrays import backend
@@ -21,6 +21,8 @@ from blufunc.parallel.mesh.spec_trees import map_sharded, shardings_of
 from blufunc.parallel.programs.mesh_device import device_on
 from blufunc.parallel.programs.placement import device_put
 from blufunc.parallel.runtime.sharded_buffer import mesh_of
+
+T = TypeVar("T")
 
 
 class _Reshard(ShardingConstraint):
@@ -47,7 +49,7 @@ class _Reshard(ShardingConstraint):
 reshard_p = _Reshard()
 
 
-def reshard(x: Any, sharding: Any) -> Any:
+def reshard(x: T, sharding: Any) -> T:
     """Move ``x`` to ``sharding``: now, or by an equation of the traced program.
 
     The cotangent of the result adopts the layout of the operations it flows into: the gradient of a parameter that was

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from blufunc import errors
 from blufunc.core.ir import source
@@ -20,8 +20,11 @@ from blufunc.parallel.programs.reshard import reshard
 from blufunc.transforms.arguments import check_callable, name_of
 from blufunc.transforms.staging.jit import jit
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: Any) -> Callable:
+
+def shard(fun: Callable[P, R], mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: Any) -> Callable[P, R]:
     """Partition ``fun``, written for global arrays, among the devices of ``mesh``.
 
     ``fun`` sees global shapes, and computes the same as on one device. You specify the layouts of its arguments and
@@ -59,7 +62,7 @@ def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: An
     def annotated(*args: Any) -> Any:
         args = laid_out(args, constrain)
         with mesh if isinstance(mesh, Mesh) else contextlib.nullcontext():
-            out = fun(*args)
+            out = fun(*args)  # type: ignore[call-arg]
         shardings = shardings_of(out_specs, out, mesh, f"out_specs of {name}")
         out = map_sharded(reshard, out, shardings, f"{name}: result ")
         return map_sharded(constrain, out, shardings, f"{name}: result ")
@@ -70,4 +73,4 @@ def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: An
     def sharded(*args: Any) -> Any:
         return program(*laid_out(args, reshard))
 
-    return sharded
+    return sharded  # type: ignore[return-value]

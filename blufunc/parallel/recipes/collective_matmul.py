@@ -9,15 +9,19 @@ doi:10.1145/3567955.3567959). The two are transposes in the left operand, so der
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
-def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
+
+def all_gather_matmul(x: ArrayLike, weight: ArrayLike, axis: str, dim: int = -2) -> Array:
     """``all_gather(x, axis, axis=dim, tiled=True) @ weight``, part by part.
 
     For use inside ``shard_map``.
@@ -48,7 +52,7 @@ def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
     return whole.reshape(*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :])
 
 
-def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
+def matmul_reduce_scatter(x: ArrayLike, weight: ArrayLike, axis: str, dim: int = -2) -> Array:
     """``psum_scatter(x @ weight, axis, tiled=True)`` along ``dim``, part by part.
 
     For use inside ``shard_map``. A sum travels around the ranks, each of which adds its matmul, and ends at its owner.

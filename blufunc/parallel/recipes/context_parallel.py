@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,10 @@ from blufunc.parallel.recipes.varying import Ring, ring_of
 from blufunc.transforms.autodiff.grad import jvp
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 # -- the order of tokens ---------------------------------------------------------------------------
 
@@ -66,12 +70,12 @@ def zigzag_order(length: int, ranks: int) -> np.ndarray:
     return chunks[pairs.ravel()].ravel()
 
 
-def zigzag(x: Any, ranks: int, axis: int = 1) -> Any:
+def zigzag(x: ArrayLike, ranks: int, axis: int = 1) -> Array:
     """Reorder tokens along ``axis`` into ``zigzag_order``, outside ``shard_map``."""
     return _reordered(x, ranks, axis, lambda order: order)
 
 
-def unzigzag(x: Any, ranks: int, axis: int = 1) -> Any:
+def unzigzag(x: ArrayLike, ranks: int, axis: int = 1) -> Array:
     """The inverse of ``zigzag``."""
     return _reordered(x, ranks, axis, np.argsort)
 
@@ -82,7 +86,7 @@ def _reordered(x: Any, ranks: int, axis: int, of: Callable) -> Any:
     return bnp.take(x, of(zigzag_order(x.shape[axis], ranks)).astype(np.int32), axis=axis)
 
 
-def zigzag_positions(length: int, axis: str) -> Any:
+def zigzag_positions(length: int, axis: str) -> Array:
     """Positions, int32 [length], of this rank's tokens in zigzag order."""
     n, half = lax.axis_size(axis), length // 2
     if length % 2:
@@ -98,15 +102,15 @@ def zigzag_positions(length: int, axis: str) -> Any:
 
 
 def context_parallel_attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
     axis: str,
     *,
     routing: str = "ring",
     is_causal: bool = False,
     scale: float | None = None,
-) -> Any:
+) -> Array:
     """``nn.dot_product_attention`` of sharded sequences, inside ``shard_map``.
 
     Args:

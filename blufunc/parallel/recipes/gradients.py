@@ -9,7 +9,7 @@ follow the order of the backward pass, so that the first can be reduced while th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -22,11 +22,13 @@ from blufunc.parallel.collectives.axis_types import TypedTrace
 from blufunc.parallel.recipes.typed import current_trace, element, like, likes, typed_jaxpr
 from blufunc.transforms.autodiff.grad import value_and_grad
 
+T = TypeVar("T")
+
 BUCKET = 25 * 2**20
 """Bytes of a bucket, as in PyTorch DDP: enough for the links' bandwidth."""
 
 
-def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET) -> Any:
+def bucketed_psum(grads: T, axis: str | Sequence[str], *, bytes: int = BUCKET) -> T:
     """``lax.psum(grads, axis)`` with one all-reduce per bucket.
 
     For use inside ``shard_map``, outside of loops in it. Each all-reduce is issued right after the last gradient of its
@@ -88,9 +90,13 @@ def accumulated_value_and_grad(
     unreduced = Reducer(params, axes, trace)
     params = unreduced.cast(params, "reduced")
     microbatches = lax.pcast(microbatches, axes, to="varying")
-    step, _, (of_value, *_) = typed_jaxpr(
+
+    def mean_loss(p: Any, m: Any) -> Any:
         # Cast the value to varying, so that its cotangent is per rank, whatever the loss depends on.
-        value_and_grad(lambda p, m: lax.pcast(loss(p, m) / n, axes, to="varying")),
+        return lax.pcast(loss(p, m) / n, axes, to="varying")
+
+    step, _, (of_value, *_) = typed_jaxpr(
+        value_and_grad(mean_loss),
         (likes(params, trace), element(microbatches, trace)),
         "accumulated_value_and_grad",
     )

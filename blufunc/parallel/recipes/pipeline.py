@@ -19,7 +19,7 @@ on stale data, and its results are ignored. A stage under ``checkpoint`` saves o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from blufunc.parallel.recipes.varying import Ring, ring_of, same_on_all
 from blufunc.transforms.autodiff.grad import value_and_grad
 from blufunc.transforms.autodiff.linearize import linearize_jaxpr
 from blufunc.transforms.autodiff.transpose import transpose_jaxpr
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.trace import Array
 
 
 def forward_microbatch(tick: Any, rank: Any) -> Any:
@@ -56,7 +59,7 @@ def schedule_1f1b(ranks: int, microbatches: int) -> np.ndarray:
     return np.where((both >= 0) & (both < microbatches), both, -1)
 
 
-def pipeline(stage: Callable, layers: Any, x: Any, axis: str) -> Any:
+def pipeline(stage: Callable, layers: Any, x: Any, axis: str) -> Array:
     """Run all stages on microbatches, inside ``shard_map``; differentiable.
 
     Args:
@@ -333,7 +336,8 @@ def _one_forward_one_backward(
     for length, step in phases:
         if length:
             ticks = bnp.arange(start, start + length, dtype=dtypes.int32)
-            state, _ = lax.scan(lambda s, t, step=step: (step(s, t), None), state, ticks)
+            run: Callable[..., Any] = lambda s, t, step=step: (step(s, t), None)
+            state, _ = lax.scan(run, state, ticks)
         start += length
     grads = (
         tree.unflatten(tree.structure(p), g) for p, g in ((shared, state.shared), (layers, state.layers))

@@ -9,7 +9,7 @@ vocabulary that does not divide is padded (``pad_vocabulary``), and the loss tak
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -17,15 +17,21 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in
 from blufunc.parallel.recipes.varying import same_on_all
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
-def pad_vocabulary(table: Any, ranks: int) -> Any:
+
+def pad_vocabulary(table: Array, ranks: int) -> Array:
     """Pad a table [V, ...] with zero rows to a multiple of ``ranks``, eagerly."""
     table = bnp.asarray(table)
     missing = -table.shape[0] % ranks
     return bnp.pad(table, [(0, missing)] + [(0, 0)] * (table.ndim - 1)) if missing else table
 
 
-def vocabulary_parallel_embedding(table: Any, ids: Any, axis: str, *, scatter_dim: int | None = None) -> Any:
+def vocabulary_parallel_embedding(
+    table: Array, ids: ArrayLike, axis: str, *, scatter_dim: int | None = None
+) -> Array:
     """``table[ids]`` of a table with sharded rows, inside ``shard_map``.
 
     Args:
@@ -52,8 +58,8 @@ def vocabulary_parallel_embedding(table: Any, ids: Any, axis: str, *, scatter_di
 
 
 def vocabulary_parallel_cross_entropy(
-    logits: Any, labels: Any, axis: str, vocabulary: int | None = None
-) -> Any:
+    logits: ArrayLike, labels: ArrayLike, axis: str, vocabulary: int | None = None
+) -> Array:
     """Softmax cross entropy of sharded logits, inside ``shard_map``; as in ``nn``.
 
     Args:

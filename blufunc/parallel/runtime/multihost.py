@@ -6,7 +6,7 @@ processes of the job call each function together; a single process gets its own 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from blufunc.core.pytree import tree
 from blufunc.parallel.mesh.mesh import Mesh
 from blufunc.parallel.runtime import bootstrap, processes
 from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
+
+T = TypeVar("T")
 
 _AXIS = "processes"
 
@@ -49,7 +51,7 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
     return tree.map(gathered, in_tree)
 
 
-def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
+def broadcast_one_to_all(in_tree: T, is_source: bool | None = None) -> T:
     """Broadcast the values of one process to all.
 
     Args:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -28,6 +28,9 @@ from blufunc.transforms.autodiff.grad import jvp
 from blufunc.transforms.control_flow.loops import fori_loop
 from blufunc.transforms.control_flow.while_loop import while_loop
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 # -- the exponential -------------------------------------------------------------------------------
 
 # The degree of the approximation, and the largest 1-norm for which its backward error is below the rounding error:
@@ -35,7 +38,7 @@ from blufunc.transforms.control_flow.while_loop import while_loop
 _PADE = {dtypes.float32: (7, 3.925724783138660), dtypes.float64: (13, 5.371920351148152)}
 
 
-def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> Array:
+def expm(A: ArrayLike, *, upper_triangular: bool = False, max_squarings: int = 16) -> Array:
     """The exponentials of square matrices (..., n, n).
 
     By scaling, a Padé approximation, and repeated squaring; every step is differentiable, to any order.
@@ -111,7 +114,21 @@ def _combined(factors: list[float], xs: list[Array]) -> Array:
     return total
 
 
-def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: bool = True) -> Any:
+@overload
+def expm_frechet(
+    A: ArrayLike, E: Any, *, method: str | None = None, compute_expm: Literal[True] = True
+) -> tuple[Array, Array]: ...
+@overload
+def expm_frechet(
+    A: ArrayLike, E: Any, *, method: str | None = None, compute_expm: Literal[False]
+) -> Array: ...
+@overload
+def expm_frechet(
+    A: ArrayLike, E: Any, *, method: str | None = None, compute_expm: bool = True
+) -> Array | tuple[Array, Array]: ...
+
+
+def expm_frechet(A: ArrayLike, E: Any, *, method: str | None = None, compute_expm: bool = True) -> Any:
     """The derivative of ``expm`` at A in direction E: ``(expm(A), derivative)``.
 
     Without ``compute_expm``, the derivative alone.
@@ -131,7 +148,7 @@ def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: boo
 # -- the square root, any function, Sylvester's equation ---------------------------------------------
 
 
-def sqrtm(A: Any, blocksize: int = 1) -> Array:
+def sqrtm(A: ArrayLike, blocksize: int = 1) -> Array:
     """Principal square roots of matrices (..., n, n); complex, NaN without one.
 
     ``blocksize`` is there for programs written for SciPy, and is 1. Differentiable where the root is regular.
@@ -144,7 +161,7 @@ def sqrtm(A: Any, blocksize: int = 1) -> Array:
     return reduction.sqrtm_p.bind(ew.convert(A, complex_dtype(A.aval.dtype)))
 
 
-def solve_sylvester(A: Any, B: Any, C: Any, *, method: str = "schur", tol: float = 1e-8) -> Array:
+def solve_sylvester(A: ArrayLike, B: Any, C: Any, *, method: str = "schur", tol: float = 1e-8) -> Array:
     """The X with ``A X + X B = C``; NaN where eigenvalues of A and -B coincide.
 
     Args:
@@ -163,7 +180,15 @@ def solve_sylvester(A: Any, B: Any, C: Any, *, method: str = "schur", tol: float
     return reduction.sylvester_p.bind(*[stretch(x, (*lead, *x.aval.shape[-2:])) for x in (A, B, C)])
 
 
-def funm(A: Any, func: Callable, disp: bool = True) -> Any:
+@overload
+def funm(A: ArrayLike, func: Callable, disp: Literal[True] = True) -> Array: ...
+@overload
+def funm(A: ArrayLike, func: Callable, *, disp: Literal[False]) -> tuple[Array, Array]: ...
+@overload
+def funm(A: ArrayLike, func: Callable, disp: bool = True) -> tuple[Array, Array] | Array: ...
+
+
+def funm(A: ArrayLike, func: Callable, disp: bool = True) -> Any:
     """A function of a matrix (n, n), given as a function of eigenvalues; complex.
 
     By Parlett's recurrence on the Schur form, one superdiagonal at a time: G. H. Golub and C. F. Van Loan, "Matrix

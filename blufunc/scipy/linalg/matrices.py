@@ -5,7 +5,7 @@ Face over ``bnp``. Matrices of a size alone are made by SciPy on the host, and a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import _lazy, errors
@@ -18,6 +18,9 @@ from blufunc.core.primitives.linear_ops import broadcast_in_dim
 from blufunc.numpy.manipulation import atleast_1d, atleast_2d
 from blufunc.numpy.picking import take
 from blufunc.numpy.promotion import as_value, broadcast_shapes, inexact, promote_dtypes, stretch
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike, DTypeLike
 
 with _lazy.modules(globals()):
     import scipy.linalg
@@ -44,7 +47,7 @@ def block_diag(*arrs: Any) -> Array:
     return concatenate(rows, 0)
 
 
-def toeplitz(c: Any, r: Any = None) -> Array:
+def toeplitz(c: ArrayLike, r: ArrayLike | None = None) -> Array:
     """Toeplitz matrices (..., m, n) of first columns c (..., m) and rows r (..., n).
 
     ``r[0]`` is not read. By default r is the conjugate of c, and the matrix is Hermitian.
@@ -64,7 +67,7 @@ def toeplitz(c: Any, r: Any = None) -> Array:
     return take(values, ew.add(ew.sub(column, row), m - 1), axis=d)
 
 
-def circulant(c: Any) -> Array:
+def circulant(c: ArrayLike) -> Array:
     """Circulant matrices (..., n, n) of first columns c (..., n)."""
     c = atleast_1d(as_value(c, "circulant"))
     n = c.aval.shape[-1]
@@ -72,7 +75,7 @@ def circulant(c: Any) -> Array:
     return take(c, (i[:, None] - i) % max(n, 1), axis=-1)
 
 
-def hankel(c: Any, r: Any = None) -> Array:
+def hankel(c: ArrayLike, r: ArrayLike | None = None) -> Array:
     """Hankel matrices (..., m, n) of first columns c and last rows r, 0 by default.
 
     ``r[0]`` is not read.
@@ -85,7 +88,7 @@ def hankel(c: Any, r: Any = None) -> Array:
     return take(values, bnp.arange(m)[:, None] + bnp.arange(n), axis=-1)
 
 
-def companion(a: Any) -> Array:
+def companion(a: ArrayLike) -> Array:
     """Companion matrices of polynomials a (..., n), highest power first."""
     a = inexact(a, "companion")
     _at_least(a, 2, "companion")
@@ -95,13 +98,13 @@ def companion(a: Any) -> Array:
     return bnp.concatenate([first[..., None, :], below], -2)
 
 
-def fiedler(a: Any) -> Array:
+def fiedler(a: ArrayLike) -> Array:
     """The matrices of ``abs(a[i] - a[j])``."""
     a = atleast_1d(as_value(a, "fiedler"))
     return bnp.abs(a[..., :, None] - a[..., None, :])
 
 
-def fiedler_companion(a: Any) -> Array:
+def fiedler_companion(a: ArrayLike) -> Array:
     """Pentadiagonal companion matrices of a polynomial a, highest power first.
 
     M. Fiedler, "A note on companion matrices" (2003).
@@ -143,7 +146,7 @@ def leslie(f: Any, s: Any) -> Array:
     return bnp.concatenate([f[..., None, :], below], -2)
 
 
-def convolution_matrix(a: Any, n: int, mode: str = "full") -> Array:
+def convolution_matrix(a: ArrayLike, n: int, mode: str = "full") -> Array:
     """The matrix A with ``A @ v = convolve(a, v, mode)`` for v (n,)."""
     a = atleast_1d(as_value(a, "convolution_matrix"))
     n = _size(n, "convolution_matrix", 1)
@@ -222,7 +225,7 @@ def helmert(n: int, full: bool = False) -> Array:
     return bnp.asarray(scipy.linalg.helmert(_size(n, "helmert", 1), full), dtype="float32")
 
 
-def hadamard(n: int, dtype: Any = int) -> Array:
+def hadamard(n: int, dtype: DTypeLike = int) -> Array:
     """Hadamard's matrix of n rows, by Sylvester's construction; n is a power of 2."""
     n = _size(n, "hadamard", 1)
     if n & (n - 1):
@@ -234,7 +237,7 @@ def hadamard(n: int, dtype: Any = int) -> Array:
     return bnp.asarray(scipy.linalg.hadamard(n), dtype=dtype)
 
 
-def dft(n: int, scale: str | None = None, *, dtype: Any = None) -> Array:
+def dft(n: int, scale: str | None = None, *, dtype: DTypeLike | None = None) -> Array:
     """The matrix of the discrete Fourier transform: ``dft(n) @ x`` is ``fft(x)``.
 
     Args:

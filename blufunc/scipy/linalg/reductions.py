@@ -5,7 +5,7 @@ Face over ``lax.linalg``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -18,8 +18,11 @@ from blufunc.numpy import linalg as bnp_linalg
 from blufunc.numpy.linalg import square
 from blufunc.numpy.promotion import promote_dtypes
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
-def schur(a: Any, output: str = "real") -> tuple[Array, Array]:
+
+def schur(a: ArrayLike, output: str = "real") -> tuple[Array, Array]:
     """The Schur decomposition ``a = z @ t @ z^H`` of (..., n, n); no derivative.
 
     Args:
@@ -37,7 +40,7 @@ def schur(a: Any, output: str = "real") -> tuple[Array, Array]:
     return t, z
 
 
-def rsf2csf(T: Any, Z: Any, check_finite: bool = True) -> tuple[Array, Array]:
+def rsf2csf(T: ArrayLike, Z: Any, check_finite: bool = True) -> tuple[Array, Array]:
     """The complex Schur form of a real one, by a rotation for each 2 x 2 block.
 
     Args:
@@ -81,7 +84,23 @@ def rsf2csf(T: Any, Z: Any, check_finite: bool = True) -> tuple[Array, Array]:
     return triu(t), z
 
 
-def hessenberg(a: Any, *, calc_q: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Any:
+@overload
+def hessenberg(
+    a: ArrayLike, *, calc_q: Literal[False] = False, overwrite_a: bool = False, check_finite: bool = True
+) -> Array: ...
+@overload
+def hessenberg(
+    a: ArrayLike, *, calc_q: Literal[True], overwrite_a: bool = False, check_finite: bool = True
+) -> tuple[Array, Array]: ...
+@overload
+def hessenberg(
+    a: ArrayLike, *, calc_q: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> Array | tuple[Array, Array]: ...
+
+
+def hessenberg(
+    a: ArrayLike, *, calc_q: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> Any:
     """The Hessenberg form h of (..., n, n), ``a = q @ h @ q^H``; no derivative.
 
     ``calc_q``: return ``(h, q)``.
@@ -98,15 +117,50 @@ def hessenberg(a: Any, *, calc_q: bool = False, overwrite_a: bool = False, check
     return h, q
 
 
+@overload
 def eigh_tridiagonal(
-    d: Any,
+    d: ArrayLike,
+    e: Any,
+    *,
+    eigvals_only: Literal[False] = False,
+    select: str = "a",
+    select_range: tuple[float, float] | None = None,
+    tol: float | None = None,
+    key: ArrayLike | None = None,
+) -> tuple[Array, Array]: ...
+@overload
+def eigh_tridiagonal(
+    d: ArrayLike,
+    e: Any,
+    *,
+    eigvals_only: Literal[True],
+    select: str = "a",
+    select_range: tuple[float, float] | None = None,
+    tol: float | None = None,
+    key: ArrayLike | None = None,
+) -> Array: ...
+@overload
+def eigh_tridiagonal(
+    d: ArrayLike,
     e: Any,
     *,
     eigvals_only: bool = False,
     select: str = "a",
     select_range: tuple[float, float] | None = None,
     tol: float | None = None,
-    key: Any = None,
+    key: ArrayLike | None = None,
+) -> tuple[Array, Array] | Array: ...
+
+
+def eigh_tridiagonal(
+    d: ArrayLike,
+    e: Any,
+    *,
+    eigvals_only: bool = False,
+    select: str = "a",
+    select_range: tuple[float, float] | None = None,
+    tol: float | None = None,
+    key: ArrayLike | None = None,
 ) -> Any:
     """Ascending eigenvalues of Hermitian tridiagonal matrices, and their eigenvectors.
 

@@ -8,7 +8,7 @@ nothing: arrays are immutable, and what is not finite gives NaN.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
@@ -37,6 +37,9 @@ from blufunc.numpy.linear import matmul as bnp_matmul
 from blufunc.numpy.promotion import as_value, inexact, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 # -- operands --------------------------------------------------------------------------------------
 
 
@@ -53,7 +56,9 @@ def _pair(x: Any, name: str, what: str) -> tuple[Any, Any]:
 # -- factorizations, and solving with them ---------------------------------------------------------
 
 
-def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Array:
+def cholesky(
+    a: ArrayLike, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> Array:
     """Cholesky factor: upper, ``a = U^H @ U``, or with ``lower``, ``a = L @ L^H``.
 
     It is NaN where there is none.
@@ -67,13 +72,13 @@ def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finit
 
 
 def cho_factor(
-    a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
+    a: ArrayLike, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
 ) -> tuple[Array, bool]:
     """``(cholesky(a, lower), lower)``, for ``cho_solve``."""
     return cholesky(a, lower), bool(lower)
 
 
-def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Array:
+def cho_solve(c_and_lower: Any, b: ArrayLike, overwrite_b: bool = False, check_finite: bool = True) -> Array:
     """The x with ``a @ x = b``, given ``cho_factor(a)``; b is (n,) or (..., n, k)."""
     c, lower = _pair(c_and_lower, "cho_solve", "(c, lower)")
     c, b, vector = system(c, b, "cho_solve")
@@ -84,7 +89,7 @@ def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite:
     return solution(x, vector)
 
 
-def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Array, Array]:
+def lu_factor(a: ArrayLike, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Array, Array]:
     """Packed LU decomposition of matrices (..., n, n), and pivots, for ``lu_solve``."""
     packed, pivots, _ = linalg_factor.lu(square(a, "lu_factor"))
     return packed, pivots
@@ -105,7 +110,7 @@ def _transposed(trans: Any, name: str) -> tuple[bool, bool]:
 
 
 def lu_solve(
-    lu_and_piv: Any, b: Any, trans: int = 0, overwrite_b: bool = False, check_finite: bool = True
+    lu_and_piv: Any, b: ArrayLike, trans: int = 0, overwrite_b: bool = False, check_finite: bool = True
 ) -> Array:
     """The x with ``a @ x = b``, given ``lu_factor(a)``; b is (n,) or (..., n, k).
 
@@ -134,7 +139,7 @@ def lu_solve(
     return solution(place_along(x, rows, x.aval.ndim - 2), vector)
 
 
-def lu(a: Any, permute_l: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> tuple:
+def lu(a: ArrayLike, permute_l: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> tuple:
     """The LU decomposition ``a = p @ l @ u`` of matrices (..., m, n).
 
     Returns:
@@ -156,7 +161,7 @@ def lu(a: Any, permute_l: bool = False, overwrite_a: bool = False, check_finite:
 
 
 def qr(
-    a: Any,
+    a: ArrayLike,
     overwrite_a: bool = False,
     lwork: Any = None,
     mode: str = "full",
@@ -181,8 +186,8 @@ def qr(
 
 
 def qr_multiply(
-    a: Any,
-    c: Any,
+    a: ArrayLike,
+    c: ArrayLike,
     mode: str = "right",
     pivoting: bool = False,
     conjugate: bool = False,
@@ -219,8 +224,38 @@ def qr_multiply(
     return (bnp_matmul(c, q) if mode == "right" else bnp_matmul(q, c), *rest)
 
 
+@overload
 def svd(
-    a: Any,
+    a: ArrayLike,
+    full_matrices: bool = True,
+    compute_uv: Literal[True] = True,
+    overwrite_a: bool = False,
+    check_finite: bool = True,
+    lapack_driver: str = "gesdd",
+) -> tuple[Array, Array, Array]: ...
+@overload
+def svd(
+    a: ArrayLike,
+    full_matrices: bool = True,
+    *,
+    compute_uv: Literal[False],
+    overwrite_a: bool = False,
+    check_finite: bool = True,
+    lapack_driver: str = "gesdd",
+) -> Array: ...
+@overload
+def svd(
+    a: ArrayLike,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    overwrite_a: bool = False,
+    check_finite: bool = True,
+    lapack_driver: str = "gesdd",
+) -> Array | tuple[Array, Array, Array]: ...
+
+
+def svd(
+    a: ArrayLike,
     full_matrices: bool = True,
     compute_uv: bool = True,
     overwrite_a: bool = False,
@@ -232,9 +267,51 @@ def svd(
     return tuple(out) if compute_uv else out
 
 
+@overload
 def eigh(
-    a: Any,
-    b: Any = None,
+    a: ArrayLike,
+    b: ArrayLike | None = None,
+    lower: bool = True,
+    eigvals_only: Literal[False] = False,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    turbo: bool = True,
+    eigvals: None = None,
+    type: int = 1,
+    check_finite: bool = True,
+) -> tuple[Array, Array]: ...
+@overload
+def eigh(
+    a: ArrayLike,
+    b: ArrayLike | None = None,
+    lower: bool = True,
+    *,
+    eigvals_only: Literal[True],
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    turbo: bool = True,
+    eigvals: None = None,
+    type: int = 1,
+    check_finite: bool = True,
+) -> Array: ...
+@overload
+def eigh(
+    a: ArrayLike,
+    b: ArrayLike | None = None,
+    lower: bool = True,
+    eigvals_only: bool = False,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    turbo: bool = True,
+    eigvals: None = None,
+    type: int = 1,
+    check_finite: bool = True,
+) -> tuple[Array, Array] | Array: ...
+
+
+def eigh(
+    a: ArrayLike,
+    b: ArrayLike | None = None,
     lower: bool = True,
     eigvals_only: bool = False,
     overwrite_a: bool = False,
@@ -286,7 +363,7 @@ def eigh(
 
 
 def polar(
-    a: Any,
+    a: ArrayLike,
     side: str = "right",
     *,
     method: str = "svd",
@@ -366,8 +443,8 @@ def _lyapunov_jvp(primals, tangents):
 
 
 def solve(
-    a: Any,
-    b: Any,
+    a: ArrayLike,
+    b: ArrayLike,
     lower: bool = False,
     overwrite_a: bool = False,
     overwrite_b: bool = False,
@@ -397,8 +474,8 @@ def solve(
 
 
 def solve_triangular(
-    a: Any,
-    b: Any,
+    a: ArrayLike,
+    b: ArrayLike,
     trans: int | str = 0,
     lower: bool = False,
     unit_diagonal: bool = False,
@@ -423,12 +500,12 @@ def solve_triangular(
     return solution(x, vector)
 
 
-def inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Array:
+def inv(a: ArrayLike, overwrite_a: bool = False, check_finite: bool = True) -> Array:
     """The inverses of square matrices; see ``bnp.linalg.inv``."""
     return bnp_linalg.inv(a)
 
 
-def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Array:
+def det(a: ArrayLike, overwrite_a: bool = False, check_finite: bool = True) -> Array:
     """The determinants of square matrices; see ``bnp.linalg.det``."""
     return bnp_linalg.det(a)
 

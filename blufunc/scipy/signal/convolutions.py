@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -17,6 +17,9 @@ from blufunc.core.ir.axes import axes_in
 from blufunc.core.ir.trace import Array
 from blufunc.numpy import fft
 from blufunc.numpy.promotion import promote_dtypes
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
 __all__ = ["convolve", "convolve2d", "correlate", "correlate2d", "fftconvolve"]
 
@@ -107,7 +110,9 @@ def _fast_length(n: int) -> int:
     return best
 
 
-def convolve(in1: Any, in2: Any, mode: str = "full", method: str = "auto", precision: Any = None) -> Array:
+def convolve(
+    in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "auto", precision: Any = None
+) -> Array:
     """The convolution of two arrays of one rank.
 
     Args:
@@ -132,13 +137,17 @@ def _convolved(name: str, a: Array, b: Array, mode: str, method: str, precision:
     return _direct(name, a, b, mode, precision)
 
 
-def correlate(in1: Any, in2: Any, mode: str = "full", method: str = "auto", precision: Any = None) -> Array:
+def correlate(
+    in1: ArrayLike, in2: ArrayLike, mode: str = "full", method: str = "auto", precision: Any = None
+) -> Array:
     """The correlation ``sum_j in1[i + j] conj(in2[j])``; arguments of ``convolve``."""
     a, b = _operands("correlate", in1, in2, mode)
     return _convolved("correlate", a, bnp.conj(bnp.flip(b)), mode, method, precision)
 
 
-def fftconvolve(in1: Any, in2: Any, mode: str = "full", axes: Sequence[int] | None = None) -> Array:
+def fftconvolve(
+    in1: ArrayLike, in2: ArrayLike, mode: str = "full", axes: Sequence[int] | None = None
+) -> Array:
     """``convolve`` by FFT, over all axes or some; the others broadcast."""
     a, b = _operands("fftconvolve", in1, in2, mode)
     dims = axes_in(axes, a.aval.ndim, "fftconvolve")
@@ -152,8 +161,8 @@ def fftconvolve(in1: Any, in2: Any, mode: str = "full", axes: Sequence[int] | No
 
 
 def convolve2d(
-    in1: Any,
-    in2: Any,
+    in1: ArrayLike,
+    in2: ArrayLike,
     mode: str = "full",
     boundary: str = "fill",
     fillvalue: float = 0,
@@ -170,8 +179,8 @@ def convolve2d(
 
 
 def correlate2d(
-    in1: Any,
-    in2: Any,
+    in1: ArrayLike,
+    in2: ArrayLike,
     mode: str = "full",
     boundary: str = "fill",
     fillvalue: float = 0,

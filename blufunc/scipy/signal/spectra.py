@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from blufunc.core.ops.linalg.common import complex_dtype, real_dtype
 from blufunc.numpy import fft
 from blufunc.numpy.promotion import inexact, promote_dtypes
 from blufunc.scipy.signal.trends import detrend as without_trend
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
 
 with _lazy.modules(globals()):
     import scipy
@@ -108,8 +111,8 @@ def _extended(x: Array, how: str, n: int) -> Array:
 
 
 def stft(
-    x: Any,
-    fs: Any = 1.0,
+    x: ArrayLike,
+    fs: ArrayLike = 1.0,
     window: Any = "hann",
     nperseg: int = 256,
     noverlap: int | None = None,
@@ -164,9 +167,9 @@ def stft(
 
 
 def csd(
-    x: Any,
-    y: Any,
-    fs: Any = 1.0,
+    x: ArrayLike,
+    y: ArrayLike | None,
+    fs: ArrayLike = 1.0,
     window: Any = "hann",
     nperseg: int | None = None,
     noverlap: int | None = None,
@@ -228,8 +231,8 @@ def _median_bias(n: int) -> float:
 
 
 def welch(
-    x: Any,
-    fs: Any = 1.0,
+    x: ArrayLike,
+    fs: ArrayLike = 1.0,
     window: Any = "hann",
     nperseg: int | None = None,
     noverlap: int | None = None,
@@ -246,7 +249,7 @@ def welch(
 
 def istft(
     Zxx: Any,
-    fs: Any = 1.0,
+    fs: ArrayLike = 1.0,
     window: Any = "hann",
     nperseg: int | None = None,
     noverlap: int | None = None,

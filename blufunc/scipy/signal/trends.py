@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from blufunc.core.ir.axes import axis_in, ints, only_none
 from blufunc.core.ir.trace import Array
 from blufunc.numpy.promotion import inexact
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
 __all__ = ["detrend"]
 
 
 def detrend(
-    data: Any,
+    data: ArrayLike,
     axis: int = -1,
     type: str = "linear",
     bp: int | Sequence[int] | np.ndarray = 0,

@@ -6,7 +6,7 @@ The numbers are along the first axis, as in SciPy.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -15,10 +15,14 @@ from blufunc.numpy.promotion import promote_dtypes
 from blufunc.scipy import special
 from blufunc.scipy.stats.parts import exp_of
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 __all__ = ["logpdf", "pdf"]
 
 
-def logpdf(x: Any, alpha: Any) -> Any:
+def logpdf(x: ArrayLike, alpha: ArrayLike) -> Array:
     """The logarithm of the density at ``x``.
 
     It is minus infinity where the numbers are not positive or do not add up to 1.

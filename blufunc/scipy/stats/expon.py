@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc.scipy.stats.parts import exp_of, log1mexp, promoted
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 __all__ = ["logpdf", "pdf", "cdf", "logcdf", "sf", "logsf", "ppf"]
 
@@ -17,21 +21,21 @@ def _from_zero(y: Any) -> Any:
 
 
 @promoted
-def logpdf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def logpdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density at ``x``."""
     y = (x - loc) / scale
     return bnp.where(y < 0, -math.inf, -y - bnp.log(scale))
 
 
 @promoted
-def cdf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def cdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of a number of at most ``x``."""
     y = (x - loc) / scale
     return -bnp.expm1(-_from_zero(y))
 
 
 @promoted
-def logcdf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def logcdf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of ``cdf``."""
     y = (x - loc) / scale
     below = y < 0
@@ -39,14 +43,14 @@ def logcdf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 @promoted
-def logsf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def logsf(x: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of ``sf``."""
     y = (x - loc) / scale
     return -_from_zero(y)
 
 
 @promoted
-def ppf(q: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def ppf(q: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """Quantile function: the inverse of ``cdf``, at probability ``q``."""
     valid = (q >= 0) & (q <= 1)
     return bnp.where(valid, loc - scale * bnp.log1p(-q), math.nan)

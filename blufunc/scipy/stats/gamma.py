@@ -6,18 +6,22 @@ Its density is ``x**(a - 1) * exp(-x) / gamma(a)`` for ``x >= 0``.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.scipy import special
 from blufunc.scipy.stats.parts import exp_of, log_of, promoted
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 __all__ = ["logpdf", "pdf", "cdf", "logcdf", "sf", "logsf"]
 
 
 @promoted
-def logpdf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def logpdf(x: ArrayLike, a: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density at ``x``."""
     y = (x - loc) / scale
     inside = y >= 0
@@ -27,7 +31,7 @@ def logpdf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 @promoted
-def cdf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def cdf(x: ArrayLike, a: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of a number of at most ``x``."""
     y = (x - loc) / scale
     below = y < 0
@@ -35,7 +39,7 @@ def cdf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 @promoted
-def sf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def sf(x: ArrayLike, a: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The probability of a number above ``x``."""
     y = (x - loc) / scale
     below = y < 0

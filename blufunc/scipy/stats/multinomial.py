@@ -6,7 +6,7 @@ The outcomes are along the last axis.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -15,10 +15,14 @@ from blufunc.numpy.promotion import promote_dtypes
 from blufunc.scipy import special
 from blufunc.scipy.stats.parts import exp_of
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 __all__ = ["logpmf", "pmf"]
 
 
-def logpmf(x: Any, n: Any, p: Any) -> Any:
+def logpmf(x: ArrayLike, n: ArrayLike, p: ArrayLike) -> Array:
     """The logarithm of the probability of the counts ``x``.
 
     It is minus infinity where the sum of the counts is not ``n``.

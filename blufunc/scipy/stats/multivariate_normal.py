@@ -6,17 +6,21 @@ The vectors are along the last axis.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import source
 from blufunc.numpy.promotion import promote_dtypes
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 __all__ = ["logpdf", "pdf"]
 
 
-def logpdf(x: Any, mean: Any, cov: Any, allow_singular: bool | None = None) -> Any:
+def logpdf(x: ArrayLike, mean: ArrayLike, cov: ArrayLike, allow_singular: bool | None = None) -> Array:
     """The logarithm of the density at ``x``.
 
     Args:
@@ -62,6 +66,6 @@ def logpdf(x: Any, mean: Any, cov: Any, allow_singular: bool | None = None) -> A
     return bnp.sum(bnp.square(white), axis=-1) * -0.5 - log_root - 0.5 * n * math.log(2 * math.pi)
 
 
-def pdf(x: Any, mean: Any, cov: Any) -> Any:
+def pdf(x: ArrayLike, mean: ArrayLike, cov: ArrayLike) -> Array:
     """The density at ``x``: see ``logpdf``."""
     return bnp.exp(logpdf(x, mean, cov))

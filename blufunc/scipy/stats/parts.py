@@ -9,7 +9,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import blufunc.numpy as bnp
 from blufunc import errors
@@ -17,10 +17,13 @@ from blufunc.core.ir import dtypes, source
 from blufunc.nn.activations import log1mexp as log1mexp
 from blufunc.numpy.promotion import match_shapes, promote_dtypes
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.trace import Array
+
 P = ParamSpec("P")
 
 
-def promoted(f: Callable[P, Any]) -> Callable[P, Any]:
+def promoted(f: Callable[P, Any]) -> Callable[P, Array]:
     """Decorator: promote the arguments to one real floating dtype, and broadcast them.
 
     The function raises:
@@ -59,14 +62,14 @@ _EXPONENTIALS = {
 }
 
 
-def exp_of(log_f: Callable[P, Any]) -> Callable[P, Any]:
+def exp_of(log_f: Callable[P, Any]) -> Callable[P, Array]:
     """``pdf`` from ``logpdf``, and so on, with the same signature."""
     name = log_f.__name__.removeprefix("log")
     first = next(iter(inspect.signature(log_f).parameters))
     return _renamed(log_f, bnp.exp, name, _EXPONENTIALS[name].format(first))
 
 
-def log_of(f: Callable[P, Any]) -> Callable[P, Any]:
+def log_of(f: Callable[P, Any]) -> Callable[P, Array]:
     """``logcdf`` from ``cdf``, and so on; its derivative where ``f`` is 0 is 0."""
 
     def log(p):
@@ -76,7 +79,7 @@ def log_of(f: Callable[P, Any]) -> Callable[P, Any]:
     return _renamed(f, log, f"log{f.__name__}", f"The logarithm of ``{f.__name__}``.")
 
 
-def _renamed(f: Callable[P, Any], then: Callable, name: str, doc: str) -> Callable[P, Any]:
+def _renamed(f: Callable[P, Any], then: Callable, name: str, doc: str) -> Callable[P, Array]:
     @functools.wraps(f)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
         return then(f(*args, **kwargs))
@@ -86,7 +89,7 @@ def _renamed(f: Callable[P, Any], then: Callable, name: str, doc: str) -> Callab
     return call
 
 
-def log_difference(log_x: Any, log_y: Any) -> Any:
+def log_difference(log_x: Any, log_y: Any) -> Array:
     """``log(x - y)`` from logarithms of x and y; ``y`` is the smaller one."""
     equal = log_x == log_y  # also two of minus infinity, whose difference is not a number
     distance = bnp.where(equal, 1, log_x - log_y)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.scipy import special
 from blufunc.scipy.stats.parts import exp_of, promoted
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 __all__ = ["logpmf", "pmf", "cdf", "entropy"]
 
 
 @promoted
-def logpmf(k: Any, mu: Any, loc: Any = 0) -> Any:
+def logpmf(k: ArrayLike, mu: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The logarithm of the probability of ``k``."""
     x = k - loc
     inside = (x >= 0) & (bnp.round(k) == k)
@@ -23,7 +27,7 @@ def logpmf(k: Any, mu: Any, loc: Any = 0) -> Any:
 
 
 @promoted
-def cdf(k: Any, mu: Any, loc: Any = 0) -> Any:
+def cdf(k: ArrayLike, mu: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The probability of a number of at most ``k``."""
     x = k - loc
     p = special.gammaincc(bnp.floor(bnp.maximum(x, 0) + 1), mu)
@@ -31,7 +35,7 @@ def cdf(k: Any, mu: Any, loc: Any = 0) -> Any:
 
 
 @promoted
-def entropy(mu: Any, loc: Any = 0) -> Any:
+def entropy(mu: ArrayLike, loc: ArrayLike = 0) -> Array:
     """The entropy in nats, NaN unless ``mu > 0``; ``loc`` has no part in it.
 
     Below 100 it is a sum over all numbers whose probability is not below rounding, else its asymptotic series (R. J.

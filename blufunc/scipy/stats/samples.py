@@ -6,13 +6,17 @@ All results have static shapes, so the functions can be traced.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in
 from blufunc.numpy.promotion import as_value, inexact
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 
 class ModeResult(NamedTuple):
@@ -25,7 +29,9 @@ class ModeResult(NamedTuple):
 _RANKINGS = ("average", "min", "max", "dense", "ordinal")
 
 
-def mode(a: Any, axis: int | None = 0, nan_policy: str = "propagate", keepdims: bool = False) -> ModeResult:
+def mode(
+    a: ArrayLike, axis: int | None = 0, nan_policy: str = "propagate", keepdims: bool = False
+) -> ModeResult:
     """The most common value along an axis, and its count; ties give the smallest.
 
     Args:
@@ -60,8 +66,8 @@ def mode(a: Any, axis: int | None = 0, nan_policy: str = "propagate", keepdims: 
 
 
 def rankdata(
-    a: Any, method: str = "average", *, axis: int | None = None, nan_policy: str = "propagate"
-) -> Any:
+    a: ArrayLike, method: str = "average", *, axis: int | None = None, nan_policy: str = "propagate"
+) -> Array:
     """The ranks of the elements, from 1 on, as float32.
 
     Args:
@@ -106,8 +112,13 @@ def rankdata(
 
 
 def sem(
-    a: Any, axis: int | None = 0, ddof: int = 1, nan_policy: str = "propagate", *, keepdims: bool = False
-) -> Any:
+    a: ArrayLike,
+    axis: int | None = 0,
+    ddof: int = 1,
+    nan_policy: str = "propagate",
+    *,
+    keepdims: bool = False,
+) -> Array:
     """The standard error of the mean: standard deviation over root of the count.
 
     Args:

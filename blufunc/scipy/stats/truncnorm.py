@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
 from blufunc.scipy import special
 from blufunc.scipy.stats import norm
 from blufunc.scipy.stats.parts import exp_of, log1mexp, log_difference, promoted
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 __all__ = ["logpdf", "pdf", "cdf", "logcdf", "sf", "logsf"]
 
@@ -28,7 +32,7 @@ def _log_mass(a: Any, b: Any) -> Any:
 
 
 @promoted
-def logpdf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def logpdf(x: ArrayLike, a: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of the density at ``x``."""
     y = (x - loc) / scale
     log_p = norm.logpdf(y) - bnp.log(scale) - _log_mass(a, b)
@@ -37,7 +41,7 @@ def logpdf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 @promoted
-def logcdf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def logcdf(x: ArrayLike, a: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of ``cdf``."""
     y = (x - loc) / scale
     below, above = y <= a, y >= b
@@ -54,7 +58,7 @@ def logcdf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 
 @promoted
-def logsf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
+def logsf(x: ArrayLike, a: ArrayLike, b: ArrayLike, loc: ArrayLike = 0, scale: ArrayLike = 1) -> Array:
     """The logarithm of ``sf``."""
     y = -x
     return logcdf(y, -b, -a, -loc, scale)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -34,6 +34,101 @@ from blufunc.transforms.autodiff.jvp import jvp_flat
 from blufunc.transforms.autodiff.linearize import differentiable, linearize_flat
 from blufunc.transforms.autodiff.transpose import backward_pass
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.signatures import OfArray
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+A = TypeVar("A", bound="ArrayLike")
+Aux = TypeVar("Aux")
+
+
+@overload
+def grad(
+    fun: Callable[Concatenate[A, P], tuple[ArrayLike, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> OfArray[A, P, tuple[Array, Aux]]: ...
+@overload
+def grad(  # type: ignore[overload-overlap]
+    fun: Callable[Concatenate[A, P], ArrayLike],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> OfArray[A, P, Array]: ...
+@overload
+def grad(
+    fun: Callable[Concatenate[T, P], tuple[ArrayLike, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[Concatenate[T, P], tuple[T, Aux]]: ...
+@overload
+def grad(  # type: ignore[overload-overlap]
+    fun: Callable[Concatenate[T, P], ArrayLike],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[Concatenate[T, P], T]: ...
+@overload
+def grad(
+    fun: Callable[P, tuple[ArrayLike, Aux]],
+    argnums: int,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[Any, Aux]]: ...
+@overload
+def grad(
+    fun: Callable[P, ArrayLike],
+    argnums: int,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, Any]: ...
+@overload
+def grad(
+    fun: Callable[P, tuple[ArrayLike, Aux]],
+    argnums: Sequence[int],
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[tuple[Any, ...], Aux]]: ...
+@overload
+def grad(
+    fun: Callable[P, ArrayLike],
+    argnums: Sequence[int],
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[Any, ...]]: ...
+@overload
+def grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: bool,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, Any]: ...
+@overload
+def grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, Any]: ...
+
 
 def grad(
     fun: Callable,
@@ -41,7 +136,7 @@ def grad(
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-) -> Callable:
+) -> Any:
     """Gradient of a scalar function, by reverse mode.
 
     Args:
@@ -66,13 +161,98 @@ def grad(
     return grad_fun
 
 
+@overload
+def value_and_grad(
+    fun: Callable[Concatenate[A, P], tuple[ArrayLike, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> OfArray[A, P, tuple[tuple[Array, Aux], Array]]: ...
+@overload
+def value_and_grad(  # type: ignore[overload-overlap]
+    fun: Callable[Concatenate[A, P], ArrayLike],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> OfArray[A, P, tuple[Array, Array]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[Concatenate[T, P], tuple[ArrayLike, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[Concatenate[T, P], tuple[tuple[Array, Aux], T]]: ...
+@overload
+def value_and_grad(  # type: ignore[overload-overlap]
+    fun: Callable[Concatenate[T, P], ArrayLike],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[Concatenate[T, P], tuple[Array, T]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[P, tuple[ArrayLike, Aux]],
+    argnums: int,
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[tuple[Array, Aux], Any]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[P, ArrayLike],
+    argnums: int,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[Array, Any]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[P, tuple[ArrayLike, Aux]],
+    argnums: Sequence[int],
+    has_aux: Literal[True],
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[tuple[Array, Aux], tuple[Any, ...]]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[P, ArrayLike],
+    argnums: Sequence[int],
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[Array, tuple[Any, ...]]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    *,
+    has_aux: bool,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, Any]: ...
+@overload
+def value_and_grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, Any]: ...
+
+
 def value_and_grad(
     fun: Callable,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-) -> Callable:
+) -> Any:
     """Value and gradient of a scalar function; arguments as for ``grad``.
 
     With ``has_aux`` the value is itself the pair that ``fun`` returned.
@@ -249,7 +429,23 @@ def _scalar_output(fun, out: Any, holomorphic: bool) -> Any:
     return value
 
 
-def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = False) -> tuple:
+@overload
+def jvp(
+    fun: Callable[..., R],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    has_aux: Literal[False] = False,
+) -> tuple[R, R]: ...
+@overload
+def jvp(
+    fun: Callable[..., tuple[R, Aux]],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    has_aux: Literal[True],
+) -> tuple[R, R, Aux]: ...
+
+
+def jvp(fun: Callable[..., Any], primals: Sequence, tangents: Sequence, has_aux: bool = False) -> Any:
     """Value of ``fun`` and its directional derivative, by forward mode.
 
     Args:
@@ -352,7 +548,7 @@ class LinearFunction:
 class Linearized(LinearFunction):
     """Maps tangents of the arguments to tangents of the results, at a point."""
 
-    def __call__(self, *tangents):
+    def __call__(self, *tangents: Any) -> Any:
         in_tree, in_avals, out_tree, out_avals, out_nonzeros = self.static
         leaves, t_tree = tree.flatten((tangents, {}))
         check_structure(in_tree, t_tree, "linearize", ("the primals", "the tangents"))
@@ -373,7 +569,7 @@ class Linearized(LinearFunction):
 class Pullback(LinearFunction):
     """Maps cotangents of results to cotangents of arguments: the result of ``vjp``."""
 
-    def __call__(self, ct):
+    def __call__(self, ct: Any) -> tuple[Any, ...]:
         in_tree, in_avals, out_tree, out_avals, out_nonzeros = self.static
         leaves, ct_tree = tree.flatten(ct)
         check_structure(out_tree, ct_tree, "vjp", ("the result", "the cotangent"))
@@ -438,7 +634,15 @@ def _linear_at(cls: type, fun: Callable, primals: tuple, has_aux: bool) -> tuple
     return out, tuple(aux), cls(list(residuals), closed, static)
 
 
-def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> tuple:
+@overload
+def vjp(fun: Callable[..., R], *primals: Any, has_aux: Literal[False] = False) -> tuple[R, Pullback]: ...
+@overload
+def vjp(
+    fun: Callable[..., tuple[R, Aux]], *primals: Any, has_aux: Literal[True]
+) -> tuple[R, Pullback, Aux]: ...
+
+
+def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Value of ``fun`` and its pullback, by reverse mode.
 
     Args:
@@ -453,7 +657,17 @@ def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     return (out, pullback, *aux)
 
 
-def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> tuple:
+@overload
+def linearize(
+    fun: Callable[..., R], *primals: Any, has_aux: Literal[False] = False
+) -> tuple[R, Callable[..., R]]: ...
+@overload
+def linearize(
+    fun: Callable[..., tuple[R, Aux]], *primals: Any, has_aux: Literal[True]
+) -> tuple[R, Callable[..., R], Aux]: ...
+
+
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Value of ``fun`` and its derivative at a point, as a linear function.
 
     Returns:

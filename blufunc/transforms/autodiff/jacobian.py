@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
@@ -26,10 +26,34 @@ from blufunc.transforms.autodiff.linearize import differentiable, linearize_flat
 from blufunc.transforms.autodiff.transpose import backward_pass
 from blufunc.transforms.batching.batch import Axis, batch_flat
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.signatures import OfArray
+    from blufunc.core.ir.trace import Array
+
+P = ParamSpec("P")
+A = TypeVar("A", bound="ArrayLike")
+
+
+@overload
+def jacfwd(
+    fun: Callable[Concatenate[A, P], ArrayLike],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+) -> OfArray[A, P, Array]: ...
+@overload
+def jacfwd(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable[P, Any]: ...
+
 
 def jacfwd(
     fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
-) -> Callable:
+) -> Any:
     """Jacobian of a function by forward mode, for more results than arguments.
 
     Args:
@@ -83,13 +107,31 @@ def jacfwd(
     return jacobian_fun
 
 
+@overload
+def jacrev(
+    fun: Callable[Concatenate[A, P], ArrayLike],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> OfArray[A, P, Array]: ...
+@overload
+def jacrev(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, Any]: ...
+
+
 def jacrev(
     fun: Callable,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-) -> Callable:
+) -> Any:
     """Jacobian of a function by reverse mode, for more arguments than results.
 
     Args:
@@ -148,9 +190,25 @@ jacobian = jacrev
 """Alias of ``jacrev``."""
 
 
+@overload
+def hessian(
+    fun: Callable[Concatenate[A, P], ArrayLike],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+) -> OfArray[A, P, Array]: ...
+@overload
+def hessian(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable[P, Any]: ...
+
+
 def hessian(
     fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
-) -> Callable:
+) -> Any:
     """Matrix of second derivatives, forward over reverse: ``jacfwd(jacrev(fun))``.
 
     Args:

@@ -35,7 +35,7 @@ _REFUSALS = (errors.BlufuncError, AttributeError, TypeError)
 The last two come from rules for one factor of a product, if the other is transposed too and has no value."""
 
 
-def linear_transpose(fun: Callable, *primals: Any) -> Callable:
+def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., tuple[Any, ...]]:
     """Transpose a linear function.
 
     Args:

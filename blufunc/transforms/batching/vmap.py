@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from blufunc.transforms.arguments import (
 )
 from blufunc.transforms.batching.batch import Axis, batch_flat
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _NUMBERS = frozenset({bool, int, float, complex})
 
 
@@ -37,13 +40,13 @@ def _is_axis(x: Any) -> bool:
 
 
 def vmap(
-    fun: Callable,
+    fun: Callable[P, R],
     in_axes: Any = 0,
     out_axes: Any = 0,
     axis_name: Hashable = None,
     axis_size: int | None = None,
     spmd_axis_name: str | tuple[str, ...] | None = None,
-) -> Callable:
+) -> Callable[P, R]:
     """Map ``fun`` over an axis of its arguments, as one batched computation.
 
     Args:

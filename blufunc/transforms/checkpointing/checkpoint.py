@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from blufunc.transforms.arguments import (
 from blufunc.transforms.autodiff.linearize import linearize_flat
 from blufunc.transforms.checkpointing.policies import Offload, Policy, Verdict, nothing_saveable, offload_p
 from blufunc.transforms.control_flow.calls import Call, jit_p
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _Checkpoint(Call):
@@ -210,15 +213,37 @@ checkpoint_p = _Checkpoint()
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+@overload
 def checkpoint(
-    fun: Callable | None = None,
+    fun: Callable[P, R],
     *,
     prevent_cse: bool = True,
     policy: Policy | None = None,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     concrete: bool = False,
-) -> Callable:
+) -> Callable[P, R]: ...
+@overload
+def checkpoint(
+    fun: None = None,
+    *,
+    prevent_cse: bool = True,
+    policy: Policy | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    concrete: bool = False,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def checkpoint(
+    fun: Callable[..., Any] | None = None,
+    *,
+    prevent_cse: bool = True,
+    policy: Policy | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    concrete: bool = False,
+) -> Any:
     """Rematerialize intermediate values of ``fun`` in the backward pass.
 
     Side effects are not repeated: ``debug.print`` prints in the forward pass only.

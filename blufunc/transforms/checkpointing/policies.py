@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
@@ -22,6 +22,8 @@ from blufunc.core.primitives.sharding import FIRST, one_by_one
 from blufunc.core.pytree import tree
 from blufunc.errors import ArgumentError, ValueRangeError
 from blufunc.transforms.arguments import as_values, check_callable, name_of
+
+T = TypeVar("T")
 
 __all__ = [
     "everything_saveable", "nothing_saveable", "dots_saveable", "checkpoint_dots",
@@ -90,7 +92,7 @@ name_p = _Name()
 offload_p = _Offload()
 
 
-def checkpoint_name(x: Any, name: str) -> Any:
+def checkpoint_name(x: T, name: str) -> T:
     """Name a value for policies of ``checkpoint``.
 
     Args:

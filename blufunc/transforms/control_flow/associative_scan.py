@@ -8,7 +8,7 @@ may have a kernel. Otherwise derivatives and batches come from the operations of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from blufunc import _lazy, errors
 from blufunc.core.ir import dtypes, source
@@ -22,8 +22,16 @@ from blufunc.transforms.arguments import as_values, check_callable, name_of
 with _lazy.modules(globals()):  # for scans within programs
     from blufunc.transforms.control_flow import recurrence
 
+T = TypeVar("T")
 
-def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+
+@overload
+def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, axis: int = 0) -> T: ...
+@overload
+def associative_scan(fn: Callable[[T, T], T], elems: Any, reverse: bool = False, axis: int = 0) -> T: ...
+
+
+def associative_scan(fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
     """Combine all prefixes of ``elems`` along ``axis`` by ``fn``.
 
     Args:

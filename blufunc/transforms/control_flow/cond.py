@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -35,6 +35,11 @@ from blufunc.transforms.autodiff.linearize import linearize_jaxpr, split_jaxpr, 
 from blufunc.transforms.autodiff.transpose import transpose_jaxpr
 from blufunc.transforms.batching.batch import batch_jaxpr
 from blufunc.transforms.control_flow import guards
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+
+R = TypeVar("R")
 
 Branches = tuple[Jaxpr, ...]
 Flags = tuple[bool, ...]
@@ -375,9 +380,26 @@ cond_p = _Cond()
 _NO_OPERAND = object()  # None is an operand: a pytree of nothing
 
 
+@overload
 def cond(
-    pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any, operand: Any = _NO_OPERAND
-) -> Any:
+    pred: ArrayLike,
+    true_fun: Callable[..., R],
+    false_fun: Callable[..., R],
+    *operands: Any,
+    operand: Any = ...,
+) -> R: ...
+@overload
+def cond(
+    pred: ArrayLike,
+    true_fun: Any,
+    false_fun: Callable[[Any], R],
+    false_operand: Any,
+    branch: Callable[[Any], R],
+    /,
+) -> R: ...
+
+
+def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, operand: Any = _NO_OPERAND) -> Any:
     """``true_fun(*operands)`` if ``pred`` holds, else ``false_fun(*operands)``.
 
     Both are traced, one runs. Under ``vmap`` with a mapped ``pred`` both run, and a select chooses.
@@ -409,7 +431,9 @@ def cond(
     return _branch("cond", convert(pred, np.dtype(np.int32)), (false_fun, true_fun), operands)
 
 
-def switch(index: Any, branches: Sequence[Callable], *operands: Any, operand: Any = _NO_OPERAND) -> Any:
+def switch(
+    index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: Any, operand: Any = _NO_OPERAND
+) -> R:
     """``branches[index](*operands)``; an index out of range takes the nearest branch.
 
     All are traced, one runs. Under ``vmap`` with a mapped ``index`` all run, and a select chooses.

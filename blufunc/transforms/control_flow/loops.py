@@ -6,7 +6,7 @@ Transforms, stage 2. In: a user's loop. Out: equivalent loop primitives; there a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -24,8 +24,47 @@ from blufunc.transforms.batching.vmap import vmap
 from blufunc.transforms.control_flow.scan import scan
 from blufunc.transforms.control_flow.while_loop import while_loop
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
-def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unroll: int | None = None) -> Any:
+T = TypeVar("T")
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+
+@overload
+def fori_loop(
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[Any, Array], ArrayLike],
+    init_val: ArrayLike,
+    *,
+    unroll: int | None = None,
+) -> Array: ...
+@overload
+def fori_loop(
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[Any, T], T],
+    init_val: T,
+    *,
+    unroll: int | None = None,
+) -> T: ...
+@overload
+def fori_loop(
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[Any, T], T],
+    init_val: Any,
+    *,
+    unroll: int | None = None,
+) -> T: ...
+
+
+def fori_loop(
+    lower: Any, upper: Any, body_fun: Callable[..., Any], init_val: Any, *, unroll: int | None = None
+) -> Any:
     """``for i in range(lower, upper): val = body_fun(i, val)``.
 
     With static bounds (Python integers, or arrays that are not traced) it is a scan, differentiable in both modes;
@@ -77,7 +116,13 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
     return while_loop(lambda c: lt(c[0], c[1]), advance, (first, last, init_val))[2]
 
 
-def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
+@overload
+def map(f: Callable[[X], Y], xs: X, *, batch_size: int | None = None) -> Y: ...
+@overload
+def map(f: Callable[[X], Y], xs: Any, *, batch_size: int | None = None) -> Y: ...
+
+
+def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply ``f`` along the first axis of ``xs`` sequentially; stack the results.
 
     Args:

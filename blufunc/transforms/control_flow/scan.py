@@ -8,7 +8,7 @@ transformed bodies; the carries with a tangent (or a batch axis) are found by it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -31,6 +31,14 @@ from blufunc.transforms.autodiff.linearize import linearize_jaxpr, split_jaxpr, 
 from blufunc.transforms.autodiff.transpose import backward_pass
 from blufunc.transforms.batching.batch import batch_jaxpr
 from blufunc.transforms.control_flow import loop_carry
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
+C = TypeVar("C")
+X = TypeVar("X")
+Y = TypeVar("Y")
 
 
 def _parts(xs: Iterable, n_consts: int, n_carry: int) -> tuple[list, list, list]:
@@ -347,8 +355,37 @@ def _backward_body(
 scan_p = _Scan()
 
 
+@overload
 def scan(
-    f: Callable,
+    f: Callable[[Array, X], tuple[Array, Y]],
+    init: ArrayLike,
+    xs: X | None = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[Array, Y]: ...
+@overload
+def scan(
+    f: Callable[[C, X], tuple[C, Y]],
+    init: C,
+    xs: X | None = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[C, Y]: ...
+@overload
+def scan(
+    f: Callable[[C, X], tuple[C, Y]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[C, Y]: ...
+
+
+def scan(
+    f: Callable[..., Any],
     init: Any,
     xs: Any = None,
     length: int | None = None,

@@ -8,7 +8,7 @@ bound: with ``max_steps`` the loop is differentiated as a scan of that length wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -34,6 +34,12 @@ from blufunc.transforms.batching.batch import batch_jaxpr
 from blufunc.transforms.control_flow import loop_carry
 from blufunc.transforms.control_flow.cond import cond_p, is_inexact, where_taken
 from blufunc.transforms.control_flow.scan import scan_p
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
+T = TypeVar("T")
 
 
 def _parts(xs: Iterable, n_cond: int, n_body: int) -> tuple[list, list, list]:
@@ -315,7 +321,35 @@ def _as_scan(cond: Jaxpr, body: Jaxpr, n_cond: int, n_body: int, max_steps: int)
 while_p = _While()
 
 
-def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any, *, max_steps: int | None = None) -> Any:
+@overload
+def while_loop(
+    cond_fun: Callable[[Array], ArrayLike],
+    body_fun: Callable[[Array], ArrayLike],
+    init_val: ArrayLike,
+    *,
+    max_steps: int | None = None,
+) -> Array: ...
+@overload
+def while_loop(
+    cond_fun: Callable[[T], ArrayLike],
+    body_fun: Callable[[T], T],
+    init_val: T,
+    *,
+    max_steps: int | None = None,
+) -> T: ...
+@overload
+def while_loop(
+    cond_fun: Callable[[T], ArrayLike],
+    body_fun: Callable[[T], T],
+    init_val: Any,
+    *,
+    max_steps: int | None = None,
+) -> T: ...
+
+
+def while_loop(
+    cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any, *, max_steps: int | None = None
+) -> Any:
     """``val = body_fun(val)`` while ``cond_fun(val)``, starting with ``init_val``.
 
     Forward mode always works. Reverse mode requires ``max_steps``, and memory for the residuals of that many steps.

@@ -9,7 +9,7 @@ passed back in as arguments.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
@@ -27,8 +27,10 @@ from blufunc.transforms.arguments import (
     name_of,
 )
 
+R = TypeVar("R")
 
-def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list]:
+
+def closure_convert(fun: Callable[..., R], *example_args: Any) -> tuple[Callable[..., R], list[Any]]:
     """Make the traced values that ``fun`` closes over its last arguments.
 
         def integrate(f, x0, *args): ...      # a custom_vjp with nondiff_argnums=(0,)

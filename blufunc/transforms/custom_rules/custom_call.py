@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
@@ -34,6 +34,10 @@ from blufunc.transforms.autodiff.jvp import JVPTrace
 from blufunc.transforms.autodiff.linearize import SplitTrace
 from blufunc.transforms.batching.batch import batch_jaxpr
 from blufunc.transforms.control_flow.calls import Call
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
 
 
 class BodyFunction:
@@ -126,7 +130,7 @@ class FlatRules:
         return values, other
 
 
-class CustomFunction:
+class CustomFunction(Generic[P, R]):
     """A function with custom rules: the base of the decorators.
 
     Attributes:
@@ -134,11 +138,15 @@ class CustomFunction:
       nondiff: the positions of arguments that are not differentiated.
     """
 
-    __call__: Callable[..., Any]  # of each subclass
+    if TYPE_CHECKING:
+        __wrapped__: Callable[P, R]
+
+        # of each subclass
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def __init__(
         self,
-        fun: Callable,
+        fun: Callable[P, R],
         nondiff_argnums: int | Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ):
@@ -146,9 +154,15 @@ class CustomFunction:
         functools.update_wrapper(self, fun)
         for name in vars(type(self)).keys() & vars(self).keys() - set(functools.WRAPPER_ASSIGNMENTS):
             del self.__dict__[name]  # rules of a wrapped custom function, which are not of this one
-        self.fun = fun
+        self.fun: Callable[..., R] = fun
         self.nondiff = nondiff_positions(fun, nondiff_argnums, nondiff_argnames)
 
+    @overload
+    def __get__(self, obj: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Callable[Concatenate[Any, Q], R], obj: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else functools.partial(self, obj)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
@@ -18,6 +18,9 @@ from blufunc.core.pytree import nodes, tree
 from blufunc.errors import GradError
 from blufunc.transforms.arguments import as_values, check_callable, name_of
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _StagedRule:
@@ -43,7 +46,7 @@ nodes.register_node(
 )
 
 
-def custom_gradient(fun: Callable) -> Callable:
+def custom_gradient(fun: Callable[P, tuple[R, Any]]) -> Callable[P, R]:
     """A function whose backward rule is a closure that it returns.
 
         @bf.custom_gradient
@@ -60,10 +63,10 @@ def custom_gradient(fun: Callable) -> Callable:
       GradError: ``fun`` does not return a pair, or its rule not what the arguments need.
     """
     check_callable(fun, "custom_gradient")
-    name = name_of(fun)
+    name, call = name_of(fun), cast(Callable[..., tuple[R, Any]], fun)
 
     def pair_of(args: tuple) -> tuple:
-        pair = fun(*args)
+        pair = call(*args)
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and callable(pair[1])):
             raise GradError(
                 f"{name} has custom_gradient and must return (out, rule), it returned a {type(pair).__name__}.",
@@ -95,4 +98,4 @@ def custom_gradient(fun: Callable) -> Callable:
 
     custom = custom_vjp(value)
     custom.defvjp(fwd, bwd)
-    return custom
+    return cast(Callable[P, R], custom)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Tracer, set_trace
@@ -35,6 +35,10 @@ from blufunc.transforms.custom_rules.custom_call import (
     check_closure,
     expand_nones,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _BatchedRule:
@@ -91,7 +95,7 @@ def owner_of(rule: Any) -> Any:
     return None if rule is None else rule.owner
 
 
-class custom_jvp(CustomFunction):
+class custom_jvp(CustomFunction[P, R]):
     """A function whose forward-mode rule the user gives; reverse mode follows from it.
 
         @bf.custom_jvp
@@ -113,7 +117,7 @@ class custom_jvp(CustomFunction):
     symbolic_zeros = False
     rule: Any = None
 
-    def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
+    def defjvp(self, rule: F, symbolic_zeros: bool = False) -> F:
         """Set the rule, and return it.
 
         Args:
@@ -128,7 +132,7 @@ class custom_jvp(CustomFunction):
 
     def defjvps(self, *rules: Callable | None) -> None:
         """Set a rule per argument: ``rule(tangent, out, *primals)``; None for zero."""
-        name = name_of(self.fun)
+        name, call = name_of(self.fun), cast(Callable[..., R], self)
         if self.nondiff:
             raise GradError(
                 f"defjvps of {name}, which has nondiff_argnums.",
@@ -143,7 +147,7 @@ class custom_jvp(CustomFunction):
                     where=source.here(),
                     fix="give one rule for each argument, None where the derivative is zero",
                 )
-            out = self(*primals)
+            out = call(*primals)
             terms = [r(t, out, *primals) for r, t in zip(rules, tangents, strict=True) if r is not None]
             nothing = tree.map(lambda x: zeros(x.aval), out)
             total = functools.reduce(lambda a, b: tree.map(add_any, a, b), terms, nothing)
@@ -151,7 +155,7 @@ class custom_jvp(CustomFunction):
 
         self.rule, self.symbolic_zeros = rule, False
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.rule is None:
             raise self.undefined("a rule", "@{}.defjvp")
         args = bind_positional(self.fun, args, kwargs)

@@ -8,7 +8,7 @@ user's solver of linear systems is given the derivative of ``f`` at the root, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
@@ -24,6 +24,26 @@ from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.control_flow import loop_carry
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 from blufunc.transforms.custom_rules.linear_solve import check_types, check_vector, stage_like, taking_numbers
+
+T = TypeVar("T")
+
+
+@overload
+def custom_root(
+    f: Callable[[T], T],
+    initial_guess: T,
+    solve: Callable[..., T],
+    tangent_solve: Callable[..., T],
+    has_aux: Literal[False] = False,
+) -> T: ...
+@overload
+def custom_root(
+    f: Callable[[T], T],
+    initial_guess: T,
+    solve: Callable[..., Any],
+    tangent_solve: Callable[..., T],
+    has_aux: Literal[True],
+) -> tuple[T, Any]: ...
 
 
 def custom_root(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from blufunc.transforms.custom_rules.custom_call import (
     check_closure,
     expand_nones,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _CustomVJPLinear(Primitive):
@@ -190,7 +193,7 @@ class _CustomVJPCall(RuledCall):
 custom_vjp_call_p = _CustomVJPCall()
 
 
-class custom_vjp(CustomFunction):
+class custom_vjp(CustomFunction[P, R]):
     """A function whose reverse-mode rule the user gives.
 
         @bf.custom_vjp
@@ -243,7 +246,7 @@ class custom_vjp(CustomFunction):
         self.fwd, self.bwd = fwd, bwd
         self.symbolic_zeros, self.forward_mode = bool(symbolic_zeros), bool(forward_mode)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.fwd is None or self.bwd is None:
             raise self.undefined("rules", "{}.defvjp(fwd, bwd)")
         args = bind_positional(self.fun, args, kwargs)

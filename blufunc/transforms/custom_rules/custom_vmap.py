@@ -10,7 +10,7 @@ keeps is not what the inside of one example keeps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,10 @@ from blufunc.transforms.custom_rules.custom_call import (
     flat_arguments,
     staged,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _CustomVmapCall(RuledCall):
@@ -294,7 +298,7 @@ class _TransposedRule(Rule):
         return kept, [True] * len(kept)
 
 
-class custom_vmap(CustomFunction):
+class custom_vmap(CustomFunction[P, R]):
     """A function whose batching rule the user gives.
 
         @bf.custom_batching.custom_vmap
@@ -314,11 +318,11 @@ class custom_vmap(CustomFunction):
       fun: a function of pytrees of arrays.
     """
 
-    def __init__(self, fun: Callable):
+    def __init__(self, fun: Callable[P, R]):
         super().__init__(fun)
         self.rule: Any = None
 
-    def def_vmap(self, rule: Callable) -> Callable:
+    def def_vmap(self, rule: F) -> F:
         """Set the rule, and return it.
 
         Args:
@@ -330,7 +334,7 @@ class custom_vmap(CustomFunction):
         self.rule = rule
         return rule
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.rule is None:
             raise self.undefined("a rule", "@{}.def_vmap", ArgumentError)
         args = bind_positional(self.fun, args, kwargs)
@@ -343,7 +347,7 @@ class custom_vmap(CustomFunction):
         return tree.unflatten(flat.out_tree, outs)
 
 
-def sequential_vmap(fun: Callable) -> Callable:
+def sequential_vmap(fun: Callable[P, R]) -> custom_vmap[P, R]:
     """A function that ``vmap`` maps by a loop, one element at a time.
 
     Args:
@@ -352,7 +356,7 @@ def sequential_vmap(fun: Callable) -> Callable:
       a function with the same results.
     """
     check_callable(fun, "sequential_vmap")
-    mapped = custom_vmap(fun)
+    mapped: Any = custom_vmap(fun)
 
     @mapped.def_vmap
     def rule(axis_size, in_batched, *args):

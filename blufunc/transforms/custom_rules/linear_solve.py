@@ -8,7 +8,7 @@ never through how it was found: from ``A x = b`` follows ``A x' = b' - A' x``, w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
@@ -27,6 +27,8 @@ from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.autodiff.linear_transpose import linear_transpose
 from blufunc.transforms.batching.batch import batch_jaxpr
 from blufunc.transforms.control_flow import loop_carry
+
+T = TypeVar("T")
 
 
 def _parts(xs: Iterable, n_consts: tuple[int, ...]) -> list[list]:
@@ -160,6 +162,27 @@ class _LinearSolve(Primitive):
 
 
 linear_solve_p = _LinearSolve()
+
+
+@overload
+def custom_linear_solve(
+    matvec: Callable[..., Any],
+    b: T,
+    solve: Callable[..., Any],
+    transpose_solve: Callable[..., Any] | None = None,
+    symmetric: bool = False,
+    has_aux: Literal[False] = False,
+) -> T: ...
+@overload
+def custom_linear_solve(
+    matvec: Callable[..., Any],
+    b: T,
+    solve: Callable[..., Any],
+    transpose_solve: Callable[..., Any] | None = None,
+    symmetric: bool = False,
+    *,
+    has_aux: Literal[True],
+) -> tuple[T, Any]: ...
 
 
 def custom_linear_solve(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -48,6 +48,9 @@ from blufunc.transforms.control_flow.scan import scan_p
 from blufunc.transforms.control_flow.while_loop import while_p
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp_call_p
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp_call_p
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ErrorCategory(enum.Enum):
@@ -565,7 +568,9 @@ _INDEXED = (
 )  # fmt: skip
 
 
-def checkify(f: Callable, errors: Collection[ErrorCategory] = user_checks) -> Callable:
+def checkify(
+    f: Callable[P, R], errors: Collection[ErrorCategory] = user_checks
+) -> Callable[P, tuple[Error, R]]:
     """``f`` as a function that returns ``(error, result)``.
 
         error, y = bf.jit(checkify(f, errors=all_checks))(x)

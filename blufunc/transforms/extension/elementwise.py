@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -33,8 +33,11 @@ from blufunc.transforms.autodiff.symbolic_zeros import SymbolicZero
 from blufunc.transforms.batching.vmap import vmap
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def elementwise(fun: Callable) -> Callable:
+
+def elementwise(fun: Callable[P, R]) -> Callable[P, R]:
     """Apply a function of scalars to each element of arrays.
 
         @bf.elementwise

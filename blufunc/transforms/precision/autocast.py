@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -35,13 +35,29 @@ from blufunc.transforms.custom_rules.custom_vjp import custom_vjp_call_p
 from blufunc.transforms.custom_rules.custom_vmap import Rule, custom_vmap_call_p
 from blufunc.transforms.precision.policy import Policy, make_policy
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import DTypeLike
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
 WIDE = dtypes.float32
 Flags = tuple[bool, ...]
 
 
+@overload
 def autocast(
-    fun: Callable | None = None, dtype: Any = "bfloat16", *, float32: Any = (), low: Any = ()
-) -> Callable:
+    fun: Callable[P, R], dtype: DTypeLike = "bfloat16", *, float32: Any = (), low: Any = ()
+) -> Callable[P, R]: ...
+@overload
+def autocast(
+    fun: None = None, dtype: DTypeLike = "bfloat16", *, float32: Any = (), low: Any = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def autocast(
+    fun: Callable[..., Any] | None = None, dtype: Any = "bfloat16", *, float32: Any = (), low: Any = ()
+) -> Any:
     """Run ``fun`` in mixed precision: matmuls in ``dtype``, the rest in float32.
 
         loss, grads = bf.value_and_grad(bf.autocast(loss_fn))(params, batch)   # params and grads: float32

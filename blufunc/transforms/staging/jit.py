@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CellType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from blufunc import errors
 from blufunc.config import config
@@ -54,9 +54,51 @@ from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.staging.memory_sizes import budget_in_bytes
 from blufunc.transforms.staging.stages import Entry, Lowered, Traced, donate, mark_donated
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+
+
+@overload
+def jit(
+    fun: Callable[P, R],
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    max_traces: int | None = None,
+    memory_budget: int | str | None = None,
+    inline: bool = False,
+    keep_unused: bool = False,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    device: None = None,
+    backend: None = None,
+    compiler_options: None = None,
+) -> Jitted[P, R]: ...
+@overload
+def jit(
+    fun: None = None,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    max_traces: int | None = None,
+    memory_budget: int | str | None = None,
+    inline: bool = False,
+    keep_unused: bool = False,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    device: None = None,
+    backend: None = None,
+    compiler_options: None = None,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+
 
 def jit(
-    fun: Callable | None = None,
+    fun: Callable[..., Any] | None = None,
     *,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -184,8 +226,11 @@ def clear_caches() -> None:
         function.clear_cache()
 
 
-class Jitted:
+class Jitted(Generic[P, R]):
     """The result of ``jit``."""
+
+    if TYPE_CHECKING:
+        __wrapped__: Callable[P, R]
 
     def __init__(
         self, fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces, budget
@@ -208,10 +253,16 @@ class Jitted:
     def __repr__(self) -> str:
         return f"<jit of {self.name}>"
 
+    @overload
+    def __get__(self, obj: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Callable[Concatenate[Any, Q], R], obj: object, owner: type | None = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else functools.partial(self, obj)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._plain and state.trace is EVAL and not state.context:
             arrays: Sequence = args
             key: list = [a.aval for a in args if a.__class__ is ConcreteArray]
@@ -280,7 +331,7 @@ class Jitted:
 
     # -- stages --------------------------------------------------------------------------------
 
-    def trace(self, *args, **kwargs) -> Traced:
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """Trace for the types of the arguments (arrays or ``ShapeDtypeStruct``)."""
         call = self._split(args, kwargs)
         entry = self._entry(call, [abstract(x) for x in call.leaves])
@@ -288,11 +339,11 @@ class Jitted:
         device = device_of(arrays, self.name, entry.home) if arrays else entry.home
         return Traced(self, entry, call.in_tree, device, self._layouts(call))
 
-    def lower(self, *args, **kwargs) -> Lowered:
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered:
         """``trace(*args).lower()``."""
         return self.trace(*args, **kwargs).lower()
 
-    def eval_shape(self, *args, **kwargs) -> Any:
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The results as ``ShapeDtypeStruct``, without computing anything."""
         return self.trace(*args, **kwargs).out_info
 

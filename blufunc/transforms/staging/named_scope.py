@@ -10,10 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
 from blufunc.core.ir import source
 from blufunc.errors import ArgumentError, ValueRangeError
 from blufunc.transforms.arguments import check_callable, name_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def named_scope(name: str) -> contextlib._GeneratorContextManager[None]:
@@ -61,7 +65,7 @@ def _scope(name: str) -> Iterator[None]:
         source.open_scopes(before)
 
 
-def named_call(fun: Callable, *, name: str | None = None) -> Callable:
+def named_call(fun: Callable[P, R], *, name: str | None = None) -> Callable[P, R]:
     """Wrap ``fun`` in a named scope.
 
     Args:

@@ -5,7 +5,7 @@ Transforms, before stage 1 and after stage 8. In: pytrees of arrays. Out: NumPy 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import static_int
 from blufunc.core.pytree import tree
+
+T = TypeVar("T")
 
 
 def devices(platform: str | None = None) -> list[_backend.Device]:
@@ -95,7 +97,7 @@ def device_get(x: Any) -> Any:
     return tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, ConcreteArray) else leaf, x)
 
 
-def block_until_ready(x: Any) -> Any:
+def block_until_ready(x: T) -> T:
     """Wait until every array of a pytree has its value; returns the pytree."""
     tree.map(lambda leaf: leaf.block_until_ready() if isinstance(leaf, ConcreteArray) else leaf, x)
     return x

@@ -9,7 +9,7 @@ M. Giles (2008) for the algebra in all of them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,6 +48,10 @@ from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.sharding import leading
 from blufunc.core.primitives.tangents import Zero, zero
 
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
+
 # -- Cholesky --------------------------------------------------------------------------------------
 
 
@@ -78,7 +82,7 @@ class _Cholesky(MatrixOp):
 cholesky_p = _Cholesky()
 
 
-def cholesky(x: Any, *, symmetrize_input: bool = True) -> Any:
+def cholesky(x: ArrayLike, *, symmetrize_input: bool = True) -> Array:
     """Lower triangular L with ``x = L L^H``; NaN unless Hermitian positive definite.
 
     Args:
@@ -208,7 +212,7 @@ lu_p = _LU()
 lu_pivots_to_permutation_p = _PivotsToPermutation()
 
 
-def lu(x: Any) -> tuple[Any, Any, Any]:
+def lu(x: ArrayLike) -> tuple[Array, Array, Array]:
     """LU decomposition with partial pivoting: ``x[permutation] = L U``.
 
     Args:
@@ -221,7 +225,7 @@ def lu(x: Any) -> tuple[Any, Any, Any]:
     return packed, pivots, permutation
 
 
-def lu_pivots_to_permutation(pivots: Any, permutation_size: int) -> Any:
+def lu_pivots_to_permutation(pivots: ArrayLike, permutation_size: int) -> Array:
     """The permutation (..., permutation_size) for ``lu``'s pivots (..., k); int32."""
     size = static_int(permutation_size, "lu_pivots_to_permutation", "permutation_size")
     return lu_pivots_to_permutation_p.bind(lift(pivots), permutation_size=size)
@@ -301,7 +305,7 @@ def _qr_pivoted(x: np.ndarray, full_matrices: bool) -> tuple:
 qr_p = _QR()
 
 
-def qr(x: Any, *, pivoting: bool = False, full_matrices: bool = True) -> tuple[Any, ...]:
+def qr(x: ArrayLike, *, pivoting: bool = False, full_matrices: bool = True) -> tuple[Array, ...]:
     """QR decomposition: ``x = Q R``, or with ``pivoting`` ``x[:, p] = Q R``.
 
     Args:

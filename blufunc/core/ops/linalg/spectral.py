@@ -10,7 +10,7 @@ the matrix: only functions independent of them have a derivative.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -51,6 +51,10 @@ from blufunc.core.ops.reduce import argmax
 from blufunc.core.ops.shape import iota
 from blufunc.core.primitives.linear_ops import add_any, broadcast_in_dim, reduce_sum
 from blufunc.core.primitives.tangents import Zero, zero
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 with _lazy.modules(globals()):
     import scipy
@@ -96,7 +100,7 @@ eigh_p = _Eigh()
 
 
 def eigh(
-    x: Any,
+    x: ArrayLike,
     *,
     lower: bool = True,
     symmetrize_input: bool = True,
@@ -201,7 +205,7 @@ def _turn(v: Any, w: Any, inner: Any) -> Any:
 
 
 def eig(
-    x: Any,
+    x: ArrayLike,
     *,
     compute_left_eigenvectors: bool = True,
     compute_right_eigenvectors: bool = True,
@@ -297,8 +301,37 @@ def _over_gaps(s: Any, dtype: np.dtype) -> Any:
     return ew.convert(ew.select(tie, ew.zeros_of(s), ew.div(ew.ones_of(s), safe)), dtype)
 
 
+@overload
 def svd(
-    x: Any,
+    x: ArrayLike,
+    *,
+    full_matrices: bool = True,
+    compute_uv: Literal[True] = True,
+    subset_by_index: None = None,
+    algorithm: SvdAlgorithm | None = None,
+) -> tuple[Array, Array, Array]: ...
+@overload
+def svd(
+    x: ArrayLike,
+    *,
+    full_matrices: bool = True,
+    compute_uv: Literal[False],
+    subset_by_index: None = None,
+    algorithm: SvdAlgorithm | None = None,
+) -> Array: ...
+@overload
+def svd(
+    x: ArrayLike,
+    *,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    subset_by_index: None = None,
+    algorithm: SvdAlgorithm | None = None,
+) -> Array | tuple[Array, Array, Array]: ...
+
+
+def svd(
+    x: ArrayLike,
     *,
     full_matrices: bool = True,
     compute_uv: bool = True,

@@ -7,7 +7,7 @@ results for forward and reverse mode algorithmic differentiation" (2008), sectio
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,10 @@ from blufunc.core.ops.linalg.common import (
 from blufunc.core.ops.shape import expand_dims, squeeze
 from blufunc.core.primitives.linear_ops import add_tangents, move_dim, reshape
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 
 class _TriangularSolve(MatrixOp):
@@ -138,15 +142,15 @@ def batch_columns(size: int, b: Any, d: int, columns: bool, solve: Any) -> tuple
 
 
 def triangular_solve(
-    a: Any,
-    b: Any,
+    a: ArrayLike,
+    b: ArrayLike,
     *,
     left_side: bool = False,
     lower: bool = False,
     transpose_a: bool = False,
     conjugate_a: bool = False,
     unit_diagonal: bool = False,
-) -> Any:
+) -> Array:
     """The solution X of ``X op(A) = B``, or with ``left_side`` of ``op(A) X = B``.
 
     Args:
