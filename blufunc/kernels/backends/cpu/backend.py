@@ -73,12 +73,8 @@ class NumpyBackend:
 
     def run(self, prim: Any, buffers: Sequence, params: dict, outs: Sequence[ShapedArray]) -> Sequence:
         """Run one primitive."""
-        if recording.active is not None:
-            with recording.span(prim.name, "operation"):
-                return self._run(prim, buffers, params, outs)
-        return self._run(prim, buffers, params, outs)
-
-    def _run(self, prim: Any, buffers: Sequence, params: dict, outs: Sequence[ShapedArray]) -> Sequence:
+        to = recording.active
+        start = 0 if to is None else recording.clock()
         if prim.reference is not None:
             run = ignoring_fp_errors_in_callbacks if eqn_calls_back(prim, params) else ignoring_fp_errors
             results = run(prim.reference(interpret, **params), list(buffers))
@@ -91,6 +87,8 @@ class NumpyBackend:
                 check_definition(
                     prim, ignoring_fp_errors(interpret(definition(prim, avals, params)), [*buffers]), results
                 )
+        if to is not None:
+            to.add(prim.name, "operation", start)
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
 
     def compile(

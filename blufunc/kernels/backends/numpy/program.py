@@ -31,7 +31,7 @@ class Program:
       text: Python source that runs.
     """
 
-    run = staticmethod(ignoring_fp_errors)
+    guard = staticmethod(ignoring_fp_errors)
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
         self.jaxpr = inline_pointwise(jaxpr)
@@ -42,12 +42,12 @@ class Program:
     def __call__(self, buffers: list) -> tuple:
         if (to := recording.active) is not None:
             return self._recorded(buffers, to)
-        return self.run(self.function, buffers)
+        return ignoring_fp_errors(self.function, buffers)
 
     def _recorded(self, buffers: list, to: recording.Recording) -> tuple:
         start, name = recording.clock(), self.jaxpr.name or "program"
         try:
-            return self.run(self.function, buffers)
+            return self.guard(self.function, buffers)
         finally:
             to.steps(self, [f"{name} as NumPy calls"], "CPU", to.thread(), [start, recording.clock()])
             to.add(name, "program", start)
@@ -85,7 +85,12 @@ def _timed(jaxpr: Jaxpr, buffers: Sequence[np.ndarray]) -> list[float]:
 class CallingProgram(Program):
     """A program that calls user functions."""
 
-    run = staticmethod(ignoring_fp_errors_in_callbacks)
+    guard = staticmethod(ignoring_fp_errors_in_callbacks)
+
+    def __call__(self, buffers: list) -> tuple:
+        if (to := recording.active) is not None:
+            return self._recorded(buffers, to)
+        return ignoring_fp_errors_in_callbacks(self.function, buffers)
 
 
 def interpret(jaxpr: Jaxpr) -> Callable[[list], tuple]:
