@@ -24,10 +24,12 @@ __all__ = [
     "initialize",
     "is_initialized",
     "is_launched",
+    "job_id",
     "local_device_count",
     "local_devices",
     "process_count",
     "process_index",
+    "restart_count",
     "shutdown",
 ]
 
@@ -78,3 +80,20 @@ def is_launched() -> bool:
       ArgumentError, ValueRangeError: inconsistent variables.
     """
     return bootstrap.find_placement(os.environ).size > 1
+
+
+def restart_count() -> int:
+    """Number of times that the launcher has started this job again; 0 without one.
+
+    Of ``python -m blufunc.parallel.launch --restarts``, torchrun's ``--max-restarts`` or Slurm's requeue. The number of
+    processes that are left is ``process_count()``, and ``make_mesh((-1, 2), ("data", "model"))`` is a mesh of them.
+
+    Raises:
+      ValueRangeError: the launcher's variable is not an integer.
+    """
+    return bootstrap.restart_count(os.environ)
+
+
+def job_id() -> str | None:
+    """The id that the launcher has given the job, the same after restarts; or None."""
+    return bootstrap.job_id(os.environ)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -38,6 +39,11 @@ _FAILED = ".failed"
 _live: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 """Those whose last save may be in progress."""
 
+_unraised: dict[int, str] = {}
+"""Errors of saves that no call has raised, by number of the save."""
+
+_saves = itertools.count()
+
 
 def _finish_before_exit(checkpointer: Checkpointer) -> None:
     """Let a program that ends without ``close`` wait for its last save.
@@ -59,6 +65,24 @@ def _finish() -> None:
             checkpointer.wait()
         except errors.BlufuncError as failed:
             sys.stderr.write(f"{failed}\n")
+    for number in list(_unraised):  # of checkpointers that are gone
+        _say_error(number)
+
+
+@contextlib.contextmanager
+def _noted(number: int) -> Iterator[None]:
+    """Keep the text of an error only: its traceback would keep the state alive."""
+    try:
+        yield
+    except BaseException as error:
+        _unraised[number] = str(error)
+        raise
+
+
+def _say_error(number: int) -> None:
+    """Write the error of a save whose checkpointer was dropped."""
+    if (text := _unraised.pop(number, None)) is not None:
+        sys.stderr.write(f"{text}\n")
 
 
 class Checkpointer:
@@ -90,6 +114,7 @@ class Checkpointer:
         self._keep, self._every, self._asynchronous = keep, every, asynchronous
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
+        self._watched: weakref.finalize | None = None  # says the error of the pending save if this is dropped
         self._lock: storage.Lock | None = None
         self._number = 0
         self._restored: Entry | None = None
@@ -130,7 +155,10 @@ class Checkpointer:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "blufunc checkpoint")
             _finish_before_exit(self)
-        self._pending = self._thread.submit(self._run, entry, leaves, facts)
+        save = next(_saves)
+        self._pending = self._thread.submit(self._run, save, entry, leaves, facts)
+        self._watched = weakref.finalize(self, _say_error, save)
+        self._watched.atexit = False  # _finish does that
         del leaves
         if not self._asynchronous:
             self.wait()
@@ -144,7 +172,11 @@ class Checkpointer:
         """
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.result()
+            try:
+                pending.result()
+            finally:
+                if self._watched is not None and (found := self._watched.detach()):
+                    _unraised.pop(found[2][0], None)
 
     def close(self) -> None:
         """Wait for the save in progress, and let another run write to the folder."""
@@ -181,43 +213,46 @@ class Checkpointer:
 
         self._number = _agreed("begin", first)
 
-    def _run(self, entry: Entry, leaves: Leaves, facts: Any) -> None:
+    def _run(self, save: int, entry: Entry, leaves: Leaves, facts: Any) -> None:
         """Write and commit a checkpoint, in the thread."""
-        us = process_info.current()
-        inside = self._folder.below(entry.folder)
-        if us.index == 0:
-            with storage.writing(storage.shown(self._folder.path)):
-                self._remove_remains(entry)
-        try:
-            with storage.writing(storage.shown(inside.path)):
-                inside.make()
-            written = write(inside, manifests.file_of(us.index), leaves, check=True)
-            del leaves
+        with _noted(save):
+            us = process_info.current()
+            inside = self._folder.below(entry.folder)
             if us.index == 0:
-                files = [written, *(_file_of_other(inside, p) for p in range(1, us.count))]
-                commit = manifests.encoded(manifests.Manifest(entry.step, files, facts))
-                with storage.writing(self._folder.text(entry.manifest)):
-                    self._folder.write(entry.manifest, commit)
-            else:
-                _await(inside, lambda: self._is_settled(entry), "process 0 to commit")
-        except BaseException:
-            with contextlib.suppress(OSError, errors.BlufuncError):  # the first error is the one to see
-                if us.count == 1:
-                    manifests.discard(self._folder, entry)
-                elif not _failed(inside):  # the first one is the one to name
-                    inside.write(f"{us.index:05}{_FAILED}", b"")
-            raise
-        if us.index == 0:
-            try:
                 with storage.writing(storage.shown(self._folder.path)):
-                    self._remove_remains(entry)  # those of processes that were late for the save before, too
-                    for other in self._replaced():
-                        manifests.discard(self._folder, other)
+                    self._remove_remains(entry)
+            try:
+                with storage.writing(storage.shown(inside.path)):
+                    inside.make()
+                written = write(inside, manifests.file_of(us.index), leaves, check=True)
+                del leaves
+                if us.index == 0:
+                    files = [written, *(_file_of_other(inside, p) for p in range(1, us.count))]
+                    commit = manifests.encoded(manifests.Manifest(entry.step, files, facts))
+                    with storage.writing(self._folder.text(entry.manifest)):
+                        self._folder.write(entry.manifest, commit)
+                else:
+                    _await(inside, lambda: self._is_settled(entry), "process 0 to commit")
             except BaseException:
-                with contextlib.suppress(OSError, errors.BlufuncError):
-                    inside.write(f"{us.index:05}{_FAILED}", b"")  # the others wait for this, too
+                with contextlib.suppress(OSError, errors.BlufuncError):  # the first error is the one to see
+                    if us.count == 1:
+                        manifests.discard(self._folder, entry)
+                    elif not _failed(inside):  # the first one is the one to name
+                        inside.write(f"{us.index:05}{_FAILED}", b"")
                 raise
-        self._committed += 1  # since the checkpoint that was restored
+            if us.index == 0:
+                try:
+                    with storage.writing(storage.shown(self._folder.path)):
+                        self._remove_remains(
+                            entry
+                        )  # those of processes that were late for the save before, too
+                        for other in self._replaced():
+                            manifests.discard(self._folder, other)
+                except BaseException:
+                    with contextlib.suppress(OSError, errors.BlufuncError):
+                        inside.write(f"{us.index:05}{_FAILED}", b"")  # the others wait for this, too
+                    raise
+            self._committed += 1  # since the checkpoint that was restored
 
     def _replaced(self) -> list[Entry]:
         """Checkpoints that the one committed now replaces.

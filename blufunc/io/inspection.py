@@ -58,7 +58,7 @@ def described(path: Any) -> Iterator[str]:
 
 def _checkpoints(path: Any, verify: bool = True) -> Iterator[tuple[str, list[reading.File]]]:
     """Each checkpoint at a path: where it is, and its open files."""
-    text = os.fsdecode(os.fspath(path))
+    text = storage.text_of(path)
     inside, name, found = storage.folder_of(text), "", []
     if not os.path.isfile(text):
         found = manifests.listing(inside).committed

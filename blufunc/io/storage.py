@@ -14,6 +14,7 @@ import itertools
 import mmap
 import os
 import posixpath
+import re
 import shutil
 import stat
 import threading
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from blufunc import errors
+from blufunc.core.ir import source
 
 PART = ".part"
 """Ending of files that are being written."""
@@ -132,16 +134,50 @@ def shown(path: Any) -> str:
     return os.fsencode(os.fspath(path)).decode(errors="backslashreplace")
 
 
+_URL = re.compile(r"[A-Za-z][\w+.-]*(::[\w+.-]+)*://")
+_HALF_A_URL = re.compile(r"[A-Za-z][\w+.-]+:/(?!/)")
+
+
+def text_of(path: Any) -> str:
+    """A path or URL as text, with ``~`` replaced by the home folder.
+
+    Raises:
+      ArgumentError: it is neither.
+    """
+    try:
+        text = os.fsdecode(os.fspath(path))
+    except TypeError:
+        raise errors.ArgumentError(
+            f"{path!r:.60} is no path.", where=source.here(), fix="pass a path, or the URL of an object store"
+        ) from None
+    if "\0" in text:
+        raise errors.ArgumentError(
+            f"{shown(text)!r:.60} has a null byte.", where=source.here(), fix="remove it"
+        )
+    if _HALF_A_URL.match(text):
+        scheme, _, rest = text.partition(":/")
+        raise errors.ArgumentError(
+            f"{shown(text)!r} is half a URL.",
+            where=source.here(),
+            fix=f"{scheme}://{rest}; or ./{text} for a folder of this name",
+        )
+    return text if _URL.match(text) else os.path.expanduser(text)
+
+
 def folder_of(path: Any) -> Folder:
     """The folder at a path or URL."""
-    text = os.fsdecode(os.fspath(path))
-    return Remote(text) if "://" in text else Local(text)
+    text = text_of(path)
+    return Remote(text) if _URL.match(text) else Local(text)
 
 
 def split(path: Any) -> tuple[Folder, str]:
     """The folder and the name of a file."""
-    text = os.fsdecode(os.fspath(path))
-    parent, name = posixpath.split(text) if "://" in text else os.path.split(text)
+    text = text_of(path)
+    if url := _URL.match(text):
+        parent, name = posixpath.split(text[url.end() :])
+        parent = url[0] + parent
+    else:
+        parent, name = os.path.split(text)
     if not name:
         raise errors.ArgumentError(
             f"{shown(text)!r} is no name of a file.", fix="end the path with a file name"
@@ -337,6 +373,17 @@ def _taken(path: Path, by: str) -> errors.DataError:
 # -- object stores ---------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Raise the errors of a store as OSError: each store has its own classes."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
 class Remote(Folder):
     """A prefix of an object store."""
 
@@ -349,15 +396,26 @@ class Remote(Folder):
                 fix="pip install 'blufunc[fsspec]', and the package of the store: s3fs, gcsfs, adlfs",
             ) from error
         self.path = path
-        self._store, self._root = fsspec.core.url_to_fs(path)
+        try:
+            self._store, self._root = fsspec.core.url_to_fs(path)
+        except ImportError as error:
+            raise errors.UnsupportedError(
+                f"{path}: {error}.", fix="pip install the package of the store: s3fs, gcsfs, adlfs"
+            ) from error
+        except Exception as error:  # each store has its own
+            raise errors.ArgumentError(
+                f"{path} is no URL of an object store: {error}.", fix="s3://bucket/run, or a path"
+            ) from error
 
     def make(self) -> None:
-        self._store.makedirs(self._root, exist_ok=True)
+        with _as_os_errors():
+            self._store.makedirs(self._root, exist_ok=True)
 
     def names(self) -> list[str]:
         self._store.invalidate_cache()
         try:
-            found = self._store.ls(self._root, detail=False)
+            with _as_os_errors():
+                found = self._store.ls(self._root, detail=False)
         except FileNotFoundError:
             return []
         return sorted(posixpath.basename(name.rstrip("/")) for name in found)
@@ -369,7 +427,7 @@ class Remote(Folder):
         return _Ranges(self._store, posixpath.join(self._root, name))
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _as_os_errors():
             self._store.rm(posixpath.join(self._root, name), recursive=True)
 
     def below(self, name: str) -> Folder:
@@ -384,15 +442,18 @@ class _RemoteDraft(Draft):
 
     def __init__(self, store: Any, path: str):
         self._store, self._path = store, path
-        self._stream = store.open(path, "wb")
+        with _as_os_errors():
+            self._stream = store.open(path, "wb")
 
     def write(self, data: Any, offset: int) -> None:
         assert offset == self._stream.tell()
-        self._stream.write(data)
+        with _as_os_errors():
+            self._stream.write(data)
 
     def sync(self) -> None:
         """Complete the object: it is visible from here on, and a manifest names it later."""
-        self._stream.close()
+        with _as_os_errors():
+            self._stream.close()
         self._stream = None
 
     def reader(self) -> Content:
@@ -414,7 +475,9 @@ class _Ranges(Content):
 
     def __init__(self, store: Any, path: str):
         self._store, self._path = store, path
-        self.size = int(store.size(path))
+        with _as_os_errors():
+            self.size = int(store.size(path))
 
     def read(self, start: int, stop: int) -> memoryview:
-        return memoryview(self._store.cat_file(self._path, start=start, end=stop))
+        with _as_os_errors():
+            return memoryview(self._store.cat_file(self._path, start=start, end=stop))

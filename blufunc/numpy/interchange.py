@@ -6,6 +6,7 @@ explicit ``dtype=``) keeps it; what does not becomes 32-bit, as everywhere.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -162,8 +163,15 @@ def load(file: Any, mmap_mode: Any = None, allow_pickle: bool = False, **options
     Raises:
       DataError: the file is missing, or of another format, or holds pickled objects.
     """
+    path = _path(file, "load")
+    if isinstance(path, (str, os.PathLike)) and os.path.exists(path) and not os.path.isfile(path):
+        raise errors.DataError(  # to open a pipe would wait for a writer
+            f"load: {os.fspath(path)!r} is no regular file.",
+            where=source.here(),
+            fix="write what a pipe delivers to a file first",
+        )
     try:
-        found = np.load(_path(file, "load"), mmap_mode=mmap_mode, allow_pickle=allow_pickle, **options)
+        found = np.load(path, mmap_mode=mmap_mode, allow_pickle=allow_pickle, **options)
         if isinstance(found, np.lib.npyio.NpzFile):
             with found:
                 return {name: _loaded(found[name]) for name in found.files}

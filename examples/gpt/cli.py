@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
         with facts.writing(Path(settings.out)):  # fail now rather than after training
             tempfile.TemporaryFile(dir=settings.out).close()
     run = train.Run(settings, checkpoints, resume, layout)
-    if run.done >= settings.steps:
+    if run.done >= settings.steps and not _is_restarted(checkpoints):
         raise DataError(
             f"the run in {settings.out} has taken {run.done} of its {settings.steps} steps: nothing is left to do",
             where=f"--resume {options.resume}",
@@ -143,11 +143,12 @@ def _settings(
     preset = given.get("preset", "tiny")
     usual = {"preset": preset, "vocab": model.PRESETS[preset].vocab, "experts": 0, "data": None, "seed": 0}
     settings = train.Settings(**usual | train.RECIPES[preset] | given)
-    if options.anew or (done := own.latest()) is None:
+    done, restarted = own.latest(), _is_restarted(own)
+    if done is None or (options.anew and not restarted):
         return settings, own, None
     saved = dataclasses.replace(_saved_settings(own), out=settings.out)
     if saved == settings:
-        return settings, own, own if done < settings.steps else None
+        return settings, own, own if done < settings.steps or restarted else None
     if done < saved.steps:
         raise DataError(
             f"{settings.out} holds another run, which has taken {done:,} of its {saved.steps:,} steps",
@@ -156,6 +157,14 @@ def _settings(
             fix=f"--resume {settings.out} goes on with it, --anew replaces it, or choose another folder: --out",
         )
     return settings, own, None
+
+
+def _is_restarted(own: io.Checkpointer) -> bool:
+    """True if an earlier attempt of this job has saved the last checkpoint."""
+    if not bf.distributed.restart_count() or own.latest() is None:
+        return False
+    job = bf.distributed.job_id()
+    return job is not None and own.facts().get("job") == job
 
 
 def _saved_settings(checkpoints: io.Checkpointer) -> train.Settings:
@@ -228,7 +237,9 @@ def _parser() -> argparse.ArgumentParser:
                 )
             if axis in axes:
                 raise argparse.ArgumentTypeError(f"{axis} stands there twice")
-            axes[axis] = whole(1)(size)
+            axes[axis] = -1 if size == "-1" else whole(1)(size)
+        if list(axes.values()).count(-1) > 1:
+            raise argparse.ArgumentTypeError("-1 is the size of one axis at most")
         return axes
 
     def positive(text: str) -> float:
@@ -261,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
         type=mesh,
         metavar="AXIS=N,...",
         help=f"devices along the axes {', '.join(sharded.AXES)} (see the README): the processes of a "
-        "launcher (data by default, if there are several), or simulated ones on the CPU",
+        "launcher (data by default, if there are several), or simulated ones on the CPU; -1 is the size that uses all",
     )
     usual = sharded.ALONE
     add(

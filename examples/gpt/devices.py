@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,6 +72,13 @@ class Layout:
         sharding = self.plan.sharding(self.plan.among(*sharded.ROWS))
         return bf.make_array_from_callback(batch.shape, sharding, lambda rows: batch[rows])
 
+    def agreed_id(self) -> str:
+        """A random id, the same in all processes."""
+        words = np.frombuffer(secrets.token_bytes(8), np.uint32)
+        if bf.process_count() > 1:
+            words = np.asarray(bf.multihost.broadcast_one_to_all(words))
+        return words.tobytes().hex()
+
     def any(self, flag: bool) -> bool:
         """True if any process says so: all stop at the same step, so that none waits."""
         return flag if bf.process_count() == 1 else bool(bf.multihost.process_allgather(flag).any())
@@ -82,13 +90,22 @@ def layout(asked: dict[str, int] | None, config: model.Config, batch: int, **how
     A single process simulates the devices that it needs on the CPU.
 
     Args:
-      asked: names and sizes of axes.
+      asked: names and sizes of axes, of which one may be -1: as many devices as there are.
       config: of the model to be sharded.
       batch: sequences in a step.
       how: the other attributes of ``sharded.Plan``.
     """
     processes = bf.process_count()
     axes = asked or ({"data": processes} if processes > 1 else {})
+    if -1 in axes.values():
+        there, others = processes if processes > 1 else bf.device_count(), -math.prod(axes.values())
+        if there % others:
+            raise DataError(
+                f"{there} devices cannot be divided by the other axes, {others}",
+                where=_flag(axes),
+                fix=f"a multiple of {others} processes or devices",
+            )
+        axes = {axis: there // others if size == -1 else size for axis, size in axes.items()}
     n = math.prod(axes.values())
     if processes > 1 and n != processes:
         raise DataError(

@@ -111,6 +111,7 @@ class Run:
       values: parameters and optimizer state, placed.
       position: index of the next batch: the number of completed steps, and of batches that were skipped.
       history: losses of all completed steps.
+      id: of the run, the same after it was resumed.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Run:
             self._restore(resume, resume.steps()[-1])
         else:
             self.values = layout.placed(self._fresh(random.key(settings.seed)))
+            self.id = layout.agreed_id()
 
     def _fresh(self, key):
         params = model.init(key, self.settings.config)
@@ -143,6 +145,7 @@ class Run:
         """Begin to save all that it takes to go on, on any mesh; or wait for it."""
         state = {**self.values, "position": self.position}
         said = {**self._facts, "history": dataclasses.asdict(self.history), "packed": self.layout.packed}
+        said |= {"run": self.id, "job": bf.distributed.job_id()}
         self.checkpoints.save(self.done, state, facts=said)
         self._setbacks = 0
         if last:
@@ -151,6 +154,7 @@ class Run:
     def _restore(self, checkpoints: io.Checkpointer, step: int) -> None:
         found = checkpoints.facts(step)
         self.history = facts.fact(found, "history", report.History, checkpoints.folder)
+        self.id = found.get("run")
         like = bf.eval_shape(self._fresh, random.key(0))
         restore = lambda like: checkpoints.restore({**like, "position": 0}, step=step)
         self.values = self.layout.restored(restore, like, found.get("packed", []))
@@ -159,7 +163,7 @@ class Run:
     def skip_batch(self, loss: float) -> None:
         """Go back to a checkpoint, and from there on past the batch whose loss diverged."""
         self.checkpoints.wait()
-        position, steps = self.position, self.checkpoints.steps()
+        position, steps = self.position, self._own_steps()
         if self._setbacks == len(steps):
             raise DataError(
                 f"the loss of step {self.done + 1} is {loss:g}",
@@ -172,6 +176,14 @@ class Run:
             self.checkpoints, steps[-self._setbacks]
         )  # an earlier one each time: the last may have diverged already
         self.position = position
+
+    def _own_steps(self) -> list[int]:
+        """Steps of this run's checkpoints.
+
+        --anew leaves those of another run until there are as many.
+        """
+        steps = list(dict.fromkeys(reversed(self.checkpoints.steps())))[::-1]
+        return [step for step in steps if self.checkpoints.facts(step).get("run") == self.id]
 
     def save_weights(self, params: Any) -> Path:
         """Save only the parameters, in the form of one device."""
@@ -214,6 +226,8 @@ def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool 
         make_evaluate(config, settings.batch, layout),
     )
     every = max(1, settings.steps // EVALUATIONS)
+    # of a job that was started again after its last step, the last validation is measured again
+    run.history.validation = [score for score in run.history.validation if score[0] < settings.steps]
     deadline = time.monotonic() + 60 * minutes
 
     tokens_per_step = settings.batch * config.context

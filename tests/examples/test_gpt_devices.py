@@ -183,6 +183,8 @@ def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
     ("options", "text"),
     [
         (["--mesh", "data=3"], "a batch of 4 cannot be divided among 3 devices"),
+        (["--mesh", "data=-1,model=-1"], "-1 is the size of one axis at most"),
+        (["--mesh", "data=-1,model=2"], "1 devices cannot be divided by the other axes, 2"),
         (["--mesh", "rows=2"], "'rows' is no axis that a run can be divided along: data, zero1"),
         (["--mesh", "data=0"], "0 is less than 1"),
         (["--mesh", "data=2,data=2"], "data stands there twice"),

@@ -12,6 +12,7 @@ from blufunc import io, random, tree
 from blufunc.errors import DataError
 from examples.gpt import cli, data, facts, model, report, sample, train
 
+NO_SAMPLE = ("--sample-tokens", "0")
 NANO = model.Config(layers=2, heads=2, width=16, context=16, vocab=256)
 
 
@@ -204,6 +205,36 @@ def test_a_batch_whose_loss_diverges_is_skipped(run, monkeypatch, capsys):
     losses = history(out)["train"]
     assert len(losses) == 12 and all(map(math.isfinite, losses)) and state(out)["position"] == 13
     assert len(seen) == 13 and len(set(seen)) == 13  # a checkpoint after each step: one batch is skipped
+
+
+def test_a_new_run_does_not_go_back_to_the_checkpoint_of_the_one_it_replaces(run, monkeypatch, capsys):
+    out = run("run", "--steps", "4", *NO_SAMPLE)
+    replaced = state(out)
+    monkeypatch.setattr(train, "diverges", lambda loss, losses: True)
+    run("run", "--steps", "4", "--anew", *NO_SAMPLE, status=2)
+    assert (
+        "the loss of step 1 is" in (said := capsys.readouterr().err) and "from each of 0 checkpoints" in said
+    )
+    assert all(np.array_equal(x, replaced[name]) for name, x in state(out).items())  # which are still there
+
+
+def test_a_job_that_is_restarted_goes_on_with_its_run(run, monkeypatch, capsys):
+    """Also if it has begun anew, and if it was at its end."""
+    run("run", *NO_SAMPLE)
+    monkeypatch.setenv("BLUFUNC_JOB", "second")
+    with monkeypatch.context() as patch:
+        interrupting(patch, 4)
+        out = run("run", "--anew", status=io.STOPPED)
+    monkeypatch.setenv("BLUFUNC_RESTARTS", "1")
+    capsys.readouterr()
+    for first in ("steps 6 to 12", "steps 13 to 12"):
+        run("run", "--anew", *NO_SAMPLE)
+        assert first in capsys.readouterr().out
+        assert len(history(out)["train"]) == 12 and len(history(out)["validation"]) == 12
+    saves = io.Checkpointer(out / "checkpoints")
+    assert cli._is_restarted(saves)
+    monkeypatch.setenv("BLUFUNC_JOB", "third")
+    assert not cli._is_restarted(saves)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Checkpoints of a run: any mesh reads them, and failures leave the old ones."""
 
+import gc
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as jnp
 from blufunc import NamedSharding, P, errors, io, optim, random
-from blufunc.io import leaves, manifest, storage, writing
+from blufunc.io import checkpointer, leaves, manifest, storage, writing
 from blufunc.io.restoring import Source
 from blufunc.kernels.backends.cuda.driver import memory, snapshot
 from tests.emulation import fake_cuda
@@ -459,6 +461,26 @@ def test_object_stores(tmp_path):
         io.load(f"{url}/nothing")
 
 
+def test_errors_of_object_stores_are_explained(tmp_path, monkeypatch):
+    """Each has classes of its own, which are not those of a disk."""
+    memory = pytest.importorskip("fsspec.implementations.memory")
+    url = f"memory://{tmp_path}/w"
+    io.save(url, {"x": np.ones(3)})
+
+    def fail(*args, **options):
+        raise LookupError("no credentials")
+
+    monkeypatch.setattr(memory.MemoryFileSystem, "size", fail)
+    with pytest.raises(errors.DataError, match="LookupError: no credentials"):
+        io.load(url)
+    monkeypatch.setattr(memory.MemoryFileSystem, "open", fail)
+    with pytest.raises(errors.DataError, match=r"(?s)cannot write to .*LookupError: no credentials"):
+        io.save(url, {"x": np.ones(3)})
+    monkeypatch.setattr(memory.MemoryFileSystem, "makedirs", fail)
+    with io.Checkpointer(url) as saves, pytest.raises(errors.DataError, match="no credentials"):
+        saves.save(1, {"x": 1})
+
+
 def test_object_stores_need_a_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(errors.UnsupportedError, match=r"fsspec is not installed"):
@@ -545,3 +567,25 @@ def test_a_forked_child_reads_and_writes(tmp_path):
         io.save(tmp_path / "child.st", {"w": np.ones(3)})
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0 and (tmp_path / "child.st").exists()
+
+
+def test_a_checkpointer_that_is_dropped_says_that_its_save_failed(tmp_path, monkeypatch, capfd):
+    def fail(*args, **options):
+        raise errors.DataError("the disk is full")
+
+    monkeypatch.setattr(checkpointer, "write", fail)
+    caught = io.Checkpointer(tmp_path / "caught")
+    caught.save(1, {"x": 1})
+    with pytest.raises(errors.DataError, match="the disk is full"):
+        caught.close()
+    assert not checkpointer._unraised
+    dropped = io.Checkpointer(tmp_path / "dropped")
+    dropped.save(1, {"x": 1})
+    del caught, dropped
+    err, end = "", time.monotonic() + 5
+    while "the disk is full" not in err:
+        assert time.monotonic() < end
+        gc.collect()
+        time.sleep(0.01)
+        err += capfd.readouterr().err
+    assert err.count("the disk is full") == 1 and not checkpointer._unraised

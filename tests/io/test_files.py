@@ -354,3 +354,48 @@ def test_names_that_are_not_utf8(tmp_path):
 def test_codes_are_dtypes_of_the_package():
     for code, dtype in CODES.items():
         assert dtype.itemsize == int("".join(c for c in code.split("_")[0] if c.isdigit()) or 8) // 8, code
+
+
+# -- paths -----------------------------------------------------------------------------------------
+
+
+def test_the_home_folder_is_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    io.save("~/w", {"x": 1})
+    with io.Checkpointer("~/run") as saves:
+        saves.save(1, {"x": 1})
+    assert sorted(os.listdir(tmp_path)) == ["run", "w"]
+    assert io.load("~/w")["x"] == 1 and io.Checkpointer(tmp_path / "run").steps() == [1]
+    io.verify("~/w")
+    io.verify("~/run")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (7, "7 is no path"),
+        (None, "None is no path"),
+        ("a\0b", "has a null byte"),
+        ("s3:/bucket/w", "half a URL.*s3://bucket/w"),
+        ("nonsense://bucket/w", "no URL of an object store: Protocol not known"),
+        ("memory://", "is no name of a file"),
+        ("", "is no name of a file"),
+    ],
+)
+def test_what_is_no_path_is_an_error(path, message, tmp_path, monkeypatch):
+    pytest.importorskip("fsspec")
+    monkeypatch.chdir(tmp_path)
+    calls = [lambda: io.load(path), lambda: io.save(path, {"x": 1}), lambda: io.facts(path)]
+    if "name of a file" not in message:
+        calls.append(lambda: io.Checkpointer(path))
+    for call in calls:
+        with pytest.raises(errors.ArgumentError, match=f"(?s){message}"):
+            call()
+    assert not os.listdir(tmp_path)
+
+
+def test_a_url_may_have_one_name():
+    pytest.importorskip("fsspec")
+    io.save("memory://w", {"x": 1})
+    assert io.load("memory://w")["x"] == 1 and not os.path.exists("memory:")

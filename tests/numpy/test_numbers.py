@@ -2,6 +2,8 @@
 
 # ruff: noqa: B023 - the functions that close over loop variables run at once
 
+import os
+
 import numpy as np
 import pytest
 
@@ -163,6 +165,9 @@ def test_files(dtype, tmp_path):
     assert sorted(bnp.load(tmp_path / "xs.npz")) == ["arr_0", "named"]
     with pytest.raises(errors.DataError):
         bnp.load(tmp_path / "none.npy")
+    os.mkfifo(tmp_path / "pipe.npy")  # which has no writer: to open it would wait for one
+    with pytest.raises(errors.DataError, match="is no regular file"):
+        bnp.load(tmp_path / "pipe.npy")
     (tmp_path / "text.npy").write_text("hello")
     with pytest.raises(errors.DataError):
         bnp.load(tmp_path / "text.npy")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blufunc import errors
-from blufunc.parallel import launch
+from blufunc.parallel.runtime import ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def why_no_mpi():
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'blufunc[mpi]'"
     try:
-        launch.mpirun()
+        ranks.mpirun()
     except errors.UnsupportedError as e:
         return e.what
     return None
@@ -30,7 +30,14 @@ needs_mpi = pytest.mark.skipif(why_no_mpi() is not None, reason=str(why_no_mpi()
 
 def start(*arguments, **variables):
     """The launcher with these arguments."""
-    others = ("RANK", "WORLD_SIZE", "BLUFUNC_STORE", "BLUFUNC_RECORDS", "BLUFUNC_CPU_DEVICES")
+    others = (
+        "RANK",
+        "WORLD_SIZE",
+        "BLUFUNC_STORE",
+        "BLUFUNC_TOKEN",
+        "BLUFUNC_RECORDS",
+        "BLUFUNC_CPU_DEVICES",
+    )
     environ = {k: v for k, v in os.environ.items() if k not in others}
     environ |= {"PYTHONPATH": str(ROOT), **variables}
     return subprocess.Popen(

@@ -233,7 +233,8 @@ def make_mesh(
     All processes of a job make the same mesh.
 
     Args:
-      axis_sizes: the size of each axis.
+      axis_sizes: the size of each axis. One may be -1: the number of devices, divided by the other sizes. A job that
+        was started again with fewer processes has a smaller mesh of the same axes.
       axis_names: its name.
       devices: at least as many devices as the product of the sizes; the first are used.
       axis_types: the ``AxisType`` of each axis, or one for all; default ``Auto``.
@@ -243,9 +244,11 @@ def make_mesh(
     """
     sizes = ints(axis_sizes, "make_mesh", "axis_sizes")
     names = _names(axis_names, len(sizes), "make_mesh")
-    _check_sizes(sizes, "make_mesh")
     explicit = devices is not None
     found = list(devices) if devices is not None else backend.all_devices(backend.default_device().platform)
+    if sizes.count(-1) == 1:
+        sizes = _filled(sizes, len(found))
+    _check_sizes(sizes, "make_mesh")
     n_devices = math.prod(sizes)
     if n_devices > len(found):
         there = "given" if explicit else f"on {backend.default_device().platform}"
@@ -258,6 +261,18 @@ def make_mesh(
     grid = np.empty(sizes, dtype=object)
     grid.flat[:] = found[:n_devices] if n_devices else []
     return Mesh(grid, names, axis_types=axis_types)
+
+
+def _filled(sizes: tuple[int, ...], n: int) -> tuple[int, ...]:
+    """Sizes with -1 replaced, so that a mesh of them has ``n`` devices."""
+    others = -math.prod(sizes)
+    if others < 1 or n < others or n % others:
+        _fail(
+            errors.ShardingError,
+            f"make_mesh: {n} devices cannot be a mesh of shape {sizes}",
+            f"sizes whose product divides {n}",
+        )
+    return tuple(n // others if size == -1 else size for size in sizes)
 
 
 def _types(types: Any, n: int, what: str) -> tuple[AxisType, ...]:

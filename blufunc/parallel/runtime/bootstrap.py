@@ -2,12 +2,13 @@
 
 Parallel, before stage 3. In: explicit arguments, or the variables of a launcher (``python -m blufunc.parallel.launch``,
 torchrun, Open MPI, Slurm). Out: a ``World`` with the rank, a store shared by all ranks, and a watchdog, on which
-engines (``mpi``, ``nccl``) are built. One process is one rank.
+engines (``mpi``, ``nccl``) are built. One process is one rank. ``job_token.py`` has the secret of the job.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import socket
@@ -23,7 +24,9 @@ from blufunc import errors
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.process_info import Job
 from blufunc.core.ir.axes import static_int
+from blufunc.parallel.runtime import job_token
 from blufunc.parallel.runtime import store as stores
+from blufunc.parallel.runtime.store_server import StoreServer
 from blufunc.parallel.runtime.watchdog import ABORTED, Recorder, Watchdog
 
 if TYPE_CHECKING:
@@ -69,18 +72,17 @@ class World:
         self.rank, self.size, self.local_rank = placement.rank, placement.size, placement.local_rank
         self.deadline = deadline
         self.engines: dict[Mesh, Engine] = {}
-        self._server: stores.StoreServer | None = None
+        self._server: StoreServer | None = None
         host, port = placement.host, placement.port
+        secret = job_token.of_job(os.environ, placement.size, port, hosted=placement.hosted)
         if not placement.hosted and self.rank == 0:
-            is_loopback = host in ("localhost", "::1") or host.startswith("127.")
-            self._server = stores.StoreServer(host if is_loopback else "", port)
-            host, port = "127.0.0.1", self._server.port
+            self._server = _serve(secret, host, port)
+            host, port = self._server.host, self._server.port
         records = os.environ.get("BLUFUNC_RECORDS")
         self.recorder = Recorder(os.path.join(records, str(self.rank)) if records else None)
-        self.store = stores.Store(host, port, deadline=deadline)
-        name = f"process {os.getpid()} on {socket.gethostname()}"
-        connection = stores.watch(host, port, self.rank, name, deadline=deadline)
-        self.watchdog = Watchdog(self.rank, connection, self.recorder, deadline=deadline)
+        self.store = stores.Store(host, port, secret, deadline=deadline)
+        self.store.join(self.rank, f"process {os.getpid()} on {socket.gethostname()}")
+        self.watchdog = Watchdog(self.rank, self.store, self.recorder, deadline=deadline)
         try:
             self.barrier("start")
         except BaseException:
@@ -110,6 +112,23 @@ class World:
         self.store.close()
         if self._server is not None:
             self._server.close(self.deadline)
+
+
+def _serve(secret: str, host: str, port: int) -> StoreServer:
+    """The store of rank 0, on the interface by which the others know it."""
+    if host in ("localhost", "::1") or host.startswith("127."):
+        return StoreServer(secret, host, port)
+    with contextlib.suppress(OSError):
+        addresses = [found[4][0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        if own := next((a for a in map(str, addresses) if not (a.startswith("127.") or a == "::1")), None):
+            with socket.socket(socket.AF_INET6 if ":" in own else socket.AF_INET) as probe:
+                probe.bind(
+                    (own, 0)
+                )  # OSError: the address of a router or a service, which forwards to this host
+            return StoreServer(secret, own, port)
+    # its own name is a loopback address here, and is another one elsewhere
+    sys.stderr.write(f"blufunc: {host} is no interface of this host, so the store listens on all of them.\n")
+    return StoreServer(secret, "", port)
 
 
 _world: World | None = None
@@ -224,7 +243,28 @@ def find_placement(
     if "BLUFUNC_STORE" in environ and address is None:
         host, port = _address(environ["BLUFUNC_STORE"])
         found = replace(found, host=host, port=port, hosted=True)
+    elif address is None and found.local_size >= found.size:
+        found = replace(found, host="127.0.0.1")  # all are on this host: its store listens nowhere else
     return found
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """Number of times that the launcher has started the job again."""
+    for name in ("BLUFUNC_RESTARTS", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        if name in environ:
+            return _int(environ, name, "the variables of the launcher")
+    return 0
+
+
+def job_id(environ: Mapping[str, str]) -> str | None:
+    """The launcher's id of the job, which restarts do not change."""
+    if found := environ.get("BLUFUNC_JOB"):
+        return found
+    if (found := environ.get("TORCHELASTIC_RUN_ID", "none")) != "none":  # its default, the same for all jobs
+        return found
+    if "SLURM_JOB_ID" in environ:
+        return f"{environ['SLURM_JOB_ID']}.{environ.get('SLURM_STEP_ID', '')}"
+    return None
 
 
 def _torchrun(environ: Mapping[str, str]) -> Placement | None:

@@ -11,8 +11,6 @@ import contextlib
 import itertools
 import mmap
 import os
-import select
-import socket
 import sys
 import threading
 import time
@@ -21,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from blufunc.core.ir import source
-from blufunc.parallel.runtime import store
+from blufunc.parallel.runtime.store import Store
 
 ABORTED = 113
 """Exit code of a rank that ended because of another."""
@@ -34,6 +32,7 @@ PATIENCE = 2.0
 
 _SLOT = 512  # bytes of a recorder's file
 _TICK = 0.2  # seconds between checks
+_BEAT = 10.0  # seconds between signs of life, at most: a fifth of the deadline
 
 
 class Record:
@@ -168,7 +167,7 @@ class Watchdog:
 
     Args:
       rank: the rank of this process.
-      connection: a connection of ``store.watch``; None for a single rank.
+      store: the connection of this rank, which has joined; None for a single rank.
       recorder: the log of the engine.
       deadline: seconds that a collective may take.
       exit: ends the process; replaced in tests.
@@ -181,7 +180,7 @@ class Watchdog:
     def __init__(
         self,
         rank: int,
-        connection: socket.socket | None,
+        store: Store | None,
         recorder: Recorder,
         *,
         deadline: float,
@@ -190,8 +189,9 @@ class Watchdog:
         self.rank, self.recorder, self.deadline = rank, recorder, deadline
         self.checks: list[Callable[[], str | None]] = []
         self.aborts: list[Callable[[], Any]] = []
-        self._connection = connection
+        self._store = store
         self._exit = exit
+        self._beat = 0.0  # time of the last sign of life
         self._ended: dict[int, float] = {}  # end times of other ranks
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="blufunc watchdog", daemon=True)
@@ -199,18 +199,13 @@ class Watchdog:
 
     def fail(self, why: str) -> None:
         """Report to all other ranks that this one has failed."""
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                store.send(self._connection, "fail", why)
+        if self._store is not None:
+            self._store.fail(why)
 
     def close(self) -> None:
-        """Stop watching, and say goodbye."""
+        """Stop watching."""
         self._stop.set()
         self._thread.join()
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                store.send(self._connection, "bye")
-                self._connection.close()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -221,12 +216,15 @@ class Watchdog:
 
     def _heard(self) -> str | None:
         """A failure that the store reports, after waiting for a tick."""
-        if self._connection is None:
+        if self._store is None:
             self._stop.wait(_TICK)
             return None
-        if not select.select([self._connection], [], [], _TICK)[0]:
-            return None
-        match store.receive(self._connection):
+        if time.monotonic() - self._beat > min(_BEAT, self.deadline / 5):
+            self._beat = time.monotonic()
+            self._store.beat()
+        match self._store.event(_TICK):
+            case None:
+                return None
             case ["abort", str(why)]:
                 self._stop.wait(_TICK)  # this rank may be about to raise the same error
                 return why

@@ -99,6 +99,12 @@ def test_a_mesh(eight):
         mesh.devices[0, 0] = eight[1]
 
 
+def test_a_size_of_minus_one_uses_all_devices(eight):
+    assert make_mesh((-1, 2), ("x", "y")).axis_sizes == (4, 2)
+    assert make_mesh((2, -1, 1), ("x", "y", "z"), devices=eight[:6]).axis_sizes == (2, 3, 1)
+    assert make_mesh((-1,), "x", devices=eight[:1]).axis_sizes == (1,)
+
+
 def test_the_current_mesh(eight):
     a, b = make_mesh((8,), ("x",)), make_mesh((2,), ("x",))
     assert current_mesh() is None
@@ -129,6 +135,18 @@ def test_traces_of_meshes_are_kept_apart(eight):
         (lambda: make_mesh((2,), ("x", "y")), errors.ShardingError, "2 names, .* for 1 axes"),
         (lambda: make_mesh((2, 2), ("x", "x")), errors.ShardingError, "'x' is used twice"),
         (lambda: make_mesh((2, 0), ("x", "y")), errors.ShardingError, r"sizes \(2, 0\)"),
+        (
+            lambda: make_mesh((-1, 3), ("x", "y")),
+            errors.ShardingError,
+            r"8 devices cannot be .* shape \(-1, 3\)",
+        ),
+        (
+            lambda: make_mesh((-1, 0), ("x", "y")),
+            errors.ShardingError,
+            r"8 devices cannot be .* shape \(-1, 0\)",
+        ),
+        (lambda: make_mesh((-1, 16), ("x", "y")), errors.ShardingError, "8 devices cannot be"),
+        (lambda: make_mesh((-1, -1), ("x", "y")), errors.ShardingError, r"sizes \(-1, -1\)"),
         (lambda: make_mesh((2,), (1,)), errors.ArgumentError, "axis_names holds strings"),
         (lambda: make_mesh((2.5,), ("x",)), errors.ArgumentError, "axis_sizes"),
         (lambda: Mesh([0, 1], ("x",)), errors.ArgumentError, "an array of devices, and 0 is none"),

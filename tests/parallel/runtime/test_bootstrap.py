@@ -1,20 +1,16 @@
-"""Placement by the variables of every launcher; the store of a job."""
+"""Placement by the variables of every launcher; the token of a job."""
 
-import contextlib
-import math
 import os
 import socket
 import subprocess
 import sys
-import threading
-import time
 import zlib
 from pathlib import Path
 
 import pytest
 
 from blufunc import errors
-from blufunc.parallel.runtime import bootstrap, store
+from blufunc.parallel.runtime import bootstrap, job_token
 from blufunc.parallel.runtime.bootstrap import Placement, find_placement, first_host
 
 OPEN_MPI = {
@@ -56,6 +52,7 @@ TORCHRUN = {
         (SLURM, (3, 6, 1, 2, "gpu007", 15000 + zlib.crc32(b"77.0") % 15000)),
         ({**SLURM, "MASTER_PORT": "1"}, (3, 6, 1, 2, "gpu007", 1)),
         ({**SLURM, **OPEN_MPI}, (5, 8, 1, 4, "host0", 1234)),  # mpirun inside of a Slurm job
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, (6, 8, 2, 8, "127.0.0.1", 29400)),  # all on one host
         ({**SLURM, **OPEN_MPI, **TORCHRUN}, (6, 8, 2, 4, "head", 29400)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (0, 1, 0, 1, "127.0.0.1", 0)),  # sbatch without srun
     ],
@@ -145,166 +142,79 @@ def test_processes_find_each_other_by_explicit_arguments():
         assert process.returncode == 0
 
 
-# -- the store -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("environ", "count", "job"),
+    [
+        ({}, 0, None),
+        ({"BLUFUNC_RESTARTS": "3", "BLUFUNC_JOB": "ab", "SLURM_JOB_ID": "7"}, 3, "ab"),
+        ({"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_RUN_ID": "none"}, 1, None),
+        ({"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "a1"}, 0, "a1"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "2"}, 2, "7.0"),
+    ],
+)
+def test_restarts_of_every_launcher(environ, count, job):
+    assert bootstrap.restart_count(environ) == count and bootstrap.job_id(environ) == job
+
+
+# -- the token of a job ----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def server():
-    server = store.StoreServer()
-    yield server
-    server.close()
+def home(monkeypatch, tmp_path):
+    """The cache folder, which has the user's secret."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("BLUFUNC_CACHE_DIR", str(folder))
+    return folder
 
 
-@pytest.fixture
-def clients(server):
-    """``clients(n)``: n connections to the store."""
-    with contextlib.ExitStack() as stack:
-
-        def connect(n, deadline=5.0):
-            stores = [store.Store("127.0.0.1", server.port, deadline=deadline) for _ in range(n)]
-            for s in stores:
-                stack.callback(s.close)
-            return stores
-
-        yield connect
+def test_the_token_is_the_launchers_or_derived_from_a_secret_of_the_user(home):
+    assert job_token.of_job({job_token.VARIABLE: "given"}, 2, 5, hosted=False) == "given"
+    alone = {job_token.of_job({}, 1, 0, hosted=False) for _ in range(2)}
+    assert len(alone) == 2 and not home.exists()  # no other process needs it
+    first, second, other = (job_token.of_job({}, 2, port, hosted=False) for port in (5, 5, 6))
+    assert first == second != other
+    (secret,) = home.iterdir()
+    assert secret.stat().st_mode & 0o777 == 0o600 and home.stat().st_mode & 0o077 == 0
+    assert secret.read_text() not in (first, other)
 
 
-@pytest.fixture
-def watching(server):
-    """``watching(rank)``: a watch connection with a timeout of five seconds."""
-    with contextlib.ExitStack() as stack:
-
-        def connect(rank):
-            connection = store.watch("127.0.0.1", server.port, rank, f"process {rank}", deadline=5)
-            connection.settimeout(5)
-            return stack.enter_context(connection)
-
-        yield connect
-
-
-def on_threads(*functions):
-    results = [None] * len(functions)
-
-    def run(i):
-        try:
-            results[i] = functions[i]()
-        except errors.CollectiveError as e:
-            results[i] = e
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(functions))]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(10)
-    return results
+@pytest.mark.parametrize("case", ["hosted", "readable", "folder", "no file"])
+def test_no_token_where_others_could_know_it(case, home):
+    job_token.of_job({}, 2, 5, hosted=False)
+    (secret,) = home.iterdir()
+    if case == "readable":
+        secret.chmod(0o644)
+    elif case == "folder":
+        home.chmod(0o777)
+    elif case == "no file":
+        secret.unlink()
+        secret.mkdir()
+    message = {
+        "hosted": "BLUFUNC_TOKEN is missing",
+        "readable": "others can read .*job-secret",
+        "folder": "others may write to .*cache",
+        "no file": "cannot be used: Is a directory",
+    }[case]
+    with pytest.raises(errors.ArgumentError, match=message):
+        job_token.of_job({}, 2, 5, hosted=case == "hosted")
 
 
-@pytest.mark.parametrize("deadline", [5.0, math.inf])
-def test_gather_waits_for_a_late_rank(clients, deadline):
-    a, b = clients(2, deadline)
-    late = threading.Timer(0.05, b.gather, ("id", bytes(range(256)), 1, (0, 1)))
-    late.start()
-    assert a.gather("id", b"", 0, (0, 1)) == [b"", bytes(range(256))]
-    late.join()
-
-
-def test_gather_comes_in_order_of_members_again_and_again(server, clients):
-    a, b, c = clients(3)
-    for turn in range(2):
-        rows = on_threads(
-            *[
-                lambda s=s, r=r, turn=turn: s.gather("g", bytes([r, turn]), r, (2, 0, 1))
-                for r, s in enumerate((a, b, c))
-            ]
-        )
-        assert rows == [[bytes([2, turn]), bytes([0, turn]), bytes([1, turn])]] * 3
-    assert on_threads(lambda: a.barrier("end", 0, (0, 1)), lambda: b.barrier("end", 1, (0, 1))) == [
-        None,
-        None,
-    ]
-    assert not server._gathers  # nothing is kept once all have it
-
-
-def test_who_does_not_come_is_named(clients):
-    a, b = clients(2, 0.2)
-    errs = on_threads(
-        lambda: a.gather("digests", b"", 0, range(4)), lambda: b.gather("digests", b"", 3, range(4))
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "own", "elsewhere"])
+def test_the_store_of_rank_0_listens_where_the_others_look_for_it(host, capsys, monkeypatch):
+    names = {"own": "127.0.0.7", "elsewhere": "203.0.113.1"}  # of which the first stands for an interface
+    found = socket.getaddrinfo
+    is_loopback = str.startswith
+    monkeypatch.setattr(
+        bootstrap.socket, "getaddrinfo", lambda name, *a, **k: found(names.get(name, name), *a, **k)
     )
-    for e in errs:
-        assert "waited 0.2 s for 'digests', for which ranks 1, 2 did not arrive." in str(e)
-
-
-def test_a_rank_that_dies_fails_those_who_wait(server, clients, watching):
-    (a,) = clients(1)
-    watched, other = watching(1), watching(0)
-    late = threading.Timer(0.05, watched.close)
-    late.start()
-    with pytest.raises(errors.CollectiveError, match=r"rank 1 \(process 1\) has died"):
-        a.gather("never", b"", 0, (0, 1))
-    late.join()
-    assert a.failed and server.died == 1
-    assert store.receive(other)[0] == "abort"
-
-
-def test_two_processes_of_one_rank_are_a_failure(server, watching):
-    first = watching(1)
-    other = store.watch("127.0.0.1", server.port, 1, "process 7", deadline=5)
-    with other:
-        for connection in (first, other):
-            what, why = store.receive(connection)
-            assert (
-                what == "abort" and "two processes say that they are rank 1: process 1, and process 7." in why
-            )
-
-
-def test_a_goodbye_is_no_failure(server, watching):
-    first, second = watching(0), watching(1)
-    store.send(first, "bye")
-    first.close()
-    assert store.receive(second) == ["ended", 0]
-    assert server.failure is None
-    store.send(second, "fail", "rank 1 has failed: ValueError")
-    assert store.receive(second) == ["abort", "rank 1 has failed: ValueError"]
-    assert server.died is None
-
-
-def test_no_server_and_a_server_that_goes(server, clients):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
-    with pytest.raises(errors.CollectiveError, match=f"no store of the job answers at 127.0.0.1:{free}"):
-        store.Store("127.0.0.1", free, deadline=0.1)
-    with pytest.raises(errors.CollectiveError, match="cannot listen"):
-        store.StoreServer("127.0.0.1", server.port)
-    a, _ = clients(2)
-    a._connection.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(errors.CollectiveError, match="is gone"):
-        a.gather("x", b"", 0, (0, 1))
-
-
-def test_what_is_not_ours_is_not_answered(server, clients):
-    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02{]", b'\x00\x00\x00\x09["nonsense'):
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
-            with contextlib.suppress(OSError):  # it may close before it has read all
-                connection.sendall(noise)
-                connection.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(ConnectionError):
-                assert connection.recv(1) == b""
-    (a,) = clients(1)
-    assert a.gather("still", b"here", 0, (0,)) == [b"here"]
-
-
-def test_last_words_are_heard_out(monkeypatch, server):
-    """A rank that fails and ends at once is reported with its message."""
-    receive = store.receive
-
-    def late(connection):
-        time.sleep(0.2)
-        return receive(connection)
-
-    monkeypatch.setattr(store, "receive", late)
-    connection = store.watch("127.0.0.1", server.port, 1, "a process", deadline=5.0)
-    store.send(connection, "fail", "rank 1 has failed: a reason")
-    connection.close()
-    server.hear_out(1, 10.0)
-    assert server.failure == "rank 1 has failed: a reason"
-    server.hear_out(7, 10.0)  # which never came
+    server = bootstrap._serve("token", host, 0)
+    try:
+        listens = server._listener.getsockname()[0]
+        assert is_loopback(server.host, "127.")
+        if host in names:
+            assert listens == "0.0.0.0"
+            assert f"{host} is no interface of this host" in capsys.readouterr().err
+        else:
+            assert listens == "127.0.0.1"
+    finally:
+        server.close()

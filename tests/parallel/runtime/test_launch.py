@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from blufunc.parallel import launch
+from blufunc.parallel.runtime import ranks
 from tests.parallel.launching import ROOT, needs_mpi, run, start
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
@@ -86,8 +87,8 @@ def test_a_rank_that_does_not_come_ends_the_job(scenario, message):
 @needs_mpi
 def test_mpirun_alone_starts_ranks_too():
     options = ["--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), **launch._ONE_HOST}
-    command = [launch.mpirun(), *options, "-n", "2", sys.executable, str(PROGRAM), "programs"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **ranks.ONE_HOST}
+    command = [ranks.mpirun(), *options, "-n", "2", sys.executable, str(PROGRAM), "programs"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("agree\n") >= 4
@@ -139,14 +140,22 @@ def test_a_signal_is_forwarded_and_those_who_ignore_it_are_killed(script):
     assert "launch: SIGTERM has ended the job" in err
 
 
-def test_bad_command_lines(script, capsys):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-n", "0"], "a job has at least one rank"),
+        (["-n", "2", "--restarts", "-1"], "--restarts -1: 0 or more"),
+        (["-n", "2", "--min-ranks", "3"], "--min-ranks 3: from 1 to the 2 of -n"),
+    ],
+)
+def test_bad_command_lines(options, message, script, capsys):
     with pytest.raises(SystemExit):
-        launch.main(["-n", "0", str(script)])
-    assert "a job has at least one rank" in capsys.readouterr().err
+        launch.main([*options, str(script)])
+    assert message in capsys.readouterr().err
 
 
 def test_no_mpirun_is_an_error_that_says_what_to_install(monkeypatch, capsys, script):
-    monkeypatch.setattr(launch.shutil, "which", lambda *args, **kwargs: None)
+    monkeypatch.setattr(ranks.shutil, "which", lambda *args, **kwargs: None)
     assert launch.main(["-n", "2", "--engine", "mpi", str(script)]) == 2
     err = capsys.readouterr().err
     assert "mpirun was not found" in err and "pip install 'blufunc[mpi]'" in err
@@ -163,3 +172,178 @@ def test_ranks_end_when_the_launcher_is_killed(tmp_path):
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < end, "ranks outlive their launcher"
         time.sleep(0.05)
+
+
+# -- grandchildren ---------------------------------------------------------------------------------
+
+GRANDCHILDREN = """
+import os, signal, subprocess, sys, time
+if os.environ["RANK"] == "1":  # a child, and one whose parent has ended, in a session of its own
+    child = subprocess.Popen(["sleep", "600"])
+    lost = subprocess.run(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True)
+    print("started", child.pid, int(lost.stdout), flush=True)
+    if sys.argv[1] != "wait":
+        {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "exit": lambda: sys.exit(3)}[sys.argv[1]]()
+time.sleep(600)
+"""
+
+
+def await_end(pids):
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end, "processes outlive their job"
+        time.sleep(0.02)
+
+
+def started(lines):
+    return next([int(pid) for pid in line.split()[2:]] for line in lines if " started " in line)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+@pytest.mark.parametrize(
+    ("engine", "how", "code"),
+    [
+        ("nccl", "kill", 137),
+        pytest.param("nccl", "exit", 3, marks=pytest.mark.slow),
+        pytest.param("mpi", "kill", 137, marks=[needs_mpi, pytest.mark.slow]),
+    ],
+)
+def test_grandchildren_of_a_failed_rank_end_with_the_job(engine, how, code, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(GRANDCHILDREN)
+    got, out, err, seconds = run("-n", 2, "--engine", engine, script, how)
+    assert got == code, err
+    pids = started(out.splitlines())
+    assert len(pids) == 2
+    await_end(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+@pytest.mark.parametrize(
+    "who",
+    [
+        "the launcher",
+        pytest.param("a guard", marks=pytest.mark.slow),
+        pytest.param("the launcher with SIGTERM", marks=pytest.mark.slow),
+    ],
+)
+def test_grandchildren_end_if_another_process_of_the_job_is_killed(who, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(GRANDCHILDREN)
+    process = start("-n", 2, "--engine", "nccl", "--grace", 0.2, script, "wait", TMPDIR=str(tmp_path))
+    pids = started(iter(process.stdout.readline, ""))
+    parents = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    if who == "the launcher":
+        process.kill()
+    elif who == "the launcher with SIGTERM":
+        process.terminate()
+    else:
+        child = Path(f"/proc/{pids[0]}/stat").read_text().split()[3]
+        guard = Path(f"/proc/{child}/stat").read_text().split()[3]
+        assert guard in parents
+        os.kill(int(guard), signal.SIGKILL)
+        pids.pop()  # what is in no process group of the job, and has no parent in it
+    process.communicate(timeout=20)
+    await_end(pids)
+    end = time.monotonic() + 5
+    while list(tmp_path.glob("blufunc-*")):  # the folder of the job
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+# -- restarts --------------------------------------------------------------------------------------
+
+RESTARTED = """
+import os, signal, sys, time
+rank, size, count = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "BLUFUNC_RESTARTS"))
+print("rank", rank, "of", size, "on", os.environ["LOCAL_RANK"], "in", count, os.environ["BLUFUNC_JOB"], flush=True)
+what = sys.argv[1:][count] if count < len(sys.argv) - 1 else "end"
+if what == "stopped":
+    sys.exit(75)
+if what == "end":
+    sys.exit(0)
+if rank == 1:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "exit":
+        sys.exit(7)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "faults", "sizes", "code", "said"),
+    [
+        (
+            ["--restarts", 3],
+            ["kill", "exit"],
+            [4, 4, 4],
+            0,
+            [
+                "3 attempts:",
+                "  1, with 4 ranks: rank 1 was killed by SIGKILL",
+                "  2, with 4 ranks: rank 1 has ended with exit code 7",
+                "  3, with 4 ranks: all ranks have ended with exit code 0",
+            ],
+        ),
+        pytest.param(
+            *(["--restarts", 1], ["kill", "exit"], [4, 4], 7),
+            ["2 attempts:", "  2, with 4 ranks: rank 1 has ended with exit code 7"],
+            marks=pytest.mark.slow,
+        ),
+        (["--restarts", 3], ["stopped"], [4], 75, []),
+        (
+            ["--restarts", 3, "--min-ranks", 2],
+            ["kill"],
+            [4, 2],
+            0,
+            ["starting again with 2 ranks, restart 1 of 3"],
+        ),
+        pytest.param(
+            *(["--restarts", 3, "--min-ranks", 3], ["exit"], [4], 7),
+            ["fewer than 3 ranks are left, so the job is not started again"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["replaced", "no more", "asked to stop", "smaller", "too small"],
+)
+def test_restarts(options, faults, sizes, code, said, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(RESTARTED)
+    got, out, err, _ = run("-n", 4, "--engine", "nccl", *options, script, *faults)
+    assert got == code, err
+    lines = [line.split() for line in out.splitlines()]
+    assert len({words[-1] for words in lines}) == 1  # one id
+    for count, size in enumerate(sizes):
+        ranks_of_it = [words for words in lines if words[-2] == str(count)]
+        assert sorted(words[2] for words in ranks_of_it) == [str(r) for r in range(size)]
+        assert {words[4] for words in ranks_of_it} == {str(size)}
+    assert len(lines) == sum(sizes)
+    if sizes[-1] == 2:  # the device of rank 1 is not used again
+        assert sorted(words[6] for words in lines if words[-2] == "1") == ["0", "2"]
+    last = [line.removeprefix("launch: ") for line in err.splitlines() if line.startswith("launch: ")]
+    assert all(line in last for line in said), err
+    assert ("attempts:" in err) == (len(sizes) > 1)
+
+
+@pytest.mark.slow
+def test_a_signal_is_no_failure_to_start_again_after(script):
+    process = start("-n", 2, "--engine", "nccl", "--restarts", 5, script, "wait")
+    for _ in range(2):
+        process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM and "starting again" not in err
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_noticed_and_the_job_started_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, time, blufunc as bf\nbf.distributed.initialize()\n"
+        "if bf.process_index() == 1 and not bf.distributed.restart_count():\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    code, _, err, _ = run("-n", 2, "--engine", "nccl", "--restarts", 1, script, BLUFUNC_DEADLINE="2")
+    assert code == 0, err
+    assert "1, with 2 ranks: rank 1 (process" in err and "has been silent for" in err

@@ -1,11 +1,14 @@
 """The recorder of collectives, and what the watchdog ends a process for."""
 
+import socket
 import threading
 import time
 
 import pytest
 
-from blufunc.parallel.runtime import store, watchdog
+from blufunc.parallel.runtime import watchdog
+from blufunc.parallel.runtime.store import Store
+from blufunc.parallel.runtime.store_server import StoreServer
 from blufunc.parallel.runtime.watchdog import ABORTED, Recorder, Watchdog, last_record
 
 
@@ -108,16 +111,18 @@ def test_errors_of_the_library_end_the_process_after_its_abort(ended, capfd):
 @pytest.mark.parametrize("how", ["dies", "ends", "server"])
 def test_the_end_of_another_rank_ends_this_one(how, ended, capfd, monkeypatch):
     monkeypatch.setattr(watchdog, "PATIENCE", 0.1)
-    server = store.StoreServer()
-    mine, other = (store.watch("127.0.0.1", server.port, r, f"process {r}", deadline=5) for r in (0, 1))
+    server = StoreServer("token")
+    mine, other = (Store("127.0.0.1", server.port, "token", deadline=5) for _ in range(2))
+    for r, joining in enumerate((mine, other)):
+        joining.join(r, f"process {r}")
     recorder = Recorder()
     recorder.begin("all_reduce", ("x",), 4, (0, 1))
     Watchdog(0, mine, recorder, deadline=60, exit=ended)
     if how == "dies":
-        other.close()
+        other._connection.shutdown(socket.SHUT_RDWR)
         why = "rank 1 (process 1) has died"
     elif how == "ends":
-        store.send(other, "bye")
+        other.close()
         why = "for rank 1, whose program has ended"
     else:
         server.fail("rank 1 was killed by SIGKILL")
