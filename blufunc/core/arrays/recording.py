@@ -86,6 +86,15 @@ class Recording:
         for n, (start, stop) in enumerate(itertools.pairwise(times)):
             self.events.append(Event(names[n], "step", row, thread, start, stop, program, n))
 
+    @contextlib.contextmanager
+    def span(self, name: str, kind: str, **about: Any) -> Iterator[None]:
+        """Context of host code that takes time, such as a compilation."""
+        start = clock()
+        try:
+            yield
+        finally:
+            self.add(name, kind, start, about)
+
     def finish(self) -> None:
         """Collect what devices did."""
         while self.finishing:
@@ -95,20 +104,5 @@ class Recording:
 active: Recording | None = None
 """The recording that is on."""
 
-
-def span(name: str, kind: str, **about: Any) -> AbstractContextManager[None]:
-    """Context of host code that takes time, such as a compilation."""
-    to = active
-    return _NOTHING if to is None else _span(to, name, kind, about)
-
-
-@contextlib.contextmanager
-def _span(to: Recording, name: str, kind: str, about: Mapping[str, Any]) -> Iterator[None]:
-    start = clock()
-    try:
-        yield
-    finally:
-        to.add(name, kind, start, about)
-
-
-_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+OFF: AbstractContextManager[None] = contextlib.nullcontext()
+"""The span where no recording is on: programs then enter no function of this file."""

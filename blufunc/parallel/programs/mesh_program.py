@@ -63,7 +63,11 @@ class MeshProgram:
                 return program
         found = self.local_programs.get(in_shardings)
         if found is None:
-            with recording.span(f"partition and compile {self.jaxpr.name or 'program'}", "compilation"):
+            with (
+                to.span(f"partition and compile {self.jaxpr.name or 'program'}", "compilation")
+                if (to := recording.active)
+                else recording.OFF
+            ):
                 program = LocalProgram(self.jaxpr, in_shardings, self.donated, self.mesh, self.budget)
             found = self.local_programs[in_shardings] = program
         self._last = in_shardings, found
@@ -127,7 +131,11 @@ class LocalProgram:
     def __call__(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
         if recording.active is None:
             return self._run(buffers)
-        with recording.span(f"{self.jaxpr.name or 'program'} on {self.mesh}", "program"):
+        with (
+            to.span(f"{self.jaxpr.name or 'program'} on {self.mesh}", "program")
+            if (to := recording.active)
+            else recording.OFF
+        ):
             return self._run(buffers)
 
     def _run(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:

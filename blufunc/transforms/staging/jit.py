@@ -473,7 +473,7 @@ class Jitted(Generic[P, R]):
     def _trace(self, call: _CallArguments, key: Key) -> Entry:
         flat = self._flat(call)
         labels = labels_of(self.fun, call.in_tree)
-        with recording.span(f"trace {self.name}", "compilation"):
+        with to.span(f"trace {self.name}", "compilation") if (to := recording.active) else recording.OFF:
             jaxpr = stage(flat, key.types, self.name, labels)
         closed, consts = jaxpr.hoist()
         if config.shows("jaxpr"):

@@ -93,7 +93,11 @@ class Entry:
             donated = (False,) * len(self.consts) + self.donated
             flags = donated if donating else (False,) * len(donated)
             budget = self.budget if flags == donated else None  # without donation the plan needs more memory
-            with recording.span(f"compile {self.jaxpr.name or 'program'}", "compilation"):
+            with (
+                to.span(f"compile {self.jaxpr.name or 'program'}", "compilation")
+                if (to := recording.active)
+                else recording.OFF
+            ):
                 found = self.programs[key] = device.backend.compile(self.jaxpr, flags, budget)
         return found
 

@@ -110,7 +110,7 @@ class Compiler:
         if library is None:
             library = self._from_cache(key, symbols)
             if library is None:
-                with recording.span(f"C++: {name}", "compilation"):
+                with to.span(f"C++: {name}", "compilation") if (to := recording.active) else recording.OFF:
                     library = self._make(key, source, name, options)
             self._loaded[key] = library
         return library

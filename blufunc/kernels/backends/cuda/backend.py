@@ -74,14 +74,22 @@ class CudaBackend:
 
     def from_host(self, x: np.ndarray, device: backend.Device) -> DeviceBuffer:
         """Copy to the device, through page-locked memory if small."""
-        with recording.span("to the device", "transfer", bytes=x.nbytes):
+        with (
+            to.span("to the device", "transfer", bytes=x.nbytes)
+            if (to := recording.active)
+            else recording.OFF
+        ):
             return cuda_memory.to_device(
                 x, device.index, f"an array made at {source.summary(source.current())}"
             )
 
     def to_host(self, buffer: DeviceBuffer) -> np.ndarray:
         """Read-only host copy; waits for the values."""
-        with recording.span("to the host", "transfer", bytes=buffer.nbytes):
+        with (
+            to.span("to the host", "transfer", bytes=buffer.nbytes)
+            if (to := recording.active)
+            else recording.OFF
+        ):
             x = cuda_memory.to_host(buffer)
         x.flags.writeable = False
         return x

@@ -52,6 +52,7 @@ class DeviceTimes:
         self._lock = threading.RLock()  # steps of two threads would be in turns on the one stream
         self._depth = 0
         self._waiting: list[_Run] = []
+        self._last = 0  # the end of what was read
         self._tie = self._tied()
 
     def _tied(self) -> _Tie:
@@ -60,7 +61,7 @@ class DeviceTimes:
         with driver.on_device(self.device):
             event = driver.recorded(driver.compute_stream(self.device))
         cuda_memory.synchronize(self.device)
-        return _Tie(event, recording.clock())
+        return _Tie(event, max(recording.clock(), self._last))  # rounding may not turn time back
 
     @contextlib.contextmanager
     def running(self, program: Any, names: Sequence[str]) -> Iterator[list[Any]]:
@@ -88,7 +89,9 @@ class DeviceTimes:
             cuda_memory.synchronize(self.device)
             for run in runs:
                 if run.events:
-                    self.to.steps(run.program, run.names, f"cuda:{self.device}", 0, _times(run))
+                    times = _times(run)
+                    self._last = max(self._last, times[-1])
+                    self.to.steps(run.program, run.names, f"cuda:{self.device}", 0, times)
 
 
 def _times(run: _Run) -> list[int]:

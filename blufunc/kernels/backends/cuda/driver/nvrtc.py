@@ -181,7 +181,7 @@ def compile(
     key = key_of(_code_of(source), arch, repr(version()), *_OPTIONS, *options)
     cubin = disk.get(key)
     if cubin is None:
-        with recording.span(f"NVRTC: {name}", "compilation"):
+        with to.span(f"NVRTC: {name}", "compilation") if (to := recording.active) else recording.OFF:
             cubin = build(source, arch, name, options).cubin
         disk.put(key, cubin, source, ".cubin")
     return cubin
