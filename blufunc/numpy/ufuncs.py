@@ -134,6 +134,7 @@ class ufunc(metaclass=_Kind):
             x = x if dtype is None else cast(x, dtypes.as_dtype(dtype))
             return _ALREADY[self](x, axis, keepdims=keepdims, initial=initial, where=where)
         x = cast(x, dtype_of(dtype) or self._result_dtype(x))
+        mask: Any = None
         if where is not None:
             fill = self._identity(x) if self.identity is not None else constant(0, x.aval.dtype)
             mask = broadcast_to(as_value(where, name), x.aval.shape)
@@ -146,12 +147,12 @@ class ufunc(metaclass=_Kind):
         shape = x.aval.shape
         if axis is None:
             x, d, kept = reshape(x, (x.aval.size,)), 0, (1,) * len(shape)
-            mask = None if mask is None else reshape(mask, (x.aval.size,))
+            mask = None if where is None else reshape(mask, (x.aval.size,))
         else:
             d = axis_in(axis, x.aval.ndim, name)
             kept = (*shape[:d], 1, *shape[d + 1 :])
         x = moveaxis(x, d, 0)
-        mask = None if mask is None else moveaxis(mask, d, 0)
+        mask = None if where is None else moveaxis(mask, d, 0)
         start = self.identity if initial is None else initial
         if start is None and not x.aval.shape[0]:
             raise errors.ArgumentError(
