@@ -23,7 +23,6 @@ _NOT_HERE = {
     "Shard": "x.addressable_shards has the shards of an array",
     "copy_to_host_async": "device_get copies to the host",
     "enable_custom_prng": "keys are always typed",
-    "export": "programs are not written to files yet; jit(f).lower(...).as_text() shows one",
     "ffi": "pure_callback calls Python functions, and Primitive makes primitives of one's own",
     "free_ref": _NO_REFS,
     "freeze": _NO_REFS,
@@ -61,6 +60,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import dtypes as dtypes
     from blufunc import example_libraries as example_libraries
     from blufunc import experimental as experimental
+    from blufunc import export as export
     from blufunc import extend as extend
     from blufunc import flatten_util as flatten_util
     from blufunc import image as image

@@ -9,7 +9,7 @@ _OWN = "blufunc.as_jax."
 
 # Modules of blufunc have JAX's names where none is given.
 _FACES = """
-ad_checkpoint custom_batching custom_derivatives debug distributed errors flatten_util image lax lax.linalg nn
+ad_checkpoint custom_batching custom_derivatives debug distributed errors export flatten_util image lax lax.linalg nn
 nn.initializers numpy numpy.fft numpy.linalg ops random scipy scipy.cluster scipy.cluster.vq scipy.fft scipy.integrate
 scipy.interpolate scipy.linalg scipy.ndimage scipy.optimize scipy.signal scipy.sparse scipy.sparse.linalg scipy.spatial
 scipy.spatial.transform scipy.special scipy.stats sharding tree tree_util typing

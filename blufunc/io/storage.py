@@ -320,6 +320,13 @@ class Mapped(Content):
         return memoryview(self._map)[start:stop]
 
 
+class InMemory(Mapped):
+    """The bytes of a file that is in memory already."""
+
+    def __init__(self, raw: bytes | bytearray | memoryview):
+        self._map, self.size = raw, len(raw)  # type: ignore[assignment]
+
+
 class Lock:
     """A record lock, which ends with the process; forked children do not inherit it.
 

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.peer
 MODULES = """
     numpy numpy.fft numpy.linalg lax random nn nn.initializers tree tree_util dtypes core errors
     extend.core extend.core.primitives flatten_util custom_batching custom_derivatives ad_checkpoint ops typing stages
-    debug sharding dlpack distributed image lax.linalg scipy.cluster.vq scipy.fft scipy.integrate scipy.interpolate
+    debug sharding dlpack distributed export image
+    lax.linalg scipy.cluster.vq scipy.fft scipy.integrate scipy.interpolate
     scipy.linalg scipy.ndimage scipy.optimize scipy.signal scipy.sparse.linalg scipy.spatial.transform scipy.special
     scipy.stats
 """.split()
@@ -52,10 +53,14 @@ REASONS = {
         tree_util.default_registry ad_checkpoint.Offloadable ad_checkpoint.Recompute ad_checkpoint.Saveable
     """,
     "sizes are integers: there are no symbolic dimensions": """
-        errors.InconclusiveDimensionOperation extend.core.InconclusiveDimensionOperation
+        errors.InconclusiveDimensionOperation extend.core.InconclusiveDimensionOperation export.SymbolicScope
     """,
     "errors derive from the builtin classes, and BlufuncError is the base of all": """
         errors.JAXIndexError errors.JAXTypeError errors.JaxRuntimeError
+    """,
+    "exported programs are jaxprs in a format of their own": """
+        export.DisabledSafetyCheck export.maximum_supported_calling_convention_version
+        export.minimum_supported_calling_convention_version
     """,
     "transposition is linear_transpose, or a custom_vjp": "custom_derivatives.linear_call",
     "shardings are inferred when a program is compiled; a mesh is current in a with block": """

@@ -519,6 +519,13 @@ _STATIC = _Static()
 nodes.register_node(_Static, lambda x: ((), None), lambda aux, children: _STATIC)
 
 
+def dynamic_tree(in_tree: tree.TreeDef) -> tree.TreeDef:
+    """The structure of arguments, ``(args, kwargs)``, without those that are static."""
+    args, kwargs = in_tree.children()
+    dynamic = [t for t in args.children() if t.node_type is not _Static]
+    return tree.tuple_of([tree.tuple_of(dynamic), kwargs])
+
+
 @dataclass
 class _CallArguments:
     """The arguments of one call, split into dynamic and static."""
