@@ -5,11 +5,13 @@ Before the path of a program: every layer may read it; it imports only ``errors`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from blufunc import errors
 
@@ -80,26 +82,39 @@ _CHOICES = {
 """The values of flags with a fixed set of them."""
 
 
-_memos: dict[str, list[Callable[[], None]]] = {}
+class Memo(dict):
+    """A memo of what depends on flags, emptied when one of them is set.
 
-
-def forgotten_with(*flags: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Decorator: call a function, which clears a memo, when one of the flags is set.
-
-    What is memoized may then depend on the flags, and looking it up need not read them.
+    Looking something up need not read the flags. While a thread has a value of its own of one of them
+    (``Config.overridden``), nothing is memoized, since threads would disagree.
     """
 
-    def register(forget: Callable[[], None]) -> Callable[[], None]:
+    def __init__(self, *flags: str):
+        super().__init__()
+        self.closed = 0
         for flag in flags:
-            _memos.setdefault(flag, []).append(forget)
-        return forget
+            _memos.setdefault(flag, []).append(self)
 
-    return register
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not self.closed:
+            super().__setitem__(key, value)
+
+
+_memos: dict[str, list[Memo]] = {}
+
+
+class _Own(threading.local):
+    """The values of flags that blocks of this thread have set."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
 
 
 @dataclass
 class Config:
-    """Process-wide settings, the attributes of ``blufunc.config.config``.
+    """Settings, the attributes of ``blufunc.config.config``.
+
+    Setting one holds for the process. Blocks (``contexts.py``) hold for their thread, and take precedence there.
 
     Attributes:
       debug: stages to print to stderr as programs pass them, with commas between (``STAGES``):
@@ -165,18 +180,87 @@ class Config:
     nccl_graphs: bool = True
     cpu_devices: int = 1
     plan_cache: bool = True
-    guards: ClassVar[bool] = False  # True if results must be checked
+
+    def __post_init__(self) -> None:
+        own = {"_own": _Own(), "_shared": {}, "_blocks": {}, "_lock": threading.RLock()}
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dataclass_fields__:
-            _check_value(name, value)
-            object.__setattr__(self, name, value)
-            if name in ("debug_nans", "debug_infs"):
-                object.__setattr__(self, "guards", bool(self.debug_nans or self.debug_infs))
-            for forget in _memos.get(name, ()):
-                forget()
-        else:  # an unknown flag would be ignored silently
+        if name not in self.__dataclass_fields__:  # an unknown flag would be ignored silently
             self.update(name, value)
+            return
+        _check_value(name, value)
+        self._set(name, value)
+        if name in _CHECKED:
+            self._set("guards", any(self.__dict__.get(n, self._shared_value(n)) for n in _CHECKED))
+        for memo in _memos.get(name, ()):
+            memo.clear()
+
+    def _set(self, name: str, value: Any) -> None:
+        """Set the value of the process."""
+        if "_lock" not in self.__dict__:  # the constructor
+            self.__dict__[name] = value
+            return
+        with self._lock:
+            (self._shared if name in self._shared else self.__dict__)[name] = value
+
+    def _shared_value(self, name: str) -> Any:
+        return self.__dict__.get("_shared", {}).get(name, False)
+
+    def __getattr__(self, name: str) -> Any:
+        """A flag that a block has set: all others are attributes."""
+        values = self.__dict__
+        if "_own" in values:
+            for place in (
+                values["_own"].values,
+                values["_shared"],
+                values,
+            ):  # the last: a block has just ended
+                if name in place:
+                    return place[name]
+        raise AttributeError(f"config has no attribute {name!r}")
+
+    @contextlib.contextmanager
+    def overridden(self, **flags: Any) -> Iterator[None]:
+        """Context manager: set flags for this thread.
+
+        Raises:
+          ArgumentError, ValueRangeError: a flag has no such value.
+        """
+        for name, value in flags.items():
+            _check_value(name, value)
+        own = self._own.values
+        if not _CHECKED.isdisjoint(flags):
+            flags["guards"] = any(flags.get(n, getattr(self, n)) for n in _CHECKED)
+        before = {name: own[name] for name in flags if name in own}
+        with self._lock:
+            for name in flags:
+                self._blocks[name] = self._blocks.get(name, 0) + 1
+                if name in self.__dict__:  # from now on, ``__getattr__`` finds it
+                    self._shared[name] = self.__dict__[name]
+                    del self.__dict__[name]
+                for memo in _memos.get(name, ()):
+                    memo.closed += 1
+                    memo.clear()
+            own.update(flags)
+        try:
+            yield
+        finally:
+            with self._lock:
+                for name in flags:
+                    own.pop(name, None)
+                    self._blocks[name] -= 1
+                    if not self._blocks[name]:
+                        self.__dict__[name] = self._shared[name]
+                        del self._shared[name]
+                    for memo in _memos.get(name, ()):
+                        memo.closed -= 1
+                own.update(before)
+
+    def own_values(self) -> dict[str, Any]:
+        """The flags that blocks of this thread have set, for threads that work for it."""
+        return {name: value for name, value in self._own.values.items() if name != "guards"}
 
     def update(self, name: str, value: Any) -> None:
         """Set the flag ``name``, or its equivalent under JAX's name.
@@ -218,6 +302,13 @@ class Config:
     def show(self, text: object) -> None:
         """Print a selected stage."""
         sys.stderr.write(f"{text}\n")
+
+
+_CHECKED = frozenset(("debug_nans", "debug_infs"))
+"""Flags that make results be checked; ``config.guards`` is true if one is set."""
+
+for _field in fields(Config):  # a default of the class would hide ``__getattr__``
+    delattr(Config, _field.name)
 
 
 def platform_of(device: str) -> str:

@@ -1,7 +1,7 @@
 """Settings for a block or a function, under the names that JAX has for them.
 
-Face over ``config``. Each sets flags of the process and restores them at the end of the block; as a decorator, during
-each call. A function that was traced before runs the program of that trace, except that each matmul precision has
+Face over ``config``. Each sets flags for this thread until the end of the block; as a decorator, during each call. A
+function that was traced before runs the program of that trace, except that each matmul precision has
 programs of its own.
 """
 
@@ -16,36 +16,24 @@ from blufunc.core.arrays.backend import Device
 from blufunc.core.ir.trace import state
 
 
-@contextmanager
-def _flags(**values: Any) -> Iterator[None]:
-    before = {name: getattr(config, name) for name in values}
-    try:
-        for name, value in values.items():
-            config.update(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)
-
-
 def debug_nans(on: bool = True) -> _GeneratorContextManager[None]:
     """Look for NaN in every result: ``config.debug_nans``."""
-    return _flags(debug_nans=on)
+    return config.overridden(debug_nans=on)
 
 
 def debug_infs(on: bool = True) -> _GeneratorContextManager[None]:
     """Look for infinities in every result: ``config.debug_infs``."""
-    return _flags(debug_infs=on)
+    return config.overridden(debug_infs=on)
 
 
 def debug_key_reuse(on: bool = True) -> _GeneratorContextManager[None]:
     """Refuse random keys that are used twice: ``config.debug_key_reuse``."""
-    return _flags(debug_key_reuse=on)
+    return config.overridden(debug_key_reuse=on)
 
 
 def enable_checks(on: bool = True) -> _GeneratorContextManager[None]:
     """Verify every jaxpr, kernel and plan: ``config.check``."""
-    return _flags(check=on)
+    return config.overridden(check=on)
 
 
 @contextmanager
@@ -53,13 +41,13 @@ def log_compiles(on: bool = True) -> Iterator[None]:
     """Print why functions are traced, and what is compiled, by ``config.debug``."""
     logged = ("retrace", "compile")
     stages = [s for s in STAGES if (on if s in logged else config.shows(s))]
-    with _flags(debug=",".join(stages)):
+    with config.overridden(debug=",".join(stages)):
         yield
 
 
 def default_device(device: Device | str | None) -> _GeneratorContextManager[None]:
     """Make new arrays on a device or platform (``"gpu"``); None is the CPU."""
-    return _flags(default_device="" if device is None else platform_of(str(device)))
+    return config.overridden(default_device="" if device is None else platform_of(str(device)))
 
 
 def default_matmul_precision(precision: str | None) -> _GeneratorContextManager[None]:
@@ -69,14 +57,14 @@ def default_matmul_precision(precision: str | None) -> _GeneratorContextManager[
       ValueRangeError: there is no such precision.
     """
     name = "default" if precision is None else str(precision)
-    return _flags(matmul_precision=PRECISIONS.get(name, name))
+    return config.overridden(matmul_precision=PRECISIONS.get(name, name))
 
 
 @contextmanager
 def _promotion(flag: str, value: str) -> Iterator[None]:
     # among the scopes of the thread, too: functions under ``jit`` are then traced for each value
     before = state.context
-    with _flags(**{flag: value}):
+    with config.overridden(**{flag: value}):
         state.context = (*before, f"{flag}={value}")
         try:
             yield
@@ -137,7 +125,7 @@ def default_prng_impl(new_val: str = "threefry2x32") -> _GeneratorContextManager
 def explain_cache_misses(on: bool = True) -> Iterator[None]:
     """Print why functions are traced again, by ``config.debug``."""
     stages = [s for s in STAGES if (on if s == "retrace" else config.shows(s))]
-    with _flags(debug=",".join(stages)):
+    with config.overridden(debug=",".join(stages)):
         yield
 
 

@@ -171,3 +171,63 @@ def test_flags_are_not_ignored(name):
         """
     )
     assert len(out) == 1
+
+
+def test_x64_blocks_keep_traces():
+    """Each mode has its traces, and threads leave no mode set."""
+    out = run(
+        """
+        import threading
+        import jax, jax.numpy as jnp
+        n = []
+        f = jax.jit(lambda x: (n.append(1), x * 2, jnp.arange(3))[1:])
+        for _ in range(3):
+            print(*[y.dtype for y in f(1.5)], len(n))
+            with jax.enable_x64(True):
+                print(*[y.dtype for y in f(1.5)], len(n))
+        begun, leave = threading.Event(), threading.Event()
+        def other():
+            with jax.enable_x64(True):
+                begun.set()
+                leave.wait(10)
+        thread = threading.Thread(target=other)
+        with jax.enable_x64(True):
+            thread.start()
+            begun.wait(10)
+        leave.set()
+        thread.join()
+        print(jax.config.jax_enable_x64, jnp.ones(1).dtype)
+        """
+    )
+    narrow, wide = "float32 int32", "float64 int64"
+    assert out == [
+        f"{narrow} 1",
+        f"{wide} 2",
+        f"{narrow} 2",
+        f"{wide} 2",
+        f"{narrow} 2",
+        f"{wide} 2",
+        "False float32",
+    ]
+
+
+def test_x64_positions_and_counts():
+    """Positions, counts and defaults have the dtypes of JAX with x64 on."""
+    out = run(
+        """
+        import jax, jax.numpy as jnp
+        jax.config.update("jax_enable_x64", True)
+        v, key = jnp.asarray([3.0, 1.0, 2.0, 2.0]), jax.random.key(0)
+        b, i = v > 1, jnp.asarray([2, 0, 1], "int8")
+        show = lambda *trees: print(*sorted({str(x.dtype) for x in jax.tree.leaves(trees)}))
+        show(v.nonzero(), jnp.nonzero(b), jnp.where(b), jnp.nonzero(b, size=3), jnp.mask_indices(3, jnp.triu))
+        show(jnp.unique(v, return_index=True, return_inverse=True, return_counts=True)[1:], jnp.unique_all(v)[1:])
+        show(jnp.unique(v, return_counts=True, size=3)[1], jnp.intersect1d(v, v, return_indices=True)[1:])
+        show(jnp.cumsum(b), jnp.trace(i[None]), jax.scipy.stats.mode(v)[1], jax.scipy.cluster.vq.vq(v, v)[0])
+        show(jax.random.choice(key, 5, (2,)), jax.random.permutation(key, 5), jax.random.categorical(key, v))
+        show(jnp.argpartition(v, 1), jnp.searchsorted(v, v), jnp.digitize(v, v), jax.lax.top_k(v, 2)[1])
+        show(jax.scipy.stats.rankdata(v), jnp.hamming(3), jnp.bartlett(3), jnp.fft.fftfreq(3))
+        show(jax.random.bits(key), jnp.trace(i[None].astype("uint8")))
+        """
+    )
+    assert out == ["int64"] * 5 + ["int32", "float64", "uint64"]

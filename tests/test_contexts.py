@@ -1,5 +1,7 @@
 """Flags for a block or a function, and JAX's names of flags."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -166,3 +168,62 @@ def test_a_traced_function_is_traced_again_where_promotion_is_strict():
     with bf.numpy_dtype_promotion("strict"), pytest.raises(TypeError, match="no implicit promotion"):
         f(I, Y)
     assert f(X, Y).shape == (2, 3) and f.trace_count == 2
+
+
+def test_blocks_hold_for_their_thread():
+    """Blocks that overlap in two threads: each sees its own value, and none is left."""
+    entered, leave = threading.Event(), threading.Event()
+    seen = {}
+
+    def other():
+        with bf.numpy_dtype_promotion("strict"), bf.debug_nans(True), bf.default_matmul_precision("tf32"):
+            seen["inside"] = (config.numpy_dtype_promotion, config.guards, config.matmul_precision)
+            entered.set()
+            leave.wait(10)
+            with pytest.raises(errors.DtypeError):
+                bnp.ones(2, "int8") + bnp.ones(2, "int16")
+            seen["still"] = config.guards
+
+    thread = threading.Thread(target=other)
+    with bf.default_matmul_precision("highest"):
+        thread.start()
+        entered.wait(10)
+        assert (config.numpy_dtype_promotion, config.guards) == ("standard", False)
+        assert config.matmul_precision == "highest"
+        assert (bnp.ones(2, "int8") + bnp.ones(2, "int16")).dtype == "int16"
+        assert np.isnan(bnp.zeros(2) / bnp.zeros(2)).all()
+    leave.set()
+    thread.join()
+    assert seen == {"inside": ("strict", True, "tf32"), "still": True}
+    assert (config.numpy_dtype_promotion, config.guards, config.matmul_precision) == (
+        "standard",
+        False,
+        "default",
+    )
+    assert not config._shared and not config._own.values and not any(config._blocks.values())
+
+
+def test_flags_of_the_process_are_seen_after_a_block():
+    """Flags set in a block hold for the process, and the block for its thread."""
+    with bf.debug_key_reuse(True):
+        config.debug_key_reuse = False
+        assert config.debug_key_reuse
+        with bf.debug_key_reuse(False):
+            assert not config.debug_key_reuse
+        config.update("debug_infs", True)
+        assert config.guards
+    assert not config.debug_key_reuse
+    config.debug_infs = False
+    assert not config.guards
+
+
+def test_blocks_reach_the_ranks_of_simulated_devices(monkeypatch):
+    monkeypatch.setattr(config, "cpu_devices", 2)
+    mesh = bf.make_mesh((2,), ("x",))
+    seen = []
+    note = lambda v: seen.append(config.debug_infs) or v
+    body = lambda v: bf.pure_callback(note, v, v)
+    mapped = bf.shard_map(body, mesh=mesh, in_specs=bf.P("x"), out_specs=bf.P("x"))
+    with bf.debug_infs(True):
+        bf.jit(mapped)(bnp.ones(4))
+    assert seen and all(seen)

@@ -37,8 +37,7 @@ _OUT_SHARDING = {
 
 _POSITIONS = {
     "jax.numpy": """
-        argpartition argwhere bincount count_nonzero digitize flatnonzero lexsort nonzero ravel_multi_index searchsorted
-        tril_indices triu_indices unravel_index
+        argwhere bincount count_nonzero flatnonzero lexsort ravel_multi_index tril_indices triu_indices unravel_index
     """,
     "jax.numpy.linalg": "matrix_rank",
 }

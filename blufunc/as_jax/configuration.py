@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 from blufunc import errors
 from blufunc.config import config as flags
 from blufunc.core.ir import dtypes
-from blufunc.transforms.staging.jit import clear_caches
+from blufunc.transforms.staging.jit import swap_caches
 
 __all__ = ["config", "enable_x64"]
 
@@ -91,20 +92,49 @@ config = JaxConfig()
 
 def set_x64(on: bool) -> None:
     """Give 64 bits to what has no dtype, or 32."""
+    with _lock:
+        _values[0] = on
+        _apply()
+
+
+_lock = threading.RLock()
+_values: list[Any] = [False]
+"""The mode outside of all blocks, then those of open blocks of all threads."""
+
+
+def _apply() -> None:
+    on = bool(_values[-1])
     if on != dtypes.is_wide():
         dtypes.set_wide(on)
-        clear_caches()  # traces hold the dtypes of their numbers
+        swap_caches()  # traces hold the dtypes of their numbers
 
 
 @contextlib.contextmanager
 def enable_x64(new_val: bool = True) -> Iterator[None]:
-    """``jax_enable_x64`` for a block."""
-    before = dtypes.is_wide()
-    set_x64(bool(new_val))
+    """``jax_enable_x64`` for a block.
+
+    The mode is that of the process: of blocks in several threads, the last to begin decides.
+    """
+    own: Any = _Block(new_val)
+    with _lock:
+        _values.append(own)
+        _apply()
     try:
         yield
     finally:
-        set_x64(before)
+        with _lock:
+            _values[:] = [v for v in _values if v is not own]
+            _apply()
+
+
+class _Block:
+    """The mode of an open block."""
+
+    def __init__(self, on: bool):
+        self.on = bool(on)
+
+    def __bool__(self) -> bool:
+        return self.on
 
 
 def from_environment(environ: Any = os.environ) -> None:

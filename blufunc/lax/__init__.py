@@ -288,6 +288,8 @@ with _lazy.names(__name__):
     from blufunc.lax.derived import stage as stage
     from blufunc.lax.derived import tile as tile
     from blufunc.lax.derived import unstack as unstack
+    from blufunc.lax.random_bits import RandomAlgorithm as RandomAlgorithm
+    from blufunc.lax.random_bits import rng_bit_generator as rng_bit_generator
     from blufunc.lax.shape_rules import (
         ConvGeneralDilatedDimensionNumbers as ConvGeneralDilatedDimensionNumbers,
     )
@@ -350,6 +352,7 @@ with _lazy.names(__name__):
     from blufunc.transforms.control_flow.cond import switch as switch
     from blufunc.transforms.control_flow.loops import fori_loop as fori_loop
     from blufunc.transforms.control_flow.loops import map as map
+    from blufunc.transforms.control_flow.platform_dependent import platform_dependent as platform_dependent
     from blufunc.transforms.control_flow.scan import scan as scan
     from blufunc.transforms.control_flow.scan import scan_p as scan_p
     from blufunc.transforms.control_flow.while_loop import while_loop as while_loop

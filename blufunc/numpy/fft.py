@@ -205,7 +205,7 @@ def _frequencies(n: Any, d: Any, dtype: Any, name: str, positions: Callable[[int
     kind = (
         dtypes.as_dtype(dtype)
         if dtype is not None
-        else dtypes.float32
+        else dtypes.default(float)
         if spacing.weak_type
         else spacing.dtype
     )

@@ -593,6 +593,8 @@ def trace(
     if dtype is not None:
         x = ops.convert(x, dtypes.as_dtype(dtype))
     elif dtypes.is_bool(x.aval.dtype) or (dtypes.is_integer(x.aval.dtype) and x.aval.dtype.itemsize < 4):
-        x = ops.convert(x, dtypes.uint32 if dtypes.is_unsigned(x.aval.dtype) else dtypes.int32)
+        wide = dtypes.default(int)
+        unsigned = dtypes.is_unsigned(x.aval.dtype)
+        x = ops.convert(x, dtypes.as_dtype(f"u{wide.name}") if unsigned else wide)
     line = diagonal(x, offset, axis1, axis2)
     return reduce_sum(line, (line.aval.ndim - 1,))

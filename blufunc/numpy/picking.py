@@ -35,6 +35,7 @@ from blufunc.numpy.promotion import (
     constant,
     line_axis,
     meet,
+    positions,
     shape_of,
     static_int,
     stretch,
@@ -243,7 +244,7 @@ def nonzero(
                 where=source.here(),
                 fix="give size=..., or use bnp.where(condition, x, y)",
             )
-        return tuple([from_numpy(p.astype(np.int32)) for p in np.nonzero(np.asarray(x))])
+        return tuple([from_numpy(p.astype(dtypes.default(int))) for p in np.nonzero(np.asarray(x))])
     (size,) = shape_of((static_int(size, "nonzero", "size"),), "nonzero")
     if not size or not x.aval.size:
         return tuple(_nowhere(x.aval.ndim, size, fill_value))
@@ -259,7 +260,7 @@ def nonzero(
         fill_value = 0
     fills = fill_value if isinstance(fill_value, (tuple, list)) else [fill_value] * x.aval.ndim
     axes = unravel_index(flat, x.aval.shape)
-    return tuple([ew.choose(found, p, f) for p, f in zip(axes, fills, strict=True)])
+    return tuple([positions(ew.choose(found, p, f)) for p, f in zip(axes, fills, strict=True)])
 
 
 def _nowhere(rank: int, size: int, fill_value: Any) -> list[Array]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.config import config, forgotten_with
+from blufunc.config import Memo, config
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import from_numpy, lift, scalar
 from blufunc.core.ir import dtypes, source
@@ -123,6 +123,11 @@ def cast(x: Array, dtype: np.dtype, weak: bool = False) -> Array:
     return convert_p.bind(x, dtype=dtype)
 
 
+def positions(x: Array) -> Array:
+    """Positions or counts in the dtype of integers: int32, or int64 in the wide mode."""
+    return cast(x, dtypes.default(int))
+
+
 def inexact(x: ArrayLike, name: str) -> Array:
     """``x`` as a floating or complex value."""
     kind = PYTHON_SCALARS.get(x.__class__)
@@ -135,15 +140,11 @@ def inexact(x: ArrayLike, name: str) -> Array:
 # -- two operands: their promotion depends on their types only, and is cached       ---------------
 
 _Plan = tuple[np.dtype | None, np.dtype | None, bool, Any, Any]
-_plans: dict[tuple[ShapedArray, ShapedArray, bool], _Plan] = {}
-_scalar_plans: dict[tuple[ShapedArray, type, bool], tuple[np.dtype | None, np.dtype, bool]] = {}
-
-
-@dtypes.forgotten_with_mode
-@forgotten_with("numpy_rank_promotion", "numpy_dtype_promotion")
-def _forget_plans() -> None:
-    _plans.clear()
-    _scalar_plans.clear()
+_FLAGS = "numpy_rank_promotion", "numpy_dtype_promotion"
+_plans: dict[tuple[ShapedArray, ShapedArray, bool], _Plan] = Memo(*_FLAGS)
+_scalar_plans: dict[tuple[ShapedArray, type, bool], tuple[np.dtype | None, np.dtype, bool]] = Memo(*_FLAGS)
+dtypes.forgotten_with_mode(_plans.clear)
+dtypes.forgotten_with_mode(_scalar_plans.clear)
 
 
 def meet(x: Any, y: Any, name: str, inexact: bool = False) -> tuple[Array, Array]:

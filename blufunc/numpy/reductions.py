@@ -460,7 +460,7 @@ def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Runnin
         x = value_of(a, name)
         want = dtype_of(dtype)
         if want is None:
-            want = dtypes.int32 if widen and dtypes.is_bool(x.aval.dtype) else x.aval.dtype
+            want = dtypes.default(int) if widen and dtypes.is_bool(x.aval.dtype) else x.aval.dtype
         x = cast(x, want)
         x, d = line_axis(x, axis, name)
         return prim.bind(x, axis=d, reverse=False)

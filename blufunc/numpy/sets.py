@@ -28,7 +28,9 @@ from blufunc.numpy.promotion import (
     as_dtype_of,
     as_value,
     axis_in,
+    cast,
     constant,
+    positions,
     promote_dtypes,
     static_int,
     stretch,
@@ -195,7 +197,7 @@ def _unique(
         )
     rows, order, first = _sorted_rows(reshape(lines, (n, width)), equal_nan)
     # beyond the last distinct row, starts are n
-    starts = flatnonzero(first, size=size, fill_value=n) if n else order
+    starts = cast(flatnonzero(first, size=size, fill_value=n), _INT32) if n else order
     found = ops.lt(starts, n)
     picked = getitem(rows, ops.select(found, starts, 0)) if n else rows
     if fill_value is not None and n:
@@ -208,19 +210,19 @@ def _unique(
     results = [values if axis is None else moveaxis(values, 0, d)]
     if return_index:
         where_first = getitem(order, ops.select(found, starts, 0)) if n else order
-        results.append(where_first)
+        results.append(positions(where_first))
     if return_inverse:
         rank = ops.sub(cumulative.cumsum_p.bind(ops.convert(first, _INT32), axis=0, reverse=False), 1)
-        results.append(reshape(sort_ops.place_along(rank, order, 0), inverse_shape))
+        results.append(positions(reshape(sort_ops.place_along(rank, order, 0), inverse_shape)))
     if return_counts:
         ends = shape_ops.concatenate([starts[1:], stretch(ops.add(starts[:1], n), (1,))], 0) if n else starts
         last = ops.sub(starts.aval.size, 1)
         if n:
             # the last one ends where the next distinct row, cut off by ``size``, begins
-            beyond = flatnonzero(first, size=starts.aval.size + 1, fill_value=n)[-1:]
+            beyond = cast(flatnonzero(first, size=starts.aval.size + 1, fill_value=n)[-1:], _INT32)
             at_end = ops.eq(shape_ops.iota(last.aval.dtype, ends.aval.shape, 0), last)
             ends = ops.select(at_end, stretch(beyond, ends.aval.shape), ends)
-        results.append(ops.sub(ends, starts))
+        results.append(positions(ops.sub(ends, starts)))
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -405,4 +407,4 @@ def intersect1d(
         count = cumulative.cumsum_p.bind(ops.convert(keep, _INT32), axis=0, reverse=False)[-1:]
         there = ops.lt(shape_ops.iota(_INT32, (size,), 0), stretch(count, (size,)))
         at_x, at_y = ops.select(there, at_x, x.aval.size), ops.select(there, at_y, y.aval.size)
-    return values, at_x, at_y
+    return values, positions(at_x), positions(at_y)

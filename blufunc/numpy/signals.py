@@ -12,7 +12,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.arrays.array import from_numpy
-from blufunc.core.ir import source
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -105,13 +105,13 @@ def _phase(M: Any, name: str) -> np.ndarray:
 
 def bartlett(M: int) -> Array:
     """The triangular window of M points, which is 0 at both ends; float32."""
-    return from_numpy((1 - np.abs(_phase(M, "bartlett"))).astype(np.float32))
+    return from_numpy((1 - np.abs(_phase(M, "bartlett"))).astype(dtypes.default(float)))
 
 
 def _cosines(M: Any, name: str, *weights: float) -> Array:
     t = _phase(M, name)
     terms = [w * np.cos(np.pi * k * t) for k, w in enumerate(weights)]
-    return from_numpy(np.sum(terms, 0).astype(np.float32))
+    return from_numpy(np.sum(terms, 0).astype(dtypes.default(float)))
 
 
 def hanning(M: int) -> Array:

@@ -124,4 +124,4 @@ def argpartition(a: ArrayLike, kth: Any, axis: int | None = -1) -> Array:
     """The positions, int32, that put ``a`` in the order of ``partition``."""
     x, d = line_axis(as_value(a, "argpartition"), axis, "argpartition")
     _checked_kth(kth, x.aval.shape[d], "argpartition")
-    return argsort(x, d)
+    return argsort(x, d, dtype=dtypes.int32)

@@ -80,7 +80,8 @@ def categorical(
         return _distinct(key, logits, axis, shape, extra, mode)
     drawn = (*shape[: extra + axis], logits.shape[axis], *shape[extra + axis :])
     noise = gumbel_(key, drawn, logits.dtype, mode)
-    return reduce.argmax(ops.add(noise, linear_ops.broadcast_to(logits, drawn)), extra + axis)
+    found = reduce.argmax(ops.add(noise, linear_ops.broadcast_to(logits, drawn)), extra + axis)
+    return ops.convert(found, dtypes.default(int))
 
 
 def _distinct(key: Any, logits: Any, axis: int, shape: tuple[int, ...], extra: int, mode: str) -> Any:
@@ -138,7 +139,7 @@ def _permuted(key: Any, x: Any, axis: int) -> Any:
 
 
 def _permuted_range(key: Any, n: int) -> Any:
-    return _shuffle(key, shape_ops.iota(dtypes.int32, (n,), 0), 0)
+    return _shuffle(key, shape_ops.iota(dtypes.default(int), (n,), 0), 0)
 
 
 def _shuffle(key: Any, x: Any, axis: int) -> Any:
@@ -201,7 +202,7 @@ def choice(
     if p is not None:
         chosen = _weighted(key, _probabilities(p, n), n, shape, replace, mode)
     elif replace:
-        chosen = randint_(key, shape, 0, n, dtypes.int32)
+        chosen = ops.convert(randint_(key, shape, 0, n, dtypes.int32), dtypes.default(int))
     elif array is None:
         chosen = linear_ops.reshape(shape_ops.slice_in_dim(_permuted_range(key, n), 0, draws), shape)
     else:

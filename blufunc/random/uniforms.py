@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from blufunc.core.ir.trace import Array
 
 
-def bits(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = "uint32") -> Array:
-    """Random bits as unsigned integers of ``dtype``."""
-    dtype = dtypes.uint32 if dtype is None else dtypes.as_dtype(dtype)
+def bits(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = None) -> Array:
+    """Random bits as unsigned integers of ``dtype``, uint32 by default."""
+    default = dtypes.uint64 if dtypes.is_wide() else dtypes.uint32
+    dtype = default if dtype is None else dtypes.as_dtype(dtype)
     if not dtypes.is_unsigned(dtype):
         raise errors.DtypeError(
             f"bits come as unsigned integers, not as {dtypes.short_name(dtype)}.",

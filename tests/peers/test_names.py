@@ -39,13 +39,12 @@ REASONS = {
         extend.core.AbstractToken extend.core.Token debug.DebugEffect debug.OrderedDebugEffect
     """,
     "XLA's own generators and hints; threefry is the generator, and functions are as accurate as they can be": """
-        lax.AccuracyMode lax.RandomAlgorithm lax.Tolerance lax.rng_bit_generator lax.rng_bit_generator_p
+        lax.AccuracyMode lax.Tolerance lax.rng_bit_generator_p
         lax.rng_uniform lax.rng_uniform_p random.key_dtype lax.DotAlgorithm
     """,
     "collectives that are not implemented": """
         lax.pbroadcast lax.precv lax.psend lax.ragged_all_to_all lax.ragged_all_to_all_p
     """,
-    "a program is compiled for the device of its arguments, and has no branches for others": "lax.platform_dependent",
     "parts of JAX's own machinery": """
         extend.core.CallPrimitive extend.core.DebugInfo extend.core.TraceTag extend.core.call_impl
         extend.core.take_current_trace extend.core.unsafe_am_i_under_a_jit_DO_NOT_USE

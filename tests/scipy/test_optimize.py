@@ -83,3 +83,29 @@ def test_hess_inv_approximates_the_inverse():
 def test_errors(call, words):
     with pytest.raises(errors.BlufuncError, match=words):
         call()
+
+
+@pytest.mark.parametrize("name", ["L-BFGS", "l-bfgs-experimental-do-not-rely-on-this"])
+def test_lbfgs(name):
+    """Rosenbrock's valley in 40 dimensions with a history of 6 steps, also in a batch."""
+    chain = lambda x: bnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
+    options = {"maxcor": 6, "ftol": 0.0}
+    run = lambda x: minimize(chain, x, method=name, tol=1e-8, options=options)
+    start = np.linspace(-1, 1, 40)
+    found = run(arr(start))
+    assert found.success and found.status == 0 and found.hess_inv is None
+    np.testing.assert_allclose(found.x, np.ones(40), atol=1e-6)
+    assert found.nit < 200 and found.nfev >= found.nit
+    several = bf.jit(bf.vmap(lambda x: run(x).x))(arr(np.stack([start, -0.5 * start])))
+    np.testing.assert_allclose(several, np.ones((2, 40)), atol=1e-6)
+
+
+def test_lbfgs_limits():
+    run = lambda **options: minimize(rosenbrock, arr([-1.2, 1.0]), method="l-bfgs", options=options)
+    assert run(maxiter=3).status == 1 and run(maxiter=3).nit == 3
+    assert run(maxfun=4).status == 2 and run(maxgrad=4).status == 2
+    assert run(ftol=1e9).status == 4 and run(ftol=1e9).nit == 1
+    nan = minimize(lambda x: bnp.sum(bnp.log(x)), arr([-1.0]), method="l-bfgs")
+    assert nan.status == 5 and not nan.success
+    with pytest.raises(errors.ArgumentError, match="has no option line_search_maxiter"):
+        run(line_search_maxiter=3)

@@ -23,7 +23,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from blufunc.config import config, forgotten_with
+from blufunc.config import Memo, config
 from blufunc.errors import DtypeError, ValueRangeError
 
 DType = np.dtype[Any]
@@ -309,8 +309,7 @@ _NOT_PROMOTED: dict[DType, tuple[str, str | None]] = {
 }
 
 # Two operands are looked up as given; more, as a set, so that long argument lists do not fill the memo.
-_promoted: dict[tuple[Weak, ...] | frozenset[Weak], Weak] = {}
-forgotten_with("numpy_dtype_promotion")(_promoted.clear)
+_promoted: dict[tuple[Weak, ...] | frozenset[Weak], Weak] = Memo("numpy_dtype_promotion")
 forgotten_with_mode(_promoted.clear)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core.ir import printer
+from blufunc.core.ir import dtypes, printer
 from blufunc.core.ir import source as source_lib
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.trace import state
@@ -288,15 +288,21 @@ class Jaxpr:
     __repr__ = __str__
 
 
+def trace_scope() -> tuple:
+    """A key of the state that traces depend on: ``state.context``, the wide mode."""
+    return (*state.context, "wide") if dtypes.is_wide() else state.context
+
+
 def in_scope(memo: dict) -> dict:
     """The part of a memo for the axes, meshes and rules in force.
 
     It is bounded to the last few scopes.
     """
-    if not state.context:
+    scope = trace_scope()
+    if not scope:
         return memo
     scopes = memo.setdefault(_SCOPES, {})
-    part = scopes[state.context] = scopes.pop(state.context, {})
+    part = scopes[scope] = scopes.pop(scope, {})
     if len(scopes) > 16:
         del scopes[next(iter(scopes))]
     return part

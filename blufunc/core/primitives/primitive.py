@@ -47,6 +47,7 @@ class Primitive:
       body: the parameter with the jaxpr that defines the whole use on all operands, if any.
       alternative: the parameter with an equivalent jaxpr of operations that some devices have kernels for;
         ``core/programs/alternatives.py`` chooses.
+      by_platform: whether the alternative is the one for CUDA devices, whatever kernels they have.
       recomputed: whether the use recomputes values that were deliberately not stored.
       pointwise: whether the body is a few elementwise equations, which every program should inline.
       inline: whether it only names a call of ``params["jaxpr"]``, which programs inline.
@@ -68,6 +69,7 @@ class Primitive:
     opaque = False
     body: str | None = None
     alternative: str | None = None
+    by_platform = False
     recomputed = False
     pointwise = False
     inline = False

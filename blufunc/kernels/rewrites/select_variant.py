@@ -36,6 +36,8 @@ def select_variants(jaxpr: Jaxpr, library: Library) -> tuple[Jaxpr, tuple[str, .
     notes: dict[str, None] = {}
 
     def prefers(eqn: Eqn) -> bool:
+        if eqn.prim.by_platform:
+            return True
         calls = [e for e in inline_calls(eqn.params["preferred"]).eqns if library.is_composite(e)]
         reasons = [reason for e in calls if (reason := library.why_not(e)) is not None]
         if calls:

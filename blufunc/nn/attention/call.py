@@ -27,8 +27,7 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
-from blufunc.core.ir.trace import state
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, trace_scope
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear
@@ -336,7 +335,7 @@ class _AttentionTangent(_Whole):
             operands = [query, key, value, ct, *extras]
             avals = tuple([a.aval.strong() for a in operands])
             places = tuple([i - 3 for i in of_extras])
-            body = staged(_table_gradient, avals, True, state.context, wanted=places, **how)
+            body = staged(_table_gradient, avals, True, trace_scope(), wanted=places, **how)
             grads = attention_table_grad_p.bind(*operands, jaxpr=body)
             for i, grad in zip(of_extras, grads, strict=True):
                 cotangents[i].add(grad)
@@ -359,7 +358,7 @@ class _AttentionGrad(_Whole):
         outs = self.bind(*primals, jaxpr=jaxpr, **how)
         chosen = [i for i in range(len(primals)) if i not in (3, 4)]
         avals = tuple([primals[i].aval.strong() for i in chosen])
-        reference = staged(_reference_backward, avals, True, state.context, **how)
+        reference = staged(_reference_backward, avals, True, trace_scope(), **how)
         _, out_tangents = jit_p.jvp(
             [primals[i] for i in chosen], [tangents[i] for i in chosen], jaxpr=reference, name=self.name
         )

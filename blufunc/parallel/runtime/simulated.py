@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from blufunc import errors
+from blufunc.config import config
 from blufunc.core.ir import source
 from blufunc.parallel.runtime import engine as engines
 
@@ -58,7 +59,8 @@ def run_ranks(mesh: AbstractMesh, function: Callable[[int], Any], *, deadline: f
 
     pool = _pool_of(mesh.size)
     try:
-        pool.run(run)
+        flags = config.own_values()
+        pool.run(run if not flags else lambda rank: _with_flags(flags, run, rank))
     except BaseException as e:  # an interrupt: release the ranks that wait
         rendezvous.fail(e)
         pool.dismiss()
@@ -67,6 +69,12 @@ def run_ranks(mesh: AbstractMesh, function: Callable[[int], Any], *, deadline: f
     if rendezvous.failure is not None:
         raise rendezvous.failure
     return results
+
+
+def _with_flags(flags: dict[str, Any], run: Callable[[int], None], rank: int) -> None:
+    """Run a rank with the flags of the blocks around the program."""
+    with config.overridden(**flags):
+        run(rank)
 
 
 class _ThreadPool:

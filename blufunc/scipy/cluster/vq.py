@@ -9,7 +9,7 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core.ir import source
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array
 from blufunc.numpy.promotion import promote_dtypes
 
@@ -40,4 +40,4 @@ def vq(obs: Any, code_book: Any, check_finite: bool = True) -> tuple[Array, Arra
             f"vq: observations have {obs.shape[1]} features, codes {code_book.shape[1]}.", where=source.here()
         )
     distances = bnp.linalg.norm(obs[:, None] - code_book, axis=-1)
-    return bnp.argmin(distances, -1).astype("int32"), bnp.min(distances, -1)
+    return bnp.argmin(distances, -1).astype(dtypes.default(int)), bnp.min(distances, -1)

@@ -199,18 +199,21 @@ def _kind(kind: Any, name: str) -> str:
 def hilbert(n: int) -> Array:
     """The float32 matrix with elements ``1 / (i + j + 1)``."""
     n = _size(n, "hilbert")
-    return 1 / (bnp.arange(n, dtype="float32")[:, None] + bnp.arange(n, dtype="float32") + 1)
+    return 1 / (
+        bnp.arange(n, dtype=dtypes.default(float))[:, None] + bnp.arange(n, dtype=dtypes.default(float)) + 1
+    )
 
 
 def invhilbert(n: int) -> Array:
     """The inverse of ``hilbert(n)``, rounded to float32."""
-    return bnp.asarray(scipy.linalg.invhilbert(_size(n, "invhilbert", 1)), dtype="float32")
+    return bnp.asarray(scipy.linalg.invhilbert(_size(n, "invhilbert", 1)), dtype=dtypes.default(float))
 
 
 def pascal(n: int, kind: str | None = None) -> Array:
     """Pascal's matrix in float32: ``"symmetric"`` (None), ``"lower"``, ``"upper"``."""
     return bnp.asarray(
-        scipy.linalg.pascal(_size(n, "pascal"), _kind(kind, "pascal"), exact=False), dtype="float32"
+        scipy.linalg.pascal(_size(n, "pascal"), _kind(kind, "pascal"), exact=False),
+        dtype=dtypes.default(float),
     )
 
 
@@ -222,7 +225,7 @@ def invpascal(n: int, kind: str | None = None) -> Array:
 
 def helmert(n: int, full: bool = False) -> Array:
     """Helmert's orthonormal matrix, float32; without ``full`` less its first row."""
-    return bnp.asarray(scipy.linalg.helmert(_size(n, "helmert", 1), full), dtype="float32")
+    return bnp.asarray(scipy.linalg.helmert(_size(n, "helmert", 1), full), dtype=dtypes.default(float))
 
 
 def hadamard(n: int, dtype: DTypeLike = int) -> Array:
@@ -232,9 +235,7 @@ def hadamard(n: int, dtype: DTypeLike = int) -> Array:
         raise errors.ValueRangeError(
             f"hadamard: n = {n} is not a power of 2.", where=source.here(), fix=f"n = {1 << n.bit_length()}"
         )
-    for python, own in ((int, dtypes.int32), (float, dtypes.float32), (complex, dtypes.complex64)):
-        dtype = own if dtype is python else dtype
-    return bnp.asarray(scipy.linalg.hadamard(n), dtype=dtype)
+    return bnp.asarray(scipy.linalg.hadamard(n), dtype=dtypes.as_dtype(dtype))
 
 
 def dft(n: int, scale: str | None = None, *, dtype: DTypeLike | None = None) -> Array:

@@ -59,7 +59,7 @@ def mode(
         run = places - starts + 1
         best = bnp.argmax(run, axis=0)
         values = bnp.take_along_axis(x, best[None], 0)[0]
-        counts = bnp.max(run, axis=0)
+        counts = bnp.max(run, axis=0).astype(dtypes.default(int))
     if keepdims:
         values, counts = values.reshape(shape), counts.reshape(shape)
     return ModeResult(values, counts)
@@ -68,7 +68,7 @@ def mode(
 def rankdata(
     a: ArrayLike, method: str = "average", *, axis: int | None = None, nan_policy: str = "propagate"
 ) -> Array:
-    """The ranks of the elements, from 1 on, as float32.
+    """The ranks of the elements, from 1 on, as floats.
 
     Args:
       a: an array.
@@ -90,7 +90,7 @@ def rankdata(
     x = bnp.moveaxis(x, d, 0)
     n = x.shape[0]
     if not x.size:
-        return bnp.moveaxis(x.astype(dtypes.float32), 0, d)
+        return bnp.moveaxis(x.astype(dtypes.default(float)), 0, d)
     order = bnp.argsort(x, axis=0)
     ordered = bnp.take_along_axis(x, order, 0)
     places = lax.broadcasted_iota(dtypes.int32, x.shape, 0)
@@ -103,9 +103,9 @@ def rankdata(
         "dense": lambda: bnp.cumsum(begins.astype(dtypes.int32), axis=0),
         "min": lambda: first + 1,
         "max": lambda: last + 1,
-        "average": lambda: (first + last).astype(dtypes.float32) * 0.5 + 1,
+        "average": lambda: (first + last).astype(dtypes.default(float)) * 0.5 + 1,
     }[method]()
-    ranks = bnp.take_along_axis(ranks.astype(dtypes.float32), bnp.argsort(order, axis=0), 0)
+    ranks = bnp.take_along_axis(ranks.astype(dtypes.default(float)), bnp.argsort(order, axis=0), 0)
     if dtypes.is_floating(x.dtype):
         ranks = bnp.where(bnp.any(bnp.isnan(x), axis=0, keepdims=True), math.nan, ranks)
     return bnp.moveaxis(ranks, 0, d)

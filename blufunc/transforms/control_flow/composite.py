@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr, Var
-from blufunc.core.ir.trace import state
+from blufunc.core.ir.jaxpr import Jaxpr, Var, trace_scope
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
@@ -46,7 +45,7 @@ class Composite(Call):
     def staged(self, avals: Sequence[ShapedArray], **params: Any) -> Jaxpr:
         """The definition at the types of operands."""
         strong = tuple([a.strong() for a in avals])
-        return staged(type(self).definition, strong, self.lines, state.context, **params)
+        return staged(type(self).definition, strong, self.lines, trace_scope(), **params)
 
     def restaged(self, avals: Sequence[ShapedArray]) -> Callable:
         """For the rule of ``shard``: the parameters of the call on a part of the operands."""

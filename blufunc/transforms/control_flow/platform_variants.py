@@ -29,7 +29,7 @@ from blufunc.transforms.control_flow.calls import Call, forward_residuals, jit_p
 Flags = tuple[bool, ...]
 
 
-class _Either(Call):
+class Either(Call):
     """Params: jaxpr, the plain body; preferred, the other, of the same types;
     parts: the numbers of results of both, of the plain body alone, and of the preferred one alone; held: a flag per
     operand, True if the preferred body has no good derivative in it."""
@@ -182,4 +182,4 @@ def _side_by_side(plain: Jaxpr, better: Jaxpr, n_plain: int, n_preferred: int) -
     )
 
 
-either_p = _Either()
+either_p = Either()

@@ -18,7 +18,7 @@ from typing import Any
 
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.trace import state
+from blufunc.core.ir.jaxpr import trace_scope
 from blufunc.core.pytree import tree
 from blufunc.errors import ArgumentError, DtypeError, ValueRangeError
 from blufunc.kernels.backends.cuda.driver import nvrtc
@@ -206,7 +206,7 @@ class CudaKernel:
 
     def typed(self, avals: tuple[ShapedArray, ...]) -> TypedKernel:
         """The kernel for arguments of these types."""
-        key = (avals, state.context)
+        key = (avals, trace_scope())
         found = self._typed.get(key)
         if found is None:
             found = self._typed[key] = TypedKernel(self, avals)

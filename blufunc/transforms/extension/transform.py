@@ -21,7 +21,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import lift as lift_value
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr, trace_scope
 from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.stage import stage
@@ -466,7 +466,7 @@ class Bodies:
         memo = t._bodies.setdefault(
             jaxpr, {}
         )  # there and not with the jaxpr, which may outlive the transform
-        key = (t._edition, tuple(kinds), wanted, plain_outs, state.context)
+        key = (t._edition, tuple(kinds), wanted, plain_outs, trace_scope())
         if key not in memo:
             memo[key] = make()
         return memo[key]

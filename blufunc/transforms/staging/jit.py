@@ -226,6 +226,15 @@ def clear_caches() -> None:
         function.clear_cache()
 
 
+def swap_caches() -> None:
+    """Swap the traces of one mode of dtypes for those of the other.
+
+    ``dtypes.set_wide`` changes the types of numbers, so that each mode has its traces.
+    """
+    for function in list(_jitted):
+        function.swap_caches()
+
+
 class Jitted(Generic[P, R]):
     """The result of ``jit``."""
 
@@ -246,6 +255,7 @@ class Jitted(Generic[P, R]):
         self._entries: dict[Key, Entry] = {}
         self._plain = not self.static_nums and not self.static_names
         self._fast: dict[tuple, Entry] = {}
+        self._of_other_mode: tuple[dict[Key, Entry], dict[tuple, Entry]] = {}, {}
         # The structure of the last call's arguments, and of the positional ones if there were only these.
         self._last = tree.LEAF, tree.LEAF
         _jitted.add(self)
@@ -349,8 +359,13 @@ class Jitted(Generic[P, R]):
 
     def clear_cache(self) -> None:
         """Drop all traces and programs."""
-        self._entries.clear()
-        self._fast.clear()
+        for cache in (self._entries, self._fast, *self._of_other_mode):
+            cache.clear()
+
+    def swap_caches(self) -> None:
+        """Swap the traces of this mode of dtypes for those of the other."""
+        kept = self._entries, self._fast
+        (self._entries, self._fast), self._of_other_mode = self._of_other_mode, kept
 
     # -- tracing -------------------------------------------------------------------------------
 
