@@ -17,7 +17,7 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core.arrays.array import lift
+from blufunc.core.arrays.array import ConcreteArray, lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ops.linalg.common import real_dtype
 from blufunc.core.pytree import tree
@@ -83,7 +83,7 @@ def odeint(
     Args:
       func: gives a pytree like y0. It may close over values; derivatives with respect to them are right.
       y0: the state at ``t[0]``, a pytree of inexact arrays.
-      t: increasing times (n,).
+      t: times (n,), increasing or decreasing.
       args: further arguments of ``func``, pytrees of arrays.
       rtol, atol: bounds of the local error, relative and absolute.
       mxstep: the largest number of steps from one time to the next. Where more are needed the result is an
@@ -91,6 +91,8 @@ def odeint(
       hmax: the largest step.
     Returns:
       the states at the times: a pytree like y0, with a new first axis of n. Differentiable in y0, t, and args.
+    Raises:
+      ValueRangeError: the times go both ways.
     """
     check_callable(func, "odeint")
     for name, value in (("rtol", rtol), ("atol", atol), ("mxstep", mxstep), ("hmax", hmax)):
@@ -103,6 +105,8 @@ def odeint(
         raise errors.ShapeError(
             f"odeint: the times are {t.aval}.", where=source.here(), fix="pass a vector of increasing floats"
         )
+    if isinstance(t, ConcreteArray):
+        _check_order(np.asarray(t))
     leaves = tree.leaves(y0)
     if not leaves or not all(dtypes.is_inexact(lift(x, "y0 of odeint").aval.dtype) for x in leaves):
         raise errors.DtypeError(
@@ -115,11 +119,14 @@ def odeint(
     values = [lift(x, "an argument of func") for x in values]
     smooth = [i for i, x in enumerate(values) if dtypes.is_inexact(x.aval.dtype)]
 
+    # the solver goes forward: where times decrease, it integrates over their negatives
+    sign = lax.stop_gradient(bnp.where(t[-1] < t[0], -1, 1).astype(t.dtype))
+
     def slope(y, time, *xs):
         given = list(values)
         for i, x in zip(smooth, xs, strict=True):
             given[i] = x
-        out = func(unravel(y), time, *tree.unflatten(structure, given))
+        out = func(unravel(y), sign * time, *tree.unflatten(structure, given))
         found, like = tree.structure(out), tree.structure(y0)
         if found != like:
             raise errors.TreeError(
@@ -134,12 +141,23 @@ def odeint(
                 where=source.here(),
                 fix="give y0 the shapes and the dtype of its derivative",
             )
-        return out.astype(y.dtype)
+        return sign.astype(y.dtype) * out.astype(y.dtype)
 
     xs = [values[i] for i in smooth]
-    converted, closed = closure_convert(slope, flat, t[0], *xs)
-    ys = _solve(converted, (rtol, atol, mxstep, hmax), flat, t, *xs, *closed)
+    forward = sign * t
+    converted, closed = closure_convert(slope, flat, forward[0], *xs)
+    ys = _solve(converted, (rtol, atol, mxstep, hmax), flat, forward, *xs, *closed)
     return vmap(unravel)(ys)
+
+
+def _check_order(t: np.ndarray) -> None:
+    steps = np.diff(t)
+    if (steps > 0).any() and (steps < 0).any():
+        raise errors.ValueRangeError(
+            f"odeint: the times {t.tolist()!r:.60} go both ways.",
+            where=source.here(),
+            fix="sort them: odeint(func, y0, bnp.sort(t))",
+        )
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(0, 1))

@@ -70,7 +70,7 @@ class Exported:
     @property
     def out_avals(self) -> tuple[ShapedArray, ...]:
         """The types of the leaves of the result."""
-        return tuple([a.strong() for a in self.jaxpr.out_avals])
+        return tuple(self.jaxpr.out_avals)
 
     @property
     def effects(self) -> frozenset[str]:

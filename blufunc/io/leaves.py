@@ -17,10 +17,10 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays import process_info
 from blufunc.core.arrays.array import ConcreteArray, lift
-from blufunc.core.ir import source
+from blufunc.core.ir import dtypes, source
 from blufunc.io import elements
 from blufunc.io.header import Stored
-from blufunc.io.names import named_leaves
+from blufunc.io.names import RESERVED, named_leaves
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
 
@@ -62,19 +62,21 @@ def leaves_of(values: Any, together: bool) -> Leaves:
     scalars: dict[str, Any] = {}
     here, count = process_info.current().index, process_info.current().count
     load = [0] * count  # bytes that each process writes, of which all compute the same
+    taken = {*named, RESERVED}
     for name, leaf in named.items():
         if isinstance(leaf, elements.SCALARS) and not isinstance(leaf, np.generic):
             if here == 0 or not together:
                 scalars[name] = leaf
             continue
         if isinstance(leaf, (np.ndarray, np.generic)):
+            dtypes.check_unmasked(leaf)
             if here == 0 or not together:
                 blocks.append(_of_numpy(name, np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")))
             continue
         array = _array(name, leaf)
         buffer = array.buffer
         if isinstance(buffer, ShardedBuffer) and together:
-            blocks += _shards(name, array, load)
+            blocks += _shards(name, array, load, taken)
         elif isinstance(buffer, ShardedBuffer) and not buffer.is_fully_addressable:
             raise errors.UnsupportedError(
                 f"{name} is on the devices of several processes, and one process writes this file.",
@@ -112,8 +114,13 @@ def _of_numpy(name: str, x: np.ndarray) -> Block:
     return Block(_stored(name, x.dtype, x.shape), lambda: x)
 
 
-def _shards(name: str, array: ConcreteArray, load: list[int]) -> list[Block]:
-    """The shards of an array that this process writes."""
+def _shards(name: str, array: ConcreteArray, load: list[int], taken: set[str]) -> list[Block]:
+    """The shards of an array that this process writes.
+
+    Args:
+      load: bytes assigned to each process so far; updated.
+      taken: keys of the file that are names of leaves, or of shards; updated.
+    """
     buffer: ShardedBuffer = array.buffer
     sharding, shape = buffer.sharding, buffer.shape
     indices, owners = sharding.indices(shape), owners_of(sharding, shape, array.aval.dtype.itemsize, load)
@@ -123,7 +130,12 @@ def _shards(name: str, array: ConcreteArray, load: list[int]) -> list[Block]:
             continue
         index = indices[rank]
         origin, size = tuple(s.start for s in index), tuple(s.stop - s.start for s in index)
-        key = name if size == shape else f"{name}[{','.join(f'{s.start}:{s.stop}' for s in index)}]"
+        key = name
+        if size != shape:
+            key = f"{name}[{','.join(f'{s.start}:{s.stop}' for s in index)}]"
+            while key in taken:  # the name of a leaf may look like a shard's key
+                key += "'"
+            taken.add(key)
         read = _without_padding(device.backend.snapshot(shard), size)
         weak = array.aval.weak_type
         blocks.append(Block(_stored(name, array.aval.dtype, size, shape, origin, key, weak), read))

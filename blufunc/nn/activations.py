@@ -93,7 +93,7 @@ def relu(x: ArrayLike) -> Array:
 
 def relu6(x: ArrayLike) -> Array:
     """``min(max(x, 0), 6)``. The derivative at 0 and at 6 is 0."""
-    return _relu6(bnp.asarray(x))
+    return _relu6(as_inexact(x))
 
 
 def leaky_relu(x: ArrayLike, negative_slope: ArrayLike = 0.01) -> Array:

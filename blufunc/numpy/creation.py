@@ -198,6 +198,7 @@ def _stack_nested(x: Sequence, want: np.dtype | None) -> Array:
 
 def _host(x: Any, want: np.dtype | None) -> np.ndarray:
     try:
+        dtypes.check_unmasked(x)
         if want is None:
             if x.__class__ in PYTHON_SCALARS:
                 return np.asarray(x, dtypes.scalar_dtype(x)[0])

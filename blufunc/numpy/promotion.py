@@ -100,6 +100,7 @@ def type_of(x: Any, name: str) -> ShapedArray:
 def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Array:
     """An argument as ``dtype``; numbers of Python and NumPy exactly."""
     if isinstance(x, (np.ndarray, np.generic)) and np.can_cast(x.dtype, dtype, "same_kind"):
+        dtypes.check_unmasked(x)
         return from_numpy(np.asarray(x, dtype), None if x.ndim else backend.host_device())
     kind = PYTHON_SCALARS.get(x.__class__)
     if kind is not None and (dtype == kind[0] or dtypes.is_inexact(dtype) >= dtypes.is_inexact(kind[0])):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from blufunc.core.ir.trace import Array
 
 
-def bits(key: ArrayLike, shape: Shape = (), dtype: DTypeLike = None) -> Array:
+def bits(key: ArrayLike, shape: Shape = (), dtype: DTypeLike | None = None) -> Array:
     """Random bits as unsigned integers of ``dtype``, uint32 by default."""
     default = dtypes.uint64 if dtypes.is_wide() else dtypes.uint32
     dtype = default if dtype is None else dtypes.as_dtype(dtype)

@@ -102,3 +102,24 @@ def test_bounds_of_steps():
 def test_errors(call):
     with pytest.raises(errors.BlufuncError, match="at:"):
         call()
+
+
+def test_decreasing_times():
+    """Backward in time, states and all derivatives are those of closed forms."""
+    decay = lambda y, t, k: -k * y * bnp.cos(t)
+    at = lambda t, k: np.exp(-k * (np.sin(t) - np.sin(1.0)))
+    ts = bnp.asarray(np.array([1.0, 0.6, 0.5, -0.4]), dtype="float64")
+    y0, k = (bnp.asarray(np.float64(x), dtype="float64") for x in (1.0, 0.7))
+    solve = lambda y0, ts, k: odeint(decay, y0, ts, k)
+    np.testing.assert_allclose(solve(y0, ts, k), at(np.asarray(ts), 0.7), rtol=1e-6)
+    np.testing.assert_allclose(bf.jit(solve)(y0, ts, k), at(np.asarray(ts), 0.7), rtol=1e-6)
+    last = lambda y0, ts, k: solve(y0, ts, k)[-1]
+    dy, dt, dk = bf.grad(last, argnums=(0, 1, 2))(y0, ts, k)
+    end = at(-0.4, 0.7)
+    np.testing.assert_allclose(dy, end, rtol=1e-6)
+    np.testing.assert_allclose(dk, -(np.sin(-0.4) - np.sin(1.0)) * end, rtol=1e-5)
+    np.testing.assert_allclose(dt[-1], -0.7 * end * np.cos(-0.4), rtol=1e-5)
+    there = odeint(decay, solve(y0, ts, k)[-1], ts[::-1], k)
+    np.testing.assert_allclose(there[-1], 1.0, rtol=1e-6)
+    with pytest.raises(errors.ValueRangeError, match="both ways"):
+        odeint(decay, y0, ts[bnp.array([0, 2, 1])], k)

@@ -399,3 +399,21 @@ def test_a_url_may_have_one_name():
     pytest.importorskip("fsspec")
     io.save("memory://w", {"x": 1})
     assert io.load("memory://w")["x"] == 1 and not os.path.exists("memory:")
+
+
+def test_names_that_look_like_shards(tmp_path, monkeypatch):
+    """A leaf whose name is the key of another one's shard."""
+    monkeypatch.setattr(bf.config, "cpu_devices", 2)
+    mesh = bf.make_mesh((2,), ("x",))
+    w = bf.device_put(np.arange(4, dtype=np.float32), bf.NamedSharding(mesh, bf.P("x")))
+    tree = {"w": w, "w[0:2]": np.ones(2, np.float32), "w[2:4]": w * 2, "w[0:2]'": np.zeros(3)}
+    with bf.io.Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, tree)
+        found = checkpoints.restore(tree)
+    for name, leaf in tree.items():
+        np.testing.assert_array_equal(found[name], leaf)
+
+
+def test_masked_arrays_are_refused(tmp_path):
+    with pytest.raises(errors.DtypeError, match="masked array"):
+        bf.io.save(tmp_path / "a.safetensors", {"w": np.ma.array([1.0, 2.0], mask=[0, 1])})

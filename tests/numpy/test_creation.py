@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core.arrays.array import ConcreteArray, scalar
@@ -149,3 +150,16 @@ def test_floats_beyond_integers(source, target):
     ):
         assert got.dtype == target and np.asarray(got).tolist() == want
     assert bnp.asarray(np.nan).astype("bool") and x[:0].astype(target).shape == (0,)
+
+
+def test_masked_arrays_are_refused():
+    """A mask of NumPy is never lost: it is an error that names the way out."""
+    masked = np.ma.array([1.0, 2.0, 3.0], mask=[0, 1, 0])
+    for take in (
+        bnp.asarray, bnp.array, bnp.sum, bnp.negative, bf.jit(lambda x: x), bf.device_put,
+        lambda x: bnp.asarray(x, dtype="float64"), lambda x: bnp.ones(3) + x, lambda x: bnp.full(3, x),
+        lambda x: bf.grad(lambda y: (y * y).sum())(x),
+    ):  # fmt: skip
+        with pytest.raises(errors.DtypeError, match=r"masked array(.|\n)*x.filled\(value\)"):
+            take(masked)
+    assert bnp.asarray(masked.filled(0)).tolist() == [1.0, 0.0, 3.0]

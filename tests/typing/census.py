@@ -48,6 +48,7 @@ ALLOWED = {
     **dict.fromkeys(
         (
             "blufunc.io_callback",
+            "blufunc.lax.platform_dependent",
             "blufunc.pure_callback",
             "blufunc.io.facts",
             "blufunc.io.load",

@@ -405,6 +405,7 @@ def canonical_numpy(x: np.ndarray[Any, Any] | np.generic) -> np.ndarray[Any, Any
 
     float64 values beyond float32 become infinite, as in any such conversion; integers that do not fit raise.
     """
+    check_unmasked(x)
     x = np.asarray(x)
     dtype = _CANONICAL.get(x.dtype)
     if dtype is None:
@@ -423,6 +424,16 @@ def canonical_numpy(x: np.ndarray[Any, Any] | np.generic) -> np.ndarray[Any, Any
         _check_fits(x, dtype, target)
     with np.errstate(over="ignore"):
         return x.astype(target)
+
+
+def check_unmasked(x: Any) -> None:
+    """Raise DtypeError for a masked array of NumPy, whose mask would be lost."""
+    if isinstance(x, np.ndarray) and x.__class__ is not np.ndarray and isinstance(x, np.ma.MaskedArray):
+        raise DtypeError(
+            "a masked array of NumPy cannot become a blufunc array",
+            why="there are no masks: the elements behind them would count",
+            fix="x.filled(value), or keep x.data and ~x.mask as two arrays: bnp.where(valid, data, 0)",
+        )
 
 
 def _check_fits(x: np.ndarray[Any, Any], dtype: DType, target: DType) -> None:

@@ -38,7 +38,7 @@ class Call(Primitive):
         return compile(jaxpr)
 
     def abstract(self, *avals, jaxpr: Jaxpr, **params):
-        return [a.strong() for a in jaxpr.out_avals]
+        return jaxpr.out_avals
 
     def effects_of(self, params):
         return params["jaxpr"].effects
@@ -65,7 +65,7 @@ class Call(Primitive):
         if config.guards:
             shown = effects.silenced(simplify.inline_calls(jaxpr))
             nan_check.check_program(params.get("name", self.name), shown, arrays, outs, device)
-        return [ConcreteArray(b, v.aval.strong(), device) for b, v in zip(outs, jaxpr.outvars, strict=True)]
+        return [ConcreteArray(b, v.aval, device) for b, v in zip(outs, jaxpr.outvars, strict=True)]
 
     def jvp(self, primals, tangents, **params):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)

@@ -494,7 +494,7 @@ class Jitted(Generic[P, R]):
         if config.shows("jaxpr"):
             config.show(closed)
         self.trace_count += 1
-        out_avals = tuple(a.strong() for a in closed.out_avals)
+        out_avals = tuple(closed.out_avals)
         donated = self._donated(call.in_tree)
         home, single = simplify.home_of(closed), flat.out_tree is tree.LEAF
         return Entry(closed, consts, flat.out_tree, out_avals, key, donated, single, home, self.budget)

@@ -29,6 +29,7 @@ from blufunc.core.programs.alternatives import chosen
 from blufunc.core.programs.simplify import inline_definitions
 from blufunc.core.programs.stage import definition
 from blufunc.kernels.backends.cpu import toolchain
+from blufunc.kernels.backends.numpy import out_of_memory
 from blufunc.kernels.backends.numpy.program import CallingProgram, Program, interpret
 
 with _lazy.modules(globals()):  # the compiler is imported when a program is compiled or shown
@@ -75,18 +76,27 @@ class NumpyBackend:
         """Run one primitive."""
         to = recording.active
         start = 0 if to is None else recording.clock()
-        if prim.reference is not None:
-            run = ignoring_fp_errors_in_callbacks if eqn_calls_back(prim, params) else ignoring_fp_errors
-            results = run(prim.reference(interpret, **params), list(buffers))
-        else:
-            results = ignoring_fp_errors(_apply, prim, buffers, params)
-            if config.check or prim.check_impl or (prim.multiple_results and not _are(results, len(outs))):
-                check_values(prim, results, outs)
-            if config.check and prim.has_definition and prim.has_impl and not is_replaced(prim, "impl"):
-                avals = [ShapedArray(b.shape, b.dtype) for b in buffers]
-                check_definition(
-                    prim, ignoring_fp_errors(interpret(definition(prim, avals, params)), [*buffers]), results
-                )
+        try:
+            if prim.reference is not None:
+                run = ignoring_fp_errors_in_callbacks if eqn_calls_back(prim, params) else ignoring_fp_errors
+                results = run(prim.reference(interpret, **params), list(buffers))
+            else:
+                results = ignoring_fp_errors(_apply, prim, buffers, params)
+                if (
+                    config.check
+                    or prim.check_impl
+                    or (prim.multiple_results and not _are(results, len(outs)))
+                ):
+                    check_values(prim, results, outs)
+                if config.check and prim.has_definition and prim.has_impl and not is_replaced(prim, "impl"):
+                    avals = [ShapedArray(b.shape, b.dtype) for b in buffers]
+                    check_definition(
+                        prim,
+                        ignoring_fp_errors(interpret(definition(prim, avals, params)), [*buffers]),
+                        results,
+                    )
+        except MemoryError as error:
+            raise out_of_memory.of_operation(error, prim.name) from None
         if to is not None:
             to.add(prim.name, "operation", start)
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]

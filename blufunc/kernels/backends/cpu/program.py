@@ -38,6 +38,7 @@ from blufunc.kernels.backends.cpu.native.run import Caller, HostCall, Whole, add
 from blufunc.kernels.backends.cpu.planning import dropped_of, is_native, planned
 from blufunc.kernels.backends.cpu.renderer import render_many
 from blufunc.kernels.backends.cpu.steps.forms import LIBRARIES, limits_threads
+from blufunc.kernels.backends.numpy import out_of_memory
 from blufunc.kernels.backends.numpy.program import Program
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.loopir.access_map import view
@@ -97,15 +98,18 @@ class HostProgram:
         self.calls = ignoring_fp_errors_in_callbacks if calls else ignoring_fp_errors
 
     def __call__(self, buffers: list) -> tuple:
-        arrays = [_in_order(b) for b in buffers]
-        buffers.clear()
-        if (to := recording.active) is not None:
-            return self.calls(self._recorded, arrays, to)
-        if self.whole is None or (config.debug and config.shows("launch")):
-            return self.calls(self._run, arrays)
-        if not self.is_native:
-            return self.calls(self._run_whole, arrays)
-        return self._run_whole(arrays) if self.limited else self.whole(arrays)
+        try:
+            arrays = [_in_order(b) for b in buffers]
+            buffers.clear()
+            if (to := recording.active) is not None:
+                return self.calls(self._recorded, arrays, to)
+            if self.whole is None or (config.debug and config.shows("launch")):
+                return self.calls(self._run, arrays)
+            if not self.is_native:
+                return self.calls(self._run_whole, arrays)
+            return self._run_whole(arrays) if self.limited else self.whole(arrays)
+        except MemoryError as error:
+            raise out_of_memory.of_program(error, self.jaxpr) from None
 
     def _run_whole(self, arrays: list) -> tuple:
         assert self.whole is not None

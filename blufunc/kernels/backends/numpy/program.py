@@ -21,6 +21,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.primitives.rule_errors import impl_of
 from blufunc.core.programs.simplify import inline_pointwise
+from blufunc.kernels.backends.numpy import out_of_memory
 from blufunc.kernels.timings import StepTime, medians
 
 
@@ -40,9 +41,12 @@ class Program:
         self.function: Callable[[list], tuple] = namespace["program"]
 
     def __call__(self, buffers: list) -> tuple:
-        if (to := recording.active) is not None:
-            return self._recorded(buffers, to)
-        return ignoring_fp_errors(self.function, buffers)
+        try:
+            if (to := recording.active) is not None:
+                return self._recorded(buffers, to)
+            return ignoring_fp_errors(self.function, buffers)
+        except MemoryError as error:
+            raise out_of_memory.of_program(error, self.jaxpr) from None
 
     def _recorded(self, buffers: list, to: recording.Recording) -> tuple:
         start, name = recording.clock(), self.jaxpr.name or "program"
@@ -88,9 +92,12 @@ class CallingProgram(Program):
     guard = staticmethod(ignoring_fp_errors_in_callbacks)
 
     def __call__(self, buffers: list) -> tuple:
-        if (to := recording.active) is not None:
-            return self._recorded(buffers, to)
-        return ignoring_fp_errors_in_callbacks(self.function, buffers)
+        try:
+            if (to := recording.active) is not None:
+                return self._recorded(buffers, to)
+            return ignoring_fp_errors_in_callbacks(self.function, buffers)
+        except MemoryError as error:
+            raise out_of_memory.of_program(error, self.jaxpr) from None
 
 
 def interpret(jaxpr: Jaxpr) -> Callable[[list], tuple]:
