@@ -33,8 +33,6 @@ _NOT_HERE = {
     "interpreters": "Transform makes transforms of one's own, and extend has what rules are written with",
     "lib": "it is JAX's own",
     "linear_util": "it is JAX's own; transforms of one's own are made with Transform",
-    "live_arrays": "arrays are not counted",
-    "memory": "arrays are in the memory of their device; checkpoint_policies has offloading",
     "monitoring": "nothing is monitored; config.debug shows the stages of programs",
     "new_ref": _NO_REFS,
     "ref": _NO_REFS,
@@ -67,6 +65,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import io as io
     from blufunc import kernels as kernels
     from blufunc import lax as lax
+    from blufunc import memory as memory
     from blufunc import multihost as multihost
     from blufunc import nn as nn
     from blufunc import numpy as numpy
@@ -110,6 +109,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.core.programs.interpret import ensure_compile_time_eval as ensure_compile_time_eval
     from blufunc.doctor import print_environment_info as print_environment_info
     from blufunc.explain import explain as explain
+    from blufunc.memory import live_arrays as live_arrays
     from blufunc.parallel.collectives.shard_map import shard_map as shard_map
     from blufunc.parallel.mesh.constrain import constrain as constrain
     from blufunc.parallel.mesh.constrain import with_sharding_constraint as with_sharding_constraint

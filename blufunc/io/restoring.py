@@ -17,7 +17,8 @@ from blufunc import errors
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import ConcreteArray, from_numpy
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
+from blufunc.core.ops.offload import in_memory
 from blufunc.core.pytree import tree
 from blufunc.io import elements
 from blufunc.io.header import Stored
@@ -184,11 +185,13 @@ class Source:
             )
         sharding = getattr(like, "sharding", None)
         if isinstance(sharding, NamedSharding):
-            buffer = from_parts(leaf.read, leaf.shape, leaf.dtype, sharding)
+            buffer = from_parts(leaf.read, leaf.shape, leaf.dtype, sharding.with_memory_kind(DEVICE))
             aval = ShapedArray(leaf.shape, leaf.dtype, leaf.weak)
-            return ConcreteArray(buffer, aval, device_on(sharding.concrete_mesh))
-        device = sharding.device if isinstance(sharding, SingleDeviceSharding) else backend.default_device()
-        return from_numpy(leaf.read(), device, leaf.weak)
+            array = ConcreteArray(buffer, aval, device_on(sharding.concrete_mesh))
+            return in_memory(array, sharding.memory_kind)
+        if isinstance(sharding, SingleDeviceSharding):
+            return in_memory(from_numpy(leaf.read(), sharding.device, leaf.weak), sharding.memory_kind)
+        return from_numpy(leaf.read(), backend.default_device(), leaf.weak)
 
 
 def _is_scalar(x: Any) -> bool:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from blufunc.core.ir.avals import PINNED_HOST
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.offload import offload_p
 from blufunc.core.programs.simplify import inline_pointwise, simplify
 from blufunc.kernels.fusion.fuse import Region
 from blufunc.kernels.fusion.iteration_space import reduces
@@ -42,6 +44,9 @@ from blufunc.kernels.schedule import GroupStep, KernelStep, Schedule, Step
 from blufunc.kernels.tables import count, lines_of, run_lengths, size, table
 from blufunc.kernels.target import Target
 
+COPIES = ("copy out", "copy in")
+"""Kinds of steps that copy between memories."""
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -50,7 +55,8 @@ class StepCost:
     Attributes:
       name: of the kernel, or of the primitive.
       kind: ``kernel`` (generated), ``library``, ``control`` (a loop, branch or call that runs programs), ``reference``
-        (the NumPy definition), ``host`` (the same, although the program runs on another device) or ``free``.
+        (the NumPy definition), ``host`` (the same, although the program runs on another device), ``copy out`` or
+        ``copy in`` (to the memory of the host and from it, on a stream of its own) or ``free``.
       ops: the primitives that it computes, in order.
       lines: the user's lines that they came from.
       shape: the points of a kernel, as rows x lanes where it has rows; the type of the result of anything else.
@@ -82,6 +88,8 @@ class StepCost:
         """Lower bound of the time, in seconds."""
         if self.kind == "free":
             return 0.0
+        if self.kind in COPIES:
+            return self.bytes / machine.host_link if machine.host_link else 0.0
         rate = machine.narrow_products if self.narrow and machine.narrow_products else machine.products
         arithmetic = self.products / rate + (self.flops - self.products) / machine.flops
         return max(self.bytes / machine.bandwidth, arithmetic)
@@ -128,8 +136,13 @@ class Cost:
         )
 
     def seconds(self, machine: Machine) -> float:
-        """Lower bound of the time of the steps, one after another, in seconds."""
-        return sum(s.seconds(machine) for s in self.steps)
+        """Lower bound of the time of the steps, one after another, in seconds.
+
+        Copies of each direction overlap with the other steps.
+        """
+        streams = ["", *COPIES] if any(s.kind in COPIES for s in self.steps) else [""]
+        lane = lambda s: s.kind if s.kind in COPIES else ""
+        return max(sum(s.seconds(machine) for s in self.steps if lane(s) == name) for name in streams)
 
     def __str__(self) -> str:
         rows = [
@@ -166,6 +179,9 @@ def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) 
     eqn = step.eqn
     if eqn.prim is optimization_barrier_p:
         return replace(of_eqn(eqn, "free"), reads=0, writes=0, flops=0)
+    if eqn.prim is offload_p:
+        row = of_eqn(eqn, "copy out" if eqn.params["dst"] == PINNED_HOST else "copy in")
+        return replace(row, writes=0)  # its bytes cross the link once
     if on_host is not None and on_host(eqn):
         return of_eqn(eqn, "host")
     return of_eqn(eqn, "library" if step.planned or on_host is not None else "reference")
@@ -300,20 +316,42 @@ def _of_body(jaxpr: Jaxpr) -> Cost:
 
 
 def plan_seconds(made: Schedule, machine: Machine) -> float:
-    """Estimated time of a schedule without kernels, its steps one after another."""
+    """Estimated time of a schedule without kernels, its steps one after another.
+
+    Copies between memories count as far as other steps wait for them.
+    """
     seconds = 0.0
     for step in made.fusion.steps:
         if isinstance(step, Region):
-            moved = sum(v.aval.nbytes for v in dict.fromkeys([*step.inputs, *step.outputs]))
-            work = sum(map(arithmetic, step.eqns)) / machine.flops
-            seconds += machine.launch + max(moved / machine.bandwidth, work)
-        elif step.eqn.prim is not optimization_barrier_p:
+            seconds += _region_seconds(step, machine)
+        elif step.eqn.prim is not optimization_barrier_p and step.eqn.prim is not offload_p:
             seconds += library_seconds(step.eqn, machine)
-    return seconds
+    return seconds + (made.overlap.exposed_seconds if made.overlap is not None else 0.0)
+
+
+def step_seconds(step: Step, machine: Machine) -> float:
+    """Estimated time of a step; of a region with several launches, its share."""
+    if isinstance(step, GroupStep):
+        moved = {v for m in step.members for v in (*m.region.inputs, *m.region.outputs)}
+        return machine.launch + sum(v.aval.nbytes for v in moved) / machine.bandwidth
+    if isinstance(step, KernelStep):
+        return _region_seconds(step.region, machine)
+    return 0.0 if step.eqn.prim is optimization_barrier_p else library_seconds(step.eqn, machine)
+
+
+def _region_seconds(region: Region, machine: Machine) -> float:
+    moved = sum(v.aval.nbytes for v in dict.fromkeys([*region.inputs, *region.outputs]))
+    work = sum(map(arithmetic, region.eqns)) / machine.flops
+    return machine.launch + max(moved / machine.bandwidth, work)
 
 
 def library_seconds(eqn: Eqn, machine: Machine) -> float:
-    """Time of a library call, with the traffic of an epilogue's additional results."""
+    """Time of a library call, with the traffic of an epilogue's additional results.
+
+    Of a copy between memories, the time of the link.
+    """
+    if eqn.prim is offload_p:
+        return machine.copy + eqn.outvars[0].aval.nbytes / machine.host_link
     # measured: a matmul of 32768 x 3072 x 768 with GELU takes 280 us, 221 by its arithmetic (H200)
     seconds = machine.launch + of_eqn(eqn, "library").seconds(machine)
     more = eqn.outvars[1 : len(eqn.params["epilogue"].jaxpr.outvars)] if eqn.prim is dot_pointwise_p else []

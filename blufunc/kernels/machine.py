@@ -20,6 +20,9 @@ class Machine:
       products: multiplications and additions per second of float32 matmuls.
       narrow_products: the same for 16-bit matmuls; default None: as ``products``.
       launch: seconds of overhead per launch or library call, not in the roofline; default 0.
+      host_link: bytes per second between the device and page-locked memory of its host, in each direction; default 0:
+        there is one memory.
+      copy: seconds of overhead per copy on that link; default 0.
     """
 
     name: str
@@ -28,6 +31,8 @@ class Machine:
     products: float
     narrow_products: float | None = None
     launch: float = 0.0
+    host_link: float = 0.0
+    copy: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.name}: {self.bandwidth / 1e9:.0f} GB/s, {self.products / 1e9:.0f} GFLOP/s in float32 products"

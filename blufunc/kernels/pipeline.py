@@ -15,8 +15,10 @@ from typing import Any
 from blufunc import _lazy
 from blufunc.config import config
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ir.avals import DEVICE
+from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var, uses_host
 from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.core.ops.offload import offload_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import Origins, dce, inline_bodies, keeps_none
 from blufunc.kernels import cost
@@ -28,6 +30,7 @@ from blufunc.kernels.loopir.ir import Buffer, Kernel, Lanes, Reduce, Rows, Store
 from blufunc.kernels.loopir.launch import Scratch
 from blufunc.kernels.lower.horizontal_fusion import groups, structure
 from blufunc.kernels.lower.region import Lowered
+from blufunc.kernels.memory.overlap import Copy, Overlap, order_with_copies, overlapped
 from blufunc.kernels.memory.plan import plan
 from blufunc.kernels.memory.types import Step as PlanStep
 from blufunc.kernels.memory.types import Value
@@ -35,6 +38,7 @@ from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.recompute.remat import Rematerializer
 from blufunc.kernels.rewrites.canonicalize import canonicalize, split_column_reductions
 from blufunc.kernels.rewrites.gemm_epilogue import with_gemm_epilogues
+from blufunc.kernels.rewrites.memories import with_moves_outside, without_moves
 from blufunc.kernels.rewrites.unrolled_windows import WINDOWS, with_unrolled_windows
 from blufunc.kernels.rewrites.updates_in_place import with_joined_updates, with_updates_in_place
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
@@ -69,6 +73,15 @@ _FUSED = frozenset(("elementwise", "reduce", "movement"))
 
 _REDUCED = 1 << 16
 """Elements of a reduction that takes longer than its launch."""
+
+_ROOMS = 3
+"""Plans that are tried to use the room that a budget leaves."""
+
+_COPIED = 1 << 20
+"""Bytes up to which values that are copied between memories are grouped.
+
+In a group all values are on the device at once; the copy of larger ones takes several times a launch.
+"""
 
 _LARGE = 1 << 24
 """Bytes that a kernel writes in several times the time of a launch."""
@@ -105,9 +118,28 @@ def within(planning: Planning, budget: int | None) -> Schedule:
     """
     with uncollected():
         default = planning.default()
-        if budget is None or default.plan.peak_bytes <= budget:
+        if budget is None:
             return default
+        if default.plan.peak_bytes <= budget:
+            return _with_room(planning, budget, default)
         return budgets.Search(planning, budget, default).run()
+
+
+def _with_room(planning: Planning, budget: int, default: Schedule) -> Schedule:
+    """A schedule that fits, whose copies begin earlier if steps would wait for them."""
+    if default.overlap is None or not default.overlap.exposed_seconds:
+        return default
+    best, planning.room = default, budget - default.plan.peak_bytes
+    for _ in range(_ROOMS):
+        made = planning.schedule(default.jaxpr, fusion=default.fusion)
+        if made.plan.peak_bytes <= budget:
+            best = min(best, made, key=lambda m: m.overlap.exposed_seconds)  # type: ignore[union-attr]
+            break
+        planning.room = planning.room * 3 // 4 - (made.plan.peak_bytes - budget)
+        if planning.room <= 0:
+            break
+    planning.room = 0
+    return best
 
 
 class Planning:
@@ -117,6 +149,7 @@ class Planning:
       jaxpr: the program after the passes that precede fusion.
       origins: the call that recomputes an equation, by equation.
       notes: for reports: optimizations that passes left out, and why.
+      room: bytes beyond the peak that copies in may take to begin earlier.
     """
 
     def __init__(
@@ -128,9 +161,15 @@ class Planning:
         keep: Callable[[Eqn], bool] = keeps_none,
     ):
         self.notes: tuple[str, ...] = ()
+        self.room = 0
+        crosses = uses_host(jaxpr)
+        if crosses and not target.machine.host_link:
+            jaxpr, crosses = without_moves(jaxpr), False
         plain = all(e.prim.kind in _FUSED and not e.prim.body for e in jaxpr.eqns)
         if target.epilogues and not plain:
             jaxpr, origins = inline_bodies(jaxpr, keep)
+            if crosses:
+                jaxpr, self.notes = with_moves_outside(jaxpr, origins)
             # unread results of a call are known now, and without them there may be a kernel for it
             jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
             jaxpr = _with_hoisted(jaxpr, origins, keep)
@@ -145,10 +184,13 @@ class Planning:
                 jaxpr = split_float32.with_split_products(
                     jaxpr, origins, target.splits, target.partial_sums, target.in_one_kernel
                 )
-            jaxpr, self.notes = pointwise_epilogue.with_pointwise_epilogues(jaxpr, origins, target)
+            jaxpr, notes = pointwise_epilogue.with_pointwise_epilogues(jaxpr, origins, target)
+            self.notes = (*self.notes, *notes)
             jaxpr = partial_reductions.with_partial_sums(jaxpr, origins, target.rows_of_sums)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
+            if crosses:
+                jaxpr, self.notes = with_moves_outside(jaxpr, origins)
             jaxpr = _with_hoisted(jaxpr, origins, keep)
         if not WINDOWS.isdisjoint([e.prim for e in jaxpr.eqns]):
             jaxpr = with_unrolled_windows(jaxpr, origins, target.native_windows)
@@ -232,7 +274,7 @@ def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Ja
 class _Scheduler:
     def __init__(self, planning: Planning, jaxpr: Jaxpr, fusion: Fusion, chosen: Origins):
         self.jaxpr, self.donated, self.target = jaxpr, planning.donated, planning.target
-        self.planned = planning.planned
+        self.planned, self.room = planning.planned, planning.room
         self.chosen = chosen  # origins of a variant's recomputed equations: only those of one are grouped
         self.fusion = fusion
         self.lowered = Lowered(fusion, self.target)
@@ -259,7 +301,9 @@ class _Scheduler:
         if self.target.group and not estimate:
             self.group()
         values = self.plan_values(set(inputs), outputs, labels=not estimate)
-        made = plan(self.plan_steps, values, search=search)
+        copies = self.copies()
+        price = self.overlap(copies, values) if copies else None
+        made = plan(self.plan_steps, values, reorder=not copies, search=search)
         if config.check:
             check_plan(made, self.plan_steps, values)
         return Schedule(
@@ -274,7 +318,38 @@ class _Scheduler:
             self.unplanned,
             self.aliases,
             None if made.peak_step is None else self.steps[made.peak_step],
+            overlap=price,
         )
+
+    def copies(self) -> dict[int, Copy]:
+        """The steps that copy between memories, by index."""
+        found = {}
+        for n, step in enumerate(self.steps):
+            if isinstance(step, OpaqueStep) and step.eqn.prim is offload_p and step.results[0] is not None:
+                out = step.eqn.params["dst"] != DEVICE
+                (operand,) = step.operands
+                if not out:
+                    value = step.results[0]
+                elif isinstance(operand, tuple):
+                    value = operand[0]
+                else:
+                    continue  # a constant
+                nbytes, machine = step.eqn.outvars[0].aval.nbytes, self.target.machine
+                found[n] = Copy(out, value, nbytes, machine.copy + nbytes / machine.host_link)
+        return found
+
+    def overlap(self, copies: dict[int, Copy], values: list[Value]) -> Overlap:
+        """Put the steps in an order in which copies overlap with the others."""
+        launches = Counter(id(s.region) for s in self.steps if isinstance(s, KernelStep))
+        share = lambda s: launches[id(s.region)] if isinstance(s, KernelStep) else 1
+        seconds = [
+            0.0 if n in copies else cost.step_seconds(s, self.target.machine) / share(s)
+            for n, s in enumerate(self.steps)
+        ]
+        order = order_with_copies(self.plan_steps, values, copies)
+        order, self.plan_steps, price = overlapped(order, self.plan_steps, values, copies, seconds, self.room)
+        self.steps = [self.steps[i] for i in order]
+        return price
 
     def id_of(self, v: Var | Scratch) -> int:
         """The id of a value."""
@@ -320,8 +395,11 @@ class _Scheduler:
     def group(self) -> None:
         """Group structurally identical kernels."""
         results = {a for a in self.jaxpr.outvars if a.__class__ is not Literal}
+        moved = {c.value for c in self.copies().values() if c.nbytes > _COPIED}
         keys = [
-            None if self.is_large(p, results) else self.group_of(s)
+            None
+            if self.is_large(p, results) or not moved.isdisjoint((*p.reads, *p.writes))
+            else self.group_of(s)
             for s, p in zip(self.steps, self.plan_steps, strict=True)
         ]
         deferred = [n for n, s in enumerate(self.steps) if isinstance(s, OpaqueStep) and _is_deferred(s.eqn)]
@@ -443,7 +521,7 @@ class _Scheduler:
                 label = f"{v.aval} {paths.get(v) or 'argument'}"
             elif labels:
                 label = f"{v.aval} {eqn.prim.name} at {source.summary(eqn.source)}"  # type: ignore[union-attr]
-            out.append(Value(size, kind, label, self.aliases.get(i)))
+            out.append(Value(size, kind, label, self.aliases.get(i), v.aval.memory != DEVICE))
         return out
 
 

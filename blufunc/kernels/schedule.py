@@ -22,6 +22,7 @@ from blufunc.errors import HostPrimitiveWarning
 from blufunc.kernels.fusion.fuse import Fusion, Region
 from blufunc.kernels.loopir.ir import Kernel
 from blufunc.kernels.loopir.launch import Launch, Scratch
+from blufunc.kernels.memory.overlap import Overlap
 from blufunc.kernels.memory.types import Placement, Plan
 
 
@@ -125,6 +126,7 @@ class Schedule:
       notes: for reports: operations that have kernels, but not here, and why.
       bought: the rematerialization for a memory budget, if any: a ``budget_report.Bought``.
       inner: the opaque equations in the bodies of its loops and branches.
+      overlap: the copies between memories and their price; None without any.
     """
 
     jaxpr: Jaxpr
@@ -141,6 +143,7 @@ class Schedule:
     notes: tuple[str, ...] = ()
     bought: Any = None
     inner: tuple[Eqn, ...] = ()
+    overlap: Overlap | None = None
 
     @property
     def kernels(self) -> list[Kernel]:

@@ -15,7 +15,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays.array import ConcreteArray, lift
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.axes import shape_of
 from blufunc.core.ir.trace import Array
 from blufunc.core.pytree import nodes, paths, tree
@@ -113,7 +113,8 @@ def abstract(x: Any, name: str | None = None) -> ShapedArray:
     if isinstance(x, Array):
         return x.aval
     if isinstance(x, ShapeDtypeStruct):
-        return ShapedArray(x.shape, x.dtype, x.weak_type)
+        memory = getattr(x.sharding, "memory_kind", None) or DEVICE
+        return ShapedArray(x.shape, x.dtype, x.weak_type, memory)
     try:
         return lift(x, name).aval
     except errors.ArgumentError:

@@ -1,8 +1,10 @@
 """Fake CUDA device in host memory; the LoopIR interpreter runs its kernels.
 
-``install(monkeypatch)`` replaces the driver, the compiler and the libraries, to test placement and scheduling without a
-device. It is strict: freed memory is overwritten, and access to it fails. During a capture nothing runs, copies from or
-to the host fail, and memory belongs to the graph.
+``install(monkeypatch)`` replaces the driver, the compiler and the libraries, to test placement and scheduling without
+a device. It is strict: freed memory is overwritten, and access to it fails. During a capture nothing runs, copies from
+or to the host fail, and memory belongs to the graph. Page-locked memory is apart: only copies between memories reach
+it. Streams that run side by side do so as far apart as events let them, each launch the other way round, so that a copy
+runs at its earliest moment or at its latest.
 """
 
 import collections
@@ -77,10 +79,10 @@ class Block:
         source.live[self.ptr] = nbytes
 
     def __del__(self):
-        if self.source is self.source.fake.source:  # else it is a graph's, whose work comes again
-            self.raw[:] = 0xCD
-            del self.source.live[self.ptr]
-        self.source.free.setdefault(self.nbytes, []).append(self.raw)
+        if self.source.fake.lines is not None:  # what is queued still uses it
+            self.source.fake.lines.freed.append((self.source, self.raw, self.ptr, self.nbytes))
+        else:
+            self.source.take_back(self.raw, self.ptr, self.nbytes)
 
 
 class Source:
@@ -101,6 +103,12 @@ class Source:
         kept = self.free.get(size)
         return Block(self, kept.pop() if kept else np.full(size + 512, 0xCD, np.uint8), size)
 
+    def take_back(self, raw, ptr, nbytes):
+        if self is self.fake.source or self is self.fake.pinned:  # else a graph's, whose work comes again
+            raw[:] = 0xCD
+            del self.live[ptr]
+        self.free.setdefault(nbytes, []).append(raw)
+
     def free_unused(self):
         self.free.clear()
 
@@ -109,6 +117,17 @@ class Source:
 
     def room(self):
         return self.total - sum(self.live.values()), self.total
+
+
+class PinnedSource(Source):
+    """``PinnedSource`` of the driver: memory that only copies between memories reach."""
+
+    def __init__(self, fake):
+        self.fake, self.total, self.live, self.free = fake, 1 << 40, {}, {}
+
+    def malloc(self, sizes):
+        assert not self.fake.captures(), "page-locked memory in a capture"
+        return [self._block(nbytes) for nbytes in sizes]
 
 
 class Stream:
@@ -121,14 +140,52 @@ class Stream:
         pass
 
     def wait_event(self, event):
-        self.fake.recording[self.ptr].append(event)
+        self.fake.recorded_work()[self.ptr].append(event)
 
 
 class Event:
     """Event of a stream: it completes with the preceding work."""
 
     def __init__(self, stream):
-        self.stream, self.place = stream.ptr, len(stream.fake.recording[stream.ptr])
+        self.stream, self.place = stream.ptr, len(stream.fake.recorded_work()[stream.ptr])
+
+
+class Lines:
+    """Work of streams that run side by side, and how far each has come."""
+
+    def __init__(self, work):
+        self.work, self.done, self.freed = work, dict.fromkeys(work, 0), []
+
+    def run(self, order):
+        """Run all, the first stream that need not wait first."""
+        while any(self.done[s] < len(self.work[s]) for s in order):
+            assert any(map(self.go, order)), "streams wait for each other"
+
+    def run_one(self, stream):
+        """Run one stream to its end, and the others no further than it needs."""
+        while self.done[stream] < len(self.work[stream]):
+            assert self.go(stream) or any(self.go(s) for s in self.work), "streams wait for each other"
+
+    def go(self, stream):
+        """Run what comes next on a stream, if it need not wait."""
+        if self.done[stream] == len(self.work[stream]):
+            return False
+        what = self.work[stream][self.done[stream]]
+        if isinstance(what, Event):
+            if self.done[what.stream] < what.place:
+                return False
+        else:
+            what()
+        self.done[stream] += 1
+        return True
+
+    def check_joined(self, first):
+        """Hold that the first stream waited for all that the others do."""
+        joined = {
+            e.stream for e in self.work[first] if isinstance(e, Event) and e.place == len(self.work[e.stream])
+        }
+        busy = {s for s in self.work if self.work[s]} - {first}
+        assert joined >= busy, "there are streams that go on"
 
 
 class Signal:
@@ -151,32 +208,9 @@ class Graph:
     def launch(self):
         self.fake.replays += 1
         self.launched += 1
-        order = sorted(self.work, reverse=self.launched % 2 == 1)
-        done = dict.fromkeys(order, 0)
-        while any(done[s] < len(self.work[s]) for s in order):
-            for stream in order:
-                if self.go(stream, done):
-                    break
-            else:
-                raise AssertionError("streams wait for each other")
-        first = self.work[min(order)]
-        joined = {e.stream for e in first if isinstance(e, Event) and e.place == len(self.work[e.stream])}
-        assert joined >= {s for s in order if self.work[s]} - {min(order)}, (
-            "the capture has streams that go on"
-        )
-
-    def go(self, stream, done):
-        """Run what comes next on a stream, if it need not wait."""
-        if done[stream] == len(self.work[stream]):
-            return False
-        what = self.work[stream][done[stream]]
-        if isinstance(what, Event):
-            if done[what.stream] < what.place:
-                return False
-        else:
-            what()
-        done[stream] += 1
-        return True
+        lines = Lines(self.work)
+        lines.run(sorted(self.work, reverse=self.launched % 2 == 1))
+        lines.check_joined(min(self.work))
 
 
 class Launch:
@@ -213,6 +247,8 @@ class FakeCuda:
       conditions: by handle, the values of conditions of graphs' nodes; None: not set.
       copies: by size in bytes, the number of copies on the device.
       nodes: number of runs of the bodies of such nodes.
+      transfers: of each copy between memories that ran, its stream and bytes.
+      side_by_side: number of launches on several streams that are no graphs.
       fewer: for each GEMM with a reduced number of SMs, its stream and that number.
       epilogues: the epilogue of each GEMM that has one.
       overlapped: for each GEMM of few rows, whether it may begin ahead of the end of the kernel before it.
@@ -226,7 +262,12 @@ class FakeCuda:
         self.sources, self.recording = weakref.WeakSet(), None
         self.source = Source(self)
         self.pool = cuda_memory.Pool(0, self.source)
-        self.stream, self.own = Stream(1), None
+        self.pinned = PinnedSource(self)
+        self.pinned_pool = cuda_memory.Pool(0, self.pinned, cuda_memory.PinnedBuffer)
+        self.stream, self.own = Stream(1, self), None
+        self.copy_streams = Stream(10, self), Stream(11, self)
+        self.lines, self.side_by_side = None, 0
+        self.transfers: list[tuple[int, int]] = []
         self.launches = self.replays = self.products = self.loops = self.recurrences = self.pauses = 0
         self.conditions: list[bool | None] = []
         self.nodes, self.copies = 0, Counter()
@@ -257,6 +298,33 @@ class FakeCuda:
         if nbytes:
             self.do(run, stream.ptr)
 
+    def pinned_array(self, address, nbytes):
+        """Bytes of page-locked memory; None if the address is not there."""
+        inside = (a <= address and address + nbytes <= a + size for a, size in self.pinned.live.items())
+        if not any(inside):
+            return None
+        return np.ndarray((nbytes,), np.uint8, (ctypes.c_char * nbytes).from_address(address))
+
+    def transfer(self, to, source, nbytes, stream):
+        def run():
+            one = np.dtype(np.uint8)
+            ends = [self.pinned_array(address, nbytes) for address in (to, source)]
+            assert any(e is not None for e in ends), "a copy within the device"
+            ends = [
+                self.array(address, (nbytes,), one) if end is None else end
+                for end, address in zip(ends, (to, source), strict=True)
+            ]
+            ends[0][:] = ends[1].copy()
+            self.transfers.append((stream.ptr, nbytes))
+
+        if nbytes:
+            self.do(run, stream.ptr)
+
+    def read_pinned(self, x, address, index=0):
+        assert not self.captures()
+        self.settle()
+        x.reshape(-1).view(np.uint8)[...] = self.pinned_array(address, x.nbytes)
+
     def fill_zero(self, address, nbytes, stream):
         def run():
             self.array(address, (nbytes,), np.dtype(np.uint8))[:] = 0
@@ -266,13 +334,19 @@ class FakeCuda:
 
     def copy_in(self, address, x, index=0):
         self._not_in_capture()
+        self.settle()
         self.array(address, x.shape, x.dtype)[...] = x
 
     def copy_out(self, x, address, index=0):
         self._not_in_capture()
+        self.settle()
         x[...] = self.array(address, x.shape, x.dtype)
 
     def copy_out_aside(self, x, address, index, after):
+        pinned = self.pinned_array(address, x.nbytes)
+        if pinned is not None:
+            x.reshape(-1).view(np.uint8)[...] = pinned
+            return
         x[...] = self.array(address, x.shape, x.dtype)
 
     def _not_in_capture(self):
@@ -291,13 +365,39 @@ class FakeCuda:
     def do(self, run, stream):
         if self.captures():
             self.recording[stream].append(run)
+        elif self.lines is not None:
+            self.lines.work[stream].append(run)
         else:
             assert stream == 1, "work for a stream that is not the current one"
             run()
 
     def recorded(self, stream):
         """An event; outside of a capture a number that grows with work, for times."""
-        return Event(stream) if self.captures() else self.launches + self.products
+        alone = not self.captures() and self.lines is None
+        return self.launches + self.products if alone else Event(stream)
+
+    def recorded_work(self):
+        """The work that is recorded by streams: of a capture, or side by side."""
+        return self.lines.work if self.lines is not None else self.recording
+
+    def settle(self):
+        """Run the work of the compute stream, and what that needs of others."""
+        if self.lines is not None:
+            self.lines.run_one(self.stream.ptr)
+
+    @contextlib.contextmanager
+    def side_streams(self, index, streams):
+        """Streams side by side: what they do is queued, and runs at the end of the block."""
+        self.lines = lines = Lines({s.ptr: [] for s in streams})
+        self.side_by_side += 1
+        try:
+            yield
+            lines.run(sorted(lines.work, reverse=self.side_by_side % 2 == 1))
+            lines.check_joined(self.stream.ptr)
+        finally:
+            self.lines = None
+            for source, *block in lines.freed:
+                source.take_back(*block)
 
     def capture(self, run, device=0, keep=(), urgent=(False,)):
         made, own = [Stream(2 + i, self) for i in range(len(urgent))], Source(self)
@@ -948,6 +1048,11 @@ def install(monkeypatch):
         (driver, "copy_out_aside", fake.copy_out_aside),
         (driver, "copy_on_device", fake.copy),
         (driver, "fill_zero", fake.fill_zero),
+        (driver, "transfer", fake.transfer),
+        (driver, "read_pinned", fake.read_pinned),
+        (driver, "copy_streams", lambda index=0: fake.copy_streams),
+        (driver, "side_streams", fake.side_streams),
+        (cuda_memory, "_pinned", {0: fake.pinned_pool}),
         (driver, "recorded", fake.recorded),
         (driver, "on_device", lambda index: contextlib.nullcontext()),
         (driver, "followed_by", fake.followed_by),

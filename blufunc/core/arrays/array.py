@@ -16,7 +16,7 @@ import numpy as np
 from blufunc import _lazy, errors
 from blufunc.core.arrays import backend
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.trace import Array
 
 with _lazy.modules(globals()):
@@ -66,7 +66,8 @@ class ConcreteArray(Array):
         """The buffer on ``device``, copied through the host if it is elsewhere."""
         if self.device is device or self.device == device:
             return self.buffer
-        return device.backend.from_host(self.device.backend.to_host(self.buffer), device)
+        buffer = device.backend.from_host(self.device.backend.to_host(self.buffer), device)
+        return buffer if self.aval.memory == DEVICE else device.backend.in_memory(buffer, self.aval.memory)
 
     def _donated_error(self) -> errors.DonatedArrayError:
         return errors.DonatedArrayError(

@@ -16,7 +16,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.arrays import process_info
+from blufunc.core.arrays import memories, process_info
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 
@@ -75,6 +75,9 @@ class Backend(Protocol):
     ) -> Sequence[Buffer]:
         """Evaluate one primitive eagerly."""
 
+    def in_memory(self, buffer: Buffer, memory: str) -> Buffer:
+        """The buffer in a kind of memory of its device; itself if it is there."""
+
     def compile(self, jaxpr: Any, donated: Sequence[bool], budget: int | None = None) -> Executable:
         """Compile a jaxpr without constants; ``donated`` inputs may be overwritten.
 
@@ -113,6 +116,12 @@ class Lender(Protocol):
     def borrow(self, memory: Any, device: Device, copied: bool) -> Buffer:
         """A buffer in another library's ``dlpack.Memory``, or a copy of it."""
 
+    def memory_stats(self, device: Device) -> dict[str, int]:
+        """Bytes in use and numbers of allocations, for ``Device.memory_stats``."""
+
+    def memory_table(self, device: Device) -> list[tuple[int, str, str, str]]:
+        """Allocations as (bytes, memory, type, purpose and user's line)."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -147,6 +156,39 @@ class Device:
     def id(self) -> int:
         """Global index over all processes (one device each), or ``index`` in a lone one."""
         return self.process_index if process_info.current().count > 1 else self.index
+
+    def addressable_memories(self) -> list[memories.Memory]:
+        """The memories that its programs reach; the default one first."""
+        return [memories.Memory(kind, self) for kind in memories.KINDS]
+
+    def default_memory(self) -> memories.Memory:
+        """The memory of arrays that are not put elsewhere."""
+        return memories.Memory(memories.DEVICE, self)
+
+    def memory(self, kind: str) -> memories.Memory:
+        """The memory of a kind, ``"device"`` or ``"pinned_host"``.
+
+        Raises:
+          ValueRangeError: there is no such memory.
+        """
+        return memories.Memory(memories.kind_of(kind, f"{self}.memory"), self)
+
+    def memory_stats(self) -> dict[str, int]:
+        """Bytes and numbers of allocations of this process.
+
+        ``docs/performance.md`` lists the keys.
+
+        Raises:
+          UnsupportedError: it is several devices, or of another process.
+        """
+        if self.joint or self.process is not None:
+            raise errors.UnsupportedError(
+                f"memory_stats of {self}.",
+                where=source.here(),
+                why="each process counts the memory of its own devices, one by one.",
+                fix="[d.memory_stats() for d in bf.local_devices()]",
+            )
+        return self.lender.memory_stats(self)
 
     @property
     def members(self) -> tuple[Device, ...]:

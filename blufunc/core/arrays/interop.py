@@ -13,6 +13,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.core.arrays import dlpack
 from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import DEVICE
 
 
 def place_of(array: Any) -> tuple[int, int]:
@@ -27,6 +28,13 @@ def place_of(array: Any) -> tuple[int, int]:
             where=source.here(),
             why="other libraries take arrays of one device.",
             fix="x.addressable_data(i), which is the shard on device i; or np.asarray(x)",
+        )
+    if array.aval.memory != DEVICE and array.device.platform != "cpu":
+        raise errors.InteropError(
+            f"a {array.aval} array is in the memory of the host of {array.device}.",
+            where=source.here(),
+            why="other libraries take arrays of the device, or of the CPU.",
+            fix="bf.device_put(x, bf.memory.Space.Device); or np.asarray(x)",
         )
     return array.device.lender.dlpack_device(array.device)
 

@@ -14,6 +14,9 @@ import numpy as np
 
 from blufunc.core.ir import dtypes
 
+DEVICE, PINNED_HOST = "device", "pinned_host"
+"""Kinds of memory: that of the device, and page-locked memory of its host."""
+
 
 class AbstractValue:
     """Base of the types of values; ``ShapedArray`` is the one there is."""
@@ -42,7 +45,7 @@ class Unsharded:
 
 
 class ShapedArray(AbstractValue):
-    """The type of an array: shape, dtype, and whether the dtype is weak.
+    """The type of an array: shape, dtype, whether the dtype is weak, and its memory.
 
     A weak dtype comes from a Python scalar and gives way in promotion. Only rank-0 values are ever
     weak: as soon as a value has extent, its dtype is a decision.
@@ -51,43 +54,48 @@ class ShapedArray(AbstractValue):
       shape: tuple of int.
       dtype: ``np.dtype``.
       weak_type: bool.
+      memory: the kind of memory, ``"device"`` or ``"pinned_host"``; only transfers take others than ``"device"``.
       ndim, size: rank and number of elements.
     """
 
-    __slots__ = ("dtype", "ndim", "shape", "size", "weak_type")
+    __slots__ = ("dtype", "memory", "ndim", "shape", "size", "weak_type")
     shape: tuple[int, ...]
     dtype: np.dtype
     weak_type: bool
+    memory: str
     ndim: int
     size: int
 
     _interned: dict[tuple, ShapedArray] = {}  # noqa: RUF012  (one table for the process, on purpose)
 
-    def __new__(cls, shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False) -> ShapedArray:
-        key = (shape, dtype, weak_type)
+    def __new__(
+        cls, shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False, memory: str = DEVICE
+    ) -> ShapedArray:
+        key = (shape, dtype, weak_type, memory)
         try:
             known = cls._interned.get(key)
         except TypeError:  # a list, from a user
-            return cls(tuple(shape), dtype, weak_type)
+            return cls(tuple(shape), dtype, weak_type, memory)
         if known is not None:
             return known
         if not isinstance(dtype, np.dtype):
-            return cls._interned.setdefault(key, cls(shape, dtypes.as_dtype(dtype), weak_type))
+            return cls._interned.setdefault(key, cls(shape, dtypes.as_dtype(dtype), weak_type, memory))
         self = object.__new__(cls)
         self.shape, self.dtype, self.ndim, self.size = shape, dtype, len(shape), math.prod(shape)
-        self.weak_type = weak_type and not shape
-        canonical = (shape, dtype, self.weak_type)
+        self.weak_type, self.memory = weak_type and not shape, memory
+        canonical = (shape, dtype, self.weak_type, memory)
         return cls._interned.setdefault(key, cls._interned.setdefault(canonical, self))
 
     def __reduce__(self):
-        return (ShapedArray, (self.shape, self.dtype, self.weak_type))
+        return (ShapedArray, (self.shape, self.dtype, self.weak_type, self.memory))
 
     def __repr__(self) -> str:
         return f"ShapedArray({self})"
 
     def __str__(self) -> str:
         weak = "~" if self.weak_type else ""
-        return f"{weak}{dtypes.short_name(self.dtype)}[{','.join(map(str, self.shape))}]"
+        name = dtypes.short_name(self.dtype) + ("<host>" if self.memory == PINNED_HOST else "")
+        return f"{weak}{name}[{','.join(map(str, self.shape))}]"
 
     @property
     def sharding(self) -> Unsharded:
@@ -100,20 +108,26 @@ class ShapedArray(AbstractValue):
         return self.size * self.dtype.itemsize
 
     def with_shape(self, shape: tuple[int, ...]) -> ShapedArray:
-        """The same dtype with another shape."""
-        return ShapedArray(shape, self.dtype, self.weak_type)
+        """The same dtype and memory with another shape."""
+        return ShapedArray(shape, self.dtype, self.weak_type, self.memory)
 
     def with_dtype(self, dtype: np.dtype) -> ShapedArray:
         """The same shape with another, strong dtype."""
         return ShapedArray(self.shape, dtype)
 
     def strong(self) -> ShapedArray:
-        """The same shape and dtype, not weak."""
-        return ShapedArray(self.shape, self.dtype) if self.weak_type else self
+        """The same shape, dtype and memory, not weak."""
+        return ShapedArray(self.shape, self.dtype, False, self.memory) if self.weak_type else self
+
+    def in_memory(self, memory: str) -> ShapedArray:
+        """The same type in another kind of memory."""
+        if memory == self.memory:
+            return self
+        return ShapedArray(self.shape, self.dtype, self.weak_type, memory)
 
     def update(self, **changes: Any) -> ShapedArray:
-        """The type with another ``shape``, ``dtype`` or ``weak_type``."""
-        fields: dict[str, Any] = {"shape": self.shape, "dtype": self.dtype, "weak_type": self.weak_type}
+        """The type with another ``shape``, ``dtype``, ``weak_type`` or ``memory``."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
         return ShapedArray(**fields | changes)
 
     def str_short(self, short_dtypes: bool = False) -> str:
@@ -122,9 +136,12 @@ class ShapedArray(AbstractValue):
         return f"{name}[{','.join(map(str, self.shape))}]"
 
     def tangent(self) -> ShapedArray:
-        """The type of this type's tangents: the same for inexact dtypes, else ``float0``."""
+        """The type of this type's tangents: the same for inexact dtypes, else ``float0``.
+
+        Tangents are in the memory of the device.
+        """
         if dtypes.is_inexact(self.dtype):
-            return self
+            return self.in_memory(DEVICE)
         return ShapedArray(self.shape, dtypes.float0)
 
     to_tangent_aval = tangent
@@ -132,6 +149,9 @@ class ShapedArray(AbstractValue):
     def same_type(self, other: ShapedArray) -> bool:
         """True if shape and dtype agree; weakness is ignored."""
         return self is other or (self.shape == other.shape and self.dtype == other.dtype)
+
+
+_FIELDS = ("shape", "dtype", "weak_type", "memory")
 
 
 class Typed:

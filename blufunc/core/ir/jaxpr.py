@@ -18,7 +18,7 @@ import numpy as np
 
 from blufunc.core.ir import dtypes, printer
 from blufunc.core.ir import source as source_lib
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.trace import state
 
 # -- keys of parameters: ``exact`` distinguishes values that ``==`` does not, as 1 and True ---------
@@ -368,3 +368,14 @@ def communicates(eqn: Eqn) -> bool:
 def line_of(eqn: Eqn) -> str:
     """The user's line of an equation; for a derivative the forward line, marked."""
     return source_lib.summary(eqn.source) + (" backward" if source_lib.is_backward(eqn.source) else "")
+
+
+def uses_host(jaxpr: Jaxpr) -> bool:
+    """True if a program has values in the memory of the host, or moves any."""
+    return jaxpr.memoised(
+        "uses host",
+        lambda: (
+            any(v.aval.memory != DEVICE for v in jaxpr.invars)
+            or any(e.prim.kind == "transfer" or any(map(uses_host, subjaxprs(e.params))) for e in jaxpr.eqns)
+        ),
+    )

@@ -21,6 +21,7 @@ class _OptimizationBarrier(Primitive):
     """All operands, unchanged."""
 
     name, kind, multiple_results, opaque = "optimization_barrier", "barrier", True, True
+    any_memory = True
 
     shard = staticmethod(one_by_one)
 

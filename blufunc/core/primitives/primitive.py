@@ -16,9 +16,9 @@ from blufunc.config import config
 from blufunc.core.arrays import backend, nan_check
 from blufunc.core.arrays.array import ConcreteArray, lift
 from blufunc.core.ir import source
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.trace import Tracer, leak_error, state
-from blufunc.core.primitives.rule_errors import checked_types
+from blufunc.core.primitives.rule_errors import checked_types, host_error
 
 RULES = ("impl", "abstract", "jvp", "transpose", "batch")
 """The rules that the completeness test requires of every primitive."""
@@ -58,6 +58,7 @@ class Primitive:
       cost: of elementwise operations, approximate cost of one application, in float additions.
       has_definition: whether ``lower`` is a definition: a function that is traced.
       check_impl: whether ``impl`` is the user's, and the types of its results are checked.
+      any_memory: whether operands may be in the memory of the host: of moves and of calls, not of computation.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Primitive:
     linear: tuple[frozenset[int], ...] = ()
     monoid = ""
     cost = 1
+    any_memory = False
 
     def __init__(self, name: str | None = None):
         if name is not None:
@@ -225,6 +227,8 @@ class Primitive:
         return result
 
     def _checked(self, avals: tuple[ShapedArray, ...], params: dict) -> Any:
+        if not self.any_memory and any(a.memory != DEVICE for a in avals):
+            raise host_error(self, avals)
         try:
             result = self.abstract(*avals, **params)
         except errors.BlufuncError as e:

@@ -16,7 +16,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 
 RETURNS = {
     "impl": "the result as a NumPy array; a list of them with multiple_results = True",
@@ -87,6 +87,17 @@ def check_definition(
 def type_of(aval: ShapedArray) -> str:
     """The shape and dtype of a type, without its weakness."""
     return f"{dtypes.short_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"
+
+
+def host_error(prim: Any, avals: Sequence[ShapedArray]) -> errors.UnsupportedError:
+    """The error for an operation on an operand in the memory of the host."""
+    i, aval = next((i, a) for i, a in enumerate(avals) if a.memory != DEVICE)
+    return errors.UnsupportedError(
+        f"{prim.name} was given operand {i} in the memory {aval.memory!r}: {aval}.",
+        where=source.here(),
+        why="programs compute on values in the memory of the device, and move others only where they say so.",
+        fix="move it first: bf.device_put(x, bf.memory.Space.Device)",
+    )
 
 
 def described(x: Any) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, communicates
 from blufunc.core.ops.gather_scatter import gather_p
+from blufunc.core.ops.offload import offload_p
 from blufunc.core.ops.shape import iota_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
@@ -598,6 +599,8 @@ class _Fuser:
                 if a.__class__ is Literal:
                     continue
                 in_order = self.in_order_operands(step.eqn)
+                if step.eqn.prim is offload_p:  # it copies bytes
+                    in_order = same_order(a, self.virtual) is None
                 if a in self.virtual and (in_order or view_chain(a, self.virtual) is None):
                     needed[a] = None
                     step.inputs.append(a)

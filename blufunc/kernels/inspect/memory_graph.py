@@ -2,6 +2,7 @@
 
 Kernels, alongside stage 7. In: a plan. Out: a ``Drawing``: time goes right, a step at a time, memory goes up. A block
 is a value at its place: arguments below, results above them, the arena on top. The line is what is in use at each step.
+The memory of the host is not drawn.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def draw(name: str, plan: Plan) -> Drawing:
         parts.append(label(_LEFT - 8, y + 4, size(plan.peak_bytes * k / 4), text_anchor="end", fill="#445"))
     for value, (start, end) in sorted(plan.spans.items()):
         info, place = plan.values[value], plan.placement[value]
-        if not info.nbytes or info.alias_of is not None:
+        if not info.nbytes or info.alias_of is not None or info.on_host:
             continue
         bottom = floors(place) + place.offset
         block = element(
@@ -61,10 +62,14 @@ def _floors(plan: Plan) -> Callable[[Placement], int]:
     at = 0
     arguments = [v for v, p in plan.placement.items() if p.space == "argument" and p.owner == v]
     for v in arguments:
+        if plan.values[v].on_host:
+            continue
         bases["argument", v] = at
         at += plan.values[v].nbytes
     at = plan.argument_bytes
     for v, nbytes in plan.allocations.items():
+        if plan.values[v].on_host:
+            continue
         bases["output", v] = at
         at += nbytes
     arena = plan.argument_bytes + plan.output_bytes

@@ -22,6 +22,7 @@ from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.cost import Cost, cost_of, cost_of_equations
 from blufunc.kernels.fusion.report import Fused
 from blufunc.kernels.machine import Machine
+from blufunc.kernels.memory.overlap import Overlap
 from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import fused
 from blufunc.kernels.recompute.budget_report import RematChoice
@@ -40,6 +41,8 @@ class Memory:
       output_bytes: results that take over no donated argument.
       arena_bytes: the one block for everything else.
       unplanned_bytes: results that loops, branches and the reference allocate; those alive at once add to the peak.
+      host_bytes: bytes in page-locked memory of the host, which are no part of the peak.
+      overlap: the copies between memories and their price; None if there are none.
       bought: the rematerialization for ``jit(memory_budget=)``: both peaks, the values and the cost; None if there is
         none.
     """
@@ -50,11 +53,13 @@ class Memory:
         why_not_compiled: str = "",
         unplanned_bytes: int = 0,
         bought: RematChoice | None = None,
+        overlap: Overlap | None = None,
     ):
         self.plan, self.why_not_compiled, self.bought = plan, why_not_compiled, bought
         self.unplanned_bytes = unplanned_bytes
         self.peak_bytes, self.argument_bytes = plan.peak_bytes, plan.argument_bytes
         self.output_bytes, self.arena_bytes = plan.output_bytes, plan.arena_bytes
+        self.host_bytes, self.overlap = plan.host_bytes, overlap
 
     def report(self, n: int = 10) -> str:
         """The sums, the ``n`` largest values at the peak, and the recomputed values."""
@@ -62,7 +67,8 @@ class Memory:
         besides = (
             f"; {size(self.unplanned_bytes)} in results of calls besides" if self.unplanned_bytes else ""
         )
-        price = [self.bought.report(n)] if self.bought is not None else []
+        price = [] if self.overlap is None else [_copies(self.overlap)]
+        price += [self.bought.report(n)] if self.bought is not None else []
         return "\n".join([head + besides, *rest, *price])
 
     def __str__(self) -> str:
@@ -71,6 +77,18 @@ class Memory:
             f"runs as NumPy calls, which allocate as they go: {why}. Compiled it would be:\n" if why else ""
         )
         return head + self.report()
+
+
+def _copies(overlap: Overlap) -> str:
+    """The copies between memories as a line."""
+    o = overlap
+    ways = [
+        (o.copies_out, "to the host", o.bytes_out, o.seconds_out),
+        (o.copies_in, "from it", o.bytes_in, o.seconds_in),
+    ]
+    moved = ", ".join(f"{n} {way} ({size(b)}, {duration(s)} on its stream)" for n, way, b, s in ways if n)
+    waits = f"other steps take {duration(o.step_seconds)} and wait {duration(o.exposed_seconds)} for copies"
+    return f"copies between memories: {moved}; {waits}, as estimated"
 
 
 class Sight:
@@ -149,7 +167,7 @@ class Sight:
         schedule = self.schedule
         values = [schedule.values[i] for i in schedule.unplanned]
         unplanned = sum(v.aval.nbytes for v in values if isinstance(v, Var))
-        return Memory(schedule.plan, self.why_not_compiled, unplanned, schedule.bought)
+        return Memory(schedule.plan, self.why_not_compiled, unplanned, schedule.bought, schedule.overlap)
 
     @functools.cached_property
     def cost(self) -> Cost:

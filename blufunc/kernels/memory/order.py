@@ -25,7 +25,7 @@ class Graph:
       kind: for each root, the kind of its storage; a temporary with a view that is returned is an output.
       read_as: for each step, the views through which it reads each root.
       before: for each step, the steps that must come before it.
-      temps: for each step, the temporary roots that it touches.
+      temps: for each step, the temporary roots that it touches, without those in the memory of the host.
       touched_by: for each temporary root, the steps that touch it.
       overwrites: for each step, pairs of roots (written, read) of one size that may share storage.
     """
@@ -49,7 +49,7 @@ class Graph:
             self.read_as.append(views)
         self.before = self._dependencies()
         self.temps = [
-            tuple({r for v in (*s.reads, *s.writes) if self.kind[r := self.root[v]] == "temp"}) for s in steps
+            tuple({r for v in (*s.reads, *s.writes) if self.is_temp(r := self.root[v])}) for s in steps
         ]
         self.touched_by: dict[int, list[int]] = {}
         for i, roots in enumerate(self.temps):
@@ -111,6 +111,10 @@ class Graph:
                     readers.setdefault(self.root[v], set()).add(i)
             before.append(needs)
         return before
+
+    def is_temp(self, root: int) -> bool:
+        """True for a temporary in the memory of the device."""
+        return self.kind[root] == "temp" and not self.values[root].on_host
 
     def is_argument(self, root: int) -> bool:
         return self.kind[root] in ("argument", "donated")

@@ -40,6 +40,7 @@ class Buffer:
       home: None for a temporary; else the block that it is, ("output" or "argument", id).
       scratch: the step whose scratch it is.
       place: its memory, once assigned.
+      on_host: whether it is in the memory of the host.
     """
 
     nbytes: int
@@ -48,6 +49,7 @@ class Buffer:
     home: tuple[str, int] | None = None
     scratch: int | None = None
     place: Placement | None = None
+    on_host: bool = False
 
     @property
     def start(self) -> int:
@@ -71,7 +73,8 @@ def share(graph: Graph, order: Sequence[int], spans: dict[int, tuple[int, int]])
         home = ("argument", r) if graph.is_argument(r) else None
         if kind == "output":
             home = ("output", graph.returned[r])
-        holder[r] = Buffer(graph.values[r].nbytes, [span], [r], home)
+        value = graph.values[r]
+        holder[r] = Buffer(value.nbytes, [span], [r], home, on_host=value.on_host)
 
     def overwrite(allowed: Callable[[int, int], bool]) -> None:
         for i in order:
@@ -90,12 +93,13 @@ def share(graph: Graph, order: Sequence[int], spans: dict[int, tuple[int, int]])
         chain = _chain(graph, operands, r)
         for read, written in itertools.pairwise(chain):
             _merge(holder, written, read)
-    idle: dict[int, list[int]] = {}  # donated arguments by size, the first to die first
+    idle: dict[tuple[int, bool], list[int]] = {}  # donated arguments by size, the first to die first
+    kind_of = lambda r: (graph.values[r].nbytes, graph.values[r].on_host)
     for r in sorted((r for r in spans if graph.kind[r] == "donated"), key=lambda r: spans[r][1]):
-        idle.setdefault(graph.values[r].nbytes, []).append(r)
+        idle.setdefault(kind_of(r), []).append(r)
     for r in sorted((r for r in spans if graph.kind[r] == "output"), key=lambda r: spans[r][0]):
         if holder[r].home == ("output", graph.returned[r]):
-            free = idle.get(graph.values[r].nbytes, [])
+            free = idle.get(kind_of(r), [])
             for donated in free:
                 if holder[donated].end < spans[r][0]:
                     free.remove(donated)
@@ -139,6 +143,8 @@ def _merge(holder: dict[int, Buffer], written: int, read: int) -> None:
     )
     if a is b or a.nbytes != b.nbytes or not (a.home is None or b.home is None or takes_over):
         return
+    if a.on_host != b.on_host:
+        return
     at = b.spans[b.roots.index(written)][0]
     for i, (s, e) in enumerate(a.spans):
         for j, (t, f) in enumerate(b.spans):
@@ -167,7 +173,7 @@ def windows(buffers: list[Buffer], n: int) -> list[Window]:
     """The idle times of every block outside the arena."""
     windows = []
     for b in buffers:
-        if b.home is None or not b.nbytes:
+        if b.home is None or not b.nbytes or b.on_host:
             continue
         free = 0
         for start, end in [*sorted(b.spans), (n, n)]:
@@ -329,13 +335,15 @@ class _Layout:
         self.allocations = {
             b.home[1]: b.nbytes for b in self.buffers if b.home is not None and b.home[0] == "output"
         }
-        self.output_bytes = sum(self.allocations.values())
-        loose = []
+        outputs = [b for b in self.buffers if b.home is not None and b.home[0] == "output"]
+        self.output_bytes = sum(b.nbytes for b in outputs if not b.on_host)
+        self.host_output_bytes = sum(b.nbytes for b in outputs if b.on_host)
+        loose, self.on_host = [], []
         for b in self.buffers:
             if b.home is not None:
                 b.place = Placement(*b.home, 0)
             elif b.nbytes:
-                loose.append(b)
+                (self.on_host if b.on_host else loose).append(b)
             else:
                 b.place = Placement("arena", -1, 0)
         self.profile = np.zeros(len(order) + 1, np.int64)  # bytes of the arena needed at each position
@@ -345,7 +353,7 @@ class _Layout:
             self.borrow(loose)
         self.loose = [b for b in loose if b.place is None]
         self.bound = int(self.profile.max())
-        self.arena_bytes = 0
+        self.arena_bytes = self.host_arena_bytes = 0
 
     @property
     def least(self) -> int:
@@ -392,6 +400,10 @@ class _Layout:
         offsets, self.arena_bytes = pack(rectangles, self.bound, search)
         for b, offset in zip(self.loose, offsets, strict=True):
             b.place = Placement("arena", -1, offset)
+        rectangles = [(b.start, b.end, self.aligned(b.nbytes)) for b in self.on_host]
+        offsets, self.host_arena_bytes = pack(rectangles, 0, search=False)
+        for b, offset in zip(self.on_host, offsets, strict=True):
+            b.place = Placement("host", -1, offset)
 
     def plan(self) -> Plan:
         """The finished plan."""
@@ -406,6 +418,7 @@ class _Layout:
         for v, r in enumerate(graph.root):
             if r in placement:
                 placement[v] = placement[r]
+        arguments = [v for i, v in enumerate(graph.values) if graph.owns(i) and graph.is_argument(i)]
         return Plan(
             order=tuple(self.order),
             placement=placement,
@@ -414,10 +427,11 @@ class _Layout:
             arena_bytes=self.arena_bytes,
             arena_bound=self.bound,
             output_bytes=self.output_bytes,
-            argument_bytes=sum(
-                v.nbytes for i, v in enumerate(graph.values) if graph.owns(i) and graph.is_argument(i)
-            ),
+            argument_bytes=sum(v.nbytes for v in arguments if not v.on_host),
             peak_step=self.order[int(self.profile[:-1].argmax())] if self.order else None,
             values=graph.values,
             spans=self.spans,
+            host_arena_bytes=self.host_arena_bytes,
+            host_output_bytes=self.host_output_bytes,
+            host_argument_bytes=sum(v.nbytes for v in arguments if v.on_host),
         )

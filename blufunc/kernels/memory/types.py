@@ -39,12 +39,14 @@ class Value:
         after its last read), ``"output"`` (returned to the caller: in no arena) or ``"temp"``.
       label: its name and the user's line, for reports; default empty.
       alias_of: the value that it is a view of: one storage, alive while either is needed; default None.
+      on_host: whether it is in the memory of the host; default False.
     """
 
     nbytes: int
     kind: str
     label: str = ""
     alias_of: int | None = None
+    on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class Placement:
     """The memory of a value: ``offset`` bytes into a block.
 
     Attributes:
-      space: ``"arena"``; ``"output"``, an allocation of its own that output ``owner`` is returned in; or
-        ``"argument"``, the storage of argument ``owner``.
-      owner: the id of that output or argument; -1 in the arena.
+      space: ``"arena"``; ``"host"``, the arena in the memory of the host; ``"output"``, an allocation of its own that
+        output ``owner`` is returned in; or ``"argument"``, the storage of argument ``owner``.
+      owner: the id of that output or argument; -1 in the arenas.
       offset: in bytes. A view has the offset of what it is a view of.
     """
 
@@ -78,6 +80,8 @@ class Plan:
       argument_bytes: bytes of the caller's arguments, donated or not.
       peak_bytes: ``argument_bytes + output_bytes + arena_bytes``.
       peak_step: the index of a step at which ``arena_bound`` is needed; None without steps.
+      host_arena_bytes, host_output_bytes, host_argument_bytes: the same in the memory of the host, which is no part of
+        the sums above.
     """
 
     order: tuple[int, ...]
@@ -91,6 +95,14 @@ class Plan:
     peak_step: int | None
     values: Sequence[Value] = field(repr=False)
     spans: dict[int, tuple[int, int]] = field(repr=False)  # first and last position; views with their root
+    host_arena_bytes: int = 0
+    host_output_bytes: int = 0
+    host_argument_bytes: int = 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in the memory of the host while the program runs."""
+        return self.host_arena_bytes + self.host_output_bytes + self.host_argument_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -100,13 +112,13 @@ class Plan:
     def live_at(self, step: int) -> list[tuple[int, int]]:
         """The values in memory while a step runs, as (id, bytes), the largest first.
 
-        Views are left out, and so is an operand that the step overwrites. Arguments that are not donated are always
-        included.
+        Views are left out, and so are an operand that the step overwrites and what is in the memory of the host.
+        Arguments that are not donated are always included.
         """
         at = self.order.index(step)
         holds: dict[Placement, int] = {}
         for value, (start, end) in self.spans.items():
-            if start <= at <= end:
+            if start <= at <= end and not self.values[value].on_host:
                 place = self.placement[value]
                 if place not in holds or self.spans[holds[place]][0] < start:
                     holds[place] = value
@@ -120,8 +132,13 @@ class Plan:
             f"outputs {_size(self.output_bytes)}, arena {_size(self.arena_bytes)} "
             f"({_size(self.arena_bound)} of it in use at once)"
         ]
+        if self.host_bytes:
+            lines.append(
+                f"in the memory of the host {_size(self.host_bytes)}: arguments {_size(self.host_argument_bytes)}, "
+                f"outputs {_size(self.host_output_bytes)}, arena {_size(self.host_arena_bytes)}"
+            )
         if self.peak_step is None:
-            return lines[0]
+            return "\n".join(lines)
         live = self.live_at(self.peak_step)
         at = self.order.index(self.peak_step)
         lines.append(f"alive at step {at + 1} of {len(self.order)}, where the arena is fullest:")

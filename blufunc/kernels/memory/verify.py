@@ -52,10 +52,15 @@ def simulate(plan: Plan, steps: Sequence[Step], values: Sequence[Value]) -> int:
         if value.kind in ("argument", "donated") and root[i] == i:
             holds["argument", i] = {i: (0, value.nbytes)}
     used = 0
+    for r, place in plan.placement.items():
+        home = values[place.owner].on_host if place.owner >= 0 else place.space == "host"
+        if values[r].nbytes and values[r].on_host != home:
+            _unsound(f"value {r} is in the wrong memory: {place}")
 
     def region(place: Placement, nbytes: int) -> _Region:
         block = (place.space, place.owner)
-        size = plan.arena_bytes if place.space == "arena" else plan.allocations.get(place.owner, 0)
+        arenas = {"arena": plan.arena_bytes, "host": plan.host_arena_bytes}
+        size = arenas.get(place.space, plan.allocations.get(place.owner, 0))
         if place.space == "argument":
             size = values[place.owner].nbytes
         if not 0 <= place.offset <= place.offset + nbytes <= size:
@@ -87,7 +92,7 @@ def simulate(plan: Plan, steps: Sequence[Step], values: Sequence[Value]) -> int:
         block, low, high = region(plan.placement[r], values[r].nbytes)
         if holds.get(block, {}).get(r) != (low, high):
             _unsound(f"output {r} is not in memory at the end")
-        if block[0] == "arena" or block in taken or low:
+        if block[0] in ("arena", "host") or block in taken or low:
             _unsound(f"output {r} has no memory of its own")
         taken.add(block)
     return used

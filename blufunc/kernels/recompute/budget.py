@@ -4,6 +4,9 @@ Kernels, between stages 5 and 7. In: a program that is to be scheduled, and a bu
 its default schedule if that fits; otherwise the schedule of the program with values recomputed, the fastest that was
 found to fit, and a report of the price.
 
+On a device with a link to its host, values may be offloaded instead (``budget_offload.py``): of a plan that recomputes
+and one that offloads first, the one with the lower estimated time is taken.
+
 The effect of recomputation on the peak is known only after fusion, ordering and packing. So each choice of
 ``budget_cuts.py`` is tried: a plan without kernels takes a fraction of the time to compile a program. For each division
 of the program in segments, the rate (the seconds that a byte is worth) is raised until the plan fits. If the peak is
@@ -21,6 +24,7 @@ from typing import Any
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.kernels.cost import plan_seconds
 from blufunc.kernels.recompute.budget_cuts import Choice, Cuts
+from blufunc.kernels.recompute.budget_offload import Offloads
 from blufunc.kernels.recompute.budget_report import Dropped, RematChoice, no_plan
 from blufunc.kernels.schedule import Schedule
 
@@ -39,6 +43,18 @@ _NEARLY = 1.1
 _REPEATS = 1.5
 """Limit of recomputation, relative to the time up to the first peak."""
 
+_CHEAP = 0.005
+"""Price, relative to the program's time, below which no other way is tried."""
+
+_SHARES = (1, 0.5)
+"""Shares of the bytes that the link can hide that are offloaded.
+
+The rest of the excess is recomputed.
+"""
+
+_OFFLOADS = 4
+"""Plans per aim with offloaded values."""
+
 _STEPS = 128
 _RATES = range(-3 * _STEPS, 12 * _STEPS)
 """Rates that are tried: ``_STEPS`` times the binary logarithm.
@@ -56,6 +72,7 @@ class _Trial:
       made: its estimated schedule.
       seconds: estimated time of recomputation.
       dropped: the values that are not saved, of all peaks that were cut.
+      moved: the values that wait on the host.
     """
 
     jaxpr: Jaxpr
@@ -63,6 +80,7 @@ class _Trial:
     made: Schedule
     seconds: float = 0.0
     dropped: tuple[Dropped, ...] = ()
+    moved: tuple[Dropped, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -123,15 +141,62 @@ class Search:
             made = self.planning.schedule(trial.jaxpr, trial.origins)
             if made.plan.peak_bytes <= budget:
                 largest_first = tuple(sorted(trial.dropped, key=lambda d: -d.nbytes))
-                made.bought = RematChoice(self.budget, self.default, made, largest_first, self.machine)
+                made.bought = RematChoice(
+                    self.budget, self.default, made, largest_first, self.machine, trial.moved
+                )
                 return made
             if trial.peak <= aim:
                 aim -= made.plan.peak_bytes - budget
         return None
 
     def descend(self, aim: int) -> _Trial:
+        """The cheapest trial that meets an aim, by recomputation or with offloaded values."""
+        lowest = self.cut_peaks(self.start, aim)
+        cheap = lowest.peak <= aim and lowest.seconds <= _CHEAP * self.default_seconds
+        if cheap or not self.machine.host_link or self.start.peak <= aim:
+            return lowest
+        offloads = Offloads(self.start.made, Cuts(self.start.made, aim, self.machine), self.machine)
+        self.floor = min(self.floor, self.start.peak - sum(v.aval.nbytes for v in offloads.candidates))
+        hidden = min(offloads.hidden, self.start.peak - aim)
+        for share in _SHARES if offloads.candidates else ():
+            most = lowest.seconds if lowest.peak <= aim else float("inf")
+            moved = self.offload(offloads, self.start.peak - int(share * hidden), most)
+            if moved is not self.start:
+                self.plans = 0
+                moved = self.cut_peaks(moved, aim)
+                lowest = min(lowest, moved, key=lambda t: (max(t.peak, aim), t.seconds))
+                if moved.peak <= aim and moved.seconds <= _CHEAP * self.default_seconds:
+                    break
+        if lowest.peak > aim and offloads.candidates:  # at any price
+            moved = self.cut_peaks(self.offload(offloads, aim, float("inf")), aim)
+            lowest = min(lowest, moved, key=lambda t: (max(t.peak, aim), t.seconds))
+        return lowest
+
+    def offload(self, offloads: Offloads, aim: int, most: float) -> _Trial:
+        """The trial with values on the host meanwhile; the first one if none can be.
+
+        Args:
+          most: a price at which another plan is known; one that costs more is given up.
+        """
+        best = trial = self.start
+        wanted = trial.peak - aim
+        for _ in range(_OFFLOADS):
+            chosen = offloads.first(wanted)
+            origins = dict(trial.origins)
+            jaxpr = offloads.program(chosen, origins)
+            made = self.planning.schedule(jaxpr, origins, estimate=True)
+            seconds = plan_seconds(made, self.machine) - self.default_seconds
+            if seconds >= most:
+                return trial
+            found = _Trial(jaxpr, origins, made, seconds, (), offloads.moved(chosen))
+            best = min(best, found, key=lambda t: (max(t.peak, aim), t.seconds))
+            if found.peak <= aim or len(chosen) == len(offloads.candidates):
+                break
+            wanted += found.peak - aim
+        return best
+
+    def cut_peaks(self, lowest: _Trial, aim: int) -> _Trial:
         """Cut peaks, one after the other, while that makes progress."""
-        lowest = self.start
         while lowest.peak > aim and lowest.made.plan.peak_step is not None:
             found = self.cut(lowest, aim)
             if found.peak > aim and found.peak > lowest.peak * _PROGRESS:
@@ -183,4 +248,4 @@ class Search:
         made = self.planning.schedule(jaxpr, origins, estimate=True)
         seconds = plan_seconds(made, self.machine) - self.default_seconds
         dropped = (*trial.dropped, *cuts.dropped(choice, jaxpr))
-        return _Trial(jaxpr, origins, made, seconds, dropped)
+        return _Trial(jaxpr, origins, made, seconds, dropped, trial.moved)

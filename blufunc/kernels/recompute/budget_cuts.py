@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from blufunc.core.ir.avals import DEVICE
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Var, communicates
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.primitives.effects import eqn_calls_back
@@ -148,7 +149,7 @@ class Cuts(AroundPeak):
                 self.first_late.update((v, i) for v in step.inputs if v not in self.first_late)
         profile = np.zeros(len(self.steps) + 1, np.int64)
         for value, (start, end) in made.plan.spans.items():
-            if made.plan.values[value].kind == "temp":
+            if made.plan.values[value].kind == "temp" and not made.plan.values[value].on_host:
                 profile[max(start, 0)] += made.plan.values[value].nbytes
                 profile[end + 1 :][:1] -= made.plan.values[value].nbytes
         profile = profile.cumsum()[:-1]
@@ -156,7 +157,8 @@ class Cuts(AroundPeak):
         self.over = np.concatenate([[0], over.cumsum()])
         unplanned = {made.values[i] for i in made.unplanned}
         aliased = {made.values[i] for pair in made.aliases.items() for i in pair}
-        self.fixed = {v for v in unplanned | aliased | self.results if isinstance(v, Var)}
+        on_host = {v for v in made.values if isinstance(v, Var) and v.aval.memory != DEVICE}
+        self.fixed = {v for v in unplanned | aliased | on_host | self.results if isinstance(v, Var)}
 
     def price(self, v: Var, until: int) -> int:
         """Bytes of a saved value, weighted by the time that it waits.

@@ -49,6 +49,7 @@ class RematChoice:
       made: the schedule within the budget.
       dropped: the values that are recomputed instead of saved, the largest first.
       machine: the device that times are estimated for.
+      moved: the values that wait in the memory of the host, the longest first.
     """
 
     budget: int
@@ -56,6 +57,7 @@ class RematChoice:
     made: Schedule = field(repr=False)
     dropped: tuple[Dropped, ...] = field(repr=False)
     machine: Machine
+    moved: tuple[Dropped, ...] = field(default=(), repr=False)
 
     @property
     def default_peak_bytes(self) -> int:
@@ -95,17 +97,14 @@ class RematChoice:
     def report(self, n: int = 10) -> str:
         """The peaks, the ``n`` largest rows of recomputed values, and the price."""
         before, _ = self.costs
-        rows = sorted(Counter(self.dropped).items(), key=lambda row: -row[0].nbytes * row[1])
-        total = sum(d.nbytes for d in self.dropped)
         lines = [
             f"memory budget {size(self.budget)}: planned peak {size(self.peak_bytes)} instead of "
             f"{size(self.default_peak_bytes)}",
-            f"recomputed, or computed later, instead of saved: {len(self.dropped)} values, {size(total)}",
         ]
-        lines += [f"  {size(k * d.nbytes):>10}  {f'{k} x ' if k > 1 else ''}{d.label}" for d, k in rows[:n]]
-        if len(rows) > n:
-            rest = sum(k * d.nbytes for d, k in rows[n:])
-            lines.append(f"  {size(rest):>10}  in {len(rows) - n} smaller")
+        if self.dropped or not self.moved:
+            lines += _listed("recomputed, or computed later, instead of saved", self.dropped, n)
+        if self.moved:
+            lines += _listed("offloaded to the memory of the host instead of saved", self.moved, n)
         lines.append(
             f"price: {count(self.flops)} operations ({_share(self.flops, before.flops)}), "
             f"{'-' if self.bytes < 0 else ''}{size(abs(self.bytes))} moved ({_share(self.bytes, before.bytes)}); "
@@ -115,6 +114,17 @@ class RematChoice:
         return "\n".join(lines)
 
     __str__ = report
+
+
+def _listed(what: str, values: tuple[Dropped, ...], n: int) -> list[str]:
+    """The sum of some values, and the ``n`` largest rows of them."""
+    rows = sorted(Counter(values).items(), key=lambda row: -row[0].nbytes * row[1])
+    lines = [f"{what}: {len(values)} values, {size(sum(d.nbytes for d in values))}"]
+    lines += [f"  {size(k * d.nbytes):>10}  {f'{k} x ' if k > 1 else ''}{d.label}" for d, k in rows[:n]]
+    if len(rows) > n:
+        rest = sum(k * d.nbytes for d, k in rows[n:])
+        lines.append(f"  {size(rest):>10}  in {len(rows) - n} smaller")
+    return lines
 
 
 def _share(part: float, whole: float) -> str:

@@ -53,6 +53,7 @@ class AroundPeak:
         kept: Collection[Var] = (),
         instead: Mapping[Var, Sequence[Eqn]] = MappingProxyType({}),
         with_readers: bool = False,
+        read: Collection[Var] = (),
     ) -> Jaxpr:
         """The program that recomputes values before their first reader after the peak.
 
@@ -63,6 +64,7 @@ class AroundPeak:
           instead: for values that are recomputed by other equations than their own, those equations.
           with_readers: whether equations that are recomputed for an equation of a recomputing call may be fused with
             it: then both, and the rest of that call after the peak, get a new index.
+          read: variables that the caller adds readers of.
         """
         eqns: list[Eqn] = []
         fresh: dict[Atom, Var] = {}
@@ -116,7 +118,7 @@ class AroundPeak:
             eqns.append(eqn)
         late = eqns[self.peak + 1 :]  # equations of such a call before the peak keep their index
         origins.update([(e, renewed[origins[e]]) for e in late if origins.get(e) in renewed])
-        return self.jaxpr.replace(eqns=_read(eqns, self.jaxpr.outvars))
+        return self.jaxpr.replace(eqns=_read(eqns, [*self.jaxpr.outvars, *read]))
 
 
 def _read(eqns: list[Eqn], outvars: Iterable[Atom]) -> list[Eqn]:

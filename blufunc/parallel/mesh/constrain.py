@@ -26,7 +26,7 @@ class ShardingConstraint(Linear):
     """The operand with sharding ``spec``; propagation chooses ``free`` dimensions."""
 
     name, kind, identity = "sharding_constraint", "elementwise", True
-    linear, shard = (), staticmethod(elementwise)
+    linear, shard, any_memory = (), staticmethod(elementwise), True
 
     def impl(self, x, *, spec, mesh, free):
         return x

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from blufunc import errors
 from blufunc.core.arrays import backend
+from blufunc.core.arrays.memories import kind_of
 from blufunc.core.ir import source
+from blufunc.core.ir.avals import DEVICE
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, index_along
 from blufunc.parallel.mesh.spec import PartitionSpec, names_of
 
@@ -21,7 +23,14 @@ Index = tuple[slice, ...]
 
 
 class Sharding(ABC):
-    """The layout of an array on devices."""
+    """The layout of an array on devices, and the kind of their memory.
+
+    Attributes:
+      memory_kind: ``"device"``, or ``"pinned_host"``: page-locked memory of the host.
+    """
+
+    __slots__ = ()
+    memory_kind: str
 
     @property
     @abstractmethod
@@ -44,6 +53,10 @@ class Sharding(ABC):
         """True if each device holds the whole array."""
 
     @abstractmethod
+    def with_memory_kind(self, kind: str) -> Sharding:
+        """The same layout in another kind of memory."""
+
+    @abstractmethod
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of each shard of an array of shape ``global_shape``."""
 
@@ -54,9 +67,21 @@ class Sharding(ABC):
 
 @dataclass(frozen=True)
 class SingleDeviceSharding(Sharding):
-    """The whole array on one device."""
+    """The whole array on one device.
+
+    Raises:
+      ValueRangeError: there is no memory of that kind.
+    """
 
     device: backend.Device
+    _: KW_ONLY
+    memory_kind: str = DEVICE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory_kind", kind_of(self.memory_kind, "SingleDeviceSharding"))
+
+    def with_memory_kind(self, kind: str) -> SingleDeviceSharding:
+        return SingleDeviceSharding(self.device, memory_kind=kind)
 
     @property
     def device_set(self) -> set[backend.Device]:
@@ -73,7 +98,7 @@ class SingleDeviceSharding(Sharding):
         return {self.device: tuple(slice(0, n) for n in global_shape)}
 
     def __repr__(self) -> str:
-        return f"SingleDeviceSharding({self.device})"
+        return f"SingleDeviceSharding({self.device}{_in_memory(self.memory_kind)})"
 
 
 class NamedSharding(Sharding):
@@ -82,17 +107,18 @@ class NamedSharding(Sharding):
     Raises:
       ArgumentError: an argument is not a mesh, or not a partition spec.
       ShardingError: the spec names an axis that the mesh does not have.
+      ValueRangeError: there is no memory of that kind.
 
     Attributes:
-      mesh, spec: the arguments.
+      mesh, spec, memory_kind: the arguments; the default memory is that of the devices.
     """
 
-    __slots__ = ("_hash", "mesh", "spec")
+    __slots__ = ("_hash", "memory_kind", "mesh", "spec")
 
     mesh: Mesh | AbstractMesh
     spec: PartitionSpec
 
-    def __init__(self, mesh: Mesh | AbstractMesh, spec: PartitionSpec):
+    def __init__(self, mesh: Mesh | AbstractMesh, spec: PartitionSpec, *, memory_kind: str | None = None):
         for value, kind, what in ((mesh, (Mesh, AbstractMesh), "mesh"), (spec, PartitionSpec, "spec")):
             if not isinstance(value, kind):
                 raise errors.ArgumentError(
@@ -101,7 +127,8 @@ class NamedSharding(Sharding):
                     fix="NamedSharding(mesh, P('x'))",
                 )
         self.mesh, self.spec = mesh, spec
-        self._hash = hash((mesh, spec))
+        self.memory_kind = kind_of(memory_kind, "NamedSharding")
+        self._hash = hash((mesh, spec, self.memory_kind))
         for name in (*spec.axes, *sorted(spec.unreduced | spec.reduced)):
             if name not in mesh.shape:
                 raise errors.ShardingError(
@@ -167,8 +194,14 @@ class NamedSharding(Sharding):
         return {d: i for d, i in self.devices_indices_map(global_shape).items() if d.process is None}
 
     def with_spec(self, spec: PartitionSpec) -> NamedSharding:
-        """The same mesh with another spec."""
-        return NamedSharding(self.mesh, spec)
+        """The same mesh and memory with another spec."""
+        return NamedSharding(self.mesh, spec, memory_kind=self.memory_kind)
+
+    def with_memory_kind(self, kind: str | None) -> NamedSharding:
+        """The same layout in another kind of memory; None: the default one."""
+        if kind_of(kind, "with_memory_kind") == self.memory_kind:
+            return self
+        return NamedSharding(self.mesh, self.spec, memory_kind=kind)
 
     @property
     def concrete_mesh(self) -> Mesh:
@@ -185,16 +218,25 @@ class NamedSharding(Sharding):
             and self._hash == other._hash
             and self.spec == other.spec
             and self.mesh == other.mesh
+            and self.memory_kind == other.memory_kind
         )
 
     def __hash__(self) -> int:
         return self._hash
 
     def __repr__(self) -> str:
-        return f"NamedSharding(mesh({self.mesh}), {self.spec})"
+        return f"NamedSharding(mesh({self.mesh}), {self.spec}{_in_memory(self.memory_kind)})"
 
     def __reduce__(self):
-        return NamedSharding, (self.mesh, self.spec)  # the hash is valid in this process only
+        return _named, (self.mesh, self.spec, self.memory_kind)  # the hash is valid in this process only
+
+
+def _named(mesh: Mesh | AbstractMesh, spec: PartitionSpec, memory_kind: str) -> NamedSharding:
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+def _in_memory(kind: str) -> str:
+    return "" if kind == DEVICE else f", memory_kind={kind!r}"
 
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:

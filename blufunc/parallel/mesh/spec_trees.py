@@ -15,18 +15,21 @@ from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.pytree import paths, tree
 from blufunc.parallel.mesh.mesh import AbstractMesh, AxisSizes, Mesh, current_mesh
-from blufunc.parallel.mesh.sharding import NamedSharding
+from blufunc.parallel.mesh.sharding import NamedSharding, SingleDeviceSharding
 from blufunc.parallel.mesh.spec import PartitionSpec
 
-Shardings = list[NamedSharding | None]
+Shardings = list[Any]
+"""For each leaf a ``NamedSharding``, None or, if allowed, another sharding."""
 
 
 def is_spec(x: Any) -> bool:
     """True for a leaf of a tree of specs."""
-    return x is None or isinstance(x, (PartitionSpec, NamedSharding))
+    return x is None or isinstance(x, (PartitionSpec, NamedSharding, SingleDeviceSharding))
 
 
-def shardings_of(prefix: Any, whole: Any, mesh: Mesh | AbstractMesh | None, what: str) -> Shardings:
+def shardings_of(
+    prefix: Any, whole: Any, mesh: Mesh | AbstractMesh | None, what: str, alone: bool = False
+) -> Shardings:
     """The sharding of each leaf of ``whole``, None where unspecified.
 
     Args:
@@ -34,13 +37,15 @@ def shardings_of(prefix: Any, whole: Any, mesh: Mesh | AbstractMesh | None, what
       whole: any pytree.
       mesh: the mesh of specs; None for the current one (``with mesh:``).
       what: the user's name for ``prefix``.
+      alone: whether ``SingleDeviceSharding``s are allowed too; default False.
     Raises:
       ArgumentError: ``prefix`` holds something else, or a spec has no mesh.
       ShardingError: a spec names an axis that the mesh does not have.
       TreeError: ``prefix`` is not a prefix.
     """
     return [
-        _sharding(entry, mesh, what) for entry in broadcast(prefix, whole, what, "None where unspecified")
+        entry if alone and isinstance(entry, SingleDeviceSharding) else _sharding(entry, mesh, what)
+        for entry in broadcast(prefix, whole, what, "None where unspecified")
     ]
 
 
@@ -92,7 +97,7 @@ def map_sharded(how: Callable, x: Any, shardings: Shardings, what: str) -> Any:
 def check_ranks(shardings: Shardings, avals: Sequence[ShapedArray], treedef: tree.TreeDef, what: str) -> None:
     """Raise ShardingError, with the leaf's path, if a spec has too many entries."""
     for i, (sharding, aval) in enumerate(zip(shardings, avals, strict=True)):
-        if sharding is not None:
+        if isinstance(sharding, NamedSharding):
             name = lambda i=i: f"{what}{paths.leaf_paths(treedef)[i]}".rstrip()
             check_rank(sharding.mesh, sharding.spec, aval.ndim, name)
 

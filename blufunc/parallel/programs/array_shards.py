@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import ConcreteArray
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE
+from blufunc.core.ops.offload import in_memory
 from blufunc.core.ops.shape import slice_
 from blufunc.parallel.mesh.sharding import Index, Sharding, SingleDeviceSharding
 from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
@@ -40,8 +41,10 @@ class Shard:
 
 def sharding_of(self: ConcreteArray) -> Sharding:
     """The layout of the array: a ``NamedSharding``, or a ``SingleDeviceSharding``."""
-    buffer = self.buffer
-    return buffer.sharding if isinstance(buffer, ShardedBuffer) else SingleDeviceSharding(self.device)
+    buffer, memory = self.buffer, self.aval.memory
+    if isinstance(buffer, ShardedBuffer):
+        return buffer.sharding.with_memory_kind(memory)
+    return SingleDeviceSharding(self.device, memory_kind=memory)
 
 
 def addressable_shards(self: ConcreteArray) -> list[Shard]:
@@ -50,12 +53,13 @@ def addressable_shards(self: ConcreteArray) -> list[Shard]:
     if not isinstance(buffer, ShardedBuffer):
         return [Shard(self.device, tuple(slice(0, n) for n in self.aval.shape), 0, self)]
     indices, replicas = buffer.sharding.indices(buffer.shape), buffer.sharding.replica_ids()
-    padded = ShapedArray(buffer.sharding.shard_shape(buffer.shape), buffer.dtype, self.aval.weak_type)
+    padded = self.aval.with_shape(buffer.sharding.shard_shape(buffer.shape))
     shards = []
     for device, rank, shard in zip(buffer.devices, buffer.ranks, buffer.shards, strict=True):
         index = indices[rank]
-        data = slice_(
-            ConcreteArray(shard, padded, device), [0] * len(index), tuple(s.stop - s.start for s in index)
-        )
+        data = ConcreteArray(shard, padded, device)
+        size = tuple(s.stop - s.start for s in index)
+        if size != padded.shape:
+            data = in_memory(slice_(in_memory(data, DEVICE), [0] * len(index), size), padded.memory)
         shards.append(Shard(device, index, replicas[rank], data))  # type: ignore[arg-type]
     return shards

@@ -13,11 +13,13 @@ from blufunc import errors
 from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.arrays.backend import default_device, host_device
 from blufunc.core.ir import source
+from blufunc.core.ir.avals import DEVICE
 from blufunc.core.ir.trace import EVAL, state
+from blufunc.core.ops.offload import in_memory
 from blufunc.core.pytree import tree
 from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import current_mesh
-from blufunc.parallel.mesh.sharding import NamedSharding
+from blufunc.parallel.mesh.sharding import NamedSharding, SingleDeviceSharding
 from blufunc.parallel.mesh.spec_trees import Shardings, check_ranks, is_spec, shardings_of
 from blufunc.parallel.partition.resharding import layout_of
 from blufunc.parallel.programs.placement import device_put
@@ -86,7 +88,9 @@ class ShardedJit(Jitted):
         if x.device.joint:
             own, n = x.buffer.sharding, x.aval.ndim
             # equal specs, up to mesh axes of size 1
-            if own == sharding or (
+            if x.aval.memory != sharding.memory_kind:
+                return device_put(x, sharding)  # type: ignore[return-value]
+            if own == sharding.with_memory_kind(DEVICE) or (
                 own.mesh == sharding.mesh
                 and layout_of(own.spec, n, own.mesh) == layout_of(sharding.spec, n, own.mesh)
             ):
@@ -116,7 +120,8 @@ class _Annotated(FlatFunction):
     def __call__(self, *leaves: Any) -> list[Any]:
         # both: reshard moves the argument, constrain lays out its cotangent
         ins = [
-            x if s is None else constrain(reshard(x, s), s)
+            # what is in the memory of the host stays there: arguments are moved before the call
+            x if s is None or x.aval.memory != DEVICE else constrain(reshard(x, s), s)
             for x, s in zip(leaves, self.shardings, strict=True)
         ]
         return super().__call__(*ins)
@@ -124,6 +129,14 @@ class _Annotated(FlatFunction):
     def flatten_out(self, out: Any) -> list[Any]:
         flat = super().flatten_out(out)
         name = self.owner.name
-        shardings = shardings_of(self.owner.out_shardings, out, None, f"out_shardings of {name}")
+        shardings = shardings_of(self.owner.out_shardings, out, None, f"out_shardings of {name}", alone=True)
         check_ranks(shardings, [x.aval for x in flat], self.out_tree, f"{name}: result ")
-        return [x if s is None else constrain(reshard(x, s), s) for x, s in zip(flat, shardings, strict=True)]
+        return [x if s is None else _placed(x, s) for x, s in zip(flat, shardings, strict=True)]
+
+
+def _placed(x: Any, sharding: NamedSharding | SingleDeviceSharding) -> Any:
+    """A traced value with a sharding; a single device is that of the program."""
+    if isinstance(sharding, NamedSharding):
+        x = in_memory(x, DEVICE)
+        x = constrain(reshard(x, sharding), sharding)
+    return in_memory(x, sharding.memory_kind)

@@ -18,8 +18,9 @@ from blufunc.config import config
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.arrays.refcounts import ALONE, references
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.ops.offload import offload_p
 from blufunc.core.programs.simplify import simplify
 from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import Mesh
@@ -52,7 +53,9 @@ class MeshDevice(backend.Device):
         def layout(value: Any) -> NamedSharding:
             if isinstance(value, ConcreteArray) and value.device == self:
                 return value.buffer.sharding
-            return value if isinstance(value, NamedSharding) else replicated(self.mesh)
+            if isinstance(value, NamedSharding):
+                return value.with_memory_kind(DEVICE)
+            return replicated(self.mesh)
 
         return tuple(map(layout, values))
 
@@ -119,10 +122,18 @@ class MeshBackend:
     def is_ready(self, buffer: ShardedBuffer) -> bool:
         return all(d.backend.is_ready(s) for d, s in zip(buffer.devices, buffer.shards, strict=True))
 
+    def in_memory(self, buffer: ShardedBuffer, memory: str) -> ShardedBuffer:
+        """Each shard in the memory of its device."""
+        pairs = zip(buffer.devices, buffer.shards, strict=True)
+        moved = [d.backend.in_memory(shard, memory) for d, shard in pairs]
+        return ShardedBuffer(moved, buffer.sharding, buffer.shape, buffer.dtype)
+
     def run(
         self, prim: Any, buffers: Sequence[ShardedBuffer], params: dict, outs: Sequence[ShapedArray]
     ) -> Sequence[ShardedBuffer]:
         """Run one primitive as a cached program of one equation."""
+        if prim is offload_p:
+            return [self.in_memory(buffers[0], params["dst"])]
         avals = tuple(ShapedArray(b.shape, b.dtype) for b in buffers)
         program = self._operation(prim, avals, tuple(params.items()), config.matmul_precision)
         return program(list(buffers))

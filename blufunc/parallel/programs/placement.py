@@ -7,17 +7,19 @@ Parallel, before stage 1. In: values on the host or on devices. Out: arrays. ``d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, overload
 
 import numpy as np
 
 from blufunc import errors
 from blufunc.core.arrays import backend, process_info
 from blufunc.core.arrays.array import ConcreteArray, from_numpy, lift
+from blufunc.core.arrays.memories import Memory, Space
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.axes import sequence, shape_of
 from blufunc.core.ir.trace import Tracer
+from blufunc.core.ops.offload import in_memory
 from blufunc.core.primitives.linear_ops import broadcast_to
 from blufunc.core.pytree import paths, tree
 from blufunc.parallel.mesh.constrain import constrain
@@ -36,8 +38,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Place = backend.Device | NamedSharding
-"""Where an array goes."""
+
+class Place(NamedTuple):
+    """Where an array goes.
+
+    Attributes:
+      layout: a device, or a sharding on a mesh; None: where it is.
+      memory: the kind of memory there; None: the one that it is in.
+    """
+
+    layout: backend.Device | NamedSharding | None
+    memory: str | None
 
 
 @overload
@@ -53,8 +64,10 @@ def device_put(x: Any, device: Any = None) -> Any:
 
     Args:
       x: a pytree of arrays, NumPy arrays and scalars.
-      device: a device, a sharding, or a partition spec on the current mesh (``with mesh:``); or a pytree prefix of
-        ``x`` of these. Default: the default device. An array that is already there is returned without a copy.
+      device: a device, a sharding, a partition spec on the current mesh (``with mesh:``), or a memory
+        (``bf.memory.Space.Host``, ``device.memory("pinned_host")``); or a pytree prefix of ``x`` of these. Default: the
+        default device. An array that is already there is returned without a copy. A program moves values between
+        memories only: it runs on the device of its arguments.
     Raises:
       ArgumentError: ``device`` holds something else, or a spec without a mesh.
       CollectiveError: the values differ between processes.
@@ -64,7 +77,7 @@ def device_put(x: Any, device: Any = None) -> Any:
       UnsupportedError: a value is traced, or the device belongs to another process.
     """
     if device is None:
-        return tree.map(lambda leaf: _put(leaf, backend.default_device()), x)
+        return tree.map(lambda leaf: _put(leaf, Place(backend.default_device(), DEVICE)), x)
     places = [_place(p) for p in tree.broadcast_prefix(device, x, is_leaf=_is_place)]
     leaves, treedef = tree.flatten(x)
     if process_info.current().count > 1:
@@ -75,7 +88,7 @@ def device_put(x: Any, device: Any = None) -> Any:
 def _check_same(leaves: Sequence[Any], places: Sequence[Place], treedef: tree.TreeDef) -> None:
     """Check that all processes of a mesh pass the same values."""
     of_mesh: dict[Mesh, dict[str, np.ndarray]] = {}
-    for path, leaf, place in zip(paths.leaf_paths(treedef), leaves, places, strict=True):
+    for path, leaf, (place, _) in zip(paths.leaf_paths(treedef), leaves, places, strict=True):
         if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh) and place.mesh.spans_processes:
             value = lift(leaf)
             if isinstance(value, ConcreteArray) and not isinstance(value.buffer, ShardedBuffer):
@@ -85,45 +98,60 @@ def _check_same(leaves: Sequence[Any], places: Sequence[Place], treedef: tree.Tr
 
 
 def _is_place(x: Any) -> bool:
-    return isinstance(x, (backend.Device, Sharding, PartitionSpec))
+    return isinstance(x, (backend.Device, Sharding, PartitionSpec, Space, Memory))
 
 
 def _place(given: Any) -> Place:
-    if isinstance(given, (backend.Device, NamedSharding)):
-        return given
-    if isinstance(given, SingleDeviceSharding):
-        return given.device
+    if isinstance(given, backend.Device):
+        return Place(given, DEVICE)
+    if isinstance(given, (SingleDeviceSharding, NamedSharding)):
+        layout = given.device if isinstance(given, SingleDeviceSharding) else given.with_memory_kind(DEVICE)
+        return Place(layout, given.memory_kind)
     if isinstance(given, PartitionSpec):
-        return on_mesh(given, current_mesh(), str(given))
+        return Place(on_mesh(given, current_mesh(), str(given)), DEVICE)
+    if isinstance(given, Space):
+        return Place(None, None if given is Space.Any else given.value)
+    if isinstance(given, Memory):
+        return Place(given.device, given.kind)
     raise errors.ArgumentError(
-        f"device_put takes a device or a sharding, not {given!r:.60}.",
+        f"device_put takes a device, a sharding or a memory, not {given!r:.60}.",
         where=source.here(),
-        fix="use one of bf.devices(), or NamedSharding(mesh, P('x'))",
+        fix="use one of bf.devices(), NamedSharding(mesh, P('x')), or bf.memory.Space.Host",
     )
 
 
 def _put(leaf: Any, place: Place) -> Any:
     value = lift(leaf)
+    memory = value.aval.memory if place.memory is None else place.memory
     if isinstance(value, Tracer):
-        return _put_traced(value, place)
+        moves = memory != value.aval.memory
+        return in_memory(value if place.layout is None else _put_traced(value, place.layout, moves), memory)
     array: ConcreteArray = value  # type: ignore[assignment]
+    return in_memory(array if place.layout is None else _laid_out(array, place.layout, array is leaf), memory)
+
+
+def _laid_out(array: ConcreteArray, place: backend.Device | NamedSharding, stays: bool) -> ConcreteArray:
+    """An array on a device or mesh; itself if it is there and ``stays``."""
     if isinstance(place, NamedSharding):
-        buffer = array.buffer
-        if not isinstance(buffer, ShardedBuffer):
+        if not isinstance(array.buffer, ShardedBuffer):
             return _wrapped(scatter(np.asarray(array), place), array.aval.weak_type)
-        if array is leaf and buffer.sharding == place:
-            return leaf
-        return _wrapped(reshard(buffer, place), array.aval.weak_type)
-    if array is leaf and array.device == place:
-        return leaf
+        if stays and array.buffer.sharding == place:
+            return array
+        return _wrapped(reshard(in_memory(array, DEVICE).buffer, place), array.aval.weak_type)
+    if stays and array.device == place:
+        return array
     return from_numpy(np.asarray(array), place, array.aval.weak_type)
 
 
-def _put_traced(value: Tracer, place: Place) -> Any:
-    """A traced value on a mesh, or as it is where it will be on the device anyway."""
+def _put_traced(value: Tracer, place: backend.Device | NamedSharding, moves: bool) -> Any:
+    """A traced value on a mesh, or as it is where it will be on the device anyway.
+
+    Args:
+      moves: whether another memory is asked for: of the device of the program, whichever that is.
+    """
     if isinstance(place, NamedSharding):
         return constrain(value, place)
-    if place != backend.default_device():
+    if place != backend.default_device() and not moves:
         raise errors.UnsupportedError(
             f"device_put of a traced value to {place}.",
             where=source.here(),
@@ -134,8 +162,14 @@ def _put_traced(value: Tracer, place: Place) -> Any:
 
 
 def _wrapped(buffer: ShardedBuffer, weak_type: bool = False) -> ConcreteArray:
+    """An array of shards on the devices, in the memory that their sharding asks for."""
+    memory = buffer.sharding.memory_kind
+    if memory != DEVICE:  # buffers have layouts; the memory is part of the type
+        layout = buffer.sharding.with_memory_kind(DEVICE)
+        buffer = ShardedBuffer(buffer.shards, layout, buffer.shape, buffer.dtype)
     aval = ShapedArray(buffer.shape, buffer.dtype, weak_type)
-    return ConcreteArray(buffer, aval, device_on(buffer.sharding.mesh))  # type: ignore[arg-type]
+    array = ConcreteArray(buffer, aval, device_on(buffer.sharding.mesh))  # type: ignore[arg-type]
+    return in_memory(array, memory)
 
 
 def make_array_from_callback(
@@ -284,6 +318,9 @@ def make_array_from_single_device_arrays(
         if shard.aval.shape != size:
             fix = f"an array of shape {whole} has shards of shape {size} there"
             fail(errors.ShapeError, f"the shard on {shard.device} is of shape {shard.aval.shape}", fix)
+        if shard.aval.memory != sharding.memory_kind:
+            fix = f"device_put the shards into {sharding.memory_kind!r}, or with_memory_kind"
+            fail(errors.ArgumentError, f"a shard is in the memory {shard.aval.memory!r}", fix)
     kinds = {s.aval.dtype for s in shards}
     if len(kinds) > 1:
         fail(errors.DtypeError, f"shards of {' and '.join(map(str, kinds))}")

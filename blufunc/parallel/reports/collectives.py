@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from blufunc import errors
 from blufunc.core.ir import source
+from blufunc.core.ir.avals import DEVICE
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.ops.elementwise import convert_p, div_p, mul_p, neg_p
 from blufunc.core.ops.shape import pad_p
@@ -25,7 +26,7 @@ from blufunc.parallel.collectives.primitives import MeshCollective, communicates
 from blufunc.parallel.collectives.shard_map import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
-from blufunc.parallel.mesh.sharding import NamedSharding, replicated
+from blufunc.parallel.mesh.sharding import NamedSharding, SingleDeviceSharding, replicated
 from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.parallel.partition.partition import localise
 from blufunc.parallel.programs.mesh_device import MeshDevice
@@ -240,9 +241,11 @@ def local_of(
 
 
 def _checked(sharding: Any, caller: str) -> NamedSharding | None:
-    """The sharding of an argument, if it has one."""
-    if sharding is None or isinstance(sharding, NamedSharding):
-        return sharding
+    """The layout of an argument on a mesh, if it has one."""
+    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+        return None
+    if isinstance(sharding, NamedSharding):
+        return sharding.with_memory_kind(DEVICE)
     raise errors.ArgumentError(
         f"{caller} was given a shape whose sharding is {sharding!r:.60}.",
         where=source.here(),

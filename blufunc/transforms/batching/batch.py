@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from blufunc.config import config
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
-from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr, named_axes
 from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.kinds import example_aval
@@ -60,7 +59,7 @@ class BatchTracer(Tracer):
         self.trace = trace
         self.value = value
         self.dim = dim
-        self.aval = ShapedArray(aval.shape[:dim] + aval.shape[dim + 1 :], aval.dtype)
+        self.aval = aval.with_shape(aval.shape[:dim] + aval.shape[dim + 1 :])
         self.source = source
         self.label = label
 
@@ -126,7 +125,7 @@ class BatchTrace(Trace):
         for v, d in zip(outs, out_dims, strict=True):
             check_batch(prim, v, d, self.axis.size)
         avals = tuple(
-            v.aval if d is None else ShapedArray(v.aval.shape[:d] + v.aval.shape[d + 1 :], v.aval.dtype)
+            v.aval if d is None else v.aval.with_shape(v.aval.shape[:d] + v.aval.shape[d + 1 :])
             for v, d in zip(values, dims, strict=True)
         )
         expected = prim.typed(avals, params)
@@ -183,7 +182,7 @@ def batch_jaxpr(
             ]
 
         avals = [
-            ShapedArray((axis.size, *a.shape), a.dtype) if b else a
+            a.with_shape((axis.size, *a.shape)) if b else a
             for a, b in zip(jaxpr.in_avals, batched, strict=True)
         ]
         return stage(fun, avals, jaxpr.name), out_batched

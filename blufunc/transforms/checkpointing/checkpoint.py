@@ -21,6 +21,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
 from blufunc.core.ir.trace import Trace, set_trace, state
+from blufunc.core.ops.offload import in_memory
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs import simplify
@@ -38,7 +39,7 @@ from blufunc.transforms.arguments import (
     signature_of,
 )
 from blufunc.transforms.autodiff.linearize import linearize_flat
-from blufunc.transforms.checkpointing.policies import Offload, Policy, Verdict, nothing_saveable, offload_p
+from blufunc.transforms.checkpointing.policies import Offload, Policy, Verdict, nothing_saveable
 from blufunc.transforms.control_flow.calls import Call, jit_p
 
 P = ParamSpec("P")
@@ -92,7 +93,8 @@ def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
             out_nonzeros = tuple(nz)
             return eval_jaxpr(linear, tangents)
 
-        avals = [v.aval for v in (*body.invars, *saved_vars)]
+        avals = [v.aval for v in body.invars]
+        avals += [v.aval.in_memory(_memory_of(verdicts[v], v.aval.memory)) for v in saved_vars]
         avals += [v.aval.tangent() for v, nz in zip(body.invars, nonzeros, strict=True) if nz]
         tangent = simplify.dce(stage(tangent_map, avals, jaxpr.name))
         used = simplify.used(tangent)
@@ -133,12 +135,17 @@ def _verdict(policy: Policy, eqn: Eqn) -> Verdict:
 
 def _stored(x: Any, verdict: Verdict) -> Any:
     """Move a value to the memory where it waits for the backward pass."""
-    return offload_p.bind(x, src=verdict.src, dst=verdict.dst) if isinstance(verdict, Offload) else x
+    return in_memory(x, _memory_of(verdict, x.aval.memory))
+
+
+def _memory_of(verdict: Verdict, here: str) -> str:
+    """The memory in which a value waits that is computed ``here``."""
+    return verdict.dst if isinstance(verdict, Offload) else here
 
 
 def _fetched(x: Any, verdict: Verdict) -> Any:
     """Move a value back for the backward pass."""
-    return offload_p.bind(x, src=verdict.dst, dst=verdict.src) if isinstance(verdict, Offload) else x
+    return in_memory(x, verdict.src) if isinstance(verdict, Offload) else x
 
 
 class _Silent(Trace):

@@ -5,7 +5,7 @@ Transforms, stage 2. In: an equation of a checkpointed function, including jitte
 another memory. Loops, branches and functions with custom derivative rules are recomputed as a whole, without asking.
 Policies are compared by value: equal ones share a trace.
 
-The operations that policies refer to are here too: the identity that names a value, and the one that moves it.
+The operation that policies refer to is here too: the identity that names a value. ``core/ops/offload.py`` moves one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from blufunc.core.arrays.memories import kind_of
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops.dot import dot_general_p
@@ -49,10 +50,10 @@ Policy = Callable[..., Verdict]
 # -- operations --------------------------------------------------------------------------------------
 
 
-class _Identity(Linear):
-    """The operand itself, with an annotation."""
+class _Name(Linear):
+    """The operand itself, with a ``name`` for policies; its tangent has none."""
 
-    kind, identity = "movement", True
+    name, kind, identity, any_memory = "name", "movement", True, True
     linear, autocast_class = FIRST, "widest"
 
     shard = staticmethod(one_by_one)
@@ -63,33 +64,17 @@ class _Identity(Linear):
     def abstract(self, x, **params):
         return x
 
-    def batch(self, axis, args, dims, **params):
-        return self.bind(args[0], **params), dims[0]
-
-
-class _Name(_Identity):
-    """A value with a ``name`` for policies; its tangent has none."""
-
-    name = "name"
-
     def jvp(self, primals, tangents, **params):
         return self.bind(*primals, **params), tangents[0]
 
     def transpose(self, ct, x, **params):
         x.add(ct)
 
-
-class _Offload(_Identity):
-    """A value moved from memory ``src`` to ``dst``; a no-op on NumPy."""
-
-    name = "offload"
-
-    def transpose(self, ct, x, *, src, dst):
-        x.add(self.bind(ct, src=dst, dst=src))
+    def batch(self, axis, args, dims, **params):
+        return self.bind(args[0], **params), dims[0]
 
 
 name_p = _Name()
-offload_p = _Offload()
 
 
 def checkpoint_name(x: T, name: str) -> T:
@@ -289,4 +274,4 @@ def _memories(api: str, src: Any, dst: Any) -> Offload:
                 where=source.here(),
                 fix='offload_src="device", offload_dst="pinned_host"',
             )
-    return Offload(src, dst)
+    return Offload(kind_of(src, api), kind_of(dst, api))

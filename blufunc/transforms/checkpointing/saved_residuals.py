@@ -13,13 +13,14 @@ from typing import Any
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Literal, Var
+from blufunc.core.ops.offload import offload_p
 from blufunc.core.programs import simplify
 from blufunc.core.programs.alternatives import as_written
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import FlatFunction, abstract, check_callable, labels_of, name_of
 from blufunc.transforms.autodiff.linearize import linearize_jaxpr
-from blufunc.transforms.checkpointing.policies import name_p, offload_p
+from blufunc.transforms.checkpointing.policies import name_p
 
 
 def saved_residuals(fun: Callable, *args: Any, **kwargs: Any) -> list[tuple[ShapedArray, str]]:

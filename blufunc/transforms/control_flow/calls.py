@@ -30,7 +30,7 @@ class Call(Primitive):
     """Base of calls of ``params["jaxpr"]``, without constants, on all operands."""
 
     kind = "call"
-    multiple_results = True
+    multiple_results = any_memory = True
     body = "jaxpr"
 
     def reference(self, compile, *, jaxpr: Jaxpr, **params):

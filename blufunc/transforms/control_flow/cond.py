@@ -49,6 +49,7 @@ class _Cond(Primitive):
     """Runs branch ``index`` (clamped) of ``branches`` on the other operands."""
 
     name, kind, multiple_results = "cond", "control", True
+    any_memory = True
 
     def effects_of(self, params):
         return frozenset().union(*[b.effects for b in params["branches"]])

@@ -14,7 +14,6 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.ir import source
-from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import static_int
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr
 from blufunc.core.ir.trace import set_trace
@@ -55,20 +54,21 @@ class _Scan(Primitive):
     """
 
     name, kind, multiple_results = "scan", "control", True
+    any_memory = True
 
     def effects_of(self, params):
         return params["jaxpr"].effects
 
     def abstract(self, *avals, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, unroll):
         consts, carry, xs = _parts(avals, n_consts, n_carry)
-        expected = [*consts, *carry, *(ShapedArray(x.shape[1:], x.dtype) for x in xs)]
+        expected = [*consts, *carry, *(x.with_shape(x.shape[1:]) for x in xs)]
         for got, want in zip(jaxpr.in_avals, expected, strict=True):
             if not got.same_type(want):
                 raise errors.ShapeError(f"scan: the body takes {got} where the operands give {want}.")
         for before, after in zip(carry, jaxpr.out_avals, strict=False):
             if not before.same_type(after):
                 raise errors.CarryError(f"scan: the carry goes in as {before} and comes out as {after}.")
-        ys = [ShapedArray((length, *a.shape), a.dtype) for a in jaxpr.out_avals[n_carry:]]
+        ys = [a.with_shape((length, *a.shape)) for a in jaxpr.out_avals[n_carry:]]
         return [*(a.strong() for a in carry), *ys]
 
     def reference(self, compile, *, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, unroll):
@@ -249,7 +249,7 @@ class _Scan(Primitive):
         closed, extra = body.hoist()
         flat_consts, flat_carry, flat_xs = map(bodies.leaves, (consts, carry, xs))
         outs = self._loop(closed, [*extra, *flat_consts], flat_carry, flat_xs, params)
-        ys = [ShapedArray((params["length"], *a.shape), a.dtype) for a in jaxpr.out_avals[n_carry:]]
+        ys = [a.with_shape((params["length"], *a.shape)) for a in jaxpr.out_avals[n_carry:]]
         return bodies.boxes(outs, kinds, [*jaxpr.out_avals[:n_carry], *ys])
 
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
@@ -434,7 +434,7 @@ def scan(
         out_leaves, out_tree = tree.flatten(out)
         return as_values(out_leaves, lambda i: f"the result of {name}")
 
-    x_avals = [ShapedArray(x.aval.shape[1:], x.aval.dtype) for x in x_values]
+    x_avals = [x.aval.with_shape(x.aval.shape[1:]) for x in x_values]
     labels = [f"carry{p}" for p in paths] + [f"x{p}" for p in x_paths]
     jaxpr = stage(body, [*(c.aval for c in carry), *x_avals], name, labels)
     skeleton = tree.unflatten(out_tree, range(out_tree.num_leaves))

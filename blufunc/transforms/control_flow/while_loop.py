@@ -55,6 +55,7 @@ class _While(Primitive):
     """
 
     name, kind, multiple_results = "while", "control", True
+    any_memory = True
 
     def effects_of(self, params):
         return params["cond"].effects | params["body"].effects

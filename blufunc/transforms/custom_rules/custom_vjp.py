@@ -55,6 +55,7 @@ class _CustomVJPLinear(Primitive):
     """
 
     name, kind, multiple_results = "custom_vjp_linear", "call", True
+    any_memory = True
 
     impl = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")
     jvp = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")

@@ -49,6 +49,7 @@ class _LinearSolve(Primitive):
     """
 
     name, kind, multiple_results = "linear_solve", "call", True
+    any_memory = True
     autocast_class = "exact"
     shard = unsupported("its operands are any, and go to the user's functions together")
 

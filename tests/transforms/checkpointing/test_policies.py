@@ -11,7 +11,8 @@ import blufunc.numpy as bnp
 from blufunc import ad_checkpoint, errors, lax
 from blufunc import checkpoint_policies as policies
 from blufunc.ad_checkpoint import checkpoint, checkpoint_name, print_saved_residuals, saved_residuals
-from blufunc.transforms.checkpointing.policies import Offload, name_p, offload_p
+from blufunc.core.ops.offload import offload_p
+from blufunc.transforms.checkpointing.policies import Offload, name_p
 from tests.transforms.common import arr, close, draw
 
 

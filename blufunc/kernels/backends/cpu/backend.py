@@ -7,6 +7,9 @@ equations run in order.
 
 from __future__ import annotations
 
+import os
+import resource
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
@@ -21,7 +24,7 @@ from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_
 from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.core.ir.jaxpr import Jaxpr, uses_host
 from blufunc.core.primitives.effects import calls_back, eqn_calls_back
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.primitives.rule_errors import check_definition, check_values
@@ -34,6 +37,7 @@ from blufunc.kernels.backends.numpy.program import CallingProgram, Program, inte
 
 with _lazy.modules(globals()):  # the compiler is imported when a program is compiled or shown
     from blufunc.kernels.backends.cpu import program as host_program
+    from blufunc.kernels.rewrites import memories
 
 
 class NumpyBackend:
@@ -101,11 +105,15 @@ class NumpyBackend:
             to.add(prim.name, "operation", start)
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
 
+    def in_memory(self, buffer: np.ndarray, memory: str) -> np.ndarray:
+        """The buffer itself: there is one memory here."""
+        return buffer
+
     def compile(
         self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
     ) -> Program | host_program.HostProgram:
         """Program over buffers: C++ where it pays or for a budget, else NumPy calls."""
-        jaxpr = inline_definitions(self.chosen(jaxpr))
+        jaxpr = inline_definitions(self.chosen(memories.without_moves(jaxpr) if uses_host(jaxpr) else jaxpr))
         program = None
         if budget is not None or toolchain.compiles(jaxpr):
             program = host_program.compile_program(jaxpr, donated, budget)
@@ -117,7 +125,10 @@ class NumpyBackend:
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> host_program.Draft:
         """Draft of the program that ``compile`` would build."""
-        return host_program.Draft(inline_definitions(self.chosen(jaxpr)), donated, budget)
+        notes: tuple[str, ...] = ()
+        if uses_host(jaxpr):
+            jaxpr, notes = memories.without_moves(jaxpr), memories.one_memory_note(jaxpr)
+        return host_program.Draft(inline_definitions(self.chosen(jaxpr)), donated, budget, notes)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """The jaxpr in its definitions: no alternative form has a kernel of its own here."""
@@ -129,6 +140,19 @@ class NumpyBackend:
         for i, n in zip(compress(range(len(buffers)), donated), holders, strict=True):
             if n > ALONE + 1 or buffers[i].base is not None or not buffers[i].flags.writeable:
                 buffers[i] = buffers[i].copy()
+
+    def memory_stats(self, device: backend.Device) -> dict[str, int]:
+        """Bytes of the process and of the machine: NumPy does not count allocations."""
+        page, unit = os.sysconf("SC_PAGE_SIZE"), 1 if sys.platform == "darwin" else 1024
+        peak = resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        if os.path.exists("/proc/self/statm"):  # elsewhere only the peak is known
+            with open("/proc/self/statm", encoding="ascii") as f:
+                resident = int(f.read().split()[1]) * page
+        return {
+            "bytes_in_use": resident,
+            "peak_bytes_in_use": max(peak, resident),
+            "bytes_limit": page * os.sysconf("SC_PHYS_PAGES"),
+        }
 
     # -- other libraries -------------------------------------------------------------------------------
 

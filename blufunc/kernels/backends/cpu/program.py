@@ -204,8 +204,10 @@ class Draft:
       why_not_compiled: why the program runs as NumPy calls; empty if it will be compiled.
     """
 
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None):
-        self.jaxpr, self.donated, self.budget = simplify(jaxpr), donated, budget
+    def __init__(
+        self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None, notes: tuple[str, ...] = ()
+    ):
+        self.jaxpr, self.donated, self.budget, self.notes = simplify(jaxpr), donated, budget, notes
         self.why_not_compiled = toolchain.why_as_numpy(jaxpr)
         if budget is not None and self.schedule.bought is not None and config.host_compiler == "auto":
             self.why_not_compiled = "" if toolchain.find() is not None else toolchain.why_none()
@@ -213,7 +215,9 @@ class Draft:
     @functools.cached_property
     def schedule(self) -> Schedule:
         """Steps and memory of the compiled program."""
-        return planned(self.jaxpr, self.donated, self.budget)
+        made = planned(self.jaxpr, self.donated, self.budget)
+        made.notes = (*self.notes, *made.notes)
+        return made
 
     def source(self) -> str:
         """Source that will run: C++, or Python if the program is not compiled."""

@@ -23,6 +23,7 @@ from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, exact
+from blufunc.core.ops.offload import offload_p
 from blufunc.core.primitives.linear_ops import reshape_p
 from blufunc.core.programs.simplify import inline_definitions
 from blufunc.kernels.backends.cuda.device_model import limits_of
@@ -106,6 +107,20 @@ class CudaBackend:
         """True if the device's compute stream has nothing to do."""
         return driver.is_idle(buffer.device)
 
+    def in_memory(self, buffer: DeviceBuffer, memory: str) -> DeviceBuffer:
+        """The buffer in a kind of memory, copied in the order of the compute stream."""
+        return cuda_memory.moved(buffer, memory)
+
+    def memory_stats(self, device: backend.Device) -> dict[str, int]:
+        """Counts of the pools; those of page-locked memory begin with ``host_``."""
+        stats = cuda_memory.pool(device.index).stats()
+        pinned = cuda_memory.pinned_pool(device.index).stats()
+        return stats | {f"host_{key}": n for key, n in pinned.items()}
+
+    def memory_table(self, device: backend.Device) -> list[tuple[int, str, str, str]]:
+        """The allocations of both pools."""
+        return cuda_memory.pool(device.index).table() + cuda_memory.pinned_pool(device.index).table()
+
     def claim(self, buffers: list[DeviceBuffer], donated: Sequence[bool]) -> None:
         """Copy donated buffers that are shared with another array, buffer or library."""
 
@@ -186,6 +201,8 @@ class CudaBackend:
         self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]
     ) -> Sequence[DeviceBuffer]:
         """Run one operation, as a program of one equation."""
+        if prim is offload_p:
+            return [self.in_memory(buffers[0], params["dst"])]
         if prim.identity or prim is reshape_p:  # same elements in the same order: share the memory
             return [buffers[0].view(outs[0].shape, outs[0].dtype)]
         types = tuple([(b.shape, b.dtype) for b in buffers])

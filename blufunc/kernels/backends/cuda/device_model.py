@@ -51,8 +51,18 @@ SHARED_BYTES = 227 << 10
 L2_BYTES = 50 << 20
 """Bytes of L2."""
 
-H200 = Machine("an H200", bandwidth=4.3e12, flops=3e13, products=5e13, narrow_products=7e14, launch=2e-6)
+H200 = Machine(
+    "an H200",
+    bandwidth=4.3e12,
+    flops=3e13,
+    products=5e13,
+    narrow_products=7e14,
+    launch=2e-6,
+    host_link=5e10,
+    copy=5e-6,
+)
 """Rates that weigh time against memory."""
+# not measured: host_link, of PCIe 5.0 x16's 63 GB/s each way, and copy; benchmarks/suites/offload.py prints them
 
 CLOCK = 1.755e9
 """Cycles of an SM per second."""

@@ -36,6 +36,7 @@ from blufunc.kernels.backends.cuda.library.scatter.op import RowScatter
 from blufunc.kernels.backends.cuda.library.softmax_gemm import LinearSoftmax
 from blufunc.kernels.backends.cuda.library.sorting.rows import RowSort
 from blufunc.kernels.backends.cuda.library.split_gemm import SplitDot
+from blufunc.kernels.backends.cuda.library.transfers import Transfer
 from blufunc.kernels.backends.cuda.library.updates import WindowUpdate
 from blufunc.kernels.backends.cuda.library.user_kernel import UserKernel
 from blufunc.kernels.schedule import OpaqueStep
@@ -63,6 +64,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     Replaced(),
     Barrier(),
     Collective(),
+    Transfer(),
     UserKernel(),
     SplitDot(),
     Attention(),

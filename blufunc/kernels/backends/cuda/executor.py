@@ -19,7 +19,7 @@ import numpy as np
 
 from blufunc.config import config
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.jaxpr import Literal
 from blufunc.kernels.backends.cuda import streams as cuda_streams
 from blufunc.kernels.backends.cuda.driver import driver, sm_reservation
@@ -35,11 +35,15 @@ from blufunc.kernels.schedule import OpaqueStep, Schedule, Step, accesses, touch
 ALIGNMENT = 256
 """Alignment of values in bytes: kernels need 16, libraries assume more."""
 
-ARENA = -1
+ARENA, HOST_ARENA = -1, -2
+
+
+_ARENAS = {"arena": ARENA, "host": HOST_ARENA}
+"""By space of a plan, its root."""
 
 
 class Place(NamedTuple):
-    """Location of a value: a byte offset into a root, ``ARENA`` or one of ``Roots``."""
+    """Location of a value: a byte offset into a root, an arena or one of ``Roots``."""
 
     root: int
     offset: int
@@ -70,8 +74,8 @@ class Roots:
         if value in self._dynamic:
             return Place(self._dynamic[value], 0)
         found = self.made.plan.placement[value]
-        if found.space == "arena":
-            return Place(ARENA, found.offset)
+        if found.space in _ARENAS:
+            return Place(_ARENAS[found.space], found.offset)
         return Place(self._blocks[found.space][found.owner], found.offset)
 
     def is_dynamic(self, root: int) -> bool:
@@ -82,7 +86,10 @@ class Roots:
 def block_types(made: Schedule) -> list[ShapedArray]:
     """Types of the allocations for results; bytes where several values share one."""
     types = [(type_of(made.values[v]), nbytes) for v, nbytes in made.plan.allocations.items()]
-    return [t if t.nbytes == nbytes else ShapedArray((nbytes,), dtypes.uint8) for t, nbytes in types]
+    return [
+        t if t.nbytes == nbytes else ShapedArray((nbytes,), dtypes.uint8, False, t.memory)
+        for t, nbytes in types
+    ]
 
 
 def type_of(value: Any) -> ShapedArray:
@@ -197,6 +204,9 @@ def strided(shape: tuple[int, ...], chain: Sequence[Any]) -> Strided:
     return Strided(model.shape, model.strides, start)
 
 
+OUT, IN = cuda_streams.OUT, cuda_streams.IN
+
+
 @dataclass
 class Work:
     """A step that is ready to run.
@@ -210,6 +220,8 @@ class Work:
       anywhere: True if it touches only planned memory or its own, and enqueues everything on ``work_stream``: it may
         then overlap with other steps. Valid after the first run.
       ``exchanges``: True if it waits for other devices; such steps have their own stream.
+      copies: direction of a copy between memories, which has a stream of its own too: ``OUT`` to the host, ``IN`` from
+        it; else 0.
       launches: number of nodes that it adds to a graph, about.
       ends_in_kernel: True if the last that it enqueues is a kernel, on ``work_stream``.
     """
@@ -221,6 +233,7 @@ class Work:
     captured: bool = True
     anywhere: Callable[[], bool] = lambda: False
     exchanges: bool = False
+    copies: int = 0
     launches: int = 1
     ends_in_kernel: bool = False
 
@@ -264,6 +277,11 @@ class Executor:
         self._kept: list[DeviceBuffer | None] = []
         self._allocate = Allocator(made, device, name)
         self.arena = self._allocate.bytes(made.plan.arena_bytes, f"the arena of {name}")
+        self._arenas = {ARENA: self.arena}
+        if made.plan.host_arena_bytes:
+            shape, label = (made.plan.host_arena_bytes,), f"what {name} offloads"
+            own = cuda_memory.pinned_pool(device).allocate(shape, dtypes.uint8, label)
+            self._arenas[HOST_ARENA] = own
         self._bases: list[DeviceBuffer | None] = [None] * self.roots.count
         self._pointers = [0] * self.roots.count
         self._slots: list[list[tuple[Addresses, int, int]]] = [[] for _ in range(self.roots.count)]
@@ -280,6 +298,9 @@ class Executor:
                 self.constant(o)  # now: a capture cannot copy from the host
         types = [*[type_of(made.values[v]) for v in made.inputs], *block_types(made)]
         self._makers = [_maker(self.roots, types, made, o) for o in made.outputs]
+        self.copies = any(w.copies for w in self.works)
+        self._side_by_side: list[cuda_streams.StreamSlot] | None = None  # slots of calls that are no graphs
+        self._ran = False
         self.captured = all(w.captured for w in self.works)
         self.launches = sum(w.launches for w in self.works)
         if any(s.overlapped for s in made.steps if isinstance(s, OpaqueStep)):
@@ -310,11 +331,12 @@ class Executor:
 
     def address(self, place: Place) -> int:
         """Address of a location."""
-        return place.offset + (self.arena.ptr if place.root == ARENA else self._pointers[place.root])
+        base = self._arenas[place.root].ptr if place.root < 0 else self._pointers[place.root]
+        return place.offset + base
 
     def buffer(self, place: Place, aval: ShapedArray) -> DeviceBuffer:
         """A value as a buffer."""
-        base = self.arena if place.root == ARENA else self._bases[place.root]
+        base = self._arenas[place.root] if place.root < 0 else self._bases[place.root]
         assert base is not None, "a value was let go of before its last use"
         if not place.offset and base.shape == aval.shape and base.dtype == aval.dtype:
             return base
@@ -388,8 +410,8 @@ class Executor:
         for i, p in enumerate(places):
             if p is None:
                 continue
-            if p.root == ARENA:
-                addresses[i] = self.arena.ptr + p.offset
+            if p.root < 0:
+                addresses[i] = self._arenas[p.root].ptr + p.offset
             else:
                 self._slots[p.root].append((addresses, i, p.offset))
 
@@ -401,7 +423,7 @@ class Executor:
             for v in touched(step):
                 last[self.roots.place(v).root] = n
         for root, n in last.items():
-            if root != ARENA and self.roots.is_dynamic(root) and root not in kept:
+            if root >= 0 and self.roots.is_dynamic(root) and root not in kept:
                 self.works[n].drops += (root,)
 
     # -- running ---------------------------------------------------------------------------------------
@@ -439,13 +461,39 @@ class Executor:
         if between is not None:
             between(len(self.works))
 
+    def launch_eagerly(self, bases: Sequence[DeviceBuffer]) -> None:
+        """Enqueue all steps on the compute stream, and copies between memories on theirs.
+
+        The first run is on one stream: some steps allocate in it.
+        """
+        stream = driver.compute_stream(self.device)
+        if not self.copies or not self._ran:
+            self.launch(bases, stream)
+            self._ran = True
+            return
+        if self._side_by_side is None:
+            alone = [replace(t, collective=False, overlapped=None) for t in self._tasks()]
+            self._side_by_side = cuda_streams.turns(alone, 1)
+        streams = [stream, stream, *driver.copy_streams(self.device)]  # collectives stay on the first
+        with driver.side_streams(self.device, [stream, *streams[2:]]):
+            self._launch_on(bases, streams, self._side_by_side, None)
+
     def launch_concurrently(self, bases: Sequence[DeviceBuffer], streams: Sequence[Any]) -> None:
         """Enqueue all steps on a capture's streams, one per entry of ``lanes``."""
         if len(streams) == 1:
             self.launch(bases, streams[0])
             return
         tasks = self._tasks()
-        order = cuda_streams.turns(tasks, config.cuda_streams)
+        self._launch_on(bases, streams, cuda_streams.turns(tasks, config.cuda_streams), tasks)
+
+    def _launch_on(
+        self,
+        bases: Sequence[DeviceBuffer],
+        streams: Sequence[Any],
+        order: Sequence[cuda_streams.StreamSlot],
+        tasks: Sequence[cuda_streams.Task] | None,
+    ) -> None:
+        """Enqueue all steps on these streams; ``tasks`` if some overlap with collectives."""
         awaited = {-1}.union(*[slot.waits for slot in order])
         passed: dict[int, Any] = {}  # events after steps; key -1 is the start
         used = {0}
@@ -465,7 +513,7 @@ class Executor:
                 self._kernel_last[stream.ptr] = False
             used.add(slot.stream)
             self.stream, self._side_stream = stream.ptr, stream if slot.stream else None
-            self.beside_exchange = tasks[n].overlapped is not None
+            self.beside_exchange = tasks is not None and tasks[n].overlapped is not None
             if self.beside_exchange:
                 self._pause(stream.ptr)
 
@@ -476,8 +524,14 @@ class Executor:
 
     @property
     def lanes(self) -> list[bool]:
-        """Priority flags of a capture's streams: the last, for collectives, is urgent."""
-        return [False] * config.cuda_streams + [True] * any(w.exchanges for w in self.works)
+        """Priority flags of a capture's streams: that of collectives is urgent.
+
+        The last two, if there are copies between memories, are of their directions.
+        """
+        exchanges = any(w.exchanges for w in self.works)
+        return (
+            [False] * config.cuda_streams + [True] * (exchanges or self.copies) + [False, False] * self.copies
+        )
 
     def _tasks(self) -> list[cuda_streams.Task]:
         """Stream-scheduling tasks of all steps."""
@@ -499,7 +553,8 @@ class Executor:
         seconds = cuda_streams.estimate(work.step, sum(a.end - a.start for a in found))
         known = tuple(found) if work.anywhere() else None
         collective = work.step.overlapped if isinstance(work.step, OpaqueStep) else None
-        return cuda_streams.Task(known, seconds, work.exchanges, exchanges.get(id(collective)))
+        overlapped = exchanges.get(id(collective))
+        return cuda_streams.Task(known, seconds, work.exchanges, overlapped, work.copies)
 
     def dynamic(self) -> dict[int, DeviceBuffer]:
         """Results whose memory steps allocated."""
@@ -540,7 +595,7 @@ def _maker(roots: Roots, types: Sequence[ShapedArray], made: Schedule, o: Any) -
         return lambda executor, bases, dynamic, fresh: executor.copied(executor.constant(o))
     place, aval = roots.place(o), type_of(made.values[o])
     root, offset, shape, dtype = place.root, place.offset, aval.shape, aval.dtype
-    if root == ARENA:
+    if root < 0:
         return lambda executor, bases, dynamic, fresh: executor.copied(executor.buffer(place, aval))
 
     def seen(base: DeviceBuffer) -> DeviceBuffer:
@@ -566,15 +621,23 @@ class Allocator:
         self.made, self.device, self.name = made, device, name
         labels = [made.plan.values[v].label for v in made.plan.allocations]
         pairs = zip(block_types(made), labels, strict=True)
-        self._blocks = [(aval.shape, aval.dtype, label) for aval, label in pairs]
+        pairs = list(pairs)
+        self._on_host = [n for n, (aval, _) in enumerate(pairs) if aval.memory != DEVICE]
+        blocks = [(aval.shape, aval.dtype, label) for aval, label in pairs]
+        self._pinned_blocks = [blocks[n] for n in self._on_host]
+        self._blocks = [block for n, block in enumerate(blocks) if n not in self._on_host]
 
     def __call__(self, aval: ShapedArray, label: str) -> DeviceBuffer:
         if driver.is_capturing(driver.work_stream(self.device).ptr):
             return _captured(aval, self.device, label)
+        if aval.memory != DEVICE:
+            return cuda_memory.pinned_pool(self.device).allocate(aval.shape, aval.dtype, label)
         return cuda_memory.allocate(aval.shape, aval.dtype, self.device, label, self.made.plan.peak_bytes)
 
     def copy(self, buffer: DeviceBuffer) -> DeviceBuffer:
         """A copy in its own memory."""
+        if buffer.memory_kind != DEVICE:
+            return cuda_memory.copy(buffer, f"a copy in {self.name}")
         out = self(ShapedArray(buffer.shape, buffer.dtype), f"a copy in {self.name}")
         stream = driver.work_stream(self.device)
         driver.copy_on_device(out.ptr, buffer.ptr, buffer.nbytes, stream)
@@ -593,11 +656,17 @@ class Allocator:
     def blocks(self) -> list[DeviceBuffer]:
         """Allocations of the plan: results that reuse no argument."""
         if driver.is_capturing(driver.work_stream(self.device).ptr):
+            assert not self._on_host, "a body of a graph has results on the host"
             return [
                 _captured(ShapedArray(shape, dtype), self.device, label)
                 for shape, dtype, label in self._blocks
             ]
-        return cuda_memory.pool(self.device).allocate_all(self._blocks, self.made.plan.peak_bytes)
+        found = cuda_memory.pool(self.device).allocate_all(self._blocks, self.made.plan.peak_bytes)
+        if self._on_host:
+            pinned = cuda_memory.pinned_pool(self.device).allocate_all(self._pinned_blocks)
+            for n, buffer in zip(self._on_host, pinned, strict=True):
+                found.insert(n, buffer)
+        return found
 
 
 def _captured(aval: ShapedArray, device: int, label: str) -> DeviceBuffer:

@@ -380,7 +380,7 @@ class CudaProgram:
     def _zeros(self, aval: ShapedArray) -> DeviceBuffer:
         buffer = self.own(aval, "an argument to time with")
         driver.fill_zero(buffer.ptr, buffer.nbytes, driver.compute_stream(self.device))
-        return buffer
+        return cuda_memory.moved(buffer, aval.memory)
 
 
 class Draft:

@@ -16,7 +16,7 @@ from itertools import compress
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import graph as cuda_graph
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
@@ -92,7 +92,7 @@ class Replays:
             self._seen[key] = None
             if len(self._seen) > 4 * KEPT:
                 self._seen.popitem(last=False)
-        executor.launch(bases, driver.compute_stream(executor.device))
+        executor.launch_eagerly(bases)
         return executor.dynamic(), False
 
     def _key(self, bases: Sequence[DeviceBuffer]) -> tuple:
@@ -110,7 +110,7 @@ class Replays:
         return tuple(key)
 
     def _can_be_copied(self, root: int, buffer: DeviceBuffer) -> bool:
-        small = buffer.nbytes <= STAGED_BYTES
+        small = buffer.nbytes <= STAGED_BYTES and buffer.memory_kind == DEVICE
         return small and (root >= len(self._movable) or self._movable[root])
 
     def _capture(self, key: tuple, bases: Sequence[DeviceBuffer]) -> _Captured | None:

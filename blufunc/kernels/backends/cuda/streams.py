@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn, Var
+from blufunc.core.ops.offload import offload_p
 from blufunc.kernels.backends.cuda.device_model import (
     BANDWIDTH,
     COLLECTIVE_SECONDS,
@@ -33,6 +34,10 @@ WORTH = H200.launch / 2
 
 PAUSE = 8e-6
 """Seconds to delay a step so that an overlapped collective gets its SMs first."""
+
+
+OUT, IN = 1, 2
+"""Directions of copies between memories: to the host, and from it."""
 
 
 class Access(NamedTuple):
@@ -53,12 +58,14 @@ class Task:
       seconds: estimated time.
       collective: True if it waits for other devices.
       overlapped: index of an earlier collective; the step begins when that may, and not before.
+      copies: ``OUT`` or ``IN`` for a copy between memories; else 0.
     """
 
     accesses: tuple[Access, ...] | None
     seconds: float
     collective: bool = False
     overlapped: int | None = None
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,8 @@ def estimate(step: Step, nbytes: int) -> float:
         return H200.launch + nbytes / BANDWIDTH
     if step.eqn.prim.kind == "collective":
         return exchange_seconds(step.eqn)
+    if step.eqn.prim is offload_p:
+        return H200.copy + step.eqn.outvars[0].aval.nbytes / H200.host_link
     return H200.launch + max(nbytes / BANDWIDTH, product_seconds(step.eqn))
 
 
@@ -133,9 +142,9 @@ def turns(tasks: Sequence[Task], streams: int) -> list[StreamSlot]:
 
     Args:
       streams: number of streams for compute. Collectives use one more, at index ``streams``, in the same order on all
-        devices.
+        devices. Copies between memories use two more, one per direction.
     """
-    computing, streams = streams, streams + 1
+    computing, streams = streams, streams + 1 + (2 if any(t.copies for t in tasks) else 0)
     free = [0.0] * streams
     done: list[float] = []
     # by stream: the last steps of the others that it has waited for
@@ -149,8 +158,8 @@ def turns(tasks: Sequence[Task], streams: int) -> list[StreamSlot]:
         ready = max((done[m] for m in needed), default=0.0)
         if task.accesses is None:
             at = 0
-        elif task.collective:
-            at = computing
+        elif task.collective or task.copies:
+            at = computing + task.copies
         else:
             at = _earliest(free[:computing], ready, _latest(needed, done, chosen))
         begin = max(ready, free[at])
@@ -178,7 +187,7 @@ def _earliest(free: Sequence[float], ready: float, preferred: int) -> int:
     """Stream to begin on: the preferred one unless another is earlier by ``WORTH``."""
     begins = [max(ready, f) for f in free]
     best = min(range(len(free)), key=lambda s: (begins[s], s))
-    if preferred == len(free):  # the last dependency is a collective
+    if preferred >= len(free):  # the last dependency is a collective or a copy
         return best
     return best if begins[best] + WORTH < begins[preferred] else preferred
 

@@ -203,6 +203,29 @@ class _Redirected(threading.local):
 _redirected = _Redirected()
 
 
+_copy_streams: dict[int, tuple[Any, Any]] = {}
+
+
+def copy_streams(index: int = 0) -> tuple[Any, Any]:
+    """Streams of a device for copies to the host and from it, one per direction."""
+    found = _copy_streams.get(index)
+    if found is None:
+        with _lock:
+            found = _copy_streams.setdefault(index, (new_stream(index), new_stream(index)))
+    return found
+
+
+@contextmanager
+def side_streams(index: int, streams: Sequence[Any]) -> Iterator[None]:
+    """Put a program's work on several streams of a device, the compute stream first.
+
+    In the block work that follows no event may run in any order; at its end the compute stream must have waited for the
+    others. Emulations rely on it.
+    """
+    assert streams[0] is compute_stream(index)
+    yield
+
+
 @contextmanager
 def redirected(index: int, stream: Any, others: Sequence[Any] = ()) -> Iterator[None]:
     """Redirect this thread's work for a device to ``stream``, as a capture does.
@@ -410,6 +433,12 @@ def copy_out(x: np.ndarray, address: int, index: int = 0) -> None:
         ctypes.memmove(x.ctypes.data, slot, n)
 
 
+def read_pinned(x: np.ndarray, address: int, index: int = 0) -> None:
+    """Fill the C-contiguous ``x`` from page-locked memory, once it is written."""
+    synchronize(index)
+    ctypes.memmove(x.ctypes.data, address, x.nbytes)
+
+
 _ASIDE_SLOTS, _ASIDE_BYTES = 4, 1 << 23
 
 
@@ -429,7 +458,7 @@ _asides: dict[int, _Aside] = {}
 
 
 def copy_out_aside(x: np.ndarray, address: int, index: int, after: Any) -> None:
-    """Fill the C-contiguous ``x`` from the device, once ``after`` is reached.
+    """Fill the C-contiguous ``x`` from either memory, once ``after`` is done.
 
     The compute stream goes on: the copy runs on another stream, through page-locked slots.
     """
@@ -454,9 +483,18 @@ def copy_out_aside(x: np.ndarray, address: int, index: int, after: Any) -> None:
                 ctypes.memmove(x.ctypes.data + at, aside.slots[i].ptr, min(_ASIDE_BYTES, n - at))
             if k < len(starts):
                 size = min(_ASIDE_BYTES, n - starts[k])
-                to, kind = aside.slots[i].ptr, runtime.memcpyDeviceToHost
+                to, kind = aside.slots[i].ptr, runtime.memcpyDefault
                 runtime.memcpyAsync(to, address + starts[k], size, kind, aside.stream.ptr)
                 aside.events[i].record(aside.stream)
+
+
+def transfer(to: int, source: int, nbytes: int, stream: Any) -> None:
+    """Copy bytes between memories, or within page-locked memory, on ``stream``."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    if nbytes:
+        runtime.memcpyAsync(to, source, nbytes, runtime.memcpyDefault, stream.ptr)
 
 
 def copy_on_device(to: int, source: int, nbytes: int, stream: Any) -> None:

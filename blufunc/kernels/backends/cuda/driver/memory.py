@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import heapq
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays.dlpack import Memory
 from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import DEVICE, PINNED_HOST
 from blufunc.kernels.backends.cuda.driver import borrowed, driver
 
 reliefs: list[Callable[[int], None]] = []
@@ -40,9 +42,11 @@ class DeviceBuffer:
       ptr: device address; 0 without bytes.
       shape, dtype, nbytes: as in NumPy.
       device: index of the CUDA device.
+      memory_kind: of the class: ``"device"`` or ``"pinned_host"``.
     """
 
     __slots__ = ("__weakref__", "_storage", "device", "dtype", "nbytes", "ptr", "shape")
+    memory_kind = DEVICE
 
     def __init__(
         self, ptr: int, shape: tuple[int, ...], dtype: np.dtype, device: int, storage: _Storage | Any
@@ -94,6 +98,20 @@ class DeviceBuffer:
             "version": 3,
             "stream": driver.compute_stream(self.device).ptr,  # consumers wait for it
         }
+
+
+class PinnedBuffer(DeviceBuffer):
+    """A dense row-major array in page-locked memory of the host.
+
+    Kernels could read it over the link; no step does.
+    """
+
+    __slots__ = ()
+    memory_kind = PINNED_HOST
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise AttributeError("it is in the memory of the host: bf.device_put(x, bf.memory.Space.Device)")
 
 
 class BorrowedBuffer(DeviceBuffer):
@@ -158,16 +176,81 @@ class CupySource:
         return driver.free_memory(self._device)
 
 
+class PinnedSource:
+    """Page-locked memory of the host; freed blocks serve the same size.
+
+    Page-locking takes about as long as a copy over the link, so blocks are kept. CuPy's pool would round each size up
+    to a power of two.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Any]] = collections.defaultdict(list)
+        self._held = 0
+
+    def malloc(self, sizes: Sequence[int]) -> list[_PinnedBlock]:
+        """Allocate a block per size; ``MemoryError`` if impossible."""
+        blocks: list[_PinnedBlock] = []
+        for nbytes in sizes:
+            free = self._free[-(-nbytes // 512) * 512]
+            blocks.append(_PinnedBlock(self, free.pop() if free else self._allocate(nbytes)))
+        return blocks
+
+    def _allocate(self, nbytes: int) -> Any:
+        import cupy
+
+        nbytes = -(-nbytes // 512) * 512
+        try:
+            memory = cupy.cuda.PinnedMemory(nbytes)
+        except cupy.cuda.runtime.CUDARuntimeError as e:
+            raise MemoryError(str(e)) from None
+        self._held += nbytes
+        return memory
+
+    def give_back(self, memory: Any) -> None:
+        """Keep a block for reuse. Work that still uses it precedes later work."""
+        self._free[memory.size].append(memory)
+
+    def free_unused(self) -> None:
+        """Return free blocks to the host."""
+        self._held -= sum(size * len(kept) for size, kept in self._free.items())
+        self._free.clear()
+
+    def held_bytes(self) -> int:
+        """Bytes page-locked."""
+        return self._held
+
+    def room(self) -> tuple[int, int]:
+        """Free and total bytes of the host."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+
+
+class _PinnedBlock:
+    """An allocation of a ``PinnedSource``; it returns there with its last reference."""
+
+    __slots__ = ("_memory", "_source", "ptr")
+
+    def __init__(self, source: PinnedSource, memory: Any):
+        self._source, self._memory, self.ptr = source, memory, memory.ptr
+
+    def __del__(self) -> None:
+        self._source.give_back(self._memory)
+
+
 class Pool:
-    """Memory of one device, with accounting of its buffers.
+    """Memory of one device, or of its host, with accounting of its buffers.
 
     Args:
       device: index of the CUDA device.
       source: allocator: a ``CupySource``, or an object with its methods.
+      buffer: class of the buffers.
     """
 
-    def __init__(self, device: int, source: Any):
+    def __init__(self, device: int, source: Any, buffer: type[DeviceBuffer] = DeviceBuffer):
         self.device = device
+        self._buffer = buffer
+        self._count = 0
+        self._largest = 0
         self.gone: collections.deque[tuple[int, int]] = collections.deque()
         self.lent: collections.deque[Any] = collections.deque()
         self._source = source
@@ -244,8 +327,10 @@ class Pool:
                 storage: Any = _Storage(self, pointer, nbytes, label) if nbytes else _Nothing(label)
                 if nbytes:
                     self._held[id(storage)] = (nbytes, array)
-                out.append(DeviceBuffer(pointer.ptr if nbytes else 0, shape, dtype, self.device, storage))
+                out.append(self._buffer(pointer.ptr if nbytes else 0, shape, dtype, self.device, storage))
             self._live += sum(sizes)
+            self._count += len(sizes)
+            self._largest = max(self._largest, *sizes) if sizes else self._largest
             self._peak = max(self._peak, self._live)
         return out
 
@@ -286,6 +371,27 @@ class Pool:
         """Bytes reserved from the device, including cached free blocks."""
         return self._source.held_bytes()
 
+    def stats(self) -> dict[str, int]:
+        """Counts for ``Device.memory_stats``."""
+        live = self.live_bytes()
+        with self._lock:
+            return {
+                "bytes_in_use": live,
+                "peak_bytes_in_use": self._peak,
+                "bytes_reserved": self.held_bytes(),
+                "bytes_limit": self._source.room()[1],
+                "num_allocs": self._count,
+                "largest_alloc_size": self._largest,
+            }
+
+    def table(self) -> list[tuple[int, str, str, str]]:
+        """All buffers as (bytes, memory, type, label)."""
+        with self._lock:
+            self._settle()
+            held = list(self._held.values())
+        kind = self._buffer.memory_kind
+        return [(n, kind, f"{dtypes.short_name(dtype)} {shape}", label) for n, (shape, dtype, label) in held]
+
     def _out_of_memory(self, nbytes: int, label: str, planned_peak: int | None) -> errors.OutOfMemoryError:
         lines = []
         free, total = self._source.room()
@@ -297,8 +403,9 @@ class Pool:
         if planned_peak is not None:
             why += f"\nThe program was planned to need {size_text(planned_peak)} at its peak."
         purpose = f", for {label}" if label else ""
+        place = f"cuda:{self.device}" if self._buffer is DeviceBuffer else f"the host of cuda:{self.device}"
         return errors.OutOfMemoryError(
-            f"out of memory on cuda:{self.device}: cannot allocate {size_text(nbytes)}{purpose}.",
+            f"out of memory on {place}: cannot allocate {size_text(nbytes)}{purpose}.",
             why=why,
             fix="drop what you no longer need (del x), donate it (jit(f, donate_argnums=...)), or checkpoint the loss",
         )
@@ -336,6 +443,23 @@ def pool(device: int = 0) -> Pool:
     return found
 
 
+_pinned: dict[int, Pool] = {}
+
+
+def pinned_pool(device: int = 0) -> Pool:
+    """Pool of page-locked memory for the programs of a device."""
+    found = _pinned.get(device)
+    if found is None:
+        driver.require()
+        found = _pinned.setdefault(device, Pool(device, PinnedSource(), PinnedBuffer))
+    return found
+
+
+def pool_of(memory: str, device: int) -> Pool:
+    """Pool of a kind of memory of a device."""
+    return pool(device) if memory == DEVICE else pinned_pool(device)
+
+
 def allocate(
     shape: tuple[int, ...],
     dtype: np.dtype,
@@ -358,9 +482,22 @@ def to_device(x: np.ndarray, device: int = 0, label: str = "") -> DeviceBuffer:
 def to_host(buffer: DeviceBuffer) -> np.ndarray:
     """Values as a new NumPy array; waits for them."""
     x = np.empty(buffer.shape, buffer.dtype)
-    driver.copy_out(x, buffer.ptr, buffer.device)
+    read = driver.copy_out if buffer.memory_kind == DEVICE else driver.read_pinned
+    read(x, buffer.ptr, buffer.device)
     borrowed.settle()
     return x
+
+
+def moved(buffer: DeviceBuffer, memory: str) -> DeviceBuffer:
+    """Buffer in a kind of memory, copied on the compute stream; itself if it is there."""
+    return buffer if buffer.memory_kind == memory else _copied(buffer, memory, buffer.label)
+
+
+def _copied(buffer: DeviceBuffer, memory: str, label: str) -> DeviceBuffer:
+    out = pool_of(memory, buffer.device).allocate(buffer.shape, buffer.dtype, label)
+    driver.use_device(buffer.device)
+    driver.transfer(out.ptr, buffer.ptr, buffer.nbytes, driver.work_stream(buffer.device))
+    return out
 
 
 def synchronize(device: int) -> None:
@@ -370,7 +507,9 @@ def synchronize(device: int) -> None:
 
 
 def copy(buffer: DeviceBuffer, label: str = "") -> DeviceBuffer:
-    """Copy of a buffer in its own memory on the same device."""
+    """Copy of a buffer in an allocation of its own, in the same memory."""
+    if buffer.memory_kind != DEVICE:
+        return _copied(buffer, buffer.memory_kind, label)
     out = allocate(buffer.shape, buffer.dtype, buffer.device, label)
     stream = driver.work_stream(buffer.device)
     driver.copy_on_device(out.ptr, buffer.ptr, buffer.nbytes, stream)
