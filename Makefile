@@ -33,7 +33,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-more test-all test-peers check format bench bench-gpu goldens clean
+.PHONY: help demo test test-more test-all test-peers check format docs docs-serve bench bench-gpu goldens clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -70,6 +70,15 @@ format: $(STAMPS)/dev ## let ruff and clang-format fix and format the code
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(C_FILES)
 
+# The reference calls each public function to show the shapes of its results: one thread is enough.
+MKDOCS = NO_MKDOCS_2_WARNING=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(PY) -m mkdocs
+
+docs: $(STAMPS)/docs ## build the site into site-build/: open site-build/index.html
+	$(MKDOCS) build
+
+docs-serve: $(STAMPS)/docs ## serve the site at http://127.0.0.1:8000, built anew when a page changes
+	$(MKDOCS) serve
+
 bench: $(STAMPS)/examples $(STAMPS)/peers ## measure against JAX on this machine, as ratios
 	$(PY) -m benchmarks.suites.trace
 	$(PY) -m benchmarks.suites.dispatch
@@ -90,7 +99,7 @@ goldens: $(STAMPS)/dev ## rewrite the golden files from what the code does now; 
 	BLUFUNC_UPDATE_GOLDENS=1 $(PY) -m pytest -q -k golden $(PYTEST)
 
 clean: ## remove .venv, caches and build outputs, but not runs/
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist site-build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ------------------------------------------------------------------------------------------------- set-up

@@ -21,6 +21,8 @@ Every figure is a median after warm-up, on random data, measured alternately wit
 below 1, or of rates above 1, means that blufunc is ahead. `python -m benchmarks.report` generates this page from the
 records in `benchmarks/results`, except for [design measurements](#design-measurements), which are written by hand.
 `BLUFUNC_SAVE_RESULTS=1 make bench` repeats the CPU measurements.
+
+The [summary](#summary) has the figures that matter most.
 """
 GPU_HEAD = """## On a GPU
 

@@ -1,6 +1,8 @@
-"""Execution of the documentation: README's examples, and each error with its fix."""
+"""Pages of the documentation that are programs, and each error with its fix."""
 
+import dataclasses
 import inspect
+import itertools
 import re
 from pathlib import Path
 
@@ -9,8 +11,11 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as jnp
 from blufunc import errors
+from website import programs
 
 ROOT = Path(__file__).parent.parent
+FOLDERS = ("docs/tutorial", "docs/howto", "docs/explanation")
+"""Folders whose pages are programs; outputs that they show are compared."""
 
 
 def python_blocks(text):
@@ -66,6 +71,36 @@ def test_pages_run(page, capsys, monkeypatch, tmp_path):
         exec(compile(block, page, "exec"), names)
 
 
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        ROOT / "docs/README.md",
+        ROOT / "docs/start.md",
+        *sorted(p for f in FOLDERS for p in (ROOT / f).glob("*.md")),
+    )
+    if python_blocks(path.read_text())
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.filterwarnings("ignore::blufunc.errors.HostPrimitiveWarning")  # a page says when it comes
+def test_pages_print_what_they_show(page, monkeypatch, tmp_path):
+    for field in dataclasses.fields(bf.config):  # restored after a page that sets them
+        monkeypatch.setattr(bf.config, field.name, getattr(bf.config, field.name))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for block in programs.run((ROOT / page).read_text(), page):
+        assert block.agrees(), (
+            f"{page} shows\n{block.shown}\nand prints\n{block.printed}\nafter\n{block.code}"
+        )
+
+
+def test_pages_of_the_tutorial_lead_to_the_next_one():
+    pages = sorted((ROOT / "docs/tutorial").glob("[0-9]*.md"))
+    assert len(pages) == 8
+    for page, following in itertools.pairwise(pages):
+        assert "Next: [" in page.read_text() and f"({following.name}).\n" in page.read_text()
+
+
 def test_sharding_runs(capsys, monkeypatch):
     monkeypatch.setattr(bf.config, "cpu_devices", 8)
     names = {}
@@ -84,10 +119,29 @@ def test_extending_runs(capsys):
     assert "rounding(f): 12 checks passed, 0 not supported" in printed
 
 
+def anchors(page):
+    """Anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    found = {}
+    for title in re.findall(r"^#{1,6} (.+)$", text, flags=re.M):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title.strip()).lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    return {f"{slug}-{i}" if i else slug for slug, n in found.items() for i in range(n + 1)}
+
+
 def test_links_lead_somewhere():
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page}: {target}"
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", text):
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page}: {target}"
+            if anchor and file.suffix == ".md":
+                assert anchor in anchors(file), f"{page}: {target}#{anchor}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_paths_that_pages_name_exist():

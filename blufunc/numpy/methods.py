@@ -337,6 +337,7 @@ def _needs_values(name: str) -> Callable:
     def method(self: Tracer) -> Any:
         raise self._not_concrete(f"{name}()", "keep it an array, or compute it outside the transform")
 
+    method.__doc__ = f"An error: ``{name}`` needs values, which a traced array does not have."
     return method
 
 
@@ -353,16 +354,19 @@ def install() -> None:
         setattr(Array, f"__{name}__", method)
     for name, function in _METHODS.items():
         setattr(Array, name, function)
-    for name, getter in {
-        "at": At,
-        "T": lambda self: manipulation.transpose(self),
-        "mT": lambda self: manipulation.matrix_transpose(self),
-        "real": ew.real,
-        "imag": ew.imag,
-        "itemsize": lambda self: self.aval.dtype.itemsize,
-        "flat": lambda self: iter(reshape_to(self, (self.aval.size,))),
+    for name, (getter, doc) in {
+        "at": (
+            At,
+            "Updates: ``x.at[index].set(values)``, and ``add``, ``multiply``, ``min``, ``max``, ``get``.",
+        ),
+        "T": (lambda self: manipulation.transpose(self), "The array with all axes reversed."),
+        "mT": (lambda self: manipulation.matrix_transpose(self), "The array with its last two axes swapped."),
+        "real": (ew.real, "The real part."),
+        "imag": (ew.imag, "The imaginary part."),
+        "itemsize": (lambda self: self.aval.dtype.itemsize, "The number of bytes of an element."),
+        "flat": (lambda self: iter(reshape_to(self, (self.aval.size,))), "An iterator over the elements."),
     }.items():
-        setattr(Array, name, property(getter))
+        setattr(Array, name, property(getter, doc=doc))
     for name, function in {
         "__repr__": _array_repr,
         "__str__": _array_str,
@@ -373,7 +377,7 @@ def install() -> None:
     for name, function in {
         "__format__": _tracer_format,
         # where a traced value will be is not known: None, which as ``device=`` leaves the choice open
-        "device": property(lambda self: None),
+        "device": property(lambda self: None, doc="None: the device of a traced array is not known."),
         "item": _needs_values("item"),
         "tolist": _needs_values("tolist"),
         "__deepcopy__": lambda self, memo: self,

@@ -119,10 +119,12 @@ class RegularGridInterpolator:
         return result.reshape(*xi.shape[:-1], *self.values.shape[k:])
 
     def tree_flatten(self):
+        """Children and static data, as a pytree node."""
         return (self.grid, self.values, self.fill_value), (self.method, self.bounds_error)
 
     @classmethod
     def tree_unflatten(cls, options, children):
+        """The inverse of ``tree_flatten``."""
         made = object.__new__(cls)
         made.grid, made.values, made.fill_value = children
         made.method, made.bounds_error = options

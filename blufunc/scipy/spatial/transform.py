@@ -85,10 +85,12 @@ class Rotation:
         self.quat = quat
 
     def tree_flatten(self):
+        """Children and static data, as a pytree node."""
         return (self.quat,), None
 
     @classmethod
     def tree_unflatten(cls, _, children):
+        """The inverse of ``tree_flatten``."""
         return cls(*children)
 
     def __repr__(self) -> str:

@@ -83,10 +83,12 @@ class gaussian_kde:
         return bnp.asarray(method, self.dataset.dtype)
 
     def tree_flatten(self):
+        """Children and static data, as a pytree node."""
         return (self.neff, self.dataset, self.weights, self.covariance, self.inv_cov), None
 
     @classmethod
     def tree_unflatten(cls, _, children):
+        """The inverse of ``tree_flatten``."""
         made = object.__new__(cls)
         made.neff, made.dataset, made.weights, made.covariance, made.inv_cov = children
         return made

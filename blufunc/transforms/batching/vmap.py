@@ -51,14 +51,14 @@ def vmap(
 
     Args:
       fun: a function of pytrees of arrays.
-        in_axes: the axis to map of every argument: an int, None (not mapped), or a tuple with an entry per positional
-          argument, each an int, None, or a pytree prefix of the argument. Keyword arguments are mapped over axis 0.
-          Default 0.
-        out_axes: the position of the mapped axis in the results: an int, None (for results that are not mapped), or a
-          pytree prefix of the results. Default 0.
-        axis_name: a name of the axis for collectives in ``fun`` (``lax.psum`` and others).
-        axis_size: its size, required only if no argument is mapped.
-        spmd_axis_name: the mesh axes over which the mapped axis is sharded; shardings in ``fun`` gain them.
+      in_axes: the axis to map of every argument: an int, None (not mapped), or a tuple with an entry per positional
+        argument, each an int, None, or a pytree prefix of the argument. Keyword arguments are mapped over axis 0.
+        Default 0.
+      out_axes: the position of the mapped axis in the results: an int, None (for results that are not mapped), or a
+        pytree prefix of the results. Default 0.
+      axis_name: a name of the axis for collectives in ``fun`` (``lax.psum`` and others).
+      axis_size: its size, required only if no argument is mapped.
+      spmd_axis_name: the mesh axes over which the mapped axis is sharded; shardings in ``fun`` gain them.
     Returns:
       a function of the same arguments with one more axis.
     Raises (when called):
