@@ -37,6 +37,7 @@ _NOT_HERE = {
     "new_ref": _NO_REFS,
     "ref": _NO_REFS,
     "smap": "use shard_map",
+    "tensor": "use numpy.array",
     "transfer_guard": "values move to the host when NumPy or Python asks for them",
     "tree_flatten": "use tree.flatten",
     "tree_leaves": "use tree.leaves",

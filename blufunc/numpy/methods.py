@@ -168,9 +168,28 @@ def _astype(self: Array, dtype: Any, copy: bool = False) -> Array:
     return creation.astype(self, dtype, copy=copy)
 
 
-def _view(self: Array, dtype: Any) -> Array:
-    """The bits of the elements as another dtype of the same width."""
-    return ops.bitcast(self, dtypes.as_dtype(dtype))
+def _view(self: Array, dtype: Any = None, *shape: Any) -> Array:
+    """The bits of the elements as another dtype; widths change the last axis."""
+    if shape or isinstance(dtype, (int, tuple, list)):
+        raise errors.ArgumentError(
+            "view takes a dtype, not a shape.", where=source.here(), fix=f"x.reshape({dtype!r:.40}, ...)"
+        )
+    if dtype is None:
+        return self
+    new = dtypes.as_dtype(dtype)
+    old, *head = self.aval.dtype.itemsize, *self.aval.shape[:-1]
+    if not self.aval.ndim or new.itemsize == old:
+        return ops.bitcast(self, new)
+    if new.itemsize < old:
+        return reshape_to(ops.bitcast(self, new), (*head, self.aval.shape[-1] * (old // new.itemsize)))
+    parts, n = new.itemsize // old, self.aval.shape[-1]
+    if n % parts:
+        raise errors.ShapeError(
+            f"view of {self.aval} as {dtypes.short_name(new)}: {parts} elements make one, and the last axis has {n}.",
+            where=source.here(),
+            fix="pad or slice the last axis",
+        )
+    return ops.bitcast(reshape_to(self, (*head, n // parts, parts)), new)
 
 
 def _to_device(self: Array, device: Any, *, stream: Any = None) -> Array:

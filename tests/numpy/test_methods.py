@@ -60,6 +60,14 @@ def test_copies_and_properties():
     same(x.real, np.asarray(x))
     same(x.imag, np.zeros((2, 3), np.float32))
     same(x.view("int32"), np.asarray(x).view(np.int32))
+    for dtype in ("int8", "int16"):
+        same(x.view(dtype), np.asarray(x).view(dtype))
+        same(x.view(dtype).view("float32"), np.asarray(x))
+    assert x.view() is x
+    with pytest.raises(errors.ArgumentError, match="a dtype, not a shape"):
+        x.view(2, 6)
+    with pytest.raises(errors.ShapeError, match="2 elements make one, and the last axis has 3"):
+        x[:, :3].view("int16")[:, :3].view("int32")
     same(x.clip(0, 1), np.asarray(x).clip(0, 1))
     same(x.round(1), np.asarray(x).round(1))
     same(x.conj(), np.asarray(x))
