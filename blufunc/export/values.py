@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.parallel.mesh.mesh import AbstractMesh, AxisType, Mesh, current_mesh, make_mesh
@@ -285,6 +285,8 @@ def dtype_of(name: str) -> np.dtype:
 
 def aval_text(aval: ShapedArray) -> list:
     """A type: dtype, shape and, if it is weak, True."""
+    if aval.memory != DEVICE:
+        raise Inexpressible(f"the type {aval}, in the memory of a host")
     return [dtype_name(aval.dtype), list(aval.shape), *([True] if aval.weak_type else [])]
 
 

@@ -34,6 +34,7 @@ def checked(tmp_path_factory):
     return census.check(files)
 
 
+@pytest.mark.slow
 def test_programs_are_accepted(checked):
     found = [
         f"{path.name}:{line}: {text}"
@@ -43,6 +44,7 @@ def test_programs_are_accepted(checked):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(HERE.glob("rejected/*.py")), ids=lambda path: path.stem)
 def test_mistakes_are_found(checked, path):
     wanted = {}
@@ -53,6 +55,7 @@ def test_mistakes_are_found(checked, path):
     assert found == wanted
 
 
+@pytest.mark.slow
 def test_public_functions_say_what_they_return(checked):
     """All callables are seen and annotated; results that are Any have a reason."""
     assert checked.poor() == dict.fromkeys(census.ALLOWED, "returns Any")

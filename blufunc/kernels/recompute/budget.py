@@ -153,7 +153,8 @@ class Search:
         """The cheapest trial that meets an aim, by recomputation or with offloaded values."""
         lowest = self.cut_peaks(self.start, aim)
         cheap = lowest.peak <= aim and lowest.seconds <= _CHEAP * self.default_seconds
-        if cheap or not self.machine.host_link or self.start.peak <= aim:
+        empty = self.start.made.plan.peak_step is None
+        if cheap or empty or not self.machine.host_link or self.start.peak <= aim:
             return lowest
         offloads = Offloads(self.start.made, Cuts(self.start.made, aim, self.machine), self.machine)
         self.floor = min(self.floor, self.start.peak - sum(v.aval.nbytes for v in offloads.candidates))

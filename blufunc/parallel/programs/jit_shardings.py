@@ -137,6 +137,10 @@ class _Annotated(FlatFunction):
 def _placed(x: Any, sharding: NamedSharding | SingleDeviceSharding) -> Any:
     """A traced value with a sharding; a single device is that of the program."""
     if isinstance(sharding, NamedSharding):
+        if x.aval.memory == sharding.memory_kind != DEVICE:
+            return constrain(
+                x, sharding
+            )  # another layout there is an error; back and forth would cost two copies
         x = in_memory(x, DEVICE)
         x = constrain(reshard(x, sharding), sharding)
     return in_memory(x, sharding.memory_kind)

@@ -134,7 +134,7 @@ class MeshBackend:
         """Run one primitive as a cached program of one equation."""
         if prim is offload_p:
             return [self.in_memory(buffers[0], params["dst"])]
-        avals = tuple(ShapedArray(b.shape, b.dtype) for b in buffers)
+        avals = tuple(ShapedArray(b.shape, b.dtype, False, _memory_of(b)) for b in buffers)
         program = self._operation(prim, avals, tuple(params.items()), config.matmul_precision)
         return program(list(buffers))
 
@@ -174,3 +174,8 @@ class MeshBackend:
         for i, shards in copies.items():
             b = buffers[i]
             buffers[i] = ShardedBuffer(shards, b.sharding, b.shape, b.dtype)
+
+
+def _memory_of(buffer: ShardedBuffer) -> str:
+    """The memory that all shards are in; arrays of NumPy know one only."""
+    return getattr(buffer.shards[0], "memory_kind", DEVICE) if buffer.shards else DEVICE

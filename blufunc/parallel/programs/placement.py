@@ -125,6 +125,8 @@ def _put(leaf: Any, place: Place) -> Any:
     memory = value.aval.memory if place.memory is None else place.memory
     if isinstance(value, Tracer):
         moves = memory != value.aval.memory
+        if isinstance(place.layout, NamedSharding) and memory == DEVICE:
+            value = in_memory(value, DEVICE)  # collectives are between devices
         return in_memory(value if place.layout is None else _put_traced(value, place.layout, moves), memory)
     array: ConcreteArray = value  # type: ignore[assignment]
     return in_memory(array if place.layout is None else _laid_out(array, place.layout, array is leaf), memory)

@@ -17,6 +17,7 @@ from tests.parallel.launching import ROOT, needs_mpi, run, start
 PROGRAM = Path(__file__).parent / "rank_program.py"
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_all_collectives_match_simulated_devices():
     code, out, err, _ = run("-n", 4, PROGRAM, "collectives")
@@ -161,6 +162,7 @@ def test_no_mpirun_is_an_error_that_says_what_to_install(monkeypatch, capsys, sc
     assert "mpirun was not found" in err and "pip install 'blufunc[mpi]'" in err
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_ranks_end_when_the_launcher_is_killed(tmp_path):
     process = start("-n", 2, PROGRAM, "stall", TMPDIR=str(tmp_path))

@@ -205,7 +205,7 @@ class CudaBackend:
             return [self.in_memory(buffers[0], params["dst"])]
         if prim.identity or prim is reshape_p:  # same elements in the same order: share the memory
             return [buffers[0].view(outs[0].shape, outs[0].dtype)]
-        types = tuple([(b.shape, b.dtype) for b in buffers])
+        types = tuple([(b.shape, b.dtype, b.memory_kind) for b in buffers])
         key = (prim, types, tuple([(k, exact(v)) for k, v in params.items()]), config.matmul_precision)
         program = self._operations.get(key)
         if program is None:
@@ -219,6 +219,6 @@ class CudaBackend:
 def _one_equation(
     prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]
 ) -> Jaxpr:
-    ins = [Var(ShapedArray(b.shape, b.dtype)) for b in buffers]
+    ins = [Var(ShapedArray(b.shape, b.dtype, False, b.memory_kind)) for b in buffers]
     results = [Var(a.strong()) for a in outs]
     return Jaxpr(ins, [Eqn(prim, ins, results, params, source.current())], results, name=prim.name)

@@ -498,13 +498,17 @@ class Executor:
         passed: dict[int, Any] = {}  # events after steps; key -1 is the start
         used = {0}
 
+        def join() -> None:
+            self._side_stream = None
+            for s in used - {0}:
+                streams[0].wait_event(driver.recorded(streams[s]))
+            used.intersection_update({0})
+
         def between(n: int) -> None:
             if n - 1 in awaited:
                 passed[n - 1] = driver.recorded(self.work_stream())
             if n == len(order):
-                self._side_stream = None
-                for s in used - {0}:
-                    streams[0].wait_event(driver.recorded(streams[s]))
+                join()
                 return
             slot = order[n]
             stream = streams[slot.stream]
@@ -520,6 +524,10 @@ class Executor:
         try:
             self.launch(bases, streams[0], between)
         finally:
+            if (
+                tasks is None
+            ):  # after a failed step too: what frees the memory of copies under way must follow them
+                join()
             self._side_stream, self.beside_exchange = None, False
 
     @property
@@ -592,7 +600,9 @@ def _maker(roots: Roots, types: Sequence[ShapedArray], made: Schedule, o: Any) -
       the root whose buffer is the result, or a function that makes it.
     """
     if isinstance(o, Literal):
-        return lambda executor, bases, dynamic, fresh: executor.copied(executor.constant(o))
+        return lambda executor, bases, dynamic, fresh: cuda_memory.moved(
+            executor.copied(executor.constant(o)), o.aval.memory
+        )
     place, aval = roots.place(o), type_of(made.values[o])
     root, offset, shape, dtype = place.root, place.offset, aval.shape, aval.dtype
     if root < 0:

@@ -412,3 +412,16 @@ def test_results_within_a_budget_are_the_same(cuda, fake, mode, monkeypatch):
     for _ in range(4):
         close(tight(w, x), want)
     assert tight.lower(w, x).memory.bought.moved and fake.transfers
+
+
+@pytest.mark.parametrize("fun", [lambda x: x, lambda x: 1.0], ids=["argument", "constant"])
+def test_a_budget_that_nothing_meets(fun):
+    """A program without steps has nothing to offload."""
+    with pytest.raises(errors.MemoryBudgetError):
+        bf.jit(fun, memory_budget=4).trace(bnp.ones(64)).lower(platform="cuda:sm_90").sight().schedule
+
+
+def test_a_host_array_enters_a_branch_eagerly(cuda):
+    h = bf.device_put(bf.device_put(bnp.arange(4.0), cuda), bf.memory.Space.Host)
+    out = bf.lax.cond(True, lambda m: m, lambda m: m, h)
+    np.testing.assert_array_equal(bf.device_put(out, bf.memory.Space.Device), np.arange(4.0))

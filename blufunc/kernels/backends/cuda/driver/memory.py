@@ -179,11 +179,15 @@ class CupySource:
 class PinnedSource:
     """Page-locked memory of the host; freed blocks serve the same size.
 
-    Page-locking takes about as long as a copy over the link, so blocks are kept. CuPy's pool would round each size up
-    to a power of two.
+    Page-locking takes about as long as a copy over the link, so blocks are kept, until another size has no room. CuPy's
+    pool would round each size up to a power of two.
+
+    Args:
+      device: the device whose programs use it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int) -> None:
+        self._device = device
         self._free: dict[int, list[Any]] = collections.defaultdict(list)
         self._held = 0
 
@@ -191,14 +195,20 @@ class PinnedSource:
         """Allocate a block per size; ``MemoryError`` if impossible."""
         blocks: list[_PinnedBlock] = []
         for nbytes in sizes:
-            free = self._free[-(-nbytes // 512) * 512]
-            blocks.append(_PinnedBlock(self, free.pop() if free else self._allocate(nbytes)))
+            try:
+                memory = self._free[-(-nbytes // 512) * 512].pop()
+            except IndexError:
+                memory = self._allocate(nbytes)
+            blocks.append(_PinnedBlock(self, memory))
         return blocks
 
     def _allocate(self, nbytes: int) -> Any:
         import cupy
 
         nbytes = -(-nbytes // 512) * 512
+        if sum(size * len(kept) for size, kept in list(self._free.items())) >= nbytes:
+            self.free_unused()  # blocks of other sizes
+        driver.use_device(self._device)
         try:
             memory = cupy.cuda.PinnedMemory(nbytes)
         except cupy.cuda.runtime.CUDARuntimeError as e:
@@ -211,9 +221,10 @@ class PinnedSource:
         self._free[memory.size].append(memory)
 
     def free_unused(self) -> None:
-        """Return free blocks to the host."""
-        self._held -= sum(size * len(kept) for size, kept in self._free.items())
-        self._free.clear()
+        """Return free blocks to the host, after the work that may still use them."""
+        driver.synchronize(self._device)
+        unused, self._free = self._free, collections.defaultdict(list)
+        self._held -= sum(size * len(kept) for size, kept in list(unused.items()))
 
     def held_bytes(self) -> int:
         """Bytes page-locked."""
@@ -451,7 +462,7 @@ def pinned_pool(device: int = 0) -> Pool:
     found = _pinned.get(device)
     if found is None:
         driver.require()
-        found = _pinned.setdefault(device, Pool(device, PinnedSource(), PinnedBuffer))
+        found = _pinned.setdefault(device, Pool(device, PinnedSource(device), PinnedBuffer))
     return found
 
 
