@@ -125,7 +125,9 @@ class Run:
         self.settings, self.checkpoints, self.layout = settings, checkpoints, layout
         self.optimizer = make_optimizer(settings.steps, settings.lr)
         self.position, self.history = 0, report.History()
-        self._setbacks = 0
+        self._setbacks = self._furthest = (
+            0  # times that it went back, and the last step that it went back from
+        )
         if resume is not None:
             self._restore(resume, resume.steps()[-1])
         else:
@@ -147,7 +149,8 @@ class Run:
         said = {**self._facts, "history": dataclasses.asdict(self.history), "packed": self.layout.packed}
         said |= {"run": self.id, "job": bf.distributed.job_id()}
         self.checkpoints.save(self.done, state, facts=said)
-        self._setbacks = 0
+        if self.done > self._furthest:
+            self._setbacks = 0
         if last:
             self.checkpoints.wait()
 
@@ -164,14 +167,15 @@ class Run:
         """Go back to a checkpoint, and from there on past the batch whose loss diverged."""
         self.checkpoints.wait()
         position, steps = self.position, self._own_steps()
-        if self._setbacks == len(steps):
+        if self._setbacks >= len(steps):
             raise DataError(
                 f"the loss of step {self.done + 1} is {loss:g}",
                 where=self.settings.out,
-                why=f"it diverged again from each of {len(steps)} checkpoints, or ahead of the first",
+                why=f"it diverged again from each of {self._setbacks} checkpoints, or ahead of the first",
                 fix="a lower rate: --lr",
             )
         self._setbacks += 1
+        self._furthest = max(self._furthest, self.done)
         self._restore(
             self.checkpoints, steps[-self._setbacks]
         )  # an earlier one each time: the last may have diverged already
