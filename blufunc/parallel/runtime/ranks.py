@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from blufunc import errors
 from blufunc.parallel.runtime import guard
+from blufunc.parallel.runtime.watchdog import STOPPED
 
 GRACE = 2.0
 """Seconds that ranks have to end by themselves after one has failed."""
@@ -139,19 +140,21 @@ class Plain(Ranks):
                     os.killpg(process.pid, number)
 
 
-_SHELL = """
+_SHELL = f"""
 trap : INT TERM
 export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK
 echo "$RANK start $$" 1<>"$BLUFUNC_RECORDS/ranks"
 "$@" >"$BLUFUNC_RECORDS/out$RANK" 2>"$BLUFUNC_RECORDS/err$RANK"
 code=$?
 echo "$RANK exit $code" 1<>"$BLUFUNC_RECORDS/ranks"
+[ $code -ne {STOPPED} ] || exit 0
 exit $code
 """
 """The shell command of each rank under mpirun; it reports how the rank ended.
 
 (``<>`` does not wait for a reader: the launcher may be gone. The shell ignores signals, since it still has to report
-after the program ends.)
+after the program ends. mpirun would send SIGTERM to the others, which still save, if a rank that was asked to stop
+ended with a code of its own.)
 """
 
 
