@@ -207,6 +207,7 @@ def test_a_batch_whose_loss_diverges_is_skipped(run, monkeypatch, capsys):
     assert len(seen) == 13 and len(set(seen)) == 13  # a checkpoint after each step: one batch is skipped
 
 
+@pytest.mark.slow
 def test_a_new_run_does_not_go_back_to_the_checkpoint_of_the_one_it_replaces(run, monkeypatch, capsys):
     out = run("run", "--steps", "4", *NO_SAMPLE)
     replaced = state(out)
@@ -218,6 +219,7 @@ def test_a_new_run_does_not_go_back_to_the_checkpoint_of_the_one_it_replaces(run
     assert all(np.array_equal(x, replaced[name]) for name, x in state(out).items())  # which are still there
 
 
+@pytest.mark.slow
 def test_a_job_that_is_restarted_goes_on_with_its_run(run, monkeypatch, capsys):
     """Also if it has begun anew, and if it was at its end."""
     run("run", *NO_SAMPLE)

@@ -569,6 +569,7 @@ def test_a_forked_child_reads_and_writes(tmp_path):
     assert os.waitpid(child, 0)[1] == 0 and (tmp_path / "child.st").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpointer_that_is_dropped_says_that_its_save_failed(tmp_path, monkeypatch, capfd):
     def fail(*args, **options):
         raise errors.DataError("the disk is full")

@@ -313,6 +313,7 @@ def test_box_cox_where_the_exponent_vanishes():
     close(special.comb(arr(5.0), arr(2.0), repetition=True), arr(15.0), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "x, expected", [(0.9, True), (0.9999, False), (-50.0, True)], ids=["inside", "too near to 1", "continued"]
 )

@@ -39,6 +39,7 @@ def in_buckets(size):
     return data_parallel(lambda grads: bucketed_psum(grads, "data", bytes=size))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("size, count", [(1, len(LEAVES)), (10**9, 1), (BYTES // 3, None)])
 def test_one_all_reduce_a_bucket_and_the_same_values(size, count):
@@ -181,6 +182,7 @@ def test_over_no_axis_nothing_is_summed():
     same(mapped(np.arange(4.0, dtype="float32")), bnp.arange(4.0))
 
 
+@pytest.mark.slow
 def test_accumulation_over_several_axes_and_under_jit():
     mesh = AbstractMesh((2, 2), ("data", "pod"))
 

@@ -201,6 +201,7 @@ def started(lines):
     return next([int(pid) for pid in line.split()[2:]] for line in lines if " started " in line)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 @pytest.mark.parametrize(
     ("engine", "how", "code"),
@@ -220,6 +221,7 @@ def test_grandchildren_of_a_failed_rank_end_with_the_job(engine, how, code, tmp_
     await_end(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 @pytest.mark.parametrize(
     "who",
@@ -273,6 +275,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "faults", "sizes", "code", "said"),
     [
