@@ -38,7 +38,7 @@ from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.recompute.remat import Rematerializer
 from blufunc.kernels.rewrites.canonicalize import canonicalize, split_column_reductions
 from blufunc.kernels.rewrites.gemm_epilogue import with_gemm_epilogues
-from blufunc.kernels.rewrites.memories import with_moves_outside, without_moves
+from blufunc.kernels.rewrites.loops.memories import with_moves_outside, without_moves
 from blufunc.kernels.rewrites.unrolled_windows import WINDOWS, with_unrolled_windows
 from blufunc.kernels.rewrites.updates_in_place import with_joined_updates, with_updates_in_place
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected

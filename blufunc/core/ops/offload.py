@@ -6,7 +6,7 @@ others raise (``rule_errors.host_error``). Tangents and cotangents are in the me
 derivative moves nothing.
 
 A device with one memory ignores it; CUDA programs plan it as a copy on a stream of its own
-(``kernels/rewrites/memories.py``, ``kernels/memory/overlap.py``).
+(``kernels/rewrites/loops/memories.py``, ``kernels/memory/overlap.py``).
 """
 
 from __future__ import annotations

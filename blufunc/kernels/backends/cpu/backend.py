@@ -37,7 +37,7 @@ from blufunc.kernels.backends.numpy.program import CallingProgram, Program, inte
 
 with _lazy.modules(globals()):  # the compiler is imported when a program is compiled or shown
     from blufunc.kernels.backends.cpu import program as host_program
-    from blufunc.kernels.rewrites import memories
+    from blufunc.kernels.rewrites.loops import memories
 
 
 class NumpyBackend:
