@@ -53,6 +53,7 @@ class Recording:
       events: what has ended; threads append to it.
       threads: the name of each thread that did something.
       finishing: functions that add what devices did; each is called once, at the end.
+      devices: by device, what a backend keeps for it; guarded by ``lock``.
     """
 
     def __init__(self, path: Any):

@@ -15,8 +15,6 @@ from pathlib import Path
 from blufunc import errors
 from blufunc.core.ir import source
 
-MONO = "ui-monospace, Menlo, Consolas, monospace"
-
 
 @dataclass(frozen=True)
 class Drawing:
