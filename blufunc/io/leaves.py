@@ -2,7 +2,7 @@
 
 Above the file format, below writing. In: a pytree. Out: for this process, each array or shard that it writes, with a
 function that returns its elements on the host, and the scalars. The functions may be called later, from other threads:
-they hold what they need (``Backend.snapshot``).
+they hold what they need (``Backend.snapshots``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays import process_info
 from blufunc.core.arrays.array import ConcreteArray, lift
+from blufunc.core.arrays.backend import Device
 from blufunc.core.ir import dtypes, source
 from blufunc.io import elements
 from blufunc.io.header import Stored
@@ -39,6 +40,22 @@ class Block:
 
 
 @dataclass(frozen=True)
+class _Held:
+    """An array or a shard on a device.
+
+    Attributes:
+      stored: its description.
+      device, buffer: where it is.
+      size: its shape without padding.
+    """
+
+    stored: Stored
+    device: Device
+    buffer: Any
+    size: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Leaves:
     """The part of a pytree that this process writes."""
 
@@ -58,7 +75,7 @@ def leaves_of(values: Any, together: bool) -> Leaves:
       UnsupportedError: a traced value; or, not ``together``, an array of several processes.
     """
     named, _ = named_leaves(values)
-    blocks: list[Block] = []
+    blocks: list[Block | _Held] = []
     scalars: dict[str, Any] = {}
     here, count = process_info.current().index, process_info.current().count
     load = [0] * count  # bytes that each process writes, of which all compute the same
@@ -87,8 +104,22 @@ def leaves_of(values: Any, together: bool) -> Leaves:
         elif here == 0 or not together:
             shape, weak = array.aval.shape, array.aval.weak_type
             stored = _stored(name, array.aval.dtype, shape, weak=weak)
-            blocks.append(Block(stored, array.device.backend.snapshot(buffer)))
-    return Leaves(blocks, scalars)
+            blocks.append(_Held(stored, array.device, buffer, shape))
+    return Leaves(_read_later(blocks), scalars)
+
+
+def _read_later(blocks: Sequence[Block | _Held]) -> list[Block]:
+    """Blocks with the snapshots of those that are on devices: one call for each backend."""
+    held: dict[int, list[_Held]] = {}
+    for b in blocks:
+        if isinstance(b, _Held):
+            held.setdefault(id(b.device.backend), []).append(b)
+    reads = {
+        id(b): read if b.size == b.buffer.shape else _without_padding(read, b.size)
+        for found in held.values()
+        for b, read in zip(found, found[0].device.backend.snapshots([b.buffer for b in found]), strict=True)
+    }
+    return [Block(b.stored, reads[id(b)]) if isinstance(b, _Held) else b for b in blocks]
 
 
 def _array(name: str, leaf: Any) -> ConcreteArray:
@@ -114,7 +145,7 @@ def _of_numpy(name: str, x: np.ndarray) -> Block:
     return Block(_stored(name, x.dtype, x.shape), lambda: x)
 
 
-def _shards(name: str, array: ConcreteArray, load: list[int], taken: set[str]) -> list[Block]:
+def _shards(name: str, array: ConcreteArray, load: list[int], taken: set[str]) -> list[_Held]:
     """The shards of an array that this process writes.
 
     Args:
@@ -136,9 +167,8 @@ def _shards(name: str, array: ConcreteArray, load: list[int], taken: set[str]) -
             while key in taken:  # the name of a leaf may look like a shard's key
                 key += "'"
             taken.add(key)
-        read = _without_padding(device.backend.snapshot(shard), size)
-        weak = array.aval.weak_type
-        blocks.append(Block(_stored(name, array.aval.dtype, size, shape, origin, key, weak), read))
+        stored = _stored(name, array.aval.dtype, size, shape, origin, key, array.aval.weak_type)
+        blocks.append(_Held(stored, device, shard, size))
     return blocks
 
 

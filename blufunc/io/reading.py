@@ -23,8 +23,8 @@ Index = tuple[slice, ...]
 
 _pool: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
-_THREADS = 4
-"""Threads that hash and write, so that hashing keeps up with a disk."""
+_THREADS = min(8, max(4, (os.cpu_count() or 1) // 2))
+"""Threads that hash, write and read: several cores hash as fast as a disk writes and reads."""
 
 
 def pool() -> ThreadPoolExecutor:
@@ -58,7 +58,7 @@ class File:
 
     Attributes:
       header: its header.
-      bytes_read: of its arrays so far, a chunk counted once.
+      bytes_read: of its arrays, by ``read`` so far; a chunk counted once.
     """
 
     def __init__(self, content: storage.Content, path: str, verify: bool = True):
@@ -113,31 +113,27 @@ class File:
 
     def damaged(self) -> list[str]:
         """Names of the leaves with chunks that have another digest."""
-        found = []
-        for a in self.header.arrays:
-            try:
-                self._check(a, range(headers.n_chunks(a.nbytes, a.chunk)), anew=True)
-            except errors.DataError:
-                found.append(a.leaf)
-        return found
+        every = [(a, i) for a in self.header.arrays for i in range(headers.n_chunks(a.nbytes, a.chunk))]
+        fine = pool().map(lambda chunk: self._is_good(*chunk), every)
+        bad = {a.leaf for (a, _), good in zip(every, fine, strict=True) if not good}
+        return [a.leaf for a in self.header.arrays if a.leaf in bad]
 
     def _at(self, a: headers.Stored, offset: int) -> int:
         return self.header.size + a.start + offset
 
-    def _check(
-        self, a: headers.Stored, chunks: Iterable[int], into: np.ndarray | None = None, anew: bool = False
-    ) -> None:
+    def _is_good(self, a: headers.Stored, i: int, into: np.ndarray | None = None) -> bool:
+        """Read a chunk, store it in ``into``, and compare its digest."""
+        start, stop = i * a.chunk, min((i + 1) * a.chunk, a.nbytes)
+        data = self._content.read(self._at(a, start), self._at(a, stop))
+        if into is not None:
+            into[start:stop] = np.frombuffer(data, np.uint8)
+        return not self._verify or a.digests is None or seal.digest(data) == a.digests[i]
+
+    def _check(self, a: headers.Stored, chunks: Iterable[int], into: np.ndarray | None = None) -> None:
         """Read chunks, verify them, and store them in ``into``."""
         good = self._good.setdefault(a.key, set())
-        wanted = [i for i in chunks if anew or into is not None or i not in good]
-
-        def is_good(i: int) -> bool:
-            start, stop = i * a.chunk, min((i + 1) * a.chunk, a.nbytes)
-            data = self._content.read(self._at(a, start), self._at(a, stop))
-            if into is not None:
-                into[start:stop] = np.frombuffer(data, np.uint8)
-            return not self._verify or a.digests is None or seal.digest(data) == a.digests[i]
-
+        wanted = [i for i in chunks if into is not None or i not in good]
+        is_good = lambda i: self._is_good(a, i, into)
         each = map(is_good, wanted) if len(wanted) < 2 else pool().map(is_good, wanted)
         bad = [i for i, fine in zip(wanted, each, strict=True) if not fine]
         self.bytes_read += sum(min(a.chunk, a.nbytes - i * a.chunk) for i in set(wanted) - good)

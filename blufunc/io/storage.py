@@ -37,7 +37,8 @@ class Draft(ABC):
     """A file that is being written, and has no name yet.
 
     Attributes:
-      at_offsets: True if ``write`` may be called out of order, from several threads.
+      at_offsets: True if ``write`` may be called out of order, from several threads; then there are ``settle`` and
+        ``read``, too.
     """
 
     at_offsets = False
@@ -50,9 +51,17 @@ class Draft(ABC):
     def sync(self) -> None:
         """Wait until the bytes are on the disk, and drop them from the page cache."""
 
+    def settle(self, start: int, stop: int) -> None:
+        """Wait until bytes that were written are on the disk, and drop them from the page cache."""
+        raise NotImplementedError
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes that were written: from the disk, if they are settled."""
+        raise NotImplementedError
+
     @abstractmethod
     def reader(self) -> Content:
-        """The bytes that were written."""
+        """The whole file, once it is synced."""
 
     @abstractmethod
     def commit(self) -> None:
@@ -268,8 +277,25 @@ class _LocalDraft(Draft):
 
     def sync(self) -> None:
         os.fsync(self._file)
+        self._drop(0, 0)
+
+    def settle(self, start: int, stop: int) -> None:
+        _sync_data(self._file)
+        self._drop(start, stop - start)
+
+    def _drop(self, start: int, size: int) -> None:
         if hasattr(os, "posix_fadvise"):  # not on macOS: a check then reads from the page cache
-            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file, start, size, os.POSIX_FADV_DONTNEED)
+
+    def read(self, start: int, stop: int) -> bytes:
+        parts = []
+        while start < stop:
+            part = os.pread(self._file, stop - start, start)
+            if not part:
+                raise OSError(errno.EIO, f"the file ends at byte {start:,}")
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def reader(self) -> Content:
         assert self._path is not None
@@ -289,6 +315,9 @@ class _LocalDraft(Draft):
             with contextlib.suppress(OSError):  # the folder may be gone or read-only: that is the first error
                 self._path.unlink(missing_ok=True)
             self._path = None
+
+
+_sync_data = getattr(os, "fdatasync", os.fsync)  # not on macOS
 
 
 def sync_folder(folder: Path) -> None:

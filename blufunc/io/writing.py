@@ -19,6 +19,7 @@ from blufunc.io import header as headers
 from blufunc.io import reading, seal, storage
 from blufunc.io.header import Header
 from blufunc.io.leaves import Block, Leaves
+from blufunc.io.reading_back import ReadBack
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def write(
     """Write a file, all or nothing.
 
     Args:
-      check: read it back from the disk ahead of giving it its name.
+      check: read it back from the disk ahead of giving it its name; locally, while the rest is written.
     Raises:
       ArgumentError: the facts are not JSON.
       DataError: it cannot be written, or the disk returns other bytes.
@@ -48,8 +49,9 @@ def write(
     path = folder.text(name)
     with storage.writing(path):
         draft = folder.draft(name, size)
+        back = ReadBack(draft) if check and draft.at_offsets else None
         try:
-            digests = _write_arrays(draft, len(blank), arrays, blocks)
+            digests = _write_arrays(draft, len(blank), arrays, blocks, back)
             complete = tuple(replace(a, digests=tuple(d)) for a, d in zip(arrays, digests, strict=True))
             head = headers.encoded(Header(complete, leaves.scalars, facts))
             draft.write(head, 0)
@@ -57,18 +59,28 @@ def write(
                 _write_in_order(draft, len(head), arrays, blocks)
             draft.sync()
             digest = head[headers.LENGTH_BYTES + len(headers.PREFIX) :][: seal.DIGITS].decode()
-            if check:
-                _check(draft, path, digest)
+            if back is not None:
+                damaged = back.finish()
+                _check(path, ["its header"] if draft.read(0, len(head)) != head else damaged)
+            elif check:
+                found = reading.File(draft.reader(), path)
+                _check(path, ["its header"] if found.header.digest != digest else found.damaged())
             draft.commit()
         finally:
+            if back is not None:
+                back.stop()
             draft.discard()
     return Written(name, size, digest)
 
 
 def _write_arrays(
-    draft: storage.Draft, offset: int, arrays: Sequence[headers.Stored], blocks: dict[str, Block]
+    draft: storage.Draft,
+    offset: int,
+    arrays: Sequence[headers.Stored],
+    blocks: dict[str, Block],
+    back: ReadBack | None,
 ) -> list[list[str]]:
-    """Digests of all chunks, which are also written if the draft takes offsets."""
+    """Digests of all chunks, which are also written if the draft takes offsets, and read by ``back``."""
     futures: list[list[Future[str]]] = []
     try:
         for a in arrays:
@@ -80,10 +92,13 @@ def _write_arrays(
             assert len(data) == a.nbytes, f"{a.key}: {len(data)} bytes instead of {a.nbytes}"
 
             def done(i: int, a: headers.Stored = a, data: memoryview = data) -> str:
-                part = data[i * a.chunk : (i + 1) * a.chunk]
+                part, start = data[i * a.chunk : (i + 1) * a.chunk], offset + a.start + i * a.chunk
                 if draft.at_offsets:
-                    draft.write(part, offset + a.start + i * a.chunk)
-                return seal.digest(part)
+                    draft.write(part, start)
+                digest = seal.digest(part)
+                if back is not None:
+                    back.wrote(a.leaf, start, start + len(part), digest)
+                return digest
 
             submit = reading.pool().submit
             futures.append([submit(done, i) for i in range(headers.n_chunks(a.nbytes, a.chunk))])
@@ -109,12 +124,11 @@ def _bytes_of(x: np.ndarray) -> memoryview:
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8).data
 
 
-def _check(draft: storage.Draft, path: str, digest: str) -> None:
-    """Read a file back; DataError if it is not what was written."""
-    found = reading.File(draft.reader(), path)
-    if found.header.digest != digest or (bad := found.damaged()):
+def _check(path: str, damaged: list[str]) -> None:
+    """DataError if the disk returns parts of a file differently."""
+    if damaged:
         raise errors.DataError(
-            f"{path} was written, and reads differently: {', '.join(bad[:3]) if bad else 'its header'}",
+            f"{path} was written, and reads differently: {', '.join(damaged[:3])}",
             where=path,
             why="the disk, its controller or the memory of this machine is faulty",
             fix="choose another disk; earlier checkpoints are as they were",

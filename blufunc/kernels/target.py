@@ -65,6 +65,7 @@ class Target:
         own; None: it never is.
       generated_columns: whether arrays that are generated from rows and columns are computed along columns, also by
         each reduction of one.
+      joined_parts: whether a point stores an element of each of the equal parts that an array is joined from.
       group: whether structurally identical kernels on different arrays are launched as one.
       ordered: from the steps of a fusion to their best order; None: unchanged.
       recompute: whether cheap values are recomputed if memory is scarce.
@@ -104,6 +105,7 @@ class Target:
     selected_elements: int = 0
     updates_in_place: int | None = None
     generated_columns: bool = False
+    joined_parts: bool = False
     group: bool = False
     ordered: Callable[[list[Any]], list[Any]] | None = None
     recompute: bool = False

@@ -143,6 +143,15 @@ class Stream:
         self.fake.recorded_work()[self.ptr].append(event)
 
 
+class Aside:
+    """The stream of copies to the host; what they wait for is done."""
+
+    ptr = 1
+
+    def wait_event(self, event):
+        pass
+
+
 class Event:
     """Event of a stream: it completes with the preceding work."""
 
@@ -271,6 +280,7 @@ class FakeCuda:
         self.launches = self.replays = self.products = self.loops = self.recurrences = self.pauses = 0
         self.conditions: list[bool | None] = []
         self.nodes, self.copies = 0, Counter()
+        self.aside = np.empty(1 << 20, np.uint8)  # a slot of copies to the host
         self.fewer: list[tuple[int, int]] = []
         self.compiled, self.epilogues, self.overlapped, self.sources_of_users = [], [], [], {}
         self.ordered: list[tuple[str, int]] = []
@@ -300,6 +310,8 @@ class FakeCuda:
 
     def pinned_array(self, address, nbytes):
         """Bytes of page-locked memory; None if the address is not there."""
+        if address == self.aside.ctypes.data:
+            return self.aside[:nbytes]
         inside = (a <= address and address + nbytes <= a + size for a, size in self.pinned.live.items())
         if not any(inside):
             return None
@@ -342,12 +354,12 @@ class FakeCuda:
         self.settle()
         x[...] = self.array(address, x.shape, x.dtype)
 
-    def copy_out_aside(self, x, address, index, after):
-        pinned = self.pinned_array(address, x.nbytes)
-        if pinned is not None:
-            x.reshape(-1).view(np.uint8)[...] = pinned
-            return
-        x[...] = self.array(address, x.shape, x.dtype)
+    def copy_out_aside(self, x, enqueue, index):
+        raw = x.reshape(-1).view(np.uint8)
+        for start in range(0, raw.size, self.aside.size):
+            size = min(self.aside.size, raw.size - start)
+            enqueue(self.aside.ctypes.data, start, size, Aside())
+            raw[start : start + size] = self.aside[:size]
 
     def _not_in_capture(self):
         if self.captures():
@@ -1046,6 +1058,7 @@ def install(monkeypatch):
         (driver, "copy_in", fake.copy_in),
         (driver, "copy_out", fake.copy_out),
         (driver, "copy_out_aside", fake.copy_out_aside),
+        (driver, "follow_aside", lambda index: None),
         (driver, "copy_on_device", fake.copy),
         (driver, "fill_zero", fake.fill_zero),
         (driver, "transfer", fake.transfer),

@@ -18,7 +18,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as jnp
 from blufunc import NamedSharding, P, errors, io, optim, random
-from blufunc.io import checkpointer, leaves, manifest, storage, writing
+from blufunc.io import checkpointer, leaves, manifest, reading_back, storage, writing
 from blufunc.io.restoring import Source
 from blufunc.kernels.backends.cuda.driver import memory, snapshot
 from tests.emulation import fake_cuda
@@ -94,14 +94,16 @@ def check_snapshots(tmp_path, monkeypatch):
     """Donation copies what is not on the host yet; then the memory is free."""
     go = threading.Event()
     write = writing.write
-    monkeypatch.setattr("blufunc.io.checkpointer.write", lambda *a, **k: go.wait() and write(*a, **k))
+    monkeypatch.setattr("blufunc.io.checkpointer.write", lambda *a, **k: go.wait(20) and write(*a, **k))
     n = 5_000_000  # several page-locked slots
     cuda = bf.devices("cuda")[0]
     x = bf.device_put(np.arange(n, dtype=np.float32), cuda)
     step = bf.jit(lambda x: x + 1, donate_argnums=0)
     with io.Checkpointer(tmp_path) as saves:
+        address = x.buffer.ptr
         saves.save(1, {"x": x})
         moved = step(x)
+        assert moved.buffer.ptr == address  # a graph that was captured with it serves again
         held = memory.pool(0).live_bytes()
         go.set()
         saves.wait()
@@ -120,6 +122,41 @@ def check_snapshots(tmp_path, monkeypatch):
 def test_devices_are_snapshot_on_the_emulated_device(tmp_path, monkeypatch):
     fake_cuda.install(monkeypatch)
     check_snapshots(tmp_path, monkeypatch)
+
+
+def check_move_on_the_way(monkeypatch):
+    """A donation between two parts of a copy to the host: the rest comes from a copy on the device."""
+    n = 10_000_000  # several page-locked slots
+    values = np.arange(n, dtype=np.float32)
+    cuda = bf.devices("cuda")[0]
+    state = {"x": bf.device_put(values, cuda), "y": bf.device_put(values[:100], cuda)}
+    step = bf.jit(lambda s: {k: v + 1 for k, v in s.items()}, donate_argnums=0)
+    reads = cuda.backend.snapshots([v.buffer for v in state.values()])
+    enqueue, seen = snapshot.Snapshot._enqueue, []
+
+    def donating(self, to, start, nbytes, stream):
+        enqueue(self, to, start, nbytes, stream)
+        seen.append(start)
+        if len(seen) == 2:
+            state.update(step(dict(state)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot.Snapshot, "_enqueue", donating)
+        for read, want in zip(reads, (values, values[:100]), strict=True):
+            np.testing.assert_array_equal(read(), want)
+    assert len(seen) > 3
+    np.testing.assert_array_equal(state["x"], values + 1)
+    np.testing.assert_array_equal(state["y"], values[:100] + 1)
+
+
+def test_an_array_is_donated_on_its_way_to_the_host(monkeypatch):
+    fake_cuda.install(monkeypatch)
+    check_move_on_the_way(monkeypatch)
+
+
+@pytest.mark.gpu
+def test_an_array_is_donated_on_its_way_from_a_device(monkeypatch):
+    check_move_on_the_way(monkeypatch)
 
 
 @pytest.mark.gpu
@@ -157,6 +194,34 @@ def test_a_disk_that_returns_other_bytes_keeps_the_old_checkpoint(tmp_path, monk
             with pytest.raises(errors.DataError, match=r"was written, and reads differently: x"):
                 saves.save(2, {"x": np.ones(300)})
         assert saves.steps() == [1] and np.array_equal(saves.restore()["x"], np.ones(300))
+
+
+def test_chunks_are_read_back_while_others_are_written(tmp_path, monkeypatch):
+    """What the disk changes between two syncs is found, and its leaf named; so is a disk that does not answer."""
+    monkeypatch.setattr(reading_back, "_WINDOW", 1000)
+    tree = {name: np.full(300, i, np.float32) for i, name in enumerate("abcdefgh")}
+    settle, settled = storage._LocalDraft.settle, []
+
+    def flipped(draft, start, stop):
+        settle(draft, start, stop)
+        settled.append((start, stop))
+        if len(settled) == 1:
+            os.pwrite(draft._file, b"\x7f", start + 5)
+
+    with io.Checkpointer(tmp_path, keep=1, asynchronous=False) as saves:
+        saves.save(1, tree)
+        with monkeypatch.context() as patch:
+            patch.setattr(storage._LocalDraft, "settle", flipped)
+            with pytest.raises(errors.DataError, match=r"(?m)was written, and reads differently: [a-h]$"):
+                saves.save(2, tree)
+        assert len(settled) > 1
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+            with pytest.raises(errors.DataError, match=r"cannot write to .*(.|\n)*Input/output error"):
+                saves.save(2, tree)
+        assert saves.steps() == [1] and np.array_equal(saves.restore()["h"], tree["h"])
+        saves.save(2, tree)
+        assert saves.steps() == [2]
 
 
 def test_remains_of_killed_saves_go_with_the_next_save(tmp_path):

@@ -57,11 +57,11 @@ class Backend(Protocol):
     def to_host(self, buffer: Buffer) -> np.ndarray:
         """The values as a read-only NumPy array, once ready. May share memory."""
 
-    def snapshot(self, buffer: Buffer) -> Callable[[], np.ndarray]:
-        """A function that returns the present values on the host, read-only; call it once.
+    def snapshots(self, buffers: Sequence[Buffer]) -> list[Callable[[], np.ndarray]]:
+        """For each buffer a function that returns its present values on the host, read-only; call it once.
 
-        Any thread may call it. Neither this method nor later work waits for the copy: until then the function holds the
-        buffer, and ``claim`` copies what it holds.
+        Any thread may call it. Neither this method nor later work waits for the copies: until then the functions hold
+        the buffers, and ``claim`` lets donated ones be overwritten nevertheless.
         """
 
     def block_until_ready(self, buffer: Buffer) -> None:

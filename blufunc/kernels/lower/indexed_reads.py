@@ -54,6 +54,12 @@ def _read_or(
     return value if condition is None else choose(condition, value, other())
 
 
+def _is_outside(index: Index, start: int, stop: int) -> bool:
+    """True if an index is never in ``start`` ... ``stop - 1``."""
+    least, most = index.bounds()
+    return most < start or least >= stop
+
+
 def _iota(low: Reader, eqn: Eqn, place: Place) -> Value:
     dtype = eqn.outvars[0].aval.dtype
     return number(place[eqn.params["dimension"]], dtype)
@@ -64,9 +70,10 @@ def _concatenate(low: Reader, eqn: Eqn, place: Place) -> Value:
     offset, cases = 0, []
     for x in eqn.invars:
         n = x.aval.shape[d]
-        condition = within(place[d], offset, offset + n)
-        at = (*place[:d], place[d] - offset, *place[d + 1 :])
-        cases.append((condition, x, at))
+        if not _is_outside(place[d], offset, offset + n):
+            condition = within(place[d], offset, offset + n)
+            at = (*place[:d], place[d] - offset, *place[d + 1 :])
+            cases.append((condition, x, at))
         offset += n
     value: Value | None = None
     for condition, x, at in reversed(cases):
@@ -84,6 +91,8 @@ def _pad(low: Reader, eqn: Eqn, place: Place) -> Value:
     for i, n, (lo, _, interior) in zip(place, x.aval.shape, eqn.params["padding_config"], strict=True):
         step = interior + 1
         offset = i - lo
+        if _is_outside(offset, 0, (n - 1) * step + 1):
+            return low.at(padding, ())
         condition = both(condition, within(offset, 0, (n - 1) * step + 1))
         if step > 1:
             condition = both(condition, within(offset % step, 0, 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from blufunc.core.ops.shape import concatenate_p, pad_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.loopir.index import Index, Range, flat, of, ranges_of, unflat
@@ -37,7 +38,7 @@ def pointwise(low: Lowering) -> Launch:
     sizes = [n for n in widest(low) if n > 1] or [1]
     if len(sizes) > 1:
         sizes = joined(low, sizes) if reorders(low) else [math.prod(sizes)]
-    return in_columns(low, sizes) or pointwise_over(low, sizes)
+    return in_columns(low, sizes) or in_parts(low, sizes) or pointwise_over(low, sizes)
 
 
 def reorders(low: Lowering) -> bool:
@@ -80,6 +81,72 @@ def pointwise_over(low: Lowering, sizes: Sequence[int]) -> Launch:
         for place in [unflat(position, v.aval.shape)]
     ]
     return low.launch(ranges, body)
+
+
+def in_parts(low: Lowering, sizes: Sequence[int]) -> Launch | None:
+    """The kernel of an array that is joined from equal parts; a point stores an element of each part.
+
+    Parts that read the same elements, such as the halves of rotary embeddings, read them once, and no part is guarded.
+    None if no array is joined, or if that would not save loads.
+    """
+    if not low.target.joined_parts:
+        return None
+    found = _equal_parts(low)
+    if found is None:
+        return None
+    whole = pointwise_over(low, sizes).kernel
+    shape, axis, count = found
+    low.start()
+    size = shape[axis] // count
+    each = [*shape[:axis], size, *shape[axis + 1 :]]
+    ranges = [Range(f"i{d}", n) for d, n in enumerate(each)]
+    body = []
+    for part in range(count):
+        place = [of(r) for r in ranges]
+        place[axis] = place[axis] + part * size
+        position = flat(place, shape)
+        for e in low.region.eqns:
+            low.at(e.outvars[0], unflat(position, e.outvars[0].aval.shape))
+        for v, b in low.outputs.items():
+            at = unflat(position, v.aval.shape)
+            body.append(Store(b, flat(at, v.aval.shape), low.at(v, at)))
+    made = low.launch([r for r in ranges if r.extent > 1], body)
+    return made if _loads(made.kernel) < count * _loads(whole) else None
+
+
+def _loads(kernel: Kernel) -> int:
+    return sum(v.op == "load" for v in post_order(kernel.roots()))
+
+
+def _equal_parts(low: Lowering) -> tuple[tuple[int, ...], int, int] | None:
+    """The shape, axis and number of equal parts of the region's first array that has them."""
+    for e in low.region.eqns:
+        shape = e.outvars[0].aval.shape
+        if e.outvars[0].aval.size != low.region.frame.size:
+            continue
+        if e.prim is concatenate_p:
+            axis, part = e.params["dimension"], {x.aval.shape[e.params["dimension"]] for x in e.invars}
+        elif e.prim is pad_p:
+            padded = [d for d, (lo, hi, _) in enumerate(e.params["padding_config"]) if lo or hi]
+            if len(padded) != 1 or any(interior for *_, interior in e.params["padding_config"]):
+                continue
+            (axis,) = padded
+            before, n = e.params["padding_config"][axis][0], e.invars[0].aval.shape[axis]
+            part = {n} if n and before >= 0 and before % n == 0 else set()
+        else:
+            continue
+        size = max(part) if len(part) == 1 else 0
+        count = shape[axis] // size if size and shape[axis] % size == 0 else 0
+        if 1 < count <= _MOST_PARTS and size * math.prod(shape[axis + 1 :]) % _VECTOR == 0:
+            return shape, axis, count
+    return None
+
+
+_MOST_PARTS = 4
+"""Maximum stores of a point: more would hold too many values."""
+
+_VECTOR = 16
+"""Elements at whose multiples parts begin, so that the widest vectors hold elements of one."""
 
 
 def in_columns(low: Lowering, sizes: Sequence[int]) -> Launch | None:

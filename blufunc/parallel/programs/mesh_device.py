@@ -112,8 +112,8 @@ class MeshBackend:
     def to_host(self, buffer: ShardedBuffer) -> np.ndarray:
         return sharded_buffer.gather(buffer)
 
-    def snapshot(self, buffer: ShardedBuffer) -> Callable[[], np.ndarray]:
-        return lambda: sharded_buffer.gather(buffer)
+    def snapshots(self, buffers: Sequence[ShardedBuffer]) -> list[Callable[[], np.ndarray]]:
+        return [functools.partial(sharded_buffer.gather, b) for b in buffers]
 
     def block_until_ready(self, buffer: ShardedBuffer) -> None:
         for device, shard in zip(buffer.devices, buffer.shards, strict=True):

@@ -7,6 +7,7 @@ equations run in order.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import sys
@@ -65,9 +66,9 @@ class NumpyBackend:
         view.flags.writeable = False
         return view
 
-    def snapshot(self, buffer: np.ndarray) -> Callable[[], np.ndarray]:
-        """A view, which ``claim`` sees as a second reference."""
-        return lambda: self.to_host(buffer)
+    def snapshots(self, buffers: Sequence[np.ndarray]) -> list[Callable[[], np.ndarray]]:
+        """Views, which ``claim`` sees as second references."""
+        return [functools.partial(self.to_host, b) for b in buffers]
 
     def block_until_ready(self, buffer: np.ndarray) -> None:
         """Return at once: buffers are always ready."""

@@ -28,10 +28,9 @@ from blufunc.core.primitives.linear_ops import reshape_p
 from blufunc.core.programs.simplify import inline_definitions
 from blufunc.kernels.backends.cuda.device_model import limits_of
 from blufunc.kernels.backends.cuda.dispatch import Library
-from blufunc.kernels.backends.cuda.driver import driver
+from blufunc.kernels.backends.cuda.driver import driver, snapshot
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
-from blufunc.kernels.backends.cuda.driver.snapshot import Snapshot
 from blufunc.kernels.backends.cuda.program import CudaProgram, Draft
 from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.rewrites.unrolled_windows import WINDOWS
@@ -95,9 +94,9 @@ class CudaBackend:
         x.flags.writeable = False
         return x
 
-    def snapshot(self, buffer: DeviceBuffer) -> Callable[[], np.ndarray]:
-        """A host copy that overlaps later work, on a stream of its own."""
-        return Snapshot(buffer)
+    def snapshots(self, buffers: Sequence[DeviceBuffer]) -> list[Callable[[], np.ndarray]]:
+        """Host copies that overlap later work, on a stream of their own."""
+        return [*snapshot.snapshots(buffers)]
 
     def block_until_ready(self, buffer: DeviceBuffer) -> None:
         """Synchronize with the device's compute stream."""
@@ -130,8 +129,14 @@ class CudaBackend:
             )
 
         # one reference each from the array and ``buffers``; one owner of the storage
-        holders, sharers = counts()
-        if max(holders) <= ALONE + 1 and max(sharers) <= ALONE:
+        def alone() -> bool:
+            holders, sharers = counts()
+            return max(holders) <= ALONE + 1 and max(sharers) <= ALONE
+
+        if alone():
+            return
+        snapshot.make_way([*compress(buffers, donated)])
+        if alone():
             return
         for i, n, m in zip(compress(range(len(buffers)), donated), *counts(), strict=True):
             if n > ALONE + 1 or m > ALONE:

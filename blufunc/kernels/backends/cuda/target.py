@@ -52,6 +52,7 @@ CUDA = Target(
     scan_tile=_ALL,
     wide_tile=lambda elements: 256 if elements >= device.WIDE_TILE_ELEMENTS else 64,
     generated_columns=True,
+    joined_parts=True,
     group=True,
     recompute=True,
 )

@@ -77,7 +77,7 @@ def test_an_array_in_the_memory_of_the_host(cuda, fake):
         y + 1
     with pytest.raises(errors.UnsupportedError, match=r"sin was given operand 0"):
         bf.jit(bnp.sin)(y)
-    snapshot = cuda.backend.snapshot(y.buffer)
+    (snapshot,) = cuda.backend.snapshots([y.buffer])
     np.testing.assert_array_equal(snapshot(), x)
 
 

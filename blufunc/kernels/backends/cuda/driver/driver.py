@@ -457,14 +457,17 @@ class _Aside:
 _asides: dict[int, _Aside] = {}
 
 
-def copy_out_aside(x: np.ndarray, address: int, index: int, after: Any) -> None:
-    """Fill the C-contiguous ``x`` from either memory, once ``after`` is done.
+def copy_out_aside(x: np.ndarray, enqueue: Callable[[int, int, int, Any], None], index: int) -> None:
+    """Fill the C-contiguous ``x`` from either memory.
 
     The compute stream goes on: the copy runs on another stream, through page-locked slots.
+
+    Args:
+      enqueue: called with an address, an offset in bytes, a number of bytes and a stream, for each part.
     """
     import cupy
 
-    runtime, n = cupy.cuda.runtime, x.nbytes
+    n = x.nbytes
     if not n:
         return
     use_device(index)
@@ -473,7 +476,6 @@ def copy_out_aside(x: np.ndarray, address: int, index: int, after: Any) -> None:
         with _lock, cupy.cuda.Device(index):
             aside = _asides.setdefault(index, _Aside(index))
     with aside.lock:
-        aside.stream.wait_event(after)
         starts = range(0, n, _ASIDE_BYTES)
         for k in range(len(starts) + _ASIDE_SLOTS):
             i = k % _ASIDE_SLOTS
@@ -482,10 +484,16 @@ def copy_out_aside(x: np.ndarray, address: int, index: int, after: Any) -> None:
                 aside.events[i].synchronize()
                 ctypes.memmove(x.ctypes.data + at, aside.slots[i].ptr, min(_ASIDE_BYTES, n - at))
             if k < len(starts):
-                size = min(_ASIDE_BYTES, n - starts[k])
-                to, kind = aside.slots[i].ptr, runtime.memcpyDefault
-                runtime.memcpyAsync(to, address + starts[k], size, kind, aside.stream.ptr)
+                enqueue(aside.slots[i].ptr, starts[k], min(_ASIDE_BYTES, n - starts[k]), aside.stream)
                 aside.events[i].record(aside.stream)
+
+
+def follow_aside(index: int) -> None:
+    """Let the compute stream wait for the parts that ``copy_out_aside`` has enqueued."""
+    aside = _asides.get(index)
+    if aside is not None:
+        with on_device(index):
+            compute_stream(index).wait_event(recorded(aside.stream))
 
 
 def transfer(to: int, source: int, nbytes: int, stream: Any) -> None:

@@ -1,8 +1,9 @@
 """Snapshots: host copies of buffers that overlap the device's work.
 
-Kernels, stage 8, above ``memory``. In: a buffer. Out: a function that copies it to the host, for a thread that saves a
-checkpoint. A snapshot holds its buffer until it is copied, so a program that the buffer is donated to gets a copy
-(``CudaBackend.claim``). If memory runs out meanwhile, the pool waits for the copies.
+Kernels, stage 8, above ``memory``. In: buffers. Out: for each a function that copies it to the host, for a thread that
+saves a checkpoint. A snapshot holds its buffer until it is copied. Before a program overwrites the buffer, the snapshot
+moves to a copy (``make_way``): so the program keeps its addresses, and with them its graph. If memory runs out
+meanwhile, the pool waits for the snapshots.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from blufunc import errors
+from blufunc.core.ir.avals import DEVICE
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
@@ -20,35 +25,116 @@ from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 _PATIENCE = 60.0
 """Seconds that an allocation waits for snapshots: enough for a whole device."""
 
+_ALIGNMENT = 256
+"""Bytes between the beginnings of copies in one allocation: enough for a fast copy."""
+
 
 class Snapshot:
-    """The values that a buffer has once the work issued so far is done."""
+    """The values that a buffer has once an event has passed.
 
-    def __init__(self, buffer: DeviceBuffer):
+    Attributes:
+      device: index of the CUDA device.
+      copied: set when the buffer has been copied to the host.
+    """
+
+    def __init__(self, buffer: DeviceBuffer, after: Any):
         self.device = buffer.device
         self.copied = threading.Event()
+        self._lock = threading.Lock()
         self._buffer: DeviceBuffer | None = buffer
-        with driver.on_device(self.device):
-            self._after = driver.recorded(driver.compute_stream(self.device))
-        with _lock:
-            _pending.add(self)
+        self._after: Any = after
 
     def __call__(self) -> np.ndarray:
         """The values, read-only; once."""
-        buffer = self._buffer
-        assert buffer is not None, "a snapshot is read once"
-        x = np.empty(buffer.shape, buffer.dtype)
-        driver.copy_out_aside(x, buffer.ptr, self.device, self._after)
-        self._buffer = buffer = None
+        with self._lock:
+            assert self._buffer is not None, "a snapshot is read once"
+            x = np.empty(self._buffer.shape, self._buffer.dtype)
+        driver.copy_out_aside(x, self._enqueue, self.device)
+        with self._lock:
+            self._buffer = None
         self.copied.set()
         with _lock:
             _pending.discard(self)
         x.flags.writeable = False
         return x
 
+    def _enqueue(self, to: int, start: int, nbytes: int, stream: Any) -> None:
+        """Enqueue a copy of a part of the values on ``stream``."""
+        with self._lock:
+            assert self._buffer is not None
+            if self._after is not None:
+                stream.wait_event(self._after)
+                self._after = None
+            driver.transfer(to, self._buffer.ptr + start, nbytes, stream)
+
+    def buffer_in(self, memories: set[int]) -> DeviceBuffer | None:
+        """What is still to be copied, if it is in one of these allocations."""
+        buffer = self._buffer
+        return buffer if buffer is not None and buffer.memory in memories else None
+
+    def move(self, copy: DeviceBuffer, after: Any) -> None:
+        """Go on with a copy of the buffer, which is there after an event."""
+        with self._lock:
+            if self._buffer is not None:
+                self._buffer, self._after = copy, after
+
 
 _pending: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 _lock = threading.Lock()
+
+
+def snapshots(buffers: Sequence[DeviceBuffer]) -> list[Snapshot]:
+    """Snapshots of the values that the work issued so far gives to buffers."""
+    events: dict[int, Any] = {}
+    for device in {b.device for b in buffers}:
+        with driver.on_device(device):
+            events[device] = driver.recorded(driver.compute_stream(device))
+    made = [Snapshot(b, events[b.device]) for b in buffers]
+    with _lock:
+        _pending.update(made)
+    return made
+
+
+def make_way(buffers: Sequence[DeviceBuffer]) -> None:
+    """Let work that is issued from now on overwrite buffers: their snapshots move to copies."""
+    memories = {b.memory for b in buffers}
+    with _lock:
+        found = [(s, b) for s in _pending if (b := s.buffer_in(memories)) is not None]
+    for device in {s.device for s, _ in found}:
+        _make_way(device, [(s, b) for s, b in found if s.device == device])
+
+
+def _make_way(device: int, held: Sequence[tuple[Snapshot, DeviceBuffer]]) -> None:
+    try:
+        copies = _like([b for _, b in held], device)
+    except errors.OutOfMemoryError:
+        wait(device)
+        return
+    stream = driver.compute_stream(device)
+    for (_, b), copy in zip(held, copies, strict=True):
+        enqueue = driver.copy_on_device if b.memory_kind == DEVICE else driver.transfer
+        enqueue(copy.ptr, b.ptr, b.nbytes, stream)
+    with driver.on_device(device):
+        copied = driver.recorded(stream)
+    for (s, _), copy in zip(held, copies, strict=True):
+        s.move(copy, copied)
+    # No part of the buffers is read from here on, but for those that are under way.
+    driver.follow_aside(device)
+
+
+def _like(buffers: Sequence[DeviceBuffer], device: int) -> list[DeviceBuffer]:
+    """Memory for copies of buffers; on the device it is one allocation."""
+    sizes = [-(-b.nbytes // _ALIGNMENT) * _ALIGNMENT if b.memory_kind == DEVICE else 0 for b in buffers]
+    label = "copies of donated arrays for a checkpoint"
+    block = cuda_memory.allocate((sum(sizes),), np.dtype(np.uint8), device, label)
+    out, offset = [], 0
+    for b, size in zip(buffers, sizes, strict=True):
+        if b.memory_kind == DEVICE:
+            out.append(block.view(b.shape, b.dtype, offset))
+        else:
+            out.append(cuda_memory.pool_of(b.memory_kind, device).allocate(b.shape, b.dtype, label))
+        offset += size
+    return out
 
 
 def wait(device: int) -> None:

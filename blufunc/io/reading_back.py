@@ -1,0 +1,90 @@
+"""Reading back: chunks of a file that is being written, compared with what the disk returns.
+
+Beside writing. In: the places and digests of chunks as they are written. Out: the leaves whose chunks the disk returns
+differently. Chunks are synced, dropped from the page cache and read while later ones are being written, so that a
+checked file takes hardly longer than an unchecked one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from blufunc.io import reading, seal, storage
+
+_WINDOW = 1 << 26
+"""Bytes that are synced together: a sync takes milliseconds however little there is to write."""
+
+
+class _Chunk(NamedTuple):
+    leaf: str
+    start: int
+    stop: int
+    digest: str
+
+
+class ReadBack:
+    """Compares chunks of a draft with their digests, in threads.
+
+    Args:
+      draft: it takes offsets.
+    """
+
+    def __init__(self, draft: storage.Draft):
+        self._draft = draft
+        self._written: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._damaged: set[str] = set()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="blufunc read back", daemon=True)
+        self._thread.start()
+
+    def wrote(self, leaf: str, start: int, stop: int, digest: str) -> None:
+        """These bytes of the file have been written."""
+        self._written.put(_Chunk(leaf, start, stop, digest))
+
+    def finish(self) -> list[str]:
+        """Names of the leaves that read differently, once all chunks have been read.
+
+        Raises:
+          OSError: the disk did not take them, or does not return them.
+        """
+        self.stop()
+        if self._error is not None:
+            raise self._error
+        return sorted(self._damaged)
+
+    def stop(self) -> None:
+        """End the threads' work on the draft; again does nothing."""
+        self._written.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        futures: list[Future[None]] = []
+        waiting: list[_Chunk] = []
+        try:
+            while (chunk := self._written.get()) is not None:
+                waiting.append(chunk)
+                if sum(c.stop - c.start for c in waiting) >= _WINDOW:
+                    futures += self._compare(waiting)
+                    waiting = []
+            futures += self._compare(waiting)
+            for f in futures:
+                f.result()
+        except BaseException as error:
+            self._error = error
+            for f in futures:
+                f.cancel()
+            for f in futures:
+                f.cancelled() or f.exception()  # none reads a file that is closed
+
+    def _compare(self, chunks: list[_Chunk]) -> list[Future[None]]:
+        """Sync chunks, and submit their comparison."""
+        if chunks:
+            self._draft.settle(min(c.start for c in chunks), max(c.stop for c in chunks))
+        return [reading.pool().submit(self._compare_one, c) for c in chunks]
+
+    def _compare_one(self, c: _Chunk) -> None:
+        if seal.digest(self._draft.read(c.start, c.stop)) != c.digest:
+            self._damaged.add(c.leaf)
