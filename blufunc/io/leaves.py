@@ -7,6 +7,7 @@ they hold what they need (``Backend.snapshots``).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,6 +199,7 @@ def _without_padding(read: Callable[[], np.ndarray], size: tuple[int, ...]) -> C
     return lambda: read()[tuple(slice(0, n) for n in size)]
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _stored(
     name: str,
     dtype: np.dtype,

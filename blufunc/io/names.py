@@ -7,6 +7,7 @@ unless two leaves would share it: these get the full form, ``['a.b']``. Names de
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import Any
 
 from blufunc import errors
@@ -23,12 +24,31 @@ def named_leaves(values: Any) -> tuple[dict[str, Any], tree.TreeDef]:
     Raises:
       TreeError: two leaves have the same path.
     """
-    found, treedef = paths.flatten_with_path(values)
-    short = [paths.keystr(path, simple=True, separator=".") for path, _ in found]
+    leaves, treedef = tree.flatten(values)
+    names = _known.get(treedef)
+    if names is None:
+        names = _names([path for path, _ in paths.flatten_with_path(values)[0]])
+        if _is_enough(treedef.spec):
+            if len(_known) == _KEPT:
+                _known.clear()
+            _known[treedef] = names
+    return dict(zip(names, leaves, strict=True)), treedef
+
+
+_KEPT = 8
+_known: dict[tree.TreeDef, tuple[str, ...]] = {}
+"""Names by structure: a run saves the same one again and again."""
+
+
+def _is_enough(spec: Any) -> bool:
+    """True if a structure alone names its leaves: no container names its children by what they are."""
+    return spec is None or (spec[0].keys_of is None and all(map(_is_enough, spec[2])))
+
+
+def _names(found: Sequence[paths.Path]) -> tuple[str, ...]:
+    short = [paths.keystr(path, simple=True, separator=".") for path in found]
     shared = {name for name, n in collections.Counter(short).items() if n > 1} | {RESERVED}
-    full = [
-        paths.keystr(path) if name in shared else name for name, (path, _) in zip(short, found, strict=True)
-    ]
+    full = [paths.keystr(path) if name in shared else name for name, path in zip(short, found, strict=True)]
     taken = collections.Counter(full)
     if (repeated := next((name for name, n in taken.items() if n > 1), None)) is not None:
         raise errors.TreeError(
@@ -37,4 +57,4 @@ def named_leaves(values: Any) -> tuple[dict[str, Any], tree.TreeDef]:
             why="leaves are stored under their key paths.",
             fix="rename a key of the dict or a field of the class that they are in",
         )
-    return {name: leaf for name, (_, leaf) in zip(full, found, strict=True)}, treedef
+    return tuple(full)

@@ -1060,6 +1060,7 @@ def install(monkeypatch):
         (driver, "copy_out_aside", fake.copy_out_aside),
         (driver, "follow_aside", lambda index: None),
         (driver, "copy_on_device", fake.copy),
+        (driver, "copy_all_on_device", lambda copies, stream: [fake.copy(*c, stream) for c in copies]),
         (driver, "fill_zero", fake.fill_zero),
         (driver, "transfer", fake.transfer),
         (driver, "read_pinned", fake.read_pinned),

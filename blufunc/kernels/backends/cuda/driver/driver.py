@@ -11,7 +11,7 @@ import ctypes
 import functools
 import importlib.util
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -503,6 +503,16 @@ def transfer(to: int, source: int, nbytes: int, stream: Any) -> None:
     runtime = cupy.cuda.runtime
     if nbytes:
         runtime.memcpyAsync(to, source, nbytes, runtime.memcpyDefault, stream.ptr)
+
+
+def copy_all_on_device(copies: Iterable[tuple[int, int, int]], stream: Any) -> None:
+    """``copy_on_device`` for many addresses: ``(to, source, nbytes)``."""
+    import cupy
+
+    copy, kind, handle = cupy.cuda.runtime.memcpyAsync, cupy.cuda.runtime.memcpyDeviceToDevice, stream.ptr
+    for to, source, nbytes in copies:
+        if nbytes:
+            copy(to, source, nbytes, kind, handle)
 
 
 def copy_on_device(to: int, source: int, nbytes: int, stream: Any) -> None:

@@ -8,6 +8,7 @@ meanwhile, the pool waits for the snapshots.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -105,15 +106,20 @@ def make_way(buffers: Sequence[DeviceBuffer]) -> None:
 
 
 def _make_way(device: int, held: Sequence[tuple[Snapshot, DeviceBuffer]]) -> None:
+    buffers = [b for _, b in held]
     try:
-        copies = _like([b for _, b in held], device)
+        copies = _like(buffers, device)
     except errors.OutOfMemoryError:
         wait(device)
         return
     stream = driver.compute_stream(device)
-    for (_, b), copy in zip(held, copies, strict=True):
-        enqueue = driver.copy_on_device if b.memory_kind == DEVICE else driver.transfer
-        enqueue(copy.ptr, b.ptr, b.nbytes, stream)
+    pairs = [
+        (c.ptr, b.ptr, b.nbytes) for c, b in zip(copies, buffers, strict=True) if b.memory_kind == DEVICE
+    ]
+    driver.copy_all_on_device(pairs, stream)
+    for c, b in zip(copies, buffers, strict=True):
+        if b.memory_kind != DEVICE:
+            driver.transfer(c.ptr, b.ptr, b.nbytes, stream)
     with driver.on_device(device):
         copied = driver.recorded(stream)
     for (s, _), copy in zip(held, copies, strict=True):
@@ -124,17 +130,20 @@ def _make_way(device: int, held: Sequence[tuple[Snapshot, DeviceBuffer]]) -> Non
 
 def _like(buffers: Sequence[DeviceBuffer], device: int) -> list[DeviceBuffer]:
     """Memory for copies of buffers; on the device it is one allocation."""
-    sizes = [-(-b.nbytes // _ALIGNMENT) * _ALIGNMENT if b.memory_kind == DEVICE else 0 for b in buffers]
     label = "copies of donated arrays for a checkpoint"
-    block = cuda_memory.allocate((sum(sizes),), np.dtype(np.uint8), device, label)
-    out, offset = [], 0
-    for b, size in zip(buffers, sizes, strict=True):
-        if b.memory_kind == DEVICE:
-            out.append(block.view(b.shape, b.dtype, offset))
-        else:
-            out.append(cuda_memory.pool_of(b.memory_kind, device).allocate(b.shape, b.dtype, label))
-        offset += size
-    return out
+    ends = list(
+        itertools.accumulate(
+            -(-b.nbytes // _ALIGNMENT) * _ALIGNMENT for b in buffers if b.memory_kind == DEVICE
+        )
+    )
+    block = cuda_memory.allocate((ends[-1] if ends else 0,), np.dtype(np.uint8), device, label)
+    starts = iter([0, *ends])
+    return [
+        block.view(b.shape, b.dtype, next(starts))
+        if b.memory_kind == DEVICE
+        else cuda_memory.pool_of(b.memory_kind, device).allocate(b.shape, b.dtype, label)
+        for b in buffers
+    ]
 
 
 def wait(device: int) -> None:
