@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """An array or a shard that this process writes.
 
     Attributes:
@@ -40,8 +39,7 @@ class Block:
     read: Callable[[], np.ndarray]
 
 
-@dataclass(frozen=True)
-class _Held:
+class _Held(NamedTuple):
     """An array or a shard on a device.
 
     Attributes:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from blufunc.io import reading, seal, storage
+from blufunc.io import seal, storage
+
+_THREADS = 4
+"""Threads that read and hash. They are not those that write: there, reads would wait behind all writes."""
 
 _WINDOW = 1 << 26
 """Bytes that are synced together: a sync takes milliseconds however little there is to write."""
@@ -34,6 +37,7 @@ class ReadBack:
 
     def __init__(self, draft: storage.Draft):
         self._draft = draft
+        self._pool = ThreadPoolExecutor(_THREADS, "blufunc read back")
         self._written: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._damaged: set[str] = set()
         self._error: BaseException | None = None
@@ -59,6 +63,7 @@ class ReadBack:
         """End the threads' work on the draft; again does nothing."""
         self._written.put(None)
         self._thread.join()
+        self._pool.shutdown()
 
     def _run(self) -> None:
         futures: list[Future[None]] = []
@@ -83,7 +88,7 @@ class ReadBack:
         """Sync chunks, and submit their comparison."""
         if chunks:
             self._draft.settle(min(c.start for c in chunks), max(c.stop for c in chunks))
-        return [reading.pool().submit(self._compare_one, c) for c in chunks]
+        return [self._pool.submit(self._compare_one, c) for c in chunks]
 
     def _compare_one(self, c: _Chunk) -> None:
         if seal.digest(self._draft.read(c.start, c.stop)) != c.digest:

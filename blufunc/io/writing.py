@@ -88,7 +88,7 @@ def _write_arrays(
             if draft.at_offsets:
                 del blocks[a.key]  # with its last chunk, the host's memory is free
             else:
-                blocks[a.key] = replace(blocks[a.key], read=lambda data=data: data)  # type: ignore[misc]
+                blocks[a.key] = blocks[a.key]._replace(read=lambda data=data: data)  # type: ignore[misc]
             assert len(data) == a.nbytes, f"{a.key}: {len(data)} bytes instead of {a.nbytes}"
 
             def done(i: int, a: headers.Stored = a, data: memoryview = data) -> str:

@@ -545,7 +545,7 @@ def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
 
 def _same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
     stores: dict[Buffer, list[tuple[int, Store]]] = {}
-    loads: dict[Buffer, list[tuple[int, Index]]] = {}
+    loads: dict[Buffer, list[tuple[int, Index, Any]]] = {}
     of_lanes: set[int] = set()  # positions of loops over lanes
     barriers: list[int] = []  # positions of those at whose ends all lanes have synchronized
     position = 0
@@ -565,24 +565,32 @@ def _same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
                 stores.setdefault(s.buffer, []).append((position, s))
             for v in post_order(values_of(s)):
                 if v.op == "load":
-                    loads.setdefault(v.attr[0], []).append((position, v.attr[1]))
+                    loads.setdefault(v.attr[0], []).append((position, v.attr[1], s))
 
     def ready(read: int, written: int) -> bool:
         alone = read not in of_lanes or written in of_lanes
         return read <= written and (alone or any(read <= m < written for m in barriers))
 
+    def replaced(written: Sequence[tuple[int, Store]], load: tuple[int, Index, Any]) -> bool:
+        read, index, user = load
+        if len(written) == 1:
+            at, store = written[0]
+            return index == store.index and ready(read, at)
+        # each part of a joined array replaces what it alone was computed from
+        return pointwise and any(user is store and index == store.index for _, store in written)
+
+    pointwise = all(isinstance(s, Store) for s in kernel.body) and not kernel.finish
     visit(kernel.body)
     position = 1 << 30
     visit(kernel.finish)
     pairs = []
     for out, written in stores.items():
-        if len(written) != 1 or written[0][1].guard is not None:
+        if any(store.guard is not None for _, store in written):
             continue
-        at, store = written[0]
         for b in kernel.buffers:
             if b.written or b.size != out.size or b.dtype.itemsize != out.dtype.itemsize:
                 continue
-            if all(i == store.index and ready(p, at) for p, i in loads.get(b, ())):
+            if all(replaced(written, load) for load in loads.get(b, ())):
                 pairs.append((out, b))
     return pairs
 

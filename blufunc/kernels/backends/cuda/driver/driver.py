@@ -506,13 +506,22 @@ def transfer(to: int, source: int, nbytes: int, stream: Any) -> None:
 
 
 def copy_all_on_device(copies: Iterable[tuple[int, int, int]], stream: Any) -> None:
-    """``copy_on_device`` for many addresses: ``(to, source, nbytes)``."""
-    import cupy
+    """``copy_on_device`` for many addresses: ``(to, source, nbytes)``.
 
-    copy, kind, handle = cupy.cuda.runtime.memcpyAsync, cupy.cuda.runtime.memcpyDeviceToDevice, stream.ptr
+    It keeps the GIL: other threads, such as those that write a checkpoint, would take it at each copy.
+    """
+    copy, handle = _copy_with_gil(), stream.ptr
     for to, source, nbytes in copies:
-        if nbytes:
-            copy(to, source, nbytes, kind, handle)
+        if nbytes and (status := copy(to, source, nbytes, handle)):
+            raise RuntimeError(f"cuMemcpyDtoDAsync: CUDA error {status}")
+
+
+@functools.cache
+def _copy_with_gil() -> Any:
+    function = ctypes.PyDLL("libcuda.so.1").cuMemcpyDtoDAsync_v2
+    function.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
+    function.restype = ctypes.c_int
+    return function
 
 
 def copy_on_device(to: int, source: int, nbytes: int, stream: Any) -> None:

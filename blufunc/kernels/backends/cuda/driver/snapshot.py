@@ -35,12 +35,10 @@ class Snapshot:
 
     Attributes:
       device: index of the CUDA device.
-      copied: set when the buffer has been copied to the host.
     """
 
     def __init__(self, buffer: DeviceBuffer, after: Any):
         self.device = buffer.device
-        self.copied = threading.Event()
         self._lock = threading.Lock()
         self._buffer: DeviceBuffer | None = buffer
         self._after: Any = after
@@ -53,9 +51,9 @@ class Snapshot:
         driver.copy_out_aside(x, self._enqueue, self.device)
         with self._lock:
             self._buffer = None
-        self.copied.set()
-        with _lock:
+        with _changed:
             _pending.discard(self)
+            _changed.notify_all()
         x.flags.writeable = False
         return x
 
@@ -82,6 +80,7 @@ class Snapshot:
 
 _pending: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 _lock = threading.Lock()
+_changed = threading.Condition(_lock)
 
 
 def snapshots(buffers: Sequence[DeviceBuffer]) -> list[Snapshot]:
@@ -116,11 +115,11 @@ def _make_way(device: int, held: Sequence[tuple[Snapshot, DeviceBuffer]]) -> Non
     pairs = [
         (c.ptr, b.ptr, b.nbytes) for c, b in zip(copies, buffers, strict=True) if b.memory_kind == DEVICE
     ]
-    driver.copy_all_on_device(pairs, stream)
-    for c, b in zip(copies, buffers, strict=True):
-        if b.memory_kind != DEVICE:
-            driver.transfer(c.ptr, b.ptr, b.nbytes, stream)
     with driver.on_device(device):
+        driver.copy_all_on_device(pairs, stream)
+        for c, b in zip(copies, buffers, strict=True):
+            if b.memory_kind != DEVICE:
+                driver.transfer(c.ptr, b.ptr, b.nbytes, stream)
         copied = driver.recorded(stream)
     for (s, _), copy in zip(held, copies, strict=True):
         s.move(copy, copied)
@@ -149,12 +148,9 @@ def _like(buffers: Sequence[DeviceBuffer], device: int) -> list[DeviceBuffer]:
 def wait(device: int) -> None:
     """Wait until the snapshots of a device have been copied, or were given up."""
     end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end:
-        with _lock:
-            found = next((s.copied for s in _pending if s.device == device), None)
-        if found is None:
-            return
-        found.wait(0.1)
+    with _changed:  # nobody tells of those that are given up
+        while any(s.device == device for s in _pending) and time.monotonic() < end:
+            _changed.wait(0.1)
 
 
 cuda_memory.reliefs.append(wait)
