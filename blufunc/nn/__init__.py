@@ -80,6 +80,9 @@ with _lazy.names(__name__):
     from blufunc.nn.pooling import max_pool as max_pool
     from blufunc.nn.pooling import min_pool as min_pool
     from blufunc.nn.pooling import pool as pool
+    from blufunc.nn.rope import RopeFrequencies as RopeFrequencies
+    from blufunc.nn.rope import rope as rope
+    from blufunc.nn.rope import rope_frequencies as rope_frequencies
     from blufunc.nn.similarity import cosine_distance as cosine_distance
     from blufunc.nn.similarity import cosine_similarity as cosine_similarity
     from blufunc.nn.similarity import log_cosh as log_cosh
