@@ -8,6 +8,7 @@ simpler than those of the parts, it has a ``custom_jvp``.
 from blufunc import _lazy
 
 with _lazy.names(__name__):
+    from blufunc.nn import cache as cache
     from blufunc.nn import initializers as initializers
     from blufunc.nn import masks as masks
     from blufunc.nn import score_mods as score_mods
@@ -63,6 +64,9 @@ with _lazy.names(__name__):
     from blufunc.nn.group_norms import instance_norm as instance_norm
     from blufunc.nn.group_norms import spectral_norm as spectral_norm
     from blufunc.nn.group_norms import weight_norm as weight_norm
+    from blufunc.nn.language.rope import RopeFrequencies as RopeFrequencies
+    from blufunc.nn.language.rope import rope as rope
+    from blufunc.nn.language.rope import rope_frequencies as rope_frequencies
     from blufunc.nn.lookup import dropout as dropout
     from blufunc.nn.lookup import embedding_lookup as embedding_lookup
     from blufunc.nn.losses import huber_loss as huber_loss
@@ -80,9 +84,6 @@ with _lazy.names(__name__):
     from blufunc.nn.pooling import max_pool as max_pool
     from blufunc.nn.pooling import min_pool as min_pool
     from blufunc.nn.pooling import pool as pool
-    from blufunc.nn.rope import RopeFrequencies as RopeFrequencies
-    from blufunc.nn.rope import rope as rope
-    from blufunc.nn.rope import rope_frequencies as rope_frequencies
     from blufunc.nn.similarity import cosine_distance as cosine_distance
     from blufunc.nn.similarity import cosine_similarity as cosine_similarity
     from blufunc.nn.similarity import log_cosh as log_cosh

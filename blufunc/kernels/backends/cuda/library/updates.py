@@ -3,7 +3,8 @@
 Kernels, stages 6 to 8, for ``scatter``, ``scatter_add`` and window updates, joined ones too. In: arrays, starts of
 windows, and what to write there. Out: one launch that writes the windows alone, after a copy of the array unless the
 plan puts the result where it was. A thread takes the same element of every window, in their order, so results are
-deterministic. Scatters of many windows are sorted (``scatter.py``).
+deterministic; of windows that are promised to be different, each element has a thread. Scatters of many windows
+without that promise are sorted (``scatter``).
 """
 
 from __future__ import annotations
@@ -66,7 +67,13 @@ def is_update(eqn: Eqn) -> bool:
     sizes = window_sizes(x.shape, updates.shape, numbers)
     # of windows that could overlap in part, an element would belong to several threads
     disjoint = count == 1 or all(sizes[axis] == 1 for axis in numbers.scatter_dims_to_operand_dims)
-    return count <= MOST_WINDOWS and disjoint and not numbers.operand_batching_dims
+    few = count <= MOST_WINDOWS or _is_unique(eqn)
+    return few and disjoint and not numbers.operand_batching_dims
+
+
+def _is_unique(eqn: Eqn) -> bool:
+    """True if no two windows are the same, so that their order does not matter."""
+    return eqn.prim is scatter_p and eqn.params["unique_indices"]
 
 
 def overwritten(eqn: Eqn) -> list[tuple[int, int]]:
@@ -93,7 +100,7 @@ class Kernel:
 
     def __init__(self, eqn: Eqn, layouts: Sequence[Strided], device: int):
         each = _each(eqn)
-        blocks = max(max(1, min(_BLOCKS, -(-_window(e) // THREADS))) for e in each)
+        blocks = max(max(1, min(_BLOCKS, -(-_elements(e) // THREADS))) for e in each)
         text = CudaSource(source(eqn, layouts), ENTRY, (blocks, len(each), 1), (THREADS, 1, 1))
         self._launch, self._addresses = modules.load_source(text, device).prepare([0] * len(eqn.invars))
 
@@ -152,12 +159,12 @@ def _written(eqn: Eqn) -> list[int]:
     return [n + after for _, n in overwritten(eqn)]
 
 
-def _window(eqn: Eqn) -> int:
-    """Elements of a window."""
+def _elements(eqn: Eqn) -> int:
+    """Elements that have a thread: those of a window, or of all."""
     if eqn.prim in UPDATES:
         return eqn.invars[1].aval.size
     _, indices, updates = (v.aval for v in eqn.invars)
-    return updates.size // math.prod(indices.shape[:-1])
+    return updates.size if _is_unique(eqn) else updates.size // math.prod(indices.shape[:-1])
 
 
 def source(eqn: Eqn, layouts: Sequence[Strided]) -> str:
@@ -218,13 +225,16 @@ def _update(eqn: Eqn, layout: Strided, suffix: str) -> tuple[list[str], list[str
         (sizes[a], f"{x_strides[a]}LL", f"{layout.strides[u]}LL")
         for a, u in zip(kept, window_dims, strict=True)
     ]
-    count = math.prod(batch)
+    count, size = math.prod(batch), math.prod(sizes)
+    together = _is_unique(eqn)
     lines = [
-        f"  for (long long w = blockIdx.x * {THREADS}LL + threadIdx.x; w < {math.prod(sizes)}LL; "
+        f"  for (long long w = blockIdx.x * {THREADS}LL + threadIdx.x; w < {size * count if together else size}LL; "
         f"w += gridDim.x * {THREADS}LL) {{",
-        "    long long rest = w, inside = 0, from = 0;",
+        f"    long long rest = {f'w % {size}' if together else 'w'}, inside = 0, from = 0;",
         *_decoded(window, ("inside", "from")),
-        f"    for (int b = 0; b < {count}; ++b) {{",
+        f"    for (int b = w / {size}, end = b + 1; b < end; ++b) {{"
+        if together
+        else f"    for (int b = 0; b < {count}; ++b) {{",
         "      long long at = inside, source = from;",
     ]
     if count > 1:

@@ -37,6 +37,9 @@ UPDATES = {
     "rows, twice the same": (
         lambda x, i, u: x.at[i].set(u), X, np.array([3, 399, 3, -1, 500], np.int32), uniform(5, 12)
     ),
+    "many different rows": (
+        lambda x, i, u: x.at[i].set(u, unique_indices=True), X, 3 * np.arange(150, dtype=np.int32), uniform(150, 12)
+    ),
     "sums": (lambda x, i, u: x.at[i].add(u), X, np.array([3, 399, 3], np.int64), uniform(3, 12)),
     "sums of integers": (lambda x, i: x.at[i].add(np.int32(7)), np.arange(99, dtype=np.int32), np.array([1, 1, 5])),
     "columns": (lambda x, i, u: x.at[:, i].set(u), X, np.array([3, 0], np.int32), uniform(400, 2)),
@@ -100,6 +103,9 @@ def equation(fun, *args):
 KERNELS = {
     "rows": (lambda x, i, u: x.at[i].set(u), X, np.array([3, 399, 3, -500], np.int32), uniform(4, 12)),
     "sums": (lambda x, i, u: x.at[i].add(u), X, np.array([3, 399, 3], np.int64), uniform(3, 12)),
+    "many different rows": (
+        lambda x, i, u: x.at[i].set(u, unique_indices=True), X, 3 * np.arange(150, dtype=np.int32), uniform(150, 12)
+    ),
     "columns": (lambda x, i, u: x.at[:, i].set(u, mode="clip"), X, np.array([3, 90], np.uint64), uniform(400, 2)),
     "a grid of indices": (
         lambda x, i, u: x.at[i].add(u), X, np.array([[3, 5, 3], [399, 0, 3]], np.int16), uniform(2, 3, 12)
@@ -137,8 +143,9 @@ def test_the_kernel_compiles(name):
         lambda i, x, u: x.at[i % 70].set(u[0]),
         lambda i, x, u: lax.dynamic_update_slice(x, u + x[0, 0], (i * 7, 0)),
         lambda i, x, u: x.at[i % 3].add(u[1]).at[i].set(u[0]),
+        lambda i, x, u: x.at[bnp.arange(70), i].set(u[0, :70], unique_indices=True),
     ],
-    ids=["a row", "a window", "two after one another"],
+    ids=["a row", "a window", "two after one another", "an element of every row"],
 )
 def test_a_carry_is_updated_in_place(body, rounds, fake, cuda):
     """A round copies no array."""

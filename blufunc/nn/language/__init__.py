@@ -1,0 +1,1 @@
+"""Functions of language models: rotary embeddings, and sampling of tokens."""
