@@ -67,6 +67,8 @@ with _lazy.names(__name__):
     from blufunc.nn.language.rope import RopeFrequencies as RopeFrequencies
     from blufunc.nn.language.rope import rope as rope
     from blufunc.nn.language.rope import rope_frequencies as rope_frequencies
+    from blufunc.nn.language.sampling import filtered_logits as filtered_logits
+    from blufunc.nn.language.sampling import sample as sample
     from blufunc.nn.lookup import dropout as dropout
     from blufunc.nn.lookup import embedding_lookup as embedding_lookup
     from blufunc.nn.losses import huber_loss as huber_loss
