@@ -13,6 +13,10 @@ with _lazy.names(__name__):
     from blufunc.optim import losses as losses
     from blufunc.optim import schedules as schedules
     from blufunc.optim import tree_utils as tree_utils
+    from blufunc.optim.averages import ParamsEmaState as ParamsEmaState
+    from blufunc.optim.averages import incremental_update as incremental_update
+    from blufunc.optim.averages import params_ema as params_ema
+    from blufunc.optim.averages import periodic_update as periodic_update
     from blufunc.optim.base import EmptyState as EmptyState
     from blufunc.optim.base import GradientTransformation as GradientTransformation
     from blufunc.optim.base import apply_updates as apply_updates
