@@ -35,6 +35,9 @@ with _lazy.names(__name__):
     from blufunc.optim.blocks import scale_by_param_block_rms as scale_by_param_block_rms
     from blufunc.optim.blocks import scale_by_shape as scale_by_shape
     from blufunc.optim.blocks import scale_by_trust_ratio as scale_by_trust_ratio
+    from blufunc.optim.loss_scaling import DynamicLossScaleState as DynamicLossScaleState
+    from blufunc.optim.loss_scaling import dynamic_loss_scale as dynamic_loss_scale
+    from blufunc.optim.loss_scaling import scale_loss as scale_loss
     from blufunc.optim.losses import convex_kl_divergence as convex_kl_divergence
     from blufunc.optim.losses import cosine_distance as cosine_distance
     from blufunc.optim.losses import cosine_similarity as cosine_similarity
