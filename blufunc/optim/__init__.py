@@ -13,6 +13,9 @@ with _lazy.names(__name__):
     from blufunc.optim import losses as losses
     from blufunc.optim import schedules as schedules
     from blufunc.optim import tree_utils as tree_utils
+    from blufunc.optim.adam_variants import ScaleByAdemamixState as ScaleByAdemamixState
+    from blufunc.optim.adam_variants import scale_by_ademamix as scale_by_ademamix
+    from blufunc.optim.adam_variants import scale_by_adopt as scale_by_adopt
     from blufunc.optim.averages import ParamsEmaState as ParamsEmaState
     from blufunc.optim.averages import incremental_update as incremental_update
     from blufunc.optim.averages import params_ema as params_ema
@@ -88,6 +91,8 @@ with _lazy.names(__name__):
     from blufunc.optim.optimizers import adamax as adamax
     from blufunc.optim.optimizers import adamaxw as adamaxw
     from blufunc.optim.optimizers import adamw as adamw
+    from blufunc.optim.optimizers import ademamix as ademamix
+    from blufunc.optim.optimizers import adopt as adopt
     from blufunc.optim.optimizers import amsgrad as amsgrad
     from blufunc.optim.optimizers import lamb as lamb
     from blufunc.optim.optimizers import lars as lars
@@ -101,6 +106,13 @@ with _lazy.names(__name__):
     from blufunc.optim.optimizers import sign_sgd as sign_sgd
     from blufunc.optim.optimizers import signum as signum
     from blufunc.optim.optimizers import yogi as yogi
+    from blufunc.optim.prodigy import ProdigyState as ProdigyState
+    from blufunc.optim.prodigy import prodigy as prodigy
+    from blufunc.optim.schedule_free import ScheduleFreeState as ScheduleFreeState
+    from blufunc.optim.schedule_free import schedule_free as schedule_free
+    from blufunc.optim.schedule_free import schedule_free_adamw as schedule_free_adamw
+    from blufunc.optim.schedule_free import schedule_free_eval_params as schedule_free_eval_params
+    from blufunc.optim.schedule_free import schedule_free_sgd as schedule_free_sgd
     from blufunc.optim.schedules import constant_schedule as constant_schedule
     from blufunc.optim.schedules import cosine_decay_schedule as cosine_decay_schedule
     from blufunc.optim.schedules import cosine_onecycle_schedule as cosine_onecycle_schedule

@@ -238,6 +238,18 @@ def _largest_axes(shape: Sequence[int], factored: bool, least: int) -> tuple[int
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)
 """Jordan's coefficients: five steps map singular values (0, 1] to [0.7, 1.2]."""
 
+NEWTON_SCHULZ_PRESETS: dict[str, Any] = {
+    "standard": NEWTON_SCHULZ,
+    "dion": [
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ],
+}
+"""Coefficients by name; those of Dion (Ahn et al., arXiv:2504.05295) differ from step to step."""
+
 
 def orthogonalize_via_newton_schulz(
     x: ArrayLike, ns_coeffs: Any = NEWTON_SCHULZ, ns_steps: int = 5, eps: ArrayLike = 1e-8

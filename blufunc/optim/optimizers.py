@@ -9,10 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import blufunc.numpy as bnp
+from blufunc import errors
+from blufunc.core.ir import source
 from blufunc.core.pytree import tree
+from blufunc.optim.adam_variants import fourth_root, scale_by_ademamix, scale_by_adopt
 from blufunc.optim.base import GradientTransformation, PyTree, chain, identity
 from blufunc.optim.blocks import (
     NEWTON_SCHULZ,
+    NEWTON_SCHULZ_PRESETS,
     clip_by_block_rms,
     scale_by_factored_rms,
     scale_by_muon,
@@ -45,6 +49,8 @@ from blufunc.optim.transforms import (
 from blufunc.optim.wrappers import masked, partition
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from blufunc.core.ir.array_like import ArrayLike, DTypeLike
     from blufunc.optim.base import ScalarOrSchedule
 
@@ -353,6 +359,44 @@ def yogi(
     return chain(scale_by_yogi(b1, b2, eps), scale_by_learning_rate(learning_rate))
 
 
+def adopt(
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.9999,
+    eps: ArrayLike = 1e-6,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    nesterov: bool = False,
+    use_clipping: bool = True,
+    clip_value_fn: Callable[[Any], Any] = fourth_root,
+) -> GradientTransformation:
+    """ADOPT: see ``scale_by_adopt``."""
+    rescale = scale_by_adopt(
+        b1, b2, eps, mu_dtype, nesterov=nesterov, use_clipping=use_clipping, clip_value_fn=clip_value_fn
+    )
+    return chain(rescale, scale_by_learning_rate(learning_rate))
+
+
+def ademamix(
+    learning_rate: ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    b3: ScalarOrSchedule = 0.9999,
+    alpha: ScalarOrSchedule = 5.0,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    weight_decay: ScalarOrSchedule = 0.0,
+    mask: PyTree = None,
+) -> GradientTransformation:
+    """AdEMAMix with decoupled weight decay: see ``scale_by_ademamix``."""
+    return chain(
+        scale_by_ademamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
 def sign_sgd(learning_rate: ScalarOrSchedule) -> GradientTransformation:
     """The sign of the gradient (Bernstein et al., arXiv:1802.04434)."""
     return chain(scale_by_sign(), scale_by_learning_rate(learning_rate))
@@ -389,14 +433,25 @@ def muon(
 
     Args:
       learning_rate: a scalar or a schedule.
-      ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov, adaptive: see ``scale_by_muon``.
+      ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov, adaptive: see ``scale_by_muon``; ``ns_coeffs`` may be the name
+        ``"standard"`` or ``"dion"``.
       weight_decay, weight_decay_mask: see ``add_decayed_weights``.
       adam_b1, adam_b2, adam_eps_root, adam_weight_decay, adam_learning_rate: for ``adamw``; the rate is the same by
         default.
       muon_mask: which parameters are for Muon: a pytree of bools that is a prefix of the parameters, or a function
         that makes one of them. By default those of two axes; three are a stack of matrices.
       consistent_rms: see ``scale_by_shape``.
+    Raises:
+      ValueRangeError: there are no coefficients of that name.
     """
+    if isinstance(ns_coeffs, str):
+        if ns_coeffs not in NEWTON_SCHULZ_PRESETS:
+            raise errors.ValueRangeError(
+                f"muon: there are no coefficients {ns_coeffs!r:.60}.",
+                where=source.here(),
+                fix=f"ns_coeffs is a triple, triples, or one of {', '.join(NEWTON_SCHULZ_PRESETS)}",
+            )
+        ns_coeffs = NEWTON_SCHULZ_PRESETS[ns_coeffs]
 
     def labels(params):
         flags = muon_mask(params) if callable(muon_mask) else muon_mask

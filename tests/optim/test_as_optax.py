@@ -26,6 +26,11 @@ def matrices_jax(params):
     return jax.tree.map(lambda p: p.ndim >= 2, params)
 
 
+def contrib(module):
+    """Where optax has newer optimizers."""
+    return getattr(module, "contrib", module)
+
+
 RATE = 0.05
 OPTIMIZERS = {
     "adabelief": lambda o, m: o.adabelief(RATE),
@@ -64,11 +69,26 @@ OPTIMIZERS = {
     "sign_sgd": lambda o, m: o.sign_sgd(RATE),
     "signum": lambda o, m: o.signum(RATE),
     "yogi": lambda o, m: o.yogi(RATE),
-    "muon": lambda o, m: getattr(o, "contrib", o).muon(RATE, weight_decay=0.1),
-    "muon adaptive": lambda o, m: getattr(o, "contrib", o).muon(RATE, nesterov=False, adaptive=True, beta=0.5),
-    "muon of many triples": lambda o, m: getattr(o, "contrib", o).muon(
+    "muon": lambda o, m: contrib(o).muon(RATE, weight_decay=0.1),
+    "muon adaptive": lambda o, m: contrib(o).muon(RATE, nesterov=False, adaptive=True, beta=0.5),
+    "muon of many triples": lambda o, m: contrib(o).muon(
         RATE, [(4.0, -6.0, 2.5)] * 2 + [(3.0, -4.0, 2.0)], 3, consistent_rms=0.2, adam_learning_rate=0.01
     ),
+    "muon of dion": lambda o, m: contrib(o).muon(RATE, "dion", consistent_rms=0.2),
+    "adopt": lambda o, m: contrib(o).adopt(RATE, b2=0.9),
+    "adopt nesterov": lambda o, m: contrib(o).adopt(RATE, b2=0.9, nesterov=True, use_clipping=False, eps=1e-2),
+    "ademamix": lambda o, m: contrib(o).ademamix(RATE, weight_decay=0.1, mask=m),
+    "ademamix of schedules": lambda o, m: contrib(o).ademamix(
+        RATE, b3=o.linear_schedule(0.9, 0.99, 5), alpha=o.linear_schedule(0.0, 5.0, 5), eps_root=1e-4
+    ),
+    "prodigy": lambda o, m: contrib(o).prodigy(estim_lr0=1e-2, weight_decay=0.1),
+    "prodigy of a schedule": lambda o, m: contrib(o).prodigy(
+        o.linear_schedule(1.0, 0.0, 9), (0.8, 0.95), 0.9, estim_lr0=1e-2, estim_lr_coef=2.0, safeguard_warmup=True
+    ),
+    "schedule_free sgd": lambda o, m: contrib(o).schedule_free_sgd(RATE),
+    "schedule_free sgd warmed up": lambda o, m: contrib(o).schedule_free_sgd(RATE, 3, 0.8, 0.1, 1.0),
+    "schedule_free adamw": lambda o, m: contrib(o).schedule_free_adamw(RATE, 3, b2=0.95, weight_decay=0.1),
+    "schedule_free of adam": lambda o, m: contrib(o).schedule_free(o.adam(RATE, b1=0.0), RATE, b1=0.95),
     "ema": lambda o, m: o.ema(0.8),
     "ema biased": lambda o, m: o.ema(0.8, False),
     "trace": lambda o, m: o.trace(0.8, True),
@@ -148,6 +168,39 @@ def test_steps_as_optax(name):
     ):  # states of other extent or order
         for x, y in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=3e-5, atol=2e-6)
+
+
+@pytest.mark.peer
+def test_averages_as_optax():
+    import jax
+    import optax
+
+    x, y = (tree.map(np.float32, t) for t in (PARAMS, GRADS[0]))
+    calls = {
+        "incremental_update": lambda o: o.incremental_update(x, y, 0.3),
+        "periodic_update": lambda o: [o.periodic_update(x, y, np.int32(n), 3) for n in (3, 4)],
+    }
+    for call in calls.values():
+        for a, b in zip(tree.leaves(call(optim)), jax.tree.leaves(call(optax)), strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
+
+
+@pytest.mark.peer
+def test_eval_params_of_schedule_free_as_optax():
+    import jax
+    import optax
+
+    def evaluated(o, apply, cast):
+        for _, state, params in steps(o, "schedule_free adamw", None, apply, cast, lambda f: f):
+            found = contrib(o).schedule_free_eval_params(state, params)
+        return found
+
+    ours = evaluated(
+        optim, optim.apply_updates, lambda t: tree.map(lambda x: bnp.asarray(x, dtype="float32"), t)
+    )
+    theirs = evaluated(optax, optax.apply_updates, lambda t: jax.tree.map(lambda x: np.float32(x), t))
+    for a, b in zip(tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=3e-5, atol=2e-6)
 
 
 @pytest.mark.peer
