@@ -248,7 +248,10 @@ NEWTON_SCHULZ_PRESETS: dict[str, Any] = {
         (2.8366, -3.0525, 1.2012),
     ],
 }
-"""Coefficients by name; those of Dion (Ahn et al., arXiv:2504.05295) differ from step to step."""
+"""Coefficients by name.
+
+Those of Dion (Ahn et al., arXiv:2504.05295) differ from step to step.
+"""
 
 
 def orthogonalize_via_newton_schulz(

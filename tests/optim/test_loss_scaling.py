@@ -16,7 +16,7 @@ def close(found, expected):
 
 
 def test_the_scale_grows_and_shrinks():
-    """What each gradient does, in one program."""
+    """The scale after each gradient, in one program."""
     optimizer = optim.dynamic_loss_scale(
         optim.adam(0.1), 8.0, growth_interval=2, min_scale=4.0, max_scale=16.0
     )

@@ -1,4 +1,4 @@
-"""Attention to a cache: what a query sees, and where it lies.
+"""Attention to a cache: masks of positions, and views of keys and values.
 
 A face, above ``layouts`` and ``nn.attention``. Masks are functions of pairs of which bounds over tiles are known, so
 that kernels read only the tiles that a query sees.

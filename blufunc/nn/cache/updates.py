@@ -27,8 +27,8 @@ def update(
       cache: a ``Contiguous``, ``Ring`` or ``Paged`` cache.
       key, value: [B, T, K, H]; they are converted to the dtype of the cache.
       position: the position of the first of the T, an integer or one for each entry: int32 [B].
-      lengths: how many of the T positions of each entry count, int [B]; the others are padding, and are not written.
-        All by default.
+      lengths: n valid positions of each entry, of the T, int [B]; the others are padding, and are not written. All by
+        default.
     Returns:
       a cache of the same shapes. Positions beyond its end are not written; but of one ``position`` for all entries and
       without ``lengths``, the T positions of a contiguous cache are moved to its end, as by ``dynamic_update_slice``.
@@ -77,7 +77,7 @@ def update(
 
 
 def _slots(cache: Any, start: Any, count: Any, B: int, T: int) -> tuple[Any, Any]:
-    """Indices [B, T] of the first two axes of the arrays; out of range for what is dropped."""
+    """Indices [B, T] of the first two axes; out of range for what is dropped."""
     size = cache.keys.shape[1]
     offsets = bnp.arange(T, dtype=dtypes.int32)
     positions = bnp.broadcast_to(start.reshape((-1, 1)) + offsets, (B, T))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RopeFrequencies(NamedTuple):
-    """Angles per position ``frequencies`` [D/2], and the ``factor`` of cosine and sine."""
+    """``frequencies``: angles per position [D/2]; ``factor``: of cosines and sines."""
 
     frequencies: Any
     factor: float
@@ -43,7 +43,7 @@ def rope(
     max_positions: int | None = None,
     length: ArrayLike | None = None,
 ) -> Array:
-    """Rotate pairs of features by angles of their position (Su et al., arXiv:2104.09864).
+    """Rotate pairs of features by angles of their position (arXiv:2104.09864).
 
     Pair i of a vector at position p turns by ``p * base**(-2 i / D)``, so that inner products of queries and
     keys depend on the distance of their positions. Computed in float32 at least, and rounded once.
@@ -101,7 +101,7 @@ def rope(
 
 
 def _turned(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
-    """``x`` with its pairs turned: each feature times a cosine, its partner times a sine.
+    """Rotated pairs: each feature times a cosine, its partner times a sine.
 
     The partners are moved ahead of the multiplication, so that one kernel reads ``x`` twice and stores the result;
     halves that are computed apart would be stored before they are joined.
@@ -209,7 +209,7 @@ def _yarn(angles: np.ndarray, fields: dict, base: float, length: Any) -> tuple[A
     n, factor, most = len(angles), fields["factor"], fields[_ORIGINAL]
 
     def pair_of(rotations: float) -> float:
-        """The pair that turns so many times within the original length."""
+        """The pair that turns ``rotations`` times within the original length."""
         return n * math.log(most / (rotations * 2 * math.pi)) / math.log(base)
 
     low, high = pair_of(fields.get("beta_fast") or 32), pair_of(fields.get("beta_slow") or 1)
@@ -299,9 +299,9 @@ def _fields(kind: str, fields: dict[str, Any], max_positions: int | None) -> dic
     lacking = [f for f in rule.required if fields.get(f) is None]
     unknown = [f for f in fields if f not in (*_ANYWHERE, *rule.required, *rule.optional)]
     if lacking or unknown:
-        told = f"lacks {', '.join(lacking)}" if lacking else f"has no field {', '.join(map(str, unknown))}"
+        fault = f"lacks {', '.join(lacking)}" if lacking else f"has no field {', '.join(map(str, unknown))}"
         raise errors.ArgumentError(
-            f"rope: a scaling of type {kind} {told}.",
+            f"rope: a scaling of type {kind} {fault}.",
             where=source.here(),
             why=f"its fields are {', '.join((*rule.required, *rule.optional)) or 'none'}.",
             fix="max_positions=config['max_position_embeddings']" if lacking == [_ORIGINAL] else None,

@@ -148,7 +148,7 @@ def _filtered(name: str, logits: Any, temperature: Any, top_k: Any, top_p: Any, 
     if top_p is not None:
         top_p = _per_row(name, "top_p", top_p, rows, 0, 1)
         shares = softmax(values)
-        first = bnp.arange(values.shape[-1]) == 0  # what is kept is not nothing
+        first = bnp.arange(values.shape[-1]) == 0  # at least one token remains
         values = bnp.where(first | (bnp.cumsum(shares, -1) - shares < top_p[..., None]), values, -bnp.inf)
     if min_p is not None:
         min_p = _per_row(name, "min_p", min_p, rows, 0, 1)
@@ -220,7 +220,7 @@ def _occurs(name: str, previous: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _per_row(name: str, what: str, x: Any, rows: tuple[int, ...], least: float, most: float | None) -> Any:
-    """``x``, a number or one for each row, in float32; numbers are checked to be in range."""
+    """``x``, a number or one per row, in float32; numbers are checked."""
     if isinstance(x, (int, float)) and (x < least or (most is not None and x > most) or x != x):
         raise errors.ValueRangeError(
             f"{name}: {what}={x} is out of range.",

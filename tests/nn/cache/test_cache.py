@@ -156,7 +156,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
-    f, kind, told = ERRORS[name]
-    with pytest.raises(kind, match=told) as caught:
+    f, kind, message = ERRORS[name]
+    with pytest.raises(kind, match=message) as caught:
         f(bnp.ones((B, 5, K, H)))
     assert "test_cache.py" in caught.value.where

@@ -64,7 +64,7 @@ PRIMS = {
 
 @pytest.mark.parametrize("layout, position", PRIMS)
 def test_the_plan_of_a_step_on_a_gpu(layout, position, monkeypatch):
-    """Updates alone, with results in the memory of the cache, and one attention kernel that skips tiles."""
+    """Updates in the memory of the cache, and one kernel that skips tiles."""
     asked = []
     monkeypatch.setattr(
         decode, "decodes", lambda *args, f=decode.decodes: asked.append(f(*args)) or asked[-1]

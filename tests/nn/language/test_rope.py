@@ -1,4 +1,4 @@
-"""Rotary embeddings: NumPy formulas, scalings as in transformers, derivatives, errors."""
+"""Rotary embeddings: formulas, scalings as in transformers, derivatives, errors."""
 
 import numpy as np
 import pytest
@@ -196,8 +196,8 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
-    how, kind, told = ERRORS[name]
-    with pytest.raises(kind, match=told) as caught:
+    how, kind, message = ERRORS[name]
+    with pytest.raises(kind, match=message) as caught:
         nn.rope(X, np.arange(5), **how)
     assert "test_rope.py" in caught.value.where
 

@@ -1,4 +1,4 @@
-"""Sampling of tokens: supports, frequencies, traced settings, and transformers' filters."""
+"""Sampling of tokens: frequencies, traced settings, and transformers' filters."""
 
 import numpy as np
 import pytest
@@ -164,7 +164,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name):
-    f, kind, told = ERRORS[name]
-    with pytest.raises(kind, match=told) as caught:
+    f, kind, message = ERRORS[name]
+    with pytest.raises(kind, match=message) as caught:
         f()
     assert "test_sampling.py" in caught.value.where

@@ -121,14 +121,14 @@ def test_training_in_place_leaves_the_weights():
 
 
 @pytest.mark.parametrize(
-    "call, kind, told",
+    "call, kind, message",
     [
         (lambda: lora.init(random.key(0), PARAMS, 0), errors.ValueRangeError, "rank 0"),
         (lambda: lora.init(random.key(0), PARAMS, 2, mask=True), errors.ShapeError, r"\['b'\]"),
         (lambda: lora.apply({"head": 1}, adapters()), errors.TreeError, "structure of the adapters"),
     ],
 )
-def test_errors(call, kind, told):
-    with pytest.raises(kind, match=told) as caught:
+def test_errors(call, kind, message):
+    with pytest.raises(kind, match=message) as caught:
         call()
     assert "test_lora.py" in caught.value.where
