@@ -104,7 +104,7 @@ def apply(params: PyTree, adapters: PyTree, *, alpha: float | None = None) -> Py
     """
     weights, given, treedef = _pairs(params, adapters)
     new = [
-        w if x is None else Adapted(w, *x, bnp.full(x.a.shape[:-2], _scale(x, alpha), dtypes.float32))
+        w if x is None else Adapted(w, x.a, x.b, bnp.full(x.a.shape[:-2], _scale(x, alpha), dtypes.float32))
         for w, x in zip(weights, given, strict=True)
     ]
     return tree.unflatten(treedef, new)

@@ -113,8 +113,8 @@ def scale_by_ademamix(
     """
 
     def init(params):
-        means = (full_like(params, 0, mu_dtype) for _ in range(2))
-        return ScaleByAdemamixState(zero_count(), zero_count(), *means, full_like(params, 0))
+        fast, slow = (full_like(params, 0, mu_dtype) for _ in range(2))
+        return ScaleByAdemamixState(zero_count(), zero_count(), fast, slow, full_like(params, 0))
 
     def update(updates, state, params=None):
         slow, factor = (bnp.asarray(number(x(state.count_m2) if callable(x) else x)) for x in (b3, alpha))

@@ -34,7 +34,7 @@ class Ring(NamedTuple):
 
 
 class Paged(NamedTuple):
-    """Pools ``keys``, ``values`` [P, size, K, H], and ``tables`` of pages int32 [B, n].
+    """Pools ``keys``, ``values`` [P, size, K, H]; ``tables`` of pages int32 [B, n].
 
     Position p of entry b lies in page ``tables[b, p // size]`` at ``p % size``. A negative number stands for no page:
     what is written there is dropped.

@@ -18,6 +18,7 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import static_int
 from blufunc.core.ops.rows import wide_dtype
 from blufunc.nn.activations import as_inexact
+from blufunc.nn.language.rotation import rotated
 from blufunc.numpy.promotion import fits
 
 if TYPE_CHECKING:
@@ -96,24 +97,8 @@ def rope(
     frequencies, factor = _frequencies(features, base, scaling, max_positions, length)
     angles = bnp.expand_dims(positions, (-2, -1)).astype(wide) * bnp.asarray(frequencies, dtype=wide)
     cos, sin = (f(angles) if factor == 1 else f(angles) * factor for f in (bnp.cos, bnp.sin))
-    turned = _turned(x[..., :features].astype(wide), cos, sin, interleaved).astype(x.dtype)
+    turned = rotated(x[..., :features], cos, sin, interleaved)
     return turned if features == size else bnp.concatenate([turned, x[..., features:]], -1)
-
-
-def _turned(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
-    """Rotated pairs: each feature times a cosine, its partner times a sine.
-
-    The partners are moved ahead of the multiplication, so that one kernel reads ``x`` twice and stores the result;
-    halves that are computed apart would be stored before they are joined.
-    """
-    n = x.shape[-1] // 2
-    if interleaved:
-        joined = lambda a, b: bnp.stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))
-        partners = joined(x[..., 1::2], x[..., ::2])
-    else:
-        joined = lambda a, b: bnp.concatenate([a, b], -1)
-        partners = joined(x[..., n:], x[..., :n])
-    return x * joined(cos, cos) + partners * joined(-sin, sin)
 
 
 def rope_frequencies(

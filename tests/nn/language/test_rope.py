@@ -6,7 +6,10 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, nn
+from blufunc.config import config
+from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cpu import toolchain
+from blufunc.nn.language.rotation import rotated, rotation_p
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 3, 8)).astype(np.float32)
@@ -80,12 +83,74 @@ def test_the_derivative_turns_back():
 
 @pytest.mark.skipif(toolchain.find() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_one_kernel_reads_x(interleaved):
+def test_one_kernel_in_each_direction(interleaved):
     """Besides those of the tables of cosines and sines."""
-    x = bnp.ones((4, 128, 8, 64), dtype="bfloat16")
-    lowered = bf.jit(lambda x, p: nn.rope(x, p, interleaved=interleaved)).lower(x, bnp.arange(128))
-    large = [r for r in lowered.cost.steps if r.bytes >= x.nbytes]
-    assert len(large) == 1 and large[0].bytes < 2.2 * x.nbytes
+    x, positions = bnp.ones((4, 128, 8, 64), dtype="bfloat16"), bnp.arange(128)
+    f = lambda x, p: nn.rope(x, p, interleaved=interleaved)
+    back = lambda x, p, t: bf.vjp(lambda x: f(x, p), x)[1](t)[0]
+    for g, args in ((f, (x, positions)), (back, (x, positions, x))):
+        steps = [r for r in bf.jit(g).lower(*args).cost.steps if r.bytes >= x.nbytes]
+        assert len(steps) == 1 and steps[0].bytes < 2.2 * x.nbytes
+
+
+def rotations(f, *args):
+    """The equations of rotations in the program of a function."""
+    return [e for e in simplify(bf.make_jaxpr(f)(*args)).eqns if e.prim is rotation_p]
+
+
+def test_transforms_keep_it_one_operation():
+    x, t = (bnp.asarray(RNG.normal(size=X.shape), dtype="float32") for _ in range(2))
+    positions = bnp.asarray(POSITIONS["of each entry"])
+    f = lambda x: nn.rope(x, positions)
+    programs = {
+        "forward mode": (lambda x, t: bf.jvp(f, (x,), (t,)), 2),
+        "reverse mode": (lambda x, t: bf.vjp(f, x)[1](t), 1),
+        "vmap of reverse mode": (
+            lambda x, t: bf.vmap(lambda x, t: bf.vjp(lambda x: nn.rope(x, 3), x)[1](t))(x, t),
+            1,
+        ),
+        "reverse mode of vmap": (lambda x, t: bf.vjp(lambda x: bf.vmap(nn.rope)(x, positions), x)[1](t), 1),
+        "mixed precision": (lambda x, t: bf.vjp(bf.autocast(lambda x: f(x @ bnp.eye(8)).sum()), x), 1),
+    }
+    for name, (g, n) in programs.items():
+        assert len(rotations(g, x, t)) == n, name
+    (eqn,) = rotations(programs["mixed precision"][0], x, t)
+    assert [v.aval.dtype.name for v in eqn.invars] == ["bfloat16", "float32", "float32"]
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 0), (2, 1), (1, 1)])
+def test_batches_of_x_and_of_positions(dims):
+    x, p = RNG.normal(size=(2, 2, 2, 4, 8)).astype(np.float32), np.array([[3, 4], [7, 90]])
+    row = lambda a, d, i: a if d is None else np.take(a, i, d)
+    f = lambda x, p: nn.rope(x, p)
+    x, p = (a[0] if d is None else a for a, d in zip((x, p), dims, strict=True))
+    got = bf.vmap(f, dims)(x, p)
+    for i in range(2):
+        np.testing.assert_allclose(got[i], f(row(x, dims[0], i), row(p, dims[1], i)), rtol=1e-5, atol=1e-6)
+
+
+def test_angles_may_be_differentiated():
+    """A rotation by a table of its own, to the second order."""
+    t = bnp.asarray(RNG.normal(size=(2, 6)), dtype="float64")
+    f = lambda a: (rotated(t, bnp.cos(a), bnp.sin(a), False) * t[::-1]).sum()
+    a, h = bnp.asarray([0.3, 0.5, 1.0], dtype="float64"), 1e-5
+    step = h * bnp.eye(3, dtype="float64")
+    for g in (f, lambda a: bf.grad(f)(a).sum()):
+        want = [(g(a + s) - g(a - s)) / (2 * h) for s in step]
+        np.testing.assert_allclose(bf.grad(g)(a), want, rtol=1e-6)
+        np.testing.assert_allclose(bf.jacfwd(g)(a), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [bf.P("data", None, "heads"), bf.P(None, "data", "heads")])
+def test_rotations_need_no_collective(spec, monkeypatch):
+    monkeypatch.setattr(config, "cpu_devices", 4)
+    mesh = bf.make_mesh((2, 2), ("data", "heads"))
+    x = bnp.asarray(RNG.normal(size=(4, 6, 4, 8)), dtype="float32")
+    f = lambda x: bf.grad(lambda x: (nn.rope(x, bnp.arange(6)) ** 3).sum())(x)
+    sharded = bf.shard(f, mesh, (spec,), spec)
+    assert len(bf.collectives(sharded, x)) == 0
+    got = sharded(bf.device_put(x, bf.NamedSharding(mesh, spec)))
+    np.testing.assert_allclose(np.asarray(got), np.asarray(f(x)), rtol=1e-4, atol=1e-5)
 
 
 SCALINGS = {
