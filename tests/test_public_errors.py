@@ -31,6 +31,7 @@ EFFECTS = types.SimpleNamespace(
     named_call=bf.named_call,
 )
 FACES = {"numpy": bnp, "lax": lax, "nn": nn, "random": random}
+FACES |= {"cache": nn.cache, "lora": nn.lora, "reparametrize": nn.reparametrize}
 FACES |= {"linalg": bnp.linalg, "fft": bnp.fft, "lax_linalg": lax.linalg, "scipy_linalg": bf.scipy.linalg}
 DERIVATIVES = types.SimpleNamespace(
     autocast=bf.autocast,

@@ -165,6 +165,11 @@ def matmul(x: ArrayLike, weight: Any, *, matmul: Callable[[Any, Any], Any] = bnp
     Returns:
       [..., n], of the dtype of ``matmul(x, weight)``; the adapter is multiplied in the dtype of ``x``.
     """
+    if not callable(matmul):
+        raise errors.ArgumentError(
+            f"lora.matmul: matmul is a function (x, weight), not a {type(matmul).__name__}.",
+            where=source.here(),
+        )
     if not isinstance(weight, Adapted):
         return matmul(x, weight)
     x = bnp.asarray(x)
@@ -204,6 +209,13 @@ def mask(params: PyTree) -> PyTree:
 def _pairs(params: PyTree, adapters: PyTree) -> tuple[list[Any], list[Any], tree.TreeDef]:
     """Weights, the adapter of each or None, and their structure."""
     given, treedef = tree.flatten(adapters, is_leaf=lambda x: x is None or isinstance(x, Adapter))
+    for x in given:
+        if x is not None and not isinstance(x, Adapter):
+            raise errors.ArgumentError(
+                f"lora: a tree of adapters holds a {type(x).__name__}.",
+                where=source.here(),
+                fix="adapters = nn.lora.init(key, params, rank)",
+            )
     try:
         return tree.flatten_up_to(treedef, params), given, treedef
     except errors.TreeError as e:

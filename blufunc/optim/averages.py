@@ -107,8 +107,9 @@ def periodic_update(new_tensors: T, old_tensors: PyTree, steps: ArrayLike, updat
       TreeError, ShapeError: structures or shapes differ.
     """
     treedef, news, olds = aligned({"new_tensors": new_tensors, "old_tensors": old_tensors})
+    steps, period = (real_number(n, "periodic_update: a number of steps") for n in (steps, update_period))
     found = lax.cond(
-        bnp.asarray(steps) % update_period == 0,
+        bnp.asarray(steps % period) == 0,
         lambda: [n.astype(o.dtype) for n, o in zip(news, olds, strict=True)],
         lambda: olds,
     )

@@ -45,7 +45,15 @@ def scale_loss(loss: ArrayLike, state: DynamicLossScaleState) -> Array:
     Args:
       loss: a float.
       state: the state of ``dynamic_loss_scale``.
+    Raises:
+      ArgumentError: ``state`` is another one.
     """
+    if not isinstance(state, DynamicLossScaleState):
+        raise errors.ArgumentError(
+            f"scale_loss takes the state of dynamic_loss_scale, not a {type(state).__name__}.",
+            where=source.here(),
+            fix="its part of the state of a chain: state[0]",
+        )
     loss = bnp.asarray(loss)
     wide = wide_dtype(loss.dtype)
     return loss.astype(wide) * state.scale.astype(wide)

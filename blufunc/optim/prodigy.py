@@ -10,7 +10,8 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blufunc.numpy as bnp
-from blufunc.core.ir import dtypes
+from blufunc import errors
+from blufunc.core.ir import dtypes, source
 from blufunc.core.pytree import tree
 from blufunc.optim.base import (
     GradientTransformation,
@@ -20,6 +21,7 @@ from blufunc.optim.base import (
     full_like,
     next_count,
     number,
+    real_number,
     required,
     steps_of,
     zero_count,
@@ -71,8 +73,16 @@ def prodigy(
       safeguard_warmup: leave the learning rate out of the estimate's denominator, for a long warm-up.
     Returns:
       a transformation whose ``update`` needs ``params``.
+    Raises:
+      ArgumentError: ``betas`` are not two numbers.
     """
-    beta1, beta2 = betas
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise errors.ArgumentError(
+            f"prodigy: betas are a pair of numbers, not {betas!r:.60}.",
+            where=source.here(),
+            fix="betas=(0.9, 0.999)",
+        )
+    beta1, beta2 = (real_number(b, "prodigy: a decay rate") for b in betas)
     decay = math.sqrt(beta2) if beta3 is None else beta3
 
     def init(params):

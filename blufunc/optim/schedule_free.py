@@ -75,9 +75,11 @@ def schedule_free(
       ValueRangeError: ``b1`` is not in (0, 1].
     """
     check_transformation(base_optimizer, "the first argument of schedule_free")
-    if not 0 < b1 <= 1:
+    if not isinstance(b1, (int, float)) or not 0 < b1 <= 1:
         raise errors.ValueRangeError(
-            f"schedule_free: b1={b1} is the weight of an average.", where=source.here(), fix="0 < b1 <= 1"
+            f"schedule_free: b1={b1!r:.60} is not the weight of an average.",
+            where=source.here(),
+            fix="0 < b1 <= 1",
         )
 
     def init(params):

@@ -134,14 +134,19 @@ def _empty(name: str, *given: Any) -> tuple[Any, Any]:
 # -- checks ----------------------------------------------------------------------------------------
 
 
-def checked(name: str, cache: Any, batch: int, heads: int, features: int) -> None:
-    """Raise unless ``cache`` is one, of this batch, key heads and features."""
+def check_is_cache(name: str, cache: Any) -> None:
+    """Raise ArgumentError unless ``cache`` is one."""
     if not isinstance(cache, (Contiguous, Ring, Paged)):
         raise errors.ArgumentError(
             f"{name}: a {type(cache).__name__} is no cache.",
             where=source.here(),
             fix="cache = nn.cache.contiguous(batch, length, key_heads, features)",
         )
+
+
+def checked(name: str, cache: Any, batch: int, heads: int, features: int) -> None:
+    """Raise unless ``cache`` is one, of this batch, key heads and features."""
+    check_is_cache(name, cache)
     own = cache.tables.shape[0] if isinstance(cache, Paged) else cache.keys.shape[0]
     if (own, *cache.keys.shape[2:]) != (batch, heads, features):
         raise errors.ShapeError(

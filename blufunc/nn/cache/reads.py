@@ -14,7 +14,7 @@ from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import static_int
 from blufunc.nn.attention.dot_product import dot_product_attention
-from blufunc.nn.cache.layouts import Cache, Contiguous, Paged, Ring, checked, per_entry
+from blufunc.nn.cache.layouts import Cache, Contiguous, Paged, Ring, check_is_cache, checked, per_entry
 
 if TYPE_CHECKING:
     from blufunc.core.ir.array_like import ArrayLike
@@ -58,8 +58,8 @@ def attention(
             fix="queries are [batch, positions, heads, features]: query[:, None] for one position",
         )
     B, T, _, H = query.shape
-    checked("attention", cache, B, cache.keys.shape[2] if hasattr(cache, "keys") else 0, H)
     keys, values = view(cache)
+    checked("attention", cache, B, keys.shape[2], H)
     if not isinstance(cache, Ring) and window is None and isinstance(position, int) and position == 0:
         keys, values = keys[:, :T], values[:, :T]
         return dot_product_attention(query, keys, values, scale=scale, is_causal=True, score_mod=score_mod)
@@ -75,6 +75,7 @@ def view(cache: Cache) -> tuple[Array, Array]:
     Args:
       cache: a cache.
     """
+    check_is_cache("view", cache)
     if not isinstance(cache, Paged):
         return cache.keys, cache.values
     B, n = cache.tables.shape
@@ -103,6 +104,7 @@ def mask_mod(
     Raises:
       ValueRangeError: the window is less than 1, or does not fit a ring.
     """
+    check_is_cache("mask_mod", cache)
     B = cache.tables.shape[0] if isinstance(cache, Paged) else cache.keys.shape[0]
     start = per_entry("attention", "position", position, B)
     of = lambda x, b: x[b] if x.ndim else x

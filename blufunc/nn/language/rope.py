@@ -82,6 +82,7 @@ def rope(
             fix="positions.astype('int32')",
         )
     size = x.shape[-1]
+    kind = _type_of(scaling)
     if features is None:
         features = int(size * (scaling or {}).get("partial_rotary_factor", 1.0))
     features = static_int(features, "rope", "features")
@@ -91,7 +92,7 @@ def rope(
             where=source.here(),
             fix="an even number of features",
         )
-    if length is None and _type_of(scaling) in _OF_LENGTH:
+    if length is None and kind in _OF_LENGTH:
         length = bnp.max(positions) + 1
     wide = wide_dtype(x.dtype)
     frequencies, factor = _frequencies(features, base, scaling, max_positions, length)
@@ -149,7 +150,11 @@ def _frequencies(
     """``rope_frequencies``, of which those that are constants are float64 of NumPy."""
     kind = _type_of(scaling)
     fields = _fields(kind, dict(scaling or {}), max_positions)
-    base = float(fields.get("rope_theta", base))
+    base = fields.get("rope_theta", base)
+    if not isinstance(base, (int, float)) or not base > 0:
+        raise errors.ArgumentError(
+            f"rope: the base is a positive number, not {base!r:.60}.", where=source.here(), fix="base=10000.0"
+        )
     angles = base ** -(np.arange(0, features, 2, dtype=np.float64) / features)
     return _SCALINGS[kind].scaled(angles, fields, base, length)
 
@@ -262,6 +267,12 @@ _ANYWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
 def _type_of(scaling: Mapping[str, Any] | None) -> str:
+    if scaling is not None and not isinstance(scaling, Mapping):
+        raise errors.ArgumentError(
+            f"rope: a scaling is a dict, not a {type(scaling).__name__}.",
+            where=source.here(),
+            fix='scaling={"rope_type": "linear", "factor": 2.0}',
+        )
     kind = "default" if scaling is None else scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in _SCALINGS:
         raise errors.ValueRangeError(
