@@ -38,6 +38,12 @@ with _lazy.names(__name__):
     from blufunc.optim.blocks import scale_by_param_block_rms as scale_by_param_block_rms
     from blufunc.optim.blocks import scale_by_shape as scale_by_shape
     from blufunc.optim.blocks import scale_by_trust_ratio as scale_by_trust_ratio
+    from blufunc.optim.lbfgs import ScaleByLBFGSState as ScaleByLBFGSState
+    from blufunc.optim.lbfgs import ScaleByZoomLinesearchState as ScaleByZoomLinesearchState
+    from blufunc.optim.lbfgs import lbfgs as lbfgs
+    from blufunc.optim.lbfgs import scale_by_lbfgs as scale_by_lbfgs
+    from blufunc.optim.lbfgs import scale_by_zoom_linesearch as scale_by_zoom_linesearch
+    from blufunc.optim.lbfgs import value_and_grad_from_state as value_and_grad_from_state
     from blufunc.optim.loss_scaling import DynamicLossScaleState as DynamicLossScaleState
     from blufunc.optim.loss_scaling import dynamic_loss_scale as dynamic_loss_scale
     from blufunc.optim.loss_scaling import scale_loss as scale_loss
@@ -106,6 +112,8 @@ with _lazy.names(__name__):
     from blufunc.optim.optimizers import sign_sgd as sign_sgd
     from blufunc.optim.optimizers import signum as signum
     from blufunc.optim.optimizers import yogi as yogi
+    from blufunc.optim.plateaus import ReduceLROnPlateauState as ReduceLROnPlateauState
+    from blufunc.optim.plateaus import reduce_on_plateau as reduce_on_plateau
     from blufunc.optim.prodigy import ProdigyState as ProdigyState
     from blufunc.optim.prodigy import prodigy as prodigy
     from blufunc.optim.schedule_free import ScheduleFreeState as ScheduleFreeState

@@ -6,6 +6,7 @@ against each other, so that a mismatch is an error with its path, and does not b
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -59,6 +60,8 @@ def identity() -> GradientTransformation:
 def chain(*transformations: Any) -> GradientTransformation:
     """Several transformations, in sequence; the state is the tuple of their states.
 
+    Keyword arguments of ``update``, such as ``value=loss``, go to those whose ``update`` takes them.
+
     Args:
       transformations: objects with ``init`` and ``update``, from here or elsewhere.
     Raises:
@@ -66,11 +69,12 @@ def chain(*transformations: Any) -> GradientTransformation:
     """
     for i, t in enumerate(transformations):
         check_transformation(t, f"argument {i} of chain")
+    more = [_takes_more(t.update) for t in transformations]
 
     def init(params):
         return tuple([t.init(params) for t in transformations])
 
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, **extra):
         if not isinstance(state, (tuple, list)) or len(state) != len(transformations):
             raise errors.ArgumentError(
                 f"a chain of {len(transformations)} transformations got the state of another optimiser: "
@@ -79,12 +83,21 @@ def chain(*transformations: Any) -> GradientTransformation:
                 fix="pass what init, or the last update, of this very chain returned",
             )
         states = []
-        for t, s in zip(transformations, state, strict=True):
-            updates, s = t.update(updates, s, params)
+        for t, s, takes in zip(transformations, state, more, strict=True):
+            updates, s = t.update(updates, s, params, **(extra if takes else {}))
             states.append(s)
         return updates, tuple(states)
 
     return GradientTransformation(init, update)
+
+
+def _takes_more(update: Callable) -> bool:
+    """True if ``update`` takes any keyword argument."""
+    try:
+        parameters = inspect.signature(update).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def named_chain(*transformations: tuple[str, Any]) -> GradientTransformation:
@@ -106,8 +119,8 @@ def named_chain(*transformations: tuple[str, Any]) -> GradientTransformation:
     def init(params):
         return dict(zip(names, inner.init(params), strict=True))
 
-    def update(updates, state, params=None):
-        updates, states = inner.update(updates, tuple([state[name] for name in names]), params)
+    def update(updates, state, params=None, **extra):
+        updates, states = inner.update(updates, tuple([state[name] for name in names]), params, **extra)
         return updates, dict(zip(names, states, strict=True))
 
     return GradientTransformation(init, update)

@@ -15,7 +15,7 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import static_int
 from blufunc.scipy.optimize.bfgs import bfgs
 from blufunc.scipy.optimize.lbfgs import lbfgs
-from blufunc.scipy.optimize.line_search import OptimizeResults
+from blufunc.scipy.optimize.results import OptimizeResults
 
 _LIMITED = ("l-bfgs", "l-bfgs-experimental-do-not-rely-on-this")
 """Names of L-BFGS, the second of them JAX's."""

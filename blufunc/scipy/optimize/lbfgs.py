@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import lax
-from blufunc.scipy.optimize.line_search import OptimizeResults, line_search
+from blufunc.optim.line_search import line_search
+from blufunc.scipy.optimize.results import OptimizeResults
 from blufunc.transforms.autodiff.grad import value_and_grad
 
 
