@@ -51,7 +51,13 @@ keeps loads, as a GPU does.
 """
 
 LIKE_A_GPU = replace(
-    SMALL, finish_bytes=1 << 10, group=True, recompute=True, batch_first=True, epilogues=True
+    SMALL,
+    finish_bytes=1 << 10,
+    group=True,
+    recompute=True,
+    batch_first=True,
+    epilogues=True,
+    joined_parts=True,
 )
 """Also lets kernels reduce their chunks' results and matmuls accumulate.
 It groups kernels, recomputes cheap values and merges batch axes, too."""
