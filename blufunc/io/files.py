@@ -5,6 +5,7 @@ A face over writing and restoring.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from blufunc.io import reading, storage
@@ -13,7 +14,7 @@ from blufunc.io.restoring import Source
 from blufunc.io.writing import write
 
 
-def save(path: Any, tree: Any, *, facts: Any = None) -> None:
+def save(path: Any, tree: Any, *, facts: Any = None, metadata: Mapping[str, str] | None = None) -> None:
     """Save a pytree as a safetensors file, all or nothing.
 
     Every leaf is stored under its key path: ``params.blocks.0.weight``. A file of this name is replaced once the new
@@ -23,8 +24,9 @@ def save(path: Any, tree: Any, *, facts: Any = None) -> None:
       path: the file; or a URL of an object store (``pip install 'blufunc[fsspec]'``). Its folder is made.
       tree: a pytree of arrays, NumPy arrays, numbers, strings and bytes. Arrays on a mesh are stored whole.
       facts: anything that JSON expresses, for ``io.facts``.
+      metadata: strings of the header that other programs look for: transformers requires ``{"format": "pt"}``.
     Raises:
-      ArgumentError: a leaf that no file can hold, named; or facts that are not JSON.
+      ArgumentError: a leaf that no file can hold, named; facts that are not JSON; metadata that are not strings.
       DataError: the file cannot be written.
       UnsupportedError: an array of several processes: ``Checkpointer`` saves these.
     """
@@ -32,7 +34,7 @@ def save(path: Any, tree: Any, *, facts: Any = None) -> None:
     leaves = leaves_of(tree, together=False)
     with storage.writing(folder.text(name)):
         folder.make()
-    write(folder, name, leaves, facts)
+    write(folder, name, leaves, facts, metadata=metadata or {})
 
 
 def load(path: Any, like: Any = None, *, verify: bool = True) -> Any:

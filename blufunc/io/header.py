@@ -80,6 +80,7 @@ class Header:
       facts: what was saved with them; None without.
       size: bytes of the header, where the arrays begin.
       digest: of the header; "" if another program wrote it.
+      metadata: further strings, for other programs; written, and not read.
     """
 
     arrays: tuple[Stored, ...]
@@ -87,6 +88,7 @@ class Header:
     facts: Any
     size: int = 0
     digest: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ def encoded(header: Header) -> bytes:
     """The bytes of a header; their number does not depend on the digests.
 
     Raises:
-      ArgumentError: the facts are not JSON.
+      ArgumentError: the facts are not JSON, or the metadata are not strings.
     """
     records: dict[str, dict[str, Any]] = {}
     text: dict[str, Any] = {}
@@ -141,10 +143,22 @@ def encoded(header: Header) -> bytes:
         metadata["blufunc.scalars"] = _json({k: elements.scalar_text(v) for k, v in header.scalars.items()})
     if header.facts is not None:
         metadata["blufunc.facts"] = facts_text(header.facts)
+    _check_strings(header.metadata)
+    metadata |= header.metadata
     body = _json({RESERVED: metadata, **text}).encode()
     body += b" " * (-(LENGTH_BYTES + len(body)) % _ALIGNED)
     length = len(body).to_bytes(LENGTH_BYTES, "little")
     return length + seal.seal(body, PREFIX, length)
+
+
+def _check_strings(metadata: Mapping[str, str]) -> None:
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str) or key.startswith("blufunc."):
+            raise errors.ArgumentError(
+                f"the metadata of a file have {key!r:.60}: {value!r:.60}.",
+                why="safetensors maps strings to strings there; names that begin with blufunc. are taken.",
+                fix='metadata={"format": "pt"}; anything else goes into facts',
+            )
 
 
 def facts_text(facts: Any) -> str:

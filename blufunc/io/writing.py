@@ -7,9 +7,10 @@ its chunks meanwhile. The header comes last, since it has the digests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,19 +33,25 @@ class Written:
 
 
 def write(
-    folder: storage.Folder, name: str, leaves: Leaves, facts: Any = None, check: bool = False
+    folder: storage.Folder,
+    name: str,
+    leaves: Leaves,
+    facts: Any = None,
+    check: bool = False,
+    metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> Written:
     """Write a file, all or nothing.
 
     Args:
       check: read it back from the disk ahead of giving it its name; locally, while the rest is written.
+      metadata: further strings of the header.
     Raises:
-      ArgumentError: the facts are not JSON.
+      ArgumentError: the facts are not JSON, or the metadata are not strings.
       DataError: it cannot be written, or the disk returns other bytes.
     """
     blocks = {block.stored.key: block for block in leaves.blocks}
     arrays = headers.laid_out([block.stored for block in leaves.blocks])
-    blank = headers.encoded(Header(arrays, leaves.scalars, facts))
+    blank = headers.encoded(Header(arrays, leaves.scalars, facts, metadata=metadata))
     size = len(blank) + (arrays[-1].stop if arrays else 0)
     path = folder.text(name)
     with storage.writing(path):
@@ -53,7 +60,7 @@ def write(
         try:
             digests = _write_arrays(draft, len(blank), arrays, blocks, back)
             complete = tuple(replace(a, digests=tuple(d)) for a, d in zip(arrays, digests, strict=True))
-            head = headers.encoded(Header(complete, leaves.scalars, facts))
+            head = headers.encoded(Header(complete, leaves.scalars, facts, metadata=metadata))
             draft.write(head, 0)
             if not draft.at_offsets:
                 _write_in_order(draft, len(head), arrays, blocks)

@@ -164,6 +164,16 @@ def test_traced_values_are_not_saved(tmp_path):
         bf.jit(lambda x: io.save(tmp_path / "x", {"x": x}) or x)(1.0)
 
 
+def test_metadata_are_strings_for_other_programs(tmp_path):
+    io.save(tmp_path / "x", {"w": jnp.ones(3)}, facts=[1], metadata={"format": "pt"})
+    with safe_open(tmp_path / "x", "np") as file:
+        assert file.metadata()["format"] == "pt"
+    assert io.facts(tmp_path / "x") == [1] and io.load(tmp_path / "x")["w"].tolist() == [1, 1, 1]
+    for wrong in ({"format": 1}, {"blufunc.format": "2"}):
+        with pytest.raises(errors.ArgumentError, match="the metadata of a file have"):
+            io.save(tmp_path / "y", {"w": jnp.ones(3)}, metadata=wrong)
+
+
 def test_facts_are_json(tmp_path):
     deep = []
     for _ in range(100_000):
