@@ -101,9 +101,11 @@ def _why_no_gpu() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    has_peers = importlib.util.find_spec("jax") is not None
     for item in items:
         if item.get_closest_marker("gpu") and (reason := _why_no_gpu()):
             item.add_marker(pytest.mark.skip(reason=reason))
-        if item.get_closest_marker("peer") and not has_peers:
-            item.add_marker(pytest.mark.skip(reason="JAX is not installed: pip install 'blufunc[peers]'"))
+        if marker := item.get_closest_marker("peer"):
+            package, extra = marker.args or ("jax", "peers")
+            if importlib.util.find_spec(package) is None:
+                reason = f"{package} is not installed: pip install 'blufunc[{extra}]'"
+                item.add_marker(pytest.mark.skip(reason=reason))
