@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = {"gpt": "GPT", "ports": "Ported from JAX", "extend": "Extending"}
+FOLDERS = {"gpt": "GPT", "llm": "Language models", "ports": "Ported from JAX", "extend": "Extending"}
 
 
 def _programs(folder: str) -> list[Path]:

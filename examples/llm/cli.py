@@ -1,0 +1,290 @@
+"""The command line: ``generate`` and ``finetune``.
+
+The last module, which ties the others together. Invalid input becomes a message and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import blufunc as bf
+from blufunc import P, io, random, tree
+from blufunc.errors import ArgumentError, DataError, ShardingError, UnsupportedError
+from examples.gpt import data, report
+from examples.llm import architectures, finetune, generate, model, placement, speculative, tokenizer, weights
+from examples.llm.config import TINY, Config
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 2 for invalid input."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.device != "cpu":
+            bf.config.update("default_device", options.device)
+        return {"generate": _generate, "finetune": _finetune}[options.command](options)
+    except (DataError, UnsupportedError, ArgumentError, ShardingError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+def _loaded(folder: str | None, options: argparse.Namespace, dtype: str | None) -> tuple[dict, Config]:
+    """A model on its mesh; without a folder, a small one of random weights."""
+    config = TINY if folder is None else architectures.read(folder)
+    places = None
+    if options.mesh is not None:
+        places, config = placement.placed(config, _mesh(options.mesh))
+    began = time.perf_counter()
+    if folder is None:
+        params = bf.jit(lambda key: model.init(key, config, dtype or "float32"))(random.key(options.seed))
+        params = params if places is None else bf.device_put(params, places)
+    else:
+        params, _ = weights.load(folder, places, dtype, config)
+    leaves = tree.leaves(params)
+    size, nbytes = sum(x.size for x in leaves), sum(x.nbytes for x in leaves)
+    name = "a random model of bytes" if folder is None else folder
+    _say(
+        f"model   {name}: {config.architecture}, {size:,} parameters, {nbytes / 1e6:,.1f} MB of {leaves[0].dtype}, "
+        f"in {time.perf_counter() - began:.1f} s"
+    )
+    return params, config
+
+
+def _mesh(axes: dict[str, int]) -> bf.Mesh:
+    n = int(np.prod(list(axes.values())))
+    if bf.default_backend() == "cpu":
+        bf.config.cpu_devices = max(bf.config.cpu_devices, n)
+    return bf.make_mesh(tuple(axes.values()), tuple(axes))
+
+
+def _tokenizer(options: argparse.Namespace, config: Config) -> tokenizer.Tokenizer:
+    if options.model is None or options.bytes:
+        return tokenizer.fitting(tokenizer.Bytes(), config)
+    return tokenizer.load(options.model, config)
+
+
+# -- generate --------------------------------------------------------------------------------------
+
+
+def _generate(options: argparse.Namespace) -> int:
+    params, config = _loaded(options.model, options, options.dtype)
+    words = _tokenizer(options, config)
+    shown = options.prompt or ["def "]
+    prompts = [words.encode(text) for text in shown]
+    key = random.key(options.seed)
+    sampling = generate.Sampling(
+        options.temperature, options.top_p, options.min_p, options.repetition_penalty
+    )
+    how: Any = {"sampling": sampling, "top_k": options.top_k, "key": key}
+    if options.draft is None:
+        single = generate.stream(params, config, prompts, options.tokens, **how)
+        steps: Any = ([[] if token is None else [token] for token in step] for step in single)
+    else:
+        draft = _loaded(options.draft, options, options.dtype)
+        steps = speculative.stream(
+            (params, config), draft, prompts, options.tokens, ahead=options.ahead, **how
+        )
+    texts = [tokenizer.Text(words) for _ in prompts]
+    alone = len(prompts) == 1
+    began, times = time.perf_counter(), []
+    for step in steps:
+        if alone and not times:
+            _say(shown[0], end="")
+        times.append((time.perf_counter(), sum(map(len, step))))
+        for row, new in enumerate(step):
+            for token in [t for t in new if t not in config.eos]:
+                piece = texts[row].add(token)
+                shown[row] += piece
+                if alone:
+                    _say(piece, end="")
+    if alone:
+        _say(texts[0].rest())
+    else:
+        for row, text in enumerate(shown):
+            _say(f"--- {row}\n{text}{texts[row].rest()}")
+    _say(f"time    first tokens after {times[0][0] - began:.2f} s, with compilation")
+    if len(times) > 2:  # by the second step, all is compiled
+        seconds, made = times[-1][0] - times[1][0], sum(n for _, n in times[2:])
+        per = f", {made / len(times[2:]) / len(prompts):.2f} a round and row" if options.draft else ""
+        _say(f"rate    {made / seconds:,.1f} tokens/s, {len(prompts)} rows{per}")
+    return 0
+
+
+# -- finetune --------------------------------------------------------------------------------------
+
+
+def _finetune(options: argparse.Namespace) -> int:
+    usual = 1e-3 if options.model is None else 1e-4 if options.lora else 1e-5
+    rate = usual if options.lr is None else options.lr
+    settings = finetune.Settings(
+        options.model, options.data, options.steps, options.batch, options.length, rate, options.seed,
+        rank=options.lora, alpha=options.alpha, targets=tuple(options.targets.split(",")),
+    )  # fmt: skip
+    if unknown := sorted(set(settings.targets) - set(finetune.TARGETS)):
+        raise DataError(
+            f"{unknown[0]!r} is no matrix of a layer",
+            where=f"--targets {options.targets}",
+            fix=f"some of {','.join(finetune.TARGETS)}",
+        )
+    out = Path(options.out)
+    weights.check_free(out)
+    # updates of 1e-5 are lost in bfloat16: what is trained is float32, and --autocast is for speed
+    params, config = _loaded(options.model, options, options.dtype if options.lora else "float32")
+    words = _tokenizer(options, config)
+    dataset = finetune.tokenized(data.load(options.data), words)
+    parts = finetune.windows(dataset, settings, config)
+    divided: Callable = lambda batch: batch
+    if options.mesh and "fsdp" in options.mesh:
+        rows = bf.NamedSharding(_mesh(options.mesh), P("fsdp"))
+        divided = lambda batch: bf.device_put(batch, rows)
+    tokens = settings.batch * settings.length
+    with report.watch(0, settings.steps, tokens, dataset.unit, not options.no_progress) as watch:
+        try:
+            result = finetune.run(
+                params, config, parts, settings, out, low=options.autocast, divided=divided, watch=watch
+            )
+        except finetune.Stopped:
+            _say(f"interrupted: the state is saved in {out}; the same command goes on")
+            return io.STOPPED
+    finetune.save(out, result, config, settings)
+    before, after = result.history.validation[0][1], result.history.validation[-1][1]
+    report.summary(
+        {
+            "validation loss": f"{before:.3f} before, {after:.3f} after, nats a {dataset.unit}",
+            "model": str(out),
+            "to try it": f"python -m examples.llm generate --model {out}"
+            + " --bytes" * (words.place == "bytes"),
+        },
+        None,
+    )
+    return 0
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def _say(text: str, end: str = "\n") -> None:
+    print(text, end=end, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    def number(kind: type, least: float, most: float = float("inf")) -> Callable[[str], Any]:
+        def parsed(text: str) -> Any:
+            if not least <= (value := kind(text)) <= most:
+                raise argparse.ArgumentTypeError(f"{value} is not between {least} and {most}")
+            return value
+
+        return parsed
+
+    def mesh(text: str) -> dict[str, int]:
+        axes = {}
+        for part in text.split(","):
+            axis, _, size = part.partition("=")
+            if axis not in placement.AXES or not size.isdigit() or int(size) < 1 or axis in axes:
+                raise argparse.ArgumentTypeError(f"{part!r} is not one of {'=N, '.join(placement.AXES)}=N")
+            axes[axis] = int(size)
+        return axes
+
+    parser = argparse.ArgumentParser(
+        "python -m examples.llm", description="Language models of Hugging Face folders."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, text: str) -> Callable[..., Any]:
+        made = commands.add_parser(name, help=text, description=text)
+        add = made.add_argument
+        add(
+            "--model",
+            metavar="DIR",
+            help="a folder with config.json and safetensors; default: a tiny random model",
+        )
+        add("--bytes", action="store_true", help="tokens are bytes: no tokenizer is read")
+        add(
+            "--dtype",
+            choices=["float32", "bfloat16", "float16"],
+            help="of the weights (default: that of the files)",
+        )
+        add("--mesh", type=mesh, metavar="AXIS=N,...", help="devices along model and fsdp (see the README)")
+        add("--device", choices=["cpu", "cuda"], default="cpu", help="(default: cpu)")
+        add("--seed", type=number(int, 0), default=0, metavar="N", help="of random choices (default: 0)")
+        return add
+
+    add = command("generate", "Continue prompts.")
+    add("--prompt", action="append", metavar="TEXT", help="several give a batch (default: 'def ')")
+    add("--tokens", type=number(int, 1), default=64, metavar="N", help="new tokens of each row (default: 64)")
+    add(
+        "--temperature",
+        type=number(float, 0),
+        default=0.0,
+        metavar="T",
+        help="0 (default): the likeliest token",
+    )
+    add("--top-k", type=number(int, 1), metavar="K", help="draw from the K likeliest tokens")
+    add(
+        "--top-p",
+        type=number(float, 0, 1),
+        metavar="P",
+        help="draw from the likeliest tokens of this probability",
+    )
+    add(
+        "--min-p",
+        type=number(float, 0, 1),
+        metavar="P",
+        help="and of this share of the likeliest one's, at least",
+    )
+    add(
+        "--repetition-penalty",
+        type=number(float, 1),
+        metavar="R",
+        help="divide the logits of tokens that occurred",
+    )
+    add("--draft", metavar="DIR", help="a smaller model of the same vocabulary, for speculative decoding")
+    add(
+        "--ahead",
+        type=number(int, 1),
+        default=4,
+        metavar="N",
+        help="tokens that it drafts at a time (default: 4)",
+    )
+
+    add = command("finetune", "Train a model further.")
+    add("--data", metavar="PATH", help=f"{data.__doc__.splitlines()[0]} Default: the Python standard library")
+    add("--out", default="runs/llm", metavar="DIR", help="where to write (default: runs/llm)")
+    add("--steps", type=number(int, 1), default=100, metavar="N", help="(default: 100)")
+    add("--batch", type=number(int, 1), default=8, metavar="N", help="windows in a step (default: 8)")
+    add("--length", type=number(int, 1), default=128, metavar="N", help="tokens of a window (default: 128)")
+    add(
+        "--lr",
+        type=number(float, 0),
+        metavar="RATE",
+        help="peak learning rate (default: 1e-5; of adapters 1e-4; of the random model 1e-3)",
+    )
+    add(
+        "--lora",
+        type=number(int, 0),
+        default=0,
+        metavar="RANK",
+        help="train adapters of this rank (default: all)",
+    )
+    add(
+        "--alpha",
+        type=number(float, 0),
+        default=16.0,
+        metavar="A",
+        help="scales adapters by A / RANK (default: 16)",
+    )
+    add("--targets", default="qkv,out", help=f"matrices with adapters, of {','.join(finetune.TARGETS)}")
+    add("--autocast", choices=["bfloat16", "float16"], help="compute matmuls in this dtype")
+    add("--no-progress", action="store_true", help="lines instead of a progress bar")
+    return parser
