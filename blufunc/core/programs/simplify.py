@@ -2,6 +2,7 @@
 
 Core. Each pass takes a jaxpr and returns a new one:
 
+- ``merge_constants``: merges small constants with the same elements, before ``jit`` makes them arguments;
 - ``inline_calls``: inlines the bodies of ``jit`` equations;
 - ``inline_definitions``: replaces primitives by their definitions (``lower=``); backends call it first;
 - ``inline_bodies``: inlines calls that only compute their body, such as composites without a kernel;
@@ -29,6 +30,13 @@ from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs import stage
+
+_SMALL_CONSTANT = 1 << 14
+"""Largest constant that is compared with others, in bytes.
+
+A comparison may have to copy it from a device, while compiling. Tables of one axis, such as frequencies, are
+smaller; matrices are rarely made twice.
+"""
 
 
 def dce(
@@ -112,6 +120,35 @@ def rewrite(
             origins.update(dict.fromkeys(replacement, origins[eqn]))
         eqns.extend(replacement)
     return jaxpr.replace(eqns=eqns, outvars=[resolve(a, a) for a in jaxpr.outvars])
+
+
+def merge_constants(jaxpr: Jaxpr) -> Jaxpr:
+    """Merge small constants of the same elements.
+
+    Then ``cse`` finds what is computed of them. A model that makes a table by NumPy, as of the frequencies of rotary
+    positions, often makes it once for each layer.
+    """
+    groups: dict[Any, list[tuple[Var, ConcreteArray]]] = {}
+    for var, const in zip(jaxpr.constvars, jaxpr.consts, strict=True):
+        if const.__class__ is ConcreteArray and const.aval.nbytes <= _SMALL_CONSTANT:
+            groups.setdefault((const.aval, const.device), []).append((var, const))
+    same: dict[Atom, Atom] = {}
+    for group in groups.values():
+        if len(group) > 1 and all(getattr(const.buffer, "is_fully_addressable", True) for _, const in group):
+            first: dict[bytes, Var] = {}
+            for var, const in group:
+                one = first.setdefault(np.asarray(const).tobytes(), var)
+                if one is not var:
+                    same[var] = one
+    if not same:
+        return jaxpr
+    merged = rewrite(jaxpr, lambda eqn, invars, alias: [eqn.with_invars([same.get(a, a) for a in invars])])
+    kept = [(v, c) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True) if v not in same]
+    return merged.replace(
+        outvars=[same.get(v, v) for v in merged.outvars],
+        constvars=[v for v, _ in kept],
+        consts=[c for _, c in kept],
+    )
 
 
 def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:

@@ -490,7 +490,7 @@ class Jitted(Generic[P, R]):
         labels = labels_of(self.fun, call.in_tree)
         with to.span(f"trace {self.name}", "compilation") if (to := recording.active) else recording.OFF:
             jaxpr = stage(flat, key.types, self.name, labels)
-        closed, consts = jaxpr.hoist()
+        closed, consts = simplify.merge_constants(jaxpr).hoist()
         if config.shows("jaxpr"):
             config.show(closed)
         self.trace_count += 1

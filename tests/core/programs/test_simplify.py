@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as hs
 
 from blufunc.core.arrays.array import from_numpy
+from blufunc.core.arrays.backend import default_device
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.check import check_jaxpr
@@ -135,6 +136,47 @@ def test_dce_keeps_calls_with_effects():
         return [x]
 
     assert names(passes.dce(stage(f, [F32]))) == ["jit"]
+
+
+# -- merge_constants -------------------------------------------------------------------------------
+
+
+def twice_by(first, second):
+    """A function whose two constants are made anew."""
+    table = lambda x: from_numpy(np.array(x), default_device())
+    return lambda x: [ew.add(ew.mul(x, table(first)), ew.mul(x, table(second)))]
+
+
+@pytest.mark.parametrize(
+    "second, merges",
+    [
+        (np.ones(3, np.float32), True),
+        (np.array([1, 1, 2], np.float32), False),
+        (np.ones(3, np.int32).view(np.float32), False),
+    ],
+)
+def test_small_constants_of_the_same_elements_are_one(second, merges):
+    jaxpr = stage(twice_by(np.ones(3, np.float32), second), [F32])
+    after = passes.merge_constants(jaxpr)
+    check_jaxpr(after)
+    assert len(after.consts) == 2 - merges
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(eval_jaxpr(after, [x])[0], x * 1 + x * second)
+    assert names(passes.simplify(after)) == (["mul", "add"] if merges else ["mul", "mul", "add"])
+
+
+def test_constants_that_are_returned_or_large():
+    table = from_numpy(np.ones(3, np.float32), default_device())
+    copy = from_numpy(np.ones(3, np.float32), default_device())
+    after = passes.merge_constants(stage(lambda x: [table, copy, ew.add(x, copy)], [F32]))
+    assert len(after.consts) == 1 and [np.asarray(x).sum() for x in eval_jaxpr(after, [np.ones(3)])] == [
+        3,
+        3,
+        6,
+    ]
+    large = ShapedArray((10_000,), dtypes.float32)
+    jaxpr = stage(twice_by(np.ones(10_000, np.float32), np.ones(10_000, np.float32)), [large])
+    assert passes.merge_constants(jaxpr) is jaxpr  # not compared
 
 
 # -- cse -------------------------------------------------------------------------------------------
