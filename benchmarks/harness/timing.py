@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -15,6 +16,8 @@ from pathlib import Path
 import blufunc
 
 RESULTS = Path(__file__).parents[1] / "results"
+PACKAGES = ("numpy", "jax", "torch", "transformers")
+"""Packages whose versions a record has, if they are installed."""
 
 
 def seconds(function: Callable[[], object], calls: int) -> float:
@@ -59,7 +62,7 @@ def report(name: str, rows: list[dict], platform_name: str = "cpu", device: str 
         "device": device or f"{_processor()}, {os.cpu_count()} cores",
         "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
         "versions": {"python": platform.python_version(), "blufunc": blufunc.__version__}
-        | {p: metadata.version(p) for p in ("numpy", "jax")},
+        | {p: metadata.version(p) for p in PACKAGES if importlib.util.find_spec(p)},
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
