@@ -108,7 +108,7 @@ def leaves_of(values: Any, together: bool) -> Leaves:
 
 
 def _read_later(blocks: Sequence[Block | _Held]) -> list[Block]:
-    """Blocks with the snapshots of those that are on devices: one call for each backend."""
+    """Blocks with snapshots of what is on devices: a call per backend."""
     held: dict[int, list[_Held]] = {}
     for b in blocks:
         if isinstance(b, _Held):

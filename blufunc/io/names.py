@@ -41,7 +41,7 @@ _known: dict[tree.TreeDef, tuple[str, ...]] = {}
 
 
 def _is_enough(spec: Any) -> bool:
-    """True if a structure alone names its leaves: no container names its children by what they are."""
+    """True if no container names its children by what they are."""
     return spec is None or (spec[0].keys_of is None and all(map(_is_enough, spec[2])))
 
 

@@ -24,7 +24,7 @@ Index = tuple[slice, ...]
 _pool: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 _THREADS = min(8, max(4, (os.cpu_count() or 1) // 2))
-"""Threads that hash, write and read: several cores hash as fast as a disk writes and reads."""
+"""Threads that hash, write and read: together as fast as a disk."""
 
 
 def pool() -> ThreadPoolExecutor:

@@ -1,6 +1,6 @@
-"""Reading back: chunks of a file that is being written, compared with what the disk returns.
+"""Reading back: written chunks, compared with what the disk returns.
 
-Beside writing. In: the places and digests of chunks as they are written. Out: the leaves whose chunks the disk returns
+Used by writing. In: the places and digests of chunks as they are written. Out: the leaves whose chunks the disk returns
 differently. Chunks are synced, dropped from the page cache and read while later ones are being written, so that a
 checked file takes hardly longer than an unchecked one.
 """
@@ -15,10 +15,13 @@ from typing import NamedTuple
 from blufunc.io import seal, storage
 
 _THREADS = 4
-"""Threads that read and hash. They are not those that write: there, reads would wait behind all writes."""
+"""Threads that read and hash.
+
+They are not those that write: reads would wait until all is written.
+"""
 
 _WINDOW = 1 << 26
-"""Bytes that are synced together: a sync takes milliseconds however little there is to write."""
+"""Bytes that are synced together: a sync takes milliseconds at least."""
 
 
 class _Chunk(NamedTuple):

@@ -52,7 +52,7 @@ class Draft(ABC):
         """Wait until the bytes are on the disk, and drop them from the page cache."""
 
     def settle(self, start: int, stop: int) -> None:
-        """Wait until bytes that were written are on the disk, and drop them from the page cache."""
+        """Wait until written bytes are on the disk, and uncache them."""
         raise NotImplementedError
 
     def read(self, start: int, stop: int) -> bytes:

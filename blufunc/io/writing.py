@@ -87,7 +87,10 @@ def _write_arrays(
     blocks: dict[str, Block],
     back: ReadBack | None,
 ) -> list[list[str]]:
-    """Digests of all chunks, which are also written if the draft takes offsets, and read by ``back``."""
+    """Digests of all chunks.
+
+    If the draft takes offsets, they are also written, and compared by ``back``.
+    """
     futures: list[list[Future[str]]] = []
     try:
         for a in arrays:

@@ -125,7 +125,7 @@ def test_devices_are_snapshot_on_the_emulated_device(tmp_path, monkeypatch):
 
 
 def check_move_on_the_way(monkeypatch):
-    """A donation between two parts of a copy to the host: the rest comes from a copy on the device."""
+    """A donation while a buffer is being copied: the rest comes from a copy."""
     n = 10_000_000  # several page-locked slots
     values = np.arange(n, dtype=np.float32)
     cuda = bf.devices("cuda")[0]
@@ -197,7 +197,7 @@ def test_a_disk_that_returns_other_bytes_keeps_the_old_checkpoint(tmp_path, monk
 
 
 def test_chunks_are_read_back_while_others_are_written(tmp_path, monkeypatch):
-    """What the disk changes between two syncs is found, and its leaf named; so is a disk that does not answer."""
+    """A change on the disk is found, its leaf named; and an error of reading."""
     monkeypatch.setattr(reading_back, "_WINDOW", 1000)
     tree = {name: np.full(300, i, np.float32) for i, name in enumerate("abcdefgh")}
     settle, settled = storage._LocalDraft.settle, []

@@ -58,10 +58,11 @@ class Backend(Protocol):
         """The values as a read-only NumPy array, once ready. May share memory."""
 
     def snapshots(self, buffers: Sequence[Buffer]) -> list[Callable[[], np.ndarray]]:
-        """For each buffer a function that returns its present values on the host, read-only; call it once.
+        """Host copies of buffers, each by a function to be called once.
 
-        Any thread may call it. Neither this method nor later work waits for the copies: until then the functions hold
-        the buffers, and ``claim`` lets donated ones be overwritten nevertheless.
+        It returns the values of now, read-only. Any thread may call it. Neither this method nor later work waits for
+        the copies: until then the functions hold the buffers, and ``claim`` lets donated ones be overwritten
+        nevertheless.
         """
 
     def block_until_ready(self, buffer: Buffer) -> None:

@@ -84,7 +84,7 @@ def pointwise_over(low: Lowering, sizes: Sequence[int]) -> Launch:
 
 
 def in_parts(low: Lowering, sizes: Sequence[int]) -> Launch | None:
-    """The kernel of an array that is joined from equal parts; a point stores an element of each part.
+    """The kernel of equal parts joined: a point stores an element of each.
 
     Parts that read the same elements, such as the halves of rotary embeddings, read them once, and no part is guarded.
     None if no array is joined, or if that would not save loads.
@@ -119,7 +119,7 @@ def _loads(kernel: Kernel) -> int:
 
 
 def _equal_parts(low: Lowering) -> tuple[tuple[int, ...], int, int] | None:
-    """The shape, axis and number of equal parts of the region's first array that has them."""
+    """Shape, axis and number of parts of the first array joined from equal ones."""
     for e in low.region.eqns:
         shape = e.outvars[0].aval.shape
         if e.outvars[0].aval.size != low.region.frame.size:
@@ -146,7 +146,7 @@ _MOST_PARTS = 4
 """Maximum stores of a point: more would hold too many values."""
 
 _VECTOR = 16
-"""Elements at whose multiples parts begin, so that the widest vectors hold elements of one."""
+"""Parts begin at multiples of this: no vector has elements of two."""
 
 
 def in_columns(low: Lowering, sizes: Sequence[int]) -> Launch | None:

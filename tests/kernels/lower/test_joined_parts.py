@@ -1,4 +1,4 @@
-"""Arrays that are joined from equal parts: a point of the grid stores an element of each."""
+"""Arrays joined from equal parts: a point stores an element of each."""
 
 from dataclasses import replace
 

@@ -27,7 +27,7 @@ _PATIENCE = 60.0
 """Seconds that an allocation waits for snapshots: enough for a whole device."""
 
 _ALIGNMENT = 256
-"""Bytes between the beginnings of copies in one allocation: enough for a fast copy."""
+"""Alignment of copies in one allocation, in bytes: enough for fast ones."""
 
 
 class Snapshot:
@@ -67,7 +67,7 @@ class Snapshot:
             driver.transfer(to, self._buffer.ptr + start, nbytes, stream)
 
     def buffer_in(self, memories: set[int]) -> DeviceBuffer | None:
-        """What is still to be copied, if it is in one of these allocations."""
+        """Buffer that is still to be copied, if in one of these allocations."""
         buffer = self._buffer
         return buffer if buffer is not None and buffer.memory in memories else None
 
@@ -96,7 +96,7 @@ def snapshots(buffers: Sequence[DeviceBuffer]) -> list[Snapshot]:
 
 
 def make_way(buffers: Sequence[DeviceBuffer]) -> None:
-    """Let work that is issued from now on overwrite buffers: their snapshots move to copies."""
+    """Let later work overwrite buffers: their snapshots move to copies."""
     memories = {b.memory for b in buffers}
     with _lock:
         found = [(s, b) for s in _pending if (b := s.buffer_in(memories)) is not None]
@@ -148,7 +148,7 @@ def _like(buffers: Sequence[DeviceBuffer], device: int) -> list[DeviceBuffer]:
 def wait(device: int) -> None:
     """Wait until the snapshots of a device have been copied, or were given up."""
     end = time.monotonic() + _PATIENCE
-    with _changed:  # nobody tells of those that are given up
+    with _changed:  # no notification tells of those that are given up
         while any(s.device == device for s in _pending) and time.monotonic() < end:
             _changed.wait(0.1)
 
