@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from blufunc import errors
 from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.arrays.backend import default_device
+from blufunc.core.arrays.memories import move_to
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, subjaxprs
@@ -143,14 +144,18 @@ class Exported:
         return str(self.jaxpr.arg_names[i]) if self.jaxpr.arg_names else f"leaf {i}"
 
     def _refuse(self, i: int, got: ShapedArray, want: ShapedArray) -> NoReturn:
-        error = errors.DtypeError if got.shape == want.shape else errors.ShapeError
+        error: type[errors.BlufuncError]
+        if got.shape != want.shape:
+            error, fix = errors.ShapeError, "pad the argument, or export the function for these shapes too"
+        elif got.dtype != want.dtype:
+            error, fix = errors.DtypeError, f"x.astype('{want.dtype.name}')"
+        else:
+            error, fix = errors.ArgumentError, move_to(want.memory, "x")
         raise error(
             f"the exported {self.fun_name} takes {want} for {self._label(i)}, not {got}.",
             where=source.here(),
             why="an exported program has the types that it was traced for.",
-            fix=f"x.astype('{want.dtype.name}')"
-            if error is errors.DtypeError
-            else "pad the argument, or export the function for these shapes too",
+            fix=fix,
         )
 
     def has_vjp(self) -> bool:

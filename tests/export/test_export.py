@@ -486,6 +486,11 @@ def test_bad_arguments(x):
         (exported.mlir_module, errors.UnsupportedError, "as_text"),
         (lambda: exported.call(x, x), errors.TreeError, "another structure"),
         (lambda: exported.call(x[0]), errors.ShapeError, r"takes f32\[3,4\] for v, not f32\[4\]"),
+        (
+            lambda: exported.call(bf.device_put(x, bf.memory.Space.Host)),
+            errors.ArgumentError,
+            r"for v, not f32<host>\[3,4\](?s:.*)bf\.device_put\(x, bf\.memory\.Space\.Device\)",
+        ),
         (lambda: exported.call(x.astype("int32")), errors.DtypeError, "astype"),
         (lambda: export.deserialize("text"), errors.ArgumentError, "takes bytes"),
         (

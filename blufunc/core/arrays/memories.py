@@ -33,6 +33,11 @@ class Space(enum.Enum):
         return f"Space.{self.name}"
 
 
+def move_to(kind: str, value: str = "value") -> str:
+    """The call that moves a value into a kind of memory, for errors."""
+    return f"bf.device_put({value}, bf.memory.{Space(kind)!r})"
+
+
 @dataclass(frozen=True)
 class Memory:
     """A memory of a device.

@@ -147,8 +147,10 @@ class ShapedArray(AbstractValue):
     to_tangent_aval = tangent
 
     def same_type(self, other: ShapedArray) -> bool:
-        """True if shape and dtype agree; weakness is ignored."""
-        return self is other or (self.shape == other.shape and self.dtype == other.dtype)
+        """True if shape, dtype and memory agree; weakness is ignored."""
+        return self is other or (
+            self.shape == other.shape and self.dtype == other.dtype and self.memory == other.memory
+        )
 
 
 _FIELDS = ("shape", "dtype", "weak_type", "memory")

@@ -13,7 +13,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, eval_jaxpr
 from blufunc.core.primitives.linear_ops import zeros
 from blufunc.core.programs.stage import stage
@@ -73,9 +73,10 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., tu
         values = []
         for path, aval, x in zip(paths.leaf_paths(out_tree), out_avals, cts, strict=True):
             x = lift(x, f"the cotangent{path}")
-            if not aval.same_type(x.aval):
+            expected = aval.in_memory(DEVICE)  # as all cotangents
+            if not expected.same_type(x.aval):
                 raise errors.GradError(
-                    f"the cotangent{path} must be {aval} like the result of {name}, not {x.aval}.",
+                    f"the cotangent{path} must be {expected} like the result of {name}, not {x.aval}.",
                     where=source.here(),
                     fix="give it the result's shape and dtype",
                 )

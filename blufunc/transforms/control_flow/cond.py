@@ -15,11 +15,13 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.arrays.memories import move_to
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
 from blufunc.core.ir.trace import set_trace
 from blufunc.core.ops.elementwise import clamp, convert, eq, ne, select, stop_gradient
+from blufunc.core.ops.offload import in_memory
 from blufunc.core.ops.reduce import reduce_or_p
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.linear_ops import batched_front, broadcast_in_dim, broadcast_to, move_dim, zeros
@@ -343,10 +345,12 @@ def _join_residuals(
 
 
 def _filler(aval: ShapedArray) -> Any:
-    """The filler of an unused slot."""
+    """The filler of an unused slot, in the memory of the slot."""
     if dtypes.is_key(aval.dtype):
-        return broadcast_to(scalar(np.zeros((), aval.dtype)[()], aval.dtype), aval.shape)
-    return zeros(aval)
+        value = broadcast_to(scalar(np.zeros((), aval.dtype)[()], aval.dtype), aval.shape)
+    else:
+        value = zeros(aval)
+    return in_memory(value, aval.memory)
 
 
 def is_inexact(x: Any) -> bool:
@@ -511,6 +515,14 @@ def _branch(what: str, index: Any, functions: Sequence[Callable], operands: tupl
                     f"{name_of(functions[i])} and {a} from {name_of(f)}.",
                     where=source.here(),
                     fix="make them agree: .astype(dtype), or bnp.broadcast_to(x, shape)",
+                )
+            if a.memory != required.memory:
+                raise errors.BranchError(
+                    f"the branches of {what} return a value in different memories: the result{path} is {required} "
+                    f"from {name_of(functions[outs.index(required)])} and {a} from {name_of(f)}.",
+                    where=source.here(),
+                    why="where a value is belongs to its type; only device_put moves one.",
+                    fix=f"{move_to(required.memory)} in {name_of(f)}",
                 )
         common.append(required.dtype)
     jaxprs = [_with_dtypes(j, common) for j, _ in traced]

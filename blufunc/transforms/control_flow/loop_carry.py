@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
+from blufunc.core.arrays.memories import move_to
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
@@ -54,13 +55,21 @@ def check_types(
 ) -> None:
     """Raise CarryError unless a body returns the types it takes."""
     for path, c, a in zip(paths, before, after, strict=False):
-        if not c.aval.same_type(a):
+        if c.aval.same_type(a):
+            continue
+        if c.aval.in_memory(a.memory).same_type(a):
             raise errors.CarryError(
                 f"the body of {loop}, {name}, takes the carry{path} as {c.aval} and returns it as {a}.",
                 where=source.here(),
-                why="every step must take and return the same type.",
-                fix="use the body's result type for init, or convert in the body with .astype",
+                why="every step must return a value in the memory where it takes it; only device_put moves one.",
+                fix=f"return it by {move_to(c.aval.memory)}, or move init to where the body returns it",
             )
+        raise errors.CarryError(
+            f"the body of {loop}, {name}, takes the carry{path} as {c.aval} and returns it as {a}.",
+            where=source.here(),
+            why="every step must take and return the same type.",
+            fix="use the body's result type for init, or convert in the body with .astype",
+        )
 
 
 def boxed(

@@ -214,3 +214,79 @@ def test_a_cpu_says_that_there_is_one_memory(device):
 def test_policies_name_memories_that_exist():
     with pytest.raises(errors.ValueRangeError, match=r"there is no memory 'nvme'"):
         bf.checkpoint_policies.offload_dot_with_no_batch_dims("device", "nvme")
+
+
+# -- loops and branches ------------------------------------------------------------------------------
+
+
+def _moved(m):
+    """The update of a careless body, in the memory where it was computed."""
+    return bf.device_put(m, Space.Device) * 0.5
+
+
+LOOPS = {
+    "scan": lambda body, m: lax.scan(lambda c, _: ({"m": body(c["m"])}, None), {"m": m}, None, 3)[0]["m"],
+    "while_loop": lambda body, m: lax.while_loop(
+        lambda c: c["n"] < 3, lambda c: {"m": body(c["m"]), "n": c["n"] + 1}, {"m": m, "n": bnp.int32(0)}
+    )["m"],
+    "fori_loop": lambda body, m: lax.fori_loop(0, 3, lambda i, c: {"m": body(c["m"])}, {"m": m})["m"],
+    "a traced fori_loop": lambda body, m: bf.jit(
+        lambda n, m: lax.fori_loop(0, n, lambda i, c: {"m": body(c["m"])}, {"m": m})["m"]
+    )(bnp.int32(3), m),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("start", [Space.Host, Space.Device])
+def test_a_carry_stays_in_its_memory(loop, start):
+    m, run = bf.device_put(x34(), start), LOOPS[loop]
+    body = _moved if start is Space.Host else lambda m: bf.device_put(m * 0.5, Space.Host)
+    with pytest.raises(errors.CarryError) as error:
+        run(body, m)
+    text, here = str(error.value), {Space.Host: "f32<host>[3,4]", Space.Device: "f32[3,4]"}
+    there = here[Space.Device if start is Space.Host else Space.Host]
+    assert f"['m'] as {here[start]} and returns it as {there}" in text
+    assert f"bf.device_put(value, bf.memory.{start!r})" in text and "test_memories.py:" in text
+    got = run(lambda m: bf.device_put(body(m), start), m)
+    assert got.sharding.memory_kind == start.value
+    np.testing.assert_array_equal(bf.device_put(got, Space.Device), x34() / 8)
+
+
+BRANCHES = {
+    "cond": lambda *fs: lambda m: lax.cond(True, *fs, m),
+    "switch": lambda *fs: lambda m: lax.switch(0, fs, m),
+}
+
+
+@pytest.mark.parametrize("which", BRANCHES)
+def test_branches_return_values_in_one_memory(which):
+    m, stay, move = bf.device_put(x34(), Space.Host), lambda m: {"m": m}, lambda m: {"m": _moved(m)}
+    with pytest.raises(errors.BranchError) as error:
+        BRANCHES[which](stay, move)(m)
+    text = str(error.value)
+    assert "the result['m'] is f32" in text and "f32<host>[3,4] from <lambda>" in text
+    assert "bf.device_put(value, bf.memory.Space." in text and "test_memories.py:" in text
+    back = lambda m: {"m": bf.device_put(move(m)["m"], Space.Host)}
+    assert BRANCHES[which](stay, back)(m)["m"].sharding.memory_kind == "pinned_host"
+
+
+def test_cotangents_are_on_the_device():
+    f = lambda m: bf.device_put(m, Space.Host)
+    (g,) = bf.linear_transpose(f, x34())(x34())
+    np.testing.assert_array_equal(g, x34())
+    for pull in (bf.linear_transpose(f, x34()), bf.vjp(f, x34())[1]):
+        with pytest.raises(errors.GradError, match=r"must be f32\[3,4\] like .* not f32<host>\[3,4\]"):
+            pull(f(x34()))
+
+
+def test_the_filler_of_a_slot_is_in_its_memory():
+    """One branch offloads a residual, and the other fills its slot."""
+    policy = bf.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=["h"], offload_src="device",
+        offload_dst="pinned_host",
+    )  # fmt: skip
+    layer = bf.checkpoint(lambda x: bnp.sin(bf.checkpoint_name(bnp.tanh(x), "h")), policy=policy)
+    f = bf.jit(bf.grad(lambda x, p: lax.cond(p, layer, lambda x: x, x).sum()))
+    want = bf.grad(lambda x: bnp.sin(bnp.tanh(x)).sum())(x34())
+    np.testing.assert_allclose(f(x34(), True), want, rtol=1e-6)
+    np.testing.assert_array_equal(f(x34(), False), np.ones((3, 4)))
