@@ -170,11 +170,11 @@ def training(loss: Callable, offloads: bool, budget: int | None = None) -> tuple
 
 
 def begun(sizes: Sizes, optimizer: Any, offloads: bool) -> list[Any]:
-    """Parameters and optimizer state; on the host one array after another."""
+    """Parameters and optimizer state; on the host without passing through the device."""
     params = bf.jit(lambda key: model.init(key, sizes.config))(bf.random.key(0))
     types = bf.eval_shape(optimizer.init, params)
     place = Space.Host if offloads else Space.Device
-    state = tree.map(lambda t: bf.device_put(bf.numpy.zeros(t.shape, t.dtype), place), types)
+    state = tree.map(lambda t: bf.device_put(np.zeros(t.shape, t.dtype), place), types)
     return [params, state]
 
 

@@ -23,7 +23,7 @@ from blufunc.export import files, programs, structures
 from blufunc.export.values import Unreadable
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
-from blufunc.transforms.arguments import ShapeDtypeStruct, as_values, labels_of
+from blufunc.transforms.arguments import as_values, labels_of, struct_of
 from blufunc.transforms.autodiff.grad import vjp as vjp_of
 from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.staging.jit import Jitted, dynamic_tree, jit
@@ -178,7 +178,7 @@ class Exported:
         cotangents.__name__ = f"vjp_{self.fun_name}"
         types = [*self.in_avals, *(a.tangent() for a in self.out_avals)]
         made = export(jit(cotangents), platforms=self.platforms)
-        return made(*[ShapeDtypeStruct(a.shape, a.dtype) for a in types])
+        return made(*[struct_of(a) for a in types])
 
     def serialize(self, vjp_order: int = 0) -> bytearray:
         """The bytes of the program, for ``deserialize`` in any process.

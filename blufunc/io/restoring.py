@@ -18,7 +18,6 @@ from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import ConcreteArray, from_numpy
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import DEVICE, ShapedArray
-from blufunc.core.ops.offload import in_memory
 from blufunc.core.pytree import tree
 from blufunc.io import elements
 from blufunc.io.header import Stored
@@ -27,6 +26,7 @@ from blufunc.io.reading import File, Index
 from blufunc.parallel.mesh.sharding import NamedSharding, SingleDeviceSharding
 from blufunc.parallel.programs.mesh_device import device_on
 from blufunc.parallel.runtime.sharded_buffer import from_parts
+from blufunc.transforms.arguments import ShapeDtypeStruct
 
 
 @dataclass
@@ -185,13 +185,14 @@ class Source:
             )
         sharding = getattr(like, "sharding", None)
         if isinstance(sharding, NamedSharding):
-            buffer = from_parts(leaf.read, leaf.shape, leaf.dtype, sharding.with_memory_kind(DEVICE))
-            aval = ShapedArray(leaf.shape, leaf.dtype, leaf.weak)
-            array = ConcreteArray(buffer, aval, device_on(sharding.concrete_mesh))
-            return in_memory(array, sharding.memory_kind)
+            layout, memory = sharding.with_memory_kind(DEVICE), sharding.memory_kind
+            buffer = from_parts(leaf.read, leaf.shape, leaf.dtype, layout, memory)
+            aval = ShapedArray(leaf.shape, leaf.dtype, leaf.weak, memory)
+            return ConcreteArray(buffer, aval, device_on(sharding.concrete_mesh))
         if isinstance(sharding, SingleDeviceSharding):
-            return in_memory(from_numpy(leaf.read(), sharding.device, leaf.weak), sharding.memory_kind)
-        return from_numpy(leaf.read(), backend.default_device(), leaf.weak)
+            return from_numpy(leaf.read(), sharding.device, leaf.weak, sharding.memory_kind)
+        memory = like.memory if isinstance(like, ShapeDtypeStruct) else DEVICE
+        return from_numpy(leaf.read(), backend.default_device(), leaf.weak, memory)
 
 
 def _is_scalar(x: Any) -> bool:

@@ -16,9 +16,11 @@ import numpy as np
 from blufunc import _lazy, errors
 from blufunc.core.arrays.array import PROTOCOLS, ConcreteArray, Donated, from_numpy
 from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import DEVICE
 from blufunc.core.ir.trace import Array, Tracer
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import foreign
+from blufunc.core.ops.offload import in_memory
 from blufunc.core.primitives.linear_ops import reshape as reshape_to
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import (
@@ -304,6 +306,11 @@ def _shown(x: ConcreteArray) -> np.ndarray:
     return host.astype(np.float32) if narrow and host.dtype != dtypes.float16 else host
 
 
+def _array_deepcopy(self: ConcreteArray, memo: dict) -> Array:
+    """A copy in storage of its own, in the same memory."""
+    return in_memory(creation.copy(in_memory(self, DEVICE)), self.aval.memory)
+
+
 def _array_repr(self: ConcreteArray) -> str:
     aval = self.aval
     if self._buffer.__class__ is Donated:
@@ -390,7 +397,7 @@ def install() -> None:
         "__repr__": _array_repr,
         "__str__": _array_str,
         "__format__": _array_format,
-        "__deepcopy__": lambda self, memo: creation.copy(self),
+        "__deepcopy__": _array_deepcopy,
     }.items():
         setattr(ConcreteArray, name, function)
     for name, function in {

@@ -14,6 +14,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.arrays.array import ConcreteArray, lift
+from blufunc.core.arrays.memories import Space, kind_of
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.axes import shape_of
@@ -28,19 +29,42 @@ class ShapeDtypeStruct:
       shape, dtype: of the array.
       sharding: the ``NamedSharding`` of the array on a mesh, for ``plan`` and ``collectives``; or None.
       weak_type: whether the dtype yields in promotion.
+      memory: the kind of memory, ``"device"`` or ``"pinned_host"``; default that of ``sharding``, if there is one.
+    Raises:
+      ValueRangeError: there is no such memory, or ``sharding`` has another.
     """
 
-    __slots__ = ("dtype", "shape", "sharding", "weak_type")
+    __slots__ = ("dtype", "memory", "shape", "sharding", "weak_type")
 
-    def __init__(self, shape: Sequence[int], dtype: Any, *, sharding: Any = None, weak_type: bool = False):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        sharding: Any = None,
+        weak_type: bool = False,
+        memory: str | Space | None = None,
+    ):
         self.weak_type = weak_type
         self.shape = tuple(shape)
         self.dtype = dtypes.as_dtype(dtype)
         self.sharding = sharding
+        there = getattr(sharding, "memory_kind", None)
+        self.memory: str = there or DEVICE
+        if memory is None:
+            return
+        self.memory = kind_of(memory.value if isinstance(memory, Space) else memory, "ShapeDtypeStruct")
+        if there not in (None, self.memory):
+            raise errors.ValueRangeError(
+                f"ShapeDtypeStruct: memory={self.memory!r}, and its sharding is in {there!r}.",
+                where=source.here(),
+                fix=f"leave memory out, or sharding.with_memory_kind({self.memory!r})",
+            )
 
     def __repr__(self) -> str:
-        sharding = "" if self.sharding is None else f", sharding={self.sharding}"
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.short_name(self.dtype)}{sharding})"
+        more = "" if self.sharding is None else f", sharding={self.sharding}"
+        more += "" if self.memory == DEVICE or self.sharding is not None else f", memory={self.memory!r}"
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.short_name(self.dtype)}{more})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ShapeDtypeStruct) and self._all() == other._all()
@@ -49,7 +73,7 @@ class ShapeDtypeStruct:
         return hash(self._all())
 
     def _all(self) -> tuple:
-        return self.shape, self.dtype, self.sharding, self.weak_type
+        return self.shape, self.dtype, self.sharding, self.weak_type, self.memory
 
     @property
     def ndim(self) -> int:
@@ -60,6 +84,11 @@ class ShapeDtypeStruct:
     def size(self) -> int:
         """The number of elements."""
         return int(np.prod(self.shape))
+
+
+def struct_of(aval: ShapedArray) -> ShapeDtypeStruct:
+    """The shape, dtype and memory of a type."""
+    return ShapeDtypeStruct(aval.shape, aval.dtype, memory=None if aval.memory == DEVICE else aval.memory)
 
 
 class FlatFunction:
@@ -113,8 +142,7 @@ def abstract(x: Any, name: str | None = None) -> ShapedArray:
     if isinstance(x, Array):
         return x.aval
     if isinstance(x, ShapeDtypeStruct):
-        memory = getattr(x.sharding, "memory_kind", None) or DEVICE
-        return ShapedArray(x.shape, x.dtype, x.weak_type, memory)
+        return ShapedArray(x.shape, x.dtype, x.weak_type, x.memory)
     try:
         return lift(x, name).aval
     except errors.ArgumentError:

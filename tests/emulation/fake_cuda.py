@@ -337,6 +337,12 @@ class FakeCuda:
         self.settle()
         x.reshape(-1).view(np.uint8)[...] = self.pinned_array(address, x.nbytes)
 
+    def write_pinned(self, address, x, index=0):
+        assert not self.captures()
+        self.settle()
+        if x.nbytes:
+            self.pinned_array(address, x.nbytes)[...] = x.reshape(-1).view(np.uint8)
+
     def fill_zero(self, address, nbytes, stream):
         def run():
             self.array(address, (nbytes,), np.dtype(np.uint8))[:] = 0
@@ -1064,6 +1070,7 @@ def install(monkeypatch):
         (driver, "fill_zero", fake.fill_zero),
         (driver, "transfer", fake.transfer),
         (driver, "read_pinned", fake.read_pinned),
+        (driver, "write_pinned", fake.write_pinned),
         (driver, "copy_streams", lambda index=0: fake.copy_streams),
         (driver, "side_streams", fake.side_streams),
         (cuda_memory, "_pinned", {0: fake.pinned_pool}),

@@ -66,8 +66,7 @@ class ConcreteArray(Array):
         """The buffer on ``device``, copied through the host if it is elsewhere."""
         if self.device is device or self.device == device:
             return self.buffer
-        buffer = device.backend.from_host(self.device.backend.to_host(self.buffer), device)
-        return buffer if self.aval.memory == DEVICE else device.backend.in_memory(buffer, self.aval.memory)
+        return device.backend.from_host(self.device.backend.to_host(self.buffer), device, self.aval.memory)
 
     def _donated_error(self) -> errors.DonatedArrayError:
         return errors.DonatedArrayError(
@@ -156,7 +155,7 @@ class ConcreteArray(Array):
         return interop.cuda_array_interface(self)
 
     def __reduce__(self):
-        return (_unpickle, (np.asarray(self), self.aval.weak_type))
+        return (_unpickle, (np.asarray(self), self.aval.weak_type, self.aval.memory))
 
     def __hash__(self) -> int:
         raise errors.ArgumentError(
@@ -253,16 +252,17 @@ def arrays_of(
     return out
 
 
-def _unpickle(x: np.ndarray, weak_type: bool) -> ConcreteArray:
-    return from_numpy(x, weak_type=weak_type)
+def _unpickle(x: np.ndarray, weak_type: bool, memory: str = DEVICE) -> ConcreteArray:
+    return from_numpy(x, weak_type=weak_type, memory=memory)
 
 
-def from_numpy(x: np.ndarray, device: backend.Device | None = None, weak_type: bool = False) -> ConcreteArray:
-    """An array with a copy of ``x``, of exactly its dtype."""
+def from_numpy(
+    x: np.ndarray, device: backend.Device | None = None, weak_type: bool = False, memory: str = DEVICE
+) -> ConcreteArray:
+    """An array with a copy of ``x``, of exactly its dtype, in a memory of a device."""
     device = device or backend.default_device()
-    return ConcreteArray(
-        device.backend.from_host(x, device), ShapedArray(x.shape, x.dtype, weak_type), device
-    )
+    aval = ShapedArray(x.shape, x.dtype, weak_type, memory)
+    return ConcreteArray(device.backend.from_host(x, device, memory), aval, device)
 
 
 _scalars: dict[tuple, ConcreteArray] = {}

@@ -18,7 +18,7 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays import memories, process_info
 from blufunc.core.ir import source
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 
 Buffer = Any
 """A backend's handle to an array's storage."""
@@ -51,8 +51,11 @@ class Backend(Protocol):
     def devices(self) -> Sequence[Device]:
         """The devices of this backend that this process may use."""
 
-    def from_host(self, x: np.ndarray, device: Device) -> Buffer:
-        """A buffer with a copy of ``x``, which the caller may change afterwards."""
+    def from_host(self, x: np.ndarray, device: Device, memory: str = DEVICE) -> Buffer:
+        """A buffer with a copy of ``x``, which the caller may change afterwards.
+
+        ``memory`` is the kind of memory of ``device`` that it is in.
+        """
 
     def to_host(self, buffer: Buffer) -> np.ndarray:
         """The values as a read-only NumPy array, once ready. May share memory."""

@@ -106,8 +106,8 @@ class MeshBackend:
     def devices(self) -> Sequence[backend.Device]:
         return [self.device]
 
-    def from_host(self, x: np.ndarray, device: backend.Device) -> ShardedBuffer:
-        return sharded_buffer.scatter(x, replicated(self.mesh))
+    def from_host(self, x: np.ndarray, device: backend.Device, memory: str = DEVICE) -> ShardedBuffer:
+        return sharded_buffer.scatter(x, replicated(self.mesh), memory)
 
     def to_host(self, buffer: ShardedBuffer) -> np.ndarray:
         return sharded_buffer.gather(buffer)

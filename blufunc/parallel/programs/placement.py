@@ -16,11 +16,12 @@ from blufunc.core.arrays import backend, process_info
 from blufunc.core.arrays.array import ConcreteArray, from_numpy, lift
 from blufunc.core.arrays.memories import Memory, Space
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.avals import DEVICE, ShapedArray
+from blufunc.core.ir.avals import DEVICE, PINNED_HOST, ShapedArray
 from blufunc.core.ir.axes import sequence, shape_of
 from blufunc.core.ir.trace import Tracer
 from blufunc.core.ops.offload import in_memory
 from blufunc.core.primitives.linear_ops import broadcast_to
+from blufunc.core.programs.stage import is_staging
 from blufunc.core.pytree import paths, tree
 from blufunc.parallel.mesh.constrain import constrain
 from blufunc.parallel.mesh.mesh import Mesh, current_mesh
@@ -121,6 +122,9 @@ def _place(given: Any) -> Place:
 
 
 def _put(leaf: Any, place: Place) -> Any:
+    if isinstance(leaf, np.ndarray) and not is_staging() and (leaf.ndim or place.memory == PINNED_HOST):
+        # by way of no other device or memory; other scalars stay on the host as literals of programs
+        return _made(_canonical(leaf), place.layout or backend.default_device(), place.memory or DEVICE)
     value = lift(leaf)
     memory = value.aval.memory if place.memory is None else place.memory
     if isinstance(value, Tracer):
@@ -129,20 +133,42 @@ def _put(leaf: Any, place: Place) -> Any:
             value = in_memory(value, DEVICE)  # collectives are between devices
         return in_memory(value if place.layout is None else _put_traced(value, place.layout, moves), memory)
     array: ConcreteArray = value  # type: ignore[assignment]
-    return in_memory(array if place.layout is None else _laid_out(array, place.layout, array is leaf), memory)
+    if place.layout is not None:
+        array = _laid_out(array, place.layout, array is leaf, DEVICE if is_staging() else memory)
+    return in_memory(array, memory)
 
 
-def _laid_out(array: ConcreteArray, place: backend.Device | NamedSharding, stays: bool) -> ConcreteArray:
-    """An array on a device or mesh; itself if it is there and ``stays``."""
+def _canonical(x: np.ndarray) -> np.ndarray:
+    try:
+        return dtypes.canonical_numpy(x)
+    except (errors.DtypeError, errors.ValueRangeError) as e:
+        raise source.located(e) from None
+
+
+def _made(
+    x: np.ndarray, place: backend.Device | NamedSharding, memory: str, weak_type: bool = False
+) -> ConcreteArray:
+    """An array of values on the host, on a device or mesh."""
     if isinstance(place, NamedSharding):
-        if not isinstance(array.buffer, ShardedBuffer):
-            return _wrapped(scatter(np.asarray(array), place), array.aval.weak_type)
+        return _wrapped(scatter(x, place, memory), weak_type, memory)
+    return from_numpy(x, place, weak_type, memory)
+
+
+def _laid_out(
+    array: ConcreteArray, place: backend.Device | NamedSharding, stays: bool, memory: str
+) -> ConcreteArray:
+    """An array on a device or mesh; itself if it is there and ``stays``.
+
+    Args:
+      memory: where to put it if it passes the host; else it stays in its memory.
+    """
+    if isinstance(place, NamedSharding) and isinstance(array.buffer, ShardedBuffer):
         if stays and array.buffer.sharding == place:
             return array
         return _wrapped(reshard(in_memory(array, DEVICE).buffer, place), array.aval.weak_type)
     if stays and array.device == place:
         return array
-    return from_numpy(np.asarray(array), place, array.aval.weak_type)
+    return _made(np.asarray(array), place, memory, array.aval.weak_type)
 
 
 def _put_traced(value: Tracer, place: backend.Device | NamedSharding, moves: bool) -> Any:
@@ -163,15 +189,14 @@ def _put_traced(value: Tracer, place: backend.Device | NamedSharding, moves: boo
     return value
 
 
-def _wrapped(buffer: ShardedBuffer, weak_type: bool = False) -> ConcreteArray:
-    """An array of shards on the devices, in the memory that their sharding asks for."""
-    memory = buffer.sharding.memory_kind
-    if memory != DEVICE:  # buffers have layouts; the memory is part of the type
+def _wrapped(buffer: ShardedBuffer, weak_type: bool = False, memory: str | None = None) -> ConcreteArray:
+    """An array of shards in ``memory``; default: that of their sharding."""
+    memory = memory or buffer.sharding.memory_kind
+    if buffer.sharding.memory_kind != DEVICE:  # buffers have layouts; the memory is part of the type
         layout = buffer.sharding.with_memory_kind(DEVICE)
         buffer = ShardedBuffer(buffer.shards, layout, buffer.shape, buffer.dtype)
-    aval = ShapedArray(buffer.shape, buffer.dtype, weak_type)
-    array = ConcreteArray(buffer, aval, device_on(buffer.sharding.mesh))  # type: ignore[arg-type]
-    return in_memory(array, memory)
+    aval = ShapedArray(buffer.shape, buffer.dtype, weak_type, memory)
+    return ConcreteArray(buffer, aval, device_on(buffer.sharding.mesh))  # type: ignore[arg-type]
 
 
 def make_array_from_callback(
@@ -213,9 +238,15 @@ def make_array_from_callback(
         x = part(first)
         dtype = x.dtype
         return _wrapped(
-            from_parts(lambda i: x if i == first else _checked(part(i), dtype), whole, dtype, sharding)
+            from_parts(
+                lambda i: x if i == first else _checked(part(i), dtype),
+                whole,
+                dtype,
+                sharding,
+                sharding.memory_kind,
+            )
         )
-    return _wrapped(from_parts(part, whole, requested, sharding))
+    return _wrapped(from_parts(part, whole, requested, sharding, sharding.memory_kind))
 
 
 def make_array_from_process_local_data(
@@ -257,7 +288,7 @@ def make_array_from_process_local_data(
     def part(index: Index) -> np.ndarray:
         return given[tuple(slice(s.start - at, s.stop - at) for s, at in zip(index, starts, strict=True))]
 
-    return _wrapped(from_parts(part, whole, given.dtype, sharding))
+    return _wrapped(from_parts(part, whole, given.dtype, sharding, sharding.memory_kind))
 
 
 def _own_parts(sharding: NamedSharding, ndim: int) -> list[set[int]]:
@@ -338,7 +369,8 @@ def filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, sharding: NamedS
     check_reduced(sharding)
     number, size = np.asarray(value, dtype), sharding.shard_shape(shape)
     shards = [broadcast_to(from_numpy(number, d), size).buffer for d in mesh_of(sharding).local_devices]
-    return _wrapped(ShardedBuffer(shards, sharding, shape, dtype))
+    layout, memory = sharding.with_memory_kind(DEVICE), sharding.memory_kind
+    return in_memory(_wrapped(ShardedBuffer(shards, layout, shape, dtype)), memory)
 
 
 def _named(sharding: Any, name: str) -> NamedSharding:

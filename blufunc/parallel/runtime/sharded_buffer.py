@@ -14,6 +14,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.arrays import backend, process_info
 from blufunc.core.ir import source
+from blufunc.core.ir.avals import DEVICE
 from blufunc.parallel.mesh.mesh import Mesh
 from blufunc.parallel.mesh.sharding import Index, NamedSharding
 from blufunc.parallel.runtime import engine
@@ -97,19 +98,25 @@ def mesh_of(sharding: NamedSharding) -> Mesh:
     return mesh
 
 
-def scatter(x: np.ndarray, sharding: NamedSharding) -> ShardedBuffer:
-    """Put a host array onto the devices of a mesh.
+def scatter(x: np.ndarray, sharding: NamedSharding, memory: str = DEVICE) -> ShardedBuffer:
+    """Put a host array onto the devices of a mesh, in their ``memory``.
 
     Raises:
       ShardingError: the spec has more entries than ``x`` dimensions, or unreduced axes; or the mesh has no devices.
     """
-    return from_parts(lambda index: x[index], x.shape, x.dtype, sharding)
+    return from_parts(lambda index: x[index], x.shape, x.dtype, sharding, memory)
 
 
 def from_parts(
-    part: Callable[[Index], np.ndarray], shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
+    part: Callable[[Index], np.ndarray],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    sharding: NamedSharding,
+    memory: str = DEVICE,
 ) -> ShardedBuffer:
     """Build an array by ``part(index)``, once per distinct shard of this process.
+
+    ``memory`` is the kind of memory of the devices that it is in.
 
     Raises:
       ShardingError: as ``scatter``.
@@ -125,7 +132,7 @@ def from_parts(
         key = tuple((s.start, s.stop) for s in index)
         if key not in known:
             known[key] = _padded(part(index), size, dtype)
-        shards.append(device.backend.from_host(known[key], device))
+        shards.append(device.backend.from_host(known[key], device, memory))
     return ShardedBuffer(shards, sharding, tuple(shape), dtype)
 
 

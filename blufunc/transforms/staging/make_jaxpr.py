@@ -12,6 +12,7 @@ from typing import Any
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.ir.trace import state
+from blufunc.core.ops.offload import in_memory
 from blufunc.core.primitives.linear_ops import zeros
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
@@ -22,6 +23,7 @@ from blufunc.transforms.arguments import (
     argument_indices,
     labels_of,
     name_of,
+    struct_of,
 )
 from blufunc.transforms.batching.batch import NamedAxis
 
@@ -63,7 +65,7 @@ def make_jaxpr(
         finally:
             state.context = context
         if return_shape:
-            return jaxpr, tree.unflatten(flat.out_tree, [_struct(a) for a in jaxpr.out_avals])
+            return jaxpr, tree.unflatten(flat.out_tree, [struct_of(a) for a in jaxpr.out_avals])
         return jaxpr
 
     return make
@@ -88,7 +90,7 @@ def eval_shape(fun: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def _array_of(x: Any) -> Any:
     """A value for a type among the results."""
-    return zeros(abstract(x)) if isinstance(x, ShapeDtypeStruct) else x
+    return in_memory(zeros(abstract(x)), x.memory) if isinstance(x, ShapeDtypeStruct) else x
 
 
 def typeof(x: Any) -> ShapedArray:
@@ -100,7 +102,3 @@ def typeof(x: Any) -> ShapedArray:
       ArgumentError: ``x`` is not an array, scalar or ``ShapeDtypeStruct``.
     """
     return abstract(x)
-
-
-def _struct(aval: ShapedArray) -> ShapeDtypeStruct:
-    return ShapeDtypeStruct(aval.shape, aval.dtype)

@@ -15,7 +15,7 @@ from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.pytree import tree
-from blufunc.transforms.arguments import ShapeDtypeStruct
+from blufunc.transforms.arguments import struct_of
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Signed:
     def out_info(self) -> Any:
         """The results as ``ShapeDtypeStruct``."""
         avals = self._trace().entry.out_avals
-        return tree.unflatten(self.out_tree, [ShapeDtypeStruct(a.shape, a.dtype) for a in avals])
+        return tree.unflatten(self.out_tree, [struct_of(a) for a in avals])
 
     @property
     def out_avals(self) -> Any:

@@ -1,5 +1,6 @@
 """Memory kinds as values: shardings, ``device_put``, programs, on the CPU."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -65,6 +66,38 @@ def test_types_print_their_memory():
     assert "b:f32<host>[3,4] = offload[dst=pinned_host src=device] a" in text
     like = bf.ShapeDtypeStruct((3, 4), "float32", sharding=x.sharding)
     assert bf.jit(lambda x: x).lower(like).jaxpr.invars[0].aval is x.aval
+
+
+def test_types_without_values_keep_the_memory(device):
+    x, away = bf.device_put(x34(), Space.Host), lambda x: {"m": bf.device_put(x, Space.Host), "s": x.sum()}
+    types = bf.eval_shape(away, x34())
+    assert types == bf.jit(away).eval_shape(x34()) == bf.make_jaxpr(away, return_shape=True)(x34())[1]
+    assert types["m"] == bf.ShapeDtypeStruct((3, 4), "float32", memory="pinned_host")
+    assert types["m"] != types["m"].__class__((3, 4), "float32") and types["s"].memory == "device"
+    assert types["m"] == pickle.loads(pickle.dumps(types["m"])) and "memory='pinned_host'" in repr(types["m"])
+    assert bf.typeof(types["m"]) is x.aval
+    back = lambda m: bf.device_put(m, Space.Device) + 1
+    assert bf.eval_shape(back, types["m"]).memory == "device"
+    assert bf.eval_shape(lambda: types)["m"] == types["m"]  # types among the results
+    assert bf.jit(back).lower(types["m"]).jaxpr.invars[0].aval is x.aval
+    with pytest.raises(errors.UnsupportedError, match="add was given operand 0"):
+        bf.eval_shape(lambda m: m + 1, types["m"])
+
+    there = SingleDeviceSharding(device, **HOST)
+    for memory in (None, Space.Host, "pinned_host"):
+        assert bf.ShapeDtypeStruct((3,), "float32", sharding=there, memory=memory).memory == "pinned_host"
+    with pytest.raises(errors.ValueRangeError, match=r"its sharding is in 'pinned_host'"):
+        bf.ShapeDtypeStruct((3,), "float32", sharding=there, memory="device")
+    with pytest.raises(errors.ValueRangeError, match=r"there is no memory 'nvme'"):
+        bf.ShapeDtypeStruct((3,), "float32", memory="nvme")
+
+
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.copy, copy.deepcopy])
+def test_copies_of_arrays_keep_the_memory(copied):
+    x = bf.device_put({"a": x34(), "b": bnp.ones(2)}, {"a": Space.Host, "b": Space.Device})
+    y = copied(x)
+    assert [v.sharding.memory_kind for v in y.values()] == ["pinned_host", "device"]
+    np.testing.assert_array_equal(y["a"], x34())
 
 
 # -- device_put --------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from blufunc.core.arrays import backend, dlpack, recording
 from blufunc.core.arrays.errstate import ignoring_fp_errors, ignoring_fp_errors_in_callbacks
 from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir import source
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, uses_host
 from blufunc.core.primitives.effects import calls_back, eqn_calls_back
 from blufunc.core.primitives.override import is_replaced
@@ -56,7 +56,7 @@ class NumpyBackend:
             self._devices.append(backend.Device("cpu", len(self._devices), self))
         return self._devices[:n]
 
-    def from_host(self, x: np.ndarray, device: backend.Device) -> np.ndarray:
+    def from_host(self, x: np.ndarray, device: backend.Device, memory: str = DEVICE) -> np.ndarray:
         """A copy in row-major order."""
         return np.array(x, order="C")
 

@@ -21,7 +21,7 @@ from blufunc.config import config
 from blufunc.core.arrays import backend, dlpack, recording
 from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir import source
-from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, exact
 from blufunc.core.ops.offload import offload_p
 from blufunc.core.primitives.linear_ops import reshape_p
@@ -72,16 +72,17 @@ class CudaBackend:
 
     # -- values ----------------------------------------------------------------------------------------
 
-    def from_host(self, x: np.ndarray, device: backend.Device) -> DeviceBuffer:
-        """Copy to the device, through page-locked memory if small."""
+    def from_host(self, x: np.ndarray, device: backend.Device, memory: str = DEVICE) -> DeviceBuffer:
+        """Copy to the device, through page-locked memory if small; or within the host."""
+        label = f"an array made at {source.summary(source.current())}"
+        if memory != DEVICE:
+            return cuda_memory.to_pinned(x, device.index, label)
         with (
             to.span("to the device", "transfer", bytes=x.nbytes)
             if (to := recording.active)
             else recording.OFF
         ):
-            return cuda_memory.to_device(
-                x, device.index, f"an array made at {source.summary(source.current())}"
-            )
+            return cuda_memory.to_device(x, device.index, label)
 
     def to_host(self, buffer: DeviceBuffer) -> np.ndarray:
         """Read-only host copy; waits for the values."""

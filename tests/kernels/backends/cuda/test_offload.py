@@ -1,6 +1,7 @@
 """Memories of CUDA programs on an emulated device: copies, streams and peaks."""
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ from hypothesis import strategies as st
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import checkpoint_policies, errors, lax, tree, visualize
+from blufunc import NamedSharding, checkpoint_policies, errors, lax, tree, visualize
 from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda import replay
 from blufunc.kernels.backends.cuda import streams as cuda_streams
+from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.memory import Space
 from blufunc.sharding import SingleDeviceSharding
 
@@ -79,6 +81,57 @@ def test_an_array_in_the_memory_of_the_host(cuda, fake):
         bf.jit(bnp.sin)(y)
     (snapshot,) = cuda.backend.snapshots([y.buffer])
     np.testing.assert_array_equal(snapshot(), x)
+
+
+ON_HOST = {"memory_kind": "pinned_host"}
+PLACES = {
+    "memory": lambda d: d.memory("pinned_host"),
+    "sharding": lambda d: SingleDeviceSharding(d, **ON_HOST),
+    "mesh": lambda d: NamedSharding(bf.make_mesh((1,), ("x",), devices=[d]), bf.P("x"), **ON_HOST),
+}
+
+
+def loaded(x, to, folder):
+    """``x`` by way of a file; a type without a sharding is of the default device."""
+    bf.io.save(folder / "x.safetensors", [x])
+    where = {"memory": Space.Host} if isinstance(to, bf.memory.Memory) else {"sharding": to}
+    return bf.io.load(folder / "x.safetensors", like=[bf.ShapeDtypeStruct(x.shape, x.dtype, **where)])[0]
+
+
+SOURCES = {
+    "numpy": lambda x, to, folder: bf.device_put(x, to),
+    "cpu": lambda x, to, folder: bf.device_put(from_numpy(x, bf.devices("cpu")[0]), to),
+    "pickle": lambda x, to, folder: pickle.loads(pickle.dumps(bf.device_put(x, to))),
+    "file": loaded,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_values_go_to_the_host_without_the_device(place, source, cuda, fake, tmp_path, monkeypatch):
+    to, x = PLACES[place](cuda), uniform(64, 4)
+    monkeypatch.setattr(config, "default_device", "cuda")
+    y = SOURCES[source](x, to, tmp_path)
+    assert y.sharding.memory_kind == "pinned_host" and cuda in y.sharding.device_set
+    assert fake.pool.stats()["num_allocs"] == 0 and not fake.transfers
+    x[:] = -1  # the array has a copy
+    np.testing.assert_array_equal(y, uniform(64, 4))
+
+
+def test_scalars_of_numpy_go_to_the_host_of_the_default_device(cuda, fake, monkeypatch):
+    monkeypatch.setattr(config, "default_device", "cuda")
+    y = bf.device_put(np.array(3, np.int32), Space.Host)
+    assert y.device == cuda and y.sharding.memory_kind == "pinned_host" and int(y) == 3
+    assert fake.pool.stats()["num_allocs"] == 0
+
+
+def test_a_write_to_page_locked_memory_waits_for_its_last_owner(monkeypatch):
+    """Its block may be reused, and a copy from it be under way."""
+    x, there, seen = np.arange(4.0), np.zeros(4), []
+    monkeypatch.setattr(driver, "synchronize", lambda index: seen.append((index, there.copy())))
+    driver.write_pinned(there.ctypes.data, x, 3)
+    assert [index for index, _ in seen] == [3] and not seen[0][1].any()
+    np.testing.assert_array_equal(there, x)
 
 
 def test_memory_is_counted_by_kind(cuda):

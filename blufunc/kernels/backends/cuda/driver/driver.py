@@ -439,6 +439,15 @@ def read_pinned(x: np.ndarray, address: int, index: int = 0) -> None:
     ctypes.memmove(x.ctypes.data, address, x.nbytes)
 
 
+def write_pinned(address: int, x: np.ndarray, index: int = 0) -> None:
+    """Copy the C-contiguous ``x`` to page-locked memory.
+
+    Pending work may still read it for its last owner, and is waited for.
+    """
+    synchronize(index)
+    ctypes.memmove(address, x.ctypes.data, x.nbytes)
+
+
 _ASIDE_SLOTS, _ASIDE_BYTES = 4, 1 << 23
 
 

@@ -490,6 +490,14 @@ def to_device(x: np.ndarray, device: int = 0, label: str = "") -> DeviceBuffer:
     return buffer
 
 
+def to_pinned(x: np.ndarray, device: int = 0, label: str = "") -> DeviceBuffer:
+    """Copy ``x`` into page-locked memory, without the device."""
+    x = np.ascontiguousarray(x).reshape(x.shape)
+    buffer = pinned_pool(device).allocate(x.shape, x.dtype, label)
+    driver.write_pinned(buffer.ptr, x, device)
+    return buffer
+
+
 def to_host(buffer: DeviceBuffer) -> np.ndarray:
     """Values as a new NumPy array; waits for them."""
     x = np.empty(buffer.shape, buffer.dtype)
