@@ -3,7 +3,8 @@
 Kernels, stage 8. In: an executor and the buffers of a call. Out: the call on the compute stream, kernel by kernel or
 as a graph captured at an earlier call with the same addresses. A training step that donates its state has stable
 addresses, except for small values: a batch of tokens, a learning rate, the loss. Those are copied through staging
-buffers, so the graph finds them in the same place.
+buffers, so the graph finds them in the same place. These buffers are on the device, for values on the host too: the
+host would wait for a copy within its memory.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.ir.avals import DEVICE, ShapedArray
+from blufunc.core.ir.avals import ShapedArray
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import graph as cuda_graph
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
@@ -110,8 +112,7 @@ class Replays:
         return tuple(key)
 
     def _can_be_copied(self, root: int, buffer: DeviceBuffer) -> bool:
-        small = buffer.nbytes <= STAGED_BYTES and buffer.memory_kind == DEVICE
-        return small and (root >= len(self._movable) or self._movable[root])
+        return buffer.nbytes <= STAGED_BYTES and (root >= len(self._movable) or self._movable[root])
 
     def _capture(self, key: tuple, bases: Sequence[DeviceBuffer]) -> _Captured | None:
         executor = self.executor
@@ -148,11 +149,11 @@ class Replays:
         first_result = self.executor.roots.arguments
         for root, at in found.staged.items():
             if root < first_result:
-                driver.copy_on_device(at.ptr, bases[root].ptr, at.nbytes, stream)
+                _copy(at, bases[root], stream)
         found.graph.launch()
         for root, at in found.staged.items():
             if root >= first_result:
-                driver.copy_on_device(bases[root].ptr, at.ptr, at.nbytes, stream)
+                _copy(bases[root], at, stream)
         self.replayed += 1
         if self.replayed > 2 * self._wasted:
             self._wasted = 0
@@ -162,6 +163,12 @@ class Replays:
         self._graphs.clear()
         if config.shows("launch"):
             config.show(f"{self.executor.name} runs kernel by kernel, not as a graph: {why}")
+
+
+def _copy(to: DeviceBuffer, source: DeviceBuffer, stream: Any) -> None:
+    """Copy a staged value, from or to the memory that its array is in."""
+    on_device = to.memory_kind == source.memory_kind
+    (driver.copy_on_device if on_device else driver.transfer)(to.ptr, source.ptr, to.nbytes, stream)
 
 
 def _why_not(executor: Executor) -> str:

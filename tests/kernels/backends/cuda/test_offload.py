@@ -1,6 +1,7 @@
 """Memories of CUDA programs on an emulated device: copies, streams and peaks."""
 
 import dataclasses
+import functools
 import pickle
 
 import numpy as np
@@ -17,6 +18,7 @@ from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda import replay
 from blufunc.kernels.backends.cuda import streams as cuda_streams
 from blufunc.kernels.backends.cuda.driver import driver
+from blufunc.kernels.backends.cuda.driver import graph as cuda_graph
 from blufunc.memory import Space
 from blufunc.sharding import SingleDeviceSharding
 
@@ -175,6 +177,35 @@ def test_a_donated_update_stays_in_page_locked_memory(cuda, fake, mode):
     assert {s for s, _ in fake.transfers[-2:]} == ({5, 6} if mode == "graphs" else {10, 11})
     memory = step.lower(p, m, x).memory
     assert (memory.host_bytes, memory.argument_bytes, memory.output_bytes) == (1 << 14, 2 << 14, 0)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept"])
+def test_small_values_on_the_host_change_no_graph(kept, cuda, fake, monkeypatch):
+    """Their addresses change from call to call: a count that is never donated, and losses."""
+    monkeypatch.setattr(config, "cuda_graphs", True)
+    captures, capture = [], cuda_graph.capture
+    monkeypatch.setattr(cuda_graph, "capture", lambda *args: captures.append(args) or capture(*args))
+
+    @functools.partial(bf.jit, donate_argnums=(0, 1))
+    def step(p, state, x):
+        m, n = bf.device_put(state, Space.Device)
+        m = m * 0.9 + bnp.tanh(p @ x)
+        state = bf.device_put((m, n + 1), Space.Host)
+        return p - 0.1 * m, state, bf.device_put(m.sum(1), Space.Host)
+
+    p, m, x = (from_numpy(uniform(64, 64, seed=i), cuda) for i in range(3))
+    state, losses = bf.device_put((m, bf.device_put(np.int32(5), cuda)), Space.Host), []
+    want = [np.asarray(v, np.float64) for v in (p, m)]
+    for i in range(8):
+        p, state, loss = step(p, state, x)
+        want[1] = want[1] * 0.9 + np.tanh(want[0] @ np.asarray(x))
+        want[0] = want[0] - 0.1 * want[1]
+        close((p, state[0], loss), (*want, want[1].sum(1)))
+        assert int(state[1]) == 6 + i and loss.sharding.memory_kind == "pinned_host"
+        losses += [(loss, np.asarray(loss).copy())] if kept else []
+    assert len(captures) == 1 and fake.replays >= 5
+    for loss, value in losses:  # a replay writes its own results
+        np.testing.assert_array_equal(loss, value)
 
 
 def test_results_move_out_by_out_shardings(cuda, mode):
