@@ -158,6 +158,9 @@ class Config:
         stream. If off, their steps are launched one by one, on one stream.
       cpu_devices: the number of simulated CPU devices, which share its cores; more than one is for testing
         multi-device programs.
+      host_memory: bytes of page-locked memory of the host that ``jit(memory_budget=)`` may plan to fill for each
+        device, arguments and results there included. Default: 128 GiB, half of a GPU's share of an HGX host of 2 TB.
+        It applies to programs compiled afterwards.
       plan_cache: cache plans of programs on disk, with compiled kernels, for later processes.
       check: verify every jaxpr that a trace or transform produces, every kernel of LoopIR, and every memory plan.
         Slow; the tests set it.
@@ -179,6 +182,7 @@ class Config:
     cuda_overlap: bool = True
     nccl_graphs: bool = True
     cpu_devices: int = 1
+    host_memory: int = 128 << 30
     plan_cache: bool = True
 
     def __post_init__(self) -> None:

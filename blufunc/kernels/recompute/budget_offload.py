@@ -5,7 +5,9 @@ the program in which values that are alive at the peak, and read only long after
 
 A value qualifies if the link could move it there and back in the time in which no step reads it. Those that are unused
 for longest go first: they are the first to be ready for the link and the last to be needed. Whether the link can move
-all of them in time is known once the plan is made (``memory/overlap.py``): the time that steps wait is the price.
+all of them in time is known once the plan is made (``memory/overlap.py``): the time that steps wait is the price. All
+that a program keeps on the host stays within ``config.host_memory``, so that plans do not depend on the machine that
+makes them; whether that much is free is checked when it is allocated.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from blufunc.config import config
 from blufunc.core.ir.avals import DEVICE, PINNED_HOST
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.ops.offload import offload_p
@@ -36,7 +39,7 @@ class Offloads:
       machine: the device, with a link to its host.
 
     Attributes:
-      candidates: the values, unused for longest first.
+      candidates: the values, unused for longest first, that the memory of the host has space for.
       hidden: bytes that the link moves out up to the peak, or back after it, whichever is less.
     """
 
@@ -60,7 +63,12 @@ class Offloads:
             link = 2 * (machine.copy + v.aval.nbytes / machine.host_link)
             return v.aval.nbytes * _SMALL >= cuts.excess and idle(v) >= link
 
-        self.candidates = sorted(filter(qualifies, cuts.first_late), key=lambda v: -idle(v))
+        room = config.host_memory - made.plan.host_bytes
+        self.candidates = []
+        for v in sorted(filter(qualifies, cuts.first_late), key=lambda v: -idle(v)):
+            if v.aval.nbytes <= room:
+                room -= v.aval.nbytes
+                self.candidates.append(v)
 
     def first(self, nbytes: int) -> list[Var]:
         """As many candidates as have ``nbytes``, or all."""

@@ -498,6 +498,38 @@ def test_results_within_a_budget_are_the_same(cuda, fake, mode, monkeypatch):
     assert tight.lower(w, x).memory.bought.moved and fake.transfers
 
 
+def test_a_budget_fills_no_more_of_the_host_than_it_may(monkeypatch):
+    """Two thirds of what it would offload: the rest is recomputed."""
+    ws, x = types(*[(2048, 2048)] * 12), types((1 << 15, 2048))[0]
+    plan = lambda budget: (
+        bf.jit(bf.grad(deep), memory_budget=budget).trace(ws, x).lower(platform=DESCRIBED).memory
+    )
+    default = plan(None)
+    budget = default.peak_bytes - int(0.1 * default.arena_bytes)
+    free = plan(budget)
+    monkeypatch.setattr(config, "host_memory", free.host_bytes * 2 // 3)
+    bound = plan(budget)
+    assert 0 < bound.host_bytes <= config.host_memory < free.host_bytes and bound.peak_bytes <= budget
+    monkeypatch.setattr(config, "host_memory", 1)
+    without = plan(budget)
+    assert not without.host_bytes and not without.bought.moved and without.peak_bytes <= budget
+
+
+def test_a_host_without_memory_says_so(cuda, fake):
+    """An array, and what a program would offload."""
+    fake.pinned.total = 1 << 12
+    with pytest.raises(
+        errors.OutOfMemoryError, match=r"out of memory on the host of cuda:0: cannot allocate 16"
+    ):
+        bf.device_put(uniform(64, 64), cuda.memory("pinned_host"))
+    w, x = from_numpy(uniform(4, 32, 32), cuda), from_numpy(uniform(128, 32), cuda)
+    with pytest.raises(errors.OutOfMemoryError) as error:
+        bf.jit(layers(offloading("h")))(w, x)
+    text = str(error.value)
+    assert "for what loss offloads" in text and "in the memory of the host 64.00 KiB" in text
+    assert "4.0 KiB are free" in text and "config.host_memory" in text
+
+
 @pytest.mark.parametrize("fun", [lambda x: x, lambda x: 1.0], ids=["argument", "constant"])
 def test_a_budget_that_nothing_meets(fun):
     """A program without steps has nothing to offload."""

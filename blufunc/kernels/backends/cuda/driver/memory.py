@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import heapq
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from blufunc import errors
 from blufunc.core.arrays.dlpack import Memory
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import DEVICE, PINNED_HOST
-from blufunc.kernels.backends.cuda.driver import borrowed, driver
+from blufunc.kernels.backends.cuda.driver import borrowed, driver, host_memory
 
 reliefs: list[Callable[[int], None]] = []
 """Callbacks with the device index when memory runs out, to free cached memory."""
@@ -203,11 +202,13 @@ class PinnedSource:
         return blocks
 
     def _allocate(self, nbytes: int) -> Any:
-        import cupy
-
         nbytes = -(-nbytes // 512) * 512
         if sum(size * len(kept) for size, kept in list(self._free.items())) >= nbytes:
             self.free_unused()  # blocks of other sizes
+        if nbytes > self.room()[0]:  # the kernel would end a process rather than refuse
+            raise MemoryError
+        import cupy
+
         driver.use_device(self._device)
         try:
             memory = cupy.cuda.PinnedMemory(nbytes)
@@ -231,9 +232,8 @@ class PinnedSource:
         return self._held
 
     def room(self) -> tuple[int, int]:
-        """Free and total bytes of the host."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+        """Free and total bytes of the host, or of this process's share of it."""
+        return host_memory.room()
 
 
 class _PinnedBlock:
@@ -414,11 +414,14 @@ class Pool:
         if planned_peak is not None:
             why += f"\nThe program was planned to need {size_text(planned_peak)} at its peak."
         purpose = f", for {label}" if label else ""
-        place = f"cuda:{self.device}" if self._buffer is DeviceBuffer else f"the host of cuda:{self.device}"
+        place, fix = f"cuda:{self.device}", "or checkpoint the loss"
+        if self._buffer is PinnedBuffer:
+            place = f"the host of cuda:{self.device}"
+            fix = "or offload less: fewer names in the policy, a larger memory_budget=, config.host_memory"
         return errors.OutOfMemoryError(
             f"out of memory on {place}: cannot allocate {size_text(nbytes)}{purpose}.",
             why=why,
-            fix="drop what you no longer need (del x), donate it (jit(f, donate_argnums=...)), or checkpoint the loss",
+            fix=f"drop what you no longer need (del x), donate it (jit(f, donate_argnums=...)), {fix}",
         )
 
 
