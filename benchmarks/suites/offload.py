@@ -5,7 +5,8 @@
 ``link``: copies of 256 MiB between the device and page-locked memory, each way and both at once. ``state``: a step of
 GPT-2 1.5B (48 x 1600 x 25, T = 1024) with AdamW in bf16, with its moments in the memory of the host and a budget of 24
 GB, against the same step with all of it on the device. ``residuals``: the step of GPT-2 124M with half of its residual
-memory, by a budget (which may offload or recompute) and by ``checkpoint_policies``, against the step without a limit.
+memory, by a budget (which may offload or recompute) and by ``checkpoint_policies``, against the step without a limit;
+and the same with its layers in a ``scan``.
 
 Times are medians of calls that wait for the result. Peaks are those of blufunc's allocator, in the same run, next to
 the plan's. On a CPU there is one memory, and everything runs at tiny sizes to try the program itself.
@@ -169,9 +170,19 @@ def training(loss: Callable, offloads: bool, budget: int | None = None) -> tuple
     return optimizer, bf.jit(step, donate_argnums=(0, 1), memory_budget=budget)
 
 
-def begun(sizes: Sizes, optimizer: Any, offloads: bool) -> list[Any]:
-    """Parameters and optimizer state; on the host without passing through the device."""
-    params = bf.jit(lambda key: model.init(key, sizes.config))(bf.random.key(0))
+def begun(sizes: Sizes, optimizer: Any, offloads: bool, stacked: bool = False) -> list[Any]:
+    """Parameters and optimizer state; on the host without passing through the device.
+
+    ``stacked``: the parameters of all layers are stacked, for a scan over them.
+    """
+
+    def init(key: Any) -> Any:
+        params = model.init(key, sizes.config)
+        if stacked:
+            params["blocks"] = tree.map(lambda *leaves: bf.numpy.stack(leaves), *params["blocks"])
+        return params
+
+    params = bf.jit(init)(bf.random.key(0))
     types = bf.eval_shape(optimizer.init, params)
     place = Space.Host if offloads else Space.Device
     state = tree.map(lambda t: bf.device_put(np.zeros(t.shape, t.dtype), place), types)
@@ -210,22 +221,28 @@ def residuals(o: argparse.Namespace, part: str) -> Iterator[dict]:
     to_host = {"offload_src": "device", "offload_dst": "pinned_host"}
     offloading = checkpoint_policies.save_and_offload_only_these_names(**NAMED, **to_host)
     keeping = checkpoint_policies.save_only_these_names("stream", "hidden")
-    for what, policy, budget in (
-        ("without a limit", None, None),
-        ("half, by a budget", None, half if o.platform == "cuda" else None),
-        ("a policy that keeps", keeping, None),
-        ("a policy that offloads", offloading, None),
+    limit = half if o.platform == "cuda" else None
+    for what, policy, budget, stacked in (
+        ("without a limit", None, None, False),
+        ("half, by a budget", None, limit, False),
+        ("a policy that keeps", keeping, None, False),
+        ("a policy that offloads", offloading, None, False),
+        ("a policy that keeps, in a scan", keeping, None, True),
+        ("a policy that offloads, in a scan", offloading, None, True),
     ):
-        optimizer, step = training(_loss(sizes, policy), False, budget)
-        row = measured(o, part, what, step, begun(sizes, optimizer, False), tokens)
+        optimizer, step = training(_loss(sizes, policy, stacked), False, budget)
+        row = measured(o, part, what, step, begun(sizes, optimizer, False, stacked), tokens)
         rates[what] = row["tokens_s"]
         yield row
     ratio = rates["half, by a budget"] / rates["without a limit"]
     yield emit(part, "rate by a budget, of that without", ratio=ratio, goal=0.9)
 
 
-def _loss(sizes: Sizes, policy: Any) -> Callable:
-    """The loss of a model; with a policy for the named values of each layer."""
+def _loss(sizes: Sizes, policy: Any, stacked: bool = False) -> Callable:
+    """The loss of a model; with a policy for the named values of each layer.
+
+    ``stacked``: the layers are a scan over stacked parameters.
+    """
     wiring = model.Wiring(
         lay=lambda x, what: bf.checkpoint_name(x, what) if policy is not None else x, loss_chunk=sizes.chunk
     )
@@ -235,7 +252,9 @@ def _loss(sizes: Sizes, policy: Any) -> Callable:
 
     def loss(params: Any, tokens: Any) -> Any:
         x = model.embed(params, tokens[:, :-1])
-        for p in params["blocks"]:
+        if stacked:
+            x, _ = bf.lax.scan(lambda x, p: (layer(p, x)[0], None), x, params["blocks"])
+        for p in () if stacked else params["blocks"]:
             x, _ = layer(p, x)
         return model.cross_entropy(params, x, tokens[:, 1:], wiring)
 

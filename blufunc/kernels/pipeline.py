@@ -39,6 +39,7 @@ from blufunc.kernels.recompute.remat import Rematerializer
 from blufunc.kernels.rewrites.canonicalize import canonicalize, split_column_reductions
 from blufunc.kernels.rewrites.gemm_epilogue import with_gemm_epilogues
 from blufunc.kernels.rewrites.loops.memories import with_moves_outside, without_moves
+from blufunc.kernels.rewrites.loops.unrolled_scans import with_unrolled_scans
 from blufunc.kernels.rewrites.unrolled_windows import WINDOWS, with_unrolled_windows
 from blufunc.kernels.rewrites.updates_in_place import with_joined_updates, with_updates_in_place
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
@@ -143,7 +144,11 @@ def _with_room(planning: Planning, budget: int, default: Schedule) -> Schedule:
 
 
 class Planning:
-    """Planner of a program and its recomputing variants; ``Args`` as of ``schedule``.
+    """Planner of a program and its recomputing variants.
+
+    Args:
+      jaxpr, donated, target, planned, keep: as of ``schedule``.
+      rows: plan the rows of residuals that scans stack, as a budget needs them.
 
     Attributes:
       jaxpr: the program after the passes that precede fusion.
@@ -159,7 +164,9 @@ class Planning:
         target: Target,
         planned: Planned,
         keep: Callable[[Eqn], bool] = keeps_none,
+        rows: bool = False,
     ):
+        self.target = target
         self.notes: tuple[str, ...] = ()
         self.room = 0
         crosses = uses_host(jaxpr)
@@ -168,8 +175,8 @@ class Planning:
         plain = all(e.prim.kind in _FUSED and not e.prim.body for e in jaxpr.eqns)
         if target.epilogues and not plain:
             jaxpr, origins = inline_bodies(jaxpr, keep)
-            if crosses:
-                jaxpr, self.notes = with_moves_outside(jaxpr, origins)
+            if crosses or rows:
+                jaxpr = self._with_rows(jaxpr, origins, rows, keep)
             # unread results of a call are known now, and without them there may be a kernel for it
             jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
             jaxpr = _with_hoisted(jaxpr, origins, keep)
@@ -189,8 +196,8 @@ class Planning:
             jaxpr = partial_reductions.with_partial_sums(jaxpr, origins, target.rows_of_sums)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
-            if crosses:
-                jaxpr, self.notes = with_moves_outside(jaxpr, origins)
+            if crosses or rows:
+                jaxpr = self._with_rows(jaxpr, origins, rows, keep)
             jaxpr = _with_hoisted(jaxpr, origins, keep)
         if not WINDOWS.isdisjoint([e.prim for e in jaxpr.eqns]):
             jaxpr = with_unrolled_windows(jaxpr, origins, target.native_windows)
@@ -210,9 +217,17 @@ class Planning:
             if target.generated_columns:
                 jaxpr = generated_operands.with_generated_operands(jaxpr, origins, target.machine)
         self.jaxpr = split_column_reductions(jaxpr, origins, target.summed_lanes)
-        self.origins, self.target = origins, target
+        self.origins = origins
         self.donated, self.planned = donated, planned
         self._sorts: dict[Eqn, str] = {}  # variants share most equations
+
+    def _with_rows(self, jaxpr: Jaxpr, origins: Origins, rows: bool, keep: Callable[[Eqn], bool]) -> Jaxpr:
+        """The program with moves, and the rows of scans that it moves, outside of bodies."""
+        unrolled = with_unrolled_scans(jaxpr, origins, self.target.machine if rows else None)
+        if unrolled is not jaxpr:
+            jaxpr, _ = inline_bodies(unrolled, keep, origins)
+        jaxpr, self.notes = with_moves_outside(jaxpr, origins)
+        return jaxpr
 
     def default(self) -> Schedule:
         """The schedule; it recomputes cheap values if memory is scarce."""

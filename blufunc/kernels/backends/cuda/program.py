@@ -121,7 +121,7 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
     if arch == "sm_90a":  # which has warpgroup matmuls
         target = dataclasses.replace(target, in_one_kernel=split_gemm.sums_of)
     planned = lambda eqn: library.planned(eqn) and not is_replaced(eqn.prim, "impl")
-    planning = Planning(jaxpr, donated, target, planned, keep)
+    planning = Planning(jaxpr, donated, target, planned, keep, rows=budget is not None)
     made = within(planning, budget)
     remarks = (library.remark(s.eqn) for s in made.steps if isinstance(s, OpaqueStep))
     made.notes = (*choices, *keep.notes, *planning.notes, *dict.fromkeys(r for r in remarks if r is not None))

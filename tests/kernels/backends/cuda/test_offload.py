@@ -19,6 +19,7 @@ from blufunc.kernels.backends.cuda import replay
 from blufunc.kernels.backends.cuda import streams as cuda_streams
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import graph as cuda_graph
+from blufunc.kernels.rewrites.loops import unrolled_scans
 from blufunc.memory import Space
 from blufunc.sharding import SingleDeviceSharding
 
@@ -181,7 +182,7 @@ def test_a_donated_update_stays_in_page_locked_memory(cuda, fake, mode):
 
 @pytest.mark.parametrize("kept", [False, True], ids=["dropped", "kept"])
 def test_small_values_on_the_host_change_no_graph(kept, cuda, fake, monkeypatch):
-    """Their addresses change from call to call: a count that is never donated, and losses."""
+    """Addresses of a count, which is never donated, and of losses change."""
     monkeypatch.setattr(config, "cuda_graphs", True)
     captures, capture = [], cuda_graph.capture
     monkeypatch.setattr(cuda_graph, "capture", lambda *args: captures.append(args) or capture(*args))
@@ -260,22 +261,104 @@ def test_offloading_lowers_the_peak_as_the_plan_says(cuda, fake, mode):
     assert peaks["offloaded"] < 0.75 * peaks["kept"]
 
 
-def test_loops_keep_what_they_would_offload(cuda, mode):
+def scanned(policy, reverse=False, stacked=False):
+    """A gradient of a scan over layers; ``stacked``: of its stacked outputs too."""
+
+    def body(c, w):
+        x, n = c
+        h = bf.checkpoint_name(bnp.tanh(x @ w), "h")
+        y = bf.checkpoint_name(bnp.sin(h @ w), "y")
+        return (0.5 * (y + x), n + 1), (y.mean(0), h[0]) if stacked else None
+
     def loss(w, x):
-        def body(c, w):
-            h = bf.checkpoint_name(bnp.tanh(c @ w), "h")
-            return bnp.sin(h @ w), None
+        start = x, bnp.int32(0)
+        (x, n), ys = lax.scan(bf.checkpoint(body, policy=policy), start, w, reverse=reverse)
+        return 10 * (x**2).mean() * n + sum((y**2).sum() for y in tree.leaves(ys))
 
-        return lax.scan(bf.checkpoint(body, policy=offloading("h")), x, w)[0].sum()
+    return bf.value_and_grad(loss, argnums=(0, 1))
 
-    w, x = from_numpy(uniform(4, 16, 16), cuda), from_numpy(uniform(8, 16), cuda)
-    f = bf.jit(bf.grad(loss))
-    want = bf.grad(loss)(*(from_numpy(np.asarray(a)) for a in (w, x)))
-    for _ in range(3):
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("stacked", [False, True], ids=["carry", "outputs"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_scans_offload_their_residuals(stacked, reverse, cuda, fake, mode):
+    w, x = from_numpy(uniform(5, 32, 32), cuda), from_numpy(uniform(128, 32), cuda)
+    want = scanned(checkpoint_policies.everything_saveable, reverse, stacked)(
+        *(from_numpy(np.asarray(a)) for a in (w, x))
+    )
+    f = bf.jit(scanned(offloading("h", saved=["y"]), reverse, stacked))
+    for _ in range(5):
         close(f(w, x), want)
     sight = f.lower(w, x).sight()
-    assert any("what scan at test_offload.py" in note for note in sight.notes)
-    assert sight.memory.host_bytes == 0
+    price = sight.schedule.overlap
+    assert price.copies_out == price.copies_in == 5 and price.bytes_out == 5 * x.nbytes
+    assert sight.memory.host_bytes == 5 * x.nbytes and not sight.memory.unplanned_bytes
+    assert len(fake.transfers) >= 4 * 10 and (fake.replays > 2) == (mode == "graphs")
+    assert not any("stays on the device" in note for note in sight.notes)
+
+
+def test_a_scan_has_the_peak_of_its_unrolled_layers(cuda, fake, mode):
+    """Wide activations, small weights; the allocator sees what the plan says."""
+    w, x = from_numpy(uniform(8, 16, 16), cuda), from_numpy(uniform(1 << 10, 16), cuda)
+
+    def block(x, w):
+        return bnp.sin(bf.checkpoint_name(bnp.tanh(x @ w), "h") @ w), None
+
+    def loss(policy):
+        return bf.grad(lambda w, x: (lax.scan(bf.checkpoint(block, policy=policy), x, w)[0] ** 2).sum())
+
+    peaks = {}
+    for name, f in (("scan", loss(offloading("h"))), ("layers", layers(offloading("h"), 8))):
+        f = bf.jit(f)
+        f(w, x)
+        fake.pool.reset_peak()
+        result = f(w, x)
+        peaks[name] = f.lower(w, x).memory.peak_bytes
+        allocated = fake.pool.peak_bytes()
+        assert abs(allocated - peaks[name]) <= 0.02 * peaks[name], (allocated, peaks[name])
+        del result, f
+    assert peaks["scan"] <= 1.02 * peaks["layers"]
+
+
+def read_elsewhere(w, x):
+    """Residuals that are results too are needed as a stack."""
+
+    def body(c, w):
+        h = bnp.tanh(c @ w)
+        return bnp.sin(h @ w), bf.device_put(h, Space.Host)
+
+    x, hs = lax.scan(body, x, w)
+    _, out = lax.scan(lambda c, h: (c, bf.device_put(h, Space.Device).sum()), x, hs)
+    return out, hs
+
+
+def in_a_while(w, x):
+    def body(c):
+        i, x, h = c
+        h = bf.device_put(bf.device_put(bnp.tanh(x @ w[0]), Space.Host), Space.Device)
+        return i + 1, bnp.sin(h @ w[0]), h
+
+    return lax.while_loop(lambda c: c[0] < 3, body, (bnp.int32(0), x, x))
+
+
+def of_many_rounds(w, x):
+    return scanned(offloading("h"))(w, x)
+
+
+@pytest.mark.parametrize("f", [read_elsewhere, in_a_while, of_many_rounds])
+def test_loops_keep_what_they_would_offload(f, cuda, mode, monkeypatch):
+    w, x = from_numpy(uniform(4, 16, 16), cuda), from_numpy(uniform(8, 16), cuda)
+    if f is of_many_rounds:
+        monkeypatch.setattr(config, "plan_cache", False)
+        monkeypatch.setattr(unrolled_scans, "MOST_EQNS", 20)
+    want = f(*(from_numpy(np.asarray(a)) for a in (w, x)))
+    g = bf.jit(f)
+    for _ in range(3):
+        close(g(w, x), want)
+    sight = g.lower(w, x).sight()
+    name = "while" if f is in_a_while else "scan"
+    assert any(f"what {name} at test_offload.py" in note for note in sight.notes)
+    assert sight.schedule.overlap is None or sight.schedule.overlap.copies_out <= 1
 
 
 def test_a_value_on_the_host_enters_a_loop(cuda, mode):
@@ -462,6 +545,10 @@ def residual_layers(w, x):
     return x
 
 
+def residual_scan(w, x):
+    return lax.scan(lambda x, w: (bnp.tanh(x @ w) + x, None), x, w)[0]
+
+
 def deep(ws, x):
     for w in ws:
         x = bnp.tanh(x @ w) @ w + x
@@ -484,18 +571,41 @@ def test_a_budget_offloads_where_that_is_cheaper(share, most):
     assert "offloaded to the memory of the host instead of saved" in str(made)
 
 
-def test_results_within_a_budget_are_the_same(cuda, fake, mode, monkeypatch):
+@pytest.mark.parametrize("layers", [residual_layers, residual_scan], ids=["layers", "scan"])
+def test_results_within_a_budget_are_the_same(layers, cuda, fake, mode, monkeypatch):
     """A link that is fast enough for small arrays."""
     machine = dataclasses.replace(cuda_program.TARGET.machine, host_link=1e15, copy=0.0)
     monkeypatch.setattr(cuda_program, "TARGET", dataclasses.replace(cuda_program.TARGET, machine=machine))
+    monkeypatch.setattr(unrolled_scans, "LEAST_SECONDS", 0.0)
     w, x = from_numpy(uniform(6, 16, 16), cuda), from_numpy(uniform(256, 16), cuda)
-    f = bf.grad(lambda w, x: (residual_layers(w, x) ** 2).sum())
-    plain = bf.jit(f)
-    want, memory = plain(w, x), plain.lower(w, x).memory
+    f = bf.grad(lambda w, x: (layers(w, x) ** 2).sum())
+    plain = bf.jit(f, memory_budget=1 << 50)
+    want, memory = bf.jit(f)(w, x), plain.lower(w, x).memory
     tight = bf.jit(f, memory_budget=memory.peak_bytes - memory.arena_bytes // 3)
     for _ in range(4):
         close(tight(w, x), want)
     assert tight.lower(w, x).memory.bought.moved and fake.transfers
+
+
+def scanned_deep(ws, x):
+    x, _ = lax.scan(lambda x, w: (bnp.tanh(x @ w) @ w + x, None), x, ws)
+    return (x.astype("float32") ** 2).sum()
+
+
+def test_a_budget_sees_the_residuals_of_a_scan():
+    """It does with them what it does with those of unrolled layers."""
+    x, most = types((1 << 15, 2048))[0], 1 << 50
+    plan = lambda f, ws, budget: (
+        bf.jit(bf.grad(f), memory_budget=budget).trace(ws, x).lower(platform=DESCRIBED).memory
+    )
+    layers, stack = types(*[(2048, 2048)] * 6), types((6, 2048, 2048))[0]
+    whole = plan(scanned_deep, stack, most)
+    assert whole.unplanned_bytes == 0 and whole.peak_bytes <= 1.02 * plan(deep, layers, most).peak_bytes
+    budget = whole.peak_bytes - int(0.3 * whole.arena_bytes)
+    made, same = plan(scanned_deep, stack, budget), plan(deep, layers, budget)
+    assert made.peak_bytes <= budget and made.bought.moved and made.overlap.exposed_seconds == 0
+    assert made.bought.seconds <= 0.1 * made.bought.times[0]
+    assert made.host_bytes == same.host_bytes
 
 
 def test_a_budget_fills_no_more_of_the_host_than_it_may(monkeypatch):
