@@ -1,7 +1,8 @@
 """Where the time of a program goes: ``trace`` and ``profile``.
 
 Face. In: a block of code, or a function and its arguments. Out: a file that Perfetto opens, or a table by line of the
-user's code. While a trace is on, programs run step by step (docs/design/028-sight.md).
+user's code. On the CPU the generated code reads the clock between steps; while a trace is on, a GPU runs kernel by
+kernel (docs/design/028-sight.md).
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def trace(
 ) -> Iterator[None]:
     """Record what runs in the block, and write a file for https://ui.perfetto.dev.
 
-    Steps of programs, compilations, transfers, operations outside of ``jit`` and annotations are recorded. Programs run
-    step by step meanwhile: the times of steps are their own, and the gaps between them are wider than without a trace.
+    Steps of programs, compilations, transfers, operations outside of ``jit`` and annotations are recorded. It costs a
+    program on the CPU about a microsecond. A GPU runs kernel by kernel meanwhile: the times of steps are their own, and
+    the gaps between them are wider than without a trace.
 
     Args:
       log_dir: a file, ``trace.json`` or ``trace.json.gz``; any other name is a folder, in which the file is where

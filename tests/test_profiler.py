@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 import threading
 import time
 
@@ -12,7 +13,7 @@ import blufunc as bf
 import blufunc.numpy as jnp
 from blufunc import errors, profiler
 from blufunc.core.arrays import recording
-from blufunc.kernels.backends.cpu import toolchain
+from blufunc.kernels.backends.cpu import program, toolchain
 from blufunc.kernels.backends.cuda.driver import device_times
 from blufunc.kernels.inspect import roofline
 from tests.emulation import fake_cuda
@@ -76,6 +77,63 @@ def test_steps_of_a_program_with_the_users_lines(tmp_path, compiled):
     held = [e["args"]["bytes"] for e in events if e["ph"] == "C"]
     assert len(held) == len(steps) + 1 and 0 < max(held) <= f.lower(*args).memory.peak_bytes
     assert held[-1] == 0 and 0 not in held[:-1]
+
+
+def python_calls(f):
+    """The number of Python functions that are entered."""
+    entered = []
+    sys.setprofile(
+        lambda frame, event, arg: entered.append(frame.f_code.co_name) if event == "call" else None
+    )
+    try:
+        f()
+    finally:
+        sys.setprofile(None)
+    return len(entered)
+
+
+def test_a_trace_costs_a_compiled_program_a_few_calls_of_python(tmp_path, compiled):
+    """So the overhead is below 3% of programs of 40 us."""
+
+    def deep(w, x):
+        for _ in range(12):
+            x = layer(w, x)
+        return x
+
+    f, args = bf.jit(deep), arguments()
+    for _ in range(2):
+        f(*args)
+    plain = python_calls(lambda: f(*args))
+    with profiler.trace(tmp_path / "t.json"):
+        f(*args)
+        traced = python_calls(lambda: f(*args))
+    assert len(f.lower(*args).cost.steps) >= 12
+    assert traced - plain <= 2
+
+
+def test_steps_are_timed_in_the_one_call_that_runs_them(compiled, monkeypatch):
+    def fails(*args):
+        raise AssertionError("the steps ran from Python")
+
+    monkeypatch.setattr(program.Runner, "__call__", fails)
+    found = profiler.profile(layer, *arguments(), repeats=2)
+    assert found.ms > 0 and all(t.ms > 0 for t in found.timings)
+
+
+def test_steps_that_python_runs_are_timed(tmp_path, compiled):
+    """Not all of this program is native: it has a callback on the host."""
+
+    def f(w, x):
+        y = layer(w, x)
+        return layer(
+            w, bf.pure_callback(lambda y: time.sleep(0.01) or y, bf.ShapeDtypeStruct(y.shape, y.dtype), y)
+        )
+
+    with profiler.trace(tmp_path / "t.json"):
+        bf.jit(f)(*arguments())
+    slices, _ = read(tmp_path / "t.json")
+    longest = max((e for e in slices if e["row"] == "CPU"), key=lambda e: e["dur"])
+    assert "callback" in longest["args"]["computes"] and longest["dur"] >= 1e4
 
 
 def test_compilation_operations_and_annotations(tmp_path):

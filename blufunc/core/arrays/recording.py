@@ -61,22 +61,41 @@ class Recording:
         self.began = clock()
         self.events: list[Event] = []
         self.threads: dict[int, str] = {}
+        # plain tuples, which become events at the end: an operation takes as long as making a few events
+        self._spans: list[tuple[str, str, int, int, int, Mapping[str, Any]]] = []
+        self._runs: list[tuple[Any, int, int, Sequence[int], int]] = []
+        self._local = threading.local()
         self.finishing: list[Callable[[], None]] = []
         self.devices: dict[Any, Any] = {}
         self.lock = threading.Lock()
 
     def add(self, name: str, kind: str, start: int, about: Mapping[str, Any] = {}) -> None:
         """Add what began at ``start`` in this thread, and ends now."""
-        self.events.append(Event(name, kind, "Python", self.thread(), start, clock(), about=about))
+        self._spans.append((name, kind, self.thread(), start, clock(), about))
 
     def thread(self) -> int:
         """The number of this thread; 0 is the main one."""
-        current = threading.current_thread()
-        if current is threading.main_thread():
-            return 0
-        number = threading.get_ident()
-        self.threads[number] = current.name
+        try:
+            return self._local.number
+        except AttributeError:
+            pass
+        current, number = threading.current_thread(), 0
+        if current is not threading.main_thread():
+            with self.lock:  # identities of threads are reused
+                number = 1 + len(self.threads)
+                self.threads[number] = current.name
+        self._local.number = number
         return number
+
+    def ran(self, program: Any, start: int, times: Sequence[int]) -> None:
+        """Add a run of a program in this thread, which ends now.
+
+        Args:
+          program: it has ``name`` and ``step_names``.
+          start: its beginning, nanoseconds on ``clock``.
+          times: when each step began, and when the last ended; 0 for those that were not reached.
+        """
+        self._runs.append((program, self.thread(), start, times, clock()))
 
     def steps(self, program: Any, names: Sequence[str], row: str, thread: int, times: Sequence[int]) -> None:
         """Add the steps of a program that ran one after another.
@@ -97,7 +116,16 @@ class Recording:
             self.add(name, kind, start, about)
 
     def finish(self) -> None:
-        """Collect what devices did."""
+        """Collect what operations, programs and devices did."""
+        for name, kind, thread, start, stop, about in self._spans:
+            self.events.append(Event(name, kind, "Python", thread, start, stop, about=about))
+        for program, thread, start, marks, stop in self._runs:
+            self.events.append(Event(program.name, "program", "Python", thread, start, stop))
+            times = [t for t in marks if t]
+            if len(times) < len(marks):  # a step has failed
+                times.append(stop)
+            self.steps(program, program.step_names, "CPU", thread, times)
+        self._spans, self._runs = [], []
         while self.finishing:
             self.finishing.pop()()
 

@@ -13,10 +13,10 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import itertools
 import operator
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -96,45 +96,43 @@ class HostProgram:
         self.limited = limited
         calls = not self.is_native and calls_back(self.jaxpr)
         self.calls = ignoring_fp_errors_in_callbacks if calls else ignoring_fp_errors
+        self.name = self.jaxpr.name or "program"
+        self.times: Any = ctypes.c_int64 * (len(self.schedule.steps) + 1)
 
-    def __call__(self, buffers: list) -> tuple:
+    def __call__(self, buffers: list, times: Any = None) -> tuple:
+        """Run the program.
+
+        ``times``, an instance of the class ``times``, receives those of its steps, on the clock of recordings.
+        """
+        to = recording.active
+        if to is not None:
+            start, times = recording.clock(), self.times() if times is None else times
         try:
             arrays = [_in_order(b) for b in buffers]
             buffers.clear()
-            if (to := recording.active) is not None:
-                return self.calls(self._recorded, arrays, to)
             if self.whole is None or (config.debug and config.shows("launch")):
-                return self.calls(self._run, arrays)
+                return self.calls(self._run_steps, arrays, times)
             if not self.is_native:
-                return self.calls(self._run_whole, arrays)
-            return self._run_whole(arrays) if self.limited else self.whole(arrays)
+                return self.calls(self._run_whole, arrays, times)
+            return self._run_whole(arrays, times) if self.limited else self.whole(arrays, times)
         except MemoryError as error:
             raise out_of_memory.of_program(error, self.jaxpr) from None
+        finally:
+            if to is not None:
+                to.ran(self, start, times)
 
-    def _run_whole(self, arrays: list) -> tuple:
+    def _run_whole(self, arrays: list, times: Any) -> tuple:
         assert self.whole is not None
         with self.blas:
-            return self.whole(arrays)
+            return self.whole(arrays, times)
 
-    def _run(self, arrays: list) -> tuple:
+    def _run_steps(self, arrays: list, times: Any) -> tuple:
         with self.arenas as arena, self.blas:
-            return self.run(arrays, arena)
-
-    def _recorded(self, arrays: list, to: recording.Recording) -> tuple:
-        """Run step by step, with the times of all steps."""
-        start, times = recording.clock(), list[int]()
-        try:
-            with self.arenas as arena, self.blas:
-                return self.run(arrays, arena, lambda: times.append(recording.clock()))
-        finally:
-            if len(times) <= len(self.step_names):  # a step has failed
-                times.append(recording.clock())
-            to.steps(self, self.step_names, "CPU", to.thread(), times)
-            to.add(self.jaxpr.name or "program", "program", start)
+            return self.run(arrays, arena, times)
 
     @functools.cached_property
     def step_names(self) -> list[str]:
-        """The name of each step in reports."""
+        """The name of each step in reports and recordings."""
         return [name_of(s) for s in self.schedule.steps]
 
     def source(self) -> str:
@@ -145,9 +143,9 @@ class HostProgram:
         """Median time of each step over ``repeats`` runs; the arguments are not changed."""
         runs: list[list[float]] = []
         for _ in range(repeats + 1):
-            arrays = [np.array(b, order="C") for b in buffers]
-            with self.arenas as arena, self.blas:
-                runs.append(self.calls(self.run.timed, arrays, arena))
+            times = self.times()
+            self([np.array(b, order="C") for b in buffers], times)
+            runs.append([(stop - start) / 1e9 for start, stop in itertools.pairwise(times)])
         return medians(self.step_names, runs[1:])  # discard the first run: it touches new memory
 
 
@@ -382,33 +380,21 @@ class Runner:
                 run = run or self.product_step(step) or self.opaque_step(step)
             self.steps.append(_dropping(run, last_use[i]) if i in last_use else run)
 
-    def __call__(
-        self, arrays: list[np.ndarray], arena: np.ndarray, between: Callable[[], object] | None = None
-    ) -> tuple:
-        """Run the steps; ``between`` is called before each, and at the end."""
+    def __call__(self, arrays: list[np.ndarray], arena: np.ndarray, times: Any = None) -> tuple:
+        """Run the steps; ``times`` receives when each began, and the end."""
         schedule = self.schedule
         env: dict[int, np.ndarray] = dict(zip(schedule.inputs, arrays, strict=True))
         arrays.clear()
         memory = _Memory(schedule, env, arena)
         if config.shows("launch"):
             self.show_launches()
-        for step in self.steps:
-            if between is not None:
-                between()
+        for n, step in enumerate(self.steps):
+            if times is not None:
+                times[n] = recording.clock()
             step(memory)
-        if between is not None:
-            between()
+        if times is not None:
+            times[len(self.steps)] = recording.clock()
         return tuple([self.output(o, memory) for o in self.finals()])
-
-    def timed(self, arrays: list[np.ndarray], arena: np.ndarray) -> list[float]:
-        """Seconds of each step."""
-        memory = _Memory(self.schedule, dict(zip(self.schedule.inputs, arrays, strict=True)), arena)
-        seconds = []
-        for step in self.steps:
-            start = time.perf_counter()
-            step(memory)
-            seconds.append(time.perf_counter() - start)
-        return seconds
 
     def show_launches(self) -> None:
         """Print the steps of a call."""

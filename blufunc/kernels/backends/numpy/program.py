@@ -36,6 +36,7 @@ class Program:
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
         self.jaxpr = inline_pointwise(jaxpr)
+        self.name = jaxpr.name or "program"
         self.text, namespace = _Writer(self.jaxpr, donated).write()
         exec(compile(self.text, f"<blufunc {jaxpr.name or 'program'}>", "exec"), namespace)
         self.function: Callable[[list], tuple] = namespace["program"]
@@ -49,12 +50,16 @@ class Program:
             raise out_of_memory.of_program(error, self.jaxpr) from None
 
     def _recorded(self, buffers: list, to: recording.Recording) -> tuple:
-        start, name = recording.clock(), self.jaxpr.name or "program"
+        start = recording.clock()
         try:
             return self.guard(self.function, buffers)
         finally:
-            to.steps(self, [f"{name} as NumPy calls"], "CPU", to.thread(), [start, recording.clock()])
-            to.add(name, "program", start)
+            to.ran(self, start, (start, recording.clock()))
+
+    @property
+    def step_names(self) -> list[str]:
+        """The names of the steps in recordings, which see one."""
+        return [f"{self.name} as NumPy calls"]
 
     def source(self) -> str:
         """Python source that runs."""

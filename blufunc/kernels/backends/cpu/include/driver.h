@@ -16,18 +16,35 @@ struct Run {
   void *steps;  // the Python function of a step's number and a table of addresses
   void *state;  // of the thread that called
   int64_t threads;
-  int64_t left;   // estimated nanoseconds until a loop reads the clock
-  int64_t asked;  // the time of the last look for signals
+  int64_t left;    // estimated nanoseconds until a loop reads the clock
+  int64_t asked;   // the time of the last look for signals
+  int64_t *times;  // when each step of the program began, and the end; null if nothing records them
 };
+
+#ifdef __APPLE__
+#define BF_CLOCK CLOCK_UPTIME_RAW
+#else
+#define BF_CLOCK CLOCK_MONOTONIC
+#endif
+
+// Nanoseconds on the clock of Python's time.perf_counter_ns.
+static int64_t nanoseconds() {
+  timespec t;
+  clock_gettime(BF_CLOCK, &t);
+  return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+// The beginning of a step of the program, and the end of the one before it.
+static inline void mark(Run *run, int64_t step) {
+  if (run->times) run->times[step] = nanoseconds();
+}
 
 // Loops read the clock about once a millisecond, and look for signals twenty times a second.
 enum : int64_t { CLOCK_PERIOD = 1000000, SIGNAL_PERIOD = 50000000 };
 
 static int check_signals(Run *run) {
   run->left = CLOCK_PERIOD;
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  const int64_t now = t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+  const int64_t now = nanoseconds();
   if (now - run->asked < SIGNAL_PERIOD) return 0;
   run->asked = now;
   run->restore(run->state);

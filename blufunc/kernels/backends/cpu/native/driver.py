@@ -109,7 +109,7 @@ class Driver:
 
     def program(self, made: Schedule) -> None:
         """The exported function ``program``: of arrays, an arena and the run."""
-        body = self.body(made, [])
+        body = self.body(made, [], marked=True)
         n, m, data = len(made.inputs), len(made.outputs), f"data_of<{object.__basicsize__}>"
         head = 'extern "C" int program(const void *const *arguments, const void *const *results, char *arena, Run *run)'
         lines = [f"char *in[{max(n, 1)}], *out[{max(m, 1)}];"]
@@ -250,12 +250,13 @@ class Driver:
 
     # -- bodies --------------------------------------------------------------------------------------
 
-    def body(self, made: Schedule, written: Sequence[int]) -> str:
+    def body(self, made: Schedule, written: Sequence[int], marked: bool = False) -> str:
         """The function of a body: of its arena, operands, results and the run.
 
         Args:
           made: its schedule.
           written: the results that it must write to the addresses in ``out``; it leaves the others in operands.
+          marked: whether recordings see its steps.
         """
         known = self.bodies.get(id(made))
         if known is not None:
@@ -263,7 +264,7 @@ class Driver:
         name = self.fresh("body")
         self.bodies[id(made)] = (name, made)  # the schedule stays alive, and so its id
         writer = _Body(self, made)
-        lines = [*writer.steps(), *writer.results(written), "return 0;"]
+        lines = [*writer.steps(marked), *writer.results(written), "return 0;"]
         head = f"static int {name}(char *arena, char *const *in, char *const *out, Run *run)"
         self.functions.append(_function(head, lines, ""))
         return name
@@ -344,13 +345,17 @@ class _Body:
         """The address of the value of an operand."""
         return self.driver.constant(np.asarray(o.array)) if isinstance(o, Literal) else self.address(o[0])
 
-    def steps(self) -> Iterator[str]:
-        for step in self.made.steps:
+    def steps(self, marked: bool) -> Iterator[str]:
+        for n, step in enumerate(self.made.steps):
+            if marked:
+                yield f"mark(run, {n});"
             if isinstance(step, KernelStep):
                 yield from self.kernel(step)
             else:
                 assert isinstance(step, OpaqueStep)
                 yield from self.opaque(step)
+        if marked:
+            yield f"mark(run, {len(self.made.steps)});"
 
     def kernel(self, step: KernelStep) -> Iterator[str]:
         table = [f"(void *)({self.address(i, o)})" for i, o in zip(step.values, step.offsets, strict=True)]

@@ -41,6 +41,7 @@ class Run(ctypes.Structure):
         ("steps", ctypes.py_object),
         ("state", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("threads", "left", "asked")),
+        ("times", ctypes.c_void_p),
     ]
 
 
@@ -93,7 +94,7 @@ class Caller:
 
     def run(self) -> Run:
         """The state of a new call."""
-        return Run(*self.addresses, self.step, None, 1, 0, 0)
+        return Run(*self.addresses, self.step, None, 1, 0, 0, None)
 
     def step(self, number: int, addresses: int) -> None:
         """Run one step, given the address of a table.
@@ -164,7 +165,8 @@ class Whole:
         self.arena_bytes = made.plan.arena_bytes
         self.free: list[_State] = []  # of calls that have ended; concurrent ones make more
 
-    def __call__(self, arrays: list[np.ndarray]) -> tuple:
+    def __call__(self, arrays: list[np.ndarray], times: Any = None) -> tuple:
+        """Run the program; ``times``, an array of ``int64``, receives those of its steps."""
         made = [make(arrays) for make in self.makers]
         try:
             state = self.free.pop()
@@ -173,7 +175,11 @@ class Whole:
         if self.threads is not None:
             state.run.threads = self.threads()
         arguments, results = self.arguments(*map(id, arrays)), self.results(*map(id, made))
+        if times is not None:
+            state.run.times = ctypes.addressof(times)
         self.call(arguments, results, state.address, state.pointer)
+        if times is not None:
+            state.run.times = None
         if not self.free:
             self.free.append(state)
         for n, first in self.repeated:
