@@ -8,7 +8,7 @@ comparison and hashing (at every dispatch) cost as much as for a pointer.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,23 @@ class Unsharded:
     def update(self, **changes: Any) -> Unsharded:
         """Itself: types do not get shardings."""
         return self
+
+
+class ManualAxisType(NamedTuple):
+    """The mesh axes over which a value in a ``shard_map`` differs between ranks.
+
+    Attributes:
+      varying: each rank has its own value.
+      unreduced: the value is the sum over the ranks.
+      reduced: all ranks have the value, and its cotangent is unreduced.
+    """
+
+    varying: frozenset[str] = frozenset()
+    unreduced: frozenset[str] = frozenset()
+    reduced: frozenset[str] = frozenset()
+
+
+_SAME_ON_ALL = ManualAxisType()
 
 
 class ShapedArray(AbstractValue):
@@ -103,9 +120,23 @@ class ShapedArray(AbstractValue):
         return Unsharded(self.ndim)
 
     @property
+    def manual_axis_type(self) -> ManualAxisType:
+        """The mesh axes over which the value differs: some only in a ``shard_map``."""
+        return _SAME_ON_ALL
+
+    @property
+    def vma(self) -> frozenset[str]:
+        """The varying manual axes: ``manual_axis_type.varying``."""
+        return self.manual_axis_type.varying
+
+    @property
     def nbytes(self) -> int:
         """Size of the array in bytes."""
         return self.size * self.dtype.itemsize
+
+    def retyped(self, aval: ShapedArray) -> ShapedArray:
+        """Another type, of a value that is the same on all ranks of a mesh if this one is."""
+        return aval
 
     def with_shape(self, shape: tuple[int, ...]) -> ShapedArray:
         """The same dtype and memory with another shape."""

@@ -19,7 +19,13 @@ import numpy as np
 from blufunc.core.ir import dtypes, printer
 from blufunc.core.ir import source as source_lib
 from blufunc.core.ir.avals import DEVICE, ShapedArray
+from blufunc.core.ir.local_avals import LocalArray
 from blufunc.core.ir.trace import state
+
+LOCAL_TYPES = "local types"
+"""Key in ``Jaxpr.memo``: mesh axes, and by variable its types over them."""
+
+_NO_TYPES: tuple[tuple[str, ...], dict[Any, tuple[str, ...]]] = (), {}
 
 # -- keys of parameters: ``exact`` distinguishes values that ``==`` does not, as 1 and True ---------
 
@@ -274,6 +280,12 @@ class Jaxpr:
         if found is None:
             found = memo[key] = make()
         return found
+
+    def local_aval(self, var: Var) -> ShapedArray:
+        """The type of a variable, with that over mesh axes if it has been inferred."""
+        axes, types = in_scope(self.memo).get(LOCAL_TYPES, _NO_TYPES)
+        found = types.get(var)
+        return LocalArray(var.aval, axes, found) if found else var.aval
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

@@ -26,10 +26,11 @@ def to_text(
       names: naming of variables, shared with the surrounding text.
     """
     name = names or _namer()
-    params = " ".join(f"{name(v)}:{v.aval}" for v in jaxpr.invars)
-    consts = " ".join(f"{name(v)}:{v.aval}" for v in jaxpr.constvars)
+    shown = lambda v: f"{name(v)}:{jaxpr.local_aval(v)}"
+    params = " ".join(map(shown, jaxpr.invars))
+    consts = " ".join(map(shown, jaxpr.constvars))
     head = "{ lambda " + (f"{consts} ; " if consts else "; ") + (params + " " if params else "") + ". let"
-    body = [_eqn(e, name, indent + "    ", lines) for e in jaxpr.eqns]
+    body = [_eqn(e, name, shown, indent + "    ", lines) for e in jaxpr.eqns]
     outs = ", ".join(_atom(v, name) for v in jaxpr.outvars) + ("," if len(jaxpr.outvars) == 1 else "")
     if not body:
         return f"{head} in ({outs}) }}"
@@ -75,10 +76,12 @@ def scalar_text(value: Any) -> str:
     return repr(value.item())
 
 
-def _eqn(eqn: Any, name: Callable[[Any], str], indent: str, lines: bool) -> str:
+def _eqn(eqn: Any, name: Callable[[Any], str], shown: Callable[[Any], str], indent: str, lines: bool) -> str:
     ins = " ".join(_atom(a, name) for a in eqn.invars)
     params = [
-        f"{k}={_param(v, indent + '  ', lines)}" for k, v in sorted(eqn.params.items()) if v is not None
+        f"{k}={_param(v, indent + '  ', lines)}"
+        for k, v in sorted(eqn.prim.shown(eqn.params).items())
+        if v is not None
     ]
     where = f"  # {source.summary(eqn.source)}" if lines else ""
     if any("\n" in p for p in params):
@@ -86,7 +89,7 @@ def _eqn(eqn: Any, name: Callable[[Any], str], indent: str, lines: bool) -> str:
         settings = f"[\n{inside}\n{indent}]"
     else:
         settings = f"[{' '.join(params)}]" if params else ""
-    outs = " ".join("_" if type(v).__name__ == "DropVar" else f"{name(v)}:{v.aval}" for v in eqn.outvars)
+    outs = " ".join("_" if type(v).__name__ == "DropVar" else shown(v) for v in eqn.outvars)
     assigned = f"{outs} = " if outs else ""
     return f"{indent}{assigned}{eqn.prim}{settings} {ins}".rstrip() + where
 

@@ -86,6 +86,14 @@ class Trace:
             fix="take the gradient outside of the loop or of the shard_map: grad of either is supported",
         )
 
+    def type_of(self, x: Tracer) -> ShapedArray:
+        """The type of a tracer of this trace; in a ``shard_map`` a ``LocalArray``."""
+        return x.aval
+
+    def sharding_of(self, x: Tracer) -> Any:
+        """The sharding of a tracer of this trace; None if it is not known."""
+        return None
+
     @property
     def main(self) -> Trace:
         """Itself: what identifies it in JAX."""
@@ -118,6 +126,11 @@ class _State(threading.local):
 
 
 state = _State()
+
+
+def type_of(x: Any) -> ShapedArray:
+    """The type of an array; in a ``shard_map`` a ``LocalArray``."""
+    return x.trace.type_of(x) if isinstance(x, Tracer) else x.aval
 
 
 class set_trace:
@@ -172,8 +185,20 @@ class Tracer(Array):
         """The trace it belongs to: its name in JAX."""
         return self.trace
 
+    @property
+    def sharding(self) -> Any:
+        """The ``NamedSharding``, where the program says it; else there is no attribute."""
+        found = self.trace.sharding_of(self)
+        if found is None:
+            raise AttributeError(
+                f"the sharding of {self._origin()} is not known while it is traced ({self.aval}): one program serves "
+                "all shardings of its arguments, and the compiler chooses those of other values. "
+                "`bf.constrain(x, spec)` states one, and `bf.jit(f).lower(...).per_device` shows all."
+            )
+        return found
+
     def __repr__(self) -> str:
-        return f"Tracer<{self.trace.name}>({self.aval})"
+        return f"Tracer<{self.trace.name}>({self.trace.type_of(self)})"
 
     def _origin(self) -> str:
         if self.label:

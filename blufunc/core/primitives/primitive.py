@@ -203,6 +203,14 @@ class Primitive:
         """The effects of one use."""
         return self.effects
 
+    def sharding_of(self, n: int, **params: Any) -> Any:
+        """The sharding of result ``n`` that the parameters state, or None."""
+        return None
+
+    def shown(self, params: dict) -> dict:
+        """The parameters as a printed jaxpr shows them."""
+        return params
+
     def axes_of(self, params: dict) -> tuple[str, ...]:
         """The named axes of one use of a collective."""
         return ()

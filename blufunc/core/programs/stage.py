@@ -73,6 +73,13 @@ class StageTrace(Trace):
         self.eqns.append(Eqn(prim, invars, [var], params, line))
         return StagedTracer(self, var, line)
 
+    def sharding_of(self, x):
+        for eqn in reversed(self.eqns):
+            for n, var in enumerate(eqn.outvars):
+                if var is x.variable:
+                    return eqn.prim.sharding_of(n, **eqn.params)
+        return None
+
     def atom(self, x: Any) -> Atom:
         """The variable or literal for a value."""
         if x.__class__ is StagedTracer and x.trace is self:

@@ -23,7 +23,8 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
+from blufunc.core.ir.jaxpr import LOCAL_TYPES, Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
+from blufunc.core.ir.local_avals import LocalArray
 from blufunc.core.ir.trace import Tracer, new_trace
 from blufunc.core.ops import elementwise
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape_p, transpose_p
@@ -39,6 +40,8 @@ from blufunc.parallel.collectives.axis_casts import (
     unreduced_error,
 )
 from blufunc.parallel.mesh.mesh import AbstractMesh
+from blufunc.parallel.mesh.sharding import NamedSharding
+from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.transforms.autodiff.jvp import JVPTracer
 from blufunc.transforms.batching.batch import BatchTracer
 from blufunc.transforms.checkpointing.checkpoint import checkpoint_p
@@ -90,7 +93,9 @@ def _typed(
     if out_types is not None:
         outs = [typer.cast(v, t) for v, t in zip(outs, out_types, strict=True)]
         found = list(out_types)
-    return jaxpr.replace(eqns=typer.eqns, outvars=outs), tuple(found)
+    made = jaxpr.replace(eqns=typer.eqns, outvars=outs)
+    made.memoised(LOCAL_TYPES, lambda: (mesh.axis_names, typer.types))
+    return made, tuple(found)
 
 
 class TypedTrace(StageTrace):
@@ -113,6 +118,14 @@ class TypedTrace(StageTrace):
         tracer = self.parameter(aval, label)
         self.typer.types[tracer.variable] = types
         return tracer
+
+    def type_of(self, x):
+        return LocalArray(x.aval, self.mesh.axis_names, self.typer.types[x.variable])
+
+    def sharding_of(self, x):
+        axes = self.type_of(x).manual_axis_type
+        spec = PartitionSpec(*[None] * x.aval.ndim, unreduced=axes.unreduced, reduced=axes.reduced)
+        return NamedSharding(self.mesh, spec)
 
     def tracer_of(self, atom: Atom) -> Any:
         """The value that an atom of this trace represents."""

@@ -33,7 +33,7 @@ from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
 from blufunc.parallel.collectives.axis_casts import Types
 from blufunc.parallel.collectives.axis_types import TypedTrace, typed
-from blufunc.parallel.collectives.primitives import pcast_p
+from blufunc.parallel.collectives.primitives import equations, pcast_p
 from blufunc.parallel.mesh.mesh import AbstractMesh, AxisSizes, Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import PartitionSpec, names_of
@@ -70,6 +70,12 @@ class _ShardMap(Primitive):
             if shape != local.shape or local.dtype != aval.dtype:
                 raise errors.ShapeError(f"shard_map: the body takes {local} where the operands give {aval}.")
         return [_global_type(v, mesh, s) for v, s in zip(jaxpr.out_avals, out_specs, strict=True)]
+
+    def sharding_of(self, n, *, mesh, out_specs: Specs, **params):
+        return NamedSharding(mesh, out_specs[n])
+
+    def shown(self, params):
+        return {**params, "jaxpr": with_local_types(params["jaxpr"], params["mesh"], params["in_specs"])}
 
     def reference(self, compile, *, jaxpr: Jaxpr, mesh, in_specs: Specs, out_specs: Specs, name: str):
         if isinstance(mesh, Mesh) and mesh.spans_processes:
@@ -240,6 +246,19 @@ class _ShardMap(Primitive):
 
 
 shard_map_p = _ShardMap()
+
+
+def with_local_types(jaxpr: Jaxpr, mesh: AxisSizes, specs: Specs) -> Jaxpr:
+    """A body whose printed types show the axes over which values vary.
+
+    Bodies that transforms make need no types, and some have none: they are printed without.
+    """
+    try:
+        made, _ = typed(jaxpr, mesh.abstract, [_types(s, mesh) for s in specs])
+    except (errors.ShardingError, errors.UnsupportedError):
+        return jaxpr
+    same = [e.prim for e in equations(made)] == [e.prim for e in equations(jaxpr)]
+    return made if same else jaxpr  # else types need casts, which this program does not have
 
 
 def _residuals(primal: Jaxpr, linear: Jaxpr, n: int, mesh: AxisSizes, specs: Specs) -> tuple:

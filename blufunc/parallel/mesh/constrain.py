@@ -34,6 +34,9 @@ class ShardingConstraint(Linear):
     def abstract(self, x, *, spec, mesh, free):
         return x
 
+    def sharding_of(self, n, *, spec, mesh, free):
+        return None if free or mesh is None else NamedSharding(mesh, spec)
+
     def transpose(self, ct, x, *, spec, mesh, free):
         # the cotangent of an unreduced value is replicated
         x.add(self.bind(ct, spec=PartitionSpec(*spec), mesh=mesh, free=free))

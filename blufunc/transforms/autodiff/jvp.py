@@ -12,7 +12,7 @@ from typing import Any
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state
+from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state, type_of
 from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import check_lists, check_tangent, pair_of
@@ -43,6 +43,12 @@ class JVPTrace(Trace):
     def __init__(self, parent: Trace):
         super().__init__()
         self.parent = parent
+
+    def type_of(self, x):
+        return type_of(x.primal)
+
+    def sharding_of(self, x):
+        return getattr(x.primal, "sharding", None)
 
     def pair(self, x: Any) -> tuple[Any, Any]:
         """The primal and tangent of a value; constants have the tangent ``Zero``."""

@@ -13,7 +13,7 @@ from blufunc.config import config
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr, named_axes
-from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state
+from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, new_trace, set_trace, state, type_of
 from blufunc.core.primitives.kinds import example_aval
 from blufunc.core.primitives.linear_ops import batched_front
 from blufunc.core.primitives.primitive import Primitive, derived
@@ -77,6 +77,9 @@ class BatchTrace(Trace):
 
     def typed(self, fun, primals):
         return self.parent.typed(fun, primals)
+
+    def type_of(self, x):
+        return type_of(x.value).retyped(x.aval)
 
     def split(self, x: Any) -> tuple[Any, int | None]:
         """The value and its batch dimension; None for constants."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
-from blufunc.core.ir.trace import state
+from blufunc.core.ir.local_avals import LocalArray
+from blufunc.core.ir.trace import Tracer, state, type_of
 from blufunc.core.ops.offload import in_memory
 from blufunc.core.primitives.linear_ops import zeros
 from blufunc.core.programs.stage import stage
@@ -25,7 +26,7 @@ from blufunc.transforms.arguments import (
     name_of,
     struct_of,
 )
-from blufunc.transforms.batching.batch import NamedAxis
+from blufunc.transforms.batching.batch import MeshAxis, NamedAxis
 
 
 def make_jaxpr(
@@ -96,9 +97,13 @@ def _array_of(x: Any) -> Any:
 def typeof(x: Any) -> ShapedArray:
     """Type of an array, traced value or scalar: shape, dtype and weak type.
 
-    It prints as ``f32[3]``, with a ``~`` in front if the type is weak.
+    It prints as ``f32[3]``, with a ``~`` in front if the type is weak. In the function of a ``shard_map`` it has
+    the axes of the mesh over which the value varies, ``typeof(x).vma``, and prints as ``f32[3]{V:data}``.
 
     Raises:
       ArgumentError: ``x`` is not an array, scalar or ``ShapeDtypeStruct``.
     """
-    return abstract(x)
+    if not isinstance(x, Tracer):
+        return abstract(x)
+    found, axes = type_of(x), tuple(str(e.name) for e in state.context if isinstance(e, MeshAxis))
+    return LocalArray(found, axes, None) if axes and not isinstance(found, LocalArray) else found
