@@ -192,11 +192,13 @@ with _lazy.modules(globals()):
     from blufunc.nn.attention import recognised as _attention_recognised
     from blufunc.parallel.programs import array_shards as _array_shards
     from blufunc.parallel.programs import jit_shardings as _jit_shardings
+    from blufunc.parallel.reports import array_html as _array_html
     from blufunc.parallel.reports import per_device as _per_device
 
 _backend.register("cpu", lambda: _cpu.NumpyBackend())
 _backend.register("cuda", lambda: _cuda.CudaBackend())
 _array.shards = _array_shards
+_array.notebooks = _array_html
 _array.foreign = _foreign
 _alternatives.recognisers.append(
     (frozenset(("dot_general", "exp")), lambda jaxpr: _attention_recognised.recognise(jaxpr))

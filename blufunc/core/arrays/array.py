@@ -25,6 +25,9 @@ with _lazy.modules(globals()):
 shards: Any = None
 """The module that knows how arrays are sharded; ``blufunc/__init__.py`` sets it."""
 
+notebooks: Any = None
+"""The module that shows arrays in notebooks; ``blufunc/__init__.py`` sets it."""
+
 foreign: Any = None
 """Conversion of other libraries' arrays; ``blufunc/__init__.py`` sets it."""
 
@@ -230,6 +233,9 @@ class ConcreteArray(Array):
     def is_fully_addressable(self) -> bool:
         """True if this process owns all devices of the array."""
         return shards.sharding_of(self).is_fully_addressable
+
+    def _repr_html_(self) -> str:
+        return notebooks.html_of(self)
 
     def item(self):
         """The one element, as a Python scalar."""
