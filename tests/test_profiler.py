@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -42,6 +43,9 @@ def read(path):
     events = trace["traceEvents"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     slices = [{**e, "row": rows[e["tid"]]} for e in events if e["ph"] == "X"]
+    for e in slices:
+        for at in (1e3 * e["ts"], 1e3 * e["dur"]):
+            assert at >= 0 and at == pytest.approx(round(at), abs=1e-3)  # whole nanoseconds
     for tid in rows:
         outer = []
         for e in sorted((e for e in slices if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
@@ -152,6 +156,36 @@ def test_compilation_operations_and_annotations(tmp_path):
     assert facts["train"] == {"step_num": 3} and facts["3"] == {"n": 7, "x": 2.5}
     assert facts["named"] == {"tree": "{}", "loss": "nan", "kind": "mine"}
     assert next(e for e in slices if e["name"] == "layer as NumPy calls")["args"]["flops"] > 0
+
+
+def test_perfettos_trace_processor_finds_kernels_by_query(tmp_path, compiled):
+    """The parser of Perfetto's own page; its package downloads it when it first runs."""
+    package = pytest.importorskip("perfetto.trace_processor", reason="pip install perfetto")
+    f, args = bf.jit(layer), arguments()
+    with profiler.trace(tmp_path / "t.json.gz"):
+        for n in range(3):
+            with profiler.StepTraceAnnotation("train", step_num=n):
+                f(*args)
+    try:
+        processor = package.TraceProcessor(trace=str(tmp_path / "t.json.gz"))
+    except (OSError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"the trace processor could not be downloaded: {e}")
+    slices, _ = read(tmp_path / "t.json.gz")
+    try:
+        found = processor.query(
+            "select slice.name as name, slice.dur as dur, thread.name as row from slice "
+            "join thread_track on slice.track_id = thread_track.id join thread using (utid)"
+        )
+        got = sorted((r.row, r.name, r.dur) for r in found)
+        assert got == sorted((e["row"], e["name"], round(e["dur"] * 1e3)) for e in slices)
+        lines = processor.query("select distinct string_value as line from args where key like '%lines'")
+        assert any("test_profiler.py" in r.line for r in lines)
+        lost = processor.query(
+            "select sum(value) as n from stats where severity != 'info' and name like '%slice%'"
+        )
+        assert not next(iter(lost)).n
+    finally:
+        processor.close()
 
 
 def in_threads(count, run):
