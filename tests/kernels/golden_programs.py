@@ -30,18 +30,14 @@ def generated(name: str) -> dict[str, str]:
     lowered = traced.lower()
     device = traced.device
     local = device.local(lowered.jaxpr, lowered.donated, traced.layouts)
-    drafts: list[Draft] = []
 
     def draft(jaxpr, donated, budget):
-        drafts.append(Draft(jaxpr, donated, ARCH, budget=budget))
-        return drafts[-1]
+        return Draft(jaxpr, donated, ARCH, budget=budget)
 
     cuda = SimpleNamespace(platform="cuda", backend=SimpleNamespace(draft=draft))
     host = Sight(*local)
     gpu = Sight(*local[:2], cuda)
     texts = {"cpp": host.source(), "cu": gpu.source()}
-    others = dict.fromkeys(text for d in drafts for text, _ in d._prepared.others)
-    texts["cu"] += "\n// ---- others ----\n".join(["", *others])
     for suffix, sight in (("cpu.plan", host), ("cuda.plan", gpu)):
         parts = [sight.memory.report(4), str(cost_table(sight.cost, MACHINE))]
         parts += [f"-- {b.title}\n{b.sight.memory.report(2)}" for b in sight.bodies]

@@ -195,6 +195,16 @@ def _written_by_users(schedule: Schedule, arch: str) -> list[modules.Text]:
     return [text for step in users for text in dispatch.Library(arch).sources(step)]
 
 
+def _other_sources(made: Prepared, arch: str) -> tuple[modules.Text, ...]:
+    """The sources of library kernels and of users' kernels."""
+    return tuple(dict.fromkeys((*made.others, *_written_by_users(made.schedule, arch))))
+
+
+def _shown(texts: Sequence[str], others: Sequence[modules.Text]) -> str:
+    """All sources; the name of a kernel that is not generated precedes its own."""
+    return "\n".join([*texts, *(f"// ---- {name} ----\n{text}" for text, name in others)])
+
+
 def _is_users(step: OpaqueStep) -> bool:
     return hasattr(step.eqn.prim, "cuda_source")
 
@@ -240,8 +250,9 @@ class CudaProgram:
         # scalars are never donated
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
         every = made.launches
-        others = tuple(dict.fromkeys((*made.others, *_written_by_users(made.schedule, arch))))
-        self._texts, functions = modules.load(every, device, self.name, others, made.rendered)
+        others = _other_sources(made, arch)
+        texts, functions = modules.load(every, device, self.name, others, made.rendered)
+        self._source = _shown(texts, others)
         found = iter(functions)
         self._launches = {n: [(w, next(found)) for w in many] for n, many in made.wanted.items()}
         self._own = Allocator(self.schedule, device, self.name)
@@ -345,8 +356,8 @@ class CudaProgram:
     # -- reports ---------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        """The generated CUDA C++."""
-        return "\n".join(self._texts)
+        """The CUDA C++: of generated kernels, then of library kernels."""
+        return self._source
 
     @property
     def memory(self) -> Plan:
@@ -418,8 +429,9 @@ class Draft:
         return self._prepared.schedules(self.limits)
 
     def source(self) -> str:
-        """CUDA C++ source that will be compiled."""
-        return "\n".join(self._prepared.rendered.texts)
+        """CUDA C++ that will be compiled: of generated kernels, then of library kernels."""
+        made = self._prepared
+        return _shown(made.rendered.texts, _other_sources(made, self.arch))
 
 
 def body_of(device: int, jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> CudaProgram:

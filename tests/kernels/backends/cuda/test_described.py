@@ -1,11 +1,13 @@
 """Programs for a GPU that is described, not present."""
 
+import re
+
 import numpy as np
 import pytest
 
 import blufunc as bf
 import blufunc.numpy as jnp
-from blufunc import errors
+from blufunc import errors, nn
 from blufunc.kernels.backends.cuda.described import described
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from tests.emulation import fake_cuda
@@ -25,6 +27,36 @@ def test_sources_compile(number):
     lowered = bf.jit(softmax).trace(X).lower(platform=f"cuda:sm_{number}")
     assert [s.kind for s in lowered.cost.steps] == ["kernel"]
     assert nvrtc.build(lowered.source(), f"sm_{number}").cubin
+
+
+def attention(x):
+    q = x.reshape(1, 512, 8, 64).astype("bfloat16")
+    return nn.dot_product_attention(q, q, q, is_causal=True)
+
+
+doubled = bf.cuda_kernel("if (i < out_size) out[i] = 2 * x[i];", reference=lambda x: x * 2, name="doubled")
+
+
+LIBRARY = {
+    "attention": (attention, r"attention_\w+"),
+    "sort": (lambda x: jnp.sort(x[:, :100], -1), r"\w*sort\w*"),
+    "scatter": (lambda x: jnp.zeros(7).at[x[0].astype("int32")].add(1.0), r"\w*scatter\w*"),
+    "linear algebra": (lambda x: jnp.linalg.cholesky(x[:8, :64].reshape(8, 8, 8)), r"\w+"),
+    "a user's kernel": (doubled, "doubled"),
+}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", LIBRARY)
+def test_sources_of_library_kernels(name):
+    """They follow the generated ones, each under its name, and compile alone."""
+    f, kernel = LIBRARY[name]
+    text = bf.jit(f).trace(X).lower(platform="cuda:sm_90").source()
+    _, *rest = re.split(r"^// ---- (\w+) ----$", text, flags=re.MULTILINE)
+    parts = dict(zip(rest[::2], rest[1::2], strict=True))
+    assert any(re.fullmatch(kernel, n) for n in parts)
+    for n, source in parts.items():
+        assert "__global__" in source and nvrtc.build(source, "sm_90a", n).cubin
 
 
 def test_explained_against_the_device_model():
