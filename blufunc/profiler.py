@@ -39,6 +39,22 @@ __all__ = [
 ]
 
 
+_NOT_HERE = {
+    "ProfileData": "a trace is JSON, which any program reads",
+    "ProfileOptions": "a trace has no options",
+    "device_memory_profile": "use blufunc.memory.snapshot()",
+    "save_device_memory_profile": "use blufunc.memory.snapshot().save(path)",
+    "start_server": "use trace(path), and open the file in https://ui.perfetto.dev",
+    "stop_server": "there is no server; use trace(path)",
+}
+"""Names of JAX: what takes their place."""
+
+
+def __getattr__(name: str) -> Any:
+    hint = f": {_NOT_HERE[name]}" if name in _NOT_HERE else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
 @contextlib.contextmanager
 def trace(
     log_dir: str | os.PathLike[str],

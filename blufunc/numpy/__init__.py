@@ -14,7 +14,32 @@ from blufunc import _lazy
 pi, e, euler_gamma, inf, nan = _np.pi, _np.e, _np.euler_gamma, _np.inf, _np.nan
 newaxis = None
 
-with _lazy.names(__name__):
+_QUIET = "results follow IEEE without warnings; config.debug_nans finds the operation that made a NaN"
+_ON_THE_HOST = "use NumPy's, and asarray the result"
+
+# Names that NumPy programs use: what takes their place.
+_NOT_HERE = {
+    "ascontiguousarray": "arrays have no strides; use asarray",
+    "asfortranarray": "arrays have no strides; use asarray",
+    "copyto": "arrays never change; use where, or x.at[i].set(y)",
+    "datetime64": "there are no dates; keep them in NumPy arrays",
+    "errstate": _QUIET,
+    "genfromtxt": _ON_THE_HOST,
+    "loadtxt": _ON_THE_HOST,
+    "ma": "there are no masked arrays; use where, and where= of reductions",
+    "matrix": "use arrays of two axes, and @",
+    "may_share_memory": "arrays never change, so it does not matter",
+    "memmap": "numpy.memmap maps a file, and asarray copies the part that is read",
+    "nditer": "use vmap, or lax.scan",
+    "putmask": "arrays never change; use where, or x.at[mask].set(y)",
+    "random": "samplers are in blufunc.random, and take a key: random.normal(random.key(0), (3,))",
+    "savetxt": "use NumPy's, which takes arrays of blufunc",
+    "seterr": _QUIET,
+    "shares_memory": "arrays never change, so it does not matter",
+    "testing": "numpy.testing compares arrays of blufunc",
+}
+
+with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.numpy import fft as fft
     from blufunc.numpy import linalg as linalg
     from blufunc.numpy.creation import arange as arange
