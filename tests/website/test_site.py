@@ -29,6 +29,8 @@ PAGES = (
     "tutorial/8-mesh.html",
     "howto/index.html",
     "howto/from-pytorch.html",
+    "howto/several-gpus.html",
+    "sight.html",
     "explanation/how-it-works.html",
     "reference/blufunc.html",
     "reference/blufunc.numpy/reductions.html",
