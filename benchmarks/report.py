@@ -7,6 +7,7 @@ part of the page that follows ``BY_HAND`` is written by hand and is kept.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness import gpu_tables
@@ -48,6 +49,8 @@ library's allocator reports for its arrays.
 | `python -m benchmarks.suites.linalg` | small linear algebra and pooling against JAX and PyTorch |
 | `python -m benchmarks.suites.breadth` | 192 models and operations against JAX and PyTorch |
 | `python -m benchmarks.suites.gpu_products` | float32 matmuls by every algorithm, with errors |
+| `python -m benchmarks.suites.offload --platform cuda` | optimizer state and residuals on the host, and the link |
+| `python -m benchmarks.suites.checkpoints --platform cuda` | stalls of saves, memory of the host, rate of writing |
 | `python -m benchmarks.suites.turns --before ../earlier` | an earlier checkout against this one, by turns |
 """
 
@@ -62,9 +65,28 @@ def section(record: dict) -> str:
         "",
         f"{record['date']}; {record['device']}; BLAS threads: {record['blas_threads']}; {versions}.",
         "",
-        *(_kernels(record["rows"]) if record["benchmark"] == "cpu_kernels" else _times(record["rows"])),
+        *_table(record)(record["rows"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _table(record: dict) -> Callable[[list[dict]], list[str]]:
+    if "part" in record["rows"][0]:
+        return _figures
+    return _kernels if record["benchmark"] == "cpu_kernels" else _times
+
+
+def _figures(rows: list[dict]) -> list[str]:
+    """Render rows that have figures of their own; ``goal`` is what the ratio or the milliseconds should be."""
+    lines = ["| part | what | figures |", "|---|---|---|"]
+    for r in rows:
+        found = ", ".join(
+            f"{name} {value:.4g}"
+            for name, value in r.items()
+            if name not in ("part", "what") and value is not None
+        )
+        lines.append(f"| {r['part']} | {r['what']} | {found} |")
+    return lines
 
 
 def _times(rows: list[dict]) -> list[str]:
