@@ -85,7 +85,7 @@ class File:
             return headers.parsed(bytes(self._content.read(0, headers.LENGTH_BYTES + length)), size)
         except headers.Malformed as error:
             raise errors.DataError(
-                f"{self.path} is not a whole safetensors file of blufunc",
+                f"{self.path} is not a whole safetensors file",
                 where=self.path,
                 why=str(error),
                 fix="it may be cut short by a copy or download: fetch it again, or load an older checkpoint",

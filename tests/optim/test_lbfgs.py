@@ -51,6 +51,7 @@ def run(loss, optimizer, steps, params=START):
     return params, state, np.array(values)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("loss, least", [(rosenbrock, 0.0), (bowl, 0.0), (quartic, None)])
 def test_losses_fall_in_every_step_to_a_minimum(loss, least):
     params, state, values = run(loss, optim.lbfgs(), 60)

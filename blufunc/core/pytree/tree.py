@@ -491,7 +491,7 @@ def transpose(outer_treedef: TreeDef, inner_treedef: TreeDef | None, pytree_to_t
 
 def flatten_up_to(treedef: TreeDef, tree: PyTree) -> list[PyTree]:
     """The subtrees of ``tree`` at the positions of ``treedef``'s leaves."""
-    return _flatten_up_to(check_treedef(treedef, "flatten_up_to"), tree, ("the structure", "the tree"))
+    return _flatten_up_to(check_treedef(treedef, "flatten_up_to"), tree, ("the treedef", "the tree"))
 
 
 def broadcast_prefix(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> list[Leaf]:

@@ -37,6 +37,7 @@ def trained(settings, out, text, **how):
     return finetune.run(params_of(NANO), NANO, parts, settings, out, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_run_lowers_the_loss_and_goes_on_to_the_bit(rank, tmp_path, text):
@@ -161,6 +162,7 @@ def test_ways_to_generate(options, folder, capsys):
     assert "tokens/s" in said and ("a round and row" in said) == ("--draft" in options)
 
 
+@pytest.mark.slow
 def test_a_model_need_not_be_given(monkeypatch, capsys):
     monkeypatch.setattr(cli, "TINY", NANO)
     assert cli.main(["generate", "--tokens", "3"]) == 0

@@ -49,6 +49,7 @@ def test_programs_serve_a_range_of_lengths(monkeypatch):
     assert [generate.rounded(n, 100) for n in (1, 16, 17, 33, 99)] == [16, 16, 32, 64, 100]
 
 
+@pytest.mark.slow
 def test_a_row_ends_with_a_stop_token():
     params = params_of(LLAMA)
     free = generate.generate(params, LLAMA, PROMPTS, 8, stop=())
@@ -61,6 +62,7 @@ def test_a_row_ends_with_a_stop_token():
     assert len(generate.generate(params, ended, PROMPTS[:1], 8)[0]) == free[0].index(stop) + 1
 
 
+@pytest.mark.slow
 def test_sampling_by_row_and_penalty():
     params = params_of(LLAMA)
     free = generate.generate(params, LLAMA, PROMPTS, 6, stop=())
@@ -123,6 +125,7 @@ def test_prompts_that_do_not_fit(prompts, n, message, fix):
 # -- speculation -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_speculation_gives_the_tokens_of_the_target(rng):
     """A draft that is often right; rejected tokens leave a ring as it was."""
     params = params_of(MISTRAL)

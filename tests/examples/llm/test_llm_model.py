@@ -79,7 +79,7 @@ def test_a_layer_is_its_definition(name, rng):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_cache_gives_the_logits_of_whole_rows(name, rng):
     config = CONFIGS[name]
