@@ -1,7 +1,7 @@
 """Links between the files of the repository, as links of the site.
 
 A page links to files of the repository, so that it reads well there. On the site some files are pages: the docs, the
-guide for contributors, the changelog, the examples. A link to any other file becomes its text.
+guide for contributors, the changelog, the examples. A link to any other file becomes its text. Images are links too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 _LINK = re.compile(
-    r"(?<!\!)\[(?P<text>[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]\((?P<target>[^)#:\s]*)(?P<anchor>#[^)\s]*)?\)"
+    r"(?P<image>!?)\[(?P<text>[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]\((?P<target>[^)#:\s]*)(?P<anchor>#[^)\s]*)?\)"
 )
 _FENCE = re.compile(r"(^```.*?^```[ \t]*$)", re.DOTALL | re.MULTILINE)
 
@@ -70,8 +70,10 @@ def rewritten(text: str, file: str, page: str) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(file), target))
         shown = page_of(path)
         if shown is None:
-            return m["text"]
-        return f"[{m['text']}]({posixpath.relpath(shown, posixpath.dirname(page) or '.')}{anchor})"
+            return m[0] if m["image"] else m["text"]
+        return (
+            f"{m['image']}[{m['text']}]({posixpath.relpath(shown, posixpath.dirname(page) or '.')}{anchor})"
+        )
 
     parts = _FENCE.split(text)
     return "".join(part if i % 2 else _LINK.sub(link, part) for i, part in enumerate(parts))

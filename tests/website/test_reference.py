@@ -113,6 +113,9 @@ def test_docstrings_become_markdown():
         ("[`a`](../../blufunc/errors.py)", "`a`"),
         ("[a](https://x.org/b)", "[a](https://x.org/b)"),
         ("[a](#b)", "[a](#b)"),
+        ("![a](../assets/b.svg)", "![a](../assets/b.svg)"),
+        ("![a](../../docs/assets/b/c.png)", "![a](../assets/b/c.png)"),
+        ("![a](../../runs/c.png)", "![a](../../runs/c.png)"),
         ("```\n[a](../../LICENSE)\n```", "```\n[a](../../LICENSE)\n```"),
     ],
 )
