@@ -1,6 +1,7 @@
-"""Pages of the examples: what each shows, how to run it, its source.
+"""Pages of the examples: what each shows, how to run it, its picture, its source.
 
-In: ``examples``. Out: an index page, the README of each folder, and a page for each program.
+In: ``examples``, and the pictures in ``docs/assets``. Out: an index page, the README of each folder, and a
+page for each program.
 """
 
 from __future__ import annotations
@@ -10,11 +11,24 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = {"gpt": "GPT", "llm": "Language models", "ports": "Ported from JAX", "extend": "Extending"}
+FOLDERS = {
+    "gpt": "GPT",
+    "llm": "Language models",
+    "gallery": "Gallery",
+    "ports": "Ported from JAX",
+    "extend": "Extending",
+}
 
 
-def _programs(folder: str) -> list[Path]:
+def programs(folder: str) -> list[Path]:
+    """Modules of a folder of ``examples``."""
     return sorted(p for p in (ROOT / "examples" / folder).glob("*.py") if not p.stem.startswith("__"))
+
+
+def picture(folder: str, name: str) -> Path | None:
+    """Picture of a program, or None: ``docs/assets/FOLDER/NAME.png``."""
+    path = ROOT / "docs" / "assets" / folder / f"{name}.png"
+    return path if path.exists() else None
 
 
 def _docstring(path: Path) -> str:
@@ -29,6 +43,8 @@ def _page(folder: str, path: Path) -> str:
     docstring, source = _docstring(path), path.read_text()
     title, _, rest = docstring.partition("\n")
     lines = [f"# {path.stem}", "", title, rest]
+    if picture(folder, path.stem):
+        lines += ["", f"![{title}](../../docs/assets/{folder}/{path.stem}.png)"]
     if _runs(path):
         lines += ["", "Run it from a checkout:", "", f"    python -m examples.{folder}.{path.stem}", ""]
     return "\n".join([*lines, "", "## Source", "", "````py", source.rstrip(), "````", ""])
@@ -50,7 +66,7 @@ def _index() -> str:
             "",
         ]
         lines += ["| program | shows | run |", "|---|---|---|"]
-        for path in _programs(folder):
+        for path in programs(folder):
             first = _docstring(path).split("\n")[0].replace("|", "\\|")
             command = f"`python -m examples.{folder}.{path.stem}`" if _runs(path) else "a part"
             lines.append(f"| [`{path.stem}`]({folder}/{path.stem}.md) | {first} | {command} |")
@@ -65,7 +81,7 @@ def pages() -> dict[str, str]:
     made = {"examples/README.md": _index()}
     for folder in _folders():
         made[f"examples/{folder}/README.md"] = (ROOT / "examples" / folder / "README.md").read_text()
-        for path in _programs(folder):
+        for path in programs(folder):
             made[f"examples/{folder}/{path.stem}.md"] = _page(folder, path)
     return made
 
@@ -74,6 +90,6 @@ def navigation() -> list[Any]:
     """Entries of the navigation."""
     entries: list[Any] = ["examples/README.md"]
     for folder in _folders():
-        pages = [f"examples/{folder}/{p.stem}.md" for p in _programs(folder)]
+        pages = [f"examples/{folder}/{p.stem}.md" for p in programs(folder)]
         entries.append({FOLDERS.get(folder, folder): [f"examples/{folder}/README.md", *pages]})
     return entries
