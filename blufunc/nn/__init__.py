@@ -12,6 +12,7 @@ with _lazy.names(__name__):
     from blufunc.nn import initializers as initializers
     from blufunc.nn import lora as lora
     from blufunc.nn import masks as masks
+    from blufunc.nn import quantization as quantization
     from blufunc.nn import reparametrize as reparametrize
     from blufunc.nn import score_mods as score_mods
     from blufunc.nn.activations import celu as celu
