@@ -52,7 +52,7 @@ from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.convolution import implicit_gemm
 from blufunc.kernels.backends.cuda.library.convolution import op as convolutions
-from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
+from blufunc.kernels.backends.cuda.library.decoding import quantized_gemm, skinny_gemm
 from blufunc.kernels.backends.cuda.library.grouped import op as grouped
 from blufunc.kernels.backends.cuda.library.linalg import small as small_matrices
 from blufunc.kernels.backends.cuda.library.loops import op as loops
@@ -799,6 +799,38 @@ class SkinnyKernel:
             self.fake.array(at, result.shape, result.dtype)[...] = result
 
 
+class QuantizedKernel:
+    """``quantized_gemm.Kernel`` in NumPy."""
+
+    def __init__(self, fake, gemm, device):
+        assert 0 < gemm.m <= 16 and not gemm.k % quantized_gemm.TERMS and not gemm.n % 8
+        self.fake, self.gemm = fake, gemm
+
+    def __call__(self, addresses, stream, overlaps=False):
+        self.fake.products += 1
+        self.fake.epilogues.append("quantized")
+        self.fake.overlapped.append(overlaps)
+        self.fake.do(lambda: ignoring_fp_errors(self._run, addresses), stream.ptr)
+
+    def _run(self, addresses):
+        p, f32 = self.gemm, np.dtype(np.float32)
+        shapes = {
+            "x": ((p.m, p.k), p.dtype), "scale": ((p.n, 1), f32), "table": ((16,), f32), "out": ((p.m, p.n), p.dtype),
+            "codes": ((p.n, p.k * p.bits // 8), np.dtype("uint8" if p.bits == 4 else "int8")),
+            "levels": ((p.n, p.k // (p.block or p.k), 1), np.dtype("uint8") if p.bits == 4 else f32),
+        }  # fmt: skip
+        names = [name for _, name in quantized_gemm.parameters_of(p)]
+        held = {name: self.fake.array(at, *shapes[name]) for name, at in zip(names, addresses, strict=True)}
+        w = held["codes"]
+        if p.bits == 4:
+            w = held["table"][np.stack([w & 15, w >> 4], -1).reshape(p.n, p.k)]
+        if p.block:
+            levels = held["levels"].astype(f32) ** (2 if p.bits == 4 else 1)
+            w = (w.reshape(p.n, -1, p.block) * levels).reshape(p.n, p.k)
+        w = (w * held.get("scale", f32.type(1))).astype(p.dtype).astype(f32)
+        held["out"][...] = (held["x"].astype(f32) @ w.T).astype(p.dtype)
+
+
 def shape_of(p, kind):
     """The shape of an operand of a GEMM of few rows, by kind."""
     return {"matrix": (p.m, p.k), "vector": (p.k,), "scalar": (), "columns": (p.n,), "results": (p.m, p.n)}[
@@ -1097,6 +1129,7 @@ def install(monkeypatch):
         (scatter, "prepared", functools.partial(Scatter, fake)),
         (pointwise_gemm, "Kernel", functools.partial(PointwiseKernel, fake)),
         (skinny_gemm, "Kernel", functools.partial(SkinnyKernel, fake)),
+        (quantized_gemm, "Kernel", functools.partial(QuantizedKernel, fake)),
         (softmax_gemm, "Kernel", functools.partial(SoftmaxKernel, fake)),
         (attention_decode, "Decode", functools.partial(Attention, fake, False)),
         (loops, "Kernel", functools.partial(LoopKernel, fake)),

@@ -29,7 +29,7 @@ from blufunc.kernels.backends.cuda.library.attention import ieee
 from blufunc.kernels.backends.cuda.library.attention import kernels as attention
 from blufunc.kernels.backends.cuda.library.control_flow import moves
 from blufunc.kernels.backends.cuda.library.convolution import implicit_gemm
-from blufunc.kernels.backends.cuda.library.decoding import skinny_gemm
+from blufunc.kernels.backends.cuda.library.decoding import quantized_gemm, skinny_gemm
 from blufunc.kernels.backends.cuda.library.grouped import hopper, portable
 from blufunc.kernels.backends.cuda.library.linalg import moves as large_matrices
 from blufunc.kernels.backends.cuda.library.linalg import small
@@ -170,6 +170,12 @@ DEVICE_SOURCES = {
     "skinny GEMM": ("sm_80 sm_90a", lambda arch: skinny_source("")),
     "skinny GEMM with an epilogue": ("sm_90a", lambda arch: skinny_source("SwiGLU")),
     "skinny GEMM that computes its rows": ("sm_80 sm_90a", lambda arch: source_of_rows()),
+    "quantized GEMM": (
+        "sm_80 sm_90a",
+        lambda arch: DEVICE.with_prelude(
+            quantized_gemm.source(quantized_gemm.QuantizedGemm(8, 64, 256, BF16, 4, 64))
+        ),
+    ),
     "attention's tiles": ("sm_80", lambda arch: mods_source()),
     "gradient of queries": ("sm_80 sm_90a", lambda arch: attention_source(attention.QUERY_KERNEL, arch, 48)),
     "gradients of keys, summed": (

@@ -380,6 +380,14 @@ template<int N> static void load_once(unsigned (&r)[N], const void *from, unsign
 template<int N> static void load_words(unsigned (&r)[N], const void *from) { load_once(r, from, 0); }
 static void wait_for_word(unsigned) {}
 
+//# quantized
+static unsigned permuted(unsigned x, unsigned y, unsigned of) {
+  const unsigned long long bytes = x | (unsigned long long)y << 32;
+  unsigned r = 0;
+  for (int i = 0; i < 4; ++i) r |= (unsigned)(bytes >> 8 * (of >> 4 * i & 7) & 0xff) << 8 * i;
+  return r;
+}
+
 //# cluster
 static unsigned rank_in_cluster() { return 0; }
 static void meet_cluster() {}

@@ -21,6 +21,7 @@ from blufunc.kernels.backends.cuda.library.control_flow.rows import Call, Contro
 from blufunc.kernels.backends.cuda.library.convolution import op as convolutions
 from blufunc.kernels.backends.cuda.library.convolution.op import ConvolutionKernel
 from blufunc.kernels.backends.cuda.library.cupy_ops import CUPY
+from blufunc.kernels.backends.cuda.library.decoding.quantized_gemm import QuantizedMatmul
 from blufunc.kernels.backends.cuda.library.decoding.skinny_gemm import SkinnyMatmul
 from blufunc.kernels.backends.cuda.library.grouped import op as grouped
 from blufunc.kernels.backends.cuda.library.grouped.op import Grouped
@@ -71,6 +72,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     LinearSoftmax(),
     Recurrence(),
     SkinnyMatmul(),
+    QuantizedMatmul(),
     DotPointwise(),
     WindowUpdate(),
     RowScatter(),

@@ -38,7 +38,7 @@ from blufunc.kernels.schedule import OpaqueStep
 
 ENTRY = "skinny_gemm"
 
-_FILE = "backends/cuda/include/skinny_gemm.cuh"
+FILE = "backends/cuda/include/skinny_gemm.cuh"
 
 _COLUMNS = ((64, 300), (32, 0)), ((32, 160), (16, 0))
 """Columns of a block, and minimum blocks: not ``by_terms``, and ``by_terms``."""
@@ -52,7 +52,7 @@ _MOST_ROWS = 16
 _FEWEST_WEIGHTS = 1 << 16
 """Minimum elements of the weights: below, a launch takes longer than reading them."""
 
-_IN_FLIGHT = 2
+IN_FLIGHT = 2
 """Stages that a warp requests at a time ahead of the wait for preceding kernels."""
 # measured: 1, 2, 3, 4 and 8 take 0.472, 0.460, 0.462, 0.468 and 0.470 ms of a token (H100, 2026-11-27)
 
@@ -260,14 +260,14 @@ def overlap() -> str:
 
 def instructions(p: SkinnyGemm) -> str:
     """The part of the source that is PTX, which tests replace on the host."""
-    return mma.instructions(p.dtype.name) + overlap() + source_files.source(_FILE, "instructions")
+    return mma.instructions(p.dtype.name) + overlap() + source_files.source(FILE, "instructions")
 
 
 def source(p: SkinnyGemm) -> str:
     """The CUDA C++ of one GEMM, but for the prelude."""
     sizes = source_files.declared(
         M=p.m, N=p.n, K=p.k, WEIGHTS=p.weights, BY_TERMS=p.by_terms, COLUMNS=p.columns, WARPS=p.warps, DEPTH=p.depth,
-        IN_FLIGHT=min(_IN_FLIGHT, p.depth), COMPUTED=p.rows is not None, WIDE=p.out == dtypes.float32, BIAS=p.bias,
+        IN_FLIGHT=min(IN_FLIGHT, p.depth), COMPUTED=p.rows is not None, WIDE=p.out == dtypes.float32, BIAS=p.bias,
         ADDEND=p.addend,
     )  # fmt: skip
     parameters = parameters_of(p)
@@ -283,13 +283,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, {512 // p.threads})
   skinny_gemm({x}, x_row, {weights}, {bias}, {addend}, {rows}, Store{{{_members(p)}}});
 }}
 """
-    parts = [source_files.source(_FILE, "gemm"), "struct Tables {};\n"]
+    parts = [source_files.source(FILE, "gemm"), "struct Tables {};\n"]
     parts += (
-        [source_files.source(_FILE, "rows"), row_source.structure(p.rows, p.wide)]
+        [source_files.source(FILE, "rows"), row_source.structure(p.rows, p.wide)]
         if p.rows is not None
         else []
     )
-    parts.append(_epilogue(p) if p.epilogue else source_files.source(_FILE, "store"))
+    parts.append(_epilogue(p) if p.epilogue else source_files.source(FILE, "store"))
     return sizes + instructions(p) + "".join(parts) + kernel
 
 
@@ -321,7 +321,7 @@ def _epilogue(p: SkinnyGemm) -> str:
                   const float *scalars, float *results) {{
   of_element({", ".join(arguments)});
 }}
-{source_files.source(_FILE, "apply")}"""
+{source_files.source(FILE, "apply")}"""
 
 
 def _held(p: SkinnyGemm) -> dict[str, list[int]]:
