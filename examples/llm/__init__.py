@@ -3,6 +3,7 @@
 config.py         sizes and choices in which models differ
 architectures.py  config.json to a configuration, and back
 model.py          the transformers, as functions over a tree of parameters
+quantized.py      matrices as int8 or NF4 codes
 weights.py        folders of safetensors files to parameters, and back
 placement.py      which devices of a mesh hold which part
 tokenizer.py      text to tokens and back

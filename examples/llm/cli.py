@@ -18,7 +18,17 @@ import blufunc as bf
 from blufunc import P, io, random, tree
 from blufunc.errors import ArgumentError, DataError, ShardingError, UnsupportedError
 from examples.gpt import data, report
-from examples.llm import architectures, finetune, generate, model, placement, speculative, tokenizer, weights
+from examples.llm import (
+    architectures,
+    finetune,
+    generate,
+    model,
+    placement,
+    quantized,
+    speculative,
+    tokenizer,
+    weights,
+)
 from examples.llm.config import TINY, Config
 
 
@@ -39,23 +49,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # -- the model -------------------------------------------------------------------------------------
 
 
-def _loaded(folder: str | None, options: argparse.Namespace, dtype: str | None) -> tuple[dict, Config]:
-    """A model on its mesh; without a folder, a small one of random weights."""
+def _loaded(
+    folder: str | None, options: argparse.Namespace, dtype: str | None, quantize: str | None = None
+) -> tuple[dict, Config]:
+    """A model on its mesh, or quantized; without a folder, a small random one."""
     config = TINY if folder is None else architectures.read(folder)
     places = None
+    if quantize and options.mesh:
+        raise DataError(
+            "quantized weights are on one device", where="--mesh", fix="leave one of the two options out"
+        )
     if options.mesh is not None:
         places, config = placement.placed(config, _mesh(options.mesh))
     began = time.perf_counter()
     if folder is None:
         params = bf.jit(lambda key: model.init(key, config, dtype or "float32"))(random.key(options.seed))
         params = params if places is None else bf.device_put(params, places)
+        params = params if quantize is None else quantized.quantized(params, quantize)
     else:
-        params, _ = weights.load(folder, places, dtype, config)
-    leaves = tree.leaves(params)
-    size, nbytes = sum(x.size for x in leaves), sum(x.nbytes for x in leaves)
+        params, _ = weights.load(folder, places, dtype, config, quantize)
+    leaves, nbytes = tree.leaves(quantized.types(params)), sum(x.nbytes for x in tree.leaves(params))
+    size, kind = sum(x.size for x in leaves), str(leaves[0].dtype) + (f" and {quantize}" if quantize else "")
     name = "a random model of bytes" if folder is None else folder
     _say(
-        f"model   {name}: {config.architecture}, {size:,} parameters, {nbytes / 1e6:,.1f} MB of {leaves[0].dtype}, "
+        f"model   {name}: {config.architecture}, {size:,} parameters, {nbytes / 1e6:,.1f} MB of {kind}, "
         f"in {time.perf_counter() - began:.1f} s"
     )
     return params, config
@@ -78,7 +95,7 @@ def _tokenizer(options: argparse.Namespace, config: Config) -> tokenizer.Tokeniz
 
 
 def _generate(options: argparse.Namespace) -> int:
-    params, config = _loaded(options.model, options, options.dtype)
+    params, config = _loaded(options.model, options, options.dtype, options.quantize)
     words = _tokenizer(options, config)
     shown = options.prompt or ["def "]
     prompts = [words.encode(text) for text in shown]
@@ -125,11 +142,13 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _finetune(options: argparse.Namespace) -> int:
-    usual = 1e-3 if options.model is None else 1e-4 if options.lora else 1e-5
+    rank = options.lora or (16 if options.qlora else 0)
+    usual = 1e-3 if options.model is None else 1e-4 if rank else 1e-5
     rate = usual if options.lr is None else options.lr
     settings = finetune.Settings(
         options.model, options.data, options.steps, options.batch, options.length, rate, options.seed,
-        rank=options.lora, alpha=options.alpha, targets=tuple(options.targets.split(",")),
+        rank=rank, alpha=options.alpha, targets=tuple(options.targets.split(",")), quantize=options.qlora,
+        recompute=options.recompute or options.qlora is not None,
     )  # fmt: skip
     if unknown := sorted(set(settings.targets) - set(finetune.TARGETS)):
         raise DataError(
@@ -140,7 +159,7 @@ def _finetune(options: argparse.Namespace) -> int:
     out = Path(options.out)
     weights.check_free(out)
     # updates of 1e-5 are lost in bfloat16: what is trained is float32, and --autocast is for speed
-    params, config = _loaded(options.model, options, options.dtype if options.lora else "float32")
+    params, config = _loaded(options.model, options, options.dtype if rank else "float32", options.qlora)
     words = _tokenizer(options, config)
     dataset = finetune.tokenized(data.load(options.data), words)
     parts = finetune.windows(dataset, settings, config)
@@ -249,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R",
         help="divide the logits of tokens that occurred",
     )
+    add("--quantize", choices=quantized.FORMATS, help="quantize the matrices of the layers")
     add("--draft", metavar="DIR", help="a smaller model of the same vocabulary, for speculative decoding")
     add(
         "--ahead",
@@ -277,6 +297,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RANK",
         help="train adapters of this rank (default: all)",
     )
+    add(
+        "--qlora",
+        nargs="?",
+        const="nf4",
+        choices=quantized.FORMATS,
+        help="train adapters (--lora, default: 16) of quantized weights, in nf4 (default) or int8; with --recompute",
+    )
+    add("--recompute", action="store_true", help="compute each layer again for its gradient: less memory")
     add(
         "--alpha",
         type=number(float, 0),

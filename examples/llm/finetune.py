@@ -1,7 +1,8 @@
-"""Finetuning: all parameters, or low-rank adapters (arXiv:2106.09685).
+"""Finetuning: all parameters, or low-rank adapters.
 
-Follows ``weights.py`` and ``tokenizer.py``. In: a model, and text. Out: a folder with a model, and losses. A step is
-one function of the trained parameters, the frozen ones and a batch. Data and progress are those of ``examples/gpt``.
+Adapters are those of arXiv:2106.09685, or of quantized weights, those of arXiv:2305.14314. Follows ``weights.py`` and
+``tokenizer.py``. In: a model, and text. Out: a folder with a model, and losses. A step is one function of the trained
+parameters, the frozen ones and a batch. Data and progress are those of ``examples/gpt``.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import blufunc as bf
 from blufunc import io, nn, optim, random, tree
 from blufunc.errors import DataError
 from examples.gpt import data, report
-from examples.llm import model, weights
+from examples.llm import model, quantized, weights
 from examples.llm.config import Config
 from examples.llm.tokenizer import Tokenizer
 
-TARGETS = ("qkv", "out", "gate", "up", "down")
+TARGETS = quantized.MATRICES
 """Matrices of a layer that may have adapters."""
 EVALUATED = 32
 """Validation windows."""
@@ -39,6 +40,8 @@ class Settings:
       lr, seed: peak learning rate; seed of batches and adapters.
       rank, alpha: of adapters, which are scaled by alpha / rank; a rank of 0 trains all parameters.
       targets: the matrices with adapters.
+      quantize: "int8" or "nf4": the format of the frozen matrices; None: none.
+      recompute: compute each layer again for its gradient, of which only the input is kept.
     """
 
     model: str | None
@@ -51,6 +54,8 @@ class Settings:
     rank: int = 0
     alpha: float = 16.0
     targets: tuple[str, ...] = ("qkv", "out")
+    quantize: str | None = None
+    recompute: bool = False
 
 
 # -- the program -----------------------------------------------------------------------------------
@@ -58,27 +63,29 @@ class Settings:
 
 def init_adapters(params: dict, settings: Settings) -> Any:
     """Adapters that change nothing yet, for the matrices that are targets."""
-    as_factors = tree.map(lambda w: bf.ShapeDtypeStruct(w.shape[::-1], w.dtype), params)  # [inputs, outputs]
+    whole = quantized.types(params)
+    as_factors = tree.map(lambda w: bf.ShapeDtypeStruct(w.shape[::-1], w.dtype), whole)  # [inputs, outputs]
     return nn.lora.init(
-        random.key(settings.seed), as_factors, settings.rank, mask=is_target(params, settings.targets)
+        random.key(settings.seed), as_factors, settings.rank, mask=quantized.chosen(whole, settings.targets)
     )
 
 
-def is_target(params: dict, targets: tuple[str, ...]) -> dict:
-    """A tree like the parameters: True for the matrices that get adapters."""
-
-    def chosen(path: tuple[Any, ...], _: Any) -> bool:
-        *_, part, name = ["", *(str(getattr(key, "key", "")) for key in path)]
-        return name == "weight" and part in targets
-
-    return tree.map_with_path(chosen, params)
-
-
 def merged(params: dict, adapters: Any, settings: Settings) -> dict:
-    """The parameters with the products of the factors added to them."""
+    """The parameters with the products of the factors added to them.
+
+    Quantized ones are dequantized: a layer at a time, which goes to the host.
+    """
     turned = lambda params: tree.map(lambda w: w.T, params)  # within a program, not a copy
     merge = lambda params, adapters: turned(nn.lora.merge(turned(params), adapters, alpha=settings.alpha))
-    return bf.jit(merge)(params, adapters)
+    if settings.quantize is None:
+        return bf.jit(merge)(params, adapters)
+    dtype = params["embed"].dtype
+    of_layer = bf.jit(lambda layer, own: merge(nn.quantization.dequantize(layer, dtype), own))
+    layers = [
+        tree.map(np.asarray, of_layer(*pair))
+        for pair in zip(params["layers"], adapters["layers"], strict=True)
+    ]
+    return params | {"layers": layers}
 
 
 def make_optimizer(settings: Settings) -> optim.GradientTransformation:
@@ -103,7 +110,7 @@ def make_loss(config: Config, settings: Settings, low: str | None) -> Callable:
 
     def loss(trained: Any, frozen: Any, tokens: Any) -> Any:
         params = nn.lora.apply(frozen, trained, alpha=settings.alpha) if settings.rank else trained
-        return model.loss(params, tokens, config)
+        return model.loss(params, tokens, config, recompute=settings.recompute)
 
     return loss if low is None else bf.autocast(loss, low)
 
@@ -195,9 +202,16 @@ def run(
       divided: places a batch on the devices.
       watch: called after each step.
     Raises:
-      DataError: ``out`` has checkpoints of other settings.
+      DataError: ``out`` has checkpoints of other settings, or quantized weights have no adapters.
       Stopped: a signal asked for it.
     """
+    if settings.quantize and not settings.rank:
+        raise DataError(
+            f"{settings.quantize} weights cannot be trained",
+            where="Settings.quantize",
+            why="their codes are integers",
+            fix="a rank of adapters, such as 16",
+        )
     trained, frozen = (init_adapters(params, settings), params) if settings.rank else (params, None)
     optimizer, loss = make_optimizer(settings), make_loss(config, settings, low)
     step, validate = make_step(loss, optimizer), bf.jit(loss)

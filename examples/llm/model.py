@@ -9,10 +9,12 @@ a head, V vocabulary. Weights are [outputs, inputs].
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import blufunc as bf
 import blufunc.numpy as jnp
 from blufunc import nn, random
 from examples.llm.config import Config
@@ -78,24 +80,27 @@ def forward(params: dict, tokens: Any, config: Config) -> Any:
     return logits(params, stream(params, tokens, config))
 
 
-def loss(params: dict, tokens: Any, config: Config, chunk: int | None = None) -> Any:
+def loss(
+    params: dict, tokens: Any, config: Config, chunk: int | None = None, *, recompute: bool = False
+) -> Any:
     """Mean cross-entropy, nats per token, of ``tokens[:, 1:]`` given their prefixes.
 
     Args:
       chunk: tokens whose logits exist at a time; None: chosen by ``nn.linear_cross_entropy``.
+      recompute: keep the inputs of the layers only, and compute each layer again for its gradient.
     """
-    x = stream(params, tokens[:, :-1], config)
+    x = stream(params, tokens[:, :-1], config, recompute=recompute)
     return nn.linear_cross_entropy(x, _head(params), tokens[:, 1:], chunk=chunk)
 
 
-def stream(params: dict, tokens: Any, config: Config) -> Any:
-    """Normalized final activations [B, T, C]."""
+def stream(params: dict, tokens: Any, config: Config, *, recompute: bool = False) -> Any:
+    """Normalized final activations [B, T, C]; ``recompute`` as of ``loss``."""
 
     def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
         return _within(q, k, v, config.window(layer))
 
     positions = jnp.arange(tokens.shape[1], dtype="int32")[None]
-    return _stream(params, tokens, positions, tokens.shape[1], config, attend)
+    return _stream(params, tokens, positions, tokens.shape[1], config, attend, recompute)
 
 
 # -- generation ------------------------------------------------------------------------------------
@@ -169,7 +174,15 @@ def extend(params: dict, cache: Cache, tokens: Any, config: Config) -> tuple[Any
 # -- the transformer -------------------------------------------------------------------------------
 
 
-def _stream(params: dict, tokens: Any, positions: Any, length: Any, config: Config, attend: Callable) -> Any:
+def _stream(
+    params: dict,
+    tokens: Any,
+    positions: Any,
+    length: Any,
+    config: Config,
+    attend: Callable,
+    recompute: bool = False,
+) -> Any:
     """Normalized final activations [B, T, C].
 
     Args:
@@ -181,7 +194,9 @@ def _stream(params: dict, tokens: Any, positions: Any, length: Any, config: Conf
     if config.rope is None:
         x = x + params["positions"][positions]
     for i, layer in enumerate(params["layers"]):
-        x = block(layer, x, positions, length, config, lambda q, k, v, i=i: attend(i, q, k, v))
+        own = functools.partial(attend, i)
+        step = lambda layer, x, own=own: block(layer, x, positions, length, config, own)
+        x = (bf.checkpoint(step) if recompute else step)(layer, x)
     return norm(params["norm"], x, config)
 
 
@@ -240,8 +255,12 @@ def norm(params: dict, x: Any, config: Config) -> Any:
 
 
 def linear(params: dict, x: Any) -> Any:
-    """``x @ weight.T + bias``; the weight may have an adapter of ``nn.lora.apply``."""
-    y = nn.lora.matmul(x, params["weight"], matmul=lambda x, w: x @ w.T)
+    """``x @ weight.T + bias``.
+
+    The weight may be quantized, and have an adapter of ``nn.lora.apply``.
+    """
+    multiply = functools.partial(nn.quantization.matmul, transposed=True)
+    y = nn.lora.matmul(x, params["weight"], matmul=multiply)
     return y + params["bias"] if "bias" in params else y
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import blufunc as bf
 from blufunc import io, random, tree
 from blufunc.errors import DataError
-from examples.llm import architectures, model
+from examples.llm import architectures, model, quantized
 from examples.llm.config import Config
 
 SINGLE = "model.safetensors"
@@ -297,7 +297,11 @@ def _some(names: list[str]) -> str:
 
 
 def load(
-    folder: str | Path, shardings: Any = None, dtype: Any = None, config: Config | None = None
+    folder: str | Path,
+    shardings: Any = None,
+    dtype: Any = None,
+    config: Config | None = None,
+    quantize: str | None = None,
 ) -> tuple[dict, Config]:
     """Parameters and configuration of a model.
 
@@ -307,10 +311,14 @@ def load(
         ``placement.placed`` makes them, and the ``config`` to go with them.
       dtype: convert to it; None: that of the files.
       config: the configuration of the folder, with other ``groups``.
+      quantize: "int8" or "nf4": quantize the matrices of the layers, each once it is read, so that the device never
+        holds more than one as it was.
     Raises:
       DataError: names the file, the tensor and a remedy; see ``Folder`` and ``architectures.read``.
     """
     config = architectures.read(folder) if config is None else config
+    if quantize is not None:
+        quantized.check(config, quantize)
     files = Folder(folder)
     files.check(config)
     stored, treedef = tree.flatten(layout(config))
@@ -318,17 +326,28 @@ def load(
     is_place = lambda x: x is None or isinstance(x, (bf.Device, bf.sharding.Sharding))
     places = tree.broadcast_prefix(shardings, types(config), is_leaf=is_place)
 
-    def placed(stored: Stored, shape: tuple[int, ...], place: Any) -> Any:
+    owns = tree.leaves(quantized.chosen(types(config))) if quantize else [False] * len(shapes)
+
+    def placed(stored: Stored, shape: tuple[int, ...], place: Any, own: bool) -> Any:
         def read(index: tuple[slice, ...]) -> np.ndarray:
             part = files.part(stored, index)
             return part if dtype is None else part.astype(bf.numpy.dtype(dtype))
 
+        if own:
+            if isinstance(place, bf.NamedSharding):
+                raise DataError(
+                    "quantized weights are on one device",
+                    where="shardings",
+                    fix="no mesh, or no quantization",
+                )
+            made = quantized.weight(bf.device_put(read(tuple(slice(0, n) for n in shape)), place), quantize)
+            return bf.block_until_ready(made)  # before the next one is sent
         if isinstance(place, bf.NamedSharding):
             return bf.make_array_from_callback(shape, place, read)
         return bf.device_put(read(tuple(slice(0, n) for n in shape)), place)
 
     return tree.unflatten(
-        treedef, [placed(*each) for each in zip(stored, shapes, places, strict=True)]
+        treedef, [placed(*each) for each in zip(stored, shapes, places, owns, strict=True)]
     ), config
 
 
