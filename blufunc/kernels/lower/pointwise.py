@@ -6,9 +6,11 @@ fewest grid ranges that the accesses allow; for a total, one whose points are ch
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
+from blufunc.core.ir.jaxpr import Eqn, Var
 from blufunc.core.ops.shape import concatenate_p, pad_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
@@ -84,26 +86,23 @@ def pointwise_over(low: Lowering, sizes: Sequence[int]) -> Launch:
 
 
 def in_parts(low: Lowering, sizes: Sequence[int]) -> Launch | None:
-    """The kernel of equal parts joined: a point stores an element of each.
+    """The kernel of parts joined: a point stores an element of each equal piece.
 
-    Parts that read the same elements, such as the halves of rotary embeddings, read them once, and no part is guarded.
+    Parts that read the same elements, such as the halves of rotary embeddings, read them once, and no piece is guarded.
     None if no array is joined, or if that would not save loads.
     """
     if not low.target.joined_parts:
         return None
-    found = _equal_parts(low)
+    found = _pieces(low)
     if found is None:
         return None
     whole = pointwise_over(low, sizes).kernel
-    shape, axis, count = found
+    shape, each = found
     low.start()
-    size = shape[axis] // count
-    each = [*shape[:axis], size, *shape[axis + 1 :]]
     ranges = [Range(f"i{d}", n) for d, n in enumerate(each)]
     body = []
-    for part in range(count):
-        place = [of(r) for r in ranges]
-        place[axis] = place[axis] + part * size
+    for piece in itertools.product(*(range(n // size) for n, size in zip(shape, each, strict=True))):
+        place = [of(r) + part * r.extent for r, part in zip(ranges, piece, strict=True)]
         position = flat(place, shape)
         for e in low.region.eqns:
             low.at(e.outvars[0], unflat(position, e.outvars[0].aval.shape))
@@ -111,6 +110,7 @@ def in_parts(low: Lowering, sizes: Sequence[int]) -> Launch | None:
             at = unflat(position, v.aval.shape)
             body.append(Store(b, flat(at, v.aval.shape), low.at(v, at)))
     made = low.launch([r for r in ranges if r.extent > 1], body)
+    count = math.prod(shape) // math.prod(each)
     return made if _loads(made.kernel) < count * _loads(whole) else None
 
 
@@ -118,35 +118,57 @@ def _loads(kernel: Kernel) -> int:
     return sum(v.op == "load" for v in post_order(kernel.roots()))
 
 
-def _equal_parts(low: Lowering) -> tuple[tuple[int, ...], int, int] | None:
-    """Shape, axis and number of parts of the first array joined from equal ones."""
+def _pieces(low: Lowering) -> tuple[tuple[int, ...], list[int]] | None:
+    """The shape of the first array joined from parts, and that of equal pieces.
+
+    Parts are of whole pieces, also those of joined arrays that the array is computed from elementwise.
+    """
     for e in low.region.eqns:
         shape = e.outvars[0].aval.shape
-        if e.outvars[0].aval.size != low.region.frame.size:
+        if e.outvars[0].aval.size != low.region.frame.size or not _parts(e):
             continue
-        if e.prim is concatenate_p:
-            axis, part = e.params["dimension"], {x.aval.shape[e.params["dimension"]] for x in e.invars}
-        elif e.prim is pad_p:
-            padded = [d for d, (lo, hi, _) in enumerate(e.params["padding_config"]) if lo or hi]
-            if len(padded) != 1 or any(interior for *_, interior in e.params["padding_config"]):
-                continue
-            (axis,) = padded
-            before, n = e.params["padding_config"][axis][0], e.invars[0].aval.shape[axis]
-            part = {n} if n and before >= 0 and before % n == 0 else set()
-        else:
-            continue
-        size = max(part) if len(part) == 1 else 0
-        count = shape[axis] // size if size and shape[axis] % size == 0 else 0
-        if 1 < count <= _MOST_PARTS and size * math.prod(shape[axis + 1 :]) % _VECTOR == 0:
-            return shape, axis, count
+        each = list(shape)
+        pending = [e]
+        while pending:
+            made = pending.pop()
+            for axis, n in _parts(made):
+                each[axis] = math.gcd(each[axis], n)
+            if made.prim in (concatenate_p, pad_p, add_any_p) or isinstance(made.prim, Elementwise):
+                before = [low.maker(a) for a in made.invars if isinstance(a, Var)]
+                pending += [m for m in before if m is not None and m.outvars[0].aval.ndim == len(shape)]
+        cut = [axis for axis, n in enumerate(shape) if each[axis] < n]
+        if math.prod(shape) <= _MOST_PIECES * math.prod(each) and all(
+            math.prod(each[axis:]) % _VECTOR == 0 for axis in cut
+        ):
+            return shape, each
     return None
 
 
-_MOST_PARTS = 4
+def _parts(eqn: Eqn) -> list[tuple[int, int]]:
+    """The axis and the size of each part that an equation joins, if it does.
+
+    A pad does if its zeros are whole parts.
+    """
+    if eqn.prim is concatenate_p:
+        axis = eqn.params["dimension"]
+        return [(axis, x.aval.shape[axis]) for x in eqn.invars]
+    if eqn.prim is not pad_p:
+        return []
+    config = eqn.params["padding_config"]
+    axes = [d for d, (before, after, _) in enumerate(config) if before or after]
+    if len(axes) != 1 or any(interior for *_, interior in config):
+        return []
+    (axis,) = axes
+    before, after, _ = config[axis]
+    n = eqn.invars[0].aval.shape[axis]
+    return [(axis, n)] if n and min(before, after) >= 0 and not before % n and not after % n else []
+
+
+_MOST_PIECES = 16
 """Maximum stores of a point: more would hold too many values."""
 
 _VECTOR = 16
-"""Parts begin at multiples of this: no vector has elements of two."""
+"""Pieces begin at multiples of this: no vector has elements of two."""
 
 
 def in_columns(low: Lowering, sizes: Sequence[int]) -> Launch | None:

@@ -1,4 +1,4 @@
-"""Arrays joined from equal parts: a point stores an element of each."""
+"""Arrays joined from parts: a point stores an element of each equal piece."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from blufunc import lax
 from blufunc.core.arrays.array import from_numpy
 from blufunc.kernels.loopir.ir import Store, post_order
 from blufunc.kernels.pipeline import same_place
@@ -29,6 +30,12 @@ def halves_exchanged(x):
     return bnp.concatenate([x[16:], x[:16]])
 
 
+def turned(x, y):
+    """Joined rows whose halves read each other."""
+    swap = lambda x: bnp.concatenate([x[..., 16:] * x[..., :16], x[..., :16] - x[..., 16:]], -1)
+    return bnp.concatenate([swap(x), swap(y * 2)], 1)
+
+
 X, C, S = drawn(3, 5, 32), drawn(5, 16), drawn(5, 16)
 
 PROGRAMS = {  # function, arguments, stores of a point, loads of a point
@@ -39,9 +46,13 @@ PROGRAMS = {  # function, arguments, stores of a point, loads of a point
     "halves exchanged": (halves_exchanged, (drawn(32),), 2, 2),
     "zeros before": (lambda x: bnp.pad(x * x, ((0, 0), (16, 0))), (drawn(4, 16),), 2, 1),
     "zeros around": (lambda x: bnp.pad(x, ((16, 16),)) + 1, (drawn(16),), 3, 1),
-    "parts of other sizes": (lambda x, y: bnp.concatenate([x, y * 2]), (drawn(32), drawn(16)), 1, 2),
+    "parts of other sizes": (lambda x, y: bnp.concatenate([x, y * 2]), (drawn(32), drawn(16)), 3, 3),
+    "parts of parts": (turned, (drawn(8, 6, 32), drawn(8, 2, 32)), 8, 8),
+    "parts of no common size": (lambda x, y: bnp.concatenate([x, y * 2]), (drawn(32), drawn(15)), 1, 2),
+    "zeros in between": (lambda x: lax.pad(x, np.float32(0), ((0, 17, 1),)) + 1, (drawn(16),), 1, 1),
+    "zeros for some elements": (lambda x: lax.pad(x, np.float32(0), ((-16, 16, 0),)) + 1, (drawn(48),), 1, 1),
     "parts with few elements": (lambda x: bnp.concatenate([x, x * 2], 1), (drawn(8, 4),), 1, 2),
-    "more parts than registers hold": (lambda x: bnp.concatenate([x] * 5), (drawn(16),), 1, 5),
+    "more parts than registers hold": (lambda x: bnp.concatenate([x] * 17), (drawn(16),), 1, 17),
 }  # fmt: skip
 
 
