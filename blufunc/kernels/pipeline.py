@@ -63,6 +63,7 @@ with _lazy.modules(
     from blufunc.kernels.rewrites.convolutions import canonical
     from blufunc.kernels.rewrites.loops import branches_to_selects, hoisted_matmuls, loop_invariants
     from blufunc.kernels.rewrites.loops import pointwise_control_flow as point_control
+    from blufunc.kernels.rewrites.matmuls import merged_products
 
 Planned = Callable[[Eqn], bool]
 
@@ -191,6 +192,7 @@ class Planning:
                 jaxpr = split_float32.with_split_products(
                     jaxpr, origins, target.splits, target.partial_sums, target.in_one_kernel
                 )
+            jaxpr = merged_products.with_merged_products(jaxpr, origins, target)
             jaxpr, notes = pointwise_epilogue.with_pointwise_epilogues(jaxpr, origins, target)
             self.notes = (*self.notes, *notes)
             jaxpr = partial_reductions.with_partial_sums(jaxpr, origins, target.rows_of_sums)

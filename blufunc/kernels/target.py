@@ -51,6 +51,7 @@ class Target:
         there is none.
       pointwise_gemm: from a ``dot_pointwise`` equation to why there is no kernel for it; None if there is one.
       pointwise_seconds: from such an equation to its kernel's extra time relative to the library's matmul alone.
+      matmul_seconds: from a matmul without batch axes to the time of the library's kernel; None: none are merged.
       row_seconds: from an equation of ``dot_rows_p`` to the time in which its kernel computes its rows; None if there
         is no kernel.
       rows_of_sums: from an equation to the rows of each partial column sum that its kernel can also write; 0: none.
@@ -93,6 +94,7 @@ class Target:
     in_one_kernel: Callable[[ProductShape], int] = lambda shape: 0
     pointwise_gemm: Callable[[Eqn], str | None] = lambda eqn: "the device has none"
     pointwise_seconds: Callable[[Eqn], float] = lambda eqn: 0.0
+    matmul_seconds: Callable[[Eqn], float] | None = None
     row_seconds: Callable[[Eqn], float | None] = lambda eqn: None
     rows_of_sums: Callable[[Eqn], int] = lambda eqn: 0
     cache_bytes: int = 0

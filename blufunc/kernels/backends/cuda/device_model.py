@@ -80,6 +80,13 @@ L2_SPEEDUP = 3.0
 GEMM_SECONDS, GEMM_TILE_SECONDS = 2e-6, 0.3e-6
 """Extra time of our GEMM over the library's: per call, and per tile of an SM."""
 
+GEMM_ROWS, GEMM_COLUMNS = 128, ((256, 1.0), (128, 0.75), (64, 0.4))
+"""Rows of a GEMM's tile; its columns, with their rate relative to the widest."""
+
+GEMM_WAVE_SECONDS = 2e-6
+"""Latency of a wave of the widest tiles; an SM hides it with narrower ones."""
+# measured: bf16 8192 x 2048 x 512 and 2048 x 512 x 8192, 54 and 75 us; the model says 47 and 66 (H100, 2026-11-28)
+
 HIDDEN_OPERATIONS, EPILOGUE_RATE = 25, 3.1e10
 """Free operations per element of a GEMM epilogue; others per second and SM."""
 # measured: benchmarks/suites/gemm_epilogues.py, 10 epilogues of 6 to 56 operations, 8 shapes (H200, 2026-11-24)

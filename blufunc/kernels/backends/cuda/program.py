@@ -75,6 +75,7 @@ TARGET = dataclasses.replace(
     recompute=True,
     scarce_bytes=1 << 30,
     pointwise_seconds=_epilogue_seconds,
+    matmul_seconds=matmul.seconds,
     row_seconds=skinny_gemm.row_seconds,
     cache_bytes=L2_BYTES,
     cache_speedup=L2_SPEEDUP,

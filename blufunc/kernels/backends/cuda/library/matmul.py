@@ -23,6 +23,9 @@ from blufunc.core.primitives.linear_ops import transpose_p
 from blufunc.kernels.backends.cuda.device_model import (
     BANDWIDTH,
     COLLECTIVE_SMS,
+    GEMM_COLUMNS,
+    GEMM_ROWS,
+    GEMM_WAVE_SECONDS,
     H200,
     L2_BYTES,
     MATMUL,
@@ -53,6 +56,29 @@ _COMPUTE: dict[np.dtype, str] = {
     dtypes.float64: "f64", dtypes.complex128: "f64", dtypes.int8: "i32",
 }  # fmt: skip
 """Accumulators other than float32."""
+
+
+def seconds(eqn: Eqn) -> float:
+    """Time of a matmul without batch axes, by the waves of tiles on all SMs.
+
+    A wave multiplies, and then stores what it computed: short contractions are slow, and so are few tiles.
+    """
+    (left, _), _ = eqn.params["dimension_numbers"]
+    lhs, rhs, out = (a.aval for a in (*eqn.invars, *eqn.outvars))
+    terms = math.prod(lhs.shape[d] for d in left)
+    rows, columns = lhs.size // terms, rhs.size // terms
+    tf32 = lhs.dtype == dtypes.float32 and is_tf32(resolved(eqn.params["precision"]))
+    wide = MATMUL_TF32 if tf32 else H200.products
+    rate = wide if lhs.dtype.itemsize >= 4 else H200.narrow_products or wide
+    times = []
+    for width, relative in GEMM_COLUMNS:
+        waves = -(-(-(-rows // GEMM_ROWS) * -(-columns // width)) // SM_COUNT)
+        elements = SM_COUNT * GEMM_ROWS * width
+        latency = GEMM_WAVE_SECONDS * width / GEMM_COLUMNS[0][0]
+        stores = elements * out.dtype.itemsize / BANDWIDTH
+        times.append(waves * (2 * elements * terms / (rate * relative) + latency + stores))
+    moved = (lhs.nbytes + rhs.nbytes + out.nbytes) / H200.bandwidth
+    return H200.launch + max(min(times), moved)
 
 
 def compute_of(dtype: np.dtype, precision: Any) -> str:

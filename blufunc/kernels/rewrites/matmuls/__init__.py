@@ -1,0 +1,1 @@
+"""Rewrites of several matmuls at once. ``pipeline.py`` has their order."""
