@@ -160,6 +160,7 @@ def planned_step(layers):
     ).memory
 
 
+@pytest.mark.slow
 def test_qlora_of_7_billion_parameters_fits_12_gb():
     """Peaks grow by a constant for each layer, of which three are planned here."""
     two, three = planned_step(2), planned_step(3)
