@@ -77,7 +77,7 @@ def _table(record: dict) -> Callable[[list[dict]], list[str]]:
 
 
 def _figures(rows: list[dict]) -> list[str]:
-    """Render rows that have figures of their own; ``goal`` is what the ratio or the milliseconds should be."""
+    """Render rows that have figures of their own."""
     lines = ["| part | what | figures |", "|---|---|---|"]
     for r in rows:
         found = ", ".join(
