@@ -25,10 +25,11 @@ def named_leaves(values: Any) -> tuple[dict[str, Any], tree.TreeDef]:
       TreeError: two leaves have the same path.
     """
     leaves, treedef = tree.flatten(values)
-    names = _known.get(treedef)
+    hashable = _is_hashable(treedef.spec)
+    names = _known.get(treedef) if hashable else None
     if names is None:
         names = _names([path for path, _ in paths.flatten_with_path(values)[0]])
-        if _is_enough(treedef.spec):
+        if hashable and _is_enough(treedef.spec):
             if len(_known) == _KEPT:
                 _known.clear()
             _known[treedef] = names
@@ -38,6 +39,18 @@ def named_leaves(values: Any) -> tuple[dict[str, Any], tree.TreeDef]:
 _KEPT = 8
 _known: dict[tree.TreeDef, tuple[str, ...]] = {}
 """Names by structure: a run saves the same one again and again."""
+
+
+def _is_hashable(spec: Any) -> bool:
+    """True unless static data may change, such as an array.
+
+    Then names are not kept; a program could not be called with it, but a file holds its leaves.
+    """
+    try:
+        hash(spec)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_enough(spec: Any) -> bool:

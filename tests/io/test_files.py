@@ -4,6 +4,7 @@ import json
 import math
 import os
 import stat
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import ml_dtypes
@@ -162,6 +163,21 @@ def test_leaves_that_no_file_can_hold_are_named(tmp_path, leaf, why):
 def test_traced_values_are_not_saved(tmp_path):
     with pytest.raises(errors.UnsupportedError, match="x is a traced value"):
         bf.jit(lambda x: io.save(tmp_path / "x", {"x": x}) or x)(1.0)
+
+
+@pytest.mark.parametrize("static", [np.arange(3), [1, 2], {"a": 1}], ids=["array", "list", "dict"])
+def test_static_data_may_be_anything(tmp_path, static):
+    @dataclass
+    class Model:
+        w: object
+        table: object = field(metadata={"static": True})
+
+    tree.register_dataclass(Model)
+    for value in (1, 2):  # no names of another structure are taken
+        io.save(tmp_path / "x", {"m": Model(jnp.full(3, value), static)})
+        assert io.load(tmp_path / "x")["m.w"].tolist() == [value] * 3
+        like = io.load(tmp_path / "x", like={"m": Model(jnp.zeros(3, int), static)})["m"]
+        assert like.w.tolist() == [value] * 3 and like.table is static
 
 
 def test_metadata_are_strings_for_other_programs(tmp_path):
