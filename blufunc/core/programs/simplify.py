@@ -123,7 +123,7 @@ def rewrite(
 
 
 def merge_constants(jaxpr: Jaxpr) -> Jaxpr:
-    """Merge small constants of the same elements.
+    """Merge small constants of the same elements on the same devices.
 
     Then ``cse`` finds what is computed of them. A model that makes a table by NumPy, as of the frequencies of rotary
     positions, often makes it once for each layer.
@@ -131,7 +131,7 @@ def merge_constants(jaxpr: Jaxpr) -> Jaxpr:
     groups: dict[Any, list[tuple[Var, ConcreteArray]]] = {}
     for var, const in zip(jaxpr.constvars, jaxpr.consts, strict=True):
         if const.__class__ is ConcreteArray and const.aval.nbytes <= _SMALL_CONSTANT:
-            groups.setdefault((const.aval, const.device), []).append((var, const))
+            groups.setdefault((const.aval, const.sharding), []).append((var, const))
     same: dict[Atom, Atom] = {}
     for group in groups.values():
         if len(group) > 1 and all(getattr(const.buffer, "is_fully_addressable", True) for _, const in group):

@@ -5,6 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as hs
 
+import blufunc as bf
+from blufunc import NamedSharding, P
+from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.arrays.backend import default_device
 from blufunc.core.ir import dtypes
@@ -177,6 +180,18 @@ def test_constants_that_are_returned_or_large():
     large = ShapedArray((10_000,), dtypes.float32)
     jaxpr = stage(twice_by(np.ones(10_000, np.float32), np.ones(10_000, np.float32)), [large])
     assert passes.merge_constants(jaxpr) is jaxpr  # not compared
+
+
+def test_constants_on_other_devices_stay_apart(monkeypatch):
+    """The results of a program are where its constants are."""
+    monkeypatch.setattr(config, "cpu_devices", 4)
+    mesh = bf.make_mesh((4,), ("x",))
+    values = np.arange(8, dtype=np.float32)
+    specs = [P("x"), P(None), P("x")]
+    a, b, c = (bf.device_put(values, NamedSharding(mesh, spec)) for spec in specs)
+    results = bf.jit(lambda: (a, b * 2, c))()
+    assert [x.sharding.spec for x in results] == specs
+    assert len(passes.merge_constants(stage(lambda x: [a, b, c, x], [F32])).consts) == 2
 
 
 # -- cse -------------------------------------------------------------------------------------------
