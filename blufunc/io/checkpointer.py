@@ -13,6 +13,7 @@ import json
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -77,6 +78,13 @@ def _noted(number: int) -> Iterator[None]:
     except BaseException as error:
         _unraised[number] = str(error)
         raise
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Drop the variables of the frames that an error, or one before it, refers to."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _say_error(number: int) -> None:
@@ -156,7 +164,7 @@ class Checkpointer:
             self._thread = ThreadPoolExecutor(1, "blufunc checkpoint")
             _finish_before_exit(self)
         save = next(_saves)
-        self._pending = self._thread.submit(self._run, save, entry, leaves, facts)
+        self._pending = self._thread.submit(self._run, save, entry, [leaves], facts)
         self._watched = weakref.finalize(self, _say_error, save)
         self._watched.atexit = False  # _finish does that
         del leaves
@@ -213,46 +221,54 @@ class Checkpointer:
 
         self._number = _agreed("begin", first)
 
-    def _run(self, save: int, entry: Entry, leaves: Leaves, facts: Any) -> None:
-        """Write and commit a checkpoint, in the thread."""
-        with _noted(save):
-            us = process_info.current()
-            inside = self._folder.below(entry.folder)
+    def _run(self, save: int, entry: Entry, held: list[Leaves], facts: Any) -> None:
+        """Write and commit a checkpoint, in the thread.
+
+        If that fails, the error stays until a call raises it, and arrays must not stay with it.
+        """
+        try:
+            with _noted(save):
+                self._commit(entry, held.pop(), facts)
+        except BaseException as error:
+            _clear_frames(error)
+            raise
+
+    def _commit(self, entry: Entry, leaves: Leaves, facts: Any) -> None:
+        us = process_info.current()
+        inside = self._folder.below(entry.folder)
+        if us.index == 0:
+            with storage.writing(storage.shown(self._folder.path)):
+                self._remove_remains(entry)
+        try:
+            with storage.writing(storage.shown(inside.path)):
+                inside.make()
+            written = write(inside, manifests.file_of(us.index), leaves, check=True)
+            del leaves
             if us.index == 0:
-                with storage.writing(storage.shown(self._folder.path)):
-                    self._remove_remains(entry)
+                files = [written, *(_file_of_other(inside, p) for p in range(1, us.count))]
+                commit = manifests.encoded(manifests.Manifest(entry.step, files, facts))
+                with storage.writing(self._folder.text(entry.manifest)):
+                    self._folder.write(entry.manifest, commit)
+            else:
+                _await(inside, lambda: self._is_settled(entry), "process 0 to commit")
+        except BaseException:
+            with contextlib.suppress(OSError, errors.BlufuncError):  # the first error is the one to see
+                if us.count == 1:
+                    manifests.discard(self._folder, entry)
+                elif not _failed(inside):  # the first one is the one to name
+                    inside.write(f"{us.index:05}{_FAILED}", b"")
+            raise
+        if us.index == 0:
             try:
-                with storage.writing(storage.shown(inside.path)):
-                    inside.make()
-                written = write(inside, manifests.file_of(us.index), leaves, check=True)
-                del leaves
-                if us.index == 0:
-                    files = [written, *(_file_of_other(inside, p) for p in range(1, us.count))]
-                    commit = manifests.encoded(manifests.Manifest(entry.step, files, facts))
-                    with storage.writing(self._folder.text(entry.manifest)):
-                        self._folder.write(entry.manifest, commit)
-                else:
-                    _await(inside, lambda: self._is_settled(entry), "process 0 to commit")
+                with storage.writing(storage.shown(self._folder.path)):
+                    self._remove_remains(entry)  # those of processes that were late for the save before, too
+                    for other in self._replaced():
+                        manifests.discard(self._folder, other)
             except BaseException:
-                with contextlib.suppress(OSError, errors.BlufuncError):  # the first error is the one to see
-                    if us.count == 1:
-                        manifests.discard(self._folder, entry)
-                    elif not _failed(inside):  # the first one is the one to name
-                        inside.write(f"{us.index:05}{_FAILED}", b"")
+                with contextlib.suppress(OSError, errors.BlufuncError):
+                    inside.write(f"{us.index:05}{_FAILED}", b"")  # the others wait for this, too
                 raise
-            if us.index == 0:
-                try:
-                    with storage.writing(storage.shown(self._folder.path)):
-                        self._remove_remains(
-                            entry
-                        )  # those of processes that were late for the save before, too
-                        for other in self._replaced():
-                            manifests.discard(self._folder, other)
-                except BaseException:
-                    with contextlib.suppress(OSError, errors.BlufuncError):
-                        inside.write(f"{us.index:05}{_FAILED}", b"")  # the others wait for this, too
-                    raise
-            self._committed += 1  # since the checkpoint that was restored
+        self._committed += 1  # since the checkpoint that was restored
 
     def _replaced(self) -> list[Entry]:
         """Checkpoints that the one committed now replaces.

@@ -1,5 +1,7 @@
 """Checkpoints of a run: any mesh reads them, and failures leave the old ones."""
 
+import concurrent.futures
+import errno
 import gc
 import json
 import os
@@ -122,6 +124,25 @@ def check_snapshots(tmp_path, monkeypatch):
 def test_devices_are_snapshot_on_the_emulated_device(tmp_path, monkeypatch):
     fake_cuda.install(monkeypatch)
     check_snapshots(tmp_path, monkeypatch)
+
+
+def test_a_save_that_fails_holds_no_arrays_until_its_error_is_raised(tmp_path, monkeypatch):
+    """A training goes on, and may need the memory."""
+    fake_cuda.install(monkeypatch)
+    x = bf.device_put(np.ones(1000, np.float32), bf.devices("cuda")[0])
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage._LocalDraft, "__init__", full)
+        saves = io.Checkpointer(tmp_path)
+        saves.save(1, {"x": x})
+        del x
+        concurrent.futures.wait([saves._pending], 20)
+        assert not snapshot._pending and memory.pool(0).live_bytes() == 0
+    with pytest.raises(errors.DataError, match="No space left on device"):
+        saves.wait()
 
 
 def check_move_on_the_way(monkeypatch):
