@@ -62,8 +62,9 @@ def weights(params: PyTree, *, eps: ArrayLike = 1e-12) -> PyTree:
     def joined(x: Any) -> Any:
         if not isinstance(x, WeightNorm):
             return x
-        shape = x.scale.shape
-        axis = next((d for d, n in enumerate(shape) if n > 1), len(shape) - 1)
+        # the axis of the features is one that both have whole; of several, all but one have size 1
+        same = [d for d, (n, m) in enumerate(zip(x.scale.shape, x.direction.shape, strict=True)) if n == m]
+        axis = max(same, key=x.scale.shape.__getitem__)
         return normalized(x.direction, x.scale.reshape(-1), axis=axis, eps=eps)
 
     return tree.map(joined, params, is_leaf=lambda x: isinstance(x, WeightNorm))

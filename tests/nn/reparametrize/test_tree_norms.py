@@ -13,6 +13,7 @@ PARAMS = {
     "conv": bnp.asarray(RNG.normal(size=(3, 3, 2, 4)), dtype="float32"),
     "dense": {"w": bnp.asarray(RNG.normal(size=(6, 5)), dtype="float32"), "b": bnp.ones(5)},
     "one": bnp.asarray(RNG.normal(size=(6, 1)), dtype="float32"),
+    "row": bnp.asarray(RNG.normal(size=(1, 6)), dtype="float32"),
 }
 
 
@@ -37,7 +38,7 @@ def test_weight_norm_gives_back_the_weights(axis):
 
 def test_gradients_are_orthogonal_to_directions():
     split = reparametrize.weight_norm(
-        PARAMS, mask={"conv": False, "dense": {"w": True, "b": False}, "one": False}
+        PARAMS, mask={"conv": False, "dense": {"w": True, "b": False}, "one": False, "row": False}
     )
     assert split["conv"] is PARAMS["conv"]
     x = bnp.asarray(RNG.normal(size=(7, 6)), dtype="float32")
