@@ -14,7 +14,7 @@ from blufunc.core.ir.jaxpr import Eqn, Var
 from blufunc.core.ops.shape import concatenate_p, pad_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
-from blufunc.kernels.loopir.index import Index, Range, flat, of, ranges_of, unflat
+from blufunc.kernels.loopir.index import ZERO, Index, Range, flat, of, ranges_of, unflat
 from blufunc.kernels.loopir.ir import (
     BODIES,
     Kernel,
@@ -39,7 +39,8 @@ def pointwise(low: Lowering) -> Launch:
     """The kernel of a region with one value per point."""
     sizes = [n for n in widest(low) if n > 1] or [1]
     if len(sizes) > 1:
-        sizes = joined(low, sizes) if reorders(low) else [math.prod(sizes)]
+        runs = joined(pointwise_over(low, sizes).kernel) if reorders(low) else [sizes]
+        sizes = [math.prod(run) for run in runs]
     return in_columns(low, sizes) or in_parts(low, sizes) or pointwise_over(low, sizes)
 
 
@@ -98,20 +99,34 @@ def in_parts(low: Lowering, sizes: Sequence[int]) -> Launch | None:
         return None
     whole = pointwise_over(low, sizes).kernel
     shape, each = found
+    axes = [[d] for d, n in enumerate(each) if n > 1]
+    made = _pieces_over(low, shape, each, axes)
+    if _loads(made.kernel) >= math.prod(shape) // math.prod(each) * _loads(whole):
+        return None
+    rest = iter(axes)
+    runs = [[d for _ in run for d in next(rest)] for run in joined(made.kernel)]
+    return made if runs == axes else _pieces_over(low, shape, each, runs)
+
+
+def _pieces_over(
+    low: Lowering, shape: Sequence[int], each: Sequence[int], axes: Sequence[Sequence[int]]
+) -> Launch:
+    """The kernel of pieces of the shape ``each``, with a range for each run of axes."""
     low.start()
-    ranges = [Range(f"i{d}", n) for d, n in enumerate(each)]
+    ranges, _ = points([math.prod([each[d] for d in run]) for run in axes])
+    inside = [ZERO] * len(shape)
+    for r, run in zip(ranges, axes, strict=True):
+        inside[run[0] : run[-1] + 1] = unflat(of(r), each[run[0] : run[-1] + 1])
     body = []
     for piece in itertools.product(*(range(n // size) for n, size in zip(shape, each, strict=True))):
-        place = [of(r) + part * r.extent for r, part in zip(ranges, piece, strict=True)]
+        place = [i + part * size for i, part, size in zip(inside, piece, each, strict=True)]
         position = flat(place, shape)
         for e in low.region.eqns:
             low.at(e.outvars[0], unflat(position, e.outvars[0].aval.shape))
         for v, b in low.outputs.items():
             at = unflat(position, v.aval.shape)
             body.append(Store(b, flat(at, v.aval.shape), low.at(v, at)))
-    made = low.launch([r for r in ranges if r.extent > 1], body)
-    count = math.prod(shape) // math.prod(each)
-    return made if _loads(made.kernel) < count * _loads(whole) else None
+    return low.launch(ranges, body)
 
 
 def _loads(kernel: Kernel) -> int:
@@ -221,19 +236,18 @@ def _is_generated(kernel: Kernel) -> bool:
     return strided and all(s.index.coefficient(column) == 1 for s in kernel.body)
 
 
-def joined(low: Lowering, sizes: list[int]) -> list[int]:
-    """``sizes``, adjacent ranges merged if every access strides through both as one."""
-    launch = pointwise_over(low, sizes)
-    ranges = launch.kernel.grid
-    indices = [i for v in post_order(launch.kernel.roots()) for i in v.indices()]
-    indices += [s.index for s in launch.kernel.body]
-    out = [sizes[0]]
-    for a, b, n in zip(ranges, ranges[1:], sizes[1:], strict=False):
-        if all(_as_one(i, a, b, n) for i in indices):
-            out[-1] *= n
+def joined(kernel: Kernel) -> list[list[int]]:
+    """The sizes of the grid in runs that every access strides through as one range."""
+    ranges = kernel.grid
+    indices = [i for v in post_order(kernel.roots()) for i in v.indices()]
+    indices += [s.index for s in kernel.body]
+    runs = [[ranges[0].extent]]
+    for a, b in itertools.pairwise(ranges):
+        if all(_as_one(i, a, b, b.extent) for i in indices):
+            runs[-1].append(b.extent)
         else:
-            out.append(n)
-    return out
+            runs.append([b.extent])
+    return runs
 
 
 def _as_one(index: Index, a: Range, b: Range, n: int) -> bool:

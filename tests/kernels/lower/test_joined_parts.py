@@ -68,6 +68,25 @@ def test_a_point_stores_an_element_of_each_part(name):
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+RANGES = {  # a function, its arguments, the ranges of the grid
+    "batches of images": (lambda x, y: bnp.concatenate([x * 2, y]), (drawn(4, 4, 3), drawn(4, 4, 3)), [48]),
+    "columns": (lambda x: bnp.concatenate([x, x * 2], 1), (drawn(2, 3, 16, 3),), [2, 144]),
+    "channels": (lambda x: bnp.concatenate([x, x * 2], -1), (drawn(2, 3, 16),), [6, 16]),
+    "a new axis": (lambda x: bnp.stack([x, x * 2], 1), (drawn(4, 2, 8),), [4, 16]),
+    "a table of rows": (rotated, (X, C, S), [3, 5, 16]),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_axes_that_all_accesses_stride_through_are_one_range(name):
+    fun, args, extents = RANGES[name]
+    made = case(fun, *args, target=JOINS, name=name)
+    (kernel,) = made.schedule.kernels
+    assert [r.extent for r in kernel.grid] == extents and len(kernel.body) == 2
+    for got, want in zip(made.interpreted(), made.expected(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 IN_PLACE = {  # a function of a donated argument, whether its result takes that memory
     "each part from its own elements": (lambda x: x - bnp.pad(bnp.sin(x[:16]), (0, 16)), True),
     "each part from the other": (halves_exchanged, False),
