@@ -114,15 +114,13 @@ def best_width(kernel: Kernel, over: Range) -> int:
     narrowest = sum(wide.get(2, []))
     possible = []
     for width, found in wide.items():
-        sizes = [b.dtype.itemsize * width for (b, _), is_one in zip(accesses, found, strict=True) if is_one]
+        vectors = [
+            (b, b.dtype.itemsize * width) for (b, _), is_one in zip(accesses, found, strict=True) if is_one
+        ]
+        sizes = [size for _, size in vectors]
         # a vector is one access of the smallest elements, at most two of the largest
         fits = sizes and min(sizes) <= ACCESS_BYTES and max(sizes) <= 2 * ACCESS_BYTES
-        stored = [
-            b.dtype.itemsize * width
-            for (b, _), is_one in zip(accesses, found, strict=True)
-            if is_one and b.written
-        ]
-        if over in kernel.grid and max(stored, default=0) > ACCESS_BYTES:
+        if over in kernel.grid and any(b.written and size > ACCESS_BYTES for b, size in vectors):
             fits = (
                 False  # two stores to each sector: AdamW in place at 2.39 TB/s, not 2.86 (H100, 2026-11-28)
             )

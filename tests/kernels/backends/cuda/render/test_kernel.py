@@ -525,7 +525,7 @@ WIDTHS = {
     "f64": (_copy(64, F64, F64), 2),
     "bf16": (_copy(64, BF16, BF16), 8),
     "bytes": (_copy(64, np.dtype(bool), np.dtype(bool)), 16),
-    "bf16 to f32": (_copy(64, BF16, F32), 8),
+    "bf16 to f32": (_copy(64, BF16, F32), 4),
     "f64 to bytes": (_copy(64, F64, np.dtype("int8")), 4),
     "even": (_copy(6), 2),
     "odd": (_copy(7), 1),
