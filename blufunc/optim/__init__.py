@@ -26,6 +26,7 @@ with _lazy.names(__name__):
     from blufunc.optim.base import chain as chain
     from blufunc.optim.base import identity as identity
     from blufunc.optim.base import named_chain as named_chain
+    from blufunc.optim.base import with_extra_args_support as with_extra_args_support
     from blufunc.optim.blocks import FactoredState as FactoredState
     from blufunc.optim.blocks import MuonState as MuonState
     from blufunc.optim.blocks import adaptive_grad_clip as adaptive_grad_clip

@@ -69,7 +69,7 @@ def chain(*transformations: Any) -> GradientTransformation:
     """
     for i, t in enumerate(transformations):
         check_transformation(t, f"argument {i} of chain")
-    more = [_takes_more(t.update) for t in transformations]
+    transformations = tuple([with_extra_args_support(t) for t in transformations])
 
     def init(params):
         return tuple([t.init(params) for t in transformations])
@@ -83,12 +83,28 @@ def chain(*transformations: Any) -> GradientTransformation:
                 fix="pass what init, or the last update, of this very chain returned",
             )
         states = []
-        for t, s, takes in zip(transformations, state, more, strict=True):
-            updates, s = t.update(updates, s, params, **(extra if takes else {}))
+        for t, s in zip(transformations, state, strict=True):
+            updates, s = t.update(updates, s, params, **extra)
             states.append(s)
         return updates, tuple(states)
 
     return GradientTransformation(init, update)
+
+
+def with_extra_args_support(tx: Any) -> GradientTransformation:
+    """``tx``; if its ``update`` takes no keyword arguments, one that ignores them.
+
+    Args:
+      tx: an object with ``init`` and ``update``.
+    """
+    check_transformation(tx, "the argument of with_extra_args_support")
+    if _takes_more(tx.update):
+        return tx
+
+    def update(updates, state, params=None, **extra):
+        return tx.update(updates, state, params)
+
+    return GradientTransformation(tx.init, update)
 
 
 def _takes_more(update: Callable) -> bool:

@@ -19,6 +19,7 @@ from blufunc.optim.base import (
     check_transformation,
     next_count,
     wide_dtype,
+    with_extra_args_support,
     zero_count,
 )
 
@@ -97,11 +98,13 @@ def dynamic_loss_scale(
             fix="factor > 1, growth_interval >= 1 and 0 < min_scale <= init_scale <= max_scale",
         )
 
+    inner = with_extra_args_support(inner)
+
     def init(params):
         scale = bnp.asarray(init_scale, dtype=dtypes.float32)
         return DynamicLossScaleState(scale, zero_count(), zero_count(), inner.init(params))
 
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, **extra):
         def unscaled(g):
             g = bnp.asarray(g)
             wide = wide_dtype(g.dtype)
@@ -113,7 +116,7 @@ def dynamic_loss_scale(
         )
         new, inner_state = lax.cond(
             finite,
-            lambda: inner.update(given, state.inner_state, params),
+            lambda: inner.update(given, state.inner_state, params, **extra),
             lambda: (tree.map(bnp.zeros_like, given), state.inner_state),
         )
         new = tree.map(lambda u, g: u.astype(bnp.asarray(g).dtype), new, updates)

@@ -25,6 +25,7 @@ from blufunc.optim.base import (
     real_number,
     required,
     stateless,
+    with_extra_args_support,
     zero_count,
 )
 
@@ -131,6 +132,7 @@ def masked(inner: Any, mask: PyTree) -> GradientTransformation:
       mask: a pytree of bools that is a prefix of the parameters, or a function from the parameters to one.
     """
     check_transformation(inner, "the first argument of masked")
+    inner = with_extra_args_support(inner)
 
     def mask_of(params):
         return mask(params) if callable(mask) else mask
@@ -141,10 +143,10 @@ def masked(inner: Any, mask: PyTree) -> GradientTransformation:
     def init(params):
         return MaskedState(inner.init(cut(mask_of(params), params)))
 
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, **extra):
         flags = mask_of(updates)
         kept = None if params is None else cut(flags, params)
-        new, inner_state = inner.update(cut(flags, updates), state.inner_state, kept)
+        new, inner_state = inner.update(cut(flags, updates), state.inner_state, kept, **extra)
         return tree.map(lambda m, n, u: n if m else u, flags, new, updates), MaskedState(inner_state)
 
     return GradientTransformation(init, update)
@@ -187,10 +189,10 @@ def partition(transforms: Mapping[Hashable, Any], param_labels: PyTree) -> Gradi
             )
         return PartitionState({label: t.init(params) for label, t in groups(labels)})
 
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, **extra):
         states = {}
         for label, t in groups(labels_of(updates)):
-            updates, states[label] = t.update(updates, state.inner_states[label], params)
+            updates, states[label] = t.update(updates, state.inner_states[label], params, **extra)
         return updates, PartitionState(states)
 
     return GradientTransformation(init, update)
@@ -243,7 +245,7 @@ class MultiSteps:
                 where=source.here(),
                 fix="every_k_schedule=4",
             )
-        self.inner_opt = opt
+        self.inner_opt = with_extra_args_support(opt)
         self._every = every_k_schedule if callable(every_k_schedule) else lambda step: every_k_schedule
         self._use_mean = use_grad_mean
         self._skips = should_skip_update_fn
@@ -256,19 +258,19 @@ class MultiSteps:
         return MultiStepsState(zero_count(), zero_count(), self.inner_opt.init(params), means, skip_state)
 
     def update(
-        self, updates: PyTree, state: MultiStepsState, params: PyTree | None = None
+        self, updates: PyTree, state: MultiStepsState, params: PyTree | None = None, **extra: Any
     ) -> tuple[PyTree, MultiStepsState]:
         """Accumulate gradients; update by ``opt`` in every k-th step, else by zeros."""
         if self._skips is None:
-            return self._step(updates, state, params)
+            return self._step(updates, state, params, extra)
         skips, skip_state = self._skips(updates, state.gradient_step, params)
         return lax.cond(
             skips,
             lambda: (_zeros(updates), state._replace(skip_state=skip_state)),
-            lambda: self._step(updates, state._replace(skip_state=skip_state), params),
+            lambda: self._step(updates, state._replace(skip_state=skip_state), params, extra),
         )
 
-    def _step(self, updates, state, params):
+    def _step(self, updates, state, params, extra):
         def taken_in(g, mean):
             g = bnp.asarray(g)
             return mean + (g - mean) / (state.mini_step + 1) if self._use_mean else mean + g
@@ -278,7 +280,7 @@ class MultiSteps:
 
         def emit():
             ready = tree.map(lambda m, g: m.astype(bnp.asarray(g).dtype), means, updates)
-            new, inner = self.inner_opt.update(ready, state.inner_opt_state, params)
+            new, inner = self.inner_opt.update(ready, state.inner_opt_state, params, **extra)
             return new, zero_count(), next_count(state.gradient_step), inner, _zeros(means)
 
         def wait():
@@ -328,18 +330,19 @@ def apply_if_finite(inner: Any, max_consecutive_errors: int) -> GradientTransfor
       max_consecutive_errors: the number of skipped steps in a row after which the next one is taken anyway.
     """
     check_transformation(inner, "the first argument of apply_if_finite")
+    inner = with_extra_args_support(inner)
 
     def init(params):
         return ApplyIfFiniteState(zero_count(), bnp.asarray(True), zero_count(), inner.init(params))
 
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, **extra):
         finite = functools.reduce(
             bnp.logical_and, [bnp.all(bnp.isfinite(u)) for u in tree.leaves(updates)], bnp.asarray(True)
         )
         count = bnp.where(finite, 0, next_count(state.notfinite_count))
         new, inner_state = lax.cond(
             finite | (count > max_consecutive_errors),
-            lambda: inner.update(updates, state.inner_state, params),
+            lambda: inner.update(updates, state.inner_state, params, **extra),
             lambda: (_zeros(updates), state.inner_state),
         )
         total = bnp.where(finite, state.total_notfinite, next_count(state.total_notfinite))
@@ -360,14 +363,15 @@ def conditionally_mask(inner: Any, should_transform_fn: Callable[[Any], Any]) ->
 
 def _conditional(inner, holds, otherwise, kind) -> GradientTransformation:
     check_transformation(inner, "the first argument of a conditional transformation")
+    inner = with_extra_args_support(inner)
 
     def init(params):
         return kind(inner_state=inner.init(params), step=zero_count())
 
-    def update(updates, state, params=None):
+    def update(updates, state, params=None, **extra):
         new, inner_state = lax.cond(
             holds(state.step),
-            lambda: inner.update(updates, state.inner_state, params),
+            lambda: inner.update(updates, state.inner_state, params, **extra),
             lambda: (otherwise(updates), state.inner_state),
         )
         return new, kind(inner_state=inner_state, step=next_count(state.step))

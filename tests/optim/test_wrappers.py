@@ -283,3 +283,34 @@ def test_conditions_under_cond():
     state = optimizer.init(PARAMS)
     taken = lax.cond(True, lambda: optimizer.update(PARAMS, state), lambda: (PARAMS, state))
     close(taken, optimizer.update(PARAMS, state))
+
+
+# -- keyword arguments of update --------------------------------------------------------------------
+
+WRAPPED = {
+    "chain": lambda t: optim.chain(optim.sgd(1.0), t),
+    "named_chain": lambda t: optim.named_chain(("rate", optim.sgd(1.0)), ("inner", t)),
+    "masked": lambda t: optim.masked(t, {"a": True, "b": False}),
+    "partition": lambda t: optim.partition({"x": t, "y": optim.sgd(1.0)}, {"a": "x", "b": "y"}),
+    "apply_if_finite": lambda t: optim.apply_if_finite(t, 3),
+    "conditionally_transform": lambda t: optim.conditionally_transform(t, lambda step: step < 9),
+    "MultiSteps": lambda t: optim.MultiSteps(t, 1),
+    "dynamic_loss_scale": lambda t: optim.dynamic_loss_scale(t, init_scale=1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_keyword_arguments_reach_what_takes_them(name):
+    """Around a transformation that scales by ``value``, and one without it."""
+
+    def update(updates, state, params=None, *, value, **extra):
+        return tree.map(lambda u: u * value, updates), state
+
+    by_value = optim.GradientTransformation(lambda params: (), update)
+    params = {"a": bnp.ones(3), "b": bnp.ones(2)}
+    t = WRAPPED[name](by_value)
+    new, _ = t.update(params, t.init(params), params, value=bnp.float32(5.0))
+    np.testing.assert_allclose(np.abs(new["a"]), 5.0)
+    t = WRAPPED[name](optim.identity())
+    new, _ = t.update(params, t.init(params), params, value=bnp.float32(5.0))
+    np.testing.assert_allclose(np.abs(new["a"]), 1.0)
