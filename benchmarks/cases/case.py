@@ -41,6 +41,7 @@ class Case:
       ieee: float32 matmuls are IEEE's in every library; False for models of 16 bits, whose last layers JAX may then
         compute in TF32, its default.
       comparable: PyTorch's results are the same; its random bits and weights are not.
+      compared: number of the last results that are compared; None: all.
     """
 
     program: Callable[..., Any]
@@ -52,6 +53,7 @@ class Case:
     carried: int = 0
     ieee: bool = True
     comparable: bool = True
+    compared: int | None = None
 
 
 LOW: dict[str, Any] = {"tolerance": 0.15, "ieee": False}

@@ -21,6 +21,11 @@ from tests.op_table.rows import OPS
 TESTED_ELSEWHERE = {
     "jit": ("tests/transforms/staging/test_jit.py", "jit("),
     "cond": ("tests/transforms/control_flow/test_cond.py", "cond("),
+    "platform_dependent": ("tests/transforms/control_flow/test_platform_dependent.py", "platform_dependent("),
+    "no_function_for_platform": (
+        "tests/transforms/control_flow/test_platform_dependent.py",
+        "def test_no_function(",
+    ),
     "cuda_kernel": ("tests/transforms/extension/test_cuda_kernel.py", "bf.cuda_kernel("),
     "while": ("tests/transforms/control_flow/test_while_loop.py", "while_loop("),
     "linear_solve": ("tests/transforms/custom_rules/test_linear_solve.py", "custom_linear_solve("),
