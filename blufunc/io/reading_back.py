@@ -32,13 +32,9 @@ class _Chunk(NamedTuple):
 
 
 class ReadBack:
-    """Compares chunks of a draft with their digests, in threads.
+    """Compares chunks of a draft with their digests, in threads."""
 
-    Args:
-      draft: it takes offsets.
-    """
-
-    def __init__(self, draft: storage.Draft):
+    def __init__(self, draft: storage.DraftAtOffsets):
         self._draft = draft
         self._pool = ThreadPoolExecutor(_THREADS, "blufunc read back")
         self._written: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()

@@ -34,30 +34,15 @@ _numbers = itertools.count()
 
 
 class Draft(ABC):
-    """A file that is being written, and has no name yet.
-
-    Attributes:
-      at_offsets: True if ``write`` may be called out of order, from several threads; then there are ``settle`` and
-        ``read``, too.
-    """
-
-    at_offsets = False
+    """A file that is being written, and has no name yet."""
 
     @abstractmethod
     def write(self, data: Any, offset: int) -> None:
-        """Write bytes at an offset."""
+        """Write bytes at an offset; in order, from one thread."""
 
     @abstractmethod
     def sync(self) -> None:
         """Wait until the bytes are on the disk, and drop them from the page cache."""
-
-    def settle(self, start: int, stop: int) -> None:
-        """Wait until written bytes are on the disk, and uncache them."""
-        raise NotImplementedError
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Bytes that were written: from the disk, if they are settled."""
-        raise NotImplementedError
 
     @abstractmethod
     def reader(self) -> Content:
@@ -70,6 +55,18 @@ class Draft(ABC):
     @abstractmethod
     def discard(self) -> None:
         """Remove the file, if it was not committed."""
+
+
+class DraftAtOffsets(Draft):
+    """A draft that several threads write to, in any order, and read back."""
+
+    @abstractmethod
+    def settle(self, start: int, stop: int) -> None:
+        """Wait until written bytes are on the disk, and uncache them."""
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes that were written: from the disk, if they are settled."""
 
 
 class Content(ABC):
@@ -261,9 +258,7 @@ class Local(Folder):
         return Lock(self._folder / ".lock")
 
 
-class _LocalDraft(Draft):
-    at_offsets = True
-
+class _LocalDraft(DraftAtOffsets):
     def __init__(self, folder: Path, name: str, size: int):
         self._folder, self._to = folder, folder / name
         self._path: Path | None = folder / f".{name}.{os.getpid()}-{next(_numbers)}{PART}"

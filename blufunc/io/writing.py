@@ -56,19 +56,20 @@ def write(
     path = folder.text(name)
     with storage.writing(path):
         draft = folder.draft(name, size)
-        back = ReadBack(draft) if check and draft.at_offsets else None
+        threaded = draft if isinstance(draft, storage.DraftAtOffsets) else None
+        back = ReadBack(threaded) if check and threaded is not None else None
         try:
-            digests = _write_arrays(draft, len(blank), arrays, blocks, back)
+            digests = _write_arrays(threaded, len(blank), arrays, blocks, back)
             complete = tuple(replace(a, digests=tuple(d)) for a, d in zip(arrays, digests, strict=True))
             head = headers.encoded(Header(complete, leaves.scalars, facts, metadata=metadata))
             draft.write(head, 0)
-            if not draft.at_offsets:
+            if threaded is None:
                 _write_in_order(draft, len(head), arrays, blocks)
             draft.sync()
             digest = head[headers.LENGTH_BYTES + len(headers.PREFIX) :][: seal.DIGITS].decode()
-            if back is not None:
+            if back is not None and threaded is not None:
                 damaged = back.finish()
-                _check(path, ["its header"] if draft.read(0, len(head)) != head else damaged)
+                _check(path, ["its header"] if threaded.read(0, len(head)) != head else damaged)
             elif check:
                 found = reading.File(draft.reader(), path)
                 _check(path, ["its header"] if found.header.digest != digest else found.damaged())
@@ -81,7 +82,7 @@ def write(
 
 
 def _write_arrays(
-    draft: storage.Draft,
+    draft: storage.DraftAtOffsets | None,
     offset: int,
     arrays: Sequence[headers.Stored],
     blocks: dict[str, Block],
@@ -89,13 +90,14 @@ def _write_arrays(
 ) -> list[list[str]]:
     """Digests of all chunks.
 
-    If the draft takes offsets, they are also written, and compared by ``back``.
+    Args:
+      draft: where chunks are also written, to be compared by ``back``; None keeps them.
     """
     futures: list[list[Future[str]]] = []
     try:
         for a in arrays:
             data = _bytes_of(blocks[a.key].read())
-            if draft.at_offsets:
+            if draft is not None:
                 del blocks[a.key]  # with its last chunk, the host's memory is free
             else:
                 blocks[a.key] = blocks[a.key]._replace(read=lambda data=data: data)  # type: ignore[misc]
@@ -103,7 +105,7 @@ def _write_arrays(
 
             def done(i: int, a: headers.Stored = a, data: memoryview = data) -> str:
                 part, start = data[i * a.chunk : (i + 1) * a.chunk], offset + a.start + i * a.chunk
-                if draft.at_offsets:
+                if draft is not None:
                     draft.write(part, start)
                 digest = seal.digest(part)
                 if back is not None:
