@@ -3,7 +3,8 @@
 A face, below ``mods.py``. In: the jaxpr of a ``mask_mod``, (*tables, b, h, q, k) -> bool. Out: a jaxpr
 (*tables, b, h, q0, q1, k0, k1) -> (possible, certain) for queries q0 to q1 and keys k0 to k1; None for a mask
 that is not a comparison of sums, such as one that reads a table at ``q``. Interval arithmetic (Moore, 1966)
-may leave a tile undecided, but is never wrong.
+may leave a tile undecided, but is never wrong. Sums with values of arrays might wrap around, unless they are
+clamped: ``lax.clamp(0, start[b], 4096) + q``.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def bounds_of(mask: Jaxpr) -> Jaxpr | None:
             operands = [read(a) for a in eqn.invars]
             if all(x.__class__ is _Fixed for x in operands):
                 found = eqn.prim.bind(*[x.value for x in operands], **eqn.params)
-                known |= zip(
-                    eqn.outvars, map(_Fixed, found if eqn.prim.multiple_results else [found]), strict=True
-                )
+                found = found if eqn.prim.multiple_results else [found]
+                most = max(operands[0].most, operands[2].most) if eqn.prim is ew.clamp_p else _INT
+                known |= zip(eqn.outvars, [_Fixed(x, most) for x in found], strict=True)
             else:
                 known[eqn.outvars[0]] = _applied(eqn, operands)
         return list(_maybe(read(mask.outvars[0])))

@@ -21,6 +21,7 @@ from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Literal, eval_jaxpr, exact
+from blufunc.core.ops.elementwise import clamp_p
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
@@ -124,6 +125,7 @@ def _prepared(jaxpr: Jaxpr, tables: tuple) -> tuple[Jaxpr, tuple]:
     after: list[Any] = []
     for eqn in jaxpr.eqns:
         fixed = not eqn.effects and all(a.__class__ is Literal or a in known for a in eqn.invars)
+        fixed = fixed and eqn.prim is not clamp_p  # its bounds are those of a mask over tiles
         (before if fixed else after).append(eqn)
         known |= dict.fromkeys(eqn.outvars if fixed else ())
     if not before:

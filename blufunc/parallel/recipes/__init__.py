@@ -7,16 +7,11 @@ from blufunc import _lazy
 
 with _lazy.names(__name__):
     from blufunc.parallel.recipes.collective_matmul import all_gather_matmul, matmul_reduce_scatter
-    from blufunc.parallel.recipes.context_parallel import (
-        context_parallel_attention,
-        unzigzag,
-        zigzag,
-        zigzag_order,
-        zigzag_positions,
-    )
+    from blufunc.parallel.recipes.context_parallel import context_parallel_attention
     from blufunc.parallel.recipes.expert_parallel import expert_capacity, mixture_of_experts
     from blufunc.parallel.recipes.gradients import accumulated_value_and_grad, bucketed_psum
     from blufunc.parallel.recipes.pipeline import pipeline, pipeline_value_and_grad, schedule_1f1b
+    from blufunc.parallel.recipes.token_order import unzigzag, zigzag, zigzag_order, zigzag_positions
     from blufunc.parallel.recipes.vocabulary_parallel import (
         pad_vocabulary,
         vocabulary_parallel_cross_entropy,

@@ -9,7 +9,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import errors, nn
+from blufunc import errors, lax, nn
 from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.nn.attention.mods import traced
 
@@ -339,6 +339,7 @@ BOUNDED = {
     "chosen number": lambda b, h, q, k: bnp.where(q < 3, k, -k) >= bnp.minimum(b, k) - 1,
     "lengths": nn.masks.lengths(PREFIX, PREFIX[::-1]),
     "local": nn.masks.local_window(2, 1),
+    "clamped": lambda b, h, q, k: q + lax.clamp(0, bnp.asarray(PREFIX)[b], T) > k,
 }
 
 
