@@ -8,6 +8,7 @@ from blufunc import _lazy
 with _lazy.names(__name__):
     from blufunc.parallel.recipes.collective_matmul import all_gather_matmul, matmul_reduce_scatter
     from blufunc.parallel.recipes.context_parallel import context_parallel_attention
+    from blufunc.parallel.recipes.dropless_experts import Mixture, balanced_bias, dropless_experts
     from blufunc.parallel.recipes.expert_parallel import expert_capacity, mixture_of_experts
     from blufunc.parallel.recipes.gradients import accumulated_value_and_grad, bucketed_psum
     from blufunc.parallel.recipes.pipeline import pipeline, pipeline_value_and_grad, schedule_1f1b
@@ -19,10 +20,13 @@ with _lazy.names(__name__):
     )
 
 __all__ = [
+    "Mixture",
     "accumulated_value_and_grad",
     "all_gather_matmul",
+    "balanced_bias",
     "bucketed_psum",
     "context_parallel_attention",
+    "dropless_experts",
     "expert_capacity",
     "matmul_reduce_scatter",
     "mixture_of_experts",

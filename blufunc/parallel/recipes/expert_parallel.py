@@ -150,9 +150,25 @@ class _Routes:
 
 def _check(params: Any, router: Any, x: Any, top_k: int, factor: float, axis: str | None, groups: int) -> int:
     """Check the sizes, and return the number of experts."""
+    E = check_experts("mixture_of_experts", params, router, x, top_k, axis)
+    tokens = math.prod(x.shape[:-1])
+    problem = ""
+    if not factor > 0:
+        problem = f"capacity_factor is a positive number, not {factor}"
+    elif axis is not None and groups != 1:
+        problem = "with an axis the tokens of each rank are one group"
+    elif groups < 1 or tokens % groups:
+        problem = f"{tokens} tokens do not split into {groups} groups"
+    if problem:
+        raise errors.ValueRangeError(f"mixture_of_experts: {problem}.", where=source.here())
+    return E
+
+
+def check_experts(name: str, params: Any, router: Any, x: Any, top_k: int, axis: str | None) -> int:
+    """Check the sizes of a mixture, for messages of ``name``; its experts."""
 
     def fail(kind: type[errors.BlufuncError], what: str) -> NoReturn:
-        raise kind(f"mixture_of_experts: {what}.", where=source.here())
+        raise kind(f"{name}: {what}.", where=source.here())
 
     if router.ndim != 2 or not x.ndim or x.shape[-1] != router.shape[0]:
         fail(
@@ -168,11 +184,4 @@ def _check(params: Any, router: Any, x: Any, top_k: int, factor: float, axis: st
         fail(errors.ShapeError, f"the leading dimension of all parameters is {own}")
     if not 1 <= top_k <= E:
         fail(errors.ValueRangeError, f"top_k is between 1 and the {E} experts, not {top_k}")
-    if not factor > 0:
-        fail(errors.ValueRangeError, f"capacity_factor is a positive number, not {factor}")
-    tokens = math.prod(x.shape[:-1])
-    if axis is not None and groups != 1:
-        fail(errors.ValueRangeError, "with an axis the tokens of each rank are one group")
-    if groups < 1 or tokens % groups:
-        fail(errors.ValueRangeError, f"{tokens} tokens do not split into {groups} groups")
     return E
