@@ -158,6 +158,9 @@ class Config:
         stream. If off, their steps are launched one by one, on one stream.
       cpu_devices: the number of simulated CPU devices, which share its cores; more than one is for testing
         multi-device programs.
+      bucket_bytes: bytes of a full bucket of gradients, which share an all-reduce or a reduce-scatter in programs that
+        are sharded; by default 25 MiB, about the full bandwidth of links. Fewer start the first bucket earlier, more
+        launch fewer collectives. It applies to programs compiled afterwards.
       host_memory: bytes of page-locked memory of the host that ``jit(memory_budget=)`` may plan to fill for each
         device, arguments and results there included. Default: 128 GiB, half of a GPU's share of an HGX host of 2 TB.
         It applies to programs compiled afterwards.
@@ -182,6 +185,7 @@ class Config:
     cuda_overlap: bool = True
     nccl_graphs: bool = True
     cpu_devices: int = 1
+    bucket_bytes: int = 25 << 20
     host_memory: int = 128 << 30
     plan_cache: bool = True
 

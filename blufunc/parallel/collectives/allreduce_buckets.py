@@ -11,13 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from blufunc.config import config
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.elementwise import convert_p
 from blufunc.kernels.loopir.access_map import moves
 from blufunc.parallel.collectives import primitives as mc
-
-BUCKET_BYTES = 25 << 20
-"""Bytes of a full bucket: enough for about the full bandwidth of links."""
 
 _KINDS = {mc.psum_invariant_p: "all_reduce", mc.mesh_psum_scatter_p: "reduce_scatter"}
 
@@ -88,7 +86,7 @@ class _Buckets:
         self.nbytes[axes] += eqn.invars[0].aval.nbytes
         self.left[axes] -= 1
         self.sum_of[eqn.outvars[0]] = eqn
-        if self.nbytes[axes] >= BUCKET_BYTES:
+        if self.nbytes[axes] >= config.bucket_bytes:
             self.flush(axes)
 
     def wait(self, eqn: Eqn, sum_: Eqn) -> None:

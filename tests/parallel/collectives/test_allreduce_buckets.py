@@ -5,13 +5,13 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import lax
+from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir.check import check_jaxpr
 from blufunc.core.ir.jaxpr import communicates, eval_jaxpr
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.kernels import pipeline as steps
-from blufunc.parallel.collectives import allreduce_buckets
 from blufunc.parallel.collectives import primitives as mc
 from blufunc.parallel.collectives.allreduce_buckets import in_buckets
 from blufunc.parallel.collectives.lowering import lower_collectives
@@ -107,7 +107,7 @@ def staged(function):
 
 @pytest.mark.parametrize("function, bucket, want", CASES, ids=lambda x: getattr(x, "__name__", None))
 def test_where_sums_stand(monkeypatch, function, bucket, want):
-    monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", bucket)
+    monkeypatch.setattr(config, "bucket_bytes", bucket)
     out = lower_collectives(staged(function))
     check_jaxpr(out)
     names = [e.prim.name for e in out.eqns if e.prim.kind == "collective" or e.prim.name == "dot_general"]
@@ -117,7 +117,7 @@ def test_where_sums_stand(monkeypatch, function, bucket, want):
 @pytest.mark.parametrize("bucket", [1, 300, 1 << 20])
 @pytest.mark.parametrize("function", [late, read, read_last, cast, cast_behind, chained, moved, repeated])
 def test_what_ranks_get_is_the_same(monkeypatch, function, bucket):
-    monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", bucket)
+    monkeypatch.setattr(config, "bucket_bytes", bucket)
     jaxpr = staged(function)
     rng = np.random.default_rng(0)
     parts = [[from_numpy(rng.standard_normal((8, 8), np.float32)) for _ in range(2)] for _ in range(4)]
@@ -132,7 +132,7 @@ def test_what_ranks_get_is_the_same(monkeypatch, function, bucket):
 
 def test_a_full_bucket_goes_before_what_comes_next(monkeypatch):
     """Each bucket follows its last operand, and partial buckets come at the end."""
-    monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", 2 * 8 * 8 * 4)
+    monkeypatch.setattr(config, "bucket_bytes", 2 * 8 * 8 * 4)
 
     def layers(a, b):
         found = []

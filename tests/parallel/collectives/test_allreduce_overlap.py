@@ -5,13 +5,14 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from blufunc.config import config
 from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ir.check import check_jaxpr
 from blufunc.core.ir.jaxpr import communicates, eval_jaxpr
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.backends.cuda.device_model import H200
-from blufunc.parallel.collectives import allreduce_buckets, allreduce_overlap
+from blufunc.parallel.collectives import allreduce_overlap
 from blufunc.parallel.collectives import primitives as mc
 from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh
@@ -47,7 +48,7 @@ def staged(function, monkeypatch, seconds_of_last, rows=8 * 8):
     The last sum takes as long as ``seconds_of_last`` matmuls.
     """
     x, w = (from_numpy(np.zeros((n, 8), np.float32)).aval for n in (rows, 8))
-    monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(config, "bucket_bytes", 1)
     product = 2 * rows * 8 * 8 / H200.products
     monkeypatch.setattr(
         allreduce_overlap, "SUMMED", rows * 8 * 4 / (product * seconds_of_last) if seconds_of_last else 1e30
@@ -134,5 +135,5 @@ def test_what_ranks_get_is_the_same(monkeypatch, function, products):
 
 def test_one_bucket_is_left_as_it_is(monkeypatch):
     jaxpr = staged(gradients, monkeypatch, 4)
-    monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", 1 << 30)
+    monkeypatch.setattr(config, "bucket_bytes", 1 << 30)
     assert order(lower_collectives(jaxpr)) == "dddd" + "dd" * 4 + "s"

@@ -12,9 +12,9 @@ import pytest
 
 import blufunc as bf
 from blufunc import lax, optim
+from blufunc.config import config
 from blufunc.core.ir.jaxpr import subjaxprs
 from blufunc.core.programs.simplify import simplify
-from blufunc.parallel.collectives import allreduce_buckets
 from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.partition.partition import localise
@@ -124,7 +124,7 @@ def cast_once(params, tokens):
 )
 def test_gradients_in_low_precision_go_in_buckets_too(monkeypatch, loss, of_params):
     """Conversions of gradients neither delay a sum nor keep it out of a bucket."""
-    monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", ALL // 8)
+    monkeypatch.setattr(config, "bucket_bytes", ALL // 8)
     specs = [*map(of_params, bf.tree.leaves((PARAMS, STATE))), P("data")]
     mesh = AbstractMesh((4,), ("data",))
     jaxpr = bf.make_jaxpr(lambda *args: step(*args, loss=loss))(PARAMS, STATE, TOKENS)

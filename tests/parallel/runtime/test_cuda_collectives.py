@@ -25,7 +25,6 @@ from blufunc.kernels.backends.cuda.library import cublaslt
 from blufunc.kernels.backends.cuda.streams import Access, Task, turns
 from blufunc.kernels.rewrites.split_float32 import with_split_products
 from blufunc.kernels.schedule import OpaqueStep
-from blufunc.parallel.collectives import allreduce_buckets
 from blufunc.parallel.collectives import primitives as mc
 from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh
@@ -165,7 +164,7 @@ def of_ranks(jaxpr, args):
 
 @pytest.mark.parametrize("per_bucket", [1, 2, 4])
 def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch, per_bucket):
-    monkeypatch.setattr(allreduce_buckets, "BUCKET_BYTES", per_bucket * 64 * 64 * 4)
+    monkeypatch.setattr(config, "bucket_bytes", per_bucket * 64 * 64 * 4)
 
     def f(w, x):
         for a in w:
