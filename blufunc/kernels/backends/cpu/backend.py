@@ -37,6 +37,7 @@ from blufunc.kernels.backends.numpy import out_of_memory
 from blufunc.kernels.backends.numpy.program import CallingProgram, Program, interpret
 
 with _lazy.modules(globals()):  # the compiler is imported when a program is compiled or shown
+    from blufunc.kernels.backends.cpu import eager_loops
     from blufunc.kernels.backends.cpu import program as host_program
     from blufunc.kernels.rewrites.loops import memories
 
@@ -83,8 +84,16 @@ class NumpyBackend:
         start = 0 if to is None else recording.clock()
         try:
             if prim.reference is not None:
-                run = ignoring_fp_errors_in_callbacks if eqn_calls_back(prim, params) else ignoring_fp_errors
-                results = run(prim.reference(interpret, **params), list(buffers))
+                results = None
+                if prim.kind == "control":
+                    results = ignoring_fp_errors(eager_loops.run, self.compile, prim, buffers, params, outs)
+                if results is None:
+                    run = (
+                        ignoring_fp_errors_in_callbacks
+                        if eqn_calls_back(prim, params)
+                        else ignoring_fp_errors
+                    )
+                    results = run(prim.reference(interpret, **params), list(buffers))
             else:
                 results = ignoring_fp_errors(_apply, prim, buffers, params)
                 if (

@@ -443,7 +443,7 @@ def _bytes_of(jaxpr: Jaxpr, least: int) -> int:
         variables = (*e.invars, *e.outvars) if e.prim.kind == "reduce" else e.outvars
         nbytes = sum(v.aval.size * v.aval.dtype.itemsize for v in variables)
         total += max(least, nbytes * (_RANDOM_BYTES if e.prim.kind == "random" else 1))
-        rounds = _rounds_of(e)
+        rounds = rounds_of(e)
         inner = least if rounds is None else _CALL_BYTES
         total += (rounds or 1) * sum(_bytes_of(body, inner) for body in subjaxprs(e.params))
     return total
@@ -458,7 +458,7 @@ def _calls_of(jaxpr: Jaxpr) -> int | None:
         if bodies := list(subjaxprs(e.params)):
             if e.prim.kind not in ("control", "call"):
                 return None
-            times = max(1, min(_rounds_of(e) or 1, _ROUNDS) // _ROUNDS_OF_CALL)
+            times = max(1, min(rounds_of(e) or 1, _ROUNDS) // _ROUNDS_OF_CALL)
             for body in bodies:
                 inside = _calls_of(body)
                 if inside is None:
@@ -485,7 +485,7 @@ def _calls_of_data(eqn: Eqn) -> int:
     return calls
 
 
-def _rounds_of(eqn: Eqn) -> int | None:
+def rounds_of(eqn: Eqn) -> int | None:
     """The rounds of a loop; None if it is none."""
     if eqn.prim.kind != "control" or eqn.prim.name not in ("scan", "while"):
         return None
