@@ -186,8 +186,13 @@ class _Cond(Primitive):
                 choices.append(self._unless_unused(work, chosen, ins))
             else:
                 choices.append(work(chosen, *ins))
-        outs = [_choose(index, xs) for xs in zip(*choices, strict=True)]
-        return outs, [0] * len(outs)
+        outs, out_dims = (
+            [_choose(index, xs) for xs in zip(*choices, strict=True)],
+            [0] * len(branches[0].outvars),
+        )
+        for i, j in _forwarded(branches).items():  # the same for each element, if the operand is
+            outs[i], out_dims[i] = operands[j], dims[j]
+        return outs, out_dims
 
     def _unless_unused(self, work: Callable, chosen: Any, ins: Sequence[Any]) -> list[Any]:
         """The results of a branch for a batch; zeros if no element chose it."""
@@ -366,6 +371,18 @@ def where_taken(chosen: Any, x: Any) -> Any:
     if not is_inexact(x):
         return x
     return select(broadcast_in_dim(chosen, x.aval.shape, (0,)), x, stop_gradient(x))
+
+
+def _forwarded(branches: Branches) -> dict[int, int]:
+    """The results that are an operand in all branches, and which."""
+    places = [{v: j for j, v in enumerate(b.invars)} for b in branches]
+    found: dict[int, int] = {}
+    for i, atoms in enumerate(zip(*(b.outvars for b in branches), strict=True)):
+        ways = {p.get(a) if isinstance(a, Var) else None for p, a in zip(places, atoms, strict=True)}
+        (way,) = ways if len(ways) == 1 else (None,)
+        if way is not None:
+            found[i] = way
+    return found
 
 
 def _choose(index: Any, choices: Sequence[Any]) -> Any:

@@ -239,6 +239,12 @@ def test_results_that_are_not_batched_stay_so():
     assert [v.aval.shape for v in eqn.outvars] == [(3,), ()]
 
 
+def test_operands_that_all_branches_return_are_not_batched():
+    f = lambda p, x, y: cond(p, lambda x, y: (x + 1, y), lambda x, y: (x, y), x, y)
+    x, y = vmap(f, (0, 0, None), (0, None))(arr([True, False]), arr([0.0, 1.0]), arr(5.0))
+    assert x.tolist() == [1.0, 1.0] and float(y) == 5.0
+
+
 def test_a_batch_of_choices_of_constants():
     f = lambda p: cond(p, lambda: arr([1.0, 2.0]), lambda: arr([3.0, 4.0]))
     close(vmap(f)(arr([True, False], bool)), arr([[1.0, 2.0], [3.0, 4.0]]))

@@ -82,34 +82,42 @@ def test_results_do_not_share_storage_with_arguments():
 
 
 @pytest.mark.parametrize(
-    "init, step, dtype",
-    [(0, lambda x: x + 1, "int32"), (0.0, lambda x: x + 1, "float32"), (0, lambda x: x + arr(0.5), "float64"),
-     (0, lambda x: x + arr(1, np.int16), "int16"), (0.0, lambda x: x + arr(1, np.float16), "float16")],
+    "init, step, dtype, weak",
+    [(0, lambda x: x + 1, "int32", True), (0.0, lambda x: x + 1, "float32", True),
+     (0, lambda x: x + arr(0.5), "float64", False), (0, lambda x: x + arr(1, np.int16), "int16", False),
+     (0.0, lambda x: x + arr(1, np.float16), "float16", False)],
 )  # fmt: skip
-def test_a_weak_carry_takes_the_dtype_that_the_body_gives_it(init, step, dtype):
+def test_a_weak_carry_takes_the_dtype_that_the_body_gives_it(init, step, dtype, weak):
     for y in (
         while_loop(lambda x: x < 3, step, init),
         jit(lambda: while_loop(lambda x: x < 3, step, init))(),
     ):
-        assert y.dtype == dtype and not y.weak_type and float(y) == 3.0
+        assert y.dtype == dtype and y.weak_type == weak and float(y) == 3.0
 
 
-def test_functions_are_traced_once_and_the_body_again_for_a_weak_carry():
+def test_a_weak_carry_leaves_the_dtype_of_other_values():
+    x = arr(np.ones(2), np.float16)
+    y, _ = while_loop(lambda c: c[1] < 3, lambda c: (c[0] * c[1], c[1] + 1), (x, 1.0))
+    assert y.dtype == np.float16 and y.tolist() == [2.0, 2.0]
+
+
+def test_functions_are_traced_once_and_the_body_again_for_a_carry_that_becomes_strong():
     count = []
     cond = lambda x: count.append("cond") or x < 3
     body = lambda x: count.append("body") or x + 1
     while_loop(cond, body, arr(0.0))
-    assert sorted(count) == ["body", "cond"]
     while_loop(cond, body, 0.0)
-    assert sorted(count[2:]) == ["body", "body", "cond"]
+    assert count == ["body", "cond"] * 2
+    while_loop(cond, lambda x: body(x) + arr(0.0), 0.0)
+    assert count[4:] == ["body", "body", "cond"]
     compiled = jit(lambda x: while_loop(cond, body, x))
     compiled(arr(0.0))
     compiled(arr(1.0))
-    assert len(count) == 7
+    assert len(count) == 9
     grad_of = jit(grad(lambda x: while_loop(cond, body, x, max_steps=4)))
     grad_of(arr(0.0))
     grad_of(arr(1.0))
-    assert len(count) == 9
+    assert len(count) == 11
 
 
 def test_closures_are_read_anew_in_each_call():
