@@ -12,7 +12,7 @@ thread (``runtime/simulated``), and the results are assembled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import compress
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -407,6 +407,7 @@ def shard_map(
     mesh: Mesh | AbstractMesh | None = None,
     in_specs: Any,
     out_specs: Any,
+    axis_names: Collection[str] = (),
     check_vma: bool = True,
 ) -> Callable[P, R]: ...
 @overload
@@ -416,6 +417,7 @@ def shard_map(
     mesh: Mesh | AbstractMesh | None = None,
     in_specs: Any,
     out_specs: Any,
+    axis_names: Collection[str] = (),
     check_vma: bool = True,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
@@ -426,6 +428,7 @@ def shard_map(
     mesh: Mesh | AbstractMesh | None = None,
     in_specs: Any,
     out_specs: Any,
+    axis_names: Collection[str] = (),
     check_vma: bool = True,
 ) -> Any:
     """Run ``fun`` on every rank of a mesh, on its shards of the arguments.
@@ -440,6 +443,7 @@ def shard_map(
         shard is whole on every rank.
       out_specs: a pytree prefix of the results: how their shards make up the whole. A result must be the same over
         the axes that its spec does not mention.
+      axis_names: the mesh axes that are mapped: all of them, which is what none means.
       check_vma: check the latter (default). If False, you are responsible for it.
     Returns:
       a function of global arrays.
@@ -447,11 +451,16 @@ def shard_map(
       ShardingError: the specs do not fit the arguments, results or mesh; a result varies over an axis that its spec
         does not mention; an operation cannot take the types of its operands over an axis.
       TreeError: the specs are not a prefix of arguments or results.
-      UnsupportedError: a ``shard_map`` inside of another.
+      UnsupportedError: a ``shard_map`` inside of another, or over some axes of a mesh.
     """
     if fun is None:
         return functools.partial(
-            shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
+            shard_map,
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=axis_names,
+            check_vma=check_vma,
         )
     check_callable(fun, "shard_map")
     if mesh is not None and not isinstance(mesh, AxisSizes):
@@ -473,6 +482,13 @@ def shard_map(
                 f"shard_map of {name_of(fun)} has no mesh.",
                 where=source.here(),
                 fix="shard_map(f, mesh=mesh, ...), or call it inside of `with mesh:`",
+            )
+        if axis_names and set(axis_names) != set(where.axis_names):
+            raise errors.UnsupportedError(
+                f"shard_map of {name_of(fun)} over {sorted(axis_names)}, some axes of the mesh ({where}).",
+                where=source.here(),
+                why="inside, every axis is mapped.",
+                fix="leave axis_names out; specs that do not mention an axis keep values whole along it",
             )
         if any(isinstance(e, MeshAxis) for e in state.context):
             raise errors.UnsupportedError(

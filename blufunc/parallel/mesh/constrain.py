@@ -17,7 +17,7 @@ from blufunc.core.primitives.sharding import elementwise
 from blufunc.core.pytree import tree
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
-from blufunc.parallel.mesh.spec import PartitionSpec
+from blufunc.parallel.mesh.spec import UNCONSTRAINED, PartitionSpec
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def constrain(x: T, spec: Any) -> T:
       spec: a ``PartitionSpec`` for the current mesh (``with mesh:``) or the mesh of the partitioned program; a
         ``NamedSharding``; or a pytree of these like ``x``. Sums over ``unreduced`` axes may stay pending here: the
         consumer reduces them, by a reduce-scatter where it is sharded along these axes. So each device can add up
-        gradients of many microbatches before one reduction.
+        gradients of many microbatches before one reduction. ``P.UNCONSTRAINED`` leaves a dimension to the compiler.
     Raises:
       ArgumentError: ``spec`` is something else.
       ShardingError: the spec has more entries than ``x`` has dimensions, names an axis that the mesh lacks, or has
@@ -97,6 +97,9 @@ def _constrain(x: Any, to: PartitionSpec | NamedSharding) -> Any:
             why="only in shard_map may the type of a cotangent differ from its primal's.",
             fix="leave them out",
         )
+    free = tuple([i for i, entry in enumerate(spec) if entry is UNCONSTRAINED])
+    if free:
+        spec = spec.with_entries([None if entry is UNCONSTRAINED else entry for entry in spec])
     if mesh is not None:
         mesh = NamedSharding(mesh.abstract, spec).mesh  # checks the names of axes
-    return sharding_constraint_p.bind(x, spec=spec, mesh=mesh, free=())
+    return sharding_constraint_p.bind(x, spec=spec, mesh=mesh, free=free)

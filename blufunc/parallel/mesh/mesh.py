@@ -75,6 +75,21 @@ class AxisSizes:
         return math.prod(self.axis_sizes)
 
     @property
+    def empty(self) -> bool:
+        """True if there are no axes."""
+        return not self.axis_names
+
+    @property
+    def are_all_axes_explicit(self) -> bool:
+        """True if there are axes, and each is ``Explicit``."""
+        return bool(self.axis_types) and all(kind is AxisType.Explicit for kind in self.axis_types)
+
+    @property
+    def are_all_axes_auto(self) -> bool:
+        """True if there are axes, and each is ``Auto``."""
+        return bool(self.axis_types) and all(kind is AxisType.Auto for kind in self.axis_types)
+
+    @property
     def abstract(self) -> AbstractMesh:
         """The mesh without its devices."""
         return AbstractMesh(self.axis_sizes, self.axis_names, axis_types=self.axis_types)

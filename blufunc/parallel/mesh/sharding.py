@@ -17,7 +17,7 @@ from blufunc.core.arrays.memories import kind_of
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import DEVICE
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, index_along
-from blufunc.parallel.mesh.spec import PartitionSpec, names_of
+from blufunc.parallel.mesh.spec import UNCONSTRAINED, PartitionSpec, names_of
 
 Index = tuple[slice, ...]
 
@@ -151,9 +151,17 @@ class NamedSharding(Sharding):
         """The number of parts along each of ``ndim`` dimensions.
 
         Raises:
-          ShardingError: the spec has more entries.
+          ShardingError: the spec has more entries, or leaves some to the compiler.
         """
-        return tuple(self.mesh.size_of(names_of(entry)) for entry in self.spec.for_rank(ndim))
+        entries = self.spec.for_rank(ndim)
+        if UNCONSTRAINED in entries:
+            raise errors.ShardingError(
+                f"{self.spec} is not the sharding of an array.",
+                where=source.here(),
+                why="only a constraint can leave dimensions to the compiler.",
+                fix="use None for a dimension that is whole",
+            )
+        return tuple(self.mesh.size_of(names_of(entry)) for entry in entries)
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of each shard, padding included: dimensions / parts, rounded up."""

@@ -13,7 +13,20 @@ from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.axes import sequence
 
-Entry = None | str | tuple[str, ...]
+
+class Unconstrained:
+    """The entry ``PartitionSpec.UNCONSTRAINED``: the compiler shards the dimension."""
+
+    def __repr__(self) -> str:
+        return "UNCONSTRAINED"
+
+    def __reduce__(self):
+        return "UNCONSTRAINED"  # there is one
+
+
+UNCONSTRAINED = Unconstrained()
+
+Entry = None | str | tuple[str, ...] | Unconstrained
 """One entry of a spec: the mesh axes that shard a dimension, major first."""
 
 
@@ -33,8 +46,10 @@ class PartitionSpec(tuple):
 
     Attributes:
         unreduced, reduced: the same, as frozen sets.
+        UNCONSTRAINED: an entry of constraints alone, which leaves the dimension to the compiler.
     """
 
+    UNCONSTRAINED = UNCONSTRAINED
     unreduced: frozenset[str]
     reduced: frozenset[str]
 
@@ -105,7 +120,9 @@ P = PartitionSpec
 
 def names_of(entry: Entry) -> tuple[str, ...]:
     """The mesh axes of one entry of a spec."""
-    return () if entry is None else (entry,) if isinstance(entry, str) else entry
+    if entry is None or isinstance(entry, Unconstrained):
+        return ()
+    return (entry,) if isinstance(entry, str) else entry
 
 
 def _stripped(entries: tuple) -> tuple:
@@ -118,7 +135,7 @@ def _stripped(entries: tuple) -> tuple:
 
 def _entry(entry: Any) -> Entry:
     """An entry in canonical form: no tuple of fewer than two names."""
-    if entry is None or (isinstance(entry, str) and entry):
+    if entry is None or isinstance(entry, Unconstrained) or (isinstance(entry, str) and entry):
         return entry
     if not isinstance(entry, (tuple, list)) or not all(isinstance(name, str) and name for name in entry):
         raise errors.ArgumentError(

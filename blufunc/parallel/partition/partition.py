@@ -109,10 +109,23 @@ def localise(
     ]
     local = stage(run, avals, jaxpr.name, jaxpr.arg_names)
     ways = [
-        NamedSharding(mesh, PartitionSpec(*layout)) if s is None else s
-        for layout, s in zip(found, required, strict=True)
+        NamedSharding(mesh, _spec_of(v, layout, whole, mesh)) if s is None else s
+        for v, layout, s in zip(whole.outvars, found, required, strict=True)
     ]
     return passes.dce(local), ways
+
+
+def _spec_of(atom: Atom, layout: Layout, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """The spec that the program states for a result, or that of its layout.
+
+    A stated one may name axes of size 1, which layouts lack.
+    """
+    for eqn in jaxpr.eqns:
+        if isinstance(eqn.prim, ShardingConstraint) and atom in eqn.outvars and not eqn.params["free"]:
+            spec = eqn.params["spec"]
+            if not spec.unreduced and layout_of(spec, atom.aval.ndim, mesh) == layout:
+                return spec
+    return PartitionSpec(*layout)
 
 
 def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layout:

@@ -33,8 +33,8 @@ def pmap(
     fun: Callable[P, R],
     axis_name: str | None = None,
     *,
-    in_axes: int | Sequence[int | None] | None = 0,
-    out_axes: int | None = 0,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
     static_broadcasted_argnums: int | Iterable[int] = (),
     devices: Sequence[backends.Device] | None = None,
     backend: str | None = None,
@@ -46,9 +46,10 @@ def pmap(
     Args:
       fun: a function of pytrees of arrays.
       axis_name: the name of the axis, for collectives.
-      in_axes: the mapped axis of all arguments, or a sequence with that of each; None: the argument is not mapped.
-        What is passed by name is mapped over its first axis.
-      out_axes: where the mapped axis is in all results; None: they are the same on all devices.
+      in_axes: the mapped axis of all arguments, or a pytree prefix of the tuple of them; None: not mapped. What is
+        passed by name is mapped over its first axis.
+      out_axes: where the mapped axis is in all results, or a pytree prefix of them; None: they are the same on all
+        devices.
       static_broadcasted_argnums: positions of arguments that are no arrays, and are passed as they are.
       devices, backend: the devices in order, or their platform; by default those of the default platform.
       axis_size: the size of the mapped axis, if no argument has it.
@@ -66,19 +67,20 @@ def pmap(
     @functools.wraps(fun)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         static = argument_indices(statics, len(args), "static_broadcasted_argnums")
-        axes = _axes(in_axes, len(args))
-        dynamic = [(a, x) for i, (a, x) in enumerate(zip(axes, args, strict=True)) if i not in static]
-        dynamic += [(0, kwargs)]
-        size = _size(dynamic, axis_size)
+        order = [i for i in range(len(args)) if i not in static]
+        axes = [_axes(a, args[i]) for i, a in zip(order, _of_arguments(in_axes, args, order), strict=True)]
+        axes.append(_axes(0, kwargs))
+        dynamic = [*[args[i] for i in order], kwargs]
+        size = _size([p for a, x in zip(axes, dynamic, strict=True) for p in zip(a, tree.leaves(x), strict=True)],
+                     axis_size)  # fmt: skip
         key = (size, tuple(axes), tuple(sorted(kwargs)), tuple([(i, args[i]) for i in sorted(static)]))
         if key not in programs:
             mesh = Mesh(_devices(size, devices, backend), (name,))
-            order = [i for i in range(len(args)) if i not in static]
-            body = _program(fun, mesh, name, [a for a, _ in dynamic], out_axes, {i: args[i] for i in static})
+            body = _program(fun, mesh, name, axes, out_axes, {i: args[i] for i in static})
             programs[key] = mesh, jit(body, donate_argnums=[order.index(i) for i in donated if i in order])
         mesh, program = programs[key]
         put = lambda axis, x: device_put(x, NamedSharding(mesh, _spec(axis, lift(x).aval.ndim, name)))
-        return program(*[tree.map(functools.partial(put, axis), x) for axis, x in dynamic])
+        return program(*[_map_leaves(put, a, x) for a, x in zip(axes, dynamic, strict=True)])
 
     return mapped
 
@@ -87,23 +89,41 @@ def _several(numbers: int | Iterable[int]) -> tuple[int, ...]:
     return (numbers,) if isinstance(numbers, int) else tuple(numbers)
 
 
-def _axes(in_axes: Any, n: int) -> list[int | None]:
+def _of_arguments(in_axes: Any, args: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The entry of ``in_axes`` for each of the arguments ``order``, of all arguments."""
     if in_axes is None or isinstance(in_axes, int):
-        return [in_axes] * n
-    axes = list(in_axes)
-    if len(axes) != n or not all(a is None or isinstance(a, int) for a in axes):
+        return [in_axes] * len(order)
+    if not isinstance(in_axes, (tuple, list)) or len(in_axes) != len(args):
         raise errors.ArgumentError(
-            f"pmap: in_axes={in_axes!r:.60} for {n} arguments.",
+            f"pmap: in_axes={in_axes!r:.60} for {len(args)} arguments.",
             where=source.here(),
-            fix="give an axis, or None, for each argument",
+            fix="give an axis, a pytree of axes, or None, for each argument",
+        )
+    return [in_axes[i] for i in order]
+
+
+def _axes(prefix: Any, value: Any) -> tuple[int | None, ...]:
+    """The axis of each leaf of a value."""
+    axes = tuple(tree.broadcast_prefix(prefix, value, is_leaf=lambda x: x is None))
+    if not all(a is None or isinstance(a, int) for a in axes):
+        raise errors.ArgumentError(
+            f"pmap: axes are ints and None, not {prefix!r:.60}.",
+            where=source.here(),
+            fix="give an axis, or None, for each value",
         )
     return axes
 
 
-def _size(dynamic: Sequence[tuple[int | None, Any]], given: int | None) -> int:
-    """The size of the mapped axis, which all arguments have."""
-    values = [(a, lift(x)) for a, value in dynamic if a is not None for x in tree.leaves(value)]
-    sizes = {x.aval.shape[axis_in(a, x.aval.ndim, "pmap")] for a, x in values}
+def _map_leaves(fun: Callable, axes: Sequence[int | None], value: Any) -> Any:
+    """``fun(axis, leaf)`` of each leaf."""
+    leaves, treedef = tree.flatten(value)
+    return tree.unflatten(treedef, [fun(a, x) for a, x in zip(axes, leaves, strict=True)])
+
+
+def _size(leaves: Sequence[tuple[int | None, Any]], given: int | None) -> int:
+    """The size of the mapped axis, which all mapped values have."""
+    values = [(a, lift(x).aval) for a, x in leaves if a is not None]
+    sizes = {aval.shape[axis_in(a, aval.ndim, "pmap")] for a, aval in values}
     sizes |= set() if given is None else {given}
     if len(sizes) != 1:
         raise errors.ArgumentError(
@@ -132,40 +152,26 @@ def _program(
     fun: Callable,
     mesh: Mesh,
     name: str,
-    axes: Sequence[int | None],
-    out_axes: int | None,
+    axes: Sequence[tuple[int | None, ...]],
+    out_axes: Any,
     static: dict[int, Any],
 ) -> Callable:
     """The function of whole arrays, positional ones first and then those by name."""
 
-    def program(*values: Any) -> Any:
-        def specs(axis: int | None, value: Any) -> Any:
-            return tree.map(lambda x: _spec(axis, lift(x).aval.ndim, name), value)
+    out_specs = tree.map(lambda a: _out_spec(a, name), out_axes, is_leaf=lambda x: x is None)
 
+    def program(*values: Any) -> Any:
         def one(*parts: Any) -> Any:
-            given: list[Any] = [
-                part
-                if axis is None
-                else tree.map(lambda x, a=axis: squeeze(x, (axis_in(a, x.ndim, "pmap"),)), part)
-                for axis, part in zip(axes, parts, strict=True)
-            ]
-            *args, kwargs = given
+            *args, kwargs = [_map_leaves(_element, a, part) for a, part in zip(axes, parts, strict=True)]
             for i in sorted(static):
                 args.insert(i, static[i])
             outs = fun(*args, **kwargs)
-            if out_axes is None:
-                return outs
-            return tree.map(
-                lambda x: expand_dims(lift(x), (axis_in(out_axes, lift(x).ndim + 1, "pmap"),)), outs
-            )
+            return _map_leaves(_of_batch, _axes(out_axes, outs), outs)
 
-        in_specs = tuple([specs(a, v) for a, v in zip(axes, values, strict=True)])
-        if out_axes is None or out_axes >= 0:
-            out_specs = PartitionSpec() if out_axes is None else _spec(out_axes, out_axes + 1, name)
-        else:
-            raise errors.UnsupportedError(
-                f"pmap with out_axes={out_axes}.", where=source.here(), fix="count the axis from the front"
-            )
+        in_specs = tuple([
+            _map_leaves(lambda a, x: _spec(a, lift(x).aval.ndim, name), a, value)
+            for a, value in zip(axes, values, strict=True)
+        ])  # fmt: skip
         return shard_map(one, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*values)
 
     functools.update_wrapper(program, fun)
@@ -177,3 +183,22 @@ def _spec(axis: int | None, ndim: int, name: str) -> PartitionSpec:
     if axis is None:
         return PartitionSpec()
     return PartitionSpec(*[None] * axis_in(axis, ndim, "pmap"), name)
+
+
+def _out_spec(axis: Any, name: str) -> PartitionSpec:
+    if axis is not None and axis < 0:
+        raise errors.UnsupportedError(
+            f"pmap with out_axes={axis}.", where=source.here(), fix="count the axis from the front"
+        )
+    return PartitionSpec() if axis is None else _spec(axis, axis + 1, name)
+
+
+def _element(axis: int | None, x: Any) -> Any:
+    """The element of this device in its part of a mapped value."""
+    return x if axis is None else squeeze(x, (axis_in(axis, x.ndim, "pmap"),))
+
+
+def _of_batch(axis: int | None, x: Any) -> Any:
+    """A result of this device as its part of the batch of results."""
+    x = lift(x)
+    return x if axis is None else expand_dims(x, (axis_in(axis, x.ndim + 1, "pmap"),))

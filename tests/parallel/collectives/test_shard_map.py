@@ -477,3 +477,15 @@ def test_what_is_broadcast_is_summed_on_each_rank_before_it_is_exchanged():
     same(bf.grad(f)(bias, X), bf.grad(lambda b: ((X + b) ** 2).sum())(bias))
     sums = exchanged(bf.grad(f), bias, X)["psum_invariant"]
     assert sums[1] <= 4 * (bias.size + 1)  # and perhaps the value
+
+
+def test_axis_names():
+    f = lambda x: lax.psum(x, "x")
+    options = {"mesh": GRID, "in_specs": P("x"), "out_specs": P()}
+    for names in ((), {"x", "y"}, ["y", "x"]):
+        assert shard_map(f, axis_names=names, **options)(np.arange(4.0, dtype="float32")).tolist() == [
+            2.0,
+            4.0,
+        ]
+    with pytest.raises(errors.UnsupportedError, match="some axes of the mesh"):
+        shard_map(f, axis_names={"x"}, **options)(np.ones(4, np.float32))

@@ -265,6 +265,11 @@ def test_named_shardings_are_keys(eight):
         (lambda: NamedSharding(XY, "x"), errors.ArgumentError, "a spec, not 'x'"),
         (lambda: NamedSharding((2, 4), P("x")), errors.ArgumentError, r"a mesh, not \(2, 4\)"),
         (lambda: NamedSharding(XY, P(None, "x")).shard_shape((4,)), errors.ShardingError, "of rank 2"),
+        (
+            lambda: NamedSharding(XY, P(P.UNCONSTRAINED)).shard_shape((4,)),
+            errors.ShardingError,
+            "of an array",
+        ),
         (lambda: NamedSharding(XY, P()).devices_indices_map((4,)), errors.ShardingError, "no devices"),
     ],
 )
@@ -272,3 +277,23 @@ def test_bad_shardings(make, error, text):
     with pytest.raises(error, match=text) as caught:
         make()
     assert __file__ in str(caught.value)
+
+
+def test_kinds_of_meshes():
+    explicit = AbstractMesh((2, 4), ("x", "y"), axis_types=AxisType.Explicit)
+    for mesh, found in ((XY, (False, True, False)), (explicit, (False, False, True)),
+                        (AbstractMesh((), ()), (True, False, False))):  # fmt: skip
+        assert (mesh.empty, mesh.are_all_axes_auto, mesh.are_all_axes_explicit) == found
+
+
+def test_unconstrained_dimensions(eight):
+    spec = P("x", P.UNCONSTRAINED)
+    assert spec.axes == ("x",) and spec != P("x") and pickle.loads(pickle.dumps(spec)) == spec
+    with make_mesh((2, 4), ("x", "y")):
+        f = bf.jit(lambda x: bf.constrain(x * 2, spec), in_shardings=P(None, "y"))
+        assert f(np.ones((4, 8), np.float32)).sharding.spec == P("x", "y")
+
+
+def test_results_have_the_spec_that_the_program_states(eight):
+    stated = NamedSharding(make_mesh((2, 1), ("x", "y")), P("x", "y"))  # an axis of size 1 included
+    assert bf.jit(lambda x: x * 2, out_shardings=stated)(np.ones((4, 4), np.float32)).sharding == stated

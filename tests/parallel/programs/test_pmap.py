@@ -54,6 +54,17 @@ def test_options():
     np.testing.assert_array_equal(x, X)  # its copy on the devices was donated
 
 
+def test_axes_are_prefixes_of_pytrees():
+    given = {"a": X, "b": {"c": X.T, "d": np.float32(2)}}
+    f = lambda t, s: {"y": t["a"] * t["b"]["d"] + s, "z": (t["b"]["c"], t["b"]["d"])}
+    in_axes = ({"a": 0, "b": {"c": 1, "d": None}}, None)
+    out_axes = {"y": 1, "z": (0, None)}
+    found = bf.pmap(f, in_axes=in_axes, out_axes=out_axes)(given, 1.0)
+    want = bf.vmap(f, in_axes, out_axes)(given, 1.0)
+    for a, b in zip(bf.tree.leaves(found), bf.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 def test_derivatives():
     loss = lambda w: (bf.pmap(lambda x, w: (x * w) ** 2, in_axes=(0, None))(X, w)).sum()
     np.testing.assert_allclose(bf.grad(loss)(2.0), 4 * (X**2).sum(), rtol=1e-6)
@@ -66,6 +77,7 @@ def test_derivatives():
         (lambda: bf.pmap(lambda x, y: x)(np.ones(4), np.ones(3)), r"sizes \[3, 4\]"),
         (lambda: bf.pmap(lambda x: x, in_axes=None)(1.0), "no argument is mapped"),
         (lambda: bf.pmap(lambda x: x, in_axes=(0, 0))(X), "for 1 arguments"),
+        (lambda: bf.pmap(lambda x: x, in_axes=({"a": "i"},))({"a": X}), "axes are ints and None"),
     ],
 )
 def test_errors(call, match):
