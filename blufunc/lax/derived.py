@@ -61,9 +61,9 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
         ) from None
 
 
-def dtype(x: ArrayLike) -> np.dtype:
-    """The dtype that x has as an array."""
-    return lift(x).aval.dtype
+def dtype(x: ArrayLike | DTypeLike) -> np.dtype:
+    """The dtype that x has as an array; of a dtype, itself."""
+    return dtypes.as_dtype(x) if isinstance(x, (np.dtype, type, str)) else lift(x).aval.dtype
 
 
 def reciprocal(x: ArrayLike) -> Array:

@@ -439,18 +439,18 @@ def one_hot(x: ArrayLike, num_classes: int, *, dtype: DTypeLike = float, axis: i
     """One-hot vectors of the integers in ``x``; all zeros for those out of range.
 
     Args:
-      x: an array of integers, of any shape.
+      x: an array of integers, of any shape; of floats, those that are whole.
       num_classes: the length of the vectors.
       dtype: the dtype of the result.
       axis: where the new axis stands in the result.
     Returns:
       an array of one more axis than ``x``, of size ``num_classes``.
     Raises:
-      DtypeError: ``x`` does not hold integers.
+      DtypeError: ``x`` does not hold real numbers.
       ValueRangeError: the result has no axis ``axis``.
     """
     x = bnp.asarray(x)
-    if not dtypes.is_integer(x.dtype):
+    if not (dtypes.is_integer(x.dtype) or dtypes.is_floating(x.dtype)):
         raise errors.DtypeError(
             f"one_hot takes integers, not {x.dtype}.",
             where=source.here(),
@@ -458,6 +458,7 @@ def one_hot(x: ArrayLike, num_classes: int, *, dtype: DTypeLike = float, axis: i
         )
     axis = axis_in(axis, x.ndim + 1, "one_hot")
     if x.dtype.itemsize < 4:
-        x = x.astype(dtypes.int32)  # int8 would count the classes from 128 on as negative
+        # int8 would count the classes from 128 on as negative, and float16 round those from 2048 on
+        x = x.astype(dtypes.int32 if dtypes.is_integer(x.dtype) else dtypes.float32)
     classes = lax.broadcasted_iota(x.dtype, (1,) * axis + (num_classes,) + (1,) * (x.ndim - axis), axis)
     return bnp.equal(bnp.expand_dims(x, axis), classes).astype(dtype)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
 from blufunc.core.ir.trace import Array
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import special
+from blufunc.core.ops.reduce import reduce_and, reduce_or
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy.promotion import (
     PYTHON_SCALARS,
@@ -37,6 +38,9 @@ from blufunc.numpy.promotion import (
     unary_inexact,
     value_of,
 )
+
+with _lazy.modules(globals()):
+    from blufunc.core.ops import random_bits
 
 if TYPE_CHECKING:
     from blufunc.core.ir.array_like import ArrayLike
@@ -116,8 +120,21 @@ def _selected(mask: Array, x: Array) -> Array:
     return ops.select_p.bind(mask, x, constant(0, x.aval.dtype, x.aval.weak_type))
 
 
-equal = binary(ops.eq_p, "equal", "``x == y``, as bool.")
-not_equal = binary(ops.ne_p, "not_equal", "``x != y``, as bool.")
+def _comparing(prim: Primitive, of_words: Callable, name: str, doc: str) -> Ufunc:
+    """A comparison of arrays, random keys among them, which compare by their words."""
+    of_arrays = binary(prim, name, doc)
+
+    def function(x: Any, y: Any, /) -> Array:
+        if isinstance(x, Array) and x.aval.dtype.kind == "V" and dtypes.key == x.aval.dtype == y.dtype:
+            words = of_arrays(*[random_bits.random_unwrap_p.bind(as_value(k, name)) for k in (x, y)])
+            return of_words(words, (words.aval.ndim - 1,))
+        return of_arrays(x, y)
+
+    return named(function, name, of_arrays.__doc__ or doc)
+
+
+equal = _comparing(ops.eq_p, reduce_and, "equal", "``x == y``, as bool.")
+not_equal = _comparing(ops.ne_p, reduce_or, "not_equal", "``x != y``, as bool.")
 less = ordering(ops.lt_p, ops.lt_p, "less", "``x < y``, as bool.")
 less_equal = ordering(ops.le_p, ops.lt_p, "less_equal", "``x <= y``, as bool.")
 greater = ordering(ops.gt_p, ops.gt_p, "greater", "``x > y``, as bool.")

@@ -455,8 +455,8 @@ def _labels(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[list[
     spelled = []
     for term, s, n in zip(inputs, shapes, extra, strict=True):
         plain = term.replace("...", rest[len(rest) - n :] if n > 0 else "")
-        if "." in plain or not all(c.isalpha() for c in plain):
-            raise bad(f"{term!r} is not made of letters and one '...'")
+        if "." in plain or not all(c.isalnum() for c in plain):
+            raise bad(f"{term!r} is not made of letters, digits and one '...'")
         if len(plain) != len(s) or n < 0:
             raise bad(f"{term!r} labels {len(term.replace('...', ''))} axes of an operand of rank {len(s)}")
         spelled.append(plain)
@@ -466,10 +466,6 @@ def _labels(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[list[
         for c in result:
             if c not in every or result.count(c) > 1:
                 raise bad(f"the result has {c!r} {'twice' if c in every else 'and no operand has it'}")
-        if rest and "..." not in out:
-            raise bad(
-                "the operands have '...' and the result does not", f"{subscripts} ... -> write '->...{out}'"
-            )
     else:
         result = rest + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c not in rest))
     return spelled, result
@@ -561,7 +557,7 @@ def diag(v: ArrayLike, k: int = 0) -> Array:
     if x.aval.ndim == 2:
         return diagonal(x, k)
     if x.aval.ndim != 1:
-        raise errors.ShapeError(
+        raise errors.AxisRangeError(
             f"diag of {x.aval}.", where=source.here(), fix="x has rank 1 or 2; see diagonal"
         )
     n = x.aval.size

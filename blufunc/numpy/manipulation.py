@@ -219,11 +219,8 @@ def moveaxis(a: ArrayLike, source: Any, destination: Any) -> Array:
     """Move axes from ``source`` to ``destination`` (ints, or tuples of one length)."""
     x = as_value(a, "moveaxis")
     rank = x.aval.ndim
-    src = [axis_in(a, rank, "moveaxis") for a in (source if isinstance(source, (tuple, list)) else [source])]
-    dst = [
-        axis_in(a, rank, "moveaxis")
-        for a in (destination if isinstance(destination, (tuple, list)) else [destination])
-    ]
+    src = [axis_in(a, rank, "moveaxis") for a in (source if is_several(source) else [source])]
+    dst = [axis_in(a, rank, "moveaxis") for a in (destination if is_several(destination) else [destination])]
     if len(src) != len(dst) or len(set(src)) != len(src) or len(set(dst)) != len(dst):
         raise errors.ValueRangeError(
             f"moveaxis: {source} and {destination} are not equally many distinct axes.",

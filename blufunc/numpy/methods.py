@@ -37,11 +37,10 @@ from blufunc.numpy import (
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import parse_device
 from blufunc.numpy.indexing import getitem
-from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, broadcast_shapes
+from blufunc.numpy.promotion import PYTHON_SCALARS, broadcast_shapes
 from blufunc.numpy.updating import At
 
 with _lazy.modules(globals()):
-    from blufunc.core.ops import random_bits
     from blufunc.numpy import editing
 
 # -- operators -------------------------------------------------------------------------------------
@@ -110,15 +109,9 @@ _BINARY: dict[str, tuple[Callable, Callable]] = {
 
 
 def _comparison(function: Callable, of_nothing: bool) -> Callable:
-    """The comparison of arrays, float0 and keys among them.
-
-    The elements of float0 are all zero. Keys compare by their words.
-    """
+    """The comparison of arrays, float0 among them: its elements are all zero."""
 
     def compare(x: Array, y: Any) -> Array:
-        if x.aval.dtype == dtypes.key == getattr(y, "dtype", None):
-            of_words = function(*[random_bits.random_unwrap_p.bind(as_value(v)) for v in (x, y)])
-            return (reductions.all if of_nothing else reductions.any)(of_words, -1)
         if x.aval.dtype == dtypes.float0 == getattr(y, "dtype", None):
             return creation.full(broadcast_shapes(x.shape, y.shape), of_nothing)
         return function(x, y)

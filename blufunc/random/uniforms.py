@@ -99,9 +99,10 @@ def randint(
     about ``(maxval - minval) / 2**64`` for int32. Dtypes narrower than 32 bits are drawn as int32.
 
     Args:
-      minval, maxval: ints, or integer arrays that broadcast to ``shape``; limited to the range of ``dtype``.
+      minval, maxval: ints, or arrays that broadcast to ``shape``; limited to the range of ``dtype``. Floats are
+        truncated to integers.
     Raises:
-      DtypeError: ``dtype``, ``minval`` or ``maxval`` is not an integer.
+      DtypeError: ``dtype`` is not an integer, or ``minval`` or ``maxval`` not real.
       ShapeError: ``minval`` or ``maxval`` does not broadcast to ``shape``.
     """
     key, shape = fresh_key("randint", key), shape_of("randint", shape)
@@ -149,9 +150,11 @@ def _bound(what: str, x: Any, shape: tuple[int, ...], sampled: np.dtype, dtype: 
         return scalar(value, sampled), beyond
     x = lift(x, what)
     if not dtypes.is_integer(x.dtype):
-        raise errors.DtypeError(
-            f"randint takes an integer {what}, not {x.aval}.", where=source.here(), fix=f"int({what})"
-        )
+        if not dtypes.is_floating(x.dtype):
+            raise errors.DtypeError(
+                f"randint takes a real {what}, not {x.aval}.", where=source.here(), fix=f"int({what})"
+            )
+        x = ops.convert(x, dtypes.as_dtype(int))
     x = broadcast("randint", what, x, shape)
     own = dtypes.iinfo(x.dtype)
     beyond = None

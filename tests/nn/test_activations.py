@@ -209,8 +209,10 @@ def test_one_hot():
     np.testing.assert_array_equal(np.asarray(nn.one_hot(x, 3, axis=1)), np.moveaxis(expected, -1, 1))
     assert nn.one_hot(x, 3, dtype="int32").dtype == np.int32
     assert nn.one_hot(2, 3).shape == (3,)
+    for dtype in ("float32", "float16"):
+        assert nn.one_hot(bnp.asarray([1.0, 0.5], dtype), 3).tolist() == [[0, 1, 0], [0, 0, 0]]
     with pytest.raises(errors.DtypeError, match="one_hot takes integers"):
-        nn.one_hot(bnp.asarray([0.0]), 3)
+        nn.one_hot(bnp.asarray([0j]), 3)
 
 
 # -- peers -----------------------------------------------------------------------------------------

@@ -129,3 +129,31 @@ def test_axis_out_of_range(f):
         with pytest.raises(errors.AxisRangeError, match="axis") as raised:
             g(bnp.ones((2, 2)))
         assert isinstance(raised.value, ValueError) and isinstance(raised.value, IndexError)
+
+
+def test_keys_compare_by_their_words():
+    keys = random.split(random.key(0), 3)
+    assert bnp.equal(keys, keys).tolist() == [True] * 3 and bool(bnp.array_equal(keys, keys))
+    assert bnp.not_equal(keys[0], keys).tolist() == [False, True, True]
+    assert not bnp.allclose(keys[0], keys[1]) and bnp.result_type(keys, keys[0]) == keys.dtype
+    assert jit(bnp.equal)(keys, keys[1]).tolist() == [False, True, False]
+
+
+def test_arrays_as_shapes_and_axes():
+    x = bnp.ones((2, 3, 4))
+    assert bnp.reshape(x, bnp.array([-1, 3])).shape == (8, 3)
+    assert bnp.moveaxis(x, bnp.arange(2), np.arange(1, 3)).shape == (4, 2, 3)
+    assert bnp.sum(x, bnp.array([0, 2])).shape == (3,)
+
+
+def test_dtype_of_a_dtype():
+    assert (
+        lax.dtype(np.dtype("int16")) == np.int16
+        and lax.dtype(np.float32) == lax.dtype("float32") == np.float32
+    )
+
+
+def test_einsum_sums_an_ellipsis_that_the_result_lacks():
+    x = np.arange(24.0, dtype="float32").reshape(2, 3, 4)
+    assert bnp.einsum("a...->a", x).tolist() == x.sum((1, 2)).tolist()
+    assert bnp.einsum("a...d,e...->ade", x, np.ones((2, 3), "float32")).shape == (2, 4, 2)

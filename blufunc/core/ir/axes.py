@@ -83,7 +83,7 @@ def is_several(axis: Any) -> bool:
     return (
         isinstance(axis, Iterable)
         and not isinstance(axis, (str, bytes, dict))
-        and not hasattr(axis, "__index__")
+        and (not hasattr(axis, "__index__") or getattr(axis, "ndim", 0) == 1)
     )
 
 
@@ -108,7 +108,7 @@ def shape_of(shape: Any, name: str, open: bool = False) -> tuple[int, ...]:
     """A shape from an int or a sequence of int; ``open`` allows a size of -1."""
     if isinstance(shape, (tuple, list)):
         sizes = tuple([static_int(n, name, "a size") for n in shape])
-    elif isinstance(shape, np.ndarray) and shape.ndim == 1:
+    elif getattr(shape, "ndim", 0) == 1:  # an array of sizes, which has __index__, too
         sizes = ints(shape, name, "a shape")
     elif hasattr(shape, "__index__"):
         sizes = (static_int(shape, name, "a shape"),)
