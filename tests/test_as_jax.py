@@ -231,3 +231,91 @@ def test_x64_positions_and_counts():
         """
     )
     assert out == ["int64"] * 5 + ["int32", "float64", "uint64"]
+
+
+def test_dtypes_of_64_bits_are_truncated_unless_x64_is_on():
+    out = run(
+        """
+        import jax, jax.numpy as jnp, numpy as np
+        x = np.ones(2)  # libraries pass the dtypes of arrays on
+        kinds = lambda: [str(v.dtype) for v in (
+            jnp.zeros(2, x.dtype), jnp.ones(2).astype("float64"), jax.random.uniform(jax.random.key(0), dtype=x.dtype),
+            jnp.zeros(2, np.int64), jnp.asarray(x, jnp.complex128))]
+        print(kinds())
+        with jax.enable_x64(True):
+            print(kinds())
+            kept = jnp.zeros(2, x.dtype)
+        print(kinds() == kinds(), kept.dtype, jax.dtypes.canonicalize_dtype(None), jnp.iinfo(np.int64).bits)
+        print(jnp.finfo(np.float64).eps == np.finfo(np.float64).eps, jnp.finfo(jnp.float32).max.astype(np.float64) > 0)
+        """
+    )
+    narrow = ["float32"] * 3 + ["int32", "complex64"]
+    assert out[0] == str(narrow) and out[1] == str(["float64"] * 3 + ["int64", "complex128"])
+    assert out[2:] == ["True float64 float32 64", "True True"]
+
+
+def test_traces_of_libraries():
+    out = run(
+        """
+        import jax, jax.numpy as jnp
+        from jax.extend import linear_util as lu
+
+        class Counter(jax.core.Tracer):
+            def __init__(self, trace, value):
+                super().__init__(trace, jax.typeof(value))
+                self.value = value
+
+        class Counting(jax.core.Trace):
+            def __init__(self, parent):
+                super().__init__()
+                self.parent, self.seen = parent, []
+            def process_primitive(self, primitive, tracers, params):
+                self.seen.append(primitive.name)
+                values = [t.value if isinstance(t, Counter) else t for t in tracers]
+                out = primitive.bind_with_trace(self.parent, values, [jax.typeof(v) for v in values], params)
+                return jax.tree.map(lambda v: Counter(self, v), out)
+
+        @lu.transformation
+        def counted(traces, *values):
+            with jax.core.take_current_trace() as parent:
+                trace = Counting(parent)
+                traces.append(trace)
+                with jax.core.set_current_trace(trace):
+                    outs = yield [Counter(trace, v) for v in values], {}
+                    yield [o.value for o in outs]
+
+        traces = []
+        print(counted(lu.wrap_init(lambda x: [jnp.sin(x) * x]), traces).call_wrapped(jnp.float32(0)), traces[0].seen)
+        def fails(x):
+            raise KeyError("x")
+        try:
+            counted(lu.wrap_init(fails), traces).call_wrapped(jnp.float32(0))
+        except KeyError as error:  # the generators have ended here, though the error refers to them
+            print(jax.core.trace_state_clean(), jnp.sin(jnp.float32(0)))
+        """
+    )
+    assert out == ["[Array(0., dtype=float32)] ['sin', 'mul']", "True 0.0"]
+
+
+def test_what_libraries_read():
+    out = run(
+        """
+        import inspect
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import PartitionSpec as P
+        f = jax.jit(lambda a, b=2: a + b)
+        print(inspect.signature(f, follow_wrapped=False), type(jnp.reshape(np.ones(4), (2, 2))) is np.ndarray)
+        state = jax.core.get_opaque_trace_state()
+        with jax.set_mesh(jax.make_mesh((1,), ("x",))):
+            print(jax.core.get_opaque_trace_state() == state, jax.sharding.get_abstract_mesh().empty)
+        print(jax.sharding.get_abstract_mesh().empty)
+        with jax.named_scope("a"):
+            jaxpr = jax.make_jaxpr(lambda x: jax.named_scope("b")(jnp.sin)(x))(1.0)
+        print(jaxpr.jaxpr.eqns[0].source_info.name_stack)
+        try:
+            jax.devices("tpu")
+        except RuntimeError as error:
+            print("Unknown backend" in str(error))
+        """
+    )
+    assert out == ["(a, b=2) True", "True False", "True", "b", "True"]

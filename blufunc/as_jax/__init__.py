@@ -11,6 +11,7 @@ import sys
 from blufunc import errors
 from blufunc.as_jax.finder import ROOT, Finder, is_served
 from blufunc.as_jax.table import HIDDEN, TABLE
+from blufunc.core.ir import dtypes
 
 __all__ = ["install"]
 
@@ -32,4 +33,5 @@ def install() -> None:
             fix="call blufunc.as_jax.install() before the first import of jax, or of a library that imports it: "
             "python -m blufunc.as_jax script.py",
         )
+    dtypes.set_truncating(True)
     sys.meta_path.insert(0, Finder(TABLE, HIDDEN))

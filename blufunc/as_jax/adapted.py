@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blufunc import errors, lax
+from blufunc.as_jax import array_names
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import Unsharded
 from blufunc.core.pytree import tree
@@ -50,15 +51,20 @@ _HINTS: dict[tuple[str, str], dict[str, tuple]] = {
 """Keywords that are hints, and accepted values, the default first."""
 
 
+_OWN = {("jax.numpy", "reshape"): array_names.reshape}
+"""Functions that differ in more than keywords."""
+
+
 def find(module: str, name: str) -> Callable | None:
     """The adapted function of a module of JAX, or None."""
+    own = _OWN.get((module, name))
     sharded = name in _OUT_SHARDING.get(module, "").split()
     hints = _HINTS.get((module, name), {})
     positions = name in _POSITIONS.get(module, "").split()
     if not sharded and not hints and not positions:
         return None
     try:
-        function = getattr(importlib.import_module("blufunc" + module.removeprefix("jax")), name)
+        function = own or getattr(importlib.import_module("blufunc" + module.removeprefix("jax")), name)
     except AttributeError:
         return None
 

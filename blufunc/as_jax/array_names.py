@@ -10,10 +10,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from blufunc.core.ir import dtypes
 from blufunc.numpy import manipulation
 
 __all__ = [
     "dtype",
+    "finfo",
+    "iinfo",
+    "reshape",
     "shape",
     "float4_e2m1fn",
     "float8_e3m4",
@@ -29,6 +33,29 @@ __all__ = [
 ]
 
 dtype = np.dtype
+
+
+def _own_dtype(x: Any) -> Any:
+    """The dtype of an array, or ``x``, which is not truncated to 32 bits."""
+    found = getattr(x, "dtype", None)
+    return found if isinstance(found, np.dtype) else x
+
+
+def finfo(dtype: Any) -> Any:
+    """Limits of a floating dtype or array, as NumPy's scalars of that dtype."""
+    return ml_dtypes.finfo(dtypes.as_dtype(float) if dtype is float else _own_dtype(dtype))
+
+
+def iinfo(int_type: Any) -> Any:
+    """Limits of an integer dtype or of an array's."""
+    return ml_dtypes.iinfo(dtypes.as_dtype(int) if int_type is int else _own_dtype(int_type))
+
+
+def reshape(a: Any, shape: Any, order: Any = "C", **options: Any) -> Any:
+    """``a`` in another shape; an array of NumPy stays one, as in JAX."""
+    if isinstance(a, np.ndarray):
+        return a.reshape(shape, order=order)
+    return manipulation.reshape(a, shape, order, **options)
 
 
 def shape(a: Any) -> tuple[int, ...]:

@@ -55,20 +55,24 @@ class WrappedFun:
 
     def call_wrapped(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function through its transformations."""
-        running = []
+        running: list[tuple[Any, Store | None]] = []
         kwargs = {**self.params, **kwargs}
-        for generator, given, store in reversed(self.transforms):
-            step = generator(*given, *args, **kwargs)
-            args, kwargs = next(step)
-            running.append((step, store))
-        out = self.f(*args, **kwargs)
-        while running:
-            step, store = running.pop()
-            out = step.send(out)
-            if store is not None:
-                out, value = out
-                store.values.append(value)
-            step.close()
+        try:
+            for generator, given, store in reversed(self.transforms):
+                step = generator(*given, *args, **kwargs)
+                running.append((step, store))
+                args, kwargs = next(step)
+            out = self.f(*args, **kwargs)
+            while running:
+                step, store = running[-1]
+                out = step.send(out)
+                if store is not None:
+                    out, value = out
+                    store.values.append(value)
+                running.pop()[0].close()
+        finally:  # after an error: generators yield inside of blocks that set the trace, and these must end now
+            while running:
+                running.pop()[0].close()
         return out
 
     __call__ = call_wrapped

@@ -33,7 +33,7 @@ __version_info__ = (0, 10, 2)
 check_tracer_leaks = checking_leaks
 
 
-class MissingBackendError(errors.ValueRangeError, RuntimeError):
+class MissingBackendError(errors.BlufuncError, RuntimeError):
     """A platform without devices: libraries look for one by catching ``RuntimeError``."""
 
 
@@ -43,9 +43,10 @@ def _of_platform(function: Callable) -> Callable:
         try:
             return function(*args, **kwargs)
         except errors.BlufuncError as e:
-            if isinstance(e, RuntimeError):
+            if isinstance(e, MissingBackendError):
                 raise
-            raise MissingBackendError(e.what, where=e.where, why=e.why, fix=e.fix) from None
+            what = f"Unknown backend: {e.what}"  # the words by which programs tell it from other errors
+            raise MissingBackendError(what, where=e.where, why=e.why, fix=e.fix) from None
 
     return found
 

@@ -210,9 +210,8 @@ def labels_of(fun: Callable, in_tree: tree.TreeDef) -> list[str]:
             break
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
             parameters.append(p.name)
-    skeleton = tree.unflatten(in_tree, [object() for _ in range(in_tree.num_leaves)])
     labels = []
-    for path, _ in paths.flatten_with_path(skeleton)[0]:
+    for path in paths.paths_in(in_tree):
         group, argument, *rest = path
         if group == nodes.SequenceKey(1):
             head = str(argument.key)

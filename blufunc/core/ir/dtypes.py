@@ -103,10 +103,14 @@ _specs: dict[Any, DType] = {
     "bool": bool_, "int": int32, "float": float32, "complex": complex64,
     "key<fry>": key, "float0": float0,
 }  # fmt: skip
+_SPELLINGS = dict(_specs)
+_truncated: dict[DType, DType] = {}  # requested dtypes that are replaced: none under blufunc's own name
 
 
 def as_dtype(spec: Any) -> DType:
     """The dtype that a user requested by ``spec``; 64-bit is honoured.
+
+    ``set_truncating`` says where it is not.
 
     ``spec`` is a dtype, a NumPy or ml_dtypes scalar type, a name such as ``'bfloat16'``, or ``bool``,
     ``int``, ``float`` or ``complex``, which stand for bool, int32, float32 and complex64.
@@ -128,7 +132,7 @@ def _parse_spec(spec: Any) -> DType:
             f"{spec!r} is not a dtype that blufunc supports",
             fix=f"use one of {_SUPPORTED}, or bool, int (int32), float (float32), complex (complex64)",
         ) from None
-    _specs[spec] = dtype
+    _specs[spec] = dtype = _truncated.get(dtype, dtype)
     return dtype
 
 
@@ -228,12 +232,37 @@ def set_wide(on: bool) -> None:
     _IMPLICIT.clear()
     if not on:
         _IMPLICIT.update(_NARROWED)
-    for kind, narrow in ((int, int32), (float, float32), (complex, complex64)):
-        chosen = _WIDENED[narrow] if on else narrow
-        _specs[kind] = _specs[kind.__name__] = chosen
-        SCALARS[kind] = (chosen, True) if on else {int: _INT, float: _FLOAT, complex: _CPLX}[kind]
+    _set_specs()
+    for kind in (int, float, complex):
+        SCALARS[kind] = (_specs[kind], True) if on else {int: _INT, float: _FLOAT, complex: _CPLX}[kind]
     for forget in _of_modes:
         forget()
+
+
+_truncates: list[bool] = [False]
+
+
+def set_truncating(on: bool) -> None:
+    """In the narrow mode replace requested 64-bit dtypes, too, by those of 32 bits.
+
+    Programs for JAX request dtypes of NumPy's arrays, and get what ``jax_enable_x64`` admits.
+    """
+    _truncates[0] = on
+    _set_specs()
+
+
+def _set_specs() -> None:
+    """Refill the table of requests for the mode."""
+    _truncated.clear()
+    if _truncates[0]:
+        _truncated.update(_IMPLICIT)
+    found = {spec: _truncated.get(dtype, dtype) for spec, dtype in _SPELLINGS.items()}
+    if is_wide():
+        for kind in (int, float, complex):
+            found[kind] = found[kind.__name__] = _WIDENED[_SPELLINGS[kind]]
+    _specs.update(found)  # never empty: other threads read it
+    for spec in _specs.keys() - found.keys():
+        del _specs[spec]
 
 
 # Promotion. A node of the lattice is a pair (dtype, weak). The weak nodes are what Python scalars are: a
@@ -330,6 +359,8 @@ def promote(*pairs: Weak) -> Weak:
 def _promote(pairs: tuple[Weak, ...]) -> Weak:
     if not pairs:
         raise DtypeError("promote needs at least one operand")
+    if is_key(pairs[0][0]) and len(set(pairs)) == 1:
+        return pairs[0]
     for dtype, _ in pairs:
         if (dtype, False) not in _ABOVE:
             why, fix = _NOT_PROMOTED.get(dtype, (f"supported are {_SUPPORTED}", None))

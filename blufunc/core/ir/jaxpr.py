@@ -12,7 +12,7 @@ import html
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -135,6 +135,13 @@ class Literal:
 Atom = Var | Literal
 
 
+class SourceInfo(NamedTuple):
+    """Where an equation comes from, by the names that JAX has for it."""
+
+    traceback: Any
+    name_stack: str
+
+
 class Eqn:
     """One equation, ``outvars = prim[params](*invars)``, from the line ``source``."""
 
@@ -161,6 +168,11 @@ class Eqn:
     def scopes(self) -> tuple[str, ...]:
         """The enclosing ``named_scope`` names, outermost first, within its jaxpr."""
         return source_lib.scopes_of(self.source)
+
+    @property
+    def source_info(self) -> SourceInfo:
+        """The user's line, and ``scopes`` as a path."""
+        return SourceInfo(self.source, "/".join(self.scopes))
 
     def with_vars(self, invars: Sequence[Atom], outvars: Sequence[Var]) -> Eqn:
         """The same operation on other variables."""

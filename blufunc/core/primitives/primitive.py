@@ -17,7 +17,7 @@ from blufunc.core.arrays import backend, nan_check
 from blufunc.core.arrays.array import ConcreteArray, lift
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import DEVICE, ShapedArray
-from blufunc.core.ir.trace import Tracer, leak_error, state
+from blufunc.core.ir.trace import Trace, Tracer, leak_error, set_trace, state
 from blufunc.core.primitives.rule_errors import checked_types, host_error
 
 RULES = ("impl", "abstract", "jvp", "transpose", "batch")
@@ -107,6 +107,14 @@ class Primitive:
     def bind(self, *args: Any, **params: Any) -> Any:
         """Apply the primitive under the current trace."""
         return state.trace.process(self, args, params)
+
+    def bind_with_trace(self, trace: Trace, args: Sequence[Any], *rest: Any) -> Any:
+        """Apply the primitive under ``trace``.
+
+        ``rest`` ends with the parameters; JAX has the types of ``args`` ahead of them.
+        """
+        with set_trace(trace):
+            return self.bind(*args, **rest[-1])
 
     call_primitive = map_primitive = False
 

@@ -137,6 +137,18 @@ class _Located:
         self.path, self.leaf = path, leaf
 
 
+def paths_in(treedef: TreeDef) -> list[Path]:
+    """The path of each leaf, with the names that classes give their children.
+
+    A class whose constructor refuses stand-ins for its children has indices instead.
+    """
+    try:
+        skeleton = _tree.unflatten(treedef, [object() for _ in range(treedef.num_leaves)])
+        return [path for path, _ in flatten_with_path(skeleton)[0]]
+    except Exception:  # the user's class raised, as anything
+        return list(_paths(treedef.spec, ()))
+
+
 def leaf_paths(treedef: TreeDef) -> list[str]:
     """The paths of the leaves as strings, from the structure alone."""
     return [keystr(path) for path in _paths(_tree.check_treedef(treedef, "leaf_paths").spec, ())]

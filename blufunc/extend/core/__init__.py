@@ -164,15 +164,15 @@ def concrete_or_error(force: Callable[[Any], Any] | None, val: Any, context: str
 
 
 class OpaqueTraceState(NamedTuple):
-    """The trace and the scopes in force."""
+    """The trace in force, and the named axes."""
 
     trace: Trace
-    context: tuple[Hashable, ...]
+    axes: tuple[Hashable, ...]
 
 
 def get_opaque_trace_state(convention: str | None = None) -> OpaqueTraceState:
     """A value to compare with that of another place; ``convention`` is not read."""
-    return OpaqueTraceState(state.trace, state.context)
+    return OpaqueTraceState(state.trace, tuple(unsafe_get_axis_names_DO_NOT_USE()))
 
 
 def find_top_trace(xs: Sequence[Any]) -> Trace:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -262,6 +263,11 @@ class Jitted(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<jit of {self.name}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__signature__":  # read without following __wrapped__, too, and seldom
+            return inspect.signature(self.fun)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @overload
     def __get__(self, obj: None, owner: type | None = None) -> Self: ...

@@ -113,7 +113,7 @@ def test_promote(pairs, want):
 @pytest.mark.parametrize(
     "pairs",
     [
-        [(dt.key, False), (dt.key, False)],
+        [(dt.key, False), (dt.float0, False)],
         [(dt.key, False), (dt.int32, True)],
         [(dt.float0, False), (dt.float32, False)],
         [(dt.float8_e5m2, False), (dt.float32, False)],
@@ -125,6 +125,10 @@ def test_promote(pairs, want):
 def test_promote_rejects(pairs):
     with pytest.raises(DtypeError):
         dt.promote(*pairs)
+
+
+def test_promote_of_keys_is_a_key():
+    assert dt.promote((dt.key, False)) == dt.promote((dt.key, False), (dt.key, False)) == (dt.key, False)
 
 
 def test_promote_is_a_join():

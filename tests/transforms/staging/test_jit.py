@@ -828,3 +828,16 @@ def test_scopes_without_end_do_not_fill_the_memory():
         counts.append(len(gc.get_objects()))
     assert counts[2] - counts[1] < 400, counts
     assert float(grad(f)(0.0)) == 1.0
+
+
+def test_classes_that_check_their_children():
+    class Checked:
+        def __init__(self, x):
+            if not hasattr(x, "shape"):
+                raise TypeError("x is an array")
+            self.x = x
+
+    nodes.register_node(Checked, lambda c: ((c.x,), None), lambda _, children: Checked(*children))
+    assert jit(lambda c, y: Checked(c.x * y))(Checked(arr(2.0)), arr(3.0)).x.item() == 6.0
+    with pytest.raises(errors.ArgumentError, match="argument y is a set"):
+        jit(lambda c, y: y)(Checked(arr(2.0)), {1})
