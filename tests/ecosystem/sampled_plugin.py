@@ -1,13 +1,51 @@
-"""A pytest plugin that keeps evenly spaced tests: ``table.py`` loads it."""
+"""A pytest plugin that keeps evenly spaced tests, and lists those that fail.
+
+``table.py`` loads it.
+"""
+
+import pathlib
+import sys
+
+import pytest
 
 
 def pytest_addoption(parser):
-    parser.addoption("--keep", type=int, default=0, help="run this many tests, evenly spaced; 0: all")
+    parser.addoption("--every", type=int, default=1, help="run every n-th test; 1: all")
+    parser.addoption("--offset", type=int, default=0, help="the first test to run")
+    parser.addoption(
+        "--failed-to", type=pathlib.Path, help="a file to which the ids of failing tests are added"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
-    keep = config.getoption("--keep")
-    if 0 < keep < len(items):
-        chosen = {i * len(items) // keep for i in range(keep)}
-        config.hook.pytest_deselected(items=[x for i, x in enumerate(items) if i not in chosen])
-        items[:] = [x for i, x in enumerate(items) if i in chosen]
+    every, offset = config.getoption("--every"), config.getoption("--offset")
+    chosen = range(offset, len(items), every)
+    config.hook.pytest_deselected(items=[x for i, x in enumerate(items) if i not in chosen])
+    items[:] = [items[i] for i in chosen]
+
+
+def pytest_configure(config):
+    if config.getoption("--failed-to"):
+        config.pluginmanager.register(_Failures(config.getoption("--failed-to")))
+
+
+class _Failures:
+    def __init__(self, path):
+        self.path = path
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            with self.path.open("a") as file:
+                file.write(report.nodeid + "\n")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def precision_of_module():
+    """End the precision that a file sets for itself.
+
+    Libraries run each of their files in a process of its own.
+    """
+    before = sys.modules["jax"].config.jax_enable_x64 if "jax" in sys.modules else False
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_enable_x64", before)
