@@ -64,6 +64,21 @@ class Sharding(ABC):
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
         """The index of each device's shard in the array."""
 
+    def is_equivalent_to(self, other: Sharding, ndim: int) -> bool:
+        """True if each device has the same part of an array, in the same memory.
+
+        Args:
+          other: a sharding.
+          ndim: the number of dimensions of the array.
+        """
+        if self.device_set != other.device_set or self.memory_kind != other.memory_kind:
+            return False
+        pending = [getattr(s, "spec", PartitionSpec()).unreduced for s in (self, other)]
+        shape = (len(self.device_set),) * ndim  # each part of a dimension divides the number of devices
+        return pending[0] == pending[1] and self.devices_indices_map(shape) == other.devices_indices_map(
+            shape
+        )
+
 
 @dataclass(frozen=True)
 class SingleDeviceSharding(Sharding):

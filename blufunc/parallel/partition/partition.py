@@ -108,24 +108,26 @@ def localise(
         for v, layout in zip(whole.invars, layouts, strict=True)
     ]
     local = stage(run, avals, jaxpr.name, jaxpr.arg_names)
+    stated = {
+        e.outvars[0]: e.params["spec"]
+        for e in whole.eqns
+        if isinstance(e.prim, ShardingConstraint) and not e.params["free"]
+    }
     ways = [
-        NamedSharding(mesh, _spec_of(v, layout, whole, mesh)) if s is None else s
+        NamedSharding(mesh, _spec_of(layout, stated.get(v), mesh)) if s is None else s
         for v, layout, s in zip(whole.outvars, found, required, strict=True)
     ]
     return passes.dce(local), ways
 
 
-def _spec_of(atom: Atom, layout: Layout, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> PartitionSpec:
+def _spec_of(layout: Layout, stated: PartitionSpec | None, mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """The spec that the program states for a result, or that of its layout.
 
     A stated one may name axes of size 1, which layouts lack.
     """
-    for eqn in jaxpr.eqns:
-        if isinstance(eqn.prim, ShardingConstraint) and atom in eqn.outvars and not eqn.params["free"]:
-            spec = eqn.params["spec"]
-            if not spec.unreduced and layout_of(spec, atom.aval.ndim, mesh) == layout:
-                return spec
-    return PartitionSpec(*layout)
+    if stated is None or stated.unreduced or layout_of(stated, len(layout), mesh) != layout:
+        return PartitionSpec(*layout)
+    return stated
 
 
 def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layout:

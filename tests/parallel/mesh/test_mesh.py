@@ -297,3 +297,14 @@ def test_unconstrained_dimensions(eight):
 def test_results_have_the_spec_that_the_program_states(eight):
     stated = NamedSharding(make_mesh((2, 1), ("x", "y")), P("x", "y"))  # an axis of size 1 included
     assert bf.jit(lambda x: x * 2, out_shardings=stated)(np.ones((4, 4), np.float32)).sharding == stated
+
+
+def test_equivalent_shardings(eight):
+    mesh = make_mesh((4, 2, 1), ("x", "y", "z"))
+    of = lambda *entries: NamedSharding(mesh, P(*entries))
+    flat = NamedSharding(make_mesh((8,), ("i",)), P("i"))
+    assert of(("x", "y"), "z").is_equivalent_to(flat, 2) and flat.is_equivalent_to(of(("x", "y")), 1)
+    assert not of(("y", "x")).is_equivalent_to(flat, 1) and not of("x").is_equivalent_to(flat, 1)
+    alone = bf.sharding.SingleDeviceSharding(eight[0])
+    assert NamedSharding(make_mesh((1,), ("i",)), P("i")).is_equivalent_to(alone, 3)
+    assert not of().is_equivalent_to(alone, 1)
