@@ -12,16 +12,20 @@ import pytest
 def pytest_addoption(parser):
     parser.addoption("--every", type=int, default=1, help="run every n-th test; 1: all")
     parser.addoption("--offset", type=int, default=0, help="the first test to run")
+    parser.addoption("--only", type=pathlib.Path, help="a file with the ids of the tests to run")
     parser.addoption(
         "--failed-to", type=pathlib.Path, help="a file to which the ids of failing tests are added"
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    every, offset = config.getoption("--every"), config.getoption("--offset")
-    chosen = range(offset, len(items), every)
+    every, offset, only = (config.getoption(f"--{name}") for name in ("every", "offset", "only"))
+    chosen = set(range(offset, len(items), every))
+    if only:
+        ids = set(only.read_text().splitlines())
+        chosen = {i for i, x in enumerate(items) if x.nodeid in ids}
     config.hook.pytest_deselected(items=[x for i, x in enumerate(items) if i not in chosen])
-    items[:] = [items[i] for i in chosen]
+    items[:] = [x for i, x in enumerate(items) if i in chosen]
 
 
 def pytest_configure(config):

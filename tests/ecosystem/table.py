@@ -34,7 +34,7 @@ SUITES = {  # folder, the paths in it with tests, and the step of samples of a f
 NOT_COUNTED = {  # patterns of messages of tests that ask for more than JAX's functions
     r"tensorflow|jax2tf": "TensorFlow",
     r"No module named '(sklearn|dill|bsuite|funsor)'|install `funsor`": "a package that is not installed",
-    r"Missing checkpoint file": "a file that the distribution lacks",
+    r"Missing checkpoint file|No such file or directory: '.*testdata": "a file that the distribution lacks",
     r"compiler_ir\(": "XLA's HLO text",
     r"threefry_partitionable is always True": "JAX's former generator",
     r"CalledProcessError": "a program in a process of its own",
@@ -93,7 +93,9 @@ def run(library, folder, options):
         ids = failed.read_text().splitlines() if failed.exists() else []
         if options.peer and ids:
             packages = sysconfig.get_path("purelib")  # of the libraries, without JAX
-            found = pytest([options.peer, "-m", "pytest"], ids, root, report, options.timeout, packages)
+            files = sorted({i.partition("::")[0] for i in ids})
+            start = [options.peer, "-m", "pytest"]
+            found = pytest(start, ["--only", str(failed), *files], root, report, options.timeout, packages)
             on_jax = {key(case) for case in found if problem(case) is not None}
     counts, reasons, left_out = (collections.Counter() for _ in range(3))
     for case in cases:
