@@ -183,6 +183,8 @@ def full(
 ) -> Array:
     """An array of ``shape`` filled with a scalar, of its dtype or ``dtype``."""
     shape = shape_of(ints(shape, "full", "shape"), "full")
+    if not shape and dtype is None and device is None and not isinstance(fill_value, Array):
+        fill_value = lift(fill_value, "the fill value")  # weakly typed if it is a Python number
     if isinstance(fill_value, Array):
         value = fill_value if dtype is None else convert_element_type(fill_value, dtype)
         return linear_ops.broadcast_to(value, shape)

@@ -342,6 +342,15 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
     return own_shape if shape is None else shape_of(shape, name), dtype_of(dtype) or kind
 
 
+def _weak_like(x: Array, a: Any, dtype: Any) -> Array:
+    """The result of a ``*_like`` function, weakly typed if ``a`` is and no dtype is given."""
+    if dtype is not None or x.aval.ndim:
+        return x
+    scalar = PYTHON_SCALARS.get(a.__class__)
+    weak = getattr(a, "weak_type", False) if scalar is None else scalar[1]
+    return ops.convert_p.bind(x, dtype=x.aval.dtype, weak=True) if weak else x
+
+
 def _place_like(a: Any, shape: Any, device: Any) -> Any:
     """The placement of a ``*_like`` result: the device or sharding of ``a``."""
     if device is None and shape is None and isinstance(a, ConcreteArray) and a.device.joint:
@@ -360,7 +369,7 @@ def zeros_like(
 ) -> Array:
     """Zeros with the shape, dtype, device and sharding of ``a``, unless given."""
     own, kind = _like(a, "zeros_like", dtype, shape)
-    return _filled(own, 0, kind, _place_like(a, shape, device))
+    return _weak_like(_filled(own, 0, kind, _place_like(a, shape, device)), a, dtype)
 
 
 def ones_like(
@@ -372,7 +381,7 @@ def ones_like(
 ) -> Array:
     """Ones of the shape and dtype of ``a``, unless given."""
     own, kind = _like(a, "ones_like", dtype, shape)
-    return _filled(own, 1, kind, _place_like(a, shape, device))
+    return _weak_like(_filled(own, 1, kind, _place_like(a, shape, device)), a, dtype)
 
 
 def empty_like(
@@ -402,7 +411,7 @@ def full_like(
             where=source.here(),
             fix="fill with the real part, or ask for dtype='complex64'",
         )
-    return full(own, fill_value, kind, device=_place_like(a, shape, device))
+    return _weak_like(full(own, fill_value, kind, device=_place_like(a, shape, device)), a, dtype)
 
 
 # -- sequences -------------------------------------------------------------------------------------

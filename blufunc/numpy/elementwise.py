@@ -309,7 +309,7 @@ def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Array:
     dtype = x.aval.dtype
     if dtypes.is_unsigned(dtype):
         return ops.div_p.bind(x, y)
-    one = constant(1, dtype)
+    one = constant(1, dtype, x.aval.weak_type)
     if dtypes.is_integer(dtype):
         q = ops.div_p.bind(x, y)
         r = ops.sub_p.bind(x, ops.mul_p.bind(q, y))
@@ -318,8 +318,8 @@ def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Array:
     r = ops.rem_p.bind(x, y)
     q = ops.div_p.bind(ops.sub_p.bind(x, r), y)
     q = ops.round_p.bind(ops.select(_signs_differ(r, y), ops.sub_p.bind(q, one), q))
-    zero, quotient = constant(0, dtype), ops.div_p.bind(x, y)
-    signed_zero = ops.select(signbit(quotient), constant(-0.0, dtype), zero)
+    zero, quotient = constant(0, dtype, x.aval.weak_type), ops.div_p.bind(x, y)
+    signed_zero = ops.select(signbit(quotient), constant(-0.0, dtype, x.aval.weak_type), zero)
     return ops.select(ops.eq_p.bind(y, zero), quotient, ops.select(ops.eq_p.bind(q, zero), signed_zero, q))
 
 

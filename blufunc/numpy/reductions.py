@@ -142,7 +142,7 @@ def _total(
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
     result = _kept(x, fold(_masked(x, where, neutral, name), axes), axes, keepdims)
     result = result if initial is None else combine(result, _start(initial, result, name))
-    return cast(result, want)
+    return ops.convert(result, want)
 
 
 def extreme_of(dtype: np.dtype, largest: bool) -> Any:
@@ -187,7 +187,7 @@ def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: 
             else _of_complex(prim, y, axes)
         )
         result = _kept(x, found, axes, keepdims)
-        return result if initial is None else cast(combine(result, initial), x.aval.dtype)
+        return ops.convert(result if initial is None else combine(result, initial), x.aval.dtype)
 
     return named(function, name, doc)
 

@@ -62,7 +62,8 @@ class ShapeDtypeStruct:
             )
 
     def __repr__(self) -> str:
-        more = "" if self.sharding is None else f", sharding={self.sharding}"
+        more = ", weak_type=True" if self.weak_type else ""
+        more += "" if self.sharding is None else f", sharding={self.sharding}"
         more += "" if self.memory == DEVICE or self.sharding is not None else f", memory={self.memory!r}"
         return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.short_name(self.dtype)}{more})"
 
@@ -87,8 +88,9 @@ class ShapeDtypeStruct:
 
 
 def struct_of(aval: ShapedArray) -> ShapeDtypeStruct:
-    """The shape, dtype and memory of a type."""
-    return ShapeDtypeStruct(aval.shape, aval.dtype, memory=None if aval.memory == DEVICE else aval.memory)
+    """The shape, dtype, weak type and memory of a type."""
+    memory = None if aval.memory == DEVICE else aval.memory
+    return ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, memory=memory)
 
 
 class FlatFunction:

@@ -150,6 +150,12 @@ class ShapedArray(AbstractValue):
         """The same shape, dtype and memory, not weak."""
         return ShapedArray(self.shape, self.dtype, False, self.memory) if self.weak_type else self
 
+    def weak_as(self, other: ShapedArray) -> ShapedArray:
+        """The same shape, dtype and memory, weak if ``other`` is."""
+        if self.weak_type == other.weak_type:
+            return self
+        return ShapedArray(self.shape, self.dtype, other.weak_type, self.memory)
+
     def in_memory(self, memory: str) -> ShapedArray:
         """The same type in another kind of memory."""
         if memory == self.memory:

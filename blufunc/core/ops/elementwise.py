@@ -36,7 +36,7 @@ _PY_SCALARS = (bool, int, float, complex)
 
 
 def operand(x: Any, like: Any) -> Any:
-    """``x`` as a value; a Python scalar becomes a constant of the dtype of ``like``."""
+    """``x`` as a value; a Python scalar becomes a constant of the type of ``like``."""
     if isinstance(x, Array):
         return x
     if isinstance(x, _PY_SCALARS) and isinstance(like, Array):
@@ -48,7 +48,7 @@ def operand(x: Any, like: Any) -> Any:
                 where=source.here(),
                 fix="convert one of them first",
             )
-        return scalar(x, dtype)
+        return scalar(x, dtype, like.aval.weak_type)
     return lift(x)
 
 
@@ -483,7 +483,7 @@ class _Convert(Elementwise):
         out = convert_p.bind(x, dtype=dtype, **weak)
         if t.__class__ is Zero or not dtypes.is_inexact(dtype):
             return out, zero(out.aval)
-        return out, convert_p.bind(t, dtype=dtype)
+        return out, convert_p.bind(t, dtype=dtype, **weak)
 
     def transpose(self, ct, x, *, dtype, **weak):
         x.add(convert_p.bind(ct, dtype=x.aval.dtype))
@@ -813,6 +813,13 @@ def convert(x: Any, dtype: np.dtype) -> Any:
     return convert_p.bind(x, dtype=dtype)
 
 
+def weak_as(x: Any, like: Any) -> Any:
+    """x, weakly typed if the type ``like`` is, as are derivatives of values of it."""
+    if not like.weak_type or x.aval.weak_type or x.aval.shape:
+        return x
+    return convert_p.bind(x, dtype=x.aval.dtype, weak=True)
+
+
 def bitcast(x: Any, dtype: np.dtype) -> Any:
     """The bits of x as another dtype; a last axis holds the parts of a wider element."""
     return bitcast_p.bind(lift(x), dtype=dtype)
@@ -832,13 +839,13 @@ def reduce_precision(operand: ArrayLike, exponent_bits: int, mantissa_bits: int)
 
 
 def zeros_of(x: Any) -> Any:
-    """A rank-0 zero of the dtype of x."""
-    return scalar(0, x.aval.dtype)
+    """A rank-0 zero of the dtype of x, weakly typed if x is."""
+    return scalar(0, x.aval.dtype, x.aval.weak_type)
 
 
 def ones_of(x: Any) -> Any:
-    """A rank-0 one of the dtype of x."""
-    return scalar(1, x.aval.dtype)
+    """A rank-0 one of the dtype of x, weakly typed if x is."""
+    return scalar(1, x.aval.dtype, x.aval.weak_type)
 
 
 def zeros_like(x: ArrayLike) -> Array:

@@ -199,7 +199,7 @@ class Elementwise(Primitive):
                     fix="use blufunc.numpy, which promotes, or convert with .astype",
                 )
         dtype = self.out_dtype(first.dtype, **params)
-        return ShapedArray(shape, dtype, all(a.weak_type for a in avals) and dtype == first.dtype)
+        return ShapedArray(shape, dtype, all(a.weak_type for a in avals) and not dtypes.is_bool(dtype))
 
     def shard(self, avals, outs, **params):
         def stays_owed(group):

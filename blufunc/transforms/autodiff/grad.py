@@ -17,6 +17,7 @@ from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.ir.trace import Array
+from blufunc.core.ops.elementwise import weak_as
 from blufunc.core.primitives.linear_ops import instantiate, zeros
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import nodes, paths, tree
@@ -284,7 +285,7 @@ def value_and_grad(
         )
         cts: list[Any] = [None] * sum(out_nonzeros)
         if out_nonzeros[0]:
-            cts[0] = scalar(1, outs[0].aval.dtype)
+            cts[0] = scalar(1, outs[0].aval.dtype, outs[0].aval.weak_type)
         found = iter(backward_pass(linear, [None] * len(linear.invars), cts))
         grads = [
             _gradient(next(found), p) if nz else zeros(p.aval.tangent())
@@ -298,7 +299,7 @@ def value_and_grad(
 
 
 def _gradient(ct: Any, primal: Any) -> Any:
-    return zeros(primal.aval) if ct.__class__ is Zero else ct
+    return weak_as(zeros(primal.aval) if ct.__class__ is Zero else ct, primal.aval)
 
 
 def check_argnums(argnums: Any) -> None:
@@ -476,7 +477,7 @@ def jvp(fun: Callable[..., Any], primals: Sequence, tangents: Sequence, has_aux:
     flat, finish = _with_aux(FlatFunction(fun, in_tree), has_aux)
     labels = LazyLabels(lambda: labels_of(fun, in_tree), len(ps))
     outs, out_ts = jvp_flat(flat, ps, ts, labels)
-    return finish(outs, [instantiate(t) for t in out_ts])
+    return finish(outs, [weak_as(instantiate(t), x.aval.tangent()) for x, t in zip(outs, out_ts, strict=True)])
 
 
 def _label(fun: Callable, in_tree: tree.TreeDef, i: int) -> str:
@@ -561,7 +562,8 @@ class Linearized(LinearFunction):
         ts = [t for t, aval in zip(ts, in_avals, strict=True) if aval.dtype != dtypes.float0]
         outs = iter(eval_jaxpr(self.jaxpr, [*self.residuals, *ts]))
         full = [
-            next(outs) if nz else zeros(a.tangent()) for a, nz in zip(out_avals, out_nonzeros, strict=True)
+            weak_as(next(outs) if nz else zeros(a.tangent()), a.tangent())
+            for a, nz in zip(out_avals, out_nonzeros, strict=True)
         ]
         return tree.unflatten(out_tree, full)
 
@@ -593,7 +595,9 @@ class Pullback(LinearFunction):
         found = iter(
             backward_pass(self.jaxpr, [*self.residuals, *[None] * (len(self.jaxpr.invars) - n)], cts)
         )
-        grads = [zeros(a) if a.dtype == dtypes.float0 else instantiate(next(found)) for a in in_avals]
+        grads = [
+            zeros(a) if a.dtype == dtypes.float0 else weak_as(instantiate(next(found)), a) for a in in_avals
+        ]
         return tuple(tree.unflatten(in_tree, grads)[0])
 
 

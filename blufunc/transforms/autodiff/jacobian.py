@@ -16,6 +16,7 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops.elementwise import add, convert, eq
 from blufunc.core.ops.shape import iota, slice_in_dim, squeeze
+from blufunc.core.ops.elementwise import weak_as
 from blufunc.core.primitives.linear_ops import batched_front, move_dim, reshape, zeros
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import paths, tree
@@ -96,12 +97,13 @@ def jacfwd(
         blocks = []
         for out, t in zip(outs[:n], out_ts, strict=True):
             if t.__class__ is Zero:
-                blocks.append([zeros(zero(out.aval).aval.with_shape((*out.shape, *a.shape))) for a in avals])
-                continue
-            x, d = next(rest)
-            x = batched_front(axis, x, None) if d is None else x
-            x = move_dim(x, 0 if d is None else d, out.ndim)
-            blocks.append(_pieces(x, out.ndim, avals, lambda piece, a: (*piece.shape[:-1], *a.shape)))
+                row = [zeros(zero(out.aval).aval.with_shape((*out.shape, *a.shape))) for a in avals]
+            else:
+                x, d = next(rest)
+                x = batched_front(axis, x, None) if d is None else x
+                x = move_dim(x, 0 if d is None else d, out.ndim)
+                row = _pieces(x, out.ndim, avals, lambda piece, a: (*piece.shape[:-1], *a.shape))
+            blocks.append([weak_as(block, out.aval.tangent()) for block in row])
         return flat.finish(outs, [chosen.rebuild(b) for b in blocks])
 
     return jacobian_fun
@@ -177,9 +179,10 @@ def jacrev(
         columns = []  # for each argument, its block for each result
         for p, nz in zip(primals, nonzeros, strict=True):
             if not nz or next(grads).__class__ is Zero:
-                columns.append([zeros(p.aval.tangent().with_shape((*a.shape, *p.shape))) for a in avals])
-                continue
-            columns.append(_pieces(next(filled), 0, avals, lambda piece, a: (*a.shape, *piece.shape[1:])))
+                column = [zeros(p.aval.tangent().with_shape((*a.shape, *p.shape))) for a in avals]
+            else:
+                column = _pieces(next(filled), 0, avals, lambda piece, a: (*a.shape, *piece.shape[1:]))
+            columns.append([weak_as(block, p.aval.tangent()) for block in column])
         blocks = [[column[i] for column in columns] for i in range(n)]
         return flat.finish(outs, [chosen.rebuild(b) for b in blocks])
 

@@ -15,6 +15,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import DEVICE, ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, eval_jaxpr
+from blufunc.core.ops.elementwise import weak_as
 from blufunc.core.primitives.linear_ops import zeros
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import paths, tree
@@ -53,7 +54,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., tu
     name = name_of(fun)
     leaves, in_tree = tree.flatten((primals, {}))
     labels = functools.cache(lambda: labels_of(fun, in_tree))
-    in_avals = [abstract(x, labels()[i]).strong() for i, x in enumerate(leaves)]
+    in_avals = [abstract(x, labels()[i]) for i, x in enumerate(leaves)]
     flat = FlatFunction(fun, in_tree)
     local: Callable = flat
     if in_shard_map():
@@ -82,7 +83,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., tu
                 )
             values.append(x)
         found = iter(eval_jaxpr(backward, values))
-        grads = [next(found) if nz else zeros(a) for nz, a in zip(nonzeros, in_avals, strict=True)]
+        grads = [weak_as(next(found) if nz else zeros(a), a) for nz, a in zip(nonzeros, in_avals, strict=True)]
         return tuple(tree.unflatten(in_tree, grads)[0])
 
     return transposed

@@ -67,7 +67,7 @@ class _Cond(Primitive):
             for got, want in zip(b.out_avals, first.out_avals, strict=True):
                 if not got.same_type(want):
                     raise errors.BranchError(f"cond: one branch returns {want} where another returns {got}.")
-        return [a.strong() for a in first.out_avals]
+        return list(first.out_avals)
 
     def reference(self, compile, *, branches: Branches):
         bodies = [compile(b) for b in branches]

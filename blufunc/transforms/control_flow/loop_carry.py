@@ -22,43 +22,23 @@ from blufunc.core.pytree import tree
 def settle(
     carry: Sequence[Any], body: Jaxpr, restage: Callable[[list[ShapedArray]], Jaxpr]
 ) -> tuple[list[Any], Jaxpr]:
-    """The carry with its final types, and the body traced for them.
+    """The carry in the dtypes that the body returns, and the body traced for them.
 
-    A weakly typed value stays so if the body returns it weakly typed, as counters are. Else it becomes strong, in the
-    dtype that the body returns.
+    A weakly typed carry whose dtype one step changes is promoted with it, and strong. Others stay weak: the dtype of a
+    Python number does not decide that of what the body computes with it.
     """
-    carry = list(carry)
-    weak = [c.aval.weak_type for c in carry]
-    while any(weak):
-        stays = [
-            w and a.weak_type and a.dtype == c.aval.dtype
-            for w, c, a in zip(weak, carry, body.out_avals, strict=False)
-        ]
-        if stays == weak:
-            break
-        carry = [
-            strengthened(c, a) if w and not s else c
-            for w, s, c, a in zip(weak, stays, carry, body.out_avals, strict=False)
-        ]
-        weak = stays
-        body = restage([c.aval if w else c.aval.strong() for w, c in zip(weak, carry, strict=True)])
-    return carry, body
+    settled = [promoted(c, a) for c, a in zip(carry, body.out_avals, strict=False)]
+    if all(c is s for c, s in zip(carry, settled, strict=True)):
+        return settled, body
+    return settled, restage([c.aval for c in settled])
 
 
-def result_types(carry: Sequence[ShapedArray], body: Sequence[ShapedArray]) -> list[ShapedArray]:
-    """The types of the last carry: weak where the body takes and returns a weak type.
-
-    Args:
-      carry: the types of the operands.
-      body: those that the body returns.
-    """
-    return [c if c.weak_type and b.weak_type else c.strong() for c, b in zip(carry, body, strict=False)]
-
-
-def strengthened(c: Any, after: ShapedArray) -> Any:
+def promoted(c: Any, after: ShapedArray) -> Any:
     """Promote a weakly typed value that becomes a value of another dtype."""
     dtype = c.aval.dtype
-    if not c.aval.weak_type or not (dtypes.is_numeric(after.dtype) or dtypes.is_bool(after.dtype)):
+    if not c.aval.weak_type or dtype == after.dtype:
+        return c
+    if not (dtypes.is_numeric(after.dtype) or dtypes.is_bool(after.dtype)):
         return c
     return convert(c, dtypes.promote((dtype, True), (after.dtype, after.weak_type))[0])
 

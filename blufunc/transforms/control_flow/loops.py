@@ -72,8 +72,8 @@ def fori_loop(
 
     Args:
       lower, upper: integer scalars.
-      body_fun: from (i, val) to the next val, of the same structure, shapes and dtypes; i is an int32, or has the
-        dtype of the bounds if they are arrays.
+      body_fun: from (i, val) to the next val, of the same structure, shapes and dtypes; i is an int32, weakly
+        typed as a Python int is, or has the dtype of the bounds if they are arrays of another.
       init_val: the initial val, a pytree.
       unroll: for static bounds, a hint to compilers: the number of steps to unroll.
     Returns:
@@ -88,18 +88,20 @@ def fori_loop(
             )
     kinds = [(b.aval.dtype, b.aval.weak_type) for b in bounds]
     dtype = dtypes.promote(*kinds)[0]
-    if all(isinstance(b, ConcreteArray) for b in bounds):
+    # a counter from static bounds is like a Python int, and one from traced bounds as its first value
+    static = all(isinstance(b, ConcreteArray) for b in bounds)
+    weak = dtype == dtypes.scalar_dtype(0)[0] if static else kinds[0] == (kinds[1][0], True)
+    if static:
         start, stop = (int(np.asarray(b)) for b in bounds)
 
         def step(carry, _):
             i, val = carry
-            return (add(i, scalar(1, dtype)), body_fun(i, val)), None
+            return (add(i, scalar(1, dtype, weak)), body_fun(i, val)), None
 
         step.__name__ = name_of(body_fun)
         hint = 1 if unroll is None else static_int(unroll, "fori_loop", "unroll")
-        return scan(step, (scalar(start, dtype), init_val), None, length=max(stop - start, 0), unroll=hint)[
-            0
-        ][1]
+        first = scalar(start, dtype, weak)
+        return scan(step, (first, init_val), None, length=max(stop - start, 0), unroll=hint)[0][1]
     if unroll is not None:
         raise errors.ArgumentError(
             "fori_loop: unroll needs static bounds, and these are traced.",
@@ -109,10 +111,10 @@ def fori_loop(
 
     def advance(carry):
         i, end, val = carry
-        return add(i, scalar(1, dtype)), end, body_fun(i, val)
+        return add(i, scalar(1, dtype, weak)), end, body_fun(i, val)
 
     advance.__name__ = name_of(body_fun)
-    first, last = (convert(b, dtype) for b in bounds)
+    first, last = bounds if weak else (convert(b, dtype) for b in bounds)
     return while_loop(lambda c: lt(c[0], c[1]), advance, (first, last, init_val))[2]
 
 

@@ -69,7 +69,7 @@ class _Scan(Primitive):
             if not before.same_type(after):
                 raise errors.CarryError(f"scan: the carry goes in as {before} and comes out as {after}.")
         ys = [a.with_shape((length, *a.shape)) for a in jaxpr.out_avals[n_carry:]]
-        return [*loop_carry.result_types(carry, jaxpr.out_avals), *ys]
+        return [*(a.weak_as(b) for a, b in zip(carry, jaxpr.out_avals, strict=False)), *ys]
 
     def reference(self, compile, *, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, unroll):
         body = compile(jaxpr)

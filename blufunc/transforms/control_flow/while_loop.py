@@ -72,7 +72,7 @@ class _While(Primitive):
         for before, after in zip(carry, body.out_avals, strict=True):
             if not before.same_type(after):
                 raise errors.CarryError(f"while: the carry goes in as {before} and comes out as {after}.")
-        return loop_carry.result_types(carry, body.out_avals)
+        return [a.weak_as(b) for a, b in zip(carry, body.out_avals, strict=True)]
 
     def reference(self, compile, *, cond: Jaxpr, body: Jaxpr, n_cond, n_body, max_steps):
         holds, step = compile(cond), compile(body)

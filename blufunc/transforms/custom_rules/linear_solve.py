@@ -294,7 +294,7 @@ def taking_numbers(f: Callable, avals: Sequence[ShapedArray]) -> Callable:
         leaves, structure = tree.flatten(x)
         values = as_values(leaves, lambda i: f"the argument{treepath.leaf_paths(structure)[i]}")
         if len(values) == len(avals):
-            values = [loop_carry.strengthened(v, a) for v, a in zip(values, avals, strict=True)]
+            values = [loop_carry.promoted(v, a) for v, a in zip(values, avals, strict=True)]
         return f(tree.unflatten(structure, values))
 
     return taking

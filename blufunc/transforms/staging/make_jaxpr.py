@@ -13,6 +13,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.ir.local_avals import LocalArray
 from blufunc.core.ir.trace import Tracer, state, type_of
+from blufunc.core.ops.elementwise import weak_as
 from blufunc.core.ops.offload import in_memory
 from blufunc.core.primitives.linear_ops import zeros
 from blufunc.core.programs.stage import stage
@@ -91,7 +92,7 @@ def eval_shape(fun: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def _array_of(x: Any) -> Any:
     """A value for a type among the results."""
-    return in_memory(zeros(abstract(x)), x.memory) if isinstance(x, ShapeDtypeStruct) else x
+    return weak_as(in_memory(zeros(abstract(x)), x.memory), x) if isinstance(x, ShapeDtypeStruct) else x
 
 
 def typeof(x: Any) -> ShapedArray:

@@ -106,14 +106,17 @@ def test_operand_by_name():
     assert cond(True, lambda: (), lambda: ()) == ()
 
 
-def test_results_have_strong_types():
-    for y in (
-        cond(True, lambda: 1, lambda: 2),
-        cond(True, lambda: 1.0, lambda: 2.0),
-        cond(False, lambda x: x, lambda x: x, 1),
-    ):
-        assert not y.weak_type
-    assert cond(True, lambda: 1, lambda: 2).dtype == np.int32
+def test_results_have_the_weak_types_of_the_first_branch():
+    """That is ``false_fun``, as in JAX."""
+    one = arr(1.0, np.float32)
+    for weak, on_true, on_false in [
+        (True, lambda: 1, lambda: 2),
+        (True, lambda: 1.0, lambda: 2.0),
+        (True, lambda: one, lambda: 2.0),
+        (False, lambda: 2.0, lambda: one),
+    ]:
+        for y in (cond(True, on_true, on_false), jit(lambda p, f=on_true, g=on_false: cond(p, f, g))(True)):
+            assert y.weak_type is weak and y.dtype == np.asarray(on_true()).dtype.name[:-2] + "32"
 
 
 @pytest.mark.parametrize(

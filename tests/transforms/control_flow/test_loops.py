@@ -47,7 +47,8 @@ def test_the_steps(lower, upper, how):
     [((0, 3), "int32"), ((arr(0, np.int64), 3), "int64"), ((arr(0, np.uint8), 3), "uint8"),
      ((arr(0, np.int8), arr(3, np.int16)), "int16"), ((np.int64(0), np.int64(3)), "int32")],
 )  # fmt: skip
-def test_the_dtype_of_the_index(bounds, dtype):
+def test_the_type_of_the_index(bounds, dtype):
+    """From static int32 bounds it is weak, like a Python int; else as the first."""
     seen = []
 
     def body(i, c):
@@ -56,7 +57,15 @@ def test_the_dtype_of_the_index(bounds, dtype):
 
     assert float(fori_loop(*bounds, body, arr(0.0))) == 3.0
     assert float(jit(lambda a, b: fori_loop(a, b, body, arr(0.0)))(*bounds)) == 3.0
-    assert {a.dtype.name for a in seen} == {dtype} and not any(a.weak_type for a in seen)
+    assert {a.dtype.name for a in seen} == {dtype}
+    assert [a.weak_type for a in seen] == [dtype == "int32", bounds[0].__class__ is int]
+
+
+def test_the_index_takes_the_dtype_of_what_it_meets():
+    for dtype in ("int8", "bfloat16", "float64"):
+        x = arr([1, 2], dtype)
+        assert fori_loop(0, 3, lambda i, c: c * i, x).dtype == dtype
+        assert jit(lambda n, x=x: fori_loop(0, n, lambda i, c: c * i, x))(3).dtype == dtype
 
 
 def test_static_bounds_make_a_scan_and_traced_ones_a_while_loop():
