@@ -69,7 +69,7 @@ def dtype(x: ArrayLike | DTypeLike) -> np.dtype:
 def reciprocal(x: ArrayLike) -> Array:
     """``1 / x``."""
     x = lift(x)
-    return div(scalar(1, x.aval.dtype), x)
+    return div(scalar(1, x.aval.dtype, x.aval.weak_type), x)
 
 
 def clz(x: ArrayLike) -> Array:
@@ -80,9 +80,9 @@ def clz(x: ArrayLike) -> Array:
     bits = x.aval.dtype.itemsize * 8
     step = 1
     while step < bits:  # sets every bit below the highest set one
-        x = bitwise_or(x, shift_right_logical(x, scalar(step, x.aval.dtype)))
+        x = bitwise_or(x, shift_right_logical(x, scalar(step, x.aval.dtype, x.aval.weak_type)))
         step *= 2
-    return sub(scalar(bits, x.aval.dtype), population_count(x))
+    return sub(scalar(bits, x.aval.dtype, x.aval.weak_type), population_count(x))
 
 
 def split(operand: ArrayLike, sizes: Sequence[int], axis: int = 0) -> list[Array]:

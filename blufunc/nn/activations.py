@@ -15,7 +15,7 @@ from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axes_in, axis_in
 from blufunc.nn import gelu_call
-from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, promote_dtypes
+from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, inexact, promote_dtypes
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ Axis = int | Sequence[int] | None
 
 def as_inexact(x: Any) -> Any:
     """``x`` as a floating or complex array: integers and booleans become float32."""
-    x = bnp.asarray(x)
-    return x if dtypes.is_inexact(x.dtype) else x.astype(float)
+    return inexact(bnp.asarray(x), "an activation")
 
 
 def wide_of(x: Any) -> Any:

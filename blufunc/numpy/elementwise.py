@@ -27,6 +27,7 @@ from blufunc.numpy.promotion import (
     binary_inexact,
     cast,
     constant,
+    constant_like,
     extremum,
     inexact,
     match_shapes,
@@ -117,7 +118,7 @@ def _factor(x: Any, mask: Array) -> Array | None:
 
 def _selected(mask: Array, x: Array) -> Array:
     mask, x = match_shapes("multiply", mask, x)
-    return ops.select_p.bind(mask, x, constant(0, x.aval.dtype, x.aval.weak_type))
+    return ops.select_p.bind(mask, x, constant_like(0, x))
 
 
 def _comparing(prim: Primitive, of_words: Callable, name: str, doc: str) -> Ufunc:
@@ -204,7 +205,7 @@ def square(x: ArrayLike, /) -> Array:
 def reciprocal(x: ArrayLike, /) -> Array:
     """``1 / x``, elementwise; integers are computed in float32."""
     x = inexact(x, "reciprocal")
-    return ops.div_p.bind(constant(1, x.aval.dtype, x.aval.weak_type), x)
+    return ops.div_p.bind(constant_like(1, x), x)
 
 
 def _rounding(prim: Primitive, name: str, doc: str) -> NamedUnary:
@@ -286,7 +287,7 @@ def remainder(x: ArrayLike, y: ArrayLike, /) -> Array:
     if dtypes.is_integer(x.aval.dtype):
         return ops.select(differ, ops.add_p.bind(r, y), r)
     # as if y were positive, so that adding 0 makes a zero of its sign
-    zero = constant(0, y.aval.dtype)
+    zero = constant_like(0, y)
     mirrored = ops.lt_p.bind(y, zero)
     r, size = (ops.select(mirrored, ops.neg_p.bind(v), v) for v in match_shapes("remainder", r, y))
     r = ops.add_p.bind(r, ops.select(differ, size, zero))
@@ -309,7 +310,7 @@ def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Array:
     dtype = x.aval.dtype
     if dtypes.is_unsigned(dtype):
         return ops.div_p.bind(x, y)
-    one = constant(1, dtype, x.aval.weak_type)
+    one = constant_like(1, x)
     if dtypes.is_integer(dtype):
         q = ops.div_p.bind(x, y)
         r = ops.sub_p.bind(x, ops.mul_p.bind(q, y))
@@ -318,8 +319,8 @@ def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Array:
     r = ops.rem_p.bind(x, y)
     q = ops.div_p.bind(ops.sub_p.bind(x, r), y)
     q = ops.round_p.bind(ops.select(_signs_differ(r, y), ops.sub_p.bind(q, one), q))
-    zero, quotient = constant(0, dtype, x.aval.weak_type), ops.div_p.bind(x, y)
-    signed_zero = ops.select(signbit(quotient), constant(-0.0, dtype, x.aval.weak_type), zero)
+    zero, quotient = constant_like(0, x), ops.div_p.bind(x, y)
+    signed_zero = ops.select(signbit(quotient), constant_like(-0.0, x), zero)
     return ops.select(ops.eq_p.bind(y, zero), quotient, ops.select(ops.eq_p.bind(q, zero), signed_zero, q))
 
 
@@ -391,13 +392,13 @@ def hypot(x: ArrayLike, y: ArrayLike, /) -> Array:
 def log2(x: ArrayLike, /) -> Array:
     """The logarithm to base 2, elementwise, as a float."""
     x = inexact(x, "log2")
-    return ops.div_p.bind(ops.log_p.bind(x), constant(math.log(2), x.aval.dtype, x.aval.weak_type))
+    return ops.div_p.bind(ops.log_p.bind(x), constant_like(math.log(2), x))
 
 
 def log10(x: ArrayLike, /) -> Array:
     """The logarithm to base 10, elementwise, as a float."""
     x = inexact(x, "log10")
-    return ops.div_p.bind(ops.log_p.bind(x), constant(math.log(10), x.aval.dtype, x.aval.weak_type))
+    return ops.div_p.bind(ops.log_p.bind(x), constant_like(math.log(10), x))
 
 
 def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Array:
@@ -409,23 +410,22 @@ def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Array:
 def logaddexp2(x: ArrayLike, y: ArrayLike, /) -> Array:
     """``log2(2**x + 2**y)`` without overflow, elementwise, as floats."""
     x, y = meet(x, y, "logaddexp2", inexact=True)
-    ln2 = constant(math.log(2), x.aval.dtype)
+    ln2 = constant_like(math.log(2), x)
     return ops.div_p.bind(logaddexp(ops.mul_p.bind(x, ln2), ops.mul_p.bind(y, ln2)), ln2)
 
 
 def sinc(x: ArrayLike, /) -> Array:
     """``sin(pi x) / (pi x)``, and 1 at 0, elementwise, as a float."""
     x = inexact(x, "sinc")
-    dtype = x.aval.dtype
-    pi_x = ops.mul_p.bind(x, constant(math.pi, dtype))
+    pi_x = ops.mul_p.bind(x, constant_like(math.pi, x))
     # near 0 by its series, of which every derivative is right
     size = ops.abs(pi_x)
     near = ops.lt(size, constant(0.3, size.aval.dtype))
-    safe = ops.select(near, constant(1, dtype), pi_x)
-    squared = ops.square_p.bind(ops.select(near, pi_x, constant(0, dtype)))
-    series = constant(0, dtype)
+    safe = ops.select(near, constant_like(1, x), pi_x)
+    squared = ops.square_p.bind(ops.select(near, pi_x, constant_like(0, x)))
+    series = constant_like(0, x)
     for k in range(7, -1, -1):
-        term = constant((-1) ** k / math.factorial(2 * k + 1), dtype)
+        term = constant_like((-1) ** k / math.factorial(2 * k + 1), x)
         series = ops.add_p.bind(ops.mul_p.bind(series, squared), term)
     return ops.select(near, series, ops.div_p.bind(ops.sin_p.bind(safe), safe))
 
@@ -446,7 +446,7 @@ radians, degrees = deg2rad, rad2deg
 def heaviside(x: ArrayLike, y: ArrayLike, /) -> Array:
     """0 where x is negative, 1 where positive, y where it is 0, as floats."""
     x, y = meet(x, y, "heaviside", inexact=True)
-    zero, one = constant(0, x.aval.dtype), constant(1, x.aval.dtype)
+    zero, one = constant_like(0, x), constant_like(1, x)
     step = ops.select(ops.lt_p.bind(x, zero), zero, ops.select(ops.gt_p.bind(x, zero), one, x))
     return ops.select(ops.eq_p.bind(x, zero), y, step)
 
@@ -462,7 +462,7 @@ def real(x: ArrayLike, /) -> Array:
 def imag(x: ArrayLike, /) -> Array:
     """The imaginary part, elementwise; zeros if x is real."""
     x = value_of(x, "imag")
-    return ops.imag_p.bind(x) if dtypes.is_complex(x.aval.dtype) else ops.zeros_like(x)
+    return ops.imag_p.bind(x) if dtypes.is_complex(x.aval.dtype) else ops.weak_as(ops.zeros_like(x), x)
 
 
 def conj(x: ArrayLike, /) -> Array:

@@ -26,6 +26,7 @@ from blufunc.numpy.promotion import (
     as_value,
     cast,
     constant,
+    constant_like,
     inexact,
     line_axis,
     match_shapes,
@@ -59,7 +60,7 @@ def lcm(x1: ArrayLike, x2: ArrayLike) -> Array:
     """Least common multiples of integers, elementwise; 0 if one of them is."""
     x, y = _integers("lcm", x1, x2)
     common = integers.gcd_p.bind(x, y)
-    safe = ops.select(ops.eq(common, 0), constant(1, common.aval.dtype), common)
+    safe = ops.select(ops.eq(common, 0), constant_like(1, common), common)
     return ops.abs(ops.mul(x, ops.div(y, safe)))
 
 
@@ -209,7 +210,7 @@ def modf(x: ArrayLike, /, out: None = None) -> tuple[Array, Array]:
     only_none("modf", "out", out)
     x = _real("modf", x)
     whole = ops.trunc(x)
-    rest = ops.select(ew.isinf(x), constant(0, x.aval.dtype), ops.sub(x, whole))
+    rest = ops.select(ew.isinf(x), constant_like(0, x), ops.sub(x, whole))
     return ew.copysign(rest, x), whole
 
 

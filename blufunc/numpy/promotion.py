@@ -81,6 +81,11 @@ def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Array:
         ) from None
 
 
+def constant_like(x: Any, like: Array) -> Array:
+    """The rank-0 constant for a Python number in the type of a value, weak if that is."""
+    return constant(x, like.aval.dtype, like.aval.weak_type)
+
+
 def value_of(x: Any, name: str) -> Array:
     """An argument of function ``name`` as a value; Python scalars are weak."""
     kind = PYTHON_SCALARS.get(x.__class__)

@@ -15,7 +15,6 @@ MODES = [("numpy_rank_promotion", "raise"), ("numpy_dtype_promotion", "strict")]
 REFUSED = {
     "np.heaviside": "arrays of two ranks, which JAX does not look at there",
     "np.gcd of integers": "arrays of two ranks, which JAX does not look at there",
-    "fori_loop": "the counter of a loop has a dtype: carries are strong",
 }
 
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ops.elementwise import add, convert, eq
+from blufunc.core.ops.elementwise import add, convert, eq, weak_as
 from blufunc.core.ops.shape import iota, slice_in_dim, squeeze
-from blufunc.core.ops.elementwise import weak_as
 from blufunc.core.primitives.linear_ops import batched_front, move_dim, reshape, zeros
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import paths, tree

@@ -95,14 +95,28 @@ template<class T> inline T bf_rem(T x, T y) {
   if constexpr (T(-1) < T(0)) return y == T(0) || y == T(-1) ? T(0) : T(x % y);
   else return y == T(0) ? T(0) : T(x % y);
 }
+//# nan_or
+// x where it is NaN, else y. Selected by bits, since GCC threads jumps through comparisons of floats, and vectorizes no
+// reduction over rows then. measured: max of f32[8,4096,256] over axis 1, GCC 12, EPYC, one thread: 3.1 ms; 47.9 with
+// `x > y || x != x ? x : y`, and 16 with two selects (2026-11-28)
+template<class T, class I> inline T nan_or_as(T x, T y) {
+  I nan = -I(x != x), bits, other;
+  memcpy(&bits, &x, sizeof(T));
+  memcpy(&other, &y, sizeof(T));
+  bits = (bits & nan) | (other & ~nan);
+  memcpy(&x, &bits, sizeof(T));
+  return x;
+}
+static inline float nan_or(float x, float y) { return nan_or_as<float, int32_t>(x, y); }
+static inline double nan_or(double x, double y) { return nan_or_as<double, int64_t>(x, y); }
 //# bf_max
 // NaN where either is
-static inline float bf_max(float x, float y) { return x > y || x != x ? x : y; }
-static inline double bf_max(double x, double y) { return x > y || x != x ? x : y; }
+static inline float bf_max(float x, float y) { return nan_or(x, x > y ? x : y); }
+static inline double bf_max(double x, double y) { return nan_or(x, x > y ? x : y); }
 template<class T> inline T bf_max(T x, T y) { return x > y ? x : y; }
 //# bf_min
-static inline float bf_min(float x, float y) { return x < y || x != x ? x : y; }
-static inline double bf_min(double x, double y) { return x < y || x != x ? x : y; }
+static inline float bf_min(float x, float y) { return nan_or(x, x < y ? x : y); }
+static inline double bf_min(double x, double y) { return nan_or(x, x < y ? x : y); }
 template<class T> inline T bf_min(T x, T y) { return x < y ? x : y; }
 //# bf_abs
 static inline float bf_abs(float x) { return __builtin_fabsf(x); }
