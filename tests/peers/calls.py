@@ -31,6 +31,8 @@ ARGUMENTS = {
     "t2": _F2 > 0,
     "c1": np.array([1 + 2j, -0.5j, 0.25, -1 - 1j], np.complex64),
     "p1": np.array([0.25, 0.5, 0.75, 0.9], np.float32),
+    "n1": np.array([np.nan, np.inf, -np.inf, -0.0], np.float32),
+    "e2": np.zeros((0, 3), np.float32),
     "m2": np.array([[4.0, 1.0, 0.5], [1.0, 3.0, 0.25], [0.5, 0.25, 2.0]], np.float32),
 }
 """Arrays by name: the letter says the dtype, the digit the rank."""
@@ -86,6 +88,16 @@ _ONE = ("f1", "f2", "f0", "i1", "u1", "t1", "c1", "b1", "2", "1.5", "True", "e1"
 _TWO = (
     "f1, f1", "f1, 2", "2.5, i1", "i1, i1", "i1, s1", "u1, i1", "t1, t1", "t1, f1", "c1, f1", "b1, h1", "b1, 2.0",
     "f2, f1", "i2, f1", "f1, f2[:, :3]", "2, 3", "2, 3.0", "s1, 3", "w1, i1", "f0, 2",
+)  # fmt: skip
+_ONE_KINDS = ("n1", "h1", "e2", "np.asarray(2)", "np.asarray(1.5)", "onp.float64(0.5)", "onp.int64(3)")
+_TWO_KINDS = (
+    "f1, onp.float64(2)", "i1, onp.int64(2)", "b1, np.asarray(2.0)", "i1, np.asarray(1.5)", "s1, np.asarray(3)",
+    "onp.float32(2), 3", "n1, f1", "f1, n1", "e1, f0", "e2, e2", "w1, 3", "h1, 2.5", "e2, f2",
+)  # fmt: skip
+_REDUCED = (
+    "n1", "e2, axis=1", "e2, axis=0", "np.asarray(2.0)", "onp.float64(2)", "f3, axis=(0, -1)", "f2, axis=-3",
+    "f2, axis=1.5", "f2, where=t2", "f2, initial=1", "f2, axis=1, keepdims=True, where=t2, initial=0", "i2, axis=()",
+    'f2, dtype="float16"', "i2, dtype=float", "f2, axis=(0, 0)",
 )  # fmt: skip
 _AXES = ("", ", axis=0", ", axis=-1", ", axis=(0, 1)", ", axis=2", ", axis=1, keepdims=True")
 
@@ -259,6 +271,10 @@ def _calls() -> list[str]:
     calls += [f"np.{name}({xs})" for name in _BINARY for xs in _TWO]
     calls += [f"np.{name}({x}{axis})" for name in _REDUCTIONS for x in ("f2", "i2", "t2") for axis in _AXES]
     calls += [f"np.{name}({x})" for name in _REDUCTIONS for x in ("f0", "e1", "c1", "u1", "b1", "2", "1.5")]
+    calls += [f"np.{name}({x})" for name in _UNARY for x in _ONE_KINDS]
+    calls += [f"np.{name}({xs})" for name in _BINARY for xs in _TWO_KINDS]
+    calls += [f"np.{name}({x})" for name in _REDUCTIONS for x in _REDUCED]
+    calls += [f"lax.{name}({x})" for name in _LAX_UNARY for x in ("n1", "np.asarray(2)", "onp.float32(2)", "u1", "h1")]
     calls += [f"np.{name}(f2, axis={axis})" for name in _LINES[:-1] for axis in (0, -1, 1, 2, "None")]
     calls += [
         f"jax.scipy.special.{name}({x})" for name in _SCIPY[1:] for x in ("p1", "b1", "i1", "0.5", "c1", "1")
