@@ -217,10 +217,6 @@ def modf(x: ArrayLike, /, out: None = None) -> tuple[Array, Array]:
 def spacing(x: ArrayLike, /) -> Array:
     """The distance from x to the next float away from 0, with the sign of x."""
     x = _real("spacing", x)
-    if x.aval.dtype.itemsize < 4:
-        raise errors.UnsupportedError(
-            f"spacing of {x.aval}.", where=source.here(), fix="convert to float32; its spacing is finer"
-        )
     outward = constant(math.inf, x.aval.dtype)
     away = ops.select(ops.lt(x, 0), ops.neg(outward), outward)
     return ops.sub(ops.nextafter(*match_shapes("spacing", x, away)), x)
