@@ -90,7 +90,7 @@ class ConcretizationError(BlufuncError, TypeError):
     """A traced value where Python needs a concrete one: ``bool``, ``int``, an index."""
 
 
-class LeakedTracerError(BlufuncError, RuntimeError):
+class LeakedTracerError(BlufuncError, RuntimeError, TypeError):
     """A traced value used after the end of its transform."""
 
 
@@ -126,7 +126,7 @@ class UnsupportedError(BlufuncError, NotImplementedError):
     """A named combination that blufunc does not support."""
 
 
-class KeyReuseError(BlufuncError, ValueError):
+class KeyReuseError(BlufuncError, ValueError, TypeError):
     """A random key that was used before, found with ``config.debug_key_reuse``."""
 
 
@@ -165,5 +165,11 @@ class HostPrimitiveWarning(UserWarning):
 # -- names that JAX's users catch --------------------------------------------------------------------
 
 ConcretizationTypeError = TracerBoolConversionError = TracerIntegerConversionError = ConcretizationError
-TracerArrayConversionError = NonConcreteBooleanIndexError = ConcretizationError
+TracerArrayConversionError = ConcretizationError
+
+
+class NonConcreteBooleanIndexError(ConcretizationError, IndexError):
+    """A traced array of booleans as an index: the size of the result is not known."""
+
+
 UnexpectedTracerError = LeakedTracerError

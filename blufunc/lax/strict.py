@@ -101,11 +101,13 @@ def select_n(which: ArrayLike, *cases: ArrayLike) -> Array:
 
 def broadcast_in_dim(operand: ArrayLike, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Array:
     """``operand`` with axis i as ``broadcast_dimensions[i]``, repeated along others."""
-    return linear_ops.broadcast_in_dim(
-        lift(operand),
-        shape_of(ints(shape, "broadcast_in_dim", "shape"), "broadcast_in_dim"),
-        ints(broadcast_dimensions, "broadcast_in_dim", "broadcast_dimensions"),
-    )
+    x = lift(operand)
+    shape = shape_of(ints(shape, "broadcast_in_dim", "shape"), "broadcast_in_dim")
+    dims = ints(broadcast_dimensions, "broadcast_in_dim", "broadcast_dimensions")
+    if len(dims) == x.aval.ndim and list(dims) != sorted(dims):
+        order = sorted(range(len(dims)), key=lambda i: dims[i])
+        x, dims = linear_ops.transpose(x, tuple(order)), tuple(sorted(dims))
+    return linear_ops.broadcast_in_dim(x, shape, dims)
 
 
 def broadcast(operand: ArrayLike, sizes: Sequence[int]) -> Array:

@@ -162,7 +162,7 @@ def _entry(e: Any) -> Any:
         dtype = e.aval.dtype
         if dtypes.is_bool(dtype):
             if not isinstance(e, ConcreteArray):
-                raise errors.ConcretizationError(
+                raise errors.NonConcreteBooleanIndexError(
                     f"indexing by a traced boolean array ({e.aval}): the size of the result would not be known.",
                     where=source.here(),
                     why="while a function is traced its arrays have a shape and a dtype but no value yet.",

@@ -86,7 +86,13 @@ def test_binary(name):
             with np.errstate(all="ignore"):
                 y = _fits(name, x, y, common)
                 want = getattr(np, name)(x, y)
-            compare(name, [x, y], getattr(bnp, name)(given(x), given(y)), want, "bool" if rule == "bool" else common)
+            compare(
+                name,
+                [x, y],
+                getattr(bnp, name)(given(x), given(y)),
+                want,
+                "bool" if rule == "bool" else common,
+            )
 
 
 REDUCTIONS = {
@@ -146,7 +152,15 @@ LINES = {
 def test_functions_of_shapes_and_order(name):
     for dtype, shape in itertools.product(INTEGERS + KINDS["real floating"] + ("bool",), SHAPES[1:]):
         x = operand(dtype, shape, name, special=name not in ("diff",))
-        if name in ("unique_values", "unique_counts", "unique_inverse", "searchsorted", "astype", "mask", "cumulative_sum"):
+        if name in (
+            "unique_values",
+            "unique_counts",
+            "unique_inverse",
+            "searchsorted",
+            "astype",
+            "mask",
+            "cumulative_sum",
+        ):
             x = np.nan_to_num(x, nan=2, posinf=5, neginf=-5)
         if name == "diff" and dtype == "bool":
             continue

@@ -128,3 +128,11 @@ def test_composites():
         power(2.0, n=bnp.ones(2))
     with pytest.raises(errors.ArgumentError):
         lax.composite(power, name=3)
+
+
+def test_broadcast_in_dim_permutes():
+    x = np.arange(6).reshape(3, 2)
+    got = lax.broadcast_in_dim(x, (2, 3, 4), broadcast_dimensions=(1, 0))
+    np.testing.assert_array_equal(got, np.broadcast_to(x.T[:, :, None], (2, 3, 4)))
+    with pytest.raises(errors.ShapeError):
+        lax.broadcast_in_dim(x, (3, 3), (0, 0))

@@ -274,7 +274,11 @@ def _calls() -> list[str]:
     calls += [f"np.{name}({x})" for name in _UNARY for x in _ONE_KINDS]
     calls += [f"np.{name}({xs})" for name in _BINARY for xs in _TWO_KINDS]
     calls += [f"np.{name}({x})" for name in _REDUCTIONS for x in _REDUCED]
-    calls += [f"lax.{name}({x})" for name in _LAX_UNARY for x in ("n1", "np.asarray(2)", "onp.float32(2)", "u1", "h1")]
+    calls += [
+        f"lax.{name}({x})"
+        for name in _LAX_UNARY
+        for x in ("n1", "np.asarray(2)", "onp.float32(2)", "u1", "h1")
+    ]
     calls += [f"np.{name}(f2, axis={axis})" for name in _LINES[:-1] for axis in (0, -1, 1, 2, "None")]
     calls += [
         f"jax.scipy.special.{name}({x})" for name in _SCIPY[1:] for x in ("p1", "b1", "i1", "0.5", "c1", "1")

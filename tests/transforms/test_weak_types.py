@@ -18,7 +18,9 @@ def test_types_of_results(group):
         assert types_of(bf.tree.leaves(eval(text, NAMES))) == types, text
 
 
-@pytest.mark.parametrize("group", ["grad", "derivatives", "scan", "while_loop", "fori_loop", "cond", "custom"])
+@pytest.mark.parametrize(
+    "group", ["grad", "derivatives", "scan", "while_loop", "fori_loop", "cond", "custom"]
+)
 def test_types_of_results_while_tracing(group):
     for text, types in TYPES[group].items():
         assert types_of(bf.tree.leaves(bf.eval_shape(lambda text=text: eval(text, NAMES)))) == types, text
@@ -81,7 +83,12 @@ def test_reports_say_which_types_are_weak():
     f = lambda x, y: (x * 2, x * y)
     lowered = bf.jit(f).lower(1.0, np.float32(2))
     _, shapes = bf.make_jaxpr(f, return_shape=True)(1.0, np.float32(2))
-    for found in (bf.eval_shape(f, weak, np.float32(2)), shapes, lowered.out_info, lowered.compile().out_info):
+    for found in (
+        bf.eval_shape(f, weak, np.float32(2)),
+        shapes,
+        lowered.out_info,
+        lowered.compile().out_info,
+    ):
         assert found == (weak, bf.ShapeDtypeStruct((), "float32"))
 
 
@@ -91,4 +98,8 @@ def test_weak_integers_have_tangents_without_a_dtype():
     assert bf.linearize(lambda x: (x, 2), 1.0)[1](1.0)[1].dtype == float0
     assert bf.vjp(lambda n, x: n * x, 2, 1.0)[1](1.0)[0].dtype == float0
     assert bf.grad(lambda n, x: n * x, (0, 1), allow_int=True)(2, 1.0)[0].dtype == float0
-    assert bf.jacfwd(lambda x: (2, x))(1.0)[0].dtype == bf.jacrev(lambda n: n * 1.0, allow_int=True)(2).dtype == float0
+    assert (
+        bf.jacfwd(lambda x: (2, x))(1.0)[0].dtype
+        == bf.jacrev(lambda n: n * 1.0, allow_int=True)(2).dtype
+        == float0
+    )

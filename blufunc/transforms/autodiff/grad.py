@@ -477,7 +477,9 @@ def jvp(fun: Callable[..., Any], primals: Sequence, tangents: Sequence, has_aux:
     flat, finish = _with_aux(FlatFunction(fun, in_tree), has_aux)
     labels = LazyLabels(lambda: labels_of(fun, in_tree), len(ps))
     outs, out_ts = jvp_flat(flat, ps, ts, labels)
-    return finish(outs, [weak_as(instantiate(t), x.aval.tangent()) for x, t in zip(outs, out_ts, strict=True)])
+    return finish(
+        outs, [weak_as(instantiate(t), x.aval.tangent()) for x, t in zip(outs, out_ts, strict=True)]
+    )
 
 
 def _label(fun: Callable, in_tree: tree.TreeDef, i: int) -> str:

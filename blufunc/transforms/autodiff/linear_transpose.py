@@ -83,7 +83,9 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., tu
                 )
             values.append(x)
         found = iter(eval_jaxpr(backward, values))
-        grads = [weak_as(next(found) if nz else zeros(a), a) for nz, a in zip(nonzeros, in_avals, strict=True)]
+        grads = [
+            weak_as(next(found) if nz else zeros(a), a) for nz, a in zip(nonzeros, in_avals, strict=True)
+        ]
         return tuple(tree.unflatten(in_tree, grads)[0])
 
     return transposed
