@@ -343,7 +343,7 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
 
 
 def _weak_like(x: Array, a: Any, dtype: Any) -> Array:
-    """The result of a ``*_like`` function, weakly typed if ``a`` is and no dtype is given."""
+    """The result of a ``*_like`` function, weak if ``a`` is and has its dtype."""
     if dtype is not None or x.aval.ndim:
         return x
     scalar = PYTHON_SCALARS.get(a.__class__)

@@ -360,7 +360,7 @@ def einsum(
         axes, which broadcast. Without ``->``, the result has the labels that occur once, in alphabetic order. Operands
         and lists of labels may also alternate, as in NumPy.
       operands: arrays, promoted to one dtype.
-      optimize: how to order more than two operands: an ``opt_einsum`` strategy, or a path.
+      optimize: how to order more than two operands: an ``opt_einsum`` strategy, or a path, as of ``einsum_path``.
       precision, preferred_element_type: as of ``matmul``, for each product.
     """
     only_none("einsum", "out", out)
@@ -383,9 +383,7 @@ def einsum(
     _check_sizes(subscripts, inputs, shapes)
     preferred = dtype_of(preferred_element_type)
     terms: list[tuple[Array, str]] = [_diagonals(v, labels) for v, labels in zip(values, inputs, strict=True)]
-    for positions in _path(
-        inputs, out, shapes, optimize if isinstance(optimize, (str, bool)) else tuple(optimize)
-    ):
+    for positions in _path(inputs, out, shapes, _strategy(optimize)):
         chosen = [terms[i] for i in positions]
         terms = [t for i, t in enumerate(terms) if i not in positions]
         if len(chosen) == 1:
@@ -497,6 +495,13 @@ def _diagonals(x: Array, labels: str) -> tuple[Array, str]:
             x = diagonal(x, 0, a, b)
             labels = labels[:a] + labels[a + 1 : b] + labels[b + 1 :] + k
     return x, labels
+
+
+def _strategy(optimize: Any) -> Any:
+    """A strategy, or a path as ``einsum_path`` returns it, as part of a key."""
+    if optimize is None or isinstance(optimize, (str, bool)):
+        return optimize
+    return tuple([tuple(step) for step in optimize if step != "einsum_path"])
 
 
 def _path(inputs: list[str], out: str, shapes: tuple, optimize: Any) -> Sequence[tuple[int, ...]]:

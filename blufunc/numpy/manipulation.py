@@ -46,10 +46,10 @@ def ndim(a: Any) -> int:
     return type_of(a, "ndim").ndim
 
 
-def size(a: Any, axis: int | None = None) -> int:
-    """The number of elements of ``a``, or the size of an axis."""
+def size(a: Any, axis: int | Sequence[int] | None = None) -> int:
+    """The number of elements of ``a``, or along an axis or axes."""
     aval = type_of(a, "size")
-    return aval.size if axis is None else aval.shape[axis_in(axis, aval.ndim, "size")]
+    return math.prod([aval.shape[d] for d in axes_in(axis, aval.ndim, "size")])
 
 
 # -- shapes ----------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Values of the standard's functions, in each dtype, over odd shapes: as NumPy, which implements the standard.
+"""Values of the standard's functions in each dtype, over odd shapes, as NumPy's.
 
+NumPy implements the standard.
 Operands hold limits of their dtypes, and infinities and NaN where there are such. What the standard leaves open is left
-out: see ``UNSPECIFIED``.
+out by ``_fits``.
 """
 
 import itertools

@@ -94,7 +94,8 @@ def test_einsum_forms():
     x, y = f32(2, 3), f32(3, 4)
     same(bnp.einsum(x, [0, 1], y, [1, 2], [0, 2]), x @ y)
     same(bnp.einsum("ij, jk -> ik", x, y), x @ y)
-    for optimize in (False, True, "optimal", [(0, 1), (0, 1)]):
+    path = bnp.einsum_path("ij,jk,kl->il", x, y, f32(4, 2))[0]
+    for optimize in (None, False, True, "optimal", [(0, 1), (0, 1)], [[1, 2], [0, 1]], path):
         same(bnp.einsum("ij,jk,kl->il", x, y, f32(4, 2), optimize=optimize), x @ y @ f32(4, 2), rtol=1e-4)
     names = lambda f, *a: [e.prim.name for e in make_jaxpr(f)(*a).eqns]
     q = f32(2, 3, 4, 5)

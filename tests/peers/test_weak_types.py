@@ -1,4 +1,7 @@
-"""Weak types of results in JAX: those of the table in ``tests/transforms``, or ``DIFFERS`` says why not."""
+"""Weak types of results in JAX: those of a table, or ``DIFFERS`` says why not.
+
+The table is that of ``tests/transforms``.
+"""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Programs and the types of their results: which are weak, as those of Python numbers.
+"""Programs, and which of their results are weakly typed like Python numbers.
 
 In: programs over the names of ``names``. Out: ``TYPES``, by group and text: the types of the leaves of the result as
 jaxprs print them, ``~`` for weak ones. The test here holds blufunc to it; one of ``tests/peers`` compares with JAX.
@@ -320,7 +320,7 @@ TYPES: dict[str, dict[str, str]] = {
 
 
 def types_of(leaves: Sequence[Any]) -> str:
-    """The types of arrays, of what has shape and dtype, and of Python numbers; with axes none is weak."""
+    """The types of arrays, shapes and Python numbers; with axes none is weak."""
     found = []
     for x in leaves:
         x = getattr(x, "aval", x)
