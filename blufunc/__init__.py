@@ -15,17 +15,12 @@ from blufunc.transforms.staging import stages as _stages
 
 __version__ = "0.1.0.dev0"
 
-_NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or use x.at[i].set(y)"
-
 # Names that JAX programs use: the replacement, or the statement that there is none.
 _NOT_HERE = {
-    "Ref": _NO_REFS,
     "Shard": "x.addressable_shards has the shards of an array",
     "copy_to_host_async": "device_get copies to the host",
     "enable_custom_prng": "keys are always typed",
     "ffi": "pure_callback calls Python functions, and Primitive makes primitives of one's own",
-    "free_ref": _NO_REFS,
-    "freeze": _NO_REFS,
     "fwd_and_bwd": "use vjp: out, backward = vjp(f, *args)",
     "host_callback": "use pure_callback, io_callback and debug.callback",
     "host_count": "use process_count()",
@@ -34,8 +29,6 @@ _NOT_HERE = {
     "lib": "it is JAX's own",
     "linear_util": "it is JAX's own; transforms of one's own are made with Transform",
     "monitoring": "nothing is monitored; config.debug shows the stages of programs",
-    "new_ref": _NO_REFS,
-    "ref": _NO_REFS,
     "smap": "use shard_map",
     "tensor": "use numpy.array",
     "transfer_guard": "values move to the host when NumPy or Python asks for them",
@@ -75,6 +68,7 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc import parallel as parallel
     from blufunc import profiler as profiler
     from blufunc import random as random
+    from blufunc import ref as ref
     from blufunc import scipy as scipy
     from blufunc import sharding as sharding
     from blufunc import stages as stages
@@ -108,6 +102,8 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.core.primitives.override import override as override
     from blufunc.core.primitives.primitive import Primitive as Primitive
     from blufunc.core.programs.interpret import ensure_compile_time_eval as ensure_compile_time_eval
+    from blufunc.core.programs.refs import Ref as Ref
+    from blufunc.core.programs.refs import ds as ds
     from blufunc.doctor import print_environment_info as print_environment_info
     from blufunc.explain import explain as explain
     from blufunc.memory import live_arrays as live_arrays
@@ -137,6 +133,10 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.parallel.reports.plan import plan as plan
     from blufunc.parallel.reports.visualize import sharding_svg as sharding_svg
     from blufunc.parallel.reports.visualize import visualize_sharding as visualize_sharding
+    from blufunc.ref import empty_ref as empty_ref
+    from blufunc.ref import free_ref as free_ref
+    from blufunc.ref import freeze as freeze
+    from blufunc.ref import new_ref as new_ref
     from blufunc.transforms.arguments import ShapeDtypeStruct as ShapeDtypeStruct
     from blufunc.transforms.autodiff.grad import grad as grad
     from blufunc.transforms.autodiff.grad import jvp as jvp

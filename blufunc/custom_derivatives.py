@@ -3,6 +3,9 @@
 A face, upon ``transforms``.
 """
 
+from typing import Any
+
+from blufunc.core.pytree import tree
 from blufunc.transforms.autodiff.linear_transpose import linear_transpose as linear_transpose
 from blufunc.transforms.autodiff.symbolic_zeros import CustomVJPPrimal as CustomVJPPrimal
 from blufunc.transforms.autodiff.symbolic_zeros import SymbolicZero as SymbolicZero
@@ -19,6 +22,7 @@ __all__ = [
     "CustomVJPPrimal",
     "SymbolicZero",
     "closure_convert",
+    "custom_vjp_primal_tree_values",
     "custom_gradient",
     "custom_jvp",
     "custom_jvp_call_p",
@@ -28,3 +32,9 @@ __all__ = [
     "linear_transpose",
     "zero_from_primal",
 ]
+
+
+def custom_vjp_primal_tree_values(tree_of_primals: Any) -> Any:
+    """The values in a tree of ``CustomVJPPrimal``, which forward rules receive."""
+    is_primal = lambda x: isinstance(x, CustomVJPPrimal)
+    return tree.map(lambda x: x.value if is_primal(x) else x, tree_of_primals, is_leaf=is_primal)

@@ -21,11 +21,21 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array
+from blufunc.core.primitives.effects import DebugEffect, OrderedDebugEffect
 from blufunc.parallel.reports.visualize import visualize_sharding
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.staging.callback import debug_callback
 
-__all__ = ["breakpoint", "callback", "log", "print", "visualize_array_sharding", "visualize_sharding"]
+__all__ = [
+    "DebugEffect",
+    "OrderedDebugEffect",
+    "breakpoint",
+    "callback",
+    "log",
+    "print",
+    "visualize_array_sharding",
+    "visualize_sharding",
+]
 
 visualize_array_sharding = visualize_sharding
 

@@ -142,11 +142,15 @@ class DataError(BlufuncError, ValueError):
     """A file that is missing, damaged or of another format, or cannot be written."""
 
 
-class CompileError(BlufuncError, RuntimeError):
+class DeviceError(BlufuncError, RuntimeError):
+    """Base of what goes wrong on a device while programs are compiled and run."""
+
+
+class CompileError(DeviceError):
     """Generated source that its compiler rejected; shows its line and the user's."""
 
 
-class OutOfMemoryError(BlufuncError, MemoryError):
+class OutOfMemoryError(DeviceError, MemoryError):
     """Insufficient device memory for an array or a program; lists the largest users."""
 
 
@@ -154,7 +158,7 @@ class MemoryBudgetError(BlufuncError, ValueError):
     """A ``memory_budget`` without a plan; shows the minimum and its live values."""
 
 
-class CollectiveError(BlufuncError, RuntimeError):
+class CollectiveError(DeviceError):
     """A failed collective: a rank failed, ended or is late, or collectives differ."""
 
 
@@ -173,3 +177,9 @@ class NonConcreteBooleanIndexError(ConcretizationError, IndexError):
 
 
 UnexpectedTracerError = LeakedTracerError
+JAXTypeError, JAXIndexError = ConcretizationError, IndexRangeError
+JaxRuntimeError = DeviceError
+
+
+class InconclusiveDimensionOperation(Exception):
+    """A comparison of symbolic sizes: never raised, as sizes are integers."""

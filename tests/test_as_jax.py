@@ -72,16 +72,16 @@ def test_stubs_say_so():
     out = run(
         """
         import jax
-        from jax.experimental import sparse
-        print(isinstance(sparse.BCOO, type), isinstance(jax.numpy.ones(2), jax.Array | sparse.BCOO))
-        print(isinstance(jax.numpy.ones(2), sparse.BCOO))
+        from jax import core
+        print(isinstance(core.Token, type), isinstance(jax.numpy.ones(2), jax.Array | core.Token))
+        print(isinstance(jax.numpy.ones(2), core.Token))
         try:
-            sparse.BCOO()
+            core.Token()
         except NotImplementedError as e:
             print(e.what)
         """
     )
-    assert out == ["True True", "False", "jax.experimental.sparse.BCOO is not in blufunc."]
+    assert out == ["True True", "False", "jax.core.Token is not in blufunc."]
 
 
 def test_primitives_by_tables():
@@ -231,6 +231,64 @@ def test_x64_positions_and_counts():
         """
     )
     assert out == ["int64"] * 5 + ["int32", "float64", "uint64"]
+
+
+def test_modules_that_few_programs_import():
+    out = run(
+        """
+        import gzip
+        import jax, jax.numpy as jnp
+        import jax.extend.backend, jax.extend.linear_util as lu, jax.extend.random, jax.extend.source_info_util as info
+        from jax.experimental import layout, multihost_utils, serialize_executable, shard_alike
+        compiled = jax.jit(lambda x, k: {"a": x * 2 + k}).lower(jnp.ones(3), 1.0).compile()
+        print(serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))(jnp.ones(3), 1.0))
+        print(jax.grad(lambda x: shard_alike.shard_alike(x, x * 2)[1].sum())(jnp.ones(2)))
+        send = lambda x, *a: jax.lax.ragged_all_to_all(x, jnp.zeros(4), *a, axis_name="i")
+        tables = [[[0, 1], [0, 1]], [[1, 2], [1, 1]], [[0, 0], [1, 2]], [[1, 1], [2, 1]]]
+        print(jax.vmap(send, axis_name="i")(jnp.array([[1.0, 2, 2], [3, 4, 0]]), *map(jnp.array, tables)).tolist())
+        print(jax.vmap(lambda x: jax.lax.pbroadcast(x, "i", 2), axis_name="i")(jnp.arange(4)))
+        fwd, bwd = jax.fwd_and_bwd(lambda x, y: x * x * y, argnums=(0, 1))
+        print(*map(float, bwd(fwd(3.0, 2.0)[1], 1.0)))
+        key, count = (jnp.uint32(0), jnp.uint32(7)), jnp.arange(4, dtype="uint32")
+        print(jax.extend.random.threefry_2x32(key, count).tolist())
+        context, seen = jax.make_user_context(3), []
+        f = jax.jit(lambda x: seen.append(context.value) or x)
+        f(1.0), f(1.0)
+        with context(4):
+            f(1.0), f(2.0)
+        print(seen)
+        print(b"CPU" in gzip.decompress(jax.profiler.device_memory_profile()).upper(), jax.extend.backend.get_backend())
+        with info.extend_name_stack("layer"), info.transform_name_stack("jvp"):
+            print(info.current_name_stack())
+        print(jax.lax.squeeze_p.bind(jnp.ones((1, 2)), dimensions=(0,)).shape, jax.lax.clz_p.bind(jnp.int32(3)))
+        mesh = jax.make_mesh((1,), ("x",))
+        local = multihost_utils.host_local_array_to_global_array(jnp.arange(4), mesh, jax.P("x"))
+        print(multihost_utils.global_array_to_host_local_array(local, mesh, jax.P("x")))
+        for wrong in (lambda: layout.Layout((1, 0)), lambda: jax.transfer_guard("disallow").__enter__()):
+            try:
+                wrong()
+            except NotImplementedError as e:
+                print(type(e).__name__)
+        """
+    )
+    assert out[0].startswith("{'a': Array([3., 3., 3.]")
+    assert out[1:6] == [
+        "[2. 2.]",
+        "[[1.0, 3.0, 0.0, 0.0], [2.0, 2.0, 4.0, 0.0]]",
+        "[2 2 2 2]",
+        "12.0 9.0",
+        out[5],
+    ]
+    assert len(eval(out[5])) == 4 and len(set(eval(out[5]))) == 4
+    assert out[6:] == [
+        "[3, 4]",
+        "True Platform(platform='cpu')",
+        "layer/jvp()",
+        "(2,) 30",
+        "[0 1 2 3]",
+        "UnsupportedError",
+        "UnsupportedError",
+    ]
 
 
 def test_dtypes_of_64_bits_are_truncated_unless_x64_is_on():

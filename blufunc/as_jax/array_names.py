@@ -1,6 +1,6 @@
-"""Names of ``jax.numpy`` that stand for dtypes without arrays in blufunc.
+"""Names of ``jax.numpy`` that stand for dtypes without arrays.
 
-Under the face ``as_jax``. Libraries compare dtypes with them; making an array of one is an error that says so.
+Under the face ``as_jax``. Programs compare dtypes with them; making an array of one is an error, here and in JAX.
 """
 
 from __future__ import annotations
@@ -16,20 +16,13 @@ from blufunc.numpy import manipulation
 __all__ = [
     "dtype",
     "finfo",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
     "iinfo",
+    "int1",
     "reshape",
     "shape",
-    "float4_e2m1fn",
-    "float8_e3m4",
-    "float8_e4m3",
-    "float8_e4m3b11fnuz",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "int2",
-    "int4",
-    "uint2",
-    "uint4",
+    "uint1",
 ]
 
 dtype = np.dtype
@@ -63,12 +56,5 @@ def shape(a: Any) -> tuple[int, ...]:
     return () if a is None else manipulation.shape(a)
 
 
-float4_e2m1fn = ml_dtypes.float4_e2m1fn
-float8_e3m4 = ml_dtypes.float8_e3m4
-float8_e4m3 = ml_dtypes.float8_e4m3
-float8_e4m3b11fnuz = ml_dtypes.float8_e4m3b11fnuz
-float8_e4m3fnuz = ml_dtypes.float8_e4m3fnuz
-float8_e5m2fnuz = ml_dtypes.float8_e5m2fnuz
-float8_e8m0fnu = ml_dtypes.float8_e8m0fnu
-int2, int4 = ml_dtypes.int2, ml_dtypes.int4
-uint2, uint4 = ml_dtypes.uint2, ml_dtypes.uint4
+float6_e2m3fn, float6_e3m2fn = ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn
+int1, uint1 = ml_dtypes.int1, ml_dtypes.uint1

@@ -13,14 +13,18 @@ from blufunc import errors
 from blufunc.as_jax.differentiation import Zero, instantiate_zeros
 from blufunc.as_jax.primitives import is_undefined_primal
 from blufunc.core.ir.avals import AbstractValue
+from blufunc.core.programs.refs import AbstractRef
+from blufunc.core.programs.refs import View as TransformedRef
 
 __all__ = [
+    "AbstractRef",
     "AbstractValue",
     "AvalMutableQDD",
     "AvalQDD",
     "HiPrimitive",
     "HiType",
     "MutableHiType",
+    "TransformedRef",
     "Zero",
     "aval_method",
     "aval_property",

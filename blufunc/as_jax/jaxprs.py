@@ -15,6 +15,7 @@ from blufunc.core.arrays.array import ConcreteArray, lift
 from blufunc.core.ir import avals
 from blufunc.core.ir import jaxpr as ir
 from blufunc.core.ir.trace import EVAL, Array, Trace, Tracer, set_trace, state
+from blufunc.errors import InconclusiveDimensionOperation
 from blufunc.extend import core
 from blufunc.transforms.arguments import abstract
 
@@ -24,6 +25,7 @@ __all__ = [
     "Jaxpr",
     "ShapedArray",
     "TraceTag",
+    "call_impl",
     "canonicalize_dtype_handlers",
     "is_concrete",
     "pytype_aval_mappings",
@@ -32,10 +34,6 @@ __all__ = [
     "trace_state_clean",
     "unmapped_aval",
 ]
-
-
-class InconclusiveDimensionOperation(Exception):
-    """Raised by symbolic shapes in JAX; blufunc has none."""
 
 
 class _OfAvals(type):
@@ -81,6 +79,11 @@ pytype_aval_mappings: dict[type, Callable] = dict.fromkeys(
 
 canonicalize_dtype_handlers: dict[type, Callable] = dict.fromkeys(pytype_aval_mappings, lift)
 """Functions from values to arrays, by class; likewise."""
+
+
+def call_impl(f: Any, *args: Any, **params: Any) -> Any:
+    """Call a wrapped function."""
+    return f.call_wrapped(*args)
 
 
 class TraceTag:

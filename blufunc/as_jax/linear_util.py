@@ -6,25 +6,34 @@ function below it, receives the results, and yields its own. Libraries use them 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from blufunc import errors
 from blufunc.core.pytree import tree
 
 __all__ = [
     "Store",
+    "StoreException",
     "WrappedFun",
     "argnums_partial",
+    "cache",
     "debug_info",
     "flatten_fun",
     "flatten_fun_nokwargs",
+    "merge_linear_aux",
     "safe_map",
     "safe_zip",
     "transformation",
+    "transformation2",
     "transformation_with_aux",
+    "transformation_with_aux2",
     "wrap_init",
 ]
+
+
+class StoreException(Exception):
+    """An auxiliary value is read before its function ran, or set twice."""
 
 
 class Store:
@@ -35,8 +44,12 @@ class Store:
 
     def __call__(self) -> Any:
         if not self.values:
-            raise errors.ArgumentError("the auxiliary value is known after the function has run.")
+            raise StoreException("the auxiliary value is known after the function has run")
         return self.values[-1]
+
+    def store(self, value: Any) -> None:
+        """Set the value."""
+        self.values.append(value)
 
 
 class WrappedFun:
@@ -96,6 +109,53 @@ def transformation_with_aux(generator: Callable) -> Callable[..., tuple[WrappedF
         return fun.wrap(generator, args, store), store
 
     return apply
+
+
+def transformation2(function: Callable, fun: WrappedFun, *args: Any) -> WrappedFun:
+    """A wrapped function under ``function(call, *args, *arguments)``."""
+
+    def outer(*given: Any, **kwargs: Any) -> Any:
+        return function(fun.call_wrapped, *args, *given, **kwargs)
+
+    outer.__name__ = fun.__name__
+    return WrappedFun(outer, (), {}, fun.debug_info)
+
+
+def transformation_with_aux2(
+    function: Callable, fun: WrappedFun, *args: Any, **options: Any
+) -> tuple[WrappedFun, Store]:
+    """As ``transformation2``, of a function that gets a store second."""
+    store = Store()
+    return transformation2(
+        lambda call, *rest, **kwargs: function(call, store, *rest, **kwargs), fun, *args
+    ), store
+
+
+def merge_linear_aux(aux1: Store, aux2: Store) -> tuple[bool, Any]:
+    """The auxiliary value of that of two transformations which ran.
+
+    Raises:
+      StoreException: neither or both ran.
+    """
+    ran = bool(aux1.values), bool(aux2.values)
+    if ran[0] == ran[1]:
+        raise StoreException("both functions ran" if ran[0] else "neither function has run")
+    return (True, aux1()) if ran[0] else (False, aux2())
+
+
+def cache(call: Callable, *, explain: Any = None) -> Callable:
+    """Memoize a function of a wrapped function and hashable arguments."""
+    memo: dict[tuple, Any] = {}
+
+    @functools.wraps(call)
+    def cached(fun: WrappedFun, *args: Any) -> Any:
+        key = (fun.f, fun.transforms, tuple(fun.params.items()), args)
+        if key not in memo:
+            memo[key] = call(fun, *args)
+        return memo[key]
+
+    cached.cache_clear = memo.clear  # type: ignore[attr-defined]
+    return cached
 
 
 @transformation_with_aux

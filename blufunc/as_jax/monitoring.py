@@ -12,16 +12,21 @@ __all__ = [
     "clear_event_listeners",
     "record_event",
     "record_event_duration_secs",
+    "record_event_time_span",
     "record_scalar",
     "register_event_duration_secs_listener",
     "register_event_listener",
+    "register_event_time_span_listener",
     "register_scalar_listener",
     "unregister_event_duration_listener",
     "unregister_event_listener",
+    "unregister_event_time_span_listener",
     "unregister_scalar_listener",
 ]
 
-_listeners: dict[str, list[Callable]] = {"event": [], "event_duration_secs": [], "scalar": []}
+_listeners: dict[str, list[Callable]] = {
+    kind: [] for kind in ("event", "event_duration_secs", "event_time_span", "scalar")
+}
 
 
 def _record(kind: str) -> Callable[..., None]:
@@ -38,12 +43,15 @@ def _unregister(kind: str) -> Callable[[Callable], None]:
 
 record_event = _record("event")
 record_event_duration_secs = _record("event_duration_secs")
+record_event_time_span = _record("event_time_span")
 record_scalar = _record("scalar")
 register_event_listener = _listeners["event"].append
 register_event_duration_secs_listener = _listeners["event_duration_secs"].append
+register_event_time_span_listener = _listeners["event_time_span"].append
 register_scalar_listener = _listeners["scalar"].append
 unregister_event_listener = _unregister("event")
 unregister_event_duration_listener = _unregister("event_duration_secs")
+unregister_event_time_span_listener = _unregister("event_time_span")
 unregister_scalar_listener = _unregister("scalar")
 
 

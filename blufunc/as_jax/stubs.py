@@ -12,20 +12,15 @@ from blufunc import errors
 
 # For each module of JAX: classes, and functions (with parentheses).
 STUBS: dict[str, str] = {
-    "jax": "Ref new_ref() freeze() free_ref()",
     "jax.core": "AbstractToken Token DebugInfo JaxprPpContext JaxprPpSettings",
     "jax.extend.core": "CallPrimitive DebugInfo Token AbstractToken",
-    "jax._src.core": "Ref",
     "jax._src.earray": "EArray",
     "jax._src.literals": "LiteralArray",
     "jax._src.state.types": "AbstractRef",
     "jax.experimental.array_serialization.serialization": "GlobalAsyncCheckpointManager get_tensorstore_spec()",
     "jax.experimental.array_serialization.tensorstore_impl": "async_serialize() async_deserialize()",
     "jax.experimental.colocated_python": "colocated_python() colocated_python_class() colocated_cpu_devices()",
-    "jax.experimental.layout": "Format Layout",
-    "jax.experimental.sparse": "BCOO BCSR",
     "jax.experimental.topologies": "TopologyDescription get_topology_desc()",
-    "jax.experimental.serialize_executable": "serialize() deserialize_and_load()",
     "jax.extend.ifrt_programs": "Program",
     "jax.interpreters.ad": "JVPTrace",
     "jax.interpreters.mlir": "LoweringRuleContext emit_python_callback()",

@@ -24,7 +24,8 @@ multinomial multivariate_normal nbinom norm pareto poisson t truncnorm uniform v
 TABLE: dict[str, tuple[str, ...]] = {f"jax.{name}": (f"blufunc.{name}",) for name in _FACES.split()}
 TABLE |= {f"jax.scipy.stats.{name}": (f"blufunc.scipy.stats.{name}",) for name in _DISTRIBUTIONS.split()}
 TABLE |= {
-    "jax": (_OWN + "toplevel", "blufunc"),
+    "jax": (_OWN + "toplevel", _OWN + "extras.flags", "blufunc"),
+    "jax.ad_checkpoint": (_OWN + "extras.policies", "blufunc.ad_checkpoint"),
     "jax.api_util": (_OWN + "linear_util",),
     "jax.core": (_OWN + "traces", _OWN + "jaxprs", "blufunc.core", "blufunc.extend.core"),
     "jax.dtypes": (_OWN + "types", "blufunc.dtypes"),
@@ -36,17 +37,24 @@ TABLE |= {
     "jax.experimental.colocated_python": (),
     "jax.experimental.colocated_python.func": (),
     "jax.experimental.colocated_python.serialization": (),
-    "jax.experimental.hijax": (_OWN + "hijax",),
+    "jax.experimental.compilation_cache": (),
+    "jax.experimental.compilation_cache.compilation_cache": (_OWN + "extras.disk_cache",),
+    "jax.experimental.hijax": (_OWN + "hijax", _OWN + "jaxprs"),
     "jax.experimental.jet": ("blufunc.experimental.jet", "blufunc.jet"),
-    "jax.experimental.layout": (),
+    "jax.experimental.layout": (_OWN + "extras.layouts",),
     "jax.experimental.mesh_utils": (_OWN + "meshes",),
-    "jax.experimental.multihost_utils": ("blufunc.multihost",),
+    "jax.experimental.multihost_utils": (_OWN + "extras.hosts", "blufunc.multihost"),
     "jax.experimental.ode": ("blufunc.experimental.ode", "blufunc.ode"),
     "jax.experimental.pjit": (_OWN + "experimental",),
-    "jax.experimental.serialize_executable": (),
+    "jax.experimental.random": ("blufunc.experimental.random",),
+    "jax.experimental.rnn": ("blufunc.experimental.rnn",),
+    "jax.experimental.serialize_executable": (_OWN + "extras.executables",),
+    "jax.experimental.shard_alike": (_OWN + "extras.alike",),
     "jax.experimental.shard_map": ("blufunc.parallel.collectives.shard_map",),
-    "jax.experimental.sparse": (),
+    "jax.experimental.sparse": ("blufunc.experimental.sparse", _OWN + "extras.sparse_primitives"),
+    "jax.experimental.sparse.linalg": ("blufunc.scipy.sparse.linalg",),
     "jax.experimental.topologies": (),
+    "jax.experimental.xla_metadata": (_OWN + "extras.hints",),
     "jax.extend": (),
     "jax.extend.core": (
         _OWN + "traces",
@@ -55,10 +63,18 @@ TABLE |= {
         "blufunc.extend.core",
         "blufunc.core",
     ),
-    "jax.extend.core.primitives": (_OWN + "primitive_names", "blufunc.extend.core.primitives"),
+    "jax.extend.backend": (_OWN + "extras.backends",),
+    "jax.extend.core.primitives": (
+        _OWN + "primitive_names",
+        "blufunc.extend.core.primitives",
+        _OWN + "extras.composed",
+        _OWN + "extras.prng",
+        _OWN + "extras.window_primitives",
+    ),
     "jax.extend.ifrt_programs": (),
     "jax.extend.linear_util": (_OWN + "linear_util",),
-    "jax.extend.source_info_util": (_OWN + "tracebacks",),
+    "jax.extend.random": (_OWN + "extras.prng",),
+    "jax.extend.source_info_util": (_OWN + "extras.source_info", _OWN + "tracebacks"),
     "jax.interpreters": (),
     "jax.interpreters.ad": (_OWN + "primitives", _OWN + "differentiation"),
     "jax.interpreters.batching": (_OWN + "primitives", _OWN + "differentiation"),
@@ -67,8 +83,20 @@ TABLE |= {
     "jax.interpreters.xla": (_OWN + "jaxprs",),
     "jax.monitoring": (_OWN + "monitoring",),
     "jax.custom_derivatives": ("blufunc.custom_derivatives", "blufunc.extend.core.primitives"),
+    "jax.lax": (
+        "blufunc.lax",
+        "blufunc.parallel.recipes.ragged_exchange",
+        _OWN + "extras.composed",
+        _OWN + "extras.window_primitives",
+    ),
+    "jax.lax.linalg": ("blufunc.lax.linalg", _OWN + "extras.linalg_primitives"),
     "jax.numpy": (_OWN + "array_names", "blufunc.numpy"),
+    "jax.profiler": ("blufunc.profiler", _OWN + "extras.memory_profile"),
+    "jax.random": ("blufunc.random", _OWN + "extras.random_names"),
+    "jax.debug": ("blufunc.debug", _OWN + "extras.inspection"),
+    "jax.ref": ("blufunc.ref",),
     "jax.sharding": ("blufunc.sharding", _OWN + "meshes"),
+    "jax.tree_util": ("blufunc.tree_util", _OWN + "types"),
     "jax.stages": ("blufunc.stages", "blufunc.transforms.staging.stages"),
     "jax.test_util": ("blufunc.test_util", "blufunc.testing"),
     "jax.version": (_OWN + "toplevel",),
@@ -99,12 +127,15 @@ _NOT_OF_JAX = {
         shard sharding_svg visualize_sharding with_sharding_constraint
     """,
     "jax.lax": """
+        cholesky_update_p get_p hessenberg_p householder_product_p ormqr_p random_gamma_p schur_p swap_p
+        symmetric_product_p tridiagonal_p
         add_any_p bitcast_p complex_abs_p convert_p debug_callback_p hypot_p io_callback_p logaddexp_p psum_scatter_p
         pure_callback_p pvary ragged_contract_p ragged_dot_p random_gamma_grad_p select_p trunc
         trunc_p window_argmax_p window_argmin_p zeros_like
     """,
     "jax.nn": """
-        BatchNormResult SpectralNormResult avg_pool batch_norm convex_kl_divergence cosine_distance cosine_similarity
+        BatchNormResult BlockScaleConfig SpectralNormResult avg_pool batch_norm convex_kl_divergence
+        cosine_distance cosine_similarity
         ctc_loss dropout embedding_lookup generalized_kl_divergence group_norm hinge_loss huber_loss instance_norm
         kl_divergence kl_divergence_with_log_targets l2_loss layer_norm linear_cross_entropy log_cosh max_pool min_pool
         multiclass_hinge_loss multiclass_perceptron_loss ntxent perceptron_loss poly_loss_cross_entropy pool rms_norm
@@ -113,6 +144,9 @@ _NOT_OF_JAX = {
         weight_norm
     """,
     "jax.numpy": "fix",
+    "jax.ref": "ds View",
+    "jax.extend.random": "key_dtype",
+    "jax.lax.linalg": "lu_solve_p",
     "jax.tree": """
         DictKey FlattenedIndexKey GetAttrKey SequenceKey TreeDef broadcast_prefix flatten_up_to keystr leaf_paths
         register_dataclass register_leaf register_node register_pytree_node register_static

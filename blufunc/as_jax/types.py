@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import dtypes
+from blufunc.core.pytree import tree
 from blufunc.core.pytree.nodes import KINDS
+from blufunc.tree_util import register_pytree_node
 
-__all__ = ["_registry", "DType", "ExtendedDType", "canonicalize_dtype"]
+__all__ = ["DType", "ExtendedDType", "_registry", "canonicalize_dtype", "default_registry"]
 
 DType = np.dtype
 
@@ -34,3 +36,18 @@ class _Registry:
 
 
 _registry = _Registry()
+
+
+class _TreeRegistry:
+    """The registry of pytrees as an object with functions."""
+
+    flatten = staticmethod(tree.flatten)
+    register_node = staticmethod(register_pytree_node)
+
+    def flatten_one_level(self, x: Any) -> tuple[list[Any], Any] | None:
+        """The children of a node and its structure without theirs; None of a leaf."""
+        leaves, structure = tree.flatten(x, is_leaf=lambda y: y is not x)
+        return None if len(leaves) == 1 and leaves[0] is x else (leaves, structure)
+
+
+default_registry = _TreeRegistry()

@@ -30,10 +30,11 @@ from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
 
 if TYPE_CHECKING:
     from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 T = TypeVar("T")
 
-__all__ = ["odeint"]
+__all__ = ["odeint", "optimal_step_size"]
 
 _TIMES = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
 _STAGES = (
@@ -179,9 +180,7 @@ def _solve(func: Callable, settings: tuple, y0: Any, ts: Any, *args: Any) -> Any
             y, f1, error, k = _runge_kutta(f, s.y, s.f, s.t, s.dt)
             ratio = _error_ratio(error, rtol, atol, s.y, y)
             accepted = ratio <= 1
-            # a step may shrink to a fifth, or grow tenfold, and does not shrink if it was accepted
-            factor = bnp.clip(0.9 * bnp.maximum(ratio, 1e-10) ** -0.2, bnp.where(accepted, 1.0, 0.2), 10.0)
-            dt = bnp.clip(s.dt * factor, 0.0, hmax)
+            dt = bnp.clip(optimal_step_size(s.dt, ratio), 0.0, hmax)
             after = _Step(s.count + 1, y, f1, s.t + s.dt, dt, s.t, _polynomial(s.y, y, k, s.dt))
             stay = s._replace(count=s.count + 1, dt=dt)
             return tree.map(lambda a, b: bnp.where(accepted, a, b), after, stay)
@@ -230,6 +229,27 @@ def _rms(x: Any) -> Any:
 
 def _error_ratio(error: Any, rtol: float, atol: float, y0: Any, y1: Any) -> Any:
     return _rms(error / (atol + rtol * bnp.maximum(bnp.abs(y0), bnp.abs(y1))))
+
+
+def optimal_step_size(
+    last_step: ArrayLike,
+    mean_error_ratio: ArrayLike,
+    safety: float = 0.9,
+    ifactor: float = 10.0,
+    dfactor: float = 0.2,
+    order: float = 5.0,
+) -> Array:
+    """The next step size of an integrator whose local error has an order.
+
+    Args:
+      last_step: the size of the last step, which was accepted if its error was within the tolerance.
+      mean_error_ratio: its error, in units of the tolerance.
+      safety: what the estimate is multiplied by.
+      ifactor, dfactor: bounds on growth, and on what a rejected step shrinks to; an accepted one does not shrink.
+    """
+    accepted = bnp.asarray(mean_error_ratio) <= 1
+    factor = safety * bnp.maximum(mean_error_ratio, 1e-10) ** (-1 / order)
+    return bnp.asarray(last_step) * bnp.clip(factor, bnp.where(accepted, 1.0, dfactor), ifactor)
 
 
 def _first_step(f: Callable, t: Any, y: Any, f0: Any, rtol: float, atol: float) -> Any:

@@ -6,6 +6,7 @@ A face over ``jit``, with JAX's names. docs/design/025-export.md has the format 
 from __future__ import annotations
 
 from blufunc.export.exported import (
+    DisabledSafetyCheck,
     Exported,
     default_export_platform,
     deserialize,
@@ -17,6 +18,7 @@ from blufunc.export.exported import (
 from blufunc.export.structures import register_namedtuple_serialization, register_pytree_node_serialization
 
 __all__ = [
+    "DisabledSafetyCheck",
     "Exported",
     "default_export_platform",
     "deserialize",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from blufunc import errors
@@ -237,6 +238,27 @@ def _meshes(jaxpr: Jaxpr) -> Iterator[Mesh | AbstractMesh]:
             yield from _meshes(inner)
 
 
+@dataclass(frozen=True)
+class DisabledSafetyCheck:
+    """A check of JAX's export, without counterpart: programs run everywhere.
+
+    Attributes:
+      name: what is not checked.
+    """
+
+    name: str
+
+    @classmethod
+    def platform(cls) -> DisabledSafetyCheck:
+        """The check of the platform that a program was exported for."""
+        return cls("platform")
+
+    @classmethod
+    def custom_call(cls, target_name: str) -> DisabledSafetyCheck:
+        """The check of calls of a target."""
+        return cls(f"custom_call:{target_name}")
+
+
 def export(
     fun_jit: Any, *, platforms: Sequence[str] | None = None, disabled_checks: Sequence[Any] = ()
 ) -> Callable[..., Exported]:
@@ -249,12 +271,12 @@ def export(
     Args:
       fun_jit: a function under ``jit``. Its static arguments become part of the program, and are left out of calls.
       platforms: where the program may run, of ``cpu`` and ``cuda``; default all. One program serves all of them.
-      disabled_checks: none: there are no checks to disable.
+      disabled_checks: ``DisabledSafetyCheck``, without effect: there are no such checks.
     Returns:
       a function of arrays, or ``ShapeDtypeStruct``, that returns an ``Exported``.
     Raises:
       ArgumentError: ``fun_jit`` is not jitted, or a platform is unknown.
-      UnsupportedError: ``disabled_checks`` are given.
+      UnsupportedError: ``disabled_checks`` are something else.
     """
     if not isinstance(fun_jit, Jitted):
         raise errors.ArgumentError(
@@ -262,12 +284,12 @@ def export(
             where=source.here(),
             fix="export.export(bf.jit(f))(*args)",
         )
-    if disabled_checks:
+    if any(not isinstance(check, DisabledSafetyCheck) for check in disabled_checks):
         raise errors.UnsupportedError(
             f"export: disabled_checks={disabled_checks!r:.60}.",
             where=source.here(),
             why="what a program cannot hold is always an error.",
-            fix="leave it out",
+            fix="leave it out, or give DisabledSafetyCheck, which have no effect",
         )
     chosen = _platforms(platforms)
 

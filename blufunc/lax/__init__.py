@@ -266,6 +266,9 @@ with _lazy.names(__name__):
     from blufunc.core.primitives.linear_ops import reshape_p as reshape_p
     from blufunc.core.primitives.linear_ops import transpose_p as transpose_p
     from blufunc.lax import linalg as linalg
+    from blufunc.lax.accuracy import AccuracyMode as AccuracyMode
+    from blufunc.lax.accuracy import DotAlgorithm as DotAlgorithm
+    from blufunc.lax.accuracy import Tolerance as Tolerance
     from blufunc.lax.convolution import conv as conv
     from blufunc.lax.convolution import conv_general_dilated_local as conv_general_dilated_local
     from blufunc.lax.convolution import conv_general_dilated_patches as conv_general_dilated_patches
@@ -290,6 +293,7 @@ with _lazy.names(__name__):
     from blufunc.lax.derived import unstack as unstack
     from blufunc.lax.random_bits import RandomAlgorithm as RandomAlgorithm
     from blufunc.lax.random_bits import rng_bit_generator as rng_bit_generator
+    from blufunc.lax.scaled_dot import scaled_dot as scaled_dot
     from blufunc.lax.shape_rules import (
         ConvGeneralDilatedDimensionNumbers as ConvGeneralDilatedDimensionNumbers,
     )

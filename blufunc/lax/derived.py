@@ -77,7 +77,7 @@ def clz(x: ArrayLike) -> Array:
     x = lift(x)
     if not dtypes.is_integer(x.aval.dtype):
         raise errors.DtypeError(f"clz counts bits of integers, not of {x.aval}.", where=source.here())
-    bits = x.aval.dtype.itemsize * 8
+    bits = dtypes.iinfo(x.aval.dtype).bits
     step = 1
     while step < bits:  # sets every bit below the highest set one
         x = bitwise_or(x, shift_right_logical(x, scalar(step, x.aval.dtype, x.aval.weak_type)))

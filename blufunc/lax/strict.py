@@ -171,6 +171,8 @@ def batch_matmul(lhs: ArrayLike, rhs: ArrayLike, precision: Any = None) -> Array
 
 def _int_of(x: int, dtype: np.dtype) -> np.ndarray:
     try:
+        if dtypes.is_narrow(dtype):
+            dtypes.check_narrow(x, dtype)
         return np.asarray(x, dtype)
     except OverflowError:
         raise errors.ValueRangeError(

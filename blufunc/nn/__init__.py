@@ -89,6 +89,10 @@ with _lazy.names(__name__):
     from blufunc.nn.pooling import max_pool as max_pool
     from blufunc.nn.pooling import min_pool as min_pool
     from blufunc.nn.pooling import pool as pool
+    from blufunc.nn.scaled_matmul import BlockScaleConfig as BlockScaleConfig
+    from blufunc.nn.scaled_matmul import get_scaled_dot_general_config as get_scaled_dot_general_config
+    from blufunc.nn.scaled_matmul import scaled_dot_general as scaled_dot_general
+    from blufunc.nn.scaled_matmul import scaled_matmul as scaled_matmul
     from blufunc.nn.similarity import cosine_distance as cosine_distance
     from blufunc.nn.similarity import cosine_similarity as cosine_similarity
     from blufunc.nn.similarity import log_cosh as log_cosh

@@ -401,8 +401,15 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.numpy.types import dtype as dtype
     from blufunc.numpy.types import finfo as finfo
     from blufunc.numpy.types import flexible as flexible
+    from blufunc.numpy.types import float4_e2m1fn as float4_e2m1fn
+    from blufunc.numpy.types import float8_e3m4 as float8_e3m4
+    from blufunc.numpy.types import float8_e4m3 as float8_e4m3
+    from blufunc.numpy.types import float8_e4m3b11fnuz as float8_e4m3b11fnuz
     from blufunc.numpy.types import float8_e4m3fn as float8_e4m3fn
+    from blufunc.numpy.types import float8_e4m3fnuz as float8_e4m3fnuz
     from blufunc.numpy.types import float8_e5m2 as float8_e5m2
+    from blufunc.numpy.types import float8_e5m2fnuz as float8_e5m2fnuz
+    from blufunc.numpy.types import float8_e8m0fnu as float8_e8m0fnu
     from blufunc.numpy.types import float16 as float16
     from blufunc.numpy.types import float32 as float32
     from blufunc.numpy.types import float64 as float64
@@ -411,6 +418,8 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.numpy.types import generic as generic
     from blufunc.numpy.types import iinfo as iinfo
     from blufunc.numpy.types import inexact as inexact
+    from blufunc.numpy.types import int2 as int2
+    from blufunc.numpy.types import int4 as int4
     from blufunc.numpy.types import int8 as int8
     from blufunc.numpy.types import int16 as int16
     from blufunc.numpy.types import int32 as int32
@@ -431,6 +440,8 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.numpy.types import signedinteger as signedinteger
     from blufunc.numpy.types import single as single
     from blufunc.numpy.types import uint as uint
+    from blufunc.numpy.types import uint2 as uint2
+    from blufunc.numpy.types import uint4 as uint4
     from blufunc.numpy.types import uint8 as uint8
     from blufunc.numpy.types import uint16 as uint16
     from blufunc.numpy.types import uint32 as uint32

@@ -205,6 +205,8 @@ def _host(x: Any, want: np.dtype | None) -> np.ndarray:
             return dtypes.canonical_numpy(np.asarray(x))
         host = np.asarray(x)
         if host.dtype != want and host.dtype.kind in "iu" and not isinstance(x, (np.ndarray, np.generic)):
+            if dtypes.is_narrow(want):
+                dtypes.check_narrow(host, want)
             return np.asarray(x, want)  # lists and numbers: NumPy refuses integers that do not fit
         with np.errstate(all="ignore"):
             return host if host.dtype == want else numerics.convert(host, want)
@@ -455,7 +457,7 @@ def arange(
         raise errors.DtypeError(f"arange of dtype {dtypes.short_name(want)}.", where=source.here())
     if is_int and count and dtypes.is_integer(want) and (start or step != 1):
         _check_ends(want, start, start + (count - 1) * step)
-        if count - 1 > np.iinfo(want).max:  # from below 0
+        if count - 1 > dtypes.iinfo(want).max:  # from below 0
             return ops.convert(arange(start, stop, step, dtypes.int64), want)
     result = iota(want, (count,), 0)
     if step != 1:
@@ -465,7 +467,7 @@ def arange(
 
 def _check_ends(dtype: np.dtype, first: Any, last: Any) -> None:
     """Check that a range of integers fits in ``dtype``."""
-    limits = np.iinfo(dtype)
+    limits = dtypes.iinfo(dtype)
     for end in (int(first), int(last)):
         if not limits.min <= end <= limits.max:
             raise errors.ValueRangeError(

@@ -60,14 +60,14 @@ def _foreign(y: Any) -> bool:
 def _operator(prim: Primitive, function: Callable, indirect: str) -> Callable:
     """A binary operator that binds ``prim`` for two values of one type.
 
-    All other operands, and dtypes of the kinds ``indirect``, go to the function.
+    All other operands, and dtypes of the characters ``indirect``, go to the function.
     """
     bind = prim.bind
 
     def method(self: Array, other: Any) -> Any:
         if other.__class__ is self.__class__:
             aval = self.aval
-            if aval is other.aval and aval.dtype.kind not in indirect:
+            if aval is other.aval and aval.dtype.char not in indirect:
                 return bind(self, other)
         elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
             return NotImplemented
@@ -89,11 +89,13 @@ def _reflected(function: Callable) -> Callable:
     return _from_function(lambda self, other: function(other, self))
 
 
+_INEXACT_QUOTIENTS = "".join(d.char for d in dtypes.ALL if dtypes.is_integer(d) or dtypes.is_bool(d))
+
 _BINARY: dict[str, tuple[Callable, Callable]] = {
-    "add": (_operator(ops.add_p, ew.add, "b"), ew.add),
-    "sub": (_operator(ops.sub_p, ew.subtract, "b"), ew.subtract),
-    "mul": (_operator(ops.mul_p, ew.multiply, "b"), ew.multiply),
-    "truediv": (_operator(ops.div_p, ew.divide, "biu"), ew.divide),
+    "add": (_operator(ops.add_p, ew.add, "?"), ew.add),
+    "sub": (_operator(ops.sub_p, ew.subtract, "?"), ew.subtract),
+    "mul": (_operator(ops.mul_p, ew.multiply, "?"), ew.multiply),
+    "truediv": (_operator(ops.div_p, ew.divide, _INEXACT_QUOTIENTS), ew.divide),
     "floordiv": (_from_function(ew.floor_divide), ew.floor_divide),
     "mod": (_from_function(ew.remainder), ew.remainder),
     "divmod": (_from_function(ew.divmod), ew.divmod),

@@ -73,7 +73,11 @@ class ScalarType(type):
 bool_ = ScalarType(dtypes.bool_, "bool_")
 int8, int16, int32, int64 = map(ScalarType, (dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64))
 uint8, uint16, uint32, uint64 = map(ScalarType, (dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64))
-float8_e4m3fn, float8_e5m2 = map(ScalarType, (dtypes.float8_e4m3fn, dtypes.float8_e5m2))
+int2, int4, uint2, uint4 = map(ScalarType, (dtypes.int2, dtypes.int4, dtypes.uint2, dtypes.uint4))
+(
+    float4_e2m1fn, float8_e3m4, float8_e4m3, float8_e4m3b11fnuz, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2,
+    float8_e5m2fnuz, float8_e8m0fnu,
+) = map(ScalarType, dtypes.SMALL_FLOATS)  # fmt: skip
 float16, bfloat16, float32, float64 = map(
     ScalarType, (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 )

@@ -37,11 +37,11 @@ def bits(key: ArrayLike, shape: Shape = (), dtype: DTypeLike | None = None) -> A
     """Random bits as unsigned integers of ``dtype``, uint32 by default."""
     default = dtypes.uint64 if dtypes.is_wide() else dtypes.uint32
     dtype = default if dtype is None else dtypes.as_dtype(dtype)
-    if not dtypes.is_unsigned(dtype):
+    if not dtypes.is_unsigned(dtype) or dtypes.is_narrow(dtype):
         raise errors.DtypeError(
             f"bits come as unsigned integers, not as {dtypes.short_name(dtype)}.",
             where=source.here(),
-            fix="dtype='uint32', or randint for signed ones",
+            fix="dtype='uint32', or randint for signed and narrower ones",
         )
     return bits_(fresh_key("bits", key), dtype.itemsize * 8, shape_of("bits", shape))
 

@@ -287,6 +287,8 @@ def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> ConcreteArra
     known = _scalars.get(key)
     if known is not None:
         return known
+    if value.__class__ is int and dtypes.is_narrow(dtype):
+        dtypes.check_narrow(value, dtype)
     array = from_numpy(np.asarray(value, dtype=dtype), backend.host_device(), weak_type)
     if len(_scalars) < _SCALAR_LIMIT:
         _scalars[key] = array

@@ -28,7 +28,12 @@ READ_ONLY, COPIED = 1, 2
 """Flags of versioned capsules."""
 
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}  # by NumPy's kinds
-_CODES_OF: dict[np.dtype, int] = {dtypes.bfloat16: 4, dtypes.float8_e4m3fn: 10, dtypes.float8_e5m2: 12}
+_CODES_OF: dict[np.dtype, int] = {
+    dtypes.bfloat16: 4, dtypes.float8_e3m4: 7, dtypes.float8_e4m3: 8, dtypes.float8_e4m3b11fnuz: 9,
+    dtypes.float8_e4m3fn: 10, dtypes.float8_e4m3fnuz: 11, dtypes.float8_e5m2: 12, dtypes.float8_e5m2fnuz: 13,
+    dtypes.float8_e8m0fnu: 14,
+}  # fmt: skip
+"""The codes of other dtypes; those of 2 and 4 bits are packed in DLPack."""
 _CODE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool", 7: "float8_e3m4",
     8: "float8_e4m3", 9: "float8_e4m3b11fnuz", 10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2",
     13: "float8_e5m2fnuz", 14: "float8_e8m0fnu", 17: "float4_e2m1fn"}  # fmt: skip

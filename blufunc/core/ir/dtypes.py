@@ -37,6 +37,17 @@ uint8: DType = np.dtype(np.uint8)
 uint16: DType = np.dtype(np.uint16)
 uint32: DType = np.dtype(np.uint32)
 uint64: DType = np.dtype(np.uint64)
+int2: DType = np.dtype(ml_dtypes.int2)
+int4: DType = np.dtype(ml_dtypes.int4)
+uint2: DType = np.dtype(ml_dtypes.uint2)
+uint4: DType = np.dtype(ml_dtypes.uint4)
+float4_e2m1fn: DType = np.dtype(ml_dtypes.float4_e2m1fn)
+float8_e3m4: DType = np.dtype(ml_dtypes.float8_e3m4)
+float8_e4m3: DType = np.dtype(ml_dtypes.float8_e4m3)
+float8_e4m3b11fnuz: DType = np.dtype(ml_dtypes.float8_e4m3b11fnuz)
+float8_e4m3fnuz: DType = np.dtype(ml_dtypes.float8_e4m3fnuz)
+float8_e5m2fnuz: DType = np.dtype(ml_dtypes.float8_e5m2fnuz)
+float8_e8m0fnu: DType = np.dtype(ml_dtypes.float8_e8m0fnu)
 float8_e4m3fn: DType = np.dtype(ml_dtypes.float8_e4m3fn)
 float8_e5m2: DType = np.dtype(ml_dtypes.float8_e5m2)
 float16: DType = np.dtype(np.float16)
@@ -62,11 +73,18 @@ key: DType = np.dtype((prng_key, [("hi", "<u4"), ("lo", "<u4")]))
 """A threefry2x32 PRNG key: the element of a key array, without arithmetic."""
 
 
-_SIGNED = frozenset({int8, int16, int32, int64})
-_UNSIGNED = frozenset({uint8, uint16, uint32, uint64})
+WIDE_OF_NARROW: dict[DType, DType] = {int2: int8, int4: int8, uint2: uint8, uint4: uint8}
+"""Integers of 2 and 4 bits, with the dtypes that they are computed in."""
+
+_SIGNED = frozenset({int2, int4, int8, int16, int32, int64})
+_UNSIGNED = frozenset({uint2, uint4, uint8, uint16, uint32, uint64})
 _INTEGER = _SIGNED | _UNSIGNED
-_FLOAT8 = frozenset({float8_e4m3fn, float8_e5m2})
-_FLOATING = _FLOAT8 | {float16, bfloat16, float32, float64}
+SMALL_FLOATS = (
+    float4_e2m1fn, float8_e3m4, float8_e4m3, float8_e4m3b11fnuz, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2,
+    float8_e5m2fnuz, float8_e8m0fnu,
+)  # fmt: skip
+"""Floats of a byte."""
+_FLOATING = frozenset(SMALL_FLOATS) | {float16, bfloat16, float32, float64}
 _COMPLEX = frozenset({complex64, complex128})
 _INEXACT = _FLOATING | _COMPLEX
 _NUMERIC = _INTEGER | _INEXACT
@@ -75,7 +93,8 @@ _SHORT_NAMES: dict[DType, str] = {
     bool_: "bool",
     int8: "i8", int16: "i16", int32: "i32", int64: "i64",
     uint8: "u8", uint16: "u16", uint32: "u32", uint64: "u64",
-    float8_e4m3fn: "f8_e4m3fn", float8_e5m2: "f8_e5m2",
+    int2: "i2", int4: "i4", uint2: "u2", uint4: "u4",
+    **{d: d.name.replace("float", "f") for d in SMALL_FLOATS},
     float16: "f16", bfloat16: "bf16", float32: "f32", float64: "f64",
     complex64: "c64", complex128: "c128",
     key: "key<fry>", float0: "float0",
@@ -85,8 +104,9 @@ ALL = frozenset(_SHORT_NAMES)
 """The dtypes of arrays, and ``float0``."""
 
 _SUPPORTED = (
-    "bool, int8..64, uint8..64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, "
-    "complex64, complex128"
+    "bool, int2, int4, int8..64, uint2, uint4, uint8..64, "
+    + ", ".join(d.name for d in SMALL_FLOATS)
+    + ", float16, bfloat16, float32, float64, complex64, complex128"
 )
 
 _NARROWED: dict[DType, DType] = {int64: int32, uint64: uint32, float64: float32, complex128: complex64}
@@ -169,8 +189,13 @@ def is_unsigned(dtype: DType) -> bool:
     return dtype in _UNSIGNED
 
 
+def is_narrow(dtype: DType) -> bool:
+    """True for integers of 2 and 4 bits."""
+    return dtype in WIDE_OF_NARROW
+
+
 def is_floating(dtype: DType) -> bool:
-    """Real floating, the 8-bit ones included."""
+    """Real floating, those of a byte included."""
     return dtype in _FLOATING
 
 
@@ -200,12 +225,12 @@ def finfo(dtype: Any) -> Any:
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
-def iinfo(dtype: Any) -> np.iinfo:
+def iinfo(dtype: Any) -> Any:
     """Limits of an integer dtype: ``min``, ``max``, ``bits``."""
     dtype = as_dtype(dtype)
     if dtype not in _INTEGER:
         raise DtypeError(f"iinfo needs an integer dtype, not {dtype}", fix="finfo(dtype)")
-    return np.iinfo(dtype)
+    return ml_dtypes.iinfo(dtype) if dtype in WIDE_OF_NARROW else np.iinfo(dtype)
 
 
 # The wide mode: what has no dtype has 64 bits. ``as_jax`` switches it, for programs that set ``jax_enable_x64``.
@@ -282,7 +307,8 @@ def _strong(*dtypes: DType) -> list[Weak]:
 # Each node with those directly above it.
 _EDGES: dict[Weak, list[Weak]] = {
     (bool_, False): [_INT],
-    _INT: _strong(uint8, int8),
+    _INT: _strong(uint8, int8, *WIDE_OF_NARROW),
+    **{(d, False): [] for d in WIDE_OF_NARROW},  # nothing above: they promote with Python integers only
     (uint8, False): _strong(int16, uint16),
     (uint16, False): _strong(int32, uint32),
     (uint32, False): _strong(
@@ -293,9 +319,10 @@ _EDGES: dict[Weak, list[Weak]] = {
     (int16, False): _strong(int32),
     (int32, False): _strong(int64),
     (int64, False): [_FLOAT],
-    _FLOAT: [*_strong(float8_e4m3fn, float8_e5m2, bfloat16, float16), _CPLX],
-    (float8_e4m3fn, False): [],  # nothing above: 8-bit floats promote with integers and weak floats only
-    (float8_e5m2, False): [],
+    _FLOAT: [*_strong(*SMALL_FLOATS, bfloat16, float16), _CPLX],
+    **{
+        (d, False): [] for d in SMALL_FLOATS
+    },  # nothing above: they promote with integers and weak floats only
     (bfloat16, False): _strong(float32),
     (float16, False): _strong(float32),
     (float32, False): _strong(float64, complex64),
@@ -393,7 +420,9 @@ def _least_upper_bound(nodes: set[Weak], pairs: tuple[Weak, ...], strict: bool =
         )
     raise DtypeError(
         f"no implicit promotion between {names}",
-        why="8-bit floats have too little range to be widened, or narrowed to, unasked",
+        why="numbers of 8 bits and fewer have too little range to be widened, or narrowed to, unasked"
+        if any(d in SMALL_FLOATS or d in WIDE_OF_NARROW for d, _ in pairs)
+        else None,
         fix="convert one of them: x.astype('float32')",
     )
 
@@ -455,6 +484,14 @@ def canonical_numpy(x: np.ndarray[Any, Any] | np.generic) -> np.ndarray[Any, Any
         _check_fits(x, dtype, target)
     with np.errstate(over="ignore"):
         return x.astype(target)
+
+
+def check_narrow(x: Any, dtype: DType) -> None:
+    """Raise OverflowError for integers that a dtype of 2 or 4 bits lacks."""
+    limits = iinfo(dtype)
+    for end in (np.min(x, initial=0), np.max(x, initial=0)):
+        if not limits.min <= end <= limits.max:
+            raise OverflowError(f"Python integer {int(end)} out of bounds for {dtype}")
 
 
 def check_unmasked(x: Any) -> None:

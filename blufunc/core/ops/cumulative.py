@@ -37,7 +37,7 @@ class Cumulative(Primitive):
       autocast: its class in mixed precision.
     """
 
-    kind, fresh = "cumulative", True
+    kind, fresh, widens = "cumulative", True, True
 
     shard = staticmethod(along("axis"))
 

@@ -66,7 +66,7 @@ PRECISIONS = (None, "default", "high", "highest", "fastest", "tf32", "float32_tc
 class Contraction(Primitive):
     """A kind: sums of products, linear in each of two operands."""
 
-    kind, fresh = "contract", True
+    kind, fresh, widens = "contract", True, True
     linear, autocast_class = EITHER, "low"
 
     def jvp(self, primals, tangents, **params):
@@ -222,6 +222,8 @@ def _check_axes(side: str, x: ShapedArray, contract: Axes, batch: Axes) -> None:
 
 def plain(precision: Any) -> Any:
     """A precision, or one for each operand, as stored in jaxprs: a string or None."""
+    if hasattr(precision, "preset"):  # a DotAlgorithm
+        return plain(precision.preset)
     if isinstance(precision, (tuple, list)):
         return tuple(map(plain, precision))
     return precision.value if isinstance(precision, (Precision, DotAlgorithmPreset)) else precision

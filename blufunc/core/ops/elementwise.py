@@ -415,6 +415,8 @@ population_count_p = Elementwise(
 class _Select(Elementwise):
     """``where(predicate, on_true, on_false)``: boolean predicate, cases of one dtype."""
 
+    widens = False
+
     def __init__(self):
         on_true = lambda ct, p, x, y: select(p, ct, zeros_of(ct))
         on_false = lambda ct, p, x, y: select(p, zeros_of(ct), ct)
@@ -458,7 +460,7 @@ class _Convert(Elementwise):
     ``weak`` (present only if true) keeps the result weakly typed: a Python scalar changing its kind.
     """
 
-    fresh = False
+    fresh = widens = False
 
     def __init__(self):
         super().__init__("convert", None, "any", lower=CForm(special="convert", repeats=True), linear=_FIRST)
@@ -492,7 +494,7 @@ class _Convert(Elementwise):
 class _Bitcast(Elementwise):
     """The same bits as another dtype; narrower adds a last axis, wider drops it."""
 
-    fresh = False
+    fresh = widens = False
 
     def shard(self, avals, outs, **params):
         b = Factoring()
@@ -561,6 +563,8 @@ class _Clamp(Elementwise):
 class _StopGradient(Elementwise):
     """The identity, and a constant to derivatives."""
 
+    widens = False
+
     def transpose(self, ct, x, **params):
         """The cotangent stops here."""
 
@@ -591,6 +595,7 @@ copy_p = Elementwise(
     autocast="widest",
     cost=0,
 )
+copy_p.widens = False
 
 # -- complex numbers -------------------------------------------------------------------------------
 

@@ -363,7 +363,7 @@ class _ScatterSet(_Scatter):
 class _ScatterAdd(_Scatter):
     """The operand with updates added; half-precision floats are summed in float32."""
 
-    name = "scatter_add"
+    name, widens = "scatter_add", True
     linear, autocast_class = (frozenset({0, 2}),), "float32"
 
     def combine(self, x, rows, updates, n, unique):
@@ -400,7 +400,7 @@ class _ScatterAdd(_Scatter):
 class _ScatterMul(_Scatter):
     """The operand with windows multiplied by updates."""
 
-    name = "scatter_mul"
+    name, widens = "scatter_mul", True
     autocast_class = "float32"
 
     def combine(self, x, rows, updates, n, unique):
@@ -436,7 +436,7 @@ class _ScatterMul(_Scatter):
 class _ScatterExtreme(_Scatter):
     """The operand with windows replaced by the maximum (or minimum) with updates."""
 
-    types = "ordered"
+    types, widens = "ordered", True
     transpose = unsupported("it is not linear: it is transposed through its derivative")
 
     def __init__(self, name: str, ufunc: np.ufunc):

@@ -81,6 +81,8 @@ def log1p(z, re, im):
 
 def to_integer(x, dtype):
     """Real floats as integers, toward zero, saturating, and 0 for NaN, as in XLA."""
+    if dtypes.is_narrow(dtype):
+        return to_integer(x, dtypes.WIDE_OF_NARROW[dtype]).astype(dtype)
     x = np.asarray(x, np.float32 if x.dtype.itemsize < 4 else x.dtype)
     limits = np.iinfo(dtype)
     # both are powers of two, or 0, and so exact; values between -1 and 0 give 0 in any case
@@ -98,7 +100,13 @@ def convert(x, dtype):
         x = (x != 0) if dtypes.is_bool(dtype) else x.real
     if dtypes.is_integer(dtype) and dtypes.is_floating(x.dtype):
         return to_integer(x, dtype)
+    if _is_byte(x.dtype) and _is_byte(dtype):  # ml_dtypes converts few of these pairs
+        x = x.astype(np.float32)
     return x.astype(dtype)
+
+
+def _is_byte(dtype):
+    return dtype in dtypes.SMALL_FLOATS or dtypes.is_narrow(dtype)
 
 
 def _shift(f, arithmetic: bool):

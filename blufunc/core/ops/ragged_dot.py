@@ -67,7 +67,7 @@ class _Ragged(Primitive):
     leading axis; an operand without it is shared by all of them.
     """
 
-    kind, fresh = "contract", True
+    kind, fresh, widens = "contract", True, True
     linear, autocast_class = EITHER, "low"
 
     def jvp(self, primals, tangents, **params):

@@ -136,7 +136,7 @@ reduce_xor_p = _bits("reduce_xor", np.bitwise_xor)
 class _ArgExtremum(Primitive):
     """The index of the first extremum, or the first NaN, along the axis in ``axes``."""
 
-    kind, fresh = "reduce", True
+    kind, fresh, widens = "reduce", True, True
     autocast_class = "widest"
 
     def shard(self, avals, outs, **params):

@@ -36,7 +36,7 @@ class WindowReduction(Primitive):
     with an entry for every axis.
     """
 
-    kind, fresh, types = "reduce", True, "number"
+    kind, fresh, widens, types = "reduce", True, True, "number"
 
     def shard(self, avals, outs, **params):
         b = Factoring()

@@ -332,7 +332,7 @@ def check_positions(name: str, size: int, dtype: np.dtype) -> None:
 class _Iota(Primitive):
     """0, 1, 2, ... along ``dimension``, repeated along the other axes."""
 
-    name, kind = "iota", "movement"
+    name, kind, widens = "iota", "movement", True
     jvp = unsupported("it has no operands")
     transpose = unsupported("it has no operands")
     batch = unsupported("it has no operands")

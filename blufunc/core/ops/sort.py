@@ -75,7 +75,7 @@ class _PickAlong(_Along):
 class _PlaceAlong(_Along):
     """``out[..., index[..., i, ...], ...] = x[..., i, ...]``, else 0, of ``size``."""
 
-    name = "place_along"
+    name, widens = "place_along", True
 
     def impl(self, x, index, *, dimension, size):
         out = np.zeros((*x.shape[:dimension], size, *x.shape[dimension + 1 :]), x.dtype)
@@ -104,7 +104,7 @@ class _Sort(Primitive):
     Ascending; NaN comes last, and -0.0 equals 0.0.
     """
 
-    name, kind, multiple_results, fresh = "sort", "sort", True, True
+    name, kind, multiple_results, fresh, widens = "sort", "sort", True, True, True
 
     shard = staticmethod(along("dimension"))
 
@@ -157,7 +157,7 @@ class _TopK(Primitive):
     Of equal elements the first comes first. NaN counts as largest.
     """
 
-    name, kind, multiple_results, fresh = "top_k", "sort", True, True
+    name, kind, multiple_results, fresh, widens = "top_k", "sort", True, True, True
     autocast_class = "widest"
 
     shard = staticmethod(leading(1))

@@ -14,7 +14,20 @@ from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, map_jaxprs, subjaxprs
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.errors import UnsupportedError
 
-DEBUG, ORDERED_DEBUG = "debug", "ordered_debug"
+
+class DebugEffect(str):
+    """The effect of a report: it happens in any order."""
+
+    __slots__ = ()
+
+
+class OrderedDebugEffect(str):
+    """The effect of a report whose order with others is that of the program."""
+
+    __slots__ = ()
+
+
+DEBUG, ORDERED_DEBUG = DebugEffect("debug"), OrderedDebugEffect("ordered_debug")
 IO, ORDERED_IO = "io", "ordered_io"
 
 REPORTS = frozenset({DEBUG, ORDERED_DEBUG})

@@ -142,6 +142,7 @@ class Elementwise(Primitive):
 
     kind = "elementwise"
     fresh = True
+    widens = True
     out: Any
 
     def __init__(
@@ -334,7 +335,7 @@ class Reduction(Primitive):
     """
 
     kind = "reduce"
-    fresh = True
+    fresh = widens = True
 
     def __init__(
         self,

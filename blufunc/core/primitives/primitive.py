@@ -15,9 +15,9 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays import backend, nan_check
 from blufunc.core.arrays.array import ConcreteArray, lift
-from blufunc.core.ir import source
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import DEVICE, ShapedArray
-from blufunc.core.ir.trace import Trace, Tracer, leak_error, set_trace, state
+from blufunc.core.ir.trace import Array, Trace, Tracer, leak_error, set_trace, state
 from blufunc.core.primitives.rule_errors import checked_types, host_error
 
 RULES = ("impl", "abstract", "jvp", "transpose", "batch")
@@ -29,6 +29,14 @@ named: weakref.WeakValueDictionary[str, Primitive] = weakref.WeakValueDictionary
 derived: dict[str, Callable] = {}
 """Rules derived from a definition: ``(prim, *arguments of the rule, params)``.
 For ``impl``, ``jvp``, ``transpose`` and ``batch``. Each transform adds its own."""
+
+
+_OF_BITS = frozenset({"shift_right_logical", "population_count"})
+"""Operations that read the bits of an integer, of which a wider one has more."""
+
+
+class NarrowOperands(Exception):
+    """A use on integers of 2 or 4 bits, which ``bind`` repeats in 8 bits."""
 
 
 class Primitive:
@@ -58,6 +66,7 @@ class Primitive:
       cost: of elementwise operations, approximate cost of one application, in float additions.
       has_definition: whether ``lower`` is a definition: a function that is traced.
       check_impl: whether ``impl`` is the user's, and the types of its results are checked.
+      widens: whether narrow integers are computed in 8 bits: of what computes, not of moves and calls.
       any_memory: whether operands may be in the memory of the host: of moves and of calls, not of computation.
     """
 
@@ -80,6 +89,7 @@ class Primitive:
     monoid = ""
     cost = 1
     any_memory = False
+    widens = False
 
     def __init__(self, name: str | None = None):
         if name is not None:
@@ -106,7 +116,34 @@ class Primitive:
 
     def bind(self, *args: Any, **params: Any) -> Any:
         """Apply the primitive under the current trace."""
-        return state.trace.process(self, args, params)
+        try:
+            return state.trace.process(self, args, params)
+        except NarrowOperands:
+            return self._widened(args, params)
+
+    def _widened(self, args: Sequence, params: dict) -> Any:
+        """The primitive in 8 bits, on narrow integers; results are narrowed."""
+        found = {x.aval.dtype for x in args if isinstance(x, Array)} | set(params.values() if params else ())
+        (narrow,) = [d for d in dtypes.WIDE_OF_NARROW if d in found][:1]
+        wide = dtypes.WIDE_OF_NARROW[narrow]
+        convert = named["convert"].bind
+        operands = [
+            convert(x, dtype=dtypes.WIDE_OF_NARROW[x.aval.dtype])
+            if isinstance(x, Array) and dtypes.is_narrow(x.aval.dtype)
+            else x
+            for x in args
+        ]
+        if self.name in _OF_BITS:  # the bits above are no copies of the sign
+            mask = dtypes.iinfo(wide).dtype.type((1 << dtypes.iinfo(narrow).bits) - 1)
+            operands = [named["and"].bind(x, mask) for x in operands]
+        out = self.bind(*operands, **{k: wide if v == narrow else v for k, v in params.items()})
+        given = [params[k] for k in ("dtype", "preferred_element_type") if params.get(k) is not None]
+        target = given[0] if given else narrow
+
+        def narrowed(x: Any) -> Any:
+            return convert(x, dtype=target) if x.aval.dtype == wide and dtypes.is_narrow(target) else x
+
+        return [narrowed(x) for x in out] if self.multiple_results else narrowed(out)
 
     def bind_with_trace(self, trace: Trace, args: Sequence[Any], *rest: Any) -> Any:
         """Apply the primitive under ``trace``.
@@ -243,6 +280,11 @@ class Primitive:
         return result
 
     def _checked(self, avals: tuple[ShapedArray, ...], params: dict) -> Any:
+        if self.widens and (
+            any(a.dtype in dtypes.WIDE_OF_NARROW for a in avals)
+            or params.get("dtype") in dtypes.WIDE_OF_NARROW
+        ):
+            raise NarrowOperands
         if not self.any_memory and any(a.memory != DEVICE for a in avals):
             raise host_error(self, avals)
         try:

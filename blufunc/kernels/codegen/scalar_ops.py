@@ -5,8 +5,9 @@ suffices (``x + y``, ``x < y``), else a call of ``bf_<primitive>``, which each d
 belong to the primitives, as their C forms (``core/primitives/c_form.py``).
 
 A scalar's variable has its **register type**: ``float`` for float16, bfloat16 and the 8-bit floats, which it holds
-exactly; results are rounded to the narrow type at once, as NumPy does. ``storage_type`` is the type in memory. Integer
-arithmetic uses unsigned types, where overflow is defined and wraps.
+exactly; results are rounded to the narrow type at once, as NumPy does. Integers of 4 and 2 bits are held in 8 bits,
+with their sign. ``storage_type`` is the type in memory. Integer arithmetic uses unsigned types, where overflow is
+defined and wraps.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ STORAGE: dict[np.dtype, str] = {
     dtypes.bool_: "bool",
     dtypes.int8: "int8_t", dtypes.int16: "int16_t", dtypes.int32: "int32_t", dtypes.int64: "int64_t",
     dtypes.uint8: "uint8_t", dtypes.uint16: "uint16_t", dtypes.uint32: "uint32_t", dtypes.uint64: "uint64_t",
+    dtypes.int2: "i2", dtypes.int4: "i4", dtypes.uint2: "u2", dtypes.uint4: "u4",
     dtypes.float8_e4m3fn: "e4m3", dtypes.float8_e5m2: "e5m2",
+    dtypes.float4_e2m1fn: "e2m1", dtypes.float8_e3m4: "e3m4", dtypes.float8_e4m3: "e4m3i",
+    dtypes.float8_e4m3b11fnuz: "e4m3b", dtypes.float8_e4m3fnuz: "e4m3z", dtypes.float8_e5m2fnuz: "e5m2z",
+    dtypes.float8_e8m0fnu: "e8m0",
     dtypes.float16: "f16", dtypes.bfloat16: "bf16", dtypes.float32: "float", dtypes.float64: "double",
     dtypes.complex64: "c64", dtypes.complex128: "c128",
     dtypes.key: "prng_key",
@@ -46,20 +51,28 @@ def is_small_float(dtype: np.dtype) -> bool:
 
 def register_type(dtype: np.dtype) -> str:
     """The C type of a variable that holds a scalar."""
-    return "float" if is_small_float(dtype) else STORAGE[dtype]
+    if is_small_float(dtype):
+        return "float"
+    return STORAGE[dtypes.WIDE_OF_NARROW.get(dtype, dtype)]
 
 
 def _rounded(text: str, dtype: np.dtype) -> str:
+    if dtypes.is_narrow(dtype):
+        return f"wrap_to<{STORAGE[dtype]}>({text})"
     return f"round_to<{STORAGE[dtype]}>({text})" if is_small_float(dtype) else text
 
 
 def loaded(text: str, dtype: np.dtype) -> str:
     """An element in memory as a scalar."""
+    if dtypes.is_narrow(dtype):
+        return f"to_int({text})"
     return f"to_float({text})" if is_small_float(dtype) else text
 
 
 def stored(text: str, dtype: np.dtype) -> str:
     """A scalar as an element in memory."""
+    if dtypes.is_narrow(dtype):
+        return f"from_int<{STORAGE[dtype]}>({register_type(dtype)}({text}))"
     return f"from_float<{STORAGE[dtype]}>({unrounded(text, dtype)})" if is_small_float(dtype) else text
 
 
@@ -96,6 +109,7 @@ def _float(x: Any, dtype: np.dtype) -> str:
 
 
 def _integer(n: int, dtype: np.dtype) -> str:
+    dtype = dtypes.WIDE_OF_NARROW.get(dtype, dtype)
     info = dtypes.iinfo(dtype)
     if dtype == dtypes.int32:
         return str(n) if n > info.min else f"({n + 1} - 1)"  # C has no literal for the least integer
@@ -230,6 +244,10 @@ def _convert(params: Mapping[str, Any], source: np.dtype, target: np.dtype, args
     if a == "c":
         part_dtype = dtypes.float32 if source == dtypes.complex64 else dtypes.float64
         return _convert(params, part_dtype, target, [f"{x}.re"])
+    if dtypes.is_narrow(target):
+        wide = dtypes.WIDE_OF_NARROW[target]
+        text = _convert(params, source, wide, args)
+        return f"wrap_to<{STORAGE[target]}>({register_type(wide)}({text}))"
     if a == "f" and b == "i":
         return f"bf_convert<{STORAGE[target]}>({x})"
     if source == dtypes.float64 and is_small_float(target):
@@ -286,7 +304,8 @@ _WRITES = {
 # -- names of the prelude ---------------------------------------------------------------------------
 
 _HELPER = re.compile(
-    r"\b(bf_\w+|round_to|to_float|from_float|u?int\d+_t|bf16|f16|e4m3|e5m2|c64|c128|INFINITY|NAN)\b"
+    r"\b(bf_\w+|round_to|to_float|from_float|to_int|from_int|wrap_to|u?int\d+_t|bf16|f16|e4m3|e5m2"
+    r"|e3m4|e4m3i|e4m3b|e4m3z|e5m2z|e2m1|e8m0|[iu][24]|c64|c128|INFINITY|NAN)\b"
 )
 
 

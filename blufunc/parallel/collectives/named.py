@@ -59,6 +59,8 @@ class Collective(Primitive):
 class _Reduce(Collective):
     """A reduction over axes, with the same result at every element."""
 
+    widens = True
+
     def __init__(self, name: str, reduce: Callable, repeated: Callable, types: str):
         super().__init__(name)
         self.reduce, self.repeated, self.types = reduce, repeated, types

@@ -28,6 +28,7 @@ from blufunc.core.primitives.linear_ops import batched_front, broadcast_in_dim, 
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.programs import simplify
+from blufunc.core.programs.refs import carried
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
@@ -37,6 +38,7 @@ from blufunc.transforms.autodiff.linearize import linearize_jaxpr, split_jaxpr, 
 from blufunc.transforms.autodiff.transpose import transpose_jaxpr
 from blufunc.transforms.batching.batch import batch_jaxpr
 from blufunc.transforms.control_flow import guards
+from blufunc.transforms.control_flow.carried_refs import cond_with, switch_with
 
 if TYPE_CHECKING:
     from blufunc.core.ir.array_like import ArrayLike
@@ -421,6 +423,7 @@ def cond(
 ) -> R: ...
 
 
+@functools.partial(carried, with_refs=cond_with)
 def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, operand: Any = _NO_OPERAND) -> Any:
     """``true_fun(*operands)`` if ``pred`` holds, else ``false_fun(*operands)``.
 
@@ -453,6 +456,7 @@ def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, operand: Any 
     return _branch("cond", convert(pred, np.dtype(np.int32)), (false_fun, true_fun), operands)
 
 
+@functools.partial(carried, with_refs=switch_with)
 def switch(
     index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: Any, operand: Any = _NO_OPERAND
 ) -> R:

@@ -7,6 +7,7 @@ transformed bodies; the carries with a tangent (or a batch axis) are found by it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -21,6 +22,7 @@ from blufunc.core.primitives.linear_ops import add_tangents, batched_front, inst
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.tangents import is_linear, is_nonzero, zero
 from blufunc.core.programs import simplify
+from blufunc.core.programs.refs import carried
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
@@ -30,6 +32,7 @@ from blufunc.transforms.autodiff.linearize import linearize_jaxpr, split_jaxpr, 
 from blufunc.transforms.autodiff.transpose import backward_pass
 from blufunc.transforms.batching.batch import batch_jaxpr
 from blufunc.transforms.control_flow import loop_carry
+from blufunc.transforms.control_flow.carried_refs import scan_with
 
 if TYPE_CHECKING:
     from blufunc.core.ir.array_like import ArrayLike
@@ -384,6 +387,7 @@ def scan(
 ) -> tuple[C, Y]: ...
 
 
+@functools.partial(carried, with_refs=scan_with)
 def scan(
     f: Callable[..., Any],
     init: Any,

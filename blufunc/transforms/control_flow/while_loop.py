@@ -7,6 +7,7 @@ bound: with ``max_steps`` the loop is differentiated as a scan of that length wh
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -24,6 +25,7 @@ from blufunc.core.primitives.linear_ops import batched_front, broadcast_in_dim, 
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.tangents import is_nonzero, zero
 from blufunc.core.programs import simplify
+from blufunc.core.programs.refs import carried
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
@@ -32,6 +34,7 @@ from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.autodiff.linearize import split_jaxpr
 from blufunc.transforms.batching.batch import batch_jaxpr
 from blufunc.transforms.control_flow import loop_carry
+from blufunc.transforms.control_flow.carried_refs import while_with
 from blufunc.transforms.control_flow.cond import cond_p, is_inexact, where_taken
 from blufunc.transforms.control_flow.scan import scan_p
 
@@ -348,6 +351,7 @@ def while_loop(
 ) -> T: ...
 
 
+@functools.partial(carried, with_refs=while_with)
 def while_loop(
     cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any, *, max_steps: int | None = None
 ) -> Any:

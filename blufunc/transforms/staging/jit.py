@@ -36,6 +36,7 @@ from blufunc.core.primitives import effects
 from blufunc.core.primitives.primitive import concrete, device_of
 from blufunc.core.programs import simplify
 from blufunc.core.programs.cache_key import Key, difference
+from blufunc.core.programs.refs import RefError
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import nodes, tree
 from blufunc.transforms.arguments import (
@@ -53,6 +54,7 @@ from blufunc.transforms.arguments import (
 from blufunc.transforms.batching.batch import MeshAxis
 from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.staging.memory_sizes import budget_in_bytes
+from blufunc.transforms.staging.ref_carrier import RefCarrier
 from blufunc.transforms.staging.stages import Entry, Lowered, Traced, donate, mark_donated
 
 P = ParamSpec("P")
@@ -254,6 +256,8 @@ class Jitted(Generic[P, R]):
         self.budget = budget
         self.trace_count = 0
         self._entries: dict[Key, Entry] = {}
+        self._carrier: RefCarrier | None = None  # of a function of cells, once one was found
+        self.carries_refs = True
         self._plain = not self.static_nums and not self.static_names
         self._fast: dict[tuple, Entry] = {}
         self._of_other_mode: tuple[dict[Key, Entry], dict[tuple, Entry]] = {}, {}
@@ -279,19 +283,27 @@ class Jitted(Generic[P, R]):
         return self if obj is None else functools.partial(self, obj)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self._plain and state.trace is EVAL and not state.context:
-            arrays: Sequence = args
-            key: list = [a.aval for a in args if a.__class__ is ConcreteArray]
-            if kwargs or len(key) != len(args):
-                arrays, in_tree = self._flatten(args, kwargs)
-                key = [in_tree, *[a.aval for a in arrays if a.__class__ is ConcreteArray]]
-                if len(key) != 1 + len(arrays):
-                    arrays = self._values(arrays, in_tree)
-                    key[1:] = [a.aval for a in arrays if a.__class__ is ConcreteArray]
-            entry = self._fast.get(tuple(key))  # tracers make the key too short to be found
-            if entry is not None:
-                return self._run(entry, arrays)
-        return self._call(args, kwargs)
+        try:
+            if self._plain and state.trace is EVAL and not state.context:
+                arrays: Sequence = args
+                key: list = [a.aval for a in args if a.__class__ is ConcreteArray]
+                if kwargs or len(key) != len(args):
+                    arrays, in_tree = self._flatten(args, kwargs)
+                    key = [in_tree, *[a.aval for a in arrays if a.__class__ is ConcreteArray]]
+                    if len(key) != 1 + len(arrays):
+                        arrays = self._values(arrays, in_tree)
+                        key[1:] = [a.aval for a in arrays if a.__class__ is ConcreteArray]
+                entry = self._fast.get(tuple(key))  # tracers make the key too short to be found
+                if entry is not None:
+                    return self._run(entry, arrays)
+            if self._carrier is None:
+                return self._call(args, kwargs)
+        except RefError:
+            if not self.carries_refs:
+                raise
+        if self._carrier is None:
+            self._carrier = RefCarrier(self, jit)
+        return self._carrier(args, kwargs)
 
     def _run(self, entry: Entry, arrays: Sequence[ConcreteArray]) -> Any:
         """Run a program on arrays; donated ones lose their buffers."""

@@ -179,6 +179,88 @@ template<> inline e5m2 from_float<e5m2>(float x) {
   return e5m2{(uint8_t)(sign | magnitude)};
 }
 
+//# Small SMALL_IEEE SMALL_UNSIGNED_ZERO SMALL_FINITE small_from small_float
+// floats of at most 8 bits in the low bits of a byte. FORMAT: with infinities, with one NaN in place of -0, or finite
+enum { SMALL_IEEE, SMALL_UNSIGNED_ZERO, SMALL_FINITE };
+template<int EXPONENT, int MANTISSA, int BIAS, int FORMAT> struct Small { uint8_t bits; };
+template<int E, int M, int B, int F> struct kind_of<Small<E, M, B, F>> {
+  static constexpr int value = KIND_STORAGE;
+};
+template<int E, int M, int B, int F> struct float_format<Small<E, M, B, F>> {
+  static constexpr int mantissa = M, exponent = E;
+};
+template<int E, int M, int B, int F> inline float to_float(Small<E, M, B, F> x) {
+  constexpr uint32_t sign_bit = 1u << (E + M), top = ((1u << E) - 1u) << M;
+  uint32_t magnitude = x.bits & (sign_bit - 1u), sign = (x.bits & sign_bit) << (31 - E - M);
+  float unit = __uint_as_float((uint32_t)(128 - B - M) << 23);  // the least number above 0
+  uint32_t bits = magnitude < 1u << M ? __float_as_uint((float)magnitude * unit)
+                                      : (magnitude << (23 - M)) + ((uint32_t)(127 - B) << 23);
+  if (F == SMALL_IEEE && magnitude >= top) bits = magnitude == top ? 0x7f800000u : 0x7fc00000u;
+  if (F == SMALL_UNSIGNED_ZERO && magnitude == 0 && sign) bits = 0x7fc00000u;
+  return __uint_as_float(sign | bits);
+}
+template<int E, int M, int B, int F> inline Small<E, M, B, F> small_from(float x, Small<E, M, B, F>) {
+  constexpr uint32_t sign_bit = 1u << (E + M), top = ((1u << E) - 1u) << M;
+  constexpr uint32_t most = F == SMALL_IEEE ? top - 1u : sign_bit - 1u;
+  uint32_t sign = __float_as_uint(x) >> 31 << (E + M);
+  // far beyond the greatest, so that adding the last place cannot carry into the sign
+  uint32_t magnitude = round_to_fp8<M, B>(fabsf(x) < 1e30f ? x : 1e30f);
+  if (F == SMALL_UNSIGNED_ZERO && (x != x || magnitude > most)) return {(uint8_t)sign_bit};
+  if (F == SMALL_UNSIGNED_ZERO && magnitude == 0) return {0};
+  if (F == SMALL_FINITE && x != x) return {(uint8_t)(sign ^ sign_bit)};  // ml_dtypes makes a zero of NaN
+  if (magnitude > most) magnitude = F == SMALL_IEEE ? top : most;
+  if (F == SMALL_IEEE && x != x) magnitude = top | 1u << (M - 1);
+  return {(uint8_t)(sign | magnitude)};
+}
+template<class T> inline T small_float(float x) { return small_from(x, T{}); }
+
+//# e3m4 e4m3i e4m3b e4m3z e5m2z e2m1
+typedef Small<3, 4, 3, SMALL_IEEE> e3m4;
+typedef Small<4, 3, 7, SMALL_IEEE> e4m3i;
+typedef Small<4, 3, 11, SMALL_UNSIGNED_ZERO> e4m3b;
+typedef Small<4, 3, 8, SMALL_UNSIGNED_ZERO> e4m3z;
+typedef Small<5, 2, 16, SMALL_UNSIGNED_ZERO> e5m2z;
+typedef Small<2, 1, 1, SMALL_FINITE> e2m1;
+template<> inline e3m4 from_float<e3m4>(float x) { return small_float<e3m4>(x); }
+template<> inline e4m3i from_float<e4m3i>(float x) { return small_float<e4m3i>(x); }
+template<> inline e4m3b from_float<e4m3b>(float x) { return small_float<e4m3b>(x); }
+template<> inline e4m3z from_float<e4m3z>(float x) { return small_float<e4m3z>(x); }
+template<> inline e5m2z from_float<e5m2z>(float x) { return small_float<e5m2z>(x); }
+template<> inline e2m1 from_float<e2m1>(float x) { return small_float<e2m1>(x); }
+
+//# e8m0
+// powers of two from 2^-127 on; zero, negative numbers and what is too large are NaN. Ties round up, as in ml_dtypes
+struct e8m0 { uint8_t bits; };
+template<> struct kind_of<e8m0> { static constexpr int value = KIND_STORAGE; };
+template<> struct float_format<e8m0> { static constexpr int mantissa = 0, exponent = 8; };
+static inline float to_float(e8m0 x) {
+  uint32_t bits = x.bits == 0xffu ? 0x7fc00000u : x.bits == 0 ? 0x400000u : (uint32_t)x.bits << 23;
+  return __uint_as_float(bits);
+}
+template<> inline e8m0 from_float<e8m0>(float x) {
+  // 0x400000 is the least power; ml_dtypes rounds subnormal numbers above it up
+  uint32_t bits = __float_as_uint(x);
+  uint32_t power = bits < 0x800000u ? bits > 0x400000u : (bits + 0x400000u) >> 23;
+  return e8m0{(uint8_t)(bits == 0 || bits >= 0x7f000000u + 0x400000u ? 0xffu : power)};
+}
+
+//# Nibble i4 u4 i2 u2 to_int from_int wrap_to nibble_of
+// integers of 4 and 2 bits in the low bits of a byte; what the others hold is ignored
+template<int BITS, class Wide> struct Nibble { uint8_t bits; };
+typedef Nibble<4, int8_t> i4;
+typedef Nibble<4, uint8_t> u4;
+typedef Nibble<2, int8_t> i2;
+typedef Nibble<2, uint8_t> u2;
+template<int BITS, class Wide> inline Wide to_int(Nibble<BITS, Wide> x) {
+  return Wide(Wide((uint32_t)x.bits << (8 - BITS)) >> (8 - BITS));
+}
+template<int BITS, class Wide> inline Nibble<BITS, Wide> nibble_of(Wide x, Nibble<BITS, Wide>) {
+  return {(uint8_t)(x & ((1 << BITS) - 1))};
+}
+template<class T, class Wide> inline T from_int(Wide x) { return nibble_of(x, T{}); }
+// the low bits of an integer, with their sign
+template<class T, class Wide> inline Wide wrap_to(Wide x) { return to_int(nibble_of(x, T{})); }
+
 //# round_to
 // x as float, rounded to what a storage type holds
 template<class T> inline float round_to(float x) { return to_float(from_float<T>(x)); }

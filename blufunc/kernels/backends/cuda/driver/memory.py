@@ -542,8 +542,7 @@ def copy(buffer: DeviceBuffer, label: str = "") -> DeviceBuffer:
 
 _RAW: dict[np.dtype, np.dtype] = {
     dtypes.bfloat16: np.dtype(np.uint16),
-    dtypes.float8_e4m3fn: np.dtype(np.uint8),
-    dtypes.float8_e5m2: np.dtype(np.uint8),
+    **dict.fromkeys((*dtypes.SMALL_FLOATS, *dtypes.WIDE_OF_NARROW), np.dtype(np.uint8)),
     dtypes.key: np.dtype(np.uint64),
 }
 

@@ -1,0 +1,1 @@
+"""Modules of JAX that few programs import. Under the face ``as_jax``."""

@@ -1,0 +1,281 @@
+"""Refs: cells that hold an array, and how programs carry them.
+
+Core, stage 1. In: a program that reads and writes cells. Out: the program as a function of their values. A cell belongs
+to the trace in which it was made: there, and in traces of ``grad`` and ``vmap`` inside, it is a Python object, and
+reading it yields the value that was last written. A trace that stages (of ``jit``, or the body of a loop or a branch)
+runs its function once for many executions, so a cell from outside must be an argument and a result of it. The first use
+raises a ``RefError`` that names the cell. ``jit``, ``scan``, ``while_loop`` and ``cond`` catch it, and trace again with
+the value as an operand (``carried``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import AbstractValue, ShapedArray
+from blufunc.core.ir.trace import Trace, Tracer, state
+
+
+class RefError(errors.UnsupportedError):
+    """A Ref is used where no transform carries it.
+
+    Attributes:
+      ref: the cell.
+    """
+
+    ref: Ref
+
+
+class AbstractRef(AbstractValue):
+    """The type of a cell: that of the array in it, ``inner_aval``."""
+
+    def __init__(self, inner_aval: ShapedArray, memory_space: Any = None, kind: Any = None):
+        self.inner_aval = inner_aval
+
+    shape = property(lambda self: self.inner_aval.shape)
+    dtype = property(lambda self: self.inner_aval.dtype)
+    ndim = property(lambda self: self.inner_aval.ndim)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AbstractRef) and self.inner_aval == other.inner_aval
+
+    def __hash__(self) -> int:
+        return hash((AbstractRef, self.inner_aval))
+
+    def __repr__(self) -> str:
+        return f"Ref{{{self.inner_aval}}}"
+
+
+class Ref:
+    """A cell that holds an array of one type.
+
+    ``ref[...]`` reads it, and ``ref[...] = x`` writes it.
+
+    Made by ``new_ref``. Functions may take cells under ``jit``, and close over them under ``jit``, ``scan``,
+    ``while_loop``, ``fori_loop``, ``cond`` and ``switch``.
+    """
+
+    __slots__ = ("__weakref__", "_freed", "_trace", "_value", "inner_aval")
+
+    def __init__(self, value: Any, aval: ShapedArray | None = None):
+        self._value = value
+        self._trace: Trace = state.trace
+        self._freed = False
+        self.inner_aval: ShapedArray = value.aval if aval is None else aval
+
+    shape = property(lambda self: self.inner_aval.shape)
+    dtype = property(lambda self: self.inner_aval.dtype)
+    ndim = property(lambda self: self.inner_aval.ndim)
+    size = property(lambda self: self.inner_aval.size)
+    weak_type = property(lambda self: self.inner_aval.weak_type)
+    aval = property(lambda self: AbstractRef(self.inner_aval))
+
+    @property
+    def sharding(self) -> Any:
+        """The layout of the value."""
+        return self.value.sharding
+
+    @property
+    def at(self) -> _Views:
+        """``ref.at[index]``: a part of the cell, which can be read and written."""
+        return _Views(self)
+
+    # -- the value -------------------------------------------------------------------------------------------
+
+    @property
+    def value(self) -> Any:
+        """The array that was last written."""
+        self._check(None)
+        return self._value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._check(value)
+        self._value = value
+
+    def _check(self, written: Any) -> None:
+        """Raise unless nothing is staged between the cell and the current trace."""
+        if self._freed:
+            raise errors.ArgumentError(
+                "a Ref is used after freeze() or free_ref().", where=source.here(), fix="new_ref(value)"
+            )
+        trace = state.trace
+        while trace is not self._trace:
+            if isinstance(written, Tracer) and written.trace is trace:
+                raise errors.LeakedTracerError(
+                    f"a value of {trace.name} is written into a Ref from outside of it.",
+                    where=source.here(),
+                    why="the value has no meaning where the Ref lives.",
+                    fix="return the value, or make the Ref inside of the function",
+                )
+            parent = getattr(trace, "parent", None)
+            if parent is None:
+                error = RefError(
+                    f"a Ref of {self.inner_aval} is used in {trace.name}, which does not carry it.",
+                    where=source.here(),
+                    why="it runs the function once, and its program many times.",
+                    fix="use it under jit, scan, while_loop, fori_loop, cond or switch; elsewhere pass its value",
+                )
+                error.ref = self
+                raise error
+            trace = parent
+
+    def __getitem__(self, index: Any) -> Any:
+        value = self.value
+        return value if index is Ellipsis else value[_static(index, value)]
+
+    def __setitem__(self, index: Any, x: Any) -> None:
+        self._update(index, x, "set")
+
+    def addupdate(self, index: Any, x: Any) -> None:
+        """Add to the part of the cell at an index."""
+        self._update(index, x, "add")
+
+    def _update(self, index: Any, x: Any, how: str) -> None:
+        value = self.value
+        x = lift(x, "the value written into a Ref")
+        if (
+            x.dtype != self.dtype
+            and dtypes.promote((x.dtype, x.weak_type), (self.dtype, False))[0] != self.dtype
+        ):
+            raise errors.DtypeError(
+                f"{x.aval} is written into a Ref of {self.inner_aval}.",
+                where=source.here(),
+                fix=f"x.astype('{self.dtype}')",
+            )
+        place = value.at[Ellipsis if index is Ellipsis else _static(index, value)]
+        self.value = getattr(place, how)(x.astype(self.dtype))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"Ref({self.inner_aval})" if self._freed else f"Ref({self._value}, dtype={self.dtype})"
+
+    def __blufunc_array__(self) -> Any:
+        error = RefError(
+            f"a Ref of {self.inner_aval} is given where an array is wanted.",
+            where=source.here(),
+            fix="ref[...]",
+        )
+        error.ref = self
+        raise error
+
+
+class Slice:
+    """``size`` positions from ``start`` on, ``stride`` apart; made by ``ds``."""
+
+    def __init__(self, start: Any, size: int, stride: int = 1):
+        self.start, self.size, self.stride = start, size, stride
+
+
+def ds(start: Any, size: Any = None, stride: int | None = None) -> slice | Slice:
+    """The index of ``size`` positions from ``start`` on, for ``ref[...]``."""
+    if start is None:
+        return slice(None)
+    if isinstance(start, int) and isinstance(size, int):
+        return slice(start, start + size * (stride or 1), stride)
+    return Slice(start, int(size), stride or 1)
+
+
+def _static(index: Any, value: Any) -> Any:
+    """An index in which ``Slice`` is an array of positions."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(p, Slice) for p in parts):
+        return index
+    positions = lambda p: lift(p.start) + lift(np.arange(p.size, dtype=np.int32) * p.stride)
+    return tuple(positions(p) if isinstance(p, Slice) else p for p in parts)
+
+
+class _Views:
+    """``ref.at``."""
+
+    def __init__(self, ref: Any):
+        self.ref = ref
+
+    def __getitem__(self, index: Any) -> View:
+        return View(self.ref, index)
+
+
+class View:
+    """A part of a cell: it is read and written as a cell is."""
+
+    def __init__(self, ref: Any, index: Any):
+        self.ref, self.index = ref, index
+
+    @property
+    def at(self) -> _Views:
+        """A part of this part."""
+        return _Views(self)
+
+    shape = property(lambda self: self[...].shape)
+    dtype = property(lambda self: self.ref.dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        value = self.ref[self.index]
+        return value if index is Ellipsis else value[index]
+
+    def __setitem__(self, index: Any, x: Any) -> None:
+        part = self.ref[self.index]
+        self.ref[self.index] = part.at[index].set(x)
+
+    def addupdate(self, index: Any, x: Any) -> None:
+        """Add to the part at an index."""
+        part = self.ref[self.index]
+        self.ref[self.index] = part.at[index].add(x)
+
+
+# -- programs that carry cells ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def bound(refs: Sequence[Ref], values: Sequence[Any]) -> Iterator[None]:
+    """Give cells the values of the current trace in a block."""
+    before = [(r._value, r._trace) for r in refs]
+    for ref, value in zip(refs, values, strict=True):
+        ref._value, ref._trace = value, state.trace
+    try:
+        yield
+    finally:
+        for ref, (value, trace) in zip(refs, before, strict=True):
+            ref._value, ref._trace = value, trace
+
+
+def carried(control: Callable, with_refs: Callable) -> Callable:
+    """Control flow that carries the cells which its functions close over.
+
+    Args:
+      control: the function, such as ``scan``.
+      with_refs: ``(control, refs, *args, **kwargs) -> result``, which runs it with the values of cells as operands,
+        and writes the last values back.
+    """
+
+    @functools.wraps(control)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return control(*args, **kwargs)
+        except RefError as e:
+            refs = [e.ref]
+        while True:
+            try:
+                return with_refs(control, refs, *args, **kwargs)
+            except RefError as e:
+                if any(e.ref is r for r in refs):
+                    raise  # of a trace further out
+                refs.append(e.ref)
+
+    return run
+
+
+def written_back(refs: Sequence[Ref], values: Sequence[Any]) -> None:
+    """Write the last values into cells."""
+    for ref, value in zip(refs, values, strict=True):
+        ref.value = value

@@ -1,0 +1,1 @@
+"""Public names of JAX's documented modules, and reasons for those missing."""
