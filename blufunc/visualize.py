@@ -6,17 +6,25 @@ page to zoom and search) and ``save(path)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from blufunc import errors
+import numpy as np
+
 from blufunc.core.arrays import backend
-from blufunc.core.ir import source
 from blufunc.kernels.inspect import memory_graph, program_graph
-from blufunc.kernels.inspect.drawing import Drawing, element, group, label
+from blufunc.kernels.inspect.drawing import Drawing, element, group, label, legend
 from blufunc.kernels.inspect.program import Sight
 from blufunc.kernels.inspect.roofline import machine_of
-from blufunc.parallel.recipes.pipeline import schedule_1f1b
+from blufunc.parallel.recipes.pipelines.schedule import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    PipelineCosts,
+    Schedule,
+    pipeline_schedule,
+)
 from blufunc.parallel.reports.visualize import sharding_svg, visualize_sharding
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.staging.jit import Jitted, jit
@@ -64,51 +72,77 @@ def _sight(
     return function.name, lowered.sight(found), found
 
 
-_CELL, _ROW = 34, 44
+_UNIT, _ROW, _LEFT, _TOP = 28, 26, 72, 56
+
+_COLOURS = {
+    FORWARD: ("forward", ("#a9c8ec", "#7fa8d9")),
+    BACKWARD: ("backward", ("#f6c28b", "#e59f56")),
+    INPUT: ("backward, of the input", ("#f6c28b", "#e59f56")),
+    WEIGHT: ("backward, of the weights", ("#b5d9a8", "#8fbf7f")),
+}
+"""Names and colours of the operations; the second colour is of later chunks."""
 
 
-def pipeline(ranks: int, microbatches: int) -> Drawing:
-    """Draw the schedule ``"1f1b"`` of ``pipeline_value_and_grad``.
+def pipeline(
+    ranks: int,
+    microbatches: int,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    costs: PipelineCosts = PipelineCosts(),
+) -> Drawing:
+    """Draw a schedule of ``pipeline_value_and_grad``.
 
-    A row is a rank, a column a tick. Blue cells are forward passes, orange ones backward passes, with the number of the
-    microbatch; what is empty is the bubble.
+    A row is a rank, and time goes to the right. Cells are passes, with the number of the microbatch. Those of all
+    chunks but the first are darker, and what is empty is the bubble.
 
     Args:
-      ranks: the number of stages.
-      microbatches: the number of microbatches.
+      ranks, microbatches, schedule, chunks: as for ``parallel.pipeline_schedule``.
+      costs: the times of the passes; default 1 each.
     Returns:
       a ``Drawing``.
     Raises:
-      ArgumentError: either is not a positive int.
+      ArgumentError, ValueRangeError: as ``parallel.pipeline_schedule``.
     """
-    for name, value in (("ranks", ranks), ("microbatches", microbatches)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise errors.ArgumentError(
-                f"visualize.pipeline: {name} is a positive number, not {value!r:.60}.",
-                where=source.here(),
-                fix="4",
-            )
-    table = schedule_1f1b(ranks, microbatches)
+    table = pipeline_schedule(schedule, ranks, microbatches, chunks)
+    lengths = table.lengths(costs)
+    unit = _UNIT * 3 / costs.total
+    starts = np.concatenate([[0.0], np.cumsum(lengths)]) * unit + _LEFT
     cells = [
-        c for tick, row in enumerate(table) for rank, pair in enumerate(row) for c in _cells(tick, rank, pair)
+        _cell(table, p, r, starts[p], starts[p + 1] - starts[p])
+        for p in range(len(lengths))
+        for r in range(ranks)
     ]
-    names = [label(60, 64 + _ROW * r, f"rank {r}", text_anchor="end", fill="#445") for r in range(ranks)]
-    busy, all_ = int((table >= 0).sum()), table.size
-    title = f"1f1b: {ranks} ranks, {microbatches} microbatches, bubble {1 - busy / all_:.0%}"
+    names = [
+        label(_LEFT - 10, _TOP + _ROW * r + 15, f"rank {r}", text_anchor="end", fill="#445")
+        for r in range(ranks)
+    ]
+    of_chunks = f", {chunks} chunks" * (chunks > 1)
+    bubble = f"bubble {table.bubble(costs):.1%}"
+    title = f"{schedule}: {ranks} ranks, {microbatches} microbatches{of_chunks}, {bubble}"
     caption = label(16, 22, title, font_weight="bold")
-    return Drawing(title, 90 + _CELL * len(table), 48 + _ROW * ranks, "\n".join([caption, *names, *cells]))
+    found = {k: v for k, v in _COLOURS.items() if (table.ops == k).any()}
+    key = legend({what: colours[0] for what, colours in found.values()}, _LEFT, 46)
+    width, height = max(float(starts[-1]) + 16, 560.0), _TOP + _ROW * ranks + 12
+    return Drawing(title, width, height, "\n".join([caption, *key, *names, *cells]))
 
 
-def _cells(tick: int, rank: int, pair: Any) -> Iterator[str]:
-    """The forward and the backward pass of a rank at a tick, one above the other."""
-    for half, (kind, colour) in enumerate((("forward", "#a9c8ec"), ("backward", "#f6c28b"))):
-        number = int(pair[half])
-        x, y = 72 + _CELL * tick, 40 + _ROW * rank + 20 * half
-        box = element("rect", x=x, y=y, width=_CELL - 2, height=18, fill=colour if number >= 0 else "#f3f5f8")
-        text = [label(x + _CELL / 2 - 1, y + 13, str(number), text_anchor="middle", font_size=11)] * (
-            number >= 0
-        )
-        about = f"rank {rank}, tick {tick}: " + (
-            f"{kind} of microbatch {number}" if number >= 0 else f"no {kind}"
-        )
-        yield group([box, *text], about, class_="node")
+def _cell(table: Schedule, phase: int, rank: int, x: float, width: float) -> str:
+    """The operation of a rank in a phase."""
+    op, chunk, number = (int(a[phase, rank]) for a in (table.ops, table.chunk, table.microbatch))
+    y, when = _TOP + _ROW * rank, f"rank {rank}, tick {table.ticks[phase]}"
+    shape: dict[str, Any] = {"x": float(x), "y": y, "width": float(width) - 1, "height": _ROW - 4}
+    if op not in _COLOURS:
+        return group([element("rect", **shape, fill="#f3f5f8")], f"{when}: nothing", class_="node")
+    what, colours = _COLOURS[op]
+    of_chunk = f", chunk {chunk}" * (table.chunks > 1)
+    parts = [
+        element("rect", **shape, fill=colours[chunk > 0]),
+        label(
+            float(x + width / 2 - 0.5),
+            y + 15,
+            str(number),
+            text_anchor="middle",
+            font_size=9 if width < 20 else 11,
+        ),
+    ]
+    return group(parts, f"{when}: {what} of microbatch {number}{of_chunk}", class_="node")

@@ -83,7 +83,7 @@ def test_deferred_names_are_found(package):
         assert not isinstance(getattr(package, name), _lazy._Recorded), name
 
 
-@pytest.mark.parametrize("module", ["blufunc.explain", "blufunc.parallel.recipes.pipeline"])
+@pytest.mark.parametrize("module", ["blufunc.explain", "blufunc.parallel.recipes.dropless_experts"])
 def test_a_function_keeps_its_place_beside_a_module_of_its_name(module):
     package, _, name = module.rpartition(".")
     script = f"import {module}, sys; assert callable(getattr(sys.modules[{package!r}], {name!r}))"

@@ -114,13 +114,30 @@ def test_memory_to_scale():
     assert heights[i] == pytest.approx(420 * X.size * 4 / plan.peak_bytes, rel=1e-3)
 
 
-@pytest.mark.parametrize("ranks, microbatches", [(1, 1), (4, 8), (3, 2)])
-def test_pipeline(ranks, microbatches):
-    picture = visualize.pipeline(ranks, microbatches)
-    full = [n for n in nodes(picture) if texts(n)]
-    assert len(full) == 2 * ranks * microbatches
-    ticks = microbatches + 2 * ranks - 2
-    assert f"bubble {1 - microbatches / ticks:.0%}" in picture.title
+@pytest.mark.parametrize(
+    "args, cells, bubble",
+    [
+        ((1, 1), 2, "0.0%"),
+        ((4, 8), 64, "27.3%"),
+        ((4, 8, "interleaved", 2), 128, "15.8%"),
+        ((4, 8, "zb-h1"), 96, "11.1%"),
+        ((3, 2, "gpipe"), 12, "50.0%"),
+    ],
+)
+def test_pipeline(args, cells, bubble):
+    picture = visualize.pipeline(*args)
+    assert f"bubble {bubble}" in picture.title
+    assert len([n for n in nodes(picture) if texts(n)]) == cells
+
+
+def test_a_pipeline_is_drawn_to_scale():
+    costs = bf.parallel.PipelineCosts(forward=1.0, input=2.0, weight=1.0)
+    found = {}
+    for n in nodes(visualize.pipeline(2, 8, "zb-h1", costs=costs)):
+        what = n.find(f"{SVG}title").text.partition(": ")[2].partition(" of microbatch")[0]
+        found.setdefault(what, set()).add(round(float(n.find(f"{SVG}rect").get("width")) + 1, 2))
+    width = min(found["forward"])
+    assert width * 2 == pytest.approx(max(found["backward, of the input"]))
 
 
 def test_files(tmp_path):
@@ -148,6 +165,7 @@ def test_text_is_escaped():
         (lambda: visualize.program(step, W, X, device="gpu"), "takes a device, not 'gpu'"),
         (lambda: visualize.pipeline(0, 4), "ranks is a positive number, not 0"),
         (lambda: visualize.pipeline(2, 1.5), "microbatches is a positive number"),
+        (lambda: visualize.pipeline(2, 4, "zb"), "schedule is one of 1f1b, interleaved"),
     ],
 )
 def test_bad_input(call, message):

@@ -41,6 +41,8 @@ def pictures() -> dict[str, str]:
         "program.svg": _drawn(bf.visualize.program),
         "memory.svg": _drawn(bf.visualize.memory),
         "pipeline.svg": bf.visualize.pipeline(4, 8).svg.rstrip() + "\n",
+        "pipeline-interleaved.svg": bf.visualize.pipeline(4, 8, "interleaved", 2).svg.rstrip() + "\n",
+        "pipeline-zb-h1.svg": bf.visualize.pipeline(4, 8, "zb-h1").svg.rstrip() + "\n",
         "gpt2.svg": charts.picture(),
         "sharding-both.svg": _sharding("data", "model"),
         "sharding-rows.svg": _sharding("data"),

@@ -11,7 +11,14 @@ with _lazy.names(__name__):
     from blufunc.parallel.recipes.dropless_experts import Mixture, balanced_bias, dropless_experts
     from blufunc.parallel.recipes.expert_parallel import expert_capacity, mixture_of_experts
     from blufunc.parallel.recipes.gradients import accumulated_value_and_grad, bucketed_psum
-    from blufunc.parallel.recipes.pipeline import pipeline, pipeline_value_and_grad, schedule_1f1b
+    from blufunc.parallel.recipes.pipelines.pipeline import (
+        deinterleave_layers,
+        interleave_layers,
+        pipeline,
+        pipeline_value_and_grad,
+    )
+    from blufunc.parallel.recipes.pipelines.plan import plan_pipeline
+    from blufunc.parallel.recipes.pipelines.schedule import PipelineCosts, pipeline_schedule
     from blufunc.parallel.recipes.token_order import unzigzag, zigzag, zigzag_order, zigzag_positions
     from blufunc.parallel.recipes.vocabulary_parallel import (
         pad_vocabulary,
@@ -21,19 +28,23 @@ with _lazy.names(__name__):
 
 __all__ = [
     "Mixture",
+    "PipelineCosts",
     "accumulated_value_and_grad",
     "all_gather_matmul",
     "balanced_bias",
     "bucketed_psum",
     "context_parallel_attention",
+    "deinterleave_layers",
     "dropless_experts",
     "expert_capacity",
+    "interleave_layers",
     "matmul_reduce_scatter",
     "mixture_of_experts",
     "pad_vocabulary",
     "pipeline",
+    "pipeline_schedule",
     "pipeline_value_and_grad",
-    "schedule_1f1b",
+    "plan_pipeline",
     "unzigzag",
     "vocabulary_parallel_cross_entropy",
     "vocabulary_parallel_embedding",

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.arrays.array import lift
@@ -138,19 +140,25 @@ class Reducer:
         return self.cast([bnp.zeros_like(p) for p in tree.leaves(params)], "unreduced")
 
     def reduce(
-        self, grads: Any, bytes: int, later: Sequence[frozenset[str]] = (), more: tuple[str, ...] = ()
+        self,
+        grads: Any,
+        bytes: int,
+        later: Sequence[frozenset[str]] = (),
+        more: Sequence[tuple[str, ...]] = (),
     ) -> Any:
-        """Reduce in buckets over each gradient's axes and ``more``, where it varies.
+        """Reduce in buckets over each gradient's axes.
 
         Args:
           later: for each gradient the axes over which it stays unreduced; default none.
+          more: for each gradient further axes, over which it varies; default none.
         """
         leaves, structure = tree.flatten(grads)
         groups: dict[tuple[str, ...], list[int]] = {}
         for i, own in enumerate(self._axes):
             deferred = later[i] if later else frozenset()
-            leaves[i] = lax.pcast(leaves[i], tuple(a for a in more if a in deferred), to="unreduced")
-            groups.setdefault(tuple(a for a in more + own if a not in deferred), []).append(i)
+            others = more[i] if more else ()
+            leaves[i] = lax.pcast(leaves[i], tuple(a for a in others if a in deferred), to="unreduced")
+            groups.setdefault(tuple(a for a in others + own if a not in deferred), []).append(i)
         for axes, which in groups.items():
             sums = bucketed_psum([leaves[i] for i in which], axes, bytes=bytes)
             for i, x in zip(which, sums, strict=True):
@@ -163,7 +171,8 @@ Reducers = tuple[Reducer, Reducer]
 
 def count_of(microbatches: Any, what: str) -> int:
     """The number of microbatches."""
-    counts = {x.shape[0] if x.ndim else None for x in map(lift, tree.leaves(microbatches))}
+    shapes = map(np.shape, tree.leaves(microbatches))
+    counts = {s[0] if s else None for s in shapes}
     if len(counts) != 1 or not (found := counts.pop()):
         raise errors.ShapeError(
             f"{what}: all arrays of the microbatches have the same leading dimension, [M, ...].",
