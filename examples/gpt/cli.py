@@ -54,7 +54,9 @@ def _run(options: argparse.Namespace) -> int:
         settings.batch,
         microbatches=options.accumulate,
         routing=options.routing,
-        schedule=options.schedule,
+        schedule=options.pipeline_schedule,
+        chunks=options.chunks or (2 if options.pipeline_schedule == "interleaved" else 1),
+        sharded_ends=options.shard_vocabulary,
         recompute=options.recompute,
         loss_chunk=options.loss_chunk,
         memory_budget=options.memory_budget,
@@ -206,9 +208,11 @@ def _continue_command(settings: train.Settings, done: int, options: argparse.Nam
     for flag, value, default in (
         ("--accumulate", options.accumulate, usual.microbatches),
         ("--routing", options.routing, usual.routing),
-        ("--schedule", options.schedule, usual.schedule),
+        ("--pipeline-schedule", options.pipeline_schedule, usual.schedule),
+        ("--chunks", options.chunks, None),
     ):
         words += [] if value == default else [flag, str(value)]
+    words += ["--shard-vocabulary"] if options.shard_vocabulary else []
     words += ["--recompute"] if options.recompute else []
     words += ["--loss-chunk", str(options.loss_chunk)] if options.loss_chunk else []
     words += ["--memory-budget", options.memory_budget] if options.memory_budget else []
@@ -289,10 +293,21 @@ def _parser() -> argparse.ArgumentParser:
         help="how queries meet keys along the axis seq (default: ring)",
     )
     add(
-        "--schedule",
-        choices=["1f1b", "gpipe"],
+        "--pipeline-schedule",
+        choices=["1f1b", "interleaved", "zb-h1", "gpipe"],
         default=usual.schedule,
         help="the order of passes along the axis stage (default: 1f1b)",
+    )
+    add(
+        "--chunks",
+        type=whole(1),
+        metavar="N",
+        help="chunks of layers that each stage of an interleaved pipeline runs in turns (default: 2)",
+    )
+    add(
+        "--shard-vocabulary",
+        action="store_true",
+        help="shard the vocabulary along the axis stage: all stages compute embeddings and logits together",
     )
     add(
         "--recompute",

@@ -40,8 +40,13 @@ class Layout:
 
     @property
     def packed(self) -> list[str]:
-        """Axes that change the form of what is placed, and thus of checkpoints."""
-        return [axis for axis in sharded.PACKING if self.plan.has(axis)]
+        """Axes that change the form of what is placed, and thus of checkpoints.
+
+        With the numbers of ranks and chunks, if these order the layers: "stage:4:2".
+        """
+        plan = self.plan
+        order = f":{plan.mesh.shape['stage']}:{plan.chunks}" if plan.chunks > 1 and plan.mesh else ""
+        return [axis + order * (axis == "stage") for axis in sharded.PACKING if plan.has(axis)]
 
     def restored(self, restore: Callable[[Any], Any], like: Any, packed: Sequence[str]) -> Any:
         """Restore and place values that another layout may have saved.
@@ -53,7 +58,7 @@ class Layout:
         """
         if self.packed == list(packed):  # each device reads its shards
             return restore(sharded.placed_types(like, self.plan))
-        their = sharded.Plan(bf.AbstractMesh((1,) * len(packed), tuple(packed))) if packed else sharded.ALONE
+        their = _packing(packed)
         types = bf.eval_shape(lambda x: sharded.packed(x, their), like)
         values = restore(tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), types))
         others = {name: values.pop(name) for name in values.keys() - like.keys()}
@@ -82,6 +87,18 @@ class Layout:
     def any(self, flag: bool) -> bool:
         """True if any process says so: all stop at the same step, so that none waits."""
         return flag if bf.process_count() == 1 else bool(bf.multihost.process_allgather(flag).any())
+
+
+def _packing(packed: Sequence[str]) -> sharded.Plan:
+    """A plan that packs like the layout with this attribute."""
+    axes, chunks = {}, 1
+    for word in packed:
+        axis, *order = word.split(":")
+        axes[axis] = int(order[0]) if order else 1
+        chunks = int(order[1]) if order else chunks
+    if not axes:
+        return sharded.ALONE
+    return sharded.Plan(bf.AbstractMesh(tuple(axes.values()), tuple(axes)), chunks=chunks)
 
 
 def layout(asked: dict[str, int] | None, config: model.Config, batch: int, **how: Any) -> Layout:
@@ -141,15 +158,6 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
             why="it adds up whole gradients of its microbatches, as zero1 does",
             fix=f"--mesh {sharded.spelled({'zero1' if a == 'zero2' else a: n for a, n in axes.items()})}",
         )
-    if "stage" in axes and (
-        other := sorted(axes.keys() - {"stage", "data", "zero1", "fsdp", "model", "seq"})
-    ):
-        refuse(
-            f"a pipeline that is divided along {other[0]}, too",
-            fix="beside stage use data, zero1, fsdp, model and seq",
-        )
-    if "stage" in axes and config.experts:
-        refuse("a pipeline of layers with experts", why="what balances these is no part of its loss")
     if "expert" in axes and not config.experts:
         refuse("the model has no experts", fix=f"--experts {2 * axes['expert']}")
     if "model" in axes and plan.loss_chunk:
@@ -161,15 +169,19 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
         )
     for axis, flag, value, usual in (
         ("seq", "--routing", plan.routing, sharded.ALONE.routing),
-        ("stage", "--schedule", plan.schedule, sharded.ALONE.schedule),
+        ("stage", "--pipeline-schedule", plan.schedule, sharded.ALONE.schedule),
+        ("stage", "--shard-vocabulary", plan.sharded_ends, False),
     ):
         if value != usual and axis not in axes:
+            said = flag if value is True else f"{flag} {value}"
             raise DataError(
-                f"{flag} {value} without an axis {axis}",
-                where=f"{flag} {value}",
+                f"{said} without an axis {axis}",
+                where=said,
                 why="it says how that axis is used",
                 fix=f"{_flag(axes | {axis: 2})}, or leave {flag} out",
             )
+    if "stage" in axes:
+        _check_pipeline(axes, plan)
     among = lambda *names: math.prod(axes.get(name, 1) for name in names)
     rows, parts = among(*sharded.ROWS), among(*sharded.ROWS) * plan.microbatches
     if batch % parts:
@@ -179,16 +191,49 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
             fix=f"--batch {-(-batch // parts) * parts}",
         )
     seq = among("seq")
+    of_vocabulary = among("stage" if plan.sharded_ends else "model") if "stage" in axes else 1
     by_heads = plan.routing == "all_to_all"
     for what, size, n in (
         ("heads", config.heads, among("model", "seq") if by_heads else among("model")),
-        ("layers", config.layers, among("stage")),
+        ("layers", config.layers, among("stage") * plan.chunks),
         ("experts", config.experts, among("expert")),
-        ("tokens of a vocabulary", config.vocab, among("model") if "stage" in axes else 1),
+        ("tokens of a vocabulary", config.vocab, of_vocabulary),
         ("tokens of a context", config.context, 2 * seq if seq > 1 else 1),
     ):
         if size % n:
             refuse(f"{size} {what} cannot be divided into {n} parts")
+
+
+def _check_pipeline(axes: dict[str, int], plan: sharded.Plan) -> None:
+    """Raise DataError if the options of a pipeline do not combine."""
+
+    def refuse(what: str, where: str, why: str, fix: str) -> None:
+        raise DataError(what, where=where, why=why, fix=fix)
+
+    interleaved = plan.schedule == "interleaved"
+    if (plan.chunks > 1) != interleaved:
+        refuse(
+            f"--chunks {plan.chunks} with --pipeline-schedule {plan.schedule}",
+            where=f"--chunks {plan.chunks}",
+            why="an interleaved pipeline takes turns between chunks of layers, and the others have one",
+            fix="--chunks 2" if interleaved else "--pipeline-schedule interleaved, or leave --chunks out",
+        )
+    if interleaved and plan.microbatches < axes["stage"]:
+        refuse(
+            f"{plan.microbatches} microbatches are too few to interleave on {axes['stage']} stages",
+            where=f"--accumulate {plan.microbatches}",
+            why="a device runs as many microbatches as there are stages before its next chunk",
+            fix=f"--accumulate {axes['stage']}, or a multiple of it",
+        )
+    if plan.sharded_ends and ("model" in axes or plan.loss_chunk):
+        other = "an axis model" if "model" in axes else f"--loss-chunk {plan.loss_chunk}"
+        refuse(
+            f"--shard-vocabulary with {other}",
+            where="--shard-vocabulary",
+            why="the logits are divided along the stages, in one piece" if plan.loss_chunk
+            else "the vocabulary is divided along model already",
+            fix="leave one of them out",
+        )  # fmt: skip
 
 
 def _flag(axes: dict[str, int]) -> str:

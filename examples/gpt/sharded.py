@@ -15,8 +15,8 @@ Between the model and the training loop. The name of an axis says what it shards
 
 All but pipelines are the step of one device with annotations: the *global view*, in which ``jit`` partitions the
 program and inserts collectives. Attention over sharded sequences and mixtures of experts are ``shard_map`` functions
-in it. A pipeline is one ``shard_map`` function, which combines with all axes but "zero2" and "expert": sharded
-parameters are all-gathered ahead of it and gradients reduce-scattered after it, once for all microbatches.
+in it. A pipeline is one ``shard_map`` function, which combines with all axes but "zero2": sharded parameters are
+all-gathered ahead of it and gradients reduce-scattered after it, once for all microbatches.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Plan:
       mesh: axes of ``AXES``.
       microbatches: number per batch, one after the other; in a pipeline, overlapped.
       routing: of context parallel attention: "ring", "all_gather", "all_to_all".
-      schedule: of a pipeline: "1f1b", "gpipe".
+      schedule: of a pipeline: "1f1b", "interleaved", "zb-h1", "gpipe".
+      chunks: of layers on each rank of an interleaved pipeline.
+      sharded_ends: in a pipeline, shard the vocabulary over the stages, which compute embeddings and logits together.
       recompute: rematerialize each layer in the backward pass (and with "fsdp" all-gather its parameters again).
       loss_chunk: tokens per device whose logits exist at a time, see ``model.Wiring``; not with "model", which shards
         their vocabulary.
@@ -68,6 +70,8 @@ class Plan:
     microbatches: int = 1
     routing: str = "ring"
     schedule: str = "1f1b"
+    chunks: int = 1
+    sharded_ends: bool = False
     recompute: bool = False
     loss_chunk: int | None = 0
     memory_budget: str | None = None
@@ -100,12 +104,19 @@ def spelled(axes: Mapping[str, int]) -> str:
 def packed(values: Any, plan: Plan) -> Any:
     """Pack parameters, or a tree that contains them, into their shardable form.
 
-    QKV columns get a separate dimension, [..., 3, C], which keeps heads together; layers of a pipeline are stacked.
+    QKV columns get a separate dimension, [..., 3, C], which keeps heads together; layers of a pipeline are stacked, in
+    the order of their ranks.
     """
     if plan.has("model"):
         values = _named(_of_qkv(3), values)
     if plan.has("stage"):
-        stacked = lambda params: params | {"blocks": tree.map(lambda *xs: bnp.stack(xs), *params["blocks"])}
+
+        def stacked(params):
+            blocks = tree.map(lambda *xs: bnp.stack(xs), *params["blocks"])
+            return params | {
+                "blocks": bf.parallel.interleave_layers(blocks, plan.mesh.shape["stage"], plan.chunks)
+            }
+
         values = _in_params(stacked, values)
     return values
 
@@ -115,7 +126,7 @@ def unpacked(values: Any, plan: Plan) -> Any:
     if plan.has("stage"):
 
         def apart(params):
-            blocks = params["blocks"]
+            blocks = in_order(params["blocks"], plan)
             one = lambda i: tree.map(lambda x: x[i], blocks)
             return params | {"blocks": [one(i) for i in range(len(tree.leaves(blocks)[0]))]}
 
@@ -123,6 +134,11 @@ def unpacked(values: Any, plan: Plan) -> Any:
     if plan.has("model"):
         values = _named(_of_qkv(1), values)
     return values
+
+
+def in_order(blocks: Any, plan: Plan) -> Any:
+    """Stacked layers in the order of the model."""
+    return bf.parallel.deinterleave_layers(blocks, plan.mesh.shape["stage"], plan.chunks)
 
 
 def specs(values: Any, plan: Plan) -> Any:
@@ -164,6 +180,8 @@ def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
     entries: list[Any] = [None] * len(shape)
     if plan.has("stage") and "blocks." in name:
         entries[0] = "stage"
+    if plan.sharded_ends and name.endswith("tokens"):
+        entries[-2] = "stage"
     for axis, dimensions in (("model", TENSOR), ("expert", EXPERT)):
         for end, d in dimensions.items():
             if plan.has(axis) and name.endswith(end):
@@ -280,8 +298,7 @@ def _microbatches(tokens: Any, plan: Plan) -> Any:
 def _mixture(plan: Plan, rows: Any, tokens: Any) -> Callable:
     """Mixtures of experts in the global view: the tokens of each rank are a group."""
     axis, stream = "expert" if plan.has("expert") else None, P(rows, tokens)
-    others = [a for a in (*(rows or ()), *(tokens or ())) if a != axis]
-    route = functools.partial(bf.parallel.mixture_of_experts, axis=axis, data_axes=others)
+    route = _routed(plan, (*(rows or ()), *(tokens or ())))
 
     def mixture(expert, params, router, x):
         mapped = bf.shard_map(
@@ -293,40 +310,53 @@ def _mixture(plan: Plan, rows: Any, tokens: Any) -> Callable:
     return mixture
 
 
+def _routed(plan: Plan, data: Iterable[str]) -> Callable:
+    """``mixture_of_experts`` of tokens sharded along the axes ``data``."""
+    axis = "expert" if plan.has("expert") else None
+    others = [a for a in data if a != axis]
+    return functools.partial(bf.parallel.mixture_of_experts, axis=axis, data_axes=others)
+
+
 def _pipelined(config: model.Config, plan: Plan) -> Callable:
     """Loss and gradients of a pipeline by ``shard_map``.
 
     Each rank has some layers, and a shard of their heads and units.
     """
-    divided, data = plan.has("model"), plan.among(*ROWS, "seq") or ()
-    of_seq = _context_parallel(config, plan) if plan.has("seq") else {}
-    total = (lambda x: lax.psum(x, "model")) if divided else model.ONE_DEVICE.total
-    wired = model.Wiring(total=total, loss_chunk=plan.loss_chunk, **of_seq)
+    data = plan.among(*ROWS, "seq") or ()
+    vocabulary = "model" if plan.has("model") else "stage" if plan.sharded_ends else None
+    changed = _context_parallel(config, plan) if plan.has("seq") else {}
+    if plan.has("model"):
+        changed["total"] = lambda x: lax.psum(x, "model")
+    if config.experts:
+        changed["mixture"] = _routed(plan, data)
+    wired = model.Wiring(loss_chunk=plan.loss_chunk, **changed)
 
     def embed(shared, batch):
         inputs = batch["inputs"]
         length = inputs.shape[1]
-        places = bf.parallel.zigzag_positions(length, "seq") if of_seq else slice(length)
-        if divided:
-            found = bf.parallel.vocabulary_parallel_embedding(shared["tokens"], inputs, "model")
+        places = bf.parallel.zigzag_positions(length, "seq") if plan.has("seq") else slice(length)
+        if vocabulary:
+            found = bf.parallel.vocabulary_parallel_embedding(shared["tokens"], inputs, vocabulary)
         else:
             found = shared["tokens"][inputs]
         return found + shared["positions"][places]
 
     def stage(layers, x):
-        return lax.scan(lambda x, params: (model.block(params, x, config, wired)[0], None), x, layers)[0]
+        x, balances = lax.scan(lambda x, params: model.block(params, x, config, wired), x, layers)
+        return (x, model.BALANCE * balances.sum()) if config.experts else x
 
     def loss(shared, x, batch):
-        if divided:
+        if vocabulary:
             logits = model.head(shared, x)
-            return bf.parallel.vocabulary_parallel_cross_entropy(logits, batch["targets"], "model").mean()
+            return bf.parallel.vocabulary_parallel_cross_entropy(logits, batch["targets"], vocabulary).mean()
         return model.cross_entropy(shared, x, batch["targets"], wired)
 
     def local(params, microbatches):
         shared = {name: part for name, part in params.items() if name != "blocks"}
         value, (of_shared, of_layers) = bf.parallel.pipeline_value_and_grad(
             embed, bf.checkpoint(stage) if plan.recompute else stage, loss, shared, params["blocks"], microbatches,
-            "stage", schedule=plan.schedule, data_axes=data,
+            "stage", schedule=plan.schedule, chunks=plan.chunks, stage_loss=bool(config.experts),
+            sharded_ends=plan.sharded_ends, data_axes=data,
         )  # fmt: skip
         return value, of_shared | {"blocks": of_layers}
 

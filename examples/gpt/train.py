@@ -87,9 +87,14 @@ def make_evaluate(
     config: model.Config, batch: int, layout: devices.Layout
 ) -> Callable[[Any, np.ndarray], float]:
     """Mean loss over many windows, one batch at a time."""
-    plan = dataclasses.replace(layout.plan, microbatches=1, schedule="gpipe", recompute=False)
+    plan = dataclasses.replace(layout.plan, microbatches=1, schedule="gpipe", chunks=1, recompute=False)
     value_and_grad = sharded.value_and_grad(config, plan)
-    loss = bf.jit(lambda params, tokens: value_and_grad(params, tokens)[0])  # unused results are not computed
+
+    @bf.jit
+    def loss(params, tokens):
+        if layout.plan.chunks > 1:  # one microbatch is too few to interleave
+            params = params | {"blocks": sharded.in_order(params["blocks"], layout.plan)}
+        return value_and_grad(params, tokens)[0]  # unused results are not computed
 
     def evaluate(params, windows: np.ndarray) -> float:
         windows = sharded.even(windows, config, plan)

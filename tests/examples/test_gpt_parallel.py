@@ -3,6 +3,7 @@
 Losses are those of one device, and collectives are those of the textbook.
 """
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -14,7 +15,7 @@ from blufunc.config import config
 from blufunc.parallel.programs import mesh_program
 from blufunc.parallel.recipes import expert_capacity
 from examples.gpt import devices, model, sharded, train
-from tests.parallel.exchanged import by_axes
+from tests.parallel.exchanged import by_axes, same
 
 L, H, C, T, V, E = 2, 8, 16, 16, 32, 8
 DENSE = model.Config(layers=L, heads=H, width=C, context=T, vocab=V)
@@ -385,6 +386,46 @@ STATISTICS = L * 2 * 4 * E
 def test_mixtures_of_experts(axes, textbook, programs):
     np.testing.assert_allclose(trained(MIXTURE, axes, {}), alone(8)[:SHARDED_STEPS], rtol=1e-6)
     assert by_axes(programs[0]) == textbook
+
+
+DEEP = dataclasses.replace(DENSE, layers=4)
+DEEP_MIXTURE = dataclasses.replace(MIXTURE, layers=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config_of", "axes", "how"),
+    [
+        (DEEP, {"stage": 2, "fsdp": 2}, {"schedule": "zb-h1"}),
+        (DEEP, {"stage": 2, "data": 2}, {"schedule": "interleaved", "chunks": 2, "sharded_ends": True}),
+        (DEEP_MIXTURE, {"stage": 2, "data": 2}, {"schedule": "1f1b"}),
+        (DEEP_MIXTURE, {"stage": 2, "expert": 2}, {"schedule": "zb-h1", "sharded_ends": True}),
+    ],
+    ids=["zb-h1", "interleaved", "experts", "sharded experts"],
+)
+def test_schedules_of_pipelines(config_of, axes, how, monkeypatch):
+    """A rank's tokens of a microbatch are a group of the balance loss."""
+    monkeypatch.setattr(config, "host_compiler", "never")
+    how = {"microbatches": 4, **how}
+    found = trained(config_of, axes, how)
+    mixture = functools.partial(bf.parallel.mixture_of_experts, groups=2)
+    monkeypatch.setattr(sharded, "wiring", lambda config, plan: model.Wiring(mixture=mixture))
+    np.testing.assert_allclose(found, trained(config_of, None, {"microbatches": 4}), rtol=1e-6)
+
+
+def test_interleaved_layers_are_in_order_in_files_and_for_evaluation(monkeypatch):
+    monkeypatch.setattr(config, "host_compiler", "never")
+    how = {"microbatches": 2, "schedule": "interleaved", "chunks": 2}
+    layout = devices.layout({"stage": 2}, DEEP, B, **how)
+    values = {"params": model.init(bf.random.key(0), DEEP)}
+    placed = layout.placed(values)
+    same(layout.whole(placed), values)
+    loss = train.make_evaluate(DEEP, B, layout)(placed["params"], TOKENS[0])
+    assert loss == pytest.approx(float(model.loss(values["params"], TOKENS[0], DEEP)), rel=1e-6)
+    assert layout.packed == ["stage:2:2"]
+    other = devices.layout({"stage": 4}, DEEP, B)
+    moved = other.restored(lambda _: tree.map(np.asarray, placed), values, layout.packed)
+    same(other.whole(moved), values)
 
 
 @pytest.mark.slow
