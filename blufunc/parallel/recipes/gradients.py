@@ -15,6 +15,7 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
+from blufunc.config import config
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import eval_jaxpr
@@ -26,11 +27,8 @@ from blufunc.transforms.autodiff.grad import value_and_grad
 
 T = TypeVar("T")
 
-BUCKET = 25 * 2**20
-"""Bytes of a bucket, as in PyTorch DDP: enough for the links' bandwidth."""
 
-
-def bucketed_psum(grads: T, axis: str | Sequence[str], *, bytes: int = BUCKET) -> T:
+def bucketed_psum(grads: T, axis: str | Sequence[str], *, bytes: int | None = None) -> T:
     """``lax.psum(grads, axis)`` with one all-reduce per bucket.
 
     For use inside ``shard_map``, outside of loops in it. Each all-reduce is issued right after the last gradient of its
@@ -39,13 +37,15 @@ def bucketed_psum(grads: T, axis: str | Sequence[str], *, bytes: int = BUCKET) -
     Args:
       grads: a pytree of gradients that are unreduced or varying over the axis.
       axis: one mesh axis, several, or none for no sum.
-      bytes: the size of a full bucket; a larger array is a bucket by itself. All arrays of a bucket have one dtype.
+      bytes: the size of a full bucket, by default ``config.bucket_bytes``; a larger array is a bucket by itself. All
+        arrays of a bucket have one dtype.
     Returns:
       the same values as ``psum``. Gradients known to be zero, as of unused parameters, are not sent.
     Raises:
       ShardingError: a gradient is replicated: it is summed already.
       ValueRangeError: ``bytes`` is not positive.
     """
+    bytes = config.bucket_bytes if bytes is None else bytes
     if bytes <= 0:
         raise errors.ValueRangeError(
             f"bucketed_psum: a bucket has a positive number of bytes, not {bytes}.", where=source.here()
@@ -67,7 +67,7 @@ def bucketed_psum(grads: T, axis: str | Sequence[str], *, bytes: int = BUCKET) -
 
 
 def accumulated_value_and_grad(
-    loss: Callable, params: Any, microbatches: Any, axis: str | Sequence[str], *, bytes: int = BUCKET
+    loss: Callable, params: Any, microbatches: Any, axis: str | Sequence[str], *, bytes: int | None = None
 ) -> tuple[Any, Any]:
     """Mean of a loss over microbatches and ranks, and its gradient, reduced once.
 
@@ -142,7 +142,7 @@ class Reducer:
     def reduce(
         self,
         grads: Any,
-        bytes: int,
+        bytes: int | None,
         later: Sequence[frozenset[str]] = (),
         more: Sequence[tuple[str, ...]] = (),
     ) -> Any:

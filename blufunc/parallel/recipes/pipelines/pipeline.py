@@ -23,7 +23,7 @@ from blufunc import errors, lax
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.pytree import tree
-from blufunc.parallel.recipes.gradients import BUCKET, Reducer, count_of
+from blufunc.parallel.recipes.gradients import Reducer, count_of
 from blufunc.parallel.recipes.pipelines.schedule import check_name, pipeline_schedule
 from blufunc.parallel.recipes.pipelines.stage import (
     NAME,
@@ -82,7 +82,7 @@ def pipeline_value_and_grad(
     stage_loss: bool = False,
     sharded_ends: bool = False,
     data_axes: str | Sequence[str] = (),
-    bytes: int = BUCKET,
+    bytes: int | None = None,
 ) -> tuple[Any, tuple[Any, Any]]:
     """Mean loss and gradients of microbatches in a pipeline, in ``shard_map``.
 
