@@ -193,7 +193,7 @@ class Sight:
                 programs = [(jaxpr, (False,) * len(jaxpr.invars)) for _, jaxpr in roles]
             for (role, _), (jaxpr, donated) in zip(roles, programs, strict=True):
                 sight = Sight(simplify(jaxpr), donated, self.device)
-                found.setdefault(id(jaxpr), Body(n, role, sight))
+                found.setdefault(id(jaxpr), Body(n, role, sight, jaxpr))
         return list(found.values())
 
     def source(self) -> str:
@@ -225,11 +225,13 @@ class Body(NamedTuple):
       step: the index of the step that runs it.
       role: its role and place: ``the body of scan at model.py:3 (f), 20 times``.
       sight: the report on it.
+      jaxpr: the same program in the parameters of the equation.
     """
 
     step: int
     role: str
     sight: Sight
+    jaxpr: Jaxpr
 
     @property
     def title(self) -> str:

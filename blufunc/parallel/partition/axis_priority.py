@@ -42,7 +42,7 @@ def first(
       constraints: layouts of the user's constraints: an axis in one of these first goes to its lines.
       explicit: axes that need no priority.
     """
-    lines = _Lines(nodes)
+    lines = Lines(nodes)
     claims = _claims(lines, parameter_layouts)
     several = {axis: group for axis, group in claims.items() if len(group) > 1}
     if several:
@@ -61,7 +61,7 @@ def first(
     }
 
 
-def _claims(lines: _Lines, layouts: Mapping[Var, Layout]) -> dict[str, list[Line]]:
+def _claims(lines: Lines, layouts: Mapping[Var, Layout]) -> dict[str, list[Line]]:
     """For each axis the lines on which layouts use it, in the order of the layouts."""
     found: dict[str, dict[Line, None]] = defaultdict(dict)
     for var, layout in layouts.items():
@@ -71,7 +71,7 @@ def _claims(lines: _Lines, layouts: Mapping[Var, Layout]) -> dict[str, list[Line
     return {axis: list(group) for axis, group in found.items()}
 
 
-class _Lines:
+class Lines:
     """Dimensions of values and factors of nodes, joined into lines by major factor."""
 
     def __init__(self, nodes: Sequence[Node]):

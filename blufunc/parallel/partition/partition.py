@@ -75,10 +75,7 @@ def localise(
         None if s is None else _checked(s, v, mesh, f"result {i}")
         for i, (s, v) in enumerate(zip(required, jaxpr.outvars, strict=True))
     ]
-    jaxpr = passes.inline_definitions(
-        jaxpr, lambda prim: prim.shard is not None or prim.kind == "elementwise"
-    )
-    whole = distinct(passes.simplify(jaxpr))
+    whole = divisible(jaxpr)
     _check_constraints(whole, mesh)
     abstract = mesh.abstract
     plan = Propagation(whole, abstract, layouts, ends)
@@ -108,7 +105,7 @@ def localise(
         for v, layout in zip(whole.invars, layouts, strict=True)
     ]
     local = stage(run, avals, jaxpr.name, jaxpr.arg_names)
-    stated = {
+    stated: dict[Any, Any] = {
         e.outvars[0]: e.params["spec"]
         for e in whole.eqns
         if isinstance(e.prim, ShardingConstraint) and not e.params["free"]
@@ -128,6 +125,14 @@ def _spec_of(layout: Layout, stated: PartitionSpec | None, mesh: Mesh | Abstract
     if stated is None or stated.unreduced or layout_of(stated, len(layout), mesh) != layout:
         return PartitionSpec(*layout)
     return stated
+
+
+def divisible(jaxpr: Jaxpr) -> Jaxpr:
+    """The program in operations with factor rules, its variables distinct."""
+    jaxpr = passes.inline_definitions(
+        jaxpr, lambda prim: prim.shard is not None or prim.kind == "elementwise"
+    )
+    return distinct(passes.simplify(jaxpr))
 
 
 def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layout:

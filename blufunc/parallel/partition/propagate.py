@@ -41,6 +41,7 @@ class Propagation:
     Attributes:
       layouts: by variable.
       nodes: by equation, other than loops, branches and calls.
+      all_nodes: these, and the ties of values that enter or leave bodies, in order.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Propagation:
         self.layouts: dict[Var, Layout] = {}
         self.nodes: dict[Eqn, Node] = {}
         self._fixed: set[Var] = set(jaxpr.constvars)
-        self._all: list[Node] = []
+        self.all_nodes: list[Node] = []
         self._clock = 0  # number of changes of layouts
         self._changed: dict[Atom, int] = {}
         self._visited: dict[Node, int] = {}
@@ -73,7 +74,7 @@ class Propagation:
                     self.layouts[var] = layout
         self._early()
         self._visited.clear()
-        self.layouts.update(first(self._all, of_parameters, said, mesh.explicit))
+        self.layouts.update(first(self.all_nodes, of_parameters, said, mesh.explicit))
         self._everywhere()
         self._visited.clear()
         self.layouts.update(of_parameters | end)
@@ -123,10 +124,10 @@ class Propagation:
                 self._manual(eqn)
             elif (ties := body_ties(eqn)) is not None:
                 before, after = ties
-                self._all.extend(before)
+                self.all_nodes.extend(before)
                 for sub in subjaxprs(eqn.params):
                     self._visit(sub)
-                self._all.extend(after)
+                self.all_nodes.extend(after)
             else:
                 self.nodes[eqn] = self._node(eqn)
 
@@ -134,7 +135,7 @@ class Propagation:
         avals, outs = [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars]
         rule = source.at(eqn.source, rule_of)(eqn.prim, avals, outs, eqn.params)
         node = Node(rule, eqn.invars, eqn.outvars, eqn.prim.kind in ("elementwise", "movement", "call"))
-        self._all.append(node)
+        self.all_nodes.append(node)
         return node
 
     def _constraint(self, eqn: Eqn) -> None:
@@ -160,7 +161,7 @@ class Propagation:
 
     def _early(self) -> bool:
         """Propagate through early nodes to a fixpoint; True if anything changed."""
-        nodes = [node for node in self._all if node.early]
+        nodes = [node for node in self.all_nodes if node.early]
         changed = False
         while self._sweep(nodes) | self._sweep(nodes[::-1]):
             changed = True
@@ -169,7 +170,9 @@ class Propagation:
     def _everywhere(self) -> None:
         """Propagate to a fixpoint: through early nodes as far as possible, then all."""
         self._early()
-        while self._sweep(self._all) | self._early() or self._sweep(self._all[::-1]) | self._early():
+        while (
+            self._sweep(self.all_nodes) | self._early() or self._sweep(self.all_nodes[::-1]) | self._early()
+        ):
             pass
 
     def _sweep(self, nodes: Iterable[Node]) -> bool:

@@ -232,12 +232,27 @@ def local_of(
     shardings = [
         s or _annotated(v, jaxpr, mesh) or replicated(mesh) for s, v in zip(known, jaxpr.invars, strict=True)
     ]
-    local, out_shardings = localise(jaxpr, shardings, mesh)
+    return partitioned(lowered, jaxpr, mesh, shardings)
+
+
+def partitioned(
+    lowered: Lowered,
+    whole: Jaxpr,
+    mesh: Mesh | AbstractMesh,
+    in_shardings: Sequence[NamedSharding],
+    out_shardings: Sequence[NamedSharding | None] | None = None,
+) -> Local:
+    """The single-device program of a lowered function, for given shardings.
+
+    ``whole`` is its simplified jaxpr. Constants are leading parameters. None among ``out_shardings`` where propagation
+    decides.
+    """
+    local, found = localise(whole, in_shardings, mesh, out_shardings)
     closed, consts = local.hoist()
     donated = (False,) * len(consts) + lowered.donated
     budget = lowered.traced.entry.budget
     name = lowered.traced.fun_name
-    return Local(name, mesh, jaxpr, passes.simplify(closed), donated, shardings, out_shardings, budget)
+    return Local(name, mesh, whole, passes.simplify(closed), donated, in_shardings, found, budget)
 
 
 def _checked(sharding: Any, caller: str) -> NamedSharding | None:

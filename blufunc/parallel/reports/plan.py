@@ -8,28 +8,26 @@ planned as for a GPU. Times follow from a roofline of each step (``kernels/cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from blufunc import errors
+from blufunc.core.arrays.backend import Device
 from blufunc.core.ir import source
-from blufunc.kernels.backends.cuda.described import described
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.kernels.backends.cuda.described import planner
 from blufunc.kernels.cost import Cost
 from blufunc.kernels.inspect.program import Memory, Sight
 from blufunc.kernels.tables import count, duration, size
-from blufunc.parallel.collectives import primitives
 from blufunc.parallel.collectives.lowering import lower_collectives
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
-from blufunc.parallel.reports.collectives import Collective, Collectives, collectives_of, local_program
+from blufunc.parallel.reports.collectives import Collective, Collectives, Local, collectives_of, local_program
 from blufunc.parallel.reports.hardware import DeviceSpec, LinkSpec, exchange_seconds, links_by_axis
+from blufunc.parallel.reports.timeline import scheduled_seconds
 
 _GPU = "cuda:sm_90"
-
-_EXCHANGES = frozenset(
-    [p.name for p in vars(primitives).values() if isinstance(p, primitives.MeshCollective) and p.communicates]
-)
-"""Operations bound by links, not by memory."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,7 @@ class Forecast:
       memory: the memory of one device by use, in bytes.
       body_bytes: additional bytes that loops and branches need while they run, at most.
       device, links: the hardware figures, or None.
+      sight: the report on the program of one device.
     """
 
     name: str
@@ -54,6 +53,7 @@ class Forecast:
     body_bytes: int
     device: DeviceSpec | None
     links: Mapping[str, LinkSpec] | None
+    sight: Sight = field(repr=False, compare=False)
 
     @property
     def argument_bytes(self) -> int:
@@ -73,7 +73,7 @@ class Forecast:
             return None
         return self.peak_bytes <= self.device.memory
 
-    @property
+    @functools.cached_property
     def compute_seconds(self) -> float | None:
         """Lower bound in seconds of one device's steps in sequence, or None.
 
@@ -82,7 +82,7 @@ class Forecast:
         if self.device is None:
             return None
         machine = self.device.machine
-        return sum(step.seconds(machine) for step in self.cost.steps if step.name not in _EXCHANGES)
+        return scheduled_seconds(self.sight, lambda step: step.seconds(machine), lambda eqn: 0.0)
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -93,9 +93,32 @@ class Forecast:
 
     def _exchange(self, r: Collective) -> float:
         """The time of a row."""
+        return r.count * self._ring(r.operation, r.bytes, r.axes, r.sizes)
+
+    def _ring(self, operation: str, nbytes: int, axes: Sequence[str], sizes: Sequence[int]) -> float:
         assert self.links is not None
-        links = [self.links[a] for a in r.axes]
-        return r.count * exchange_seconds(r.operation, r.bytes, r.sizes, links)
+        return exchange_seconds(operation, nbytes, sizes, [self.links[a] for a in axes])
+
+    def _of_equation(self, eqn: Eqn) -> float:
+        """The time of a collective; the sums of a bucket are one, of all their bytes."""
+        p, by_kind = eqn.params, dict[str, int]()
+        calls = eqn.prim.engine_calls(  # type: ignore[attr-defined]
+            **{k: v for k, v in p.items() if k not in ("axes", "sizes", "src", "dst")}
+        )
+        for (kind, _), x, out in zip(calls, eqn.invars, eqn.outvars, strict=True):
+            by_kind[kind] = by_kind.get(kind, 0) + (out if kind == "all_gather" else x).aval.nbytes
+        return sum(self._ring(kind, n, p["axes"], p["sizes"]) for kind, n in by_kind.items())
+
+    @functools.cached_property
+    def scheduled_seconds(self) -> float | None:
+        """Seconds with collectives overlapped with computation; None without both figures.
+
+        Collectives start as early as the plan lets them. Neither slows the other in this estimate (``timeline.py``).
+        """
+        if self.device is None or self.links is None:
+            return None
+        machine = self.device.machine
+        return scheduled_seconds(self.sight, lambda step: step.seconds(machine), self._of_equation)
 
     @property
     def seconds(self) -> float | None:
@@ -135,8 +158,9 @@ class Forecast:
         if self.exchange_seconds is not None:
             yield f"collectives: {duration(self.exchange_seconds)}"
         if self.seconds is not None and self.overlapped_seconds is not None:
+            assert self.scheduled_seconds is not None
             yield (
-                f"a call: {duration(self.seconds)} if nothing overlaps, "
+                f"a call: {duration(self.seconds)} if nothing overlaps, {duration(self.scheduled_seconds)} as planned, "
                 f"at least {duration(self.overlapped_seconds)} if all does"
             )
         if any(s.unbounded for s in c.steps) or any(r.condition == "a round" for r in self.collectives):
@@ -183,19 +207,29 @@ def plan(
             fix="device=bf.DeviceSpec(flops=800e12, bandwidth=3e12, memory=80e9)",
         )
     by_axis = None if links is None else links_by_axis(links, mesh.axis_names)
-    gpu = described(_GPU)
-    local = local_program(fun, "plan", mesh, args, {}, gpu.backend.chosen)
+    local = local_program(fun, "plan", mesh, args, {}, planning_device().backend.chosen)
     assert local is not None  # there is a mesh
-    sight = Sight(lower_collectives(local.jaxpr), local.donated, gpu, local.budget)
+    return forecast(local, device, by_axis)
+
+
+def planning_device() -> Device:
+    """The described device that programs are planned for."""
+    return planner(_GPU)
+
+
+def forecast(local: Local, device: DeviceSpec | None, links: Mapping[str, LinkSpec] | None) -> Forecast:
+    """The plan of a partitioned program; ``links`` by mesh axis."""
+    sight = Sight(lower_collectives(local.jaxpr), local.donated, planning_device(), local.budget)
     return Forecast(
         local.name,
-        mesh.abstract,
+        local.mesh.abstract,
         collectives_of(local.jaxpr, local.whole),
         sight.cost,
         sight.memory,
         _body_bytes(sight),
         device,
-        by_axis,
+        links,
+        sight,
     )
 
 

@@ -10,17 +10,20 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from blufunc import errors
 from blufunc.core.arrays.backend import Device
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.core.programs.simplify import inline_definitions, simplify
 from blufunc.kernels.backends.cuda.device_model import H200, limits_of
 from blufunc.kernels.backends.cuda.dispatch import Library
-from blufunc.kernels.backends.cuda.program import Draft
+from blufunc.kernels.backends.cuda.program import Draft, planned
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.rewrites.select_variant import select_variants
+from blufunc.kernels.rewrites.unrolled_windows import WINDOWS
 
 _SHARED_KIB = {"80": 163, "86": 99, "87": 163, "89": 99, "90": 227, "100": 227, "103": 227, "120": 99}
 """Shared memory of a block in KiB, by compute capability.
@@ -63,12 +66,32 @@ class DescribedBackend:
         )
 
 
+class PlanningBackend(DescribedBackend):
+    """The same for plans alone: its drafts have a schedule and no source."""
+
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Any:
+        """The schedule that a GPU of this architecture would run."""
+        plain = simplify(inline_definitions(jaxpr, WINDOWS.__contains__))
+        return SimpleNamespace(schedule=planned(plain, donated, self.arch, budget))
+
+
 @dataclass(frozen=True)
 class DescribedDevice(Device):
     """An architecture as a device; its index is its compute capability."""
 
     def __str__(self) -> str:
         return f"cuda:{self.backend.arch}"  # type: ignore[attr-defined]
+
+
+def planner(name: str) -> Device:
+    """The device of ``described(name)`` for plans alone, without sources."""
+    found = described(name)
+    return DescribedDevice("cuda", found.index, _planning(found.index))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _planning(number: int) -> PlanningBackend:
+    return PlanningBackend(str(number))
 
 
 def described(name: str) -> Device:

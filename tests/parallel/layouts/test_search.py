@@ -1,0 +1,278 @@
+"""``bf.parallel.search``: against all layouts, on simulated devices, and errors."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import AbstractMesh, DeviceSpec, LinkSpec, P, ShapeDtypeStruct, errors, tree
+from blufunc.parallel.layouts.groups import pattern
+from blufunc.parallel.layouts.program import Program, checked_arguments
+from blufunc.parallel.layouts.strategies import options
+from blufunc.sharding import AxisType
+from tests.parallel.layouts.small_programs import DEVICE, LINK, SMALL, floats, mlp, sgd
+
+BEST = Path(__file__).parent / "best_layouts.json"
+"""The best of all layouts of each program (``test_the_best_of_all_layouts``)."""
+
+MARGIN = 1.05
+
+
+def program_of(small):
+    return Program(small.step, checked_arguments(small.args), {}), AbstractMesh((small.devices,), ("x",))
+
+
+def layouts_from(rows):
+    return tuple(tuple(tuple(axes) for axes in layout) for layout in rows)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_search_is_as_good_as_all_layouts(name):
+    small = SMALL[name]
+    found = bf.parallel.search(
+        small.step,
+        *small.args,
+        mesh=AbstractMesh((small.devices,), ("x",)),
+        device=DEVICE,
+        links=LINK,
+        plans=32,
+    )
+    program, mesh = program_of(small)
+    best = layouts_from(json.loads(BEST.read_text())[name])
+    least = program.plan(mesh, best, DEVICE, {"x": LINK}).scheduled_seconds
+    assert found.seconds <= MARGIN * least
+    assert len(found) <= 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_the_best_of_all_layouts(name):
+    small = SMALL[name]
+    program, mesh = program_of(small)
+    groups = range(len(program.groups.groups))
+    seconds = {
+        layouts: program.plan(mesh, layouts, DEVICE, {"x": LINK}).scheduled_seconds
+        for layouts in itertools.product(*(options(program.groups, mesh, g) for g in groups))
+    }
+    recorded = layouts_from(json.loads(BEST.read_text())[name])
+    assert seconds[recorded] == min(seconds.values())
+
+
+# -- what is found, runs ------------------------------------------------------------------------------
+
+
+def values_of(args, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def values(x):
+        if x.dtype == np.int32:
+            return rng.integers(0, 16, x.shape).astype("int32")
+        return (rng.normal(size=x.shape) / np.sqrt(x.shape[-2] if len(x.shape) > 1 else 1)).astype(x.dtype)
+
+    return tree.map(values, args)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("shape", [(4,), (2, 2), (8,), (2, 4)], ids=str)
+@pytest.mark.parametrize("name", ["mlp", "loop over layers", "adam"])
+def test_the_layout_found_computes_what_one_device_computes(name, shape, eight):
+    small = SMALL[name]
+    names = ("data", "model")[: len(shape)]
+    mesh = bf.make_mesh(shape, names, devices=eight[: np.prod(shape)])
+    found = bf.parallel.search(small.step, *small.args, mesh=mesh, device=DEVICE, links=LINK, plans=8)
+    values = values_of(small.args)
+    if name == "adam":
+        values = (values[0], tree.map(lambda x: x * 0, values[1]), *values[2:])
+    want = small.step.fun(*values)
+    got = found.jit()(*values)
+    for a, b in zip(tree.leaves(want), tree.leaves(got), strict=True):
+        np.testing.assert_allclose(np.asarray(b), np.asarray(a), rtol=2e-4, atol=2e-5)
+    assert got[1 if name != "adam" else 0][sorted(small.args[0])[-1]].sharding.spec in found.specs.values()
+
+
+@pytest.mark.parametrize("name", ["adam", "two layers of a transformer"])
+def test_the_code_says_the_same(name):
+    small = SMALL[name]
+    mesh = AbstractMesh((small.devices,), ("x",))
+    found = bf.parallel.search(small.step, *small.args, mesh=mesh, device=DEVICE, links=LINK, plans=3)
+    heads = found.best.program.groups.heads
+    code = found.code().replace("bf.make_mesh", "bf.AbstractMesh")
+    names = {found.best.program.fun.__name__: small.step.fun, **dict(zip(heads, small.args, strict=True))}
+    exec(code, names)
+    assert names["in_shardings"] == found.in_shardings
+    assert names["out_shardings"] == found.out_shardings
+    forecast = bf.plan(names["compiled"], mesh, *small.args, device=DEVICE, links=LINK)
+    assert forecast.peak_bytes == found.peak_bytes
+    assert forecast.scheduled_seconds == pytest.approx(found.seconds, rel=0.02)
+    assert forecast.collectives.total_bytes == found.forecast.collectives.total_bytes
+
+
+# -- memory and choices --------------------------------------------------------------------------------
+
+WIDE = ({"up": floats(1024, 4096), "bias": floats(4096), "down": floats(4096, 1024)}, floats(64, 1024))
+FOUR = {"mesh": AbstractMesh((4,), ("data",)), "device": DEVICE, "links": LINK}
+
+
+def test_memory_excludes_layouts_and_the_table_says_so():
+    free = bf.parallel.search(sgd(mlp), *WIDE, **FOUR, plans=6)
+    whole = next(r for r in free if not any(map(any, r.layouts[:-1])))
+    tight = bf.parallel.search(sgd(mlp), *WIDE, **FOUR, plans=6, memory=int(whole.peak_bytes * 0.6))
+    assert tight.fits and tight.peak_bytes <= 0.6 * whole.peak_bytes
+    assert "does not fit in" in str(tight) or tight.skipped
+    limited = DeviceSpec(1e12, 1e11, memory=int(whole.peak_bytes * 0.6))
+    assert bf.parallel.search(sgd(mlp), *WIDE, **FOUR | {"device": limited}, plans=6).memory == int(
+        limited.memory
+    )
+
+
+def test_nothing_fits_says_what_would():
+    with pytest.raises(errors.MemoryBudgetError, match=r"no layout of step fits memory=1\.0 MiB on 4") as e:
+        bf.parallel.search(sgd(mlp), *WIDE, **FOUR, plans=6, memory=1 << 20)
+    text = str(e.value)
+    assert "the smallest peak that was found is" in text and "devices, of which each needs" in text
+    with pytest.raises(errors.MemoryBudgetError, match="donate_argnums"):
+        bf.parallel.search(sgd(mlp).fun, *WIDE, **FOUR, plans=6, memory=1 << 20)
+
+
+def deep(params, x):
+    for _ in range(8):
+        x = bnp.tanh(x @ params["w"])
+    return (x**2).mean()
+
+
+def test_recomputation_is_part_of_the_answer_if_memory_requires_it():
+    args = {"w": floats(64, 64)}, floats(4096, 64)
+    free = bf.parallel.search(sgd(deep), *args, **FOUR, plans=6)
+    least = min(r.peak_bytes for r in free)
+    found = bf.parallel.search(sgd(deep), *args, **FOUR, plans=6, memory=int(0.8 * least))
+    assert found.fits and found.memory_budget is not None and found.peak_bytes <= 0.8 * least
+    assert f"memory_budget={found.memory_budget}" in found.code() and "(recomputing)" in str(found)
+
+
+def test_choices_of_the_step_are_searched():
+    def loss(params, x):
+        return (bnp.tanh(bnp.tanh(x @ params["w"]) @ params["w"]) ** 2).mean()
+
+    def step(params, x, microbatches=1):
+        rows = x.reshape(microbatches, -1, x.shape[-1])
+        grads = tree.map(bnp.zeros_like, params)
+        for i in range(microbatches):
+            grads = tree.map(bnp.add, grads, bf.grad(loss)(params, rows[i]))
+        return tree.map(lambda p, g: p - g, params, grads)
+
+    args = {"w": floats(64, 64), "v": floats(8)}, floats(4096, 64)
+    choices = {"microbatches": (1, 4)}
+    step = bf.jit(step, donate_argnums=0)
+    free = bf.parallel.search(step, *args, **FOUR, choices=choices, plans=9)
+    assert free.options == {"microbatches": 1}
+    small = min(free, key=lambda r: r.peak_bytes)
+    assert small.options == {"microbatches": 4}
+    tight = bf.parallel.search(step, *args, **FOUR, choices=choices, plans=9, memory=small.peak_bytes)
+    assert tight.options == small.options and tight.memory_budget is None
+    assert "microbatches=4" in tight.code() and "microbatches=4" in str(tight)
+
+
+def test_one_device_and_numbers_of_devices():
+    small = SMALL["mlp"]
+    alone = bf.parallel.search(small.step, *small.args, mesh=1, device=DEVICE, links=LINK)
+    assert len(alone) == 1 and not alone.specs and alone.label == "one device"
+    links = {4: LinkSpec(1e11, 1e-6), 8: LinkSpec(1e9, 1e-5)}
+    found = bf.parallel.search(small.step, *small.args, mesh=8, device=DEVICE, links=links, plans=12)
+    assert {str(r.mesh) for r in found} == {"data=8", "data=4, model=2", "data=2, model=4"}
+
+
+# -- groups --------------------------------------------------------------------------------------------
+
+
+def test_layers_share_a_layout_unless_each_is_the_input_of_the_next():
+    groups = program_of(SMALL["two layers of a transformer"])[0].groups
+    assert [g.name for g in groups.groups][:4] == [
+        "params.*.down",
+        "params.*.out",
+        "params.*.qkv",
+        "params.*.up",
+    ]
+    assert len(program_of(SMALL["square layers"])[0].groups.groups) == 5
+    assert pattern("a.3.b.10") == "a.*.b.*" and pattern("a3.b") == "a3.b"
+
+
+def test_optimizer_state_belongs_to_its_parameters():
+    groups = program_of(SMALL["adam"])[0].groups
+    roles = {g.name: (g.role, g.owner) for g in groups.groups}
+    assert roles["state.mu.w"] == roles["state.nu.w"] == ("state", 0)
+    assert roles["x"][0] == roles["labels"][0] == "data"
+    assert groups.carried[:4] == [0, 1, 2, 3] and groups.carried[4:] == [None]
+
+
+# -- bad input -----------------------------------------------------------------------------------------
+
+X = floats(8, 8)
+ON = AbstractMesh((4,), ("x",))
+WRONG = {
+    "function": (lambda: bf.parallel.search(3, X, mesh=ON), errors.ArgumentError, "takes a function"),
+    "mesh": (
+        lambda: bf.parallel.search(bnp.sin, X, mesh="x"),
+        errors.ArgumentError,
+        "mesh is a mesh or a number",
+    ),
+    "no devices": (lambda: bf.parallel.search(bnp.sin, X, mesh=0), errors.ArgumentError, "mesh is 0 devices"),
+    "argument": (
+        lambda: bf.parallel.search(lambda x, mode: x, X, "train", mesh=ON),
+        errors.ArgumentError,
+        r"args\[1\] is 'train', not an array",
+    ),
+    "static arguments": (
+        lambda: bf.parallel.search(bf.jit(lambda x, n: x, static_argnums=1), X, 3, mesh=ON),
+        errors.ArgumentError,
+        "has static arguments",
+    ),
+    "explicit axes": (
+        lambda: bf.parallel.search(bnp.sin, X, mesh=AbstractMesh((4,), ("x",), axis_types=AxisType.Explicit)),
+        errors.ShardingError,
+        "the axes x are Explicit",
+    ),
+    "device": (
+        lambda: bf.parallel.search(bnp.sin, X, mesh=ON, device=3),
+        errors.ArgumentError,
+        "a DeviceSpec",
+    ),
+    "links": (
+        lambda: bf.parallel.search(bnp.sin, X, mesh=ON, links={"y": LINK}),
+        errors.ShardingError,
+        r"links are of the axes \['y'\]",
+    ),
+    "links of too few devices": (
+        lambda: bf.parallel.search(bnp.sin, X, mesh=16, links={8: LINK}),
+        errors.ShardingError,
+        "links of 16 devices",
+    ),
+    "choices": (
+        lambda: bf.parallel.search(bnp.sin, X, mesh=ON, choices={"a": 3}),
+        errors.ArgumentError,
+        "choices are sequences",
+    ),
+    "plans": (lambda: bf.parallel.search(bnp.sin, X, mesh=ON, plans=0), errors.ArgumentError, "plans is 0"),
+    "memory": (lambda: bf.parallel.search(bnp.sin, X, mesh=ON, memory="much"), errors.ArgumentError, "much"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_input(name):
+    call, kind, words = WRONG[name]
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_specs_are_those_of_a_person():
+    small = SMALL["loop over layers"]
+    found = bf.parallel.search(small.step, *small.args, mesh=ON, device=DEVICE, links=LINK, plans=8)
+    assert found.specs == {"params.down": P(None, "x"), "params.up": P(None, None, "x")}
+    assert found.in_specs == ({"down": P(None, "x"), "up": P(None, None, "x")}, P())
+    assert found.out_specs == (None, found.in_specs[0])
+    assert isinstance(found[0].seconds, float) and found.best is found[0] and len(found[:2]) == 2
+    assert ShapeDtypeStruct is type(small.args[1])
