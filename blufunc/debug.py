@@ -77,7 +77,8 @@ def print(
     Raises:
       ArgumentError: ``fmt`` is not a string, is an f-string of traced values, or does not fit the arguments.
     """
-    _report("print", builtins.print, fmt, args, kwargs, ordered, partitioned, skip_format_check)
+    line = lambda text: builtins.print(f"{text}\n", end="")  # one write: ranks are threads
+    _report("print", line, fmt, args, kwargs, ordered, partitioned, skip_format_check)
 
 
 def log(

@@ -26,7 +26,7 @@ _OUT_SHARDING = {
     "jax.numpy.linalg": "tensordot",
     "jax.nn.initializers": "ones zeros",
     "jax.lax": """
-        broadcast broadcast_in_dim broadcasted_iota conv_general_dilated dot dot_general empty ragged_dot
+        broadcast broadcast_in_dim broadcasted_iota conv_general_dilated dot dot_general empty full full_like ragged_dot
         ragged_dot_general reduce reduce_sum reshape
     """,
     "jax.random": """
@@ -35,6 +35,9 @@ _OUT_SHARDING = {
         poisson rademacher randint rayleigh t triangular truncated_normal uniform wald
     """,
 }
+
+_SHARDING = ("full", "full_like")
+"""Functions of ``jax.lax`` that call the keyword ``sharding``."""
 
 _POSITIONS = {
     "jax.numpy": """
@@ -76,7 +79,9 @@ def find(module: str, name: str) -> Callable | None:
                 raise errors.UnsupportedError(
                     f"{module}.{name}({hint}={given!r:.60}) is not in blufunc.", where=source.here()
                 )
-        sharding = kwargs.pop("out_sharding", None)
+        sharding = kwargs.pop(
+            "sharding" if module == "jax.lax" and name in _SHARDING else "out_sharding", None
+        )
         out = function(*args, **kwargs)
         if positions and dtypes.is_wide():
             out = tree.map(lambda x: x.astype("int64") if x.dtype == dtypes.int32 else x, out)

@@ -17,7 +17,7 @@ from blufunc import errors
 from blufunc.contexts import set_mesh
 from blufunc.core.ir.avals import DEVICE, ManualAxisType
 from blufunc.parallel.mesh.constrain import with_sharding_constraint
-from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh
+from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh, manual_mesh
 from blufunc.parallel.mesh.sharding import SingleDeviceSharding
 from blufunc.transforms.staging.transfer import devices as all_devices
 
@@ -152,11 +152,12 @@ def get_mesh() -> Mesh | AbstractMesh:
 
 
 def get_abstract_mesh() -> AbstractMesh:
-    """The axes of the current mesh, or none."""
+    """The axes of the current mesh, or of that of the ``shard_map``; or none."""
+    manual = manual_mesh()
+    if manual is not None:
+        return manual.abstract
     mesh = current_mesh()
-    if mesh is None:
-        return AbstractMesh((), ())
-    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types)
+    return AbstractMesh((), ()) if mesh is None else mesh.abstract
 
 
 def create_device_mesh(

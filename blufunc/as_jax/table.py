@@ -50,7 +50,7 @@ TABLE |= {
     "jax.experimental.rnn": ("blufunc.experimental.rnn",),
     "jax.experimental.serialize_executable": (_OWN + "extras.executables",),
     "jax.experimental.shard_alike": (_OWN + "extras.alike",),
-    "jax.experimental.shard_map": ("blufunc.parallel.collectives.shard_map",),
+    "jax.experimental.shard_map": (_OWN + "shard_maps",),
     "jax.experimental.sparse": ("blufunc.experimental.sparse", _OWN + "extras.sparse_primitives"),
     "jax.experimental.sparse.linalg": ("blufunc.scipy.sparse.linalg",),
     "jax.experimental.topologies": (),

@@ -39,6 +39,7 @@ from blufunc.numpy.creation import parse_device
 from blufunc.numpy.indexing import getitem
 from blufunc.numpy.promotion import PYTHON_SCALARS, broadcast_shapes
 from blufunc.numpy.updating import At
+from blufunc.parallel.mesh.constrain import constrain
 
 with _lazy.modules(globals()):
     from blufunc.numpy import editing
@@ -148,10 +149,11 @@ def _contains(self: Array, x: Any) -> bool:
 # -- methods ---------------------------------------------------------------------------------------
 
 
-def _reshape(self: Array, *shape: Any, order: str = "C") -> Array:
+def _reshape(self: Array, *shape: Any, order: str = "C", out_sharding: Any = None) -> Array:
     """Reshape to a tuple or several ints, one of which may be -1."""
     new_shape = shape[0] if len(shape) == 1 else shape
-    return manipulation.reshape(self, new_shape, order)
+    out = manipulation.reshape(self, new_shape, order)
+    return out if out_sharding is None else constrain(out, out_sharding)
 
 
 def _transpose(self: Array, *axes: Any) -> Array:

@@ -40,6 +40,7 @@ from blufunc.numpy.indexing import (
     unwrapped,
 )
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, cast, constant, fits, stretch
+from blufunc.parallel.mesh.constrain import constrain
 
 _INT32 = dtypes.int32
 
@@ -133,12 +134,14 @@ class Place:
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
         wrap_negative_indices: bool = True,
+        out_sharding: Any = None,
     ) -> Array:
         """``x[index]``; mode ``'clip'`` (default), or ``'fill'`` with ``fill_value``."""
         if mode is None:
             mode = GatherScatterMode.CLIP if fill_value is None else GatherScatterMode.FILL_OR_DROP
         index = self.index if wrap_negative_indices else unwrapped(self.x.aval.shape, self.index)
-        return getitem(self.x, index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted)
+        out = getitem(self.x, index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted)
+        return out if out_sharding is None else constrain(out, out_sharding)
 
 
 _COMBINE: dict[str, tuple[Callable, Primitive]] = {

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from blufunc import errors
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ManualAxisType, ShapedArray
+from blufunc.core.ir.trace import UntypedError
 
 _MARKS = "VUR"
 """The letters of ``ManualAxisType``, in its order."""
@@ -60,10 +60,10 @@ class LocalArray(ShapedArray):
         """The axes over which the value is varying, unreduced and reduced."""
         letters = self.letters
         if letters is None:
-            raise errors.UnsupportedError(
+            raise UntypedError(
                 f"the varying axes of a value {self} in a function that is traced by itself, inside of a shard_map.",
                 where=source.here(),
-                why="the types of a loop, a branch or a call are inferred when all of it has been traced.",
+                why="the types of its arguments over the axes of the mesh are not known.",
                 fix="ask for the types of its operands, outside of it",
             )
         pairs = list(zip(self.axes, letters, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from blufunc import errors
 from blufunc.core.ir import source
@@ -60,6 +60,36 @@ class Array(_Base):
         return self.aval.shape[0]
 
 
+class UntypedError(errors.UnsupportedError):
+    """In a ``shard_map``, a function asks for types that its trace does not have.
+
+    The caller that traces it by itself traces it again with the types of its operands (``stage_body``).
+    """
+
+
+class Body(NamedTuple):
+    """A function that a loop, a branch or a call runs on ``values``.
+
+    Attributes:
+      fun: takes values of ``avals``.
+      avals: the types of its parameters.
+      values: for each parameter the value it is of, or made of: an array of xs for an element.
+      name: its name, for messages.
+      labels: the path of each parameter, for messages; or None.
+      n_carry: the number of leading parameters and results that are the carry of a loop.
+      chosen_by: a value whose ranks choose whether the function runs; or, of the condition of a while loop, the
+        function from the carry to that value; or None.
+    """
+
+    fun: Callable[..., Sequence[Any]]
+    avals: Sequence[ShapedArray]
+    values: Sequence[Any]
+    name: str
+    labels: Sequence[str] | None = None
+    n_carry: int = 0
+    chosen_by: Any = None
+
+
 class Trace:
     """One run of a transform over the operations of a function."""
 
@@ -79,12 +109,28 @@ class Trace:
         There values have types over the mesh axes, and the casts that these need must be in the function
         before it is differentiated. The trace of the ``shard_map`` knows the types.
         """
-        raise errors.UnsupportedError(
+        raise UntypedError(
             f"grad inside of {self.name}, which is traced by itself, inside of a shard_map.",
             where=source.here(),
-            why="the types of its arguments over the axes of the mesh are not known yet.",
-            fix="take the gradient outside of the loop or of the shard_map: grad of either is supported",
+            why="the types of its arguments over the axes of the mesh are not known.",
+            fix="take the gradient outside of it: grad of a function that calls it is supported",
         )
+
+    def typed_body(self, body: Body) -> Any:
+        """Trace a function inside a ``shard_map`` with types over the mesh axes.
+
+        Raises:
+          UntypedError: the trace does not know the types of the operands.
+        """
+        raise UntypedError(
+            f"{body.name}, traced inside of {self.name}, which is traced by itself, inside of a shard_map.",
+            where=source.here(),
+            why="the types of its arguments over the axes of the mesh are not known.",
+        )
+
+    def typed_cotangent(self, ct: Any, primal: Any) -> Any:
+        """``ct`` with the types of a cotangent of ``primal`` over the mesh axes."""
+        return ct
 
     def type_of(self, x: Tracer) -> ShapedArray:
         """The type of a tracer of this trace; in a ``shard_map`` a ``LocalArray``."""

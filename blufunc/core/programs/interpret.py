@@ -64,6 +64,12 @@ class _CompileTimeTrace(Trace):
     def typed(self, fun, primals):
         return self.parent.typed(fun, primals)
 
+    def typed_body(self, body):
+        return self.parent.typed_body(body)
+
+    def typed_cotangent(self, ct, primal):
+        return self.parent.typed_cotangent(ct, primal)
+
 
 @contextlib.contextmanager
 def ensure_compile_time_eval() -> Iterator[None]:

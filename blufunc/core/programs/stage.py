@@ -20,7 +20,17 @@ from blufunc.core.arrays.array import ConcreteArray, from_numpy, lift
 from blufunc.core.ir import check, dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, in_scope, subjaxprs
-from blufunc.core.ir.trace import EVAL, Trace, Tracer, leak_error, new_trace, set_trace, state
+from blufunc.core.ir.trace import (
+    EVAL,
+    Body,
+    Trace,
+    Tracer,
+    UntypedError,
+    leak_error,
+    new_trace,
+    set_trace,
+    state,
+)
 from blufunc.core.primitives.primitive import derived
 from blufunc.core.primitives.rule_errors import check_definition, check_values, definition_error, type_of
 
@@ -148,6 +158,33 @@ def stage(
         with new_trace(trace):
             outs = fun(*params)
             return trace.finish(outs, name, labels or ())
+    finally:
+        source.replay.line = previous
+        source.open_scopes(scopes)
+
+
+def stage_body(
+    fun: Callable[..., Sequence[Any]],
+    in_avals: Sequence[ShapedArray],
+    values: Sequence[Any],
+    name: str,
+    labels: Sequence[str] | None = None,
+    n_carry: int = 0,
+    chosen_by: Any = None,
+) -> Jaxpr:
+    """Trace a function that a loop, a branch or a call runs; see ``Body``.
+
+    Inside ``shard_map`` types over the mesh axes are inferred from the finished body, which places casts best. If the
+    function needs them while it is traced (it takes a gradient, or asks), it is traced again, with types.
+    """
+    try:
+        return stage(fun, in_avals, name, labels)
+    except UntypedError:
+        pass
+    previous, source.replay.line = source.replay.line, None
+    scopes = source.open_scopes(())
+    try:
+        return state.trace.typed_body(Body(fun, in_avals, values, name, labels, n_carry, chosen_by))
     finally:
         source.replay.line = previous
         source.open_scopes(scopes)

@@ -7,9 +7,10 @@ has one letter per axis: V varying, I invariant, U unreduced, R reduced.
 Casts make transposes right: the transpose of I->V is a sum over the ranks, so the cotangent of a replicated value is
 the sum of the contributions of all ranks. So casts must be inserted before differentiation:
 
-- ``TypedTrace`` stages the function of a ``shard_map`` and types each equation as it is made;
+- ``TypedTrace`` (``typed_trace``) stages the function of a ``shard_map`` and types each equation as it is made;
 - ``typed`` does the same for a jaxpr, such as the body of a loop;
-- a function that is differentiated inside of the body is staged and typed before it is (``TypedTrace.typed``).
+- a function that is differentiated inside of the body is staged and typed before it is (``TypedTrace.typed``);
+- custom derivatives are traced with the types of the call's operands (``typed_rules``).
 
 Literals, and values without derivatives, need no casts. Over each axis operands are joined: V with I or R is V, R with
 I is R. Only linear operations take U (``Primitive.linear_in``): sums of U alone, products of one U with I or R.
@@ -23,12 +24,9 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.jaxpr import LOCAL_TYPES, Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
-from blufunc.core.ir.local_avals import LocalArray
-from blufunc.core.ir.trace import Tracer, new_trace
+from blufunc.core.ir.jaxpr import LOCAL_TYPES, Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.core.ops import elementwise
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape_p, transpose_p
-from blufunc.core.programs.stage import StagedTracer, StageTrace
 from blufunc.parallel.collectives import named
 from blufunc.parallel.collectives import primitives as mesh_ops
 from blufunc.parallel.collectives.axis_casts import (
@@ -40,16 +38,11 @@ from blufunc.parallel.collectives.axis_casts import (
     unreduced_error,
 )
 from blufunc.parallel.mesh.mesh import AbstractMesh
-from blufunc.parallel.mesh.sharding import NamedSharding
-from blufunc.parallel.mesh.spec import PartitionSpec
-from blufunc.transforms.autodiff.jvp import JVPTracer
-from blufunc.transforms.batching.batch import BatchTracer
 from blufunc.transforms.checkpointing.checkpoint import checkpoint_p
 from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p
 from blufunc.transforms.control_flow.while_loop import while_p
-from blufunc.transforms.custom_rules.custom_vjp import custom_vjp_call_p
 
 _KEEPS_ZEROS = (
     broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p, elementwise.select_p,
@@ -98,80 +91,6 @@ def _typed(
     return made, tuple(found)
 
 
-class TypedTrace(StageTrace):
-    """A staging trace that types each equation; its tracers have types.
-
-    Args:
-      mesh: the axes.
-    """
-
-    __slots__ = ("mesh", "typer")
-
-    def __init__(self, mesh: AbstractMesh, name: str = "shard_map"):
-        super().__init__(name)
-        self.mesh = mesh
-        self.typer = Typer(mesh)
-        self.eqns = self.typer.eqns
-
-    def typed_parameter(self, aval, types: Types, label: str | None = None) -> StagedTracer:
-        """Add a parameter with the given types to the jaxpr."""
-        tracer = self.parameter(aval, label)
-        self.typer.types[tracer.variable] = types
-        return tracer
-
-    def type_of(self, x):
-        return LocalArray(x.aval, self.mesh.axis_names, self.typer.types[x.variable])
-
-    def sharding_of(self, x):
-        axes = self.type_of(x).manual_axis_type
-        spec = PartitionSpec(*[None] * x.aval.ndim, unreduced=axes.unreduced, reduced=axes.reduced)
-        return NamedSharding(self.mesh, spec)
-
-    def tracer_of(self, atom: Atom) -> Any:
-        """The value that an atom of this trace represents."""
-        if atom.__class__ is Literal:
-            return atom.array  # type: ignore[union-attr]
-        return StagedTracer(self, atom, source.current())  # type: ignore[arg-type]
-
-    def process(self, prim, args, params):
-        out = super().process(prim, args, params)
-        self.typer.step(self.eqns.pop())
-        return out
-
-    def atom(self, x):
-        found = super().atom(x)
-        if found.__class__ is not Literal and found not in self.typer.types:
-            self.typer.types[found] = types_of(x, self.mesh) or invariant(self.mesh)
-        return found
-
-    def is_zero(self, x: Any) -> bool:
-        """True if a value is known to be zero on all ranks."""
-        return self.typer.is_zero(self.atom(x))
-
-    def typed(self, fun: Callable, primals: Sequence[Any]) -> Callable:
-        """Type and cast ``fun``, to be differentiated at ``primals`` under this trace."""
-        types = [types_of(p, self.mesh) or invariant(self.mesh) for p in primals]
-        trace = TypedTrace(self.mesh, self.name)
-        with new_trace(trace):
-            ins = [trace.typed_parameter(p.aval, t) for p, t in zip(primals, types, strict=True)]
-            jaxpr = trace.finish(fun(*ins), self.name)
-        return lambda *xs: eval_jaxpr(jaxpr, xs)
-
-
-def types_of(x: Any, mesh: AbstractMesh) -> Types | None:
-    """Types of a value in a ``shard_map`` body; None for a value from outside."""
-    while isinstance(x, Tracer):
-        if isinstance(x, StagedTracer):
-            return x.trace.typer.types[x.variable] if isinstance(x.trace, TypedTrace) else None
-        if isinstance(x, JVPTracer):
-            x = x.primal
-        elif isinstance(x, BatchTracer):
-            x = x.value
-        else:
-            return None
-    return None
-
-
 class Typer(CastWriter):
     """Types equations one by one, and writes them with the casts they need."""
 
@@ -179,7 +98,7 @@ class Typer(CastWriter):
         """Type one equation and write it."""
         before, source.replay.line = source.replay.line, eqn.source
         try:
-            rule = _RULES.get(eqn.prim)
+            rule = RULES.get(eqn.prim)
             if rule is not None:
                 rule(self, eqn)
             elif isinstance(eqn.prim, mesh_ops.MeshCollective):
@@ -189,13 +108,13 @@ class Typer(CastWriter):
             ):
                 self.named_collective(eqn)
             else:
-                self._operation(eqn)
+                self.operation(eqn)
         finally:
             source.replay.line = before
 
     # -- operations ----------------------------------------------------------------------------
 
-    def _operation(self, eqn: Eqn) -> None:
+    def operation(self, eqn: Eqn) -> None:
         """Type an operation that runs on each rank alone: cast its operands to one type."""
         if any(_collective_axes(j, self.mesh) for j in subjaxprs(eqn.params)):
             raise errors.UnsupportedError(
@@ -246,25 +165,6 @@ class Typer(CastWriter):
 
     # -- calls and control flow ----------------------------------------------------------------
 
-    def _custom_vjp(self, eqn: Eqn) -> None:
-        """Type a function with custom rules, whose body may hold collectives typed V->V.
-
-        So may its rules, not visible here: the library's own, as in ``recipes.context_parallel``. Collectives as
-        users write them would have no types there, and raise an error.
-        """
-        body = eqn.params["jaxpr"]
-        over = sorted(_collective_axes(body, self.mesh))
-        if not over or not _typed_varying(body):
-            self._operation(eqn)
-            return
-        types = functools.reduce(self._joined, [self.changed(a, over, "V") for a in eqn.invars])
-        if "U" in types:
-            axis = types.index("U")
-            unreduced = {k for k, a in enumerate(eqn.invars) if self.type_of(a)[axis] == "U"}
-            raise unreduced_error(eqn, self.mesh.axis_names[axis], unreduced)
-        invars = [self.cast(a, types) for a in eqn.invars]
-        self.write(eqn.prim, invars, eqn.params, eqn.outvars, [types] * len(eqn.outvars))
-
     def _call(self, eqn: Eqn) -> None:
         body, ins = eqn.params["jaxpr"], [self.type_of(a) for a in eqn.invars]
         ins = self._cast_outside(body, ins, None, range(len(ins)))
@@ -303,7 +203,7 @@ class Typer(CastWriter):
         while True:
             ins = [*operands[:m], *carry, *operands[m + k :]]
             _, outs = _typed(params["jaxpr"], self.mesh, ins, None, zeros)
-            joined = [self._joined(c, o) for c, o in zip(carry, outs, strict=False)]
+            joined = [self.joined(c, o) for c, o in zip(carry, outs, strict=False)]
             if joined == carry:
                 break
             carry = joined
@@ -323,9 +223,9 @@ class Typer(CastWriter):
         while True:
             cond, (verdict,) = typed(params["cond"], self.mesh, [*consts[:a], *carry])
             # ranks may stop at different steps, so the results vary
-            chosen = [self._among_ways(t, verdict) for t in [*consts, *carry]]
+            chosen = [self.among_ways(t, verdict) for t in [*consts, *carry]]
             _, outs = _typed(params["body"], self.mesh, chosen[a:], None, zeros)
-            joined = [self._joined(c, o) for c, o in zip(chosen[a + b :], outs, strict=True)]
+            joined = [self.joined(c, o) for c, o in zip(chosen[a + b :], outs, strict=True)]
             if joined == carry and chosen[: a + b] == consts:
                 break
             consts, carry = chosen[: a + b], joined
@@ -340,10 +240,10 @@ class Typer(CastWriter):
     def _cond(self, eqn: Eqn) -> None:
         index, *operands = eqn.invars
         branches, verdict = eqn.params["branches"], self.type_of(index)
-        ins = [self._among_ways(self.type_of(a), verdict) for a in operands]
+        ins = [self.among_ways(self.type_of(a), verdict) for a in operands]
         found = [typed(b, self.mesh, ins)[1] for b in branches]
         outs = [
-            functools.reduce(self._joined, types, self._among_ways(invariant(self.mesh), verdict))
+            functools.reduce(self.joined, types, self.among_ways(invariant(self.mesh), verdict))
             for types in zip(*found, strict=True)
         ]
         bodies = tuple([typed(b, self.mesh, ins, outs)[0] for b in branches])
@@ -351,15 +251,15 @@ class Typer(CastWriter):
         invars = [index, *(self.cast(a, t) for a, t in zip(operands, ins, strict=True))]
         self.write(eqn.prim, invars, {**eqn.params, "branches": bodies}, eqn.outvars, outs)
 
-    def _among_ways(self, types: Types, verdict: Types) -> Types:
+    def among_ways(self, types: Types, verdict: Types) -> Types:
         """Types of operands or results of branches that ranks choose independently.
 
         If ranks may choose differently, cast values outside: the transpose of a cast is a collective, which all ranks
         must reach.
         """
-        return self._joined(types, tuple("V" if t == "V" else "I" for t in verdict))
+        return self.joined(types, tuple("V" if t == "V" else "I" for t in verdict))
 
-    def _joined(self, one: Types, other: Types) -> Types:
+    def joined(self, one: Types, other: Types) -> Types:
         """The types of a value that comes from two paths."""
         joined = []
         for axis, pair in zip(self.mesh.axis_names, zip(one, other, strict=True), strict=True):
@@ -502,16 +402,9 @@ def _is_collective(eqn: Eqn) -> bool:
     return mesh_ops.communicates(eqn) or isinstance(eqn.prim, named.Collective)
 
 
-def _typed_varying(jaxpr: Jaxpr) -> bool:
-    """True if all collectives of a jaxpr are already typed V->V."""
-    eqns = filter(_is_collective, mesh_ops.equations(jaxpr))
-    return all((e.params.get("src"), e.params.get("dst")) == ("V", "V") for e in eqns)
-
-
-_RULES: dict[Any, Callable[[Typer, Eqn], None]] = {
+RULES: dict[Any, Callable[[Typer, Eqn], None]] = {  # ``typed_rules`` adds those of custom derivatives
     jit_p: Typer._call,
     checkpoint_p: Typer._call,
-    custom_vjp_call_p: Typer._custom_vjp,
     scan_p: Typer._scan,
     while_p: Typer._while,
     cond_p: Typer._cond,

@@ -30,6 +30,7 @@ from blufunc.core.primitives.linear_ops import batched_front, move_dim, reduce_s
 from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.pytree import tree
+from blufunc.parallel.collectives.groups import Groups
 from blufunc.parallel.collectives.primitives import WORDS, mesh_all_gather_p
 from blufunc.transforms.batching.batch import MeshAxis, NamedAxis
 
@@ -44,7 +45,7 @@ _UNBOUND = "it only has a meaning inside of the vmap that names its axis"
 class Collective(Primitive):
     """Base of operations over the named axes ``axes``, of lengths ``sizes``."""
 
-    kind = "collective"
+    kind, communicates = "collective", True
     impl = unsupported(_UNBOUND)
 
     def axes_of(self, params):
@@ -183,6 +184,7 @@ class _Permute(Collective):
 class _AxisIndex(Collective):
     """The index along an axis, an int32."""
 
+    communicates = False
     jvp = unsupported("it has no operands")
     transpose = unsupported("it has no operands")
 
@@ -196,6 +198,7 @@ class _AxisIndex(Collective):
 class _CastTo(Collective):
     """The same value with another type over mesh axes (see ``primitives``)."""
 
+    communicates = False
     transpose = unsupported("casts are inserted before differentiation")
 
     def abstract(self, x, *, axes, sizes, to):
@@ -224,47 +227,63 @@ cast_to_p = _CastTo("cast_to")
 # -- functions -------------------------------------------------------------------------------------
 
 AxisName = Hashable
+IndexGroups = Sequence[Sequence[int]] | None
+"""``axis_index_groups``: a partition of the indices, with a collective for each."""
 
 
-def psum(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> T:
+def psum(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: IndexGroups = None) -> T:
     """Sum over one or several named axes (none: ``x``); ``x`` is a pytree.
 
     Integers keep their dtype, bools sum to int32, and a Python scalar gives a Python scalar.
+
+    Args:
+      axis_index_groups: lists of indices along the axis, each index in one: the sum runs in each group by itself. Also
+        of the other collectives, of which some need groups of one size.
     """
-    axes, sizes = _axes(axis_name, "psum", axis_index_groups)
+    within = _Within.of(axis_name, "psum", axis_index_groups, equal=False)
+    axes, sizes = _axes(axis_name, "psum")
 
     def one(v):
-        if isinstance(v, (int, float, complex)):
-            return v * math.prod(sizes)
+        if isinstance(v, (int, float, complex)) and (within is None or within.groups.equal):
+            return v * (math.prod(sizes) if within is None else within.groups.size)
         v = lift(v)
         v = convert(v, np.dtype(np.int32)) if dtypes.is_bool(v.aval.dtype) else v
-        return _bound(psum_p, v, axes, sizes)
+        return _bound(psum_p, v, axes, sizes) if within is None else within.sum(v)
 
     return tree.map(one, x)
 
 
-def pmean(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> T:
+def pmean(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: IndexGroups = None) -> T:
     """Mean over one or several named axes of a pytree, float32 for integers and bools."""
-    axes, sizes = _axes(axis_name, "pmean", axis_index_groups)
+    within = _Within.of(axis_name, "pmean", axis_index_groups, equal=False)
+    axes, sizes = _axes(axis_name, "pmean")
 
     def one(v):
         v = lift(v)
         if not dtypes.is_inexact(v.aval.dtype):
             v = convert(v, np.dtype(np.float32))
-        return div(_bound(psum_p, v, axes, sizes), math.prod(sizes))
+        if within is None:
+            return div(_bound(psum_p, v, axes, sizes), math.prod(sizes))
+        return div(within.sum(v), convert(within.size, v.aval.dtype))
 
     return tree.map(one, x)
 
 
-def pmax(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> T:
+def pmax(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: IndexGroups = None) -> T:
     """Maximum over one or several named axes; ``x`` is a pytree."""
-    axes, sizes = _axes(axis_name, "pmax", axis_index_groups)
+    within = _Within.of(axis_name, "pmax", axis_index_groups, equal=False)
+    axes, sizes = _axes(axis_name, "pmax")
+    if within is not None:
+        return tree.map(lambda v: within.extremum(lift(v), largest=True), x)
     return tree.map(lambda v: _bound(pmax_p, lift(v), axes, sizes), x)
 
 
-def pmin(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> T:
+def pmin(x: T, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: IndexGroups = None) -> T:
     """Minimum over one or several named axes; ``x`` is a pytree."""
-    axes, sizes = _axes(axis_name, "pmin", axis_index_groups)
+    within = _Within.of(axis_name, "pmin", axis_index_groups, equal=False)
+    axes, sizes = _axes(axis_name, "pmin")
+    if within is not None:
+        return tree.map(lambda v: within.extremum(lift(v), largest=False), x)
     return tree.map(lambda v: _bound(pmin_p, lift(v), axes, sizes), x)
 
 
@@ -272,24 +291,31 @@ def all_gather(
     x: T,
     axis_name: AxisName | Sequence[AxisName],
     *,
-    axis_index_groups: None = None,
+    axis_index_groups: IndexGroups = None,
     axis: int = 0,
     tiled: bool = False,
     to: str = "varying",
 ) -> T:
     """Gather the values along a named axis into every element.
 
-    ``axis_name`` may be several mesh axes, in row-major order, as in the functions below.
+    ``axis_name`` may be several axes, in row-major order, as in the functions below.
 
     Args:
       axis: the new dimension; or, if ``tiled``, the dimension along which values are concatenated.
       to: over mesh axes the type of the result: ``varying``; ``invariant``, whose cotangent is sliced; or ``reduced``,
         whose cotangent is reduce-scattered.
     """
-    axes, sizes = _ranks(axis_name, "all_gather", axis_index_groups)
+    within = _Within.of(axis_name, "all_gather", axis_index_groups)
+    axes, sizes = _axes(axis_name, "all_gather", some=True)
     letter = _letter(to, "VIR", "all_gather")
     if letter != "V":
         check_mesh_axes(axes, "all_gather(to=...)")
+        if within is not None:
+            raise errors.UnsupportedError(
+                f"all_gather(to={to!r}) within groups: other groups have other values.",
+                where=source.here(),
+                fix="leave to= out",
+            )
 
     def one(v):
         v = lift(v)
@@ -297,7 +323,14 @@ def all_gather(
         if letter != "V":
             row = reshape(v, v.aval.shape if tiled else (*v.aval.shape[:dim], 1, *v.aval.shape[dim:]))
             return mesh_all_gather_p.bind(row, axes=axes, sizes=sizes, src="V", dst=letter, dim=dim)
-        out = all_gather_p.bind(v, axes=axes, sizes=sizes, dim=dim)
+        if within is not None:
+            out = move_dim(within.members(v), 0, dim)
+        else:
+            out = v
+            for names, lengths in reversed(_joint(axes, sizes)):  # the first is the outermost
+                out = all_gather_p.bind(out, axes=names, sizes=lengths, dim=dim)
+            shape = v.aval.shape
+            out = reshape(out, (*shape[:dim], math.prod(sizes), *shape[dim:]))
         return _merged(out, dim) if tiled else out
 
     return tree.map(one, x)
@@ -308,20 +341,29 @@ def psum_scatter(
     axis_name: AxisName | Sequence[AxisName],
     *,
     scatter_dimension: int = 0,
-    axis_index_groups: None = None,
+    axis_index_groups: IndexGroups = None,
     tiled: bool = False,
 ) -> T:
     """Sum over a named axis; each element gets its slice along ``scatter_dimension``.
 
     That dimension has the size of the axis and is removed; or, if ``tiled``, is a multiple of it and is split.
     """
-    axes, sizes = _ranks(axis_name, "psum_scatter", axis_index_groups)
+    within = _Within.of(axis_name, "psum_scatter", axis_index_groups)
+    axes, sizes = _axes(axis_name, "psum_scatter", some=True)
+    n = math.prod(sizes) if within is None else within.groups.size
 
     def one(v):
         v = lift(v)
         dim = axis_in(scatter_dimension, v.aval.ndim, "psum_scatter")
-        v = _parts(v, dim, math.prod(sizes), tiled, "psum_scatter")
-        return psum_scatter_p.bind(v, axes=axes, sizes=sizes, dim=dim)
+        v = _parts(v, dim, n, tiled, "psum_scatter")
+        if within is not None:
+            return reduce_sum(within.swapped(move_dim(v, dim, 0)), (0,))
+        joint = _joint(axes, sizes)
+        shape = v.aval.shape
+        v = reshape(v, (*shape[:dim], *(math.prod(lengths) for _, lengths in joint), *shape[dim + 1 :]))
+        for names, lengths in joint:
+            v = psum_scatter_p.bind(v, axes=names, sizes=lengths, dim=dim)
+        return v
 
     return tree.map(one, x)
 
@@ -332,7 +374,7 @@ def all_to_all(
     split_axis: int,
     concat_axis: int,
     *,
-    axis_index_groups: None = None,
+    axis_index_groups: IndexGroups = None,
     tiled: bool = False,
 ) -> T:
     """Swap slices: element k gets slice k along ``split_axis`` of all elements.
@@ -340,20 +382,33 @@ def all_to_all(
     The split dimension has the size of the axis and is removed, and slices are stacked along a new ``concat_axis``; or,
     if ``tiled``, the first is split and the second extended.
     """
-    axes, sizes = _ranks(axis_name, "all_to_all", axis_index_groups)
+    within = _Within.of(axis_name, "all_to_all", axis_index_groups)
+    axes, sizes = _axes(axis_name, "all_to_all", some=True)
+    n = math.prod(sizes) if within is None else within.groups.size
 
     def one(v):
         v = lift(v)
         split, join = (axis_in(a, v.aval.ndim, "all_to_all") for a in (split_axis, concat_axis))
-        v = _parts(v, split, math.prod(sizes), tiled, "all_to_all")
-        out = all_to_all_p.bind(v, axes=axes, sizes=sizes, split=split, join=join)
+        v = _parts(v, split, n, tiled, "all_to_all")
+        joint = _joint(axes, sizes)
+        if within is not None:
+            out = move_dim(within.swapped(move_dim(v, split, 0)), 0, join)
+        elif len(joint) == 1:
+            out = all_to_all_p.bind(v, axes=axes, sizes=sizes, split=split, join=join)
+        else:
+            out = move_dim(v, split, 0)
+            rest = out.aval.shape[1:]
+            out = reshape(out, (*(math.prod(lengths) for _, lengths in joint), *rest))
+            for i, (names, lengths) in enumerate(joint):
+                out = all_to_all_p.bind(out, axes=names, sizes=lengths, split=i, join=i)
+            out = move_dim(reshape(out, (n, *rest)), 0, join)
         return _merged(out, join) if tiled else out
 
     return tree.map(one, x)
 
 
 def pswapaxes(
-    x: T, axis_name: AxisName | Sequence[AxisName], axis: int, *, axis_index_groups: None = None
+    x: T, axis_name: AxisName | Sequence[AxisName], axis: int, *, axis_index_groups: IndexGroups = None
 ) -> T:
     """Swap a named axis with dimension ``axis`` of the same size, by ``all_to_all``."""
     return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
@@ -361,7 +416,15 @@ def pswapaxes(
 
 def ppermute(x: T, axis_name: AxisName | Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> T:
     """Send values by (src, dst) pairs of ``perm``; zeros without a source."""
-    axes, sizes = _ranks(axis_name, "ppermute", None)
+    axes, sizes = _axes(axis_name, "ppermute", some=True)
+    joint = _joint(axes, sizes)
+    if len(joint) > 1:
+        raise errors.UnsupportedError(
+            f"ppermute over {axes}, of which {of_vmaps(axes)[0]!r:.60} is an axis of a vmap.",
+            where=source.here(),
+            why="only mesh axes have a joint permutation.",
+            fix="use it once for each",
+        )
     n = math.prod(sizes)
     pairs = [ints(pair, "ppermute", "a pair of perm") for pair in sequence(perm, "ppermute", "perm", "pairs")]
     if any(len(p) != 2 for p in pairs) or any(not 0 <= i < n for p in pairs for i in p):
@@ -393,7 +456,7 @@ def pshuffle(x: T, axis_name: AxisName | Sequence[AxisName], perm: Sequence[int]
 
 def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Array:
     """Index along a named axis, or row-major along several: a scalar int32."""
-    axes, sizes = _axes(axis_name, "axis_index", None)
+    axes, sizes = _axes(axis_name, "axis_index")
     position: Any = None
     for name, size in zip(axes, sizes, strict=True):
         mine = axis_index_p.bind(axes=(name,), sizes=(size,))
@@ -412,7 +475,7 @@ def pcast(x: T, axis_name: AxisName | Sequence[AxisName], *, to: str) -> T:
     Raises (while traced):
       ShardingError: the value cannot have that type without communication.
     """
-    axes, sizes = _axes(axis_name, "pcast", None)
+    axes, sizes = _axes(axis_name, "pcast")
     letter = _letter(to, "VURI", "pcast")
     check_mesh_axes(axes, "pcast")
     return tree.map(lambda v: _bound(cast_to_p, lift(v), axes, sizes, to=letter), x)
@@ -425,7 +488,7 @@ def pvary(x: T, axis_name: AxisName | Sequence[AxisName]) -> T:
 
 def axis_size(axis_name: AxisName | Sequence[AxisName]) -> int:
     """Length of a named axis, or the product of several: a Python int."""
-    return math.prod(_axes(axis_name, "axis_size", None)[1])
+    return math.prod(_axes(axis_name, "axis_size")[1])
 
 
 def _letter(to: Any, allowed: str, what: str) -> str:
@@ -455,14 +518,8 @@ def of_vmaps(axes: Sequence[AxisName]) -> list[AxisName]:
     return [a for a in axes if not of_mesh.get(a)]
 
 
-def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
-    """The names and sizes of axes, which must be bound."""
-    if groups is not None:
-        raise errors.UnsupportedError(
-            f"{what}: axis_index_groups are not supported.",
-            where=source.here(),
-            fix="nest two vmaps, and name the axis to work over",
-        )
+def _axes(axis_name: Any, what: str, some: bool = False) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
+    """The names and sizes of axes, which must be bound; with ``some``, at least one."""
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     known = {e.name: e.size for e in state.context if isinstance(e, NamedAxis)}
     for name in names:
@@ -482,22 +539,66 @@ def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...]
             where=source.here(),
             fix="'x', or ('x', 'y') for the ranks along both",
         )
+    if some and not names:
+        raise errors.ArgumentError(f"{what} over no axis.", where=source.here(), fix="name one")
     return names, tuple(known[n] for n in names)
 
 
-def _ranks(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
-    """Names and sizes of axes with a joint index: one axis, or several mesh axes."""
-    axes, sizes = _axes(axis_name, what, groups)
-    if not axes:
-        raise errors.ArgumentError(f"{what} over no axis.", where=source.here(), fix="name one")
-    if wrong := of_vmaps(axes) if len(axes) > 1 else ():
-        raise errors.UnsupportedError(
-            f"{what} over {axes}, of which {wrong[0]!r:.60} is an axis of a vmap.",
-            where=source.here(),
-            why="only mesh axes can be combined.",
-            fix="use it once for each",
+def _joint(axes: Sequence[AxisName], sizes: Sequence[int]) -> list[tuple[tuple, tuple[int, ...]]]:
+    """The axes of each collective: all, if they are of a mesh; or one each."""
+    if not of_vmaps(axes):
+        return [(tuple(axes), tuple(sizes))]
+    return [((a,), (n,)) for a, n in zip(axes, sizes, strict=True)]
+
+
+class _Within:
+    """The groups of a collective, and its index along the axes."""
+
+    def __init__(self, axes: tuple, sizes: tuple[int, ...], groups: Groups):
+        self.axes, self.sizes, self.groups = axes, sizes, groups
+        self.index = axis_index(axes)
+
+    @classmethod
+    def of(cls, axis_name: Any, what: str, groups: IndexGroups, equal: bool = True) -> _Within | None:
+        """None without groups."""
+        if groups is None:
+            return None
+        axes, sizes = _axes(axis_name, what, some=True)
+        if len(_joint(axes, sizes)) > 1:
+            raise errors.UnsupportedError(
+                f"{what} with axis_index_groups over {axes}, of which {of_vmaps(axes)[0]!r:.60} is an axis of a vmap.",
+                where=source.here(),
+                fix="name one axis",
+            )
+        return cls(axes, sizes, Groups(groups, math.prod(sizes), what, equal))
+
+    @property
+    def size(self) -> Any:
+        """The size of the group: an int, or an int32 that differs along the axis."""
+        groups = self.groups
+        return (
+            scalar(groups.size, np.dtype(np.int32))
+            if groups.equal
+            else groups.table(groups.sizes, self.index)
         )
-    return axes, sizes
+
+    def permute(self, x: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
+        return ppermute_p.bind(x, axes=self.axes, sizes=self.sizes, perm=pairs)
+
+    def members(self, x: Any) -> Any:
+        return self.groups.members(x, self.index, self.permute)
+
+    def swapped(self, parts: Any) -> Any:
+        return self.groups.swapped(parts, self.index, self.permute)
+
+    def sum(self, x: Any) -> Any:
+        check_types("psum", "number", x.aval)
+        return reduce_sum(self.members(x), (0,))
+
+    def extremum(self, x: Any, largest: bool) -> Any:
+        check_types("pmax" if largest else "pmin", "ordered", x.aval)
+        members = self.groups.without_padding(self.members(x), self.index, largest)
+        return (reduce_max if largest else reduce_min)(members, (0,))
 
 
 def _bound(prim: Primitive, x: Any, axes: tuple, sizes: tuple, **params: Any) -> Any:

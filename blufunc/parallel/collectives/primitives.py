@@ -37,6 +37,7 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
 from blufunc.core.ops.elementwise import convert, div, eq, mul
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.parallel.mesh.mesh import index_along
 from blufunc.parallel.runtime import engine
@@ -98,6 +99,12 @@ class MeshCollective(Primitive):
     def local_type(self, x: ShapedArray, n: int, **params: Any) -> ShapedArray:
         """The type of the result on each of ``n`` ranks."""
         return x.strong()
+
+    def shard(self, avals, outs, **params):
+        """The rule over automatic axes: all dimensions but its own pass through."""
+        b, own = Factoring(), [params[k] for k in DIMENSIONS if k in params]
+        dims = b.each(outs[0].shape, own)
+        return b.rule([dims] * len(avals), [dims])
 
     def jvp(self, primals, tangents, **params):
         (x,), (t,) = primals, tangents

@@ -23,7 +23,7 @@ from blufunc.core.arrays import backend
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, eval_jaxpr
-from blufunc.core.ir.trace import new_trace, state
+from blufunc.core.ir.trace import Body, new_trace, state
 from blufunc.core.primitives.linear_ops import move_dim, reshape
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.tangents import is_linear, is_nonzero, zero
@@ -31,10 +31,19 @@ from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
+from blufunc.parallel.collectives import typed_rules  # noqa: F401  (adds the types of custom derivatives)
 from blufunc.parallel.collectives.axis_casts import Types
-from blufunc.parallel.collectives.axis_types import TypedTrace, typed
-from blufunc.parallel.collectives.primitives import equations, pcast_p
-from blufunc.parallel.mesh.mesh import AbstractMesh, AxisSizes, Mesh, current_mesh
+from blufunc.parallel.collectives.axis_types import typed
+from blufunc.parallel.collectives.primitives import (
+    equations,
+    keep_first_p,
+    mesh_all_gather_p,
+    pcast_p,
+    psum_invariant_p,
+    shard_slice_p,
+)
+from blufunc.parallel.collectives.typed_trace import TypedTrace
+from blufunc.parallel.mesh.mesh import AbstractMesh, AxisSizes, ManualMesh, Mesh, current_mesh, manual_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import PartitionSpec, names_of
 from blufunc.parallel.mesh.spec_trees import broadcast, check_rank
@@ -56,7 +65,9 @@ _WHOLE = PartitionSpec()
 class _ShardMap(Primitive):
     """Every rank of ``mesh`` runs ``jaxpr``, of local shapes and without constants.
 
-    Params: jaxpr; mesh, a ``Mesh`` or ``AbstractMesh``; in_specs and out_specs, one per operand and result; name.
+    Params: jaxpr; mesh, a ``Mesh`` or ``AbstractMesh``; in_specs and out_specs, one per operand and result; name; auto,
+    the axes over which ``partition`` may shard the body, for which it is a global program. Where the body is not
+    partitioned, ranks along them compute the same.
     """
 
     name, kind, multiple_results = "shard_map", "mesh", True
@@ -64,7 +75,7 @@ class _ShardMap(Primitive):
     def effects_of(self, params):
         return params["jaxpr"].effects
 
-    def abstract(self, *avals, jaxpr: Jaxpr, mesh, in_specs: Specs, out_specs: Specs, name: str):
+    def abstract(self, *avals, jaxpr: Jaxpr, mesh, in_specs: Specs, out_specs: Specs, name: str, auto):
         for local, spec, aval in zip(jaxpr.in_avals, in_specs, avals, strict=True):
             shape = NamedSharding(mesh, spec).shard_shape(aval.shape)
             if shape != local.shape or local.dtype != aval.dtype:
@@ -75,9 +86,13 @@ class _ShardMap(Primitive):
         return NamedSharding(mesh, out_specs[n])
 
     def shown(self, params):
-        return {**params, "jaxpr": with_local_types(params["jaxpr"], params["mesh"], params["in_specs"])}
+        jaxpr = with_local_types(params["jaxpr"], params["mesh"], params["in_specs"])
+        shown = {**params, "jaxpr": jaxpr}
+        if not params["auto"]:
+            del shown["auto"]
+        return shown
 
-    def reference(self, compile, *, jaxpr: Jaxpr, mesh, in_specs: Specs, out_specs: Specs, name: str):
+    def reference(self, compile, *, jaxpr: Jaxpr, mesh, in_specs: Specs, out_specs: Specs, name: str, auto):
         if isinstance(mesh, Mesh) and mesh.spans_processes:
             raise errors.ShardingError(
                 f"shard_map of {name} got no array on mesh({mesh}), which spans several processes.",
@@ -405,20 +420,20 @@ def shard_map(
     fun: Callable[P, R],
     *,
     mesh: Mesh | AbstractMesh | None = None,
-    in_specs: Any,
+    in_specs: Any = None,
     out_specs: Any,
-    axis_names: Collection[str] = (),
     check_vma: bool = True,
+    axis_names: Collection[str] | None = None,
 ) -> Callable[P, R]: ...
 @overload
 def shard_map(
     fun: None = None,
     *,
     mesh: Mesh | AbstractMesh | None = None,
-    in_specs: Any,
+    in_specs: Any = None,
     out_specs: Any,
-    axis_names: Collection[str] = (),
     check_vma: bool = True,
+    axis_names: Collection[str] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
@@ -426,10 +441,10 @@ def shard_map(
     fun: Callable[..., Any] | None = None,
     *,
     mesh: Mesh | AbstractMesh | None = None,
-    in_specs: Any,
+    in_specs: Any = None,
     out_specs: Any,
-    axis_names: Collection[str] = (),
     check_vma: bool = True,
+    axis_names: Collection[str] | None = None,
 ) -> Any:
     """Run ``fun`` on every rank of a mesh, on its shards of the arguments.
 
@@ -440,18 +455,19 @@ def shard_map(
       fun: a function of pytrees of arrays, of the shapes of shards. Without it, a decorator is returned.
       mesh: the mesh; the current one (``with mesh:``) by default. An ``AbstractMesh`` runs on simulated ranks.
       in_specs: for each argument a ``PartitionSpec``, or a pytree prefix of them; a dimension that a spec does not
-        shard is whole on every rank.
+        shard is whole on every rank. None: those of the shardings of the arguments.
       out_specs: a pytree prefix of the results: how their shards make up the whole. A result must be the same over
         the axes that its spec does not mention.
-      axis_names: the mesh axes that are mapped: all of them, which is what none means.
       check_vma: check the latter (default). If False, you are responsible for it.
+      axis_names: the axes that are manual, over which the function sees shards; default all. Over the others it is a
+        global program, which the compiler partitions. Inside of another ``shard_map``, the default is those that are
+        not manual yet.
     Returns:
       a function of global arrays.
     Raises (when called):
       ShardingError: the specs do not fit the arguments, results or mesh; a result varies over an axis that its spec
         does not mention; an operation cannot take the types of its operands over an axis.
       TreeError: the specs are not a prefix of arguments or results.
-      UnsupportedError: a ``shard_map`` inside of another, or over some axes of a mesh.
     """
     if fun is None:
         return functools.partial(
@@ -459,8 +475,8 @@ def shard_map(
             mesh=mesh,
             in_specs=in_specs,
             out_specs=out_specs,
-            axis_names=axis_names,
             check_vma=check_vma,
+            axis_names=axis_names,
         )
     check_callable(fun, "shard_map")
     if mesh is not None and not isinstance(mesh, AxisSizes):
@@ -476,104 +492,236 @@ def shard_map(
 
     @functools.wraps(fun)
     def mapped(*args):
-        where = mesh if mesh is not None else current_mesh()
-        if where is None:
-            raise errors.ArgumentError(
-                f"shard_map of {name_of(fun)} has no mesh.",
-                where=source.here(),
-                fix="shard_map(f, mesh=mesh, ...), or call it inside of `with mesh:`",
-            )
-        if axis_names and set(axis_names) != set(where.axis_names):
-            raise errors.UnsupportedError(
-                f"shard_map of {name_of(fun)} over {sorted(axis_names)}, some axes of the mesh ({where}).",
-                where=source.here(),
-                why="inside, every axis is mapped.",
-                fix="leave axis_names out; specs that do not mention an axis keep values whole along it",
-            )
-        if any(isinstance(e, MeshAxis) for e in state.context):
-            raise errors.UnsupportedError(
-                f"shard_map of {name_of(fun)} inside of another shard_map.",
-                where=source.here(),
-                fix="one shard_map over all axes of the mesh, and collectives over some of them",
-            )
+        around = manual_mesh()
+        where = _mesh_of(mesh, around, fun)
+        names = _manual_axes(axis_names, where, around, fun)
         leaves, in_tree = tree.flatten((args, {}))
         labels = functools.cache(lambda: labels_of(fun, in_tree))
         values = as_values(leaves, lambda i: f"the argument {labels()[i]}")
-        entries = tuple(in_specs) if isinstance(in_specs, list) else in_specs
-        specs = _broadcast(entries, args, fun, "in_specs")
+        if in_specs is None:
+            specs = [_spec_of(v, where, names, labels()[i]) for i, v in enumerate(values)]
+        else:
+            entries = tuple(in_specs) if isinstance(in_specs, list) else in_specs
+            specs = _broadcast(entries, args, fun, "in_specs")
+        for s in specs:
+            _check_manual(s, names, where, fun, "in_specs")
         avals = [
             _local(v.aval, s, where, labels()[i]) for i, (v, s) in enumerate(zip(values, specs, strict=True))
         ]
-        flat = FlatFunction(fun, in_tree)
-        jaxpr, results = _trace(flat, where, avals, specs, out_specs, labels(), check_vma)
-        return tree.unflatten(flat.out_tree, shard_map_p.call(
-            jaxpr, values, specs, results, {"mesh": where, "name": name_of(fun)}
-        ))  # fmt: skip
+        body = _Function(FlatFunction(fun, in_tree), where, names, out_specs, labels(), check_vma)
+        if around is not None:
+            outs = nested(body, values, specs)
+        else:
+            jaxpr = body.trace(avals, specs)
+            used = {a for e in equations(jaxpr) for a in e.params.get("axes", ()) if isinstance(a, str)}
+            auto = tuple(a for a in where.axis_names if a not in names and a not in used)
+            params = {"mesh": where, "name": name_of(fun), "auto": auto}
+            outs = shard_map_p.call(jaxpr, values, specs, body.specs, params)
+        return tree.unflatten(body.flat.out_tree, outs)
 
     return mapped
 
 
-def _trace(
-    flat: FlatFunction,
-    mesh: AxisSizes,
-    avals: Sequence[ShapedArray],
-    specs: Sequence[PartitionSpec],
-    out_specs: Any,
-    labels: Sequence[str],
-    check_vma: bool,
-) -> tuple[Jaxpr, list[PartitionSpec]]:
-    """The local jaxpr of a function, with casts, and the specs of its flat results."""
-    name = name_of(flat.fun)
-    trace = TypedTrace(mesh.abstract)
-    context, line, scopes = state.context, source.replay.line, source.open_scopes(())
-    source.replay.line = None
-    state.context = (*context, *(MeshAxis(a, n) for a, n in mesh.shape.items()))
-    try:
-        with new_trace(trace):
-            ins = []
-            for aval, spec, label in zip(avals, specs, labels, strict=True):
-                ins.append(trace.typed_parameter(aval, _types(spec, mesh), label))
-            outs = flat(*ins)
-            skeleton = tree.unflatten(flat.out_tree, [0] * flat.out_tree.num_leaves)
-            results = _broadcast(out_specs, skeleton, flat.fun, "out_specs")
-            paths = treepath.leaf_paths(flat.out_tree)
-            for i, (x, spec) in enumerate(zip(outs, results, strict=True)):
-                outs[i] = _claimed(trace, x, spec, mesh, f"the result{paths[i]} of {name}", check_vma)
-            return trace.finish(outs, name, labels), results
-    finally:
-        state.context = context
-        source.replay.line = line
-        source.open_scopes(scopes)
+def _mesh_of(mesh: AxisSizes | None, around: ManualMesh | None, fun: Callable) -> AxisSizes:
+    """The mesh of a call: the given, the surrounding or the current one."""
+    if around is not None:
+        if mesh is not None and mesh.shape != around.mesh.shape:
+            raise errors.ShardingError(
+                f"shard_map of {name_of(fun)} over the mesh ({mesh}), inside of another over ({around.mesh}).",
+                where=source.here(),
+                fix="leave mesh= out, and name in axis_names the axes that are manual inside",
+            )
+        return around.mesh
+    where = mesh if mesh is not None else current_mesh()
+    if where is None:
+        raise errors.ArgumentError(
+            f"shard_map of {name_of(fun)} has no mesh.",
+            where=source.here(),
+            fix="shard_map(f, mesh=mesh, ...), or call it inside of `with mesh:`",
+        )
+    return where
 
 
-def _claimed(trace: TypedTrace, x: Any, spec: PartitionSpec, mesh: AxisSizes, what: str, check: bool) -> Any:
-    """A result cast to the types that its spec claims."""
-    check_rank(mesh, spec, x.aval.ndim, lambda: f"shard_map: the spec of {what}")
-    atom = trace.atom(x)
-    have, required = trace.typer.type_of(atom), _types(spec, mesh)
-    for axis, h, w in zip(mesh.axis_names, have, required, strict=True):
-        if h == "V" and w == "I" and not check:
-            atom = trace.typer.convert(atom, [axis], "V", "I")
-        elif (h, w) in (("V", "I"), ("V", "R")):
+def _manual_axes(
+    axis_names: Collection[str] | None, mesh: AxisSizes, around: ManualMesh | None, fun: Callable
+) -> frozenset[str]:
+    """The axes that become manual."""
+    already = around.axes if around is not None else frozenset()
+    free = frozenset(mesh.axis_names) - already
+    names = frozenset([axis_names] if isinstance(axis_names, str) else axis_names or free)
+    wrong = sorted(names - free, key=str)
+    if wrong or not names:
+        which = f"names {wrong[0]!r} as manual" if wrong else "has no axis left"
+        raise errors.ShardingError(
+            f"shard_map of {name_of(fun)} {which}, and the axes that can be are "
+            f"{', '.join(map(repr, sorted(free))) or 'none'}.",
+            where=source.here(),
+            why="those of a shard_map around it are manual already." if already else None,
+            fix="axis_names={'x'}, of axes of the mesh; an inner shard_map takes those that the outer leaves out",
+        )
+    return names
+
+
+def _check_manual(
+    spec: PartitionSpec, names: frozenset[str], mesh: AxisSizes, fun: Callable, which: str
+) -> None:
+    """Raise ShardingError if a spec names an axis that is not manual."""
+    for axis in (*spec.axes, *spec.unreduced, *spec.reduced):
+        if axis in mesh.shape and axis not in names:
             raise errors.ShardingError(
-                f"shard_map: {what} varies over {axis!r}, and its spec {spec} does not say so.",
+                f"shard_map of {name_of(fun)}: {which} hold {spec}, and {axis!r} is not among its axis_names.",
                 where=source.here(),
-                why="the ranks along that axis may have different values, of which only one would be kept.",
-                fix=f"lax.psum or lax.pmean over {axis!r}, or a spec that shards a dimension along it",
+                why="over other axes the function sees the whole, which the compiler shards.",
+                fix=f"leave {axis!r} out of the spec, or name it in axis_names",
             )
-        elif h == "U" and w != "U":
-            raise errors.ShardingError(
-                f"shard_map: {what} is unreduced over {axis!r}, and its spec {spec} does not say so.",
-                where=source.here(),
-                fix=f"lax.psum(x, {axis!r}), or P(..., unreduced={{{axis!r}}})",
-            )
-        elif w == "U" and h == "V":
-            raise errors.ShardingError(
-                f"shard_map: {what} varies over {axis!r}, and its spec {spec} says that it is unreduced.",
-                where=source.here(),
-                fix=f"lax.pcast(x, {axis!r}, to='unreduced'), if its value is the sum over the ranks",
-            )
-    return trace.tracer_of(trace.typer.cast(atom, required))
+
+
+def _spec_of(x: Any, mesh: AxisSizes, names: frozenset[str], label: str) -> PartitionSpec:
+    """The spec of an argument with a sharding, over the manual axes."""
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.shape != mesh.shape:
+        raise errors.ShardingError(
+            f"shard_map: in_specs is None, and the argument {label} has no sharding on the mesh ({mesh}).",
+            where=source.here(),
+            fix="give in_specs, or put the argument on the mesh: bf.device_put(x, NamedSharding(mesh, spec))",
+        )
+    entries = [tuple(a for a in names_of(e) if a in names) or None for e in sharding.spec]
+    return PartitionSpec(*entries)
+
+
+class _Function:
+    """A function of shards, traced under the manual axes ``names``.
+
+    Attributes:
+      specs: of its flat results, once it ran.
+    """
+
+    def __init__(
+        self,
+        flat: FlatFunction,
+        mesh: AxisSizes,
+        names: frozenset[str],
+        out_specs: Any,
+        labels: Sequence[str],
+        check_vma: bool,
+    ):
+        self.flat, self.mesh, self.names = flat, mesh, names
+        self.out_specs, self.labels, self.check_vma = out_specs, labels, check_vma
+        self.name = name_of(flat.fun)
+        self.specs: list[PartitionSpec] = []
+
+    def trace(self, avals: Sequence[ShapedArray], specs: Sequence[PartitionSpec]) -> Jaxpr:
+        """The local jaxpr, with casts."""
+        trace = TypedTrace(self.mesh.abstract)
+        line, scopes = source.replay.line, source.open_scopes(())
+        source.replay.line = None
+        try:
+            with new_trace(trace):
+                ins = [
+                    trace.typed_parameter(aval, _types(spec, self.mesh), label)
+                    for aval, spec, label in zip(avals, specs, self.labels, strict=True)
+                ]
+                return trace.finish(self.run(trace, ins), self.name, self.labels)
+        finally:
+            source.replay.line = line
+            source.open_scopes(scopes)
+
+    def run(self, trace: TypedTrace, ins: Sequence[Any]) -> list[Any]:
+        """The results on shards, of the types that their specs claim."""
+        mesh, context = self.mesh, state.context
+        around = manual_mesh()
+        manual = self.names | (around.axes if around is not None else frozenset())
+        named = [MeshAxis(a, n) for a, n in mesh.shape.items() if a in self.names]
+        state.context = (*context, *named, ManualMesh(mesh, manual))
+        try:
+            outs = self.flat(*ins)
+            skeleton = tree.unflatten(self.flat.out_tree, [0] * self.flat.out_tree.num_leaves)
+            self.specs = _broadcast(self.out_specs, skeleton, self.flat.fun, "out_specs")
+            paths = treepath.leaf_paths(self.flat.out_tree)
+            for i, (x, spec) in enumerate(zip(outs, self.specs, strict=True)):
+                _check_manual(spec, self.names, mesh, self.flat.fun, "out_specs")
+                what = f"the result{paths[i]} of {self.name}"
+                outs[i] = self._claimed(trace, x, spec, what)
+            return outs
+        finally:
+            state.context = context
+
+    def _claimed(self, trace: TypedTrace, x: Any, spec: PartitionSpec, what: str) -> Any:
+        """A result cast to the types that its spec claims."""
+        mesh = self.mesh
+        check_rank(mesh, spec, x.aval.ndim, lambda: f"shard_map: the spec of {what}")
+        atom = trace.atom(x)
+        have = trace.typer.type_of(atom)
+        letters = zip(mesh.axis_names, have, _types(spec, mesh), strict=True)
+        required = tuple(w if a in self.names else h for a, h, w in letters)
+        for axis, h, w in zip(mesh.axis_names, have, required, strict=True):
+            if h == "V" and w == "I" and not self.check_vma:
+                atom = trace.typer.convert(atom, [axis], "V", "I")
+            elif (h, w) in (("V", "I"), ("V", "R")):
+                raise errors.ShardingError(
+                    f"shard_map: {what} varies over {axis!r}, and its spec {spec} does not say so.",
+                    where=source.here(),
+                    why="the ranks along that axis may have different values, of which only one would be kept.",
+                    fix=f"lax.psum or lax.pmean over {axis!r}, or a spec that shards a dimension along it",
+                )
+            elif h == "U" and w != "U":
+                raise errors.ShardingError(
+                    f"shard_map: {what} is unreduced over {axis!r}, and its spec {spec} does not say so.",
+                    where=source.here(),
+                    fix=f"lax.psum(x, {axis!r}), or P(..., unreduced={{{axis!r}}})",
+                )
+            elif w == "U" and h == "V":
+                raise errors.ShardingError(
+                    f"shard_map: {what} varies over {axis!r}, and its spec {spec} says that it is unreduced.",
+                    where=source.here(),
+                    fix=f"lax.pcast(x, {axis!r}, to='unreduced'), if its value is the sum over the ranks",
+                )
+        return trace.tracer_of(trace.typer.cast(atom, required))
+
+
+def nested(body: _Function, values: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[Any]:
+    """Run a ``shard_map`` inside of another.
+
+    Over its axes, all ranks of the outer one hold the same values.
+
+    Arguments are sliced at the index of the rank, and results are gathered, so it needs no equation of its own.
+    """
+
+    def run(*xs):
+        trace: Any = state.trace  # a TypedTrace
+        ins = [_entered(x, s, body.mesh) for x, s in zip(xs, specs, strict=True)]
+        outs = body.run(trace, ins)
+        return [_left(x, s, body.mesh) for x, s in zip(outs, body.specs, strict=True)]
+
+    avals = [v.aval for v in values]
+    jaxpr = state.trace.typed_body(Body(run, avals, values, body.name, body.labels))
+    return eval_jaxpr(jaxpr, values)
+
+
+def _entered(x: Any, spec: PartitionSpec, mesh: AxisSizes) -> Any:
+    """The shard of a value that is the same on all ranks."""
+    for dim, entry in enumerate(spec.for_rank(x.aval.ndim)):
+        if entry is not None:
+            x = shard_slice_p.bind(x, **_over(names_of(entry), mesh), src="I", dst="V", dim=dim)
+    for axis in (*spec.unreduced, *spec.reduced):
+        prim, dst = (keep_first_p, "U") if axis in spec.unreduced else (pcast_p, "R")
+        x = prim.bind(x, **_over((axis,), mesh), src="I", dst=dst)
+    return x
+
+
+def _left(x: Any, spec: PartitionSpec, mesh: AxisSizes) -> Any:
+    """The value of shards, on all ranks: the inverse of ``_entered``."""
+    for axis in (*spec.unreduced, *spec.reduced):
+        prim, src = (psum_invariant_p, "U") if axis in spec.unreduced else (pcast_p, "R")
+        x = prim.bind(x, **_over((axis,), mesh), src=src, dst="I")
+    for dim, entry in enumerate(spec.for_rank(x.aval.ndim)):
+        if entry is not None:
+            x = mesh_all_gather_p.bind(x, **_over(names_of(entry), mesh), src="V", dst="I", dim=dim)
+    return x
+
+
+def _over(axes: Sequence[str], mesh: AxisSizes) -> dict[str, Any]:
+    return {"axes": tuple(axes), "sizes": tuple(mesh.shape[a] for a in axes)}
 
 
 def _broadcast(specs: Any, whole: Any, fun: Callable, name: str) -> list[PartitionSpec]:

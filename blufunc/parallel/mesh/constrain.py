@@ -15,7 +15,7 @@ from blufunc.core.ir import source
 from blufunc.core.primitives.linear_ops import Linear
 from blufunc.core.primitives.sharding import elementwise
 from blufunc.core.pytree import tree
-from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh
+from blufunc.parallel.mesh.mesh import AxisSizes, current_mesh, manual_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import UNCONSTRAINED, PartitionSpec
 
@@ -87,8 +87,12 @@ def with_sharding_constraint(x: T, shardings: Any) -> T:
 
 def _constrain(x: Any, to: PartitionSpec | NamedSharding) -> Any:
     x = lift(x, "x")
-    mesh: Mesh | AbstractMesh | None
-    spec, mesh = (to.spec, to.mesh) if isinstance(to, NamedSharding) else (to, current_mesh())
+    mesh: AxisSizes | None
+    manual = manual_mesh()
+    if isinstance(to, NamedSharding):
+        spec, mesh = to.spec, to.mesh
+    else:
+        spec, mesh = to, manual.mesh if manual is not None else current_mesh()
     spec = spec.for_rank(x.aval.ndim)
     if spec.reduced:
         raise errors.ShardingError(
@@ -100,6 +104,15 @@ def _constrain(x: Any, to: PartitionSpec | NamedSharding) -> Any:
     free = tuple([i for i, entry in enumerate(spec) if entry is UNCONSTRAINED])
     if free:
         spec = spec.with_entries([None if entry is UNCONSTRAINED else entry for entry in spec])
+    if manual is not None and (wrong := [a for a in (*spec.axes, *spec.unreduced) if a in manual.axes]):
+        raise errors.ShardingError(
+            f"the annotation {spec} names the axis {wrong[0]!r}, which is manual in the shard_map around it.",
+            where=source.here(),
+            why="in its function a value is the shard along that axis.",
+            fix="name axes that its axis_names leave out",
+        )
     if mesh is not None:
-        mesh = NamedSharding(mesh.abstract, spec).mesh  # checks the names of axes
+        mesh = NamedSharding(
+            (mesh if manual is None else manual.mesh).abstract, spec
+        ).mesh  # checks the names of axes
     return sharding_constraint_p.bind(x, spec=spec, mesh=mesh, free=free)

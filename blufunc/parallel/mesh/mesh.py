@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -28,11 +28,13 @@ class AxisType(enum.Enum):
     """Who decides how values are sharded along a mesh axis.
 
     ``Auto``: the compiler; if operands disagree, by the priorities of ``partition/propagate.py``. ``Explicit``: the
-    program. Results have the layout of their operands, and operands that disagree are an error.
+    program. Results have the layout of their operands, and operands that disagree are an error. ``Manual``: a
+    ``shard_map``, in whose function values are shards along the axis. No mesh is made with it.
     """
 
     Auto = enum.auto()
     Explicit = enum.auto()
+    Manual = enum.auto()
 
     def __repr__(self) -> str:
         return f"AxisType.{self.name}"
@@ -61,8 +63,26 @@ class AxisSizes:
     @functools.cached_property
     def explicit(self) -> frozenset[str]:
         """The names of the axes that are ``Explicit``."""
+        return frozenset(self.explicit_axes)
+
+    @property
+    def manual_axes(self) -> tuple[str, ...]:
+        """The names of the axes that are ``Manual``."""
+        return self._of_type(AxisType.Manual)
+
+    @property
+    def auto_axes(self) -> tuple[str, ...]:
+        """The names of the axes that are ``Auto``."""
+        return self._of_type(AxisType.Auto)
+
+    @property
+    def explicit_axes(self) -> tuple[str, ...]:
+        """The names of the axes that are ``Explicit``."""
+        return self._of_type(AxisType.Explicit)
+
+    def _of_type(self, kind: AxisType) -> tuple[str, ...]:
         pairs = zip(self.axis_names, self.axis_types, strict=True)
-        return frozenset(name for name, kind in pairs if kind is AxisType.Explicit)
+        return tuple(name for name, t in pairs if t is kind)
 
     @functools.cached_property
     def shape(self) -> Mapping[str, int]:
@@ -229,6 +249,28 @@ class Mesh(AxisSizes):
         entries = list(reversed(state.context))
         entries.remove(self)
         state.context = tuple(reversed(entries))
+
+
+class ManualMesh(NamedTuple):
+    """The mesh and manual axes of a ``shard_map``, in ``state.context``."""
+
+    mesh: AxisSizes
+    axes: frozenset[str]
+
+    @property
+    def abstract(self) -> AbstractMesh:
+        """The mesh with the type ``Manual`` of these axes."""
+        mesh = self.mesh
+        types = [
+            AxisType.Manual if a in self.axes else t
+            for a, t in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        ]
+        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+
+
+def manual_mesh() -> ManualMesh | None:
+    """The mesh of the ``shard_map`` whose function is being traced, or None."""
+    return next((entry for entry in reversed(state.context) if isinstance(entry, ManualMesh)), None)
 
 
 def current_mesh() -> Mesh | None:

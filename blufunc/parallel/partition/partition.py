@@ -35,9 +35,9 @@ from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
 from blufunc.parallel.mesh.spec import PartitionSpec
-from blufunc.parallel.partition.dim_groups import Node, body_ties, distinct
+from blufunc.parallel.partition.dim_groups import Node, body_ties
 from blufunc.parallel.partition.localized_ops import SPECIAL
-from blufunc.parallel.partition.propagate import Propagation
+from blufunc.parallel.partition.propagate import Propagation, automatic, divisible
 from blufunc.parallel.partition.resharding import Layout, Resharder, Shard, layout_of
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p
@@ -51,6 +51,7 @@ def localise(
     in_shardings: Sequence[NamedSharding],
     mesh: Mesh | AbstractMesh,
     out_shardings: Sequence[NamedSharding | None] | None = None,
+    manual: frozenset[str] = _NONE,
 ) -> tuple[Jaxpr, list[NamedSharding]]:
     """Partition a program.
 
@@ -58,6 +59,7 @@ def localise(
       jaxpr: the global program.
       in_shardings: the sharding of each parameter.
       out_shardings: the same for results; None where propagation decides.
+      manual: axes that a ``shard_map`` around the program handles: it runs once for each index along them.
     Returns:
       a jaxpr from shares of the parameters to shares of the results (``NamedSharding.shard_shape``), and the shardings
       of the results.
@@ -79,7 +81,7 @@ def localise(
     _check_constraints(whole, mesh)
     abstract = mesh.abstract
     plan = Propagation(whole, abstract, layouts, ends)
-    to = Resharder(abstract)
+    to = Resharder(abstract, manual)
     found: list[Layout] = [
         plan.layout(v) if end is None else end for v, end in zip(whole.outvars, ends, strict=True)
     ]
@@ -125,14 +127,6 @@ def _spec_of(layout: Layout, stated: PartitionSpec | None, mesh: Mesh | Abstract
     if stated is None or stated.unreduced or layout_of(stated, len(layout), mesh) != layout:
         return PartitionSpec(*layout)
     return stated
-
-
-def divisible(jaxpr: Jaxpr) -> Jaxpr:
-    """The program in operations with factor rules, its variables distinct."""
-    jaxpr = passes.inline_definitions(
-        jaxpr, lambda prim: prim.shard is not None or prim.kind == "elementwise"
-    )
-    return distinct(passes.simplify(jaxpr))
 
 
 def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layout:
@@ -333,7 +327,7 @@ class _Body:
         """Stage a side effect: the first rank runs it, and broadcasts its results."""
         layouts: list[Layout] = [((),) * v.aval.ndim for v in eqn.outvars]
         operands = [self.read(a, ((),) * a.aval.ndim).value for a in eqn.invars]
-        axes = tuple(a for a, n in self.to.mesh.shape.items() if n > 1)
+        axes = tuple(a for a, n in self.to.mesh.shape.items() if n > 1 and a not in self.to.manual)
         if not axes:
             self.results(eqn, eqn.prim.bind(*operands, **eqn.params), layouts)
             return
@@ -442,6 +436,9 @@ class _Body:
     def function_of_shards(self, eqn: Eqn) -> None:
         """Inline the local body of a ``shard_map``, on operands laid out by its specs."""
         p, mesh = eqn.params, self.to.mesh
+        if p["auto"]:
+            self.partly_manual(eqn)
+            return
         ins, outs = (
             [(layout_of(s, a.aval.ndim, mesh), s.unreduced) for a, s in zip(atoms, specs, strict=True)]
             for atoms, specs in ((eqn.invars, p["in_specs"]), (eqn.outvars, p["out_specs"]))
@@ -449,6 +446,38 @@ class _Body:
         operands = [self.read(a, *way, exactly=True).value for a, way in zip(eqn.invars, ins, strict=True)]
         results = eval_jaxpr(p["jaxpr"], operands)
         self.results(eqn, results, [layout for layout, _ in outs], [unreduced for _, unreduced in outs])
+
+    def partly_manual(self, eqn: Eqn) -> None:
+        """Partition the body of a ``shard_map`` over the axes that it leaves automatic.
+
+        A dimension is sharded by the spec first, then by automatic axes, as the operand is already.
+        """
+        p, mesh = eqn.params, self.to.mesh
+        body: Jaxpr = p["jaxpr"]
+        operands, shardings = [], []
+        for atom, spec, local in zip(eqn.invars, p["in_specs"], body.in_avals, strict=True):
+            manual = layout_of(spec, local.ndim, mesh)
+            more = self._automatic(atom, p["auto"], local.shape)
+            layout = tuple(a + b for a, b in zip(manual, more, strict=True))
+            operands.append(self.read(atom, layout, spec.unreduced, exactly=True).value)
+            shardings.append(NamedSharding(mesh, PartitionSpec(*more)))
+        layouts, ways = [], []
+        for spec, var, local in zip(p["out_specs"], eqn.outvars, body.out_avals, strict=True):
+            own = automatic(self.plan.layout(var), p["auto"], local.shape, mesh)
+            manual = layout_of(spec, local.ndim, mesh)
+            layouts.append(tuple(a + b for a, b in zip(manual, own, strict=True)))
+            ways.append(NamedSharding(mesh, PartitionSpec(*own)))
+        manual_axes = frozenset(mesh.axis_names) - {*p["auto"]}
+        inner, _ = localise(body, shardings, mesh, ways, manual=manual_axes)
+        self.results(eqn, eval_jaxpr(inner, operands), layouts, [s.unreduced for s in p["out_specs"]])
+
+    def _automatic(self, atom: Atom, auto: Sequence[str], shape: Sequence[int]) -> Layout:
+        """The automatic axes that shard an operand, where they divide its shard."""
+        if isinstance(atom, Literal):
+            return ((),) * len(shape)
+        planned = [self.plan.layout(atom), *(s.layout for s in self.versions[atom])]
+        own = [automatic(layout, auto, shape, self.to.mesh) for layout in planned]
+        return next((layout for layout in own if any(layout)), own[0])
 
     def cond(self, eqn: Eqn) -> None:
         """Partition a branch: a replicated index, and branches with equal layouts."""

@@ -22,11 +22,12 @@ from collections.abc import Iterable, Sequence
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.primitives.sharding import rule_of
+from blufunc.core.programs import simplify
 from blufunc.parallel.collectives.shard_map import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.partition.axis_priority import first
-from blufunc.parallel.partition.dim_groups import Node, body_ties
+from blufunc.parallel.partition.dim_groups import Node, body_ties, distinct
 from blufunc.parallel.partition.explicit import Explicit
 from blufunc.parallel.partition.resharding import Axes, Layout, layout_of
 
@@ -56,6 +57,7 @@ class Propagation:
         self.nodes: dict[Eqn, Node] = {}
         self._fixed: set[Var] = set(jaxpr.constvars)
         self.all_nodes: list[Node] = []
+        self._partly: list[Eqn] = []
         self._clock = 0  # number of changes of layouts
         self._changed: dict[Atom, int] = {}
         self._visited: dict[Node, int] = {}
@@ -82,6 +84,9 @@ class Propagation:
             if layout is not None and isinstance(atom, Var) and self._free(atom):
                 self.layouts[atom] = layout
         self._everywhere()
+        for eqn in self._partly:
+            self._automatic_results(eqn)
+            self._everywhere()
 
     def layout(self, atom: Atom) -> Layout:
         """The layout of a value."""
@@ -155,7 +160,25 @@ class Propagation:
                 self._grow(atom, layout_of(spec, atom.aval.ndim, self.mesh))
         for var, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True):
             self.layouts[var] = layout_of(spec, var.aval.ndim, self.mesh)
-            self._fixed.add(var)
+            if not eqn.params["auto"]:
+                self._fixed.add(var)
+        if eqn.params["auto"]:
+            self._partly.append(eqn)
+
+    def _automatic_results(self, eqn: Eqn) -> None:
+        """The layouts of results over automatic axes of a ``shard_map``."""
+        p = eqn.params
+        body = divisible(p["jaxpr"])
+        ins = [
+            automatic(self.layout(a), p["auto"], v.aval.shape, self.mesh)
+            for a, v in zip(eqn.invars, body.invars, strict=True)
+        ]
+        plan = Propagation(body, self.mesh, ins, [None] * len(body.outvars))
+        for var, spec, atom in zip(eqn.outvars, p["out_specs"], body.outvars, strict=True):
+            manual = layout_of(spec, var.aval.ndim, self.mesh)
+            if self.layout(var) == manual:
+                own = automatic(plan.layout(atom), p["auto"], atom.aval.shape, self.mesh)
+                self._grow(var, tuple(a + b for a, b in zip(manual, own, strict=True)))
 
     # -- rounds --------------------------------------------------------------------------------------
 
@@ -234,3 +257,17 @@ class Propagation:
             return of_operand, size, f not in node.rule.reduced, self.mesh.size_of(axes), -f
 
         node.concede_all(sorted(support, key=weight, reverse=True), self.mesh)
+
+
+def divisible(jaxpr: Jaxpr) -> Jaxpr:
+    """A program as it is partitioned: simplified, and of primitives that have rules."""
+    jaxpr = simplify.inline_definitions(
+        jaxpr, lambda prim: prim.shard is not None or prim.kind == "elementwise"
+    )
+    return distinct(simplify.simplify(jaxpr))
+
+
+def automatic(layout: Layout, auto: Sequence[str], shape: Sequence[int], mesh: AbstractMesh) -> Layout:
+    """The part of a layout over automatic axes that divide ``shape``."""
+    own = [tuple(a for a in axes if a in auto) for axes in layout]
+    return tuple(() if n % mesh.size_of(axes) else axes for n, axes in zip(shape, own, strict=True))

@@ -64,10 +64,14 @@ class Shard:
 
 
 class Resharder:
-    """Stages the operations that reshard values on ``mesh``."""
+    """Stages the operations that reshard values on ``mesh``.
 
-    def __init__(self, mesh: AbstractMesh):
-        self.mesh = mesh
+    Args:
+      manual: axes of a ``shard_map`` around the program.
+    """
+
+    def __init__(self, mesh: AbstractMesh, manual: frozenset[str] = frozenset()):
+        self.mesh, self.manual = mesh, manual
 
     def parts(self, axes: Axes) -> int:
         """The number of devices along ``axes``."""

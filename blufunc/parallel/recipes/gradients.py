@@ -21,7 +21,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.programs.stage import StagedTracer
 from blufunc.core.pytree import tree
-from blufunc.parallel.collectives.axis_types import TypedTrace
+from blufunc.parallel.collectives.typed_trace import TypedTrace
 from blufunc.parallel.recipes.typed import current_trace, element, like, likes, typed_jaxpr
 from blufunc.transforms.autodiff.grad import value_and_grad
 

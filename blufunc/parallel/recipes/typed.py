@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from blufunc import errors
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
-from blufunc.core.ir.trace import new_trace, state
+from blufunc.core.ir.trace import UntypedError, new_trace, state
 from blufunc.core.pytree import tree
 from blufunc.parallel.collectives.axis_casts import Types, invariant
-from blufunc.parallel.collectives.axis_types import TypedTrace, types_of
+from blufunc.parallel.collectives.typed_trace import TypedTrace, types_of
 
 
 class Like:
@@ -32,14 +31,14 @@ class Like:
 
 
 def current_trace(what: str) -> TypedTrace:
-    """The trace of the current ``shard_map``; UnsupportedError inside another trace."""
+    """The trace of the current ``shard_map``; UntypedError inside another trace."""
     trace = state.trace
     if not isinstance(trace, TypedTrace):
-        raise errors.UnsupportedError(
-            f"{what} outside of shard_map, or inside of a loop, a branch or a gradient in it.",
+        raise UntypedError(
+            f"{what} outside of shard_map, or inside of a gradient in it.",
             where=source.here(),
             why="it needs the types of its arguments over the axes of the mesh.",
-            fix="call it from the function that shard_map is given",
+            fix="call it from the function that shard_map is given, or from a loop or a branch in it",
         )
     return trace
 

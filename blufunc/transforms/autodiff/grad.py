@@ -16,7 +16,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ir.trace import Array
+from blufunc.core.ir.trace import Array, state
 from blufunc.core.ops.elementwise import weak_as
 from blufunc.core.primitives.linear_ops import instantiate, zeros
 from blufunc.core.primitives.tangents import Zero, zero
@@ -32,7 +32,7 @@ from blufunc.transforms.arguments import (
     name_of,
 )
 from blufunc.transforms.autodiff.jvp import jvp_flat
-from blufunc.transforms.autodiff.linearize import differentiable, linearize_flat
+from blufunc.transforms.autodiff.linearize import differentiable, in_shard_map, linearize_flat
 from blufunc.transforms.autodiff.transpose import backward_pass
 
 if TYPE_CHECKING:
@@ -299,7 +299,9 @@ def value_and_grad(
 
 
 def _gradient(ct: Any, primal: Any) -> Any:
-    return weak_as(zeros(primal.aval) if ct.__class__ is Zero else ct, primal.aval)
+    """A cotangent as a gradient, also where a constant is one in ``shard_map``."""
+    ct = weak_as(zeros(primal.aval) if ct.__class__ is Zero else ct, primal.aval)
+    return state.trace.typed_cotangent(ct, primal) if in_shard_map() else ct
 
 
 def check_argnums(argnums: Any) -> None:

@@ -64,6 +64,12 @@ class JVPTrace(Trace):
     def typed(self, fun, primals):
         return self.parent.typed(fun, primals)
 
+    def typed_body(self, body):
+        return self.parent.typed_body(body)
+
+    def typed_cotangent(self, ct, primal):
+        return self.parent.typed_cotangent(ct, primal)
+
     def process(self, prim, args, params):
         pairs = [self.pair(a) for a in args]
         primals = [p for p, _ in pairs]

@@ -78,6 +78,12 @@ class BatchTrace(Trace):
     def typed(self, fun, primals):
         return self.parent.typed(fun, primals)
 
+    def typed_body(self, body):
+        return self.parent.typed_body(body)
+
+    def typed_cotangent(self, ct, primal):
+        return self.parent.typed_cotangent(ct, primal)
+
     def type_of(self, x):
         return type_of(x.value).retyped(x.aval)
 

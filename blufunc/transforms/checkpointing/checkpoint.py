@@ -26,7 +26,7 @@ from blufunc.core.primitives import effects
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.alternatives import recognised
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import stage, stage_body
 from blufunc.core.pytree import tree
 from blufunc.errors import ArgumentError, UnsupportedError
 from blufunc.transforms.arguments import (
@@ -310,7 +310,7 @@ def checkpoint(
         labels = labels_of(call, in_tree)
         values = as_values(leaves, lambda i: f"the argument {labels[i]}")
         flat = FlatFunction(call, in_tree)
-        jaxpr, consts = stage(flat, [v.aval for v in values], name_of(fun), labels).hoist()
+        jaxpr, consts = stage_body(flat, [v.aval for v in values], values, name_of(fun), labels).hoist()
         outs = checkpoint_p.bind(
             *consts, *values, jaxpr=jaxpr, policy=policy or nothing_saveable, name=name_of(fun)
         )

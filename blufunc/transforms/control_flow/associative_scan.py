@@ -14,7 +14,7 @@ from blufunc import _lazy, errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in
 from blufunc.core.ops.prefix import prefix_scan
-from blufunc.core.programs.stage import is_staging, stage
+from blufunc.core.programs.stage import is_staging, stage_body
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -87,7 +87,7 @@ def _recurrence(combine: Callable, values: Sequence[Any], axis: int, reverse: bo
         return None
     half = (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])  # as in the first level of a prefix scan
     pairs = [a.with_shape(half) for a in avals] * 2
-    jaxpr = stage(lambda *xs: combine(list(xs[:k]), list(xs[k:])), pairs, "combine")
+    jaxpr = stage_body(lambda *xs: combine(list(xs[:k]), list(xs[k:])), pairs, [*values, *values], "combine")
     points = recurrence.of_points(jaxpr, half)
     if points is None or [a.dtype for a in points.out_avals] != [a.dtype for a in avals]:
         return None

@@ -14,10 +14,12 @@ from typing import Any
 
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Var, trace_scope
+from blufunc.core.ir.trace import state
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
+from blufunc.transforms.batching.batch import MeshAxis
 from blufunc.transforms.control_flow.calls import Call, jit_p
 
 
@@ -98,8 +100,14 @@ def staged(
 ) -> Jaxpr:
     """Trace a definition at strong types of operands.
 
-    ``context`` holds the flags that traces depend on.
+    ``context`` holds the flags that traces depend on. In a ``shard_map`` a definition is of one rank alone, so its
+    derivatives need no types over the mesh axes.
     """
-    jaxpr = stage(functools.partial(definition, **params), avals, definition.__name__.strip("_"))
+    around = state.context
+    state.context = tuple(e for e in around if not isinstance(e, MeshAxis))
+    try:
+        jaxpr = stage(functools.partial(definition, **params), avals, definition.__name__.strip("_"))
+    finally:
+        state.context = around
     assert not jaxpr.consts, "definitions close over nothing"
     return jaxpr if lines else simplify.without_lines(jaxpr)

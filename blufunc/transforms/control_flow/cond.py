@@ -18,7 +18,7 @@ from blufunc.core.arrays.array import lift, scalar
 from blufunc.core.arrays.memories import move_to
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
 from blufunc.core.ir.trace import set_trace
 from blufunc.core.ops.elementwise import clamp, convert, eq, ne, select, stop_gradient
 from blufunc.core.ops.offload import in_memory
@@ -29,7 +29,7 @@ from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.refs import carried
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import stage, stage_body
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -297,19 +297,21 @@ def _join_residuals(
     """Give split branches the same residuals.
 
     A residual that is an operand is read from there. Others are returned in slots, which branches share by type; a
-    branch fills the slots it does not use with zeros.
+    branch fills the slots it does not use with zeros. In the body of a ``shard_map`` no slot is shared: of the
+    residuals in it one could be the same on all ranks, as what follows takes it to be, and the other not.
 
     Returns:
       primal branches that return the results and then the slots; linear branches that take operands, slots and
       tangents; the indices of these operands; the number of slots.
     """
     n_out = len(primals[0].outvars) - n_res[0]
+    over_ranks = any(map(_has_collective, (*primals, *linears)))
     operands: list[int] = []
     slots: list[ShapedArray] = []
     places: list[list[tuple[bool, int]]] = []
     for primal in primals:
         inputs = {v: i for i, v in enumerate(primal.invars)}
-        free = list(range(len(slots)))
+        free = [] if over_ranks else list(range(len(slots)))
         mine = []
         for atom in primal.outvars[n_out:]:
             if atom.__class__ is not Literal and atom in inputs:
@@ -348,6 +350,12 @@ def _join_residuals(
         [linear_branch(p, m) for p, m in zip(linears, places, strict=True)],
         operands,
         len(slots),
+    )
+
+
+def _has_collective(jaxpr: Jaxpr) -> bool:
+    return any(
+        e.prim.kind == "collective" or any(map(_has_collective, subjaxprs(e.params))) for e in jaxpr.eqns
     )
 
 
@@ -510,8 +518,7 @@ def _branch(what: str, index: Any, functions: Sequence[Callable], operands: tupl
     leaves, in_tree = tree.flatten(operands)
     paths = treepath.leaf_paths(in_tree)
     values = as_values(leaves, lambda i: f"operands{paths[i]}")
-    avals = [v.aval for v in values]
-    traced = [_trace(f, what, in_tree, avals) for f in functions]
+    traced = [_trace(f, in_tree, values, index) for f in functions]
     out_tree, first_name = traced[0][1], name_of(functions[0])
     for f, (_, other_tree) in zip(functions[1:], traced[1:], strict=True):
         if other_tree != out_tree:
@@ -551,7 +558,7 @@ def _branch(what: str, index: Any, functions: Sequence[Callable], operands: tupl
     return tree.unflatten(out_tree, outs)
 
 
-def _trace(f: Callable, what: str, in_tree: tree.TreeDef, avals: Sequence[ShapedArray]) -> tuple[Jaxpr, Any]:
+def _trace(f: Callable, in_tree: tree.TreeDef, values: Sequence[Any], index: Any) -> tuple[Jaxpr, Any]:
     """Trace a branch; its jaxpr, and the structure of its results."""
     out_tree: Any = None
     name = name_of(f)
@@ -561,7 +568,7 @@ def _trace(f: Callable, what: str, in_tree: tree.TreeDef, avals: Sequence[Shaped
         out_leaves, out_tree = tree.flatten(f(*tree.unflatten(in_tree, leaves)))
         return as_values(out_leaves, lambda i: f"the result{treepath.leaf_paths(out_tree)[i]} of {name}")
 
-    return stage(flat, avals, name), out_tree
+    return stage_body(flat, [v.aval for v in values], values, name, chosen_by=index), out_tree
 
 
 def _with_dtypes(jaxpr: Jaxpr, required: Sequence[np.dtype]) -> Jaxpr:

@@ -23,7 +23,7 @@ from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.tangents import is_linear, is_nonzero, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.refs import carried
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import stage, stage_body
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -440,13 +440,14 @@ def scan(
 
     x_avals = [x.aval.with_shape(x.aval.shape[1:]) for x in x_values]
     labels = [f"carry{p}" for p in paths] + [f"x{p}" for p in x_paths]
-    jaxpr = stage(body, [*(c.aval for c in carry), *x_avals], name, labels)
+    restage = lambda avals: stage_body(
+        body, [*avals, *x_avals], [*carry, *x_values], name, labels, n_carry=len(carry)
+    )
+    jaxpr = restage([c.aval for c in carry])
     skeleton = tree.unflatten(out_tree, range(out_tree.num_leaves))
     carry_tree, y_tree = tree.structure(skeleton[0]), tree.structure(skeleton[1])
     loop_carry.check_structure("scan", name, init_tree, carry_tree)
-    carry, jaxpr = loop_carry.settle(
-        carry, jaxpr, lambda avals: stage(body, [*avals, *x_avals], name, labels)
-    )
+    carry, jaxpr = loop_carry.settle(carry, jaxpr, restage)
     loop_carry.check_types("scan", name, paths, carry, jaxpr.out_avals)
     closed, consts = jaxpr.hoist()
     params = {"length": length, "reverse": bool(reverse), "unroll": steps_in_a_row}

@@ -26,7 +26,7 @@ from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.tangents import is_nonzero, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.refs import carried
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import stage, stage_body
 from blufunc.core.pytree import paths as treepath
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -389,17 +389,13 @@ def while_loop(
         out_leaves, out_tree = tree.flatten(body_fun(tree.unflatten(in_tree, args)))
         return as_values(out_leaves, lambda i: f"the result{treepath.leaf_paths(out_tree)[i]} of {name}")
 
-    restage = lambda avals: stage(step, avals, name, labels)
+    holds = lambda *args: [_verdict(cond_fun(tree.unflatten(in_tree, args)), cond_fun)]
+    restage = lambda avals: stage_body(step, avals, carry, name, labels, n_carry=len(carry), chosen_by=holds)
     body = restage([c.aval for c in carry])
     loop_carry.check_structure("while_loop", name, in_tree, out_tree)
     carry, body = loop_carry.settle(carry, body, restage)
     loop_carry.check_types("while_loop", name, paths, carry, body.out_avals)
-    cond = stage(
-        lambda *args: [_verdict(cond_fun(tree.unflatten(in_tree, args)), cond_fun)],
-        [c.aval for c in carry],
-        name_of(cond_fun),
-        labels,
-    )
+    cond = stage_body(holds, [c.aval for c in carry], carry, name_of(cond_fun), labels)
     (cond, c_consts), (body, b_consts) = cond.hoist(), body.hoist()
     outs = while_p._loop(cond, body, c_consts, b_consts, carry, max_steps)
     return tree.unflatten(in_tree, outs)

@@ -16,7 +16,7 @@ from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.ir.trace import EVAL, set_trace, state
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.primitives.tangents import Zero
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import stage_body
 from blufunc.core.pytree import paths, tree
 from blufunc.errors import BlufuncError, GradError, TreeError, ValueRangeError
 from blufunc.transforms.arguments import (
@@ -214,7 +214,7 @@ def flat_arguments(fun: Callable, args: tuple) -> tuple[tree.TreeDef, list]:
 def staged(fun: Callable, in_tree: tree.TreeDef, values: Sequence) -> tuple[FlatFunction, Jaxpr, Sequence]:
     """The flat function, its jaxpr, and its closure, the first operands."""
     flat = FlatFunction(fun, in_tree)
-    jaxpr, consts = stage(flat, [v.aval for v in values], name_of(fun)).hoist()
+    jaxpr, consts = stage_body(flat, [v.aval for v in values], values, name_of(fun)).hoist()
     return flat, jaxpr, consts
 
 

@@ -25,7 +25,7 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import convert, convert_p
 from blufunc.core.primitives.tangents import Zero, zero
-from blufunc.core.programs.stage import stage
+from blufunc.core.programs.stage import stage, stage_body
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import FlatFunction, as_values, check_callable, labels_of, name_of
 from blufunc.transforms.control_flow.calls import Call
@@ -86,7 +86,7 @@ def autocast(
         labels = functools.cache(lambda: labels_of(fun, in_tree))
         values = as_values(leaves, lambda i: f"the argument {labels()[i]}")
         flat = FlatFunction(fun, in_tree)
-        jaxpr = stage(flat, [v.aval for v in values], name_of(fun), labels())
+        jaxpr = stage_body(flat, [v.aval for v in values], values, name_of(fun), labels())
         return tree.unflatten(flat.out_tree, [c.traced() for c in _run(jaxpr, policy, values)])
 
     return cast

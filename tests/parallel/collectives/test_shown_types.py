@@ -91,18 +91,27 @@ def test_a_type_is_a_type():
     assert bf.typeof(X).vma == frozenset() and bf.typeof(3.0).manual_axis_type.unreduced == frozenset()
 
 
-def test_in_a_loop_types_are_not_known_yet():
+def test_in_a_loop_whoever_asks_gets_the_types_of_every_step():
+    seen = []
+
     def body(v):
         def step(c, _):
             t = bf.typeof(c)
-            assert t.shape == () and str(t) == "f32[]"
-            with pytest.raises(errors.UnsupportedError, match="inferred when all of it has been traced"):
-                print(t.vma)
-            return c, None
+            seen.append((str(t), t.vma))
+            return c + v.sum(), None
 
         return v + lax.scan(step, bnp.float32(0), None, length=2)[0]
 
-    traced(body)
+    traced(body, P("x"), P("x"))
+    assert seen[-1] == ("f32[]{V:x}", {"x"})
+
+
+def test_in_a_gradient_of_a_function_traced_by_itself_they_are_not_known():
+    def body(v):
+        return lax.custom_linear_solve(lambda x: 2 * x * len(bf.typeof(x).vma), v, lambda f, b: b / 2)
+
+    with pytest.raises(errors.UnsupportedError, match="traced by itself, inside of a shard_map"):
+        traced(body)
 
 
 def test_jaxprs_show_the_types_of_bodies_and_their_loops():

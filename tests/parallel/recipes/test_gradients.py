@@ -195,6 +195,15 @@ def test_accumulation_over_several_axes_and_under_jit():
     assert exchanged(f, PARAMS, microbatches) == {"psum_invariant": (2, BYTES + 4)}
 
 
+def test_bucketed_psum_in_a_loop():
+    def in_loop(x):
+        return lax.scan(lambda c, row: (c, bucketed_psum(row, "data")), 0.0, x)[1]
+
+    x = np.arange(8.0, dtype=np.float32).reshape(2, 4)
+    mapped = bf.shard_map(in_loop, mesh=MESH, in_specs=P(None, "data"), out_specs=P())
+    np.testing.assert_allclose(mapped(x), x.sum(1, keepdims=True))
+
+
 def test_errors():
     invariant = data_parallel(lambda grads: bucketed_psum(lax.psum(grads, "data"), "data"))
     with pytest.raises(errors.ShardingError, match="is already the same on all ranks along 'data'"):
@@ -203,12 +212,6 @@ def test_errors():
         in_buckets(0)(PARAMS, TOKENS)
     with pytest.raises(errors.UnsupportedError, match="bucketed_psum outside of shard_map"):
         bucketed_psum(PARAMS, "data")
-
-    def in_loop(x):
-        return lax.scan(lambda c, row: (c, bucketed_psum(row, "data")), 0.0, x)[1]
-
-    with pytest.raises(errors.UnsupportedError, match="or inside of a loop"):
-        bf.shard_map(in_loop, mesh=MESH, in_specs=P(None, "data"), out_specs=P())(np.ones((2, 4)))
 
     def of_several_numbers(params, x):
         return accumulated_value_and_grad(lambda p, m: p * m["a"].sum(), params, x, "data")
