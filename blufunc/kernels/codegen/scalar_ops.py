@@ -27,7 +27,7 @@ STORAGE: dict[np.dtype, str] = {
     dtypes.bool_: "bool",
     dtypes.int8: "int8_t", dtypes.int16: "int16_t", dtypes.int32: "int32_t", dtypes.int64: "int64_t",
     dtypes.uint8: "uint8_t", dtypes.uint16: "uint16_t", dtypes.uint32: "uint32_t", dtypes.uint64: "uint64_t",
-    dtypes.int2: "i2", dtypes.int4: "i4", dtypes.uint2: "u2", dtypes.uint4: "u4",
+    dtypes.int2: "i2_t", dtypes.int4: "i4_t", dtypes.uint2: "u2_t", dtypes.uint4: "u4_t",
     dtypes.float8_e4m3fn: "e4m3", dtypes.float8_e5m2: "e5m2",
     dtypes.float4_e2m1fn: "e2m1", dtypes.float8_e3m4: "e3m4", dtypes.float8_e4m3: "e4m3i",
     dtypes.float8_e4m3b11fnuz: "e4m3b", dtypes.float8_e4m3fnuz: "e4m3z", dtypes.float8_e5m2fnuz: "e5m2z",
@@ -305,7 +305,7 @@ _WRITES = {
 
 _HELPER = re.compile(
     r"\b(bf_\w+|round_to|to_float|from_float|to_int|from_int|wrap_to|u?int\d+_t|bf16|f16|e4m3|e5m2"
-    r"|e3m4|e4m3i|e4m3b|e4m3z|e5m2z|e2m1|e8m0|[iu][24]|c64|c128|INFINITY|NAN)\b"
+    r"|e3m4|e4m3i|e4m3b|e4m3z|e5m2z|e2m1|e8m0|[iu][24]_t|c64|c128|INFINITY|NAN)\b"
 )
 
 

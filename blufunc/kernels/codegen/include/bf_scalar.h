@@ -244,13 +244,13 @@ template<> inline e8m0 from_float<e8m0>(float x) {
   return e8m0{(uint8_t)(bits == 0 || bits >= 0x7f000000u + 0x400000u ? 0xffu : power)};
 }
 
-//# Nibble i4 u4 i2 u2 to_int from_int wrap_to nibble_of
+//# Nibble i4_t u4_t i2_t u2_t to_int from_int wrap_to nibble_of
 // integers of 4 and 2 bits in the low bits of a byte; what the others hold is ignored
 template<int BITS, class Wide> struct Nibble { uint8_t bits; };
-typedef Nibble<4, int8_t> i4;
-typedef Nibble<4, uint8_t> u4;
-typedef Nibble<2, int8_t> i2;
-typedef Nibble<2, uint8_t> u2;
+typedef Nibble<4, int8_t> i4_t;
+typedef Nibble<4, uint8_t> u4_t;
+typedef Nibble<2, int8_t> i2_t;
+typedef Nibble<2, uint8_t> u2_t;
 template<int BITS, class Wide> inline Wide to_int(Nibble<BITS, Wide> x) {
   return Wide(Wide((uint32_t)x.bits << (8 - BITS)) >> (8 - BITS));
 }
