@@ -17,6 +17,7 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
+from blufunc.transforms.staging.make_jaxpr import eval_shape
 
 if TYPE_CHECKING:
     from blufunc.core.ir.array_like import ArrayLike, DTypeLike
@@ -93,7 +94,13 @@ def scaled_matmul(
 
 def _scaled(x: Any, scales: Any, name: str) -> Array:
     x, scales = bnp.asarray(x), bnp.asarray(scales)
-    if x.shape[:-1] != scales.shape[:-1] or not scales.shape[-1] or x.shape[-1] % scales.shape[-1]:
+    if (
+        not x.ndim
+        or not scales.ndim
+        or x.shape[:-1] != scales.shape[:-1]
+        or not scales.shape[-1]
+        or x.shape[-1] % scales.shape[-1]
+    ):
         raise errors.ShapeError(
             f"scaled_matmul: scales of shape {scales.shape} do not divide {name} of shape {x.shape} into blocks.",
             where=source.here(),
@@ -206,10 +213,17 @@ def scaled_dot_general(
             where=source.here(),
             fix="float32, bfloat16 or float16",
         )
-    given = tuple(configs or [get_scaled_dot_general_config("mxfp8")] * 3)
-    (left, right), (left_batch, right_batch) = dimension_numbers
+    given = [get_scaled_dot_general_config("mxfp8")] * 3 if configs is None else configs
+    if not isinstance(given, (list, tuple)) or [isinstance(c, BlockScaleConfig) for c in given] != [True] * 3:
+        raise errors.ArgumentError(
+            f"scaled_dot_general: configs are three configurations, not {configs!r:.60}.",
+            where=source.here(),
+            fix='nn.get_scaled_dot_general_config("mxfp8"), of lhs, rhs and cotangents',
+        )
     x, y = bnp.asarray(lhs), bnp.asarray(rhs)
+    eval_shape(lambda x, y: lax.dot_general(x, y, dimension_numbers), x, y)  # raises where they do not fit
+    (left, right), (left_batch, right_batch) = dimension_numbers
     a, a_rows = _as_rows(x, left, left_batch)
     b, b_rows = _as_rows(y, right, right_batch)
-    out = _quantized_dot(a, b, given, dtype)
+    out = _quantized_dot(a, b, tuple(given), dtype)
     return out.reshape(*[x.shape[d] for d in left_batch], *a_rows, *b_rows)

@@ -126,7 +126,7 @@ def _comparing(prim: Primitive, of_words: Callable, name: str, doc: str) -> Ufun
     of_arrays = binary(prim, name, doc)
 
     def function(x: Any, y: Any, /) -> Array:
-        if isinstance(x, Array) and x.aval.dtype.kind == "V" and dtypes.key == x.aval.dtype == y.dtype:
+        if isinstance(x, Array) and isinstance(y, Array) and x.aval.dtype == dtypes.key == y.aval.dtype:
             words = of_arrays(*[random_bits.random_unwrap_p.bind(as_value(k, name)) for k in (x, y)])
             return of_words(words, (words.aval.ndim - 1,))
         return of_arrays(x, y)

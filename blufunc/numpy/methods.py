@@ -90,6 +90,7 @@ def _reflected(function: Callable) -> Callable:
     return _from_function(lambda self, other: function(other, self))
 
 
+_COMPLEX = "".join(d.char for d in dtypes.ALL if dtypes.is_complex(d))
 _INEXACT_QUOTIENTS = "".join(d.char for d in dtypes.ALL if dtypes.is_integer(d) or dtypes.is_bool(d))
 
 _BINARY: dict[str, tuple[Callable, Callable]] = {
@@ -125,10 +126,10 @@ def _comparison(function: Callable, of_nothing: bool) -> Callable:
 _COMPARISONS: dict[str, Callable] = {
     "eq": _operator(ops.eq_p, _comparison(ew.equal, True), "V"),
     "ne": _operator(ops.ne_p, _comparison(ew.not_equal, False), "V"),
-    "lt": _operator(ops.lt_p, ew.less, "c"),
-    "le": _operator(ops.le_p, ew.less_equal, "c"),
-    "gt": _operator(ops.gt_p, ew.greater, "c"),
-    "ge": _operator(ops.ge_p, ew.greater_equal, "c"),
+    "lt": _operator(ops.lt_p, ew.less, _COMPLEX),
+    "le": _operator(ops.le_p, ew.less_equal, _COMPLEX),
+    "gt": _operator(ops.gt_p, ew.greater, _COMPLEX),
+    "ge": _operator(ops.ge_p, ew.greater_equal, _COMPLEX),
 }
 
 

@@ -142,7 +142,12 @@ def _total(
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
     result = _kept(x, fold(_masked(x, where, neutral, name), axes), axes, keepdims)
     result = result if initial is None else combine(result, _start(initial, result, name))
-    return ops.convert(result, want)
+    return _strong(result, want)
+
+
+def _strong(x: Any, dtype: np.dtype) -> Any:
+    """x as ``dtype``, which is its type and not that of a Python number."""
+    return ops.convert(x, dtype) if x.aval.weak_type else cast(x, dtype)
 
 
 def extreme_of(dtype: np.dtype, largest: bool) -> Any:
@@ -187,7 +192,7 @@ def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: 
             else _of_complex(prim, y, axes)
         )
         result = _kept(x, found, axes, keepdims)
-        return ops.convert(result if initial is None else combine(result, initial), x.aval.dtype)
+        return _strong(result if initial is None else combine(result, initial), x.aval.dtype)
 
     return named(function, name, doc)
 
