@@ -63,7 +63,7 @@ def whole(**form):
     return lambda *qkv: nn.dot_product_attention(*qkv, **form)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("routing", ROUTINGS)
