@@ -35,6 +35,12 @@ __all__ = [
 
 
 def custom_vjp_primal_tree_values(tree_of_primals: Any) -> Any:
-    """The values in a tree of ``CustomVJPPrimal``, which forward rules receive."""
+    """The values in a tree of ``CustomVJPPrimal``, which forward rules receive.
+
+    Args:
+      tree_of_primals: a pytree.
+    Returns:
+      the pytree, with the value in place of each ``CustomVJPPrimal``.
+    """
     is_primal = lambda x: isinstance(x, CustomVJPPrimal)
     return tree.map(lambda x: x.value if is_primal(x) else x, tree_of_primals, is_leaf=is_primal)

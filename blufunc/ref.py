@@ -37,7 +37,12 @@ def new_ref(init_val: Any, *, memory_space: Any = None, kind: str | None = None)
 
 
 def empty_ref(ty: Any, memory_space: Any = None) -> Ref:
-    """Make a cell of a type (an object with shape and dtype), which holds zeros."""
+    """Make a cell that holds zeros.
+
+    Args:
+      ty: the type, an object with a shape and a dtype.
+      memory_space: accepted for compatibility: cells are of device memory.
+    """
     return Ref(bnp.zeros(ty.shape, ty.dtype))
 
 
@@ -64,12 +69,20 @@ def addupdate(ref: Ref | View, idx: Any, x: Any) -> None:
 
 
 def freeze(ref: Ref) -> Array:
-    """The last value of a cell, which cannot be used from now on."""
+    """The last value of a cell.
+
+    Args:
+      ref: the cell, which cannot be used from now on.
+    """
     value = ref.value
     ref._freed = True
     return value
 
 
 def free_ref(ref: Ref) -> None:
-    """End the use of a cell."""
+    """End the use of a cell.
+
+    Args:
+      ref: the cell.
+    """
     freeze(ref)

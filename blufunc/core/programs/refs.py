@@ -40,9 +40,9 @@ class AbstractRef(AbstractValue):
     def __init__(self, inner_aval: ShapedArray, memory_space: Any = None, kind: Any = None):
         self.inner_aval = inner_aval
 
-    shape = property(lambda self: self.inner_aval.shape)
-    dtype = property(lambda self: self.inner_aval.dtype)
-    ndim = property(lambda self: self.inner_aval.ndim)
+    shape = property(lambda self: self.inner_aval.shape, doc="The shape of the array in the cell.")
+    dtype = property(lambda self: self.inner_aval.dtype, doc="The dtype of the array in the cell.")
+    ndim = property(lambda self: self.inner_aval.ndim, doc="The rank of the array in the cell.")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AbstractRef) and self.inner_aval == other.inner_aval
@@ -71,12 +71,12 @@ class Ref:
         self._freed = False
         self.inner_aval: ShapedArray = value.aval if aval is None else aval
 
-    shape = property(lambda self: self.inner_aval.shape)
-    dtype = property(lambda self: self.inner_aval.dtype)
-    ndim = property(lambda self: self.inner_aval.ndim)
-    size = property(lambda self: self.inner_aval.size)
-    weak_type = property(lambda self: self.inner_aval.weak_type)
-    aval = property(lambda self: AbstractRef(self.inner_aval))
+    shape = property(lambda self: self.inner_aval.shape, doc="The shape of the array in the cell.")
+    dtype = property(lambda self: self.inner_aval.dtype, doc="The dtype of the array in the cell.")
+    ndim = property(lambda self: self.inner_aval.ndim, doc="The rank of the array in the cell.")
+    size = property(lambda self: self.inner_aval.size, doc="The number of elements of the cell.")
+    weak_type = property(lambda self: self.inner_aval.weak_type, doc="Whether the array is weakly typed.")
+    aval = property(lambda self: AbstractRef(self.inner_aval), doc="The type of the cell.")
 
     @property
     def sharding(self) -> Any:
@@ -178,7 +178,13 @@ class Slice:
 
 
 def ds(start: Any, size: Any = None, stride: int | None = None) -> slice | Slice:
-    """The index of ``size`` positions from ``start`` on, for ``ref[...]``."""
+    """The index of ``size`` positions from ``start`` on, for ``ref[...]``.
+
+    Args:
+      start: the first position, an integer or an int array of rank 0; None for all positions.
+      size: an integer.
+      stride: the distance of positions; default 1.
+    """
     if start is None:
         return slice(None)
     if isinstance(start, int) and isinstance(size, int):
@@ -216,8 +222,8 @@ class View:
         """A part of this part."""
         return _Views(self)
 
-    shape = property(lambda self: self[...].shape)
-    dtype = property(lambda self: self.ref.dtype)
+    shape = property(lambda self: self[...].shape, doc="The shape of the array in the cell.")
+    dtype = property(lambda self: self.ref.dtype, doc="The dtype of the array in the cell.")
 
     def __getitem__(self, index: Any) -> Any:
         value = self.ref[self.index]

@@ -61,9 +61,9 @@ class JAXSparse:
     def __init__(self, shape: tuple[int, ...]):
         self.shape = shape
 
-    ndim = property(lambda self: len(self.shape))
-    size = property(lambda self: math.prod(self.shape))
-    T = property(lambda self: self.transpose())
+    ndim = property(lambda self: len(self.shape), doc="The number of dimensions.")
+    size = property(lambda self: math.prod(self.shape), doc="The number of elements, the zeros among them.")
+    T = property(lambda self: self.transpose(), doc="The transposed array.")
 
     @property
     def nse(self) -> int:

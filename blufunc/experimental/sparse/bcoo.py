@@ -90,11 +90,11 @@ class BCOO(JAXSparse):
         n_batch, n_sparse = self.indices.ndim - 2, self.indices.shape[-1]
         return Layout(n_batch, n_sparse, self.data.ndim - 1 - n_batch, self.indices.shape[-2])
 
-    nse = property(lambda self: self.layout.nse)
-    n_batch = property(lambda self: self.layout.n_batch)
-    n_sparse = property(lambda self: self.layout.n_sparse)
-    n_dense = property(lambda self: self.layout.n_dense)
-    dtype = property(lambda self: self.data.dtype)
+    nse = property(lambda self: self.layout.nse, doc="The number of specified elements in each batch.")
+    n_batch = property(lambda self: self.layout.n_batch, doc="The number of leading batch dimensions.")
+    n_sparse = property(lambda self: self.layout.n_sparse, doc="The number of sparse dimensions.")
+    n_dense = property(lambda self: self.layout.n_dense, doc="The number of trailing dense dimensions.")
+    dtype = property(lambda self: self.data.dtype, doc="The dtype of the elements.")
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[str, Any]], tuple]:
         """The arrays, which are its children."""

@@ -30,6 +30,8 @@ class BCSR(JAXSparse):
     Args:
       args: ``(data, indices, indptr)``: elements, their columns, and where each row begins, then ends.
       shape: of the array: (batch..., rows, columns, dense...).
+      indices_sorted: whether the columns of each row are in order.
+      unique_indices: whether no place occurs twice.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class BCSR(JAXSparse):
                 )
 
     n_sparse = 2
-    nse = property(lambda self: self.indices.shape[-1])
-    n_batch = property(lambda self: self.indices.ndim - 1)
-    n_dense = property(lambda self: self.data.ndim - self.indices.ndim)
-    dtype = property(lambda self: self.data.dtype)
+    nse = property(lambda self: self.indices.shape[-1], doc="The number of specified elements in each batch.")
+    n_batch = property(lambda self: self.indices.ndim - 1, doc="The number of leading batch dimensions.")
+    n_dense = property(
+        lambda self: self.data.ndim - self.indices.ndim, doc="The number of trailing dense dimensions."
+    )
+    dtype = property(lambda self: self.data.dtype, doc="The dtype of the elements.")
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[str, Any]], tuple]:
         """The arrays, which are its children."""

@@ -42,7 +42,7 @@ class Matrix(JAXSparse):
                 f"{type(self).__name__} of shape {self.shape}.", where=source.here(), fix="BCOO"
             )
 
-    dtype = property(lambda self: self.data.dtype)
+    dtype = property(lambda self: self.data.dtype, doc="The dtype of the elements.")
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[str, Any]], tuple]:
         """The arrays, which are its children."""
@@ -64,7 +64,13 @@ class Matrix(JAXSparse):
 
 @register_pytree_with_keys_class
 class COO(Matrix):
-    """A matrix as ``(data, row, col)``: elements with their rows and columns."""
+    """A matrix as ``(data, row, col)``: elements with their rows and columns.
+
+    Args:
+      args: these arrays.
+      shape: of the matrix.
+      flags: ``rows_sorted`` and ``cols_sorted``.
+    """
 
     _names = ("data", "row", "col")
 
@@ -83,7 +89,13 @@ class COO(Matrix):
 
 @register_pytree_with_keys_class
 class CSR(Matrix):
-    """A matrix as elements, their columns, and the bounds of the rows."""
+    """A matrix as elements, their columns, and the bounds of the rows.
+
+    Args:
+      args: these arrays.
+      shape: of the matrix.
+      flags: none.
+    """
 
     _names = ("data", "indices", "indptr")
 
@@ -102,7 +114,13 @@ class CSR(Matrix):
 
 @register_pytree_with_keys_class
 class CSC(Matrix):
-    """A matrix as elements, their rows, and the bounds of the columns."""
+    """A matrix as elements, their rows, and the bounds of the columns.
+
+    Args:
+      args: these arrays.
+      shape: of the matrix.
+      flags: none.
+    """
 
     _names = ("data", "indices", "indptr")
 

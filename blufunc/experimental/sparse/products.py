@@ -168,13 +168,21 @@ def bcoo_dot_general_sampled(A: Any, B: Any, indices: Any, *, dimension_numbers:
 
 
 def bcsr_dot_general(lhs: Any, rhs: Any, *, dimension_numbers: Dimensions, **options: Any) -> Any:
-    """As ``bcoo_dot_general``, of which an operand is in compressed rows."""
+    """As ``bcoo_dot_general``, of which an operand is in compressed rows.
+
+    Returns:
+      as ``bcoo_dot_general``.
+    """
     lhs, rhs = (x.to_bcoo() if isinstance(x, BCSR) else x for x in (lhs, rhs))
     return bcoo_dot_general(lhs, rhs, dimension_numbers=dimension_numbers, **options)
 
 
 def matmul(lhs: Any, rhs: Any) -> Any:
-    """``lhs @ rhs`` with a sparse operand: leading dimensions are batches."""
+    """``lhs @ rhs`` with a sparse operand: leading dimensions are batches.
+
+    Returns:
+      an array, or a ``BCOO`` if both operands are sparse.
+    """
     lhs, rhs = (
         x.to_bcoo() if isinstance(x, JAXSparse) and not isinstance(x, BCOO) else x for x in (lhs, rhs)
     )

@@ -65,7 +65,11 @@ def empty(
     sparse_format: str = "bcoo",
     **options: Any,
 ) -> Any:
-    """An array without specified elements."""
+    """An array without specified elements.
+
+    Returns:
+      a sparse array of that format.
+    """
     return _of_format(
         bcoo.bcoo_fromdense(bnp.zeros(shape, dtype), nse=0, index_dtype=index_dtype, **options), sparse_format
     )
@@ -80,7 +84,11 @@ def eye(
     sparse_format: str = "bcoo",
     **options: Any,
 ) -> Any:
-    """A matrix with ones on a diagonal."""
+    """A matrix with ones on a diagonal.
+
+    Returns:
+      a sparse matrix of that format, of N rows.
+    """
     columns = N if M is None else M
     count = max(0, min(N + min(k, 0), columns - max(k, 0)))
     row = bnp.arange(count, dtype=index_dtype) + max(-k, 0)
