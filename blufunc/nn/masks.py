@@ -53,6 +53,25 @@ def local_window(before: int, after: int) -> Callable:
     return lambda b, h, q, k: (q - k <= before) & (k - q <= after)
 
 
+def window_of(size: Any, name: str) -> tuple[int, int]:
+    """The keys before and after a query that ``local_window_size`` says.
+
+    Args:
+      size: two integers, or one for both.
+      name: the function that was given it.
+    Raises:
+      ArgumentError: it is neither.
+    """
+    both = (size, size) if isinstance(size, int) else size
+    if not (isinstance(both, (tuple, list)) and len(both) == 2 and all(isinstance(n, int) for n in both)):
+        raise errors.ArgumentError(
+            f"{name}: local_window_size is an integer or two, not {size!r:.60}.",
+            where=source.here(),
+            fix="local_window_size=(before, after)",
+        )
+    return both[0], both[1]
+
+
 def lengths(queries: Any = None, keys: Any = None) -> Callable:
     """The first ``queries[b]`` queries see the first ``keys[b]`` keys of entry b.
 

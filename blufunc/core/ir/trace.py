@@ -119,14 +119,9 @@ class Trace:
     def typed_body(self, body: Body) -> Any:
         """Trace a function inside a ``shard_map`` with types over the mesh axes.
 
-        Raises:
-          UntypedError: the trace does not know the types of the operands.
+        None if the trace does not know the types of the operands.
         """
-        raise UntypedError(
-            f"{body.name}, traced inside of {self.name}, which is traced by itself, inside of a shard_map.",
-            where=source.here(),
-            why="the types of its arguments over the axes of the mesh are not known.",
-        )
+        return None
 
     def typed_cotangent(self, ct: Any, primal: Any) -> Any:
         """``ct`` with the types of a cotangent of ``primal`` over the mesh axes."""

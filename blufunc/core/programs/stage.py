@@ -179,12 +179,15 @@ def stage_body(
     """
     try:
         return stage(fun, in_avals, name, labels)
-    except UntypedError:
-        pass
+    except UntypedError as error:
+        first = error
     previous, source.replay.line = source.replay.line, None
     scopes = source.open_scopes(())
     try:
-        return state.trace.typed_body(Body(fun, in_avals, values, name, labels, n_carry, chosen_by))
+        jaxpr = state.trace.typed_body(Body(fun, in_avals, values, name, labels, n_carry, chosen_by))
+        if jaxpr is None:
+            raise first
+        return jaxpr
     finally:
         source.replay.line = previous
         source.open_scopes(scopes)

@@ -123,8 +123,7 @@ def dot_product_attention(
     if mask_mod is masks.causal:
         is_causal, mask_mod = True, None
     if local_window_size is not None:
-        both = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
-        mask_mod = _and(mask_mod, masks.local_window(*both))
+        mask_mod = _and(mask_mod, masks.local_window(*masks.window_of(local_window_size, name)))
     if query_seq_lengths is not None or key_value_seq_lengths is not None:
         mask_mod = _and(mask_mod, masks.lengths(query_seq_lengths, key_value_seq_lengths))
     if mask_mod is not None or score_mod is not None:

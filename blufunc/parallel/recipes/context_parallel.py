@@ -90,7 +90,7 @@ def context_parallel_attention(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     reach = n - 1
     if local_window_size is not None:
-        before, after = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+        before, after = masks.window_of(local_window_size, "context_parallel_attention")
         mask_mod = _both(mask_mod, masks.local_window(before, after))
         if chunks == 1 and (is_causal or not after):
             reach = min(reach, -(-before // query.shape[1]))

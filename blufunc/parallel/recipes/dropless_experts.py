@@ -144,5 +144,9 @@ def _summed(expert: Callable, params: Any, tokens: Any, chosen: Any, weights: An
             fix="return one row of the same length for each row",
         )
     computed = bnp.arange(order.size, dtype=dtypes.int32) < bnp.sum(sizes)
-    weighted = y * weights.reshape(-1)[order][:, None].astype(y.dtype)
-    return bnp.zeros(tokens.shape, y.dtype).at[rows].add(bnp.where(computed[:, None], weighted, 0))
+    y = bnp.where(
+        computed[:, None], y, 0
+    )  # first: the weight of a row that is no number would have no gradient
+    return (
+        bnp.zeros(tokens.shape, y.dtype).at[rows].add(y * weights.reshape(-1)[order][:, None].astype(y.dtype))
+    )

@@ -161,3 +161,6 @@ def test_errors():
         divided(2, "ring", "striped")(q, k, v)
     with pytest.raises(errors.DtypeError, match="mask_mod returns"):
         divided(2, "ring", "contiguous", mask_mod=lambda b, h, q, k: q - k)(q, k, v)
+    for size in (2.5, (None, 0), (1, 0, 2)):
+        with pytest.raises(errors.ArgumentError, match="local_window_size is an integer or two"):
+            divided(2, "ring", "contiguous", local_window_size=size)(q, k, v)

@@ -46,6 +46,21 @@ def test_divided_against_one_device(n, top_k):
     same_with_gradients(divided(n, top_k), alone(top_k), (PARAMS, ROUTER, X), rtol=1e-4, atol=1e-5)
 
 
+def test_rows_of_no_expert_are_ignored():
+    """They are zeros, of which this expert makes NaN."""
+
+    def normed(params, rows, sizes):
+        y = lax.ragged_dot(rows, params["up"], sizes)[:, :C]
+        return y / bnp.sqrt(bnp.sum(y * y, -1, keepdims=True))
+
+    def f(**options):
+        return lambda *a: dropless_experts(normed, *a, top_k=2, **options)[:2]
+
+    specs = {"in_specs": (P("e"), P(), P("e")), "out_specs": (P("e"), P())}
+    mapped = bf.shard_map(f(axis="e"), mesh=AbstractMesh((2,), ("e",)), **specs)
+    same_with_gradients(mapped, f(), ({"up": PARAMS["up"]}, ROUTER, X), rtol=1e-4, atol=1e-5)
+
+
 def test_all_tokens_may_choose_the_experts_of_one_rank():
     router = np.zeros_like(ROUTER)
     x = np.abs(X)
