@@ -39,10 +39,10 @@ from blufunc.numpy.creation import parse_device
 from blufunc.numpy.indexing import getitem
 from blufunc.numpy.promotion import PYTHON_SCALARS, broadcast_shapes
 from blufunc.numpy.updating import At
-from blufunc.parallel.mesh.constrain import constrain
 
 with _lazy.modules(globals()):
     from blufunc.numpy import editing
+    from blufunc.parallel.mesh import constrain as constraints
 
 # -- operators -------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ def _reshape(self: Array, *shape: Any, order: str = "C", out_sharding: Any = Non
     """Reshape to a tuple or several ints, one of which may be -1."""
     new_shape = shape[0] if len(shape) == 1 else shape
     out = manipulation.reshape(self, new_shape, order)
-    return out if out_sharding is None else constrain(out, out_sharding)
+    return out if out_sharding is None else constraints.constrain(out, out_sharding)
 
 
 def _transpose(self: Array, *axes: Any) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.core.arrays.array import ConcreteArray
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.trace import Array
@@ -40,7 +40,9 @@ from blufunc.numpy.indexing import (
     unwrapped,
 )
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, cast, constant, fits, stretch
-from blufunc.parallel.mesh.constrain import constrain
+
+with _lazy.modules(globals()):
+    from blufunc.parallel.mesh import constrain as constraints
 
 _INT32 = dtypes.int32
 
@@ -141,7 +143,7 @@ class Place:
             mode = GatherScatterMode.CLIP if fill_value is None else GatherScatterMode.FILL_OR_DROP
         index = self.index if wrap_negative_indices else unwrapped(self.x.aval.shape, self.index)
         out = getitem(self.x, index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted)
-        return out if out_sharding is None else constrain(out, out_sharding)
+        return out if out_sharding is None else constraints.constrain(out, out_sharding)
 
 
 _COMBINE: dict[str, tuple[Callable, Primitive]] = {
