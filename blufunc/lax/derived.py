@@ -77,7 +77,10 @@ def clz(x: ArrayLike) -> Array:
     x = lift(x)
     if not dtypes.is_integer(x.aval.dtype):
         raise errors.DtypeError(f"clz counts bits of integers, not of {x.aval}.", where=source.here())
-    bits = dtypes.iinfo(x.aval.dtype).bits
+    bits, dtype = dtypes.iinfo(x.aval.dtype).bits, x.aval.dtype
+    if dtypes.is_narrow(dtype):
+        unsigned = bitwise_and(convert(x, dtypes.uint8), scalar((1 << bits) - 1, dtypes.uint8))
+        return convert(sub(clz(unsigned), scalar(8 - bits, dtypes.uint8)), dtype)
     step = 1
     while step < bits:  # sets every bit below the highest set one
         x = bitwise_or(x, shift_right_logical(x, scalar(step, x.aval.dtype, x.aval.weak_type)))

@@ -35,7 +35,7 @@ class BlockScaleConfig:
       block_size: elements with one scale.
       data_type, scale_type: dtypes of elements and scales.
       global_scale: of ``nvfp4``: what elements are divided by before their blocks are scaled.
-      infer_only: whether gradients are computed without quantization.
+      infer_only: accepted for compatibility.
     """
 
     mode: str

@@ -91,7 +91,8 @@ def _reflected(function: Callable) -> Callable:
 
 
 _COMPLEX = "".join(d.char for d in dtypes.ALL if dtypes.is_complex(d))
-_INEXACT_QUOTIENTS = "".join(d.char for d in dtypes.ALL if dtypes.is_integer(d) or dtypes.is_bool(d))
+# NumPy has two 64-bit integers of one size, equal and with characters of their own
+_INEXACT_QUOTIENTS = "qQ" + "".join(d.char for d in dtypes.ALL if dtypes.is_integer(d) or dtypes.is_bool(d))
 
 _BINARY: dict[str, tuple[Callable, Callable]] = {
     "add": (_operator(ops.add_p, ew.add, "?"), ew.add),

@@ -72,6 +72,8 @@ def take(
         positions = np.asarray(indices, np.int64)
     elif not isinstance(indices, np.ndarray):
         positions = as_value(indices, "take")
+    if dtypes.is_narrow(positions.dtype):
+        positions = cast(positions, dtypes.int32)
     dtype = positions.dtype
     if dtype.kind not in "iu":
         raise errors.DtypeError(

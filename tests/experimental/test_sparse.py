@@ -136,3 +136,13 @@ def test_making():
     at = bnp.array([[0, 1], [3, 2]])
     sampled = sparse.bcoo_dot_general_sampled(A, B, at, dimension_numbers=(((1,), (0,)), ((), ())))
     np.testing.assert_allclose(sampled, np.asarray(A @ B)[[0, 3], [1, 2]], rtol=1e-6)
+
+
+def test_iteration_ends_and_arrays_are_asked_for():
+    m = sparse.BCOO.fromdense(np.eye(2, dtype=np.float32))
+    assert [row.todense().tolist() for row in m] == [[1, 0], [0, 1]]
+    with pytest.raises(errors.UnsupportedError, match="quotient of sparse arrays"):
+        m / m
+    with pytest.raises(errors.BlufuncError):
+        bnp.asarray(m)
+    assert float(m.sum()) == 2.0 and m.sum(0).todense().tolist() == [1, 1]

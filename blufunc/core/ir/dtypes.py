@@ -194,6 +194,13 @@ def is_narrow(dtype: DType) -> bool:
     return dtype in WIDE_OF_NARROW
 
 
+def bits_of(dtype: DType) -> int:
+    """Bits of an element that count; one of fewer than 8 fills a byte in memory."""
+    if dtype == float4_e2m1fn:
+        return 4
+    return int(ml_dtypes.iinfo(dtype).bits) if dtype in WIDE_OF_NARROW else 8 * dtype.itemsize
+
+
 def is_floating(dtype: DType) -> bool:
     """Real floating, those of a byte included."""
     return dtype in _FLOATING
@@ -479,7 +486,8 @@ def canonical_numpy(x: np.ndarray[Any, Any] | np.generic) -> np.ndarray[Any, Any
         x = x.astype(dtype)
     target = _IMPLICIT.get(dtype)
     if target is None:
-        return x
+        # NumPy's long long equals its int64, and is another object with another character
+        return x if x.dtype.char == dtype.char else x.view(dtype)
     if dtype in _INTEGER:
         _check_fits(x, dtype, target)
     with np.errstate(over="ignore"):

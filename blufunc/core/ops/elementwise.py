@@ -513,6 +513,12 @@ class _Bitcast(Elementwise):
 
     def abstract(self, x, *, dtype):
         size, new = x.dtype.itemsize, dtype.itemsize
+        bits, new_bits = dtypes.bits_of(x.dtype), dtypes.bits_of(dtype)
+        if bits != new_bits and (bits < 8 or new_bits < 8):
+            raise errors.DtypeError(
+                f"cannot bitcast {x} to {dtypes.short_name(dtype)}: numbers of 2 and 4 bits are not packed into bytes.",
+                fix="shift and mask the bits, then convert with .astype",
+            )
         if dtypes.is_bool(x.dtype) != dtypes.is_bool(dtype) or (
             size != new and (dtypes.is_key(x.dtype) or dtypes.is_key(dtype))
         ):

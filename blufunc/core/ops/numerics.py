@@ -82,7 +82,9 @@ def log1p(z, re, im):
 def to_integer(x, dtype):
     """Real floats as integers, toward zero, saturating, and 0 for NaN, as in XLA."""
     if dtypes.is_narrow(dtype):
-        return to_integer(x, dtypes.WIDE_OF_NARROW[dtype]).astype(dtype)
+        limits = dtypes.iinfo(dtype)
+        x = np.asarray(x, np.float32 if x.dtype.itemsize < 4 else x.dtype)
+        return to_integer(np.clip(x, limits.min, limits.max), dtypes.WIDE_OF_NARROW[dtype]).astype(dtype)
     x = np.asarray(x, np.float32 if x.dtype.itemsize < 4 else x.dtype)
     limits = np.iinfo(dtype)
     # both are powers of two, or 0, and so exact; values between -1 and 0 give 0 in any case

@@ -153,10 +153,11 @@ class BCOO(JAXSparse):
         sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         return bcoo_reshape(self, new_sizes=sizes)
 
-    def sum(self, axis: Any = None) -> BCOO:
-        """The sum over dimensions, sparse itself."""
+    def sum(self, axis: Any = None) -> Any:
+        """The sum over dimensions, sparse if any is left."""
         axes = range(self.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-        return bcoo_reduce_sum(self, axes=tuple(a % self.ndim for a in axes))
+        out = bcoo_reduce_sum(self, axes=tuple(a % self.ndim for a in axes))
+        return out if out.ndim else out.todense()
 
     def astype(self, dtype: Any) -> BCOO:
         """The array with elements of a dtype."""
@@ -197,6 +198,8 @@ class BCOO(JAXSparse):
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> BCOO:
+        if isinstance(other, JAXSparse):
+            raise refused("the quotient of sparse arrays, whose zeros have none", "x / y.todense()")
         if np.ndim(other):
             return self.with_data(bcoo_multiply_dense(self, 1 / bnp.asarray(other)))
         return self.with_data(self.data / other)

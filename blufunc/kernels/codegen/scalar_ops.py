@@ -246,6 +246,10 @@ def _convert(params: Mapping[str, Any], source: np.dtype, target: np.dtype, args
         return _convert(params, part_dtype, target, [f"{x}.re"])
     if dtypes.is_narrow(target):
         wide = dtypes.WIDE_OF_NARROW[target]
+        if a == "f":  # saturating
+            limits, of = dtypes.iinfo(target), dtypes.float64 if source == dtypes.float64 else dtypes.float32
+            low, high = (literal(float(n), of) for n in (limits.min, limits.max))
+            return f"bf_convert<{STORAGE[wide]}>(bf_min(bf_max({x}, {low}), {high}))"
         text = _convert(params, source, wide, args)
         return f"wrap_to<{STORAGE[target]}>({register_type(wide)}({text}))"
     if a == "f" and b == "i":

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import blufunc.numpy as bnp
 from blufunc.core.ir import dtypes as dt
 from blufunc.errors import DtypeError, ValueRangeError
 
@@ -246,3 +247,10 @@ def test_addition_agrees_with_jax():
                     dt.promote(*ours)
             else:
                 assert dt.promote(*ours) == (aval.dtype, aval.weak_type), (a, b)
+
+
+@pytest.mark.parametrize("spelled, dtype", [(np.longlong, np.int64), (np.ulonglong, np.uint64)])
+def test_the_two_64_bit_integers_of_numpy_are_one(spelled, dtype):
+    """They are equal, but their characters differ, by which division chooses."""
+    x = bnp.asarray(np.array([7, 3], spelled), dtype)
+    np.testing.assert_array_equal(x / bnp.asarray([2, 2], dtype), [3.5, 1.5])

@@ -59,7 +59,15 @@ def test_results_of_other_dtypes():
     assert lax.shift_right_logical(minus, bnp.ones_like(minus)).tolist() == [7, 1]
     assert lax.population_count(minus).tolist() == [4, 2] and lax.clz(minus).tolist() == [0, 2]
     assert lax.bitcast_convert_type(minus, "uint4").tolist() == [15, 3]
-    assert bnp.array([2.7, -9, 100, np.nan]).astype("int4").tolist() == [2, 7, 4, 0]
+    floats = bnp.array([2.7, -9, 100, np.nan, -np.inf])
+    for convert in (lambda x, d: x.astype(d), bf.jit(lambda x, d: x.astype(d), static_argnums=1)):
+        assert convert(floats, "int4").tolist() == [2, -8, 7, 0, -8]  # saturating, as from floats to int8
+        assert convert(floats, "uint2").tolist() == [2, 0, 3, 0, 0]
+    assert lax.clz(bnp.array([0, 1, -1], "int2")).tolist() == [-2, 1, 0]
+    assert bnp.take(bnp.arange(5), minus, mode="clip").tolist() == [0, 3]
+    for wrong in (lambda: lax.bitcast_convert_type(bnp.ones(2, "int8"), "int4"), lambda: minus.view("int8")):
+        with pytest.raises(errors.DtypeError, match="bits"):
+            wrong()
     assert bnp.arange(2, 8, dtype="int4").tolist() == [2, 3, 4, 5, 6, 7]
     assert bf.random.randint(bf.random.key(0), (9,), 0, 5, "uint4").dtype == "uint4"
 

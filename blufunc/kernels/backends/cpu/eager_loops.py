@@ -70,7 +70,8 @@ def _microseconds(jaxpr: Jaxpr) -> float:
 def _of_equation(eqn: Eqn) -> float:
     bodies = list(subjaxprs(eqn.params))
     if bodies:
-        return (toolchain.rounds_of(eqn) or 1) * sum(map(_microseconds, bodies))
+        each = map(_microseconds, bodies)
+        return min(each) if eqn.prim.name == "cond" else (toolchain.rounds_of(eqn) or 1) * sum(each)
     nbytes = sum(v.aval.size * v.aval.dtype.itemsize for v in eqn.outvars)
     return _CALL * toolchain.CALLS_OF.get(eqn.prim.name, 1) + nbytes / _BYTES
 
