@@ -17,6 +17,9 @@ from typing import Any
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Var, subjaxprs
 from blufunc.core.pytree import paths, tree
+from blufunc.parallel.collectives.primitives import equations
+from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.partition.axis_priority import Lines
 from blufunc.parallel.partition.partition import divisible
@@ -110,7 +113,7 @@ class Groups:
         self.carried = _carried(args, self.avals, out_tree, [a.aval for a in jaxpr.outvars], donated)
         whole = divisible(jaxpr)
         nothing = [((),) * v.aval.ndim for v in whole.invars]
-        nodes = Propagation(whole, AbstractMesh((1,), ("x",)), nothing, [None] * len(whole.outvars)).all_nodes
+        nodes = Propagation(whole, _one_device(whole), nothing, [None] * len(whole.outvars)).all_nodes
         lines = Lines(nodes)
         variables = whole.invars[len(whole.invars) - len(found) :]
         root = lambda leaf, d: lines.of(variables[leaf], d)
@@ -131,6 +134,18 @@ class Groups:
         if not kept and len(set(argument)) > 1:
             kept = {argument[0]}  # a function of parameters and data
         return ["parameter" if a in kept else "data" for a in argument]
+
+
+def _one_device(jaxpr: Jaxpr) -> AbstractMesh:
+    """A mesh of one device with all axes that a program names; those that a searched mesh lacks fail in a plan."""
+    named: dict[str, None] = {"x": None}
+    for eqn in equations(jaxpr):
+        if isinstance(eqn.prim, ShardingConstraint):
+            spec = eqn.params["spec"]
+            named.update(dict.fromkeys((*spec.axes, *spec.unreduced)))
+        elif eqn.prim is shard_map_p:
+            named.update(dict.fromkeys(eqn.params["mesh"].axis_names))
+    return AbstractMesh((1,) * len(named), tuple(named))
 
 
 def _stacks(jaxpr: Jaxpr) -> Iterator[Var]:

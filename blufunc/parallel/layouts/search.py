@@ -154,6 +154,8 @@ class _Search:
             self._strategies()
             self._change()
             self._refine()
+        if not self._rows() and self._error is not None:
+            raise self._error
         if not any(row.fits for row in self._rows()):
             self._recompute()
         if not any(row.fits for row in self._rows()):
@@ -271,8 +273,6 @@ class _Search:
         assert self.memory is not None
         rows = self._rows()
         if not rows:  # the arguments of all candidates are too large
-            if self._error is not None:
-                return self._error
             rows = [self._smallest()]
         row = min(rows, key=lambda r: r.peak_bytes)
         fixes = [f"memory={row.peak_bytes}"]
@@ -306,7 +306,9 @@ class _Search:
         )
         self.left = max(self.left, 1)
         found = self.plan(program, n, layouts, strategy, force=True)
-        assert found is not None
+        if found is None:
+            assert self._error is not None
+            raise self._error
         return found
 
     def _more_devices(self, row: FoundLayout) -> tuple[int, int] | None:
@@ -317,7 +319,10 @@ class _Search:
         for _ in range(_DOUBLINGS):
             mesh = AbstractMesh((2 * mesh.axis_sizes[0], *mesh.axis_sizes[1:]), mesh.axis_names)
             layouts = layouts_of(row.program.groups, mesh, strategy)
-            peak = row.program.plan(mesh, layouts, self.device, links).peak_bytes
+            try:
+                peak = row.program.plan(mesh, layouts, self.device, links).peak_bytes
+            except errors.ShardingError:  # the step has a shard_map over the searched mesh
+                return None
             if peak <= self.memory:  # type: ignore[operator]
                 return mesh.size, peak
         return None

@@ -209,9 +209,36 @@ def test_optimizer_state_belongs_to_its_parameters():
     assert groups.carried[:4] == [0, 1, 2, 3] and groups.carried[4:] == [None]
 
 
-# -- bad input -----------------------------------------------------------------------------------------
+# -- annotated steps -----------------------------------------------------------------------------------
 
 X = floats(8, 8)
+
+
+def over(axis, size=4):
+    """A product by a ``shard_map`` over an axis."""
+    specs = {"in_specs": (P(), P(axis)), "out_specs": P(axis)}
+    return bf.shard_map(lambda p, x: x @ p, mesh=AbstractMesh((size,), (axis,)), **specs)
+
+
+def looped(p, x):
+    return bf.lax.scan(lambda x, _: (bf.constrain(x @ p, P(None, "data")), None), x, None, length=3)[0]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [lambda p, x: bf.constrain(x, P("data")) @ p, looped, over("data")],
+    ids=["constrain", "constrain in a loop", "shard_map"],
+)
+def test_steps_that_name_axes_of_the_mesh(step):
+    found = bf.parallel.search(lambda p, x: step(p, x).sum(), X, X, **FOUR)
+    assert found.failed is None and len(found) == 9
+    assert found.specs.items() >= {"x": P(None, "data") if step is looped else P("data")}.items()
+    with pytest.raises(errors.MemoryBudgetError, match="no layout of"):  # what would fit is planned on other meshes
+        bf.parallel.search(lambda p, x: step(p, x).sum(), X, X, **FOUR, memory=100)
+
+
+# -- bad input -----------------------------------------------------------------------------------------
+
 ON = AbstractMesh((4,), ("x",))
 WRONG = {
     "function": (lambda: bf.parallel.search(3, X, mesh=ON), errors.ArgumentError, "takes a function"),
@@ -250,6 +277,26 @@ WRONG = {
         lambda: bf.parallel.search(bnp.sin, X, mesh=16, links={8: LINK}),
         errors.ShardingError,
         "links of 16 devices",
+    ),
+    "an annotation of another axis": (
+        lambda: bf.parallel.search(lambda x: bf.constrain(x, P("y")), X, mesh=ON),
+        errors.ShardingError,
+        r"annotation P\('y', None\) names the axis 'y', and the program is for the mesh x=4",
+    ),
+    "an annotation of another axis, and too little memory": (
+        lambda: bf.parallel.search(lambda x: bf.constrain(x, P("y")), X, mesh=ON, memory=8),
+        errors.ShardingError,
+        "names the axis 'y'",
+    ),
+    "a shard_map of another axis": (
+        lambda: bf.parallel.search(over("y"), X, X, mesh=ON),
+        errors.ShardingError,
+        "shard_map names the axis 'y'",
+    ),
+    "a shard_map of another mesh": (
+        lambda: bf.parallel.search(over("x", 8), X, X, mesh=ON),
+        errors.ShardingError,
+        "shard_map is for the mesh x=8",
     ),
     "choices": (
         lambda: bf.parallel.search(bnp.sin, X, mesh=ON, choices={"a": 3}),
