@@ -6,8 +6,10 @@ each layout the step compiled with it, or the text of a program that says the sa
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from blufunc.parallel.layouts.strategies import Strategy, label
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
 from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.parallel.reports.plan import Forecast
+from blufunc.transforms.arguments import name_of, signature_of
 from blufunc.transforms.staging.jit import jit
 
 _SHOWN = 10
@@ -135,7 +138,8 @@ class FoundLayout:
         Args:
           mesh: a mesh of the same axes; default that of the search.
         Returns:
-          ``jit`` of the step with the chosen options, the shardings, and the donations of the step.
+          ``jit`` of the step with the chosen options, the shardings, and the donations of the step; within
+          ``memory_budget``, or the budget of the step if that is None.
         """
         ins, outs = self._tree(self.mesh if mesh is None else mesh, lambda s: s)
         return jit(
@@ -143,8 +147,13 @@ class FoundLayout:
             in_shardings=ins,
             out_shardings=outs,
             donate_argnums=self.program.donate,
-            memory_budget=self.memory_budget,
+            memory_budget=self._budget,
         )
+
+    @property
+    def _budget(self) -> int | None:
+        """The budget of the compiled step: that of the plan, or else its own."""
+        return self.program.budget if self.memory_budget is None else self.memory_budget
 
     def _tree(self, mesh: Any, of: Any) -> tuple[tuple, Any]:
         leaves = [of(s) for s in self.program.shardings(mesh, self.layouts)]
@@ -154,9 +163,10 @@ class FoundLayout:
     def code(self) -> str:
         """The layout as the text of a program, to read and to keep.
 
-        It expects the step under its name, and its arguments under those of its parameters.
+        It expects the step under its name, or as ``step`` if it has none that can be written; its arguments under the
+        names of its parameters; and so what is bound to it, unless that is written as a literal.
         """
-        name, heads = self.program.fun.__name__, self.program.groups.heads
+        heads = self.program.groups.heads
         # an argument without leaves has no name of its own
         arguments = iter(heads)
         parts = [
@@ -164,13 +174,12 @@ class FoundLayout:
             for child in self.program.in_tree.children()
         ]
         options = [f"donate_argnums={self.program.donate}"] if self.program.donate else []
-        options += [f"memory_budget={self.memory_budget}"] if self.memory_budget is not None else []
-        bound = "".join(f", {k}={v!r}" for k, v in self.options.items())
-        step = f"functools.partial({name}{bound})" if bound else name
+        options += [f"memory_budget={self._budget}"] if self._budget is not None else []
+        step, binds = _step_code(self.program.fun)
         shardings = ["in_shardings=in_shardings", "out_shardings=out_shardings"]
         return "\n".join(
             [
-                *(["import functools"] if bound else []),
+                *(["import functools"] if binds else []),
                 "import re",
                 "",
                 "import blufunc as bf",
@@ -235,6 +244,35 @@ class FoundLayout:
         return "\n".join(
             [head, figures, table(("argument", "spec"), rows) if rows else "all arguments are replicated"]
         )
+
+
+def _step_code(fun: Any) -> tuple[str, bool]:
+    """The code of a step, and whether it binds arguments."""
+    args: tuple = ()
+    keywords: dict[str, Any] = {}
+    while isinstance(fun, functools.partial):
+        args, keywords = (*fun.args, *args), {**fun.keywords, **keywords}
+        fun = fun.func
+    name = name_of(fun) if hasattr(fun, "__name__") else "step"  # an object has only the name of its class
+    name = name if name.isidentifier() and not keyword.iskeyword(name) else "step"
+    if not args and not keywords:
+        return name, False
+    signature = signature_of(fun)
+    names = list(signature.parameters) if signature else []
+    names += [f"bound{i}" for i in range(len(names), len(args))]
+    positional = [_value_code(n, v) for n, v in zip(names, args, strict=False)]
+    by_name = [f"{k}={_value_code(k, v)}" for k, v in keywords.items()]
+    return f"functools.partial({', '.join([name, *positional, *by_name])})", True
+
+
+def _value_code(name: str, value: Any) -> str:
+    """A literal of a bound value, or the name of its parameter."""
+    text = repr(value)
+    try:
+        found = ast.literal_eval(text)
+        return text if type(found) is type(value) and found == value else name
+    except (ValueError, SyntaxError):
+        return name
 
 
 class FoundLayouts(Sequence):

@@ -44,6 +44,7 @@ class Program:
       options: these.
       fun: the function with them.
       donate: the positions of donated arguments.
+      budget: the step's own ``memory_budget`` in bytes, or None.
       in_tree, out_tree: the structures of arguments and of results.
       groups: what is decided.
       size: the number of equations, bodies included.
@@ -54,8 +55,8 @@ class Program:
         own = step.fun if isinstance(step, Jitted) else step
         self.fun = functools.update_wrapper(functools.partial(own, **options), own) if options else own
         self.donate = tuple(sorted(step.donate_nums)) if isinstance(step, Jitted) else ()
-        budget = step.budget if isinstance(step, Jitted) else None
-        self._lowered = jit(self.fun, donate_argnums=self.donate, memory_budget=budget).lower(*args)
+        self.budget = step.budget if isinstance(step, Jitted) else None
+        self._lowered = jit(self.fun, donate_argnums=self.donate, memory_budget=self.budget).lower(*args)
         self._whole = simplify(planning_device().backend.chosen(self._lowered.jaxpr))
         self.in_tree, self.out_tree = tree.structure(args), self._lowered.traced.entry.out_tree
         self.groups = Groups(self.fun, args, self._whole, self.out_tree, self._lowered.traced.donated)

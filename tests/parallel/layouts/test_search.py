@@ -1,5 +1,6 @@
 """``bf.parallel.search``: against all layouts, on simulated devices, and errors."""
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -20,6 +21,7 @@ BEST = Path(__file__).parent / "best_layouts.json"
 """The best of all layouts of each program (``test_the_best_of_all_layouts``)."""
 
 MARGIN = 1.05
+X = floats(8, 8)
 
 
 def program_of(small):
@@ -112,6 +114,42 @@ def test_the_code_says_the_same(name):
     assert forecast.collectives.total_bytes == found.forecast.collectives.total_bytes
 
 
+class Scaled:
+    def method(self, p, x, scale=2.0):
+        return scale * (x @ p).sum()
+
+    __call__ = method
+
+
+def third(scale, p, x, of=None):
+    return Scaled().method(p, x, scale)
+
+
+ODD_STEPS = {
+    "a lambda": (lambda p, x: (x @ p).sum(), "step"),
+    "an object": (Scaled(), "step"),
+    "a bound method": (Scaled().method, "method"),
+    "keywords": (functools.partial(Scaled().method, scale=3.0), "functools.partial(method, scale=3.0)"),
+    "keywords of a lambda": (functools.partial(lambda p, x, n: n * x @ p, n=3), "functools.partial(step, n=3)"),
+    "no literal": (functools.partial(third, 3.0, of=bnp.sin), "functools.partial(third, 3.0, of=of)"),
+    "of a jit": (functools.partial(bf.jit(functools.partial(third, 3.0)), of=None), "functools.partial(step, of=None)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD_STEPS)
+def test_the_code_of_steps_without_a_name(name):
+    step, written = ODD_STEPS[name]
+    found = bf.parallel.search(step, X, X, mesh=AbstractMesh((4,), ("x",)), plans=1)
+    code = found.code().replace("bf.make_mesh", "bf.AbstractMesh")
+    assert f"    {written}," in code.splitlines() and ("import functools" in code) == ("partial" in written)
+    own = step.func if isinstance(step, functools.partial) else step
+    head = written.removeprefix("functools.partial(").partition(",")[0]
+    names = {head: own, "p": X, "x": X, "of": bnp.sin}
+    exec(code, names)
+    want, got = bf.eval_shape(step, X, X), bf.eval_shape(names["compiled"], X, X)
+    assert (want.shape, want.dtype) == (got.shape, got.dtype)
+
+
 # -- memory and choices --------------------------------------------------------------------------------
 
 WIDE = ({"up": floats(1024, 4096), "bias": floats(4096), "down": floats(4096, 1024)}, floats(64, 1024))
@@ -152,6 +190,19 @@ def test_recomputation_is_part_of_the_answer_if_memory_requires_it():
     found = bf.parallel.search(sgd(deep), *args, **FOUR, plans=6, memory=int(0.8 * least))
     assert found.fits and found.memory_budget is not None and found.peak_bytes <= 0.8 * least
     assert f"memory_budget={found.memory_budget}" in found.code() and "(recomputing)" in str(found)
+
+
+def test_the_budget_of_the_step_is_that_of_what_is_found():
+    args = {"w": floats(64, 64)}, floats(4096, 64)
+    free = bf.parallel.search(sgd(deep), *args, **FOUR, plans=1)
+    budget = int(0.8 * free.peak_bytes)
+    found = bf.parallel.search(bf.jit(sgd(deep).fun, memory_budget=budget), *args, **FOUR, plans=1)
+    assert found.memory_budget is None and found.peak_bytes <= budget
+    assert found.jit().budget == budget and f"    memory_budget={budget}," in found.code()
+    tight = bf.parallel.search(
+        bf.jit(sgd(deep).fun, memory_budget=4 * free.peak_bytes), *args, **FOUR, plans=1, memory=budget
+    )
+    assert tight.jit().budget == tight.memory_budget < 4 * free.peak_bytes
 
 
 def test_choices_of_the_step_are_searched():
@@ -211,8 +262,6 @@ def test_optimizer_state_belongs_to_its_parameters():
 
 # -- annotated steps -----------------------------------------------------------------------------------
 
-X = floats(8, 8)
-
 
 def over(axis, size=4):
     """A product by a ``shard_map`` over an axis."""
@@ -233,7 +282,9 @@ def test_steps_that_name_axes_of_the_mesh(step):
     found = bf.parallel.search(lambda p, x: step(p, x).sum(), X, X, **FOUR)
     assert found.failed is None and len(found) == 9
     assert found.specs.items() >= {"x": P(None, "data") if step is looped else P("data")}.items()
-    with pytest.raises(errors.MemoryBudgetError, match="no layout of"):  # what would fit is planned on other meshes
+    with pytest.raises(
+        errors.MemoryBudgetError, match="no layout of"
+    ):  # what would fit is planned on other meshes
         bf.parallel.search(lambda p, x: step(p, x).sum(), X, X, **FOUR, memory=100)
 
 
