@@ -360,6 +360,23 @@ def test_what_a_rank_computes_of_nothing_counts_for_nothing(schedule):
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_loss_that_is_not_defined_of_what_is_between_the_stages(schedule):
+    def local(shared, layers, microbatches):
+        return pipeline_value_and_grad(
+            lambda s, m: s * m,
+            lambda w, x: w[0] * x,
+            lambda s, x, m: bnp.sqrt(s * x).mean(),
+            shared, layers, microbatches, "stage", schedule=schedule,
+        )  # fmt: skip
+
+    mesh = AbstractMesh((2,), ("stage",))
+    f = bf.shard_map(local, mesh=mesh, in_specs=(P(), P("stage"), P()), out_specs=(P(), (P(), P("stage"))))
+    args = np.float32(1.5), np.array([-1, -2], np.float32), 1 + RNG.random((3, 4)).astype(np.float32)
+    one_device = lambda s, w, m: bnp.sqrt(s * (w[1] * (w[0] * (s * m)))).mean()
+    same(f(*args), bf.value_and_grad(one_device, (0, 1))(*args))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_functions_may_close_over_values_of_the_body(schedule):
     scale, microbatches = np.float32(0.5), ids(3)
 

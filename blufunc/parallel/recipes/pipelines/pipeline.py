@@ -38,7 +38,7 @@ from blufunc.parallel.recipes.pipelines.stage import (
 from blufunc.parallel.recipes.pipelines.steps import run
 from blufunc.parallel.recipes.typed import current_trace, likes
 from blufunc.parallel.recipes.varying import Ring, ring_of, same_on_all
-from blufunc.transforms.autodiff.grad import value_and_grad
+from blufunc.transforms.autodiff.grad import value_and_grad, vjp
 
 if TYPE_CHECKING:
     from blufunc.core.ir.trace import Array
@@ -272,12 +272,21 @@ def _all_forward(stage: Callable, layers: Any, xs: Any, ring: Ring) -> tuple[Any
 def _value_and_grad_of_gpipe(model: Model, shared: Any, layers: Any, microbatches: Any, ring: Ring) -> tuple:
     last = lax.axis_index(ring.axis) == ring.size - 1
 
-    def whole(shared, layers):
+    def stages(shared, layers):
         _, xs = lax.scan(lambda _, m: (None, model.embed(shared, m)), None, microbatches)
-        ys, own = _all_forward(model.stage, layers, xs, ring)
-        if model.sharded_ends:
-            ys = lax.psum(bnp.where(last, ys, 0), ring.axis)
-        _, losses = lax.scan(lambda _, ym: (None, model.loss(shared, *ym)), None, (ys, microbatches))
-        return bnp.where(last, losses.sum(), 0) + own
+        return _all_forward(model.stage, layers, xs, ring)
 
-    return value_and_grad(whole, (0, 1))(shared, layers)
+    def of_losses(shared, ys):
+        _, losses = lax.scan(lambda _, ym: (None, model.loss(shared, *ym)), None, (ys, microbatches))
+        return losses.sum()
+
+    (ys, own), pullback = vjp(stages, shared, layers)
+    results = lax.psum(bnp.where(last, ys, 0), ring.axis) if model.sharded_ends else ys
+    value, (of_loss, cts) = value_and_grad(of_losses, (0, 1))(shared, results)
+    # The other ranks' losses are of values that are no results, so their gradients may not be finite: they are replaced
+    # by zeros, not multiplied by them, as differentiating a masked loss would.
+    cts = bnp.where(last, cts, 0)
+    if not model.sharded_ends:
+        of_loss = tree.map(lambda g: bnp.where(last, g, 0), of_loss)
+    of_shared, of_layers = pullback((cts, bnp.ones_like(own)))
+    return bnp.where(last, value, 0) + own, (tree.map(bnp.add, of_shared, of_loss), of_layers)
