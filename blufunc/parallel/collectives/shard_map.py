@@ -465,6 +465,7 @@ def shard_map(
     Returns:
       a function of global arrays.
     Raises (when called):
+      ArgumentError: ``axis_names`` are not names.
       ShardingError: the specs do not fit the arguments, results or mesh; a result varies over an axis that its spec
         does not mention; an operation cannot take the types of its operands over an axis.
       TreeError: the specs are not a prefix of arguments or results.
@@ -548,7 +549,7 @@ def _manual_axes(
     """The axes that become manual."""
     already = around.axes if around is not None else frozenset()
     free = frozenset(mesh.axis_names) - already
-    names = frozenset([axis_names] if isinstance(axis_names, str) else axis_names or free)
+    names = _names(axis_names, fun) or free
     wrong = sorted(names - free, key=str)
     if wrong or not names:
         which = f"names {wrong[0]!r} as manual" if wrong else "has no axis left"
@@ -560,6 +561,19 @@ def _manual_axes(
             fix="axis_names={'x'}, of axes of the mesh; an inner shard_map takes those that the outer leaves out",
         )
     return names
+
+
+def _names(axis_names: Any, fun: Callable) -> frozenset[str]:
+    """The names that a call gives."""
+    given = [axis_names] if isinstance(axis_names, str) else () if axis_names is None else axis_names
+    if not isinstance(given, Collection) or not all(isinstance(a, str) for a in given):
+        raise errors.ArgumentError(
+            f"shard_map of {name_of(fun)}: axis_names are names of mesh axes, not {axis_names!r:.60}.",
+            where=source.here(),
+            why="it says over which axes the function sees shards.",
+            fix="axis_names={'x'}, or leave it out for all axes",
+        )
+    return frozenset(given)
 
 
 def _check_manual(

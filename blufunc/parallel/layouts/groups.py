@@ -137,7 +137,10 @@ class Groups:
 
 
 def _one_device(jaxpr: Jaxpr) -> AbstractMesh:
-    """A mesh of one device with all axes that a program names; those that a searched mesh lacks fail in a plan."""
+    """A mesh of one device with all axes that a program names.
+
+    One that the searched mesh lacks is an error of each plan.
+    """
     named: dict[str, None] = {"x": None}
     for eqn in equations(jaxpr):
         if isinstance(eqn.prim, ShardingConstraint):

@@ -340,6 +340,12 @@ def _places(mesh: Any, links: Any) -> list[tuple[Any, Mapping[str, LinkSpec]]]:
     """The meshes to search, with the links of their axes."""
     if not isinstance(mesh, int):
         return [(mesh, links_by_axis(links, mesh.axis_names))]
+    if not isinstance(links, (LinkSpec, Mapping)):
+        raise errors.ArgumentError(
+            f"search: links is a LinkSpec, or several by the number of devices that they connect, not {links!r:.60}.",
+            where=source.here(),
+            fix="links=bf.LinkSpec(400e9, 2e-6)",
+        )
     islands = {mesh: links} if isinstance(links, LinkSpec) else dict(links)
     if not all(isinstance(n, int) and isinstance(k, LinkSpec) for n, k in islands.items()) or (
         max(islands, default=0) < mesh

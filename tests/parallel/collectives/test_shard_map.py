@@ -489,3 +489,6 @@ def test_axis_names():
             2.0,
             4.0,
         ]
+    for names in (3, 0, [3], [["x"]]):
+        with pytest.raises(errors.ArgumentError, match="axis_names are names of mesh axes, not"):
+            shard_map(f, axis_names=names, **options)(np.arange(4.0, dtype="float32"))

@@ -324,6 +324,11 @@ WRONG = {
         errors.ShardingError,
         r"links are of the axes \['y'\]",
     ),
+    "links that are none": (
+        lambda: bf.parallel.search(bnp.sin, X, mesh=4, links=5),
+        errors.ArgumentError,
+        "links is a LinkSpec, or several by the number of devices that they connect, not 5",
+    ),
     "links of too few devices": (
         lambda: bf.parallel.search(bnp.sin, X, mesh=16, links={8: LINK}),
         errors.ShardingError,

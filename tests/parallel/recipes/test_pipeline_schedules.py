@@ -405,6 +405,15 @@ def test_a_plan_of_all_schedules():
     assert "zb-h1" in str(plan) and "7 + 7" in str(plan)
 
 
+def planned(layers=STACK, **options):
+    device = bf.DeviceSpec(flops=800e12, bandwidth=3e12)
+    return plan_pipeline(embed, stage, loss, SHARED, layers, ids(4), 2, device=device, **options)
+
+
+def test_one_number_of_chunks_is_as_several():
+    assert str(planned(chunks=2)) == str(planned(chunks=(2,))) and "interleaved" in str(planned(chunks=2))
+
+
 # -- bad input -------------------------------------------------------------------------------------
 
 
@@ -427,6 +436,13 @@ def test_a_plan_of_all_schedules():
             lambda: plan_pipeline(embed, stage, loss, SHARED, STACK, ids(4), 2, device="H100"),
             errors.ArgumentError, "device is a DeviceSpec, not 'H100'",
         ),
+        (lambda: interleave_layers(STACK, 2, 0), errors.ArgumentError, "interleave_layers: chunks is a positive"),
+        (lambda: deinterleave_layers(STACK, 0, 2), errors.ArgumentError, "deinterleave_layers: ranks is a positive"),
+        (lambda: planned(chunks=0), errors.ArgumentError, "plan_pipeline: chunks is a positive number, not 0"),
+        (lambda: planned(chunks=(2, 0)), errors.ArgumentError, "plan_pipeline: chunks is a positive number, not 0"),
+        (lambda: planned(chunks="2"), errors.ArgumentError, "plan_pipeline: chunks is a positive number, not '2'"),
+        (lambda: planned({}), errors.ShapeError, r"(?s)layers are arrays \[L, \.\.\.\], not \{\}.*bnp.stack"),
+        (lambda: planned(np.float32(1)), errors.ShapeError, r"layers are arrays \[L, \.\.\.\]"),
     ],
 )  # fmt: skip
 def test_errors(call, kind, message):

@@ -24,7 +24,7 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.pytree import tree
 from blufunc.parallel.recipes.gradients import Reducer, count_of
-from blufunc.parallel.recipes.pipelines.schedule import check_name, pipeline_schedule
+from blufunc.parallel.recipes.pipelines.schedule import check_name, check_size, pipeline_schedule
 from blufunc.parallel.recipes.pipelines.stage import (
     NAME,
     Model,
@@ -173,8 +173,10 @@ def interleave_layers(layers: T, ranks: int, chunks: int) -> T:
       ranks: the size of the mesh axis of stages.
       chunks: the number of chunks of each rank.
     Raises:
+      ArgumentError: ``ranks`` or ``chunks`` is not a positive int.
       ShapeError: L is not a multiple of ``ranks * chunks``.
     """
+    _check_sizes(ranks, chunks, "interleave_layers")
     return _reordered(layers, (chunks, ranks), "interleave_layers")
 
 
@@ -182,9 +184,16 @@ def deinterleave_layers(layers: T, ranks: int, chunks: int) -> T:
     """The inverse of ``interleave_layers``, also for gradients.
 
     Raises:
+      ArgumentError: ``ranks`` or ``chunks`` is not a positive int.
       ShapeError: L is not a multiple of ``ranks * chunks``.
     """
+    _check_sizes(ranks, chunks, "deinterleave_layers")
     return _reordered(layers, (ranks, chunks), "deinterleave_layers")
+
+
+def _check_sizes(ranks: int, chunks: int, name: str) -> None:
+    check_size("ranks", ranks, name)
+    check_size("chunks", chunks, name)
 
 
 def _reordered(layers: T, parts: tuple[int, int], name: str) -> T:

@@ -7,9 +7,11 @@ from the roofline of each step (``kernels/cost.py``), and the tables (``schedule
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
@@ -27,7 +29,7 @@ from blufunc.parallel.collectives.shard_map import shard_map
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.parallel.mesh.spec import PartitionSpec
 from blufunc.parallel.recipes.gradients import count_of
-from blufunc.parallel.recipes.pipelines.schedule import PipelineCosts, Schedule, pipeline_schedule
+from blufunc.parallel.recipes.pipelines.schedule import PipelineCosts, Schedule, check_size, pipeline_schedule
 from blufunc.parallel.recipes.pipelines.stage import NAME, Stage, in_chunks, model_of
 from blufunc.parallel.recipes.typed import current_trace, element, likes, typed_jaxpr
 from blufunc.parallel.recipes.varying import ring_of
@@ -136,7 +138,7 @@ def plan_pipeline(
     ranks: int,
     *,
     device: DeviceSpec,
-    chunks: Sequence[int] = (2,),
+    chunks: int | Sequence[int] = (2,),
     stage_loss: bool = False,
 ) -> PipelinePlan:
     """Plan the schedules of a pipeline, none of whose devices needs to exist.
@@ -149,13 +151,14 @@ def plan_pipeline(
         and the microbatches of one replica.
       ranks: the number of stages.
       device: figures of a device.
-      chunks: the numbers of chunks of interleaved schedules. Those that do not divide the layers, and those of fewer
-        microbatches than ranks, are left out.
+      chunks: the number of chunks of an interleaved schedule, or several to compare. Those that do not divide the
+        layers, and those of fewer microbatches than ranks, are left out.
     Returns:
       a ``PipelinePlan``; print it for a table. Times are of computation alone.
     Raises:
-      ArgumentError: ``device`` is not a DeviceSpec, or ``ranks`` not a positive int.
-      ShapeError: layers that cannot be sharded over the ranks.
+      ArgumentError: ``device`` is not a DeviceSpec, or ``ranks`` or one of ``chunks`` not a positive int.
+      ShapeError: layers without a first dimension, or none.
+      ShardingError: layers that cannot be sharded over the ranks.
     """
     if not isinstance(device, DeviceSpec):
         raise errors.ArgumentError(
@@ -165,10 +168,10 @@ def plan_pipeline(
         )
     M = count_of(microbatches, "plan_pipeline")
     tables = [pipeline_schedule(name, ranks, M) for name in ("gpipe", "1f1b", "zb-h1")]
-    count = tree.leaves(layers)[0].shape[0]
+    count = _count(layers)
     tables += [
         pipeline_schedule("interleaved", ranks, M, v)
-        for v in chunks
+        for v in _chunks(chunks)
         if M >= ranks > 1 and not count % (ranks * v) and v > 1
     ]
     seconds = lambda jaxpr: _seconds(jaxpr, device)
@@ -188,6 +191,28 @@ def plan_pipeline(
         costs = apart if t.kept_slots else together
         found += [PlannedSchedule(t, costs, sharded, saved, kept) for sharded in (False, True)]
     return PipelinePlan(tuple(found))
+
+
+def _chunks(chunks: Any) -> list[int]:
+    """The numbers of chunks to plan."""
+    several = isinstance(chunks, Iterable) and not isinstance(chunks, (str, bytes))
+    found = list(chunks) if several else [chunks]
+    for v in found:
+        check_size("chunks", v, "plan_pipeline")
+    return found
+
+
+def _count(layers: Any) -> int:
+    """The number of layers."""
+    shapes = [np.shape(x) for x in tree.leaves(layers)]
+    if not shapes or not all(shapes):
+        raise errors.ShapeError(
+            f"plan_pipeline: layers are arrays [L, ...], not {layers!r:.60}.",
+            where=source.here(),
+            why="each stage gets its share of the first dimension, that of layers.",
+            fix="stack the parameters of the layers: bf.tree.map(lambda *xs: bnp.stack(xs), *layers)",
+        )
+    return shapes[0][0]
 
 
 def _traced(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -131,12 +131,7 @@ def pipeline_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1)
     """
     check_name(name, "pipeline_schedule")
     for what, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise errors.ArgumentError(
-                f"pipeline_schedule: {what} is a positive number, not {value!r:.60}.",
-                where=source.here(),
-                fix="4",
-            )
+        check_size(what, value, "pipeline_schedule")
     if (name == "interleaved") != (chunks > 1):
         raise errors.ValueRangeError(
             f"pipeline_schedule: {name} with {chunks} chunk{'s' * (chunks > 1)} on each rank.",
@@ -163,6 +158,16 @@ def check_name(name: str, what: str) -> None:
     if name not in SCHEDULES:
         raise errors.ArgumentError(
             f"{what}: schedule is one of {', '.join(SCHEDULES)}, not {name!r:.60}.", where=source.here()
+        )
+
+
+def check_size(what: str, value: Any, caller: str) -> None:
+    """Raise ArgumentError unless a number of ranks, microbatches or chunks is one."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise errors.ArgumentError(
+            f"{caller}: {what} is a positive number, not {value!r:.60}.",
+            where=source.here(),
+            fix=f"{what}=4",
         )
 
 
