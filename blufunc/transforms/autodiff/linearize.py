@@ -21,6 +21,7 @@ from blufunc.core.primitives.rule_errors import pair_of
 from blufunc.core.primitives.tangents import Zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.alternatives import recognised
+from blufunc.core.programs.refs import RefError
 from blufunc.core.programs.stage import StagedTracer, StageTrace, is_staging, stage
 from blufunc.transforms.autodiff.jvp import JVPTrace
 from blufunc.transforms.batching.batch import MeshAxis
@@ -106,10 +107,13 @@ class _Recognising:
     def __init__(self, fun: Callable):
         self.fun = fun
 
-    def __call__(self, *args: Any) -> list[Any]:
+    def __call__(self, *args: Any) -> Sequence[Any]:
         values = [x if isinstance(x, Array) else lift(x) for x in args]
         labels: Any = [getattr(x, "label", None) for x in values]
-        jaxpr = stage(self.fun, [x.aval for x in values], "grad", labels)
+        try:
+            jaxpr = stage(self.fun, [x.aval for x in values], "grad", labels)
+        except RefError:  # a jaxpr has no cells: the function runs where they live
+            return self.fun(*args)
         eqns = [Eqn(e.prim, e.invars, e.outvars, e.params, source.placed_again(e.source)) for e in jaxpr.eqns]
         return eval_jaxpr(recognised(jaxpr.replace(eqns=eqns)).jaxpr, values)
 

@@ -75,6 +75,21 @@ def test_loops_and_branches(x):
     np.testing.assert_allclose(bf.vmap(control)(bnp.array([x, x + 0.5])), [by_hand(x), by_hand(x + 0.5)])
 
 
+def test_grad_under_jit_reads_a_cell():
+    scale, calls = bf.new_ref(3.0), bf.new_ref(0)
+
+    def f(x):
+        calls[...] += 1
+        return lax.fori_loop(0, 2, lambda i, y: y * scale[...], x) * x
+
+    for slope in (bf.grad(f), bf.jit(bf.grad(f)), bf.jit(bf.value_and_grad(f))):
+        scale[...] = 3.0
+        assert np.ravel(slope(2.0))[-1] == 36
+        scale[...] = 1.0
+        assert np.ravel(slope(2.0))[-1] == 4
+    assert calls[...] == 6
+
+
 def test_uses_that_nothing_carries():
     r = bf.new_ref(bnp.arange(3))
     with pytest.raises(errors.LeakedTracerError, match="written into a Ref from outside"):
