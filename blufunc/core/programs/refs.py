@@ -3,15 +3,17 @@
 Core, stage 1. In: a program that reads and writes cells. Out: the program as a function of their values. A cell belongs
 to the trace in which it was made: there, and in traces of ``grad`` and ``vmap`` inside, it is a Python object, and
 reading it yields the value that was last written. A trace that stages (of ``jit``, or the body of a loop or a branch)
-runs its function once for many executions, so a cell from outside must be an argument and a result of it. The first use
-raises a ``RefError`` that names the cell. ``jit``, ``scan``, ``while_loop`` and ``cond`` catch it, and trace again with
-the value as an operand (``carried``).
+runs its function once for many executions, so a cell from outside must be an argument of it, and a result if it is
+written. The first use raises a ``RefError``. ``jit``, ``scan``, ``while_loop`` and ``cond`` catch it, and trace again in
+a ``Frame``, which has the values of cells in that trace and finds all that are missing. Frames are of a thread: the
+cell itself keeps its value, for other threads that use it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,17 +23,11 @@ from blufunc import errors
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import AbstractValue, ShapedArray
-from blufunc.core.ir.trace import Trace, Tracer, state
+from blufunc.core.ir.trace import Trace, Tracer, set_trace, state
 
 
 class RefError(errors.UnsupportedError):
-    """A Ref is used where no transform carries it.
-
-    Attributes:
-      ref: the cell.
-    """
-
-    ref: Ref
+    """A Ref is used where no transform carries it."""
 
 
 class AbstractRef(AbstractValue):
@@ -93,22 +89,39 @@ class Ref:
     @property
     def value(self) -> Any:
         """The array that was last written."""
-        self._check(None)
-        return self._value
+        frame = self._frame(None)
+        return self._value if frame is None else frame.values[self]
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._check(value)
-        self._value = value
+        frame = self._frame(value)
+        if frame is None:
+            self._value = value
+        else:
+            frame.values[self] = value
 
-    def _check(self, written: Any) -> None:
-        """Raise unless nothing is staged between the cell and the current trace."""
+    def _frame(self, written: Any) -> Frame | None:
+        """The frame that has the value here; None if the cell itself has it.
+
+        Raises:
+          RefError: a trace without a frame is staged between the cell and the current trace.
+        """
         if self._freed:
             raise errors.ArgumentError(
                 "a Ref is used after freeze() or free_ref().", where=source.here(), fix="new_ref(value)"
             )
         trace = state.trace
-        while trace is not self._trace:
+        while True:
+            frames = _frames.at(trace)
+            for frame in frames:
+                if self in frame.values:
+                    return frame
+            if trace is self._trace:
+                return None
+            for frame in frames:
+                if frame.finds:
+                    frame.find(self)
+                    return frame
             if isinstance(written, Tracer) and written.trace is trace:
                 raise errors.LeakedTracerError(
                     f"a value of {trace.name} is written into a Ref from outside of it.",
@@ -118,14 +131,12 @@ class Ref:
                 )
             parent = getattr(trace, "parent", None)
             if parent is None:
-                error = RefError(
+                raise RefError(
                     f"a Ref of {self.inner_aval} is used in {trace.name}, which does not carry it.",
                     where=source.here(),
                     why="it runs the function once, and its program many times.",
                     fix="use it under jit, scan, while_loop, fori_loop, cond or switch; elsewhere pass its value",
                 )
-                error.ref = self
-                raise error
             trace = parent
 
     def __getitem__(self, index: Any) -> Any:
@@ -161,13 +172,11 @@ class Ref:
         return f"Ref({self.inner_aval})" if self._freed else f"Ref({self._value}, dtype={self.dtype})"
 
     def __blufunc_array__(self) -> Any:
-        error = RefError(
+        raise RefError(
             f"a Ref of {self.inner_aval} is given where an array is wanted.",
             where=source.here(),
             fix="ref[...]",
         )
-        error.ref = self
-        raise error
 
 
 class Slice:
@@ -242,21 +251,88 @@ class View:
 # -- programs that carry cells ------------------------------------------------------------------------------
 
 
+class _Frames(threading.local):
+    """The frames of each trace in this thread, innermost first."""
+
+    def __init__(self) -> None:
+        self.of: dict[Trace, tuple[Frame, ...]] = {}
+
+    def at(self, trace: Trace) -> tuple[Frame, ...]:
+        """The frames of one trace."""
+        return self.of.get(trace, ())
+
+
+_frames = _Frames()
+
+
+class Missing(Exception):
+    """A body uses cells that must be operands of it; raised at its end, with all of them."""
+
+    def __init__(self, refs: list[Ref]):
+        self.refs = refs
+
+
+class Frame:
+    """The values of cells in one trace.
+
+    A cell that is not among them is found: in the body of a loop or a branch, which is compiled with what surrounds it,
+    it has its value outside. A program has a placeholder for it.
+
+    Attributes:
+      values: the last value of each cell.
+      given: the first.
+      outside: the trace around the body; None for a program, which outlives it.
+      finds: whether it gives values to other cells; not if the function runs in place, in the trace outside.
+    """
+
+    def __init__(self, given: dict[Ref, Any], outside: Trace | None):
+        self.trace: Any = state.trace
+        self.values, self.given = given.copy(), given
+        self.outside = outside
+        self.finds = outside is not self.trace
+
+    def find(self, ref: Ref) -> None:
+        """Give a cell its first value here."""
+        if self.outside is None:
+            value = self.trace.parameter(ref.inner_aval)  # of a trace that ends in ``Missing``
+        else:
+            with set_trace(self.outside):
+                value = ref.value
+        self.values[ref] = self.given[ref] = value
+
+    def is_written(self, ref: Ref) -> bool:
+        """Whether the body writes a cell."""
+        return self.values[ref] is not self.given[ref]
+
+
 @contextlib.contextmanager
-def bound(refs: Sequence[Ref], values: Sequence[Any]) -> Iterator[None]:
-    """Give cells the values of the current trace in a block."""
-    before = [(r._value, r._trace) for r in refs]
-    for ref, value in zip(refs, values, strict=True):
-        ref._value, ref._trace = value, state.trace
+def bound(refs: Sequence[Ref], values: Sequence[Any], outside: Trace | None) -> Iterator[Frame]:
+    """Give cells the values of the current trace in a block.
+
+    Args:
+      refs, values: the cells that the trace carries, and their values.
+      outside: the trace whose values others have if they are only read; None if each must be carried.
+    Raises:
+      Missing: at the end, if others must be carried.
+    """
+    frame = Frame(dict(zip(refs, values, strict=True)), outside)
+    around = _frames.at(frame.trace)
+    _frames.of[frame.trace] = (frame, *around)
     try:
-        yield
+        yield frame
     finally:
-        for ref, (value, trace) in zip(refs, before, strict=True):
-            ref._value, ref._trace = value, trace
+        if around:
+            _frames.of[frame.trace] = around
+        else:
+            del _frames.of[frame.trace]
+    carried = set(refs)
+    missing = [r for r in frame.values if r not in carried and (outside is None or frame.is_written(r))]
+    if missing:
+        raise Missing(missing)
 
 
 def carried(control: Callable, with_refs: Callable) -> Callable:
-    """Control flow that carries the cells which its functions close over.
+    """Control flow that carries the cells which its functions write.
 
     Args:
       control: the function, such as ``scan``.
@@ -268,20 +344,19 @@ def carried(control: Callable, with_refs: Callable) -> Callable:
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return control(*args, **kwargs)
-        except RefError as e:
-            refs = [e.ref]
+        except RefError:
+            refs: list[Ref] = []
         while True:
             try:
                 return with_refs(control, refs, *args, **kwargs)
-            except RefError as e:
-                if any(e.ref is r for r in refs):
-                    raise  # of a trace further out
-                refs.append(e.ref)
+            except Missing as e:
+                refs += e.refs
 
     return run
 
 
 def written_back(refs: Sequence[Ref], values: Sequence[Any]) -> None:
-    """Write the last values into cells."""
+    """Write the last values into cells; None for those that were only read."""
     for ref, value in zip(refs, values, strict=True):
-        ref.value = value
+        if value is not None:
+            ref.value = value

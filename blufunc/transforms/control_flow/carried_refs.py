@@ -1,7 +1,8 @@
 """Loops and branches that carry Refs: their values are operands and results.
 
-Transforms, stage 2, above ``core/programs/refs.py``. In: functions that close over cells. Out: the same control flow of
-functions that take and return the values of the cells as well.
+Transforms, stage 2, above ``core/programs/refs.py``. In: functions that write cells from outside. Out: the same
+control flow of functions that take and return the values of these cells as well. Cells that they only read are
+constants of them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from blufunc import errors
+from blufunc.core.ir import source
+from blufunc.core.ir.trace import state
 from blufunc.core.programs.refs import Ref, bound, written_back
 
 
@@ -18,9 +22,10 @@ def _values(refs: Sequence[Ref]) -> list[Any]:
 
 def _explicit(fun: Callable, refs: Sequence[Ref]) -> Callable:
     """``(values, *args) -> (result, values)``."""
+    outside = state.trace
 
     def explicit(values: Any, *args: Any) -> Any:
-        with bound(refs, values):
+        with bound(refs, values, outside):
             out = fun(*args)
             return out, _values(refs)
 
@@ -52,10 +57,21 @@ def while_with(
     **options: Any,
 ) -> Any:
     """``while_loop`` with values of cells in its carry."""
-    test, step = _explicit(cond_fun, refs), _explicit(body_fun, refs)
-    out, values = control(
-        lambda c: test(c[1], c[0])[0], lambda c: step(c[1], c[0]), (init_val, _values(refs)), **options
-    )
+    step, outside = _explicit(body_fun, refs), state.trace
+
+    def test(carry: Any) -> Any:
+        with bound(refs, carry[1], outside) as frame:
+            out = cond_fun(carry[0])
+        if any(frame.is_written(r) for r in refs):
+            raise errors.UnsupportedError(
+                "cond_fun of while_loop writes a Ref.",
+                where=source.here(),
+                why="a condition has no results besides the flag.",
+                fix="write it in body_fun",
+            )
+        return out
+
+    out, values = control(test, lambda c: step(c[1], c[0]), (init_val, _values(refs)), **options)
     written_back(refs, values)
     return out
 

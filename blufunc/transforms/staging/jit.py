@@ -220,6 +220,14 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
         state.context = before
 
 
+def _runs_in_place() -> bool:
+    """Whether functions under ``jit`` run as operations of what surrounds them.
+
+    Inside ``shard_map`` values have types, which a separately traced body would not know.
+    """
+    return any(e is _DISABLED or e.__class__ is MeshAxis for e in state.context)
+
+
 _jitted: weakref.WeakSet[Jitted] = weakref.WeakSet()
 
 
@@ -254,7 +262,7 @@ class Jitted(Generic[P, R]):
         self.donate_nums, self.donate_names = _positions(fun, donate_argnums, donate_argnames, "donate")
         self.max_traces = None if max_traces is None else static_int(max_traces, "jit", "max_traces")
         self.budget = budget
-        self.trace_count = 0
+        self.counter = [0]  # of traces; shared with the function that carries cells
         self._entries: dict[Key, Entry] = {}
         self._carrier: RefCarrier | None = None  # of a function of cells, once one was found
         self.carries_refs = True
@@ -267,6 +275,11 @@ class Jitted(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<jit of {self.name}>"
+
+    @property
+    def trace_count(self) -> int:
+        """The number of traces so far."""
+        return self.counter[0]
 
     def __getattr__(self, name: str) -> Any:
         if name == "__signature__":  # read without following __wrapped__, too, and seldom
@@ -296,10 +309,10 @@ class Jitted(Generic[P, R]):
                 entry = self._fast.get(tuple(key))  # tracers make the key too short to be found
                 if entry is not None:
                     return self._run(entry, arrays)
-            if self._carrier is None:
+            if self._carrier is None or not self._carrier.closed or _runs_in_place():
                 return self._call(args, kwargs)
         except RefError:
-            if not self.carries_refs:
+            if not self.carries_refs or _runs_in_place():
                 raise
         if self._carrier is None:
             self._carrier = RefCarrier(self, jit)
@@ -344,9 +357,7 @@ class Jitted(Generic[P, R]):
         return tree.unflatten(entry.out_tree, arrays_of(outs, entry.out_avals, device))
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
-        if state.context and (
-            _DISABLED in state.context or any(e.__class__ is MeshAxis for e in state.context)
-        ):  # inside shard_map values have types, which a separately traced body would not know
+        if state.context and _runs_in_place():
             return self.fun(*args, **kwargs)
         call = self._split(args, kwargs)
         values = self._values(call.leaves, call.in_tree)
@@ -379,6 +390,8 @@ class Jitted(Generic[P, R]):
         """Drop all traces and programs."""
         for cache in (self._entries, self._fast, *self._of_other_mode):
             cache.clear()
+        if self._carrier is not None:
+            self._carrier.explicit.clear_cache()
 
     def swap_caches(self) -> None:
         """Swap the traces of this mode of dtypes for those of the other."""
@@ -511,7 +524,7 @@ class Jitted(Generic[P, R]):
         closed, consts = simplify.merge_constants(jaxpr).hoist()
         if config.shows("jaxpr"):
             config.show(closed)
-        self.trace_count += 1
+        self.counter[0] += 1
         out_avals = tuple(closed.out_avals)
         donated = self._donated(call.in_tree)
         home, single = simplify.home_of(closed), flat.out_tree is tree.LEAF

@@ -1,18 +1,18 @@
 """Functions under ``jit`` that take Refs, or close over them.
 
 Transforms, stage 2, above ``core/programs/refs.py``. In: a call with cells. Out: a call of a jitted function that takes
-and returns their values, which are written back.
+their values, and returns those that were written, which are written back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from blufunc import errors
 from blufunc.core.ir import source
-from blufunc.core.programs.refs import Ref, RefError, bound, written_back
-from blufunc.core.pytree import tree
+from blufunc.core.programs.refs import Missing, Ref, bound, written_back
+from blufunc.core.pytree import nodes, tree
 
 
 class RefCarrier:
@@ -22,7 +22,7 @@ class RefCarrier:
       jitted: the function.
       jit: the transform.
     Raises:
-      UnsupportedError: the function has static or donated arguments.
+      UnsupportedError: the function has static or donated arguments, or shardings.
     """
 
     def __init__(self, jitted: Any, jit: Callable):
@@ -33,56 +33,58 @@ class RefCarrier:
                 where=source.here(),
                 fix="close over static values; the memory of a Ref is not donated",
             )
-        self.fun, self.jit = jitted.fun, jit
-        self.closed: list[Ref] = []
-        self.made: dict[tuple, Any] = {}
+        if any(getattr(jitted, name, None) is not None for name in ("in_shardings", "out_shardings")):
+            raise errors.UnsupportedError(
+                f"{jitted.name} uses Refs, and has in_shardings or out_shardings.",
+                where=source.here(),
+                why="these match arguments and results, and a program with Refs has their values among both.",
+                fix="put arguments there by device_put, and constrain results by with_sharding_constraint",
+            )
+        self.fun = jitted.fun
+        self.closed: list[Ref] = []  # that the function closes over, as far as it is known
+        self.explicit = jit(self._explicit(), max_traces=jitted.max_traces, memory_budget=jitted.budget)
+        self.explicit.counter = jitted.counter
+        self.explicit.carries_refs = False  # what it does not carry is carried further out
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
-        while True:
-            try:
-                return self._run(args, kwargs)
-            except RefError as e:
-                if any(e.ref is r for r in (*self.closed, *_refs((args, kwargs)))):
-                    raise  # of a trace further out, which carries it
-                self.closed.append(e.ref)
-                self.made.clear()
-
-    def _run(self, args: tuple, kwargs: dict) -> Any:
         leaves, structure = tree.flatten((args, kwargs))
-        refs = _refs((args, kwargs))
-        places = tuple(
-            next((n for n, r in enumerate(refs) if r is x), None) if isinstance(x, Ref) else None
-            for x in leaves
-        )
+        own = list(dict.fromkeys(x for x in leaves if isinstance(x, Ref)))
+        places = tuple(own.index(x) if isinstance(x, Ref) else None for x in leaves)
         plain = [x for x in leaves if not isinstance(x, Ref)]
-        key = (structure, places)
-        if key not in self.made:
-            self.made[key] = made = self.jit(self._explicit(structure, places))
-            made.carries_refs = False  # what it does not carry is carried further out
-        before = [r.value for r in refs], [r.value for r in self.closed]
-        out, own, closed = self.made[key](*before, plain)
-        written_back(refs, own)
-        written_back(self.closed, closed)
-        return out
+        while True:
+            closed = tuple(self.closed)
+            cells = _Cells(structure, places, closed)
+            try:
+                out, *written = self.explicit(cells, [r.value for r in own], [r.value for r in closed], plain)
+            except Missing as e:
+                self.closed += [r for r in e.refs if r not in self.closed]
+                continue
+            for refs, values in zip((own, closed), written, strict=True):
+                written_back(refs, values)
+            return out
 
-    def _explicit(self, structure: Any, places: tuple[int | None, ...]) -> Callable:
-        closed = list(self.closed)
+    def _explicit(self) -> Callable:
+        """The function of values that is jitted."""
 
-        def explicit(own: Any, closed_values: Any, plain: Any) -> Any:
-            refs, rest = [Ref(v) for v in own], iter(plain)
-            args, kwargs = tree.unflatten(structure, [next(rest) if p is None else refs[p] for p in places])
-            with bound(closed, closed_values):
+        def explicit(cells: _Cells, refs: Any, closed_over: Any, args: Any) -> Any:
+            own, rest = [Ref(v) for v in refs], iter(args)
+            leaves = [next(rest) if p is None else own[p] for p in cells.places]
+            args, kwargs = tree.unflatten(cells.structure, leaves)
+            with bound(cells.closed, closed_over, None) as frame:
                 out = self.fun(*args, **kwargs)
-                return out, [r.value for r in refs], [r.value for r in closed]
+                new = [None if r.value is v else r.value for r, v in zip(own, refs, strict=True)]
+                return out, new, [frame.values[r] if frame.is_written(r) else None for r in cells.closed]
 
         explicit.__name__ = explicit.__qualname__ = getattr(self.fun, "__name__", "function")
         return explicit
 
 
-def _refs(given: Any) -> list[Ref]:
-    """The cells among arguments, each once."""
-    found: list[Ref] = []
-    for x in tree.leaves(given):
-        if isinstance(x, Ref) and not any(x is r for r in found):
-            found.append(x)
-    return found
+class _Cells(NamedTuple):
+    """Where the cells of a call are; a pytree without leaves, on which traces depend."""
+
+    structure: tree.TreeDef
+    places: tuple[int | None, ...]
+    closed: tuple[Ref, ...]
+
+
+nodes.register_node(_Cells, lambda x: ((), tuple(x)), lambda aux, children: _Cells(*aux))

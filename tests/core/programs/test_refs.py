@@ -1,5 +1,7 @@
 """Refs: cells that programs carry."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -73,6 +75,96 @@ def test_loops_and_branches(x):
     slope = 12.0 if x > 0 else 4.0
     assert bf.grad(control)(x) == bf.jit(bf.grad(control))(x) == slope
     np.testing.assert_allclose(bf.vmap(control)(bnp.array([x, x + 0.5])), [by_hand(x), by_hand(x + 0.5)])
+
+
+def test_jit_keeps_its_options():
+    step = bf.jit(lambda c, x: c[...] + x, max_traces=2)
+    r = bf.new_ref(bnp.ones(2))
+    step(r, 1.0), step(r, 2.0)
+    assert step.trace_count == 1
+    step(bnp.ones(2), 1.0), step(bnp.ones(2), 2.0)  # without cells
+    step(r, 3.0)
+    assert step.trace_count == 2
+    with pytest.raises(errors.RetraceError, match="2 times already"):
+        step(bf.new_ref(bnp.ones(3)), 1.0)
+    step.clear_cache()
+    with pytest.raises(errors.RetraceError):
+        step(r, 1.0)
+    with pytest.raises(errors.MemoryBudgetError):
+        bf.jit(lambda x: bnp.sin(x) + r[0], memory_budget=64)(bnp.ones(1000))
+    mesh = bf.make_mesh((1,), ("a",))
+    for name in ("in_shardings", "out_shardings"):
+        with pytest.raises(errors.UnsupportedError, match="Refs, and has in_shardings or out"):
+            bf.jit(lambda x: r[...] + x, **{name: bf.NamedSharding(mesh, bf.P())})(bnp.ones(2))
+
+
+def test_only_written_cells_are_results():
+    read, written, unused = (bf.new_ref(bnp.arange(3.0)) for _ in range(3))
+
+    def step(c, x):
+        written[0] += read[1] + c
+        return c + read[1], x
+
+    calls = {
+        "jit": lambda: bf.jit(lambda r: step(r[1], 0))(read),
+        "scan": lambda: lax.scan(step, 1.0, bnp.arange(2.0)),
+        "jit of scan": bf.jit(lambda: lax.scan(step, 1.0, bnp.arange(2.0))),
+        "while": lambda: lax.while_loop(lambda c: c < 3 * read[1], lambda c: step(c, 0)[0], 1.0, max_steps=4),
+        "cond": lambda: lax.cond(read[1] > 0, lambda: step(1.0, 0)[0], lambda: unused[0]),
+        "switch": lambda: lax.switch(1, [lambda: unused[0], lambda: step(1.0, 0)[0]]),
+    }
+    for name, call in calls.items():
+        before = read[...], unused[...]
+        written[...] = 0
+        call()
+        assert read[...] is before[0] and unused[...] is before[1], name
+        assert written[...].tolist() == [5 if name in ("scan", "jit of scan", "while") else 2, 0, 0], name
+    with pytest.raises(errors.UnsupportedError, match="cond_fun of while_loop writes"):
+        lax.while_loop(lambda c: ref.swap(read, 0, c) < 3, lambda c: c + 1, 0.0)
+
+
+def test_cells_keep_their_values_in_other_threads():
+    cell, seen = bf.new_ref(1.0), []
+
+    def step(c, x):
+        cell[...] = c
+        other = threading.Thread(target=lambda: seen.append(float(cell[...])))
+        other.start()
+        other.join()
+        return c + x, cell[...]
+
+    bf.jit(lambda: lax.scan(step, 2.0, bnp.ones(2)))()
+    assert seen and set(seen) == {1.0} and cell[...] == 3
+
+
+@pytest.mark.parametrize("loop", ["jit", "scan", "cond"])
+def test_traces_do_not_depend_on_the_number_of_cells(loop):
+    cells, traces = [bf.new_ref(float(i)) for i in range(6)], []
+
+    def add(*_):
+        traces.append(1)
+        for c in cells:
+            c[...] += 1
+        return 0, None
+
+    run = {
+        "jit": bf.jit(add),
+        "scan": lambda: lax.scan(add, 0, None, length=1),
+        "cond": lambda: lax.cond(bnp.array(True), add, lambda: (0, None)),
+    }[loop]
+    run()
+    assert [float(c[...]) for c in cells] == [1, 2, 3, 4, 5, 6] and len(traces) == 3
+
+
+def test_in_place():
+    cell = bf.new_ref(0)
+    step = bf.jit(lambda: cell.addupdate(..., 1))
+    for _ in range(2):
+        with bf.disable_jit():
+            step()
+            lax.fori_loop(0, 2, lambda i, c: (step(), c)[1], 0)
+        step()
+    assert cell[...] == 8
 
 
 def test_grad_under_jit_reads_a_cell():
