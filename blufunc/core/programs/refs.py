@@ -4,8 +4,8 @@ Core, stage 1. In: a program that reads and writes cells. Out: the program as a 
 to the trace in which it was made: there, and in traces of ``grad`` and ``vmap`` inside, it is a Python object, and
 reading it yields the value that was last written. A trace that stages (of ``jit``, or the body of a loop or a branch)
 runs its function once for many executions, so a cell from outside must be an argument of it, and a result if it is
-written. The first use raises a ``RefError``. ``jit``, ``scan``, ``while_loop`` and ``cond`` catch it, and trace again in
-a ``Frame``, which has the values of cells in that trace and finds all that are missing. Frames are of a thread: the
+written. The first use raises a ``RefError``. ``jit``, ``scan``, ``while_loop`` and ``cond`` catch it, and trace again
+in a ``Frame``, which has the values of cells in that trace and finds all that are missing. Frames are of a thread: the
 cell itself keeps its value, for other threads that use it.
 """
 
@@ -27,7 +27,13 @@ from blufunc.core.ir.trace import Trace, Tracer, set_trace, state
 
 
 class RefError(errors.UnsupportedError):
-    """A Ref is used where no transform carries it."""
+    """A Ref is used where no transform carries it.
+
+    Attributes:
+      ref: the cell.
+    """
+
+    ref: Ref
 
 
 class AbstractRef(AbstractValue):
@@ -131,12 +137,14 @@ class Ref:
                 )
             parent = getattr(trace, "parent", None)
             if parent is None:
-                raise RefError(
+                error = RefError(
                     f"a Ref of {self.inner_aval} is used in {trace.name}, which does not carry it.",
                     where=source.here(),
                     why="it runs the function once, and its program many times.",
                     fix="use it under jit, scan, while_loop, fori_loop, cond or switch; elsewhere pass its value",
                 )
+                error.ref = self
+                raise error
             trace = parent
 
     def __getitem__(self, index: Any) -> Any:
@@ -172,11 +180,13 @@ class Ref:
         return f"Ref({self.inner_aval})" if self._freed else f"Ref({self._value}, dtype={self.dtype})"
 
     def __blufunc_array__(self) -> Any:
-        raise RefError(
+        error = RefError(
             f"a Ref of {self.inner_aval} is given where an array is wanted.",
             where=source.here(),
             fix="ref[...]",
         )
+        error.ref = self
+        raise error
 
 
 class Slice:
@@ -266,7 +276,7 @@ _frames = _Frames()
 
 
 class Missing(Exception):
-    """A body uses cells that must be operands of it; raised at its end, with all of them."""
+    """Cells must be operands of a body, which is traced again with them."""
 
     def __init__(self, refs: list[Ref]):
         self.refs = refs
@@ -281,13 +291,14 @@ class Frame:
     Attributes:
       values: the last value of each cell.
       given: the first.
+      carried: the cells that are operands of the body.
       outside: the trace around the body; None for a program, which outlives it.
       finds: whether it gives values to other cells; not if the function runs in place, in the trace outside.
     """
 
     def __init__(self, given: dict[Ref, Any], outside: Trace | None):
         self.trace: Any = state.trace
-        self.values, self.given = given.copy(), given
+        self.values, self.given, self.carried = given.copy(), given, frozenset(given)
         self.outside = outside
         self.finds = outside is not self.trace
 
@@ -303,6 +314,12 @@ class Frame:
     def is_written(self, ref: Ref) -> bool:
         """Whether the body writes a cell."""
         return self.values[ref] is not self.given[ref]
+
+    def missing(self) -> list[Ref]:
+        """The cells that must be carried, and are not."""
+        return [
+            r for r in self.values if r not in self.carried and (self.outside is None or self.is_written(r))
+        ]
 
 
 @contextlib.contextmanager
@@ -325,10 +342,23 @@ def bound(refs: Sequence[Ref], values: Sequence[Any], outside: Trace | None) -> 
             _frames.of[frame.trace] = around
         else:
             del _frames.of[frame.trace]
-    carried = set(refs)
-    missing = [r for r in frame.values if r not in carried and (outside is None or frame.is_written(r))]
-    if missing:
+    if missing := frame.missing():
         raise Missing(missing)
+
+
+def _check_carried_around(refs: Sequence[Ref]) -> None:
+    """End the trace of a surrounding body that will have to carry cells as well.
+
+    Its trace is in vain, so it ends here: else each level of loops would double the traces of the next.
+    """
+    found: Frame | None = None
+    for ref in refs:
+        frame = ref._frame(None)
+        if frame is not None and ref not in frame.carried:
+            frame.given[ref] = None  # the body writes it
+            found = frame
+    if found is not None:
+        raise Missing(found.missing())
 
 
 def carried(control: Callable, with_refs: Callable) -> Callable:
@@ -344,13 +374,15 @@ def carried(control: Callable, with_refs: Callable) -> Callable:
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return control(*args, **kwargs)
-        except RefError:
+        except RefError as e:
+            _ = e.ref.value  # raises where it has none either: then a trace further out starts again
             refs: list[Ref] = []
         while True:
             try:
                 return with_refs(control, refs, *args, **kwargs)
             except Missing as e:
                 refs += e.refs
+            _check_carried_around(refs)
 
     return run
 

@@ -74,7 +74,7 @@ class JAXSparse:
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
+        return (self[i] for i in range(len(self)))  # type: ignore[index]
 
     def __repr__(self) -> str:
         dtype = getattr(self.data, "dtype", None)

@@ -156,6 +156,26 @@ def test_traces_do_not_depend_on_the_number_of_cells(loop):
     assert [float(c[...]) for c in cells] == [1, 2, 3, 4, 5, 6] and len(traces) == 3
 
 
+@pytest.mark.parametrize("n_cells", [1, 5])
+def test_traces_of_nested_loops(n_cells):
+    cells, traces = [bf.new_ref(0) for _ in range(n_cells)], [0, 0, 0]
+
+    def loop(depth):
+        def body(i, carry):
+            traces[depth] += 1
+            if depth < 2:
+                lax.fori_loop(0, 2, loop(depth + 1), 0)
+            else:
+                for c in cells:
+                    c[...] += 1
+            return carry
+
+        return body
+
+    lax.fori_loop(0, 2, loop(0), 0)
+    assert traces == [3, 6, 10] and all(c[...] == 8 for c in cells)
+
+
 def test_in_place():
     cell = bf.new_ref(0)
     step = bf.jit(lambda: cell.addupdate(..., 1))
