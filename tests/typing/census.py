@@ -67,6 +67,7 @@ ALLOWED = {
     ),
     **dict.fromkeys(
         (
+            "blufunc.custom_derivatives.custom_vjp_primal_tree_values",
             "blufunc.example_libraries.optimizers.unpack_optimizer_state",
             "blufunc.tree.broadcast",
             "blufunc.tree.static",

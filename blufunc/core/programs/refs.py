@@ -15,7 +15,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from blufunc.core.arrays.array import lift
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import AbstractValue, ShapedArray
 from blufunc.core.ir.trace import Trace, Tracer, set_trace, state
+
+F = TypeVar("F", bound=Callable)
 
 
 class RefError(errors.UnsupportedError):
@@ -361,30 +363,32 @@ def _check_carried_around(refs: Sequence[Ref]) -> None:
         raise Missing(found.missing())
 
 
-def carried(control: Callable, with_refs: Callable) -> Callable:
-    """Control flow that carries the cells which its functions write.
+def carried(with_refs: Callable) -> Callable[[F], F]:
+    """Decorator of control flow: carry the cells which its functions write.
 
     Args:
-      control: the function, such as ``scan``.
-      with_refs: ``(control, refs, *args, **kwargs) -> result``, which runs it with the values of cells as operands,
-        and writes the last values back.
+      with_refs: ``(control, refs, *args, **kwargs) -> result``, which runs a function such as ``scan`` with the values
+        of cells as operands, and writes the last values back.
     """
 
-    @functools.wraps(control)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return control(*args, **kwargs)
-        except RefError as e:
-            _ = e.ref.value  # raises where it has none either: then a trace further out starts again
-            refs: list[Ref] = []
-        while True:
+    def decorate(control: F) -> F:
+        @functools.wraps(control)
+        def run(*args: Any, **kwargs: Any) -> Any:
             try:
-                return with_refs(control, refs, *args, **kwargs)
-            except Missing as e:
-                refs += e.refs
-            _check_carried_around(refs)
+                return control(*args, **kwargs)
+            except RefError as e:
+                _ = e.ref.value  # raises where it has none either: then a trace further out starts again
+                refs: list[Ref] = []
+            while True:
+                try:
+                    return with_refs(control, refs, *args, **kwargs)
+                except Missing as e:
+                    refs += e.refs
+                _check_carried_around(refs)
 
-    return run
+        return cast("F", run)
+
+    return decorate
 
 
 def written_back(refs: Sequence[Ref], values: Sequence[Any]) -> None:

@@ -12,13 +12,17 @@ arXiv:2408.15664): ``balanced_bias`` moves it against the load after each step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.nn.activations import sigmoid, softmax
 from blufunc.parallel.recipes.expert_parallel import check_experts
+
+if TYPE_CHECKING:
+    from blufunc.core.ir.array_like import ArrayLike
+    from blufunc.core.ir.trace import Array
 
 _SCORES: dict[str, Callable] = {"softmax": softmax, "sigmoid": sigmoid}
 
@@ -98,7 +102,7 @@ def dropless_experts(
     return Mixture(out.reshape(x.shape).astype(x.dtype), E * bnp.sum(fractions * probability), counts)
 
 
-def balanced_bias(bias: Any, counts: Any, rate: float = 1e-3) -> Any:
+def balanced_bias(bias: ArrayLike, counts: ArrayLike, rate: float = 1e-3) -> Array:
     """The bias of the next step: higher for experts below the mean load.
 
     Args:
@@ -109,7 +113,7 @@ def balanced_bias(bias: Any, counts: Any, rate: float = 1e-3) -> Any:
       [E], ``bias + rate * sign(mean(counts) - counts)`` (arXiv:2408.15664, algorithm 1).
     """
     counts = bnp.asarray(counts).astype(dtypes.float32)
-    return bias + rate * bnp.sign(bnp.mean(counts) - counts)
+    return bnp.asarray(bias) + rate * bnp.sign(bnp.mean(counts) - counts)
 
 
 def _chosen(share: Any, top_k: int, bias: Any, experts: int) -> tuple[Any, Any]:

@@ -431,7 +431,7 @@ def cond(
 ) -> R: ...
 
 
-@functools.partial(carried, with_refs=cond_with)
+@carried(cond_with)
 def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, operand: Any = _NO_OPERAND) -> Any:
     """``true_fun(*operands)`` if ``pred`` holds, else ``false_fun(*operands)``.
 
@@ -464,7 +464,7 @@ def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, operand: Any 
     return _branch("cond", convert(pred, np.dtype(np.int32)), (false_fun, true_fun), operands)
 
 
-@functools.partial(carried, with_refs=switch_with)
+@carried(switch_with)
 def switch(
     index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: Any, operand: Any = _NO_OPERAND
 ) -> R:

@@ -7,7 +7,6 @@ transformed bodies; the carries with a tangent (or a batch axis) are found by it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -387,7 +386,7 @@ def scan(
 ) -> tuple[C, Y]: ...
 
 
-@functools.partial(carried, with_refs=scan_with)
+@carried(scan_with)
 def scan(
     f: Callable[..., Any],
     init: Any,

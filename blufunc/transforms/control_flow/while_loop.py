@@ -7,7 +7,6 @@ bound: with ``max_steps`` the loop is differentiated as a scan of that length wh
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -351,7 +350,7 @@ def while_loop(
 ) -> T: ...
 
 
-@functools.partial(carried, with_refs=while_with)
+@carried(while_with)
 def while_loop(
     cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any, *, max_steps: int | None = None
 ) -> Any:

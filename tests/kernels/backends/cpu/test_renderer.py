@@ -240,7 +240,7 @@ OPS = {
     "f": ["sum", "prod", "max", "min"],
     "c": ["sum", "prod"],
 }
-REDUCED = [d for d in scalar_ops.STORAGE if d != dtypes.key]
+REDUCED = [d for d in scalar_ops.STORAGE if d not in (dtypes.key, dtypes.float8_e8m0fnu)]  # it has no zero
 
 
 @pytest.mark.parametrize("dtype", REDUCED, ids=dtypes.short_name)
