@@ -281,10 +281,12 @@ class Jitted(Generic[P, R]):
         """The number of traces so far."""
         return self.counter[0]
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "__signature__":  # read without following __wrapped__, too, and seldom
-            return inspect.signature(self.fun)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # it would allow any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "__signature__":  # read without following __wrapped__, too, and seldom
+                return inspect.signature(self.fun)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @overload
     def __get__(self, obj: None, owner: type | None = None) -> Self: ...
