@@ -62,7 +62,7 @@ def takes(prim, dtype, params):
     if not TYPES[getattr(prim, "types", "number")][1](dtype) or (dtypes.is_narrow(dtype) and prim.widens):
         return False
     if prim is ew.bitcast_p:
-        return dtype != BOOL and params["dtype"].itemsize == dtype.itemsize
+        return dtype != BOOL and dtypes.bits_of(params["dtype"]) == dtypes.bits_of(dtype)
     return not (prim is ew.integer_pow_p and params["y"] < 0 and dtypes.is_integer(dtype))
 
 
