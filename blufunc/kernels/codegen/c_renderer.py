@@ -497,8 +497,12 @@ def accumulator(dtype: np.dtype) -> np.dtype:
 
 
 def start_of(op: str, dtype: np.dtype) -> str:
-    """The identity of a reduction, as a literal."""
-    return scalar_ops.literal(identity(op, dtype), dtype)
+    """The identity of a reduction, as a literal of its accumulator.
+
+    The narrow dtype may lack it: float8_e8m0fnu has neither a zero nor infinities.
+    """
+    wide = accumulator(dtype)
+    return scalar_ops.literal(identity(op, wide), wide)
 
 
 def as_type(value: str, of: np.dtype, dtype: np.dtype) -> str:

@@ -240,11 +240,7 @@ OPS = {
     "f": ["sum", "prod", "max", "min"],
     "c": ["sum", "prod"],
 }
-REDUCED = [
-    d
-    for d in scalar_ops.STORAGE
-    if d not in (dtypes.key, dtypes.float8_e8m0fnu) and not dtypes.is_narrow(d)  # no zero; computed in 8 bits
-]
+REDUCED = [d for d in scalar_ops.STORAGE if d != dtypes.key and not dtypes.is_narrow(d)]  # computed in 8 bits
 
 
 @pytest.mark.parametrize("dtype", REDUCED, ids=dtypes.short_name)
@@ -281,6 +277,8 @@ def test_reductions_of_every_dtype(compiler, dtype):
     wide = np.complex128 if dtypes.is_complex(dtype) else np.float64
     rtol = 20 * float(dtypes.finfo(dtype).eps) if dtypes.is_inexact(dtype) else 0
     for b in outs:
+        if dtype == dtypes.float8_e8m0fnu and b.name.startswith("kept_"):
+            continue  # the reference keeps totals in the dtype itself, which has no zero to start from
         np.testing.assert_allclose(got[b].astype(wide), want[b].astype(wide), rtol, err_msg=b.name)
 
 
