@@ -56,10 +56,12 @@ def limit(dtype: np.dtype, largest: bool) -> Any:
     if dtypes.is_bool(dtype):
         return dtype.type(largest)
     if dtypes.is_floating(dtype):
-        # float8_e4m3fn has no infinity: use its largest finite value
-        limit = np.asarray(np.inf).astype(dtype)
-        limit = limit if np.isinf(limit) else np.asarray(dtypes.finfo(dtype).max, dtype)
-        return limit[()] if largest else -limit[()]
+        infinity = np.asarray(np.inf if largest else -np.inf).astype(dtype)
+        if np.isinf(infinity):
+            return infinity[()]
+        # float8_e4m3fn has no infinities, float8_e8m0fnu no negative numbers either
+        info = dtypes.finfo(dtype)
+        return dtype.type(info.max if largest else info.min)
     info = dtypes.iinfo(dtype)
     return dtype.type(info.max if largest else info.min)
 

@@ -499,10 +499,11 @@ def accumulator(dtype: np.dtype) -> np.dtype:
 def start_of(op: str, dtype: np.dtype) -> str:
     """The identity of a reduction, as a literal of its accumulator.
 
-    The narrow dtype may lack it: float8_e8m0fnu has neither a zero nor infinities.
+    Extrema start at those of the narrow dtype, which are the result of none. Sums do not: float8_e8m0fnu has no zero.
     """
     wide = accumulator(dtype)
-    return scalar_ops.literal(identity(op, wide), wide)
+    start = identity(op, dtype if op in ("max", "min") else wide)
+    return scalar_ops.literal(wide.type(start), wide)
 
 
 def as_type(value: str, of: np.dtype, dtype: np.dtype) -> str:
