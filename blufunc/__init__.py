@@ -165,10 +165,10 @@ with _lazy.names(__name__, hints=_NOT_HERE):
     from blufunc.transforms.staging.callback import effects_barrier as effects_barrier
     from blufunc.transforms.staging.callback import io_callback as io_callback
     from blufunc.transforms.staging.callback import pure_callback as pure_callback
+    from blufunc.transforms.staging.eval_shape import eval_shape as eval_shape
     from blufunc.transforms.staging.jit import clear_caches as clear_caches
     from blufunc.transforms.staging.jit import disable_jit as disable_jit
     from blufunc.transforms.staging.jit import jit as jit
-    from blufunc.transforms.staging.make_jaxpr import eval_shape as eval_shape
     from blufunc.transforms.staging.make_jaxpr import make_jaxpr as make_jaxpr
     from blufunc.transforms.staging.make_jaxpr import typeof as typeof
     from blufunc.transforms.staging.named_scope import named_call as named_call

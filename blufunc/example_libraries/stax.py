@@ -29,7 +29,7 @@ from blufunc.nn import (
 )
 from blufunc.nn.initializers import glorot_normal, normal, ones, zeros
 from blufunc.transforms.arguments import ShapeDtypeStruct
-from blufunc.transforms.staging.make_jaxpr import eval_shape
+from blufunc.transforms.staging.eval_shape import eval_shape
 
 Layer = tuple[Callable, Callable]
 

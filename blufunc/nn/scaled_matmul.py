@@ -17,7 +17,7 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
-from blufunc.transforms.staging.make_jaxpr import eval_shape
+from blufunc.transforms.staging.eval_shape import eval_shape
 
 if TYPE_CHECKING:
     from blufunc.core.ir.array_like import ArrayLike, DTypeLike

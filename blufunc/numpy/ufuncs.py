@@ -36,9 +36,10 @@ from blufunc.numpy.promotion import (
     dtype_of,
     value_of,
 )
+from blufunc.transforms.arguments import ShapeDtypeStruct
 from blufunc.transforms.control_flow.loops import fori_loop
 from blufunc.transforms.control_flow.scan import scan
-from blufunc.transforms.staging.make_jaxpr import ShapeDtypeStruct, eval_shape
+from blufunc.transforms.staging.eval_shape import eval_shape
 
 
 class _Kind(type):

@@ -146,3 +146,29 @@ def test_iteration_ends_and_arrays_are_asked_for():
     with pytest.raises(errors.BlufuncError):
         bnp.asarray(m)
     assert float(m.sum()) == 2.0 and m.sum(0).todense().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("index", [np.int64(-1), (..., 0), (0, ...), ..., (slice(1, None), ..., np.int32(0))])
+def test_static_indices(index):
+    dense = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    got = sparse.BCOO.fromdense(dense)[index]
+    np.testing.assert_array_equal(got.todense(), dense[index])
+
+
+@pytest.mark.parametrize("index", [(..., ...), True, (0, 0, 0, 0), np.array([0, 1])])
+def test_indices_that_are_refused(index):
+    m = sparse.BCOO.fromdense(np.ones((3, 2, 2), np.float32))
+    with pytest.raises(errors.UnsupportedError, match="BCOO"):
+        m[index]
+
+
+def test_powers_and_comparisons():
+    twice = sparse.BCOO((bnp.array([1.0, 2.0]), bnp.array([[1], [1]])), shape=(3,))
+    np.testing.assert_array_equal((twice**2).todense(), [0, 9, 0])
+    for exponent in (0, -1, twice):
+        with pytest.raises(errors.UnsupportedError, match="power of a sparse"):
+            twice**exponent
+    for other in (0, np.ones(3), twice):
+        with pytest.raises(errors.UnsupportedError, match="comparison of a sparse"):
+            twice == other
+    assert twice != "a name"

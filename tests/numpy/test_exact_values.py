@@ -6,8 +6,8 @@ import pytest
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.transforms.arguments import ShapeDtypeStruct
+from blufunc.transforms.staging.eval_shape import eval_shape
 from blufunc.transforms.staging.jit import jit
-from blufunc.transforms.staging.make_jaxpr import eval_shape
 
 F64 = np.float64(0.1)
 ONE = np.ones(1)

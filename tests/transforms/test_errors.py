@@ -18,8 +18,9 @@ from blufunc.transforms.arguments import ShapeDtypeStruct
 from blufunc.transforms.autodiff.grad import grad, jvp, linearize, value_and_grad, vjp
 from blufunc.transforms.batching.vmap import vmap
 from blufunc.transforms.control_flow.while_loop import while_loop
+from blufunc.transforms.staging.eval_shape import eval_shape
 from blufunc.transforms.staging.jit import jit
-from blufunc.transforms.staging.make_jaxpr import eval_shape, make_jaxpr
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
 M = np.ones((2, 3), np.float32)

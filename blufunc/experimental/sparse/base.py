@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,6 +58,13 @@ class JAXSparse:
     __matmul__: Callable[..., Any]  # ``products.py`` sets them
     __rmatmul__: Callable[..., Any]
     __hash__ = None  # type: ignore[assignment]
+
+    def _compared(self, other: Any) -> Any:
+        if not isinstance(other, JAXSparse | numbers.Number) and not hasattr(other, "shape"):
+            return NotImplemented
+        raise refused("a comparison of a sparse array, which is true of most zeros", "x.todense() == y")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared
 
     def __init__(self, shape: tuple[int, ...]):
         self.shape = shape

@@ -173,9 +173,7 @@ class BCOO(JAXSparse):
         )
 
     def __getitem__(self, index: Any) -> BCOO:
-        index = index if isinstance(index, tuple) else (index,)
-        if any(not isinstance(i, (int, slice)) for i in index) or len(index) > self.ndim:
-            raise refused(f"BCOO[{index!r:.60}]", "integers and slices, or x.todense()[index]")
+        index = self._without_ellipsis(index if isinstance(index, tuple) else (index,))
         pairs = zip(index, self.shape, strict=False)
         rows = [i.indices(n) if isinstance(i, slice) else (i % n, i % n + 1, 1) for i, n in pairs]
         rows += [(0, n, 1) for n in self.shape[len(index) :]]
@@ -184,6 +182,22 @@ class BCOO(JAXSparse):
         starts, limits, strides = zip(*rows, strict=True)
         out = bcoo_slice(self, start_indices=starts, limit_indices=limits, strides=strides)
         return bcoo_squeeze(out, dimensions=[d for d, i in enumerate(index) if isinstance(i, int)])
+
+    def _without_ellipsis(self, index: tuple) -> tuple[int | slice, ...]:
+        """The index as integers and slices, of the first dimensions or all."""
+        ellipses = [n for n, i in enumerate(index) if i is ...]
+        static: list[Any] = [i if i is ... or isinstance(i, slice) else _static_int(i) for i in index]
+        if None in static or len(ellipses) > 1 or len(index) - len(ellipses) > self.ndim:
+            raise refused(f"BCOO[{index!r:.60}]", "integers and slices, or x.todense()[index]")
+        for n in ellipses:
+            static[n : n + 1] = [slice(None)] * (self.ndim - len(index) + 1)
+        return tuple(static)
+
+    def __pow__(self, exponent: Any) -> BCOO:
+        if isinstance(exponent, JAXSparse) or np.ndim(exponent) or not exponent > 0:
+            raise refused("a power of a sparse array whose zeros are not zero", "x.todense() ** y")
+        unique = self if self.unique_indices else self.sum_duplicates(self.nse)
+        return unique.with_data(unique.data**exponent)
 
     def __neg__(self) -> BCOO:
         return self.with_data(-self.data)
@@ -228,6 +242,12 @@ class BCOO(JAXSparse):
 
     def __rsub__(self, other: Any) -> Any:
         return (-self) + other
+
+
+def _static_int(i: Any) -> int | None:
+    """The number of an index; None for other indices."""
+    number = isinstance(i, int | np.integer) and not isinstance(i, bool)
+    return int(i) if number else None
 
 
 def _is_opaque(x: Any) -> bool:

@@ -316,9 +316,12 @@ class Jitted(Generic[P, R]):
         except RefError:
             if not self.carries_refs or _runs_in_place():
                 raise
+        return self._ref_carrier()(args, kwargs)
+
+    def _ref_carrier(self) -> RefCarrier:
         if self._carrier is None:
             self._carrier = RefCarrier(self, jit)
-        return self._carrier(args, kwargs)
+        return self._carrier
 
     def _run(self, entry: Entry, arrays: Sequence[ConcreteArray]) -> Any:
         """Run a program on arrays; donated ones lose their buffers."""
@@ -386,7 +389,13 @@ class Jitted(Generic[P, R]):
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The results as ``ShapeDtypeStruct``, without computing anything."""
-        return self.trace(*args, **kwargs).out_info
+        try:
+            if self._carrier is None or not self._carrier.closed:
+                return self.trace(*args, **kwargs).out_info
+        except RefError:
+            if not self.carries_refs:
+                raise
+        return self._ref_carrier().eval_shape(args, kwargs)
 
     def clear_cache(self) -> None:
         """Drop all traces and programs."""

@@ -1,4 +1,4 @@
-"""Inspection without computation: ``make_jaxpr``, ``eval_shape`` and ``typeof``.
+"""Inspection without computation: ``make_jaxpr`` and ``typeof``.
 
 Transforms, stage 1. In: a function and its arguments, or a value. Out: a jaxpr, or types.
 """
@@ -13,14 +13,10 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.ir.local_avals import LocalArray
 from blufunc.core.ir.trace import Tracer, state, type_of
-from blufunc.core.ops.elementwise import weak_as
-from blufunc.core.ops.offload import in_memory
-from blufunc.core.primitives.linear_ops import zeros
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import (
     FlatFunction,
-    ShapeDtypeStruct,
     abstract,
     argument_indices,
     labels_of,
@@ -71,28 +67,6 @@ def make_jaxpr(
         return jaxpr
 
     return make
-
-
-def eval_shape(fun: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Shapes and dtypes of ``fun(*args, **kwargs)``, without computing anything.
-
-    Args:
-      fun: a function of pytrees of arrays.
-      args, kwargs: its arguments; arrays, or anything with ``shape`` and ``dtype`` as ``ShapeDtypeStruct``.
-    Returns:
-      the results, with ``ShapeDtypeStruct`` instead of arrays.
-    """
-
-    @functools.wraps(fun)
-    def of_arrays(*xs, **kw):
-        return tree.map(_array_of, fun(*xs, **kw))
-
-    return make_jaxpr(of_arrays, return_shape=True)(*args, **kwargs)[1]
-
-
-def _array_of(x: Any) -> Any:
-    """A value for a type among the results."""
-    return weak_as(in_memory(zeros(abstract(x)), x.memory), x) if isinstance(x, ShapeDtypeStruct) else x
 
 
 def typeof(x: Any) -> ShapedArray:

@@ -47,6 +47,21 @@ class RefCarrier:
         self.explicit.carries_refs = False  # what it does not carry is carried further out
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
+        out, own, *written = self._explicitly(self.explicit, args, kwargs)
+        for refs, values in zip((own, self.closed), written, strict=True):
+            written_back(refs, values)
+        return out
+
+    def eval_shape(self, args: tuple, kwargs: dict) -> Any:
+        """The results as ``ShapeDtypeStruct``; no cell is written."""
+        return self._explicitly(self.explicit.eval_shape, args, kwargs)[0]
+
+    def _explicitly(self, call: Callable, args: tuple, kwargs: dict) -> tuple[Any, list[Ref], Any, Any]:
+        """Call the function of values.
+
+        Returns:
+          its result, the cells among the arguments, and what was written to these and to those of the closure.
+        """
         leaves, structure = tree.flatten((args, kwargs))
         own = list(dict.fromkeys(x for x in leaves if isinstance(x, Ref)))
         places = tuple(own.index(x) if isinstance(x, Ref) else None for x in leaves)
@@ -55,13 +70,11 @@ class RefCarrier:
             closed = tuple(self.closed)
             cells = _Cells(structure, places, closed)
             try:
-                out, *written = self.explicit(cells, [r.value for r in own], [r.value for r in closed], plain)
+                out, *written = call(cells, [r.value for r in own], [r.value for r in closed], plain)
             except Missing as e:
                 self.closed += [r for r in e.refs if r not in self.closed]
                 continue
-            for refs, values in zip((own, closed), written, strict=True):
-                written_back(refs, values)
-            return out
+            return out, own, *written
 
     def _explicit(self) -> Callable:
         """The function of values that is jitted."""

@@ -98,6 +98,23 @@ def test_jit_keeps_its_options():
             bf.jit(lambda x: r[...] + x, **{name: bf.NamedSharding(mesh, bf.P())})(bnp.ones(2))
 
 
+def test_shapes_with_cells():
+    own, closed = bf.new_ref(bnp.arange(3.0)), bf.new_ref(bnp.arange(2.0))
+
+    def f(r, x):
+        r[...] *= x
+        closed[0] = x
+        return r[...] + closed[1]
+
+    jitted = bf.jit(f)
+    for shapes in (bf.eval_shape(f, own, 2.0), jitted.eval_shape(own, 2.0)):
+        assert (shapes.shape, shapes.dtype) == ((3,), np.float32)
+    assert (own[...].tolist(), closed[...].tolist()) == ([0, 1, 2], [0, 1])  # nothing ran
+    jitted(own, 3.0)
+    jitted.eval_shape(own, 3.0)
+    assert (own[...].tolist(), closed[...].tolist(), jitted.trace_count) == ([0, 3, 6], [3, 1], 1)
+
+
 def test_only_written_cells_are_results():
     read, written, unused = (bf.new_ref(bnp.arange(3.0)) for _ in range(3))
 

@@ -17,8 +17,9 @@ from blufunc.core.primitives import linear_ops
 from blufunc.transforms.arguments import ShapeDtypeStruct
 from blufunc.transforms.autodiff.grad import grad, jvp
 from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.eval_shape import eval_shape
 from blufunc.transforms.staging.jit import jit
-from blufunc.transforms.staging.make_jaxpr import eval_shape, make_jaxpr
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
 

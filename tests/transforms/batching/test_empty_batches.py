@@ -8,8 +8,8 @@ from blufunc import lax, nn, ops, random
 from blufunc.core.arrays.array import from_numpy
 from blufunc.transforms.autodiff.grad import grad
 from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.eval_shape import eval_shape
 from blufunc.transforms.staging.jit import jit
-from blufunc.transforms.staging.make_jaxpr import eval_shape
 from tests.op_table.rows import OPS
 
 

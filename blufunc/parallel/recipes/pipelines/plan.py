@@ -36,7 +36,7 @@ from blufunc.parallel.recipes.varying import ring_of
 from blufunc.parallel.reports.hardware import DeviceSpec
 from blufunc.transforms.autodiff.grad import value_and_grad
 from blufunc.transforms.control_flow.scan import scan_p
-from blufunc.transforms.staging.make_jaxpr import eval_shape
+from blufunc.transforms.staging.eval_shape import eval_shape
 
 _GPU, _AXIS = "cuda:sm_90", "stage"
 
