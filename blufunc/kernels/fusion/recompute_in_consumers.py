@@ -6,7 +6,8 @@ Kernels, stage 5, below ``fuse.py``. In: a jaxpr. Out: three sets of variables:
   stored. A rotary embedding, whose halves are computed and joined, is one kernel; so is the gradient of a ``split``.
 - ``computed_by_readers``: values computed from a buffer that is in memory anyway (a parameter, the result of a library
   call or a collective) and no larger. Each reader recomputes them: a softmax over a sharded vocabulary converts its
-  logits to float32 for the maximum, for the sum and for the gradient.
+  logits to float32 for the maximum, for the sum and for the gradient. A residual with one reader, which comes after a
+  library call, is computed there, too, if what it is computed from is as narrow: the forward pass does not store it.
 - ``position_tables``: values of positions alone (``iota``) are usually computed by every reader; an element of a causal
   mask costs one comparison. Those that cost more, and that a reader with many times their elements would repeat, such
   as the angles of a rotary embedding, are stored.
@@ -30,6 +31,7 @@ from blufunc.core.ops.elementwise import (
     ge_p,
     gt_p,
     le_p,
+    logistic_p,
     lt_p,
     max_p,
     min_p,
@@ -170,8 +172,8 @@ def _is_cheap(v: Any, recipe: _CopyRecipe, copies: int) -> bool:
 # -- values of buffers that are read anyway ---------------------------------------------------------
 
 
-LARGE = 1 << 24
-"""Minimum size of such a value in bytes: smaller ones stay in L2."""
+LARGE = 1 << 22
+"""Minimum size of such a value in bytes: a GPU stores and reads fewer in the time of a launch, 2 us."""
 
 _SMALL = 16
 """An operand this many times smaller, such as a scalar per row, is free to read."""
@@ -182,7 +184,7 @@ _MOST = 64
 _BIT_STABLE = frozenset((convert_p, neg_p, abs_p, add_p, sub_p, add_any_p, max_p, min_p, exp_p))
 """Operations with equal bits in every kernel; a product may become an FMA."""
 
-_OF_NARROW = frozenset((mul_p, square_p, select_p, ge_p, gt_p, le_p, lt_p))
+_OF_NARROW = frozenset((mul_p, square_p, select_p, ge_p, gt_p, le_p, lt_p, logistic_p))
 """Operations that readers may repeat too, of large arrays of 16 bits.
 
 Float32 that kernels compute from those is more exact than they are, fused or not.
@@ -193,7 +195,7 @@ _COMPARES = frozenset((eq_p, ne_p, lt_p, le_p, gt_p, ge_p))
 
 
 class _Recipe(NamedTuple):
-    """The variables that a value is computed from, and its cost in operations.
+    """The variables that a value is computed from, and by which equations.
 
     Attributes:
       large: those that are not much smaller than the value.
@@ -201,7 +203,7 @@ class _Recipe(NamedTuple):
     """
 
     leaves: frozenset[Var]
-    cost: int
+    eqns: frozenset[Eqn]
     large: frozenset[Var]
     stable: bool
 
@@ -216,7 +218,7 @@ class _Recipe(NamedTuple):
 
 
 def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
-    """Values read on both sides of opaque steps, and cheap to recompute.
+    """Values made and read on different sides of opaque steps, and cheap to recompute.
 
     Args:
       jaxpr: the program.
@@ -239,7 +241,7 @@ def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
     for e in reversed(jaxpr.eqns):
         v = e.outvars[0] if len(e.outvars) == 1 else None
         at = readers.get(v, set())
-        if v in recipes and recipes[v].is_cheap(v) and _are_apart(at, recipes[v].stable):
+        if v in recipes and recipes[v].is_cheap(v) and _are_apart({depths[e], *at}, recipes[v].stable):
             found.add(v)  # type: ignore[arg-type]
         exact = e.prim in _COMPARES and v not in recipes
         if sorts[e] == "opaque" or exact or "index_dtype" in e.params:
@@ -277,7 +279,7 @@ def _recipe(
     if out.size * 4 < LARGE:
         return None
     leaves: set[Var] = set()
-    cost = eqn.prim.cost
+    eqns = {eqn}
     for a in eqn.invars:
         x = _moved_from(a, makers)
         if x.__class__ is Literal:
@@ -286,7 +288,7 @@ def _recipe(
             leaves.add(x)
         elif x in recipes and not (_is_narrow(x) and recipes[x].bytes > x.aval.nbytes):
             leaves |= recipes[x].leaves
-            cost += recipes[x].cost
+            eqns |= recipes[x].eqns
             stable &= recipes[x].stable
         elif x in in_rows:
             return None  # the kernel that reduces a row and the one that reads the result could not fuse
@@ -295,9 +297,9 @@ def _recipe(
         else:
             return None
     large = frozenset(x for x in leaves if x.aval.size * _SMALL > out.size)
-    if cost > _MOST or not (stable or all(map(_is_narrow, large))):
+    if sum(e.prim.cost for e in eqns) > _MOST or not (stable or all(map(_is_narrow, large))):
         return None
-    return _Recipe(frozenset(leaves), cost, large, stable)
+    return _Recipe(frozenset(leaves), frozenset(eqns), large, stable)
 
 
 def _is_narrow(x: Any) -> bool:
@@ -315,7 +317,7 @@ def _found_in_rows(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
     found: set[Var] = set()
     for e in jaxpr.eqns:
         if sorts[e] != "opaque":
-            elementwise = _is_elementwise(e) or moves(e) or _ends_kernel(e)
+            elementwise = _is_elementwise(e) or moves(e) or e.prim in COPIES or _ends_kernel(e)
             if not elementwise or any(a in found for a in e.invars):
                 found.update(e.outvars)
     return found

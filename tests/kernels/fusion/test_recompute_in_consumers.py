@@ -112,7 +112,17 @@ CASES = {  # of a product in bfloat16: what is not stored
     "a product reads a view of it": (lambda y: (z := y.astype(F32), both(z), z.T @ z)[1:], []),
     "of more memory": (lambda y: both((y @ bnp.ones((LANES, LANES), BF16)).astype(dtypes.float8_e4m3fn)), []),
     "smaller": (lambda y, p: widened(y @ p.reshape(LANES, ROWS)[:, :4]), []),
-    "of three that take more": (lambda y, p: both((y.astype(F32) + p.astype(F32)) * (y @ y.T @ p).astype(F32)), []),
+    "of three that take more": (
+        lambda y, p: both((y.astype(F32) + p.astype(F32)) * (y @ y.T @ p).astype(F32)),
+        ["convert", "convert", "add"],
+    ),
+    "joined": (lambda y, p: both(bnp.concatenate([y[:, :9], p[:, 9:]], 1).astype(F32)), ["convert"]),
+    "made before, read behind": (
+        lambda y: (bnp.exp(y.astype(F32)) * lax.optimization_barrier(y).astype(F32)).sum(1), ["convert", "exp"]
+    ),
+    "made behind, of more memory than what is read": (
+        lambda y: (lax.optimization_barrier(y) * bnp.exp(y + y[::-1] * 2)).sum(1), []
+    ),
     "as many operations as may be": (lambda y: both(exps(y.astype(F32), 7)), ["convert"] + ["exp"] * 7),
     "too many operations": (lambda y: both(exps(y.astype(F32), 8)), []),
     "of a group": (lambda y: (grouped(y.astype(F32))), ["convert"]),
