@@ -51,6 +51,7 @@ with _lazy.modules(
     from blufunc.kernels.recompute import budget as budgets
     from blufunc.kernels.rewrites import (
         generated_operands,
+        group_reductions,
         packed_outputs,
         partial_reductions,
         pointwise_epilogue,
@@ -218,6 +219,7 @@ class Planning:
             jaxpr = short_axes.with_unrolled_short_axes(jaxpr, origins)
             if target.generated_columns:
                 jaxpr = generated_operands.with_generated_operands(jaxpr, origins, target.machine)
+                jaxpr = group_reductions.with_columns_first(jaxpr, origins, target.machine)
         self.jaxpr = split_column_reductions(jaxpr, origins, target.summed_lanes)
         self.origins = origins
         self.donated, self.planned = donated, planned

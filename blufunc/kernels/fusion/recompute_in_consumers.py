@@ -173,7 +173,10 @@ def _is_cheap(v: Any, recipe: _CopyRecipe, copies: int) -> bool:
 
 
 LARGE = 1 << 22
-"""Minimum size of such a value in bytes: a GPU stores and reads fewer in the time of a launch, 2 us."""
+"""Minimum size of such a value in bytes.
+
+A GPU stores and reads fewer in the time of a launch, 2 us.
+"""
 
 _SMALL = 16
 """An operand this many times smaller, such as a scalar per row, is free to read."""
@@ -317,7 +320,9 @@ def _found_in_rows(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
     found: set[Var] = set()
     for e in jaxpr.eqns:
         if sorts[e] != "opaque":
-            elementwise = _is_elementwise(e) or moves(e) or e.prim in COPIES or _ends_kernel(e)
+            elementwise = (
+                _is_elementwise(e) or moves(e) or e.prim in COPIES or _ends_kernel(e) or _is_small(e)
+            )
             if not elementwise or any(a in found for a in e.invars):
                 found.update(e.outvars)
     return found
@@ -341,8 +346,19 @@ _ALONE = (-1, -1)
 
 
 def _is_alone(eqn: Eqn) -> bool:
-    """True for a reduction over axes with others in between, as in group norm."""
-    return bool(reduces(eqn.prim)) and role_of(eqn, Frame(eqn.invars[0].aval.size)) is None
+    """True for a reduction over axes with others in between, or over rows of images.
+
+    Those of a group norm are either; the sums of its gradient over all rows have a kernel of their own.
+    """
+    if not reduces(eqn.prim):
+        return False
+    found = role_of(eqn, Frame(eqn.invars[0].aval.size))
+    return found is None or (found[0] == "column" and found[1].outer != 1)
+
+
+def _is_small(eqn: Eqn) -> bool:
+    """True for a reduction whose kernel is not that of a large reader of the result."""
+    return bool(reduces(eqn.prim)) and eqn.invars[0].aval.size * 4 < LARGE
 
 
 def _ends_kernel(eqn: Eqn) -> bool:
@@ -350,7 +366,7 @@ def _ends_kernel(eqn: Eqn) -> bool:
 
     Rows are reduced where they are read again. Columns are not, as in batch norm.
     """
-    if not reduces(eqn.prim) or eqn.invars[0].aval.size * 4 < LARGE:
+    if not reduces(eqn.prim) or _is_small(eqn):
         return False
     found = role_of(eqn, Frame(eqn.invars[0].aval.size))
     return found is None or found[0] == "column"
