@@ -1,15 +1,20 @@
 """Special cases of the array API standard 2024.12: infinities, NaN, signed zeros.
 
-Data, for ``test_special_cases.py``. A line is ``function: operands -> result``. Operands are numbers, or classes of
-them: ``f`` finite, ``+f`` and ``-f`` finite and not 0, ``p`` and ``m`` positive and negative with the infinities,
-``num`` all but NaN, ``any`` all, ``0?`` and ``inf?`` of either sign, and those in ``CLASSES``. Results are numbers,
-``x1`` or ``x2``, or several with ``|`` where the standard lets implementations choose.
+Data, for ``test_special_cases.py`` and the tests of the CUDA prelude. A line is ``function: operands -> result``.
+Operands are numbers, or classes of them: ``f`` finite, ``+f`` and ``-f`` finite and not 0, ``p`` and ``m`` positive
+and negative with the infinities, ``num`` all but NaN, ``any`` all, ``0?`` and ``inf?`` of either sign, and those in
+``CLASSES``. Results are numbers, ``x1`` or ``x2``, or several with ``|`` where the standard lets implementations
+choose. ``inf*cos`` is infinity times the cosine of the last operand.
 """
 
+import itertools
 import math
+
+import numpy as np
 
 CLASSES = {
     "f": [-2.5, -1.0, -0.0, 0.0, 1.0, 2.5],
+    "nzf": [-30.0, -2.5, 0.5, 2.0, 200.0],
     "+f": [0.5, 1.0, 3.0],
     "-f": [-0.5, -1.0, -3.0],
     "p": [0.5, 1.0, 3.0, math.inf],
@@ -100,32 +105,40 @@ trunc: nan -> nan; int -> x1; inf? -> x1; 0? -> x1; 0.5 -> 0; -0.5 -> -0
 
 COMPLEX = """
 abs: inf? any -> inf; any inf? -> inf; 0? 0? -> 0; f nan -> nan; nan f -> nan; nan nan -> nan
-acos: 0? 0 -> pi/2 -0; 0? nan -> pi/2 nan; f inf -> pi/2 -inf; -inf +f -> pi -inf; inf +f -> 0 -inf
-acos: -inf inf -> 3pi/4 -inf
-acos: inf inf -> pi/4 -inf; nan f -> nan nan; nan inf -> nan -inf; nan nan -> nan nan; inf? nan -> nan inf?
-acosh: 0? 0 -> 0 pi/2; f inf -> inf pi/2; -inf +f -> inf pi; inf +f -> inf 0; -inf inf -> inf 3pi/4
-acosh: inf inf -> inf pi/4
-acosh: inf? nan -> inf nan; nan inf -> inf nan; nan nan -> nan nan
-asinh: 0 0 -> 0 0; +f inf -> inf pi/2; inf +f -> inf 0; inf inf -> inf pi/4; inf nan -> inf nan
-asinh: nan 0 -> nan 0; nan nan -> nan nan
-atanh: 0 0 -> 0 0; 0 nan -> 0 nan; 1 0 -> inf 0; +f inf -> 0 pi/2; inf +f -> 0 pi/2; inf inf -> 0 pi/2
-atanh: inf nan -> 0 nan
-atanh: nan nan -> nan nan; +f nan -> nan nan
-cosh: 0 0 -> 1 0; 0 inf -> nan 0?; +f inf -> nan nan; inf 0 -> inf 0; inf inf -> inf? nan
-cosh: inf nan -> inf nan; nan nan -> nan nan
-exp: 0? 0 -> 1 0; f inf -> nan nan; f nan -> nan nan; inf 0 -> inf 0; -inf inf -> 0? 0?; inf inf -> inf? nan
-exp: -inf nan -> 0? 0?
-exp: inf nan -> inf? nan; nan 0 -> nan 0; nan +f -> nan nan; nan nan -> nan nan
+acos: 0? 0 -> pi/2 -0; 0? nan -> pi/2 nan; f inf -> pi/2 -inf; nzf nan -> nan nan; -inf +f -> pi -inf
+acos: inf +f -> 0 -inf; -inf inf -> 3pi/4 -inf; inf inf -> pi/4 -inf; inf? nan -> nan inf?; nan f -> nan nan
+acos: nan inf -> nan -inf; nan nan -> nan nan
+acosh: 0? 0 -> 0 pi/2; 0 nan -> nan pi/2|-pi/2; f inf -> inf pi/2; nzf nan -> nan nan; -inf +f -> inf pi
+acosh: inf +f -> inf 0; -inf inf -> inf 3pi/4; inf inf -> inf pi/4; inf? nan -> inf nan; nan f -> nan nan
+acosh: nan inf -> inf nan; nan nan -> nan nan
+asinh: 0 0 -> 0 0; +f inf -> inf pi/2; f nan -> nan nan; inf +f -> inf 0; inf inf -> inf pi/4; inf nan -> inf nan
+asinh: nan 0 -> nan 0; nan nzf -> nan nan; nan inf -> inf? nan; nan nan -> nan nan
+atanh: 0 0 -> 0 0; 0 nan -> 0 nan; 1 0 -> inf 0; +f inf -> 0 pi/2; nzf nan -> nan nan; inf +f -> 0 pi/2
+atanh: inf inf -> 0 pi/2; inf nan -> 0 nan; nan f -> nan nan; nan inf -> 0? pi/2; nan nan -> nan nan
+cosh: 0 0 -> 1 0; 0 inf -> nan 0?; 0 nan -> nan 0?; nzf inf -> nan nan; nzf nan -> nan nan; inf 0 -> inf 0
+cosh: inf nzf -> inf*cos inf*sin; inf inf -> inf? nan; inf nan -> inf nan; nan 0? -> nan 0?; nan nzf -> nan nan
+cosh: nan nan -> nan nan
+exp: 0? 0 -> 1 0; f inf -> nan nan; f nan -> nan nan; inf 0 -> inf 0; inf nzf -> inf*cos inf*sin
+exp: -inf nzf -> 0*cos 0*sin; -inf inf -> 0? 0?; inf inf -> inf? nan; -inf nan -> 0? 0?; inf nan -> inf? nan
+exp: nan 0 -> nan 0; nan nzf -> nan nan; nan nan -> nan nan
+expm1: 0? 0 -> 0 0; f inf -> nan nan; f nan -> nan nan; inf 0 -> inf 0; inf nzf -> inf*cos inf*sin
+expm1: -inf nzf -> -1 0*sin; -inf inf -> -1 0?; inf inf -> inf? nan; -inf nan -> -1 0?; inf nan -> inf? nan
+expm1: nan 0 -> nan 0; nan nzf -> nan nan; nan nan -> nan nan
 log: -0 0 -> -inf pi; 0 0 -> -inf 0; f inf -> inf pi/2; f nan -> nan nan; -inf +f -> inf pi; inf +f -> inf 0
-log: -inf inf -> inf 3pi/4
-log: inf inf -> inf pi/4; inf? nan -> inf nan; nan f -> nan nan; nan inf -> inf nan; nan nan -> nan nan
-sinh: 0 0 -> 0 0; 0 inf -> 0? nan; 0 nan -> 0? nan; +f inf -> nan nan; inf 0 -> inf 0; inf inf -> inf? nan
-sinh: nan 0 -> nan 0
-sqrt: 0? 0 -> 0 0; f inf -> inf inf; inf? inf -> inf inf; nan inf -> inf inf; f nan -> nan nan
-sqrt: -inf +f -> 0 inf; inf +f -> inf 0
-sqrt: -inf nan -> nan inf?; inf nan -> inf nan; nan f -> nan nan; nan nan -> nan nan
-tanh: 0 0 -> 0 0; +f inf -> nan nan; +f nan -> nan nan; inf +f -> 1 0?; inf inf -> 1 0?; inf nan -> 1 0?
-tanh: nan 0 -> nan 0; nan nan -> nan nan
+log: -inf inf -> inf 3pi/4; inf inf -> inf pi/4; inf? nan -> inf nan; nan f -> nan nan; nan inf -> inf nan
+log: nan nan -> nan nan
+log1p: -1 0 -> -inf 0; f inf -> inf pi/2; f nan -> nan nan; -inf +f -> inf pi; inf +f -> inf 0
+log1p: -inf inf -> inf 3pi/4; inf inf -> inf pi/4; inf? nan -> inf nan; nan f -> nan nan; nan inf -> inf nan
+log1p: nan nan -> nan nan
+sign: 0? 0? -> 0 0; inf nzf -> 1 0; nzf -inf -> 0 -1; inf? inf? -> nan nan; nan any -> nan nan; any nan -> nan nan
+sinh: 0 0 -> 0 0; 0 inf -> 0? nan; 0 nan -> 0? nan; +f inf -> nan nan; +f nan -> nan nan; inf 0 -> inf 0
+sinh: inf +f -> inf*cos inf*sin; inf inf -> inf? nan; inf nan -> inf? nan; nan 0 -> nan 0; nan nzf -> nan nan
+sinh: nan nan -> nan nan
+sqrt: 0? 0 -> 0 0; any inf -> inf inf; f nan -> nan nan; -inf +f -> 0 inf; inf +f -> inf 0; -inf nan -> nan inf?
+sqrt: inf nan -> inf nan; nan f -> nan nan; nan nan -> nan nan
+tan: 0 0 -> 0 0; +f inf -> 0 1; nzf nan -> nan nan; inf inf -> 0? 1; nan inf -> 0? 1; nan nan -> nan nan
+tanh: 0 0 -> 0 0; 0 inf -> 0 nan; nzf inf -> nan nan; 0 nan -> 0 nan; nzf nan -> nan nan; inf +f -> 1 0
+tanh: -inf +f -> -1 0; inf inf -> 1 0?; inf nan -> 1 0?; nan 0 -> nan 0; nan nzf -> nan nan; nan nan -> nan nan
 """
 
 
@@ -139,6 +152,40 @@ def number(token):
 def values(token):
     """The numbers that a token stands for."""
     return CLASSES[token] if token in CLASSES else [number(token)]
+
+
+def wanted(token, operands):
+    """The results that a token allows."""
+    for t in token.split("|"):
+        if t in ("x1", "x2"):
+            yield operands[int(t[1]) - 1]
+        elif "*" in t:
+            factor, function = t.split("*")
+            yield float(factor) * getattr(math, function)(operands[-1])
+        else:
+            yield from values(t)
+
+
+def same(got, want):
+    """Equal to rounding, with the same sign."""
+    if math.isnan(want):
+        return math.isnan(got)
+    if want == 0 or math.isinf(want):
+        return got == want and math.copysign(1, got) == math.copysign(1, want)
+    return math.isclose(got, want, rel_tol=1e-6)
+
+
+def rows_of(left):
+    """The operands, or parts of a complex operand, that tokens stand for."""
+    return list(itertools.product(*map(values, left)))
+
+
+def assert_parts(name, rows, right, results):
+    """Compare the parts of complex results, or real results, with tokens."""
+    for row, got in zip(rows, np.asarray(results).tolist(), strict=True):
+        parts = (got.real, got.imag) if len(right) == 2 else (got,)
+        for part, token in zip(parts, right, strict=True):
+            assert any(same(part, w) for w in wanted(token, row)), (name, row, got, right)
 
 
 def cases(table):

@@ -2,34 +2,15 @@
 
 import itertools
 import math
+import operator
 
 import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
+from blufunc.config import config
 from blufunc.transforms.staging.jit import jit
-from tests.array_api.special_cases import CLASSES, COMPLEX, REAL, cases, number, values
-
-
-def same(got, want):
-    """Equal to rounding, with the same sign."""
-    if math.isnan(want):
-        return math.isnan(got)
-    if want == 0 or math.isinf(want):
-        return got == want and math.copysign(1, got) == math.copysign(1, want)
-    return math.isclose(got, want, rel_tol=1e-6)
-
-
-def wanted(token, operands):
-    """The results that a token allows."""
-    for t in token.split("|"):
-        if t in ("x1", "x2"):
-            yield operands[int(t[1]) - 1]
-        elif t in CLASSES:
-            yield from CLASSES[t]
-        else:
-            yield number(t)
-
+from tests.array_api.special_cases import COMPLEX, REAL, assert_parts, cases, rows_of, same, wanted
 
 REAL_CASES = [pytest.param(*c, id=f"{c[0]}-{'-'.join(c[1])}") for c in cases(REAL)]
 COMPLEX_CASES = [pytest.param(*c, id=f"{c[0]}-{'-'.join(c[1])}") for c in cases(COMPLEX)]
@@ -38,7 +19,7 @@ COMPLEX_CASES = [pytest.param(*c, id=f"{c[0]}-{'-'.join(c[1])}") for c in cases(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name, left, right", REAL_CASES)
 def test_real(name, left, right, dtype):
-    rows = list(itertools.product(*map(values, left)))
+    rows = rows_of(left)
     columns = [bnp.asarray(np.array(c), dtype=dtype) for c in zip(*rows)]
     f = getattr(bnp, name)
     for out in (f(*columns), jit(f)(*columns)):
@@ -48,16 +29,44 @@ def test_real(name, left, right, dtype):
             assert any(same(got, w) for w in allowed), (name, row, got, allowed)
 
 
+OPERATORS = {
+    "add": operator.add, "divide": operator.truediv, "floor_divide": operator.floordiv, "multiply": operator.mul,
+    "pow": operator.pow, "remainder": operator.mod, "subtract": operator.sub,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_with_a_number(name, dtype):
+    """Each operand as a Python number, of which NumPy has paths of its own."""
+    f = OPERATORS[name]
+    for left, right in [(left, right) for n, left, right in cases(REAL) if n == name]:
+        for row in rows_of(left):
+            x, y = (bnp.asarray(v, dtype=dtype) for v in row)
+            assert_parts(name, [row, row], right, [float(f(x, row[1])), float(f(row[0], y))])
+
+
+def column_of(rows, dtype):
+    return bnp.asarray(np.array([complex(*row) for row in rows]), dtype=dtype)
+
+
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize("name, left, right", COMPLEX_CASES)
 def test_complex(name, left, right, dtype):
-    rows = list(itertools.product(*map(values, left)))
-    column = bnp.asarray(np.array([complex(*row) for row in rows]), dtype=dtype)
-    out = np.asarray(getattr(bnp, name)(column)).astype(np.complex128 if len(right) == 2 else np.float64)
-    for row, got in zip(rows, out.tolist()):
-        parts = (got.real, got.imag) if len(right) == 2 else (got,)
-        for part, token in zip(parts, right):
-            assert any(same(part, w) for w in wanted(token, row)), (name, row, got, right)
+    rows = rows_of(left)
+    assert_parts(name, rows, right, getattr(bnp, name)(column_of(rows, dtype)))
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_in_a_kernel(dtype, monkeypatch):
+    monkeypatch.setattr(config, "host_compiler", "always")
+    table = list(cases(COMPLEX))
+    columns = [column_of(rows_of(left), dtype) for _, left, _ in table]
+    results = jit(lambda xs: [getattr(bnp, name)(x) for (name, *_), x in zip(table, xs, strict=True)])(
+        columns
+    )
+    for (name, left, right), out in zip(table, results, strict=True):
+        assert_parts(name, rows_of(left), right, out)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

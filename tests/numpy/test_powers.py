@@ -27,6 +27,17 @@ def test_exponents_in_arrays(dtype, compiled):
         np.testing.assert_array_equal(f(a, b), np.power(x, y), strict=True)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_shared_half_is_a_power_and_no_root(dtype, compiled):
+    """At -inf and -0, where ``sqrt`` has NaN and -0."""
+    x = bnp.asarray([-np.inf, -0.0, 0.0, 4.0, -4.0, np.inf, np.nan], dtype)
+    half, want = bnp.asarray(0.5, dtype), np.array([np.inf, 0, 0, 2, np.nan, np.inf, np.nan], dtype)
+    for f in (lambda x: x**0.5, lambda x: x**half, lambda x: x ** bnp.broadcast_to(half, x.shape)):
+        for got in (f(x), jit(f)(x), bnp.stack([f(e) for e in x])):
+            assert not np.signbit(np.asarray(got)[1:4]).any()
+            np.testing.assert_array_equal(got, want, strict=True)
+
+
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 63, 64, 65, 127, 128, 200, 300, 2**31 - 1, 2**31, 2**40 + 3])
 def test_static_exponents(dtype, n, compiled):

@@ -242,7 +242,7 @@ pow_p = _Mended(
     autocast="float32",
     cost=20,
     numpy=np.power,
-    unless=dtypes.is_integer,
+    unless=lambda dtype: not dtypes.is_complex(dtype),
 )
 atan2_p = Elementwise(
     "atan2",
@@ -273,8 +273,15 @@ abs_p = Elementwise(
     lower=call("abs", "fi", exact=True),
     autocast="widest",
 )
-sign_p = Elementwise(
-    "sign", np.sign, "number", [None], lower=call("sign", "fic", exact=True), autocast="widest"
+sign_p = _Mended(
+    "sign",
+    numerics.sign,
+    "number",
+    [None],
+    lower=call("sign", "fic", exact=True),
+    autocast="widest",
+    numpy=np.sign,
+    unless=dtypes.is_complex,
 )
 square_p = Elementwise(
     "square",
@@ -351,13 +358,20 @@ logistic_p = _function(
 )
 sin_p = _function("sin", np.sin, lambda t, ans, x: mul(t, cos(x)), autocast="widest", cost=8)
 cos_p = _function("cos", np.cos, lambda t, ans, x: mul(t, neg(sin(x))), autocast="widest", cost=8)
-tan_p = _function("tan", np.tan, lambda t, ans, x: mul(t, add(square(ans), 1)), cost=12)
+tan_p = _function("tan", numerics.tan, lambda t, ans, x: mul(t, add(square(ans), 1)), cost=12, numpy=np.tan)
 asin_p = _function("asin", np.arcsin, lambda t, ans, x: mul(t, rsqrt(sub(1, square(x)))), cost=12)
 acos_p = _function("acos", np.arccos, lambda t, ans, x: mul(t, neg(rsqrt(sub(1, square(x))))), cost=12)
 atan_p = _function("atan", np.arctan, lambda t, ans, x: div(t, add(square(x), 1)), cost=12)
 sinh_p = _function("sinh", np.sinh, lambda t, ans, x: mul(t, cosh(x)), cost=12)
 cosh_p = _function("cosh", np.cosh, lambda t, ans, x: mul(t, sinh(x)), cost=12)
-tanh_p = _function("tanh", np.tanh, lambda t, ans, x: mul(t, sub(1, square(ans))), autocast="widest", cost=8)
+tanh_p = _function(
+    "tanh",
+    numerics.tanh,
+    lambda t, ans, x: mul(t, sub(1, square(ans))),
+    autocast="widest",
+    cost=8,
+    numpy=np.tanh,
+)
 asinh_p = _function("asinh", np.arcsinh, lambda t, ans, x: mul(t, rsqrt(add(square(x), 1))), cost=20)
 acosh_p = _function(
     "acosh", np.arccosh, lambda t, ans, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1)))), cost=20

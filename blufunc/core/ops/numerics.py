@@ -31,6 +31,8 @@ def power(x, y):
 
     Powers below 0 of integers are rounded toward zero; that of 0 is 0.
     """
+    if dtypes.is_floating(x.dtype):
+        return _power_of_floats(x, y)
     if not dtypes.is_integer(x.dtype) or dtypes.is_unsigned(x.dtype):
         return np.power(x, y)
     inverse = y < 0
@@ -39,6 +41,18 @@ def power(x, y):
     # of integers, only 1 and -1 have one; their powers have the parity of the exponent
     base = np.where(inverse & (x != 1) & (x != -1), np.zeros((), x.dtype), x)
     return np.power(base, np.where(inverse, y & 1 | (base == 0), y).astype(x.dtype))
+
+
+def _power_of_floats(x, y):
+    result = np.power(x, y)
+    if y.ndim and 0 not in y.strides:
+        return result
+    # an exponent of 0.5 for many elements makes NumPy take roots, which differ from powers at -0 and -inf
+    half = y == 0.5
+    if not half.any() or not x.size or x.min() > 0:
+        return result
+    result = np.where(half & (x == 0), x.dtype.type(0), result)
+    return np.where(half & np.isneginf(x), x.dtype.type(np.inf), result)
 
 
 def _of_complex(function):
@@ -66,7 +80,7 @@ def expm1(z, re, im):
     half = np.sin(0.5 * im)
     real = np.expm1(re) * np.cos(im) - 2 * half * half
     imag = np.where(im == 0, im, np.exp(re) * np.sin(im))
-    real = np.where(im == 0, np.expm1(re), real)
+    real = np.where(im == 0, np.expm1(re) + 0.0, real)  # 0 of -0, as a difference of ones is
     endless = np.isinf(re) & ~np.isfinite(im)
     return np.where(endless, np.where(re < 0, -1, re), real), np.where(endless & (re < 0), 0, imag)
 
@@ -77,6 +91,31 @@ def log1p(z, re, im):
     near = (np.abs(re) < 0.5) & (np.abs(im) < 0.5)
     far = np.log(1 + z)
     return np.where(near, 0.5 * np.log1p(re * (2 + re) + im * im), far.real), np.arctan2(im, 1 + re)
+
+
+@_of_complex
+def tan(z, re, im):
+    """The tangent; its zero at ``im = inf`` has the sign of ``re``."""
+    ratio = np.tan(z)
+    return np.where(np.isinf(im), np.copysign(0.0, re), ratio.real), ratio.imag
+
+
+@_of_complex
+def tanh(z, re, im):
+    """The hyperbolic tangent; its zero at ``re = inf`` has the sign of ``im``."""
+    ratio = np.tanh(z)
+    return ratio.real, np.where(np.isinf(re), np.copysign(0.0, im), ratio.imag)
+
+
+def sign(x):
+    """``x / |x|``, 0 of 0, and NaN of complex numbers with a NaN part.
+
+    Where the other part is infinite, NumPy gives its direction.
+    """
+    unit = np.sign(x)
+    if not dtypes.is_complex(x.dtype) or not (missing := np.isnan(x)).any():
+        return unit
+    return np.where(missing, x.dtype.type(complex(np.nan, np.nan)), unit)
 
 
 def to_integer(x, dtype):

@@ -39,8 +39,15 @@ static inline c128 bf_sin(c128 z) { return from_c99(__builtin_csin(to_c99(z))); 
 static inline c64 bf_cos(c64 z) { return from_c99(__builtin_ccosf(to_c99(z))); }
 static inline c128 bf_cos(c128 z) { return from_c99(__builtin_ccos(to_c99(z))); }
 //# bf_tan complex
-static inline c64 bf_tan(c64 z) { return from_c99(__builtin_ctanf(to_c99(z))); }
-static inline c128 bf_tan(c128 z) { return from_c99(__builtin_ctan(to_c99(z))); }
+// the zero at infinity as bf_tanh has it
+static inline c64 bf_tan(c64 z) {
+  c64 w = from_c99(__builtin_ctanf(to_c99(z)));
+  return {__builtin_isinf(z.im) ? __builtin_copysignf(0.0f, z.re) : w.re, w.im};
+}
+static inline c128 bf_tan(c128 z) {
+  c128 w = from_c99(__builtin_ctan(to_c99(z)));
+  return {__builtin_isinf(z.im) ? __builtin_copysign(0.0, z.re) : w.re, w.im};
+}
 //# bf_asin complex
 static inline c64 bf_asin(c64 z) { return from_c99(__builtin_casinf(to_c99(z))); }
 static inline c128 bf_asin(c128 z) { return from_c99(__builtin_casin(to_c99(z))); }
@@ -57,8 +64,15 @@ static inline c128 bf_sinh(c128 z) { return from_c99(__builtin_csinh(to_c99(z)))
 static inline c64 bf_cosh(c64 z) { return from_c99(__builtin_ccoshf(to_c99(z))); }
 static inline c128 bf_cosh(c128 z) { return from_c99(__builtin_ccosh(to_c99(z))); }
 //# bf_tanh complex
-static inline c64 bf_tanh(c64 z) { return from_c99(__builtin_ctanhf(to_c99(z))); }
-static inline c128 bf_tanh(c128 z) { return from_c99(__builtin_ctanh(to_c99(z))); }
+// the zero at infinity has the sign of the imaginary part, as in the array API standard, and not that of sin(2 im)
+static inline c64 bf_tanh(c64 z) {
+  c64 w = from_c99(__builtin_ctanhf(to_c99(z)));
+  return {w.re, __builtin_isinf(z.re) ? __builtin_copysignf(0.0f, z.im) : w.im};
+}
+static inline c128 bf_tanh(c128 z) {
+  c128 w = from_c99(__builtin_ctanh(to_c99(z)));
+  return {w.re, __builtin_isinf(z.re) ? __builtin_copysign(0.0, z.im) : w.im};
+}
 //# bf_asinh complex
 static inline c64 bf_asinh(c64 z) { return from_c99(__builtin_casinhf(to_c99(z))); }
 static inline c128 bf_asinh(c128 z) { return from_c99(__builtin_casinh(to_c99(z))); }

@@ -464,4 +464,9 @@ static inline float bf_pow(float x, float y) {
   r = x < 0.0f && !whole && x > -INFINITY ? NAN : r;
   return b == 0.0 || x == 1.0f ? 1.0f : r;
 }
-static inline double bf_pow(double x, double y) { return __builtin_pow(x, y); }
+static inline double bf_pow(double x, double y) {
+  // GCC's vectorizer takes the root for a constant exponent of 0.5, which differs from the power at -0 and -infinity
+  double r = __builtin_pow(x, y);
+  r = y == 0.5 && x == 0.0 ? 0.0 : r;
+  return y == 0.5 && x == -INFINITY ? INFINITY : r;
+}

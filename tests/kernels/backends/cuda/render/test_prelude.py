@@ -13,12 +13,15 @@ from blufunc import errors
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.codegen.source_files import DEVICE
+from tests.array_api.special_cases import COMPLEX, assert_parts, rows_of
+from tests.array_api.special_cases import cases as special_cases
 from tests.emulation import cuda_blocks
 from tests.emulation.cuda_cases import (
     C_TYPES,
     NOT_ON_HOST,
     PRIMITIVES,
     WITHOUT,
+    Case,
     assert_converted,
     cases,
     check,
@@ -133,6 +136,30 @@ def test_functions_on_the_host(dtype, host, rng):
     for case in mine:
         args = case.arguments(rng)
         check(case, host.call(source, case.entry, args, case.out), case.want(args), case.ulps)
+
+
+def limits(dtype):
+    """Special cases of complex functions in the array API standard."""
+    for name, left, right in special_cases(COMPLEX):
+        rows = rows_of(left)
+        case = Case("complex_abs" if name == "abs" else name, dtype)
+        yield case, rows, right, np.array([complex(*row) for row in rows], dtype)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_limits_of_complex_functions_on_the_host(dtype, host):
+    source = "".join({case.entry: case.host() for case, *_ in limits(dtype)}.values())
+    for case, rows, right, x in limits(dtype):
+        assert_parts(case.name, rows, right, host.call(source, case.entry, [x], case.out))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_limits_of_complex_functions_on_a_device(dtype):
+    source = "".join({case.entry: case.kernel() for case, *_ in limits(dtype)}.values())
+    for case, rows, right, x in limits(dtype):
+        out = np.zeros(x.size, case.out)
+        assert_parts(case.name, rows, right, launch(source, case.entry, [x], out, np.int32(x.size), grid=1))
 
 
 @pytest.mark.sampled(5)
