@@ -227,10 +227,11 @@ def test_x64_positions_and_counts():
         show(jax.random.choice(key, 5, (2,)), jax.random.permutation(key, 5), jax.random.categorical(key, v))
         show(jnp.argpartition(v, 1), jnp.searchsorted(v, v), jnp.digitize(v, v), jax.lax.top_k(v, 2)[1])
         show(jax.scipy.stats.rankdata(v), jnp.hamming(3), jnp.bartlett(3), jnp.fft.fftfreq(3))
-        show(jax.random.bits(key), jnp.trace(i[None].astype("uint8")))
+        show(jax.random.bits(key), jnp.trace(i[None].astype("uint8")), jnp.trace(i[None].astype("uint32")))
+        print(*jnp.__array_namespace_info__().default_dtypes().values())
         """
     )
-    assert out == ["int64"] * 5 + ["int32", "float64", "uint64"]
+    assert out == ["int64"] * 5 + ["int32", "float64", "uint64", "float64 complex128 int64 int64"]
 
 
 def test_modules_that_few_programs_import():
@@ -363,6 +364,7 @@ def test_what_libraries_read():
         from jax.sharding import PartitionSpec as P
         f = jax.jit(lambda a, b=2: a + b)
         print(inspect.signature(f, follow_wrapped=False), type(jnp.reshape(np.ones(4), (2, 2))) is np.ndarray)
+        print("copy" in inspect.signature(jnp.reshape).parameters, jnp.reshape(jnp.ones(4), (2, 2), copy=True).shape)
         state = jax.core.get_opaque_trace_state()
         with jax.set_mesh(jax.make_mesh((1,), ("x",))):
             print(jax.core.get_opaque_trace_state() == state, jax.sharding.get_abstract_mesh().empty)
@@ -376,4 +378,4 @@ def test_what_libraries_read():
             print("Unknown backend" in str(error))
         """
     )
-    assert out == ["(a, b=2) True", "True False", "True", "b", "True"]
+    assert out == ["(a, b=2) True", "True (2, 2)", "True False", "True", "b", "True"]

@@ -44,11 +44,11 @@ def iinfo(int_type: Any) -> Any:
     return ml_dtypes.iinfo(dtypes.as_dtype(int) if int_type is int else _own_dtype(int_type))
 
 
-def reshape(a: Any, shape: Any, order: Any = "C", **options: Any) -> Any:
+def reshape(a: Any, shape: Any, order: Any = "C", *, copy: Any = None, **options: Any) -> Any:
     """``a`` in another shape; an array of NumPy stays one, as in JAX."""
     if isinstance(a, np.ndarray):
-        return a.reshape(shape, order=order)
-    return manipulation.reshape(a, shape, order, **options)
+        return a.reshape(shape, order=order, copy=copy)
+    return manipulation.reshape(a, shape, order, copy=copy, **options)
 
 
 def shape(a: Any) -> tuple[int, ...]:

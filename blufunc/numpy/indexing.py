@@ -242,8 +242,9 @@ def _slice(axis: int, n: int, s: slice) -> Slice:
 
 def mask_positions(axis: int, shape: tuple[int, ...], mask: np.ndarray) -> list[Positions]:
     own = shape[axis : axis + mask.ndim]
-    if mask.shape != own:
-        raise errors.ShapeError(
+    # an axis of size 0 fits any other: the mask selects nothing
+    if len(own) < mask.ndim or any(size not in (0, n) for size, n in zip(mask.shape, own, strict=True)):
+        raise errors.IndexRangeError(
             f"a boolean index of shape {mask.shape} for axes of shape {own}.",
             where=source.here(),
             why="a mask has to cover the axes that it stands for.",

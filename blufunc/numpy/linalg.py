@@ -562,7 +562,14 @@ def outer(x1: ArrayLike, x2: ArrayLike, /) -> Array:
 
 def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
     """Cross products of 3-vectors along an axis; the other axes broadcast."""
-    return linear.cross(x1, x2, axis)
+    values = as_value(x1, "cross"), as_value(x2, "cross")
+    if any(x.aval.shape[axis_in(axis, x.aval.ndim, "cross")] != 3 for x in values):
+        raise errors.ShapeError(
+            f"linalg.cross takes vectors of 3 elements along axis {axis}, not {values[0].aval} and {values[1].aval}.",
+            where=source.here(),
+            fix="bnp.cross takes vectors of 2, too; axis=... says along which axis they lie",
+        )
+    return linear.cross(*values, axis=axis)
 
 
 def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Array:

@@ -33,6 +33,7 @@ from blufunc.numpy.promotion import (
     dtype_of,
     promote_dtypes,
     static_int,
+    summed_dtype,
 )
 
 if TYPE_CHECKING:
@@ -591,11 +592,6 @@ def trace(
     """Sum a diagonal: positions ``i`` on ``axis1``, ``i + offset`` on ``axis2``."""
     only_none("trace", "out", out)
     x = as_value(a, "trace")
-    if dtype is not None:
-        x = ops.convert(x, dtypes.as_dtype(dtype))
-    elif dtypes.is_bool(x.aval.dtype) or (dtypes.is_integer(x.aval.dtype) and x.aval.dtype.itemsize < 4):
-        wide = dtypes.default(int)
-        unsigned = dtypes.is_unsigned(x.aval.dtype)
-        x = ops.convert(x, dtypes.as_dtype(f"u{wide.name}") if unsigned else wide)
+    x = cast(x, summed_dtype(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype))
     line = diagonal(x, offset, axis1, axis2)
     return reduce_sum(line, (line.aval.ndim - 1,))

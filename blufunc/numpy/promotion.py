@@ -119,6 +119,16 @@ def to_inexact(dtype: np.dtype, weak: bool) -> tuple[np.dtype, bool]:
     return (dtype, weak) if dtypes.is_inexact(dtype) else (dtypes.default(float), weak)
 
 
+def summed_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of sums and products: integers have the default width at least."""
+    least = dtypes.default(int)
+    if dtypes.is_bool(dtype):
+        return least
+    if dtypes.is_integer(dtype) and dtype.itemsize < least.itemsize:
+        return np.dtype(f"u{least}") if dtypes.is_unsigned(dtype) else least
+    return dtype
+
+
 def cast(x: Array, dtype: np.dtype, weak: bool = False) -> Array:
     """``x`` as ``dtype``; only rank-0 values can be weak."""
     aval = x.aval

@@ -40,6 +40,7 @@ from blufunc.numpy.promotion import (
     meet,
     named,
     stretch,
+    summed_dtype,
     value_of,
 )
 
@@ -72,16 +73,6 @@ def _masked(x: Array, where: Any, neutral: Any, name: str) -> Array:
         )
     (mask,) = match_to(name, x.aval.shape, mask)
     return ops.select_p.bind(mask, x, constant(neutral, x.aval.dtype))
-
-
-def _summed_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of sums and products: integers have the default width at least."""
-    least = dtypes.default(int)
-    if dtypes.is_bool(dtype):
-        return least
-    if dtypes.is_integer(dtype) and dtype.itemsize < least.itemsize:
-        return np.dtype(f"u{least}") if dtypes.is_unsigned(dtype) else least
-    return dtype
 
 
 def _start(initial: Any, result: Array, name: str) -> Array:
@@ -138,7 +129,7 @@ def _total(
 ) -> Array:  # fmt: skip
     x = value_of(a, name)
     axes = axes_in(axis, x.aval.ndim, name)
-    want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
+    want = dtype_of(dtype) or (summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
     result = _kept(x, fold(_masked(x, where, neutral, name), axes), axes, keepdims)
     result = result if initial is None else combine(result, _start(initial, result, name))
@@ -508,7 +499,7 @@ def _with_initial(
             )
         axis = 0
     d = axis_in(axis, x.aval.ndim, name)
-    result = function(x, d, dtype or _summed_dtype(x.aval.dtype))
+    result = function(x, d, dtype or summed_dtype(x.aval.dtype))
     if not include:
         return result
     config = [(1 if i == d else 0, 0, 0) for i in range(result.aval.ndim)]

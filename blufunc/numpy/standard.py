@@ -42,13 +42,13 @@ class Info:
         return backend.default_device()
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
-        """The dtypes of what is given without one: 32-bit on every device."""
+        """The default dtypes of every device: 32-bit, but in the wide mode."""
         parse_device(device)
         return {
-            "real floating": dtypes.float32,
-            "complex floating": dtypes.complex64,
-            "integral": dtypes.int32,
-            "indexing": dtypes.int32,
+            "real floating": dtypes.default(float),
+            "complex floating": dtypes.default(complex),
+            "integral": dtypes.default(int),
+            "indexing": dtypes.default(int),
         }
 
     def devices(self) -> list[backend.Device]:

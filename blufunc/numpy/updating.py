@@ -230,6 +230,7 @@ def _whole_mask(x: Array, index: Any) -> Array | None:
     own = x.aval.shape[before : before + mask.aval.ndim] if before >= 0 else None
     if mask.aval.shape != own:
         mask_positions(0, own or x.aval.shape, np.zeros(mask.aval.shape, bool))
+        return broadcast_in_dim(constant(False, dtypes.bool_), x.aval.shape, ())  # it has an axis of size 0
     return broadcast_in_dim(mask, x.aval.shape, tuple(range(before, before + mask.aval.ndim)))
 
 

@@ -23,14 +23,16 @@ N = None
 TABLE = [
     ((5,), [s_[0], s_[-1], s_[...], s_[:], s_[1:3], s_[::2], s_[::-1], s_[4:0:-2], s_[3:1], s_[10:], s_[-2:], s_[N],
             s_[:, N], s_[N, ..., N], (), s_[I], s_[M], s_[I[:0]], s_[np.int64(2)], s_[np.array(3)], s_[1, ...],
-            s_[np.array([True, False, True, True, False])], s_[np.zeros(5, bool)], s_[True], s_[False], s_[I, N]]),
+            s_[np.array([True, False, True, True, False])], s_[np.zeros(5, bool)], s_[True], s_[False], s_[I, N],
+            s_[np.zeros(0, bool)]]),
     ((3, 4), [s_[1], s_[1, 2], s_[-1, -2], s_[:, 1], s_[1:, ::2], s_[::-1, ::-1], s_[N, 1, :, N], s_[..., 0],
               s_[I], s_[:, J], s_[I, J], s_[I, 1], s_[1, J], s_[M, 2], s_[M], s_[:, M], s_[I, 1:3], s_[1:, J],
               s_[::-1, J], s_[::2, J], s_[I, ::-2], s_[N, I, J], s_[I, N, J], s_[I, N], s_[B3], s_[B3, 1:], s_[B34],
               s_[:, np.array([True, True, False, True])], s_[B3, 0], s_[B3, np.array([0, 1])], s_[N, B34],
               s_[0, N, J],
               s_[I[:, N], J], s_[I[:, N], J[N]], s_[np.ix_([0, 2], [1, 3])], s_[1, ..., J], s_[I[:1], J],
-              s_[2:2, J], s_[I[:0], 1], s_[True, 1], s_[1, True], s_[False, I[:1]]]),
+              s_[2:2, J], s_[I[:0], 1], s_[True, 1], s_[1, True], s_[False, I[:1]], s_[np.zeros((3, 0), bool)],
+              s_[np.zeros((0, 0), bool)], s_[np.zeros(0, bool), 1:], s_[:, np.zeros(0, bool)]]),
     ((2, 3, 4), [s_[0], s_[:, 1], s_[..., -1], s_[1, :, ::-1], s_[:, N, 0], s_[J % 2, :, J], s_[J % 2, I % 3, J],
                  s_[:, I % 3, J], s_[J % 2, I % 3], s_[J % 2, 1, :], s_[:, M, 0], s_[0, :, J], s_[0, N, J % 3, N],
                  s_[:, B34], s_[..., M], s_[1, M], s_[1, 1:, M], s_[N, :, I % 3, N, J],
@@ -165,6 +167,11 @@ def test_masks():
     want = x.copy()
     want[mask] = np.arange(mask.sum())
     same(a.at[mask].set(np.arange(mask.sum(), dtype=np.float32)), want)
+    for empty in (np.zeros(0, bool), np.zeros((3, 0), bool)):  # fits any size, and selects nothing
+        same(a.at[empty].set(7.0), x)
+        same(jit(lambda v, m: v.at[m].add(7.0))(a, empty), x)
+    with pytest.raises(errors.IndexRangeError, match="mask"):
+        a.at[np.ones((2, 4), bool)].set(0.0)
 
 
 def test_dynamic_positions():
@@ -292,7 +299,9 @@ def test_iteration_and_length():
         (s_[["a"], 0], errors.ArgumentError, ["cannot be an index"]),
         (s_[1.5:], errors.ArgumentError, ["1.5", "slice"]),
         (s_[..., ...], errors.ArgumentError, ["Ellipsis"]),
-        (s_[np.ones(4, bool)], errors.ShapeError, ["(4,)", "(3,)", "mask"]),
+        (s_[np.ones(4, bool)], errors.IndexRangeError, ["(4,)", "(3,)", "mask"]),
+        (s_[np.ones((3, 1), bool)], errors.IndexRangeError, ["(3, 1)", "(3, 4)", "mask"]),
+        (s_[0, np.ones((4, 1), bool)], errors.IndexRangeError, ["too many indices"]),
         (s_[np.arange(2), np.arange(3)], errors.ShapeError, ["(2,)", "(3,)", "ix_"]),
     ],
 )

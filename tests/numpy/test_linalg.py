@@ -377,7 +377,15 @@ def test_products():
             lambda *given: la.multi_dot(given), lambda *given: np.linalg.multi_dot(given), *given, rtol=1e-4
         )
     check(la.outer, np.linalg.outer, v, xs[0][0])
-    check(la.cross, np.linalg.cross, f32(2, 3), f32(2, 3, seed=1))
+    for axis in (-1, 0, 1):
+        of = f32(3, 3, 3), f32(3, 3, 3, seed=1)
+        check(functools.partial(la.cross, axis=axis), functools.partial(np.linalg.cross, axis=axis), *of)
+    check(
+        functools.partial(la.cross, axis=-2),
+        functools.partial(np.linalg.cross, axis=-2),
+        f32(3, 4),
+        f32(3, 1),
+    )
     x = f32(2, 3, 4)
     for offset in (-1, 0, 2):
         for ours, theirs in ((la.diagonal, np.linalg.diagonal), (la.trace, np.linalg.trace)):
@@ -409,6 +417,8 @@ WRONG = {
     "multi_dot": (lambda: la.multi_dot([X, X]), errors.ShapeError),
     "multi_dot of one": (lambda: la.multi_dot([X]), errors.ShapeError),
     "outer": (lambda: la.outer(X, V), errors.ShapeError),
+    "cross": (lambda: la.cross(V[:2], V[:2]), errors.ShapeError),
+    "cross along another axis": (lambda: la.cross(X, X, axis=0), errors.ShapeError),
     "tensorsolve": (lambda: la.tensorsolve(X, V), errors.ShapeError),
     "tensorinv": (lambda: la.tensorinv(X, 1), errors.ShapeError),
     "matrix_power": (lambda: la.matrix_power(X, 2), errors.ShapeError),
