@@ -154,14 +154,20 @@ class Cost:
         return f"{table(head, rows, head[3:])}\n{total}" if rows else "nothing is computed"
 
 
-def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cost:
+def cost_of(
+    made: Schedule,
+    on_host: Callable[[Eqn], bool] | None = None,
+    inner: Callable[[Eqn], Sequence[Cost] | None] = lambda eqn: None,
+) -> Cost:
     """The cost of a planned program.
 
     Args:
       made: the schedule.
       on_host: whether an equation runs on the host; None if the program's device is the host.
+      inner: from a loop, branch or call to the costs of its bodies as the device runs them; None: they are fused for
+        a neutral target, without kernels for composite operations such as attention.
     """
-    return Cost(tuple(_of_step(s, made, on_host) for s in made.steps))
+    return Cost(tuple(_of_step(s, made, on_host, inner) for s in made.steps))
 
 
 def cost_of_equations(jaxpr: Jaxpr) -> Cost:
@@ -169,11 +175,16 @@ def cost_of_equations(jaxpr: Jaxpr) -> Cost:
     return Cost(tuple(of_eqn(e, "reference") for e in inline_pointwise(jaxpr).eqns))
 
 
-def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) -> StepCost:
+def _of_step(
+    step: Step,
+    made: Schedule,
+    on_host: Callable[[Eqn], bool] | None,
+    inner: Callable[[Eqn], Sequence[Cost] | None],
+) -> StepCost:
     if isinstance(step, KernelStep):
         return of_kernel(step.kernel, equations_of(step.region, made.fusion))
     if isinstance(step, GroupStep):
-        members = tuple(_of_step(m, made, on_host) for m in step.members)
+        members = tuple(_of_step(m, made, on_host, inner) for m in step.members)
         lines = tuple(dict.fromkeys(line for m in members for line in m.lines))
         return Cost(members).total(replace(members[0], lines=lines, shape=f"{len(members)} arrays"))
     eqn = step.eqn
@@ -184,7 +195,7 @@ def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) 
         return replace(row, writes=0)  # its bytes cross the link once
     if on_host is not None and on_host(eqn):
         return of_eqn(eqn, "host")
-    return of_eqn(eqn, "library" if step.planned or on_host is not None else "reference")
+    return of_eqn(eqn, "library" if step.planned or on_host is not None else "reference", inner(eqn))
 
 
 # -- kernels -----------------------------------------------------------------------------------------
@@ -261,13 +272,16 @@ _NEUTRAL = Target(lambda rows, lanes: 1, lambda size: 1, 1 << 18, False, 2048)
 """A target that does not cut reductions, to count a body's cost."""
 
 
-def of_eqn(eqn: Eqn, kind: str) -> StepCost:
-    """The cost of an equation without a generated kernel; ``kind`` as in ``StepCost``."""
+def of_eqn(eqn: Eqn, kind: str, bodies: Sequence[Cost] | None = None) -> StepCost:
+    """The cost of an equation without a generated kernel; ``kind`` as in ``StepCost``.
+
+    ``bodies`` are the costs of its bodies; None: those for a neutral target.
+    """
     shape = ", ".join(str(v.aval) for v in eqn.outvars) or "()"
     row = StepCost(eqn.prim.name, kind, (eqn.prim.name,), lines_of([eqn]), shape, 0, 0, 0)
     whole = kind == "library" and eqn.prim.body is not None  # a call with a kernel
     if not whole and any(True for _ in subjaxprs(eqn.params)):
-        return _of_control(eqn, row)
+        return _of_control(eqn, row, bodies or [_of_body(j) for j in subjaxprs(eqn.params)])
     reads = sum(a.aval.nbytes for a in dict.fromkeys(eqn.invars) if a.__class__ is not Literal)
     writes = sum(v.aval.nbytes for v in eqn.outvars if v.__class__ is not DropVar)
     if whole:
@@ -289,9 +303,8 @@ def arithmetic(eqn: Eqn) -> int:
     return eqn.outvars[0].aval.size * eqn.prim.cost if eqn.prim.kind == "elementwise" else 0
 
 
-def _of_control(eqn: Eqn, row: StepCost) -> StepCost:
+def _of_control(eqn: Eqn, row: StepCost, bodies: Sequence[Cost]) -> StepCost:
     """A loop, branch or call: its bodies times iterations; the dearest branch."""
-    bodies = [_of_body(j) for j in subjaxprs(eqn.params)]
     name = eqn.prim.name
     if name == "cond":
         bodies = [max(bodies, key=lambda c: c.bytes)]

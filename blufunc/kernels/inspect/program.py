@@ -172,9 +172,18 @@ class Sight:
     @functools.cached_property
     def cost(self) -> Cost:
         """The bytes and the arithmetic of each step."""
-        return cost_of(
-            self.schedule, None if self.device.platform == "cpu" else lambda eqn: kernel_of(eqn).on_host
-        )
+        if self.device.platform == "cpu":
+            return cost_of(self.schedule)
+        return cost_of(self.schedule, lambda eqn: kernel_of(eqn).on_host, self._body_costs)
+
+    def _body_costs(self, eqn: Eqn) -> list[Cost] | None:
+        """The costs of an equation's bodies on a GPU; None if no program runs one."""
+        planned = {id(b.jaxpr): b.sight for b in self.bodies}
+        programs = [id(n.jaxpr) for n in nested(eqn)]
+        if not all(p in planned for p in programs):
+            return None
+        # a round of a while has the next condition
+        return [planned[p].cost for p in programs[eqn.prim.name == "while" :]]
 
     @functools.cached_property
     def bodies(self) -> list[Body]:

@@ -5,7 +5,18 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import AbstractMesh, DeviceSpec, LinkSpec, NamedSharding, P, ShapeDtypeStruct, errors, lax, optim
+from blufunc import (
+    AbstractMesh,
+    DeviceSpec,
+    LinkSpec,
+    NamedSharding,
+    P,
+    ShapeDtypeStruct,
+    errors,
+    lax,
+    nn,
+    optim,
+)
 from blufunc.parallel.reports.hardware import exchange_seconds, wire_bytes
 
 MESH = AbstractMesh((4, 2), ("data", "model"))
@@ -167,6 +178,40 @@ def test_without_figures_there_are_no_times():
     assert plan.seconds is plan.overlapped_seconds is plan.compute_seconds is plan.exchange_seconds is None
     assert plan.fits is None and "at least" not in str(plan)
     assert bf.plan(loss, MESH, PARAMS, X, links=LinkSpec(1e9)).exchange_seconds == 0
+
+
+def attended(x, w):
+    q, k, v = (bnp.tensordot(x, w[i], 1) for i in range(3))
+    return x + nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape), None
+
+
+def unrolled(ws, x):
+    for w in ws:
+        x, _ = attended(x, w)
+    return x
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_bodies_of_loops_cost_what_they_cost_outside(backward):
+    ws, x = ShapeDtypeStruct((4, 3, 256, 4, 64), "bfloat16"), ShapeDtypeStruct((2, 1024, 256), "bfloat16")
+
+    def cost(f):
+        loss = (lambda ws, x: f(ws, x).astype("float32").sum()) if backward else f
+        return bf.plan(bf.grad(loss) if backward else f, AbstractMesh((1,), ("x",)), ws, x).cost
+
+    loop = cost(lambda ws, x: lax.scan(attended, x, ws)[0])
+    apart = cost(unrolled)
+    # of the first layer a loop computes the cotangent of the input too, and residuals are stacked
+    assert apart.bytes <= loop.bytes <= 1.15 * apart.bytes
+    assert apart.products <= loop.products <= 1.1 * apart.products
+
+
+def test_a_branch_costs_its_dearest_body_and_a_while_a_round():
+    x = ShapeDtypeStruct((256, 256), "float32")
+    cost = lambda f: bf.plan(f, AbstractMesh((1,), ("x",)), x).cost.products
+    product = cost(lambda x: x @ x)
+    assert cost(lambda x: lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x, x)) == 2 * product
+    assert cost(lambda x: lax.while_loop(lambda c: c[0, 0] > 0, lambda c: c @ c, x)) == product
 
 
 def test_bodies_of_loops_need_memory():
